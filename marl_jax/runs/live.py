@@ -1,0 +1,267 @@
+"""The live view of a training run: a few lines redrawn in place on a terminal, plain lines anywhere else.
+
+    step      37/200 |#####-------------------------|  18%
+    now       sampling 212/512 episodes, 410 calls/s, 3120 tokens/s
+    accuracy  57.8% (50.1 .. 65.2) at step 30, base 42.1%, best 58.3% at step 20
+    reward    0.55   generator 0.52   aggregator 0.61
+    time      8.2 s a step, about 22 min left, 3,054 tokens/s
+
+What lasts (evaluations, notes) scrolls away above those lines. The cursor always rests at the start of the line
+below them and is never hidden, so a killed run leaves nothing to restore; a broken stream ends the view, not the run.
+"""
+
+import os
+import shutil
+import sys
+import time
+import unicodedata
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TextIO
+
+from marl_jax.rollouts.progress import Progress
+
+BAR = 30
+REDRAW_S = 0.1  # on a terminal
+LINE_S = 10.0  # between plain lines of steps
+ROLLOUT_LINE_S = 60.0  # of silence, before a plain line tells how far a rollout is
+RECENT = 20  # steps whose mean gives the time left
+
+
+class Live:
+    """Shows a run to a person. Close it, or use it as a context, so that the last state stays to be read."""
+
+    def __init__(
+        self,
+        steps: int,
+        roles: Sequence[str],
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._steps, self._roles, self._clock = steps, tuple(roles), clock
+        self._stream: TextIO | None = sys.stderr if stream is None else stream
+        self._terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._step = 0
+        self._metrics: Mapping[str, Any] = {}
+        self._phase, self._progress = "starting", ""
+        self._now: Mapping[str, Any] | None = None  # the last evaluation
+        self._base: Mapping[str, Any] | None = None
+        self._best: Mapping[str, Any] | None = None
+        self._durations: deque[float] = deque(maxlen=RECENT)
+        self._first_duration: float | None = None  # holds the compilation
+        self._step_began = self._last_line = clock()
+        self._next_draw = 0.0
+        self._drawn: list[str] = []
+
+    def __enter__(self) -> "Live":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def phase(self, name: str) -> None:
+        """What the run does now: sampling, grading, learning, evaluating, saving."""
+        self._phase, self._progress = name, ""
+        self._draw()
+
+    def rollout(self, progress: Progress) -> None:
+        """After every dispatch of a rollout; cheap, because most calls return at once."""
+        if self._phase not in ("sampling", "evaluating"):
+            self._phase = "sampling"
+        now = self._clock()
+        over = progress.done == progress.episodes
+        if self._terminal:
+            if now < self._next_draw and not over:
+                return
+            self._progress = str(progress)
+            self._draw()
+        elif now >= self._last_line + ROLLOUT_LINE_S and not over:
+            self._line(f"{self._position(self._step + 1)}: {self._phase}, {progress}")
+
+    def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """After every training step, with what goes to `metrics.jsonl`."""
+        now = self._clock()
+        if self._first_duration is None:
+            self._first_duration = now - self._step_began
+        else:
+            self._durations.append(now - self._step_began)
+        first = self._step == 0
+        self._step_began, self._step, self._metrics = now, step, metrics
+        self._phase, self._progress = "", ""
+        if self._terminal:
+            self._draw()
+        elif first or step >= self._steps or now >= self._last_line + LINE_S:
+            self._line(f"{self._position(step)}: reward {self._rewards(', ')}, {self._pace()}")
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        """After every evaluation, with what goes to `eval.jsonl`."""
+        self._now = record
+        if record.get("step") == 0:
+            self._base = record
+        accuracy = record.get("accuracy")
+        if accuracy is not None and (self._best is None or accuracy > self._best["accuracy"]):
+            self._best = record
+        self._phase, self._progress = "", ""
+        problems = f", {record['problems']} problems" if record.get("problems") is not None else ""
+        split = f"{record.get('split', '')} accuracy {_accuracy(record)}".strip()
+        self.note(f"step {record.get('step')}: {split}{problems}{_difference(record)}")
+
+    def note(self, text: str) -> None:
+        """A line that stays: a warning, where the run was resumed, what was saved."""
+        if not self._terminal:
+            self._line(text)
+            return
+        self._erase()
+        self._write(_printable(text) + "\n")
+        self._draw()
+
+    def close(self) -> None:
+        """Draw the last state and leave the cursor below it; nothing is shown after that."""
+        if self._terminal and self._drawn:
+            self._progress = ""
+            self._draw()
+        self._stream = None
+
+    # ---------------------------------------------------------------- what is shown
+
+    def _position(self, step: int) -> str:
+        return f"step {step}/{self._steps}"
+
+    def _lines(self) -> list[str]:
+        share = min(max(self._step / self._steps, 0.0), 1.0) if self._steps else 1.0
+        filled = int(BAR * share)
+        doing = " ".join(part for part in (self._phase, self._progress) if part)
+        lines = [f"step      {self._step}/{self._steps} |{'#' * filled}{'-' * (BAR - filled)}| {share:4.0%}"]
+        lines += [f"now       {doing}"]
+        if self._now is not None:
+            parts = [f"{_accuracy(self._now)} at step {self._now.get('step')}"]
+            if self._base is not None and self._base is not self._now:
+                parts += [f"base {_percent(self._base.get('accuracy'))}"]
+            if self._best is not None and self._best is not self._now:
+                parts += [f"best {_percent(self._best['accuracy'])} at step {self._best.get('step')}"]
+            lines += ["accuracy  " + ", ".join(parts)]
+        if self._metrics:
+            lines += [f"reward    {self._rewards('   ')}", f"time      {self._pace()}"]
+        return lines
+
+    def _rewards(self, separator: str) -> str:
+        roles = [f"{role} {_number(self._metrics.get(f'reward/{role}'))}" for role in self._roles]
+        return separator.join([_number(self._metrics.get("reward")), *roles])
+
+    def _pace(self) -> str:
+        parts = []
+        measured = self._durations or ([self._first_duration] if self._first_duration else [])
+        if measured:
+            mean = sum(measured) / len(measured)
+            parts += [f"{_duration(mean)} a step"]
+            if self._step < self._steps:
+                parts += [f"about {_duration(mean * (self._steps - self._step))} left"]
+        rate = self._metrics.get("time/tokens_per_second")
+        return ", ".join([*parts, *([f"{rate:,.0f} tokens/s"] if rate is not None else [])])
+
+    # ---------------------------------------------------------------- where it is shown
+
+    def _line(self, text: str) -> None:
+        self._last_line = self._clock()
+        self._write(_printable(text) + "\n")
+
+    def _draw(self) -> None:
+        if not self._terminal:
+            return
+        self._next_draw = self._clock() + REDRAW_S
+        columns, rows = self._size()
+        lines = [_cut(_printable(line), columns - 1) for line in self._lines()][: max(rows - 1, 1)]
+        self._write(self._up() + "".join(f"\r\033[K{line}\n" for line in lines) + "\033[J")
+        self._drawn = lines
+
+    def _erase(self) -> None:
+        self._write(self._up() + "\r\033[J")
+        self._drawn = []
+
+    def _up(self) -> str:
+        """To the first of the lines drawn before; a terminal that became narrower has wrapped them since."""
+        columns, _ = self._size()
+        rows = sum(max(1, -(-_cells(line) // columns)) for line in self._drawn)
+        return f"\033[{rows}A" if rows else ""
+
+    def _size(self) -> tuple[int, int]:
+        try:
+            columns, rows = os.get_terminal_size(self._stream.fileno() if self._stream else -1)
+        except (OSError, ValueError, AttributeError):
+            columns, rows = shutil.get_terminal_size()
+        return max(columns, 2), max(rows, 2)
+
+    def _write(self, text: str) -> None:
+        if self._stream is None:
+            return
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        try:
+            self._stream.write(text.encode(encoding, "replace").decode(encoding))
+            self._stream.flush()
+        except (OSError, ValueError):  # closed or broken: nobody is looking
+            self._stream = None
+
+
+# ---------------------------------------------------------------- words
+
+
+def _accuracy(record: Mapping[str, Any]) -> str:
+    return _percent(record.get("accuracy")) + _interval(record.get("ci_low"), record.get("ci_high"), ".1f")
+
+
+def _difference(record: Mapping[str, Any]) -> str:
+    by = record.get("difference")
+    if not by or by.get("mean") is None:
+        return ""
+    interval = _interval(by.get("low"), by.get("high"), "+.1f")
+    return f", {100 * by['mean']:+.1f} points{interval} over base"
+
+
+def _interval(low: float | None, high: float | None, form: str) -> str:
+    return "" if low is None or high is None else f" ({100 * low:{form}} .. {100 * high:{form}})"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+def _printable(text: str) -> str:
+    """One line, and nothing that a terminal obeys."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _cells(text: str) -> int:
+    """Columns that a terminal gives it."""
+    return sum(map(_cell, text))
+
+
+def _cell(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _cut(text: str, columns: int) -> str:
+    """As much of it as fits into so many columns."""
+    used = 0
+    for index, character in enumerate(text):
+        used += _cell(character)
+        if used > columns:
+            return text[:index]
+    return text
