@@ -1,4 +1,4 @@
-"""Policies: role -> policy maps, the state of each policy, and how each role samples.
+"""Policies: role -> policy maps, where each policy starts, and how each role samples.
 
 A policy is a name and roles point at names: {"generator": "p0", "evaluator": "p0"} is shared, two names are
 isolated, anything between partial. A key "generator/1" gives slot 1 of the generator a policy of its own.
@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -74,7 +73,7 @@ def trained_policies(policy_map: PolicyMap, frozen_roles: Iterable[str] = ()) ->
     return policy_names(free)
 
 
-# ---------------------------------------------------------------- state
+# ---------------------------------------------------------------- trees
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,35 +85,17 @@ class PolicySpec:
     frozen: bool = False  # served, not trained
 
 
-@flax.struct.dataclass
-class PolicyState:
-    """All that changes when a policy learns."""
-
-    params: Tree  # the full tree, or one policy's LoRA adapters (no policy axis)
-    opt_state: Tree  # whatever the learner carries for it from update to update
-    clock: jax.Array  # int32 []: position on the learning-rate schedule
-    updates: jax.Array  # int32 []: optimiser updates so far; the sampler's caches are keyed by it
-    spec: PolicySpec = flax.struct.field(pytree_node=False, default=PolicySpec())
-
-    def updated(self, params: Tree, opt_state: Tree, ticks: int = 1) -> "PolicyState":
-        """The state after one optimiser update that moves the schedule by `ticks`."""
-        clock = self.clock + jnp.int32(ticks)
-        return self.replace(  # type: ignore[attr-defined]
-            params=params, opt_state=opt_state, clock=clock, updates=self.updates + 1
-        )
-
-
 def init_policies(
     specs: Mapping[str, PolicySpec],
     bases: Mapping[str, Tree],
-    optimizer: Any = None,
     adapters: Callable[[str], Tree] | None = None,
-) -> dict[str, PolicyState]:
-    """Every policy at its start: a copy of its base, or fresh adapters from `adapters(policy)`.
+) -> dict[str, Tree]:
+    """Every policy at its start: {policy: tree}, float32 where it is trained.
 
-    `optimizer` is optax's, or anything else with `init(params)`; None leaves the optimiser's state empty.
+    A full one is a copy of its base (updates donate their buffers, and the base stays behind as the reference), one
+    with adapters what `adapters(policy)` makes, a frozen one the base itself.
     """
-    states = {}
+    trees = {}
     for name, spec in specs.items():
         if spec.base not in bases:
             known = _nearest(spec.base, bases)
@@ -123,15 +104,12 @@ def init_policies(
             )
         if spec.lora and adapters is None:
             raise ValueError(f"policy '{name}' trains LoRA adapters: pass `adapters`, which makes them")
-        if spec.lora:
-            params = adapters(name)  # type: ignore[misc]
-        elif spec.frozen:
-            params = bases[spec.base]
-        else:  # a copy: updates donate their buffers, and the base stays behind as the reference
-            params = jax.tree.map(jnp.copy, bases[spec.base])
-        opt_state = () if spec.frozen or optimizer is None else optimizer.init(params)
-        states[name] = PolicyState(params, opt_state, jnp.int32(0), jnp.int32(0), spec)
-    return states
+        if spec.frozen:
+            trees[name] = bases[spec.base]
+        else:
+            start = adapters(name) if spec.lora else bases[spec.base]  # type: ignore[misc]
+            trees[name] = jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32, copy=True), start)
+    return trees
 
 
 def decode_groups(specs: Mapping[str, PolicySpec]) -> list[tuple[str, ...]]:
@@ -144,6 +122,11 @@ def decode_groups(specs: Mapping[str, PolicySpec]) -> list[tuple[str, ...]]:
         own = "" if spec.lora or spec.frozen else name
         groups.setdefault((spec.base, own), []).append(name)
     return [tuple(names) for names in groups.values()]
+
+
+def is_frozen(role: str, slot: int, frozen_roles: Iterable[str]) -> bool:
+    """Whether a call's row must not train its policy: `frozen_roles` holds roles, or single slots as "role/slot"."""
+    return not {role, f"{role}/{slot}"}.isdisjoint(frozen_roles)
 
 
 def stack(trees: Mapping[str, Tree]) -> Tree:

@@ -1,7 +1,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from marl_jax.policies import (
@@ -9,6 +8,7 @@ from marl_jax.policies import (
     SamplingSettings,
     decode_groups,
     init_policies,
+    is_frozen,
     isolated,
     policy_names,
     policy_of,
@@ -95,39 +95,39 @@ def bases():
     return {"base": {"w": jnp.arange(3.0)}, "other": {"w": jnp.arange(3.0) + 10}}
 
 
-def test_each_policy_starts_from_its_own_base_with_its_own_clock():
+def test_each_policy_starts_from_its_own_base():
     specs = {
         "p0": PolicySpec(),
         "p1": PolicySpec(base="other"),
         "p2": PolicySpec(lora=True),
         "p3": PolicySpec(frozen=True),
     }
-    states = init_policies(specs, bases(), optax.adam(1e-3), lambda policy: {"a": jnp.ones(2)})
-    np.testing.assert_array_equal(states["p1"].params["w"], [10, 11, 12])
-    np.testing.assert_array_equal(states["p2"].params["a"], [1, 1])
-    assert states["p3"].opt_state == ()
-    assert init_policies(specs, bases(), adapters=lambda policy: {})["p0"].opt_state == ()
-    moved = states["p0"].updated({"w": jnp.zeros(3)}, states["p0"].opt_state, ticks=2)
-    assert (int(moved.clock), int(moved.updates)) == (2, 1)
-    assert (int(states["p1"].clock), int(states["p1"].updates)) == (0, 0)
+    start = bases()
+    trees = init_policies(specs, start, lambda policy: {"a": jnp.ones(2, jnp.bfloat16)})
+    np.testing.assert_array_equal(trees["p1"]["w"], [10, 11, 12])
+    np.testing.assert_array_equal(trees["p2"]["a"], [1, 1])
+    assert trees["p2"]["a"].dtype == jnp.float32  # whatever the model computes in
+    assert trees["p3"] is start["base"]
 
 
 def test_training_a_policy_leaves_its_base_behind_as_the_reference():
     start = bases()
-    state = init_policies({"p0": PolicySpec()}, start, optax.sgd(0.1))["p0"]
-    step = jax.jit(
-        lambda s: s.updated(jax.tree.map(lambda w: w + 1, s.params), s.opt_state), donate_argnums=0
-    )
-    state = step(state)
-    np.testing.assert_array_equal(state.params["w"], [1, 2, 3])
+    tree = init_policies({"p0": PolicySpec()}, start)["p0"]
+    tree = jax.jit(lambda t: jax.tree.map(lambda w: w + 1, t), donate_argnums=0)(tree)
+    np.testing.assert_array_equal(tree["w"], [1, 2, 3])
     np.testing.assert_array_equal(start["base"]["w"], [0, 1, 2])
 
 
 def test_an_unknown_base_and_missing_adapters_are_refused():
     with pytest.raises(ValueError, match=r"starts from 'bsae'.*did you mean 'base'"):
-        init_policies({"p0": PolicySpec(base="bsae")}, bases(), optax.sgd(0.1))
+        init_policies({"p0": PolicySpec(base="bsae")}, bases())
     with pytest.raises(ValueError, match="pass `adapters`"):
-        init_policies({"p0": PolicySpec(lora=True)}, bases(), optax.sgd(0.1))
+        init_policies({"p0": PolicySpec(lora=True)}, bases())
+
+
+def test_a_frozen_slot_is_frozen_alone():
+    assert is_frozen("generator", 1, ("generator/1",)) and is_frozen("generator", 1, ("generator",))
+    assert not is_frozen("generator", 0, ("generator/1",)) and not is_frozen("generator", 0, ("aggregator",))
 
 
 def test_policies_decode_together_where_their_weights_allow_it():

@@ -125,10 +125,13 @@ class Learner:
         rows: Sequence[Row],
         *,
         step: int = 0,
-        frozen: Tree = None,
+        bases: Mapping[str, Tree] | None = None,
         references: Mapping[str, Tree] | None = None,
     ) -> tuple[dict[str, Tree], dict[str, LearnerState], Report]:
-        """New policies and states; the old ones are donated. `references` are the trees of the KL anchor."""
+        """New policies and states; the old ones are donated.
+
+        By policy: `bases` are the frozen weights under its adapter, `references` the trees of the KL anchor.
+        """
         strangers = {(row.role, row.policy) for row in rows} - {(_role(k), p) for k, p in self.roles.items()}
         if strangers:
             raise ValueError(
@@ -144,7 +147,7 @@ class Learner:
                 states[policy] = states[policy].replace(empty=states[policy].empty + 1)
                 reports[policy] = _counters(states[policy])
                 continue
-            reference = self._reference(policy, references)
+            frozen, reference = (bases or {}).get(policy), self._reference(policy, references)
             policies[policy], states[policy], reports[policy], stats, described[policy] = self._update(
                 policy, policies[policy], states, mine, step, frozen, reference
             )

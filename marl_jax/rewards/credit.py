@@ -8,13 +8,13 @@ An episode that ended in an error earns 0.
 """
 
 import dataclasses
-import importlib
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
+from marl_jax.own import is_own, load_own
 from marl_jax.rollouts.episodes import CallRecord, Episode
 from marl_jax.tasks.families import grade_answer as grade_answer
 from marl_jax.tasks.families import grade_answers
@@ -226,7 +226,7 @@ def make_credit(config: CreditConfig) -> Credit:
         parts = [team_and_local(config.alpha)]
     elif config.name in NAMED:
         parts = [NAMED[config.name]]
-    elif ":" in config.name:
+    elif is_own(config.name):
         parts = [load_credit(config.name)]
     else:
         known = ", ".join([*NAMED, "team_and_local"])
@@ -245,13 +245,9 @@ def load_credit(name: str) -> Credit:
     It receives the batch of `Graded` episodes that ended without an error and returns, per episode, one number for
     all of its calls, or one number or {component: number} per call. It may be slow: it is called once per batch.
     """
-    module_name, _, function_name = name.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name, None)
-    except ImportError as error:
-        raise ValueError(f"credit {name!r}: cannot import module {module_name!r}: {error}") from error
+    function = load_own(name, "credit")
     if not callable(function):
-        raise ValueError(f"credit {name!r}: module {module_name!r} has no function {function_name!r}")
+        raise ValueError(f"credit {name!r} is a {type(function).__name__}, not a function")
 
     def credit(graded: Sequence[Graded]) -> list[CallRewards]:
         return _checked(function(graded), graded, f"credit {name!r}")

@@ -1,7 +1,7 @@
 """From policies to engines: which weights answer a policy's calls, and how an update reaches them.
 
 LoRA policies on one base decode in one batch, frozen ones beside them under a zero adapter; a policy that is
-trained in full has lanes of its own.
+trained in full has lanes of its own. Engines compute in the model's dtype, whatever weights are trained in.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from marl_jax.models import ModelConfig
-from marl_jax.policies import PolicyState, Tree, decode_groups, stack
+from marl_jax.policies import PolicySpec, Tree, decode_groups, stack
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.plan import EngineSettings
 
@@ -21,21 +21,25 @@ class Service:
 
     def __init__(
         self,
-        states: Mapping[str, PolicyState],
+        specs: Mapping[str, PolicySpec],
+        trees: Mapping[str, Tree],
         bases: Mapping[str, Tree],
         config: ModelConfig,
         settings: EngineSettings,
         *,
+        versions: Mapping[str, int] | None = None,
         lora_scale: float = 1.0,
         to_text: Callable[[Sequence[int]], str] | None = None,
     ):
+        """`versions` counts the updates behind each policy's tree."""
         self.engines: dict[str, Engine] = {}
-        self._groups = decode_groups({name: state.spec for name, state in states.items()})
-        self._serve(states)
+        self.versions = {name: (versions or {}).get(name, 0) for name in specs}
+        self._specs, self._dtype = dict(specs), config.dtype
+        self._groups = decode_groups(specs)
         for group in self._groups:
-            params, adapters = _weights(group, states)
+            params, adapters = self._weights(group, trees)
             engine = Engine(
-                bases[states[group[0]].spec.base] if params is None else params,
+                bases[specs[group[0]].base] if params is None else params,
                 config,
                 settings,
                 adapters=adapters,
@@ -45,24 +49,23 @@ class Service:
             )
             self.engines |= dict.fromkeys(group, engine)
 
-    def update(self, states: Mapping[str, PolicyState]) -> None:
-        """Serve the states' weights from the next request on; what has not changed keeps its caches."""
-        changed = {name for name, state in states.items() if int(state.updates) != self.versions[name]}
+    def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
+        """Serve these weights from the next request on.
+
+        The caches of frozen policies go too: what a rollout computes must not depend on the ones before it.
+        """
         for group in self._groups:
-            if changed.intersection(group):
-                params, adapters = _weights(group, states)
-                self.engines[group[0]].update(params=params, adapters=adapters)
-        self._serve(states)
+            params, adapters = self._weights(group, trees)
+            self.engines[group[0]].update(params=params, adapters=adapters)
+        self.versions |= versions
 
-    def _serve(self, states: Mapping[str, PolicyState]) -> None:
-        self.versions = {name: int(state.updates) for name, state in states.items()}
+    def _weights(self, group: Sequence[str], trees: Mapping[str, Tree]) -> tuple[Tree | None, Tree | None]:
+        """(full weights, stacked adapters) of a group; None stands for the base, and for no adapters."""
+        lora = [name for name in group if self._specs[name].lora]
+        if lora:
+            zeros: Any = jax.tree.map(jnp.zeros_like, trees[lora[0]])
+            return None, self._cast(stack({name: trees[name] if name in lora else zeros for name in group}))
+        return (None if self._specs[group[0]].frozen else self._cast(trees[group[0]])), None
 
-
-def _weights(group: Sequence[str], states: Mapping[str, PolicyState]) -> tuple[Tree | None, Tree | None]:
-    """(full weights, stacked adapters) of a group; None stands for the base, and for no adapters."""
-    lora = [name for name in group if states[name].spec.lora]
-    if lora:
-        zeros: Any = jax.tree.map(jnp.zeros_like, states[lora[0]].params)
-        return None, stack({name: states[name].params if name in lora else zeros for name in group})
-    frozen = states[group[0]].spec.frozen
-    return (None if frozen else states[group[0]].params), None
+    def _cast(self, tree: Tree) -> Tree:
+        return jax.tree.map(lambda leaf: leaf.astype(self._dtype), tree)

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from marl_jax.learning.groups import group_key
+from marl_jax.own import is_own, load_own
 from marl_jax.policies import policy_names, role_settings, trained_policies, validate_map
+from marl_jax.rewards.credit import make_credit
 from marl_jax.runs import fields
 from marl_jax.tasks import NAMES
 from marl_jax.tasks.datasets import SOURCES
-from marl_jax.workflows import BUILT_IN
+from marl_jax.workflows import find
 
 if TYPE_CHECKING:
     from marl_jax.runs.config import RunConfig
@@ -27,10 +29,10 @@ def problems(config: "RunConfig") -> list[str]:
 
 def _workflow(config: "RunConfig") -> Problems:
     chosen = config.workflow
-    if chosen.name not in BUILT_IN:
-        yield f"workflow.name is '{chosen.name}', which is no workflow{fields.nearest(chosen.name, BUILT_IN)}"
+    if refused := _refused(find, chosen.name):
+        yield f"workflow.name: {refused}"
         return
-    workflow = BUILT_IN[chosen.name]
+    workflow = find(chosen.name)
     if config.data.family not in workflow.families:
         yield f"workflow '{chosen.name}' is for {', '.join(workflow.families)}, not for {config.data.family}"
     for name, value in chosen.settings.items():
@@ -50,7 +52,7 @@ def _workflow(config: "RunConfig") -> Problems:
 
 def _policies(config: "RunConfig") -> Problems:
     policies = config.policies
-    if config.workflow.name in BUILT_IN:
+    if not _refused(find, config.workflow.name):
         yield from _refusal("policies.map", validate_map, policies.map, config.roles)
         overrides = config.role_sampling
         yield from _refusal("role_sampling", role_settings, config.roles, config.sampling, overrides)
@@ -88,9 +90,9 @@ def _interventions(config: "RunConfig") -> Problems:
 
 
 def _sampling(config: "RunConfig") -> Problems:
-    if config.workflow.name not in BUILT_IN or _refused(
-        role_settings, config.roles, config.sampling, config.role_sampling
-    ):
+    if _refused(find, config.workflow.name):
+        return
+    if _refused(role_settings, config.roles, config.sampling, config.role_sampling):
         return
     longest = max(settings.max_new_tokens for settings in config.role_settings.values())
     room, context = config.engine.max_prompt + longest, config.rollout.limits.context
@@ -113,6 +115,9 @@ def _sampling(config: "RunConfig") -> Problems:
 
 def _data(config: "RunConfig") -> Problems:
     data = config.data
+    if is_own(data.name):
+        yield from _refusal("data.name", load_own, data.name, "data set")
+        return
     if data.name not in NAMES:
         yield f"data.name is '{data.name}', which is no data set{fields.nearest(data.name, NAMES)}"
         return
@@ -128,12 +133,14 @@ def _data(config: "RunConfig") -> Problems:
                 yield f"data.{name} is for procedural data; '{data.name}' has the size of its files"
     elif data.directory is not None:
         yield f"data.directory is '{data.directory}', but '{data.name}' is drawn, not read: set it to none"
-    if data.val_size is not None and config.evaluation.every and config.evaluation.problems > data.val_size:
+    if data.val_size == 0 and config.evaluation.every:
+        yield "data.val_size is 0, so there is nothing to evaluate on: set evaluation.every=0"
+    if data.val_size and config.evaluation.every and config.evaluation.problems > data.val_size:
         yield f"evaluation.problems {config.evaluation.problems} is more than data.val_size {data.val_size}"
 
 
 def _learning(config: "RunConfig") -> Problems:
-    if config.workflow.name in BUILT_IN:
+    if not _refused(find, config.workflow.name):
         family_key = config.workflow.name
         yield from _refusal("advantages.group", group_key, config.advantages.group, family_key)
     if config.rollout.samples == 1 and config.advantages.singleton == "zero":
@@ -141,8 +148,9 @@ def _learning(config: "RunConfig") -> Problems:
             "rollout.samples is 1: groups of one have no baseline and teach nothing; set it to 2 or more, or "
             "advantages.singleton=reward"
         )
-    if config.rewards.credit == "rubric" and config.workflow.name != "voting":
-        yield f"rewards.credit 'rubric' is defined for voting, not for '{config.workflow.name}': use broadcast"
+    yield from _refusal("rewards", make_credit, config.rewards)
+    if config.rewards.name == "voting_rubric" and config.workflow.name != "voting":
+        yield f"rewards.name 'voting_rubric' is defined for voting, not for '{config.workflow.name}': use outcome"
     if config.checkpoints.best and not config.evaluation.every:
         yield "checkpoints.best needs evaluations: set evaluation.every above 0, or checkpoints.best=false"
 
@@ -154,11 +162,19 @@ def _ranges(config: "RunConfig") -> Problems:
             "seed": 0,
             "data.problems": 1,
             "data.seed": 0,
-            "data.val_size": 1,
+            "data.val_size": 0,
             "data.train_size": 1,
         },
         **{"data.test_size": 1, "rollout.samples": 1, "rollout.tool_delay": 1, "rollout.tool_threads": 1},
-        **{"rollout.ahead": 1, "engine.max_prompt": 1, "engine.lanes": 1, "engine.budget_bytes": 1},
+        **{
+            "rollout.ahead": 1,
+            "rollout.draws": 1,
+            "mesh.data": 1,
+            "mesh.model": 1,
+            "engine.max_prompt": 1,
+            "engine.lanes": 1,
+            "engine.budget_bytes": 1,
+        },
         **{"engine.steps": 1, "evaluation.every": 0, "evaluation.problems": 1, "evaluation.samples": 1},
         **{"checkpoints.every": 1, "checkpoints.latest": 1, "checkpoints.keep_every": 1},
         **{"logging.episodes_every": 0, "logging.episodes_problems": 1},

@@ -15,10 +15,11 @@ from typing import Any, Literal
 from marl_jax.learning.rows import AdvantageConfig
 from marl_jax.learning.update import LearnerConfig
 from marl_jax.policies import SamplingSettings, role_settings
+from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import Limits
 from marl_jax.runs import checks, fields
 from marl_jax.tasks.task import Family
-from marl_jax.workflows import BUILT_IN
+from marl_jax.workflows import find
 
 SCHEMA = 1
 
@@ -35,7 +36,7 @@ class ConfigError(ValueError):
 class WorkflowConfig:
     """Which workflow, its own settings (votes, rounds, workers, calls...), and its words."""
 
-    name: str = "single"
+    name: str = "single"  # a built-in one, or your own as "module:workflow"
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     prompts: Literal["full", "micro"] = "full"
     prompts_folder: str | None = None  # your own, of the layout of marl_jax/workflows/prompts
@@ -53,6 +54,7 @@ class PoliciesConfig:
     train: Literal["full", "lora"] = "full"
     lora_rank: int = 64
     lora_alpha: float = 32.0
+    remat: Literal["none", "layer", "dots"] = "none"  # what the backward pass computes again to save memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +62,12 @@ class DataConfig:
     """The problems. The draw or the carving of val follows `seed`, the order of problems the run's own."""
 
     family: Family = "math"
-    name: str = "micro_math"
+    name: str = "micro_math"  # a data set of `marl_jax.tasks`, or your own function (split) -> tasks, "module:function"
     directory: str | None = None  # of its files; None: fetched from where it is published
     cache: str | None = None
     problems: int = 64  # per step
     seed: int = 0
-    val_size: int | None = None
+    val_size: int | None = None  # 0: none is carved, for runs without evaluation
     train_size: int | None = None  # of procedural data, like the next two
     test_size: int | None = None
     levels: tuple[int, ...] = (1, 2, 3)
@@ -77,11 +79,12 @@ class RolloutConfig:
     """How episodes are made."""
 
     samples: int = 8  # episodes per problem
+    draws: int = 1  # above 1, dynamic sampling: problems that teach nothing are drawn again, so often in all
     limits: Limits = dataclasses.field(default_factory=Limits)
     mode: Literal["fixed", "free"] = "fixed"
     tool_delay: int = 4
     tool_threads: int = 8
-    ahead: int = 512
+    ahead: int | None = None  # requests that may wait before new episodes begin; None: twice the lanes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,10 +98,11 @@ class EngineConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class RewardConfig:
-    """From outcomes to the reward of every call."""
+class MeshConfig:
+    """How many devices share the work: `data` copies of the weights, each cut over `model` devices."""
 
-    credit: Literal["broadcast", "rubric"] = "broadcast"  # the rubric is that of voting
+    data: int = 1
+    model: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +146,9 @@ class RunConfig:
     sampling: SamplingSettings = dataclasses.field(default_factory=SamplingSettings)
     role_sampling: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
-    rewards: RewardConfig = dataclasses.field(default_factory=RewardConfig)
+    rewards: CreditConfig = dataclasses.field(default_factory=CreditConfig)
     advantages: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
     learner: LearnerConfig = dataclasses.field(default_factory=LearnerConfig)
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
@@ -158,7 +163,7 @@ class RunConfig:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        return BUILT_IN[self.workflow.name].roles
+        return find(self.workflow.name).roles
 
     @property
     def role_settings(self) -> dict[str, SamplingSettings]:
@@ -219,8 +224,8 @@ def load_config(spec: str, texts: Sequence[tuple[str, str | None]] = ()) -> RunC
     return config
 
 
-def load_file(spec: str) -> tuple[Callable[[str], RunConfig], str]:
-    """(get_config of FILE, what stands behind the colon)."""
+def load_file(spec: str, entry: str = "get_config") -> tuple[Callable[[str], Any], str]:
+    """(the function `entry` of FILE, what stands behind the colon)."""
     file, _, cell = spec.rpartition(":") if ":" in spec else (spec, "", "")
     if not Path(file).is_file():
         near = fields.nearest(file, (str(path) for path in Path("configs").glob("*.py")))
@@ -229,6 +234,6 @@ def load_file(spec: str) -> tuple[Callable[[str], RunConfig], str]:
     assert module_spec is not None and module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
     module_spec.loader.exec_module(module)
-    if not hasattr(module, "get_config"):
-        raise ConfigError([f"--config={spec}: '{file}' defines no get_config(cell)"])
-    return module.get_config, cell
+    if not hasattr(module, entry):
+        raise ConfigError([f"--config={spec}: '{file}' defines no {entry}(name)"])
+    return getattr(module, entry), cell

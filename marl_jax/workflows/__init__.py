@@ -1,8 +1,11 @@
 """Workflows: generator functions in which roles talk.
 
-`BUILT_IN` is all there is to a registry; a workflow of your own is used as it is.
+`BUILT_IN` is all there is to a registry; one of your own is used as it is, or named "module:workflow" in a config.
 """
 
+import difflib
+
+from marl_jax.own import is_own, load_own
 from marl_jax.workflows.api import Call, Completion, Tool, ToolError, Workflow, workflow
 from marl_jax.workflows.debate import debate
 from marl_jax.workflows.eval_opt import eval_opt
@@ -10,7 +13,7 @@ from marl_jax.workflows.orch_workers import orch_workers
 from marl_jax.workflows.planner_coder import planner_coder
 from marl_jax.workflows.render import Prompts, load_prompts
 from marl_jax.workflows.self_refine import self_refine_with_tests
-from marl_jax.workflows.single import single, single_matched
+from marl_jax.workflows.single import single, single_matched, single_token_matched
 from marl_jax.workflows.voting import voting
 
 BUILT_IN = {
@@ -18,6 +21,7 @@ BUILT_IN = {
     for entry in (
         single,
         single_matched,
+        single_token_matched,
         voting,
         eval_opt,
         orch_workers,
@@ -26,6 +30,23 @@ BUILT_IN = {
         self_refine_with_tests,
     )
 }
+
+
+def find(name: str) -> Workflow:
+    """The built-in workflow of a name, or one's own as "module:workflow"."""
+    if is_own(name):
+        own = load_own(name, "workflow")
+        if not isinstance(own, Workflow):
+            raise ValueError(
+                f"workflow '{name}' is a {type(own).__name__}: decorate it with @workflow(roles=...)"
+            )
+        return own
+    if name not in BUILT_IN:
+        close = difflib.get_close_matches(name, BUILT_IN, 1, 0.5)
+        hint = f"did you mean '{close[0]}'?" if close else f"there is: {', '.join(BUILT_IN)}"
+        raise ValueError(f"'{name}' is no workflow: {hint}")
+    return BUILT_IN[name]
+
 
 __all__ = [
     "BUILT_IN",
@@ -37,12 +58,14 @@ __all__ = [
     "Workflow",
     "debate",
     "eval_opt",
+    "find",
     "load_prompts",
     "orch_workers",
     "planner_coder",
     "self_refine_with_tests",
     "single",
     "single_matched",
+    "single_token_matched",
     "voting",
     "workflow",
 ]

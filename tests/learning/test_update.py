@@ -47,7 +47,7 @@ def gradient_of(rows, roles, network=None, trees=None, frozen=None, mesh=None, *
     trees = trees or {policy: qwen3.init(i, TINY) for i, policy in enumerate(sorted(set(roles.values())))}
     before = jax.tree.map(np.asarray, trees)
     trees = jax.tree.map(jnp.copy, trees)
-    after, _, report = learner.step(trees, learner.init(trees), rows, frozen=frozen)
+    after, _, report = learner.step(trees, learner.init(trees), rows, bases=dict.fromkeys(trees, frozen))
     return jax.tree.map(lambda b, a: (b - np.asarray(a)) / RATE, before, after), report
 
 

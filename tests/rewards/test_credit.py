@@ -364,9 +364,9 @@ def test_a_wrong_result_is_refused_in_one_line(mine, result, message):
     ("name", "message"),
     [
         ("no_such_module:f", "cannot import module 'no_such_module'"),
-        ("math:no_such", "module 'math' has no function 'no_such'"),
-        ("math:pi", "module 'math' has no function 'pi'"),
-        ("math:", "module 'math' has no function ''"),
+        ("math:no_such", "module 'math' has no 'no_such'"),
+        ("math:pi", "is a float, not a function"),
+        ("math:", "module 'math' has no ''"),
         ("outcom", "credit 'outcom' is unknown; use outcome, voting_rubric"),
     ],
 )

@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import optax
 import pytest
 from fake_engine import TOKENIZER
 from micro_engine import CONFIG, RANK, SCALE, SETTINGS, check_logprobs
@@ -38,19 +37,22 @@ def noisy(tree, seed):
     )
 
 
-def moved(state, seed):
-    return state if state.spec.frozen else state.updated(noisy(state.params, seed), state.opt_state)
+def moved(specs, trees, seed):
+    return {
+        name: tree if specs[name].frozen else noisy(tree, seed + i)
+        for i, (name, tree) in enumerate(trees.items())
+    }
 
 
 def fresh_adapter(policy):
     return jax.tree.map(lambda leaf: leaf[0], init_lora(ord(policy), CONFIG, rank=RANK, num_adapters=1))
 
 
-def whole(state):
+def whole(spec, tree):
     """The weights that a policy computes with, merged by hand."""
-    if not state.spec.lora:
-        return BASES[state.spec.base] if state.spec.frozen else state.params
-    return merge(BASES[state.spec.base], jax.tree.map(lambda leaf: leaf[None], state.params), 0, SCALE)
+    return (
+        merge(BASES[spec.base], jax.tree.map(lambda leaf: leaf[None], tree), 0, SCALE) if spec.lora else tree
+    )
 
 
 def talk(service):
@@ -61,29 +63,42 @@ def talk(service):
     )  # fmt: skip
 
 
-def check(episodes, states):
-    check_logprobs(episodes, {name: whole(state) for name, state in states.items()})
+def check(episodes, specs, trees, version):
+    check_logprobs(episodes, {name: whole(specs[name], tree) for name, tree in trees.items()})
     for call in (call for episode in episodes for call in episode.calls):
-        assert call.version == int(states[call.policy].updates)
+        assert call.version == (0 if specs[call.policy].frozen else version)
 
 
 @pytest.mark.parametrize("specs", CASES.values(), ids=list(CASES))
 def test_every_policy_answers_with_its_own_weights_before_and_after_an_update(specs):
-    states = init_policies(dict(zip("abc", specs)), BASES, optax.sgd(0.1), fresh_adapter)
-    states = {name: moved(state, seed) for seed, (name, state) in enumerate(states.items(), 10)}
-    service = Service(states, BASES, CONFIG, SETTINGS, lora_scale=SCALE)
-    check(talk(service), states)
-    states = {name: moved(state, seed) for seed, (name, state) in enumerate(states.items(), 20)}
-    service.update(states)
-    check(talk(service), states)
+    specs = dict(zip("abc", specs))
+    learned = [name for name, spec in specs.items() if not spec.frozen]
+    trees = moved(specs, init_policies(specs, BASES, fresh_adapter), 10)
+    service = Service(specs, trees, BASES, CONFIG, SETTINGS, lora_scale=SCALE)
+    check(talk(service), specs, trees, 0)
+    trees = moved(specs, trees, 20)
+    service.update(trees, dict.fromkeys(learned, 1))
+    check(talk(service), specs, trees, 1)
 
 
-def test_an_engine_whose_policies_did_not_change_keeps_its_caches():
-    states = init_policies({"a": FULL, "b": FULL, "c": FULL}, BASES, optax.sgd(0.1))
-    service = Service(states, BASES, CONFIG, SETTINGS)
+def test_what_was_learned_is_served_in_the_dtype_of_the_model():
+    config = dataclasses.replace(CONFIG, dtype="bfloat16")
+    bases = {"base": init(0, config)}
+    specs = {"a": FULL, "b": FULL, "c": FULL}
+    service = Service(specs, init_policies(specs, bases), bases, config, SETTINGS)
+    before = talk(service)
+    service.update(init_policies(specs, bases), dict.fromkeys(specs, 1))
+    for one, other in zip(before, talk(service)):
+        assert [call.tokens for call in one.calls] == [call.tokens for call in other.calls]
+
+
+def test_an_update_leaves_no_cache_behind_whatever_was_frozen():
+    specs = {"a": FULL, "b": FULL, "c": FROZEN}
+    trees = init_policies(specs, BASES)
+    service = Service(specs, trees, BASES, CONFIG, SETTINGS)
     talk(service)
-    before = {name: service.engines[name].stats.prefilled_tokens for name in "ac"}
-    service.update({**states, "a": moved(states["a"], 5)})
+    before = {name: service.engines[name].stats.prefilled_tokens for name in specs}
+    service.update(trees, {"a": 1, "b": 1})
     talk(service)
-    assert service.engines["a"].stats.prefilled_tokens == 2 * before["a"]
-    assert service.engines["c"].stats.prefilled_tokens == before["c"]
+    for name in specs:
+        assert service.engines[name].stats.prefilled_tokens == 2 * before[name]

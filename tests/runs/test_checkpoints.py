@@ -88,7 +88,7 @@ def test_policies_and_what_the_learner_carries_for_them_come_back(tmp_path):
     optimiser = transformation(OptimiserConfig())
     specs = {"p0": PolicySpec(), "p1": PolicySpec(frozen=True)}
     state = {
-        "policies": init_policies(specs, {"base": base}, optimiser),
+        "policies": init_policies(specs, {"base": base}),
         "learner": {"p0": LearnerState(optimiser.init(base), damping=base, steps=3, skipped=1)},
     }
     store = Checkpoints(tmp_path)

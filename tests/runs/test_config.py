@@ -42,7 +42,7 @@ def test_the_study_cell_has_the_settings_of_the_study():
 def test_single_has_one_cell_whatever_its_policy_is_called():
     cells = [load_config(f"configs/micro.py:single-{policy}-xs-code") for policy in ("shared", "isolated")]
     assert cells[0] == cells[1]
-    assert len(all_cells(micro.SCALES)) == 3 * 2 * (2 + 3 * 2)
+    assert len(all_cells(micro.SCALES)) == 3 * 2 * (3 + 3 * 2)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,13 @@ def test_unknown_keys_wrong_types_and_impossible_combinations_are_told_together(
         ([("data.val_size", "10")], "evaluation.problems 64 is more than data.val_size 10"),
         ([("advantages.group", "tasks")], "tasks"),
         ([("rollout.samples", "1")], "groups of one have no baseline"),
-        ([("workflow.name", "eval_opt"), ("rewards.credit", "rubric")], "'rubric' is defined for voting"),
+        ([("workflow.name", "eval_opt"), ("rewards.name", "voting_rubric")], "is defined for voting"),
+        ([("rewards.name", "rubric")], "credit 'rubric' is unknown"),
+        ([("rewards.name", "no_module:f")], "cannot import module 'no_module'"),
+        ([("workflow.name", "json:dumps")], "is a function: decorate it with @workflow"),
+        ([("workflow.name", "votin")], "did you mean 'voting'?"),
+        ([("data.name", "json:nothing")], "module 'json' has no 'nothing'"),
+        ([("data.val_size", "0")], "set evaluation.every=0"),
         ([("evaluation.every", "0")], "checkpoints.best needs evaluations"),
         ([("learner.interventions.freeze", "worker")], "names 'worker', which is no role"),
         ([("checkpoints.every", "0")], "checkpoints.every is 0; it must be at least 1"),

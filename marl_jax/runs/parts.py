@@ -1,0 +1,225 @@
+"""What a configuration names, loaded: model, bases, tokenizer, workflow, words, credit, tasks.
+
+    RunConfig ──► Parts (everything that does not change in a run)  +  tasks of a split
+
+Training, evaluation and export begin here. Nothing is compiled; whatever is missing or does not fit is one clear line.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from marl_jax.learning import Qwen3
+from marl_jax.models import ModelConfig, load_hf
+from marl_jax.models.hf import load_config
+from marl_jax.models.lora import init_lora
+from marl_jax.models.table import shardings
+from marl_jax.models.tokenizer import load_tokenizer
+from marl_jax.own import digest_own, is_own, load_own
+from marl_jax.policies import PolicySpec, Tree, init_policies, policy_names, trained_policies
+from marl_jax.rewards.credit import Credit, make_credit
+from marl_jax.runs.config import DataConfig, PoliciesConfig, RunConfig
+from marl_jax.runs.folder import digest_model, digest_tokenizer
+from marl_jax.tasks import DataError, Task, load
+from marl_jax.tasks.micro import KINDS
+from marl_jax.workflows import Prompts, Workflow, find, load_prompts
+
+
+class PartsError(ValueError):
+    """Something that a configuration names is missing or does not fit; the text is one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The parts of a run that stay as they are."""
+
+    model: ModelConfig
+    specs: dict[str, PolicySpec]  # by policy; the base is its directory
+    bases: dict[str, Tree]  # by directory
+    tokenizer: Any
+    workflow: Workflow
+    prompts: Prompts
+    credit: Credit
+    mesh: Mesh | None
+    lora_rank: int
+    lora_scale: float | None  # None where all weights are trained
+
+    @property
+    def trained(self) -> list[str]:
+        """The policies that learn."""
+        return [name for name, spec in self.specs.items() if not spec.frozen]
+
+    def start(self, seed: int) -> dict[str, Tree]:
+        """{policy: tree} before any update; adapters are drawn from the seed, one after another."""
+        keys = dict(zip(self.specs, jax.random.split(jax.random.key(seed), len(self.specs))))
+
+        def adapter(policy: str) -> Tree:
+            fresh = init_lora(keys[policy], self.model, self.lora_rank, 1)
+            return jax.tree.map(lambda leaf: leaf[0], fresh)
+
+        return init_policies(self.specs, self.bases, adapter)
+
+    def network(self, remat: str) -> Qwen3:
+        """What the learner differentiates."""
+        return Qwen3(self.model, self.lora_scale, remat)
+
+    def learned_bases(self) -> dict[str, Tree]:
+        """{policy: the frozen weights under its adapter}; empty where all weights are trained."""
+        return {name: self.bases[self.specs[name].base] for name in self.trained if self.specs[name].lora}
+
+
+def load_parts(config: RunConfig) -> Parts:
+    """Read all that the configuration names, but for the tasks."""
+    chosen = config.policies
+    specs = policy_specs(chosen)
+    mesh = make_mesh(config)
+    models = {directory: _model(directory, chosen.dtype) for directory in _directories(specs)}
+    model = models[chosen.base] if chosen.base in models else next(iter(models.values()))
+    for directory, other in models.items():
+        if other != model:
+            raise PartsError(f"the model in '{directory}' has another shape than the one in '{chosen.base}'")
+    workflow = find(config.workflow.name)
+    scale = chosen.lora_alpha / chosen.lora_rank if chosen.train == "lora" else None
+    return Parts(
+        model=model,
+        specs=specs,
+        bases={directory: _weights(directory, chosen.dtype, mesh) for directory in models},
+        tokenizer=_tokenizer(list(models), model),
+        workflow=workflow.bind(**config.workflow.settings),
+        prompts=_prompts(config),
+        credit=make_credit(config.rewards),
+        mesh=mesh,
+        lora_rank=chosen.lora_rank,
+        lora_scale=scale,
+    )
+
+
+def model_config(config: RunConfig) -> ModelConfig:
+    """The shape of the model, without its weights."""
+    return _model(config.policies.base, config.policies.dtype)
+
+
+def policy_specs(chosen: PoliciesConfig) -> dict[str, PolicySpec]:
+    """Where every policy starts, and what of it is trained."""
+    trained = trained_policies(chosen.map, chosen.frozen_roles)
+    return {
+        name: PolicySpec(
+            base=chosen.bases.get(name, chosen.base),
+            lora=chosen.train == "lora" and name in trained,
+            frozen=name not in trained,
+        )
+        for name in policy_names(chosen.map)
+    }
+
+
+def make_mesh(config: RunConfig) -> Mesh | None:
+    """The devices that share the work; None for one alone."""
+    data, model = config.mesh.data, config.mesh.model
+    if data * model == 1:
+        return None
+    devices = jax.devices()
+    if data * model > len(devices):
+        raise PartsError(
+            f"mesh.data {data} x mesh.model {model} needs {data * model} devices; there are {len(devices)}"
+        )
+    axes = ("data", "model")
+    return jax.make_mesh(
+        (data, model), axes, axis_types=(AxisType.Auto,) * 2, devices=devices[: data * model]
+    )
+
+
+def load_tasks(config: DataConfig, split: str) -> Sequence[Task]:
+    """The tasks of a split; none at all is refused."""
+    if is_own(config.name):
+        found: Sequence[Task] = list(load_own(config.name, "data set")(split))
+        if not all(isinstance(task, Task) for task in found):
+            raise DataError(f"data set '{config.name}' must return marl_jax.tasks.Task objects")
+    else:
+        sizes = {"train": config.train_size, "val": config.val_size, "test": config.test_size}
+        procedural = config.name in KINDS
+        found = load(
+            config.name,
+            config.directory,
+            split,
+            seed=config.seed,
+            val_size=None if procedural else config.val_size,
+            size=sizes[split] if procedural else None,
+            levels=config.levels,
+            bad_rows=config.bad_rows,
+            cache=config.cache,
+        )
+    if not len(found):
+        raise DataError(f"data set '{config.name}' has no problems in its {split} split: nothing to do")
+    return found
+
+
+def digests(config: RunConfig, parts: Parts, splits: dict[str, Sequence[Task]]) -> dict[str, str]:
+    """Of all that a run depends on besides its configuration."""
+    own = {
+        what: digest_own(name)
+        for what, name in {
+            "workflow": config.workflow.name,
+            "rewards": config.rewards.name,
+            "data": config.data.name,
+        }.items()
+        if is_own(name)
+    }
+    return {
+        **{f"base {directory}": digest_model(directory) for directory in parts.bases},
+        "tokenizer": digest_tokenizer(config.policies.base),
+        "prompts": parts.prompts.digest(),
+        **{f"data {split}": _data_digest(tasks) for split, tasks in splits.items()},
+        **{f"code of {what}": digest for what, digest in own.items()},
+    }
+
+
+# ---------------------------------------------------------------- one by one
+
+
+def _directories(specs: dict[str, PolicySpec]) -> list[str]:
+    return list(dict.fromkeys(spec.base for spec in specs.values()))
+
+
+def _model(directory: str, dtype: str | None) -> ModelConfig:
+    if not Path(directory).is_dir():
+        raise PartsError(
+            f"there is no model in '{directory}': put one there (config.json, *.safetensors, tokenizer.json), or name "
+            "another directory with --config.policies.base"
+        )
+    try:
+        return load_config(directory, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise PartsError(str(error)) from None
+
+
+def _weights(directory: str, dtype: str | None, mesh: Mesh | None) -> Tree:
+    try:
+        laid = None if mesh is None else lambda model: shardings(model, mesh)
+        return load_hf(directory, dtype=dtype, shardings=laid)[1]
+    except (OSError, ValueError) as error:
+        raise PartsError(str(error)) from None
+
+
+def _tokenizer(directories: Sequence[str], model: ModelConfig) -> Any:
+    if len({digest_tokenizer(directory) for directory in directories}) > 1:
+        raise PartsError(
+            f"the bases {', '.join(directories)} have different tokenizers: policies must share one"
+        )
+    try:
+        return load_tokenizer(directories[0], model)
+    except (OSError, ValueError) as error:
+        raise PartsError(str(error)) from None
+
+
+def _prompts(config: RunConfig) -> Prompts:
+    folder = {} if config.workflow.prompts_folder is None else {"folder": config.workflow.prompts_folder}
+    return load_prompts(config.data.family, config.workflow.prompts, **folder)
+
+
+def _data_digest(tasks: Sequence[Task]) -> str:
+    return getattr(tasks, "digest", None) or hashlib.sha256(repr(list(tasks)).encode()).hexdigest()

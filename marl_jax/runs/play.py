@@ -1,0 +1,114 @@
+"""Playing tasks: the parts of a run and its engines come together here, for training and for evaluation alike.
+
+tasks ──rollout──► episodes ──grade──► graded ──credit──► components of every call's reward
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from marl_jax.policies import Tree
+from marl_jax.rewards.credit import CallRewards, Graded, assign, grade_episodes
+from marl_jax.rollouts import Episode, Progress, ToolLog, rollout
+from marl_jax.rollouts.serving import Service
+from marl_jax.runs.config import RunConfig
+from marl_jax.runs.parts import Parts
+from marl_jax.sampling import plan
+from marl_jax.sampling.plan import EngineSettings, free_bytes
+from marl_jax.sampling.programs import Features
+from marl_jax.tasks import Task, parse
+
+
+def engine_settings(config: RunConfig, parts: Parts) -> EngineSettings:
+    """The shapes of each engine, planned from the configuration and the memory of this machine."""
+    sampling = config.role_settings.values()
+    engines = sum(not spec.lora for spec in parts.specs.values() if not spec.frozen) or 1
+    return plan(
+        parts.model,
+        max_prompt=config.engine.max_prompt,
+        max_new=max(role.max_new_tokens for role in sampling),
+        lanes=config.engine.lanes,
+        budget_bytes=config.engine.budget_bytes or free_bytes() // (2 * engines),
+        features=Features(
+            truncate=any(role.top_p < 1 or role.top_k > 0 for role in sampling),
+            min_new=any(role.min_new_tokens > 0 for role in sampling),
+        ),
+        steps=config.engine.steps,
+    )
+
+
+def make_service(
+    config: RunConfig,
+    parts: Parts,
+    trees: Mapping[str, Tree],
+    settings: EngineSettings,
+    versions: Mapping[str, int] | None = None,
+) -> Service:
+    """The engines that answer for every policy of the run."""
+    return Service(
+        parts.specs,
+        trees,
+        parts.bases,
+        parts.model,
+        settings,
+        versions=versions,
+        lora_scale=parts.lora_scale or 1.0,
+        to_text=parts.tokenizer.decode,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """Episodes, task by task, and what they are worth."""
+
+    episodes: list[Episode]
+    graded: list[Graded]
+    components: list[CallRewards]
+
+
+def play(
+    config: RunConfig,
+    parts: Parts,
+    service: Service,
+    tasks: Sequence[Task],
+    *,
+    samples: int,
+    step: int,
+    first_sample: int = 0,
+    seed: int | None = None,
+    tool_log: ToolLog | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> list[Episode]:
+    """`samples` episodes of every task; their noise follows from seed (None: the run's), step, task and sample."""
+    engines = {id(engine): engine for engine in service.engines.values()}.values()
+    settings = next(iter(engines)).settings
+    ahead = config.rollout.ahead or 2 * settings.lanes * len(engines)
+    limits = config.rollout.limits
+    context = min(limits.context or settings.context, settings.context)
+    return rollout(
+        parts.workflow,
+        tasks,
+        service.engines,
+        parts.tokenizer,
+        config.policies.map,
+        prompts=parts.prompts,
+        parse=parse,
+        samples=samples,
+        first_sample=first_sample,
+        seed=config.seed if seed is None else seed,
+        step=step,
+        settings=config.role_settings,
+        limits=dataclasses.replace(limits, context=context),
+        versions=service.versions,
+        mode=config.rollout.mode,
+        tool_delay=config.rollout.tool_delay,
+        tool_threads=config.rollout.tool_threads,
+        tool_log=tool_log,
+        ahead=ahead,
+        progress=progress,
+    )
+
+
+def judge(parts: Parts, episodes: Sequence[Episode]) -> Played:
+    """Grade the episodes and hand out their rewards."""
+    graded = grade_episodes(episodes)
+    return Played(list(episodes), graded, assign(parts.credit, graded))
