@@ -1,0 +1,183 @@
+"""What an evaluation says of episodes, counted by hand."""
+
+import pytest
+
+from marl_jax.rewards.credit import Graded, grade_episodes
+from marl_jax.rollouts.episodes import CallRecord, Episode
+from marl_jax.runs.evaluation import outcomes, summary
+from marl_jax.tasks.task import Task
+
+
+def call(role, answer, reads=(), slot=0, tokens=4):
+    ids = tuple(range(tokens))
+    return CallRecord(role, "p0", slot, 0, (1, 2), ids, (0.0,) * tokens, answer or "", "stop", answer, reads)
+
+
+def episode(task, calls, answer, sample=0, error=None):
+    return Episode(
+        Task(task, "math", "6 times 7?", gold="42"), sample, "any", tuple(calls), answer, error=error
+    )
+
+
+def single(task, answer, sample=0, error=None):
+    return episode(task, [call("generator", answer)], answer, sample, error)
+
+
+def vote(task, drafts, pick, sample=0):
+    """Voters, and an aggregator that names one of them ("1", "2"...) or none that can be read."""
+    calls = [call("generator", draft, slot=i) for i, draft in enumerate(drafts)]
+    calls.append(call("aggregator", pick, tuple(range(len(drafts))), tokens=1))
+    return episode(task, calls, drafts[int(pick or 1) - 1], sample)
+
+
+def graded(*episodes):
+    return grade_episodes(episodes, grade=lambda task, answer: float(answer == task.gold))
+
+
+def test_outcomes_are_problems_by_samples():
+    found = outcomes(
+        graded(*(single(t, a) for t, a in (("a", "42"), ("a", "1"), ("b", None), ("b", "42")))), 2
+    )
+    assert found.tolist() == [[True, False], [False, True]]
+
+
+def test_episodes_that_are_not_task_by_task_are_refused():
+    mixed = graded(single("a", "42"), single("b", "42"), single("a", "1"), single("b", "42"))
+    with pytest.raises(ValueError, match="episodes of a, b are mixed"):
+        outcomes(mixed, 2)
+    with pytest.raises(ValueError, match="3 episodes are not 2 of each"):
+        outcomes(mixed[:3], 2)
+    with pytest.raises(ValueError, match="0 episodes are not"):
+        summary([], 1)
+
+
+def test_one_sample_has_wilsons_interval():
+    found = summary(graded(*(single(str(i), "42" if i < 8 else "0") for i in range(10))), 1)
+    assert (found["accuracy"], found["problems"], found["samples"]) == (0.8, 10, 1)
+    assert (found["ci_low"], found["ci_high"]) == pytest.approx((0.4901625, 0.9433178), abs=1e-6)
+    assert found["pass_at_k"] == {"1": 0.8}
+    assert found["difference"] is None
+
+
+def test_several_samples_are_resampled_by_problem():
+    # Two problems, one always right and one never: resampled means are 0, 1/2 and 1, whatever the samples.
+    found = summary(graded(*(single(t, a, i) for t, a in (("a", "42"), ("b", "0")) for i in range(4))), 4)
+    assert (found["accuracy"], found["ci_low"], found["ci_high"]) == (0.5, 0.0, 1.0)
+    assert found["per_problem"] == [1.0, 0.0]
+    assert found["pass_at_k"] == {"1": 0.5, "2": 0.5, "4": 0.5}
+
+
+def test_pass_at_k_and_the_difference_are_of_problems():
+    answers = {"a": ("42", "0", "0"), "b": ("42", "42", "0")}
+    found = summary(
+        graded(*(single(t, a, i) for t in answers for i, a in enumerate(answers[t]))), 3, [0.0, 1 / 3]
+    )
+    # One of three right: two of them hold it in 2 of 3 pairs; two right: every pair holds one.
+    assert found["pass_at_k"] == pytest.approx({"1": 0.5, "2": (2 / 3 + 1) / 2})
+    assert found["per_problem"] == pytest.approx([1 / 3, 2 / 3])
+    assert found["difference"] == pytest.approx({"mean": 1 / 3, "low": 1 / 3, "high": 1 / 3})
+
+
+def test_an_error_is_wrong_and_its_calls_are_in_no_roles_numbers():
+    found = summary(graded(single("a", "42"), single("b", "42", error="a tool failed")), 1)
+    assert (found["accuracy"], found["errors"]) == (0.5, 1)
+    assert found["roles"] == {"generator": {"kind": "solver", "calls": 1, "unreadable": 0.0, "accuracy": 1.0}}
+    assert summary(graded(single("a", None, error="too long")), 1)["roles"] == {}
+
+
+def test_voters_picks_and_what_was_to_be_had():
+    found = summary(
+        graded(
+            vote("a", ("42", "0", "1"), "1"),  # picked right
+            vote("b", ("0", "42", None), "1"),  # could have
+            vote("c", ("0", "0", "0"), "3"),  # nothing to pick
+            vote("d", ("42", "42", "0"), None),  # unreadable: the first, which is right
+        ),
+        1,
+    )
+    assert (found["accuracy"], found["any_correct"]) == (0.5, 0.75)
+    generator, aggregator = found["roles"].values()
+    assert generator == {
+        "kind": "solver",
+        "calls": 12,
+        "unreadable": pytest.approx(1 / 12),
+        "accuracy": 4 / 12,
+    }
+    assert aggregator == {
+        "kind": "picker",
+        "calls": 4,
+        "unreadable": 0.25,
+        "pick_when_possible": pytest.approx(2 / 3),
+        "possible": 3,
+    }
+    assert (found["calls_per_episode"], found["tokens_per_episode"]) == (4, 13)
+
+
+def test_a_pick_that_never_was_possible_has_no_share():
+    (_, aggregator) = summary(graded(vote("a", ("0", "1"), "1")), 1)["roles"].values()
+    assert (aggregator["pick_when_possible"], aggregator["possible"]) == (None, 0)
+
+
+def test_verdicts_have_precision_recall_and_the_counts_behind_them():
+    turns = [
+        ("42", "Correct"),
+        ("42", "Incorrect"),
+        ("42", None),
+        ("0", "Correct"),
+        ("0", "Incorrect"),
+        (None, "Correct"),
+    ]
+    episodes = [
+        episode(str(i), [call("generator", draft), call("evaluator", verdict, (0,))], draft)
+        for i, (draft, verdict) in enumerate(turns)
+    ]
+    evaluator = summary(graded(*episodes), 1)["roles"]["evaluator"]
+    assert evaluator == {
+        "kind": "judge",
+        "calls": 6,
+        "unreadable": pytest.approx(1 / 6),
+        "accuracy": pytest.approx(2 / 6),  # 42 Correct, 0 Incorrect
+        "precision": pytest.approx(1 / 3),  # of three Correct, one was
+        "recall": pytest.approx(1 / 3),  # of three right answers, one was found so
+        "verdicts": 6,
+        "said_correct": 3,
+        "was_correct": 3,
+        "both_correct": 1,
+    }
+
+
+def test_a_judge_is_asked_about_the_last_answer_it_read():
+    calls = [
+        call("generator", "0"),
+        call("evaluator", "Incorrect", (0,)),
+        call("generator", "42", (1,)),
+        call("evaluator", "Correct", (0, 2)),
+    ]
+    found = summary(graded(episode("a", calls, "42")), 1)["roles"]["evaluator"]
+    assert (found["accuracy"], found["precision"], found["recall"]) == (1.0, 1.0, 1.0)
+
+
+def test_a_judge_of_nothing_right_and_silent_has_no_precision_and_no_recall():
+    calls = [call("generator", "0"), call("evaluator", "Incorrect", (0,))]
+    found = summary(graded(episode("a", calls, "0")), 1)["roles"]["evaluator"]
+    assert (found["accuracy"], found["precision"], found["recall"]) == (1.0, None, None)
+
+
+def test_planners_are_worth_what_they_led_to_and_synthesizers_the_outcome():
+    def orch(task, solved, final):
+        calls = [call("orchestrator", "add")]
+        calls += [call("worker", answer, (0,), slot=i) for i, answer in enumerate(solved)]
+        calls.append(call("synthesizer", final, tuple(range(1, 1 + len(solved)))))
+        return episode(task, calls, final)
+
+    found = summary(graded(orch("a", ("42", "0"), "0"), orch("b", ("42", "42"), "42")), 1)
+    assert found["roles"]["orchestrator"]["mean"] == 0.75
+    assert found["roles"]["worker"]["accuracy"] == 0.75
+    assert found["roles"]["synthesizer"] == {"kind": "team", "calls": 2, "unreadable": 0.0, "accuracy": 0.5}
+    assert (found["accuracy"], found["any_correct"]) == (0.5, 1.0)
+
+
+def test_a_part_of_a_point_is_right_from_one_half_on():
+    task = Task("a", "math", "?")
+    of = lambda value: Graded(Episode(task, 0, "any", (), "x"), value, (), ())
+    assert outcomes([of(0.5), of(0.49)], 2).tolist() == [[True, False]]
