@@ -34,7 +34,7 @@ from marl_jax.rewards.expressions import (
     variables,
 )
 from marl_jax.rewards.latex import parse
-from marl_jax.rewards.spelling import clean, squeeze
+from marl_jax.rewards.spelling import choice, clean, squeeze
 
 MAX_CHARS = 1000  # of an answer that is read; a longer one must be the gold answer's text
 MAX_ITEMS = 40  # of a list whose items are matched by meaning
@@ -78,7 +78,7 @@ def _equivalent(answer: str, gold: str) -> bool:
     answer_text, (gold_text, golds) = clean(answer), _gold(gold)
     if not answer_text or not gold_text:
         return False
-    if squeeze(answer_text) == squeeze(gold_text):
+    if squeeze(answer_text) == squeeze(gold_text) or _same_choice(answer_text, gold_text):
         return True
     compare = _Comparison()
     try:
@@ -88,6 +88,13 @@ def _equivalent(answer: str, gold: str) -> bool:
     if compare.undecided and not same:
         raise _Undecided
     return same
+
+
+def _same_choice(answer_text: str, gold_text: str) -> bool:
+    """Whether both name one option of a question, the texts of which must agree where both tell it."""
+    (letter, text), (gold_letter, gold_text) = choice(answer_text), choice(gold_text)
+    told = bool(text and gold_text)
+    return letter != "" and letter == gold_letter and (not told or _equivalent(text, gold_text))
 
 
 @lru_cache(1 << 14)

@@ -1,6 +1,6 @@
 """One spelling for math answers: LaTeX variants, styling, plain words and Unicode all end up the same.
 
-`clean` changes how an answer is written and never what it says.
+`clean` changes how an answer is written and never what it says; `choice` tells which option of a question it names.
 """
 
 import re
@@ -31,6 +31,17 @@ def clean(text: str) -> str:
     if (found := _SAID.fullmatch(text)) is not None:  # 5 squared, 3 halves
         return _SAYINGS[found["word"]].format(found["count"])
     return text
+
+
+def choice(text: str) -> tuple[str, str]:
+    """The option a cleaned answer names, letter and text: `(B) 12`, `B. 12`, `option b`, `B`.
+
+    Both are "" where it names none, or two; `(B)^2` and `(B) + 1` are values.
+    """
+    found = _OPTION.fullmatch(text)
+    if found is None or _SECOND_OPTION.search(found["text"] or ""):
+        return "", ""
+    return (found["named"] or found["marked"] or found["lone"]).upper(), found["text"] or ""
 
 
 def squeeze(text: str) -> str:
@@ -175,6 +186,18 @@ _SPACED_THOUSANDS = re.compile(r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d|
 _COMPARISONS = {"<=": " \\le ", ">=": " \\ge ", "=<": " \\le ", "!=": " \\ne ", "==": "="}
 _COMPARISON = re.compile(r"<=|>=|=<|!=|==")
 _LETTER_CHOICE = re.compile(r"^\(?([A-Z])[).:]$")
+_OPTION = re.compile(
+    r"(?:(?:option|choice|answer):? \(?(?P<named>[A-J])\)?[.:]?(?![A-Za-z])|\(?(?P<marked>[A-J])(?:\)|[.:](?= )))"
+    r"(?:(?: |(?=\\))(?P<text>(?![-+] |[\^_+*/=<>!|',;).&]"
+    r"|\\(?:cdot|times|div|pm|cup|cap|le|ge|ne|in)(?![A-Za-z])).+))?"
+    r"|(?P<lone>(?-i:[A-J]))",
+    re.IGNORECASE,
+)
+_SECOND_OPTION = re.compile(
+    r"\([A-J]\)|(?<![A-Za-z\\])[A-J][).:](?: |$)|^[A-J]$|^(?:and|or)(?![A-Za-z])"
+    r"|(?:and|or|[,/&]) \(?[A-J]\)?(?![A-Za-z])|(?<![A-Za-z])(?:wrong|incorrect)(?![A-Za-z])",
+    re.IGNORECASE,
+)
 _PARTS = {"half": 2, "halves": 2, "third": 3, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
 _PARTS |= {f"{word}s": below for word, below in _PARTS.items() if word.endswith(("th", "rd"))}
 _SAYINGS = {word: f"{{}}/{below}" for word, below in _PARTS.items()}

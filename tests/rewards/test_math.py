@@ -189,6 +189,24 @@ SAME = {
         (r"\text{No}", "no"),
         ("no real solutions", r"\text{No real solutions}"),
     ],
+    "a choice may come with its text": [
+        *(
+            (answer, "B")
+            for answer in ("(B) 12", "B. 12", "B) 12", "B: 12", "(b)", "(b) 12", r"\text{(B)}", "B.")
+        ),
+        *(
+            (answer, "B")
+            for answer in (r"\textbf{(B)}\ \frac12", r"\textbf{(B) }-5", r"(\text{B})", "$(B)$ 12")
+        ),
+        *(
+            (answer, "B")
+            for answer in ("Option B", "choice (b): 12", "Answer: B", r"\text{B) Monday and Tuesday}")
+        ),
+        ("D. not enough information", "(D)"),
+        ("B", r"\textbf{(B)}\ 12"),
+        ("B. 12", r"\textbf{(B)}\ 12"),
+        ("B) 0.5", r"\textbf{(B)}\ \frac12"),
+    ],
     "a label may be left out": [
         ("x=5", "5"),
         ("5", "x = 5"),
@@ -249,6 +267,21 @@ DIFFERENT = {
         ("none", "5"),
         ("5?", "5"),
         ("AB", "A"),
+    ],
+    "another choice, two choices, or a value for a choice": [
+        *(
+            (answer, "B")
+            for answer in ("(C) 12", "C. 12", "C) B", "(c)", r"\text{(C)}", "Option C", "12", "b", "BB")
+        ),
+        *(
+            (answer, "B")
+            for answer in ("(A) or (B)", "(B) or C", "(B) 1 or (C) 3", "B. 1, C. 3", "(B)(C)", "B: C")
+        ),
+        *((answer, "B") for answer in ("(B)^2", "(B) + 1", "(B) - 1", r"(B) \cdot 2", "(B) is wrong", "B.5")),
+        ("answer Bob", "B"),
+        ("(B) 13", r"\textbf{(B)}\ 12"),
+        ("12", r"\textbf{(B)}\ 12"),
+        ("(B) 12", "12"),
     ],
     "the question is not its answer": [
         ("2x+3=13", "5"),
