@@ -1,8 +1,9 @@
 """Whether an answer equals what was expected: values in their packed form (see `sandbox.plain`), and printed text.
 
 Numbers agree within 1e-6, absolute or relative, when at least one of them is a float; two ints must be equal. A bool
-is not an int, a tuple equals a list, nan equals nan; all else by type and value. Answers come from hostile programs,
-so nothing here hashes them, calls into them or recurses deeper than the expected value.
+is not an int, a tuple equals a list, nan equals nan; all else by type and value. Sets and dicts are equal when their
+members can be paired so that each pair is. Answers come from hostile programs, so nothing here hashes them or calls
+into them, a value that is nested too deep equals nothing, and the search for a pairing has a bound (`SEARCH`).
 """
 
 import math
@@ -12,6 +13,7 @@ from typing import Any
 from marl_jax.rewards.sandbox import plain
 
 TOLERANCE = 1e-6
+SEARCH = 100_000  # pairs of members looked at for one value, where order alone does not pair them
 
 
 def same_value(actual: Any, expected: Any) -> bool:
@@ -22,7 +24,7 @@ def same_value(actual: Any, expected: Any) -> bool:
 def same_packed(actual: Any, expected: Any) -> bool:
     """`same_value` of packed values; anything that no value packs to equals nothing."""
     try:
-        return _same(_tagged(actual), _tagged(expected))
+        return _Comparison().same(_tagged(actual), _tagged(expected))
     except (ValueError, TypeError, RecursionError):
         return False
 
@@ -68,31 +70,98 @@ def _tagged(packed: Any) -> _Tagged:
     raise ValueError("not a packed value")
 
 
-def _same(actual: _Tagged, expected: _Tagged) -> bool:
-    (kind, mine), (wanted, other) = actual, expected
-    if kind != wanted:
-        return False
-    if kind == "number":
-        return _close(mine, other)
-    if kind not in ("list", "c", "d", "s", "z"):
-        return mine == other
-    if len(mine) != len(other):
-        return False
-    if kind in ("d", "s", "z"):
-        mine, other = sorted(mine, key=_order), sorted(other, key=_order)
-    if kind == "d":  # entries are pairs, which pack to themselves
-        return all(len(a) == len(b) == 2 and _same(("list", a), ("list", b)) for a, b in zip(mine, other))
-    return all(_same(_tagged(a), _tagged(b)) for a, b in zip(mine, other))
+class _TooMuch(ValueError):
+    """The bound on the search was met."""
 
 
-def _order(packed: Any) -> tuple:
-    """A sort key under which equal members of two sets (or entries of two dicts, by key) take equal places."""
+class _Comparison:
+    """One comparison, and how much of a search for pairings it may still do."""
+
+    def __init__(self) -> None:
+        self.left, self.searches = SEARCH, 0
+        self.sorted: dict[tuple[int, bool], list[_Tagged]] = {}  # by the identity of what was sorted, and how
+
+    def same(self, actual: _Tagged, expected: _Tagged) -> bool:
+        self.left -= self.searches > 0
+        if self.left < 0:
+            raise _TooMuch
+        (kind, mine), (wanted, other) = actual, expected
+        if kind != wanted:
+            return False
+        if kind == "number":
+            return _close(mine, other)
+        if kind not in ("list", "c", "d", "s", "z"):
+            return mine == other
+        if len(mine) != len(other):
+            return False
+        if kind in ("list", "c"):
+            return all(self.same(_tagged(a), _tagged(b)) for a, b in zip(mine, other))
+        if kind == "d" and not all(isinstance(entry, list) and len(entry) == 2 for entry in mine):
+            return False
+        if all(map(self.same, self.members(mine, coarse=False), self.members(other, coarse=False))):
+            return True
+        return self.paired(self.members(mine, coarse=True), self.members(other, coarse=True))
+
+    def members(self, body: list, coarse: bool) -> list[_Tagged]:
+        name = id(body), coarse
+        if name not in self.sorted:
+            body = sorted(body, key=_order)
+            if coarse:  # what is close stays in the exact order
+                body.sort(key=lambda item: _order(item, coarse))
+            self.sorted[name] = list(map(_tagged, body))
+        return self.sorted[name]
+
+    def paired(self, mine: list[_Tagged], other: list[_Tagged]) -> bool:
+        """Whether each member of one side has an equal of its own on the other, wherever it may be sorted.
+
+        Members that are merely close, (1.0, 2) and (0.9999999, 3), may sort otherwise on the two sides. Numbers sorted
+        coarsely leave few such; those are paired along augmenting paths.
+        """
+        holders = [place if self.same(*pair) else -1 for place, pair in enumerate(zip(mine, other))]
+        alone = [place for place, holder in enumerate(holders) if holder < 0]
+        self.searches += 1
+        found = all(self.find_place(member, mine, other, holders) for member in alone)
+        self.searches -= 1
+        return found
+
+    def find_place(self, alone: int, mine: list[_Tagged], other: list[_Tagged], holders: list[int]) -> bool:
+        """Give a place to one more of our members, the holders of places on the way moving to others."""
+        wanted_by: dict[int, int] = {}
+        pending = [alone]
+        for member in pending:
+            for place in (*range(member, len(other)), *range(member)):  # near by first
+                if place in wanted_by or not self.same(mine[member], other[place]):
+                    continue
+                wanted_by[place] = member
+                if holders[place] >= 0:
+                    pending.append(holders[place])
+                    continue
+                mover = -1
+                while mover != alone:
+                    mover = wanted_by[place]
+                    left = holders.index(mover) if mover != alone else place
+                    holders[place], place = mover, left
+                return True
+        return False
+
+
+def _order(packed: Any, coarse: bool = False) -> tuple:
+    """A sort key under which equal members take equal places; `coarse` also brings together those that are close."""
     kind, body = _tagged(packed)
     if kind in ("list", "c"):
-        body = [_order(item) for item in body]
+        body = [_order(item, coarse) for item in body]
     elif kind in ("d", "s", "z"):
-        body = sorted(_order(item) for item in body)
+        body = sorted(_order(item, coarse) for item in body)
+    elif kind == "number" and coarse:
+        body = _rounded(body)
     return (_RANK[kind], 0 if body is None else body)
+
+
+def _rounded(value: float) -> float:
+    try:
+        return round(float(f"{value:.4g}"), 4)
+    except OverflowError:  # an int beyond every float, which equals only itself
+        return value
 
 
 def _close(a: float, b: float) -> bool:

@@ -1,6 +1,8 @@
 """Answers are equal by value and type; printed text by words, numbers within a tolerance."""
 
+import itertools
 import math
+import random
 import time
 
 import pytest
@@ -39,6 +41,13 @@ EQUAL = [
     ({1: "x", (1, 2): {3}}, {(1, 2): {3}, 1: "x"}),
     ({1: 2}, {1.0: 2}),
     ({}, {}),
+    # Members that are close but not equal, and so sort otherwise on the two sides.
+    ({(1.0, 5), (1.0000001, 3)}, {(1.0000001, 5), (1.0, 3)}),
+    ({10**7, 10**7 + 1}, {10**7 - 0.5, 10**7}),
+    ({frozenset({1.0, 8}), frozenset({1.0000001, 7})}, {frozenset({1.0, 7}), frozenset({1.0000001, 8})}),
+    ({(1.0, 5): "x", (1.0000001, 3): "y"}, {(1.0000001, 5): "x", (1.0, 3): "y"}),
+    ({1.0: "x", 1.0000001: "y"}, {1.0: "y", 1.0000001: "x"}),
+    ({(0.12345 + n * 1e-10, n) for n in range(100)}, {(0.12345 - n * 1e-10, n) for n in range(100)}),
 ]
 
 DIFFERENT = [
@@ -72,6 +81,9 @@ DIFFERENT = [
     ({1: 2}, {2: 2}),
     ({(1, 2)}, {(1, 3)}),
     ([[1, 2], [3]], [[1], [2, 3]]),
+    ({1.0, 1.0000005}, {1.0, 2.0}),  # two for one
+    ({1.0000005, 1.000002}, {1.0, 1.0000004}),
+    ({(1.0, 5), (1.0000001, 5)}, {(1.0, 5), (1.0000001, 3)}),
 ]
 
 
@@ -138,6 +150,30 @@ def test_subclasses_count_as_their_base():
 def test_other_objects_are_not_plain(value):
     with pytest.raises(plain.NotPlain, match="a value of type"):
         plain.pack(value)
+
+
+def test_members_are_paired_wherever_they_can_be():
+    numbers = (1, 2, 1.0, 1 + 4e-7, 1 - 4e-7, 1 + 8e-7, 10**7, 10**7 + 1, 10**7 + 0.5, 10**7 + 9.0)
+    draw, found = random.Random(0), 0
+    for _ in range(1500):
+        pairs = [(draw.choice(numbers), draw.choice(numbers)) for _ in range(draw.randint(1, 5))]
+        one = {pair if draw.random() < 0.5 else pair[0] for pair in pairs}
+        other = {pair if draw.random() < 0.5 else pair[0] + draw.choice((0, 3e-7, -7e-7)) for pair in pairs}
+        by_hand = len(one) == len(other) and any(
+            all(map(same_value, one, order)) for order in itertools.permutations(other)
+        )
+        assert same_value(one, other) == by_hand, (one, other)
+        found += by_hand
+    assert 100 < found < 1400, found
+
+
+def test_the_search_for_a_pairing_has_a_bound():
+    close = plain.pack({(1 + n * 1e-10, m) for n in range(40) for m in range(40)})
+    forged = {"s": [{"t": [1 + n * 1e-10, m]} for n in range(40) for m in [*range(1, 40), 1]]}
+    begun = time.process_time()
+    assert not same_packed(forged, close)
+    assert not same_packed({"s": [forged] * 4}, {"s": [close] * 4})
+    assert time.process_time() - begun < 2
 
 
 def test_hostile_values_cost_no_more_than_sorting():
