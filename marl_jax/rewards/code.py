@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 import re
+import textwrap
 import threading
 import weakref
 from collections import OrderedDict
@@ -79,23 +80,27 @@ def grade_code(response: str, tests: Sequence[Mapping[str, Any]], **limits: Any)
 
 
 def extract_program(response: str) -> str | None:
-    """The last fenced block of a response that is not blank; one cut off before its closing fence counts.
+    """The last fenced block of a response that is not blank, whatever language it names; None without a block.
 
-    None when there is no block at all.
+    Fences are those of Markdown, also inside a list, whose indentation goes. A block cut off before its end counts.
     """
     blocks: list[list[str]] = []
-    fence = ""
-    for line in response.splitlines():
-        mark = _FENCE.match(line)
-        if not fence and mark:
-            fence = mark[1]
-            blocks.append([])
-        elif fence and mark and mark[1].startswith(fence) and not mark[2].strip():
+    fence, indent = "", 0
+    for line in _LINE_END.split(response):
+        if not fence:
+            if (opening := _OPENING.match(line)) is not None:
+                fence, indent = opening["fence"], opening.start("fence")
+                blocks.append([])
+        elif (
+            (closing := _CLOSING.fullmatch(line))
+            and closing[1].startswith(fence)
+            and closing.start(1) < indent + 4
+        ):
             fence = ""
-        elif fence:
+        else:
             blocks[-1].append(line)
     written = [block for block in blocks if any(line.strip() for line in block)] or blocks
-    return "\n".join(written[-1]) if written else None
+    return _unindented("\n".join(written[-1])) if written else None
 
 
 def parse_tests(tests: Sequence[Mapping[str, Any]]) -> "tuple[Test, ...]":
@@ -289,7 +294,14 @@ def _answer(result: bytes) -> list[Any] | None:
     return [value] if kind == "ok" else None
 
 
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})([^`]*)$")
+_LINE_END = re.compile(r"\r\n?|\n")
+_OPENING = re.compile(r"\s*(?:(?:[-*+]|\d{1,9}[.)])\s+)?(?P<fence>`{3,}(?=[^`]*$)|~{3,})")
+_CLOSING = re.compile(r"\s*(`{3,}|~{3,})\s*")
+
+
+def _unindented(program: str) -> str:
+    """Without the indentation that all of its lines share, as inside a list."""
+    return textwrap.dedent(program) if program.lstrip("\n")[:1].isspace() else program
 
 
 class _Verdicts:

@@ -257,6 +257,41 @@ def test_the_program_is_the_last_fenced_block():
     assert extract_program("") is None
 
 
+PROGRAM = "def f(x):\n    return x"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "1. So:\n\n   ```python\n   def f(x):\n       return x\n   ```\n\nDone.",
+        "* So:\n    * here\n\n      ```python\n      def f(x):\n          return x\n      ```",
+        "- ```python\n  def f(x):\n      return x\n  ```\n- Done.",
+        "- ```python\ndef f(x):\n    return x\n```\n- Done.",
+        "\t```\n\tdef f(x):\n\t    return x\n\t```",
+        "   ```python\n   def f(x):\n       return x",
+        "~~~python\ndef f(x):\n    return x\n~~~~",
+        "~~~ {.python title=`f`}\ndef f(x):\n    return x\n~~~",
+        '```python title="f.py" linenums="1"\ndef f(x):\n    return x\n```',
+        "```{python}\r\ndef f(x):\r\n    return x\r\n```\r\nDone.",
+        "```text\nan example\n```\nso\n```Python3\ndef f(x):\n    return x\n``` \n",
+        "Use `f` or ```f```.\n```\ndef f(x):\n    return x\n```\nThat is ```f```.",
+    ],
+)
+def test_fences_as_models_write_them(response):
+    assert extract_program(response) == PROGRAM
+
+
+def test_what_is_inside_the_fences_stays_as_it_is():
+    fence_in_docstring = 'def f():\n    """\n    ```\n    f()\n    ```\n    """'
+    assert extract_program(f"```python\n{fence_in_docstring}\n```\nDone.") == fence_in_docstring
+    assert extract_program("```\nx = '\u2028\x0c\x85'\n```") == "x = '\u2028\x0c\x85'"
+    assert extract_program("```\ntext = '''\n  \n'''\n```") == "text = '''\n  \n'''"
+
+
+def test_the_last_block_counts_whatever_its_language():
+    assert extract_program("```python\nx = 1\n```\nIt prints:\n```text\n1\n```") == "1"
+
+
 def test_grades_of_responses():
     tests = [{"stdin": "4", "stdout": "8"}]
     assert grade_code(f"So:\n```python\n{DOUBLE}\n```\n", tests) == 1.0
