@@ -1,9 +1,11 @@
 """The sandbox isolates by the kernel or refuses, survives what happens to it, and leaves nothing behind."""
 
+import contextlib
 import ctypes
 import os
 import pathlib
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import time
 import pytest
 
 from marl_jax.rewards import Pool, SandboxUnavailable, run_program, submit_program
-from marl_jax.rewards.sandbox.worker import Limits, Process, Zygote
+from marl_jax.rewards.sandbox.worker import Limits, Process, Zygote, ZygoteLost
 
 ROOT = pathlib.Path(__file__).parents[2]
 ECHO = [{"stdin": "7", "stdout": "7"}]
@@ -157,6 +159,46 @@ def test_an_ordinary_user_is_isolated_too():
     assert done.stdout.splitlines() == [*["passed 1 of 1"] * 3, "test 0: AssertionError"], done.stderr
 
 
+# A rootless container: root of a user namespace that has a few ids, or its own alone.
+AS_ROOT_OF_FEW = """
+    import ctypes, os, sys
+    ids, setgroups, code = sys.argv[1:]
+    (we_may, tell), (they_may, told) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child:
+        os.read(they_may, 1)
+        if setgroups == "deny":
+            open(f"/proc/{child}/setgroups", "w").write("deny")
+        for name in ("uid_map", "gid_map"):
+            open(f"/proc/{child}/{name}", "w").write(ids.format(id=os.getuid() if name[0] == "u" else os.getgid()))
+        os.write(tell, b".")
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    assert ctypes.CDLL(None).unshare(0x10000000) == 0
+    os.write(told, b".")
+    os.read(we_may, 1)
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    os.execve(sys.executable, [sys.executable, "-c", code], os.environ)
+"""
+
+
+@pytest.mark.parametrize(
+    "ids, setgroups",
+    [("0 {id} 1", "deny"), *([("0 0 20", "allow"), ("0 0 65536", "deny")] if os.geteuid() == 0 else [])],
+)
+def test_root_of_a_rootless_container_is_isolated_too(ids, setgroups):
+    code = """
+        import os
+        from marl_jax.rewards import run_program
+        assert os.geteuid() == 0
+        for claim in ("os.getuid() == 1000", "os.getpid() == 1", "not os.path.exists('/etc')", "os.geteuid() == 0"):
+            source = f"import os\\nassert {claim}\\nprint(input())"
+            print(run_program(source, [{"stdin": "7", "stdout": "7"}]).reason)
+    """
+    done = python(AS_ROOT_OF_FEW, arguments=[ids, setgroups, textwrap.dedent(code)])
+    assert done.stdout.splitlines() == [*["passed 1 of 1"] * 3, "test 0: AssertionError"], done.stderr
+
+
 # A filter that refuses one system call, or one use of it, as containers, other kernels and old ones do.
 REFUSE = """
     import sys
@@ -188,6 +230,8 @@ REFUSALS = {
     ),
     "prctl, filters": ("157, 167, errno.EINVAL, 0, 22", "prctl: no seccomp filters .*: Invalid argument"),
 }
+if os.geteuid() == 0:
+    REFUSALS["setresuid"] = ("117, 147, errno.EPERM", "root may not become another user here: .* CAP_SETUID")
 
 
 @pytest.mark.parametrize("refused", REFUSALS)
@@ -221,6 +265,67 @@ def test_a_process_that_could_not_be_set_up_says_nothing_about_the_program():
     assert passed == "True False passed 1 of 1"
 
 
+def open_files() -> list[int]:
+    place = "/proc/self/fd"
+    return [
+        int(name) for name in os.listdir(place) if os.path.lexists(f"{place}/{name}")
+    ]  # the listing is closed
+
+
+@contextlib.contextmanager
+def few_descriptors(more: int):
+    """Within, only so many more files may be opened."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    gaps = sorted(set(range(max(open_files()))) - set(open_files()))
+    fillers = [os.dup(0) for _ in gaps]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(open_files()) + 1 + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in fillers:
+            os.close(descriptor)
+
+
+@pytest.mark.parametrize("more", range(9))
+def test_without_descriptors_a_process_is_lost_by_name_and_nothing_leaks(more, zygote):
+    job, before = {"mode": "stdin", "source": "print(7)"}, open_files()
+    try:
+        with few_descriptors(more), Process(zygote, job, Limits(5, 1 << 28), commands=True) as process:
+            ended = process.finish().stdout
+    except ZygoteLost as error:
+        ended = str(error)
+    # three pipes and the job's file
+    assert ended == (b"7\n" if more >= 7 else "[Errno 24] Too many open files")
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("more", range(4))
+def test_without_descriptors_a_zygote_does_not_start_and_nothing_leaks(more):
+    before = open_files(), len(descendants(os.getpid()))
+    with few_descriptors(more), pytest.raises(SandboxUnavailable, match="Too many open files"):
+        Zygote()
+    assert eventually(lambda: (open_files(), len(descendants(os.getpid()))) == before)
+
+
+def test_a_pool_without_descriptors_says_so_and_recovers():
+    def submit(programs):
+        return [submit_program(f"print(input() * {n})", ECHO, pool=pool) for n in programs]
+
+    with Pool(workers=2) as pool:
+        assert [future.result().passed for future in submit([1])] == [True]
+        before = len(open_files())
+        with few_descriptors(3):
+            verdicts = [future.result(timeout=30) for future in submit(range(2, 9))]
+        for verdict in verdicts:
+            assert verdict.lost and not verdict.passed
+            assert re.search("the sandbox was lost: .*Too many open files", verdict.reason), verdict.reason
+        again = [future.result(timeout=30) for future in submit([1, *range(2, 9)])]
+        assert [verdict.passed for verdict in again] == [True, *[False] * 7]
+        assert not any(verdict.lost for verdict in again)
+        assert len(open_files()) <= before + 2  # the second worker's zygote: its socket, its last words
+
+
 def test_the_flag_accepts_the_risk_with_a_warning():
     code = (
         NO_NAMESPACES
@@ -230,7 +335,7 @@ def test_the_flag_accepts_the_risk_with_a_warning():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         print(run_program("print(input())", [{"stdin": "7", "stdout": "7"}]).reason)
-    print(len(caught), "WITHOUT isolation" in str(caught[0].message))
+    print(len(caught), "running model-written programs unsafe: unshare" in str(caught[0].message))
     for source in ("os.fork()", "__import__('socket').socket()", "os.kill(os.getppid(), 9)", "os.chmod('/', 0)"):
         print(run_program("import os; " + source, [{"stdin": "", "stdout": ""}]).reason[:57])
     print(run_program("while True: pass", [{"stdin": "", "stdout": ""}], time_limit_s=0.3).reason)
@@ -279,9 +384,38 @@ def test_a_process_that_has_loaded_jax_can_grade():
     assert done.stderr == ""
 
 
-def test_the_package_and_the_zygote_load_without_jax():
-    done = python("import sys, marl_jax.rewards\nprint('jax' in sys.modules, 'numpy' in sys.modules)")
-    assert done.stdout.startswith("False"), done.stderr
+def test_the_package_loads_without_jax():
+    done = python("import sys, marl_jax.rewards\nprint('jax' in sys.modules)")
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_zygotes_and_programs_hold_nothing_but_the_standard_library(zygote):
+    foreign = "sorted({n.partition('.')[0] for n in sys.modules} - sys.stdlib_module_names - {'__main__'})"
+    ended = zygote.run({"mode": "stdin", "source": f"import sys\nprint({foreign})"}, Limits(5, 1 << 28))
+    assert ended.stdout == b"[]\n"
+    (inner,) = descendants(zygote.pid)
+    mapped = pathlib.Path(f"/proc/{inner}/maps").read_text()
+    assert "libc" in mapped and not any(name in mapped for name in ("jaxlib", "numpy", "site-packages"))
+
+
+def test_a_program_sees_nothing_of_how_it_was_started(zygote):
+    looking = """
+        import os, sys
+        print(sys.argv, sys.orig_argv[1:], sys.warnoptions, dict(os.environ), os.getcwd(), os.getppid())
+        print(os.listdir("/proc") if os.path.exists("/proc") else None, sorted(os.listdir("/")), os.uname().nodename)
+        def is_open(fd):
+            try:
+                return bool(os.fstat(fd))
+            except OSError:
+                return False
+        print([fd for fd in range(1024) if is_open(fd)])
+    """
+    runtime = {pathlib.Path(path).parts[1] for path in sys.path if pathlib.Path(path, "os.py").exists()}
+    ended = zygote.run({"mode": "stdin", "source": textwrap.dedent(looking)}, Limits(5, 1 << 28))
+    said = ended.stdout.decode().splitlines()
+    assert said[0] == "['solution.py'] ['solution.py'] [] {} /box/work 0"
+    assert said[1] == f"None {sorted({'box', 'dev', 'tmp', *runtime})} sandbox"
+    assert said[2] == "[0, 1, 2, 3]"  # the standard three, and the pipe for its result
 
 
 def test_a_forked_child_opens_a_pool_of_its_own():

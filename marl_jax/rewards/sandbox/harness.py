@@ -68,7 +68,7 @@ def _fresh_module(name: str) -> _Namespace:
     module = types.ModuleType(name)
     module.__dict__.update(__builtins__=builtins, __file__="solution.py")
     sys.modules[name] = module
-    sys.argv = ["solution.py"]
+    sys.argv, sys.orig_argv = ["solution.py"], ["python", "solution.py"]
     for stream, file, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         text = open(file, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
         setattr(sys, stream, text)

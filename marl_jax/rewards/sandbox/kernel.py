@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import seccomp
 
-NOBODY = 1_900_000_000  # on the host, an id that owns nothing; root becomes it before anything untrusted runs
+NOBODY = 1_900_000_000  # an id that owns nothing; root becomes it before anything untrusted runs
 INSIDE = 1000  # the id a program sees
 BOX = "/box"
 _STACK = 128 << 20
@@ -45,7 +45,7 @@ def isolate_zygote() -> None:
         own_root = _libc.unshare(_NEWNS) == 0
         if own_root:
             _new_root()
-        _drop_root()
+        _drop_root(mine)
     uid, gid = os.geteuid(), os.getegid()
     _check(_libc.unshare(_EVERYTHING), "unshare: user namespaces are not allowed here")
     for name, line in (
@@ -192,10 +192,31 @@ def _libraries() -> list[str]:
     return found
 
 
-def _drop_root() -> None:
-    os.setgroups([])
-    os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
+def spare_id(table: str) -> int | None:
+    """The id that root of a user namespace becomes: NOBODY, or the last of the few that a rootless container has.
+
+    `table` is its uid_map or gid_map. None where it has its own id alone: to the host it is an ordinary user.
+    """
+    ranges = [tuple(map(int, line.split())) for line in table.splitlines()]
+    if any(first <= NOBODY < first + count for first, _, count in ranges):
+        return NOBODY
+    return max((first + count - 1 for first, _, count in ranges), default=0) or None
+
+
+def _drop_root(proc: int) -> None:
+    def read(name: str) -> str:
+        with open(os.open(f"self/{name}", os.O_RDONLY, dir_fd=proc)) as file:
+            return file.read()
+
+    with _step(
+        "root may not become another user here: run as an ordinary one, or give CAP_SETUID and CAP_SETGID"
+    ):
+        if read("setgroups").strip() == "allow":
+            os.setgroups([])
+        if (gid := spare_id(read("gid_map"))) is not None:
+            os.setresgid(gid, gid, gid)
+        if (uid := spare_id(read("uid_map"))) is not None:
+            os.setresuid(uid, uid, uid)
     set_dumpable = 4  # changing ids clears it, and with it the right to write our own uid_map
     _check(_libc.prctl(set_dumpable, 1, 0, 0, 0), "prctl: dumpable")
 

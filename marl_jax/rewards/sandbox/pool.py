@@ -17,6 +17,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+from absl import logging
+
 from marl_jax.rewards.sandbox.worker import SandboxUnavailable, Zygote, ZygoteLost
 
 UNSAFE_FLAG = "MARL_JAX_UNSAFE_CODE"
@@ -79,7 +81,10 @@ class Pool:
     """Worker threads with their zygotes, as many as there are cores; usable from any thread, closed at exit."""
 
     def __init__(self, workers: int | None = None, *, allow_unsafe: bool | None = None):
-        """`allow_unsafe` accepts a machine that cannot isolate; by default, if MARL_JAX_UNSAFE_CODE=1 is set."""
+        """`allow_unsafe` accepts a machine that cannot isolate; by default, if MARL_JAX_UNSAFE_CODE=1 is set.
+
+        In this unsafe mode limits remain, and what else the machine has (see `docs/threat-model.md`).
+        """
         workers = _cores() if workers is None else workers
         if workers < 1:
             raise ValueError(f"workers={workers}: a pool needs at least one")
@@ -147,10 +152,10 @@ class Pool:
         except SandboxUnavailable as error:
             if not allow_unsafe:
                 raise SandboxUnavailable(
-                    f"cannot isolate model-written programs here ({error}); Pool(allow_unsafe=True) or "
-                    f"{UNSAFE_FLAG}=1 would run them without protection"
+                    f"cannot isolate model-written programs here ({error}); "
+                    f"Pool(allow_unsafe=True) or {UNSAFE_FLAG}=1 would run them unsafe"
                 ) from None
-            warnings.warn(f"running model-written programs WITHOUT isolation: {error}", stacklevel=3)
+            warnings.warn(f"running model-written programs unsafe: {error}", stacklevel=3)
             self._isolated = False
             return Zygote(isolated=False)
 
@@ -171,6 +176,8 @@ class Pool:
             failure = program.steps[program.at](seat)
         except (ZygoteLost, SandboxUnavailable) as error:
             seat.clear()
+            # Said, because whoever sees only rewards would take a failing machine for failing programs.
+            logging.log_every_n_seconds(logging.WARNING, "a program was not graded: %s", 60, error)
             return Verdict(False, f"test {program.at}: the sandbox was lost: {error}", lost=True)
         except BaseException as error:
             seat.clear()

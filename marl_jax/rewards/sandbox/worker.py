@@ -1,5 +1,6 @@
 """The caller's end of a zygote: start it, run one job in a fresh isolated process, replace it when it is lost."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -58,33 +59,30 @@ class Zygote:
     def __init__(self, isolated: bool = True):
         if not sys.executable:
             raise SandboxUnavailable("sys.executable is empty: there is no Python to start a sandbox with")
-        self.control, theirs = socket.socketpair()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._last_words = ""
-        try:
-            # A plain spawn: nothing of this process (JAX, its threads, its environment) goes along.
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-S", "-s", "-P", "-B", "-X", "utf8", zygote.__file__),
-                    *(str(theirs.fileno()), "isolated" if isolated else "open"),
-                ],
-                env={
-                    **{name: os.environ[name] for name in _NEEDED_TO_START if name in os.environ},
-                    **{"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"},
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=self._errors,
-                pass_fds=[theirs.fileno()],
-                cwd="/",
-                start_new_session=True,  # a Ctrl-C meant for the caller is not for its workers
-            )
-        except OSError as error:
-            self.control.close()
-            self._errors.close()
-            raise SandboxUnavailable(f"the sandbox did not start: {error}") from None
-        finally:
-            theirs.close()
+        # A plain spawn: nothing of this process (JAX, its threads, its environment) goes along.
+        options = ("-S", "-s", "-P", "-B", "-X", "utf8")
+        environment = {name: os.environ[name] for name in _NEEDED_TO_START if name in os.environ}
+        with contextlib.ExitStack() as opened:
+            try:
+                self._errors = opened.enter_context(tempfile.TemporaryFile())
+                self.control, theirs = socket.socketpair()
+                opened.enter_context(self.control)
+                with theirs:
+                    arguments = (str(theirs.fileno()), "isolated" if isolated else "unsafe")
+                    self._process = subprocess.Popen(
+                        [sys.executable, *options, zygote.__file__, *arguments],
+                        env={**environment, "PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1"},
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=self._errors,
+                        pass_fds=[theirs.fileno()],
+                        cwd="/",
+                        start_new_session=True,  # a Ctrl-C meant for the caller is not for its workers
+                    )
+            except OSError as error:
+                raise SandboxUnavailable(f"the sandbox did not start: {error}") from None
+            opened.pop_all()
         self.control.settimeout(_START_S)
         try:
             word = self.control.recv(4096)
@@ -137,33 +135,37 @@ class Process:
         self._reply: tuple | None = None
         self._overflow = False
         self._set_up = False
-        stdout, stdout_end = os.pipe()
-        result, result_end = os.pipe()
-        self._streams = {
-            stdout: (bytearray(), limits.stdout_bytes),
-            result: (bytearray(), limits.result_bytes),
-        }
-        self._stdout, self._result = (buffer for buffer, _ in self._streams.values())
-        self._commands, command_end = -1, -1
-        if commands:
-            command_end, self._commands = os.pipe()
-            os.set_blocking(self._commands, False)
-        with _memory_file() as file:
-            file.write(json.dumps(job).encode())
-            file.seek(0)
-            ends = [fd for fd in (stdout_end, result_end, command_end) if fd >= 0]
-            request = zygote.REQUEST.pack(zygote.RUN, limits.time_s, limits.memory_bytes, limits.file_bytes)
-            try:
+        self._stdout, self._result = bytearray(), bytearray()
+        self._streams: dict[int, tuple[bytearray, int]] = {}
+        self._commands = -1
+        data = json.dumps(job).encode()
+        request = zygote.REQUEST.pack(zygote.RUN, limits.time_s, limits.memory_bytes, limits.file_bytes)
+        try:
+            with contextlib.ExitStack() as theirs:
+                ends = [self._pipe(theirs, self._stdout, limits.stdout_bytes)]
+                ends.append(self._pipe(theirs, self._result, limits.result_bytes))
+                if commands:
+                    command_end, self._commands = os.pipe()
+                    theirs.callback(os.close, command_end)
+                    ends.append(command_end)
+                    os.set_blocking(self._commands, False)
+                file = theirs.enter_context(_memory_file())
+                file.write(data)
+                file.seek(0)
                 socket.send_fds(self._control, [request], [file.fileno(), *ends])
-            except OSError as error:
-                self._close()
-                raise ZygoteLost(str(error)) from None
-            finally:
-                for fd in ends:
-                    os.close(fd)
+        except OSError as error:  # no descriptors or no memory left here, or nobody there
+            self._close()
+            raise ZygoteLost(str(error)) from None
         self._poll = select.poll()
         for fd in (self._control.fileno(), *self._streams):
             self._poll.register(fd, select.POLLIN)
+
+    def _pipe(self, theirs: contextlib.ExitStack, buffer: bytearray, most: int) -> int:
+        """A pipe whose content goes to `buffer`; the end to write to, which `theirs` closes."""
+        ours, end = os.pipe()
+        self._streams[ours] = (buffer, most)
+        theirs.callback(os.close, end)
+        return end
 
     def __enter__(self) -> "Process":
         return self

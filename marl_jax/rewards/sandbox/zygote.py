@@ -1,8 +1,9 @@
 """A process that isolates itself once and then forks one isolated process per request, in milliseconds.
 
-It is started as a script in a bare interpreter (`python -S -P zygote.py FD MODE`) and speaks fixed-size messages over
-one socket. Programs, inputs and outputs go through pipes straight between the caller and the child, so a zygote has
-nothing in its memory that a later child could find there. It ends when the socket closes.
+It is started as a script in a bare interpreter (`python -S -P zygote.py FD isolated`, or `unsafe` in the place of
+`isolated`) and speaks fixed-size messages over one socket. Programs, inputs and outputs go through pipes straight
+between the caller and the child, so a zygote has nothing in its memory that a later child could find there. It ends
+when the socket closes.
 """
 
 import _sitebuiltins
@@ -56,7 +57,7 @@ def main() -> None:
         control.sendall(_say(error))
         return
     instructions = seccomp.program(alone=isolated) if seccomp.supported() else b""
-    sys.argv = [""]
+    sys.argv, sys.orig_argv = [""], [""]  # the full command line tells how this process was started
     _forget_environment()
     gc.disable()
     gc.freeze()
