@@ -33,6 +33,7 @@ MAX_PROMPT = {
         "orch_workers": 20480,
         "eval_opt": 30720,
         "single_matched": 15360,
+        "single_token_matched": 15360,
     },
     "code": {
         "single": 4096,
@@ -40,6 +41,7 @@ MAX_PROMPT = {
         "orch_workers": 10240,
         "eval_opt": 10240,
         "single_matched": 4096,
+        "single_token_matched": 4096,
     },
 }
 MAX_NEW = {"math": 5120, "code": 2048}
@@ -52,9 +54,11 @@ def get_config(name: str) -> RunConfig:
     cell = parse_cell(name, SCALES)
     roles = BUILT_IN[cell.workflow].roles
     share = policies.shared if cell.policy == "shared" else policies.isolated
+    # As many as voting may sample; to match a run that was made, give the mean that it logged.
+    settings = {"tokens": 4 * MAX_NEW[cell.task]} if cell.workflow == "single_token_matched" else {}
     return RunConfig(
         cell=str(cell),
-        workflow=WorkflowConfig(cell.workflow),
+        workflow=WorkflowConfig(cell.workflow, settings),
         policies=PoliciesConfig(
             share(roles),
             base=f"models/Qwen3-{cell.scale.upper()}",

@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Literal, cast
 
-WORKFLOWS = ("single", "voting", "eval_opt", "orch_workers", "single_matched")
+WORKFLOWS = ("single", "voting", "eval_opt", "orch_workers", "single_matched", "single_token_matched")
 POLICIES = ("shared", "isolated")
 TASKS = ("math", "code")
 

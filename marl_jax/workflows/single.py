@@ -1,6 +1,6 @@
-"""One agent: the control of every comparison, alone or with as many calls as a workflow spends."""
+"""One agent: the control of every comparison, alone or with as much compute as a workflow spends."""
 
-from marl_jax.workflows.api import Call, workflow
+from marl_jax.workflows.api import Call, Completion, workflow
 from marl_jax.workflows.parse import majority
 
 
@@ -12,10 +12,28 @@ def single(task, prompts):
 
 @workflow(roles=("generator",))
 def single_matched(task, prompts, *, calls=4):
-    """`calls` independent calls and their majority: matched in compute to a workflow of that many calls.
+    """`calls` independent calls and their majority: matched in calls to a workflow of that many.
 
     Programs rarely agree to the letter, so for code this is the first readable one.
     """
     ask = prompts.generator(question=task.question)
     drafts = yield [Call("generator", ask, slot=i) for i in range(calls)]
+    return drafts[majority([draft.answer for draft in drafts])]
+
+
+@workflow(roles=("generator",))
+def single_token_matched(task, prompts, *, tokens=256, calls=16):
+    """Independent calls until `tokens` are sampled, and their majority: matched in tokens to another workflow.
+
+    Give `tokens` the mean of the other's episodes. Calls of n tokens run over a budget by E[n^2] / 2 E[n] on
+    average, so another one is made only while that much still fits, and there are never more than `calls`.
+    """
+    ask = prompts.generator(question=task.question)
+    drafts: list[Completion] = []
+    spent = squares = 0
+    while not drafts or (len(drafts) < calls and spent * spent + squares / 2 <= tokens * spent):
+        draft = yield Call("generator", ask, slot=len(drafts))
+        drafts.append(draft)
+        spent += len(draft.tokens)
+        squares += len(draft.tokens) ** 2
     return drafts[majority([draft.answer for draft in drafts])]

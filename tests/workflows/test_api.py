@@ -80,6 +80,7 @@ def test_built_in_workflows_are_found_by_name():
     assert set(BUILT_IN) == {
         "single",
         "single_matched",
+        "single_token_matched",
         "voting",
         "eval_opt",
         "orch_workers",

@@ -1,6 +1,7 @@
 """Each workflow driven by hand: what its roles are shown, and what follows from what they say."""
 
 import dataclasses
+import random
 
 import pytest
 
@@ -17,6 +18,7 @@ from marl_jax.workflows import (
     self_refine_with_tests,
     single,
     single_matched,
+    single_token_matched,
     voting,
 )
 from marl_jax.workflows.parse import boxed
@@ -26,7 +28,10 @@ CODE = Task("c", "code", "Print 42.", public_tests=({"stdin": "", "stdout": "42"
 
 
 def drive(workflow, say, task=MATH, run_tool=None):
-    """Run with `say(call, how many calls before) -> text`; the list of calls and what the workflow returned."""
+    """Run with `say(call, how many calls before) -> text`; the list of calls and what the workflow returned.
+
+    A completion is as many tokens as its text has letters.
+    """
     script = workflow(task, load_prompts(task.family))
     calls, reply = [], None
     try:
@@ -39,7 +44,8 @@ def drive(workflow, say, task=MATH, run_tool=None):
                     continue
                 text = say(item, len(calls))
                 answer = item.read(text) if item.read else boxed(text)
-                replies.append(Completion(text, (1,), (0.0,), "stop", answer, len(calls)))
+                n = len(text)
+                replies.append(Completion(text, (1,) * n, (0.0,) * n, "stop", answer, len(calls)))
                 calls.append(item)
             reply = replies if isinstance(reply, list) else replies[0]
     except StopIteration as stop:
@@ -72,6 +78,33 @@ def test_matched_single_takes_the_majority_of_its_calls():
     calls, answer = drive(single_matched.bind(calls=4), lambda call, n: said[n])
     assert roles(calls) == [("generator", i) for i in range(4)]
     assert answer.call == 1
+
+
+@pytest.mark.parametrize(
+    ("budget", "calls"),
+    [(1, 1), (5, 1), (14, 1), (15, 2), (20, 2), (40, 4), (44, 4), (46, 5), (10_000, 16)],
+)
+def test_token_matched_single_makes_the_number_of_calls_nearest_to_its_budget(budget, calls):
+    made, _ = drive(single_token_matched.bind(tokens=budget), by_role(generator="ten tokens"))
+    assert roles(made) == [("generator", i) for i in range(calls)]
+    assert len({shown(call) for call in made}) == 1
+
+
+def test_token_matched_single_meets_its_budget_on_average_whatever_the_lengths():
+    dice = random.Random(0)
+    spent = []
+    for _ in range(2000):
+        words = [dice.choice(("x", "x" * 15, "x" * 60)) for _ in range(100)]
+        made, _ = drive(
+            single_token_matched.bind(tokens=500, calls=100), lambda call, n, words=words: words[n]
+        )
+        spent.append(sum(map(len, words[: len(made)])))
+    assert abs(sum(spent) / len(spent) - 500) < 5
+
+
+def test_token_matched_single_ends_though_nothing_is_ever_said():
+    made, answer = drive(single_token_matched.bind(calls=5), by_role(generator=""))
+    assert len(made) == 5 and answer.call == 0
 
 
 # ---------------------------------------------------------------- voting
