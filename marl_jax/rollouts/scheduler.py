@@ -68,6 +68,9 @@ def rollout(
       tool_log: results on disk, replayed where this rollout was begun before.
       ahead: new episodes begin while fewer requests than this are unfinished; more than the lanes.
       progress: called after every dispatch; what it raises ends the rollout cleanly.
+
+    Prompts cached before are dropped: an episode's last bit must not depend on what the engine did earlier. However
+    the rollout ends (Ctrl-C included), the engines are ready for the next.
     """
     bounds = {"samples": (samples, 1), "ahead": (ahead, 1), "tool_delay": (tool_delay, 1)}
     bounds |= {"first_sample": (first_sample, 0), "seed": (seed, 0), "step": (step, 0)}
@@ -89,6 +92,10 @@ def rollout(
     voices = Voices(
         workflow, policy_map, engines, settings or SamplingSettings(), chat.end_of_turn, versions or {}
     )
+    for engine in voices.engines:
+        if engine.pending:
+            raise RuntimeError(f"an engine has {engine.pending} requests under way: finish or abandon() them")
+        engine.abandon()
 
     def begin(task: Task, sample: int) -> Running:
         key = (seed, step, task_key(task), sample)
@@ -102,6 +109,10 @@ def rollout(
         for _ in schedule.run(fresh, ahead):
             if progress:
                 progress(schedule.progress)
+    except BaseException:
+        for engine in voices.engines:
+            engine.abandon()
+        raise
     finally:
         schedule.close()
     return [schedule.done[index] for index in range(len(schedule.done))]
@@ -202,8 +213,6 @@ class _Schedule:
         self._turn, self._now = which + 1, self._now + 1
         ready = []
         for ticket, completion in finished:
-            if (which, ticket) not in self._calls:  # left over from a rollout that was interrupted
-                continue
             number, position, facts = self._calls.pop((which, ticket))
             running = self.live[number]
             running.give_call(position, completion, self.parse, **facts)

@@ -30,6 +30,9 @@ class Engine(Protocol):
     def step(self) -> Sequence[tuple[int, Any]]:
         """One dispatch; the (ticket, completion) pairs that it finished."""
 
+    def abandon(self) -> None:
+        """Drop all requests and cached prompts: what follows is as from a new engine."""
+
 
 class Voices:
     """The map, the engines and the settings of one rollout, checked before anything runs."""

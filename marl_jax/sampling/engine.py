@@ -80,11 +80,11 @@ class Engine:
         self._queue: collections.deque[tuple[int, Request]] = collections.deque()
         self._requests: dict[int, Request] = {}  # those in lanes, by ticket
         self._next_ticket = 0
-        self._prefixes = Prefixes(settings.prefixes)
-        self._prefix_cache = self._empty(settings.prefixes, settings.context)
+        self._prefixes: Prefixes
+        self._prefix_cache: Cache
         self._cache: Cache
         self._table: LaneTable
-        self._open_lanes(settings.lanes, settings.lengths[0])
+        self.abandon()
 
     @property
     def pending(self) -> int:
@@ -125,13 +125,18 @@ class Engine:
         self._params = self._params if params is None else params
         self._adapters = self._adapters if adapters is None else adapters
         self._version += 1
-        self._prefixes.clear()
+        self._prefixes = Prefixes(self.settings.prefixes)
 
     def abandon(self) -> None:
-        """Drop every request that is not finished; what they sampled is lost."""
+        """Start over: drop every request that is not finished, and every cached prompt.
+
+        Whatever moment the engine was stopped at, what follows is as from a new one.
+        """
         self._queue.clear()
         self._requests.clear()
-        self._prefixes.nobody_waits()
+        self._prefixes = Prefixes(self.settings.prefixes)
+        self._prefix_cache = Cache((), ())  # the old one goes before the new one comes
+        self._prefix_cache = self._empty(self.settings.prefixes, self.settings.context)
         self._open_lanes(self.settings.lanes, self.settings.lengths[0])
 
     def warm_up(self) -> None:

@@ -38,10 +38,6 @@ class Prefixes:
         if not self._waiting[owner, tokens]:
             del self._waiting[owner, tokens]
 
-    def nobody_waits(self) -> None:
-        """All requests that waited are gone."""
-        self._waiting.clear()
-
     def find(self, owner: Owner, tokens: Tokens) -> int | None:
         """The row that holds exactly these tokens."""
         entry = self._entries.get((owner, tokens))
@@ -76,12 +72,6 @@ class Prefixes:
         if kept:
             self._kept_lengths[len(tokens)] += 1
         return entry.row
-
-    def clear(self) -> None:
-        """Forget every entry: the weights have changed. What waits goes on waiting."""
-        self._free += [entry.row for entry in self._entries.values()]
-        self._entries.clear()
-        self._kept_lengths.clear()
 
     def _evict(self, locked: set[int]) -> bool:
         candidates = [key for key, entry in self._entries.items() if entry.row not in locked]

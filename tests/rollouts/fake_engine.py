@@ -25,6 +25,10 @@ class FakeEngine:
     def pending(self):
         return len(self.queue) + len(self.running)
 
+    def abandon(self):
+        self.queue.clear()
+        self.running.clear()
+
     def submit(self, request):
         self.requests.append(request)
         self.queue.append((self.tickets, request))

@@ -12,7 +12,7 @@ from marl_jax.models import init
 from marl_jax.models.lora import init_lora, merge
 from marl_jax.policies import SamplingSettings, isolated
 from marl_jax.rollouts import rollout
-from marl_jax.sampling import Engine
+from marl_jax.sampling import Engine, Request, programs
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import eval_opt, load_prompts, voting
 
@@ -37,6 +37,10 @@ def run(flow, engines, policy_map, samples=2, **options):
         parse=lambda task, text: (re.findall(r"\d+", text) or [None])[0],
         settings=SamplingSettings(max_new_tokens=12), **options,
     )  # fmt: skip
+
+
+def timeless(episodes):
+    return [dataclasses.replace(episode, seconds=0.0) for episode in episodes]
 
 
 def merged(seed):
@@ -106,8 +110,72 @@ def test_an_update_reaches_the_next_rollout_and_no_old_cache_does():
 
 def test_the_same_seed_gives_the_same_episodes_to_the_last_bit():
     runs = [run(voting, engine(), {"generator": "a", "aggregator": "b"}) for _ in range(2)]
-    timeless = [[dataclasses.replace(e, seconds=0.0) for e in episodes] for episodes in runs]
-    assert timeless[0] == timeless[1]
+    assert timeless(runs[0]) == timeless(runs[1])
+
+
+def test_what_an_engine_did_before_changes_nothing():
+    """Prompts held over would decide which rows are given up, and so what is computed again, and its last bits."""
+    served = engine()
+    policy_map = {"generator": "a", "evaluator": "b"}
+    runs, fed = [], []
+    for _ in range(2):
+        before = served.stats.prefilled_tokens
+        runs.append(timeless(run(eval_opt, served, policy_map, samples=1)))
+        fed.append(served.stats.prefilled_tokens - before)
+    assert runs[0] == runs[1]
+    assert fed[0] == fed[1]
+
+
+def in_the_callback(monkeypatch):
+    def interrupt(progress):
+        if progress.dispatches == 5:
+            raise KeyboardInterrupt
+
+    return interrupt
+
+
+def while_decoding(monkeypatch):
+    """The signal may come when the program has taken the cache and the engine has not got it back."""
+    decode, dispatches = programs.decode, []
+
+    def interrupted(*args, **kwargs):
+        decode(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    def count(progress):
+        dispatches.append(progress.dispatches)
+        if len(dispatches) == 5:
+            monkeypatch.setattr(programs, "decode", interrupted)
+
+    return count
+
+
+def while_prefilling(monkeypatch):
+    prefill = programs.prefill
+
+    def interrupted(*args, **kwargs):
+        prefill(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    return lambda progress: monkeypatch.setattr(programs, "prefill", interrupted)
+
+
+@pytest.mark.parametrize("stop", [in_the_callback, while_decoding, while_prefilling])
+def test_after_ctrl_c_the_engine_serves_as_a_new_one(stop, monkeypatch):
+    served, policy_map = engine(), {"generator": "a", "evaluator": "b"}
+    expected = timeless(run(eval_opt, engine(), policy_map))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        run(eval_opt, served, policy_map, progress=stop(patch))
+    assert served.pending == 0
+    assert timeless(run(eval_opt, served, policy_map)) == expected
+
+
+def test_an_engine_that_is_busy_with_something_else_is_refused():
+    served = engine()
+    served.submit(Request(tokens=(1, 2), key=(0,), max_new_tokens=4, policy="a"))
+    with pytest.raises(RuntimeError, match=r"1 requests under way: finish or abandon\(\) them"):
+        run(voting, served, dict.fromkeys(voting.roles, "a"))
+    assert served.pending == 1
 
 
 @pytest.mark.parametrize("flow", [voting, eval_opt])
