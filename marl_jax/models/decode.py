@@ -18,8 +18,7 @@ from marl_jax.models import lora as lora_lib
 from marl_jax.models import qwen3
 from marl_jax.models.config import ModelConfig
 from marl_jax.models.lora import LayerLora
-
-Params = dict[str, Any]
+from marl_jax.models.table import Tree
 
 
 @flax.struct.dataclass
@@ -56,13 +55,13 @@ def cache_bytes(config: ModelConfig, rows: int, length: int) -> int:
     return rows * length * per_token * jnp.dtype(config.dtype).itemsize
 
 
-def unstack(params: Params, config: ModelConfig) -> list[Params]:
+def unstack(params: Tree, config: ModelConfig) -> list[Tree]:
     """The weights of each layer; slice them outside a decoding loop, so that they are cut out once."""
     return [_layer(params["layers"], i) for i in range(config.num_hidden_layers)]
 
 
 def unstack_lora(
-    adapters: Params | None, select: jax.Array | None, config: ModelConfig
+    adapters: Tree | None, select: jax.Array | None, config: ModelConfig
 ) -> list[LayerLora | None]:
     """The adapters of each layer together with the rows' choice among them (see `lora.select_rows`)."""
     if adapters is None or select is None:
@@ -73,8 +72,8 @@ def unstack_lora(
 
 @qwen3.full_precision
 def extend(
-    params: Params,
-    layers: list[Params],
+    params: Tree,
+    layers: list[Tree],
     config: ModelConfig,
     cache: Cache,
     tokens: jax.Array,
@@ -100,7 +99,7 @@ def extend(
     return hidden, Cache(tuple(keys), tuple(values))
 
 
-def _layer(stacked: Params, index: int) -> Params:
+def _layer(stacked: Tree, index: int) -> Tree:
     return jax.tree.map(lambda w: w[index], stacked)
 
 

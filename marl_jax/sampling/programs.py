@@ -17,9 +17,9 @@ from marl_jax.models import lora as lora_lib
 from marl_jax.models import qwen3
 from marl_jax.models.config import ModelConfig
 from marl_jax.models.decode import Cache
+from marl_jax.models.table import Tree
 from marl_jax.sampling import methods
 
-Params = dict[str, Any]
 Array = Any  # of numpy on the host, of JAX inside a program
 
 
@@ -65,8 +65,8 @@ class Sampled:
 
 @functools.partial(jax.jit, static_argnames=("config", "features", "steps", "scale"), donate_argnames="cache")
 def decode(
-    params: Params,
-    adapters: Params | None,
+    params: Tree,
+    adapters: Tree | None,
     cache: Cache,
     lanes: Lanes,
     *,
@@ -105,8 +105,8 @@ def decode(
 
 @functools.partial(jax.jit, static_argnames=("config", "attended", "scale"), donate_argnames="cache")
 def prefill(
-    params: Params,
-    adapters: Params | None,
+    params: Tree,
+    adapters: Tree | None,
     cache: Cache,
     rows: jax.Array,
     tokens: jax.Array,
@@ -199,5 +199,5 @@ def _sample(
     return token, logprob, untempered, kept
 
 
-def _select(adapters: Params | None, index: jax.Array, scale: float) -> jax.Array | None:
+def _select(adapters: Tree | None, index: jax.Array, scale: float) -> jax.Array | None:
     return None if adapters is None else lora_lib.select_rows(index, adapters, scale)
