@@ -110,12 +110,12 @@ class Live:
         self.note(f"step {record.get('step')}: {split}{problems}{_difference(record)}")
 
     def note(self, text: str) -> None:
-        """A line that stays: a warning, where the run was resumed, what was saved."""
-        if not self._terminal:
-            self._line(text)
-            return
-        self._erase()
-        self._write(_printable(text) + "\n")
+        """What stays, in one line or several: the page of the start, warnings, where the run was resumed."""
+        if self._terminal:
+            self._write(self._up() + "\r\033[J")
+            self._drawn = []
+        for line in text.splitlines():
+            self._line(line)
         self._draw()
 
     def close(self) -> None:
@@ -176,10 +176,6 @@ class Live:
         lines = [_cut(_printable(line), columns - 1) for line in self._lines()][: max(rows - 1, 1)]
         self._write(self._up() + "".join(f"\r\033[K{line}\n" for line in lines) + "\033[J")
         self._drawn = lines
-
-    def _erase(self) -> None:
-        self._write(self._up() + "\r\033[J")
-        self._drawn = []
 
     def _up(self) -> str:
         """To the first of the lines drawn before; a terminal that became narrower has wrapped them since."""

@@ -202,11 +202,11 @@ def test_notes_stay_above_and_hold_nothing_that_a_terminal_obeys():
     view = Live(10, ROLES, stream, Clock())
     view.step(1, metrics())
     view.note("resumed at step 1")
-    view.note("warning: \033[2J\a\nline two\r")
+    view.note("warning: \033[2J\a\nline two\rline three")
     view.step(2, metrics())
     shown = stream.screen()
-    assert shown[:2] == ["resumed at step 1", "warning:  [2J  line two "]
-    assert shown[2].startswith("step      2/10")
+    assert shown[:4] == ["resumed at step 1", "warning:  [2J ", "line two", "line three"]
+    assert shown[4].startswith("step      2/10")
 
 
 def test_an_exception_leaves_the_last_state_and_a_clean_line_below():

@@ -1,0 +1,164 @@
+"""Folders of runs, written by hand as the training run writes them."""
+
+import json
+import math
+
+import numpy as np
+
+from marl_jax.rollouts import CallRecord, Episode, write_episodes
+from marl_jax.tasks.task import Task
+
+ROLES = ("generator", "aggregator")
+
+
+def call(role, text, slot=0, answer=None, **more):
+    tokens = tuple(range(len(text) % 7 + 1))
+    return CallRecord(
+        role, "p0" if role == "generator" else "p1", slot, 0, (1, 2, 3), tokens, (-0.5,) * len(tokens), text, "stop",
+        answer, **more,
+    )  # fmt: skip
+
+
+def episode(question="12+34=?", answer="46", texts=None, **more):
+    texts = texts or ("12+34 is \\boxed{46}", "It is \\boxed{45}", "I say \\boxed{46}")
+    calls = [call("generator", text, slot, text[-3:-1]) for slot, text in enumerate(texts)]
+    calls.append(call("aggregator", "\\boxed{1}", answer="1", reads=(0, 1, 2)))
+    return Episode(Task("t1", "math", question, gold="46"), 0, "voting", tuple(calls), answer, **more)
+
+
+def metrics(step, roles=ROLES, isolated=True, **more):
+    rng = np.random.default_rng(step)
+    learned = 1 - math.exp(-step / 60)
+    line = {
+        "step": step,
+        "reward": 0.42 + 0.2 * learned + rng.normal(0, 0.02),
+        "episodes": 512,
+        "calls": 2048,
+    }
+    line |= {"tokens": 25_000 + step, "failed": 0, "prompts_cut": 0}
+    policies = {role: f"p{k}" if isolated else "p0" for k, role in enumerate(roles)}
+    norms = {
+        role: (0.4 + 1.1 * k) * math.exp(rng.normal(0, 0.2) + step / 150) for k, role in enumerate(roles)
+    }
+    for k, role in enumerate(roles):
+        name, groups = f"role/{role}", f"groups/{role}"
+        line |= {f"reward/{role}": line["reward"] + 0.06 * k, f"credit/{role}/outcome": line["reward"]}
+        line |= {f"{groups}/groups": 64, f"{groups}/singletons": 0, f"{groups}/zero_variance": 20 + k}
+        line |= {
+            f"{name}/entropy": 0.9 * math.exp(-step / 80) + 0.1 * k,
+            f"{name}/perplexity": 1.9 - 0.5 * learned,
+        }
+        line |= {f"{name}/chi2": 1e-6 * (k + 1), f"{name}/length": 14 + 30 * k * learned + rng.normal(0, 0.4)}
+        line |= {f"{name}/truncated_share": 0.01 * k, f"{name}/unreadable_share": 0.1 * (1 - learned)}
+        line |= {f"{name}/advantage_zero_share": 0.3, f"{name}/ratio_mean": 1.0}
+        policy = policies[role]
+        line |= {f"gradient/{policy}/norm/{role}": norms[role], f"gradient/{policy}/share/{role}": 1.0}
+        line |= {f"gradient/{policy}/amplification": 1.0 if isolated else 1.4}
+        line |= {
+            f"policy/{policy}/grad_norm": norms[role],
+            f"policy/{policy}/learning_rate": 3e-4,
+            f"policy/{policy}/skipped": 0,
+        }
+        line |= {
+            f"policy/{policy}/clip_fraction_low": 0.001,
+            f"policy/{policy}/clip_fraction_high": 0.002,
+            f"policy/{policy}/update_norm": 0.01,
+        }
+    line |= {
+        "time/rollout": 5.0,
+        "time/grade": 0.4,
+        "time/learn": 2.5,
+        "time/step": 8.0,
+        "time/tokens_per_second": 3100.0,
+    }
+    return line | more
+
+
+def evaluation(step, accuracy, difference=None, **more):
+    record = {"step": step, "split": "val", "mode": "trained", "accuracy": accuracy}
+    record |= {"ci_low": accuracy - 0.06, "ci_high": accuracy + 0.055, "problems": 128, "samples": 1}
+    return record | {"any_correct": min(accuracy + 0.2, 1), "roles": {}, "difference": difference} | more
+
+
+def config(cell="voting-isolated-s-math", steps=200, **more):
+    policies = {"generator": "p0", "aggregator": "p1" if "isolated" in cell else "p0"}
+    return {
+        "schema": 1,
+        "config": {
+            "schema": 1,
+            "cell": cell,
+            "workflow": {"name": "voting", "settings": {"votes": 3}, "prompts": "micro"},
+            "policies": {
+                "map": policies,
+                "base": "configs/bases/micro-s",
+                "train": "full",
+                "frozen_roles": [],
+            },
+            "data": {"family": "math", "name": "micro_math", "problems": 64, "seed": 0},
+            "sampling": {"max_new_tokens": 64, "temperature": 1.0, "top_p": 1.0, "top_k": 0},
+            "rollout": {"samples": 8},
+            "learner": {"optimiser": {"schedule": {"peak": 3e-4}}},
+            "steps": steps,
+            "seed": 7,
+        },
+        "digests": {"base": "a" * 64, "data": "b" * 64},
+        "versions": {"marl_jax": "0.1.0", "code": "c" * 64, "jax": "0.10.2"},
+        "settled": {"lanes": 512},
+        "changes": [],
+        **more,
+    }
+
+
+def write_lines(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_run(folder, *, about=None, lines=None, evaluations=None, episodes=None):
+    """A folder; `episodes` is {step: [(episode, line of the rewards file)]}."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(about or config()))
+    if lines is not None:
+        write_lines(folder / "metrics.jsonl", lines)
+    if evaluations is not None:
+        write_lines(folder / "eval.jsonl", evaluations)
+    for step, entries in (episodes or {}).items():
+        path = folder / "episodes" / f"step-{step:06d}.jsonl.gz"
+        write_episodes(path, [one for one, _ in entries])
+        rewards = [earned for _, earned in entries]
+        if all(earned is not None for earned in rewards):
+            write_lines(folder / "episodes" / f"step-{step:06d}.rewards.jsonl", rewards)
+    return folder
+
+
+RIGHT = {"outcome": 1.0, "rewards": [1.0, -0.5, 1.0, 1.0], "advantages": [0.7, -1.2, 0.7, None]}
+WRONG = {"outcome": 0.0, "rewards": [0.0, -1.0, 0.0, -1.0], "advantages": [-0.9, -1.4, -0.9, -0.8]}
+
+
+def full_run(folder, steps=200, cell="voting-isolated-s-math"):
+    """A run with everything."""
+    accuracies = {
+        step: 0.421 + 0.19 * (1 - math.exp(-step / 50)) - 0.0004 * max(step - 110, 0)
+        for step in range(0, steps + 1, 10)
+    }
+    evaluations = [
+        evaluation(
+            step,
+            a,
+            None if step == 0 else {"mean": a - 0.421, "low": a - 0.421 - 0.07, "high": a - 0.421 + 0.07},
+        )
+        for step, a in accuracies.items()
+    ]
+    evaluations.append(evaluation(steps, 0.55, split="test", samples=4, problems=512))
+    lines = [metrics(step, isolated="isolated" in cell) for step in range(1, steps + 1)]
+    lines[2]["warnings"] = [
+        "role 'generator': sampler and trainer log-probs are up to 0.0012 apart (tolerance 0.001)"
+    ]
+    lines[9]["warnings"] = [
+        "role 'generator': sampler and trainer log-probs are up to 0.0031 apart (tolerance 0.001)"
+    ]
+    wrong = episode(answer="45", texts=("12+34 is \\boxed{45}", "no idea", "hm \\boxed{45}"))
+    episodes = {10: [(wrong, WRONG), (episode(), RIGHT)], steps: [(episode(), RIGHT), (wrong, WRONG)]}
+    return write_run(
+        folder, about=config(cell, steps), lines=lines, evaluations=evaluations, episodes=episodes
+    )

@@ -1,0 +1,109 @@
+"""What is read and worked out from a run's folder: episodes, shares, stability, warnings."""
+
+import numpy as np
+import pytest
+from run_folder import RIGHT, config, episode, evaluation, metrics, write_lines, write_run
+
+from marl_jax.study import curves, record, tables
+from marl_jax.study.record import Series, read_run
+
+
+def test_episodes_without_rewards_are_shown_as_not_graded(tmp_path):
+    run = read_run(write_run(tmp_path / "run", episodes={1: [(episode(), None), (episode(), None)]}))
+    chosen, unread = record.samples(run)
+    assert [(sample.step, sample.right, list(sample.rewards)) for sample in chosen] == [(1, None, [])] * 2
+    assert unread == []
+
+
+def test_episodes_that_cannot_be_read_are_named_and_the_others_shown(tmp_path):
+    folder = write_run(tmp_path / "run", episodes={1: [(episode(), RIGHT)], 9: [(episode(), RIGHT)]})
+    (folder / "episodes" / "step-000009.jsonl.gz").write_bytes(b"no gzip")
+    chosen, unread = record.samples(read_run(folder))
+    assert [sample.step for sample in chosen] == [1]
+    assert len(unread) == 1 and "step-000009.jsonl.gz' cannot be read as episodes" in unread[0]
+    write_lines(folder / "episodes" / "step-000001.rewards.jsonl", [RIGHT, RIGHT])
+    chosen, unread = record.samples(read_run(folder))
+    assert chosen == [] and "has 2 lines for 1 episodes" in unread[0]
+
+
+def test_shares_of_gradient_mass_are_norms_over_their_sum():
+    norms = {
+        "a": Series(np.array([1.0, 2, 3]), np.array([1.0, 3.0, 0.0])),
+        "b": Series(np.array([1.0, 3]), np.array([3.0, 0.0])),
+    }
+    shares = record.gradient_shares(norms)
+    np.testing.assert_array_equal(shares["a"].values, [0.25, 1.0, np.nan])
+    np.testing.assert_array_equal(shares["b"].values, [0.75, 0.0, np.nan])
+
+
+def test_a_role_of_several_policies_has_a_curve_for_each(tmp_path):
+    line = {
+        "step": 1,
+        "reward/g": 0.5,
+        "gradient/p1/norm/g": 2.0,
+        "gradient/p0/norm/g": 1.0,
+        "gradient/p0/norm/a": 3,
+    }
+    about = config()
+    about["config"]["policies"]["map"] = {"a": "p0", "g/0": "p0", "g/1": "p1"}
+    run = read_run(write_run(tmp_path / "run", about=about, lines=[line]))
+    assert run.roles == ("a", "g")
+    norms = record.gradient_norms(run)
+    assert {name: series.values.tolist() for name, series in norms.items()} == {
+        "a": [3.0], "g (p1)": [2.0], "g (p0)": [1.0],
+    }  # fmt: skip
+    assert next(iter(norms)) == "a"
+
+
+def test_amplification_is_that_of_parallel_slots_where_they_were_kept_apart(tmp_path):
+    slots = {
+        "gradient/p0/slots/generator/amplification": 2.5,
+        "gradient/p1/slots/aggregator/amplification": 1.0,
+    }
+    lines = [metrics(step) for step in (1, 2)]
+    apart = read_run(write_run(tmp_path / "apart", lines=[line | slots for line in lines]))
+    assert {n: s.values.tolist() for n, s in record.amplifications(apart).items()} == {
+        "generator": [2.5, 2.5]
+    }
+    isolated = read_run(write_run(tmp_path / "isolated", lines=lines))
+    assert record.amplifications(isolated) == {}
+    shared = read_run(
+        write_run(tmp_path / "shared", lines=[metrics(step, isolated=False) for step in (1, 2)])
+    )
+    assert {n: s.values.tolist() for n, s in record.amplifications(shared).items()} == {"p0": [1.4, 1.4]}
+
+
+def stability_of(tmp_path, accuracies):
+    records = [evaluation(10 * k, a) for k, a in enumerate(accuracies)]
+    return record.stability(read_run(write_run(tmp_path / "run", evaluations=records)))
+
+
+def test_terminal_is_the_mean_of_the_last_three_evaluations(tmp_path):
+    end = stability_of(tmp_path, [0.9, 0.5, 0.7, 0.6, 0.7, 0.65])
+    assert (end.peak["step"], end.terminal, end.steps) == (20, pytest.approx(0.65), (30, 40, 50))
+    assert not end.cliff  # the peak's interval begins at 0.64
+    assert stability_of(tmp_path, [0.9, 0.5, 0.7, 0.6, 0.65, 0.66]).cliff
+
+
+def test_two_evaluations_after_the_start_show_no_terminal_accuracy(tmp_path):
+    assert stability_of(tmp_path, [0.4, 0.5, 0.6]) is None
+
+
+def test_the_same_warning_of_many_steps_is_told_once(tmp_path):
+    lines = [{"step": k, "warnings": [f"gap 1e-0{k} apart", "other"][: 1 + (k == 2)]} for k in (1, 2, 3)]
+    lines[1] |= {"failed": 3, "policy/p0/skipped": 1}
+    lines[2] |= {"failed": 2, "policy/p0/skipped": 2}
+    about = config(changes=[["config.steps: 1 -> 2"]])
+    assert tables.warnings(read_run(write_run(tmp_path / "run", about=about, lines=lines))) == [
+        "3 steps, 1 to 3; the last: gap 1e-03 apart",
+        "step 2: other",
+        "5 episodes ended by an error",
+        "policy p0: 2 updates were skipped for gradients that were not finite",
+        "resumed with another configuration: config.steps: 1 -> 2",
+    ]
+
+
+def test_a_running_mean_looks_back_only_and_past_gaps():
+    values = np.array([2.0, 4.0, np.nan, 6.0, 8.0])
+    np.testing.assert_allclose(curves.running_mean(values, 3), [2, 3, 3, 5, 7])
+    np.testing.assert_array_equal(curves.running_mean(np.array([np.nan, 1.0]), 1), [np.nan, 1.0])
