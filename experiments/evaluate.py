@@ -1,0 +1,73 @@
+"""How good a run's policies are on held-out problems, and by how much better than at their start.
+
+    python -m experiments.evaluate --workdir=DIR                              # the latest checkpoint, on test
+    python -m experiments.evaluate --workdir=DIR --checkpoint=all --samples=4
+    python -m experiments.evaluate --workdir=DIR --mode=swapped               # roles exchange their policies
+    python -m experiments.evaluate --workdir=DIR --mode=single_transfer --role=worker
+    python -m experiments.evaluate --workdir=DIR --mode=generator_transfer --generator_from=DIR2
+
+Prints a table and appends to DIR/eval.jsonl. All checkpoints meet the same problems and the same noise, so that
+their differences are paired.
+"""
+
+import sys
+from collections.abc import Callable
+
+from absl import flags
+
+from experiments import cli
+from marl_jax.rollouts import Progress, progress_bar
+from marl_jax.runs.config import RunConfig
+from marl_jax.runs.folder import FolderError
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("workdir", "", "folder of the run")
+flags.DEFINE_string(
+    "checkpoint", None, "all, latest, best, base or a step; None: latest, for generator_transfer base"
+)
+flags.DEFINE_string("split", "test", "test or val")
+flags.DEFINE_integer("samples", 1, "episodes per problem")
+flags.DEFINE_integer("problems", None, "only the first so many")
+flags.DEFINE_string("mode", "trained", "trained, base, single_transfer, generator_transfer or swapped")
+flags.DEFINE_string(
+    "role", "generator", "who plays alone in single_transfer, is replaced in generator_transfer"
+)
+flags.DEFINE_string("generator_from", None, "folder of a single agent's run, for generator_transfer")
+flags.DEFINE_string("generator_checkpoint", "latest", "latest, best, base or a step of that run")
+flags.DEFINE_integer("seed", None, "of the noise; None: the run's")
+flags.DEFINE_bool("accept_changes", False, "although base, data or prompts are not what the run began with")
+
+
+def main(config: RunConfig | None, left: list[str]) -> None:
+    from marl_jax.runs.casts import Donor
+    from marl_jax.runs.evaluate import evaluate
+    from marl_jax.runs.tables import table
+
+    if config or left:
+        raise FolderError(
+            "evaluate takes flags alone, the configuration is the run's own: leave the rest out"
+        )
+    donor = Donor(FLAGS.generator_from, FLAGS.generator_checkpoint) if FLAGS.generator_from else None
+    records = evaluate(
+        FLAGS.workdir,
+        checkpoint=FLAGS.checkpoint,
+        split=FLAGS.split,
+        samples=FLAGS.samples,
+        problems=FLAGS.problems,
+        mode=FLAGS.mode,
+        role=FLAGS.role,
+        donor=donor,
+        seed=FLAGS.seed,
+        accept_changes=FLAGS.accept_changes,
+        watch=watch,
+    )
+    print(table(records))
+
+
+def watch(name: str) -> Callable[[Progress], None]:
+    print(f"evaluating {name}", file=sys.stderr)
+    return progress_bar()
+
+
+if __name__ == "__main__":
+    cli.run(main)

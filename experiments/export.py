@@ -1,0 +1,49 @@
+"""A policy of a run as a directory that transformers, PEFT, vLLM and others load.
+
+python -m experiments.export --workdir=DIR --policy=p0 --out=OUT                       # merged, Hugging Face
+python -m experiments.export --workdir=DIR --policy=p0 --out=OUT --format=peft         # of LoRA: the adapter
+python -m experiments.export --workdir=DIR --policy=p0 --out=OUT --checkpoint=best --dtype=float32
+"""
+
+from absl import flags
+
+from experiments import cli
+from marl_jax.runs.config import RunConfig
+from marl_jax.runs.folder import FolderError
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("workdir", "", "folder of the run")
+flags.DEFINE_string("policy", "", "which of its policies")
+flags.DEFINE_string("out", "", "directory to write")
+flags.DEFINE_string("checkpoint", "latest", "latest, best, base or a step")
+flags.DEFINE_string("format", "hf", "hf or peft")
+flags.DEFINE_string(
+    "dtype", None, "float32 or bfloat16; None: weights as the base is stored, adapters in float32"
+)
+flags.DEFINE_bool(
+    "accept_changes", False, "although the base or the tokenizer is not what the run began with"
+)
+
+
+def main(config: RunConfig | None, left: list[str]) -> None:
+    from marl_jax.runs.export import export
+
+    if config or left:
+        raise FolderError("export takes flags alone, the configuration is the run's own: leave the rest out")
+    done = export(
+        FLAGS.workdir,
+        FLAGS.policy,
+        FLAGS.out,
+        checkpoint=FLAGS.checkpoint,
+        format=FLAGS.format,
+        dtype=FLAGS.dtype,
+        accept_changes=FLAGS.accept_changes,
+    )
+    roles = ", ".join(done.roles)
+    print(
+        f"policy {done.policy} ({roles}) after step {done.step}, {FLAGS.format}, {done.dtype}: {done.directory}"
+    )
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,164 @@
+"""Who plays in an evaluation: which policy speaks for which role, in which workflow, and what that is compared with.
+
+trained              every role by its own policy           compared with the same at their start
+swapped              every role by the next one's policy    likewise
+generator_transfer   one role by a single agent's policy    likewise, with no transfer
+single_transfer      one role's policy, alone               compared with its own start, alone
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from marl_jax.learning.interventions import InterventionConfig
+from marl_jax.learning.rows import AdvantageConfig
+from marl_jax.policies import PolicySpec, policy_names, policy_of
+from marl_jax.rewards.credit import CreditConfig
+from marl_jax.runs.config import RunConfig
+from marl_jax.runs.fields import nearest
+from marl_jax.runs.folder import FolderError, digest_tokenizer, read_config
+from marl_jax.runs.parts import Parts, load_parts
+from marl_jax.runs.stored import check_unchanged, path_of, policies_at, read_which, whole_weights
+from marl_jax.workflows import single
+
+MODES = ("trained", "base", "single_transfer", "generator_transfer", "swapped")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cast:
+    """What is played, and what a record says of it."""
+
+    config: RunConfig
+    mode: str
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A cast, the one it is compared with, and the parts that serve both."""
+
+    cast: Cast
+    base: Cast
+    parts: Parts
+
+
+@dataclasses.dataclass(frozen=True)
+class Donor:
+    """Where a transferred policy comes from."""
+
+    workdir: str | os.PathLike[str]
+    checkpoint: str = "latest"
+
+
+def make_stage(
+    mode: str, config: RunConfig, parts: Parts, role: str, donor: Donor | None, accept_changes: bool = False
+) -> Stage:
+    """The stage of a mode; `role` is who plays alone, or who is replaced by the donor's policy."""
+    if (donor is not None) != (mode == "generator_transfer"):
+        raise FolderError("--generator_from=DIR belongs to --mode=generator_transfer: give both or neither")
+    base = Cast(config, "base")
+    match mode:
+        case "swapped":
+            return Stage(Cast(_swapped(config), mode), base, parts)
+        case "single_transfer":
+            return _alone(config, parts, role)
+        case "generator_transfer" if donor is not None:
+            return _transferred(config, parts, role, donor, accept_changes)
+    return Stage(Cast(config, mode), base, parts)
+
+
+def _swapped(config: RunConfig) -> RunConfig:
+    """Every role speaks with the policy of the next one, the last with that of the first."""
+    names = policy_names(config.policies.map)
+    if len(names) < 2:
+        raise FolderError(
+            f"--mode=swapped needs several policies; in this run '{names[0]}' speaks for all roles"
+        )
+    following = dict(zip(names, (*names[1:], names[0])))
+    return _mapped(config, {key: following[policy] for key, policy in config.policies.map.items()})
+
+
+def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
+    """The single-agent workflow, its generator spoken for by the policy of a role."""
+    policy = _policy(config, role)
+    if "generator" not in parts.prompts.files:
+        raise FolderError("--mode=single_transfer needs prompts for 'generator', and this run's have none")
+    # It answers as the workflow's generator does, where there is one: an aggregator may say no more than a number.
+    like = "generator" if "generator" in config.roles else role.split("/")[0]
+    settings = config.role_settings[like]
+    limits, room = config.rollout.limits, config.engine.max_prompt + settings.max_new_tokens
+    limits = dataclasses.replace(limits, context=min(limits.context or room, room))
+    alone = dataclasses.replace(
+        config,
+        workflow=dataclasses.replace(config.workflow, name=single.name, settings={}),
+        policies=_pruned(config, {"generator": policy}, frozen_roles=()),
+        sampling=settings,
+        role_sampling={},
+        rollout=dataclasses.replace(config.rollout, limits=limits),
+        # What follows is of training, and of the roles that are not here.
+        rewards=CreditConfig(),
+        advantages=dataclasses.replace(config.advantages, group=AdvantageConfig().group),
+        learner=dataclasses.replace(config.learner, interventions=InterventionConfig(freeze=("generator",))),
+    )
+    cast = Cast(alone, "single_transfer", {"role": role})
+    own = {policy: parts.specs[policy]}
+    return Stage(cast, cast, dataclasses.replace(parts, workflow=single, specs=own))
+
+
+def _transferred(config: RunConfig, parts: Parts, role: str, donor: Donor, accept_changes: bool) -> Stage:
+    """A role of the workflow spoken for by the policy of a single agent, which is served as it is."""
+    _policy(config, role)
+    path = path_of(donor.workdir)
+    theirs = read_config(path)
+    if len(theirs.roles) != 1:
+        roles = ", ".join(theirs.roles)
+        raise FolderError(
+            f"the run in '{path}' has the roles {roles}: --generator_from must be of a single agent"
+        )
+    their_parts = load_parts(theirs)
+    if not accept_changes:
+        check_unchanged(path, theirs, their_parts)
+    if dataclasses.replace(their_parts.model, dtype=parts.model.dtype) != parts.model:
+        raise FolderError(
+            f"the model of the run in '{path}' has another shape than this run's: it cannot play here"
+        )
+    if digest_tokenizer(theirs.policies.base) != digest_tokenizer(config.policies.base):
+        raise FolderError(f"the run in '{path}' has another tokenizer than this run: it cannot play here")
+    which = read_which(donor.checkpoint, "--generator_checkpoint")
+    stored = policies_at(path, theirs, their_parts, which)
+    policy = policy_of(theirs.policies.map, theirs.roles[0])
+    name = f"{path}@{stored.name}"
+    specs = {**parts.specs, name: PolicySpec(base=name, frozen=True)}
+    weights = whole_weights(their_parts, policy, stored.trees[policy], parts.model.dtype)
+    taken = {
+        key: name if role in (key, key.split("/")[0]) else policy
+        for key, policy in config.policies.map.items()
+    }
+    about = {"role": role, "generator_from": str(path), "generator_step": stored.step}
+    return Stage(
+        Cast(_mapped(config, taken), "generator_transfer", about),
+        Cast(config, "base"),
+        dataclasses.replace(parts, specs=specs, bases={**parts.bases, name: weights}),
+    )
+
+
+# ---------------------------------------------------------------- maps
+
+
+def _policy(config: RunConfig, role: str) -> str:
+    """The policy that speaks for a role, or for one slot of it."""
+    name, _, slot = role.partition("/")
+    if role not in config.policies.map and role not in config.roles:
+        raise FolderError(f"--role is '{role}', which is no role of this run{nearest(role, config.roles)}")
+    return policy_of(config.policies.map, name, int(slot or 0))
+
+
+def _mapped(config: RunConfig, policy_map: Mapping[str, str]) -> RunConfig:
+    return dataclasses.replace(config, policies=_pruned(config, policy_map))
+
+
+def _pruned(config: RunConfig, policy_map: Mapping[str, str], **changes: Any) -> Any:
+    """The same policies under another map; those that it does not name begin nowhere."""
+    bases = {name: base for name, base in config.policies.bases.items() if name in policy_map.values()}
+    return dataclasses.replace(config.policies, map=dict(policy_map), bases=bases, **changes)

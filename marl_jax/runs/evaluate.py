@@ -1,0 +1,161 @@
+"""The accuracy of a run's policies on held-out problems: of one checkpoint, or of all.
+
+    checkpoint ──► policies ──► the same problems, the same noise ──► lines of eval.jsonl, each paired with the base
+
+Only this reads the test split. Who plays is a matter of the mode, see `casts`.
+"""
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+
+from marl_jax.policies import decode_groups
+from marl_jax.rewards.credit import grade_episodes
+from marl_jax.rollouts import Progress
+from marl_jax.runs import fields, folder
+from marl_jax.runs.casts import MODES, Cast, Donor, make_stage
+from marl_jax.runs.checkpoints import CheckpointError, Damaged, steps
+from marl_jax.runs.config import RunConfig
+from marl_jax.runs.evaluation import summary
+from marl_jax.runs.folder import FolderError, open_folder, read_config
+from marl_jax.runs.metrics import JsonLines, read_lines
+from marl_jax.runs.parts import Parts, load_parts, load_tasks
+from marl_jax.runs.play import engine_settings, make_service, play, start_graders
+from marl_jax.runs.stored import Asked, Stored, check_unchanged, path_of, policies_at, read_which
+from marl_jax.sampling.plan import EngineSettings, free_bytes, memory_bytes
+
+SPLITS = ("test", "val")
+NOISE = 0  # the step whose noise every evaluation has, the run's own too: checkpoints meet the same draws
+Watch = Callable[[str], Callable[[Progress], None] | None]
+
+
+def evaluate(
+    workdir: str | os.PathLike[str],
+    *,
+    checkpoint: str | None = None,
+    split: str = "test",
+    samples: int = 1,
+    problems: int | None = None,
+    mode: str = "trained",
+    role: str = "generator",
+    donor: Donor | None = None,
+    seed: int | None = None,
+    accept_changes: bool = False,
+    watch: Watch = lambda name: None,
+) -> list[dict[str, Any]]:
+    """Play `samples` episodes of each of the first `problems` (None: all) of a split: one record per checkpoint.
+
+    The base comes first, and the others carry their difference to it. What was played is appended to `eval.jsonl`.
+
+    Args:
+      checkpoint: all, latest, best, base or a step. None: latest, but base for generator_transfer, so that the other
+        roles are as they began.
+      mode, role, donor: who plays, see `casts`.
+      seed: of the noise; None: the run's.
+      accept_changes: evaluate although the base, the data or the prompts are not what the run began with.
+      watch: called with the name of the checkpoint that is played next; what it returns is shown the progress.
+    """
+    path = path_of(workdir)
+    for name, value in (("samples", samples), ("problems", problems)):
+        if value is not None and value < 1:
+            raise FolderError(f"--{name} is {value}; it must be at least 1")
+    for name, text, known in (("mode", mode, MODES), ("split", split, SPLITS)):
+        if text not in known:
+            raise FolderError(f"--{name}={text} is unknown{fields.nearest(text, known)}")
+    wanted = _wanted(path, checkpoint, mode)
+    with open_folder(path), contextlib.closing(JsonLines(path / "eval.jsonl")) as lines:
+        config = read_config(path)
+        parts = load_parts(config)
+        start_graders(config)
+        drawn = load_tasks(config.data, split)
+        if not accept_changes:
+            check_unchanged(path, config, parts, {split: drawn})
+        stored = _each(path, config, parts, wanted)
+        first = list(itertools.islice(stored, 1))  # one that is not there is told before anything is played
+        start = policies_at(path, config, parts, "base")
+        stage = make_stage(mode, config, parts, role, donor, accept_changes)
+        service = make_service(config, stage.parts, start.trees, _settings(path, config, stage.parts))
+        tasks = list(drawn[:problems])
+        noise = config.seed if seed is None else seed
+
+        def played(cast: Cast, of: Stored, base: list[float] | None) -> dict[str, Any]:
+            service.update(of.trees, of.updates)
+            show = watch(of.name)
+            episodes = play(
+                cast.config,
+                stage.parts,
+                service,
+                tasks,
+                samples=samples,
+                step=NOISE,
+                seed=noise,
+                progress=show,
+            )
+            found = summary(grade_episodes(episodes), samples, base)
+            about = {"split": split, "mode": cast.mode, "seed": noise, "checkpoint": of.name, **cast.about}
+            lines.write(of.step, about | found)
+            return {"step": of.step, **about, **found}
+
+        about = {
+            "split": split,
+            "seed": noise,
+            "samples": samples,
+            "problems": len(tasks),
+            **stage.base.about,
+        }
+        changed = accept_changes or folder.read(path).get("changes")
+        base = None if changed else _recorded(path, stage.base, about)
+        base = base or played(stage.base, start, None)
+        rest = itertools.chain(first, stored)
+        return [base, *(played(stage.cast, one, base["per_problem"]) for one in rest)]
+
+
+def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[Asked]:
+    """The checkpoints to play besides the base; those that are not there are refused."""
+    elsewhere = mode in ("generator_transfer", "swapped")  # where the base's policies, too, are another cast
+    default = "base" if mode in ("base", "generator_transfer") else "latest"
+    every = checkpoint == "all"
+    which = "latest" if every else read_which(checkpoint or default, "--checkpoint", also=("all",))
+    if mode == "base" and which != "base":
+        raise FolderError(f"--mode=base plays the base, not --checkpoint={checkpoint}: leave one of them out")
+    if which == "base":
+        return ["base"] if elsewhere else []
+    found = steps(path / "checkpoints")
+    if not found:
+        raise CheckpointError(f"there is no checkpoint in '{path / 'checkpoints'}': train first")
+    return list(found) if every else [which]
+
+
+def _each(path: Path, config: RunConfig, parts: Parts, wanted: list[Asked]) -> Iterator[Stored]:
+    """One after another, as they are asked for; of several, those that are damaged are left out."""
+    for which in wanted:
+        try:
+            yield policies_at(path, config, parts, which)
+        except Damaged as error:
+            if len(wanted) == 1:
+                raise
+            logging.warning("%s: it is left out", error)
+
+
+def _recorded(path: Path, base: Cast, about: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The base on the same problems and noise, if it was played before; the run's own step 0 is no other."""
+    modes = ("base", "trained") if base.mode == "base" else (base.mode,)
+    for line in read_lines(path / "eval.jsonl"):
+        same = all(line.get(name) == value for name, value in about.items())
+        if same and line["step"] == 0 and line["mode"] in modes:
+            return line
+    return None
+
+
+def _settings(path: Path, config: RunConfig, parts: Parts) -> EngineSettings:
+    """The shapes that the run settled on where this machine has the memory for them, else its own."""
+    if settled := folder.read(path).get("settled", {}).get("engine"):
+        settings = fields.from_json(EngineSettings, settled)
+        if len(decode_groups(parts.specs)) * memory_bytes(parts.model, settings) <= free_bytes():
+            return settings
+    return engine_settings(config, parts)

@@ -1,0 +1,117 @@
+"""A policy of a run as others load it: a Hugging Face directory, or a PEFT adapter on its base.
+
+hf     weights, adapters summed in (float32, then rounded once), config.json, tokenizer
+peft   the adapter as it was trained, adapter_config.json with the base's directory, tokenizer
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from marl_jax.models.hf import CONFIG as MODEL_FILE
+from marl_jax.models.hf import load_config, save_hf
+from marl_jax.models.peft import CONFIG as ADAPTER_FILE
+from marl_jax.models.peft import save_peft
+from marl_jax.models.tokenizer import save_tokenizer
+from marl_jax.runs.config import RunConfig
+from marl_jax.runs.fields import nearest
+from marl_jax.runs.files import disk_errors
+from marl_jax.runs.folder import FolderError, read_config
+from marl_jax.runs.parts import Parts, load_parts
+from marl_jax.runs.stored import check_unchanged, path_of, policies_at, read_which, whole_weights
+
+FORMATS = ("hf", "peft")
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    directory: Path
+    policy: str
+    roles: tuple[str, ...]  # that it speaks for
+    step: int
+    dtype: str
+
+
+def export(
+    workdir: str | os.PathLike[str],
+    policy: str,
+    out: str | os.PathLike[str],
+    *,
+    checkpoint: str = "latest",
+    format: str = "hf",
+    dtype: str | None = None,
+    accept_changes: bool = False,
+) -> Exported:
+    """Write a policy at a checkpoint (latest, best, base or a step) to the directory `out`.
+
+    `dtype` is float32 or bfloat16; None: weights as the base is stored, an adapter in float32 as it is trained.
+    """
+    path = path_of(workdir)
+    which = read_which(checkpoint, "--checkpoint")
+    for name, text, known in (("format", format, FORMATS), ("dtype", dtype or DTYPES[0], DTYPES)):
+        if text not in known:
+            raise FolderError(f"--{name}={text} is unknown{nearest(text, known)}")
+    config = read_config(path)
+    named = config.policies.map.values()
+    if policy not in named:
+        raise FolderError(
+            f"--policy is '{policy}', which is no policy of this run{nearest(policy, set(named))}"
+        )
+    directory = _directory(out, format, path, config)
+    parts = load_parts(config)
+    spec = parts.specs[policy]
+    if format == "peft" and not spec.lora:
+        kept = "a frozen copy of its base" if spec.frozen else "trained in all its weights"
+        raise FolderError(f"policy '{policy}' is {kept}, so there is no adapter: use --format=hf")
+    if not accept_changes:
+        check_unchanged(path, config, parts)
+    stored = policies_at(path, config, parts, which)
+    if format == "hf":
+        dtype = dtype or load_config(spec.base).dtype
+    dtype = dtype or "float32"
+    try:
+        with disk_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            write = _write_hf if format == "hf" else _write_peft
+            write(directory, parts, policy, stored.trees[policy], dtype, config)
+    except OSError as error:
+        raise FolderError(
+            f"'{directory}' cannot be written ({error.strerror}): choose another --out"
+        ) from None
+    roles = tuple(role for role, name in config.policies.map.items() if name == policy)
+    return Exported(directory, policy, roles, stored.step, dtype)
+
+
+def _write_hf(directory: Path, parts: Parts, policy: str, tree: Any, dtype: str, config: RunConfig) -> None:
+    model = dataclasses.replace(parts.model, dtype=dtype)
+    save_hf(directory, model, whole_weights(parts, policy, tree, dtype), parts.tokenizer)
+
+
+def _write_peft(directory: Path, parts: Parts, policy: str, tree: Any, dtype: str, config: RunConfig) -> None:
+    stack = jax.tree.map(lambda leaf: leaf[None].astype(dtype), tree)
+    base = str(Path(parts.specs[policy].base).absolute())
+    save_peft(directory, parts.model, stack, 0, alpha=config.policies.lora_alpha, base_model=base)
+    save_tokenizer(directory, parts.tokenizer)
+
+
+def _directory(out: str | os.PathLike[str], format: str, run: Path, config: RunConfig) -> Path:
+    """Where to write; not over a base or a run, and not a model beside an adapter, which would load as one."""
+    if not os.fspath(out):
+        raise FolderError("--out is missing: give the directory to write")
+    directory = Path(out).expanduser().absolute()
+    bases = [config.policies.base, *config.policies.bases.values()]
+    taken = {run.resolve(), *(Path(base).resolve() for base in bases)}
+    if directory.resolve() in taken:
+        raise FolderError(f"'{directory}' is the run itself or a base of it: choose another --out")
+    other = ADAPTER_FILE if format == "hf" else MODEL_FILE
+    if (directory / other).exists():
+        raise FolderError(
+            f"'{directory}' holds {other}, of another format than {format}: choose another --out"
+        )
+    return directory

@@ -1,0 +1,94 @@
+"""The policies of a run as its folder holds them: at their start, or as a checkpoint has them.
+
+    DIR/config.json ──► configuration, parts        DIR/checkpoints/STEP + parts ──► {policy: tree}
+
+For evaluation and export, which read what training wrote. What a run began with has to be as it was: adapters belong
+to the weights that they were trained on.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, cast
+
+import jax
+import jax.numpy as jnp
+
+from marl_jax.models.lora import merge
+from marl_jax.policies import Tree
+from marl_jax.runs import folder
+from marl_jax.runs.checkpoints import Which, restore
+from marl_jax.runs.config import RunConfig
+from marl_jax.runs.fields import nearest
+from marl_jax.runs.folder import FolderError
+from marl_jax.runs.parts import Parts, digests
+from marl_jax.tasks import Task
+
+Asked = Which | Literal["base"]
+NAMED = ("latest", "best", "base")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """All policies of a run after some step."""
+
+    step: int
+    trees: dict[str, Tree]
+    updates: dict[str, int]  # behind each policy
+
+    @property
+    def name(self) -> str:
+        """As it is asked for."""
+        return str(self.step) if self.step else "base"
+
+
+def read_which(text: str, flag: str, also: Sequence[str] = ()) -> Asked:
+    """What a flag asks for: latest, best, base or a step. `also` is what else the flag takes, told on a mistake."""
+    if text in NAMED:
+        return cast(Asked, text)
+    if text.isdecimal():
+        return int(text) or "base"
+    raise FolderError(f"{flag}={text} is unknown{nearest(text, (*also, *NAMED, 'a step'))}")
+
+
+def path_of(workdir: str | os.PathLike[str]) -> Path:
+    """The folder of a run that was started."""
+    if not os.fspath(workdir):
+        raise FolderError("--workdir is missing: give the directory of the run")
+    folder.read(path := Path(workdir).expanduser().absolute())
+    return path
+
+
+def check_unchanged(
+    path: Path, config: RunConfig, parts: Parts, splits: Mapping[str, Sequence[Task]] | None = None
+) -> None:
+    """Refuse a base, a tokenizer, prompts, data or code of one's own that are not what the run began with."""
+    began, now = folder.read(path).get("digests", {}), digests(config, parts, dict(splits or {}))
+    both = [name for name in now if name in began]
+    if lines := folder.differences({name: began[name] for name in both}, {name: now[name] for name in both}):
+        raise FolderError(
+            f"what the run in '{path}' began with is no longer there ({'; '.join(lines)}): "
+            "put it back, or accept the change with --accept_changes"
+        )
+
+
+def policies_at(path: Path, config: RunConfig, parts: Parts, which: Asked) -> Stored:
+    """All policies: those that are trained from the checkpoint, the frozen ones as they are."""
+    start = parts.start(config.seed)
+    if which == "base":
+        return Stored(0, start, dict.fromkeys(parts.specs, 0))
+    template = {"policies": {name: start[name] for name in parts.trained}}
+    found, data = restore(path / "checkpoints", which, template)
+    updates = dict.fromkeys(parts.specs, 0) | data.get("updates", {})
+    return Stored(int(data["step"]), start | found["policies"], updates)
+
+
+def whole_weights(parts: Parts, policy: str, tree: Tree, dtype: str) -> Tree:
+    """A policy as one model: its own weights, or its adapter summed into its base in float32."""
+    spec = parts.specs[policy]
+    if spec.lora:
+        base = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), parts.bases[spec.base])
+        assert parts.lora_scale is not None
+        tree = merge(base, jax.tree.map(lambda leaf: leaf[None], tree), 0, parts.lora_scale)
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)

@@ -1,0 +1,95 @@
+"""Records of evaluations as a table for a terminal: one line per checkpoint, then one per role and checkpoint.
+
+    checkpoint  accuracy   95% interval  to base     95% interval  pass@4  any right
+    base           42.1%  38.0 .. 46.2%                             63.2%      70.1%
+    100            61.0%  56.8 .. 65.1%   +18.9%  +14.0 .. +23.8*   71.9%      78.0%
+
+A star stands at a difference whose interval excludes zero.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Record = Mapping[str, Any]
+
+
+def table(records: Sequence[Record]) -> str:
+    """Of records on the same problems; the first is what the others are compared with."""
+    played = records[-1]
+    title = "{split}: {problems} problems x {samples} samples, mode {mode}, seed {seed}".format(**played)
+    title += "".join(f", {name} {played[name]}" for name in ("role", "generator_from") if name in played)
+    sizes = [k for k in played["pass_at_k"] if k != "1"]
+    head = ["checkpoint", "accuracy", "95% interval", "to base", "95% interval"]
+    head += [*(f"pass@{k}" for k in sizes), "any right", "calls", "tokens", "errors"]
+    lines = [[_name(record), *_numbers(record, sizes)] for record in records]
+    roles = dict.fromkeys(role for record in records for role in record["roles"])
+    work = [
+        [role, _name(record), _work(record["roles"][role])]
+        for role in roles
+        for record in records
+        if role in record["roles"]
+    ]
+    parts = [title, _aligned([head, *lines], left=1)]
+    if work:
+        parts.append(_aligned([["role", "checkpoint", "own work"], *work], left=3))
+    return "\n\n".join(parts)
+
+
+def _name(record: Record) -> str:
+    """The checkpoint; of a cast that is not the run's own, its mode too."""
+    own = record["mode"] in ("trained", "base")
+    name = str(record.get("checkpoint", record["step"] or "base"))
+    return name if own else f"{name} {record['mode']}"
+
+
+def _numbers(record: Record, sizes: Sequence[str]) -> list[str]:
+    by = record["difference"]
+    return [
+        _share(record["accuracy"]),
+        f"{_share(record['ci_low'], '')} .. {_share(record['ci_high'])}",
+        "" if by is None else f"{by['mean']:+.1%}",
+        "" if by is None else f"{100 * by['low']:+.1f} .. {100 * by['high']:+.1f}{_star(by)}",
+        *(_share(record["pass_at_k"][k]) for k in sizes),
+        _share(record["any_correct"]),
+        f"{record['calls_per_episode']:.1f}",
+        f"{record['tokens_per_episode']:.1f}",
+        str(record["errors"]),
+    ]
+
+
+def _work(role: Record) -> str:
+    match role["kind"]:
+        case "judge":
+            text = (
+                f"{_share(role['accuracy'])} of {role['verdicts']} verdicts right; 'Correct' has precision "
+                f"{_share(role['precision'])} (of {role['said_correct']}), recall {_share(role['recall'])} "
+                f"(of {role['was_correct']})"
+            )
+        case "picker":
+            text = f"picks a right one in {_share(role['pick_when_possible'])} of {role['possible']} cases with one"
+        case "planner":
+            text = f"{_share(role['mean'])} right of what followed {role['calls']} plans"
+        case _:
+            text = f"{_share(role['accuracy'])} of {role['calls']} answers right"
+    return f"{text}; unreadable {_share(role['unreadable'])}"
+
+
+def _share(value: float | None, unit: str = "%") -> str:
+    return "-" if value is None else f"{100 * value:.1f}{unit}"
+
+
+def _star(interval: Record) -> str:
+    return "*" if interval["low"] > 0 or interval["high"] < 0 else " "
+
+
+def _aligned(rows: Sequence[Sequence[str]], left: int) -> str:
+    """Columns of equal width, the first `left` of them to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    cells = [
+        [
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths))
+        ]
+        for row in rows
+    ]
+    return "\n".join("  ".join(row).rstrip() for row in cells)

@@ -1,0 +1,207 @@
+"""Evaluating a run: who plays in which mode, on which problems, compared with what, and what is refused."""
+
+import json
+import shutil
+
+import pytest
+from stored_run import make_base, make_run, says
+
+from marl_jax.runs.casts import Donor
+from marl_jax.runs.checkpoints import CheckpointError
+from marl_jax.runs.evaluate import evaluate
+from marl_jax.runs.folder import FolderError
+from marl_jax.runs.metrics import read_lines
+from marl_jax.runs.tables import table
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A model that answers 1 (which is right) or 2, and picks 1 or 2."""
+    return make_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def trained(base, tmp_path_factory):
+    """Voting. After 10 steps the generator (p0) says 2; after 20 it says 1, and the aggregator (p1) picks 2."""
+    saved = {10: {"p0": says("2")}, 20: {"p0": says("1"), "p1": says("2")}}
+    return make_run(tmp_path_factory.mktemp("run"), base, saved, scores={10: 0.9, 20: 0.1})
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of one's own."""
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def lines(run):
+    return list(read_lines(run / "eval.jsonl"))
+
+
+def test_all_checkpoints_are_one_paired_table(run):
+    names = []
+    records = evaluate(run, checkpoint="all", samples=4, watch=names.append)
+    start, worse, better = records
+    assert names == ["base", "10", "20"] == [one["checkpoint"] for one in records]
+    assert [(one["step"], one["mode"]) for one in records] == [(0, "base"), (10, "trained"), (20, "trained")]
+    assert all((one["split"], one["problems"], one["samples"]) == ("test", 8, 4) for one in records)
+    assert 0.2 < start["accuracy"] < 0.8 and start["difference"] is None
+    assert (worse["accuracy"], better["accuracy"]) == (0.0, 1.0)
+    for one in (worse, better):  # problem by problem
+        gaps = [a - b for a, b in zip(one["per_problem"], start["per_problem"], strict=True)]
+        assert one["difference"]["mean"] == pytest.approx(sum(gaps) / 8)
+    assert better["difference"]["low"] > 0 > worse["difference"]["high"]
+    assert better["roles"]["generator"] == {"kind": "solver", "calls": 96, "unreadable": 0.0, "accuracy": 1.0}
+    assert lines(run) == records
+
+    shown = table(records)
+    assert shown.splitlines()[0] == "test: 8 problems x 4 samples, mode trained, seed 0"
+    rows = [line.split() for line in shown.splitlines()]
+    (row,) = (row for row in rows if row[0] == "20")
+    assert row[1] == "100.0%" and row[5].startswith("+") and row[8].endswith("*")
+    assert (
+        "aggregator  20          picks a right one in 100.0% of 32 cases with one; unreadable 0.0%" in shown
+    )
+
+
+def test_the_base_is_played_once_on_the_same_problems_and_noise(run):
+    names = []
+    first = evaluate(run, samples=2, watch=names.append)
+    assert names == ["base", "20"]
+    assert evaluate(run, samples=2, watch=names.append) == first
+    assert names[2:] == ["20"]
+    other = [{"samples": 1}, {"seed": 5}, {"split": "val"}, {"problems": 3}]
+    for change in other:
+        names.clear()
+        evaluate(run, watch=names.append, **{"samples": 2, **change})
+        assert names == ["base", "20"], change
+    assert [one["problems"] for one in lines(run)[-2:]] == [3, 3]
+
+
+def test_the_runs_own_evaluation_of_its_start_is_the_base(run):
+    (base,) = evaluate(run, checkpoint="base", split="val")
+    own = {**base, "mode": "trained"}
+    (run / "eval.jsonl").write_text(json.dumps(own) + "\n")
+    names = []
+    assert evaluate(run, split="val", watch=names.append)[0] == own
+    assert names == ["20"]
+
+
+def test_what_was_recorded_before_an_accepted_change_is_no_base(run):
+    evaluate(run, checkpoint="base")
+    about = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**about, "changes": [["digests.base: a -> b"]]}))
+    names = []
+    evaluate(run, checkpoint="base", watch=names.append)
+    assert names == ["base"]
+
+
+def test_latest_best_and_a_step(run):
+    for which, step in ((None, 20), ("latest", 20), ("best", 10), ("10", 10)):
+        assert evaluate(run, checkpoint=which)[-1]["step"] == step
+    for which in ("base", "0"):
+        assert [one["checkpoint"] for one in evaluate(run, checkpoint=which)] == ["base"]
+    assert [one["mode"] for one in evaluate(run, mode="base")] == ["base"]
+
+
+def test_roles_exchange_policies(run):
+    start, swapped = evaluate(run, mode="swapped", samples=4)
+    assert (start["mode"], swapped["mode"], swapped["step"]) == ("base", "swapped", 20)
+    # The aggregator's policy answers 2, and the generator's picks the first.
+    assert (swapped["accuracy"], swapped["roles"]["generator"]["accuracy"]) == (0.0, 0.0)
+
+
+def test_a_roles_policy_plays_alone_and_is_compared_with_its_start_alone(run):
+    start, alone = evaluate(run, mode="single_transfer", samples=4)
+    assert [one["mode"] for one in (start, alone)] == ["single_transfer"] * 2
+    assert (alone["accuracy"], alone["role"], list(alone["roles"])) == (1.0, "generator", ["generator"])
+    assert alone["calls_per_episode"] == 1 and 0.2 < start["accuracy"] < 0.8
+    other = evaluate(run, mode="single_transfer", role="aggregator", samples=4)
+    assert (other[1]["accuracy"], other[0]["difference"]) == (0.0, None)
+    assert "role aggregator" in table(other)
+    assert len(lines(run)) == 4  # nothing of another role, or of the workflow, was taken for a base
+
+
+def test_a_single_agents_policy_plays_the_generator(run, base, tmp_path):
+    saved = {5: {"p0": says("1")}, 6: {"p0": says("2")}}
+    donor = make_run(tmp_path / "donor", base, saved, "single-shared-xs-math", scores={5: 1.0})
+    start, with_it = evaluate(run, mode="generator_transfer", donor=Donor(donor, "best"), samples=4)
+    # The others are as they began, unless asked for otherwise.
+    assert (start["mode"], with_it["mode"], with_it["checkpoint"]) == ("base", "generator_transfer", "base")
+    assert (with_it["generator_step"], with_it["role"]) == (5, "generator")
+    assert (with_it["accuracy"], with_it["roles"]["generator"]["accuracy"]) == (1.0, 1.0)
+    assert with_it["roles"]["aggregator"]["possible"] == 32
+    assert with_it["difference"]["mean"] == pytest.approx(1 - start["accuracy"])
+    _, latest = evaluate(run, mode="generator_transfer", donor=Donor(donor), checkpoint="latest")
+    assert (latest["step"], latest["generator_step"], latest["accuracy"]) == (20, 6, 0.0)
+
+
+def test_lora_policies_are_served_with_their_base(base, tmp_path):
+    changes = {"policies__train": "lora", "policies__lora_rank": 4}
+    run = make_run(tmp_path, base, {1: {}}, "voting-shared-xs-math", **changes)
+    start, same = evaluate(run, samples=2)
+    assert same["per_problem"] == start["per_problem"]  # a fresh adapter is the base
+    with pytest.raises(
+        FolderError, match="--mode=swapped needs several policies; in this run 'p0' speaks for all"
+    ):
+        evaluate(run, mode="swapped")
+
+
+def test_a_damaged_checkpoint_of_many_is_left_out(run):
+    seal = run / "checkpoints" / "10" / "seal.json"
+    seal.write_text(seal.read_text()[:-20])
+    assert [one["checkpoint"] for one in evaluate(run, checkpoint="all")] == ["base", "20"]
+    with pytest.raises(CheckpointError, match="checkpoint 10 is damaged"):
+        evaluate(run, checkpoint="10")
+
+
+def refused(what):
+    """Nothing was played before it."""
+
+    def watch(name):
+        raise AssertionError(f"{name} is played although {what}")
+
+    return watch
+
+
+@pytest.mark.parametrize(
+    "asked, message",
+    [
+        ({"samples": 0}, "--samples is 0; it must be at least 1"),
+        ({"problems": 0}, "--problems is 0; it must be at least 1"),
+        ({"mode": "swaped"}, "--mode=swaped is unknown: did you mean 'swapped'?"),
+        ({"split": "tset"}, "--split=tset is unknown: did you mean 'test'?"),
+        ({"split": "train"}, "--split=train is unknown; there is: test, val"),
+        ({"checkpoint": "bets"}, "--checkpoint=bets is unknown: did you mean 'best'?"),
+        ({"checkpoint": "15"}, "there is no checkpoint of step 15 in .*; there is: 10, 20"),
+        ({"mode": "base", "checkpoint": "20"}, "--mode=base plays the base, not --checkpoint=20"),
+        ({"mode": "single_transfer", "role": "generater"}, "no role of this run: did you mean 'generator'?"),
+        ({"mode": "generator_transfer"}, "--generator_from=DIR belongs to --mode=generator_transfer"),
+        ({"donor": Donor("x")}, "--generator_from=DIR belongs to --mode=generator_transfer"),
+        ({"mode": "generator_transfer", "donor": Donor("x")}, "there is no run in '.*/x'"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_line(trained, asked, message):
+    with pytest.raises((FolderError, CheckpointError), match=message) as refusal:
+        evaluate(trained, watch=refused(asked), **asked)
+    assert "\n" not in str(refusal.value)
+
+
+def test_before_training_there_is_nothing_but_the_base(base, tmp_path):
+    with pytest.raises(FolderError, match=r"there is no run in '.*' \(no config.json\): train it first"):
+        evaluate(tmp_path / "none")
+    with pytest.raises(FolderError, match="--workdir is missing"):
+        evaluate("")
+    assert not (tmp_path / "none").exists()
+    run = make_run(tmp_path / "begun", base)
+    for which in ("latest", "best", "all", "7"):
+        with pytest.raises(CheckpointError, match="there is no checkpoint in .*: train first"):
+            evaluate(run, checkpoint=which)
+    assert len(evaluate(run, checkpoint="base")) == 1
+
+
+def test_a_donor_that_does_not_fit_is_refused(trained, base, tmp_path):
+    several = make_run(tmp_path / "several", base, {1: {}})
+    with pytest.raises(
+        FolderError, match="has the roles generator, aggregator: --generator_from must be of a single"
+    ):
+        evaluate(trained, mode="generator_transfer", donor=Donor(several))
