@@ -103,6 +103,13 @@ def _sampling(config: "RunConfig") -> Problems:
             f"a call may have engine.max_prompt + max_new_tokens = {room} tokens, the longest of "
             f"learner.batch.buckets is {config.learner.batch.buckets[-1]}: add a longer bucket"
         )
+    sampled = {role: own for role, own in config.role_settings.items() if own.temperature > 0}
+    if any(own.top_p < 1 or own.top_k for own in sampled.values()):
+        for role in (role for role, own in sampled.items() if not own.top_k):
+            yield (
+                f"role '{role}' has top_k 0 in a run that truncates: training renormalises over what was kept, "
+                f"so give the most tokens to keep, such as role_sampling.{role}.top_k=64"
+            )
     frozen = {*config.policies.frozen_roles, *config.learner.interventions.freeze}
     for role, settings in config.role_settings.items():
         if role not in frozen and settings.temperature != config.learner.temperature:

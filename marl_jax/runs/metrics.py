@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from marl_jax.runs.files import disk_errors, sync_directory
+from marl_jax.runs.files import disk_errors, sync_directory, write_atomically
 
 
 class JsonLines:
@@ -48,13 +48,12 @@ class JsonLines:
 
     def rewind(self, step: int) -> None:
         """Forget every line of a later step."""
-        kept = 0
-        with open(self.path, "rb") as file:
-            for line in file:
-                if _step(line, self.path) > step:
-                    break
-                kept += len(line)
-        self._cut(kept)
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if _step(line, self.path) <= step]
+        if len(kept) < len(lines):
+            self._file.close()
+            write_atomically(self.path, b"".join(kept).decode())
+            self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
 
     def close(self) -> None:
         self._file.close()

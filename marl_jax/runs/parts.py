@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 
 from marl_jax.learning import Qwen3
@@ -67,6 +68,19 @@ class Parts:
     def network(self, remat: str) -> Qwen3:
         """What the learner differentiates."""
         return Qwen3(self.model, self.lora_scale, remat)
+
+    def frozen_trees(self) -> dict[str, Tree]:
+        """The policies that are served and never change."""
+        return {name: self.bases[spec.base] for name, spec in self.specs.items() if spec.frozen}
+
+    def references(self, trees: dict[str, Tree]) -> dict[str, Tree]:
+        """{policy: the tree of its own start}, of each of these that learn: its base, or an adapter that is off."""
+        return {
+            name: jax.tree.map(jnp.zeros_like, tree)
+            if self.specs[name].lora
+            else self.bases[self.specs[name].base]
+            for name, tree in trees.items()
+        }
 
     def learned_bases(self) -> dict[str, Tree]:
         """{policy: the frozen weights under its adapter}; empty where all weights are trained."""

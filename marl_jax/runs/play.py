@@ -21,6 +21,7 @@ from marl_jax.tasks import Task, parse
 def engine_settings(config: RunConfig, parts: Parts) -> EngineSettings:
     """The shapes of each engine, planned from the configuration and the memory of this machine."""
     sampling = config.role_settings.values()
+    truncate = any(role.top_p < 1 or role.top_k > 0 for role in sampling)
     engines = sum(not spec.lora for spec in parts.specs.values() if not spec.frozen) or 1
     return plan(
         parts.model,
@@ -29,11 +30,26 @@ def engine_settings(config: RunConfig, parts: Parts) -> EngineSettings:
         lanes=config.engine.lanes,
         budget_bytes=config.engine.budget_bytes or free_bytes() // (2 * engines),
         features=Features(
-            truncate=any(role.top_p < 1 or role.top_k > 0 for role in sampling),
+            truncate=truncate,
+            candidates=max(role.top_k for role in sampling)
+            if truncate
+            else 0,  # what the trainer renormalises over
             min_new=any(role.min_new_tokens > 0 for role in sampling),
         ),
         steps=config.engine.steps,
     )
+
+
+def start_graders(config: RunConfig) -> None:
+    """Open the workers that grade, so that a machine that cannot isolate programs says so before anything is played."""
+    if config.data.family == "code":
+        from marl_jax.rewards.sandbox.pool import default_pool
+
+        default_pool()
+    else:
+        from marl_jax.rewards import math_pool
+
+        math_pool.start()
 
 
 def make_service(

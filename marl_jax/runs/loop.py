@@ -1,0 +1,317 @@
+"""The training run: one line from tasks to new policies, in a folder that can be killed at any moment.
+
+    tasks -> episodes -> rewards -> rows -> update -> engines -> metrics     then, when due: evaluation, checkpoint
+
+All randomness follows from the seed and the step, and everything else that a step depends on is in the checkpoint,
+so the same command goes on where it was and ends with the same numbers.
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from marl_jax.learning import Learner, LearnerState, resample, rows_of, with_advantages
+from marl_jax.policies import Tree, is_frozen
+from marl_jax.rewards.credit import CallRewards, Graded, totals
+from marl_jax.rollouts import Episode, ToolLog
+from marl_jax.rollouts.serving import Service
+from marl_jax.runs import fields, measures, page, plan
+from marl_jax.runs.checkpoints import Checkpoints
+from marl_jax.runs.checkpoints import steps as saved_steps
+from marl_jax.runs.config import RunConfig
+from marl_jax.runs.evaluation import summary
+from marl_jax.runs.folder import begin, open_folder
+from marl_jax.runs.live import Live
+from marl_jax.runs.metrics import Board, JsonLines, TensorBoard, WeightsAndBiases, read_lines
+from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks
+from marl_jax.runs.play import Played, engine_settings, judge, make_service, play, start_graders
+from marl_jax.runs.stopping import Stop, Stopped
+from marl_jax.sampling.plan import EngineSettings
+from marl_jax.tasks import Position, Task, TaskIterator
+
+EVALUATION_NOISE = 0  # the step whose noise every evaluation has: checkpoints are compared on the same draws
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """All that changes from step to step; a checkpoint holds it."""
+
+    step: int
+    trees: dict[str, Tree]  # of the policies that learn
+    learner: dict[str, LearnerState]
+    position: Position  # in the stream of tasks
+    accuracy: float | None = None  # of these policies, once they are evaluated
+    best: dict[str, Any] | None = None  # step and accuracy of the best evaluation so far
+    form: dict[str, dict[str, float]] = dataclasses.field(
+        default_factory=dict
+    )  # of every role before any update
+
+    @property
+    def updates(self) -> dict[str, int]:
+        """Optimiser updates of every policy so far."""
+        return {name: state.updates for name, state in self.learner.items()}
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The trees of a checkpoint."""
+        return {"policies": self.trees, "learner": self.learner}
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The rest of a checkpoint, as JSON."""
+        rest = {name: getattr(self, name) for name in ("step", "updates", "accuracy", "best", "form")}
+        return rest | {"position": dataclasses.asdict(self.position)}
+
+    def restored(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any]) -> "State":
+        """The state that a checkpoint holds."""
+        rest = {name: numbers[name] for name in ("step", "accuracy", "best", "form")}
+        position = Position(**numbers["position"])
+        return State(trees=arrays["policies"], learner=arrays["learner"], position=position, **rest)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """All that a step needs and that stays as it is."""
+
+    config: RunConfig
+    parts: Parts
+    folder: Path
+    problems: TaskIterator
+    watched: list[Task]  # the problems of evaluations; none: never evaluated
+    service: Service
+    learner: Learner
+    references: dict[str, Tree] | None
+    checkpoints: Checkpoints
+    metrics: JsonLines
+    evaluations: JsonLines
+    boards: list[Board]
+    live: Live
+    stop: Stop
+
+
+def train(
+    config: RunConfig,
+    workdir: str | os.PathLike[str],
+    *,
+    accept_changes: bool = False,
+    live: Live | None = None,
+) -> int:
+    """Train until `config.steps`, or until asked to stop (SIGTERM, Ctrl-C); the step that was reached.
+
+    It begins where the folder's newest checkpoint is. `accept_changes` goes on although the configuration, the data
+    or the code is not what the run was started with.
+    """
+    with contextlib.ExitStack() as stack:
+        run, state = _open(config, workdir, accept_changes, live, stack)
+        kept: tuple[int, float | None] | None = (state.step, state.accuracy) if state.step else None
+        try:
+            while True:
+                if _evaluation_due(run, state):
+                    state = evaluate(run, state)
+                if _save_due(config, state) and kept != (state.step, state.accuracy):
+                    save(run, state)
+                    kept = state.step, state.accuracy
+                if state.step == config.steps or run.stop.asked:
+                    break
+                state = step(run, state)
+        except Stopped:
+            pass  # the step under way is abandoned; it will be made again
+        if run.stop.asked and state.step and kept != (state.step, state.accuracy):
+            save(run, state)
+        run.checkpoints.wait()
+        if run.stop.asked:
+            run.live.note(f"stopped after step {state.step}; the same command goes on from there")
+        return state.step
+
+
+def step(run: Run, state: State) -> State:
+    """One step: the whole road, from problems to policies that have learned from them."""
+    config, parts, number = run.config, run.parts, state.step + 1
+    clock = measures.Clock()
+    worth: dict[tuple[int, ...], tuple[Graded, CallRewards]] = {}
+
+    # problems -> episodes -> rewards (again and again for problems that teach nothing, if asked to)
+    tasks = next(run.problems)
+    tools = ToolLog(run.folder / "tools" / f"step-{number}.jsonl")
+    at: dict[str, Any] = {"step": number, "tool_log": tools, "progress": run.stop.watch(run.live.rollout)}
+
+    def sample(some: Sequence[Task], first: int) -> list[Episode]:
+        run.live.phase("sampling")
+        with clock("rollout"):
+            return play(
+                config, parts, run.service, some, samples=config.rollout.samples, first_sample=first, **at
+            )
+
+    def reward(episodes: Sequence[Episode]) -> list[list[float]]:
+        run.live.phase("grading")
+        with clock("grade"):
+            judged = judge(parts, episodes)
+        worth.update(zip((episode.key for episode in episodes), zip(judged.graded, judged.components)))
+        return totals(judged.components)
+
+    drawn = resample(
+        sample, reward, tasks, config.advantages, draws=config.rollout.draws, workflow=config.workflow.name
+    )
+    graded, components = zip(*(worth[episode.key] for episode in drawn.episodes))
+    played = Played(drawn.episodes, list(graded), list(components))
+
+    # rewards -> rows with advantages -> update -> engines
+    run.live.phase("learning")
+    with clock("learn"):
+        rows = rows_of(drawn.episodes, drawn.rewards)
+        rows, groups = with_advantages(rows, config.advantages, config.workflow.name)
+        learned = [row for row in rows if not is_frozen(row.role, row.slot, config.policies.frozen_roles)]
+        trees, states, report = run.learner.step(
+            state.trees,
+            state.learner,
+            learned,
+            step=number,
+            bases=parts.learned_bases(),
+            references=run.references,
+        )
+        after = dataclasses.replace(
+            state,
+            step=number,
+            trees=trees,
+            learner=states,
+            position=run.problems.position,
+            accuracy=None,
+            form=state.form or measures.form(rows),
+        )
+        run.service.update(parts.frozen_trees() | trees, after.updates)
+
+    # what happened
+    draws = drawn.counts if config.rollout.draws > 1 else None
+    values = measures.of_step(played, rows, groups, draws, report, after.form, clock)
+    run.metrics.write(number, values)
+    for board in run.boards:
+        board.write(number, values)
+    every = config.logging.episodes_every
+    if every and number % every == 0:
+        some = config.logging.episodes_problems * config.rollout.samples
+        measures.write_episodes_of(run.folder / "episodes", number, played, rows, some)
+    run.live.step(number, values)
+    for warning in report.warnings:
+        run.live.note(f"step {number}: {warning}")
+    return after
+
+
+def evaluate(run: Run, state: State) -> State:
+    """The accuracy of the policies as they are on the val split, into `eval.jsonl`."""
+    run.live.phase("evaluating")
+    lines = read_lines(run.evaluations.path)
+    base = next((line for line in lines if (line["step"], line["split"]) == (0, "val")), None)
+    samples = run.config.evaluation.samples
+    episodes = play(
+        run.config,
+        run.parts,
+        run.service,
+        run.watched,
+        samples=samples,
+        step=EVALUATION_NOISE,
+        tool_log=ToolLog(run.folder / "tools" / f"eval-{state.step}.jsonl"),
+        progress=run.stop.watch(run.live.rollout),
+    )
+    graded = judge(run.parts, episodes).graded
+    found = summary(graded, samples, base["per_problem"] if base else None)
+    record = {"split": "val", "mode": "trained", "seed": run.config.seed, **found}
+    run.evaluations.write(state.step, record)
+    for board in run.boards:
+        board.write(state.step, {"eval": found})
+    run.live.evaluation({"step": state.step, **record})
+    best = state.best
+    if best is None or found["accuracy"] > best["accuracy"]:
+        best = {"step": state.step, "accuracy": found["accuracy"]}
+    return dataclasses.replace(state, accuracy=found["accuracy"], best=best)
+
+
+def save(run: Run, state: State) -> None:
+    """Begin to save; results of tools that no checkpoint can come back to are forgotten."""
+    complete = saved_steps(run.checkpoints.directory)
+    run.checkpoints.save(state.step, state.arrays, state.numbers, state.accuracy)
+    for path in (run.folder / "tools").glob("*-*.jsonl"):
+        if complete and int(path.stem.rpartition("-")[2]) < complete[0]:
+            path.unlink(missing_ok=True)
+
+
+def _evaluation_due(run: Run, state: State) -> bool:
+    """At every so many steps, before the first and after the last; not again for a state that has been."""
+    every = run.config.evaluation.every
+    due = every and (state.step % every == 0 or state.step == run.config.steps)
+    return bool(due and run.watched and state.accuracy is None)
+
+
+def _save_due(config: RunConfig, state: State) -> bool:
+    best = config.checkpoints.best and state.best is not None and state.best["step"] == state.step
+    return state.step > 0 and (
+        state.step % config.checkpoints.every == 0 or state.step == config.steps or best
+    )
+
+
+def _open(
+    config: RunConfig,
+    workdir: str | os.PathLike[str],
+    accept_changes: bool,
+    live: Live | None,
+    stack: contextlib.ExitStack,
+) -> tuple[Run, State]:
+    """The run at its start, or where its newest checkpoint is; what it holds open is closed with the stack."""
+    folder = stack.enter_context(open_folder(workdir))
+    live = live or stack.enter_context(Live(config.steps, config.roles))
+
+    # What the configuration names, all of it checked before anything is compiled.
+    parts = load_parts(config)
+    plan.check_fits(config, parts.model)
+    start_graders(config)
+    names = ("train", "val") if config.evaluation.every else ("train",)
+    splits = {name: load_tasks(config.data, name) for name in names}
+    settled = begin(
+        folder,
+        config,
+        digests(config, parts, splits),
+        lambda: {"engine": fields.to_json(engine_settings(config, parts))},
+        accept_changes=accept_changes,
+    )
+    sizes = {name: len(tasks) for name, tasks in splits.items()}
+    live.note(page.page(config, parts.model, folder=folder, tasks=sizes, settled=settled))
+
+    # The state: fresh, or as it was saved.
+    policies = parts.start(config.seed)
+    remat = config.policies.remat
+    learner = Learner(parts.network(remat), config.learner, config.policies.map, mesh=parts.mesh)
+    trees = {name: policies[name] for name in parts.trained}
+    state = State(0, trees, learner.init(trees), Position(seed=config.seed))
+    kinds = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
+    checkpoints = Checkpoints(folder / "checkpoints", **kinds)
+    stack.callback(checkpoints.close)
+    found = checkpoints.resume(state.arrays)
+    if found:
+        state = state.restored(*found)
+        live.note(f"resumed after step {state.step}")
+    settings = fields.from_json(EngineSettings, settled["engine"])
+    service = make_service(config, parts, policies | state.trees, settings, state.updates)
+    references = parts.references(state.trees) if config.learner.interventions.kl_coef else None
+
+    # The records: what the checkpoint has not seen is forgotten, and will be made again.
+    metrics, evaluations = JsonLines(folder / "metrics.jsonl"), JsonLines(folder / "eval.jsonl")
+    for record in (metrics, evaluations):
+        stack.callback(record.close)
+        record.rewind(state.step if found else -1)
+    boards: list[Board] = []
+    if config.logging.tensorboard:
+        boards.append(TensorBoard(folder / "tensorboard", state.step))
+    if config.logging.wandb:
+        boards.append(WeightsAndBiases(folder, config.logging.wandb_project, config.to_json()))
+    for board in boards:
+        stack.callback(board.close)
+    stop = stack.enter_context(Stop())
+    problems = TaskIterator(splits["train"], config.data.problems, state.position)
+    watched = list(splits["val"][: config.evaluation.problems]) if "val" in splits else []
+    run = Run(
+        config, parts, folder, problems, watched, service, learner, references, checkpoints, metrics,
+        evaluations, boards, live, stop,
+    )  # fmt: skip
+    return run, state

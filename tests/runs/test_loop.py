@@ -1,0 +1,288 @@
+"""The run survives anything: killed at any moment, it ends with the numbers of one that never was."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from tiny_run import make_base, tiny_config
+
+from marl_jax.rollouts import read_episodes
+from marl_jax.runs import loop
+from marl_jax.runs.checkpoints import restore, steps
+from marl_jax.runs.folder import FolderError
+from marl_jax.runs.live import Live
+from marl_jax.runs.metrics import comparable, read_lines
+
+SCRIPT = Path(__file__).with_name("tiny_run.py")
+
+
+def quiet(steps=8):
+    return Live(steps, ("generator", "aggregator"), io.StringIO())
+
+
+def run(base, workdir, **changes):
+    return loop.train(tiny_config(base, **changes), workdir, live=quiet())
+
+
+def weights(workdir, which="latest"):
+    """Every array of a checkpoint, as bytes by file-independent path."""
+    parts = loop.load_parts(tiny_config(BASE[0]))
+    templates = {"policies": {name: parts.start(0)[name] for name in parts.trained}}
+    trees, data = restore(Path(workdir) / "checkpoints", which, templates)
+    leaves = jax.tree_util.tree_flatten_with_path(trees)[0]
+    return data["step"], {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
+
+
+def records(workdir):
+    workdir = Path(workdir)
+    lines = [comparable(line) for line in read_lines(workdir / "metrics.jsonl")]
+    return lines, list(read_lines(workdir / "eval.jsonl"))
+
+
+BASE = []
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    BASE[:] = [make_base(tmp_path_factory.mktemp("base") / "tiny")]
+    return BASE[0]
+
+
+@pytest.fixture(scope="module")
+def whole(base, tmp_path_factory):
+    """A run that was never interrupted."""
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    assert run(base, workdir) == 8
+    return workdir
+
+
+def same(workdir, whole):
+    assert records(workdir) == records(whole)
+    assert weights(workdir) == weights(whole)
+
+
+def test_a_run_leaves_what_its_folder_promises(whole):
+    metrics, evaluations = records(whole)
+    assert [line["step"] for line in metrics] == list(range(1, 9))
+    assert [line["step"] for line in evaluations] == [0, 4, 8]
+    assert {"split": "val", "problems": 4, "samples": 1}.items() <= evaluations[0].items()
+    assert evaluations[0]["difference"] is None and evaluations[-1]["difference"] is not None
+    first = metrics[0]
+    assert first["episodes"] == 16 and first["calls"] == 48 and first["failed"] == 0
+    assert {"reward/generator", "own/generator", "role/generator/entropy", "policy/p0/grad_norm"} <= set(
+        first
+    )
+    assert first["role/generator/gap_max"] < 1e-4
+    assert first["cosine/generator/aggregator"] is None  # separate weights
+    assert len(steps(whole / "checkpoints")) >= 2
+    assert json.loads((whole / "config.json").read_text())["settled"]["engine"]["widths"]
+    episodes = read_episodes(whole / "episodes" / "step-000004.jsonl.gz")
+    lines = [
+        json.loads(line)
+        for line in (whole / "episodes" / "step-000004.rewards.jsonl").read_text().splitlines()
+    ]
+    assert len(episodes) == len(lines) == 4  # of one problem
+    assert [len(line["rewards"]) for line in lines] == [len(episode.calls) for episode in episodes]
+
+
+def test_training_raises_what_it_is_paid_for(whole):
+    rewards = [line["reward/generator"] for line in records(whole)[0]]
+    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.05
+
+
+def test_an_update_reaches_the_sampler_of_every_policy(whole):
+    for episode in read_episodes(whole / "episodes" / "step-000008.jsonl.gz"):
+        assert {(call.policy, call.version) for call in episode.calls} == {("p0", 7), ("p1", 7)}
+
+
+def test_a_finished_run_is_left_as_it_is(base, whole):
+    before = records(whole), weights(whole)
+    assert run(base, whole) == 8
+    assert (records(whole), weights(whole)) == before
+
+
+def test_another_seed_is_another_run_and_the_same_seed_the_same(base, whole, tmp_path):
+    run(base, tmp_path / "same")
+    same(tmp_path / "same", whole)
+    run(base, tmp_path / "other", seed=1)
+    assert records(tmp_path / "other")[0] != records(whole)[0]
+
+
+def interrupted(base, workdir, seconds):
+    command = [sys.executable, SCRIPT, base, workdir, *([] if seconds is None else [str(seconds)])]
+    return subprocess.run(
+        command, capture_output=True, timeout=600, env={**os.environ, "JAX_PLATFORMS": "cpu"}
+    )
+
+
+def killed_until_it_ends(base, workdir, moments):
+    """How often it died before it came through."""
+    deaths = 0
+    for seconds in moments:
+        ended = interrupted(base, workdir, seconds)
+        if ended.returncode == 0:
+            return deaths
+        assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()[-2000:]
+        deaths += 1
+    assert interrupted(base, workdir, None).returncode == 0
+    return deaths
+
+
+def test_a_run_killed_at_random_moments_ends_like_one_that_never_was(base, whole, tmp_path):
+    chance = random.Random(0)
+    moments = [chance.uniform(0, 2) for _ in range(2)]
+    assert killed_until_it_ends(base, tmp_path / "run", moments) >= 1
+    same(tmp_path / "run", whole)
+
+
+@pytest.mark.campaign
+def test_fifty_kills_change_nothing(base, whole, tmp_path):
+    chance, deaths, runs = random.Random(1), 0, 0
+    while deaths < 50:
+        moments = [chance.uniform(0, 3) for _ in range(8)]
+        deaths += killed_until_it_ends(base, tmp_path / f"run-{runs}", moments)
+        same(tmp_path / f"run-{runs}", whole)
+        runs += 1
+    print(f"{deaths} kills over {runs} runs")
+
+
+def test_sigterm_saves_and_ends_well_and_the_same_command_goes_on(base, whole, tmp_path):
+    class Asked(Live):
+        """Sends the signal in the middle of the rollout of step 4."""
+
+        def rollout(self, progress):
+            if self._step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            super().rollout(progress)
+
+    live = Asked(8, ("generator", "aggregator"), io.StringIO())
+    before = signal.getsignal(signal.SIGTERM)
+    began = time.monotonic()
+    assert loop.train(tiny_config(base), tmp_path / "run", live=live) == 3
+    assert time.monotonic() - began < 60 and signal.getsignal(signal.SIGTERM) is before
+    assert steps(tmp_path / "run" / "checkpoints")[-1] == 3
+    assert run(base, tmp_path / "run") == 8
+    same(tmp_path / "run", whole)
+
+
+def test_a_stop_while_evaluating_loses_no_evaluation(base, whole, tmp_path):
+    class Asked(Live):
+        def rollout(self, progress):
+            if self._step == 4 and self._phase == "evaluating":
+                os.kill(os.getpid(), signal.SIGTERM)
+            super().rollout(progress)
+
+    live = Asked(8, ("generator", "aggregator"), io.StringIO())
+    assert loop.train(tiny_config(base), tmp_path / "run", live=live) == 4
+    assert [line["step"] for line in records(tmp_path / "run")[1]] == [0]
+    run(base, tmp_path / "run")
+    same(tmp_path / "run", whole)
+
+
+def test_a_damaged_newest_checkpoint_costs_only_its_own_steps(base, whole, tmp_path):
+    run(base, tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoints" / "8"
+    victim = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    victim.write_bytes(victim.read_bytes()[:10])
+    run(base, tmp_path / "run")
+    same(tmp_path / "run", whole)
+    assert (tmp_path / "run" / "checkpoints" / "8.damaged").is_dir()
+
+
+def test_a_changed_configuration_is_refused_by_field_unless_accepted(base, whole):
+    changed = tiny_config(base, steps=9, seed=5)
+    with pytest.raises(FolderError) as error:
+        loop.train(changed, whole, live=quiet())
+    assert "config.steps: 8 -> 9" in str(error.value) and "config.seed: 0 -> 5" in str(error.value)
+    assert "--accept_changes" in str(error.value)
+
+
+def test_a_second_process_on_the_folder_is_refused(base, tmp_path):
+    found = []
+
+    class Second(Live):
+        def rollout(self, progress):
+            if not found:
+                with contextlib.suppress(FolderError):
+                    found.append("refused")
+                    loop.train(tiny_config(base), tmp_path / "run", live=quiet())
+                    found.append("ran")
+            super().rollout(progress)
+
+    live = Second(8, ("generator", "aggregator"), io.StringIO())
+    loop.train(tiny_config(base, steps=1), tmp_path / "run", live=live)
+    assert found == ["refused"]
+
+
+def test_a_full_disk_stops_the_run_and_what_was_saved_goes_on(base, whole, tmp_path, monkeypatch):
+    from marl_jax.runs import measures
+    from marl_jax.runs.files import DiskFull
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(measures, "write_episodes", full)
+        with pytest.raises(DiskFull, match="start the same command again"):
+            run(base, tmp_path / "run")
+    assert run(base, tmp_path / "run") == 8
+    same(tmp_path / "run", whole)
+
+
+def test_frozen_roles_are_served_and_never_move(base, tmp_path):
+    config = tiny_config(base, steps=2)
+    policies = dataclasses.replace(config.policies, frozen_roles=("aggregator",))
+    loop.train(dataclasses.replace(config, policies=policies), tmp_path / "run", live=quiet())
+    line = records(tmp_path / "run")[0][-1]
+    assert "policy/p0/updates" in line and "policy/p1/updates" not in line
+    assert not any(name.startswith("role/aggregator") for name in line)
+
+
+def test_adapters_alone_are_saved_under_lora(base, tmp_path):
+    config = tiny_config(base, steps=2)
+    policies = dataclasses.replace(config.policies, train="lora", lora_rank=2, lora_alpha=4.0)
+    config = dataclasses.replace(config, policies=policies)
+    loop.train(config, tmp_path / "run", live=quiet())
+    lines = records(tmp_path / "run")[0]
+    assert lines[-1]["role/generator/gap_max"] < 1e-4 and lines[-1]["policy/p0/updates"] == 2
+    parts = loop.load_parts(config)
+    templates = {"policies": {name: parts.start(0)[name] for name in parts.trained}}
+    trees, _ = restore(tmp_path / "run" / "checkpoints", "latest", templates)
+    assert all("a" in leaf and "b" in leaf for tree in trees["policies"].values() for leaf in tree.values())
+
+
+def test_a_kl_anchor_is_to_each_policys_own_start(base, tmp_path):
+    config = tiny_config(base, steps=2)
+    anchored = dataclasses.replace(config.learner.interventions, kl_coef={"generator": 0.1})
+    learner = dataclasses.replace(config.learner, interventions=anchored)
+    loop.train(dataclasses.replace(config, learner=learner), tmp_path / "run", live=quiet())
+    first, second = (line["role/generator/kl"] for line in records(tmp_path / "run")[0])
+    assert first < 1e-8 < second  # at the first step it is where it began
+
+
+def test_dynamic_sampling_draws_again(base, tmp_path):
+    config = tiny_config(base, steps=1)
+    rollout = dataclasses.replace(config.rollout, draws=3)
+    loop.train(dataclasses.replace(config, rollout=rollout), tmp_path / "run", live=quiet())
+    line = records(tmp_path / "run")[0][0]
+    assert line["draws/draws"] in (1, 2, 3) and line["draws/problems"] == 4
+
+
+def test_signals_off_the_main_thread_are_left_alone(base, tmp_path):
+    reached = []
+    thread = threading.Thread(target=lambda: reached.append(run(base, tmp_path / "run", steps=1)))
+    thread.start()
+    thread.join()
+    assert reached == [1]
