@@ -26,7 +26,7 @@ COLOURS = ("#0a6bdc", "#b84a00", "#0f5c40", "#7e3984")
 INK, MUTED, GRID = "#1b1f24", "#656c76", "#e2e5e9"
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid"} | {c: f"--c{i}" for i, c in enumerate(COLOURS)}
 WIDE, SMALL = (9.6, 3.0), (4.8, 2.3)  # inches
-LEFT, RIGHT, BOTTOM, TOP = 0.5, 1.35, 0.42, 0.12  # inches around the axes; the labels stand at the right
+LEFT, RIGHT, BOTTOM, TOP = 0.5, 1.45, 0.42, 0.12  # inches around the axes; the labels stand at the right
 LABEL_GAP = 0.085  # of the height of the axes
 MOST_PIXELS = 60_000  # of an image's height; matplotlib draws none of 65,536
 
@@ -160,7 +160,7 @@ def _label_ends(ends: Sequence[tuple[float, str, str]], panel: Panel, axes: Any)
     height_of = lambda value: axes.transLimits.transform((0, axes.transScale.transform((0, value))[1]))[1]
     spread = _apart([height_of(value) for value, _, _ in ends], LABEL_GAP)
     for (value, name, colour), height in zip(ends, spread):
-        short = _printable(name if len(name) <= 14 else name[:13] + "…")
+        short = _printable(name if len(name) <= 13 else name[:12] + "…")
         number = f"{value:.1%}" if panel.percent else f"{value:.3g}"
         axes.annotate(
             f"{short} {number}",

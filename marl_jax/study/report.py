@@ -61,7 +61,7 @@ def write_overview(root: str | os.PathLike[str]) -> Path:
             "final",
             "best",
             "terminal",
-            "final over base, points",
+            "final over base,\npoints",
             "warnings",
         ),
         cliff=tables.CLIFF if any(record.stability(run) for run in runs) else "",
@@ -188,7 +188,7 @@ def _call(index: int, call: CallRecord, sample: Sample, roles: Sequence[str]) ->
     for name, values in (("reward", sample.rewards), ("advantage", sample.advantages)):
         if index < len(values) and (value := values[index]) is not None:
             facts.append(f"{name} {value:+.2f}")
-    tone = f"c{roles.index(call.role) % len(drawing.COLOURS)}" if call.role in roles else "line"
+    tone = f"c{roles.index(call.role) % len(drawing.COLOURS)}" if call.role in roles else "muted"
     return {
         "who": f"[{index}] {call.role}",
         "facts": " · ".join(facts),
@@ -199,7 +199,7 @@ def _call(index: int, call: CallRecord, sample: Sample, roles: Sequence[str]) ->
 
 def _tool(tool: ToolRecord) -> dict[str, str]:
     text = f"error: {tool.error}" if tool.error else str(tool.result)
-    return {"who": f"[tool] {tool.name}", "facts": "", "text": _shortened(text), "tone": "line"}
+    return {"who": f"[tool] {tool.name}", "facts": "", "text": _shortened(text), "tone": "muted"}
 
 
 def _shortened(text: str) -> str:

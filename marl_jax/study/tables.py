@@ -32,9 +32,8 @@ class Table:
 
 def tables(run: Run) -> list[Table]:
     """All that have a row."""
-    return [
-        table for table in (evaluations(run), _roles(run), _policies(run), what_it_was(run)) if table.rows
-    ]
+    found = evaluations(run), own_work(run), _roles(run), _policies(run), what_it_was(run)
+    return [table for table in found if table.rows]
 
 
 def status(run: Run) -> str:
@@ -74,8 +73,9 @@ def in_words(run: Run) -> list[str]:
     said = []
     by = gain(records[-1])
     if by and by.get("low") is not None and by.get("high") is not None:
-        sure = by["low"] > 0 or by["high"] < 0
-        verdict = "excludes zero" if sure else "includes zero, so that no difference is shown"
+        better, worse = by["low"] > 0, by["high"] < 0
+        verdict = "excludes zero: it became " + ("better" if better else "worse")
+        verdict = verdict if better or worse else "includes zero, so that no difference is shown"
         said.append(
             f"The 95% interval of the paired difference between the final workflow and its base {verdict}."
         )
@@ -120,13 +120,38 @@ def evaluations(run: Run) -> Table:
         "mode",
         "accuracy",
         "95% interval",
-        "over base, points",
+        "over base,\npoints",
         "any correct",
         "problems",
         "samples",
     )
     how = "The difference to the base is paired: the same problems, one by one. Any correct: some call had the answer."
     return Table("Evaluations", rows, head, how, words=4)
+
+
+OWN_WORK = {
+    "accuracy": "own answer or verdict right",
+    "precision": "accepted answers that were right",
+    "recall": "right answers that were accepted",
+    "pick_when_possible": "right pick where there was one",
+    "mean": "outcome of what it planned",
+    "unreadable": "unreadable",
+}
+
+
+def own_work(run: Run) -> Table:
+    """What each role did by itself, in the first and the last evaluation along the run."""
+    along = [record for record in trained(run) if record.get("roles")]
+    ends = [*along[:1], *along[1:][-1:]]
+    roles = [role for role in run.roles if any(role in record["roles"] for record in ends)]
+    rows = []
+    for key, title in OWN_WORK.items():
+        cells = [percent(record["roles"].get(role, {}).get(key)) for role in roles for record in ends]
+        if set(cells) - {NONE}:
+            rows.append((title, *cells))
+    head = ("", *(f"{role}\nstep {record['step']}" for role in roles for record in ends))
+    how = "Of each role's calls on validation problems, whatever became of the episode."
+    return Table("Roles' own work, first and last evaluation", rows, head, how)
 
 
 def _is_along(record: Record) -> bool:
@@ -197,7 +222,7 @@ def _first_and_last(run: Run, kind: str, names: Sequence[str], statistics: Mappi
     if not run.metrics:
         return Table("", [])
     ends = run.metrics[0]["step"], run.metrics[-1]["step"]
-    return Table("", rows, ("", *(f"{name}, step {step}" for name in names for step in ends)))
+    return Table("", rows, ("", *(f"{name}\nstep {step}" for name in names for step in ends)))
 
 
 def _ends(values: np.ndarray, form: Any) -> list[str]:

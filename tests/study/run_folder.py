@@ -77,7 +77,15 @@ def metrics(step, roles=ROLES, isolated=True, **more):
 def evaluation(step, accuracy, difference=None, **more):
     record = {"step": step, "split": "val", "mode": "trained", "accuracy": accuracy}
     record |= {"ci_low": accuracy - 0.06, "ci_high": accuracy + 0.055, "problems": 128, "samples": 1}
-    return record | {"any_correct": min(accuracy + 0.2, 1), "roles": {}, "difference": difference} | more
+    return (
+        record
+        | {
+            "any_correct": min(accuracy + 0.2, 1),
+            "roles": {"generator": {"accuracy": accuracy - 0.1}},
+            "difference": difference,
+        }
+        | more
+    )
 
 
 def config(cell="voting-isolated-s-math", steps=200, **more):

@@ -119,7 +119,7 @@ def test_the_numbers_on_top_are_those_of_the_evaluations(tmp_path):
         ("Best accuracy", "61.0%", "step 10, 55.0 – 66.5%"),
         ("Final over base", "+14.0 points", "+6.0 to +21.8, paired"),
     ]
-    assert "excludes zero" in tables.in_words(run)[0]
+    assert "excludes zero: it became better" in tables.in_words(run)[0]
     shown = [row[:5] for row in tables.evaluations(run).rows]
     assert shown == [
         ("step 0", "base", "val", "trained", "42.0%"),
@@ -130,10 +130,14 @@ def test_the_numbers_on_top_are_those_of_the_evaluations(tmp_path):
     ]
 
 
-def test_a_difference_that_includes_zero_is_not_called_one(tmp_path):
-    by = {"mean": 0.03, "low": -0.02, "high": 0.08}
+@pytest.mark.parametrize(
+    "mean, words",
+    [(0.03, "includes zero"), (-0.03, "includes zero"), (-0.07, "excludes zero: it became worse")],
+)
+def test_a_difference_is_called_one_where_its_interval_excludes_zero(tmp_path, mean, words):
+    by = {"mean": mean, "low": mean - 0.05, "high": mean + 0.05}
     run = read_run(write_run(tmp_path / "run", evaluations=[evaluation(0, 0.4), evaluation(5, 0.43, by)]))
-    assert "includes zero" in tables.in_words(run)[0]
+    assert words in tables.in_words(run)[0]
 
 
 def test_the_page_tells_what_the_run_was_and_how_it_went(whole):
@@ -148,7 +152,8 @@ def test_the_page_tells_what_the_run_was_and_how_it_went(whole):
         "max_new_tokens 64, temperature 1.0",
         "jax 0.10.2",
         "rollout 62%, grade 5%, learn 31%",
-        "generator, step 1 generator, step 60 aggregator, step 1 aggregator, step 60",
+        "generator step 1 generator step 60 aggregator step 1 aggregator step 60",
+        "own answer or verdict right 32.1%",
         "chi2, sampler to trainer 1e-06 1e-06 2e-06 2e-06",
         "groups that teach nothing 31.2% 31.2% 32.8% 32.8%",
         "clipped high 0.2%",

@@ -107,3 +107,29 @@ def test_a_running_mean_looks_back_only_and_past_gaps():
     values = np.array([2.0, 4.0, np.nan, 6.0, 8.0])
     np.testing.assert_allclose(curves.running_mean(values, 3), [2, 3, 3, 5, 7])
     np.testing.assert_array_equal(curves.running_mean(np.array([np.nan, 1.0]), 1), [np.nan, 1.0])
+
+
+def test_each_role_is_shown_by_its_own_work_at_the_first_and_the_last_evaluation(tmp_path):
+    def roles(own, pick):
+        generator = {"kind": "solver", "calls": 9, "unreadable": 0.25, "accuracy": own}
+        return {
+            "generator": generator,
+            "aggregator": {"kind": "picker", "pick_when_possible": pick, "possible": 4},
+        }
+
+    records = [evaluation(0, 0.4, roles=roles(0.3, None)), evaluation(9, 0.5, roles=roles(0.45, 0.8))]
+    table = tables.own_work(read_run(write_run(tmp_path / "run", evaluations=records)))
+    assert table.head == (
+        "", "generator\nstep 0", "generator\nstep 9", "aggregator\nstep 0", "aggregator\nstep 9",
+    )  # fmt: skip
+    assert table.rows == [
+        ("own answer or verdict right", "30.0%", "45.0%", "–", "–"),
+        ("right pick where there was one", "–", "–", "–", "80.0%"),
+        ("unreadable", "25.0%", "25.0%", "–", "–"),
+    ]
+    assert (
+        tables.own_work(
+            read_run(write_run(tmp_path / "none", evaluations=[evaluation(0, 0.4, roles={})]))
+        ).rows
+        == []
+    )
