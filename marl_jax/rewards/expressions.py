@@ -7,11 +7,12 @@ expressions that are equal have equal trees.
 """
 
 import cmath
+import functools
 import math
+import operator
 import random
 from collections.abc import Callable
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
 Tree = tuple  # ("n", Fraction) | ("v", name) | ("c", "pi" | "e" | "i") | (operator, *trees) | ("f", name, *trees)
@@ -101,7 +102,7 @@ def add(terms: list[Tree]) -> Tree:
     for term in terms:
         for part in term[1:] if term[0] == "+" else (term,):
             count, rest = _coefficient(part)
-            counts[rest] = counts.get(rest, Fraction(0)) + count
+            counts[rest] = _bound(counts.get(rest, Fraction(0)) + count)
     parts = [multiply([number(count), rest]) for rest, count in counts.items() if count]
     return parts[0] if len(parts) == 1 else ("+", *sorted(parts, key=repr)) if parts else ZERO
 
@@ -113,9 +114,9 @@ def multiply(factors: list[Tree]) -> Tree:
     for factor in factors:
         for part in factor[1:] if factor[0] == "*" else (factor,):
             if part[0] == "n":
-                count *= part[1]
+                count = _bound(count * part[1])
             elif part[0] == "^" and part[1][0] == "n" and part[2] == HALF and part[1][1] > 0:
-                radicand *= part[1][1]
+                radicand = _bound(radicand * part[1][1])
             else:
                 base, exponent = part[1:] if part[0] == "^" else (part, ONE)
                 powers.setdefault(base, []).append(exponent)
@@ -225,7 +226,7 @@ def _join(base: Tree, exponents: list[Tree]) -> Tree:
 # --- values ---------------------------------------------------------------------------------------------------
 
 
-@lru_cache(4096)
+@functools.lru_cache(4096)
 def _place(name: str, point: int) -> Fraction:
     """Where a variable stands at a point: the same in every process, negative at the last."""
     draw = random.Random(f"{name}/{point}")
@@ -234,10 +235,8 @@ def _place(name: str, point: int) -> Fraction:
 
 
 def _apply(name: str, values: list[Value]) -> Value:
-    if name == "+":
-        return _checked(sum(values[1:], values[0]))
-    if name == "*":
-        return _checked(math.prod(values[1:], start=values[0]))
+    if name in _JOINED:
+        return functools.reduce(lambda x, y: _checked(_JOINED[name](x, y)), values)
     if name == "^":
         return _power_value(*values)
     if name in EXACT_FUNCTIONS:
@@ -293,6 +292,7 @@ def _whole(value: Fraction) -> int:
     return value.numerator
 
 
+_JOINED: dict[str, Callable[..., Value]] = {"+": operator.add, "*": operator.mul}
 EXACT_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": abs,
     "floor": math.floor,

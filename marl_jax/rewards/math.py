@@ -6,12 +6,24 @@ Exact arithmetic and floats at a few points decide nearly every pair in this pro
 floats cannot tell apart is settled by math-verify in a worker, which is sent the trees and never the text. A
 response without a box earns 0: the answer in a box is what is asked for.
 
-Algebra is limited by the CPU time it takes, whatever else the machine does; an answer that needs nearly all of it
-may be told right on one machine and wrong on a slower one. Where the clock runs out first, or a worker dies twice,
-this one grading earns 0, and the next one of the same answer asks again.
+A grading ends within two seconds of the clock, waiting for others included, once the workers are up (which `start` of
+`math_pool` does ahead). Algebra is limited by the CPU time it takes; an answer that needs nearly all of it may be told
+right on one machine and wrong on a slower one. Where the clock runs out first, or workers die, this one grading earns
+0, and the next one of the same answer asks again.
+
+What is the same about quantities; the last column says what is not:
+
+    percent   50\% is 50\%, 0.5, 1/2, and 50 as in data sets   50 is not 0.5; 5\% is not 0.5; 60\% is not 60^\circ
+    units     5 cm is 5 cm, 5 centimeters and 5                5 cm is not 5 m or 5 cm^2; 100 cm is not 1 m
+    words     12 apples is 12: a plural noun alone or a noun   12 apples is not 12 oranges
+              after per or of counts as a unit; other words
+              make a text, to be written alike                 5 zorble is not 5; 5 at most is not 5
 """
 
+import threading
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
 from fractions import Fraction
 from functools import lru_cache
 
@@ -38,8 +50,9 @@ from marl_jax.rewards.spelling import choice, clean, squeeze
 
 MAX_CHARS = 1000  # of an answer that is read; a longer one must be the gold answer's text
 MAX_ITEMS = 40  # of a list whose items are matched by meaning
+MAX_WAITING = 256  # threads; past them, answers of a batch are worked on when they are waited for
 CPU_LIMIT_S = 0.7  # of algebra, for all questions that one answer raises
-WALL_LIMIT_S = 1.6  # the same by the clock, waiting for a worker included
+WALL_LIMIT_S = 1.5  # the same by the clock, waiting for a worker included
 
 
 def grade_math(response: str, gold: str) -> float:
@@ -61,40 +74,75 @@ def equivalent(answer: str, gold: str) -> bool:
     is usual in data sets, 50. Bare lists and sets have no order, tuples do; ends of intervals count. A label
     (x = 5) may be left out. Where the gold answer is a plain number, arithmetic left undone (2 + 3) is no answer.
     """
-    if len(answer) > MAX_CHARS or len(gold) > MAX_CHARS:
-        return bool(gold.strip()) and answer.strip() == gold.strip()
+    if (known := _known(answer, gold)) is not None:
+        return known
     try:
-        return _equivalent(answer, gold)
+        return _by_algebra(answer, gold)
     except _Undecided:
         return False
+
+
+def start_equivalent(answer: str, gold: str) -> Callable[[], bool]:
+    """`equivalent` without the wait: the algebra of a batch is under way before its first verdict is waited for.
+
+    Each waits for its turn without competing for workers, so that the time of one is not spent waiting for others.
+    """
+    known = _known(answer, gold)
+    if known is not None or threading.active_count() > MAX_WAITING:
+        return lambda: equivalent(answer, gold)
+    verdict: Future[bool] = Future()
+
+    def work() -> None:
+        try:
+            with math_pool.turn():
+                verdict.set_result(equivalent(answer, gold))
+        except BaseException as error:
+            verdict.set_exception(error)
+
+    threading.Thread(target=work, name="math-answer", daemon=True).start()
+    return verdict.result
 
 
 class _Undecided(Exception):
     """Algebra was cut short by the clock or a crash: nothing to remember."""
 
 
+def _known(answer: str, gold: str) -> bool | None:
+    """The verdict where no algebra is needed, else None."""
+    if len(answer) > MAX_CHARS or len(gold) > MAX_CHARS:
+        return bool(gold.strip()) and answer.strip() == gold.strip()
+    return _quickly(answer, gold)
+
+
 @lru_cache(1 << 16)
-def _equivalent(answer: str, gold: str) -> bool:
-    answer_text, (gold_text, golds) = clean(answer), _gold(gold)
-    if not answer_text or not gold_text:
-        return False
-    if squeeze(answer_text) == squeeze(gold_text) or _same_choice(answer_text, gold_text):
-        return True
+def _quickly(answer: str, gold: str) -> bool | None:
+    compare = _Comparison(algebra=False)
+    same = _compared(answer, gold, compare)
+    return None if compare.undecided and not same else same
+
+
+@lru_cache(1 << 12)
+def _by_algebra(answer: str, gold: str) -> bool:
     compare = _Comparison()
-    try:
-        same = any(compare.same(a, g) for a in readings(answer_text) for g in golds)
-    except RecursionError:
-        return False
+    same = _compared(answer, gold, compare)
     if compare.undecided and not same:
         raise _Undecided
     return same
 
 
-def _same_choice(answer_text: str, gold_text: str) -> bool:
-    """Whether both name one option of a question, the texts of which must agree where both tell it."""
-    (letter, text), (gold_letter, gold_text) = choice(answer_text), choice(gold_text)
-    told = bool(text and gold_text)
-    return letter != "" and letter == gold_letter and (not told or _equivalent(text, gold_text))
+def _compared(answer: str, gold: str, compare: "_Comparison") -> bool:
+    answer_text, (gold_text, golds) = clean(answer), _gold(gold)
+    if not answer_text or not gold_text:
+        return False
+    if squeeze(answer_text) == squeeze(gold_text):
+        return True
+    (letter, text), (gold_letter, rest) = choice(answer_text), choice(gold_text)
+    if letter and letter == gold_letter and (not (text and rest) or _compared(text, rest, compare)):
+        return True
+    try:
+        return any(compare.same(a, g) for a in readings(answer_text) for g in golds)
+    except RecursionError:
+        return False
 
 
 @lru_cache(1 << 14)
@@ -109,8 +157,9 @@ def _gold(gold: str) -> tuple[str, tuple[Node, ...]]:
 class _Comparison:
     """One comparison of an answer with a gold answer, and the time it may still spend on algebra."""
 
-    def __init__(self) -> None:
+    def __init__(self, algebra: bool = True) -> None:
         self.cpu_s, self.wall_s = CPU_LIMIT_S, WALL_LIMIT_S
+        self.algebra = algebra  # without it, what needs it is left undecided
         self.undecided = False
 
     def same(self, a: Node, g: Node) -> bool:
@@ -204,7 +253,7 @@ class _Comparison:
         return self.same_tree(tree_a, multiply([hundredth, tree_g]))
 
     def same_tree(self, a: Tree, g: Tree) -> bool:
-        """Exact values decide; floats that differ refute; what is left, in the same variables, is algebra's."""
+        """Exact values decide; floats that differ refute; what is left is algebra's."""
         if a == g:
             return True
         if a[0] == g[0] == "n":
@@ -220,10 +269,13 @@ class _Comparison:
                 continue
             if _differ(x, y):
                 return False
-        return exact or (variables(a) == variables(g) and self.same_algebra(a, g))
+        return exact or self.same_algebra(a, g)
 
     def same_algebra(self, a: Tree, g: Tree) -> bool:
         if self.cpu_s <= 0 or self.undecided:
+            return False
+        if not self.algebra:
+            self.undecided = True
             return False
         verdict = math_pool.equal(*rename(a, g), self.cpu_s, self.wall_s)
         self.cpu_s -= verdict.cpu_s

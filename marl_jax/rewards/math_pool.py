@@ -1,11 +1,12 @@
 """The parent's side of the math workers: started when first needed, replaced when they die, ended at exit.
 
 Any thread may ask. Each waits for a free worker, sends one line, and kills the worker that does not answer
-in time; nothing is forked from this process, which may have loaded JAX. Time that passes while workers start is
-nobody's: it counts against no limit but their own, unless another worker is up and merely busy.
+in time; nothing is forked from this process, which may have loaded JAX. Workers start in the background: nobody
+waits for one while another is up, and only while none is does time count against no limit but that of the start.
 """
 
 import atexit
+import functools
 import json
 import os
 import select
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +23,8 @@ from marl_jax.rewards.expressions import Tree
 
 START_LIMIT_S = 120.0  # loading the library on a slow disk is no verdict about an answer
 MAX_WORKERS = 4
-FIRST_TRY = 0.65  # of the time left; the rest is for a fresh worker, should the first die or hang
+LATE_LIMIT_S = 5.0  # a worker that is silent so much longer hangs; on a busy machine it may merely be late
+TRIES = 3  # of a question, where workers die
 
 _ROOT = Path(__file__).resolve().parents[2]  # the directory that holds `marl_jax`
 
@@ -39,15 +42,20 @@ class Verdict(NamedTuple):
 def equal(answer: Tree, gold: Tree, cpu_s: float, wall_s: float) -> Verdict:
     """Whether two expressions are the same by algebra: no, if that takes more than `cpu_s` of work.
 
-    Waiting for a free worker counts against `wall_s`, its start does not. One that dies or hangs is replaced, and
-    the question asked once more.
+    Waiting for a free worker counts against `wall_s`. A worker that dies or hangs is replaced, and where it died the
+    question is asked again.
     """
     return _pool.equal(answer, gold, cpu_s, wall_s)
 
 
 def start() -> None:
-    """Start one worker now, so that the first question does not wait for it."""
+    """Start the workers now, so that the first question need not wait for them."""
     _pool.start()
+
+
+def turn() -> threading.Semaphore:
+    """To be held by those who would rather wait for their turn than compete for workers against the clock."""
+    return _pool.turns
 
 
 def close() -> None:
@@ -69,32 +77,36 @@ class _Worker:
             bufsize=0,
         )
         self.ready = False
+        self._heard = b""  # of the reply that is awaited
 
     def wait_until_ready(self) -> None:
+        self.ready = self.reply(START_LIMIT_S) == b"ready\n"
         if not self.ready:
-            self.ready = self._reply(START_LIMIT_S) == b"ready\n"
+            raise WorkerDied
 
     def ask(self, question: list, limit_s: float) -> tuple[bool | None, float]:
+        """The verdict and the CPU time it took; after a TimeoutError the reply is still to come."""
         line = json.dumps([*question, 0.9 * limit_s], default=_wire).encode() + b"\n"
         try:
             self.process.stdin.write(line)  # type: ignore[union-attr]
         except OSError as error:
             raise WorkerDied from error
-        verdict, cpu_s = self._reply(limit_s).split()
+        verdict, cpu_s = self.reply(limit_s).split()
         return {b"1": True, b"0": False}.get(verdict), float(cpu_s)
 
-    def _reply(self, limit_s: float) -> bytes:
-        reply, pipe = b"", self.process.stdout
+    def reply(self, limit_s: float) -> bytes:
+        pipe = self.process.stdout
         assert pipe is not None
         poll, deadline = select.poll(), time.monotonic() + limit_s
         poll.register(pipe, select.POLLIN)
-        while not reply.endswith(b"\n"):
+        while not self._heard.endswith(b"\n"):
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError
             if not (part := pipe.read(64)):
                 raise WorkerDied
-            reply += part
-        return reply
+            self._heard += part
+        heard, self._heard = self._heard, b""
+        return heard
 
     def kill(self) -> None:
         self.process.kill()
@@ -107,67 +119,87 @@ class _Worker:
 class _Pool:
     def __init__(self) -> None:
         self.size = min(MAX_WORKERS, os.cpu_count() or 1)
+        self.turns = threading.Semaphore(self.size)
         self.changed = threading.Condition()
         self.idle: list[_Worker] = []
-        self.all: set[_Worker] = set()
+        self.all: set[_Worker] = set()  # those that start, and those that are late, among them
+        self.failure: RuntimeError | None = None  # of the latest start
 
     def start(self) -> None:
         with self.changed:
-            if not self.all:
-                self.idle.append(self._new())
+            for _ in range(self.size - len(self.all)):
+                self._start_one()
 
     def equal(self, answer: Tree, gold: Tree, cpu_s: float, wall_s: float) -> Verdict:
-        left_s, same, spent_s = wall_s, None, 0.0
-        for share in (FIRST_TRY, 1.0):
+        left_s = wall_s
+        for _ in range(TRIES):
             worker, waited_s = self._take(left_s)
             left_s -= waited_s
             if worker is None:
                 break
             begun = time.monotonic()
             try:
-                same, spent_s = worker.ask([answer, gold, cpu_s], share * left_s)
-            except (WorkerDied, TimeoutError):
+                same, spent_s = worker.ask([answer, gold, cpu_s], left_s)
+            except WorkerDied:
                 self._drop(worker)
+                left_s -= time.monotonic() - begun
+            except TimeoutError:
+                self._later(worker, functools.partial(worker.reply, LATE_LIMIT_S))
+                left_s = 0.0
+                break
             except BaseException:  # an interrupted conversation cannot be taken up again
                 self._drop(worker)
                 raise
             else:
                 self._give_back(worker)
-                left_s -= time.monotonic() - begun
-                break
-            left_s -= time.monotonic() - begun
-        return Verdict(same, spent_s, wall_s - left_s)
+                return Verdict(same, spent_s, wall_s - left_s + time.monotonic() - begun)
+        return Verdict(None, 0.0, wall_s - left_s)
 
     def _take(self, limit_s: float) -> tuple[_Worker | None, float]:
-        """A worker that is ready, None where none was free in time; and the seconds waited, first starts apart."""
+        """A worker that is ready, None where none was free in time; and the seconds waited while one was up."""
         waited_s = 0.0
         with self.changed:
-            while not self.idle and len(self.all) >= self.size:
+            if not self.idle and len(self.all) < self.size:
+                self._start_one()
+            while not self.idle:
                 if waited_s >= limit_s:
                     return None, waited_s
+                if not self.all:
+                    if self.failure is not None:
+                        raise self.failure
+                    self._start_one()  # the others died or were closed
                 begun, counts = time.monotonic(), any(worker.ready for worker in self.all)
                 self.changed.wait(limit_s - waited_s)
                 waited_s += counts * (time.monotonic() - begun)
-            worker = self.idle.pop() if self.idle else self._new()
-        return self._started(worker), waited_s
+            return self.idle.pop(), waited_s
 
-    def _started(self, worker: _Worker) -> _Worker:
-        if worker.ready:
-            return worker
+    def _start_one(self) -> None:
+        self.failure = None
         try:
-            worker.wait_until_ready()
-        except BaseException as error:
-            self._drop(worker)
-            if not isinstance(error, WorkerDied | TimeoutError):
-                raise
-            raise RuntimeError(
-                f"the math worker did not start (exit status {worker.process.returncode}): "
-                f"run `{sys.executable} -m marl_jax.rewards.math_worker` to see why"
-            ) from error
-        finally:
-            with self.changed:
-                self.changed.notify_all()
-        return worker
+            worker = _Worker()
+        except OSError as error:
+            self.failure = RuntimeError(f"no math worker could be started: {error}")
+        else:
+            self.all.add(worker)
+            self._later(worker, worker.wait_until_ready)
+
+    def _later(self, worker: _Worker, wait: Callable[[], object]) -> None:
+        """In the background: give the worker back once `wait` has seen it say something, or end it."""
+
+        def finish() -> None:
+            try:
+                wait()
+            except (
+                WorkerDied,
+                TimeoutError,
+                OSError,
+                ValueError,
+            ):  # the last two where it was closed meanwhile
+                self._drop(worker)
+            else:
+                self._give_back(worker)
+
+        threading.Thread(target=finish, name="math-worker", daemon=True).start()
 
     def close(self) -> None:
         with self.changed:
@@ -175,11 +207,6 @@ class _Pool:
             self.changed.notify_all()
         for worker in workers:
             worker.kill()
-
-    def _new(self) -> _Worker:
-        worker = _Worker()
-        self.all.add(worker)
-        return worker
 
     def _give_back(self, worker: _Worker) -> None:
         with self.changed:
@@ -190,8 +217,13 @@ class _Pool:
     def _drop(self, worker: _Worker) -> None:
         worker.kill()
         with self.changed:
+            if worker in self.all and not worker.ready:
+                self.failure = RuntimeError(
+                    f"the math worker did not start (exit status {worker.process.returncode}): "
+                    f"run `{sys.executable} -m marl_jax.rewards.math_worker` to see why"
+                )
             self.all.discard(worker)
-            self.changed.notify()
+            self.changed.notify_all()
 
 
 def _wire(number: Fraction) -> str:

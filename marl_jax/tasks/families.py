@@ -34,7 +34,7 @@ def grade_answer(task: Task, answer: str) -> float:
 
 
 def grade_answers(pairs: Iterable[tuple[Task, str]]) -> list[float]:
-    """`grade_answer` of many: all programs are under way before the first is waited for."""
+    """`grade_answer` of many: all programs and all algebra are under way before the first is waited for."""
     started = [FAMILIES[task.family].start(task, answer) for task, answer in pairs]
     return [wait() for wait in started]
 
@@ -57,9 +57,10 @@ def _parse_math(response: str) -> str | None:
 
 
 def _start_math(task: Task, answer: str) -> Callable[[], float]:
-    from marl_jax.rewards.math import equivalent
+    from marl_jax.rewards.math import start_equivalent
 
-    return lambda: float(equivalent(answer, task.gold))
+    same = start_equivalent(answer, task.gold)
+    return lambda: float(same())
 
 
 def _parse_code(response: str) -> str | None:

@@ -300,7 +300,7 @@ def test_without_descriptors_a_process_is_lost_by_name_and_nothing_leaks(more, z
     assert open_files() == before
 
 
-@pytest.mark.parametrize("more", range(4))
+@pytest.mark.parametrize("more", range(6))
 def test_without_descriptors_a_zygote_does_not_start_and_nothing_leaks(more):
     before = open_files(), len(descendants(os.getpid()))
     with few_descriptors(more), pytest.raises(SandboxUnavailable, match="Too many open files"):
