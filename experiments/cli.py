@@ -47,6 +47,8 @@ def _expected() -> tuple[type[Exception], ...]:
     from marl_jax.runs.config import ConfigError
     from marl_jax.runs.files import DiskFull
     from marl_jax.runs.folder import FolderError
+    from marl_jax.runs.parts import PartsError
+    from marl_jax.runs.plan import PlanError
     from marl_jax.tasks.rows import DataError
 
     return (
@@ -56,5 +58,7 @@ def _expected() -> tuple[type[Exception], ...]:
         DiskFull,
         FolderError,
         NonFiniteGradients,
+        PartsError,
+        PlanError,
         SandboxUnavailable,
     )

@@ -1,0 +1,29 @@
+"""Memory and time per step that a cell needs, by kind of device. Nothing is compiled; no weights or data are read.
+
+python -m experiments.plan --config=configs/qwen3.py:voting-isolated-0.6b-math [--config.steps=...]
+"""
+
+from absl import flags
+
+from experiments import cli
+from marl_jax.runs.config import ConfigError, RunConfig
+from marl_jax.runs.devices import KINDS, host
+from marl_jax.runs.page import plan_page
+from marl_jax.runs.plan import find_model, make_plan
+
+FLAGS = flags.FLAGS
+flags.DEFINE_float(
+    "completion", 0.5, "mean length assumed of completions, as a share of max_new_tokens", 0.0, 1.0
+)
+
+
+def main(config: RunConfig | None, _: list[str]) -> None:
+    if config is None:
+        raise ConfigError(["--config is missing: give --config=FILE:CELL"])
+    model, source = find_model(config)
+    plans = [make_plan(config, model, device, completion=FLAGS.completion) for device in (host(), *KINDS)]
+    print(plan_page(config, model, source, plans))
+
+
+if __name__ == "__main__":
+    cli.run(main)

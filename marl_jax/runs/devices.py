@@ -1,0 +1,87 @@
+"""Kinds of device: memory, bandwidth and peak rates as their makers state them, and the machine at hand.
+
+    seconds of a piece of work = max(operations / (peak x COMPUTE), bytes / (bandwidth x BANDWIDTH))
+
+The two shares are assumptions about what a program gets out of a device, the same for all kinds; they are no
+measurements. Of the host's processor both rates are taken by a product and a copy, a tenth of a second in all.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from marl_jax.sampling.plan import free_bytes, host_bytes
+
+COMPUTE, BANDWIDTH = 0.4, 0.6
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """One device; rates are per second. float32 means full float32 products, which is what the models ask for."""
+
+    name: str
+    platform: str  # as JAX calls it: cpu, gpu, tpu
+    memory: int  # bytes a program can have: 9/10 of what is built in, or what is free on the machine at hand
+    bandwidth: float = 0.0  # bytes; rates of 0 are not known
+    bfloat16: float = 0.0  # operations of dense matrix products
+    float32: float = 0.0
+    capability: str = ""  # NVIDIA's "compute capability", which decides what kernels there are
+
+    def seconds(self, operations: float, moved: float, dtype: str) -> float | None:
+        """How long so many operations in `dtype` take that move so many bytes; None where rates are not known."""
+        peak = self.bfloat16 if dtype == "bfloat16" else self.float32
+        if not peak:
+            return None
+        return max(operations / (peak * COMPUTE), moved / (self.bandwidth * BANDWIDTH))
+
+
+def _kind(
+    name: str, gigabytes: int, bandwidth: float, bfloat16: float, float32: float, capability: str = ""
+) -> Device:
+    platform, memory = "gpu" if capability else "tpu", int(0.9 * gigabytes * 1e9)
+    return Device(name, platform, memory, bandwidth * 1e9, bfloat16 * 1e12, float32 * 1e12, capability)
+
+
+# Data sheets of NVIDIA (SXM boards, without sparsity) and Google. TPUs make a float32 product of six bfloat16 ones.
+KINDS = (
+    _kind("A100", 80, 2039, 312, 19.5, "8.0"),
+    _kind("H100", 80, 3350, 989, 67, "9.0"),
+    _kind("H200", 141, 4800, 989, 67, "9.0"),
+    _kind("TPU v5e", 16, 819, 197, 197 / 6),
+    _kind("TPU v6e", 32, 1640, 918, 918 / 6),
+)
+# What JAX calls them, where that differs.
+_TPU_NAMES = {"TPU v5 lite": "TPU v5e", "TPU v6 lite": "TPU v6e"}
+
+
+def host() -> Device:
+    """This machine's processor, with the memory that is free; bfloat16 is computed as float32 there."""
+    a = np.ones((768, 768), np.float32)
+    b = np.ones(1 << 23, np.float32)
+    product = 2 * 768**3 / _shortest(lambda: a @ a)
+    moved = 2 * b.nbytes / _shortest(lambda: b.copy())
+    return Device("CPU", "cpu", host_bytes(), moved, product, product)
+
+
+def here() -> Device:
+    """The device that JAX runs on, with the memory that is free; without rates where its kind is not in the table."""
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
+        return host()
+    name = _TPU_NAMES.get(device.device_kind, device.device_kind)
+    capability = getattr(device, "compute_capability", "")
+    unknown = Device(name, device.platform, 0, capability=capability)
+    kind = next((kind for kind in KINDS if kind.name in name), unknown)
+    return dataclasses.replace(kind, memory=free_bytes())
+
+
+def _shortest(work: Callable[[], object], repeats: int = 3) -> float:
+    taken = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - begin)
+    return min(taken)

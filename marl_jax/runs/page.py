@@ -1,0 +1,201 @@
+"""Pages of plain text for a terminal: what a run begins with, and what a plan says for every kind of device."""
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from marl_jax.learning.groups import group_key
+from marl_jax.learning.optimiser import OptimiserConfig
+from marl_jax.models import ModelConfig
+from marl_jax.models.table import num_parameters
+from marl_jax.policies import policy_names, trained_policies
+from marl_jax.runs import devices
+from marl_jax.runs.config import RunConfig
+from marl_jax.runs.costs import Model
+from marl_jax.runs.devices import BANDWIDTH, COMPUTE
+from marl_jax.runs.plan import Plan, make_plan, show
+
+WIDTH, LABEL = 100, 14
+
+
+def page(
+    config: RunConfig,
+    model: ModelConfig,
+    *,
+    folder: Path,
+    tasks: Mapping[str, int],
+    settled: Mapping[str, Any],
+    plan: Plan | None = None,
+) -> str:
+    """The start-up page; `tasks` counts the problems of each split, `settled` is what the machine decided."""
+    plan = plan or make_plan(config, model, devices.here())
+    lines = [
+        ("cell", f"{config.cell}: workflow {config.workflow.name} on {config.data.name}"),
+        ("model", f"{_count(num_parameters(model))} parameters, {model.dtype}, from {config.policies.base}"),
+        *(("policies" if not i else "", text) for i, text in enumerate(_policies(config, model))),
+        ("problems", ", ".join(f"{split} {count:,}" for split, count in tasks.items())),
+        ("advantages", _groups(config)),
+        ("step", _step(config)),
+        ("steps", f"{config.steps:,}{_evaluations(config)}"),
+        ("optimiser", _optimiser(config.learner.optimiser)),
+        ("memory", _memory(plan)),
+        ("engine", _engine(plan, settled)),
+        ("time", _time(plan)),
+        ("written to", f"{folder}: config.json, metrics.jsonl, eval.jsonl, episodes/, checkpoints/"),
+    ]
+    rows = [row for label, text in lines for row in _wrapped(label, text)]
+    return "\n".join(rows)
+
+
+def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequence[Plan]) -> str:
+    """What the cell needs on each of the devices."""
+    first = plans[0]
+    trained = (
+        config.policies.train if config.policies.train == "full" else f"LoRA {config.policies.lora_rank}"
+    )
+    head = [
+        f"{config.cell}: {_count(num_parameters(model))} parameters, {model.dtype}, from {source}; {trained}, "
+        f"remat {config.policies.remat}; {first.engines} engine{'s' * (first.engines > 1)}",
+        f"assumed: {first.assumptions}; {COMPUTE:.0%} of a device's peak operations, {BANDWIDTH:.0%} of its bandwidth",
+        f"largest micro-batch: {first.largest.rows} x {first.largest.width:,} tokens; one device"
+        + (
+            f" of {config.mesh.data} x {config.mesh.model}"
+            if config.mesh.data * config.mesh.model > 1
+            else ""
+        ),
+    ]
+    body = [_row("memory", (plan.device.name for plan in plans))]
+    for name in dict.fromkeys(part.name for plan in plans for part in plan.parts):
+        found = [[part for part in plan.parts if part.name == name] for plan in plans]
+        passing = any(part.phase != "always" for parts in found for part in parts)
+        sizes = [max((part.bytes for part in parts), default=0) for parts in found]
+        body.append(_row(f"{name} *" if passing else name, (show(size) if size else "-" for size in sizes)))
+    body.append(_row("at the peak", (show(plan.total) for plan in plans)))
+    body.append(_row("which is in the phase", (plan.phase for plan in plans)))
+    body.append(_row("available", (show(plan.device.memory) for plan in plans)))
+    body.append(_row("lanes x tokens", (f"{p.engine.lanes}x{p.engine.context}" for p in plans)))
+    body.append(_row("largest micro-batch", (f"{p.largest.rows}x{p.largest.width}" for p in plans)))
+    body.append(_row("fits", ("yes" if plan.fits else "NO" for plan in plans)))
+    body += ["", _row("time per step", (plan.device.name for plan in plans))]
+    for work in dict.fromkeys(work.name for plan in plans for work in plan.works):
+        body.append(_row(work, (_duration((plan.seconds or {}).get(work, 0.0)) for plan in plans)))
+    body.append(_row("in all", (_duration(sum((plan.seconds or {}).values())) for plan in plans)))
+    notes = [
+        "* only in its phase: prefill, decode, gradient or optimiser. Grading is not counted, nor the process "
+        "itself (Python, JAX and compiled programs: about 1 GiB of the host)."
+    ]
+    notes += [_verdict(config, plan) for plan in plans]
+    paragraphs = [
+        textwrap.fill(text, WIDTH, subsequent_indent="  ") for text in (*head, "", *body, "", *notes)
+    ]
+    return "\n".join(text if text.strip() else "" for text in paragraphs)
+
+
+def _verdict(config: RunConfig, plan: Plan) -> str:
+    if not plan.fits:
+        return f"{plan.device.name} does not fit: {plan.trouble(config)}"
+    biggest = plan.at_peak[0]
+    share = biggest.bytes / plan.total
+    return f"{plan.device.name} fits: {share:.0%} of the peak is {biggest.name} ({show(biggest.bytes)})"
+
+
+def _row(label: str, cells: Iterable[str]) -> str:
+    return f"{label:<38.38}" + "".join(f"{cell:>10.10}" for cell in cells)
+
+
+# ---------------------------------------------------------------- lines of the start-up page
+
+
+def _policies(config: RunConfig, model: ModelConfig) -> Iterator[str]:
+    trained = trained_policies(config.policies.map, config.policies.frozen_roles)
+    lora = config.policies.train == "lora"
+    size = config.policies.lora_rank * Model(model).rank_one() if lora else num_parameters(model)
+    for policy in policy_names(config.policies.map):
+        roles = [key for key, name in config.policies.map.items() if name == policy]
+        named = ", ".join(f"{key} (frozen)" if key in config.policies.frozen_roles else key for key in roles)
+        what = "frozen, served only"
+        if policy in trained:
+            what = f"{_count(size)} trainable" + (
+                f" (LoRA, rank {config.policies.lora_rank})" if lora else ""
+            )
+        yield f"{named} -> {policy}: {what}"
+
+
+def _groups(config: RunConfig) -> str:
+    chosen = config.advantages
+    if chosen.estimator == "agent":
+        return f"agent-wise: mean per {chosen.agent_mean}, scale per {chosen.agent_scale}, of each task"
+    fields = group_key(chosen.group, config.workflow.name)
+    return f"{chosen.estimator}, calls compared with those of the same {' and '.join(fields)}"
+
+
+def _step(config: RunConfig) -> str:
+    problems, samples = config.data.problems, config.rollout.samples
+    drawn = f", drawn up to {config.rollout.draws} times" if config.rollout.draws > 1 else ""
+    return (
+        f"{problems} problems x {samples} episodes = {problems * samples:,} episodes{drawn}; "
+        f"up to {max(role.max_new_tokens for role in config.role_settings.values()):,} new tokens per call"
+    )
+
+
+def _evaluations(config: RunConfig) -> str:
+    every = config.evaluation.every
+    return f", evaluated every {every} on {config.evaluation.problems} problems of val" if every else ""
+
+
+def _optimiser(config: OptimiserConfig) -> str:
+    schedule = config.schedule
+    warm = f", {schedule.warmup_steps} steps of warm-up" if schedule.warmup_steps else ""
+    end = "" if schedule.kind == "constant" else f" to step {schedule.total_steps}"
+    return f"{config.kind}, learning rate {schedule.learning_rate:g} {schedule.kind}{end}{warm}"
+
+
+def _memory(plan: Plan) -> str:
+    biggest = ", ".join(f"{part.name} {show(part.bytes)}" for part in plan.at_peak[:4])
+    return (
+        f"{show(plan.total)} at the peak ({plan.phase}) of {show(plan.device.memory)} that {plan.device.name} has "
+        f"free; {biggest}"
+    )
+
+
+def _engine(plan: Plan, settled: Mapping[str, Any]) -> str:
+    engine = settled.get("engine") or {"widths": plan.engine.widths, "lengths": plan.engine.lengths}
+    count = f"{plan.engines} engines, each of " if plan.engines > 1 else ""
+    return f"{count}{engine['widths'][0]} lanes of {engine['lengths'][-1]:,} tokens"
+
+
+def _time(plan: Plan) -> str:
+    seconds = plan.seconds
+    if seconds is None:
+        return f"not known for {plan.device.name}: it is not in the table of devices"
+    parts = ", ".join(f"{name} {_duration(value)}" for name, value in seconds.items())
+    return (
+        f"about {_duration(sum(seconds.values()))} per step ({parts}) without grading and compilation, where "
+        f"{plan.assumptions}"
+    )
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    indent = " " * LABEL
+    return textwrap.wrap(text, WIDTH, initial_indent=f"{label:<{LABEL}}", subsequent_indent=indent)
+
+
+def _count(number: int) -> str:
+    for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if number >= unit:
+            return f"{number / unit:.2f}{name}" if number < 10 * unit else f"{number / unit:.1f}{name}"
+    return str(number)
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 48 * 3600:
+        return f"{seconds / 86400:,.0f} days"
+    if seconds >= 3600:
+        return f"{seconds / 3600:.1f} h"
+    if seconds >= 60:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds * 1000:.0f} ms" if seconds else "-"

@@ -1,0 +1,404 @@
+"""What a run needs, counted without compiling: beside XLA's own analysis of the compiled programs, and by hand."""
+
+import dataclasses
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import cli
+from marl_jax.learning import compiled
+from marl_jax.learning.batching import MicroBatch, make_batches
+from marl_jax.learning.losses import LossConfig
+from marl_jax.learning.network import Qwen3
+from marl_jax.learning.optimiser import transformation
+from marl_jax.learning.rows import Row
+from marl_jax.models import ModelConfig
+from marl_jax.models.decode import empty_cache
+from marl_jax.models.lora import init_lora
+from marl_jax.models.table import abstract
+from marl_jax.runs import costs
+from marl_jax.runs.config import load_config
+from marl_jax.runs.devices import BANDWIDTH, COMPUTE, KINDS, Device, host
+from marl_jax.runs.page import plan_page
+from marl_jax.runs.plan import Plan, PlanError, check_fits, count_units, find_model, make_plan
+from marl_jax.runs.workload import Shape, all_shapes, assume, calls_of
+from marl_jax.sampling import programs
+from marl_jax.sampling.lanes import LaneTable
+
+MODEL = ModelConfig(
+    vocab_size=3000,
+    hidden_size=128,
+    intermediate_size=384,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+)
+HERE = Device("test", "cpu", 8 << 30, bandwidth=1e9, bfloat16=1e10, float32=1e10)
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # same buffers
+
+
+def config(cell: str = "voting-shared-xs-math", **overrides: str):
+    file = "qwen3" if cell.split("-")[2].endswith("b") else "micro"
+    return load_config(f"configs/{file}.py:{cell}", [(k.replace("__", "."), v) for k, v in overrides.items()])
+
+
+def size(plan: Plan, *names: str, phase: str | None = None) -> int:
+    found = [p for p in plan.parts if p.name in names and p.phase in ("always", phase or p.phase)]
+    assert {p.name for p in found} == set(names)
+    return sum(p.bytes for p in found)
+
+
+def needed(program: jax.stages.Compiled) -> int:
+    m = program.memory_analysis()
+    return m.argument_size_in_bytes + m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
+
+
+def arrays(shape: tuple[int, ...], *names: str, dtype=jnp.float32):
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name in names}
+
+
+def micro_batch(s: Shape) -> MicroBatch:
+    each = (s.rows, s.sampled)
+    return MicroBatch(
+        **arrays((s.rows, s.width), "tokens", "positions", "segments", dtype=jnp.int32),
+        **arrays(each, "source", "targets", "sequences", dtype=jnp.int32),
+        **arrays(each, "advantages", "sampler_logp", "old_logp", "ref_logp"),
+        **arrays(each, "mask", dtype=jnp.bool_),
+        prefix=s.prefix,
+        branches=s.branches,
+    )
+
+
+def trees(model: ModelConfig, units: int):
+    tree = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), abstract(model))
+    parts = jax.tree.map(lambda x: jax.ShapeDtypeStruct((units, *x.shape), jnp.float32), tree)
+    return tree, (parts, jax.ShapeDtypeStruct((), jnp.float32))
+
+
+def gradient(run, model: ModelConfig, shape: Shape) -> jax.stages.Compiled:
+    """The learner's gradient program for two roles on one policy, compiled."""
+    tree, carry = trees(model, 2)
+    learner = run.learner
+    settings = compiled.Settings(
+        Qwen3(model, None, run.policies.remat), LossConfig(), 1.0, learner.logprob_chunk, True
+    )
+    unit = jax.ShapeDtypeStruct((), jnp.int32)
+    lowered = compiled.accumulate.lower(
+        settings, carry, tree, None, micro_batch(shape), unit, None, on_policy=True
+    )
+    return lowered.compile(QUICK)
+
+
+# ---------------------------------------------------------------- beside XLA's own analysis
+
+
+def test_the_gradient_of_trees_takes_the_memory_and_the_operations_that_xla_counts():
+    model = dataclasses.replace(MODEL, vocab_size=250, num_hidden_layers=2)
+    batch = {"learner__batch__token_budget": "4096", "learner__batch__buckets": "128"}
+    run = config(**batch, engine__max_prompt="80", sampling__max_new_tokens="48")
+    plan = make_plan(run, model, HERE)
+    assert plan.largest.prefix  # scores of branches behind a prompt are what takes most
+    program = gradient(run, model, plan.largest)
+    ours = (
+        "trained weights (float32)",
+        "gradient trees",
+        "activations",
+        "working memory of the backward pass",
+    )
+    assert size(plan, *ours, phase="gradient") == pytest.approx(needed(program), rel=0.15)
+    assert size(plan, *ours[2:]) > 0.8 * needed(program)  # not swamped by weights
+    once = dataclasses.replace(model, num_hidden_layers=1)  # XLA counts the body of a loop once
+    counted = costs.update_operations(costs.Model(once), plan.largest, adapter=0)
+    assert counted == pytest.approx(program.cost_analysis()["flops"], rel=0.15)
+
+
+def test_the_gradient_under_a_large_vocabulary_takes_the_memory_that_xla_counts():
+    model = dataclasses.replace(MODEL, num_hidden_layers=2)
+    batch = {"learner__batch__token_budget": "4096", "learner__batch__share_prompts": "false"}
+    run = config(**batch, policies__remat="layer", learner__batch__buckets="64", engine__max_prompt="8",
+                 sampling__max_new_tokens="56")  # fmt: skip
+    plan = make_plan(run, model, HERE)
+    assert (plan.largest.rows, plan.largest.width) == (64, 64)
+    ours = (
+        "trained weights (float32)",
+        "gradient trees",
+        "activations",
+        "working memory of the backward pass",
+    )
+    assert size(plan, *ours, phase="gradient") == pytest.approx(
+        needed(gradient(run, model, plan.largest)), rel=0.15
+    )
+    logits = 3 * 4096 * model.vocab_size * 4
+    assert size(plan, "working memory of the backward pass") == pytest.approx(logits, rel=0.01)
+
+
+def test_decoding_takes_the_memory_that_xla_counts():
+    run = config(
+        "single-shared-xs-math", engine__max_prompt="32", sampling__max_new_tokens="32", engine__lanes="512"
+    )
+    plan = make_plan(run, MODEL, HERE)
+    cache = jax.eval_shape(lambda: empty_cache(MODEL, plan.engine.lanes, plan.engine.context))
+    program = programs.decode.lower(
+        abstract(MODEL),
+        None,
+        cache,
+        LaneTable(plan.engine.lanes, plan.engine.context, plan.engine.stops, plan.engine.features).lanes,
+        config=MODEL,
+        features=plan.engine.features,
+        steps=plan.engine.steps,
+        scale=1.0,
+    ).compile(QUICK)
+    ours = size(plan, "base weights", "caches of the lanes", "working memory of decoding")
+    assert ours == pytest.approx(needed(program), rel=0.15)
+    assert size(plan, "working memory of decoding") > 0.5 * ours  # logits matter
+
+
+def test_the_optimiser_takes_the_memory_that_xla_counts():
+    run = config()
+    plan = make_plan(run, MODEL, HERE)
+    tree, carry = trees(MODEL, 2)
+    state = jax.eval_shape(transformation(run.learner.optimiser).init, tree)
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    program = compiled.apply.lower(
+        tree,
+        state,
+        None,
+        carry,
+        number,
+        jax.ShapeDtypeStruct((), jnp.bool_),
+        *arrays((2,), "multiplicity", "limits").values(),
+        jax.ShapeDtypeStruct((2, 2), jnp.float32),
+        config=run.learner.optimiser,
+        mixing=run.learner.interventions.mixing,
+    ).compile(QUICK)
+    names = (
+        "trained weights (float32)",
+        "optimiser states",
+        "gradient trees",
+        "working memory of the optimiser",
+    )
+    assert size(plan, *names, phase="optimiser") == pytest.approx(needed(program), rel=0.15)
+
+
+# ---------------------------------------------------------------- what is counted
+
+
+def test_the_weights_of_a_published_scale():
+    plan = make_plan(config("voting-isolated-0.6b-math"), ModelConfig.preset("0.6b"), KINDS[1])
+    weights = 28 * (2 * 1024 * 2048 + 2 * 1024 * 1024 + 3 * 1024 * 3072 + 2 * 1024 + 2 * 128)
+    weights += 151936 * 1024 + 1024
+    assert size(plan, "base weights") == 2 * weights
+    adapters = jax.eval_shape(lambda: init_lora(0, ModelConfig.preset("0.6b"), 64, 2))
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(adapters))
+    assert size(plan, "adapters (float32)") == 4 * numbers
+    assert size(plan, "weights served to the sampler") == 2 * numbers
+    assert size(plan, "optimiser states") == pytest.approx(8 * numbers, abs=16)
+
+
+@pytest.mark.parametrize(
+    ("cell", "level", "units"),
+    [
+        ("voting-shared-xs-math", "off", 1),
+        ("voting-shared-xs-math", "roles", 2),
+        ("voting-shared-xs-math", "slots", 4),
+        ("voting-isolated-xs-math", "roles", 1),
+        ("voting-isolated-xs-math", "slots", 3),
+    ],
+)
+def test_every_tracked_role_or_slot_has_a_gradient_tree(cell, level, units):
+    run = config(cell, learner__gradients=level)
+    plan = make_plan(run, MODEL, HERE)
+    tree = 4 * sum(leaf.size for leaf in jax.tree.leaves(abstract(MODEL)))
+    assert size(plan, "gradient trees", phase="gradient") == units * tree
+    assert count_units(run, calls_of(run, assume(run)), "p0") == units
+
+
+def test_fully_trained_policies_have_an_engine_each_and_adapters_share_one():
+    lanes = {"engine__lanes": "64"}
+    full = make_plan(config("voting-isolated-xs-math", **lanes), MODEL, HERE)
+    lora = make_plan(config("voting-isolated-xs-math", policies__train="lora", **lanes), MODEL, HERE)
+    shared = make_plan(config("voting-shared-xs-math", **lanes), MODEL, HERE)
+    assert (full.engines, lora.engines, shared.engines) == (2, 1, 1)
+    assert size(full, "caches of the lanes") == 2 * size(lora, "caches of the lanes")
+    assert size(full, "base weights") == size(shared, "base weights")  # kept once, as the reference
+    assert size(full, "optimiser states") == pytest.approx(2 * size(shared, "optimiser states"), abs=16)
+
+
+def test_the_calls_of_an_episode_are_the_most_that_it_makes():
+    def roles(cell):
+        run = config(cell)
+        return [[call.role for call in some] for some in calls_of(run, assume(run))]
+
+    assert roles("voting-shared-xs-math") == [["generator"] * 3, ["aggregator"]]
+    assert roles("orch_workers-shared-xs-code") == [["orchestrator"], ["worker"] * 3, ["synthesizer"]]
+    assert roles("eval_opt-shared-xs-math") == [["generator"], ["evaluator"]] * 3
+    assert roles("eval_opt-shared-xs-code") == [["generator"], ["evaluator"]] * 2
+
+
+def test_prompts_hold_what_they_show():
+    run = config("voting-shared-0.6b-math", sampling__max_new_tokens="2000")
+    drafts, (choice,) = calls_of(run, assume(run, completion=0.5))
+    assert {call.new for call in drafts} == {1000}
+    assert len({call.same for call in drafts}) == 1 and choice.same is None
+    assert 3000 + 128 < choice.prompt < 3000 + 128 + 200  # three drafts, the question, and some words
+    run = config("eval_opt-shared-0.6b-math", sampling__max_new_tokens="2000")
+    (first,), _, (second,), *_ = calls_of(run, assume(run, completion=0.5))
+    assert second.prompt - second.fed == first.prompt + 1000  # what the cache holds of the earlier turn
+
+
+def test_no_micro_batch_is_larger_than_the_largest():
+    run = config(learner__batch__token_budget="2048", learner__batch__tree_limit="1024")
+    sizes, chunk, most = costs.Model(MODEL), run.learner.logprob_chunk, 0
+    shapes = list(all_shapes(run.learner.batch, run.engine.max_prompt, 64))
+    bound = max(costs.kept(sizes, s) + costs.working(sizes, s, chunk, 0) for s in shapes)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        rows = []
+        for task in range(12):
+            prompt = [task + 1] * int(rng.integers(1, run.engine.max_prompt + 1))
+            for _ in range(8):
+                new = int(rng.integers(1, 65))
+                rows.append(Row("p0", "generator", task, 0, 0, prompt, [1] * new, [0.0] * new, 0.0))
+        for batch in make_batches(rows, ["generator"] * len(rows), run.learner.batch):
+            a = batch.arrays
+            length = (a.tokens.shape[1] - a.prefix) // a.branches
+            s = Shape(a.tokens.shape[0], a.prefix, length, a.branches, a.targets.shape[1])
+            most = max(most, costs.kept(sizes, s) + costs.working(sizes, s, chunk, 0))
+    assert 0.5 * bound < most <= bound
+
+
+def test_recomputing_layers_and_a_smaller_budget_of_tokens_save_activations():
+    def activations(**overrides):
+        return size(make_plan(config(**overrides), ModelConfig.preset("s"), HERE), "activations")
+
+    assert activations(policies__remat="layer") < activations(policies__remat="dots") < activations()
+    assert activations(learner__batch__token_budget="4096") < 0.5 * activations()
+
+
+# ---------------------------------------------------------------- time
+
+
+def test_time_is_the_slower_of_operations_and_bytes():
+    device = Device("d", "gpu", 1 << 40, bandwidth=1e9, bfloat16=4e12, float32=1e12)
+    assert device.seconds(1e12, 0, "float32") == pytest.approx(1 / COMPUTE)
+    assert device.seconds(1e12, 0, "bfloat16") == pytest.approx(0.25 / COMPUTE)
+    assert device.seconds(1e12, 1e10, "bfloat16") == pytest.approx(10 / BANDWIDTH)
+    assert dataclasses.replace(device, float32=0.0).seconds(1, 1, "float32") is None
+
+
+def test_decoding_is_counted_by_hand():
+    run = config("single-shared-xs-math", engine__lanes="512")
+    plan = make_plan(run, MODEL, HERE, completion=0.25)  # 16 tokens each
+    ((call,),) = calls_of(run, plan.assumptions)
+    decode = next(work for work in plan.works if work.name == "decode")
+    layer = 128 * (2 * 128 + 2 * 64 + 3 * 384)
+    attended = call.prompt + 16
+    per_token = 2 * layer + 2 * 128 * 3000 + 4 * 128 * attended
+    assert decode.operations == 512 * 16 * per_token
+    cache = 512 * 16 * attended * 2 * 64 * 4
+    weights = 16 * 4 * (layer + 3000 * 128 + 3 * 128 + 2 * 32)
+    assert decode.moved == cache + weights + 512 * 16 * 3 * 4 * 3000
+
+
+def test_a_reference_pass_costs_only_where_a_role_is_anchored():
+    def reference(run):
+        return next(w.operations for w in make_plan(run, MODEL, HERE).works if w.name == "reference")
+
+    assert reference(config()) == 0
+    assert reference(config(learner__interventions__kl_coef='{"aggregator": 0.1}')) > 0
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_a_run_that_cannot_fit_is_refused_in_one_line_with_the_way_out():
+    run = config(engine__lanes="64", engine__budget_bytes=str(1 << 30))
+    model = ModelConfig.preset("xs")
+    needs = check_fits(run, model, 8 << 30).total
+    check_fits(run, model, needs)
+    with pytest.raises(PlanError) as refused:
+        check_fits(run, model, needs - 1)
+    message = str(refused.value)
+    assert "\n" not in message
+    assert "the biggest part is activations" in message and "--config.policies.remat=layer" in message
+    changed = dataclasses.replace(run, policies=dataclasses.replace(run.policies, remat="layer"))
+    check_fits(changed, model, needs - 1)
+
+
+def test_lanes_that_do_not_fit_their_budget_are_refused():
+    with pytest.raises(PlanError, match="lanes of 512 tokens need"):
+        check_fits(config(engine__lanes="4096"), ModelConfig.preset("m"), 1 << 30)
+    with pytest.raises(PlanError, match="the model has 4096"):
+        check_fits(config(engine__max_prompt="5000"), ModelConfig.preset("s"), 8 << 30)
+
+
+def test_a_mesh_cuts_weights_and_spreads_the_rest():
+    cell, model = "voting-shared-4b-code", ModelConfig.preset("4b")
+    one = make_plan(config(cell, policies__remat="layer", engine__lanes="8"), model, KINDS[2])
+    mesh = {"mesh__data": "2", "mesh__model": "2"}
+    four = make_plan(config(cell, policies__remat="layer", engine__lanes="8", **mesh), model, KINDS[2])
+    assert size(four, "base weights") == size(one, "base weights") // 2
+    assert size(four, "caches of the lanes") == size(one, "caches of the lanes") // 4
+    assert sum(four.seconds.values()) < 0.5 * sum(one.seconds.values())
+
+
+# ---------------------------------------------------------------- models and the command
+
+
+def test_the_model_is_read_where_it_is_and_else_the_preset_of_its_scale(tmp_path):
+    run = config("voting-shared-xs-math", policies__base=str(tmp_path))
+    assert find_model(run)[0] == ModelConfig.preset("xs") and "preset 'xs'" in find_model(run)[1]
+    import json
+
+    (tmp_path / "config.json").write_text(json.dumps(MODEL.to_hf()))
+    assert find_model(run)[0] == MODEL and "config.json" in find_model(run)[1]
+    strange = dataclasses.replace(
+        run, cell="mine", policies=dataclasses.replace(run.policies, base="nowhere")
+    )
+    with pytest.raises(PlanError, match=r"no model in 'nowhere'.*--config.policies.base"):
+        find_model(strange)
+
+
+def test_the_page_names_every_kind_of_device_and_what_dominates():
+    run, model = config("voting-isolated-0.6b-math", policies__remat="layer"), ModelConfig.preset("0.6b")
+    plans = [make_plan(run, model, device) for device in (dataclasses.replace(HERE, memory=8 << 30), *KINDS)]
+    text = plan_page(run, model, "the preset '0.6b'", plans)
+    assert max(map(len, text.splitlines())) <= 100
+    for kind in ("A100", "H100", "H200", "TPU v5e", "TPU v6e"):
+        assert kind in text
+    assert "test does not fit" in text and "H200 fits: " in text and "Grading is not counted" in text
+    assert "completions are 50% of max_new_tokens" in text
+
+
+def test_the_processor_at_hand_is_measured():
+    device = host()
+    assert device.platform == "cpu" and device.memory > 0
+    assert 1e8 < device.float32 < 1e14 and 1e7 < device.bandwidth < 1e13
+
+
+def test_the_command_prints_the_plan():
+    command = [sys.executable, "-m", "experiments.plan", "--config=configs/micro.py:voting-isolated-xs-math"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "time per step" in done.stdout and "CPU fits" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--config=configs/micro.py:votin-isolated-xs-math"], "did you mean 'voting-isolated-xs-math'?"),
+        (["--config=configs/micro.py:voting-isolated-xs-math", "--config.step=3"], "did you mean 'steps'?"),
+        (["--config.steps=3"], "--config is missing"),
+    ],
+)
+def test_a_mistyped_command_line_is_told_without_a_traceback(arguments, says, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["plan", *arguments])
+    with pytest.raises(SystemExit) as left:
+        cli.run(lambda config, rest: pytest.fail("it must not begin"))
+    assert left.value.code == 2
+    assert says in capsys.readouterr().err
