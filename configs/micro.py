@@ -8,6 +8,7 @@ reach is a matter of measuring them.
 from marl_jax import policies
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.update import LearnerConfig
+from marl_jax.pretraining.recipe import Recipe
 from marl_jax.runs.cells import parse_cell
 from marl_jax.runs.config import (
     DataConfig,
@@ -20,6 +21,11 @@ from marl_jax.runs.config import (
 from marl_jax.workflows import BUILT_IN
 
 SCALES = ("xs", "s", "m")
+RECIPES = {
+    "xs": Recipe("xs", steps=2000, learning_rate=3e-3, prompt_weight=0.1),
+    "s": Recipe("s", steps=1500, learning_rate=2.5e-3),
+    "m": Recipe("m", steps=1100, learning_rate=2e-3),
+}
 
 
 def get_config(name: str) -> RunConfig:
@@ -30,7 +36,7 @@ def get_config(name: str) -> RunConfig:
     return RunConfig(
         cell=str(cell),
         workflow=WorkflowConfig(cell.workflow, prompts="micro"),
-        policies=PoliciesConfig(share(roles), base=f"configs/bases/micro-{cell.scale}"),
+        policies=PoliciesConfig(share(roles), base=f"configs/bases/micro-{cell.scale}", dtype="float32"),
         data=DataConfig(cell.task, f"micro_{cell.task}", problems=64),
         sampling=policies.SamplingSettings(max_new_tokens=64, temperature=1.0),
         engine=EngineConfig(max_prompt=448),  # the longest are the histories of eval_opt, under 400
@@ -38,3 +44,10 @@ def get_config(name: str) -> RunConfig:
         learner=LearnerConfig(optimiser=OptimiserConfig(schedule=ScheduleConfig(3e-4, total_steps=200))),
         steps=200,
     )
+
+
+def get_recipe(scale: str) -> Recipe:
+    """What `experiments.pretrain` makes the base of a scale by."""
+    if scale not in RECIPES:
+        raise ValueError(f"scale {scale!r} has no recipe; there is: {', '.join(RECIPES)}")
+    return RECIPES[scale]

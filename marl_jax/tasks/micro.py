@@ -62,9 +62,9 @@ def solution(task: Task, strategy: str | None = None) -> str:
     return _module(task).solution(task, strategy or strategies(task)[0])
 
 
-def mistake(task: Task, seed: int) -> str:
-    """A plausible wrong worked answer, a pure function of (task, seed)."""
-    return _module(task).mistake(task, random.Random(f"{task.id} {seed}"))
+def mistake(task: Task, seed: int, strategy: str | None = None) -> str:
+    """A plausible wrong worked answer, a pure function of (task, seed, strategy); without a strategy, by any."""
+    return _module(task).mistake(task, random.Random(f"{task.id} {seed}"), strategy)
 
 
 def strategies(task: Task) -> tuple[str, ...]:

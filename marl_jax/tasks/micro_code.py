@@ -101,13 +101,13 @@ def solution(task: Task, strategy: str = "steps") -> str:
     return _program(_chain(task), strategy)
 
 
-def mistake(task: Task, rng: random.Random) -> str:
+def mistake(task: Task, rng: random.Random, strategy: str | None = None) -> str:
     """A wrong program: a constant off, a step swapped, lost or out of order; some test shows it."""
     chain = _chain(task)
     while True:
         wrong = _slip(chain, rng)
         if wrong and any(_run(wrong, test["args"][0]) != test["expected"] for test in task.tests):
-            return _program(wrong, rng.choice(STRATEGIES))
+            return _program(wrong, strategy or rng.choice(STRATEGIES))
 
 
 def _task(level: int, chain: tuple[Step, ...], rng: random.Random) -> Task | None:

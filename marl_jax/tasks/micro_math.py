@@ -35,9 +35,9 @@ def solution(task: Task, strategy: str = "columns") -> str:
     return _solve(task.meta, strategy, _Work())[0]
 
 
-def mistake(task: Task, rng: random.Random) -> str:
+def mistake(task: Task, rng: random.Random, strategy: str | None = None) -> str:
     """A wrong worked answer: one slip somewhere, everything after it consistent with it."""
-    strategy = rng.choice(STRATEGIES)
+    strategy = strategy or rng.choice(STRATEGIES)
     count = _Work()
     _solve(task.meta, strategy, count)
     while True:

@@ -1,0 +1,125 @@
+"""Next-token training of a micro base model: a pure function of its recipe.
+
+    loss = sum_t w_t nll_t / sum_t w_t       w: 1 where a role speaks, `prompt_weight` in what it is shown
+
+Rows are packed into a few long ones, each seeing only itself, so that no step computes over padding.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from marl_jax.models import ModelConfig, forward, init
+from marl_jax.models.table import Tree
+from marl_jax.pretraining.roles import Skill
+from marl_jax.pretraining.transcripts import Row, rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """All that a base model is made from."""
+
+    scale: str
+    steps: int
+    learning_rate: float = 3e-3
+    final_ratio: float = 0.1
+    warmup_steps: int = 50
+    weight_decay: float = 0.01
+    rows: int = 8  # packed ones, per step
+    length: int = 256  # of a packed row; the few histories that are longer are left out
+    prompt_weight: float = 0.3
+    math_levels: tuple[int, ...] = (1, 2, 3)
+    code_levels: tuple[int, ...] = (1, 2, 3)
+    skill: Skill = dataclasses.field(default_factory=Skill)
+    seed: int = 0
+
+
+class Batch(NamedTuple):
+    """Packed rows of one step."""
+
+    tokens: np.ndarray  # Int[B T]
+    segments: np.ndarray  # Int[B T], 0 is padding
+    weights: np.ndarray  # Float[B T], of each token as a target
+
+
+def train(
+    recipe: Recipe, tokenizer: Any, progress: Callable[[int, jax.Array], None] | None = None
+) -> tuple[ModelConfig, Tree]:
+    """(config, float32 parameters) of the base; `progress(step, loss)` is called after each dispatch."""
+    config = ModelConfig.preset(recipe.scale)
+    optimiser = _optimiser(recipe)
+    params = init(recipe.seed, config)
+    state = optimiser.init(params)
+    for step, batch in zip(range(recipe.steps), batches(recipe, tokenizer)):
+        params, state, loss = _step(params, state, batch, config, recipe)
+        if progress:
+            progress(step, loss)
+    return config, params
+
+
+def batches(recipe: Recipe, tokenizer: Any) -> Iterator[Batch]:
+    """What each step trains on."""
+    levels = {"micro_math": recipe.math_levels, "micro_code": recipe.code_levels}
+    stream = rows(tokenizer, seed=recipe.seed, skill=recipe.skill, levels=levels)
+    fitting = (row for row in stream if len(row.tokens) <= recipe.length)
+    return pack(fitting, recipe.rows, recipe.length, recipe.prompt_weight)
+
+
+def pack(stream: Iterable[Row], count: int, length: int, prompt_weight: float) -> Iterator[Batch]:
+    """Rows in their order, each into the first of `count` packed ones with room; what has none opens the next batch."""
+    batch, used, segments = _empty(count, length), np.zeros(count, int), np.zeros(count, int)
+    for row in stream:
+        size = len(row.tokens)
+        room = np.flatnonzero(used + size <= length)
+        if not len(room):
+            yield batch
+            batch, used, segments, room = (
+                _empty(count, length),
+                np.zeros(count, int),
+                np.zeros(count, int),
+                [0],
+            )
+        at = room[0]
+        place = slice(used[at], used[at] + size)
+        segments[at] += 1
+        batch.tokens[at, place] = row.tokens
+        batch.segments[at, place] = segments[at]
+        batch.weights[at, place] = np.where(row.spoken, 1, prompt_weight)
+        batch.weights[at, used[at]] = 0  # nothing foretells a first token
+        used[at] += size
+
+
+def _empty(count: int, length: int) -> Batch:
+    ints = [np.zeros((count, length), np.int32) for _ in range(2)]
+    return Batch(*ints, np.zeros((count, length), np.float32))
+
+
+@functools.cache
+def _optimiser(recipe: Recipe) -> optax.GradientTransformation:
+    peak = recipe.learning_rate
+    schedule = optax.warmup_cosine_decay_schedule(
+        0, peak, min(recipe.warmup_steps, recipe.steps - 1), recipe.steps, peak * recipe.final_ratio
+    )
+    decay = optax.adamw(schedule, b2=0.95, weight_decay=recipe.weight_decay)
+    return optax.chain(optax.clip_by_global_norm(1.0), decay)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "recipe"), donate_argnames=("params", "state"))
+def _step(
+    params: Tree, state: Any, batch: Batch, config: ModelConfig, recipe: Recipe
+) -> tuple[Tree, Any, jax.Array]:
+    def loss(params: Tree) -> jax.Array:
+        logits = forward(params, config, batch.tokens[:, :-1], segment_ids=batch.segments[:, :-1])
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.tokens[:, 1:])
+        weights = batch.weights[:, 1:]
+        return jnp.sum(losses * weights) / jnp.sum(weights)
+
+    value, gradient = jax.value_and_grad(loss)(params)
+    updates, state = _optimiser(recipe).update(gradient, state, params)
+    return optax.apply_updates(params, updates), state, value

@@ -1,0 +1,159 @@
+"""What each role says on a micro task, right with a probability and plausibly wrong otherwise.
+
+    say(task, call, rng, skill) -> text
+
+A role sees what its call shows it (`call.reads`, `call.after`); only whether an answer is right comes from the task.
+"""
+
+import dataclasses
+import random
+import re
+from collections.abc import Callable, Mapping
+
+from marl_jax.tasks import families, micro
+from marl_jax.tasks.task import Task
+from marl_jax.workflows.api import Call
+from marl_jax.workflows.parse import strategies
+
+
+@dataclasses.dataclass(frozen=True)
+class Skill:
+    """How often the roles are right."""
+
+    draft: float = 0.6  # a first answer, worked in the default strategy
+    other: float = 0.8  # of that, worked in another one
+    again: float = 0.7  # an answer after criticism, or after hearing others
+    judge: float = 0.85  # a verdict
+    pick: float = 0.8  # one right answer out of several, where there is one
+    plan: float = 0.7  # a plan in words
+    follow: float = 0.85  # a program that does what the plan says
+
+
+def say(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
+    """What the role of this call says."""
+    return SCRIPTS[call.role](task, call, rng, skill)
+
+
+def is_right(task: Task, text: str) -> bool:
+    """Whether a scripted answer is right; no program is run for that."""
+    return any(text == micro.solution(task, strategy) for strategy in micro.strategies(task))
+
+
+def run_scripted(task: Task, text: str) -> dict[str, object]:
+    """What `self_refine.run_public_tests` would return for a scripted program, without its sandbox."""
+    namespace: dict[str, Callable] = {}
+    exec(families.program(task, text) or "", namespace)  # a program of `micro`, nothing from outside
+    for number, test in enumerate(task.public_tests):
+        if namespace[test["call"]](*test["args"]) != test["expected"]:
+            return {"passed": False, "reason": f"test {number}: wrong answer"}
+    return {"passed": True, "reason": "passed"}
+
+
+# ---------------------------------------------------------------- roles
+
+
+def _solve(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
+    strategy = rng.choice(micro.strategies(task))
+    return _work(task, strategy, _chance(task, strategy, skill) if call.after is None else skill.again, rng)
+
+
+def _follow(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
+    """A worker's answer by the strategy on its line of the plan."""
+    if not call.reads:
+        return _solve(task, call, rng, skill)
+    strategy = strategies(call.reads[0].text, call.slot + 1)[call.slot]
+    return _work(task, strategy, _chance(task, strategy, skill), rng)
+
+
+def _judge(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
+    draft = call.reads[0].text
+    right = is_right(task, draft)
+    if right == (rng.random() < skill.judge):
+        return "\\boxed{Correct}"
+    return f"check {rng.choice(_places(task, draft)) if right else _slip(task, draft)}, \\boxed{{Incorrect}}"
+
+
+def _pick(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
+    return f"\\boxed{{{1 + _choose(task, call, rng, skill)}}}"
+
+
+def _merge(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
+    """The answer of one of the solutions: its box alone, or its program."""
+    text = call.reads[_choose(task, call, rng, skill)].text
+    return f"\\boxed{{{families.parse(task, text)}}}" if task.family == "math" else text
+
+
+def _divide(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
+    ways = [rng.choice(micro.strategies(task)) for _ in range(rng.choice((1, 2, 3, 3)))]
+    return "\n".join(f"STRATEGY {i}: {way}" for i, way in enumerate(ways, 1))
+
+
+def _outline(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
+    """The expressions of a program, one per step."""
+    return ", ".join(re.findall(r"(?:x=|return )(.*)", _work(task, "steps", skill.plan, rng)))
+
+
+def _code(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
+    """The program of the plan that it reads, or a mistake."""
+    if rng.random() >= skill.follow:
+        return micro.mistake(task, rng.randrange(10**9), "steps")
+    *steps, last = call.reads[0].text.split(", ")
+    lines = [f" x={step}" for step in steps] + [f" return {last}"]
+    return "\n".join(["```python", "def f(x):", *lines, "```"])
+
+
+SCRIPTS: Mapping[str, Callable[[Task, Call, random.Random, Skill], str]] = {
+    "generator": _solve,
+    "debater": _solve,
+    "worker": _follow,
+    "evaluator": _judge,
+    "aggregator": _pick,
+    "synthesizer": _merge,
+    "orchestrator": _divide,
+    "planner": _outline,
+    "coder": _code,
+}
+
+
+# ---------------------------------------------------------------- their parts
+
+
+def _chance(task: Task, strategy: str, skill: Skill) -> float:
+    return skill.draft * (1.0 if strategy == micro.strategies(task)[0] else skill.other)
+
+
+def _work(task: Task, strategy: str, chance: float, rng: random.Random) -> str:
+    if rng.random() < chance:
+        return micro.solution(task, strategy)
+    return micro.mistake(task, rng.randrange(10**9), strategy)
+
+
+def _choose(task: Task, call: Call, rng: random.Random, skill: Skill) -> int:
+    """A right one of the answers read, or any."""
+    right = [i for i, read in enumerate(call.reads) if is_right(task, read.text)]
+    return rng.choice(right) if right and rng.random() < skill.pick else rng.randrange(len(call.reads))
+
+
+def _slip(task: Task, draft: str) -> str:
+    """The first place where a draft leaves the right way of working, the one it follows longest."""
+    places = _places(task, draft)
+    agreed = [_agreed(draft, micro.solution(task, strategy)) for strategy in micro.strategies(task)]
+    return places[min(max(agreed), len(places) - 1)]
+
+
+def _agreed(draft: str, solution: str) -> int:
+    """How many steps two worked answers share."""
+    pairs = zip(_steps(draft), _steps(solution))
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(_steps(draft)))
+
+
+def _places(task: Task, draft: str) -> list[str]:
+    """How a critique names the steps of a draft, without the values they should have."""
+    steps = _steps(draft)
+    if task.family == "code":
+        return [f"line {i}" for i in range(1, len(steps) + 1)]
+    return [step.partition("=")[0] for step in steps[:-1]] + ["answer"]
+
+
+def _steps(text: str) -> list[str]:
+    return text.split("\n")[2:-1] if text.startswith("```") else text.split(", ")

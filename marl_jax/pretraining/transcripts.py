@@ -1,0 +1,135 @@
+"""Transcripts: workflows on micro tasks, played by scripted roles over the scheduler's own bookkeeping.
+
+    task, workflow ──play──► Episode ──histories──► one row of tokens per history, weights on what roles said
+
+An episode is driven as `rollout` drives it (`rollouts.running`), so each prompt is to the token what an engine would
+be given. A history that goes on over several turns is one row; parallel calls of one prompt are one row, too.
+"""
+
+import dataclasses
+import functools
+import random
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_jax.pretraining.roles import Skill, run_scripted, say
+from marl_jax.rollouts.episodes import Episode, ToolRecord
+from marl_jax.rollouts.history import Chat
+from marl_jax.rollouts.running import Ask, Limits, Running
+from marl_jax.rollouts.tools import run_tool
+from marl_jax.tasks import families, micro
+from marl_jax.tasks.task import Task
+from marl_jax.workflows import (
+    BUILT_IN,
+    Prompts,
+    Workflow,
+    eval_opt,
+    load_prompts,
+    self_refine_with_tests,
+    single_matched,
+    single_token_matched,
+)
+
+# How often each workflow is played; those that are not named, once.
+SHARES = {"single": 4, "voting": 4, "eval_opt": 4, "orch_workers": 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One history: its tokens, and where a role speaks."""
+
+    tokens: np.ndarray  # Int[T]
+    spoken: np.ndarray  # Bool[T]
+
+
+def rows(
+    tokenizer: Any, *, seed: int = 0, skill: Skill | None = None, levels: Mapping[str, Sequence[int]]
+) -> Iterator[Row]:
+    """Rows without end, of kinds of task in turn ({kind: levels}) and workflows by their share."""
+    for episode in episodes(tokenizer, seed=seed, skill=skill, levels=levels):
+        yield from histories(episode)
+
+
+def episodes(
+    tokenizer: Any, *, seed: int = 0, skill: Skill | None = None, levels: Mapping[str, Sequence[int]]
+) -> Iterator[Episode]:
+    """Played training problems without end, a pure function of the arguments."""
+    chat, rng = Chat(tokenizer), random.Random(f"transcripts {seed}")
+    streams = {kind: micro.stream(kind, "train", seed=seed, levels=those) for kind, those in levels.items()}
+    number = 0
+    while True:
+        for stream in streams.values():
+            task = next(stream)
+            played = flows(task.family)
+            (name,) = rng.choices(list(played), [SHARES.get(name, 1) for name in played])
+            yield play(task, played[name], _prompts(task.family), chat, rng, skill or Skill(), number)
+            number += 1
+
+
+def play(
+    task: Task,
+    flow: Workflow,
+    prompts: Prompts,
+    chat: Chat,
+    rng: random.Random,
+    skill: Skill,
+    number: int = 0,
+) -> Episode:
+    """One episode of the workflow with scripted roles."""
+    running = Running(task, number, (number,), flow, prompts, chat, Limits())
+    while batch := running.advance():
+        for position, item in enumerate(batch):
+            if isinstance(item, Ask):
+                said = chat.tokenizer.encode(say(task, item.call, rng, skill), add_special_tokens=False)
+                tokens = [*said, chat.end_of_turn]
+                completion = types.SimpleNamespace(
+                    tokens=tokens, logprobs=[0.0] * len(tokens), finish_reason="stop"
+                )
+                running.give_call(position, completion, families.parse, policy="script")
+            else:
+                running.put(position, ToolRecord(item.name, *run_tool(item)))
+    episode = running.episode()
+    if episode.error:
+        raise RuntimeError(f"a scripted episode of '{flow.name}' on '{task.id}' failed: {episode.error}")
+    return episode
+
+
+def histories(episode: Episode) -> list[Row]:
+    """The rows of an episode: histories that no later call continues, one of each first prompt."""
+    continued = {call.after for call in episode.calls}
+    seen: set[tuple[int, ...]] = set()
+    made = []
+    for index, call in enumerate(episode.calls):
+        if index in continued or call.prompt_tokens in seen:
+            continue
+        seen.add(call.prompt_tokens)
+        tokens = np.array(call.prompt_tokens + call.tokens, np.int32)
+        spoken = np.zeros(len(tokens), bool)
+        link: int | None = index
+        while link is not None:
+            turn = episode.calls[link]
+            spoken[len(turn.prompt_tokens) :][: len(turn.tokens)] = True
+            link = turn.after
+        made.append(Row(tokens, spoken))
+    return made
+
+
+@functools.cache
+def flows(family: str) -> dict[str, Workflow]:
+    """The workflows of a family as they are played; eval_opt in both its forms."""
+    played = {flow.name: flow for flow in BUILT_IN.values() if family in flow.families}
+    played["eval_opt shared"] = eval_opt.bind(shared=True)
+    # Calls of one prompt are one row, so one of them is enough; programs written here need no sandbox.
+    for flow in (single_matched, single_token_matched):
+        played[flow.name] = flow.bind(calls=1)
+    if family == "code":
+        played[self_refine_with_tests.name] = self_refine_with_tests.bind(run=run_scripted)
+    return played
+
+
+@functools.cache
+def _prompts(family: str) -> Prompts:
+    return load_prompts(family, "micro")
