@@ -219,6 +219,8 @@ def _rows(name: str, source: Source, split: str, paths: Sequence[Path], skip: bo
                     raise DataError(f"{path}, row {number}: {error}") from None
                 yield index, None
             index += 1
+    if not index:
+        raise DataError(f"{', '.join(map(str, paths))}: no rows here")
 
 
 def _task(name: str, source: Source, row: Any) -> Task:

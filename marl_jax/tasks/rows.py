@@ -38,15 +38,17 @@ def list_files(directory: Path, folder: str = "") -> list[Path]:
 
     A single file may be named in place of a directory.
     """
-    if directory.is_file() and directory.name.endswith(SUFFIXES):
-        return [directory]
+    if directory.is_file():
+        if directory.name.endswith(SUFFIXES):
+            return [directory]
+        raise DataError(f"{directory}: not a data file (its name must end in {', '.join(SUFFIXES)})")
     if not directory.is_dir():
         raise DataError(f"{directory}: no such directory")
     for place in (directory / folder / "data", directory / folder, directory / "data", directory):
         for (
             suffix
         ) in SUFFIXES:  # one kind only: published repositories keep JSON descriptions beside the data
-            if found := sorted(path for path in place.glob(f"*{suffix}") if path.is_file()):
+            if found := sorted(path for path in place.glob(f"[!.]*{suffix}") if path.is_file()):
                 return found
     raise DataError(f"{directory}: no data files here (looked for {', '.join(SUFFIXES)})")
 
@@ -65,9 +67,10 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
-    opener = gzip.open if path.name.endswith(".gz") else open
     number = 0
     try:
+        with open(path, "rb") as file:
+            opener = gzip.open if file.read(2) == b"\x1f\x8b" else open  # whatever its name says
         with opener(path, "rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
@@ -92,6 +95,7 @@ def _parse(data: bytes, where: str) -> Any:
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: not UTF-8 (byte {error.start} is 0x{data[error.start]:02x})") from None
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON ({error.msg} at column {error.colno})") from None
+        lines = ": name a file of JSON lines .jsonl" if error.msg == "Extra data" and error.lineno > 1 else ""
+        raise DataError(f"{where}: not JSON ({error.msg} at column {error.colno}){lines}") from None
     except (ValueError, RecursionError) as error:  # a number of too many digits, brackets of too many levels
         raise DataError(f"{where}: not JSON that can be read ({error})") from None

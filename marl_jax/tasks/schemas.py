@@ -127,10 +127,14 @@ def humaneval(row: Row) -> Fields:
 
 
 def generic(row: Row) -> Fields:
-    """A question under any common name with either `tests` (code) or an answer (math)."""
+    """A question under any common name with either `tests` (code) or an answer (math).
+
+    `tests` are test code, a list of it, or a list of tests in any form that `program_tests` reads (as JSON, too).
+    """
     fields: Fields = {"question": text(row, *_QUESTION), "meta": _source_id(row, "id")}
-    if "tests" in row:
-        tests = row["tests"]
+    if (tests := row.get("tests")) is not None:  # null in the math rows of a mixed parquet file
+        if isinstance(tests, str):
+            tests = _from_json(tests, "field 'tests'") if tests.lstrip()[:1] in ("[", "{") else [tests]
         if isinstance(tests, list) and tests and all(isinstance(test, str) for test in tests):
             return fields | {"family": "code", "tests": assertions(tests, setup=optional_text(row, "setup"))}
         return fields | {"family": "code", "tests": program_tests(tests, None)}
@@ -189,7 +193,9 @@ def text(row: Row, *names: str, number: bool = False) -> str:
         value = row.get(name)
         if value is None:
             continue
-        if number and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if number and isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if number and isinstance(value, float) and math.isfinite(value):
             return str(int(value)) if value == int(value) else str(value)
         if not isinstance(value, str):
             raise RowError(f"field {name!r} is {type(value).__name__}, not text")

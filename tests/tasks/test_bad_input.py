@@ -1,5 +1,6 @@
 """Broken files and rows: one clear line that names the place, or skipped and counted."""
 
+import gzip
 import json
 
 import pytest
@@ -195,15 +196,84 @@ LINE = b'{"question": "1?", "answer": "1"}\n'
         ("train.json", b'{"question": "1?"}', "holds one JSON dict, not a list of rows"),
         ("train.json", b"[" * 100_000, "not JSON that can be read"),
         ("train.jsonl", b'{"question": "1?", "answer": ' + b"9" * 5000 + b"}\n", "line 1: not JSON .*digits"),
-        ("train.jsonl", b"", "split 'train' has 0 rows, none of them usable"),
-        ("train.jsonl", b"\n\n", "split 'train' has 0 rows, none of them usable"),
+        ("train.json", LINE + LINE, "not JSON .Extra data at column 1.: name a file of JSON lines .jsonl"),
+        ("train.json", b"[]", "no rows here"),
+        ("train.jsonl", LINE.decode().encode("utf-16"), "line 1: not UTF-8 .byte 0 is 0xff"),
+        ("train.jsonl.gz", gzip.compress(30 * LINE)[:-9], "cannot be read past line"),
+        ("train.jsonl", b"", "no rows here"),
+        ("train.jsonl", b"\n\n", "no rows here"),
         ("notes.txt", LINE, "no data files here .looked for .parquet"),
+        (".train.jsonl", LINE, "no data files here"),
     ],
 )
 def test_an_unreadable_or_empty_file_is_one_clear_line(file, data, message, tmp_path):
     path = write(tmp_path / "data" / file, data)
     said = refuse(tmp_path, "jsonl", message)
-    assert file == "notes.txt" or "0 rows" in said or str(path) in said
+    assert "no data files" in said or str(path) in said
+
+
+@pytest.mark.parametrize(
+    "file, data",
+    [
+        ("train.jsonl", b"\xef\xbb\xbf" + 30 * LINE),
+        ("train.jsonl", (30 * LINE).replace(b"\n", b"\r\n")),
+        ("train.jsonl", 29 * LINE + b"\n  \n" + LINE.rstrip()),
+        ("train.jsonl.gz", gzip.compress(30 * LINE)),
+        ("train.jsonl", gzip.compress(30 * LINE)),
+        ("train.jsonl.gz", 30 * LINE),
+        ("train.json", b"\xef\xbb\xbf[" + b",".join(30 * [LINE]) + b"]"),
+        ("data/train.jsonl", 30 * LINE),
+    ],
+)
+def test_files_as_people_have_them_are_read(file, data, tmp_path):
+    write(tmp_path / "data" / file, data)
+    write(tmp_path / "data" / "._train.jsonl", b"what a Mac leaves beside a file")
+    parts = [
+        load("jsonl", tmp_path / "data", split, cache=tmp_path / "cache")
+        for split in ("train", "val", "test")
+    ]
+    assert sum(map(len, parts)) == 30
+
+
+def test_a_file_of_another_kind_is_refused_by_its_name(tmp_path):
+    path = write(tmp_path / "rows.csv", b"question,answer\n1?,1\n")
+    with pytest.raises(DataError, match=f"{path}: not a data file .its name must end in .parquet"):
+        load("jsonl", path, cache=tmp_path / "cache")
+
+
+ODD_ANSWERS = [(10**4000, "1" + 4000 * "0"), (0.5, "0.5"), (2.0, "2"), (-0.0, "0"), (" 7 ", "7"), ("٣", "٣")]
+
+
+@pytest.mark.parametrize("answer, gold", ODD_ANSWERS, ids=lambda value: str(value)[:8])
+def test_answers_in_odd_forms(answer, gold, tmp_path):
+    jsonl(tmp_path / "test.jsonl", [{"question": "1?", "answer": answer}])
+    (task,) = load("jsonl", tmp_path, "test", cache=tmp_path / "cache")
+    assert task.gold == gold
+
+
+@pytest.mark.parametrize(
+    "tests, found",
+    [
+        ("assert f(1) == 2", {"call": "f", "args": [1], "expected": 2}),
+        ('[{"stdin": "1", "stdout": "2"}]', {"stdin": "1", "stdout": "2"}),
+        ('{"inputs": ["1"], "outputs": ["2"]}', {"stdin": "1", "stdout": "2"}),
+        ('["assert f(1) == 2"]', {"call": "f", "args": [1], "expected": 2}),
+    ],
+)
+def test_tests_may_come_as_text(tests, found, tmp_path):
+    jsonl(tmp_path / "test.jsonl", [{"prompt": "Write f.", "tests": tests}])
+    (task,) = load("jsonl", tmp_path, "test", cache=tmp_path / "cache")
+    assert task.tests == (found,)
+
+
+def test_a_mixed_parquet_file_has_null_where_a_row_has_no_such_field(tmp_path):
+    rows = [
+        {"question": "1?", "answer": "1", "tests": None},
+        {"question": "f?", "answer": None, "tests": ["assert f()"]},
+    ]
+    parquet(tmp_path / "test.parquet", rows)
+    math, code = load("jsonl", tmp_path, "test", cache=tmp_path / "cache")
+    assert (math.family, math.gold, code.family) == ("math", "1", "code")
 
 
 def test_a_truncated_parquet_file_is_one_clear_line(tmp_path):
