@@ -64,7 +64,7 @@ def make_run(workdir, base, saved=None, cell="voting-isolated-xs-math", scores=N
         "policies__base": base,
         "data__name": "stored_run:questions",
         "engine__lanes": 16,
-        "engine__max_prompt": 320,
+        "engine__max_prompt": 240,
         "sampling__max_new_tokens": 8,
     }
     texts = [(name.replace("__", "."), str(value)) for name, value in (fixed | changes).items()]

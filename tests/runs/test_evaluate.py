@@ -1,15 +1,20 @@
 """Evaluating a run: who plays in which mode, on which problems, compared with what, and what is refused."""
 
+import dataclasses
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
-from stored_run import make_base, make_run, says
+from stored_run import MODEL, make_base, make_run, says
 
+from marl_jax.models import init
 from marl_jax.runs.casts import Donor
 from marl_jax.runs.checkpoints import CheckpointError
 from marl_jax.runs.evaluate import evaluate
-from marl_jax.runs.folder import FolderError
+from marl_jax.runs.folder import FolderError, open_folder
 from marl_jax.runs.metrics import read_lines
 from marl_jax.runs.tables import table
 
@@ -56,7 +61,7 @@ def test_all_checkpoints_are_one_paired_table(run):
     shown = table(records)
     assert shown.splitlines()[0] == "test: 8 problems x 4 samples, mode trained, seed 0"
     rows = [line.split() for line in shown.splitlines()]
-    (row,) = (row for row in rows if row[0] == "20")
+    (row,) = (row for row in rows if row[:1] == ["20"])
     assert row[1] == "100.0%" and row[5].startswith("+") and row[8].endswith("*")
     assert (
         "aggregator  20          picks a right one in 100.0% of 32 cases with one; unreadable 0.0%" in shown
@@ -135,15 +140,12 @@ def test_a_single_agents_policy_plays_the_generator(run, base, tmp_path):
     assert (latest["step"], latest["generator_step"], latest["accuracy"]) == (20, 6, 0.0)
 
 
+@pytest.mark.campaign
 def test_lora_policies_are_served_with_their_base(base, tmp_path):
     changes = {"policies__train": "lora", "policies__lora_rank": 4}
-    run = make_run(tmp_path, base, {1: {}}, "voting-shared-xs-math", **changes)
+    run = make_run(tmp_path, base, {1: {}}, **changes)
     start, same = evaluate(run, samples=2)
     assert same["per_problem"] == start["per_problem"]  # a fresh adapter is the base
-    with pytest.raises(
-        FolderError, match="--mode=swapped needs several policies; in this run 'p0' speaks for all"
-    ):
-        evaluate(run, mode="swapped")
 
 
 def test_a_damaged_checkpoint_of_many_is_left_out(run):
@@ -194,14 +196,60 @@ def test_before_training_there_is_nothing_but_the_base(base, tmp_path):
     assert not (tmp_path / "none").exists()
     run = make_run(tmp_path / "begun", base)
     for which in ("latest", "best", "all", "7"):
-        with pytest.raises(CheckpointError, match="there is no checkpoint in .*: train first"):
+        with pytest.raises(CheckpointError, match=r"there is no checkpoint in .*: train first"):
             evaluate(run, checkpoint=which)
     assert len(evaluate(run, checkpoint="base")) == 1
 
 
-def test_a_donor_that_does_not_fit_is_refused(trained, base, tmp_path):
-    several = make_run(tmp_path / "several", base, {1: {}})
+def test_policies_that_cannot_play_here_are_refused(trained, base, tmp_path):
+    shared = make_run(tmp_path / "shared", base, {1: {}}, "voting-shared-xs-math")
+    with pytest.raises(
+        FolderError, match="--mode=swapped needs several policies; in this run 'p0' speaks for all"
+    ):
+        evaluate(shared, mode="swapped", watch=refused("roles share"))
+
+    def transfer(workdir):
+        evaluate(trained, mode="generator_transfer", donor=Donor(workdir), watch=refused("it does not fit"))
+
     with pytest.raises(
         FolderError, match="has the roles generator, aggregator: --generator_from must be of a single"
     ):
-        evaluate(trained, mode="generator_transfer", donor=Donor(several))
+        transfer(shared)
+    wide = dataclasses.replace(MODEL, intermediate_size=48)
+    other = make_base(tmp_path / "wide", init(0, wide), wide)
+    with pytest.raises(FolderError, match="has another shape than this run's"):
+        transfer(make_run(tmp_path / "a", other, {1: {}}, "single-shared-xs-math"))
+    other = make_base(tmp_path / "worded")
+    tokenizer = json.loads((other / "tokenizer_config.json").read_text())
+    (other / "tokenizer_config.json").write_text(json.dumps({**tokenizer, "model_max_length": 7}))
+    with pytest.raises(FolderError, match="has another tokenizer than this run"):
+        transfer(make_run(tmp_path / "b", other, {1: {}}, "single-shared-xs-math"))
+
+
+def test_a_base_that_is_not_the_one_trained_on_is_refused_unless_accepted(tmp_path):
+    base = make_base(tmp_path / "base")
+    run = make_run(tmp_path / "run", base, {1: {}})
+    make_base(base, says("1"))
+    with pytest.raises(FolderError, match=r"is no longer there \(base .* -> .*\): put it back, or accept"):
+        evaluate(run, watch=refused("the base has changed"))
+    start, _ = evaluate(run, accept_changes=True)
+    assert start["accuracy"] == 1.0
+
+
+def test_a_run_that_is_training_is_left_alone(run):
+    with open_folder(run), pytest.raises(FolderError, match=r"another process .* is running in"):
+        evaluate(run)
+
+
+def script(*flags):
+    here = os.pathsep.join((os.getcwd(), os.path.dirname(__file__)))
+    command = [sys.executable, "-m", "experiments.evaluate", *flags]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": here})
+
+
+def test_the_script_prints_the_table_and_refuses_in_one_line(run):
+    done = script(f"--workdir={run}", "--checkpoint=20", "--split=val", "--samples=2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == table(lines(run)) + "\n"
+    done = script(f"--workdir={run}", "--samples=0")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "--samples is 0; it must be at least 1\n")

@@ -1,0 +1,220 @@
+"""A policy that leaves a run computes what it computed in it: merged, as an adapter, in our reader and in others'."""
+
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from stored_run import MODEL, TOKENIZER, make_base, make_run
+
+from marl_jax.models import forward, init, load_hf
+from marl_jax.models.lora import init_lora
+from marl_jax.models.peft import load_peft
+from marl_jax.models.tokenizer import load_tokenizer
+from marl_jax.runs.checkpoints import CheckpointError
+from marl_jax.runs.export import export
+from marl_jax.runs.folder import FolderError
+from marl_jax.sampling import generate
+
+RANK, ALPHA = 4, 6.0
+FULL = init(1, MODEL)
+PROMPTS = [TOKENIZER.encode(text) for text in ("12+30=?", "a longer text, so that rows differ")]
+run_model = functools.partial(jax.jit, static_argnums=1)(forward)
+
+
+def adapter(seed):
+    """One that changes what the model says."""
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(lambda: init_lora(0, MODEL, RANK, 1))
+    return jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.normal(size=leaf.shape[1:]), "float32"), shapes)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_base(tmp_path_factory.mktemp("base"), init(0, MODEL))
+
+
+@pytest.fixture(scope="module")
+def full(base, tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("full"), base, {3: {"p1": FULL}, 5: {}}, scores={3: 1.0, 5: 0.0})
+
+
+@pytest.fixture(scope="module")
+def lora(base, tmp_path_factory):
+    changes = {"policies__train": "lora", "policies__lora_rank": RANK, "policies__lora_alpha": ALPHA}
+    return make_run(
+        tmp_path_factory.mktemp("lora"), base, {3: {"p0": adapter(5), "p1": adapter(6)}}, **changes
+    )
+
+
+def played_by_adapter(seed, tokens):
+    """Logits of the base under the adapter, as the run's engine and learner compute them."""
+    stack = jax.tree.map(lambda leaf: leaf[None], adapter(seed))
+    using = {
+        "adapters": stack,
+        "adapter_index": jnp.zeros(len(tokens), jnp.int32),
+        "adapter_scale": ALPHA / RANK,
+    }
+    return run_model(init(0, MODEL), MODEL, jnp.array(tokens), **using)
+
+
+def greedy(params, **using):
+    done = generate(params, MODEL, PROMPTS, max_new_tokens=12, temperature=0, lanes=2, **using)
+    return [completion.tokens for completion in done]
+
+
+def test_a_full_policy_comes_back_to_the_bit_with_its_tokenizer(full, tmp_path):
+    done = export(full, "p1", tmp_path, checkpoint="best")
+    assert (done.roles, done.step, done.dtype) == (("aggregator",), 3, "float32")
+    config, params = load_hf(tmp_path)
+    assert config == MODEL
+    jax.tree.map(np.testing.assert_array_equal, params, FULL)
+    assert load_tokenizer(tmp_path, config).encode("1+1=?") == TOKENIZER.encode("1+1=?")
+
+
+def test_every_checkpoint_can_be_had(full, tmp_path):
+    for which, step in (("latest", 5), ("best", 3), ("3", 3), ("base", 0)):
+        assert export(full, "p1", tmp_path / which, checkpoint=which).step == step
+    start, (_, latest) = init(0, MODEL), load_hf(tmp_path / "latest")
+    jax.tree.map(np.testing.assert_array_equal, latest, start)
+    jax.tree.map(np.testing.assert_array_equal, load_hf(tmp_path / "base")[1], start)
+
+
+def test_weights_are_rounded_once_to_what_the_base_is_stored_in(tmp_path):
+    half = dataclasses.replace(MODEL, dtype="bfloat16")
+    base = make_base(
+        tmp_path / "base", jax.tree.map(lambda leaf: leaf.astype("bfloat16"), init(0, MODEL)), half
+    )
+    run = make_run(tmp_path / "run", base, {3: {"p0": FULL}}, policies__dtype="float32")
+    assert export(run, "p0", tmp_path / "a").dtype == "bfloat16"
+    config, params = load_hf(tmp_path / "a")
+    assert config == half
+    jax.tree.map(
+        lambda ours, leaf: np.testing.assert_array_equal(ours, leaf.astype("bfloat16")), params, FULL
+    )
+    export(run, "p0", tmp_path / "b", dtype="float32")
+    jax.tree.map(np.testing.assert_array_equal, load_hf(tmp_path / "b")[1], FULL)
+
+
+def test_a_merged_adapter_computes_what_the_policy_computed(lora, tmp_path):
+    export(lora, "p1", tmp_path)
+    config, params = load_hf(tmp_path)
+    tokens = np.random.default_rng(0).integers(0, MODEL.vocab_size, (2, 24))
+    expected = played_by_adapter(6, tokens)
+    np.testing.assert_allclose(run_model(params, config, jnp.array(tokens)), expected, atol=1e-4, rtol=0)
+    assert np.abs(expected - played_by_adapter(5, tokens)).max() > 0.1  # it is p1's, not p0's
+
+
+def test_an_adapter_comes_back_to_the_bit_and_names_its_base(lora, base, tmp_path):
+    done = export(lora, "p1", tmp_path, format="peft")
+    assert (done.step, done.dtype) == (3, "float32")
+    adapters, alpha = load_peft(tmp_path, MODEL)
+    assert alpha == ALPHA
+    jax.tree.map(lambda ours, leaf: np.testing.assert_array_equal(ours[0], leaf), adapters, adapter(6))
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    assert load_tokenizer(tmp_path, MODEL).encode("1+1=?") == TOKENIZER.encode("1+1=?")
+
+
+def test_what_cannot_be_exported_is_one_line(full, lora, base, tmp_path):
+    adapter_there, file = tmp_path / "adapter", tmp_path / "file"
+    export(lora, "p0", adapter_there, format="peft")
+    file.touch()
+    before = sorted(path.name for path in base.iterdir())
+    for asked, message in (
+        ((full, "p2", tmp_path), "--policy is 'p2', which is no policy of this run: did you mean"),
+        ((full, "", tmp_path), "--policy is '', which is no policy of this run; there is: p0, p1"),
+        ((full, "p0", ""), "--out is missing"),
+        ((full, "p0", base), "is the run itself or a base of it: choose another --out"),
+        ((full, "p0", full), "is the run itself or a base of it: choose another --out"),
+        ((full, "p0", adapter_there), "holds adapter_config.json, of another format than hf"),
+        ((full, "p0", file), "cannot be written"),
+        ((full, "p0", tmp_path, {"format": "gguf"}), "--format=gguf is unknown; there is: hf, peft"),
+        ((full, "p0", tmp_path, {"dtype": "float16"}), "--dtype=float16 is unknown: did you mean 'bfloat16'"),
+        (
+            (full, "p0", tmp_path, {"format": "peft"}),
+            "'p0' is trained in all its weights, so there is no adapter",
+        ),
+        ((full, "p0", tmp_path, {"checkpoint": "4"}), "there is no checkpoint of step 4"),
+        ((tmp_path, "p0", tmp_path / "out"), "there is no run in"),
+    ):
+        *asked, flags = (*asked, {}) if len(asked) == 3 else asked
+        with pytest.raises((FolderError, CheckpointError)) as refusal:
+            export(*asked, **flags)
+        assert message in str(refusal.value) and "\n" not in str(refusal.value), message
+    assert sorted(path.name for path in base.iterdir()) == before
+
+
+def test_an_adapter_is_not_summed_into_another_base(lora, base, tmp_path):
+    begun = json.loads((lora / "config.json").read_text())
+    digests = {
+        name: "0" * 64 if name.startswith("base") else value for name, value in begun["digests"].items()
+    }
+    try:
+        (lora / "config.json").write_text(json.dumps({**begun, "digests": digests}))
+        with pytest.raises(FolderError, match="is no longer there"):
+            export(lora, "p0", tmp_path)
+        export(lora, "p0", tmp_path, accept_changes=True)
+    finally:
+        (lora / "config.json").write_text(json.dumps(begun))
+
+
+def test_the_script_says_what_it_wrote(full, tmp_path):
+    flags = [f"--workdir={full}", "--policy=p1", f"--out={tmp_path}", "--checkpoint=3"]
+    here = os.pathsep.join((os.getcwd(), os.path.dirname(__file__)))
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.export", *flags], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": here},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"policy p1 (aggregator) after step 3, hf, float32: {tmp_path}\n"
+
+
+# ---------------------------------------------------------------- other libraries
+
+
+def theirs(model, tokens):
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor(tokens)).logits.numpy()
+
+
+def their_greedy(model, prompt):
+    """As they generate, without any stop."""
+    import torch
+
+    tokens = torch.tensor([prompt])
+    for _ in range(12):
+        tokens = torch.cat([tokens, model(tokens).logits[:, -1:].argmax(-1)], dim=1)
+    return tokens[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("trained, format", [("full", "hf"), ("lora", "hf"), ("lora", "peft")])
+def test_transformers_and_peft_compute_what_the_policy_computed(request, base, tmp_path, trained, format):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    export(request.getfixturevalue(trained), "p1", tmp_path, checkpoint="3", format=format)
+    model = AutoModelForCausalLM.from_pretrained(base if format == "peft" else tmp_path)
+    if format == "peft":
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, tmp_path)
+    model = model.eval()
+    tokens = np.random.default_rng(0).integers(0, MODEL.vocab_size, (2, 24))
+    if trained == "full":
+        expected, said = run_model(FULL, MODEL, jnp.array(tokens)), greedy(FULL)
+    else:
+        expected = played_by_adapter(6, tokens)
+        stack = jax.tree.map(lambda leaf: leaf[None], adapter(6))
+        using = {"adapters": stack, "adapter_index": [0, 0], "adapter_scale": ALPHA / RANK}
+        said = greedy(init(0, MODEL), **using)
+    np.testing.assert_allclose(theirs(model, tokens), expected, atol=2e-4, rtol=0)
+    assert [their_greedy(model, prompt) for prompt in PROMPTS] == said
+    assert AutoTokenizer.from_pretrained(tmp_path).encode("12+30=?") == PROMPTS[0]
