@@ -22,9 +22,9 @@ from marl_jax.workflows import BUILT_IN
 
 SCALES = ("xs", "s", "m")
 RECIPES = {
-    "xs": Recipe("xs", steps=2000, learning_rate=3e-3, prompt_weight=0.1),
+    "xs": Recipe("xs", steps=2000, learning_rate=3e-3),
     "s": Recipe("s", steps=1500, learning_rate=2.5e-3),
-    "m": Recipe("m", steps=1100, learning_rate=2e-3),
+    "m": Recipe("m", steps=700, learning_rate=2e-3),
 }
 
 
@@ -37,7 +37,7 @@ def get_config(name: str) -> RunConfig:
         cell=str(cell),
         workflow=WorkflowConfig(cell.workflow, prompts="micro"),
         policies=PoliciesConfig(share(roles), base=f"configs/bases/micro-{cell.scale}", dtype="float32"),
-        data=DataConfig(cell.task, f"micro_{cell.task}", problems=64),
+        data=DataConfig(cell.task, f"micro_{cell.task}", problems=64, levels=(1,)),
         sampling=policies.SamplingSettings(max_new_tokens=64, temperature=1.0),
         engine=EngineConfig(max_prompt=448),  # the longest are the histories of eval_opt, under 400
         rollout=RolloutConfig(samples=8),

@@ -33,9 +33,9 @@ class Recipe:
     weight_decay: float = 0.01
     rows: int = 8  # packed ones, per step
     length: int = 256  # of a packed row; the few histories that are longer are left out
-    prompt_weight: float = 0.3
-    math_levels: tuple[int, ...] = (1, 2, 3)
-    code_levels: tuple[int, ...] = (1, 2, 3)
+    prompt_weight: float = 0.1
+    math_levels: tuple[int, ...] = (1,)
+    code_levels: tuple[int, ...] = (1,)
     skill: Skill = dataclasses.field(default_factory=Skill)
     seed: int = 0
 

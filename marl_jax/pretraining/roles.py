@@ -20,12 +20,12 @@ from marl_jax.workflows.parse import strategies
 class Skill:
     """How often the roles are right."""
 
-    draft: float = 0.6  # a first answer, worked in the default strategy
+    draft: float = 0.57  # a first answer, worked in the default strategy
     other: float = 0.8  # of that, worked in another one
     again: float = 0.7  # an answer after criticism, or after hearing others
     judge: float = 0.85  # a verdict
     pick: float = 0.8  # one right answer out of several, where there is one
-    plan: float = 0.7  # a plan in words
+    plan: float = 0.7  # a plan: a program in words, a way to work
     follow: float = 0.85  # a program that does what the plan says
 
 
@@ -53,8 +53,7 @@ def run_scripted(task: Task, text: str) -> dict[str, object]:
 
 
 def _solve(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
-    strategy = rng.choice(micro.strategies(task))
-    return _work(task, strategy, _chance(task, strategy, skill) if call.after is None else skill.again, rng)
+    return _work(task, micro.strategies(task)[0], skill.draft if call.after is None else skill.again, rng)
 
 
 def _follow(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
@@ -62,7 +61,8 @@ def _follow(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
     if not call.reads:
         return _solve(task, call, rng, skill)
     strategy = strategies(call.reads[0].text, call.slot + 1)[call.slot]
-    return _work(task, strategy, _chance(task, strategy, skill), rng)
+    chance = skill.draft * (1.0 if strategy == micro.strategies(task)[0] else skill.other)
+    return _work(task, strategy, chance, rng)
 
 
 def _judge(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
@@ -84,7 +84,9 @@ def _merge(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
 
 
 def _divide(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
-    ways = [rng.choice(micro.strategies(task)) for _ in range(rng.choice((1, 2, 3, 3)))]
+    default, *others = micro.strategies(task)
+    lines = rng.choice((1, 2, 2, 3))
+    ways = [default if rng.random() < skill.plan else rng.choice(others) for _ in range(lines)]
     return "\n".join(f"STRATEGY {i}: {way}" for i, way in enumerate(ways, 1))
 
 
@@ -116,10 +118,6 @@ SCRIPTS: Mapping[str, Callable[[Task, Call, random.Random, Skill], str]] = {
 
 
 # ---------------------------------------------------------------- their parts
-
-
-def _chance(task: Task, strategy: str, skill: Skill) -> float:
-    return skill.draft * (1.0 if strategy == micro.strategies(task)[0] else skill.other)
 
 
 def _work(task: Task, strategy: str, chance: float, rng: random.Random) -> str:

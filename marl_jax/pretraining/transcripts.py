@@ -3,7 +3,7 @@
     task, workflow ──play──► Episode ──histories──► one row of tokens per history, weights on what roles said
 
 An episode is driven as `rollout` drives it (`rollouts.running`), so each prompt is to the token what an engine would
-be given. A history that goes on over several turns is one row; parallel calls of one prompt are one row, too.
+be given. A history that goes on over several turns is one row; of a role's parallel calls the first makes one.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from marl_jax.workflows import (
 )
 
 # How often each workflow is played; those that are not named, once.
-SHARES = {"single": 4, "voting": 4, "eval_opt": 4, "orch_workers": 3}
+SHARES = {"single": 12, "voting": 2, "eval_opt": 2, "orch_workers": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,14 +98,12 @@ def play(
 
 
 def histories(episode: Episode) -> list[Row]:
-    """The rows of an episode: histories that no later call continues, one of each first prompt."""
+    """The rows of an episode: of each role's first slot, what no later call continues."""
     continued = {call.after for call in episode.calls}
-    seen: set[tuple[int, ...]] = set()
     made = []
     for index, call in enumerate(episode.calls):
-        if index in continued or call.prompt_tokens in seen:
+        if index in continued or call.slot:
             continue
-        seen.add(call.prompt_tokens)
         tokens = np.array(call.prompt_tokens + call.tokens, np.int32)
         spoken = np.zeros(len(tokens), bool)
         link: int | None = index
@@ -122,7 +120,7 @@ def flows(family: str) -> dict[str, Workflow]:
     """The workflows of a family as they are played; eval_opt in both its forms."""
     played = {flow.name: flow for flow in BUILT_IN.values() if family in flow.families}
     played["eval_opt shared"] = eval_opt.bind(shared=True)
-    # Calls of one prompt are one row, so one of them is enough; programs written here need no sandbox.
+    # Only a first slot makes a row, so one call is enough; programs written here need no sandbox.
     for flow in (single_matched, single_token_matched):
         played[flow.name] = flow.bind(calls=1)
     if family == "code":
