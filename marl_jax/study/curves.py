@@ -84,15 +84,10 @@ def accuracy(run: Run) -> Panel | None:
         points=True,
         level=(start["accuracy"], "base") if start else None,
         mark=(top["step"], top["accuracy"], f"best {top['accuracy']:.1%}")
-        if top is not records[-1]
+        if top["accuracy"] > records[-1]["accuracy"]
         else None,
         last_step=run.step,
     )
-
-
-def renamed(panel: Panel, title: str) -> Panel:
-    """The same picture, of one run among several."""
-    return dataclasses.replace(panel, title=title)
 
 
 def _of_roles(run: Run) -> Iterator[Panel | None]:
@@ -102,7 +97,7 @@ def _of_roles(run: Run) -> Iterator[Panel | None]:
     outcome = Line("outcome", run.series("reward"))
     if len(outcome.series.known.steps):
         lines = [outcome, *lines]
-    yield _panel(run, "Reward", "Mean reward of each role's calls, and mean outcome of the episodes.", lines)
+    yield _panel(run, REWARD, "Mean reward of each role's calls, and mean outcome of the episodes.", lines)
 
     norms = gradient_norms(run)
     lines = _lines(norms, tones)

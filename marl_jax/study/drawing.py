@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from marl_jax.runs.files import disk_errors
 from marl_jax.study.curves import Panel, legend, running_mean, smoothing
 from marl_jax.study.record import Series
@@ -86,17 +88,11 @@ def draw(panel: Panel, axes: Any, *, wrap: int | None = 78, rows: int = 2) -> No
         if window > 1:
             axes.plot(steps, values, color=colour, alpha=0.28, linewidth=0.7, linestyle=dashes)
             values = running_mean(values, window)
-        alone = "o" if panel.points or len(line.series.known.steps) < 3 else ""
-        axes.plot(
-            steps,
-            values,
-            color=colour,
-            linewidth=1.6,
-            linestyle=dashes,
-            marker=alone,
-            markersize=4,
-            clip_on=False,
-        )
+        style = {"color": colour, "linewidth": 1.6, "linestyle": dashes, "markersize": 4, "clip_on": False}
+        axes.plot(steps, values, **style)
+        marked = np.isfinite(values) if panel.points else _lonely(values)
+        if marked.any():
+            axes.plot(steps[marked], values[marked], **style | {"linestyle": "", "marker": "o"})
         shown = Series(steps, values).known
         if len(shown.steps):
             ends.append((float(shown.values[-1]), line.name, colour))
@@ -118,6 +114,12 @@ def draw(panel: Panel, axes: Any, *, wrap: int | None = 78, rows: int = 2) -> No
             textwrap.fill(panel.how, wrap), (0, 1), xycoords="axes fraction", xytext=(0, 6 + 9 * rows),
             textcoords="offset points", va="top", fontsize=7, color=MUTED,
         )  # fmt: skip
+
+
+def _lonely(values: np.ndarray) -> np.ndarray:
+    """Which values stand between gaps, so that no line shows them."""
+    there = np.pad(np.isfinite(values), 1)
+    return there[1:-1] & ~there[:-2] & ~there[2:]
 
 
 def _look(colour: int | None) -> tuple[str, Any]:

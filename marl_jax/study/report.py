@@ -6,6 +6,7 @@ What models wrote is hostile: the templates escape all of it, and the page's own
 A folder of runs gets a page with one row and one section for each, and each run its own page.
 """
 
+import dataclasses
 import functools
 import json
 import os
@@ -47,7 +48,7 @@ def write_overview(root: str | os.PathLike[str]) -> Path:
         except FolderError as error:
             unread.append(str(error))
     found = [(run, panel) for run in runs if (panel := curves.accuracy(run)) is not None]
-    named = [curves.renamed(panel, _place(run, directory)) for run, panel in found]
+    named = [dataclasses.replace(panel, title=_place(run, directory)) for run, panel in found]
     drawing.png(named, directory / "report.png", directory.name, wide_first=False)
     page = _page(
         "overview.html",

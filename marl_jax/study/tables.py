@@ -261,24 +261,21 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         "trained",
         f"LoRA adapters{rank}" if lora else "all weights" if policies.get("train") == "full" else "",
     )
-    digest = (about.get("digests") or {}).get("base")
-    yield (
-        "base",
-        _with(policies.get("base"), {"digest": f"{digest[:12]}…"} if isinstance(digest, str) else None),
-    )
+    yield "base", _with(policies.get("base"), policies.get("bases"))
     yield "data", _with(data.get("name"), {"seed": data.get("seed"), "levels": data.get("levels")})
     samples = part("rollout").get("samples")
     yield "a step", f"{data.get('problems')} problems × {samples} episodes" if samples else ""
     yield "sampling", _with(None, sampling)
-    yield "rewards", str(part("rewards").get("credit", ""))
+    rewards = {key: value for key, value in part("rewards").items() if key != "name" and value}
+    yield "rewards", _with(part("rewards").get("name"), rewards)
     yield (
         "advantages",
         _with(None, {key: part("advantages").get(key) for key in ("group", "estimator", "singleton")}),
     )
     yield "steps", f"{run.step} of {run.steps}" if run.metrics else f"0 of {run.steps}"
     yield "seed", str(config.get("seed", ""))
-    versions = about.get("versions") or {}
-    yield "versions", ", ".join(f"{name} {str(number)[:12]}" for name, number in versions.items())
+    for kind in ("digests", "versions"):
+        yield kind, ", ".join(f"{name} {str(value)[:12]}" for name, value in (about.get(kind) or {}).items())
     yield "took", _took(run)
 
 

@@ -21,6 +21,12 @@ def test_labels_stand_apart_in_the_order_of_their_lines_and_inside():
     assert drawing._apart([0.2, 0.8], 0.1) == [0.2, 0.8]
 
 
+def test_a_value_between_gaps_is_marked_where_no_line_would_show_it():
+    gap = np.nan
+    assert drawing._lonely(np.array([1, gap, 2, 3, gap, 4, gap])).tolist() == [1, 0, 0, 0, 0, 1, 0]
+    assert drawing._lonely(np.array([1.0])).tolist() == [True]
+
+
 def style_colours():
     """{theme: {variable: colour}} of the style sheet."""
     sheet = (Path(drawing.__file__).parent / "style.css").read_text()

@@ -30,6 +30,7 @@ from marl_jax.study.record import read_run
 from marl_jax.study.report import write_overview, write_report
 from marl_jax.tasks.task import Task
 
+pytestmark = pytest.mark.filterwarnings("error::UserWarning")  # matplotlib's, where a picture came out wrong
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
@@ -148,7 +149,9 @@ def test_the_page_tells_what_the_run_was_and_how_it_went(whole):
         "all 60 steps",
         "generator → p0, aggregator → p1",
         "64 problems × 8 episodes",
-        "configs/bases/micro-s (digest aaaaaaaaaaaa…)",
+        "base configs/bases/micro-s data",
+        "base configs/bases/micro-s aaaaaaaaaaaa, tokenizer bbbbbbbbbbbb, data train dddddddddddd",
+        "rubric (alpha 0.5)",
         "max_new_tokens 64, temperature 1.0",
         "jax 0.10.2",
         "rollout 62%, grade 5%, learn 31%",
