@@ -4,11 +4,10 @@ python -m experiments.report --workdir=DIR     # DIR/report.html and DIR/report.
 python -m experiments.report --root=DIR        # one page over all runs below DIR, and each run's own
 """
 
-import sys
+from absl import flags
 
-from absl import app, flags
-
-from marl_jax.runs.files import DiskFull
+from experiments import cli
+from marl_jax.runs.config import RunConfig
 from marl_jax.runs.folder import FolderError
 from marl_jax.study.report import write_overview, write_report
 
@@ -17,15 +16,12 @@ flags.DEFINE_string("workdir", None, "the folder of one run")
 flags.DEFINE_string("root", None, "a directory that holds folders of runs")
 
 
-def main(_: list[str]) -> None:
-    if bool(FLAGS.workdir) == bool(FLAGS.root):
-        sys.exit("give either --workdir=DIR of one run, or --root=DIR of a directory of runs")
-    try:
-        page = write_report(FLAGS.workdir) if FLAGS.workdir else write_overview(FLAGS.root)
-    except (FolderError, DiskFull) as error:
-        sys.exit(str(error))
-    print(page)
+def main(config: RunConfig | None, left: list[str]) -> int:
+    if config is not None or left or bool(FLAGS.workdir) == bool(FLAGS.root):
+        raise FolderError("give either --workdir=DIR of one run, or --root=DIR of a directory of runs")
+    print(write_report(FLAGS.workdir) if FLAGS.workdir else write_overview(FLAGS.root))
+    return 0
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)
