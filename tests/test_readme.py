@@ -1,31 +1,187 @@
-"""What the README says, works."""
+"""What the README and the pages in docs/ say is so: programs, commands, links, places, fields and counted sizes."""
 
+import dataclasses
+import functools
+import importlib.util
+import inspect
 import re
+import runpy
+import shlex
 from pathlib import Path
 
 import pytest
+from absl import flags
+
+from marl_jax.runs import fields
+from marl_jax.runs.config import RunConfig, load_config, load_file, split_argv
+from marl_jax.runs.devices import KINDS
+from marl_jax.runs.plan import find_model, make_plan
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))
+}
+README = PAGES["README.md"]
+PROGRAMS = [path.read_text() for path in (ROOT / "examples").glob("*.py")]
+CELL = "configs/micro.py:voting-isolated-s-math"
 
 
-@pytest.mark.parametrize("number", range(len(EXAMPLES)))
-def test_every_python_example_runs_as_it_stands(number, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    exec(compile(EXAMPLES[number], f"README.md example {number}", "exec"), {"__name__": "example"})
+def everywhere(pattern):
+    """(page, match) of a pattern, over all pages."""
+    found = {
+        (page, match) for page, text in PAGES.items() for match in re.findall(pattern, text, re.MULTILINE)
+    }
+    assert found
+    return sorted(found)
 
 
-@pytest.mark.parametrize("target", re.findall(r"\]\(([^)]+)\)", README))
-def test_every_link_leads_somewhere(target):
-    assert (ROOT / target).exists()
+# ---------------------------------------------------------------- programs and commands
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"(?:`|    )make (\w+)", README))))
-def test_every_make_target_exists(target):
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+def test_a_program_in_the_readme_is_one_that_is_executed(block):
+    assert block in PROGRAMS  # see test_examples.py
+
+
+COMMANDS = sorted({match for _, match in everywhere(r"(?:^    (?:\w+=\S+ )?|`)(python -m [^`\n]+)")})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_a_module_that_takes_its_flags_and_a_cell_that_exists(command, monkeypatch):
+    _, _, module, *arguments = shlex.split(command, comments=True)
+    assert importlib.util.find_spec(module), module
+    monkeypatch.chdir(ROOT)
+    spec, texts, rest = split_argv(arguments)
+    if module == "experiments.pretrain":
+        get_recipe, scale = load_file(spec, "get_recipe")
+        _, mistakes = fields.change(get_recipe(scale), texts)
+        assert not mistakes
+    elif spec or texts:
+        load_config(spec or CELL, texts)
+    left = parse(module, rest, monkeypatch)
+    assert module.startswith("examples.") or not left, left
+
+
+def parse(module, arguments, monkeypatch):
+    """What the flags that the module defines leave over of the arguments; a flag it has not is an error."""
+    defined = flags.FlagValues()
+    for name in dir(flags):
+        if name.startswith("DEFINE_") and "flag_values" in inspect.signature(getattr(flags, name)).parameters:
+            monkeypatch.setattr(flags, name, functools.partial(getattr(flags, name), flag_values=defined))
+    monkeypatch.setattr(flags, "FLAGS", defined)
+    if not module.startswith("examples."):  # which define none, and run at once
+        runpy.run_module(module, run_name="described")
+    return defined([module, *arguments])[1:]
+
+
+@pytest.mark.parametrize("target", sorted({match for _, match in everywhere(r"(?:`|^    )make (\w+)")}))
+def test_a_make_target_exists(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("folder", re.findall(r"^\| `([\w/.]+)`", README, re.MULTILINE))
-def test_every_place_on_the_map_exists(folder):
-    assert (ROOT / folder).exists()
+@pytest.mark.parametrize("extra", sorted({match for _, match in everywhere(r"pip install -e '\.\[(\w+)\]'")}))
+def test_an_extra_exists(extra):
+    assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+
+
+# ---------------------------------------------------------------- places
+
+
+@pytest.mark.parametrize("page, target", everywhere(r"\]\(([^)\s]+)\)"))
+def test_a_link_leads_somewhere(page, target):
+    file, _, anchor = target.partition("#")
+    place = (ROOT / page).parent / file if file else ROOT / page
+    assert place.exists()
+    if anchor:
+        heads = re.findall(r"^#+ (.+)$", place.read_text(), re.MULTILINE)
+        assert anchor in [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
+
+
+@pytest.mark.parametrize(
+    "page, place",
+    everywhere(
+        r"`((?:marl_jax|configs|experiments|examples|benchmarks|tests|docs|constraints)(?:/[\w./-]*)?)`"
+    ),
+)
+def test_a_place_that_is_named_exists(page, place):
+    assert (ROOT / place).exists()
+
+
+def test_a_room_of_the_library_is_on_the_map():
+    rooms = {path.parent.name for path in (ROOT / "marl_jax").glob("*/__init__.py")}
+    assert rooms == set(re.findall(r"^\| `marl_jax/(\w+)`", README, re.MULTILINE))
+
+
+# ---------------------------------------------------------------- the configuration
+
+
+def leaves(cls, prefix=""):
+    """(path, annotation owner, field) of every field that can be set."""
+    for field in dataclasses.fields(cls):
+        inner = fields._hints(cls).get(field.name)
+        if dataclasses.is_dataclass(inner):
+            yield from leaves(inner, f"{prefix}{field.name}.")
+        elif field.init:
+            yield prefix + field.name, cls, field
+
+
+def documented(page):
+    rows = re.findall(r"^\| `([\w.]+)` \| (?:`(.+?)`|required) \| (.+) \|$", PAGES[page], re.MULTILINE)
+    return {path: (text, what) for path, text, what in rows}
+
+
+def test_every_field_of_the_configuration_is_documented_and_no_other():
+    assert list(documented("docs/config.md")) and set(documented("docs/config.md")) == set(
+        fields.paths(RunConfig)
+    )
+
+
+@pytest.mark.parametrize(
+    "path, cls, field", list(leaves(RunConfig)), ids=lambda x: x if isinstance(x, str) else ""
+)
+def test_the_documented_default_is_the_one_of_the_dataclass(path, cls, field):
+    text, what = documented("docs/config.md")[path]
+    assert what.endswith((".", ",", ";"))
+    default = field.default if field.default is not dataclasses.MISSING else field.default_factory
+    if default is dataclasses.MISSING:
+        assert not text
+        return
+    default = default() if callable(default) else default
+    assert fields._read(fields._hints(cls)[field.name], "" if text == "-" else text) == default
+
+
+def test_the_readmes_table_names_every_section_with_fields_and_defaults_that_are_so():
+    whole = documented("docs/config.md")
+    table = README[README.index("| section | what it settles") :].partition("\n\n")[0]
+    sections = set()
+    for name, named in re.findall(r"^\| (?:`(\w+)`|of the run) \|.*\| (.*) \|$", table, re.MULTILINE):
+        sections.add(name)
+        for field, default in re.findall(r"`([\w.]+)`(?: \(`(.+?)`\))?", named):
+            path = field if field == name or not name else f"{name}.{field}"
+            assert whole[path][0] == (default or whole[path][0]), path
+            assert default or whole[path][0] in ("", "-"), f"{path} has a default"
+    single = {"cell", "steps", "seed"}
+    assert sections == {field.name for field in dataclasses.fields(RunConfig)} - single | {""}
+
+
+# ---------------------------------------------------------------- what plan counts
+
+
+def test_the_readme_says_what_the_plan_of_its_qwen3_command_counts(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    (command,) = (
+        c for c in COMMANDS if "experiments.train --config=configs/qwen3.py" in c and "runs/qwen3" in c
+    )
+    spec, texts, _ = split_argv(shlex.split(command))
+    config = load_config(spec, texts)
+    model, _ = find_model(config)
+    plans = [make_plan(config, model, kind) for kind in KINDS[:3]]
+    rows = dict(re.findall(r"^\| ([^|`]+) \| (.*) \|$", README, re.MULTILINE))
+    numbers = lambda name: [float(text.split()[0]) for text in rows[name].split(" | ")]
+    near = lambda values: pytest.approx(values, rel=0.03)
+    assert all(plan.fits for plan in plans)
+    assert numbers("memory at the peak") == near([plan.total / 2**30 for plan in plans])
+    assert numbers("memory a program can have") == near([kind.memory / 2**30 for kind in KINDS[:3]])
+    assert numbers("lanes") == [plan.engine.lanes for plan in plans]
+    assert numbers("a step of 512 episodes") == near([sum(plan.seconds.values()) / 60 for plan in plans])

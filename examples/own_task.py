@@ -1,0 +1,33 @@
+"""A data set of one's own: sums of two-digit numbers that carry, answered by one generator.
+
+python -m examples.own_task [WORKDIR] [--config.steps=200 ...]
+"""
+
+import random
+import sys
+
+from experiments import cli
+from marl_jax.runs import train
+from marl_jax.tasks import Task
+
+SPLITS = {"test": slice(0, 256), "val": slice(256, 512), "train": slice(512, None)}
+
+
+def carries(split):
+    pairs = [(a, b) for a in range(10, 100) for b in range(a, 100) if a % 10 + b % 10 > 9]
+    random.Random(0).shuffle(pairs)
+    return [Task(f"carries/{a}+{b}", "math", f"{a}+{b}=?", gold=str(a + b)) for a, b in pairs[SPLITS[split]]]
+
+
+def main(config, rest):
+    train(config, rest[0] if rest else "runs/own_task")
+
+
+if __name__ == "__main__":
+    sys.argv[1:1] = [
+        "--config=configs/micro.py:single-shared-s-math",
+        "--config.data.name=examples.own_task:carries",
+        "--config.steps=50",
+        "--config.data.problems=16",
+    ]
+    cli.run(main)

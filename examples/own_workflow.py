@@ -1,0 +1,35 @@
+"""A workflow of one's own: fresh drafts until the evaluator accepts one. Each role learns on a policy of its own.
+
+python -m examples.own_workflow [WORKDIR] [--config.steps=200 ...]
+"""
+
+import sys
+
+from experiments import cli
+from marl_jax.runs import train
+from marl_jax.workflows import Call, workflow
+
+
+@workflow(roles=("generator", "evaluator"))
+def first_accepted(task, prompts, *, tries=3):
+    for slot in range(tries):
+        draft = yield Call("generator", prompts.generator(question=task.question), slot=slot)
+        look = prompts.evaluator(question=task.question, answer=draft)
+        said = yield Call("evaluator", look, slot=slot, reads=[draft])
+        if said.answer == "Correct":  # what it put into its box
+            break
+    return draft
+
+
+def main(config, rest):
+    train(config, rest[0] if rest else "runs/own_workflow")
+
+
+if __name__ == "__main__":
+    sys.argv[1:1] = [  # what the command line says comes after these, and counts
+        "--config=configs/micro.py:eval_opt-isolated-s-math",
+        "--config.workflow.name=examples.own_workflow:first_accepted",
+        "--config.steps=50",
+        "--config.data.problems=16",
+    ]
+    cli.run(main)

@@ -1,0 +1,104 @@
+"""The programs in examples/ run as they stand, on a model of random weights and for two steps."""
+
+import dataclasses
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from marl_jax.models import ModelConfig, init, save_hf
+from marl_jax.models.tokenizer import build_micro_tokenizer
+from marl_jax.runs.metrics import read_lines
+
+ROOT = Path(__file__).parents[1]
+PROGRAMS = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+TRAINED = {  # {program: roles}
+    "own_workflow": {"generator", "evaluator"},
+    "own_task": {"generator"},
+    "own_reward": {"generator", "aggregator"},
+}
+SMALL = (
+    "steps=2",
+    "data.problems=2",
+    "rollout.samples=2",
+    "sampling.max_new_tokens=8",
+    "engine.max_prompt=72",
+    "engine.lanes=8",
+    "engine.steps=4",
+    "evaluation.problems=4",
+    "logging.episodes_every=1",
+)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    model = dataclasses.replace(
+        ModelConfig.preset("xs"), num_hidden_layers=1, hidden_size=32, intermediate_size=64
+    )
+    directory = tmp_path_factory.mktemp("base")
+    save_hf(directory, model, init(0, model), build_micro_tokenizer())
+    return directory
+
+
+def run(program, *arguments):
+    """`python -m examples.PROGRAM ...`, in this process: a fresh one would take most of its time to load JAX."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setattr(sys, "argv", [program, *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(f"examples.{program}", run_name="__main__", alter_sys=True)
+    assert not ended.value.code
+
+
+@pytest.fixture(scope="module", params=TRAINED)
+def trained(request, base, tmp_path_factory):
+    """(program, the folder of its run)."""
+    workdir = tmp_path_factory.mktemp(request.param) / "run"
+    small = [f"--config.{setting}" for setting in (*SMALL, f"policies.base={base}")]
+    run(request.param, workdir, *small)
+    return request.param, workdir
+
+
+def test_it_trains_every_role_it_names(trained):
+    program, workdir = trained
+    lines = list(read_lines(workdir / "metrics.jsonl"))
+    assert [line["step"] for line in lines] == [1, 2]
+    assert {name.split("/")[1] for name in lines[0] if name.startswith("reward/")} == TRAINED[program]
+    assert [line["split"] for line in read_lines(workdir / "eval.jsonl")] == ["val", "val"]
+    assert f"examples.{program}:" in (workdir / "config.json").read_text()
+
+
+def test_a_resume_would_notice_that_the_program_changed(trained):
+    assert any(
+        name.startswith("code of ")
+        for name in json.loads((trained[1] / "config.json").read_text())["digests"]
+    )
+
+
+def names(page, section):
+    """The names that a table of docs/ lists, as patterns: capital words stand for any name."""
+    text = (ROOT / "docs" / page).read_text()
+    table = text[text.index(section) :].partition("\n## ")[0]
+    listed = [
+        name
+        for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        for name in re.findall(r"`(.+?)`", row)
+    ]
+    return [re.compile(re.sub(r"[A-Z]+", "[^/]+", name)) for name in listed]
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "eval.jsonl"])
+def test_every_name_in_a_line_is_documented(trained, file):
+    known = names("run-folder.md", f"## {file}")
+    for line in read_lines(trained[1] / file):
+        assert not [name for name in line if not any(pattern.fullmatch(name) for pattern in known)]
+
+
+def test_every_file_of_a_run_is_in_the_table_of_the_readme(trained):
+    readme = (ROOT / "README.md").read_text()
+    table = readme[readme.index("| file | what it holds |") :].partition("\n\n")[0]
+    listed = {name.rstrip("/") for name in re.findall(r"`([\w./]+)`", table)}
+    assert {path.name for path in trained[1].iterdir()} - {".lock"} <= listed
