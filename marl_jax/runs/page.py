@@ -50,21 +50,16 @@ def page(
 
 def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequence[Plan]) -> str:
     """What the cell needs on each of the devices."""
-    first = plans[0]
-    trained = (
-        config.policies.train if config.policies.train == "full" else f"LoRA {config.policies.lora_rank}"
-    )
+    first, lora = plans[0], config.policies.train == "lora"
+    trained = f"LoRA {config.policies.lora_rank}" if lora else "full"
     head = [
         f"{config.cell}: {_count(num_parameters(model))} parameters, {model.dtype}, from {source}; {trained}, "
         f"remat {config.policies.remat}; {first.engines} engine{'s' * (first.engines > 1)}",
-        f"assumed: {first.assumptions}; {COMPUTE:.0%} of a device's peak operations, {BANDWIDTH:.0%} of its bandwidth",
-        f"largest micro-batch: {first.largest.rows} x {first.largest.width:,} tokens; one device"
-        + (
-            f" of {config.mesh.data} x {config.mesh.model}"
-            if config.mesh.data * config.mesh.model > 1
-            else ""
-        ),
+        f"at most {first.calls} calls per episode; assumed: {first.assumptions}; {COMPUTE:.0%} of a device's "
+        f"peak operations, {BANDWIDTH:.0%} of its bandwidth",
     ]
+    if config.mesh.data * config.mesh.model > 1:
+        head.append(f"for each device of a mesh of {config.mesh.data} x {config.mesh.model}")
     body = [_row("memory", (plan.device.name for plan in plans))]
     for name in dict.fromkeys(part.name for plan in plans for part in plan.parts):
         found = [[part for part in plan.parts if part.name == name] for plan in plans]
@@ -168,7 +163,8 @@ def _engine(plan: Plan, settled: Mapping[str, Any]) -> str:
 def _time(plan: Plan) -> str:
     seconds = plan.seconds
     if seconds is None:
-        return f"not known for {plan.device.name}: it is not in the table of devices"
+        why = "it is not in the table of devices" if plan.calls else "the workflow's calls depend on its task"
+        return f"not known for {plan.device.name}: {why}"
     parts = ", ".join(f"{name} {_duration(value)}" for name, value in seconds.items())
     return (
         f"about {_duration(sum(seconds.values()))} per step ({parts}) without grading and compilation, where "

@@ -16,11 +16,12 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from marl_jax.learning.optimiser import OptimiserConfig, transformation
+from marl_jax.learning.optimiser import transformation
 from marl_jax.models import ModelConfig
 from marl_jax.models.config import PRESETS
 from marl_jax.models.decode import cache_bytes
 from marl_jax.models.hf import load_config
+from marl_jax.models.lora import init_lora
 from marl_jax.models.table import abstract, num_parameters
 from marl_jax.policies import PolicySpec, decode_groups
 from marl_jax.runs import costs, devices
@@ -69,6 +70,7 @@ class Plan:
     engine: EngineSettings  # of each engine
     engines: int
     largest: Shape  # the micro-batch that takes most
+    calls: int  # of an episode, at most
     assumptions: Assumptions
     refusal: str | None = None  # of the engine, where its lanes do not fit what is left for them
 
@@ -97,8 +99,8 @@ class Plan:
 
     @property
     def seconds(self) -> dict[str, float] | None:
-        """{work: seconds of a step}; None where the device's rates are not known."""
-        if not self.device.bandwidth:
+        """{work: seconds of a step}; None where the device's rates or the workflow's calls are not known."""
+        if not self.device.bandwidth or not self.calls:
             return None
         times = {w.name: self.device.seconds(w.operations, w.moved, self.dtype) for w in self.works}
         return {name: value for name, value in times.items() if value}
@@ -139,6 +141,7 @@ def make_plan(config: RunConfig, model: ModelConfig, device: Device, *, completi
         engine=engine,
         engines=engines,
         largest=largest,
+        calls=sum(map(len, rounds)),
         assumptions=assumptions,
         refusal=refusal,
     )
@@ -159,7 +162,10 @@ def find_model(config: RunConfig) -> tuple[ModelConfig, str]:
     """The model's shape and where it is known from: its directory, or the preset of the cell's scale."""
     directory, dtype = config.policies.base, config.policies.dtype
     if (Path(directory) / "config.json").is_file():
-        return load_config(directory, dtype=dtype), f"'{directory}/config.json'"
+        try:
+            return load_config(directory, dtype=dtype), f"'{directory}/config.json'"
+        except (OSError, ValueError) as error:
+            raise PlanError(str(error)) from None
     scale = config.cell.split("-")[-2] if config.cell.count("-") == 3 else ""
     if scale not in PRESETS:
         raise PlanError(
@@ -194,9 +200,7 @@ def _standing(config: RunConfig, sizes: Model, specs: dict[str, PolicySpec]) -> 
         elif not specs[group[0]].frozen and model.dtype != "float32":
             served += costs.weights(model)
     numbers = sum(adapter if spec.lora else num_parameters(model) for spec in trained)
-    states = sum(
-        optimiser_bytes(model, config.learner.optimiser, adapter if spec.lora else 0) for spec in trained
-    )
+    states = len(trained) * optimiser_bytes(config, model)
     damped = numbers * 4 if config.learner.interventions.mixing.damping else 0
     what = "adapters" if config.policies.train == "lora" else "trained weights"
     parts = [
@@ -284,11 +288,13 @@ def count_units(config: RunConfig, rounds: list[list[CallShape]], policy: str) -
     return len(roles) if level == "roles" or mixing.needs_roles else 1
 
 
-def optimiser_bytes(model: ModelConfig, optimiser: OptimiserConfig, adapter: int) -> int:
-    """What the optimiser carries for one policy; `adapter` is the number of its weights, 0 for all of the model's."""
-    tree = jax.ShapeDtypeStruct((adapter,), jnp.float32) if adapter else abstract(model)
-    tree = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), tree)
-    state = jax.eval_shape(transformation(optimiser).init, tree)
+def optimiser_bytes(config: RunConfig, model: ModelConfig) -> int:
+    """What the optimiser carries for one policy."""
+    tree = abstract(model)
+    if config.policies.train == "lora":
+        tree = jax.eval_shape(lambda: init_lora(0, model, config.policies.lora_rank, 1))
+    trained = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), tree)
+    state = jax.eval_shape(transformation(config.learner.optimiser).init, trained)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 
 
@@ -363,7 +369,7 @@ def _learning(
             moved += times * (2 * costs.kept(sizes, shape) + 12 * numbers)
             reference += count * scale * costs.forward_operations(sizes, shape) * anchored
         units = count_units(config, rounds, policy)
-        state = optimiser_bytes(sizes.config, config.learner.optimiser, adapter)
+        state = optimiser_bytes(config, sizes.config)
         stepped += config.learner.epochs * (8 * units * numbers + 2 * state + 12 * numbers)
     return (
         Work("reference", reference / share, 0.0),

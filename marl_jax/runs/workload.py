@@ -14,6 +14,7 @@ from typing import Any
 from marl_jax.learning.batching import Batch, BatchConfig, make_batches
 from marl_jax.learning.rows import Row
 from marl_jax.policies import policy_of
+from marl_jax.rollouts.running import ENDINGS
 from marl_jax.runs.config import RunConfig
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import Call, Completion, find, load_prompts
@@ -77,7 +78,7 @@ class Shape:
 
 
 def calls_of(config: RunConfig, assumptions: Assumptions) -> list[list[CallShape]]:
-    """The calls of one episode, those that run side by side together."""
+    """The calls of one episode, those that run side by side together; of one's own workflow as far as it goes."""
     workflow = find(config.workflow.name)
     folder = config.workflow.prompts_folder or FOLDER
     prompts = load_prompts(config.data.family, config.workflow.prompts, folder)
@@ -122,10 +123,10 @@ def calls_of(config: RunConfig, assumptions: Assumptions) -> list[list[CallShape
         return Completion(said[entry.role], (), (), "length", None, index)
 
     answer: Any = None
-    while len(ends) < config.rollout.limits.max_calls:
+    for _ in range(config.rollout.limits.max_calls):
         try:
             asked = script.send(answer)
-        except StopIteration:
+        except ENDINGS:  # the end, or a workflow that cannot go on from a task and answers that say nothing
             break
         many = asked if isinstance(asked, list) else [asked]
         first = len(ends)
