@@ -61,9 +61,9 @@ def evaluate(
       watch: called with the name of the checkpoint that is played next; what it returns is shown the progress.
     """
     path = path_of(workdir)
-    for name, value in (("samples", samples), ("problems", problems)):
-        if value is not None and value < 1:
-            raise FolderError(f"--{name} is {value}; it must be at least 1")
+    for name, value, least in (("samples", samples, 1), ("problems", problems, 1), ("seed", seed, 0)):
+        if value is not None and value < least:
+            raise FolderError(f"--{name} is {value}; it must be at least {least}")
     for name, text, known in (("mode", mode, MODES), ("split", split, SPLITS)):
         if text not in known:
             raise FolderError(f"--{name}={text} is unknown{fields.nearest(text, known)}")

@@ -32,6 +32,8 @@ def table(records: Sequence[Record]) -> str:
     parts = [title, _aligned([head, *lines], left=1)]
     if work:
         parts.append(_aligned([["role", "checkpoint", "own work"], *work], left=3))
+    if any(record["difference"] and _star(record["difference"]) == "*" for record in records):
+        parts.append("* this interval excludes zero")
     return "\n\n".join(parts)
 
 
@@ -61,9 +63,9 @@ def _work(role: Record) -> str:
     match role["kind"]:
         case "judge":
             text = (
-                f"{_share(role['accuracy'])} of {role['verdicts']} verdicts right; 'Correct' has precision "
-                f"{_share(role['precision'])} (of {role['said_correct']}), recall {_share(role['recall'])} "
-                f"(of {role['was_correct']})"
+                f"{_share(role['accuracy'])} of {role['verdicts']} verdicts right; 'Correct': precision "
+                f"{_share(role['precision'])} of {role['said_correct']}, recall {_share(role['recall'])} of "
+                f"{role['was_correct']}"
             )
         case "picker":
             text = f"picks a right one in {_share(role['pick_when_possible'])} of {role['possible']} cases with one"
