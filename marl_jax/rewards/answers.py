@@ -8,18 +8,22 @@ is a plain tuple, so two answers that read the same have equal nodes:
     ("inequality", "<" | "<=", tree)              tree < 0
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 
 from marl_jax.rewards.expressions import TooBig, Unreadable, add, multiply, number, variables
-from marl_jax.rewards.latex import parse
+from marl_jax.rewards.latex import MAX_DEPTH, parse
 from marl_jax.rewards.units import has_words, measure
 
 Node = tuple
 
 
 def readings(text: str) -> Iterator[Node]:
-    """What a cleaned answer may mean: 1,000 is a number, or else a list of two."""
+    """What a cleaned answer may mean: 1,000 is a number, or else a list of two. Nested too deep, it is mere text."""
+    if sum(map(text.count, "([{")) > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+        yield _text(text)
+        return
     joined = _THOUSANDS.sub(lambda found: found.group().replace(",", ""), text)
     if joined != text and not _BRACKET.search(text):
         yield read(joined)
@@ -81,6 +85,11 @@ def _split(text: str, separator: re.Pattern) -> list[str]:
             start = found.end()
         at = found.end() if found is not None else at + 1
     return [*parts, text[start:].strip()]
+
+
+def _depth(text: str) -> int:
+    depths = itertools.accumulate(1 if found.group() in _OPENING else -1 for found in _DEPTH.finditer(text))
+    return max(depths, default=0)
 
 
 def _bracket(text: str) -> Node:

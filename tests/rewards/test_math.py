@@ -3,6 +3,7 @@ r"""What counts as the same answer, and what does not: tables of (boxed answer, 
 import pytest
 
 from marl_jax.rewards import equivalent, grade_math
+from marl_jax.rewards import math as grader
 
 SAME = {
     "numbers are compared by value": [
@@ -406,6 +407,12 @@ DIFFERENT = {
     ],
     "nothing says nothing": [(" ", "5"), ("5", ""), (r"\text{}", "0"), ("$$", "5"), ("", "")],
 }
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """What is the same does not depend on how busy the machine is."""
+    monkeypatch.setattr(grader, "WALL_LIMIT_S", 60.0)
 
 
 def rows(table: dict) -> list:

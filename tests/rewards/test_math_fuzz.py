@@ -71,8 +71,8 @@ def fuzz(monkeypatch, seconds, seed):
         return math_pool.Verdict(not math_pool.json.dumps([a, b], default=math_pool._wire), 0.0, 0.0)
 
     monkeypatch.setattr(math_pool, "equal", sent)
-    draw, deadline, count = random.Random(seed), time.monotonic() + seconds, 0
-    while time.monotonic() < deadline:
+    draw, deadline, count = random.Random(seed), time.process_time() + seconds, 0
+    while time.process_time() < deadline:
         answer, gold = (draw.choice((soup, formula))(draw) for _ in range(2))
         begun = time.process_time()
         equivalent(answer, gold)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from marl_jax.rewards import grade_math, math_pool
+from marl_jax.rewards import math as grader
 from marl_jax.rewards.latex import parse
 from marl_jax.rewards.math import start_equivalent
 
@@ -27,8 +28,14 @@ def warm():
     math_pool.close()
 
 
-def ask(answer: str, gold: str, wall_s: float = 1.6) -> math_pool.Verdict:
+def ask(answer: str, gold: str, wall_s: float = 60.0) -> math_pool.Verdict:
     return math_pool.equal(parse(answer)[0], parse(gold)[0], 0.7, wall_s)
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Where a test is not about time, a busy machine has all of it."""
+    monkeypatch.setattr(grader, "WALL_LIMIT_S", 60.0)
 
 
 def children(pid: int) -> list[int]:
@@ -96,9 +103,9 @@ def run(program: str, **more) -> subprocess.CompletedProcess:
 )
 @pytest.mark.parametrize("gold", ["5", r"x^2+\sqrt{2}", "1,2,3"])
 def test_a_hostile_answer_earns_nothing_at_once(answer, gold):
-    begun = time.perf_counter()
+    begun = time.process_time()
     assert grade_math(rf"\boxed{{{answer}}}", gold) == 0.0
-    assert time.perf_counter() - begun < 1.0
+    assert time.process_time() - begun < 0.3
 
 
 @pytest.mark.parametrize(
@@ -106,7 +113,7 @@ def test_a_hostile_answer_earns_nothing_at_once(answer, gold):
 )
 def test_a_comparison_that_runs_away_ends_within_the_limit(runaway):
     begun = time.perf_counter()
-    assert not ask(runaway, "5").same
+    assert not ask(runaway, "5", 1.5).same
     assert time.perf_counter() - begun < 2.0
     assert ask("x + 1", "1 + x").same
 
@@ -168,9 +175,9 @@ def test_workers_that_hang_hold_nobody_up_and_are_killed_and_replaced(monkeypatc
         os.kill(pid, signal.SIGSTOP)
     while any(alive(pid) for pid in before):
         begun = time.monotonic()
-        verdict = ask("x + 1", "1 + x")
+        verdict = ask("x + 1", "1 + x", 1.5)
         assert time.monotonic() - begun < 2.0 or verdict.same  # the latter after the start of another
-    assert ask("x + 1", "1 + x", 60.0).same
+    assert ask("x + 1", "1 + x").same
 
 
 def test_a_worker_that_is_late_is_waited_for_in_the_background():
@@ -183,11 +190,11 @@ def test_a_worker_that_is_late_is_waited_for_in_the_background():
     assert time.monotonic() - begun < 1.0
     for pid in before:
         os.kill(pid, signal.SIGCONT)
-    assert ask("x + 1", "1 + x", 60.0).same
+    assert ask("x + 1", "1 + x").same
     assert set(workers()) >= set(before)
 
 
-def test_what_the_clock_or_a_crash_cut_short_is_asked_again_and_not_remembered(monkeypatch):
+def test_what_the_clock_or_a_crash_cut_short_is_asked_again_and_not_remembered(monkeypatch, patient):
     pair, equal = (r"\boxed{\ln 26}", r"\ln 2 + \ln 13"), math_pool.equal
     monkeypatch.setattr(math_pool, "equal", lambda *asked: math_pool.Verdict(None, 0.0, 1.6))
     assert grade_math(*pair) == 0.0
@@ -196,7 +203,7 @@ def test_what_the_clock_or_a_crash_cut_short_is_asked_again_and_not_remembered(m
 
 
 def test_algebra_that_spends_its_cpu_time_says_no_and_is_not_asked_again():
-    assert math_pool.equal(parse("9^{9^{9^{9}}}")[0], parse("5")[0], 0.2, 5.0).same is False
+    assert math_pool.equal(parse("9^{9^{9^{9}}}")[0], parse("5")[0], 0.2, 60.0).same is False
 
 
 # True and out of reach: equal at every point, so that only algebra could tell, and more than it has time for.
@@ -235,19 +242,21 @@ def test_a_dozen_hostile_answers_at_once_earn_nothing_each_within_two_seconds():
     assert max(seconds) < 2.0, sorted(seconds)
 
 
-def test_what_hostile_answers_crowded_out_is_right_when_asked_again():
+def test_what_hostile_answers_crowded_out_is_right_when_asked_again(monkeypatch):
     honest = [(rf"\ln {n} + \ln 31", rf"\ln {31 * n}") for n in range(2, 8)]
     _, seconds = side_by_side([*BOMBS, *honest])
     assert max(seconds) < 2.0, sorted(seconds)
+    monkeypatch.setattr(grader, "WALL_LIMIT_S", 60.0)
     assert [grade_math(rf"\boxed{{{answer}}}", gold) for answer, gold in honest] == [1.0] * 6
 
 
-def test_the_answers_of_a_batch_are_worked_on_together_and_crowd_nobody_out():
+def test_the_answers_of_a_batch_are_worked_on_together_and_crowd_nobody_out(patient):
     honest = [(rf"\ln {n} + \ln 37", rf"\ln {37 * n}") for n in range(2, 8)]
     begun = time.monotonic()
     started = [start_equivalent(*pair) for pair in (*BOMBS[:4], *honest, ("1/2", "0.5"), ("1", "2"))]
-    assert time.monotonic() - begun < 1.0
+    under_way = time.monotonic()
     assert [wait() for wait in started] == [False] * 4 + [True] * 7 + [False]
+    assert under_way - begun < (time.monotonic() - begun) / 2
 
 
 def test_a_batch_hears_of_workers_that_cannot_start(monkeypatch):
@@ -260,7 +269,7 @@ def test_a_batch_hears_of_workers_that_cannot_start(monkeypatch):
 
 def test_a_comparison_may_not_take_the_memory():
     begun = time.perf_counter()
-    assert not ask("10^{10^{9}}", "10^{10^{9}} + 1").same
+    assert not ask("10^{10^{9}}", "10^{10^{9}} + 1", 1.5).same
     status = [
         line.split() for pid in workers() for line in Path(f"/proc/{pid}/status").read_text().splitlines()
     ]
@@ -269,7 +278,7 @@ def test_a_comparison_may_not_take_the_memory():
     assert time.perf_counter() - begun < 2.0
 
 
-def test_any_thread_may_grade_and_all_agree():
+def test_any_thread_may_grade_and_all_agree(patient):
     verdicts = []
     pairs = [(rf"\boxed{{\ln {n} + \ln 5}}", rf"\ln {5 * n}") for n in range(2, 8)] + [
         (r"\boxed{\ln 2}", r"\log 2")
@@ -351,7 +360,7 @@ def test_importing_the_graders_loads_no_jax_and_no_sympy():
     assert done.stdout.strip() == "False", done.stderr
 
 
-def test_an_answer_is_graded_once():
+def test_an_answer_is_graded_once(patient):
     pair = (r"\boxed{\ln 22}", r"\ln 2 + \ln 11")
     assert grade_math(*pair) == 1.0
     begun = time.perf_counter()
