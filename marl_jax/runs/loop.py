@@ -26,7 +26,7 @@ from marl_jax.runs.evaluation import summary
 from marl_jax.runs.folder import begin, open_folder
 from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import Board, JsonLines, TensorBoard, WeightsAndBiases, read_lines
-from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks
+from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks, model_config
 from marl_jax.runs.play import Played, engine_settings, judge, make_service, play, start_graders
 from marl_jax.runs.stopping import Stop, Stopped
 from marl_jax.sampling.plan import EngineSettings
@@ -263,8 +263,8 @@ def _open(
     live = live or stack.enter_context(Live(config.steps, config.roles))
 
     # What the configuration names, all of it checked before anything is compiled.
+    planned = plan.check_fits(config, model_config(config))  # before the weights are there: it counts them
     parts = load_parts(config)
-    plan.check_fits(config, parts.model)
     start_graders(config)
     names = ("train", "val") if config.evaluation.every else ("train",)
     splits = {name: load_tasks(config.data, name) for name in names}
@@ -276,7 +276,7 @@ def _open(
         accept_changes=accept_changes,
     )
     sizes = {name: len(tasks) for name, tasks in splits.items()}
-    live.note(page.page(config, parts.model, folder=folder, tasks=sizes, settled=settled))
+    live.note(page.page(config, parts.model, folder=folder, tasks=sizes, settled=settled, plan=planned))
 
     # The state: fresh, or as it was saved.
     policies = parts.start(config.seed)
