@@ -160,6 +160,11 @@ def _is_along(record: Record) -> bool:
 
 # ---------------------------------------------------------------- first and last step
 
+CLIPPED = {
+    "clip_fraction_low": "clipped low",
+    "clip_fraction_high": "clipped high",
+    "clip_fraction_dual": "clipped dual",
+}
 ROLE_STATISTICS = {
     "reward": "mean reward",
     "entropy": "entropy, nats",
@@ -170,15 +175,14 @@ ROLE_STATISTICS = {
     "truncated_share": "cut off",
     "unreadable_share": "unreadable",
     "advantage_zero_share": "advantage zero",
+    **CLIPPED,
 }
 POLICY_STATISTICS = {
     "learning_rate": "learning rate",
     "grad_norm": "gradient norm",
     "clip_factor": "factor of gradient clipping",
     "update_norm": "update norm",
-    "clip_fraction_low": "clipped low",
-    "clip_fraction_high": "clipped high",
-    "clip_fraction_dual": "clipped dual",
+    **CLIPPED,
     "approx_kl": "KL to the sampler",
     "is_weight": "mean importance weight",
 }
@@ -198,7 +202,8 @@ def _roles(run: Run) -> Table:
         title="Roles, first and last step",
         rows=rows,
         how="Single steps, so they are noisy. Perplexity and entropy are of sampled tokens; chi2 is 0 where the "
-        "sampler and the trainer agree; a group teaches nothing where all its rewards are equal.",
+        "sampler and the trainer agree; clipped is the share of tokens whose ratio left the clip range; a group "
+        "teaches nothing where all its rewards are equal.",
     )
 
 
@@ -208,7 +213,7 @@ def _policies(run: Run) -> Table:
     return dataclasses.replace(
         table,
         title="Policies, first and last step",
-        how="Clipped: share of tokens whose ratio left the clip range. The update norm is what the optimiser moved.",
+        how="The update norm is what the optimiser moved.",
     )
 
 

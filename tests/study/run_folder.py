@@ -50,7 +50,11 @@ def metrics(step, roles=ROLES, isolated=True, **more):
         }
         line |= {f"{name}/chi2": 1e-6 * (k + 1), f"{name}/length": 14 + 30 * k * learned + rng.normal(0, 0.4)}
         line |= {f"{name}/truncated_share": 0.01 * k, f"{name}/unreadable_share": 0.1 * (1 - learned)}
-        line |= {f"{name}/advantage_zero_share": 0.3, f"{name}/ratio_mean": 1.0}
+        line |= {
+            f"{name}/advantage_zero_share": 0.3,
+            f"{name}/ratio_mean": 1.0,
+            f"{name}/clip_fraction_high": 0.003,
+        }
         policy = policies[role]
         line |= {f"gradient/{policy}/norm/{role}": norms[role], f"gradient/{policy}/share/{role}": 1.0}
         line |= {f"gradient/{policy}/amplification": 1.0 if isolated else 1.4}
