@@ -84,11 +84,13 @@ def plan(
     features: Features = Features(),
     steps: int = 8,
     stops: int = 8,
+    platform: str | None = None,
 ) -> EngineSettings:
     """Settings for prompts of min_prompt..max_prompt tokens with up to max_new new ones, within a byte budget.
 
     Without `lanes` there are as many as there are requests and memory for, 512 at most. The budget
-    (default: half of the memory that is free) covers caches and working memory, not the weights.
+    (default: half of the memory that is free) covers caches and working memory, not the weights. `platform` is that
+    of the device (cpu, gpu, tpu), by default the one at hand.
     """
     for name, value in (("lanes", lanes), ("budget_bytes", budget_bytes)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -161,6 +163,11 @@ def free_bytes() -> int:
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return stats["bytes_limit"] - stats["bytes_in_use"]
+    return host_bytes()
+
+
+def host_bytes() -> int:
+    """Memory of the host that is free."""
     host = 8 << 30  # where nobody says
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
