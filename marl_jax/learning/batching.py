@@ -17,6 +17,9 @@ import numpy as np
 from marl_jax.learning.rows import Row
 
 
+LEAST_SAVING = 0.2  # of a unit's tokens; prompts are shared where it is more
+
+
 @dataclasses.dataclass(frozen=True)
 class BatchConfig:
     """The shapes that micro-batches may have."""
@@ -25,6 +28,9 @@ class BatchConfig:
     token_budget: int = 16384  # tokens of a micro-batch, padding included
     share_prompts: bool = True
     tree_limit: int = 8192  # longest tree: its attention holds all scores of a branch with the prompt at once
+    slice_tokens: int = (
+        1024  # one CPU differentiates so many tokens of a micro-batch at a time; 0: all at once
+    )
 
     def __post_init__(self) -> None:
         if not self.buckets or list(self.buckets) != sorted(set(self.buckets)) or self.buckets[0] < 1:
@@ -111,11 +117,17 @@ def make_batches(
         for sequences in by_shape.values():
             width = max(1, config.token_budget // sequences[0].tokens)
             width = max(multiple_of, _power_of_two(width + 1) // 2 // multiple_of * multiple_of)
-            for i in range(0, len(sequences), width):
-                some = sequences[i : i + width]
-                size = min(width, -(-_power_of_two(len(some)) // multiple_of) * multiple_of)
-                batches.append(_fill(rows, some, size, unit))
+            while sequences:
+                size = _batch_size(len(sequences), width, multiple_of)
+                batches.append(_fill(rows, sequences[:size], size, unit))
+                sequences = sequences[size:]
     return batches
+
+
+def _batch_size(left: int, width: int, multiple_of: int) -> int:
+    """Full micro-batches, then quarters of one for what is left: two programs for each shape of a sequence."""
+    quarter = max(1, width // 4 // multiple_of) * multiple_of
+    return width if left > width - quarter else quarter
 
 
 def padding_share(batches: Iterable[Batch]) -> float:
@@ -157,12 +169,17 @@ def _arrange(rows: Sequence[Row], mine: Sequence[int], config: BatchConfig) -> l
         by_prompt.setdefault(tuple(rows[i].prompt), []).append(i)
     sequences: list[_Sequence] = []
     alone: list[int] = []
+    saved = 0
     for members in by_prompt.values():
         trees = _trees(rows, members, config) if config.share_prompts and len(members) > 1 else []
-        if trees and sum(tree.tokens for tree in trees) < sum(_length(rows[i]) for i in members):
+        apart = sum(_length(rows[i]) for i in members)
+        if trees and sum(tree.tokens for tree in trees) < apart:
             sequences += trees
+            saved += apart - sum(tree.tokens for tree in trees)
         else:
             alone += members
+    if saved < LEAST_SAVING * sum(_length(rows[i]) for i in mine):  # not worth programs of their own
+        sequences, alone = [], list(mine)
     if alone:
         lengths = [_length(rows[i]) for i in alone]
         capacity = _bucket(max(lengths), config.buckets)
@@ -199,7 +216,7 @@ def _fill(rows: Sequence[Row], sequences: Sequence[_Sequence], size: int, unit: 
     total = sequences[0].tokens
     # Few widths, so that few programs are compiled.
     sampled = max(sum(len(rows[i].tokens) for some in s.branches for i in some) for s in sequences)
-    step = max(16, _power_of_two(total + 1) // 16)
+    step = max(16, -(-total // 4))
     sampled = -(-sampled // step) * step
     whole = {name: np.zeros((size, total), np.int32) for name in ("tokens", "positions", "segments")}
     ints = {name: np.zeros((size, sampled), np.int32) for name in ("source", "targets", "sequences")}

@@ -5,6 +5,7 @@ import pytest
 from learning_rows import make_row, make_rows
 
 from marl_jax.learning.batching import BatchConfig, first_fit_decreasing, make_batches, padding_share
+from marl_jax.learning.rows import Row
 
 CONFIG = BatchConfig(buckets=(4, 8, 16, 32), token_budget=64)
 
@@ -105,3 +106,26 @@ def test_rows_that_cannot_be_computed_are_refused():
         make_batches([make_row(rng, [], 9)], [0], CONFIG)
     with pytest.raises(ValueError, match="increasing"):
         BatchConfig(buckets=(8, 4))
+
+
+def test_a_run_meets_few_shapes_however_its_lengths_vary():
+    """Every shape is a program to compile: voting's rows of many steps come in a handful of them."""
+    rng = np.random.default_rng(0)
+    shapes = set()
+    for _ in range(10):
+        rows = []
+        for task in range(8):
+            prompt = tuple(rng.integers(5, 100, rng.integers(12, 17)))
+            for _ in range(24):
+                rows.append(row_of(rng, prompt, int(np.clip(rng.normal(21, 5), 8, 60)), task, "generator"))
+            for _ in range(8):
+                longer = tuple(rng.integers(5, 100, rng.integers(85, 115)))
+                rows.append(row_of(rng, longer, 5, task, "aggregator"))
+        for batch in make_batches(rows, [row.role for row in rows], BatchConfig(token_budget=4096)):
+            shapes.add((batch.arrays.tokens.shape, batch.arrays.mask.shape, batch.arrays.prefix))
+    assert len(shapes) <= 8
+
+
+def row_of(rng, prompt, tokens, task, role):
+    spoken = tuple(rng.integers(5, 100, tokens))
+    return Row("p0", role, task, 0, 0, prompt, spoken, (0.0,) * tokens, 0.0)

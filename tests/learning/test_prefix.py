@@ -67,10 +67,11 @@ def test_adapters_act_in_trees_as_in_plain_sequences():
     adapters = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape[1:]) * 0.3, jnp.float32), adapters)
     found = []
     for share in (True, False):
-        [batch] = make_batches(rows, [0] * 4, BatchConfig(CONFIG.buckets, 128, share_prompts=share))
-        assert bool(batch.arrays.prefix) == share
-        logp = jax.jit(batched_log_probs)(params, batch.arrays, adapters, 0.5)
-        found.append({p.row: np.asarray(logp[p.sequence, p.start : p.stop]) for p in batch.placements})
+        found.append({})
+        for batch in make_batches(rows, [0] * 4, BatchConfig(CONFIG.buckets, 128, share_prompts=share)):
+            assert bool(batch.arrays.prefix) == share
+            logp = jax.jit(batched_log_probs)(params, batch.arrays, adapters, 0.5)
+            found[-1] |= {p.row: np.asarray(logp[p.sequence, p.start : p.stop]) for p in batch.placements}
     base = log_probs(params, rows)
     for row in range(4):
         np.testing.assert_allclose(found[0][row], found[1][row], rtol=1e-5, atol=1e-5)
