@@ -7,7 +7,7 @@ if __name__ == "__main__":
 import sys
 from collections.abc import Callable
 
-from absl import app
+from absl import app, flags, logging
 
 from marl_jax.runs.config import RunConfig, from_argv, split_argv
 
@@ -26,6 +26,10 @@ def run(main: Callable[[RunConfig | None, list[str]], int | None]) -> None:
 
 
 def _call(main: Callable[..., int | None], config: RunConfig | None, left: list[str]) -> int | None:
+    if not flags.FLAGS[
+        "verbosity"
+    ].present:  # absl makes it INFO, and libraries would talk into the live view
+        logging.set_verbosity(logging.WARNING)
     try:
         return main(config, left)
     except Exception as error:
