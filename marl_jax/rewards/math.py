@@ -27,8 +27,6 @@ from concurrent.futures import Future
 from fractions import Fraction
 from functools import lru_cache
 
-from absl import logging
-
 from marl_jax.rewards import math_pool
 from marl_jax.rewards.answers import Node, is_label, read, readings
 from marl_jax.rewards.boxed import extract_boxed
@@ -49,6 +47,7 @@ from marl_jax.rewards.expressions import (
 )
 from marl_jax.rewards.latex import parse
 from marl_jax.rewards.spelling import choice, clean, squeeze
+from marl_jax.rewards.warn import warn
 
 MAX_CHARS = 1000  # of an answer that is read; a longer one must be the gold answer's text
 MAX_ITEMS = 40  # of a list whose items are matched by meaning
@@ -129,9 +128,7 @@ def _by_algebra(answer: str, gold: str) -> bool:
     same = _compared(answer, gold, compare)
     if compare.undecided and not same:
         # Said, because whoever sees only rewards would take a busy machine for wrong answers.
-        logging.log_every_n_seconds(
-            logging.WARNING, "no time for the algebra of a math answer: it earns 0", 60
-        )
+        warn("no time for the algebra of a math answer, which earns 0: %s", answer)
         raise _Undecided
     return same
 

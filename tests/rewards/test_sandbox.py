@@ -308,7 +308,7 @@ def test_without_descriptors_a_zygote_does_not_start_and_nothing_leaks(more):
     assert eventually(lambda: (open_files(), len(descendants(os.getpid()))) == before)
 
 
-def test_a_pool_without_descriptors_says_so_and_recovers():
+def test_a_pool_without_descriptors_says_so_and_recovers(caplog):
     def submit(programs):
         return [submit_program(f"print(input() * {n})", ECHO, pool=pool) for n in programs]
 
@@ -320,6 +320,7 @@ def test_a_pool_without_descriptors_says_so_and_recovers():
         for verdict in verdicts:
             assert verdict.lost and not verdict.passed
             assert re.search("the sandbox was lost: .*Too many open files", verdict.reason), verdict.reason
+        assert [record.getMessage()[:24] for record in caplog.records] == ["a program was not graded"]
         again = [future.result(timeout=30) for future in submit([1, *range(2, 9)])]
         assert [verdict.passed for verdict in again] == [True, *[False] * 7]
         assert not any(verdict.lost for verdict in again)

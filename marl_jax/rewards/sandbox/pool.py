@@ -17,9 +17,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
-from absl import logging
-
 from marl_jax.rewards.sandbox.worker import SandboxUnavailable, Zygote, ZygoteLost
+from marl_jax.rewards.warn import warn
 
 UNSAFE_FLAG = "MARL_JAX_UNSAFE_CODE"
 
@@ -177,7 +176,7 @@ class Pool:
         except (ZygoteLost, SandboxUnavailable) as error:
             seat.clear()
             # Said, because whoever sees only rewards would take a failing machine for failing programs.
-            logging.log_every_n_seconds(logging.WARNING, "a program was not graded: %s", 60, error)
+            warn("a program was not graded: %s", error)
             return Verdict(False, f"test {program.at}: the sandbox was lost: {error}", lost=True)
         except BaseException as error:
             seat.clear()

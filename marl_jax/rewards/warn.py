@@ -1,0 +1,17 @@
+"""Warnings about what may happen to thousands of answers: each kind at most once a minute."""
+
+import logging
+import math
+import time
+
+EVERY_S = 60.0
+
+_said: dict[str, float] = {}  # message -> when
+
+
+def warn(message: str, *details: object) -> None:
+    """Log the message with its details, unless it was logged within the last minute."""
+    now = time.monotonic()
+    if now - _said.get(message, -math.inf) >= EVERY_S:
+        _said[message] = now
+        logging.getLogger("marl_jax").warning(message, *details)
