@@ -28,6 +28,7 @@ if __name__ == "__main__":
     sys.argv[1:1] = [
         "--config=configs/micro.py:voting-isolated-s-math",
         "--config.rewards.name=examples.own_reward:brief_voters",
+        "--config.cell=brief_voters",
         "--config.steps=50",
         "--config.data.problems=16",
     ]

@@ -27,6 +27,7 @@ if __name__ == "__main__":
     sys.argv[1:1] = [
         "--config=configs/micro.py:single-shared-s-math",
         "--config.data.name=examples.own_task:carries",
+        "--config.cell=carries",
         "--config.steps=50",
         "--config.data.problems=16",
     ]

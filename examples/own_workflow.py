@@ -29,6 +29,7 @@ if __name__ == "__main__":
     sys.argv[1:1] = [  # what the command line says comes after these, and counts
         "--config=configs/micro.py:eval_opt-isolated-s-math",
         "--config.workflow.name=examples.own_workflow:first_accepted",
+        "--config.cell=first_accepted",
         "--config.steps=50",
         "--config.data.problems=16",
     ]

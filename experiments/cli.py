@@ -26,9 +26,8 @@ def run(main: Callable[[RunConfig | None, list[str]], int | None]) -> None:
 
 
 def _call(main: Callable[..., int | None], config: RunConfig | None, left: list[str]) -> int | None:
-    if not flags.FLAGS[
-        "verbosity"
-    ].present:  # absl makes it INFO, and libraries would talk into the live view
+    # Absl makes it INFO where it was not asked for, and libraries would talk into the live view.
+    if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
     try:
         return main(config, left)

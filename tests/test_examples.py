@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from absl import logging
 
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
@@ -51,6 +52,7 @@ def run(program, *arguments):
         with pytest.raises(SystemExit) as ended:
             runpy.run_module(f"examples.{program}", run_name="__main__", alter_sys=True)
     assert not ended.value.code
+    assert logging.get_verbosity() == logging.WARNING  # no library talks into the live view
 
 
 @pytest.fixture(scope="module", params=TRAINED)
