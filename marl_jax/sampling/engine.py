@@ -6,9 +6,11 @@ with one dispatch, and hands out what finished. A prompt that several requests s
     submit -> queue -> prefix cache (prefill) -> lanes (decode, n tokens per dispatch) -> completion
 """
 
+import bisect
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +29,7 @@ from marl_jax.sampling.stability import stable_shapes
 from marl_jax.sampling.transfer import fetch
 
 COPY_ROWS = 64  # how many lanes one copy from the prefix cache fills
+LOOK_AHEAD = 128  # how many waiting requests are looked through for prompts to prefill early
 NOWHERE = 1 << 30  # a row out of range: reads there are harmless, writes are dropped
 
 
@@ -48,6 +51,21 @@ class Feed(NamedTuple):
     tokens: Tokens
     start: int
     adapter: int
+
+
+@dataclasses.dataclass
+class Wave:
+    """Requests that enter lanes together, and what has to happen to the prefix cache first, in this order."""
+
+    seats: list[tuple[int, int, int, Request]] = dataclasses.field(
+        default_factory=list
+    )  # lane, row, ticket, ..
+    locked: set[int] = dataclasses.field(default_factory=set)  # the rows that it uses
+    moves: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # rows to copy, from and to
+    feeds: list[Feed] = dataclasses.field(default_factory=list)
+
+
+Queue = collections.deque[tuple[int, Request]]  # tickets and their requests
 
 
 class Engine:
@@ -77,7 +95,8 @@ class Engine:
         self._adapter_of |= {name: -1 if adapters is None else i for i, name in enumerate(policies)}
         self._version = 0  # of the weights: how often they were replaced
         self._to_text = to_text
-        self._queue: collections.deque[tuple[int, Request]] = collections.deque()
+        self._queues: list[Queue] = [collections.deque() for _ in settings.lengths]
+        self._turn = 0  # the queue that is being served
         self._requests: dict[int, Request] = {}  # those in lanes, by ticket
         self._next_ticket = 0
         self._prefixes: Prefixes
@@ -89,13 +108,14 @@ class Engine:
     @property
     def pending(self) -> int:
         """How many requests are not finished."""
-        return len(self._queue) + len(self._requests)
+        return sum(map(len, self._queues)) + len(self._requests)
 
     def submit(self, request: Request) -> int:
         """Queue a request, at any time; its completion comes out of a later `step` under the returned ticket."""
         check(request, self.config, self.settings, self._adapter_of, self._to_text)
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-        self._queue.append((ticket, request))
+        rung = bisect.bisect_left(self.settings.lengths, self._columns(request))
+        self._queues[rung].append((ticket, request))
         self._prefixes.want(self._owner(request), request.tokens[:-1])
         return ticket
 
@@ -132,7 +152,9 @@ class Engine:
 
         Whatever moment the engine was stopped at, what follows is as from a new one.
         """
-        self._queue.clear()
+        for queue in self._queues:
+            queue.clear()
+        self._turn = 0
         self._requests.clear()
         self._prefixes = Prefixes(self.settings.prefixes)
         self._prefix_cache = Cache((), ())  # the old one goes before the new one comes
@@ -143,7 +165,7 @@ class Engine:
         """Compile every program this engine can need."""
         if self.pending:
             raise RuntimeError("warm up before requests are submitted")
-        settings, nowhere = self.settings, _padded([])
+        settings, nowhere = self.settings, next(_parts([(0, NOWHERE)]))
         for chunk in settings.chunks:
             for start in {0, settings.context - 1}:
                 self._prefill([Feed(NOWHERE, (0,), start, -1)], chunk)
@@ -175,11 +197,12 @@ class Engine:
     def _fit(self) -> None:
         """Choose the width: all lanes while requests wait, fewer as the batch thins out."""
         live, widths, now = len(self._requests), self.settings.widths, self._cache.rows
+        waiting = self._waiting() is not None
         if not live and (now, self._cache.length) != (widths[0], self.settings.lengths[0]):
             self._open_lanes(widths[0], self.settings.lengths[0])
-        elif self._queue and now < widths[0]:
+        elif waiting and now < widths[0]:
             self._take_lanes(np.arange(widths[0]) % now, now)
-        elif not self._queue:
+        elif not waiting:
             for width in (w for w in widths if live <= w < now):
                 occupied_first = np.argsort(self._table.tickets == FREE, kind="stable")
                 self._take_lanes(occupied_first[:width], width)
@@ -209,53 +232,91 @@ class Engine:
 
     # -- admission ------------------------------------------------------------------------------------------
 
+    def _columns(self, request: Request) -> int:
+        """How many columns of a cache the request may come to need."""
+        return len(request.tokens) + request.max_new_tokens
+
+    def _waiting(self) -> Queue | None:
+        """The queue to take from. One is emptied before the next: every lane attends as far as the longest needs."""
+        order = (*range(self._turn, len(self._queues)), *range(self._turn))
+        self._turn = next((i for i in order if self._queues[i]), self._turn)
+        return self._queues[self._turn] or None
+
     def _admit(self) -> None:
         """Fill free lanes from the queue, in waves of as many prompts as the prefix cache can hold at once."""
         free = collections.deque(np.flatnonzero(self._table.tickets == FREE).tolist())
-        while free and self._queue:
-            wave: list[tuple[int, int, int, Request]] = []  # lane, prefix row, ticket, request
-            locked: set[int] = set()
-            feeds: list[Feed] = []
-            while free and self._queue:
-                ticket, request = self._queue[0]
-                row = self._prefix_row(request, locked, feeds)
+        while free and self._waiting():
+            wave = Wave()
+            while free and (queue := self._waiting()):
+                ticket, request = queue[0]
+                row = self._prefix_row(request, wave)
                 if row is None:
                     break
-                self._queue.popleft()
-                wave.append((free.popleft(), row, ticket, request))
-            self._prefill_all(feeds)
-            self._reach(max(len(request.tokens) for *_, request in wave))
-            pairs = [(row, lane) for lane, row, *_ in wave if row != NOWHERE]
-            for i in range(0, len(pairs), COPY_ROWS):
-                part = _padded(pairs[i : i + COPY_ROWS])
+                queue.popleft()
+                wave.seats.append((free.popleft(), row, ticket, request))
+                self.stats.reused_tokens += len(request.tokens) - 1  # less what is fed for it
+            for part in _parts(wave.moves):
+                self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *part)
+            self._look_ahead(wave)
+            self._prefill_all(wave.feeds)
+            self._reach(max(len(request.tokens) for *_, request in wave.seats))
+            for part in _parts([(row, lane) for lane, row, *_ in wave.seats if row != NOWHERE]):
                 self._cache = programs.copy_rows(self._prefix_cache, self._cache, *part)
-            for lane, _, ticket, request in wave:
+            for lane, _, ticket, request in wave.seats:
                 adapter = self._adapter_of[request.policy]
                 self._table.occupy(lane, ticket, request, adapter, self.config.vocab_size)
                 self._requests[ticket] = request
                 self._prefixes.served(self._owner(request), request.tokens[:-1])
 
-    def _prefix_row(self, request: Request, locked: set[int], feeds: list[Feed]) -> int | None:
-        """The row that holds, or after `feeds` will hold, the request's prompt; None if every row is locked."""
+    def _prefix_row(self, request: Request, wave: Wave) -> int | None:
+        """The row that holds, or will hold, the request's prompt; None if the wave uses every row."""
         prefix, owner = request.tokens[:-1], self._owner(request)
         if not prefix:
             return NOWHERE
         row = self._prefixes.find(owner, prefix)
-        start = len(prefix)
         if row is None:
             kept, start = self._prefixes.longest(owner, prefix)
-            row = self._prefixes.add(owner, prefix, locked | {kept})
+            row = self._prefixes.add(owner, prefix, wave.locked | {kept})
             if row is None:  # then the kept row itself is continued, if it may be given up
-                row = self._prefixes.add(owner, prefix, locked)
+                row = self._prefixes.add(owner, prefix, wave.locked)
             if row is None:
                 return None
             if start and row != kept:
-                self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *_padded([(kept, row)]))
-            feeds.append(Feed(row, prefix[start:], start, self._adapter_of[request.policy]))
-        self.stats.prefilled_tokens += len(prefix) - start
-        self.stats.reused_tokens += start
-        locked.add(row)
+                wave.moves.append((kept, row))
+            wave.feeds.append(self._feed(row, request, start))
+        wave.locked.add(row)
         return row
+
+    def _look_ahead(self, wave: Wave) -> None:
+        """Fill the rows that prefills would leave empty with prompts that wait for a lane."""
+        begun = collections.Counter(self._chunk(len(feed.tokens)) for feed in wave.feeds if not feed.start)
+        empty = {chunk: -count % self.settings.prefill_rows(chunk) for chunk, count in begun.items()}
+        window = LOOK_AHEAD if any(empty.values()) else 0
+        for _, request in itertools.islice(self._queues[self._turn], window):
+            length = len(request.tokens) - 1
+            chunk = self._chunk(length)
+            if not 0 < length <= chunk or not empty.get(chunk):
+                continue
+            prefix, owner = request.tokens[:-1], self._owner(request)
+            if self._prefixes.find(owner, prefix) is not None or self._prefixes.longest(owner, prefix)[1]:
+                continue
+            row = self._prefixes.add(owner, prefix, wave.locked, spare=True)
+            if row is None:
+                break
+            wave.feeds.append(self._feed(row, request, 0))
+            wave.locked.add(row)
+            empty[chunk] -= 1
+
+    def _feed(self, row: int, request: Request, start: int) -> Feed:
+        tokens = request.tokens[start:-1]
+        self.stats.prefilled_tokens += len(tokens)
+        self.stats.reused_tokens -= len(tokens)
+        return Feed(row, tokens, start, self._adapter_of[request.policy])
+
+    def _chunk(self, length: int) -> int:
+        """The chunk that takes so many tokens, or the first part of them."""
+        chunks = self.settings.chunks
+        return next((chunk for chunk in chunks if chunk >= length), chunks[-1])
 
     def _prefill_all(self, feeds: list[Feed]) -> None:
         """Prefill prompts grouped by the chunk they need; what is longer than the largest chunk takes several."""
@@ -263,7 +324,7 @@ class Engine:
         while feeds:
             groups: dict[tuple[int, bool], list[Feed]] = collections.defaultdict(list)
             for feed in feeds:
-                chunk = next((c for c in self.settings.chunks if c >= len(feed.tokens)), largest)
+                chunk = self._chunk(len(feed.tokens))
                 groups[chunk, feed.start > 0].append(feed._replace(tokens=feed.tokens[:chunk]))
             for (chunk, _), group in sorted(groups.items()):
                 size = self.settings.prefill_rows(chunk)
@@ -305,6 +366,7 @@ class Engine:
 
     def _finished(self) -> list[tuple[int, Completion]]:
         done = []
+        kept: dict[int, int] = {}  # row of the prefix cache -> the lane that it is to hold
         for lane in np.flatnonzero(self._table.tickets != FREE).tolist():
             ticket = int(self._table.tickets[lane])
             request = self._requests[ticket]
@@ -314,8 +376,12 @@ class Engine:
             completion = self._table.leave(lane, request, length)
             del self._requests[ticket]
             if request.keep:
-                self._keep(lane, self._owner(request), (*request.tokens, *completion.tokens[:-1]))
+                row = self._kept_row(self._owner(request), (*request.tokens, *completion.tokens[:-1]))
+                if row is not None:
+                    kept[row] = lane
             done.append((ticket, completion))
+        for part in _parts([(lane, row) for row, lane in kept.items()]):
+            self._prefix_cache = programs.copy_rows(self._cache, self._prefix_cache, *part)
         return done
 
     def _stop_string(self, lane: int, request: Request) -> int | None:
@@ -332,12 +398,13 @@ class Engine:
                 return n
         return len(tokens)
 
-    def _keep(self, lane: int, owner: Owner, tokens: Tokens) -> None:
-        """Hold the lane's cache for a later turn that begins with these tokens."""
-        if not self._prefixes.keep(owner, tokens):
-            row = self._prefixes.add(owner, tokens, set(), kept=True)
-            assert row is not None  # nothing is locked between admissions
-            self._prefix_cache = programs.copy_rows(self._cache, self._prefix_cache, *_padded([(lane, row)]))
+    def _kept_row(self, owner: Owner, tokens: Tokens) -> int | None:
+        """The row to copy a lane to, so that a later turn can begin with these tokens; None if one holds them."""
+        if self._prefixes.keep(owner, tokens):
+            return None
+        row = self._prefixes.add(owner, tokens, set(), kept=True)
+        assert row is not None  # nothing is locked between admissions
+        return row
 
     def _owner(self, request: Request) -> Owner:
         return request.policy, self._version
@@ -354,9 +421,10 @@ def _shapes(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
 
 
-def _padded(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """(from, to) pairs as two index arrays of the one length that copies are compiled for."""
-    source, target = np.zeros(COPY_ROWS, np.int32), np.full(COPY_ROWS, NOWHERE, np.int32)
-    for i, (a, b) in enumerate(pairs):
-        source[i], target[i] = a, b
-    return source, target
+def _parts(pairs: list[tuple[int, int]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(from, to) pairs in order, as pairs of index arrays of the one length that copies are compiled for."""
+    for i in range(0, len(pairs), COPY_ROWS):
+        source, target = np.zeros(COPY_ROWS, np.int32), np.full(COPY_ROWS, NOWHERE, np.int32)
+        part = np.array(pairs[i : i + COPY_ROWS], np.int32)
+        source[: len(part)], target[: len(part)] = part.T
+        yield source, target

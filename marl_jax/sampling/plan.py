@@ -18,10 +18,22 @@ from marl_jax.models.table import num_parameters
 from marl_jax.sampling.programs import Features
 
 MAX_PROGRAMS = 12  # decode shapes per configuration
-PREFILL_TOKENS = 2048  # enough rows for products to run at full speed; more would be padded in vain
 # Below this many rows the matrix products of a CPU round differently, so a batch that thins out is never made
 # narrower; whether the wider ones agree to the bit is measured (`stability`).
 STABLE_WIDTH = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Where a kind of device runs at full speed: more would only be padded, or idle at the end, in vain."""
+
+    lanes: int  # at most, unless told otherwise
+    steps: int  # of a dispatch: many where dispatches are dear, few because lanes that end within one idle on
+    prefill_tokens: int
+
+
+CPU = Sizes(lanes=256, steps=4, prefill_tokens=256)
+ACCELERATOR = Sizes(lanes=512, steps=8, prefill_tokens=2048)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,15 +94,15 @@ def plan(
     lanes: int | None = None,
     min_prompt: int = 1,
     features: Features = Features(),
-    steps: int = 8,
+    steps: int | None = None,
     stops: int = 8,
     platform: str | None = None,
 ) -> EngineSettings:
     """Settings for prompts of min_prompt..max_prompt tokens with up to max_new new ones, within a byte budget.
 
-    Without `lanes` there are as many as there are requests and memory for, 512 at most. The budget
-    (default: half of the memory that is free) covers caches and working memory, not the weights. `platform` is that
-    of the device (cpu, gpu, tpu), by default the one at hand.
+    Without `lanes` there are as many as there are requests, memory, and use for on this device; `steps` follow the
+    device, too. The budget (default: half of the memory that is free) covers caches and working memory, not the
+    weights. `platform` is that of the device (cpu, gpu, tpu), by default the one at hand.
     """
     for name, value in (("lanes", lanes), ("budget_bytes", budget_bytes)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -103,8 +115,11 @@ def plan(
         )
     context = -(-context // 16) * 16
     budget = free_bytes() // 2 if budget_bytes is None else budget_bytes
-    wanted = lanes or _round_up(min(requests or 512, 512))
-    chunks = _ladder(min(16, max_prompt), max_prompt, 3)
+    sizes = CPU if (platform or jax.default_backend()) == "cpu" else ACCELERATOR
+    wanted = lanes or _round_up(min(requests or sizes.lanes, sizes.lanes))
+    steps = sizes.steps if steps is None else steps
+    longest = min(max_prompt, max(512, sizes.prefill_tokens))  # a longer one takes several
+    chunks = _ladder(max(1, min(128, longest // 16)), longest, 4)
 
     def at_width(width: int) -> EngineSettings:
         first = min(context, min_prompt + 2 * steps)
@@ -118,9 +133,11 @@ def plan(
         rungs = 1 + (context - first) // (32 if width > STABLE_WIDTH else 256)
         return EngineSettings(
             widths=tuple(widths),
-            lengths=_ladder(first, context, min(rungs, MAX_PROGRAMS // max(len(widths), 3))),
+            lengths=_ladder(
+                max(first, context // 16), context, min(rungs, MAX_PROGRAMS // max(len(widths), 3))
+            ),
             chunks=chunks,
-            prefill_tokens=max(chunks[-1], min(PREFILL_TOKENS, width * chunks[-1])),
+            prefill_tokens=max(chunks[-1], min(sizes.prefill_tokens, width * chunks[-1])),
             prefixes=max(1, width // 2),
             steps=steps,
             stops=stops,
@@ -186,8 +203,8 @@ def _round_up(n: int) -> int:
 
 
 def _ladder(low: int, high: int, rungs: int) -> tuple[int, ...]:
-    """Up to `rungs` evenly spaced lengths from above `low` to `high`, multiples of 16 but for the last."""
-    steps = (low + (high - low) * i / rungs for i in range(1, rungs + 1))
+    """Up to `rungs` lengths from above `low` to `high` in even ratios, multiples of 16 but for the last."""
+    steps = (low * (high / low) ** (i / rungs) for i in range(1, rungs + 1))
     return tuple(sorted({min(high, -(-int(s + 0.999) // 16) * 16) for s in steps}))
 
 

@@ -63,9 +63,14 @@ class Prefixes:
                 return entry.row, length
         return -1, 0
 
-    def add(self, owner: Owner, tokens: Tokens, locked: set[int], *, kept: bool = False) -> int | None:
-        """Give the prompt a row, taking one from the least useful entry; None if every row is locked."""
-        if not self._free and not self._evict(locked):
+    def add(
+        self, owner: Owner, tokens: Tokens, locked: set[int], *, kept: bool = False, spare: bool = False
+    ) -> int | None:
+        """Give the prompt a row, taking one from the least useful entry; None if every row is locked.
+
+        `spare`: only a row that nobody has any use for.
+        """
+        if not self._free and not self._evict(locked, spare):
             return None
         entry = Entry(self._free.pop(), kept)
         self._entries[owner, tokens] = entry
@@ -73,11 +78,17 @@ class Prefixes:
             self._kept_lengths[len(tokens)] += 1
         return entry.row
 
-    def _evict(self, locked: set[int]) -> bool:
-        candidates = [key for key, entry in self._entries.items() if entry.row not in locked]
-        if not candidates:
+    def _evict(self, locked: set[int], spare: bool) -> bool:
+        key: tuple[Owner, Tokens] | None = None  # of the least useful entry so far
+        use = (True, True, True)
+        for other, entry in self._entries.items():
+            found = (False, other in self._waiting, entry.kept)
+            if entry.row not in locked and found < use:
+                use, key = found, other
+            if not any(use):  # none is of less use
+                break
+        if key is None or (spare and any(use)):
             return False
-        key = min(candidates, key=lambda k: (k in self._waiting, self._entries[k].kept))
         entry = self._entries.pop(key)
         if entry.kept:
             self._kept_lengths[len(key[1])] -= 1

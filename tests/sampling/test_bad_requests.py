@@ -165,7 +165,7 @@ def test_impossible_settings_are_refused(change, match):
 def test_lanes_follow_from_the_byte_budget():
     lengths = {"max_prompt": 100, "max_new": 28}
     before = 10**9
-    for budget in (64 << 20, 16 << 20, 4 << 20):
+    for budget in (8 << 20, 4 << 20, 1 << 20):
         settings = plan(CONFIG, requests=512, budget_bytes=budget, **lengths)
         assert memory_bytes(CONFIG, settings) <= budget
         assert settings.context == 128
