@@ -3,15 +3,19 @@
     python -m benchmarks.rollout        # voting, 3 voters, 64 problems x 8 episodes, micro model with random weights
 
 Lengths are imposed: every call ends after 4..64 tokens, drawn from its noise key, so all variants do the same work.
-Variants take turns; `isolated_over_shared` and the like are medians of paired ratios of whole-rollout times.
+Variants take turns, and ratios are medians of paired ones of whole-rollout times. Two rivals finish each turn of all
+episodes before the next begins: `barrier_static` decodes plain batches of `lanes` calls, each until its longest call
+ends; `barrier_refilled` is this very engine, which refills and compacts its lanes within the turn.
 The last line is one JSON object.
 """
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import statistics
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,8 +28,9 @@ from marl_jax.models import init
 from marl_jax.models.lora import init_lora
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.policies import SamplingSettings, isolated, policy_names, shared
-from marl_jax.rollouts import Limits, rollout
+from marl_jax.rollouts import Episode, Limits, rollout
 from marl_jax.sampling import Completion, Engine, Request, plan, programs
+from marl_jax.sampling.engine import Stats
 from marl_jax.tasks import Task, parse
 from marl_jax.workflows import BUILT_IN, load_prompts
 
@@ -33,14 +38,25 @@ FLAGS = flags.FLAGS
 flags.DEFINE_integer("problems", 64, "problems")
 flags.DEFINE_integer("samples", 8, "episodes of each problem")
 flags.DEFINE_integer("rank", 8, "of the adapters")
-flags.DEFINE_integer("lanes", 512, "lanes of the engine")
+flags.DEFINE_integer("lanes", None, "lanes of the engine; by default as planned")
 flags.DEFINE_integer("rounds", 3, "measured rounds")
+flags.DEFINE_list("variants", None, "only these, and what can be said of them")
 
 MAX_NEW, MAX_PROMPT = 64, 320
+Run = Callable[[int], list[Episode]]  # step -> episodes
+
+
+class Unannounced(Engine):
+    """Queues every request as if it might run to the end: lengths are imposed on it, not known before."""
+
+    def _columns(self, request: Request) -> int:
+        return len(request.tokens) + MAX_NEW
 
 
 class Ragged:
     """An engine whose every call ends after a length drawn from the call's own noise key."""
+
+    ahead = 1024  # the scheduler's own default
 
     def __init__(self, engine: Engine):
         self.engine = engine
@@ -50,15 +66,20 @@ class Ragged:
         return self.engine.pending
 
     def submit(self, request: Request) -> int:
-        length = int(np.random.default_rng(request.key).integers(4, MAX_NEW + 1))
+        length = 4 + zlib.crc32(repr(request.key).encode()) % (MAX_NEW - 3)
         return self.engine.submit(dataclasses.replace(request, max_new_tokens=length, stop_tokens=()))
 
     def step(self) -> list[tuple[int, Completion]]:
         return self.engine.step()
 
+    def abandon(self) -> None:
+        self.engine.abandon()
 
-class Barrier(Ragged):
-    """The same engine turn by turn: nothing is handed out before everything is finished."""
+
+class Refilled(Ragged):
+    """Turn by turn: nothing is handed out before everything is finished."""
+
+    ahead = 1 << 30  # a turn is that of all episodes
 
     def step(self) -> list[tuple[int, Completion]]:
         done = []
@@ -67,88 +88,126 @@ class Barrier(Ragged):
         return done
 
 
+class Static(Ragged):
+    """Turn by turn, and batch by batch: one is finished before the next begins."""
+
+    ahead = 1 << 30
+
+    def __init__(self, engine: Engine):
+        super().__init__(engine)
+        self.waiting: list[tuple[int, Request]] = []
+        self.tickets = itertools.count()
+
+    @property
+    def pending(self) -> int:
+        return len(self.waiting)
+
+    def submit(self, request: Request) -> int:
+        self.waiting.append((next(self.tickets), request))
+        return self.waiting[-1][0]
+
+    def step(self) -> list[tuple[int, Completion]]:
+        done, size = [], self.engine.settings.lanes
+        for i in range(0, len(self.waiting), size):
+            tickets = {super(Static, self).submit(request): t for t, request in self.waiting[i : i + size]}
+            while self.engine.pending:
+                done += [(tickets[ticket], completion) for ticket, completion in self.engine.step()]
+        self.waiting = []
+        return done
+
+
+VARIANTS = {
+    "shared": ("voting", shared, Ragged),
+    "isolated": ("voting", isolated, Ragged),
+    "barrier_refilled": ("voting", shared, Refilled),
+    "barrier_static": ("voting", shared, Static),
+    "shared_3_roles": ("orch_workers", shared, Ragged),
+    "isolated_3_roles": ("orch_workers", isolated, Ragged),
+}
+RATIOS = {  # the first one's time over the second's
+    "speedup_over_barrier_static": ("barrier_static", "shared"),
+    "speedup_over_barrier_refilled": ("barrier_refilled", "shared"),
+    "isolated_speed_of_shared": ("shared", "isolated"),
+    "isolated_speed_of_shared_3_roles": ("shared_3_roles", "isolated_3_roles"),
+}
+
+
 def main(_: list[str]) -> None:
-    tokenizer = build_micro_tokenizer()
-    rng = np.random.default_rng(0)
+    contenders = {name: contender(*VARIANTS[name]) for name in FLAGS.variants or VARIANTS}
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for i in range(FLAGS.rounds + 1):  # the first round compiles
+        for name, (run, _) in contenders.items():
+            start = time.perf_counter()
+            run(i)
+            if i:
+                seconds[name].append(time.perf_counter() - start)
+    report: dict[str, Any] = {
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "episodes": FLAGS.problems * FLAGS.samples,
+    }
+    for name, (run, stats) in contenders.items():
+        report[name] = {"seconds": round(statistics.median(seconds[name]), 3)}
+        report[name] |= measure(run, stats, statistics.median(seconds[name]))
+    for name, (slow, fast) in RATIOS.items():
+        if slow in seconds and fast in seconds:
+            pairs = [a / b for a, b in zip(seconds[slow], seconds[fast])]
+            report[name] = round(statistics.median(pairs), 3)
+    print(json.dumps(report))
+
+
+def contender(name: str, policies: Callable[..., dict[str, str]], wrap: type[Ragged]) -> tuple[Run, Stats]:
+    """A rollout of the workflow, over an engine of its own."""
+    workflow = BUILT_IN[name]
+    policy_map = policies(workflow.roles)
+    names = policy_names(policy_map)
+    settings = plan(BENCH, min_prompt=8, max_prompt=MAX_PROMPT, max_new=MAX_NEW, lanes=FLAGS.lanes)
+    if wrap is Static:
+        settings = dataclasses.replace(settings, widths=settings.widths[:1])
+    adapters = init_lora(1, BENCH, FLAGS.rank, len(names))
+    engine = Unannounced(init(0, BENCH), BENCH, settings, adapters=adapters, policies=names)
+    tokenizer, rng = build_micro_tokenizer(), np.random.default_rng(0)
     tasks = [
         Task(f"add-{i}", "math", f"{rng.integers(10, 99)}+{rng.integers(10, 99)}=?", "0")
         for i in range(FLAGS.problems)
     ]
-    params = init(0, BENCH)
 
-    def contender(
-        name: str, policies: Callable[..., dict[str, str]], wrap: type[Ragged]
-    ) -> Callable[[int], Any]:
-        workflow = BUILT_IN[name]
-        policy_map = policies(workflow.roles)
-        names = policy_names(policy_map)
-        settings = plan(BENCH, min_prompt=8, max_prompt=MAX_PROMPT, max_new=MAX_NEW, lanes=FLAGS.lanes)
-        engine = Engine(
-            params, BENCH, settings, adapters=init_lora(1, BENCH, FLAGS.rank, len(names)), policies=names
+    def run(step: int) -> list[Episode]:
+        return rollout(
+            workflow,
+            tasks,
+            wrap(engine),
+            tokenizer,
+            policy_map,
+            prompts=load_prompts("math_micro"),
+            parse=parse,
+            samples=FLAGS.samples,
+            step=step,
+            settings=SamplingSettings(max_new_tokens=MAX_NEW),
+            limits=Limits(context=MAX_PROMPT + MAX_NEW),
+            ahead=wrap.ahead,
         )
 
-        def run(step: int) -> Any:
-            engine.update()
-            before = dataclasses.replace(engine.stats)
-            start = time.perf_counter()
-            episodes = rollout(
-                workflow,
-                tasks,
-                wrap(engine),
-                tokenizer,
-                policy_map,
-                prompts=load_prompts("math_micro"),
-                parse=parse,
-                samples=FLAGS.samples,
-                step=step,
-                settings=SamplingSettings(max_new_tokens=MAX_NEW),
-                limits=Limits(context=MAX_PROMPT + MAX_NEW),
-            )
-            seconds = time.perf_counter() - start
-            assert not any(episode.error for episode in episodes), next(e.error for e in episodes if e.error)
-            spent = {k: v - getattr(before, k) for k, v in vars(engine.stats).items()}
-            tokens = sum(len(call.tokens) for episode in episodes for call in episode.calls)
-            return seconds, tokens, spent
+    return run, engine.stats
 
-        return run
 
-    runs = {
-        "shared": contender("voting", shared, Ragged),
-        "isolated": contender("voting", isolated, Ragged),
-        "barrier": contender("voting", shared, Barrier),
-        "shared_3_roles": contender("orch_workers", shared, Ragged),
-        "isolated_3_roles": contender("orch_workers", isolated, Ragged),
-    }
-    results: dict[str, list[Any]] = {name: [] for name in runs}
-    for i in range(FLAGS.rounds + 1):  # the first round compiles
-        for name, run in runs.items():
-            result = run(i)
-            if i:
-                results[name].append(result)
-
-    def ratio(a: str, b: str) -> float:
-        return round(statistics.median(x[0] / y[0] for x, y in zip(results[a], results[b])), 3)
-
-    seconds, tokens, spent = sorted(results["shared"])[FLAGS.rounds // 2]
+def measure(run: Run, stats: Stats, seconds: float) -> dict[str, float]:
+    """What one more run did, and the share of the host in it."""
+    before = dataclasses.replace(stats)
+    start = time.perf_counter()
     with device_time() as device:
-        wall, *_ = runs["shared"](FLAGS.rounds + 1)
-    report = {
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
-        "episodes": len(tasks) * FLAGS.samples,
-        "seconds": round(seconds, 2),
-        "useful_tokens_s": round(tokens / seconds),
+        episodes = run(FLAGS.rounds + 1)
+    wall = time.perf_counter() - start
+    assert not any(episode.error for episode in episodes), next(e.error for e in episodes if e.error)
+    spent = {name: value - getattr(before, name) for name, value in vars(stats).items()}
+    prompts = spent["reused_tokens"] + spent["prefilled_tokens"]
+    return {
+        "useful_tokens_s": round(sum(len(c.tokens) for e in episodes for c in e.calls) / seconds),
         "idle_lane_share": round(1 - spent["sampled_tokens"] / spent["lane_steps"], 3),
         "prefilled_tokens": spent["prefilled_tokens"],
-        "prefill_saved_share": round(
-            spent["reused_tokens"] / (spent["reused_tokens"] + spent["prefilled_tokens"]), 3
-        ),
+        "prefill_saved_share": round(spent["reused_tokens"] / prompts, 3),
         "host_share": round(1 - device[0] / wall, 3),
-        "barrier_over_shared": ratio("barrier", "shared"),
-        "isolated_over_shared": ratio("isolated", "shared"),
-        "isolated_over_shared_3_roles": ratio("isolated_3_roles", "shared_3_roles"),
     }
-    print(json.dumps(report))
 
 
 @contextlib.contextmanager
