@@ -11,10 +11,12 @@ import numpy as np
 
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
+from marl_jax.runs import fields
 from marl_jax.runs.checkpoints import Checkpoints
 from marl_jax.runs.config import load_config
 from marl_jax.runs.folder import begin, open_folder
 from marl_jax.runs.parts import digests, load_parts, load_tasks
+from marl_jax.runs.play import engine_settings
 from marl_jax.tasks import Task
 
 TOKENIZER = build_micro_tokenizer()
@@ -58,13 +60,13 @@ def make_base(directory, params=None, config=MODEL):
     return directory
 
 
-def make_run(workdir, base, saved=None, cell="voting-isolated-xs-math", scores=None, **changes):
+def make_run(workdir, base, saved=None, cell="voting-isolated-xs-math", scores=None, settled=True, **changes):
     """A folder that holds checkpoints `saved`: {step: {policy: tree}}. `changes` are fields, as in data__name."""
     fixed = {
         "policies__base": base,
         "data__name": "stored_run:questions",
         "engine__lanes": 16,
-        "engine__max_prompt": 240,
+        "engine__max_prompt": 320,
         "sampling__max_new_tokens": 8,
     }
     texts = [(name.replace("__", "."), str(value)) for name, value in (fixed | changes).items()]
@@ -72,7 +74,8 @@ def make_run(workdir, base, saved=None, cell="voting-isolated-xs-math", scores=N
     parts = load_parts(config)
     splits = {split: load_tasks(config.data, split) for split in ("train", "val")}
     with open_folder(workdir) as folder:
-        begin(folder, config, digests(config, parts, splits))
+        shapes = {"engine": fields.to_json(engine_settings(config, parts))} if settled else {}
+        begin(folder, config, digests(config, parts, splits), lambda: shapes)
         with contextlib.closing(Checkpoints(folder / "checkpoints", latest=10)) as store:
             start = parts.start(config.seed)
             for step, trees in (saved or {}).items():

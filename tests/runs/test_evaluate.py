@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from stored_run import MODEL, make_base, make_run, says
+from stored_run import MODEL, SIZES, make_base, make_run, says
 
 from marl_jax.models import init
 from marl_jax.runs.casts import Donor
@@ -16,7 +16,9 @@ from marl_jax.runs.checkpoints import CheckpointError
 from marl_jax.runs.evaluate import evaluate
 from marl_jax.runs.folder import FolderError, open_folder
 from marl_jax.runs.metrics import read_lines
+from marl_jax.runs.parts import PartsError
 from marl_jax.runs.tables import table
+from marl_jax.tasks import DataError
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +172,7 @@ def refused(what):
     [
         ({"samples": 0}, "--samples is 0; it must be at least 1"),
         ({"problems": 0}, "--problems is 0; it must be at least 1"),
+        ({"seed": -1}, "--seed is -1; it must be at least 0"),
         ({"mode": "swaped"}, "--mode=swaped is unknown: did you mean 'swapped'?"),
         ({"split": "tset"}, "--split=tset is unknown: did you mean 'test'?"),
         ({"split": "train"}, "--split=train is unknown; there is: test, val"),
@@ -201,6 +204,17 @@ def test_before_training_there_is_nothing_but_the_base(base, tmp_path):
     assert len(evaluate(run, checkpoint="base")) == 1
 
 
+def test_a_split_without_problems_and_a_missing_base_are_told(trained, base, tmp_path, monkeypatch):
+    monkeypatch.setitem(SIZES, "test", 0)
+    with pytest.raises(DataError, match="'stored_run:questions' has no problems in its test split"):
+        evaluate(trained, watch=refused("there is no problem"))
+    gone = shutil.copytree(base, tmp_path / "base")
+    run = make_run(tmp_path / "run", gone, {1: {}})
+    shutil.rmtree(gone)
+    with pytest.raises(PartsError, match=r"there is no model in '.*/base'"):
+        evaluate(run, watch=refused("there is no base"))
+
+
 def test_policies_that_cannot_play_here_are_refused(trained, base, tmp_path):
     shared = make_run(tmp_path / "shared", base, {1: {}}, "voting-shared-xs-math")
     with pytest.raises(
@@ -228,7 +242,7 @@ def test_policies_that_cannot_play_here_are_refused(trained, base, tmp_path):
 
 def test_a_base_that_is_not_the_one_trained_on_is_refused_unless_accepted(tmp_path):
     base = make_base(tmp_path / "base")
-    run = make_run(tmp_path / "run", base, {1: {}})
+    run = make_run(tmp_path / "run", base, {1: {}}, settled=False)
     make_base(base, says("1"))
     with pytest.raises(FolderError, match=r"is no longer there \(base .* -> .*\): put it back, or accept"):
         evaluate(run, watch=refused("the base has changed"))
