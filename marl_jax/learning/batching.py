@@ -16,7 +16,6 @@ import numpy as np
 
 from marl_jax.learning.rows import Row
 
-
 LEAST_SAVING = 0.2  # of a unit's tokens; prompts are shared where it is more
 
 
@@ -28,11 +27,11 @@ class BatchConfig:
     token_budget: int = 16384  # tokens of a micro-batch, padding included
     share_prompts: bool = True
     tree_limit: int = 8192  # longest tree: its attention holds all scores of a branch with the prompt at once
-    slice_tokens: int = (
-        1024  # one CPU differentiates so many tokens of a micro-batch at a time; 0: all at once
-    )
+    slice_tokens: int = 1024  # of a micro-batch, differentiated at a time on one CPU; 0: all at once
 
     def __post_init__(self) -> None:
+        if self.slice_tokens < 0:
+            raise ValueError(f"slice_tokens {self.slice_tokens} must not be negative; 0 cuts nothing")
         if not self.buckets or list(self.buckets) != sorted(set(self.buckets)) or self.buckets[0] < 1:
             raise ValueError(f"length buckets {self.buckets} must be positive and increasing")
 
@@ -90,11 +89,12 @@ class _Sequence:
 
     prefix: int
     length: int  # of a branch
+    size: int  # branches there is room for
     branches: tuple[tuple[int, ...], ...]
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return self.prefix, self.length, _power_of_two(len(self.branches))
+        return self.prefix, self.length, self.size
 
     @property
     def tokens(self) -> int:
@@ -167,15 +167,18 @@ def _arrange(rows: Sequence[Row], mine: Sequence[int], config: BatchConfig) -> l
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for i in mine:
         by_prompt.setdefault(tuple(rows[i].prompt), []).append(i)
+    prompts = list(by_prompt.values())
     sequences: list[_Sequence] = []
     alone: list[int] = []
     saved = 0
-    for members in by_prompt.values():
-        trees = _trees(rows, members, config) if config.share_prompts and len(members) > 1 else []
+    for members, trees in zip(
+        prompts, _trees(rows, prompts, config) if config.share_prompts else [[]] * len(prompts)
+    ):
         apart = sum(_length(rows[i]) for i in members)
-        if trees and sum(tree.tokens for tree in trees) < apart:
+        together = sum(tree.tokens for tree in trees)
+        if trees and together < apart:
             sequences += trees
-            saved += apart - sum(tree.tokens for tree in trees)
+            saved += apart - together
         else:
             alone += members
     if saved < LEAST_SAVING * sum(_length(rows[i]) for i in mine):  # not worth programs of their own
@@ -184,31 +187,43 @@ def _arrange(rows: Sequence[Row], mine: Sequence[int], config: BatchConfig) -> l
         lengths = [_length(rows[i]) for i in alone]
         capacity = _bucket(max(lengths), config.buckets)
         for members in first_fit_decreasing(lengths, capacity):
-            sequences.append(_Sequence(0, capacity, (tuple(alone[i] for i in members),)))
+            sequences.append(_Sequence(0, capacity, 1, (tuple(alone[i] for i in members),)))
     return sequences
 
 
-def _trees(rows: Sequence[Row], members: Sequence[int], config: BatchConfig) -> list[_Sequence]:
-    """The rows of one prompt in as few trees as the limits allow; none where they do not."""
-    # The last sampled token is predicted, never read.
-    lengths = [len(rows[i].tokens) - 1 for i in members]
-    prompt, longest = len(rows[members[0]].prompt), max(*lengths, 1)
-    if max(prompt, longest) > config.buckets[-1]:
-        return []
-    prefix, length = _bucket(prompt, config.buckets), _bucket(longest, config.buckets)
-    most = (min(config.tree_limit, config.token_budget) - prefix) // length
-    if most < 1:
-        return []
-    bins = [tuple(members[i] for i in some) for some in first_fit_decreasing(lengths, length)]
-    trees = []
-    while bins:
-        # Branches come in powers of two; a second tree is cheaper than more padding than the prompt is long.
-        size = _power_of_two(len(bins))
-        if size > most or (size - len(bins)) * length > prefix:
-            size = _power_of_two(min(len(bins), most) + 1) // 2
-        trees.append(_Sequence(prefix, length, tuple(bins[:size])))
-        bins = bins[size:]
+def _trees(
+    rows: Sequence[Row], prompts: Sequence[Sequence[int]], config: BatchConfig
+) -> list[list[_Sequence]]:
+    """The rows of each prompt as trees; none where they do not fit the limits.
+
+    All trees of a prompt length have as many branches: the power of two that computes the fewest tokens.
+    """
+    bins: list[list[tuple[int, ...]]] = []
+    shapes: list[tuple[int, int] | None] = []  # prefix and length of a branch
+    for members in prompts:
+        # The last sampled token is predicted, never read.
+        lengths = [len(rows[i].tokens) - 1 for i in members]
+        prompt, longest = len(rows[members[0]].prompt), max(*lengths, 1)
+        fits = len(members) > 1 and max(prompt, longest) <= config.buckets[-1]
+        shapes.append((_bucket(prompt, config.buckets), _bucket(longest, config.buckets)) if fits else None)
+        packed = first_fit_decreasing(lengths, shapes[-1][1]) if shapes[-1] else []
+        bins.append([tuple(members[i] for i in some) for some in packed])
+    trees: list[list[_Sequence]] = [[] for _ in prompts]
+    for shape in {shape for shape in shapes if shape}:
+        mine = [k for k, other in enumerate(shapes) if other == shape]
+        size = _branches(*shape, [len(bins[k]) for k in mine], config)
+        for k in mine if size else ():
+            cut = range(0, len(bins[k]), size)
+            trees[k] = [_Sequence(*shape, size, tuple(bins[k][i : i + size])) for i in cut]
     return trees
+
+
+def _branches(prefix: int, length: int, counts: Sequence[int], config: BatchConfig) -> int:
+    """How many branches a tree shall have; 0 where not even one fits."""
+    most = (min(config.tree_limit, config.token_budget) - prefix) // length
+    sizes = [1 << k for k in range(max(counts).bit_length() + 1) if 1 << k <= most]
+    cost = {size: sum(-(-count // size) for count in counts) * (prefix + size * length) for size in sizes}
+    return min(sizes, key=lambda size: (cost[size], -size), default=0)
 
 
 def _fill(rows: Sequence[Row], sequences: Sequence[_Sequence], size: int, unit: Hashable) -> Batch:
@@ -216,8 +231,7 @@ def _fill(rows: Sequence[Row], sequences: Sequence[_Sequence], size: int, unit: 
     total = sequences[0].tokens
     # Few widths, so that few programs are compiled.
     sampled = max(sum(len(rows[i].tokens) for some in s.branches for i in some) for s in sequences)
-    step = max(16, -(-total // 4))
-    sampled = -(-sampled // step) * step
+    sampled = min(max(16, _power_of_two(sampled)), max(total, sampled))
     whole = {name: np.zeros((size, total), np.int32) for name in ("tokens", "positions", "segments")}
     ints = {name: np.zeros((size, sampled), np.int32) for name in ("source", "targets", "sequences")}
     floats = {

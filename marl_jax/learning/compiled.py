@@ -34,6 +34,7 @@ class Settings:
     temperature: float
     chunk: int
     sampler_weights: bool  # correct for the sampler's numbers (truncated importance sampling)
+    slice_tokens: int = 0  # of a micro-batch, differentiated at a time; 0: all at once
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -67,7 +68,7 @@ def accumulate(
     parts, denominator = carry
     config = settings.loss
 
-    def numerator(tree: Tree) -> tuple[jax.Array, Any]:
+    def numerator(tree: Tree, batch: MicroBatch) -> tuple[jax.Array, Any]:
         logp, entropy = score(settings, tree, frozen, batch)
         loss = policy_loss(
             logp,
@@ -91,11 +92,36 @@ def accumulate(
         )
         return loss.numerator, (loss, logp, entropy)
 
-    gradient, out = jax.grad(numerator, has_aux=True)(tree)
+    def add(total: Tree, batch: MicroBatch) -> tuple[Tree, Any]:
+        gradient, out = jax.grad(numerator, has_aux=True)(tree, batch)
+        return jax.tree.map(jnp.add, total, gradient), jax.lax.stop_gradient(out)
+
     row = functools.partial(jax.lax.dynamic_index_in_dim, index=unit, keepdims=False)
     put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=unit, axis=0)
-    parts = jax.tree.map(lambda part, g: put(part, row(part) + g), parts, gradient)
-    return (parts, denominator + out[0].denominator), jax.lax.stop_gradient(out)
+    count = slice_count(*batch.tokens.shape, settings.slice_tokens)
+    if count == 1:
+        mine, out = add(jax.tree.map(row, parts), batch)
+    else:
+        mine, (losses, *values) = jax.lax.scan(add, jax.tree.map(row, parts), _slices(batch, count))
+        together = [x.reshape(-1, x.shape[-1]) for x in values]
+        out = (jax.tree.map(lambda x: x.sum(0), losses), *together)
+    return (jax.tree.map(put, parts, mine), denominator + out[0].denominator), out
+
+
+def slice_count(sequences: int, length: int, tokens: int) -> int:
+    """Into how many equal slices [sequences, length] is cut: as few as hold `tokens` each, or one sequence."""
+    if not tokens:
+        return 1
+    widths = [w for w in range(1, sequences + 1) if sequences % w == 0 and w * length <= tokens]
+    return sequences // max(widths, default=1)
+
+
+def _slices(batch: MicroBatch, count: int) -> MicroBatch:
+    """Every array [G, ...] as [count, G / count, ...]; rows are counted from 0 in each slice."""
+    batch = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
+    some = batch.mask != 0
+    first = jnp.min(batch.sequences, axis=(1, 2), where=some, initial=batch.sequences.size, keepdims=True)
+    return batch.replace(sequences=jnp.where(some, batch.sequences - first, 0))
 
 
 @functools.partial(jax.jit, static_argnames=("config", "mixing", "layer_norms"), donate_argnums=(0, 1, 2))
