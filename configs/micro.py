@@ -9,6 +9,7 @@ from marl_jax import policies
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.update import LearnerConfig
 from marl_jax.pretraining.recipe import Recipe
+from marl_jax.pretraining.roles import Skill
 from marl_jax.runs.cells import parse_cell
 from marl_jax.runs.config import (
     DataConfig,
@@ -24,7 +25,7 @@ SCALES = ("xs", "s", "m")
 RECIPES = {
     "xs": Recipe("xs", steps=2000, learning_rate=3e-3),
     "s": Recipe("s", steps=1500, learning_rate=2.5e-3),
-    "m": Recipe("m", steps=700, learning_rate=2e-3),
+    "m": Recipe("m", steps=1000, learning_rate=2e-3, skill=Skill(draft=0.62, program=0.85)),
 }
 
 

@@ -14,12 +14,15 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import app, flags
 
 from marl_jax.runs import fields
 from marl_jax.runs.config import ConfigError, load_file, split_argv
+
+if TYPE_CHECKING:
+    from marl_jax.pretraining.recipe import Recipe
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("out", None, "directory of the base; its files are replaced", required=True)
@@ -27,16 +30,14 @@ flags.DEFINE_integer("problems", 256, "held-out problems of each kind to measure
 flags.DEFINE_integer("samples", 4, "answers to each of them")
 
 
-def main(recipe: Any, command: str) -> None:
+def main(recipe: "Recipe", command: str) -> None:
     import jax
     import numpy as np
 
-    from marl_jax.models import load_hf, save_hf
+    from marl_jax.models import save_hf
     from marl_jax.models.hf import write_json
     from marl_jax.models.tokenizer import build_micro_tokenizer
-    from marl_jax.pretraining.measure import accuracy, play_held_out
     from marl_jax.pretraining.recipe import train
-    from marl_jax.workflows import single
 
     tokenizer = build_micro_tokenizer()
     began = time.perf_counter()
@@ -48,63 +49,61 @@ def main(recipe: Any, command: str) -> None:
     config, params = train(recipe, tokenizer, progress)
     half = dataclasses.replace(config, dtype="bfloat16")
     save_hf(FLAGS.out, half, jax.tree.map(lambda leaf: leaf.astype(half.dtype), params), tokenizer)
-    seconds = time.perf_counter() - began
     about = {
         "command": command,
         "recipe": fields.to_json(recipe),
-        "seconds": round(seconds, 1),
+        "seconds": round(time.perf_counter() - began, 1),
         "machine": _machine(),
         "versions": {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__},
+        "single_agent": measure(recipe) if FLAGS.problems else {},
     }
-    config, params = load_hf(FLAGS.out, dtype="float32")  # what a run starts from
+    write_json(Path(FLAGS.out) / "recipe.json", about)
+
+
+def measure(recipe: "Recipe") -> dict[str, Any]:
+    """How often the base in --out, as a run would load it, is right alone on held-out problems."""
+    from marl_jax.models import load_hf
+    from marl_jax.models.tokenizer import load_tokenizer
+    from marl_jax.pretraining.measure import accuracy, play_held_out
+    from marl_jax.workflows import single
+
+    config, params = load_hf(FLAGS.out, dtype="float32")
+    tokenizer = load_tokenizer(FLAGS.out, config)
+    sizes = {"problems": FLAGS.problems, "samples": FLAGS.samples}
     measured = {}
-    levels = {"micro_math": recipe.math_levels, "micro_code": recipe.code_levels}
-    for kind in levels if FLAGS.problems else ():
-        graded = play_held_out(
-            params,
-            config,
-            tokenizer,
-            single,
-            kind,
-            levels=levels[kind],
-            problems=FLAGS.problems,
-            samples=FLAGS.samples,
-        )
+    for kind, levels in recipe.levels.items():
+        graded = play_held_out(params, config, tokenizer, single, kind, levels=levels, split="val", **sizes)
         mean, error = accuracy(graded, FLAGS.problems)
-        measured[kind] = {
-            "split": "val",
-            "levels": list(levels[kind]),
-            "problems": FLAGS.problems,
-            "samples": FLAGS.samples,
-            "accuracy": round(mean, 4),
-            "standard_error": round(error, 4),
-        }
         print(f"{kind}: {mean:.1%} +- {error:.1%} of {FLAGS.problems} held-out problems, single agent")
-    write_json(Path(FLAGS.out) / "recipe.json", {**about, "single_agent": measured})
-    print(f"{FLAGS.out}: {seconds:.0f} s")
+        about = {"split": "val", "levels": list(levels), **sizes}
+        measured[kind] = {**about, "accuracy": round(mean, 4), "standard_error": round(error, 4)}
+    return measured
 
 
 def _machine() -> str:
-    """Kind and number of the processors."""
-    names = [line for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
-    kind = names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine()
-    return f"{os.cpu_count()} x {kind}"
+    """Number and kind of the processors."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{os.cpu_count()} x {names[0] if names else platform.processor() or platform.machine()}"
 
 
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []
+def chosen(argv: list[str]) -> tuple["Recipe", list[str]]:
+    """The recipe that --config and --config.* ask for, and the rest of the command line."""
+    spec, texts, rest = split_argv(argv)
+    if spec is None:
+        raise ConfigError(["--config is missing: give --config=FILE:SCALE"])
+    get_recipe, scale = load_file(spec, "get_recipe")
+    recipe, problems = fields.change(get_recipe(scale), texts)
+    if problems:
+        raise ConfigError(problems)
+    return recipe, rest
 
 
 if __name__ == "__main__":
     try:
-        spec, texts, rest = split_argv(sys.argv)
-        if spec is None:
-            raise ConfigError(["--config is missing: give --config=FILE:SCALE"])
-        get_recipe, scale = load_file(spec, "get_recipe")
-        chosen, problems = fields.change(get_recipe(scale), texts)
-        if problems:
-            raise ConfigError(problems)
-    except ValueError as error:
+        recipe, rest = chosen(sys.argv)
+    except ValueError as error:  # of the config file, the scale, or a field
         sys.exit(str(error))
-    words = shlex.join(["python", "-m", "experiments.pretrain", *sys.argv[1:]])
-    app.run(lambda _: main(chosen, words), argv=rest)
+    command = shlex.join(["python", "-m", "experiments.pretrain", *sys.argv[1:]])
+    app.run(lambda _: main(recipe, command), argv=rest)

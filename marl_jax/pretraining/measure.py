@@ -13,7 +13,8 @@ from marl_jax.tasks import micro, parse
 from marl_jax.workflows import Workflow, load_prompts
 
 NEW_TOKENS = 64  # of a completion, at most
-MAX_PROMPT = 448
+MAX_PROMPT = 448  # of a history
+LANES = 64  # few: a short measurement is mostly compilation
 
 
 def play_held_out(
@@ -28,13 +29,14 @@ def play_held_out(
     problems: int = 256,
     samples: int = 4,
     seed: int = 0,
+    max_prompt: int = MAX_PROMPT,
 ) -> list[Graded]:
     """Graded episodes at temperature 1, all roles on one policy; those of a problem stand together."""
     from marl_jax.rollouts import rollout
     from marl_jax.sampling import Engine, plan
 
     tasks = list(micro.take(kind, split, problems, levels=levels))
-    shapes = plan(config, max_prompt=MAX_PROMPT, max_new=NEW_TOKENS, lanes=256)
+    shapes = plan(config, max_prompt=max_prompt, max_new=NEW_TOKENS, lanes=LANES)
     episodes = rollout(
         flow,
         tasks,

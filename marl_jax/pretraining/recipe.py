@@ -39,6 +39,16 @@ class Recipe:
     skill: Skill = dataclasses.field(default_factory=Skill)
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("steps", "rows", "length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+    @property
+    def levels(self) -> dict[str, tuple[int, ...]]:
+        """{kind of task: its levels}."""
+        return {"micro_math": self.math_levels, "micro_code": self.code_levels}
+
 
 class Batch(NamedTuple):
     """Packed rows of one step."""
@@ -65,8 +75,7 @@ def train(
 
 def batches(recipe: Recipe, tokenizer: Any) -> Iterator[Batch]:
     """What each step trains on."""
-    levels = {"micro_math": recipe.math_levels, "micro_code": recipe.code_levels}
-    stream = rows(tokenizer, seed=recipe.seed, skill=recipe.skill, levels=levels)
+    stream = rows(tokenizer, seed=recipe.seed, skill=recipe.skill, levels=recipe.levels)
     fitting = (row for row in stream if len(row.tokens) <= recipe.length)
     return pack(fitting, recipe.rows, recipe.length, recipe.prompt_weight)
 

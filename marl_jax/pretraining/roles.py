@@ -21,6 +21,7 @@ class Skill:
     """How often the roles are right."""
 
     draft: float = 0.57  # a first answer, worked in the default strategy
+    program: float = 0.57  # the same of a program
     other: float = 0.8  # of that, worked in another one
     again: float = 0.7  # an answer after criticism, or after hearing others
     judge: float = 0.85  # a verdict
@@ -53,7 +54,8 @@ def run_scripted(task: Task, text: str) -> dict[str, object]:
 
 
 def _solve(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
-    return _work(task, micro.strategies(task)[0], skill.draft if call.after is None else skill.again, rng)
+    chance = _first(task, skill) if call.after is None else max(skill.again, _first(task, skill))
+    return _work(task, micro.strategies(task)[0], chance, rng)
 
 
 def _follow(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
@@ -61,7 +63,7 @@ def _follow(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
     if not call.reads:
         return _solve(task, call, rng, skill)
     strategy = strategies(call.reads[0].text, call.slot + 1)[call.slot]
-    chance = skill.draft * (1.0 if strategy == micro.strategies(task)[0] else skill.other)
+    chance = _first(task, skill) * (1.0 if strategy == micro.strategies(task)[0] else skill.other)
     return _work(task, strategy, chance, rng)
 
 
@@ -118,6 +120,10 @@ SCRIPTS: Mapping[str, Callable[[Task, Call, random.Random, Skill], str]] = {
 
 
 # ---------------------------------------------------------------- their parts
+
+
+def _first(task: Task, skill: Skill) -> float:
+    return skill.draft if task.family == "math" else skill.program
 
 
 def _work(task: Task, strategy: str, chance: float, rng: random.Random) -> str:

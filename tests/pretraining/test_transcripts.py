@@ -19,7 +19,7 @@ from marl_jax.workflows.self_refine import run_public_tests
 TOKENIZER = build_micro_tokenizer()
 CHAT = Chat(TOKENIZER)
 END_ID = TOKENIZER.convert_tokens_to_ids(END)
-LEVELS = {"micro_math": (1, 2, 3), "micro_code": (1, 2, 3)}
+LEVELS = {"micro_math": (1, 2, 3), "micro_code": (1, 2, 3)}  # more than the recipes take
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +98,10 @@ def test_a_row_is_a_whole_history_and_marks_what_its_roles_said(played):
     assert {("eval_opt", "generator", 3), ("eval_opt", "evaluator", 3), ("debate", "debater", 2)} <= turns
 
 
-def test_parallel_calls_of_one_prompt_are_one_row(played):
-    voting = next(episode for episode in played if episode.workflow == "voting")
-    assert len(voting.calls) == 4 and len(histories(voting)) == 2
+def test_of_parallel_calls_the_first_is_a_row(played):
+    made = {name: next(e for e in played if e.workflow == name) for name in ("voting", "debate")}
+    assert len(made["voting"].calls) == 4 and len(histories(made["voting"])) == 2
+    assert len(made["debate"].calls) == 6 and len(histories(made["debate"])) == 1
 
 
 # ---------------------------------------------------------------- who is heard
@@ -135,6 +136,9 @@ def test_the_seed_decides_all():
 # ---------------------------------------------------------------- what they say
 
 
+SOLVERS = ("generator", "worker", "debater")
+
+
 def test_scripted_answers_are_right_exactly_where_the_grader_says_so(played):
     answers = {
         (e.task.question, c.text): (e.task, c.text)
@@ -144,10 +148,7 @@ def test_scripted_answers_are_right_exactly_where_the_grader_says_so(played):
     }
     marks = [is_right(task, text) for task, text in answers.values()]
     assert marks == [grade(task, text) == 1.0 for task, text in answers.values()]
-    assert 0.4 < np.mean(marks) < 0.7
-
-
-SOLVERS = ("generator", "worker", "debater")
+    assert 0.5 < np.mean(marks) < 0.85
 
 
 def test_scripted_programs_fail_as_the_sandbox_says():
@@ -158,18 +159,19 @@ def test_scripted_programs_fail_as_the_sandbox_says():
             assert scripted["passed"] or scripted["reason"] == real["reason"]
 
 
-def test_verdicts_are_mostly_right_and_critiques_do_not_tell_the_answer(played):
-    right = []
+def test_verdicts_are_mostly_right_and_critiques_name_a_step_but_no_value(played):
+    right, critiques = [], []
     for episode in played:
-        for call in episode.calls:
-            if call.role == "evaluator":
-                assert call.answer in ("Correct", "Incorrect")
-                right.append(
-                    (call.answer == "Correct") == is_right(episode.task, episode.calls[call.reads[0]].text)
-                )
-                if episode.task.family == "math":
-                    assert episode.task.gold not in call.text.replace("+", " ").replace("-", " ").split()
-    assert 0.75 < np.mean(right) < 0.95
+        for call in (call for call in episode.calls if call.role == "evaluator"):
+            draft = episode.calls[call.reads[0]].text
+            right.append((call.answer == "Correct") == is_right(episode.task, draft))
+            if call.answer == "Incorrect":
+                place = call.text.removeprefix("check ").removesuffix(", \\boxed{Incorrect}")
+                said = place == "answer" or (place + "=" in draft if "line" not in place else "def" in draft)
+                critiques.append(said and "=" not in call.text)
+            else:
+                assert call.text == "\\boxed{Correct}"
+    assert 0.75 < np.mean(right) < 0.95 and critiques and all(critiques)
 
 
 def test_an_aggregator_picks_a_right_candidate_mostly_where_there_is_one(played):
