@@ -50,7 +50,7 @@ class InterventionConfig:
     """Every switch is off by default."""
 
     mixing: Mixing = dataclasses.field(default_factory=Mixing)
-    kl_coef: Mapping[str, float] = dataclasses.field(default_factory=dict)  # I1: {role: beta}
+    kl_coef: Mapping[str, float] = dataclasses.field(default_factory=dict)  # I1: {role: beta}; 0 measures
     role_clip: Mapping[str, float] = dataclasses.field(default_factory=dict)  # {role: largest norm}
     freeze: tuple[str, ...] = ()
     alternate: tuple[str, ...] = ()  # train these roles in turn,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from marl_jax.learning import gradients
-from marl_jax.learning.losses import Loss
+from marl_jax.learning.losses import Loss, Mean
 from marl_jax.learning.rows import Row
 from marl_jax.learning.statistics import role_statistics
 
@@ -38,18 +38,16 @@ class Report:
 
 def policy_report(losses: Sequence[Loss], done: Sequence[Mapping[str, Any]], rate: float) -> dict[str, float]:
     """Loss and metrics over all micro-batches, norms as means over the optimiser's updates."""
-    report = {"learning_rate": rate}
-    for name in losses[0].metrics:
-        numerator, denominator = (
-            sum(float(getattr(x.metrics[name], part)) for x in losses) for part in _MEAN
-        )
-        report[name] = numerator / max(denominator, 1e-30)
-    numerator, denominator = (sum(float(getattr(x, part)) for x in losses) for part in _MEAN)
-    report["loss"] = numerator / max(denominator, 1e-30)
+    report = {"learning_rate": rate} | loss_metrics(losses) | {"loss": _mean(losses)}
     for name in ("grad_norm", "update_norm", "clip_factor", "damping_cosine"):
         if name in done[0]:
             report[name] = float(np.mean([d[name] for d in done]))
     return report
+
+
+def loss_metrics(losses: Sequence[Loss]) -> dict[str, float]:
+    """What the losses of some micro-batches say together: {"clip_fraction_low": ..., "ratio": ...}."""
+    return {name: _mean([loss.metrics[name] for loss in losses]) for name in losses[0].metrics}
 
 
 def gradient_report(
@@ -86,15 +84,18 @@ def role_reports(
     entropy: Sequence[np.ndarray],
     ref: Sequence[np.ndarray] | None,
     trainer: Sequence[np.ndarray | None],
+    losses: Mapping[str, Sequence[Loss]],  # by role
 ) -> dict[str, dict[str, float]]:
-    """`role_statistics` of every role that has rows."""
+    """`role_statistics` of every role that has rows, and how often the loss clipped or capped its tokens."""
     reports = {}
     for role in dict.fromkeys(row.role for row in rows):
         own = [i for i, row in enumerate(rows) if row.role == role]
         pick = lambda values, own=own: [values[i] for i in own]
         anchor = None if ref is None else pick(ref)
         tokens = pick(logp), pick(old), pick(entropy), anchor, pick(trainer)
-        reports[role] = role_statistics(pick(rows), *tokens)
+        metrics = loss_metrics(losses[role])
+        clips = {name: metrics[name] for name in metrics if name.startswith(("clip_", "is_"))}
+        reports[role] = role_statistics(pick(rows), *tokens) | clips
     return reports
 
 
@@ -108,7 +109,11 @@ def gap_warnings(roles: Mapping[str, Mapping[str, float]], tolerance: float) -> 
     )
 
 
-_MEAN = ("numerator", "denominator")
+def _mean(parts: Sequence[Loss | Mean]) -> float:
+    numerator, denominator = (
+        sum(float(getattr(x, part)) for x in parts) for part in ("numerator", "denominator")
+    )
+    return numerator / max(denominator, 1e-30)
 
 
 def _name(unit: Unit) -> str:

@@ -47,7 +47,7 @@ def role_statistics(
             # E_sampler[(p / q)^2] - 1, the chi-squared divergence of the trainer from the sampler
             "chi2": np.mean(np.exp(2 * np.clip(signed, -20, 20))) - 1,
             "gap_mean": gap.mean(),
-            "gap_p99": np.quantile(gap, 0.99),
+            **{f"gap_{name}": np.quantile(gap, q) for name, q in QUANTILES.items() if q >= 0.5},
             "gap_max": gap.max(),
         }
     if ref_logp is not None:

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from marl_jax.learning import compiled, gradients
 from marl_jax.learning.batching import Batch, BatchConfig, MicroBatch, by_row, make_batches, padding_share
 from marl_jax.learning.interventions import InterventionConfig
-from marl_jax.learning.losses import LossConfig
+from marl_jax.learning.losses import Loss, LossConfig
 from marl_jax.learning.network import Network
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig, transformation
 from marl_jax.learning.report import Report, gap_warnings, gradient_report, policy_report, role_reports
@@ -103,8 +103,10 @@ class Learner:
         self.network, self.config, self.roles, self.mesh = network, config, dict(roles), mesh
         self._check_interventions()
         corrected = config.loss.is_cap is not None and config.old_logprobs == "trainer"
+        # On CPU the buffers of a slice stay in cache, and memory that the system has to map is reused by the next.
+        slices = config.batch.slice_tokens if mesh is None and jax.default_backend() == "cpu" else 0
         self._settings = compiled.Settings(
-            network, config.loss, config.temperature, config.logprob_chunk, sampler_weights=corrected
+            network, config.loss, config.temperature, config.logprob_chunk, corrected, slices
         )
 
     def init(self, policies: Mapping[str, Tree]) -> dict[str, LearnerState]:
@@ -246,7 +248,11 @@ class Learner:
         described = {} if config.gradients == "off" else gradient_report(done, units, unit_roles)
         # A row seen by several updates is reported as the last of them saw it.
         logp, entropy = list(sampler), list(sampler)
+        own_losses: dict[str, list[Loss]] = {}
         for (outs, _), (members, batches) in zip(host, placed):
+            for batch, out in zip(batches, outs):
+                role = rows[members[batch.placements[0].row]].role
+                own_losses.setdefault(role, []).append(out[0])
             for k, values in ((1, logp), (2, entropy)):
                 for i, own in zip(members, by_row(len(members), batches, [out[k] for out in outs])):
                     values[i] = own
@@ -256,7 +262,7 @@ class Learner:
             trainer = [None] * len(rows)
             for i, own in zip(members, by_row(len(members), batches, [out[1] for out in outs])):
                 trainer[i] = own
-        stats = role_reports(rows, logp, logp if on_policy else old, entropy, ref, trainer)
+        stats = role_reports(rows, logp, logp if on_policy else old, entropy, ref, trainer, own_losses)
         return tree, state, report, stats, described
 
     def _mini_batches(self, policy: str, count: int, step: int) -> list[np.ndarray]:
@@ -340,7 +346,7 @@ class Learner:
         )
 
     def _reference(self, policy: str, references: Mapping[str, Tree] | None) -> Tree:
-        anchored = [role for role in self._roles_of(policy) if self.config.interventions.kl_coef.get(role)]
+        anchored = [role for role in self._roles_of(policy) if role in self.config.interventions.kl_coef]
         if not anchored:
             return None
         if references is None or policy not in references:

@@ -139,6 +139,7 @@ def test_statistics_by_hand():
         "chi2": (3 + np.e) / 4 - 1,
         "gap_max": 0.5,
         "gap_mean": 0.125,
+        "gap_p50": 0.0,
         "kl": np.exp(-0.1) - 0.9,
         "advantage_mean": 1.0,
         "advantage_zero_share": 0.5,

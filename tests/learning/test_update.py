@@ -10,6 +10,7 @@ import pytest
 from learning_rows import TINY, assert_trees_close, make_rows, plain_loss
 
 from marl_jax.learning.batching import BatchConfig
+from marl_jax.learning.compiled import slice_count
 from marl_jax.learning.interventions import InterventionConfig
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.network import Qwen3
@@ -64,8 +65,10 @@ def two_roles(policies=("p0", "p0")):
         {"batch": BatchConfig(BUCKETS, 32, share_prompts=False)},
         {"logprob_chunk": 1, "gradients": "off"},
         {"network": Qwen3(TINY, remat="layer")},
+        {"batch": BatchConfig(BUCKETS, 256, slice_tokens=64)},
+        {"batch": BatchConfig(BUCKETS, 256, share_prompts=False, slice_tokens=1)},
     ],
-    ids=["shared prompts", "packed", "one token a chunk", "remat"],
+    ids=["shared prompts", "packed", "one token a chunk", "remat", "slices of a micro-batch", "a row each"],
 )
 def test_every_way_to_cut_the_batch_gives_the_plain_gradient(changes):
     rows = two_roles()
@@ -88,8 +91,14 @@ def test_losses_survive_packing_and_micro_batches(loss):
     rows, options = two_roles(), dataclasses.asdict(loss)
     del options["is_cap"]
     _, want = plain_loss(PARAMS, rows, **options)
-    got, _ = gradient_of(rows, SHARED, loss=loss, **SAMPLER_RATIO)
+    slices = BatchConfig(BUCKETS, 256, slice_tokens=1)
+    got, _ = gradient_of(rows, SHARED, loss=loss, batch=slices, **SAMPLER_RATIO)
     assert_trees_close(got["p0"], want)
+
+
+def test_slices_are_as_few_as_hold_the_tokens():
+    assert [slice_count(8, 64, tokens) for tokens in (0, 512, 511, 128, 64, 1)] == [1, 1, 2, 4, 8, 8]
+    assert slice_count(6, 10, 45) == 2  # three rows of ten each: four would not divide six
 
 
 def test_on_policy_the_ratio_is_one_and_the_sampler_weight_is_applied():
@@ -102,6 +111,26 @@ def test_on_policy_the_ratio_is_one_and_the_sampler_weight_is_applied():
     assert report.policies["p0"]["ratio"] == 1.0
     assert report.roles["judge"]["gap_max"] == pytest.approx(0.3, abs=1e-5)
     assert len(report.warnings) == 2 and "'judge'" in report.warnings[1]
+
+
+def test_clips_are_counted_role_by_role():
+    rows = two_roles()
+    logprobs = Learner(Qwen3(TINY), config(), SHARED).logprobs(PARAMS, rows)
+    apart = {
+        "generator": 0.0,
+        "judge": -1.0,
+    }  # the judge's ratios are e: above the clip where the advantage is
+    shifted = [
+        dataclasses.replace(row, logprobs=tuple(own + apart[row.role]), advantage=1.0)
+        for row, own in zip(rows, logprobs)
+    ]
+    _, report = gradient_of(shifted, SHARED, **SAMPLER_RATIO)
+    assert {role: stats["clip_fraction_high"] for role, stats in report.roles.items()} == {
+        "generator": 0.0,
+        "judge": 1.0,
+    }
+    assert report.roles["judge"]["clip_fraction_low"] == 0.0
+    assert 0 < report.policies["p0"]["clip_fraction_high"] < 1
 
 
 def test_isolated_policies_never_see_each_others_rows():
