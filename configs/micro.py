@@ -6,6 +6,7 @@ reach is a matter of measuring them.
 """
 
 from marl_jax import policies
+from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.update import LearnerConfig
 from marl_jax.pretraining.recipe import Recipe
@@ -42,7 +43,12 @@ def get_config(name: str) -> RunConfig:
         sampling=policies.SamplingSettings(max_new_tokens=64, temperature=1.0),
         engine=EngineConfig(max_prompt=448),  # the longest are the histories of eval_opt, under 400
         rollout=RolloutConfig(samples=8),
-        learner=LearnerConfig(optimiser=OptimiserConfig(schedule=ScheduleConfig(3e-4, total_steps=200))),
+        learner=LearnerConfig(
+            optimiser=OptimiserConfig(schedule=ScheduleConfig(3e-4, total_steps=200)),
+            batch=BatchConfig(
+                buckets=(256, 512), token_budget=4096
+            ),  # short rows, packed: few programs to compile
+        ),
         steps=200,
     )
 

@@ -2,7 +2,7 @@
 
     make demo        or        python -m experiments.demo [--config=...] [--workdir=runs/demo]
 
-Trains voting with isolated policies from a committed base model of 0.4 million parameters, then lets base and trained
+Trains voting with isolated policies from a committed base model of 0.1 million parameters, then lets base and trained
 policies answer the same held-out problems, with the same noise. The same command goes on where it was stopped.
 """
 
@@ -19,15 +19,14 @@ flags.DEFINE_string("workdir", "runs/demo", "the folder of the run")
 flags.DEFINE_integer("problems", 256, "held-out problems to answer")
 flags.DEFINE_integer("samples", 2, "answers of the workflow to each of them")
 
-CELL = "configs/micro.py:voting-isolated-s-math"
+CELL = "configs/micro.py:voting-isolated-xs-math"
 SMALLER = (  # than the cell: minutes instead of half an hour
     ("steps", "60"),
-    ("data.problems", "16"),
+    ("data.problems", "32"),
     ("evaluation.every", "20"),
-    ("evaluation.problems", "64"),
     ("checkpoints.every", "20"),
-    ("engine.lanes", "192"),
-    ("engine.max_prompt", "160"),
+    ("engine.lanes", "256"),
+    ("engine.max_prompt", "192"),
     ("logging.episodes_every", "15"),
 )
 

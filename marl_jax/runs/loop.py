@@ -32,6 +32,7 @@ from marl_jax.runs.stopping import Stop, Stopped
 from marl_jax.sampling.plan import EngineSettings
 from marl_jax.tasks import Position, Task, TaskIterator
 
+_ABOUT = ("step", "split", "mode", "problems")
 EVALUATION_NOISE = 0  # the step whose noise every evaluation has: checkpoints are compared on the same draws
 
 
@@ -203,7 +204,8 @@ def evaluate(run: Run, state: State) -> State:
     """The accuracy of the policies as they are on the val split, into `eval.jsonl`."""
     run.live.phase("evaluating")
     lines = read_lines(run.evaluations.path)
-    base = next((line for line in lines if (line["step"], line["split"]) == (0, "val")), None)
+    about = (0, "val", "trained", len(run.watched))
+    base = next((line for line in lines if tuple(line[name] for name in _ABOUT) == about), None)
     samples = run.config.evaluation.samples
     episodes = play(
         run.config,

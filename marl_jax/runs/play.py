@@ -6,7 +6,7 @@ tasks ──rollout──► episodes ──grade──► graded ──credit�
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-from marl_jax.policies import Tree
+from marl_jax.policies import Tree, decode_groups
 from marl_jax.rewards.credit import CallRewards, Graded, assign, grade_episodes
 from marl_jax.rollouts import Episode, Progress, ToolLog, rollout
 from marl_jax.rollouts.serving import Service
@@ -22,7 +22,7 @@ def engine_settings(config: RunConfig, parts: Parts) -> EngineSettings:
     """The shapes of each engine, planned from the configuration and the memory of this machine."""
     sampling = config.role_settings.values()
     truncate = any(role.top_p < 1 or role.top_k > 0 for role in sampling)
-    engines = sum(not spec.lora for spec in parts.specs.values() if not spec.frozen) or 1
+    engines = len(decode_groups(parts.specs))
     return plan(
         parts.model,
         max_prompt=config.engine.max_prompt,
