@@ -68,11 +68,11 @@ def measure(recipe: "Recipe") -> dict[str, Any]:
     from marl_jax.workflows import single
 
     config, params = load_hf(FLAGS.out, dtype="float32")
-    tokenizer = load_tokenizer(FLAGS.out, config)
+    base = (params, config, load_tokenizer(FLAGS.out, config))
     sizes = {"problems": FLAGS.problems, "samples": FLAGS.samples}
     measured = {}
     for kind, levels in recipe.levels.items():
-        graded = play_held_out(params, config, tokenizer, single, kind, levels=levels, split="val", **sizes)
+        graded = play_held_out(*base, single, kind, levels=levels, split="val", max_prompt=160, **sizes)
         mean, error = accuracy(graded, FLAGS.problems)
         print(f"{kind}: {mean:.1%} +- {error:.1%} of {FLAGS.problems} held-out problems, single agent")
         about = {"split": "val", "levels": list(levels), **sizes}
