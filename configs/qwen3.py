@@ -65,6 +65,7 @@ def get_config(name: str) -> RunConfig:
             train="lora",
             lora_rank=64,
             lora_alpha=32.0,
+            remat="layer",
         ),
         data=DataConfig(cell.task, DATA[cell.task], problems=64),
         sampling=policies.SamplingSettings(max_new_tokens=MAX_NEW[cell.task], temperature=0.7),

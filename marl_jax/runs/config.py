@@ -94,7 +94,7 @@ class EngineConfig:
     max_prompt: int = 512  # tokens, of any call
     lanes: int | None = None
     budget_bytes: int | None = None
-    steps: int = 8  # decode steps per dispatch
+    steps: int | None = None  # decode steps per dispatch; None: as the platform likes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -257,7 +257,12 @@ def _gradient(
     numbers = adapter or num_parameters(sizes.config)
     units = max(count_units(config, rounds, name) for name, spec in specs.items() if not spec.frozen)
     share, data = _cut(config, sizes), 1 if sizes.platform == "cpu" else config.mesh.data
-    alone = [dataclasses.replace(s, rows=max(1, s.rows // data)) for s in shapes]
+    single = sizes.platform == "cpu" and config.mesh.data * config.mesh.model == 1
+    slices = config.learner.batch.slice_tokens if single else 0
+    alone = [
+        dataclasses.replace(s, rows=max(1, s.rows // data) // slice_count(s.rows, s.width, slices))
+        for s in shapes
+    ]
     chunk = config.learner.logprob_chunk
     largest = max(alone, key=lambda s: costs.kept(sizes, s) + costs.working(sizes, s, chunk, numbers))
     cast = 0 if adapter or sizes.config.dtype == "float32" else costs.weights(sizes.config)
