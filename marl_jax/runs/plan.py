@@ -16,6 +16,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
+from marl_jax.learning.compiled import slice_count
 from marl_jax.learning.optimiser import transformation
 from marl_jax.models import ModelConfig
 from marl_jax.models.config import PRESETS
