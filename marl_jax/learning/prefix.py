@@ -57,10 +57,7 @@ def hidden_states(
 
     if remat != "none":
         step = jax.checkpoint(step, policy=REMAT[remat], prevent_cse=False)
-    layers = (params["layers"], adapter)
-    # On CPU a loop's copies of what the backward pass needs cost a sixth of the time: shallow models do without.
-    shallow = config.num_hidden_layers <= 4 and jax.default_backend() == "cpu"
-    x, _ = jax.lax.scan(step, flat(qwen3.embed(params, tokens)), layers, unroll=shallow)
+    x, _ = jax.lax.scan(step, flat(qwen3.embed(params, tokens)), (params["layers"], adapter))
     return apart(qwen3.rms_norm(x, params["final_norm"], config.rms_norm_eps))
 
 
