@@ -83,19 +83,13 @@ def batches(recipe: Recipe, tokenizer: Any) -> Iterator[Batch]:
 
 def pack(stream: Iterable[Row], count: int, length: int, prompt_weight: float) -> Iterator[Batch]:
     """Rows in their order, each into the first of `count` packed ones with room; what has none opens the next batch."""
-    batch, used, segments = _empty(count, length), np.zeros(count, int), np.zeros(count, int)
+    batch, used, segments = _empty(count, length)
     for row in stream:
         size = len(row.tokens)
-        room = np.flatnonzero(used + size <= length)
-        if not len(room):
+        if not (used + size <= length).any():
             yield batch
-            batch, used, segments, room = (
-                _empty(count, length),
-                np.zeros(count, int),
-                np.zeros(count, int),
-                [0],
-            )
-        at = room[0]
+            batch, used, segments = _empty(count, length)
+        at = int(np.argmax(used + size <= length))
         place = slice(used[at], used[at] + size)
         segments[at] += 1
         batch.tokens[at, place] = row.tokens
@@ -105,9 +99,11 @@ def pack(stream: Iterable[Row], count: int, length: int, prompt_weight: float) -
         used[at] += size
 
 
-def _empty(count: int, length: int) -> Batch:
-    ints = [np.zeros((count, length), np.int32) for _ in range(2)]
-    return Batch(*ints, np.zeros((count, length), np.float32))
+def _empty(count: int, length: int) -> tuple[Batch, np.ndarray, np.ndarray]:
+    """(a batch of padding, tokens used in each of its rows, segments in each)."""
+    tokens, segments = np.zeros((count, length), np.int32), np.zeros((count, length), np.int32)
+    weights = np.zeros((count, length), np.float32)
+    return Batch(tokens, segments, weights), np.zeros(count, int), np.zeros(count, int)
 
 
 @functools.cache
