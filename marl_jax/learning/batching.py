@@ -231,7 +231,7 @@ def _fill(rows: Sequence[Row], sequences: Sequence[_Sequence], size: int, unit: 
     total = sequences[0].tokens
     # Few widths, so that few programs are compiled.
     sampled = max(sum(len(rows[i].tokens) for some in s.branches for i in some) for s in sequences)
-    sampled = min(max(16, _power_of_two(sampled)), max(total, sampled))
+    sampled = min(max(16, _power_of_two(sampled)), max(branches * length, sampled))
     whole = {name: np.zeros((size, total), np.int32) for name in ("tokens", "positions", "segments")}
     ints = {name: np.zeros((size, sampled), np.int32) for name in ("source", "targets", "sequences")}
     floats = {

@@ -103,7 +103,7 @@ REWARDS = np.array([0.0, 0.2, 1.0, 0.5])
 def play(loss, *, steps, rate, samples, estimator="grpo", kl_coef=0.0, **options):
     """A bandit of four arms, sampled from its own policy; the probabilities it ends with."""
     rng = np.random.default_rng(0)
-    interventions = InterventionConfig(kl_coef={"player": kl_coef})
+    interventions = InterventionConfig(kl_coef={"player": kl_coef} if kl_coef else {})
     run = learner(1, {"player": "p0"}, loss=loss, rate=rate, interventions=interventions, **options)
     start = np.log([0.4, 0.3, 0.1, 0.2])[None].astype(np.float32)
     trees, reference = {"p0": {"w": jnp.asarray(start)}}, {"p0": {"w": jnp.asarray(start)}}

@@ -145,7 +145,7 @@ def test_scripted_answers_are_right_exactly_where_the_grader_says_so(played):
     }
     marks = [is_right(task, text) for task, text in answers.values()]
     assert marks == [grade(task, text) == 1.0 for task, text in answers.values()]
-    assert 0.5 < np.mean(marks) < 0.85
+    assert 0.25 < np.mean(marks) < 0.75  # of the distinct texts: right ones repeat
 
 
 def test_scripted_programs_fail_as_the_sandbox_says():

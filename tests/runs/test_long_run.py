@@ -45,7 +45,8 @@ def watch(tmp_path, steps):
 def test_after_its_first_steps_a_run_compiles_nothing_and_opens_nothing(tmp_path):
     seen, _ = watch(tmp_path, 24)
     assert seen.compiled[-1] == seen.compiled[11]  # packed batches have met all of their shapes
-    assert max(seen.files[12:]) <= max(seen.files[:12])
+    # A save under way has files open for a while; a leak of one for each step would be 12 more at the end.
+    assert min(seen.files[-6:]) <= min(seen.files[:12]) + 2
 
 
 @pytest.mark.campaign
@@ -56,5 +57,5 @@ def test_five_hundred_steps_stay_flat(tmp_path):
         f"memory {settled / MIB:.0f} MiB after 50 steps, {last / MIB:.0f} MiB after 500; folder {size / MIB:.1f} MiB"
     )
     assert last < settled + 32 * MIB
-    assert max(seen.files[-20:]) <= max(seen.files[:50])
+    assert min(seen.files[-20:]) <= min(seen.files[:50]) + 2
     assert seen.compiled[-1] == seen.compiled[100]
