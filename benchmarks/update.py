@@ -1,81 +1,149 @@
-"""Tokens per second of one whole GRPO update, beside a plain torch step that does the same work row by row.
+"""How fast is one whole GRPO update: on CPU beside a plain torch step, on a GPU against its peak?
 
-    python benchmarks/update.py                  # the 0.8M-parameter model, 64 prompts of 64 tokens x 8 samples of 64
-    python benchmarks/update.py --prompts=8      # a short run
+    python -m benchmarks.update                    # micro model: 64 prompts of 64 tokens x 8 samples of 64
+    python -m benchmarks.update --shape=0.6b --prompts=4 --prompt=1024 --completion=1024       # on a GPU; or 1.7b
 
-Tokens are those of the padded rectangle (rows x 128) for both sides. The last line is one JSON object.
+Prints one JSON object on the last line. Tokens are those of the padded rectangle of all rows, for every contender;
+ratios are medians over rounds in which the contenders take turns. `mfu` = operations of the matrix products that the
+tokens need (a shared prompt counts once, padding and recomputation not at all) / time / the device's peak.
 """
 
-import argparse
+import dataclasses
 import json
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import app, flags
 
+from benchmarks import BENCH
 from marl_jax.learning.batching import BatchConfig, make_batches, padding_share
-from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.rows import Row
 from marl_jax.learning.update import Learner, LearnerConfig
-from marl_jax.models import init
-from marl_jax.models.config import ModelConfig
+from marl_jax.models import ModelConfig, init
+from marl_jax.models.table import num_parameters
+from marl_jax.runs.costs import Model
+from marl_jax.runs.devices import here
 
-MODEL = ModelConfig(  # 0.8M parameters
-    vocab_size=160,
-    hidden_size=128,
-    intermediate_size=384,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
-    rope_theta=1e4,
+FLAGS = flags.FLAGS
+flags.DEFINE_string(
+    "shape", "bench", "bench (0.8M parameters) or a preset of ModelConfig, computed in bfloat16"
 )
+flags.DEFINE_integer("prompts", 64, "different prompts")
+flags.DEFINE_integer("samples", 8, "rows of each prompt")
+flags.DEFINE_integer("prompt", 64, "tokens of a prompt")
+flags.DEFINE_integer("completion", 64, "sampled tokens of each row")
+flags.DEFINE_integer("token_budget", 16384, "tokens of a micro-batch")
+flags.DEFINE_string("remat", None, "none, dots or layer; by default none for bench, dots for presets")
+flags.DEFINE_integer("rounds", 5, "measured rounds")
+flags.DEFINE_bool("torch", True, "run the plain torch step beside it (CPU and bench only)")
+
+Step = Callable[[], None]
 
 
-def make_rows(prompts: int, samples: int, prompt: int, completion: int) -> list[Row]:
+def main(_: list[str]) -> None:
+    micro = FLAGS.shape == "bench"
+    model = BENCH if micro else dataclasses.replace(ModelConfig.preset(FLAGS.shape), dtype="bfloat16")
+    rows = make_rows(model, FLAGS.prompts, FLAGS.samples, FLAGS.prompt, FLAGS.completion)
+    tokens = len(rows) * (FLAGS.prompt + FLAGS.completion)
+    params = init(0, dataclasses.replace(model, dtype="float32"))
+    state: dict[str, Any] = {"policies": {"p0": jax.tree.map(jnp.copy, params)}}
+    one = [dataclasses.replace(row, role="generator") for row in rows]
+    contenders = {
+        "update": our_step(model, state, one, "off", share=True),
+        "without_sharing": our_step(model, state, one, "off", share=False),
+        "two_roles_off": our_step(model, state, rows, "off", share=True),
+        "two_roles": our_step(model, state, rows, "roles", share=True),
+    }
+    if FLAGS.torch and micro and jax.default_backend() == "cpu":
+        contenders["torch"] = torch_step(model, params, one)
+    contenders["update"]()
+    used = jax.devices()[0].memory_stats()  # None on CPU
+    taken = take_turns(contenders, FLAGS.rounds)
+    for name, times in taken.items():
+        typical = statistics.median(times)
+        print(f"{name:16s} {typical:8.3f} s   {tokens / typical:10,.0f} tokens/s")
+    batches = make_batches(one, ["all"] * len(one), BatchConfig(token_budget=FLAGS.token_budget))
+    device = here()
+    peak = device.bfloat16 if model.dtype == "bfloat16" else device.float32
+    report: dict[str, Any] = {
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "parameters": num_parameters(model),
+        "tokens": tokens,
+        "tokens_computed": sum(batch.size for batch in batches),
+        "padding_share": round(padding_share(batches), 4),
+        "gain_from_shared_prompts": paired(taken, "without_sharing", "update"),
+        "diagnostics_overhead": round(paired(taken, "two_roles", "two_roles_off") - 1, 4),
+    }
+    for name, shared in (("update", True), ("without_sharing", False)):
+        typical = statistics.median(taken[name])
+        report[f"{name}_tokens_s"] = round(tokens / typical)
+        if peak:
+            report[f"{name}_mfu"] = round(operations(model, shared) / typical / peak, 3)
+    if used:
+        report["peak_memory_gb"] = round(used["peak_bytes_in_use"] / 1e9, 2)
+    if "torch" in taken:
+        report["torch_tokens_s"] = round(tokens / statistics.median(taken["torch"]))
+        report["speedup"] = paired(taken, "torch", "update")
+    print(json.dumps(report))
+
+
+def make_rows(model: ModelConfig, prompts: int, samples: int, prompt: int, completion: int) -> list[Row]:
+    """Random rows of two roles, half of the samples each."""
     rng = np.random.default_rng(0)
     rows = []
     for task in range(prompts):
-        question = rng.integers(1, MODEL.vocab_size, prompt).tolist()
+        question = rng.integers(1, model.vocab_size, prompt).tolist()
         for sample in range(samples):
-            tokens = rng.integers(1, MODEL.vocab_size, completion).tolist()
+            tokens = rng.integers(1, model.vocab_size, completion).tolist()
             role = ("generator", "aggregator")[sample % 2]
             logprobs = rng.normal(-5, 0.1, completion).tolist()
             rows.append(Row("p0", role, task, 0, 0, question, tokens, logprobs, 0.0, float(rng.normal())))
     return rows
 
 
-def jax_step(rows: list[Row], level: str, share: bool, one_role: bool):
-    roles = {"generator": "p0"} if one_role else {"generator": "p0", "aggregator": "p0"}
-    if one_role:
-        rows = [Row(**{**row.__dict__, "role": "generator"}) for row in rows]
+def our_step(model: ModelConfig, state: dict[str, Any], rows: list[Row], level: Any, *, share: bool) -> Step:
+    """A step of the learner on the one policy in `state`; the contenders share it, large ones fit but once."""
     config = LearnerConfig(
-        loss=LossConfig(),
         optimiser=OptimiserConfig("adamw", ScheduleConfig(1e-4)),
-        batch=BatchConfig(token_budget=8192, share_prompts=share),
+        batch=BatchConfig(token_budget=FLAGS.token_budget, share_prompts=share),
         gradients=level,
     )
-    learner = Learner(Qwen3(MODEL), config, roles)
-    state = {"trees": {"p0": jax.tree.map(jnp.asarray, init(0, MODEL))}}
-    state["states"] = learner.init(state["trees"])
+    remat = FLAGS.remat or ("none" if FLAGS.shape == "bench" else "dots")
+    learner = Learner(Qwen3(model, remat=remat), config, {row.role: "p0" for row in rows})
+    state.setdefault("learner", learner.init(state["policies"]))
 
     def step() -> None:
-        state["trees"], state["states"], _ = learner.step(state["trees"], state["states"], rows)
-        jax.block_until_ready(state["trees"])
+        state["policies"], state["learner"], _ = learner.step(state["policies"], state["learner"], rows)
+        jax.block_until_ready(state["policies"])
 
     return step
 
 
-def torch_step(rows: list[Row], micro_rows: int = 64):
+def operations(model: ModelConfig, shared: bool) -> float:
+    """Multiplications and additions of the matrix products of one update, forward and twice that backward."""
+    sizes, rows = Model(model), FLAGS.prompts * FLAGS.samples
+    prompt, branch = FLAGS.prompt, FLAGS.completion - 1  # the last token is predicted, never read
+    times = FLAGS.prompts if shared else rows  # that each prompt is computed
+    tokens = times * prompt + rows * branch
+    seen = times * prompt * (prompt + 1) / 2 + rows * branch * (prompt + (branch + 1) / 2)
+    layers = model.num_hidden_layers * (tokens * sizes.layer + 2 * seen * sizes.heads)
+    return 6.0 * (layers + rows * FLAGS.completion * sizes.head)
+
+
+def torch_step(model: ModelConfig, params: Any, rows: list[Row], micro_rows: int = 64) -> Step:
     """The same model and loss in torch: padded rows, scaled_dot_product_attention, AdamW, clipped gradients."""
     import torch
     import torch.nn.functional as F
 
-    c, params = MODEL, init(0, MODEL)
+    c = model
     weights = jax.tree.map(lambda x: torch.tensor(np.asarray(x), requires_grad=True), params)
     leaves = jax.tree.leaves(weights)
     optimiser = torch.optim.AdamW(leaves, lr=1e-4, weight_decay=0.01)
@@ -129,61 +197,22 @@ def torch_step(rows: list[Row], micro_rows: int = 64):
     return step
 
 
-def seconds(steps: dict, repeats: int) -> dict[str, float]:
-    """Median time of each step; the contestants take turns, so that a busy machine slows all of them."""
-    for step in steps.values():
-        step()
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(repeats):
-        for name, step in steps.items():
+def take_turns(contenders: dict[str, Step], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each contender in each round, after one that is not measured."""
+    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    for i in range(rounds + 1):
+        for name, step in contenders.items():
             begin = time.perf_counter()
             step()
-            times[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(values) for name, values in times.items()}
+            if i:
+                taken[name].append(time.perf_counter() - begin)
+    return taken
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--prompt", type=int, default=64)
-    parser.add_argument("--completion", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--no-torch", action="store_true")
-    args = parser.parse_args()
-
-    rows = make_rows(args.prompts, args.samples, args.prompt, args.completion)
-    tokens = len(rows) * (args.prompt + args.completion)
-    contestants = {
-        "update": jax_step(rows, "off", share=True, one_role=True),
-        "update_without_sharing": jax_step(rows, "off", share=False, one_role=True),
-        "two_roles_off": jax_step(rows, "off", share=True, one_role=False),
-        "two_roles": jax_step(rows, "roles", share=True, one_role=False),
-    }
-    if not args.no_torch:
-        contestants["torch"] = torch_step(rows)
-    taken = seconds(contestants, args.repeats)
-    for name, value in taken.items():
-        print(f"{name:24s} {value:8.3f} s   {tokens / value:10,.0f} tokens/s")
-    batches = make_batches(rows, ["all"] * len(rows), BatchConfig(token_budget=8192))
-    result = {
-        "benchmark": "update",
-        "platform": jax.default_backend(),
-        "parameters": sum(x.size for x in jax.tree.leaves(init(0, MODEL))),
-        "tokens": tokens,
-        "tokens_per_second": tokens / taken["update"],
-        "tokens_computed": sum(batch.size for batch in batches),
-        "padding_share": padding_share(batches),
-        "gain_from_shared_prompts": taken["update_without_sharing"] / taken["update"],
-        "diagnostics_overhead": taken["two_roles"] / taken["two_roles_off"] - 1,
-    }
-    if "torch" in taken:
-        result |= {
-            "torch_tokens_per_second": tokens / taken["torch"],
-            "speedup": taken["torch"] / taken["update"],
-        }
-    print(json.dumps(result))
+def paired(taken: dict[str, list[float]], a: str, b: str) -> float:
+    """Median over rounds of the time of `a` over that of `b`."""
+    return round(statistics.median(x / y for x, y in zip(taken[a], taken[b])), 4)
 
 
 if __name__ == "__main__":
-    main()
+    app.run(main)

@@ -98,7 +98,8 @@ def accumulate(
 
     row = functools.partial(jax.lax.dynamic_index_in_dim, index=unit, keepdims=False)
     put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=unit, axis=0)
-    count = slice_count(*batch.tokens.shape, settings.slice_tokens)
+    sequences, length = batch.tokens.shape
+    count = slice_count(sequences, length, settings.slice_tokens)
     if count == 1:
         mine, out = add(jax.tree.map(row, parts), batch)
     else:
@@ -121,7 +122,7 @@ def _slices(batch: MicroBatch, count: int) -> MicroBatch:
     batch = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
     some = batch.mask != 0
     first = jnp.min(batch.sequences, axis=(1, 2), where=some, initial=batch.sequences.size, keepdims=True)
-    return batch.replace(sequences=jnp.where(some, batch.sequences - first, 0))
+    return dataclasses.replace(batch, sequences=jnp.where(some, batch.sequences - first, 0))
 
 
 @functools.partial(jax.jit, static_argnames=("config", "mixing", "layer_norms"), donate_argnums=(0, 1, 2))
