@@ -22,6 +22,7 @@ def attack(facts):
         kept.append(bytearray(1 << 20))
 """,
         fails="MemoryError|killed",
+        seconds=10.0,  # what is limited here is not time
     ),
     Attack(
         "small objects",
@@ -182,6 +183,7 @@ def attack(facts):
     return 'x' * 50_000_000
 """,
         fails="output limit",
+        seconds=10.0,  # what is limited here is not time
     ),
     Attack(
         "flood of errors",
@@ -264,5 +266,6 @@ def attack(facts):
     return {n * (2 ** 61 - 1) for n in range(3000)}
 """,
         fails="wrong answer|output limit",
+        seconds=10.0,  # what is limited here is not time
     ),
 ]
