@@ -35,27 +35,19 @@ def main(config: RunConfig | None, left: list[str]) -> int:
     config = config or load_config(CELL, SMALLER)
     from marl_jax.runs import train
     from marl_jax.runs.evaluate import evaluate
+    from marl_jax.runs.tables import table
     from marl_jax.study.report import write_report
 
     began = time.perf_counter()
     if train(config, FLAGS.workdir) < config.steps:
         return 0  # asked to stop
     trained = time.perf_counter() - began
-    base, last = evaluate(FLAGS.workdir, split="test", problems=FLAGS.problems, samples=FLAGS.samples)[:2]
+    records = evaluate(FLAGS.workdir, split="test", problems=FLAGS.problems, samples=FLAGS.samples)
     seconds = time.perf_counter() - began
-    gain = last["difference"]
-    print(
-        f"\n{base['problems']} held-out problems x {base['samples']}      accuracy   95% interval over problems"
-    )
-    for name, (mean, low, high) in {
-        "base": (base["accuracy"], base["ci_low"], base["ci_high"]),
-        f"after {last['step']} steps": (last["accuracy"], last["ci_low"], last["ci_high"]),
-        "gain": (gain["mean"], gain["low"], gain["high"]),
-    }.items():
-        print(f"{name:26} {mean:12.1%}   {low:.1%} .. {high:.1%}")
+    print(table(records))
     print(f"\ntrained in {trained:.0f} s, {seconds:.0f} s in all")
     print(f"the report: {write_report(FLAGS.workdir)}")
-    if gain["low"] <= 0:
+    if records[-1]["difference"]["low"] <= 0:
         print("the gain's interval holds zero: this run did not learn", file=sys.stderr)
         return 1
     return 0

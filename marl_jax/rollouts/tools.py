@@ -121,7 +121,8 @@ class ToolLog:
                 continue
             self._known[tuple(entry["key"])] = ToolRecord(**entry["record"])
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text("".join(map(_line, self._known, self._known.values())))
+        if text:  # without a line that was cut short
+            self._path.write_text("".join(map(_line, self._known, self._known.values())))
 
     def get(self, key: tuple[int, ...]) -> ToolRecord | None:
         return self._known.get(key)

@@ -349,7 +349,7 @@ def test_the_flag_accepts_the_risk_with_a_warning():
         *("passed 1 of 1", "1 True", denied, denied, denied, denied),
         *("test 0: time limit of 0.3 s", "passed 1 of 1"),
     ], done.stderr
-    assert not list(pathlib.Path("/tmp").glob("marl_jax_*/work/left-behind"))
+    assert not list(pathlib.Path(tempfile.gettempdir()).glob("marl_jax_*/work/left-behind"))
 
 
 LANDLOCK = sys.platform == "linux" and ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) > 0
