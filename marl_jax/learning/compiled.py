@@ -24,6 +24,8 @@ from marl_jax.learning.optimiser import OptimiserConfig, clip_factor, transforma
 
 Tree = Any
 
+SLICES_AT_ONCE = 2  # what one of them cannot spread over the cores runs beside the other
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -103,7 +105,9 @@ def accumulate(
     if count == 1:
         mine, out = add(jax.tree.map(row, parts), batch)
     else:
-        mine, (losses, *values) = jax.lax.scan(add, jax.tree.map(row, parts), _slices(batch, count))
+        mine, (losses, *values) = jax.lax.scan(
+            add, jax.tree.map(row, parts), _slices(batch, count), unroll=SLICES_AT_ONCE
+        )
         together = [x.reshape(-1, x.shape[-1]) for x in values]
         out = (jax.tree.map(lambda x: x.sum(0), losses), *together)
     return (jax.tree.map(put, parts, mine), denominator + out[0].denominator), out

@@ -4,6 +4,7 @@ A completion's token attends to the prompt and to its own completion under one s
 score blocks. (Two attentions joined afterwards by a log-sum-exp need the gradient through it; this has no seam.)
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -40,6 +41,7 @@ def hidden_states(
     # All but attention runs on a flat list of tokens: products with one leading axis have the fastest gradients.
     flat = lambda x: x.reshape(trees * length, *x.shape[2:])
     apart = lambda x: x.reshape(trees, length, *x.shape[1:])
+    angles = qwen3.rotation(config, flat(positions))
 
     def step(x: jax.Array, layer_and_adapter: tuple[Any, Any]) -> tuple[jax.Array, None]:
         layer, weights = layer_and_adapter
@@ -47,7 +49,7 @@ def hidden_states(
         if weights is not None:
             stack_of_one = jax.tree.map(lambda w: w[None], weights)
             lora = lora_lib.LayerLora(stack_of_one, jnp.full((trees * length, 1), adapter_scale, jnp.float32))
-        q, k, v = map(apart, qwen3.project_qkv(layer, config, x, flat(positions), lora))
+        q, k, v = map(apart, qwen3.project_qkv(layer, config, x, angles, lora))
         if prefix:
             attended = tree_attention(q, k, v, segment_ids, prefix=prefix, branches=branches)
         else:
@@ -57,7 +59,8 @@ def hidden_states(
 
     if remat != "none":
         step = jax.checkpoint(step, policy=REMAT[remat], prevent_cse=False)
-    x, _ = jax.lax.scan(step, flat(qwen3.embed(params, tokens)), (params["layers"], adapter))
+    layers, unroll = (params["layers"], adapter), qwen3.unrolled(config, remat)
+    x, _ = jax.lax.scan(step, flat(qwen3.embed(params, tokens)), layers, unroll=unroll)
     return apart(qwen3.rms_norm(x, params["final_norm"], config.rms_norm_eps))
 
 
@@ -72,32 +75,36 @@ def tree_attention(
 ) -> jax.Array:
     """Causal attention of the prompt with itself, and of each completion with the prompt and itself."""
     trees, _, heads, dim = q.shape
-    groups, scale, float32 = k.shape[2], dim**-0.5, jnp.float32
+    kv, scale, float32 = k.shape[2], dim**-0.5, jnp.float32
+    group = heads // kv
     stem = lambda x: x[:, :prefix]
     branch = lambda x: x[:, prefix:].reshape(trees, branches, -1, *x.shape[2:])
     prompt = self_attention(stem(q), stem(k), stem(v), stem(segment_ids))
 
-    # Axes: g trees, b branches, t queries, k KV heads, h heads of one, p prompt keys, s own keys. Each block of
-    # scores keeps the layout of its product; only what is reduced over keys is moved from one to the other.
-    queries = branch(q).reshape(trees, branches, -1, groups, heads // groups, dim)
-    keys, values, segments = branch(k), branch(v), branch(segment_ids)
-    length = keys.shape[2]
-    seen = scale * jnp.einsum("gbtkhd,gpkd->gkbthp", queries, stem(k), preferred_element_type=float32)
-    own = scale * jnp.einsum("gbtkhd,gbskd->gbkths", queries, keys, preferred_element_type=float32)
-    lowest = jnp.finfo(float32).min
-    seen = jnp.where((stem(segment_ids) != 0)[:, None, None, None, None, :], seen, lowest)
-    mask = causal_mask(length, segments.reshape(-1, length)).reshape(trees, branches, 1, length, 1, length)
-    own = jnp.where(mask, own, lowest)
-    across = lambda x: jnp.swapaxes(x, 1, 2)  # g k b ... <-> g b k ...
-    top = jnp.maximum(across(seen.max(-1)), own.max(-1))
-    top = jax.lax.stop_gradient(top)  # [g, b, k, t, h]; softmax does not depend on it
-    seen, own = jnp.exp(seen - across(top)[..., None]), jnp.exp(own - top[..., None])
-    total = across(seen.sum(-1)) + own.sum(-1)
-    out = across(
-        jnp.einsum("gkbthp,gpkd->gkbthd", seen.astype(v.dtype), stem(v), preferred_element_type=float32)
-    )
-    out = out + jnp.einsum(
-        "gbkths,gbskd->gbkthd", own.astype(v.dtype), values, preferred_element_type=float32
-    )
-    out = jnp.moveaxis(out / total[..., None], 2, 3).astype(v.dtype)  # [g, b, t, k, h, d]
-    return jnp.concatenate([prompt, out.reshape(trees, -1, heads, dim)], axis=1)
+    # Axes: g trees, k KV heads, b branches, q queries of one KV head, p prompt keys, s own keys. What is small is
+    # brought into the order in which scores come out of their products, so that these stay as they are.
+    queries = branch(q).reshape(trees, branches, -1, kv, group, dim)
+    length = queries.shape[2]
+    queries = jnp.transpose(queries, (0, 3, 1, 2, 4, 5)).reshape(trees, kv, branches, length * group, dim)
+    keys, values = (jnp.transpose(branch(x), (0, 3, 1, 2, 4)) for x in (k, v))  # [g, k, b, s, d]
+    mask = causal_mask(length, branch(segment_ids).reshape(-1, length))
+    mask = jnp.repeat(mask.reshape(trees, 1, branches, length, length), group, axis=3)
+    product = functools.partial(jnp.einsum, preferred_element_type=float32)
+    seen = scale * product("gkbqd,gpkd->gkbqp", queries, stem(k))
+    own = scale * product("gkbqd,gkbsd->gkbqs", queries, keys)
+    seen = seen + _bias(stem(segment_ids) != 0)[:, None, None, None]
+    own = own + _bias(mask)
+    top = jnp.maximum(seen.max(-1), own.max(-1))[..., None]
+    top = jax.lax.stop_gradient(top)  # softmax does not depend on it
+    seen, own = jnp.exp(seen - top), jnp.exp(own - top)
+    total = seen.sum(-1) + own.sum(-1)
+    out = product("gkbqp,gpkd->gkbqd", seen.astype(v.dtype), stem(v))
+    out = out + product("gkbqs,gkbsd->gkbqd", own.astype(v.dtype), values)
+    out = (out / total[..., None]).astype(v.dtype).reshape(trees, kv, branches, length, group, dim)
+    out = jnp.transpose(out, (0, 2, 3, 1, 4, 5)).reshape(trees, -1, heads, dim)
+    return jnp.concatenate([prompt, out], axis=1)
+
+
+def _bias(mask: jax.Array) -> jax.Array:
+    """To be added to scores: 0 where the mask is true, the lowest number elsewhere."""
+    return jnp.where(mask, 0.0, jnp.finfo(jnp.float32).min)

@@ -88,9 +88,10 @@ def extend(
     positions = start[:, None] + jnp.arange(tokens.shape[1])
     seen = jnp.arange(cache.length) <= positions[:, :, None]  # [R,C,T]
     x = qwen3.embed(params, tokens)
+    angles = qwen3.rotation(config, positions)
     keys, values = list(cache.keys), list(cache.values)
     for i, layer in enumerate(layers):
-        q, k, v = qwen3.project_qkv(layer, config, x, positions, lora[i])
+        q, k, v = qwen3.project_qkv(layer, config, x, angles, lora[i])
         keys[i], values[i] = _write(keys[i], values[i], k, v, positions)
         mixed = _attend(q, keys[i], values[i], seen)
         x = x + qwen3.project_out(layer, mixed, lora[i])

@@ -1,7 +1,7 @@
 """Qwen3 as plain functions: a tree of weights and tokens in, logits out.
 
 Training and scoring scan over the stacked layers, so that compile time does not grow with depth. The building
-blocks (`rms_norm`, `rope`, `project_qkv`, `project_out`, `mlp`) are shared with cached decoding.
+blocks (`rms_norm`, `rotation`, `project_qkv`, `project_out`, `mlp`) are shared with cached decoding.
 
     x += o(attention(rope(q_norm(q x)), rope(k_norm(k x)), v x));   x += down(silu(gate x) * up x)
 """
@@ -34,8 +34,13 @@ __all__ = [
     "project_qkv",
     "rms_norm",
     "rope",
+    "rotation",
     "unembed",
+    "unrolled",
 ]
+
+UNROLLED = 8  # layers at most, see `unrolled`
+Rotation = tuple[jax.Array, jax.Array]  # cosines and sines, see `rotation`
 
 _random = jax.jit(table.random, static_argnums=1)
 _REMAT = {  # what a layer keeps for its backward pass; the rest is computed again
@@ -113,17 +118,30 @@ def hidden_states(
     elif adapters is not None or adapter_index is not None:
         raise ValueError("adapters and adapter_index come together: which adapter does each row use?")
 
+    angles = rotation(config, positions)
+
     def step(x: jax.Array, layer_and_adapters: tuple[Tree, Tree | None]) -> tuple[jax.Array, None]:
         layer, weights = layer_and_adapters
         lora = None if weights is None or select is None else LayerLora(weights, select)
-        q, k, v = project_qkv(layer, config, x, positions, lora)
+        q, k, v = project_qkv(layer, config, x, angles, lora)
         x = x + project_out(layer, self_attention(q, k, v, segment_ids, attention), lora)
         return x + mlp(layer, config, x, lora), None
 
     if remat != "none":
         step = jax.checkpoint(step, policy=_REMAT[remat], prevent_cse=False)
-    x, _ = jax.lax.scan(step, embed(params, tokens), (params["layers"], adapters))
+    layers, unroll = (params["layers"], adapters), unrolled(config, remat)
+    x, _ = jax.lax.scan(step, embed(params, tokens), layers, unroll=unroll)
     return rms_norm(x, params["final_norm"], config.rms_norm_eps)
+
+
+def unrolled(config: ModelConfig, remat: str) -> int:
+    """How many layers a scan's body is to hold: on CPU all of a small model's, elsewhere one.
+
+    What an unrolled layer keeps for its backward pass is not copied into a stack and out again. What it is to forget
+    must be in a loop, or the compiler finds that it has it already.
+    """
+    few = config.num_hidden_layers <= UNROLLED
+    return config.num_hidden_layers if few and remat == "none" and jax.default_backend() == "cpu" else 1
 
 
 def embed(params: Tree, tokens: jax.Array) -> jax.Array:
@@ -146,29 +164,42 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return (normed * weight.astype(jnp.float32)).astype(x.dtype)
 
 
-def rope(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
-    """Rotate x [...,heads,D] by its position [...]: dimension i pairs with i + D/2."""
-    dim = x.shape[-1]
+def rotation(config: ModelConfig, positions: jax.Array) -> Rotation:
+    """Of positions [...]: cosines and sines [...,1,D], for all heads and layers."""
     # Each step rounded to float32 once, as the reference implementation has it: one unit in the last place of
     # a frequency is 0.002 radians at position 40,000.
-    exponent = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    frequency = np.float32(1) / np.power(theta, exponent.astype(np.float64)).astype(np.float32)
-    angle = positions.astype(jnp.float32)[..., None, None] * frequency
+    exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    power = np.power(config.rope_theta, exponent.astype(np.float64)).astype(np.float32)
+    angle = positions.astype(jnp.float32)[..., None, None] * (np.float32(1) / power)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
-    low, high = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1).astype(x.dtype)
+    double = lambda low, high: jnp.concatenate([low, high], axis=-1)
+    # Without the barrier the compiler would compute them again wherever they are used.
+    return jax.lax.optimization_barrier((double(cos, cos), double(-sin, sin)))
+
+
+def rope(x: jax.Array, rotation: Rotation) -> jax.Array:
+    """Rotate x [...,heads,D]: dimension i pairs with i + D/2."""
+    cos, sin = rotation
+    x32 = x.astype(jnp.float32)
+    return (x32 * cos + _swap_halves(x32) * sin).astype(x.dtype)
+
+
+def _swap_halves(x: jax.Array) -> jax.Array:
+    half = x.shape[-1] // 2
+    if jax.default_backend() == "cpu":  # no loop of its that puts two halves together is vectorised
+        return x @ np.roll(np.eye(2 * half, dtype=np.float32), half, axis=1)
+    return jnp.roll(x, half, axis=-1)
 
 
 def project_qkv(
-    layer: Tree, config: ModelConfig, x: jax.Array, positions: jax.Array, lora: LayerLora | None = None
+    layer: Tree, config: ModelConfig, x: jax.Array, rotation: Rotation, lora: LayerLora | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """x [B,...,H] at positions [B,...] -> q [B,...,N,D], k and v [B,...,K,D], ready for attention."""
+    """x [B,...,H], rotated for its positions -> q [B,...,N,D], k and v [B,...,K,D], ready for attention."""
     eps = config.rms_norm_eps
     x = rms_norm(x, layer["attn_norm"], eps)
     q = rms_norm(_linear("q", layer, x, lora), layer["q_norm"], eps)
     k = rms_norm(_linear("k", layer, x, lora), layer["k_norm"], eps)
-    v = _linear("v", layer, x, lora)
-    return rope(q, positions, config.rope_theta), rope(k, positions, config.rope_theta), v
+    return rope(q, rotation), rope(k, rotation), _linear("v", layer, x, lora)
 
 
 def project_out(layer: Tree, attended: jax.Array, lora: LayerLora | None = None) -> jax.Array:

@@ -83,8 +83,9 @@ def kept(model: Model, shape: Shape) -> int:
     }[model.remat]
     # Embedded tokens, the last layer's output and its norm; hidden states of what was sampled, and the head turned.
     ends = (2 * tokens + shape.rows * shape.sampled) * c.hidden_size + model.head
-    masks = tree * 5 // 4  # what masked scores are replaced by and where, one for all layers
-    return c.num_hidden_layers * per_layer + ends * model.width + masks
+    own = shape.rows * shape.branches * shape.length * shape.length if shape.prefix else 0
+    mask = 4 * own * c.num_attention_heads // c.num_key_value_heads  # one for all layers
+    return c.num_hidden_layers * per_layer + ends * model.width + mask
 
 
 def working(model: Model, shape: Shape, chunk: int, trained: int) -> int:
@@ -106,7 +107,7 @@ def working(model: Model, shape: Shape, chunk: int, trained: int) -> int:
 def _layer_kept(model: Model, shape: Shape) -> int:
     c = model.config
     numbers = 6 * c.intermediate_size + 5 * c.hidden_size + 3 * model.heads + 2 * model.kv_heads
-    numbers += 2 * c.head_dim  # the angles of RoPE
+    numbers += 2 * c.head_dim  # cosines and sines
     total = shape.tokens * numbers
     for rows, length in _plain_parts(shape):
         blocks = 1 if _flash(model, rows, length) else _blocks(length)

@@ -25,7 +25,7 @@ from marl_jax.runs.evaluation import summary
 from marl_jax.runs.folder import FolderError, open_folder, read_config
 from marl_jax.runs.metrics import JsonLines, read_lines
 from marl_jax.runs.parts import Parts, load_parts, load_tasks
-from marl_jax.runs.play import engine_settings, make_service, play, start_graders
+from marl_jax.runs.play import make_service, planned_engine, play, start_graders
 from marl_jax.runs.stored import Asked, Stored, check_unchanged, path_of, policies_at, read_which
 from marl_jax.sampling.plan import EngineSettings, free_bytes, memory_bytes
 
@@ -158,4 +158,4 @@ def _settings(path: Path, config: RunConfig, parts: Parts) -> EngineSettings:
         settings = fields.from_json(EngineSettings, settled)
         if len(decode_groups(parts.specs)) * memory_bytes(parts.model, settings) <= free_bytes():
             return settings
-    return engine_settings(config, parts)
+    return planned_engine(config, parts)

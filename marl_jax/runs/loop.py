@@ -27,7 +27,7 @@ from marl_jax.runs.folder import begin, open_folder
 from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import Board, JsonLines, TensorBoard, WeightsAndBiases, read_lines
 from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks, model_config
-from marl_jax.runs.play import Played, engine_settings, judge, make_service, play, start_graders
+from marl_jax.runs.play import Played, judge, make_service, planned_engine, play, start_graders
 from marl_jax.runs.stopping import Stop, Stopped
 from marl_jax.sampling.plan import EngineSettings
 from marl_jax.tasks import Position, Task, TaskIterator
@@ -274,7 +274,7 @@ def _open(
         folder,
         config,
         digests(config, parts, splits),
-        lambda: {"engine": fields.to_json(engine_settings(config, parts))},
+        lambda: {"engine": fields.to_json(planned_engine(config, parts))},
         accept_changes=accept_changes,
     )
     sizes = {name: len(tasks) for name, tasks in splits.items()}

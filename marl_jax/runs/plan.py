@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
-from marl_jax.learning.compiled import slice_count
+from marl_jax.learning.compiled import SLICES_AT_ONCE, slice_count
 from marl_jax.learning.optimiser import transformation
 from marl_jax.models import ModelConfig
 from marl_jax.models.config import PRESETS
@@ -33,6 +33,7 @@ from marl_jax.runs.parts import policy_specs
 from marl_jax.runs.workload import Assumptions, CallShape, Shape, all_shapes, assume, batches_of, calls_of
 from marl_jax.sampling.plan import EngineSettings
 from marl_jax.sampling.plan import plan as plan_engine
+from marl_jax.sampling.programs import Features
 
 Phase = Literal["always", "prefill", "decode", "resizing", "gradient", "optimiser"]
 PROBLEMS = 4  # so many are batched to see how the rows of a step are packed
@@ -213,22 +214,47 @@ def _standing(config: RunConfig, sizes: Model, specs: dict[str, PolicySpec]) -> 
     return [part for part in parts if part.bytes]
 
 
+def engine_settings(
+    config: RunConfig,
+    model: ModelConfig,
+    *,
+    lanes: int | None,
+    budget_bytes: int,
+    platform: str | None = None,
+) -> EngineSettings:
+    """The shapes of each engine of a run, within a byte budget; ValueError where nothing fits."""
+    sampling = config.role_settings.values()
+    truncate = any(role.top_p < 1 or role.top_k > 0 for role in sampling)
+    return plan_engine(
+        model,
+        max_prompt=config.engine.max_prompt,
+        max_new=max(role.max_new_tokens for role in sampling),
+        lanes=lanes,
+        budget_bytes=budget_bytes,
+        features=Features(
+            truncate=truncate,
+            # What the trainer renormalises over.
+            candidates=max(role.top_k for role in sampling) if truncate else 0,
+            min_new=any(role.min_new_tokens > 0 for role in sampling),
+        ),
+        steps=config.engine.steps,
+        platform=platform,
+    )
+
+
 def _engine(
     config: RunConfig, model: ModelConfig, device: Device, free: int, engines: int
 ) -> tuple[EngineSettings, str | None]:
     """The engines' settings as a run would choose them with so much memory free, and why it could not."""
-    max_prompt, lanes, steps = config.engine.max_prompt, config.engine.lanes, config.engine.steps
-    max_new = max(role.max_new_tokens for role in config.role_settings.values())
     budget = config.engine.budget_bytes or max(1, free // (2 * engines))
-    engine = functools.partial(
-        plan_engine, max_prompt=max_prompt, max_new=max_new, steps=steps, platform=device.platform
-    )
+    shapes = functools.partial(engine_settings, config, platform=device.platform)
     try:
-        return engine(model, lanes=lanes, budget_bytes=budget), None
+        return shapes(model, lanes=config.engine.lanes, budget_bytes=budget), None
     except ValueError as error:  # what the least would take is still told
-        positions = max(max_prompt + max_new, model.max_position_embeddings)
+        positions = config.engine.max_prompt + max(r.max_new_tokens for r in config.role_settings.values())
+        positions = max(positions, model.max_position_embeddings)
         roomy = dataclasses.replace(model, max_position_embeddings=positions)
-        return engine(roomy, lanes=lanes or 1, budget_bytes=sys.maxsize), str(error)
+        return shapes(roomy, lanes=config.engine.lanes or 1, budget_bytes=sys.maxsize), str(error)
 
 
 def _sampling(config: RunConfig, sizes: Model, engine: EngineSettings, engines: int) -> list[Part]:
@@ -260,10 +286,12 @@ def _gradient(
     share, data = _cut(config, sizes), 1 if sizes.platform == "cpu" else config.mesh.data
     single = sizes.platform == "cpu" and config.mesh.data * config.mesh.model == 1
     slices = config.learner.batch.slice_tokens if single else 0
-    alone = [
-        dataclasses.replace(s, rows=max(1, s.rows // data) // slice_count(s.rows, s.width, slices))
-        for s in shapes
-    ]
+    alone = []
+    for s in shapes:
+        count = slice_count(s.rows, s.width, slices)
+        alone.append(
+            dataclasses.replace(s, rows=max(1, s.rows // data) // count * min(count, SLICES_AT_ONCE))
+        )
     chunk = config.learner.logprob_chunk
     largest = max(alone, key=lambda s: costs.kept(sizes, s) + costs.working(sizes, s, chunk, numbers))
     cast = 0 if adapter or sizes.config.dtype == "float32" else costs.weights(sizes.config)

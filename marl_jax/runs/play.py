@@ -12,32 +12,18 @@ from marl_jax.rollouts import Episode, Progress, ToolLog, rollout
 from marl_jax.rollouts.serving import Service
 from marl_jax.runs.config import RunConfig
 from marl_jax.runs.parts import Parts
-from marl_jax.sampling import plan
+from marl_jax.runs.plan import PlanError, engine_settings
 from marl_jax.sampling.plan import EngineSettings, free_bytes
-from marl_jax.sampling.programs import Features
 from marl_jax.tasks import Task, parse
 
 
-def engine_settings(config: RunConfig, parts: Parts) -> EngineSettings:
+def planned_engine(config: RunConfig, parts: Parts) -> EngineSettings:
     """The shapes of each engine, planned from the configuration and the memory of this machine."""
-    sampling = config.role_settings.values()
-    truncate = any(role.top_p < 1 or role.top_k > 0 for role in sampling)
-    engines = len(decode_groups(parts.specs))
-    return plan(
-        parts.model,
-        max_prompt=config.engine.max_prompt,
-        max_new=max(role.max_new_tokens for role in sampling),
-        lanes=config.engine.lanes,
-        budget_bytes=config.engine.budget_bytes or free_bytes() // (2 * engines),
-        features=Features(
-            truncate=truncate,
-            candidates=max(role.top_k for role in sampling)
-            if truncate
-            else 0,  # what the trainer renormalises over
-            min_new=any(role.min_new_tokens > 0 for role in sampling),
-        ),
-        steps=config.engine.steps,
-    )
+    budget = config.engine.budget_bytes or free_bytes() // (2 * len(decode_groups(parts.specs)))
+    try:
+        return engine_settings(config, parts.model, lanes=config.engine.lanes, budget_bytes=budget)
+    except ValueError as error:
+        raise PlanError(f"the engines do not fit: {error}") from error
 
 
 def start_graders(config: RunConfig) -> None:

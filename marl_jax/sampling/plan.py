@@ -32,7 +32,7 @@ class Sizes:
     prefill_tokens: int
 
 
-CPU = Sizes(lanes=256, steps=4, prefill_tokens=256)
+CPU = Sizes(lanes=256, steps=6, prefill_tokens=512)
 ACCELERATOR = Sizes(lanes=512, steps=8, prefill_tokens=2048)
 
 

@@ -87,3 +87,24 @@ def test_logits_are_float32_whatever_the_parameters():
     logits = forward(params, config, tokens(1, 6))
     assert logits.dtype == jnp.float32
     np.testing.assert_allclose(logits, forward(init(0, CONFIG), CONFIG, tokens(1, 6)), atol=0.05)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_heads_are_turned_by_their_positions_alike_on_every_platform(platform, monkeypatch):
+    config = dataclasses.replace(ModelConfig.preset("xs"), head_dim=8, rope_theta=100.0)
+    x = np.random.default_rng(0).normal(size=(3, 2, 8)).astype(np.float32)
+    positions = np.array([0, 1, 7])
+    angle = positions[:, None, None] * 100.0 ** (-np.arange(4) / 4)
+    turned = (x[..., :4] + 1j * x[..., 4:]) * np.exp(1j * angle)  # dimension i pairs with i + D/2
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    got = qwen3.rope(jnp.asarray(x), qwen3.rotation(config, jnp.asarray(positions)))
+    np.testing.assert_allclose(got, np.concatenate([turned.real, turned.imag], axis=-1), atol=1e-6)
+
+
+def test_only_small_models_that_keep_everything_are_unrolled_and_only_on_cpu(monkeypatch):
+    small = dataclasses.replace(ModelConfig.preset("xs"), num_hidden_layers=qwen3.UNROLLED)
+    assert qwen3.unrolled(small, "none") == qwen3.UNROLLED
+    assert qwen3.unrolled(small, "dots") == qwen3.unrolled(small, "layer") == 1
+    assert qwen3.unrolled(dataclasses.replace(small, num_hidden_layers=qwen3.UNROLLED + 1), "none") == 1
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert qwen3.unrolled(small, "none") == 1

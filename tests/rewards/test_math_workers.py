@@ -228,9 +228,14 @@ def side_by_side(pairs: list[tuple[str, str]]) -> tuple[list[float], list[float]
     return list(rewards), list(seconds)
 
 
-def test_a_dozen_hostile_answers_at_once_earn_nothing_each_within_two_seconds():
+# Two seconds are for a machine that has nothing else to do; tests that run beside others may wait for a core.
+QUIET = [pytest.param(2.0, marks=pytest.mark.campaign, id="alone"), pytest.param(5.0, id="in company")]
+
+
+@pytest.mark.parametrize("limit_s", QUIET)
+def test_a_dozen_hostile_answers_at_once_earn_nothing_each_within_seconds(limit_s, tmp_path):
     assert ask("x + 1", "1 + x").same
-    injections = [(text.format("/tmp/x"), "0") for text in INJECTIONS]
+    injections = [(text.format(tmp_path / "ran"), "0") for text in INJECTIONS]
     deep = [
         ("9^{9^{9^9}}", "5"),
         ("(" * 400 + "1" + ")" * 400, "5"),
@@ -239,13 +244,15 @@ def test_a_dozen_hostile_answers_at_once_earn_nothing_each_within_two_seconds():
     ]
     rewards, seconds = side_by_side([*BOMBS, *deep, *injections])
     assert set(rewards) == {0.0}
-    assert max(seconds) < 2.0, sorted(seconds)
+    assert max(seconds) < limit_s, sorted(seconds)
+    assert not (tmp_path / "ran").exists()
 
 
-def test_what_hostile_answers_crowded_out_is_right_when_asked_again(monkeypatch):
+@pytest.mark.parametrize("limit_s", QUIET)
+def test_what_hostile_answers_crowded_out_is_right_when_asked_again(monkeypatch, limit_s):
     honest = [(rf"\ln {n} + \ln 31", rf"\ln {31 * n}") for n in range(2, 8)]
     _, seconds = side_by_side([*BOMBS, *honest])
-    assert max(seconds) < 2.0, sorted(seconds)
+    assert max(seconds) < limit_s, sorted(seconds)
     monkeypatch.setattr(grader, "WALL_LIMIT_S", 60.0)
     assert [grade_math(rf"\boxed{{{answer}}}", gold) for answer, gold in honest] == [1.0] * 6
 

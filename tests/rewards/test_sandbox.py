@@ -356,9 +356,9 @@ LANDLOCK = sys.platform == "linux" and ctypes.CDLL(None).syscall(444, None, ctyp
 
 
 @pytest.mark.skipif(not LANDLOCK, reason="this kernel has no Landlock")
-def test_without_namespaces_landlock_still_keeps_the_files():
-    zygote, limits = Zygote(isolated=False), Limits(9, 1 << 28)
-    for attempt in (f"open({__file__!r})", "open('/tmp/x', 'w')", "os.listdir('/')", "os.mkdir('/tmp/x')"):
+def test_without_namespaces_landlock_still_keeps_the_files(tmp_path):
+    zygote, limits, new = Zygote(isolated=False), Limits(9, 1 << 28), str(tmp_path / "x")
+    for attempt in (f"open({__file__!r})", f"open({new!r}, 'w')", "os.listdir('/')", f"os.mkdir({new!r})"):
         ended = zygote.run({"mode": "stdin", "source": f"import os; {attempt}"}, limits)
         assert b"PermissionError: [Errno 13]" in ended.result
     allowed = "import wave\nprint(open('x', 'w').write('7'))"

@@ -16,7 +16,7 @@ from marl_jax.runs.checkpoints import Checkpoints
 from marl_jax.runs.config import load_config
 from marl_jax.runs.folder import begin, open_folder
 from marl_jax.runs.parts import digests, load_parts, load_tasks
-from marl_jax.runs.play import engine_settings
+from marl_jax.runs.play import planned_engine
 from marl_jax.tasks import Task
 
 TOKENIZER = build_micro_tokenizer()
@@ -74,7 +74,7 @@ def make_run(workdir, base, saved=None, cell="voting-isolated-xs-math", scores=N
     parts = load_parts(config)
     splits = {split: load_tasks(config.data, split) for split in ("train", "val")}
     with open_folder(workdir) as folder:
-        shapes = {"engine": fields.to_json(engine_settings(config, parts))} if settled else {}
+        shapes = {"engine": fields.to_json(planned_engine(config, parts))} if settled else {}
         begin(folder, config, digests(config, parts, splits), lambda: shapes)
         with contextlib.closing(Checkpoints(folder / "checkpoints", latest=10)) as store:
             start = parts.start(config.seed)
