@@ -30,6 +30,8 @@ class BatchConfig:
     slice_tokens: int = 1024  # of a micro-batch, differentiated at a time on one CPU; 0: all at once
 
     def __post_init__(self) -> None:
+        if self.token_budget < 1:
+            raise ValueError(f"token_budget {self.token_budget} must be at least 1")
         if self.slice_tokens < 0:
             raise ValueError(f"slice_tokens {self.slice_tokens} must not be negative; 0 cuts nothing")
         if not self.buckets or list(self.buckets) != sorted(set(self.buckets)) or self.buckets[0] < 1:

@@ -21,10 +21,11 @@ from marl_jax.learning.logprobs import token_logprobs
 from marl_jax.learning.losses import LossConfig, policy_loss
 from marl_jax.learning.network import Network
 from marl_jax.learning.optimiser import OptimiserConfig, clip_factor, transformation
+from marl_jax.models.qwen3 import full_precision
 
 Tree = Any
 
-SLICES_AT_ONCE = 2  # what one of them cannot spread over the cores runs beside the other
+SLICES_AT_ONCE = 2  # in the body of the loop: the small operations of one run beside those of the other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Settings:
 
 
 @functools.partial(jax.jit, static_argnums=0)
+@full_precision
 def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tuple[jax.Array, jax.Array]:
     """Log-prob and entropy, [G, M] each."""
     hidden = settings.network.hidden(tree, frozen, batch)
@@ -55,6 +57,7 @@ def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tu
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames="on_policy", donate_argnums=1)
+@full_precision
 def accumulate(
     settings: Settings,
     carry: tuple[Tree, jax.Array],  # parts with leading axis [K], denominator []

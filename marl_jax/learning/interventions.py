@@ -57,6 +57,12 @@ class InterventionConfig:
     alternate_every: int = 1  # each for so many steps
 
     def __post_init__(self) -> None:
+        for role, beta in self.kl_coef.items():
+            _check(beta >= 0, f"kl_coef of {role!r} is {beta}; it must not be negative")
+        for role, norm in self.role_clip.items():
+            _check(norm > 0, f"role_clip of {role!r} is {norm}; it must be positive")
+        both = sorted({*self.freeze} & {*self.alternate})
+        _check(not both, f"{both} are both frozen and alternated; choose one")
         _check(self.alternate_every >= 1, f"alternate_every {self.alternate_every} must be at least 1")
         object.__setattr__(self, "mixing", dataclasses.replace(self.mixing, clip_roles=bool(self.role_clip)))
 

@@ -206,7 +206,10 @@ def check_loss(
     """Refuse settings that make no sense together."""
     _check(kind in KINDS, f"loss kind {kind!r} is unknown; use one of {KINDS}")
     _check(aggregation in AGGREGATIONS, f"aggregation {aggregation!r} is unknown; use one of {AGGREGATIONS}")
-    _check(clip_low >= 0 and clip_high >= 0, f"clip range ({clip_low}, {clip_high}) must not be negative")
+    _check(
+        clip_low >= 0 and clip_high >= 0,
+        f"clip range ({clip_low}, {clip_high}) must be two numbers, not negative",
+    )
     if kind == "gspo":
         _check(
             aggregation == "sequence_mean_token_mean",
@@ -221,6 +224,7 @@ def check_loss(
         (aggregation == "sequence_mean_token_sum_norm") == (max_length is not None),
         f"max_length {max_length} with {aggregation!r}: the constant of 'sequence_mean_token_sum_norm' alone",
     )
+    _check(max_length is None or max_length >= 1, f"max_length {max_length} must be at least 1")
 
 
 def _token_loss(

@@ -32,6 +32,10 @@ class ScheduleConfig:
             raise ValueError(f"schedule {self.kind!r} is unknown; use 'constant', 'cosine' or 'linear'")
         if self.clock not in ("own", "shared"):
             raise ValueError(f"schedule clock {self.clock!r} is unknown; use 'own' or 'shared'")
+        if not (self.learning_rate >= 0 and self.final_ratio >= 0):
+            raise ValueError(
+                f"learning_rate {self.learning_rate} and final_ratio {self.final_ratio} must not be negative"
+            )
         if not 0 <= self.warmup_steps < self.total_steps:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} must lie in 0..total_steps={self.total_steps}"
@@ -72,6 +76,12 @@ class OptimiserConfig:
     def __post_init__(self) -> None:
         if self.kind not in ("adamw", "sgd", "adafactor"):
             raise ValueError(f"optimiser {self.kind!r} is unknown; use 'adamw', 'sgd' or 'adafactor'")
+        if not (0 <= self.b1 < 1 and 0 <= self.b2 < 1):
+            raise ValueError(f"b1 {self.b1} and b2 {self.b2} must lie in [0, 1)")
+        if not (self.eps > 0 and self.weight_decay >= 0):
+            raise ValueError(
+                f"eps {self.eps} must be positive, weight_decay {self.weight_decay} not negative"
+            )
         if self.grad_clip is not None and not self.grad_clip > 0:
             raise ValueError(f"grad_clip {self.grad_clip} must be positive, or None")
 

@@ -81,8 +81,8 @@ def tree_attention(
     branch = lambda x: x[:, prefix:].reshape(trees, branches, -1, *x.shape[2:])
     prompt = self_attention(stem(q), stem(k), stem(v), stem(segment_ids))
 
-    # Axes: g trees, k KV heads, b branches, q queries of one KV head, p prompt keys, s own keys. What is small is
-    # brought into the order in which scores come out of their products, so that these stay as they are.
+    # Axes: g trees, k KV heads, b branches, q queries of one KV head (all heads of a position, then the next), p prompt
+    # keys, s own keys. What is small is brought into the order of the scores, so that these stay as they are.
     queries = branch(q).reshape(trees, branches, -1, kv, group, dim)
     length = queries.shape[2]
     queries = jnp.transpose(queries, (0, 3, 1, 2, 4, 5)).reshape(trees, kv, branches, length * group, dim)
@@ -98,8 +98,8 @@ def tree_attention(
     top = jax.lax.stop_gradient(top)  # softmax does not depend on it
     seen, own = jnp.exp(seen - top), jnp.exp(own - top)
     total = seen.sum(-1) + own.sum(-1)
-    out = product("gkbqp,gpkd->gkbqd", seen.astype(v.dtype), stem(v))
-    out = out + product("gkbqs,gkbsd->gkbqd", own.astype(v.dtype), values)
+    out = jnp.einsum("gkbqp,gpkd->gkbqd", seen.astype(v.dtype), stem(v)).astype(float32)
+    out = out + jnp.einsum("gkbqs,gkbsd->gkbqd", own.astype(v.dtype), values)
     out = (out / total[..., None]).astype(v.dtype).reshape(trees, kv, branches, length, group, dim)
     out = jnp.transpose(out, (0, 2, 3, 1, 4, 5)).reshape(trees, -1, heads, dim)
     return jnp.concatenate([prompt, out], axis=1)

@@ -10,7 +10,7 @@ import numpy as np
 from marl_jax.learning import gradients
 from marl_jax.learning.losses import Loss, Mean
 from marl_jax.learning.rows import Row
-from marl_jax.learning.statistics import role_statistics
+from marl_jax.learning.statistics import Seen, role_statistics, row_statistics
 
 Unit = Any  # a role, or (role, slot)
 
@@ -78,24 +78,29 @@ def gradient_report(
 
 
 def role_reports(
-    rows: Sequence[Row],
-    logp: Sequence[np.ndarray],
-    old: Sequence[np.ndarray],
-    entropy: Sequence[np.ndarray],
-    ref: Sequence[np.ndarray] | None,
-    trainer: Sequence[np.ndarray | None],
-    losses: Mapping[str, Sequence[Loss]],  # by role
+    rows: Sequence[Row], seen: Sequence[Seen], losses: Mapping[str, Sequence[Loss]]
 ) -> dict[str, dict[str, float]]:
-    """`role_statistics` of every role that has rows, and how often the loss clipped or capped its tokens."""
-    reports = {}
+    """Of every role, whatever policies its slots have: what its rows say, and what its trained tokens do.
+
+    `losses` are those of each role's micro-batches: how often its tokens were clipped or capped.
+    """
+    reports: dict[str, dict[str, float]] = {}
     for role in dict.fromkeys(row.role for row in rows):
-        own = [i for i, row in enumerate(rows) if row.role == role]
-        pick = lambda values, own=own: [values[i] for i in own]
-        anchor = None if ref is None else pick(ref)
-        tokens = pick(logp), pick(old), pick(entropy), anchor, pick(trainer)
-        metrics = loss_metrics(losses[role])
-        clips = {name: metrics[name] for name in metrics if name.startswith(("clip_", "is_"))}
-        reports[role] = role_statistics(pick(rows), *tokens) | clips
+        own = [s for s in seen if s.row.role == role]
+        reports[role] = {}
+        if own:
+            anchors = [s.ref_logp for s in own if s.ref_logp is not None]
+            tokens = ([s.logp for s in own], [s.old_logp for s in own], [s.entropy for s in own])
+            reports[role] = role_statistics(
+                [s.row for s in own],
+                *tokens,
+                anchors if len(anchors) == len(own) else None,
+                [s.trainer_logp for s in own],
+            )
+            metrics = loss_metrics(losses[role])
+            reports[role] |= {n: metrics[n] for n in metrics if n.startswith(("clip_", "is_"))}
+        reports[role] |= row_statistics([row for row in rows if row.role == role])
+        reports[role]["trained_rows"] = float(len(own))
     return reports
 
 

@@ -56,6 +56,12 @@ class AdvantageConfig:
             raise ValueError(f"estimator {self.estimator!r} is unknown; use one of {(*ESTIMATORS, 'agent')}")
         if self.group != "study":
             group_key(self.group)
+        if not self.eps >= 0:
+            raise ValueError(f"eps {self.eps} must not be negative")
+        if self.overlong is not None and not 0 < self.overlong[1] <= self.overlong[0]:
+            raise ValueError(
+                f"overlong {self.overlong} must be (max_length, buffer) with 0 < buffer <= max_length"
+            )
 
     @classmethod
     def study(cls) -> "AdvantageConfig":

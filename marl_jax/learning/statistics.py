@@ -1,5 +1,6 @@
 """What each role's tokens say about it: how far trainer and sampler are apart, and the signs of capture."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -7,6 +8,34 @@ import numpy as np
 from marl_jax.learning.rows import Row
 
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """A row that was trained on, and what the learner computed of its tokens."""
+
+    row: Row
+    logp: np.ndarray  # under the policy as it was when its gradient was taken
+    old_logp: np.ndarray  # what the ratio is taken against
+    entropy: np.ndarray
+    ref_logp: np.ndarray | None
+    trainer_logp: np.ndarray | None  # before the step, where known
+
+
+def row_statistics(rows: Sequence[Row]) -> dict[str, float]:
+    """Numbers for the rows of one role, those that are not trained on (masked or frozen) among them."""
+    advantages = np.array([row.advantage for row in rows])
+    stats = {
+        "rows": len(rows),
+        "reward": np.mean([row.reward for row in rows]),
+        "advantage_mean": advantages.mean(),
+        "advantage_std": advantages.std(),
+        "advantage_zero_share": np.mean(advantages == 0),
+        "length": np.mean([len(row.tokens) for row in rows]),
+        "truncated_share": np.mean([row.truncated for row in rows]),
+        "unreadable_share": np.mean([not row.readable for row in rows]),
+    }
+    return {name: float(value) for name, value in stats.items()}
 
 
 def role_statistics(
@@ -18,25 +47,15 @@ def role_statistics(
     trainer_logp: Sequence[np.ndarray | None]
     | None = None,  # before the step, where known; default: old_logp
 ) -> dict[str, float]:
-    """Numbers for one role; means over tokens unless the name says otherwise."""
+    """Numbers for rows of one role that were trained on; means over tokens unless the name says otherwise."""
     new, old, bits = (np.concatenate(x).astype(np.float64) for x in (logp, old_logp, entropy))
     ratio = np.exp(np.clip(new - old, -20, 20))
-    advantages = np.array([row.advantage for row in rows])
-    rewards = np.array([row.reward for row in rows])
-    stats = {
-        "rows": float(len(rows)),
+    stats = row_statistics(rows) | {
         "tokens": float(len(new)),
-        "reward": rewards.mean(),
         "perplexity": np.exp(min(-new.mean(), 700.0)),  # the largest power that float64 holds
         "entropy": bits.mean(),
         "ratio_mean": ratio.mean(),
         **{f"ratio_{name}": np.quantile(ratio, q) for name, q in QUANTILES.items()},
-        "advantage_mean": advantages.mean(),
-        "advantage_std": advantages.std(),
-        "advantage_zero_share": np.mean(advantages == 0),
-        "length": np.mean([len(row.tokens) for row in rows]),
-        "truncated_share": np.mean([row.truncated for row in rows]),
-        "unreadable_share": np.mean([not row.readable for row in rows]),
     }
     before = old_logp if trainer_logp is None else trainer_logp
     apart = [own - np.asarray(row.logprobs, np.float64) for row, own in zip(rows, before) if own is not None]

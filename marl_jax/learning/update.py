@@ -26,6 +26,7 @@ from marl_jax.learning.network import Network
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig, transformation
 from marl_jax.learning.report import Report, gap_warnings, gradient_report, policy_report, role_reports
 from marl_jax.learning.rows import Row
+from marl_jax.learning.statistics import Seen
 
 Tree = Any
 
@@ -47,7 +48,7 @@ class LearnerConfig:
     temperature: float = 1.0  # of the sampler
     old_logprobs: Literal["trainer", "sampler"] = "trainer"  # whose log-probs the ratio is taken against
     mask_truncated: bool = False  # leave out completions that were cut off
-    logprob_chunk: int = 4096
+    logprob_chunk: int = 4096  # tokens whose logits exist at the same time
     gap_tolerance: float = 1e-3  # sampler and trainer log-probs further apart than this are reported
     max_skips: int = 10  # non-finite gradients of a policy before the run stops
     seed: int = 0
@@ -60,9 +61,11 @@ class LearnerConfig:
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} {getattr(self, name)!r} is unknown; use one of {allowed}")
-        for name in ("updates_fixed", "sequences_per_update", "epochs", "max_skips"):
+        for name in ("updates_fixed", "sequences_per_update", "epochs", "max_skips", "logprob_chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
+        if not self.gap_tolerance > 0:
+            raise ValueError(f"gap_tolerance {self.gap_tolerance} must be positive")
         if not self.temperature > 0:
             raise ValueError(f"temperature {self.temperature} must be positive to learn from its samples")
 
@@ -70,7 +73,7 @@ class LearnerConfig:
     def study(cls, total_steps: int = 500, **changes: Any) -> "LearnerConfig":
         """The original's regime: an update per 512 sequences, dual clip, one schedule stepped by every adapter."""
         defaults: dict[str, Any] = {
-            "loss": LossConfig(dual_clip=3.0),
+            "loss": LossConfig(dual_clip=3.0, is_cap=None),
             "optimiser": OptimiserConfig(schedule=ScheduleConfig.study(total_steps)),
             "updates": "sequences",
             "temperature": 0.7,
@@ -141,19 +144,23 @@ class Learner:
             )
         policies, states = dict(policies), dict(states)
         reports: dict[str, dict[str, float]] = {}
-        role_stats: dict[str, dict[str, float]] = {}
+        seen: list[Seen] = []
+        losses: dict[str, list[Loss]] = {}
         described: dict[str, dict[str, Any]] = {}
         for policy in policies:
-            mine = [row for row in rows if row.policy == policy and self._trains(row, step)]
-            if not mine:
+            own = [row for row in rows if row.policy == policy]
+            if not (mine := [row for row in own if self._trains(row, step)]):
                 states[policy] = states[policy].replace(empty=states[policy].empty + 1)
                 reports[policy] = _counters(states[policy])
                 continue
             frozen, reference = (bases or {}).get(policy), self._reference(policy, references)
-            policies[policy], states[policy], reports[policy], stats, described[policy] = self._update(
-                policy, policies[policy], states, mine, step, frozen, reference
+            policies[policy], states[policy], reports[policy], evidence, described[policy] = self._update(
+                policy, policies[policy], states, mine, own, step, frozen, reference
             )
-            role_stats |= stats
+            seen += evidence[0]
+            for role, some in evidence[1].items():
+                losses.setdefault(role, []).extend(some)
+        role_stats = role_reports(rows, seen, losses)
         cosines = gradients.all_cosines(described, self.roles) if self.config.gradients != "off" else {}
         warnings = gap_warnings(role_stats, self.config.gap_tolerance)
         return policies, states, Report(reports, role_stats, described, cosines, warnings)
@@ -174,10 +181,13 @@ class Learner:
         tree: Tree,
         states: Mapping[str, LearnerState],
         rows: list[Row],
+        everyone: list[Row],  # those that are not trained on among them
         step: int,
         frozen: Tree,
         reference: Tree,
-    ) -> tuple[Tree, LearnerState, dict[str, float], dict[str, dict[str, float]], dict[str, Any]]:
+    ) -> tuple[
+        Tree, LearnerState, dict[str, float], tuple[list[Seen], dict[str, list[Loss]]], dict[str, Any]
+    ]:
         config, state = self.config, states[policy]
         mini_batches = self._mini_batches(policy, len(rows), step)
         on_policy = len(mini_batches) == 1 and config.old_logprobs == "trainer"
@@ -190,10 +200,11 @@ class Learner:
         clock = state.steps if schedule.clock == "own" else sum(other.steps for other in states.values())
         rate = schedule(clock)
         units, unit_roles = self._units(policy, rows)
+        per_role = self._per_role(policy, everyone, unit_roles)
         index = {unit: k for k, unit in enumerate(units)}
         device: list[Any] = []
         placed: list[tuple[np.ndarray, list[Batch]]] = []
-        optimiser, damping, started = state.optimiser, state.damping, state.updates > 0
+        optimiser, damping, started = state.optimiser, state.damping, jnp.asarray(state.updates > 0)
         for members in mini_batches:
             some = [rows[i] for i in members]
             batches = self._batches(some)
@@ -220,12 +231,12 @@ class Learner:
                 carry,
                 np.float32(rate),
                 started,
-                *self._per_role(policy, some, unit_roles),
+                *per_role,
                 config=config.optimiser,
                 mixing=config.interventions.mixing,
                 layer_norms=config.layer_norms,
             )
-            started = True
+            started = started | done["finite"]
             device.append((outs, done))
             placed.append((members, batches))
         host = jax.device_get(device)
@@ -262,8 +273,10 @@ class Learner:
             trainer = [None] * len(rows)
             for i, own in zip(members, by_row(len(members), batches, [out[1] for out in outs])):
                 trainer[i] = own
-        stats = role_reports(rows, logp, logp if on_policy else old, entropy, ref, trainer, own_losses)
-        return tree, state, report, stats, described
+        before = logp if on_policy else old
+        anchor = [None] * len(rows) if ref is None else ref
+        seen = [Seen(*values) for values in zip(rows, logp, before, entropy, anchor, trainer)]
+        return tree, state, report, (seen, own_losses), described
 
     def _mini_batches(self, policy: str, count: int, step: int) -> list[np.ndarray]:
         """Row indices of every optimiser step, in order."""

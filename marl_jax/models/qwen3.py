@@ -1,6 +1,7 @@
 """Qwen3 as plain functions: a tree of weights and tokens in, logits out.
 
-Training and scoring scan over the stacked layers, so that compile time does not grow with depth. The building
+Training and scoring scan over the stacked layers, so that compile time does not grow with depth (but for small
+models on CPU, see `unrolled`). The building
 blocks (`rms_norm`, `rotation`, `project_qkv`, `project_out`, `mlp`) are shared with cached decoding.
 
     x += o(attention(rope(q_norm(q x)), rope(k_norm(k x)), v x));   x += down(silu(gate x) * up x)
@@ -137,8 +138,8 @@ def hidden_states(
 def unrolled(config: ModelConfig, remat: str) -> int:
     """How many layers a scan's body is to hold: on CPU all of a small model's, elsewhere one.
 
-    What an unrolled layer keeps for its backward pass is not copied into a stack and out again. What it is to forget
-    must be in a loop, or the compiler finds that it has it already.
+    What an unrolled layer keeps for its backward pass is not copied into a stack and out again. Rematerialisation needs
+    the loop: without one, common subexpressions would be merged and nothing forgotten.
     """
     few = config.num_hidden_layers <= UNROLLED
     return config.num_hidden_layers if few and remat == "none" and jax.default_backend() == "cpu" else 1
@@ -186,7 +187,9 @@ def rope(x: jax.Array, rotation: Rotation) -> jax.Array:
 
 def _swap_halves(x: jax.Array) -> jax.Array:
     half = x.shape[-1] // 2
-    if jax.default_backend() == "cpu":  # no loop of its that puts two halves together is vectorised
+    if (
+        jax.default_backend() == "cpu"
+    ):  # where concatenation is a scalar loop; a product with 0 and 1 is exact
         return x @ np.roll(np.eye(2 * half, dtype=np.float32), half, axis=1)
     return jnp.roll(x, half, axis=-1)
 

@@ -13,6 +13,7 @@ from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning.interventions import InterventionConfig, Mixing
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
+from marl_jax.learning.rows import AdvantageConfig
 from marl_jax.learning.update import Learner, LearnerConfig, NonFiniteGradients
 
 ROLES = {"writer": "p0", "judge": "p1"}
@@ -180,3 +181,105 @@ def test_truncated_completions_can_be_left_out():
     cut = dataclasses.replace(ROWS[1], truncated=True)
     left_out, absent = (run.step(*start(run), rows)[0] for rows in ([ROWS[0], cut], ROWS[:1]))
     np.testing.assert_array_equal(left_out["p0"]["w"], absent["p0"]["w"])
+
+
+def test_a_role_whose_slots_have_policies_of_their_own_is_reported_whole():
+    rows = [row("writer", [0, 3, 1], 1.0), row("writer", [2], -0.5)]
+    rows.append(dataclasses.replace(row("writer", [1, 0], 4.0), policy="p1", slot=1))
+    run = learner({"writer/0": "p0", "writer/1": "p1"})
+    _, _, report = run.step(*start(run), rows)
+    writer = report.roles["writer"]
+    assert writer["rows"] == writer["trained_rows"] == 3
+    assert (writer["tokens"], writer["advantage_mean"]) == (6, 1.5)
+
+
+def test_rows_that_are_not_trained_on_are_reported_all_the_same():
+    rows = [row("writer", [0, 3, 1], 1.0), dataclasses.replace(row("writer", [2], -0.5), truncated=True)]
+    run = learner(mask_truncated=True, interventions=InterventionConfig(freeze=("judge",)))
+    _, _, report = run.step(*start(run), [*rows, ROWS[2]])
+    writer, judge = report.roles["writer"], report.roles["judge"]
+    assert (writer["rows"], writer["trained_rows"], writer["truncated_share"]) == (2, 1, 0.5)
+    assert (writer["length"], writer["tokens"]) == (2, 3)
+    assert (judge["rows"], judge["trained_rows"], judge["advantage_mean"]) == (1, 0, pytest.approx(0.7))
+
+
+def test_multiplicity_is_that_of_the_step_however_it_is_cut_into_mini_batches():
+    slots = [dataclasses.replace(row("writer", [1, 2], 1.0), slot=n % 3) for n in range(12)]
+    mixing = InterventionConfig(Mixing(normalise_multiplicity=True))
+    run = learner(interventions=mixing, updates="fixed", updates_fixed=4)
+    _, _, report = run.step(*start(run), slots)
+    assert report.gradients["p0"]["weight"]["writer"] == pytest.approx(1 / 3)
+
+
+def test_damping_starts_at_the_first_finite_gradient():
+    broken = dataclasses.replace(ROWS[0], advantage=float("nan"))
+    damped = InterventionConfig(Mixing(damping=0.3, damping_window=4))
+    run = learner({"writer": "p0"}, interventions=damped, updates="fixed", updates_fixed=2)
+    for seed in range(8):  # the order of mini-batches: until the broken row comes first
+        both = Learner(run.network, dataclasses.replace(run.config, seed=seed), {"writer": "p0"})
+        if both._mini_batches("p0", 2, 0)[0].tolist() == [0]:
+            break
+    _, states, _ = both.step(*start(both, ("p0",)), [broken, ROWS[1]])
+    alone = learner({"writer": "p0"}, interventions=damped)
+    _, wanted, _ = alone.step(*start(alone, ("p0",)), [ROWS[1]])
+    assert states["p0"].skipped == 1
+    np.testing.assert_allclose(states["p0"].damping["w"], wanted["p0"].damping["w"], rtol=1e-6)
+
+
+# What each intervention does to an update: under AdamW a common factor of a policy's gradient does nothing.
+INTERVENTIONS = {
+    "multiplicity": InterventionConfig(Mixing(normalise_multiplicity=True)),
+    "balance": InterventionConfig(Mixing(balance="equalise")),
+    "role clip": InterventionConfig(role_clip={"writer": 1e-3}),
+}
+
+
+@pytest.mark.parametrize("name", INTERVENTIONS)
+@pytest.mark.parametrize(
+    "kind, shared",
+    [("sgd", True), ("sgd", False), ("adamw", False)],
+    ids=["sgd shared", "sgd isolated", "adamw isolated"],
+)
+def test_an_intervention_is_judged_by_the_update_that_it_makes(name, kind, shared):
+    roles = {"writer": "p0", "judge": "p0" if shared else "p1"}
+    rows = [dataclasses.replace(row("writer", [0, 1 + n], 1.0 + n), slot=n) for n in range(2)]
+    rows.append(dataclasses.replace(row("judge", [3, 0], -0.3), policy=roles["judge"]))
+    policies = tuple(dict.fromkeys(roles.values()))
+
+    def update(interventions):
+        optimiser = OptimiserConfig(
+            kind, ScheduleConfig(0.1), b1=0.0, eps=1e-30, weight_decay=0.0, grad_clip=None
+        )
+        batch = BatchConfig((16, 64), 256, share_prompts=False)
+        config = LearnerConfig(LossConfig("pg"), optimiser, batch, interventions=interventions)
+        run = Learner(Table(4), config, roles)
+        trees, _, _ = run.step(*start(run, policies), rows)
+        return np.asarray(trees["p0"]["w"])
+
+    plain, changed = update(InterventionConfig()), update(INTERVENTIONS[name])
+    inert = np.allclose(plain, changed, rtol=1e-4, atol=1e-7)
+    # Of isolated policies one role's part is the whole gradient: a factor, which SGD sees and AdamW does not.
+    assert inert == (not shared and (kind == "adamw" or name == "balance"))
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda: LossConfig(aggregation="sequence_mean_token_sum_norm", max_length=0),
+        lambda: LossConfig(clip_low=float("nan")),
+        lambda: BatchConfig(token_budget=0),
+        lambda: LearnerConfig(logprob_chunk=0),
+        lambda: LearnerConfig(gap_tolerance=-1),
+        lambda: ScheduleConfig(learning_rate=-1),
+        lambda: OptimiserConfig(b1=2),
+        lambda: OptimiserConfig(eps=0),
+        lambda: AdvantageConfig(eps=-1),
+        lambda: AdvantageConfig(overlong=(4, 9)),
+        lambda: InterventionConfig(kl_coef={"generator": -1}),
+        lambda: InterventionConfig(role_clip={"generator": 0}),
+        lambda: InterventionConfig(freeze=("generator",), alternate=("generator", "judge")),
+    ],
+)
+def test_settings_that_no_run_can_mean_are_refused_when_they_are_made(refused):
+    with pytest.raises(ValueError, match=r"must|choose"):
+        refused()

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from learning_rows import TINY, assert_trees_close, make_rows, plain_loss
 
-from marl_jax.learning.batching import BatchConfig
+from marl_jax.learning import compiled
+from marl_jax.learning.batching import BatchConfig, make_batches
 from marl_jax.learning.compiled import slice_count
 from marl_jax.learning.interventions import InterventionConfig
 from marl_jax.learning.losses import LossConfig
@@ -94,6 +95,38 @@ def test_losses_survive_packing_and_micro_batches(loss):
     slices = BatchConfig(BUCKETS, 256, slice_tokens=1)
     got, _ = gradient_of(rows, SHARED, loss=loss, batch=slices, **SAMPLER_RATIO)
     assert_trees_close(got["p0"], want)
+
+
+@pytest.mark.parametrize("kind", ["ppo", "gspo"])
+@pytest.mark.parametrize("prompts, count", [(6, 2), (9, 3)], ids=["two at once", "an odd number"])
+@pytest.mark.parametrize("share", [True, False], ids=["trees", "plain rows"])
+def test_slices_of_a_micro_batch_add_up_to_the_plain_gradient(kind, prompts, count, share):
+    rows = make_rows(np.random.default_rng(4), prompts=prompts, samples=4)
+    batch = BatchConfig(BUCKETS, 1024, share_prompts=share, slice_tokens=1)
+    found = [b.arrays for b in make_batches(rows, ["generator"] * len(rows), batch)]
+    most = max(found, key=lambda arrays: arrays.tokens.size)
+    sequences, length = most.tokens.shape
+    batch = dataclasses.replace(batch, slice_tokens=sequences // count * length)
+    assert bool(most.prefix) == share and slice_count(sequences, length, batch.slice_tokens) >= count
+    loss = LossConfig(kind, clip_low=0.1, clip_high=0.1)
+    _, want = plain_loss(PARAMS, rows, kind=kind, clip_low=0.1, clip_high=0.1)
+    got, _ = gradient_of(rows, {"generator": "p0"}, loss=loss, batch=batch, **SAMPLER_RATIO)
+    assert_trees_close(got["p0"], want)
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["trees", "plain rows"])
+def test_every_product_of_the_update_asks_for_full_precision(share):
+    rows = make_rows(np.random.default_rng(4), prompts=2, samples=4)
+    learner = Learner(Qwen3(TINY), config(), {"generator": "p0"})
+    batch = make_batches(rows, ["generator"] * len(rows), BatchConfig(BUCKETS, 256, share_prompts=share))[0]
+    assert bool(batch.arrays.prefix) == share
+    carry = learner._zeros(PARAMS, 1)
+    run = lambda carry, tree: compiled.accumulate(
+        learner._settings, carry, tree, None, batch.arrays, 0, None, on_policy=True
+    )
+    text = str(jax.make_jaxpr(run)(carry, PARAMS))
+    assert text.count("dot_general[") > 20
+    assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") >= text.count("dot_general[")
 
 
 def test_slices_are_as_few_as_hold_the_tokens():

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 import os
 import random
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 from tiny_run import make_base, tiny_config
 
+from marl_jax.learning.update import NonFiniteGradients
 from marl_jax.rollouts import read_episodes
 from marl_jax.runs import loop
 from marl_jax.runs.checkpoints import restore, steps
@@ -188,6 +190,22 @@ def test_a_stop_while_evaluating_loses_no_evaluation(base, whole, tmp_path):
     assert loop.train(tiny_config(base), tmp_path / "run", live=live) == 4
     assert [line["step"] for line in records(tmp_path / "run")[1]] == [0]
     run(base, tmp_path / "run")
+    same(tmp_path / "run", whole)
+
+
+def test_a_run_stopped_by_broken_gradients_keeps_its_last_good_checkpoint(base, whole, tmp_path, monkeypatch):
+    steps_made, real = itertools.count(1), loop.Learner.step
+
+    def step(self, *args, **options):
+        if next(steps_made) == 6:
+            raise NonFiniteGradients("policy 'p0': 10 gradients were not finite")
+        return real(self, *args, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(NonFiniteGradients):
+        patch.setattr(loop.Learner, "step", step)
+        run(base, tmp_path / "run")
+    assert steps(tmp_path / "run" / "checkpoints")[-1] == 4
+    assert run(base, tmp_path / "run") == 8
     same(tmp_path / "run", whole)
 
 
