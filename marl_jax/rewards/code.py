@@ -8,6 +8,8 @@ test code in a process of its own, whose calls to the program's functions go thr
 import dataclasses
 import functools
 import hashlib
+import itertools
+import operator
 import os
 import re
 import textwrap
@@ -40,7 +42,7 @@ def run_program(
 ) -> Verdict:
     """Whether a program (not a response) passes every test, and if not, which failed first and why.
 
-    The time limit is wall-clock time per test. ValueError names a malformed test by its index.
+    The time limit is wall-clock time per test. ValueError names a malformed test by its number, from 1.
     """
     return submit_program(
         source, tests, time_limit_s=time_limit_s, memory_limit_mb=memory_limit_mb, pool=pool
@@ -64,6 +66,7 @@ def submit_program(
         if not 0 < value <= 1e6:
             raise ValueError(f"{name}={value}: expected a positive number, at most a million")
     prepared = parse_tests(tests)
+    source = source and source.removeprefix("\ufeff")  # the byte order mark of a file: Python skips it there
     if source is None or not source.strip():
         return _done(Verdict(False, "no program"))
     pool = default_pool() if pool is None else pool
@@ -83,23 +86,13 @@ def extract_program(response: str) -> str | None:
     """The last fenced block of a response that is not blank, whatever language it names; None without a block.
 
     Fences are those of Markdown, also inside a list, whose indentation goes. A block cut off before its end counts.
+    Where it makes better sense of the fences, one may also open after text, or close after code or before a full stop.
     """
-    blocks: list[list[str]] = []
-    fence, indent = "", 0
-    for line in _LINE_END.split(response):
-        if not fence:
-            if (opening := _OPENING.match(line)) is not None:
-                fence, indent = opening["fence"], opening.start("fence")
-                blocks.append([])
-        elif (
-            (closing := _CLOSING.fullmatch(line))
-            and closing[1].startswith(fence)
-            and closing.start(1) < indent + 4
-        ):
-            fence = ""
-        else:
-            blocks[-1].append(line)
-    written = [block for block in blocks if any(line.strip() for line in block)] or blocks
+    lines = _LINE_END.split(response)
+    # As Markdown has it, unless only a looser reading makes every fence find its other half.
+    readings = [_read_blocks(lines, *loose) for loose in itertools.product((False, True), repeat=2)]
+    _, blocks = min(readings, key=operator.itemgetter(0))
+    written = [block for block in blocks if _is_written(block)] or blocks
     return _unindented("\n".join(written[-1])) if written else None
 
 
@@ -109,7 +102,7 @@ def parse_tests(tests: Sequence[Mapping[str, Any]]) -> "tuple[Test, ...]":
         raise ValueError(f"tests is {type(tests).__name__}, expected a list of tests")
     if not tests:
         raise ValueError("no tests: a program cannot be graded without any")
-    return tuple(_parse(index, test) for index, test in enumerate(tests))
+    return tuple(_parse(number, test) for number, test in enumerate(tests, start=1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,62 +192,62 @@ class CheckTest:
 Test = StdinTest | CallTest | CheckTest
 
 
-def _parse(index: int, test: Any) -> Test:
+def _parse(number: int, test: Any) -> Test:
     if not isinstance(test, Mapping):
-        raise ValueError(f"test {index} is {type(test).__name__}, expected a dict")
+        raise ValueError(f"test {number} is {type(test).__name__}, expected a dict")
     keys = set(test)
     if keys == {"stdin", "stdout"}:
-        _expect(index, test, str, "stdin", "stdout")
+        _expect(number, test, str, "stdin", "stdout")
         try:
             test["stdin"].encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
-            raise ValueError(f"test {index}: stdin holds half a surrogate pair, which no file can") from None
+            raise ValueError(f"test {number}: stdin holds half a surrogate pair, which no file can") from None
         return StdinTest(test["stdin"], test["stdout"])
     if keys == {"call", "args", "expected"}:
-        _expect(index, test, str, "call")
-        _expect(index, test, list | tuple, "args")
+        _expect(number, test, str, "call")
+        _expect(number, test, list | tuple, "args")
         if not test["call"].isidentifier():
-            raise ValueError(f"test {index}: call={test['call']!r} is not the name of a function")
+            raise ValueError(f"test {number}: call={test['call']!r} is not the name of a function")
         return CallTest(
             test["call"],
-            _packed(index, "args", list(test["args"])),
-            _packed(index, "expected", test["expected"]),
+            _packed(number, "args", list(test["args"])),
+            _packed(number, "expected", test["expected"]),
         )
     if {"check"} <= keys <= {"check", "functions", "setup"}:
         test = {"setup": "", "functions": (), **test}
-        _expect(index, test, str, "check", "setup")
-        _expect(index, test, list | tuple, "functions")
+        _expect(number, test, str, "check", "setup")
+        _expect(number, test, list | tuple, "functions")
         code, setup = test["check"], test["setup"]
         try:
             functions = tuple(map(str, test["functions"])) or free_functions(code, setup)
             for part in (code, setup):
                 compile(part, "check", "exec")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise ValueError(f"test {index}: the check is not Python: {error}") from None
+            raise ValueError(f"test {number}: the check is not Python: {error}") from None
         try:
             check_functions(functions, code, setup)
         except ValueError as error:
-            raise ValueError(f"test {index}: {error}") from None
+            raise ValueError(f"test {number}: {error}") from None
         return CheckTest(code, functions, setup, named=bool(test["functions"]))
     raise ValueError(
-        f"test {index} has the keys {sorted(map(str, keys))}, "
+        f"test {number} has the keys {sorted(map(str, keys))}, "
         "expected stdin and stdout, or call, args and expected, or check"
     )
 
 
-def _expect(index: int, test: Mapping[str, Any], kind: Any, *names: str) -> None:
+def _expect(number: int, test: Mapping[str, Any], kind: Any, *names: str) -> None:
     for name in names:
         if not isinstance(test[name], kind):
             raise ValueError(
-                f"test {index}: {name} is {type(test[name]).__name__}, expected {getattr(kind, '__name__', 'list')}"
+                f"test {number}: {name} is {type(test[name]).__name__}, expected {getattr(kind, '__name__', 'list')}"
             )
 
 
-def _packed(index: int, name: str, value: Any) -> str:
+def _packed(number: int, name: str, value: Any) -> str:
     try:
         return plain.dumps(plain.pack(value))
     except ValueError as error:
-        raise ValueError(f"test {index}: {name} holds {error}, expected plain data") from None
+        raise ValueError(f"test {number}: {name} holds {error}, expected plain data") from None
 
 
 def _failure(ended: Ended, limits: Limits) -> str | None:
@@ -295,8 +288,62 @@ def _answer(result: bytes) -> list[Any] | None:
 
 
 _LINE_END = re.compile(r"\r\n?|\n")
-_OPENING = re.compile(r"\s*(?:(?:[-*+]|\d{1,9}[.)])\s+)?(?P<fence>`{3,}(?=[^`]*$)|~{3,})")
+_INDENT = re.compile(r"\s*(?:(?:[-*+]|\d{1,9}[.)])\s+)?")
+_OPENING = re.compile(_INDENT.pattern + r"(?P<fence>`{3,}(?=[^`]*$)|~{3,})")
 _CLOSING = re.compile(r"\s*(`{3,}|~{3,})\s*")
+# The same after other text, in a line without the blanks at its end.
+_LATE_OPENING = re.compile(r"(?<!`)(?P<fence>`{3,})\s*(?P<language>[\w+#.-]*)$")
+_LATE_CLOSING = re.compile(r"(?<!`)(?P<fence>`{3,})(?:[.,;:!?)].*)?$")
+
+
+def _read_blocks(lines: Sequence[str], late_close: bool, late_open: bool) -> tuple[int, list[list[str]]]:
+    """The fenced blocks of a response, after a mark for how ill that reading fits: 0 where it fits."""
+    blocks: list[list[str]] = []
+    fence, indent, inner, strings, ill = "", 0, 0, 0, False
+    for line in lines:
+        late = _first_fence(_LATE_OPENING, line)
+        if not fence:
+            if (opening := _OPENING.match(line) or (late if late_open else None)) is not None:
+                fence, indent, inner, strings = opening["fence"], _INDENT.match(line).end(), 0, 0  # type: ignore[union-attr]
+                blocks.append([])
+            continue
+        closing = _CLOSING.fullmatch(line)
+        if closing and closing[1].startswith(fence) and closing.start(1) < indent + 4:
+            fence, ill = "", ill or inner % 2 == 1
+            continue
+        end = _first_fence(_LATE_CLOSING, line) if late_close else None
+        if end and end["fence"].startswith(fence) and not strings ^ _open_strings(line[: end.start()]):
+            code = line[: end.start()].rstrip()
+            comment = code.lstrip().startswith("#")
+            if not comment and (code or end.start() < indent + 4):
+                blocks[-1].extend([code] if code else [])
+                fence, ill = "", ill or inner % 2 == 1
+                continue
+        if late and late["fence"].startswith(fence) and not strings ^ _open_strings(line[: late.start()]):
+            inner += 1  # half of a pair, as of a comment that shows an example
+            ill |= bool(late["language"]) and not line[: late.start()].strip() and late.start() < indent + 4
+        blocks[-1].append(line)
+        strings ^= _open_strings(line)
+    if not any(map(_is_written, blocks)):
+        return 3, blocks
+    if ill or (fence and (inner % 2 or not _is_written(blocks[-1]))):
+        return 2, blocks
+    return int(bool(fence)), blocks  # one that is open at the end may have been cut off
+
+
+def _first_fence(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
+    """Where the pattern is found, if at the line's first fence: a second one ends a piece of code in running text."""
+    found = pattern.search(line.rstrip())
+    return None if found is None or "```" in line[: found.start()] else found
+
+
+def _open_strings(text: str) -> int:
+    """A bit for each kind of triple quotes that a text opens or closes; those of many lines add up by `^`."""
+    return text.count('"""') % 2 | text.count("'''") % 2 << 1
+
+
+def _is_written(block: Sequence[str]) -> bool:
+    return any(line.strip() for line in block)
 
 
 def _unindented(program: str) -> str:

@@ -64,7 +64,7 @@ def _policies(config: "RunConfig") -> Problems:
         yield from _refusal("policies.frozen_roles", trained_policies, policies.map, policies.frozen_roles)
     if not policies.base:
         yield "policies.base is empty: give the directory of the model to start from"
-    for name in set(policies.bases) - set(policies.map.values()):
+    for name in sorted(set(policies.bases) - set(policies.map.values())):
         near = fields.nearest(name, policy_names(policies.map))
         yield f"policies.bases names '{name}', which is no policy of the map{near}"
     if policies.lora_rank < 1 or policies.lora_alpha <= 0:

@@ -16,6 +16,7 @@ from marl_jax.models.hf import load_config, save_hf
 from marl_jax.models.peft import CONFIG as ADAPTER_FILE
 from marl_jax.models.peft import save_peft
 from marl_jax.models.tokenizer import save_tokenizer
+from marl_jax.policies import policy_names
 from marl_jax.runs.config import RunConfig
 from marl_jax.runs.fields import nearest
 from marl_jax.runs.files import disk_errors
@@ -58,10 +59,10 @@ def export(
         if text not in known:
             raise FolderError(f"--{name}={text} is unknown{nearest(text, known)}")
     config = read_config(path)
-    named = config.policies.map.values()
+    named = policy_names(config.policies.map)
     if policy not in named:
         raise FolderError(
-            f"--policy is '{policy}', which is no policy of this run{nearest(policy, set(named))}"
+            f"--policy is '{policy}', which is no policy of this run{nearest(policy, named)}"
         )
     directory = _directory(out, format, path, config)
     parts = load_parts(config)

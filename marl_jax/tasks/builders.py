@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging as python_logging
 import os
 import shutil
 import tempfile
@@ -173,11 +174,13 @@ def _quiet() -> Iterator[None]:
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.WARNING)
     try:
-        with (
-            open(os.devnull, "w") as null,
-            contextlib.redirect_stdout(null),
-            contextlib.redirect_stderr(null),
-        ):
-            yield
+        with open(os.devnull, "w") as null:
+            try:
+                with contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
+                    yield
+            finally:  # absl gives a root logger without a handler one, which would write to the closed file
+                for handler in list(python_logging.root.handlers):
+                    if getattr(handler, "stream", None) is null:
+                        python_logging.root.removeHandler(handler)
     finally:
         logging.set_verbosity(verbosity)

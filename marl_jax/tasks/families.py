@@ -3,7 +3,10 @@
 response --parse--> answer (None where there is none) --grade_answer--> reward in [0, 1]
 """
 
+import contextlib
 import dataclasses
+import io
+import tokenize
 from collections.abc import Callable, Iterable
 
 from marl_jax.tasks.task import Family, Task
@@ -47,7 +50,30 @@ def program(task: Task, response: str) -> str | None:
 
 def _whole(task: Task, code: str) -> str:
     preamble = task.meta.get("preamble", "")
-    return f"{preamble}\n\n{code}" if preamble else code
+    if not preamble:
+        return code
+    code = code.removeprefix("\ufeff")  # a byte order mark is one at the start only
+    lines, first = code.split("\n"), _future_lines(code)
+    return "\n".join([*lines[:first], f"{preamble}\n", *lines[first:]])
+
+
+def _future_lines(code: str) -> int:
+    """How many lines of a program reach to the end of its `from __future__` imports, which must come first."""
+    lines, words = 0, list[str]()
+    if "__future__" not in code:
+        return lines
+    # Not parsed: an answer is a stranger's, and the parser of deep nesting can bring the process down.
+    with contextlib.suppress(tokenize.TokenError, SyntaxError, ValueError):
+        for token in tokenize.generate_tokens(io.StringIO(code).readline):
+            if token.type == tokenize.NEWLINE:
+                if words[:2] == ["from", "__future__"]:
+                    lines = token.start[0]
+                elif len(words) != 1 or words[0][-1:] not in ("'", '"'):  # a docstring may come first
+                    break
+                words = []
+            elif token.type not in (tokenize.COMMENT, tokenize.NL):
+                words.append(token.string)
+    return lines
 
 
 def _parse_math(response: str) -> str | None:

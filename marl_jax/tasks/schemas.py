@@ -170,13 +170,13 @@ def assertions(parts: Sequence[str], entry_point: str | None = None, setup: str 
         try:
             found = assert_tests(part, entry_point, setup)
             asked = set(free_functions(part, setup))
-            if "assert" not in part or not (entry_point or asked):
-                raise RowError(f"test {number} asserts nothing of the program ({part.strip()[:60]})")
-            unknown = ", ".join(sorted(asked - {entry_point}))
-            if entry_point and unknown and "import *" not in part + setup:
-                raise RowError(f"its code uses {unknown}, which nothing defines")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise RowError(f"test {number}: {error}") from None
+        if "assert" not in part or not (entry_point or asked):
+            raise RowError(f"test {number} asserts nothing of the program ({part.strip()[:60]})")
+        unknown = ", ".join(sorted(asked - {entry_point}))
+        if entry_point and unknown and "import *" not in part + setup:
+            raise RowError(f"test {number}: its code uses {unknown}, which nothing defines")
         if not all(
             "check" in test or (_is_json(test["args"]) and _is_json(test["expected"], True)) for test in found
         ):

@@ -230,7 +230,9 @@ def test_damping_starts_at_the_first_finite_gradient():
 INTERVENTIONS = {
     "multiplicity": InterventionConfig(Mixing(normalise_multiplicity=True)),
     "balance": InterventionConfig(Mixing(balance="equalise")),
+    "conflicts": InterventionConfig(Mixing(project_conflicts=True)),
     "role clip": InterventionConfig(role_clip={"writer": 1e-3}),
+    "anchor": InterventionConfig(kl_coef={"writer": 50.0}),
 }
 
 
@@ -243,7 +245,7 @@ INTERVENTIONS = {
 def test_an_intervention_is_judged_by_the_update_that_it_makes(name, kind, shared):
     roles = {"writer": "p0", "judge": "p0" if shared else "p1"}
     rows = [dataclasses.replace(row("writer", [0, 1 + n], 1.0 + n), slot=n) for n in range(2)]
-    rows.append(dataclasses.replace(row("judge", [3, 0], -0.3), policy=roles["judge"]))
+    rows.append(dataclasses.replace(row("judge", [3, 0], 0.3), policy=roles["judge"]))
     policies = tuple(dict.fromkeys(roles.values()))
 
     def update(interventions):
@@ -253,13 +255,17 @@ def test_an_intervention_is_judged_by_the_update_that_it_makes(name, kind, share
         batch = BatchConfig((16, 64), 256, share_prompts=False)
         config = LearnerConfig(LossConfig("pg"), optimiser, batch, interventions=interventions)
         run = Learner(Table(4), config, roles)
-        trees, _, _ = run.step(*start(run, policies), rows)
+        anchor = {"w": jnp.arange(16.0).reshape(4, 4) / 16}
+        references = dict.fromkeys(policies, anchor)
+        trees, _, _ = run.step(*start(run, policies), rows, references=references)
         return np.asarray(trees["p0"]["w"])
 
     plain, changed = update(InterventionConfig()), update(INTERVENTIONS[name])
     inert = np.allclose(plain, changed, rtol=1e-4, atol=1e-7)
     # Of isolated policies one role's part is the whole gradient: a factor, which SGD sees and AdamW does not.
-    assert inert == (not shared and (kind == "adamw" or name == "balance"))
+    # An anchor is no factor: it adds to the gradient.
+    alone = not shared and (kind == "adamw" or name in ("balance", "conflicts"))
+    assert inert == (alone and name != "anchor")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Programs pass when every test passes, and a verdict says which test failed and why."""
 
 import textwrap
+import time
 
 import pytest
 
@@ -174,40 +175,40 @@ def test_large_inputs_and_outputs(pool):
         ([], "no tests"),
         ("print", "tests is str"),
         (None, "tests is NoneType"),
-        ([{"stdin": "", "stdout": ""}, 5], "test 1 is int"),
-        ([{"stdin": ""}], r"test 0 has the keys \['stdin'\]"),
-        ([{"stdin": "", "output": ""}], "test 0 has the keys"),
-        ([{"stdin": "", "stdout": "", "call": "f"}], "test 0 has the keys"),
-        ([{"stdin": "", "stdout": 5}], "test 0: stdout is int, expected str"),
-        ([{"call": "f", "args": "ab", "expected": 1}], "test 0: args is str"),
-        ([{"call": "f", "args": {}, "expected": 1}], "test 0: args is dict"),
-        ([{"call": "f()", "args": [], "expected": 1}], r"test 0: call='f\(\)' is not the name"),
-        ([{"call": "f", "args": [], "expected": object()}], "test 0: expected holds a value of type object"),
-        ([{"call": "f", "args": [{1: print}], "expected": 1}], "test 0: args holds a value of type builtin"),
-        ([{"check": "assert f( =="}], "test 0: the check is not Python"),
-        ([{"check": "assert True"}], "test 0: the check uses no function of the program"),
-        ([{"check": "x = 1\nassert abs(x) == 1"}], "test 0: the check uses no function of the program"),
-        ([{"check": "eval('f(1)')"}], "test 0: the check uses no function of the program"),
+        ([{"stdin": "", "stdout": ""}, 5], "test 2 is int"),
+        ([{"stdin": ""}], r"test 1 has the keys \['stdin'\]"),
+        ([{"stdin": "", "output": ""}], "test 1 has the keys"),
+        ([{"stdin": "", "stdout": "", "call": "f"}], "test 1 has the keys"),
+        ([{"stdin": "", "stdout": 5}], "test 1: stdout is int, expected str"),
+        ([{"call": "f", "args": "ab", "expected": 1}], "test 1: args is str"),
+        ([{"call": "f", "args": {}, "expected": 1}], "test 1: args is dict"),
+        ([{"call": "f()", "args": [], "expected": 1}], r"test 1: call='f\(\)' is not the name"),
+        ([{"call": "f", "args": [], "expected": object()}], "test 1: expected holds a value of type object"),
+        ([{"call": "f", "args": [{1: print}], "expected": 1}], "test 1: args holds a value of type builtin"),
+        ([{"check": "assert f( =="}], "test 1: the check is not Python"),
+        ([{"check": "assert True"}], "test 1: the check uses no function of the program"),
+        ([{"check": "x = 1\nassert abs(x) == 1"}], "test 1: the check uses no function of the program"),
+        ([{"check": "eval('f(1)')"}], "test 1: the check uses no function of the program"),
         (
             [{"check": "assert True", "functions": ["f"]}],
-            r"test 0: the check uses none of its functions \['f'\]",
+            r"test 1: the check uses none of its functions \['f'\]",
         ),
-        ([{"check": "assert f(1) == g(1)", "functions": ["f"]}], "test 0: the check calls g, which neither"),
+        ([{"check": "assert f(1) == g(1)", "functions": ["f"]}], "test 1: the check calls g, which neither"),
         (
             [{"check": "f(1)", "setup": "def h():\n    return g(1)", "functions": ["f"]}],
-            "test 0: the check calls g",
+            "test 1: the check calls g",
         ),
-        ([{"check": "f()", "functions": "f"}], "test 0: functions is str"),
-        ([{"check": "f()", "setup": "1 +"}], "test 0: the check is not Python"),
-        ([{"check": "f()", "setup": "1 +", "functions": ["f"]}], "test 0: the check is not Python"),
-        ([{"check": "f()\0"}], "test 0: the check is not Python"),
-        ([{"check": "f(" + "(" * 10_000}], "test 0: the check is not Python"),
-        ([{"check": "f(", "functions": ["f"]}], "test 0: the check is not Python"),
-        ([{"stdin": "\ud800", "stdout": ""}], "test 0: stdin holds half a surrogate pair"),
-        ([{}], "test 0 has the keys"),
+        ([{"check": "f()", "functions": "f"}], "test 1: functions is str"),
+        ([{"check": "f()", "setup": "1 +"}], "test 1: the check is not Python"),
+        ([{"check": "f()", "setup": "1 +", "functions": ["f"]}], "test 1: the check is not Python"),
+        ([{"check": "f()\0"}], "test 1: the check is not Python"),
+        ([{"check": "f(" + "(" * 10_000}], "test 1: the check is not Python"),
+        ([{"check": "f(", "functions": ["f"]}], "test 1: the check is not Python"),
+        ([{"stdin": "\ud800", "stdout": ""}], "test 1: stdin holds half a surrogate pair"),
+        ([{}], "test 1 has the keys"),
     ],
 )
-def test_malformed_tests_are_refused_by_index(tests, message):
+def test_malformed_tests_are_refused_by_number(tests, message):
     with pytest.raises(ValueError, match=message):
         run_program("print()", tests)
 
@@ -286,6 +287,76 @@ def test_what_is_inside_the_fences_stays_as_it_is():
     assert extract_program(f"```python\n{fence_in_docstring}\n```\nDone.") == fence_in_docstring
     assert extract_program("```\nx = '\u2028\x0c\x85'\n```") == "x = '\u2028\x0c\x85'"
     assert extract_program("```\ntext = '''\n  \n'''\n```") == "text = '''\n  \n'''"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "Here is the code: ```python\n{}\n```",
+        "Here is the code: ```python\n{}\n```\nIt returns x.",
+        "Here is the code: ```\n{}\n```\nIt returns `x`.",
+        "Here is the code: ```python\n{}",
+        "Here is the code: ```python\n{}```\nDone.",
+        "1. Here: ```python\n{}\n```\nDone.",
+        "First: ```python\nold\n```\nNow better: ```python\n{}\n```\nDone.",
+        "First: ```python\nold\n```\nNow better:\n```python\n{}\n```",
+        "<think>\n```python\nold\n```\n</think>```python\n{}\n```\nDone.",
+        "</think>```python\n{}\n```",
+        "```python\n{}```",
+        "```python\n{}```\nDone. It returns `x`.",
+        "```python\n{}```.\nDone.",
+        "```python\n{}\n```.",
+        "```python\n{}\n```.\nDone.",
+        "```python\nold```\nor\n```python\n{}\n```",
+        "```python\nold\n```.\nor\n```python\n{}\n```",
+        # Fences in running text are none while the others pair.
+        "```python\n{}\n```\nThat was a block that starts with ```python\nas you asked.",
+        "```python\n{}\n```\nDone.```\nHope this helps!",
+        "It starts with ```python\nand so on:\n```\n{}\n```",
+    ],
+)
+def test_fences_beside_text_in_a_line(response):
+    assert extract_program(response.replace("{}", PROGRAM)) == PROGRAM
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        'def f():\n    """Example: ```\n    f()\n    ```\n    """\n    return 1',
+        'def f():\n    """Example: ```python\n    f()\n    """\n    return 1',
+        "def f():\n    # Example: ```\n    # f()\n    # ```\n    return 1",
+        "text = '''a```\nb```.\n'''\nprint(text)",
+        "text = '```python'\nprint(text + '```')",
+        "import re\nprint(re.findall('```(.*?)```', input()))",
+    ],
+)
+@pytest.mark.parametrize("response", ["```python\n{}\n```", "So:\n```\n{}\n```\nDone.", "```\n{}"])
+def test_backticks_of_a_program_are_no_fences(program, response):
+    assert extract_program(response.replace("{}", program)) == program
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "```. " * 50_000,
+        "```\n" + "`" * 200_000 + "x",
+        "- " + " " * 200_000 + "``",
+        "a```\n" * 20_000,
+        "```\n'''\n" + "a```.\n" * 20_000,
+    ],
+    ids=range(5),
+)
+def test_many_odd_fences_take_little_time(response):
+    start = time.process_time()
+    extract_program(response)
+    assert time.process_time() - start < 2
+
+
+def test_a_byte_order_mark_is_skipped(pool):
+    assert script("\ufeffprint(6)", stdout="6", pool=pool).passed
+    assert call("\ufeffdef f(): return 6", "f", [], 6, pool).passed
+    assert "SyntaxError" in script("\ufeff\ufeffprint(6)", stdout="6", pool=pool).reason
+    assert run_program("\ufeff", [{"stdin": "", "stdout": ""}]).reason == "no program"
 
 
 def test_the_last_block_counts_whatever_its_language():

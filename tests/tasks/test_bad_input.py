@@ -73,6 +73,15 @@ BROKEN_ROWS = [
     ("humaneval", humaneval_row(1) | {"test": "def check(candidate): pass"}, "asserts nothing"),
     ("jsonl", {"question": "1?"}, "field 'answer' or .* is missing"),
     ("jsonl", {"prompt": "1?", "tests": []}, "no tests"),
+    ("jsonl", {"prompt": "1?", "tests": ""}, "(?<=row 5: )test 1 asserts nothing of the program"),
+    (
+        "jsonl",
+        {
+            "prompt": "1?",
+            "tests": [{"call": "f", "args": [], "expected": 1}, {"call": "1", "args": [], "expected": 1}],
+        },
+        "its tests cannot be run: test 2: call='1' is not",
+    ),
     ("jsonl", {"question": "1?", "answer": [1]}, "field 'answer' is list, not text"),
     ("jsonl", {"prompt": "1?", "tests": ["assert f(1) == 2"], "setup": 5}, "field 'setup' is int, not text"),
     ("jsonl", {"prompt": "1?", "tests": ["assert f(1) == 2"], "setup": ["x"]}, "field 'setup' is list, not"),

@@ -346,3 +346,19 @@ def test_every_published_set_knows_where_it_is_published(name):
     links = [link for links in SOURCES[name].urls.values() for link in links]
     assert links and all(link.startswith("https://") for link in links)
     assert len(set(links)) == len(links)
+
+
+def test_loading_leaves_the_logging_of_its_user_alone(tmp_path):
+    script = """
+import logging, sys
+from absl import logging as absl_logging
+from marl_jax.tasks import load
+load("micro_math", split="test", size=5, cache=sys.argv[1])
+assert not logging.root.handlers, logging.root.handlers
+absl_logging.warning("said by absl")
+logging.warning("said by logging")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert [line.split(":")[-1] for line in done.stderr.splitlines()] == ["said by absl", "said by logging"]

@@ -47,6 +47,31 @@ def test_a_humaneval_answer_may_leave_out_what_its_prompt_imports(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "head",
+    [
+        "from __future__ import annotations\n",
+        '"""Sums."""\n\n# see below\nfrom __future__ import (\n    annotations,\n)\nfrom __future__ import division\n',
+        "from __future__ import annotations; import math\n",
+        "\ufefffrom __future__ import annotations\n",
+        "\ufeff",
+    ],
+)
+def test_an_answers_future_imports_stay_above_what_its_prompt_imports(head, tmp_path):
+    jsonl(tmp_path / "HumanEval.jsonl", [humaneval_row(2)])
+    (task,) = load("humaneval", tmp_path, "test", cache=tmp_path / "cache")
+    code = f"{head}def total(x: List[int]) -> int:\n    return sum(x) + 2\n\nassert List"
+    assert grade_answer(task, code) == 1.0
+
+
+@pytest.mark.parametrize(
+    "code", ["x = '__future__'\nx = (", "import x\nfrom __future__ import y", "__future__ '"]
+)
+def test_an_answer_without_leading_future_imports_comes_after_the_preamble(code):
+    task = Task("c", "code", "?", tests=({"stdin": "", "stdout": ""},), meta={"preamble": "import math"})
+    assert program(task, f"```\n{code}\n```") == f"import math\n\n{code}"
+
+
+@pytest.mark.parametrize(
     "code, reward",
     [
         ("def find_zero(xs):\n    return -xs[0] / xs[1]", 1.0),
