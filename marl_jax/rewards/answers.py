@@ -34,12 +34,15 @@ def read(text: str) -> Node:
     """The structure of a cleaned answer."""
     text = text.strip()
     if "\\cup" in text and len(parts := _split(text, _CUP)) > 1:
-        return ("union", tuple(map(read, parts)))
+        items = tuple(map(read, parts))
+        if all(item[0] == "set" for item in items):
+            return ("set", tuple(itertools.chain.from_iterable(item[1] for item in items)))
+        return ("union", items)
     if len(parts := _split(text, _SEPARATOR)) > 1:
         if not all(parts):
             return _text(text)
-        items = tuple(map(read, parts))
-        intervals = all(item[0] == "bracket" and item[4] for item in items)  # x < 1 or x > 3
+        items = tuple(itertools.chain.from_iterable(map(_items, parts)))
+        intervals = all(map(_is_condition, items))  # x < 1 or x > 3
         return ("union" if intervals and "or" in text else "list", items)
     if text.startswith(("(", "[", "{", "\\{")):
         return _bracket(text)
@@ -47,10 +50,8 @@ def read(text: str) -> Node:
         return _matrix(text)
     if _RELATION.search(text):
         return _relation(text)
-    if len(_PLUS_MINUS.findall(text)) == 1:
-        both = [text.replace("\\pm", plus).replace("\\mp", minus) for plus, minus in ("+-", "-+")]
-        return ("list", tuple(map(_finished, map(read, both))))
-    return _scalar(text)
+    both = _both(text)
+    return ("list", both) if both else _scalar(text)
 
 
 # --- structure ------------------------------------------------------------------------------------------------
@@ -66,6 +67,9 @@ _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _NAME = r"(?:[A-Za-z]|\\[a-zA-Z]+)(?:_(?:\{[^{}]*\}|[A-Za-z\d]))?'*"
 _VARIABLE = re.compile(_NAME)
 _CONSTANTS = {"e", "i", "\\pi", "\\infty"}
+_CONDITION = re.compile(
+    rf"(?P<name>{_NAME})\s*(?:\\in\s*\(-\\infty,\\infty\)\s*)?[|:]\s*(?P<condition>.+)", re.DOTALL
+)
 _LABEL = re.compile(
     r"(?:m?\s*\\(?:angle|triangle|overline|widehat|hat|bar|vec|overrightarrow)\s*)?"
     rf"(?:{_NAME}|\{{?[A-Za-z ]+\}}?)(?:\([^()=]*\))?|\|[A-Z]{{1,3}}\||\([A-Za-z](?:,[A-Za-z])+\)"
@@ -87,6 +91,19 @@ def _split(text: str, separator: re.Pattern) -> list[str]:
     return [*parts, text[start:].strip()]
 
 
+def _items(text: str) -> tuple[Node, ...]:
+    r"""An item of a list or set: two where it has one \pm."""
+    return _both(text) or (read(text),)
+
+
+def _both(text: str) -> tuple[Node, ...]:
+    r"""The two values of a text with one \pm, none of any other."""
+    if len(_PLUS_MINUS.findall(text)) != 1:
+        return ()
+    both = [text.replace("\\pm", plus).replace("\\mp", minus) for plus, minus in ("+-", "-+")]
+    return tuple(map(_finished, map(read, both)))
+
+
 def _depth(text: str) -> int:
     depths = itertools.accumulate(1 if found.group() in _OPENING else -1 for found in _DEPTH.finditer(text))
     return max(depths, default=0)
@@ -103,14 +120,29 @@ def _bracket(text: str) -> Node:
         return _relation(text) if _RELATION.search(text) else _scalar(text)
     right = found.group()
     inner = text[len(left) : found.start()].strip()
-    items = tuple(map(read, _split(inner, _SEPARATOR))) if inner else ()
+    parts = _split(inner, _SEPARATOR) if inner else []
     if left == "\\{":
-        return ("set", items)
+        return _described(inner) or ("set", tuple(itertools.chain.from_iterable(map(_items, parts))))
+    items = tuple(map(read, parts))
     if len(items) == 1 and (left in "({" or items[0][0] == "matrix"):
         return items[0]
     if left == "{":
         return ("list", items) if items else _text(text)
     return ("bracket", left, right, items, "")
+
+
+def _described(inner: str) -> Node | None:
+    """The intervals of a set of reals given by a condition, x | x > 3."""
+    found = _CONDITION.fullmatch(inner)
+    if found is None:
+        return None
+    node = read(found["condition"])
+    ranges = node[1] if node[0] == "union" else (node,)
+    return node if all(_is_condition(part) and part[4] == found["name"] for part in ranges) else None
+
+
+def _is_condition(node: Node) -> bool:
+    return node[0] == "bracket" and node[1] != ":" and node[4] != ""
 
 
 def _matrix(text: str) -> Node:
@@ -146,7 +178,7 @@ def _ordered(text: str, parts: list[str], strict: list[bool]) -> Node:
     """a < x < b as the interval it describes; any other comparison of two sides as the sign of a difference."""
     low, high = read("-\\infty"), read("\\infty")
     ends = [None if _VARIABLE.fullmatch(part) and part not in _CONSTANTS else read(part) for part in parts]
-    if all(end is None or (end[0] == "scalar" and not variables(end[1])) for end in ends):
+    if all(end is None or (end[0] == "scalar" and variables(end[1]) <= {"\\infty"}) for end in ends):
         match ends:
             case [a, None, b] if a and b:
                 return _interval((a, b), (strict[0], strict[1]), parts[1])
@@ -204,7 +236,7 @@ def _scalar(text: str) -> Node:
         return _text(text)
     if ":" in body:
         items = [part.strip() for part in body.split(":")]
-        return ("bracket", ":", ":", tuple(map(_scalar, items)), "") if all(items) else _text(text)
+        return ("bracket", ":", ":", tuple(map(_scalar, items)), unit) if all(items) else _text(text)
     try:
         if (found := _BASE.fullmatch(body)) is not None:
             return ("text", f"{int(found['digits'], int(found['base']))} in base {int(found['base'])}")

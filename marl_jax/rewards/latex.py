@@ -27,7 +27,10 @@ MAX_DEPTH = 40
 
 
 def parse(text: str) -> tuple[Tree, bool]:
-    """The tree of an expression, and whether it left plain arithmetic (such as 2 + 3) undone."""
+    r"""The tree of an expression, and whether it is a sum or product of plain numbers left undone: 2 + 3, 7 * 11.
+
+    Powers, roots and \frac are ways to write a value, so 2^{10} - 1 is done.
+    """
     tokens = _tokens(text)
     if tokens.count("\\infty") > 1 or ("\\infty" in tokens and not _INFINITE.issuperset(tokens)):
         raise Unreadable("infinity has no arithmetic")
@@ -35,7 +38,8 @@ def parse(text: str) -> tuple[Tree, bool]:
     tree = parser.sum()
     if parser.next() != "":
         raise Unreadable(text)
-    return tree, parser.unfinished
+    plain = all(token in _PLAIN or token[0].isdigit() or token[0] == "." for token in tokens)
+    return tree, parser.unfinished and plain
 
 
 _ONE_ARGUMENT = {*FLOAT_FUNCTIONS, "log"}
@@ -48,6 +52,7 @@ _GREEK_NAMES = """
 _GREEK = {*_GREEK_NAMES.split()}
 _NAMES = {*_GREEK, *_ONE_ARGUMENT, *_MANY_ARGUMENTS, "pi", "frac", "binom", "sqrt"}
 _INFINITE = {"\\infty", "+", "-", "(", ")", "{", "}", ""}
+_PLAIN = {*"+-*/()[]{}| ", "\\cdot", "\\times", "\\div", ""}
 _CLOSING = {"(": ")", "[": "]", "{": "}", "|": "|", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:\\overline\{\d+\}|[eE][+-]?\d{1,4}(?!\d))?)"

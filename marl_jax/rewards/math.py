@@ -73,7 +73,8 @@ def equivalent(answer: str, gold: str) -> bool:
 
     Values are compared exactly, never rounded. A unit may be left out but not changed; 50\% equals 0.5 and, as
     is usual in data sets, 50. Bare lists and sets have no order, tuples do; ends of intervals count. A label
-    (x = 5) may be left out. Where the gold answer is a plain number, arithmetic left undone (2 + 3) is no answer.
+    (x = 5) may be left out. Where the gold answer is a number, plain numbers joined by + - * / (2 + 3) are no answer;
+    powers, roots, binomials and \frac are (2^{10} - 1).
     """
     if (known := _known(answer, gold)) is not None:
         return known

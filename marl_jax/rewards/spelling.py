@@ -14,7 +14,8 @@ def clean(text: str) -> str:
     if "sqrt" in text:
         text = _PLAIN_ROOT.sub(r"\\sqrt{\1}", text)
     if "\\" in text or "$" in text:
-        text = _MATH_DELIMITER.sub(" ", text.replace("\\$", "¤"))
+        text = _NEGATIVE_SPACE.sub("", _ROW_SPACE.sub(r"\\\\", text))
+        text = _MATH_DELIMITER.sub(" ", _ESCAPED_DOLLARS.sub(r"\1", text).replace("\\$", "¤"))
         is_price = text.count("$") == 1 and _LONE_DOLLAR.match(text)
         text = text.replace("$", "¤" if is_price else "")
         for _ in range(4):  # \textbf{\text{A}}
@@ -23,11 +24,16 @@ def clean(text: str) -> str:
                 break
             text = unwrapped
         text = _COMMAND.sub(_rename, text)
+        text = _REPEATING.sub(_repeating, text)
+        text = _LAST_ROW.sub("", _OVER.sub(r"{\\frac{\1}{\2}}", text))
+    text = _ORDINAL.sub(r"\1", _RAISED_O.sub(r"^\\circ ", text.replace("{:}", ":")))
+    text = _NOON.sub(lambda found: f" {(found[1] or found[2]).lower()}m", text)
     text = _PLAIN_WORD.sub(lambda found: _PLAIN[found.group().lower()], text)
     text = _COMMA_IN_NUMBER.sub(lambda found: "" if found["thousands"] else ".", text)
     text = _SPACED_THOUSANDS.sub(lambda found: found.group().replace(" ", ""), " ".join(text.split()))
     text = _COMPARISON.sub(lambda found: _COMPARISONS[found.group()], text)
-    text = _LETTER_CHOICE.sub(r"\1", text.strip(" =").rstrip(" .,;:"))
+    text = _ELLIPSIS.sub(r", \\ldots", _ANSWER.sub("", text.strip(" =")))
+    text = _LETTER_CHOICE.sub(r"\1", text.rstrip(" .,;:"))
     if (found := _SAID.fullmatch(text)) is not None:  # 5 squared, 3 halves
         return _SAYINGS[found["word"]].format(found["count"])
     return text
@@ -65,13 +71,21 @@ def _flat(text: str) -> str:
 def _rename(found: re.Match) -> str:
     if found["operator"]:
         return "\\" + found["operator"] + " "
+    if found["reals"]:
+        return "(-\\infty,\\infty)"
     return " " if found["styling"] else _COMMANDS.get(found.group(), found.group())
+
+
+def _repeating(found: re.Match) -> str:
+    r"""0.\dot12\dot3 and 0.\bar{123} as 0.\overline{123}."""
+    digits = re.sub(r"\D", "", found[2])
+    return rf"{found[1]}\overline{{{digits}}}"
 
 
 # One spelling per line, then how else it is written.
 _COMMAND_TABLE = r"""
     SPACE            \, \; \: \> \quad \qquad \enspace \thinspace \space ~
-    NOTHING          \left. \right. \left \right \! \displaystyle \textstyle \limits \bf \rm \large \Large \huge
+    NOTHING          \left. \right. \left \right \displaystyle \textstyle \limits \bf \rm \large \Large \huge
     NOTHING          \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \biggl \biggr \Biggl \Biggr
     AND              \land \wedge
     OR               \lor \vee
@@ -102,7 +116,9 @@ _COMMAND_TABLE = r"""
     \arccos          \acos
     \arctan          \atan
     \tan             \tg
-    (-\infty,\infty) \mathbb{R} \R
+    (-\infty,\infty) \R
+    \ldots           \dots \cdots \dotsc \dotsb \hdots
+    \\               \cr
 """
 _PLAIN_TABLE = r"""
     \sqrt sqrt
@@ -126,6 +142,7 @@ _UNICODE_TABLE = r"""
     /      ⁄ ∕
     \pi    π
     \theta θ
+    \Omega Ω
     \alpha α
     \beta  β
     \infty ∞
@@ -167,6 +184,20 @@ _ROOTS = {"√": "", "∛": "[3]", "∜": "[4]"}
 _ROOT = re.compile(r"(?P<root>[√∛∜])\s*(?P<radicand>\d+(?:\.\d+)?|[A-Za-z])")
 _PLAIN_ROOT = re.compile(r"(?<![\\A-Za-z])sqrt\s*(\d+(?:\.\d+)?)")
 _MATH_DELIMITER = re.compile(r"(?<!\\)\\[()\[\]]")
+_ESCAPED_DOLLARS = re.compile(r"^\s*\\\$([^$]*)\\\$\s*$")
+_NEGATIVE_SPACE = re.compile(r"\\!\s*")
+_ROW_SPACE = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]")
+_LAST_ROW = re.compile(r"(?:\\\\\s*)+$")
+_GROUP = r"(?:[^{}]|\{[^{}]*\})*?"
+_OVER = re.compile(rf"(?<!\\)\{{({_GROUP})\\over(?![A-Za-z])({_GROUP})\}}")
+_REPEATING = re.compile(
+    r"(\.\d*)((?:\\(?:overline|bar)\s*(?:\d|\{\d+\}))|\\dot\s*(?:\d|\{\d\})(?:\d*\\dot\s*(?:\d|\{\d\}))?)"
+)
+_RAISED_O = re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*o\s*\}|o(?![A-Za-z]))")
+_ORDINAL = re.compile(r"^\s*(\d+)\s*(?:\^\s*)?(?:\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\.?\s*$")
+_NOON = re.compile(r"(?:(?<=\d)\s*([ap])\.\s?m|(?<=:\d\d)\s*([ap])m)(?![A-Za-z])\.?", re.IGNORECASE)
+_ANSWER = re.compile(r"^(?:final )?answer ?: ?(?=[-+.\d\\({\[|¤]|[A-Za-z] ?=)", re.IGNORECASE)
+_ELLIPSIS = re.compile(r",\s*\.\.\.$")
 _LONE_DOLLAR = re.compile(r"\s*-?\s*\$")
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|sc|up|normal|md)?|math(?:rm|bf|it|sf|tt|normal)|[mhf]box|boxed|boldsymbol|bm|emph"
@@ -174,7 +205,8 @@ _WRAPPER = re.compile(
 )
 _COMMAND = re.compile(
     r"\\\\|\\(?:left|right)\.|(?P<styling>\\(?:[hv]space\*?|phantom|(?:text)?color)\{[^{}]*\})"
-    r"|\\operatorname\*?\s*\{\s*(?P<operator>[A-Za-z]+)\s*\}|\\mathbb\{R\}|\\[A-Za-z]+|\\[^A-Za-z]|~"
+    r"|\\operatorname\*?\s*\{\s*(?P<operator>[A-Za-z]+)\s*\}"
+    r"|(?P<reals>\\mathbb\s*(?:\{\s*R\s*\}|R(?![A-Za-z])))|\\[A-Za-z]+|\\[^A-Za-z]|~"
 )
 _PLAIN_WORD = re.compile(
     r"\*\*|(?<![\\A-Za-z])(?:all real numbers|all reals|empty set|percent|degrees?|sqrt|pi|sin|cos|tan|log|ln"

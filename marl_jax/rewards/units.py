@@ -15,6 +15,12 @@ def measure(text: str) -> tuple[str, str, int]:
         body, unit = found["sign"] + body[found.end() :].strip(), _CURRENCIES[found["symbol"]]
     elif (found := _DEGREES.search(body)) is not None and not _FUNCTION.search(body):
         return body[: found.start()].rstrip(), "degree" + found["scale"], 1
+    elif (found := _OHMS.search(body)) is not None:
+        return body[: found.start()].rstrip(), found["scale"] + "ohm", 1
+    if not unit and (found := _COMPOUND.search(body)) is not None:
+        quantity, name = body[: found.start()].rstrip(), _compound(found.group())
+        if name and _QUANTITY.search(quantity) and not _WORD.search(quantity):
+            return quantity, name, 1
     found = _UNIT.search(body)
     if found is None or not _is_measured(body[: found.start()], found["word"]):
         return body, unit, 1
@@ -22,6 +28,8 @@ def measure(text: str) -> tuple[str, str, int]:
     if words[0].lower() in _MULTIPLIERS:
         scale, words = _MULTIPLIERS[words[0].lower()], words[1:]
     name = _name(" ".join(words), int(found["exponent"] or 1))
+    if unit and name.startswith("per "):  # $5 per hour
+        unit, name = f"{unit} {name}", ""
     if unit and name not in ("", unit):  # $5 euros
         return text, "", 1
     return body[: found.start()].rstrip(), unit or name, scale
@@ -60,19 +68,40 @@ def _singular(word: str) -> str:
     return name[:-1] if len(name) > 3 and name.endswith("s") and not name.endswith("ss") else name
 
 
+def _compound(text: str) -> str:
+    r"""The name of units multiplied and divided, kg\cdot m/s^2; "" where a factor is no known unit."""
+    if not re.search(r"/|[A-Z]|[a-z]{2}", text.replace("\\cdot", "")):  # m \cdot g is a product of letters
+        return ""
+    factors = [(slash, _singular(word), power) for slash, word, power in _FACTORS.findall(text)]
+    if not all(word in _KNOWN for _, word, _ in factors):
+        return ""
+    return " ".join(
+        ("per " if slash else "") + word + (f"^{power}" if power not in ("", "1") else "")
+        for slash, word, power in factors
+    )
+
+
 def _name(words: str, exponent: int) -> str:
-    names = []
+    names: list[str] = []
+    before = 1  # the power of the name that follows: square feet per second is not feet per second squared
     for name in map(_singular, _JOIN.sub(" per ", words).split()):
-        if name in _POWERS:
+        if name in ("square", "cubic"):
+            before = _POWERS[name]
+        elif name in _POWERS:
             exponent = _POWERS[name]
         elif name != "of":
-            names.append(name)
+            names.append(name + (f"^{before}" if before != 1 else ""))
+            before = 1
     return " ".join(names) + (f"^{exponent}" if exponent != 1 else "")
 
 
 _CURRENCIES = {"¤": "dollar", "€": "euro", "£": "pound"}
 _CURRENCY = re.compile(r"(?P<sign>-?)\s*(?P<symbol>[¤€£])\s*")
 _DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?P<scale>[CF]?)$")
+_OHMS = re.compile(r"(?<=\d)\s*(?P<scale>[kM]?)\s*\\Omega$")
+_FACTOR = r"[A-Za-z]{1,12}(?:\s*\^\s*(?:\d|\{\s*-?\d\s*\}))?"
+_COMPOUND = re.compile(rf"(?<= ){_FACTOR}(?:\s*(?:\\cdot|/)\s*{_FACTOR}){{1,4}}\s*$")
+_FACTORS = re.compile(r"(/?)\s*(?<!\\)\b([A-Za-z]+)(?:\s*\^\s*\{?\s*(-?\d))?")
 _FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
 _UNIT = re.compile(
     r"(?<![\\A-Za-z_{^])(?P<word>[A-Za-z]{2,20}(?:[ ./-]{1,3}[A-Za-z]{1,20}){0,5}"

@@ -61,9 +61,7 @@ def export(
     config = read_config(path)
     named = policy_names(config.policies.map)
     if policy not in named:
-        raise FolderError(
-            f"--policy is '{policy}', which is no policy of this run{nearest(policy, named)}"
-        )
+        raise FolderError(f"--policy is '{policy}', which is no policy of this run{nearest(policy, named)}")
     directory = _directory(out, format, path, config)
     parts = load_parts(config)
     spec = parts.specs[policy]
