@@ -23,10 +23,12 @@ from marl_jax.runs.config import (
 from marl_jax.workflows import BUILT_IN
 
 SCALES = ("xs", "s", "m")
+# The scripted teacher's first answers get better with scale, so that accuracy rises and every base leaves room: with
+# a teacher that is right 57% of the time, s alone answered 58.7% rightly.
 RECIPES = {
-    "xs": Recipe("xs", steps=2000, learning_rate=3e-3),
-    "s": Recipe("s", steps=1500, learning_rate=2.5e-3),
-    "m": Recipe("m", steps=1000, learning_rate=2e-3, skill=Skill(draft=0.62, program=0.85)),
+    "xs": Recipe("xs", steps=3000, learning_rate=3e-3, skill=Skill(draft=0.48)),
+    "s": Recipe("s", steps=2500, learning_rate=2.5e-3, skill=Skill(draft=0.52)),
+    "m": Recipe("m", steps=2000, learning_rate=2e-3, skill=Skill(draft=0.56)),
 }
 
 
@@ -34,12 +36,13 @@ def get_config(name: str) -> RunConfig:
     """The configuration of a cell such as voting-isolated-s-math."""
     cell = parse_cell(name, SCALES)
     roles = BUILT_IN[cell.workflow].roles
+    kind = f"micro_{cell.task}"
     share = policies.shared if cell.policy == "shared" else policies.isolated
     return RunConfig(
         cell=str(cell),
         workflow=WorkflowConfig(cell.workflow, prompts="micro"),
         policies=PoliciesConfig(share(roles), base=f"configs/bases/micro-{cell.scale}", dtype="float32"),
-        data=DataConfig(cell.task, f"micro_{cell.task}", problems=64, levels=(1,)),
+        data=DataConfig(cell.task, kind, problems=64, levels=RECIPES[cell.scale].levels[kind]),
         sampling=policies.SamplingSettings(max_new_tokens=64, temperature=1.0),
         engine=EngineConfig(max_prompt=448),  # the longest are the histories of eval_opt, under 400
         rollout=RolloutConfig(samples=8),

@@ -47,8 +47,8 @@ def hidden_states(
         layer, weights = layer_and_adapter
         lora = None
         if weights is not None:
-            stack_of_one = jax.tree.map(lambda w: w[None], weights)
-            lora = lora_lib.LayerLora(stack_of_one, jnp.full((trees * length, 1), adapter_scale, jnp.float32))
+            rank = weights["q"]["a"].shape[-1]
+            lora = lora_lib.LayerLora(weights, jnp.full((trees * length, rank), adapter_scale, jnp.float32))
         q, k, v = map(apart, qwen3.project_qkv(layer, config, x, angles, lora))
         if prefix:
             attended = tree_attention(q, k, v, segment_ids, prefix=prefix, branches=branches)

@@ -1,7 +1,7 @@
 """Low-rank adapters on every linear layer, many at once: y = x W + scale (x A) B, stacked on a leading axis.
 
-A batch with mixed adapters is a dense masked product: x meets the A of all adapters, each row keeps its own
-adapter's ranks, and the product with all B sums over the rest as zeros. No row gathers its weights.
+A batch with mixed adapters is a dense masked product: x meets the A of all adapters side by side, each row keeps its
+own adapter's ranks, and the product with all B sums over the rest as zeros. No row gathers its weights.
 
     adapters = {"q": {"a": [P,L,H,r], "b": [P,L,r,N,D]}, ..., "o": {"a": [P,L,N,D,r], "b": [P,L,r,H]}, ...}
 """
@@ -34,10 +34,10 @@ LINEAR = {
 
 @flax.struct.dataclass
 class LayerLora:
-    """The adapters of one layer, and which of them each row of the batch uses."""
+    """The adapters of one layer, their R = P r ranks side by side, and which of these each row of the batch uses."""
 
-    weights: dict[str, Any]  # {"q": {"a": [P,*in,r], "b": [P,r,*out]}, ...}
-    select: jax.Array  # [B,P] float32: the adapter's scale where the row uses it, 0 elsewhere
+    weights: dict[str, Any]  # {"q": {"a": [*in,R], "b": [R,*out]}, ...}
+    select: jax.Array  # [B,R] float32: the scale at the ranks of the row's own adapter, 0 elsewhere
 
 
 def init_lora(key: jax.Array | int, config: ModelConfig, rank: int, num_adapters: int) -> Tree:
@@ -81,24 +81,33 @@ def stack(adapters: Sequence[Tree]) -> Tree:
 
 
 def select_rows(adapter_index: jax.Array, adapters: Tree, scale: float) -> jax.Array:
-    """adapter_index [B] -> [B,P]: `scale` at the row's adapter; an index of -1 is the base model."""
+    """adapter_index [B] -> [B,R]: `scale` at the ranks of the row's adapter; an index of -1 is the base model."""
     chex.assert_rank(adapter_index, 1)
-    return scale * jax.nn.one_hot(adapter_index, num_adapters(adapters), dtype=jnp.float32)
+    one_hot = jax.nn.one_hot(adapter_index, num_adapters(adapters), dtype=jnp.float32)
+    return scale * jnp.repeat(one_hot, adapters["q"]["a"].shape[-1], axis=-1)
 
 
 def by_layer(adapters: Tree) -> Tree:
-    """Layers first, [L,P,...]: the order in which a scan over layers or a slice of one wants them."""
-    return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), adapters)
+    """Layers first, ranks side by side: a [L,*in,R], b [L,R,*out], as a scan over layers or a slice of one wants them.
+
+    Joined once, outside of any loop: a product over two axes, adapter and rank, would transpose A every time.
+    """
+
+    def join(pair: Tree) -> Tree:
+        a, b = jnp.moveaxis(pair["a"], 0, -2), jnp.moveaxis(pair["b"], 0, 1)
+        return {"a": a.reshape(*a.shape[:-2], -1), "b": b.reshape(len(b), -1, *b.shape[3:])}
+
+    return {name: join(pair) for name, pair in adapters.items()}
 
 
 def delta(name: str, x: jax.Array, lora: LayerLora) -> jax.Array:
     """What the selected adapters add to linear layer `name`: x [B,...,*in] -> [B,...,*out]."""
     inner, outer = LINEAR[name].split("->")
     weights = lora.weights[name]
-    low = jnp.einsum(f"...{inner},p{inner}r->...pr", x, weights["a"])
-    select = lora.select.reshape(x.shape[0], *(1,) * (low.ndim - 3), -1, 1)
+    low = jnp.einsum(f"...{inner},{inner}r->...r", x, weights["a"])
+    select = lora.select.reshape(x.shape[0], *(1,) * (low.ndim - 2), -1)
     scaled = (low * select).astype(low.dtype)  # in float32: most scales, such as 16/6, are no bfloat16
-    return jnp.einsum(f"...pr,pr{outer}->...{outer}", scaled, weights["b"])
+    return jnp.einsum(f"...r,r{outer}->...{outer}", scaled, weights["b"])
 
 
 def merge(params: Tree, adapters: Tree, index: int, scale: float) -> Tree:

@@ -35,7 +35,7 @@ class Recipe:
     length: int = 256  # of a packed row; the few histories that are longer are left out
     prompt_weight: float = 0.1
     math_levels: tuple[int, ...] = (1,)
-    code_levels: tuple[int, ...] = (1,)
+    code_levels: tuple[int, ...] = (1, 2)
     skill: Skill = dataclasses.field(default_factory=Skill)
     seed: int = 0
 

@@ -21,7 +21,7 @@ class Skill:
     """How often the roles are right."""
 
     draft: float = 0.57  # a first answer, worked in the default strategy
-    program: float = 0.57  # the same of a program
+    program: float = 0.85  # the same of a program
     other: float = 0.8  # of that, worked in another one
     again: float = 0.7  # an answer after criticism, or after hearing others
     judge: float = 0.85  # a verdict

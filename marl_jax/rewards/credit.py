@@ -17,7 +17,7 @@ from typing import Any, Literal
 from marl_jax.own import is_own, load_own
 from marl_jax.rollouts.episodes import CallRecord, Episode
 from marl_jax.tasks.families import grade_answer as grade_answer
-from marl_jax.tasks.families import grade_answers
+from marl_jax.tasks.families import start_answer
 from marl_jax.tasks.task import Task
 
 Kind = Literal["solver", "judge", "picker", "planner", "team"]
@@ -52,6 +52,25 @@ class Graded:
 
 
 Credit = Callable[[Sequence[Graded]], Sequence[CallRewards]]
+_Pair = tuple[str, ...]  # an answer to a task, whoever gave it
+
+
+class Grader:
+    """The grades that the tasks' own families give; programs and algebra are worked on from `start` on."""
+
+    def __init__(self, kinds: Mapping[str, Kind] = KINDS):
+        self._kinds = kinds
+        self._started: dict[_Pair, Callable[[], float]] = {}
+
+    def start(self, episode: Episode) -> None:
+        """Begin with all that the grade of a finished episode will ask for; does not wait."""
+        for pair, (task, answer) in _wanted(episode, self._kinds).items():
+            if pair not in self._started:
+                self._started[pair] = start_answer(task, answer)
+
+    def __call__(self, task: Task, answer: str) -> float:
+        """The grade of an answer that an episode brought; waits for it."""
+        return self._started[_pair(task, answer)]()
 
 
 def grade_episodes(
@@ -62,18 +81,16 @@ def grade_episodes(
 ) -> list[Graded]:
     """Every outcome and every solver's answer, graded; `grade(task, answer)` sees each distinct pair once.
 
-    Without a `grade` of one's own it is the family's, and the programs of a batch run side by side.
+    Without a `grade` of one's own, or with a `Grader` that may have begun, programs and algebra run side by side.
     """
-    kinds_of = [tuple(kinds.get(call.role, "team") for call in episode.calls) for episode in episodes]
-    wanted: dict[tuple[str, ...], tuple[Task, str]] = {}
-    for episode, kinds_here in zip(episodes, kinds_of):
-        solved = [call.answer for call, kind in zip(episode.calls, kinds_here) if kind == "solver"]
-        for answer in (episode.answer, *solved) if episode.error is None else ():
-            if answer is not None:
-                wanted.setdefault(_pair(episode.task, answer), (episode.task, answer))
-    if grade is None:
-        values = grade_answers(wanted.values())
-    elif threads > 1:
+    grade = grade or Grader(kinds)
+    if isinstance(grade, Grader):
+        for episode in episodes:
+            grade.start(episode)
+    wanted: dict[_Pair, tuple[Task, str]] = {}
+    for episode in episodes:
+        wanted |= _wanted(episode, kinds)
+    if threads > 1:
         with ThreadPoolExecutor(threads) as pool:
             values = list(pool.map(lambda pair: grade(*pair), wanted.values()))
     else:
@@ -89,12 +106,23 @@ def grade_episodes(
             of(episode, episode.answer),
             tuple(
                 of(episode, call.answer) if kind == "solver" else None
-                for call, kind in zip(episode.calls, kinds_here)
+                for call, kind in zip(episode.calls, _kinds_of(episode, kinds))
             ),
-            kinds_here,
+            _kinds_of(episode, kinds),
         )
-        for episode, kinds_here in zip(episodes, kinds_of)
+        for episode in episodes
     ]
+
+
+def _kinds_of(episode: Episode, kinds: Mapping[str, Kind]) -> tuple[Kind, ...]:
+    return tuple(kinds.get(call.role, "team") for call in episode.calls)
+
+
+def _wanted(episode: Episode, kinds: Mapping[str, Kind]) -> dict[_Pair, tuple[Task, str]]:
+    """The answers of an episode that need a grade: its outcome's and its solvers'."""
+    solved = [call.answer for call, kind in zip(episode.calls, _kinds_of(episode, kinds)) if kind == "solver"]
+    answers = (episode.answer, *solved) if episode.error is None else ()
+    return {_pair(episode.task, answer): (episode.task, answer) for answer in answers if answer is not None}
 
 
 def assign(credit: Credit, graded: Sequence[Graded]) -> list[CallRewards]:

@@ -46,6 +46,7 @@ def rollout(
     tool_log: ToolLog | None = None,
     ahead: int = 1024,
     progress: Callable[[Progress], None] | None = None,
+    finished: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
     """Run `samples` episodes of the workflow on every task; they come back task by task.
 
@@ -68,6 +69,7 @@ def rollout(
       tool_log: results on disk, replayed where this rollout was begun before.
       ahead: new episodes begin while fewer requests than this are unfinished; more than the lanes.
       progress: called after every dispatch; what it raises ends the rollout cleanly.
+      finished: called with every episode as it ends, while others go on: to begin with its grading, say.
 
     Prompts cached before are dropped: an episode's last bit must not depend on what the engine did earlier. However
     the rollout ends (Ctrl-C included), the engines are ready for the next.
@@ -104,7 +106,7 @@ def rollout(
     numbers = range(first_sample, first_sample + samples)
     fresh = ([begin(task, sample) for sample in numbers] for task in tasks)  # made when their time comes
     tools = Errands(ToolPool(tool_threads), tool_log, tool_delay, mode == "free")
-    schedule = _Schedule(voices, tools, parse, Progress(len(tasks) * samples))
+    schedule = _Schedule(voices, tools, parse, Progress(len(tasks) * samples), finished)
     try:
         for _ in schedule.run(fresh, ahead):
             if progress:
@@ -126,8 +128,16 @@ def task_key(task: Task) -> int:
 class _Schedule:
     """The state of one rollout: episodes by their number, in the order of the tasks."""
 
-    def __init__(self, voices: Voices, tools: Errands, parse: Parser, progress: Progress):
+    def __init__(
+        self,
+        voices: Voices,
+        tools: Errands,
+        parse: Parser,
+        progress: Progress,
+        finished: Callable[[Episode], None] | None,
+    ):
         self.voices, self.tools, self.parse, self.progress = voices, tools, parse, progress
+        self.finished = finished
         self.live: dict[int, Running] = {}
         self.done: dict[int, Episode] = {}
         # (engine, ticket) -> the episode that waits for it, the position in its batch, what its record says
@@ -187,6 +197,8 @@ class _Schedule:
                 return
         del self.live[number]
         self.done[number] = running.episode()
+        if self.finished:
+            self.finished(self.done[number])
         self.progress.done += 1
         self.progress.failed += running.error is not None
         self.progress.prompts_refused += running.refused

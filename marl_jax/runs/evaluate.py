@@ -15,7 +15,7 @@ from typing import Any
 from absl import logging
 
 from marl_jax.policies import decode_groups
-from marl_jax.rewards.credit import grade_episodes
+from marl_jax.rewards.credit import Grader, grade_episodes
 from marl_jax.rollouts import Progress
 from marl_jax.runs import fields, folder
 from marl_jax.runs.casts import MODES, Cast, Donor, make_stage
@@ -85,7 +85,7 @@ def evaluate(
 
         def played(cast: Cast, of: Stored, base: list[float] | None) -> dict[str, Any]:
             service.update(of.trees, of.updates)
-            show = watch(of.name)
+            grader = Grader()
             episodes = play(
                 cast.config,
                 stage.parts,
@@ -94,9 +94,10 @@ def evaluate(
                 samples=samples,
                 step=NOISE,
                 seed=noise,
-                progress=show,
+                progress=watch(of.name),
+                grader=grader,
             )
-            found = summary(grade_episodes(episodes), samples, base)
+            found = summary(grade_episodes(episodes, grader), samples, base)
             about = {"split": split, "mode": cast.mode, "seed": noise, "checkpoint": of.name, **cast.about}
             lines.write(of.step, about | found)
             return {"step": of.step, **about, **found}

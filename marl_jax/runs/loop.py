@@ -15,7 +15,7 @@ from typing import Any
 
 from marl_jax.learning import Learner, LearnerState, resample, rows_of, with_advantages
 from marl_jax.policies import Tree, is_frozen
-from marl_jax.rewards.credit import CallRewards, Graded, totals
+from marl_jax.rewards.credit import CallRewards, Graded, Grader, grade_episodes, totals
 from marl_jax.rollouts import Episode, ToolLog
 from marl_jax.rollouts.serving import Service
 from marl_jax.runs import fields, measures, page, plan
@@ -131,13 +131,14 @@ def train(
 def step(run: Run, state: State) -> State:
     """One step: the whole road, from problems to policies that have learned from them."""
     config, parts, number = run.config, run.parts, state.step + 1
-    clock = measures.Clock()
+    clock, grader = measures.Clock(), Grader()
     worth: dict[tuple[int, ...], tuple[Graded, CallRewards]] = {}
 
     # problems -> episodes -> rewards (again and again for problems that teach nothing, if asked to)
     tasks = next(run.problems)
     tools = ToolLog(run.folder / "tools" / f"step-{number}.jsonl")
-    at: dict[str, Any] = {"step": number, "tool_log": tools, "progress": run.stop.watch(run.live.rollout)}
+    at: dict[str, Any] = {"step": number, "tool_log": tools, "grader": grader}
+    at["progress"] = run.stop.watch(run.live.rollout)
 
     def sample(some: Sequence[Task], first: int) -> list[Episode]:
         run.live.phase("sampling")
@@ -149,7 +150,7 @@ def step(run: Run, state: State) -> State:
     def reward(episodes: Sequence[Episode]) -> list[list[float]]:
         run.live.phase("grading")
         with clock("grade"):
-            judged = judge(parts, episodes)
+            judged = judge(parts, episodes, grader)
         worth.update(zip((episode.key for episode in episodes), zip(judged.graded, judged.components)))
         return totals(judged.components)
 
@@ -206,7 +207,7 @@ def evaluate(run: Run, state: State) -> State:
     lines = read_lines(run.evaluations.path)
     about = (0, "val", "trained", len(run.watched))
     base = next((line for line in lines if tuple(line[name] for name in _ABOUT) == about), None)
-    samples = run.config.evaluation.samples
+    samples, grader = run.config.evaluation.samples, Grader()
     episodes = play(
         run.config,
         run.parts,
@@ -216,8 +217,9 @@ def evaluate(run: Run, state: State) -> State:
         step=EVALUATION_NOISE,
         tool_log=ToolLog(run.folder / "tools" / f"eval-{state.step}.jsonl"),
         progress=run.stop.watch(run.live.rollout),
+        grader=grader,
     )
-    graded = judge(run.parts, episodes).graded
+    graded = grade_episodes(episodes, grader)
     found = summary(graded, samples, base["per_problem"] if base else None)
     record = {"split": "val", "mode": "trained", "seed": run.config.seed, **found}
     run.evaluations.write(state.step, record)

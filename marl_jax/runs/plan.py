@@ -7,49 +7,30 @@ Lengths are not known before a run, so times rest on stated assumptions; memory 
 """
 
 import dataclasses
-import functools
-import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
-import jax
-import jax.numpy as jnp
-
-from marl_jax.learning.compiled import SLICES_AT_ONCE, slice_count
-from marl_jax.learning.optimiser import transformation
 from marl_jax.models import ModelConfig
 from marl_jax.models.config import PRESETS
 from marl_jax.models.decode import cache_bytes
 from marl_jax.models.hf import load_config
-from marl_jax.models.lora import init_lora
-from marl_jax.models.table import abstract, num_parameters
+from marl_jax.models.table import num_parameters
 from marl_jax.policies import PolicySpec, decode_groups
-from marl_jax.runs import costs, devices
+from marl_jax.runs import costs, devices, memory
 from marl_jax.runs.config import RunConfig
 from marl_jax.runs.costs import Model
 from marl_jax.runs.devices import Device
+from marl_jax.runs.memory import Part, Phase
 from marl_jax.runs.parts import policy_specs
-from marl_jax.runs.workload import Assumptions, CallShape, Shape, all_shapes, assume, batches_of, calls_of
+from marl_jax.runs.workload import Assumptions, CallShape, Shape, assume, batches_of, calls_of
 from marl_jax.sampling.plan import EngineSettings
-from marl_jax.sampling.plan import plan as plan_engine
-from marl_jax.sampling.programs import Features
 
-Phase = Literal["always", "prefill", "decode", "resizing", "gradient", "optimiser"]
 PROBLEMS = 4  # so many are batched to see how the rows of a step are packed
 
 
 class PlanError(ValueError):
     """A run that cannot fit the device; the text is one line."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """Something that takes memory, and when it does."""
-
-    name: str
-    bytes: int
-    phase: Phase
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,15 +108,15 @@ def make_plan(config: RunConfig, model: ModelConfig, device: Device, *, completi
     sizes = Model(model, device.platform, device.capability, config.policies.remat)
     assumptions = assume(config, completion)
     rounds = calls_of(config, assumptions)
-    standing = _standing(config, sizes, specs)
+    standing = memory.standing(config, sizes, specs)
     bases = sum(part.bytes for part in standing if part.name == "base weights")
     engines = len(decode_groups(specs))
-    engine, refusal = _engine(config, model, device, device.memory - bases, engines)
-    gradient, largest = _gradient(config, sizes, specs, rounds)
+    engine, refusal = memory.engine_within(config, model, device, device.memory - bases, engines)
+    gradient, largest = memory.gradient(config, sizes, specs, rounds)
     return Plan(
         device=device,
         dtype=model.dtype,
-        parts=(*standing, *_sampling(config, sizes, engine, engines), *gradient),
+        parts=(*standing, *memory.sampling(config, sizes, engine, engines), *gradient),
         works=(
             *_decoding(config, sizes, specs, rounds, engine),
             *_learning(config, sizes, specs, rounds),
@@ -183,158 +164,6 @@ def show(size: float) -> str:
     """Bytes for people."""
     power, unit = next(((p, u) for p, u in ((40, "TiB"), (30, "GiB")) if size >= 2**p), (20, "MiB"))
     return f"{size / 2**power:.1f} {unit}"
-
-
-# ---------------------------------------------------------------- memory
-
-
-def _standing(config: RunConfig, sizes: Model, specs: dict[str, PolicySpec]) -> list[Part]:
-    """What lies in memory all the time but for the engines' caches."""
-    model, share = sizes.config, _cut(config, sizes)
-    trained = [spec for spec in specs.values() if not spec.frozen]
-    adapter = config.policies.lora_rank * sizes.rank_one()
-    itemsize = jnp.dtype(model.dtype).itemsize
-    bases = len({spec.base for spec in specs.values()}) * costs.weights(model)
-    served = 0
-    for group in decode_groups(specs):
-        if any(specs[name].lora for name in group):
-            served += len(group) * adapter * itemsize
-        elif not specs[group[0]].frozen and model.dtype != "float32":
-            served += costs.weights(model)
-    numbers = sum(adapter if spec.lora else num_parameters(model) for spec in trained)
-    states = len(trained) * optimiser_bytes(config, model)
-    damped = numbers * 4 if config.learner.interventions.mixing.damping else 0
-    what = "adapters" if config.policies.train == "lora" else "trained weights"
-    parts = [
-        Part("base weights", bases // share, "always"),
-        Part(f"{what} (float32)", numbers * 4 // share, "always"),
-        Part("weights served to the sampler", served // share, "always"),
-        Part("optimiser states", (states + damped) // share, "always"),
-    ]
-    return [part for part in parts if part.bytes]
-
-
-def engine_settings(
-    config: RunConfig,
-    model: ModelConfig,
-    *,
-    lanes: int | None,
-    budget_bytes: int,
-    platform: str | None = None,
-) -> EngineSettings:
-    """The shapes of each engine of a run, within a byte budget; ValueError where nothing fits."""
-    sampling = config.role_settings.values()
-    truncate = any(role.top_p < 1 or role.top_k > 0 for role in sampling)
-    return plan_engine(
-        model,
-        max_prompt=config.engine.max_prompt,
-        max_new=max(role.max_new_tokens for role in sampling),
-        lanes=lanes,
-        budget_bytes=budget_bytes,
-        features=Features(
-            truncate=truncate,
-            # What the trainer renormalises over.
-            candidates=max(role.top_k for role in sampling) if truncate else 0,
-            min_new=any(role.min_new_tokens > 0 for role in sampling),
-        ),
-        steps=config.engine.steps,
-        platform=platform,
-    )
-
-
-def _engine(
-    config: RunConfig, model: ModelConfig, device: Device, free: int, engines: int
-) -> tuple[EngineSettings, str | None]:
-    """The engines' settings as a run would choose them with so much memory free, and why it could not."""
-    budget = config.engine.budget_bytes or max(1, free // (2 * engines))
-    shapes = functools.partial(engine_settings, config, platform=device.platform)
-    try:
-        return shapes(model, lanes=config.engine.lanes, budget_bytes=budget), None
-    except ValueError as error:  # what the least would take is still told
-        positions = config.engine.max_prompt + max(r.max_new_tokens for r in config.role_settings.values())
-        positions = max(positions, model.max_position_embeddings)
-        roomy = dataclasses.replace(model, max_position_embeddings=positions)
-        return shapes(roomy, lanes=config.engine.lanes or 1, budget_bytes=sys.maxsize), str(error)
-
-
-def _sampling(config: RunConfig, sizes: Model, engine: EngineSettings, engines: int) -> list[Part]:
-    model = sizes.config
-    spread = 1 if sizes.platform == "cpu" else config.mesh.data * config.mesh.model
-    lanes = cache_bytes(model, engine.lanes, engine.context)
-    prompts = cache_bytes(model, engine.prefixes, engine.context)
-    chunk, context = engine.chunks[-1], engine.context
-    prefill = costs.prefill_working(sizes, engine.prefill_rows(chunk), chunk, context)
-    decode = costs.decode_working(sizes, engine.lanes, context)
-    return [
-        Part("caches of the lanes", engines * lanes // spread, "always"),
-        Part("caches of prompts", engines * prompts // spread, "always"),
-        Part("working memory of prefill", prefill // spread, "prefill"),
-        Part("working memory of decoding", decode // spread, "decode"),
-        Part("an array of a cache, resized", lanes // (2 * model.num_hidden_layers) // spread, "resizing"),
-    ]
-
-
-def _gradient(
-    config: RunConfig, sizes: Model, specs: dict[str, PolicySpec], rounds: list[list[CallShape]]
-) -> tuple[list[Part], Shape]:
-    """The update of the policy that needs most, at the micro-batch that needs most."""
-    longest = max(role.max_new_tokens for role in config.role_settings.values())
-    shapes = all_shapes(config.learner.batch, config.engine.max_prompt, longest)
-    adapter = config.policies.lora_rank * sizes.rank_one() if config.policies.train == "lora" else 0
-    numbers = adapter or num_parameters(sizes.config)
-    units = max(count_units(config, rounds, name) for name, spec in specs.items() if not spec.frozen)
-    share, data = _cut(config, sizes), 1 if sizes.platform == "cpu" else config.mesh.data
-    single = sizes.platform == "cpu" and config.mesh.data * config.mesh.model == 1
-    slices = config.learner.batch.slice_tokens if single else 0
-    alone = []
-    for s in shapes:
-        count = slice_count(s.rows, s.width, slices)
-        alone.append(
-            dataclasses.replace(s, rows=max(1, s.rows // data) // count * min(count, SLICES_AT_ONCE))
-        )
-    chunk = config.learner.logprob_chunk
-    largest = max(alone, key=lambda s: costs.kept(sizes, s) + costs.working(sizes, s, chunk, numbers))
-    cast = 0 if adapter or sizes.config.dtype == "float32" else costs.weights(sizes.config)
-    cast += 2 * costs.weights(sizes.config) if sizes.widened else 0
-    trees = units * numbers * 4
-    # Dividing and mixing the parts takes them twice more, unless there is but one.
-    mixing = (2 * units + 2 if units > 1 else 2) * numbers * 4
-    parts = [
-        Part("gradient trees", trees // share, "gradient"),
-        Part("weights in the dtype of the products", cast // share, "gradient"),
-        Part("activations", costs.kept(sizes, largest), "gradient"),
-        Part(
-            "working memory of the backward pass", costs.working(sizes, largest, chunk, numbers), "gradient"
-        ),
-        Part("gradient trees", trees // share, "optimiser"),
-        Part("working memory of the optimiser", mixing // share, "optimiser"),
-    ]
-    return [part for part in parts if part.bytes], largest
-
-
-def count_units(config: RunConfig, rounds: list[list[CallShape]], policy: str) -> int:
-    """How many gradient trees a policy's update keeps apart."""
-    mine = [call for some in rounds for call in some if call.policy == policy]
-    level, mixing = config.learner.gradients, config.learner.interventions.mixing
-    if level == "slots":
-        return max(1, len({(call.role, call.slot) for call in mine}))
-    roles = {key.split("/")[0] for key, name in config.policies.map.items() if name == policy}
-    return len(roles) if level == "roles" or mixing.needs_roles else 1
-
-
-def optimiser_bytes(config: RunConfig, model: ModelConfig) -> int:
-    """What the optimiser carries for one policy."""
-    tree = abstract(model)
-    if config.policies.train == "lora":
-        tree = jax.eval_shape(lambda: init_lora(0, model, config.policies.lora_rank, 1))
-    trained = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), tree)
-    state = jax.eval_shape(transformation(config.learner.optimiser).init, trained)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-
-
-def _cut(config: RunConfig, sizes: Model) -> int:
-    """Over how many devices each weight is cut; the processor's devices share one memory."""
-    return 1 if sizes.platform == "cpu" else config.mesh.model
 
 
 # ---------------------------------------------------------------- time
@@ -402,8 +231,8 @@ def _learning(
             # Activations are written and read, the gradient is added to its tree.
             moved += times * (2 * costs.kept(sizes, shape) + 12 * numbers)
             reference += count * scale * costs.forward_operations(sizes, shape) * anchored
-        units = count_units(config, rounds, policy)
-        state = optimiser_bytes(config, sizes.config)
+        units = memory.count_units(config, rounds, policy)
+        state = memory.optimiser_bytes(config, sizes.config)
         stepped += config.learner.epochs * (8 * units * numbers + 2 * state + 12 * numbers)
     return (
         Work("reference", reference / share, 0.0),

@@ -7,12 +7,13 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from marl_jax.policies import Tree, decode_groups
-from marl_jax.rewards.credit import CallRewards, Graded, assign, grade_episodes
+from marl_jax.rewards.credit import CallRewards, Graded, Grader, assign, grade_episodes
 from marl_jax.rollouts import Episode, Progress, ToolLog, rollout
 from marl_jax.rollouts.serving import Service
 from marl_jax.runs.config import RunConfig
+from marl_jax.runs.memory import engine_settings
 from marl_jax.runs.parts import Parts
-from marl_jax.runs.plan import PlanError, engine_settings
+from marl_jax.runs.plan import PlanError
 from marl_jax.sampling.plan import EngineSettings, free_bytes
 from marl_jax.tasks import Task, parse
 
@@ -79,8 +80,12 @@ def play(
     seed: int | None = None,
     tool_log: ToolLog | None = None,
     progress: Callable[[Progress], None] | None = None,
+    grader: Grader | None = None,
 ) -> list[Episode]:
-    """`samples` episodes of every task; their noise follows from seed (None: the run's), step, task and sample."""
+    """`samples` episodes of every task; their noise follows from seed (None: the run's), step, task and sample.
+
+    A `grader` begins with each episode as it ends, while the others are still sampled.
+    """
     engines = {id(engine): engine for engine in service.engines.values()}.values()
     settings = next(iter(engines)).settings
     ahead = config.rollout.ahead or 2 * settings.lanes * len(engines)
@@ -107,10 +112,11 @@ def play(
         tool_log=tool_log,
         ahead=ahead,
         progress=progress,
+        finished=grader.start if grader else None,
     )
 
 
-def judge(parts: Parts, episodes: Sequence[Episode]) -> Played:
+def judge(parts: Parts, episodes: Sequence[Episode], grader: Grader) -> Played:
     """Grade the episodes and hand out their rewards."""
-    graded = grade_episodes(episodes)
+    graded = grade_episodes(episodes, grader)
     return Played(list(episodes), graded, assign(parts.credit, graded))

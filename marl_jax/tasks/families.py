@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import io
 import tokenize
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from marl_jax.tasks.task import Family, Task
 
@@ -33,13 +33,12 @@ def grade(task: Task, response: str) -> float:
 
 def grade_answer(task: Task, answer: str) -> float:
     """1.0 for a right answer as `parse` reads it: the content of a box, or a program."""
-    return FAMILIES[task.family].start(task, answer)()
+    return start_answer(task, answer)()
 
 
-def grade_answers(pairs: Iterable[tuple[Task, str]]) -> list[float]:
-    """`grade_answer` of many: all programs and all algebra are under way before the first is waited for."""
-    started = [FAMILIES[task.family].start(task, answer) for task, answer in pairs]
-    return [wait() for wait in started]
+def start_answer(task: Task, answer: str) -> Callable[[], float]:
+    """`grade_answer` without the wait: what is returned waits. Of many, start all before the first is waited for."""
+    return FAMILIES[task.family].start(task, answer)
 
 
 def program(task: Task, response: str) -> str | None:

@@ -82,7 +82,7 @@ def test_a_scale_that_bfloat16_cannot_hold_is_rounded_only_with_its_product():
     index = jnp.arange(128) % 2
     select = lora.select_rows(index, {"q": {"a": one}}, 16 / 6)
     np.testing.assert_array_equal(select, np.eye(2, dtype=np.float32)[index] * np.float32(16 / 6))
-    layer = lora.LayerLora({"gate": {"a": one, "b": one}}, select)
+    layer = lora.LayerLora({"gate": {"a": one.reshape(1, 2), "b": one.reshape(2, 1)}}, select)
     added = lora.delta("gate", jnp.array(x, jnp.bfloat16)[:, None], layer)
     assert added.dtype == jnp.bfloat16
     expected = (x * np.float32(16 / 6)).astype(jnp.bfloat16)

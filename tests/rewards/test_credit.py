@@ -10,6 +10,7 @@ import pytest
 from marl_jax.rewards.credit import (
     KINDS,
     CreditConfig,
+    Grader,
     assign,
     by_role,
     combine,
@@ -110,6 +111,33 @@ def test_without_a_grader_of_ones_own_the_familys_grades_math_and_programs_in_on
     assert (math_one.outcome, math_one.answers) == (1.0, (1.0, 0.0, 0.0, None))
     assert (code_one.outcome, code_one.answers) == (0.0, (1.0, 0.0, None))
     assert grade_episodes(batch, grade_answer) == [math_one, code_one]
+
+
+def test_a_grader_starts_each_distinct_answer_once_and_before_any_is_waited_for(monkeypatch):
+    submitted = []
+
+    class Verdict:
+        passed = True
+
+        def result(self):
+            assert len(submitted) == 3
+            return self
+
+    monkeypatch.setattr(
+        "marl_jax.rewards.code.submit_program", lambda *asked: submitted.append(asked) or Verdict()
+    )
+    task = Task("c", "code", "?", tests=({"stdin": "", "stdout": ""},), meta={"preamble": "import math"})
+    first, second = voting(["1", "2", None], "1", "1", task=task), voting(["2", "3"], "2", "3", task=task)
+    grader = Grader()
+    grader.start(first)
+    assert submitted == [(f"import math\n\n{n}", task.tests) for n in (1, 2)]
+    assert [one.outcome for one in grade_episodes([first, second], grader)] == [1.0, 1.0]
+
+
+def test_an_episode_that_failed_has_nothing_to_grade(monkeypatch):
+    monkeypatch.setattr("marl_jax.rewards.math.start_equivalent", lambda *asked: pytest.fail("graded"))
+    (one,) = grade_episodes([voting(["42"], "1", "42", error="lost")])
+    assert (one.outcome, one.answers) == (0.0, (0.0, None))
 
 
 def test_threads_give_the_same_grades():

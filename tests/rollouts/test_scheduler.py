@@ -76,6 +76,19 @@ def test_there_is_no_barrier_between_turns_or_roles():
     assert {0, 3} in together  # an aggregator speaks while a voter of another episode still does
 
 
+def test_an_episode_is_told_of_as_it_ends_while_others_go_on():
+    engine, told = FakeEngine(ragged), []
+    episodes = run(
+        voting,
+        engine=engine,
+        prompts=MATH,
+        samples=2,
+        finished=lambda episode: told.append((episode, engine.pending)),
+    )
+    assert timeless(sorted((episode for episode, _ in told), key=episodes.index)) == timeless(episodes)
+    assert sum(pending > 0 for _, pending in told) > len(episodes) // 2
+
+
 def test_engines_take_turns():
     order = []
 

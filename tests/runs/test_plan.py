@@ -25,8 +25,9 @@ from marl_jax.models.table import abstract
 from marl_jax.runs import costs
 from marl_jax.runs.config import load_config
 from marl_jax.runs.devices import BANDWIDTH, COMPUTE, KINDS, Device, host
+from marl_jax.runs.memory import count_units
 from marl_jax.runs.page import plan_page
-from marl_jax.runs.plan import Plan, PlanError, check_fits, count_units, find_model, make_plan
+from marl_jax.runs.plan import Plan, PlanError, check_fits, find_model, make_plan
 from marl_jax.runs.workload import Shape, all_shapes, assume, calls_of
 from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
