@@ -12,7 +12,8 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from marl_jax.rewards.expressions import TooBig, Unreadable, add, multiply, number, variables
+from marl_jax.rewards.expressions import TooBig, Tree, Unreadable, add, multiply, number, variables
+from marl_jax.rewards.intervals import combine
 from marl_jax.rewards.latex import MAX_DEPTH, parse
 from marl_jax.rewards.units import has_words, measure
 
@@ -20,30 +21,38 @@ Node = tuple
 
 
 def readings(text: str) -> Iterator[Node]:
-    """What a cleaned answer may mean: 1,000 is a number, or else a list of two. Nested too deep, it is mere text."""
+    """What a cleaned answer may mean: 1,000 is a number, or else a list of two; 10 am is 10:00 am, too; x = 1, y = 2
+    is a point, or two equations. Nested too deep, it is mere text.
+    """
     if sum(map(text.count, "([{")) > MAX_DEPTH and _depth(text) > MAX_DEPTH:
         yield _text(text)
         return
     joined = _THOUSANDS.sub(lambda found: found.group().replace(",", ""), text)
     if joined != text and not _BRACKET.search(text):
         yield read(joined)
-    yield read(text)
+    if _HOUR.fullmatch(text):
+        yield read(text.replace(" ", ":00 "))
+    node = read(text)
+    yield node
+    if node[0] == "list" and all(item[0] == "equation" and len(item[1]) == 2 for item in node[1]):
+        names, values = zip(*(item[1] for item in node[1]))
+        if "".join(names) in _COORDINATES:
+            yield ("bracket", "(", ")", tuple(map(read, values)), "")
 
 
 def read(text: str) -> Node:
     """The structure of a cleaned answer."""
     text = text.strip()
-    if "\\cup" in text and len(parts := _split(text, _CUP)) > 1:
-        items = tuple(map(read, parts))
-        if all(item[0] == "set" for item in items):
-            return ("set", tuple(itertools.chain.from_iterable(item[1] for item in items)))
-        return ("union", items)
+    if _SET_OPERATOR.search(text) and len(parts := _split(text, _SET_OPERATOR)) > 1:
+        sign, *others = {found.group() for found in _SET_OPERATOR.finditer(text)}
+        return _text(text) if others else _set_algebra(sign, tuple(map(read, parts))) or _text(text)
     if len(parts := _split(text, _SEPARATOR)) > 1:
         if not all(parts):
             return _text(text)
         items = tuple(itertools.chain.from_iterable(map(_items, parts)))
         intervals = all(map(_is_condition, items))  # x < 1 or x > 3
-        return ("union" if intervals and "or" in text else "list", items)
+        together = _set_algebra("\\cup", items) if intervals and "or" in text else None
+        return together or ("list", items)
     if text.startswith(("(", "[", "{", "\\{")):
         return _bracket(text)
     if text.startswith("\\begin"):
@@ -51,16 +60,18 @@ def read(text: str) -> Node:
     if _RELATION.search(text):
         return _relation(text)
     both = _both(text)
-    return ("list", both) if both else _scalar(text)
+    return ("list", both) if both else _scaled(text) or _scalar(text)
 
 
 # --- structure ------------------------------------------------------------------------------------------------
 
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _BRACKET = re.compile(r"[(\[{]")
-_CUP = re.compile(r"\\cup(?![A-Za-z])")
+_COORDINATES = {"xy", "xyz", "ab", "abc", "mn", "pq"}
+_HOUR = re.compile(r"\d{1,2} [ap]m")
+_SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![A-Za-z])")
 _SEPARATOR = re.compile(r"[,;]\s*(?:(?:and|or)(?![A-Za-z]))?|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
-_RELATION = re.compile(r"\\(?:le|ge|in)(?![A-Za-z])|[=<>]")
+_RELATION = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|[=<>]")
 _DEPTH = re.compile(r"\\begin|\\end|\\[{}]|[()\[\]{}]")
 _OPENING = {"(", "[", "{", "\\{", "\\begin"}
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
@@ -72,8 +83,10 @@ _CONDITION = re.compile(
 )
 _LABEL = re.compile(
     r"(?:m?\s*\\(?:angle|triangle|overline|widehat|hat|bar|vec|overrightarrow)\s*)?"
-    rf"(?:{_NAME}|\{{?[A-Za-z ]+\}}?)(?:\([^()=]*\))?|\|[A-Z]{{1,3}}\||\([A-Za-z](?:,[A-Za-z])+\)"
+    rf"(?:{_NAME}|\{{?[A-Za-z ]+\}}?)(?:\([^()=]*\))?|\|[A-Z]{{1,3}}\||\([A-Za-z](?:,\s*[A-Za-z])+\)"
+    r"|[A-Z]\^\{-1\}|[f-h]\^\{-1\}\([^()=]*\)"
 )
+_SUM_OF_NAMES = re.compile(r"[A-Za-z](?:\s*\+\s*[A-Za-z])+")
 
 
 def _split(text: str, separator: re.Pattern) -> list[str]:
@@ -89,6 +102,15 @@ def _split(text: str, separator: re.Pattern) -> list[str]:
             start = found.end()
         at = found.end() if found is not None else at + 1
     return [*parts, text[start:].strip()]
+
+
+def _set_algebra(sign: str, items: tuple[Node, ...]) -> Node | None:
+    """What an operator makes of sets: worked out for numbers, and else a union of what they are."""
+    if (node := combine(sign, items)) is not None or sign != "\\cup":
+        return node
+    if all(item[0] == "set" for item in items):
+        return ("set", tuple(itertools.chain.from_iterable(item[1] for item in items)))
+    return ("union", items)
 
 
 def _items(text: str) -> tuple[Node, ...]:
@@ -157,6 +179,27 @@ def _matrix(text: str) -> Node:
     return ("matrix", tuple(tuple(read(cell) for cell in row.split("&")) for row in rows))
 
 
+def _scaled(text: str) -> Node | None:
+    """A matrix times a number, multiplied out."""
+    at = text.find("\\begin")
+    if at <= 0:
+        return None
+    at -= text[at - 1] in "(["
+    factor, matrix = text[:at].rstrip().removesuffix("\\cdot"), read(text[at:])
+    cells = [cell for row in matrix[1] for cell in row] if matrix[0] == "matrix" else []
+    if not cells or any(cell[0] != "scalar" or cell[2:] != (False, "", False) for cell in cells):
+        return None
+    try:
+        scale = parse(factor + "1" if factor in ("+", "-") else factor)[0]
+        return ("matrix", tuple(tuple(_times(scale, cell) for cell in row) for row in matrix[1]))
+    except ValueError:
+        return None
+
+
+def _times(scale: Tree, cell: Node) -> Node:
+    return ("scalar", multiply([scale, cell[1]]), False, "", False)
+
+
 def _relation(text: str) -> Node:
     parts = _split(text, _RELATION)
     depth_free = "".join(_outside(text))
@@ -167,6 +210,9 @@ def _relation(text: str) -> Node:
         return ("equation", tuple(parts))
     if signs == ["\\in"] and _VARIABLE.fullmatch(parts[0]):
         return read(parts[1])
+    if signs == ["\\ne"] and _VARIABLE.fullmatch(parts[0]) and parts[0] not in _CONSTANTS:
+        reals, points = read(f"-\\infty<{parts[0]}<\\infty"), ("set", _items(parts[1]))
+        return combine("\\setminus", (reals, points)) or _text(text)
     if all(sign in ("<", "\\le") for sign in signs):
         return _ordered(text, parts, [sign == "<" for sign in signs])
     if all(sign in (">", "\\ge") for sign in signs):
@@ -222,6 +268,11 @@ def _text(text: str) -> Node:
 def is_label(text: str) -> bool:
     """Whether an equation's side only names what is asked for: x, f(x), a_5, AB, Area."""
     return len(text) <= 40 and bool(_LABEL.fullmatch(text.strip()))
+
+
+def is_asked(text: str) -> bool:
+    """Whether an answer may name its value so: by a label, or a sum of names (m + n). A gold x + y = 5 is a line."""
+    return is_label(text) or bool(_SUM_OF_NAMES.fullmatch(text))
 
 
 # --- scalars --------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def parse(text: str) -> tuple[Tree, bool]:
     if tokens.count("\\infty") > 1 or ("\\infty" in tokens and not _INFINITE.issuperset(tokens)):
         raise Unreadable("infinity has no arithmetic")
     parser = _Parser(tokens)
-    tree = parser.sum()
+    tree = parser.stack()
     if parser.next() != "":
         raise Unreadable(text)
     plain = all(token in _PLAIN or token[0].isdigit() or token[0] == "." for token in tokens)
@@ -92,6 +92,16 @@ class _Parser:
             raise Unreadable(f"{token!r} where {wanted or 'an expression'!r} should be")
         self.at += 1
         return token
+
+    def stack(self) -> Tree:
+        r"""A whole group, which \over and \choose take apart."""
+        above = self.sum()
+        if self.next() not in ("\\over", "\\choose"):
+            return above
+        command, below = self.take(), self.sum()
+        if command == "\\choose":
+            return self.worked(("f", "binom", above, below))
+        return multiply([above, power(below, number(-1))])
 
     def sum(self) -> Tree:
         self.deeper()
@@ -203,7 +213,7 @@ class _Parser:
 
     def group(self) -> Tree:
         opening = self.take()
-        tree = self.sum()
+        tree = self.stack()
         self.take(_CLOSING[opening])
         return tree
 

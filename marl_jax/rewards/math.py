@@ -6,15 +6,16 @@ Exact arithmetic and floats at a few points decide nearly every pair in this pro
 floats cannot tell apart is settled by math-verify in a worker, which is sent the trees and never the text. A
 response without a box earns 0: the answer in a box is what is asked for.
 
-A grading ends within two seconds of the clock, waiting for others included, once the workers are up (which `start` of
-`math_pool` does ahead). Algebra is limited by the CPU time it takes; an answer that needs nearly all of it may be told
-right on one machine and wrong on a slower one. Where the clock runs out first, or workers die, this one grading earns
-0, and the next one of the same answer asks again.
+A grading ends within two seconds of the clock, waiting for others included, and half a second after the workers are
+up where their start alone takes 1.5 (`start` of `math_pool` does it ahead). Algebra is limited by the CPU time it
+takes; an answer that needs nearly all of it may be told right on one machine and wrong on a slower one. Where the
+clock runs out first, or workers die, this one grading earns 0, and the next one of the same answer asks again.
 
 What is the same about quantities; the last column says what is not:
 
     percent   50\% is 50\%, 0.5, 1/2, and 50 as in data sets   50 is not 0.5; 5\% is not 0.5; 60\% is not 60^\circ
-    units     5 cm is 5 cm, 5 centimeters and 5                5 cm is not 5 m or 5 cm^2; 100 cm is not 1 m
+    units     5 cm is 5 cm, 5 centimeters and 5;               5 cm is not 5 m or 5 cm^2; 100 cm is not 1 m
+              \$12 per hour is \$12                            \$12 per hour is not \$12 per day
     words     12 apples is 12: a plural noun alone or a noun   12 apples is not 12 oranges
               after per or of counts as a unit; other words
               make a text, to be written alike                 5 zorble is not 5; 5 at most is not 5
@@ -28,7 +29,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from marl_jax.rewards import math_pool
-from marl_jax.rewards.answers import Node, is_label, read, readings
+from marl_jax.rewards.answers import Node, is_asked, is_label, read, readings
 from marl_jax.rewards.boxed import extract_boxed
 from marl_jax.rewards.expressions import (
     POINTS,
@@ -47,6 +48,7 @@ from marl_jax.rewards.expressions import (
 )
 from marl_jax.rewards.latex import parse
 from marl_jax.rewards.spelling import choice, clean, squeeze
+from marl_jax.rewards.units import agree
 from marl_jax.rewards.warn import warn
 
 MAX_CHARS = 1000  # of an answer that is read; a longer one must be the gold answer's text
@@ -220,7 +222,7 @@ class _Comparison:
             return is_label(g[1][0]) and self.same(a, read(g[1][-1]))
         if g[0] != "equation":  # x = 2 + 3 = 5 for 5
             first, *rest, last = a[1]
-            steps = rest if is_label(first) else [first, *rest]
+            steps = rest if is_asked(first) else [first, *rest]
             return self.same(read(last), g) and all(self.same_value(step, last) for step in steps)
         if [squeeze(part) for part in a[1]] == [squeeze(part) for part in g[1]]:
             return True
@@ -243,7 +245,7 @@ class _Comparison:
     def same_scalar(self, a: Node, g: Node) -> bool:
         _, tree_a, unfinished, unit_a, percent_a = a
         _, tree_g, gold_unfinished, unit_g, percent_g = g
-        if (unit_a or percent_a) and (unit_g or percent_g) and (unit_a, percent_a) != (unit_g, percent_g):
+        if not agree(unit_a, unit_g) or (percent_a and unit_g) or (unit_a and percent_g):
             return False
         if unfinished and not gold_unfinished and tree_g[0] == "n":
             return False

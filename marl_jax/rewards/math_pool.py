@@ -1,8 +1,9 @@
 """The parent's side of the math workers: started when first needed, replaced when they die, ended at exit.
 
 Any thread may ask. Each waits for a free worker, sends one line, and kills the worker that does not answer
-in time; nothing is forked from this process, which may have loaded JAX. Workers start in the background: nobody
-waits for one while another is up, and only while none is does time count against no limit but that of the start.
+in time; nothing is forked from this process, which may have loaded JAX. Workers start in the background, and nobody
+waits for one while another is up. The first question waits for the start on its own time, all but the last
+`AFTER_START_S` of it: enough for ordinary algebra, however slow the start was.
 """
 
 import atexit
@@ -22,11 +23,12 @@ from typing import NamedTuple
 from marl_jax.rewards.expressions import Tree
 
 START_LIMIT_S = 120.0  # loading the library on a slow disk is no verdict about an answer
+AFTER_START_S = 0.5  # of its time that a question keeps while no worker is up
 MAX_WORKERS = 4
 LATE_LIMIT_S = 5.0  # a worker that is silent so much longer hangs; on a busy machine it may merely be late
 TRIES = 3  # of a question, where workers die
 
-_ROOT = Path(__file__).resolve().parents[2]  # the directory that holds `marl_jax`
+_WORKER = Path(__file__).with_name("math_worker.py")  # run by its path: the package around it loads much else
 
 
 class WorkerDied(Exception):
@@ -36,7 +38,7 @@ class WorkerDied(Exception):
 class Verdict(NamedTuple):
     same: bool | None  # None where the clock ran out or the worker died: no word about the answer
     cpu_s: float  # spent on algebra
-    wall_s: float  # spent here, starts of workers apart
+    wall_s: float  # spent here, of what was given
 
 
 def equal(answer: Tree, gold: Tree, cpu_s: float, wall_s: float) -> Verdict:
@@ -67,13 +69,12 @@ class _Worker:
     """One worker process, and the conversation with it."""
 
     def __init__(self) -> None:
-        path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "marl_jax.rewards.math_worker"],
+            [sys.executable, "-P", str(_WORKER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONHASHSEED": "0"},
+            env={**os.environ, "PYTHONHASHSEED": "0"},
             bufsize=0,
         )
         self.ready = False
@@ -156,7 +157,7 @@ class _Pool:
         return Verdict(None, 0.0, wall_s - left_s)
 
     def _take(self, limit_s: float) -> tuple[_Worker | None, float]:
-        """A worker that is ready, None where none was free in time; and the seconds waited while one was up."""
+        """A worker that is ready, None where none was free in time; and the seconds of the limit that are spent."""
         waited_s = 0.0
         with self.changed:
             if not self.idle and len(self.all) < self.size:
@@ -168,9 +169,10 @@ class _Pool:
                     if self.failure is not None:
                         raise self.failure
                     self._start_one()  # the others died or were closed
-                begun, counts = time.monotonic(), any(worker.ready for worker in self.all)
-                self.changed.wait(limit_s - waited_s)
-                waited_s += counts * (time.monotonic() - begun)
+                begun, left_s = time.monotonic(), limit_s - waited_s
+                kept_s = 0.0 if any(worker.ready for worker in self.all) else min(left_s, AFTER_START_S)
+                self.changed.wait(left_s)
+                waited_s += min(time.monotonic() - begun, left_s - kept_s)
             return self.idle.pop(), waited_s
 
     def _start_one(self) -> None:

@@ -1,4 +1,4 @@
-"""The process in which algebra is compared: `python -m marl_jax.rewards.math_worker`, one pair per line.
+"""The process in which algebra is compared, one pair per line.
 
 It loads math-verify once and forks a child for every pair, so a comparison that runs away, eats memory or
 crashes ends alone and leaves no trace in the next one. The child's exit status is the verdict, told with the CPU
@@ -56,10 +56,11 @@ def main() -> None:
         os.dup2(nowhere.fileno(), 1)  # what a library prints is no verdict
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
     logging.disable(logging.CRITICAL)
+    gc.disable()  # what is loaded stays
     for pair in WARM_UP:
         equal(*pair)
-    gc.collect()
     gc.freeze()
+    gc.enable()
     out.write("ready\n")
     for line in sys.stdin:
         verdict, cpu_s = _in_child(*json.loads(line))

@@ -14,7 +14,7 @@ def clean(text: str) -> str:
     if "sqrt" in text:
         text = _PLAIN_ROOT.sub(r"\\sqrt{\1}", text)
     if "\\" in text or "$" in text:
-        text = _NEGATIVE_SPACE.sub("", _ROW_SPACE.sub(r"\\\\", text))
+        text = _UNIT_FRACTION.sub(r"\1/\2", _NEGATIVE_SPACE.sub("", _ROW_SPACE.sub(r"\\\\", text)))
         text = _MATH_DELIMITER.sub(" ", _ESCAPED_DOLLARS.sub(r"\1", text).replace("\\$", "¤"))
         is_price = text.count("$") == 1 and _LONE_DOLLAR.match(text)
         text = text.replace("$", "¤" if is_price else "")
@@ -24,16 +24,17 @@ def clean(text: str) -> str:
                 break
             text = unwrapped
         text = _COMMAND.sub(_rename, text)
-        text = _REPEATING.sub(_repeating, text)
-        text = _LAST_ROW.sub("", _OVER.sub(r"{\\frac{\1}{\2}}", text))
+        text = _REMOVED.sub(r" \\setminus ", _REPEATING.sub(_repeating, text))
+        text = _LAST_ROW.sub("", text)
     text = _ORDINAL.sub(r"\1", _RAISED_O.sub(r"^\\circ ", text.replace("{:}", ":")))
-    text = _NOON.sub(lambda found: f" {(found[1] or found[2]).lower()}m", text)
+    text = _NOON.sub(lambda found: f" {found.group().strip()[0].lower()}m", text)
     text = _PLAIN_WORD.sub(lambda found: _PLAIN[found.group().lower()], text)
     text = _COMMA_IN_NUMBER.sub(lambda found: "" if found["thousands"] else ".", text)
     text = _SPACED_THOUSANDS.sub(lambda found: found.group().replace(" ", ""), " ".join(text.split()))
     text = _COMPARISON.sub(lambda found: _COMPARISONS[found.group()], text)
     text = _ELLIPSIS.sub(r", \\ldots", _ANSWER.sub("", text.strip(" =")))
     text = _LETTER_CHOICE.sub(r"\1", text.rstrip(" .,;:"))
+    text = _RATIO.sub(r"\1:\2", text)
     if (found := _SAID.fullmatch(text)) is not None:  # 5 squared, 3 halves
         return _SAYINGS[found["word"]].format(found["count"])
     return text
@@ -94,6 +95,7 @@ _COMMAND_TABLE = r"""
     \le              \leq \leqslant
     \ge              \geq \geqslant
     \ne              \neq
+    \setminus        \backslash \smallsetminus
     <                \lt
     >                \gt
     =                \approx \simeq \equiv
@@ -154,6 +156,8 @@ _UNICODE_TABLE = r"""
     \ge    ≥
     \ne    ≠
     \cup   ∪
+    \cap   ∩
+    \setminus ∖
     \in    ∈
     \pm    ±
     \{\}   ∅
@@ -169,7 +173,8 @@ def _spellings(table: str) -> dict[str, str]:
 
 _COMMANDS = _spellings(_COMMAND_TABLE) | {"\\ ": " "}
 _PLAIN = {word: f"{spelling} " for word, spelling in _spellings(_PLAIN_TABLE).items()}
-_PLAIN |= dict.fromkeys(("all real numbers", "all reals"), "(-\\infty,\\infty)") | {"empty set": "\\{\\}"}
+_PLAIN |= dict.fromkeys(("all real numbers", "all reals"), "(-\\infty,\\infty)")
+_PLAIN |= dict.fromkeys(("empty set", "no solution", "no solutions"), "\\{\\}")
 _UNICODE = {
     ord(char): spelling if len(spelling) == 1 else f"{spelling} "
     for char, spelling in _spellings(_UNICODE_TABLE).items()
@@ -187,15 +192,18 @@ _MATH_DELIMITER = re.compile(r"(?<!\\)\\[()\[\]]")
 _ESCAPED_DOLLARS = re.compile(r"^\s*\\\$([^$]*)\\\$\s*$")
 _NEGATIVE_SPACE = re.compile(r"\\!\s*")
 _ROW_SPACE = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]")
+_NAMED = r"\\(?:text|mathrm)\{[A-Za-z ]+\}(?:\^\d|\^\{\d\})?"
+_UNIT_FRACTION = re.compile(
+    rf"(?<=[\d}} ,;])\\[dt]?frac\{{({_NAMED}(?:\s*\\cdot\s*{_NAMED})*)\}}\{{({_NAMED})\}}(?=[\s$.]*$)"
+)
+_REMOVED = re.compile(r"(?<=[)\]}])\s*-\s*(?=\\\{)")
 _LAST_ROW = re.compile(r"(?:\\\\\s*)+$")
-_GROUP = r"(?:[^{}]|\{[^{}]*\})*?"
-_OVER = re.compile(rf"(?<!\\)\{{({_GROUP})\\over(?![A-Za-z])({_GROUP})\}}")
 _REPEATING = re.compile(
     r"(\.\d*)((?:\\(?:overline|bar)\s*(?:\d|\{\d+\}))|\\dot\s*(?:\d|\{\d\})(?:\d*\\dot\s*(?:\d|\{\d\}))?)"
 )
 _RAISED_O = re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*o\s*\}|o(?![A-Za-z]))")
 _ORDINAL = re.compile(r"^\s*(\d+)\s*(?:\^\s*)?(?:\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\.?\s*$")
-_NOON = re.compile(r"(?:(?<=\d)\s*([ap])\.\s?m|(?<=:\d\d)\s*([ap])m)(?![A-Za-z])\.?", re.IGNORECASE)
+_NOON = re.compile(r"(?<=\d)(?:\s*[ap]\.\s?m|\s+[ap]m|(?<=:\d\d)[ap]m)(?![A-Za-z])\.?", re.IGNORECASE)
 _ANSWER = re.compile(r"^(?:final )?answer ?: ?(?=[-+.\d\\({\[|¤]|[A-Za-z] ?=)", re.IGNORECASE)
 _ELLIPSIS = re.compile(r",\s*\.\.\.$")
 _LONE_DOLLAR = re.compile(r"\s*-?\s*\$")
@@ -209,8 +217,8 @@ _COMMAND = re.compile(
     r"|(?P<reals>\\mathbb\s*(?:\{\s*R\s*\}|R(?![A-Za-z])))|\\[A-Za-z]+|\\[^A-Za-z]|~"
 )
 _PLAIN_WORD = re.compile(
-    r"\*\*|(?<![\\A-Za-z])(?:all real numbers|all reals|empty set|percent|degrees?|sqrt|pi|sin|cos|tan|log|ln"
-    r"|inf(?:ini)?ty|inf|oo)(?![A-Za-z])",
+    r"\*\*|(?<![\\A-Za-z])(?:all real numbers|all reals|empty set|no solutions?|percent|degrees?|sqrt|pi"
+    r"|sin|cos|tan|log|ln|inf(?:ini)?ty|inf|oo)(?![A-Za-z])",
     re.IGNORECASE,
 )
 _COMMA_IN_NUMBER = re.compile(r"(?<=\d)(?:(?P<thousands>\{,\}(?=\d{3}(?!\d))|,\s?(?=!))|\{,\})(?=\d)")
@@ -235,4 +243,5 @@ _PARTS |= {f"{word}s": below for word, below in _PARTS.items() if word.endswith(
 _SAYINGS = {word: f"{{}}/{below}" for word, below in _PARTS.items()}
 _SAYINGS |= {"squared": "{}^2", "cubed": "{}^3", "factorial": "{}!"}
 _SAID = re.compile(rf"(?P<count>\d+) (?P<word>{'|'.join(_SAYINGS)})")
+_RATIO = re.compile(r"^(\d+) to (\d+)$")
 _EMPTY_SPACE = re.compile(r"(?<!\d) (?=\d)|(?<![A-Za-z]) (?=[A-Za-z])| (?![A-Za-z\d])")

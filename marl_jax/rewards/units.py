@@ -12,7 +12,8 @@ def measure(text: str) -> tuple[str, str, int]:
     """What stands before the unit, the unit's name ("" for none), and the factor of a number word."""
     body, unit, scale = text.strip(), "", 1
     if (found := _CURRENCY.match(body)) is not None:
-        body, unit = found["sign"] + body[found.end() :].strip(), _CURRENCIES[found["symbol"]]
+        body = found["sign"] + _RATE.sub(" per ", body[found.end() :].strip())
+        unit = _CURRENCIES[found["symbol"]]
     elif (found := _DEGREES.search(body)) is not None and not _FUNCTION.search(body):
         return body[: found.start()].rstrip(), "degree" + found["scale"], 1
     elif (found := _OHMS.search(body)) is not None:
@@ -33,6 +34,14 @@ def measure(text: str) -> tuple[str, str, int]:
     if unit and name not in ("", unit):  # $5 euros
         return text, "", 1
     return body[: found.start()].rstrip(), unit or name, scale
+
+
+def agree(unit: str, other: str) -> bool:
+    """Whether they say the same of a quantity: a unit may be left out, and of a price what it is per."""
+    price, other_price = (name.partition(" per ")[0] for name in (unit, other))
+    if price == other_price and price in _PRICES and price in (unit, other):
+        return True
+    return unit == other or not (unit and other)
 
 
 def has_words(text: str) -> bool:
@@ -96,7 +105,9 @@ def _name(words: str, exponent: int) -> str:
 
 
 _CURRENCIES = {"¤": "dollar", "€": "euro", "£": "pound"}
+_PRICES = {"dollar", "euro"}  # a pound is a weight, too
 _CURRENCY = re.compile(r"(?P<sign>-?)\s*(?P<symbol>[¤€£])\s*")
+_RATE = re.compile(r"(?<=\d)\s*/\s*(?=[A-Za-z]{2})")
 _DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?P<scale>[CF]?)$")
 _OHMS = re.compile(r"(?<=\d)\s*(?P<scale>[kM]?)\s*\\Omega$")
 _FACTOR = r"[A-Za-z]{1,12}(?:\s*\^\s*(?:\d|\{\s*-?\d\s*\}))?"

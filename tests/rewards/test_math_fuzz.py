@@ -14,6 +14,7 @@ SOUP = r"""
     x y i e \pi \infty a b \sin \cos^{-1} \log \ln \text{cm} cm or and % \% \$ $ ^\circ \begin{pmatrix} \end{pmatrix} \\
     & \left \right \binom \lfloor \rfloor \max \gcd f apples million _2 _{10} \overline{3} ? ' " . \circ no is degrees
     inf 100 000 1,000 {,} \, ~ \text{ \mathbb{R} \emptyset \ne ² √ ½ ° π \! A (A) {{ }} )) 9^{9^{9 !!! \color{red}
+    \cap \setminus \over \choose
 """.split()  # noqa: SIM905
 LEAVES = r"1 2 0 10 x y n \pi e i 0.5 99 10^{20} 1e400 \infty -3 7^{500} 2000! 10^{4000}".split()  # noqa: SIM905
 FORMS = [
@@ -49,6 +50,11 @@ FORMS = [
         r"{a}={b}",
         r"({a},{b})",
         r"[{a},{b})\cup({b},{a}]",
+        r"[{a},{b})\cap({a},{b}]",
+        r"\mathbb{{R}}\setminus\{{{a},{b}\}}",
+        r"x \ne {a}",
+        r"{{{a} \over {b}}}",
+        r"{a}\begin{{pmatrix}}{b}\\{a}\end{{pmatrix}}",
     ),
 ]
 

@@ -233,6 +233,43 @@ QUIET = [pytest.param(2.0, marks=pytest.mark.campaign, id="alone"), pytest.param
 
 
 @pytest.mark.parametrize("limit_s", QUIET)
+@pytest.mark.parametrize("pair", [BOMBS[0], BOMBS[-1]], ids=["smallest", "biggest"])
+def test_a_hostile_answer_that_is_the_first_of_a_process_earns_nothing_within_seconds(pair, limit_s):
+    done = run(rf"""
+        import time
+        from marl_jax.rewards import grade_math
+        begun = time.monotonic()
+        print(grade_math(r"\boxed{{{pair[0]}}}", r"{pair[1]}"), time.monotonic() - begun)
+    """)
+    assert done.returncode == 0, done.stderr
+    reward, seconds = map(float, done.stdout.split())
+    assert reward == 0.0
+    assert seconds < limit_s
+
+
+@pytest.fixture
+def cold(monkeypatch):
+    """No worker is up."""
+    monkeypatch.setattr(math_pool, "_pool", math_pool._Pool())
+    yield
+    math_pool.close()
+
+
+def test_the_first_question_waits_for_the_start_on_its_own_time(cold):
+    begun = time.monotonic()
+    verdict = ask(*HARD)
+    assert verdict.same
+    assert verdict.wall_s == pytest.approx(time.monotonic() - begun, abs=0.1)
+
+
+def test_an_ordinary_first_answer_is_right_however_late_the_worker_is(cold, monkeypatch, tmp_path):
+    late = tmp_path / "math_worker.py"
+    late.write_text("import time; time.sleep(2.0)\n" + math_pool._WORKER.read_text())
+    monkeypatch.setattr(math_pool, "_WORKER", late)
+    assert grade_math(r"\boxed{\ln 46}", r"\ln 2 + \ln 23") == 1.0
+
+
+@pytest.mark.parametrize("limit_s", QUIET)
 def test_a_dozen_hostile_answers_at_once_earn_nothing_each_within_seconds(limit_s, tmp_path):
     assert ask("x + 1", "1 + x").same
     injections = [(text.format(tmp_path / "ran"), "0") for text in INJECTIONS]
