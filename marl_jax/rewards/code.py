@@ -2,33 +2,28 @@
 
 Three kinds of test: `{"stdin", "stdout"}` runs the program as a script; `{"call", "args", "expected"}` imports it and
 calls a function (or a method of its class `Solution`); `{"check"}` (optionally with `"functions"` and `"setup"`) is
-test code in a process of its own, whose calls to the program's functions go through a pipe. Every test starts afresh.
+test code in a process of its own, whose use of the program's functions and objects goes through a pipe. Every test
+starts afresh.
 """
 
 import dataclasses
 import functools
 import hashlib
-import itertools
-import operator
 import os
-import re
-import textwrap
-import threading
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from marl_jax.rewards.asserts import check_functions, free_functions
 from marl_jax.rewards.compare import same_output, same_packed
+from marl_jax.rewards.fences import extract_program as extract_program
 from marl_jax.rewards.sandbox import plain
 from marl_jax.rewards.sandbox.pool import Pool, Seat, Verdict, default_pool
+from marl_jax.rewards.sandbox.verdicts import done, verdicts_of
 from marl_jax.rewards.sandbox.worker import Ended, Limits, Process, first_frame
 
 TIME_LIMIT_S = 6.0  # per test, as LiveCodeBench has it
 MEMORY_LIMIT_MB = 1024.0
-_CACHED_VERDICTS = 1 << 16
 _ROOM = 16  # an answer longer than so many times the expected one (and a bit) is wrong, whatever it says
 
 
@@ -68,10 +63,10 @@ def submit_program(
     prepared = parse_tests(tests)
     source = source and source.removeprefix("\ufeff")  # the byte order mark of a file: Python skips it there
     if source is None or not source.strip():
-        return _done(Verdict(False, "no program"))
+        return done(Verdict(False, "no program"))
     pool = default_pool() if pool is None else pool
     limits = Limits(time_limit_s, int(memory_limit_mb * 2**20))
-    return _cache_of(pool).get(
+    return verdicts_of(pool).get(
         _digest(source, prepared, limits),
         lambda: pool.submit([functools.partial(test.run, source, limits) for test in prepared]),
     )
@@ -80,20 +75,6 @@ def submit_program(
 def grade_code(response: str, tests: Sequence[Mapping[str, Any]], **limits: Any) -> float:
     """1.0 when the program in a model's response passes every test, else 0.0."""
     return float(run_program(extract_program(response), tests, **limits).passed)
-
-
-def extract_program(response: str) -> str | None:
-    """The last fenced block of a response that is not blank, whatever language it names; None without a block.
-
-    Fences are those of Markdown, also inside a list, whose indentation goes. A block cut off before its end counts.
-    Where it makes better sense of the fences, one may also open after text, or close after code or before a full stop.
-    """
-    lines = _LINE_END.split(response)
-    # As Markdown has it, unless only a looser reading makes every fence find its other half.
-    readings = [_read_blocks(lines, *loose) for loose in itertools.product((False, True), repeat=2)]
-    _, blocks = min(readings, key=operator.itemgetter(0))
-    written = [block for block in blocks if _is_written(block)] or blocks
-    return _unindented("\n".join(written[-1])) if written else None
 
 
 def parse_tests(tests: Sequence[Mapping[str, Any]]) -> "tuple[Test, ...]":
@@ -150,7 +131,7 @@ class CallTest:
 
 @dataclasses.dataclass(frozen=True)
 class CheckTest:
-    """Run test code that calls the program's functions from another process."""
+    """Run test code that uses the program's functions and classes from another process."""
 
     check: str
     functions: tuple[str, ...]
@@ -173,7 +154,7 @@ class CheckTest:
             Process(ours, check, limits, commands=True) as checker,
         ):
             while (message := checker.receive()) is not None:
-                if not message.startswith(b'["call"'):
+                if not message.startswith(b'["ask"'):
                     failure = _error(message)
                     if failure is not None:
                         return f"check failed: {failure}"
@@ -285,124 +266,6 @@ def _answer(result: bytes) -> list[Any] | None:
     except (ValueError, TypeError):
         return None
     return [value] if kind == "ok" else None
-
-
-_LINE_END = re.compile(r"\r\n?|\n")
-_INDENT = re.compile(r"\s*(?:(?:[-*+]|\d{1,9}[.)])\s+)?")
-_OPENING = re.compile(_INDENT.pattern + r"(?P<fence>`{3,}(?=[^`]*$)|~{3,})")
-_CLOSING = re.compile(r"\s*(`{3,}|~{3,})\s*")
-# The same after other text, in a line without the blanks at its end.
-_LATE_OPENING = re.compile(r"(?<!`)(?P<fence>`{3,})\s*(?P<language>[\w+#.-]*)$")
-_LATE_CLOSING = re.compile(r"(?<!`)(?P<fence>`{3,})(?:[.,;:!?)].*)?$")
-
-
-def _read_blocks(lines: Sequence[str], late_close: bool, late_open: bool) -> tuple[int, list[list[str]]]:
-    """The fenced blocks of a response, after a mark for how ill that reading fits: 0 where it fits."""
-    blocks: list[list[str]] = []
-    fence, indent, inner, strings, ill = "", 0, 0, 0, False
-    for line in lines:
-        late = _first_fence(_LATE_OPENING, line)
-        if not fence:
-            if (opening := _OPENING.match(line) or (late if late_open else None)) is not None:
-                fence, indent, inner, strings = opening["fence"], _INDENT.match(line).end(), 0, 0  # type: ignore[union-attr]
-                blocks.append([])
-            continue
-        closing = _CLOSING.fullmatch(line)
-        if closing and closing[1].startswith(fence) and closing.start(1) < indent + 4:
-            fence, ill = "", ill or inner % 2 == 1
-            continue
-        end = _first_fence(_LATE_CLOSING, line) if late_close else None
-        if end and end["fence"].startswith(fence) and not strings ^ _open_strings(line[: end.start()]):
-            code = line[: end.start()].rstrip()
-            comment = code.lstrip().startswith("#")
-            if not comment and (code or end.start() < indent + 4):
-                blocks[-1].extend([code] if code else [])
-                fence, ill = "", ill or inner % 2 == 1
-                continue
-        if late and late["fence"].startswith(fence) and not strings ^ _open_strings(line[: late.start()]):
-            inner += 1  # half of a pair, as of a comment that shows an example
-            ill |= bool(late["language"]) and not line[: late.start()].strip() and late.start() < indent + 4
-        blocks[-1].append(line)
-        strings ^= _open_strings(line)
-    if not any(map(_is_written, blocks)):
-        return 3, blocks
-    if ill or (fence and (inner % 2 or not _is_written(blocks[-1]))):
-        return 2, blocks
-    return int(bool(fence)), blocks  # one that is open at the end may have been cut off
-
-
-def _first_fence(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
-    """Where the pattern is found, if at the line's first fence: a second one ends a piece of code in running text."""
-    found = pattern.search(line.rstrip())
-    return None if found is None or "```" in line[: found.start()] else found
-
-
-def _open_strings(text: str) -> int:
-    """A bit for each kind of triple quotes that a text opens or closes; those of many lines add up by `^`."""
-    return text.count('"""') % 2 | text.count("'''") % 2 << 1
-
-
-def _is_written(block: Sequence[str]) -> bool:
-    return any(line.strip() for line in block)
-
-
-def _unindented(program: str) -> str:
-    """Without the indentation that all of its lines share, as inside a list."""
-    return textwrap.dedent(program) if program.lstrip("\n")[:1].isspace() else program
-
-
-class _Verdicts:
-    """The latest verdicts of a pool, shared by equal submissions while they run and after."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # a finished future calls back at once
-        self._known: OrderedDict[bytes, Future[Verdict] | Verdict] = OrderedDict()
-
-    def get(self, key: bytes, submit: Callable[[], "Future[Verdict]"]) -> "Future[Verdict]":
-        """The verdict under that key, known, awaited or asked for."""
-        with self._lock:
-            known = self._known.get(key)
-            if known is None:
-                known = self._known[key] = submit()
-                known.add_done_callback(functools.partial(self._keep, key))
-                if len(self._known) > _CACHED_VERDICTS:
-                    self._known.popitem(last=False)
-            else:
-                self._known.move_to_end(key)
-            return _done(known) if isinstance(known, Verdict) else known
-
-    def _keep(self, key: bytes, future: "Future[Verdict]") -> None:
-        with self._lock:
-            if self._known.get(key) is not future:
-                return
-            if future.exception() is None and not future.result().lost:
-                self._known[key] = future.result()
-            else:  # the sandbox failed: that says nothing about the program
-                del self._known[key]
-
-
-def _done(verdict: Verdict) -> "Future[Verdict]":
-    future: Future[Verdict] = Future()
-    future.set_result(verdict)
-    return future
-
-
-_caches: "weakref.WeakKeyDictionary[Pool, _Verdicts]" = weakref.WeakKeyDictionary()
-_caches_lock = threading.Lock()
-
-
-def _after_fork() -> None:
-    global _caches_lock
-    _caches_lock = threading.Lock()  # its holder may not exist here
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def _cache_of(pool: Pool) -> _Verdicts:
-    with _caches_lock:
-        return _caches.setdefault(pool, _Verdicts())
 
 
 def _digest(source: str, tests: "Iterable[Test]", limits: Limits) -> bytes:

@@ -7,13 +7,19 @@ import socket
 import time
 
 import pytest
-from hostile import Attack, files, kernel, network, poison, processes, resources, verdict
+from hostile import Attack, files, kernel, network, objects, poison, processes, resources, verdict
 from hostile.world import World
 
 from marl_jax.rewards import Pool, run_program
 
 ATTACKS = [
-    attack for theme in (files, processes, network, kernel, resources, verdict) for attack in theme.ATTACKS
+    *(
+        attack
+        for theme in (files, processes, network, kernel, resources, verdict)
+        for attack in theme.ATTACKS
+    ),
+    *objects.ATTACKS,
+    *objects.ATTACKS_ON_THE_LINK,
 ]
 MEMORY_MB = 256
 
@@ -75,6 +81,13 @@ def test_attack_comes_to_nothing(attack, pool, world):
     assert world.secret not in verdict.reason
     assert time.monotonic() - before < attack.seconds + 5
     assert world.harm() == []
+
+
+@pytest.mark.parametrize("attack", objects.ATTACKS, ids=lambda attack: attack.name.replace(" ", "-"))
+def test_a_check_in_the_programs_own_process_would_pass(attack, pool):
+    together = f"{attack.program}\nSECRET = 'x'\n{attack.check}\nprint('passed')"
+    passed = run_program(together, [{"stdin": "", "stdout": "passed"}], pool=pool)
+    assert passed.passed, passed.reason
 
 
 @pytest.mark.parametrize("name", ["walk the frames", "ask the collector", "search the memory"])

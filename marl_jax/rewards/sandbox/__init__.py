@@ -3,6 +3,6 @@
     caller ── pool ── worker ──socket── zygote ──fork──> one isolated process per test
                          └──────────────pipes──────────────────────┘
 
-`plain`, `seccomp`, `kernel`, `harness` and `zygote` run inside a bare interpreter of their own: they import the
-standard library and each other, never the rest of the package.
+`plain`, `remote`, `seccomp`, `kernel`, `harness` and `zygote` run inside a bare interpreter of their own: they import
+the standard library and each other, never the rest of the package.
 """

@@ -1,13 +1,14 @@
 """What runs inside an isolated process: one program, once, in one of four roles.
 
 `stdin`: the program is the main module, its standard output is the answer. `call`: it is imported, one function is
-called, the returned value is the answer. `serve`: it is imported and answers calls until none comes. `check`: test
-code is the main module, and the names it does not define are functions of a program served elsewhere.
+called, the returned value is the answer. `serve`: it is imported and does what a check asks until it asks no more.
+`check`: test code is the main module, and the names it does not define are those of a program served elsewhere.
 Nothing here decides anything: an answer, forged or not, is judged outside against what never came in.
 """
 
 import atexit
 import builtins
+import functools
 import gc
 import importlib
 import os
@@ -18,6 +19,7 @@ import types
 from typing import Any
 
 import plain
+import remote
 
 RESULT, COMMANDS = 3, 4  # file descriptors, next to the standard three
 _ERROR_CHARS = 500
@@ -36,9 +38,11 @@ def run(job: dict) -> None:
         if mode in ("call", "serve"):
             _lend()
         if mode == "check":
-            functions = {name: _remote(name) for name in job["names"]}
-            namespace.update(functions)
-            exec(compile(job["setup"], "setup.py", "exec", dont_inherit=True), namespace)
+            link = remote.Link(_exchange)
+            functions = {name: link.named(name) for name in job["names"]}
+            namespace.update({**link.helpers(), **functions})
+            setup, source = map(remote.identified, (job["setup"], source))
+            exec(compile(setup, "setup.py", "exec", dont_inherit=True), namespace)
             if job["named"]:  # over a stub in the setup; guessed ones give way, to `import *` for one
                 namespace.update(functions)
         exec(compile(source, "solution.py", "exec", dont_inherit=True), namespace)
@@ -100,40 +104,23 @@ def _run_script(source: str, namespace: _Namespace) -> None:
 
 
 def _serve(namespace: _Namespace) -> None:
+    table = remote.Table(functools.partial(_function, namespace))
     while True:
-        _, name, args, kwargs = plain.loads(_read_frame())
+        _, *asked = plain.loads(_read_frame())
         try:
-            value = _function(namespace, name)(*plain.unpack(args), **plain.unpack(kwargs))
-            answer = ["ok", plain.pack(value)]
+            answer = ["ok", table.answer(*asked)]
         except BaseException as error:
-            answer = ["raise", type(error).__name__, _say(error)]
+            answer = ["raise", [kind.__name__ for kind in type(error).__mro__], _say(error)]
         _send(answer)
 
 
-def _remote(name: str):
-    """A function that has the served program call its own function of that name."""
-
-    def call(*args, **kwargs):
-        _send(["call", name, plain.pack(list(args)), plain.pack(kwargs)])
-        kind, *body = plain.loads(_read_frame())
-        if kind == "ok":
-            return plain.unpack(body[0])
-        raised = getattr(builtins, str(body[0]), None)
-        ends_loops = (StopIteration, StopAsyncIteration)  # `all(map(f, cases))` would hold after the first
-        if (
-            not isinstance(raised, type)
-            or not issubclass(raised, Exception)
-            or issubclass(raised, ends_loops)
-        ):
-            raised = RuntimeError
-        raise raised(body[1])
-
-    call.__name__ = name
-    return call
+def _exchange(message: list) -> Any:
+    _send(message)
+    return plain.loads(_read_frame())
 
 
 def _function(namespace: _Namespace, name: str):
-    """The function of that name, or else the method of a new `Solution`."""
+    """The function or class of that name, or else the method of a new `Solution`."""
     if name in namespace:
         return namespace[name]
     solution = namespace.get("Solution")

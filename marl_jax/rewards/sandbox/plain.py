@@ -3,6 +3,7 @@
 What JSON has is written as it is; the rest is an object of one key: `{"t": [...]}` tuple, `{"s": [...]}` set,
 `{"z": [...]}` frozenset, `{"d": [[key, value], ...]}` dict, `{"b": hex}` bytes, `{"i": hex}` wide int,
 `{"f": "nan"}` float without digits, `{"c": [re, im]}` complex. A subclass (named tuple, Counter) counts as its base.
+`{"o": ...}` stands for an object that is not plain and stays where it is; only the two processes of a check use it.
 """
 
 import json
@@ -38,8 +39,8 @@ def loads(text):
         raise ValueError("nested too deeply") from None
 
 
-def pack(value, depth=0):
-    """A plain value in its JSON form; `NotPlain` names the type that does not belong."""
+def pack(value, depth=0, other=None):
+    """A plain value in its JSON form; `NotPlain` names the type that does not belong, unless `other` describes it."""
     kind = type(value)
     if kind in _AS_THEY_ARE:
         return value
@@ -49,46 +50,48 @@ def pack(value, depth=0):
         return value if value - value == 0 else {"f": repr(value)}
     if depth > MAX_DEPTH:
         raise NotPlain(f"a value nested more than {MAX_DEPTH} deep")
-    deeper = depth + 1
+
+    def packed(items):
+        return [pack(item, depth + 1, other) for item in items]
+
     if kind is list:
-        return value if set(map(type, value)) <= _AS_THEY_ARE else [pack(item, deeper) for item in value]
+        return value if set(map(type, value)) <= _AS_THEY_ARE else packed(value)
     if kind is complex:
-        return {"c": [pack(value.real), pack(value.imag)]}
+        return {"c": packed((value.real, value.imag))}
     if kind is bytes:
         return {"b": value.hex()}
     for tag, container in _CONTAINERS.items():
         if isinstance(value, container):
-            return {tag: [pack(item, deeper) for item in container.__iter__(value)]}
+            return {tag: packed(container.__iter__(value))}
     if isinstance(value, dict):
-        return {"d": [[pack(key, deeper), pack(item, deeper)] for key, item in dict.items(value)]}
+        return {"d": list(map(packed, dict.items(value)))}
     if isinstance(value, list):
-        return [pack(item, deeper) for item in list.__iter__(value)]
+        return packed(list.__iter__(value))
     for base, exact in _SCALARS.items():
         if isinstance(value, base):
             return pack(exact(value))
-    raise NotPlain(f"a value of type {kind.__name__}")
+    if other is None:
+        raise NotPlain(f"a value of type {kind.__name__}")
+    return {"o": other(value)}
 
 
-def unpack(packed):
-    """The value of a packed form. Only for children of the sandbox: outside, packed forms are compared as they are."""
+def unpack(packed, other=None):
+    """The value of a packed form, objects that are not plain as `other` has them.
+
+    Only for children of the sandbox: outside, packed forms are compared as they are.
+    """
     if isinstance(packed, list):
-        return [unpack(item) for item in packed]
+        return [unpack(item, other) for item in packed]
     if not isinstance(packed, dict):
         return packed
     ((tag, body),) = packed.items()
-    return _UNPACK[tag](body)
+    if tag == "o" and other is not None:
+        return other(body)
+    return _OF_TEXT[tag](body) if tag in _OF_TEXT else _OF_ITEMS[tag](unpack(body, other))
 
 
-_UNPACK: dict[str, Any] = {
-    "i": lambda body: int(body, 16),
-    "f": float,
-    "b": bytes.fromhex,
-    "c": lambda body: complex(*map(unpack, body)),
-    "t": lambda body: tuple(map(unpack, body)),
-    "s": lambda body: set(map(unpack, body)),
-    "z": lambda body: frozenset(map(unpack, body)),
-    "d": lambda body: {unpack(key): unpack(value) for key, value in body},
-}
+_OF_TEXT: dict[str, Any] = {"i": lambda digits: int(digits, 16), "f": float, "b": bytes.fromhex}
+_OF_ITEMS: dict[str, Any] = {**_CONTAINERS, "c": lambda parts: complex(*parts), "d": dict}
 
 
 def _refuse_constant(name):

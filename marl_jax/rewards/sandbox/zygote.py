@@ -163,7 +163,7 @@ def _siblings(*names: str) -> list[ModuleType]:
     sys.path.insert(0, here)
     found = [importlib.import_module(name) for name in names]
     sys.path.remove(here)
-    for name in (*names, "plain"):
+    for name in (*names, "plain", "remote"):
         sys.modules.pop(name, None)
     return found
 

@@ -50,7 +50,7 @@ class Attack:
     fails: str | None = None  # a regular expression for the verdict's reason; `answer` is then not looked at
     check: str | None = None  # test code instead of a call
     script: bool = False  # run as a script, its output judged
-    seconds: float = 3.0
+    seconds: float = 6.0
 
     @property
     def program(self) -> str:

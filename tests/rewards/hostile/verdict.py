@@ -447,7 +447,7 @@ def attack():
     return Any()
 """,
         check="assert attack() == SECRET",
-        fails="check failed: .*a value of type Any",
+        fails="check failed: AssertionError",
     ),
     Attack(
         "end the check",
@@ -492,10 +492,10 @@ def attack():
     ),
     Attack(
         "forge a call",
-        "calls in the checker's name",
+        "questions in the checker's name",
         """
 def attack():
-    os.write(3, frame(b'["call","attack",[],{}]') * 100)
+    os.write(3, frame(b'["ask","call",[],{}]') * 100)
     return 1
 """,
         check="assert attack() == SECRET",

@@ -1,0 +1,95 @@
+"""The program in a model's response: which of its fenced blocks, and where that block begins and ends.
+
+Markdown says what a fence is; models bend it. A response is read as Markdown has it first, then with fences that may
+also open after text or close after code, and the first reading under which every fence finds its other half counts.
+"""
+
+import operator
+import re
+import textwrap
+from collections.abc import Sequence
+
+
+def extract_program(response: str) -> str | None:
+    """The last fenced block of a response that is not blank, whatever language it names; None without a block.
+
+    Fences are those of Markdown, also inside a list, whose indentation goes. A block cut off before its end counts.
+    Where it makes better sense of the fences, one may also open after text, or close after code or before a full stop.
+    """
+    blocks = _best_blocks(_LINE_END.split(response))
+    written = [block for block in blocks if _is_written(block)] or blocks
+    return _unindented("\n".join(written[-1])) if written else None
+
+
+_LINE_END = re.compile(r"\r\n?|\n")
+_INDENT = re.compile(r"\s*(?:(?:[-*+]|\d{1,9}[.)])\s+)?")
+_OPENING = re.compile(_INDENT.pattern + r"(?P<fence>`{3,}(?=[^`]*$)|~{3,})")
+_CLOSING = re.compile(r"\s*(`{3,}|~{3,})\s*")
+# The same after other text, in a line without the blanks at its end.
+_LATE_OPENING = re.compile(r"(?<!`)(?P<fence>`{3,})\s*(?P<language>[\w+#.-]*)$")
+_LATE_CLOSING = re.compile(r"(?<!`)(?P<fence>`{3,})(?:[.,;:!?)].*)?$")
+
+
+def _best_blocks(lines: Sequence[str]) -> list[list[str]]:
+    """The blocks of the first reading that fits, or else of the first among those that fit least ill."""
+    best = _read_blocks(lines, late_close=False, late_open=False)
+    for late_close, late_open in ((False, True), (True, False), (True, True)):
+        if best[0] == 0:
+            break
+        best = min(best, _read_blocks(lines, late_close, late_open), key=operator.itemgetter(0))
+    return best[1]
+
+
+def _read_blocks(lines: Sequence[str], late_close: bool, late_open: bool) -> tuple[int, list[list[str]]]:
+    """The fenced blocks of a response, after a mark for how ill that reading fits: 0 where it fits."""
+    blocks: list[list[str]] = []
+    fence, indent, inner, strings, ill = "", 0, 0, 0, False
+    for line in lines:
+        late = _first_fence(_LATE_OPENING, line)
+        if not fence:
+            if (opening := _OPENING.match(line) or (late if late_open else None)) is not None:
+                fence, indent, inner, strings = opening["fence"], _INDENT.match(line).end(), 0, 0  # type: ignore[union-attr]
+                blocks.append([])
+            continue
+        closing = _CLOSING.fullmatch(line)
+        if closing and closing[1].startswith(fence) and closing.start(1) < indent + 4:
+            fence, ill = "", ill or inner % 2 == 1
+            continue
+        end = _first_fence(_LATE_CLOSING, line) if late_close else None
+        if end and end["fence"].startswith(fence) and not strings ^ _open_strings(line[: end.start()]):
+            code = line[: end.start()].rstrip()
+            comment = code.lstrip().startswith("#")
+            if not comment and (code or end.start() < indent + 4):
+                blocks[-1].extend([code] if code else [])
+                fence, ill = "", ill or inner % 2 == 1
+                continue
+        if late and late["fence"].startswith(fence) and not strings ^ _open_strings(line[: late.start()]):
+            inner += 1  # half of a pair, as of a comment that shows an example
+            ill |= bool(late["language"]) and not line[: late.start()].strip() and late.start() < indent + 4
+        blocks[-1].append(line)
+        strings ^= _open_strings(line)
+    if not any(map(_is_written, blocks)):
+        return 3, blocks
+    if ill or (fence and (inner % 2 or not _is_written(blocks[-1]))):
+        return 2, blocks
+    return int(bool(fence)), blocks  # one that is open at the end may have been cut off
+
+
+def _first_fence(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
+    """Where the pattern is found, if at the line's first fence: a second one ends a piece of code in running text."""
+    found = pattern.search(line.rstrip())
+    return None if found is None or "```" in line[: found.start()] else found
+
+
+def _open_strings(text: str) -> int:
+    """A bit for each kind of triple quotes that a text opens or closes; those of many lines add up by `^`."""
+    return text.count('"""') % 2 | text.count("'''") % 2 << 1
+
+
+def _is_written(block: Sequence[str]) -> bool:
+    return any(line.strip() for line in block)
+
+
+def _unindented(program: str) -> str:
+    """Without the indentation that all of its lines share, as inside a list."""
+    return textwrap.dedent(program) if program.lstrip("\n")[:1].isspace() else program

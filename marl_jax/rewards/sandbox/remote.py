@@ -1,0 +1,302 @@
+"""The program's objects in the hands of test code: they stay in the program's process, a `Remote` stands for each.
+
+    test code ── Remote ── Link ──(plain data, and numbers for objects)── Table ── the program's objects
+
+Whatever a `Remote` is asked, the program answers, and the program may lie. It must gain nothing by it over answering
+with plain data, which cannot change between two looks. So no comparison with plain data asks the program, and only
+the check's own objects do all that objects do: those it makes with a name written like a class's, `Stack()`, and what
+their operators make of them. Any other, and what comes back as a result, may stand where plain data was due: it has
+the attributes that plain data does not have, it can be called and handed back, and its items can be read once.
+"""
+
+import ast
+import builtins
+import dataclasses
+import operator
+import re
+from typing import Any
+
+import plain
+
+_CLASS_NAME = re.compile(r"_?[A-Z][A-Za-z0-9]*")
+_PLAIN_TYPES = (str, bytes, int, float, complex, list, tuple, dict, set)
+_PLAIN_NAMES = {name for kind in _PLAIN_TYPES for name in dir(kind)}
+_ENDS_LOOPS = (StopIteration, StopAsyncIteration)  # `all(map(f, cases))` would hold after the first
+_IDENTITY = "<identity>"  # no name that test code could have
+_END = object()
+
+
+class Table:
+    """The program's end: its objects that went out, by number; `find` knows those that have a name."""
+
+    def __init__(self, find):
+        self._find = find
+        self._objects: list[Any] = []
+        self._numbers: dict[int, int] = {}  # by identity: what is in the list stays alive
+
+    def answer(self, operation, args, kwargs):
+        """Do what the check asks; the result in its packed form."""
+        args, kwargs = plain.unpack(args, self._object), plain.unpack(kwargs, self._object)
+        value = _OPERATIONS[operation](*args, **kwargs)
+        # A named tuple that the check makes is to stay one, with its names.
+        if operation == "call" and type(value) is args[0] and args[0].__module__ == "solution":
+            return {"o": self._described(value)}
+        return plain.pack(value, other=self._described)
+
+    def _described(self, value):
+        number = self._numbers.setdefault(id(value), len(self._objects))
+        if number == len(self._objects):
+            self._objects.append(value)
+        return [number, [kind.__name__ for kind in type(value).__mro__]]
+
+    def _object(self, key):
+        return self._find(key) if isinstance(key, str) else self._objects[key]
+
+
+def _next(iterator):
+    """The next item in a list, or none: an end is no exception, which any function can raise."""
+    item = next(iterator, _END)
+    return [] if item is _END else [item]
+
+
+def _state(value):
+    """What a copy of the object would be made from."""
+    parts = value.__reduce_ex__(4)
+    return [list(part) if hasattr(part, "__next__") else part for part in parts]
+
+
+_ORDER = ("__lt__", "__le__", "__gt__", "__ge__")
+_UNARY = ("__neg__", "__pos__", "__abs__", "__invert__")
+_BINARY = [
+    *("__add__", "__sub__", "__mul__", "__matmul__", "__truediv__", "__floordiv__", "__mod__", "__pow__"),
+    *("__lshift__", "__rshift__", "__and__", "__xor__", "__or__"),
+]
+_ITEMS = ("__getitem__", "__setitem__", "__delitem__", "__contains__")
+_OWN_ONLY: dict[str, Any] = {
+    **{"__len__": len, "__str__": str, "__repr__": repr, "__round__": round},
+    **{name: getattr(operator, name) for name in (*_ITEMS, *_UNARY)},
+}
+_OPERATIONS: dict[str, Any] = {
+    **{"call": operator.call, "state": _state, "getattr": getattr, "setattr": setattr},
+    **{"__bool__": bool, "__iter__": iter, "__next__": _next, "__eq__": operator.eq},
+    **{name: getattr(operator, name) for name in (*_ORDER, *_BINARY)},
+    **_OWN_ONLY,
+}
+
+
+def identified(source):
+    """Test code as a tree, in which `is` asks which objects are one: each answer brings a new `Remote`."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+            node.left, *node.comparators = map(_identified, (node.left, *node.comparators))
+    return tree
+
+
+def _identified(operand):
+    call = ast.Call(ast.copy_location(ast.Name(_IDENTITY, ast.Load()), operand), [operand], [])
+    return ast.copy_location(call, operand)
+
+
+class Link:
+    """The check's end: asks by `exchange`, which takes a message and returns the answer to it."""
+
+    def __init__(self, exchange):
+        self._exchange = exchange
+        self._identities: dict[Any, Remote] = {}
+        self.equal: set[tuple] = set()  # pairs found or assumed equal while one comparison lasts
+
+    def named(self, name):
+        """The program's function or class of that name."""
+        return Remote(_Facts(self, name, ["type"], own=True))
+
+    def ask(self, operation, /, *args, **kwargs):
+        """Have the program do that; what comes of it, or the exception, as one of Python's own."""
+        return plain.unpack(self._answer(operation, args, kwargs), self._remote)
+
+    def make(self, operation, /, *args, **kwargs):
+        """The same, an object being the check's own."""
+        value = self.ask(operation, *args, **kwargs)
+        if type(value) is Remote:
+            value._remote_.own = True
+        return value
+
+    def helpers(self):
+        """What test code uses besides the program's names."""
+        return {_IDENTITY: self._identity, "id": lambda value: id(self._identity(value))}
+
+    def _identity(self, value):
+        return self._identities.setdefault(value._remote_.key, value) if type(value) is Remote else value
+
+    def _answer(self, operation, args, kwargs):
+        packed = plain.pack(list(args), other=_key), plain.pack(kwargs, other=_key)
+        kind, body, *text = self._exchange(["ask", operation, *packed])
+        if kind == "ok":
+            return body
+        found = [getattr(builtins, str(name), None) for name in body]
+        raised = next(
+            (it for it in found if isinstance(it, type) and issubclass(it, Exception)), RuntimeError
+        )
+        raise (RuntimeError if issubclass(raised, _ENDS_LOOPS) else raised)(*text)
+
+    def _remote(self, body):
+        number, kinds = body
+        if type(number) is not int or not kinds or any(type(kind) is not str for kind in kinds):
+            raise ValueError("not an object's description")
+        return Remote(_Facts(self, number, kinds))
+
+
+@dataclasses.dataclass
+class _Facts:
+    link: Link
+    key: int | str
+    kinds: list[str]  # the names of its type and of that type's bases
+    own: bool = False
+    used: str = ""  # "truth" or "items": what it was read for, where it may stand for plain data
+
+
+class Remote:
+    """An object of the program."""
+
+    __slots__ = ("_remote_",)
+
+    def __init__(self, facts):
+        object.__setattr__(self, "_remote_", facts)
+
+    def __getattr__(self, name):
+        facts = self._remote_
+        if name == "__name__" and isinstance(facts.key, str):
+            return facts.key
+        if (name in _PLAIN_NAMES and not facts.own) or name[:2] == name[-2:] == "__":
+            raise AttributeError(f"an object of the program, {facts.kinds[0]}, shows no {name} here")
+        return facts.link.ask("getattr", self, name)
+
+    def __setattr__(self, name, value):
+        self._remote_.link.ask("setattr", self, name, value)
+
+    def __call__(self, /, *args, **kwargs):
+        facts = self._remote_
+        makes = isinstance(facts.key, str) and _CLASS_NAME.fullmatch(facts.key)
+        return (facts.link.make if makes else facts.link.ask)("call", self, *args, **kwargs)
+
+    def __instancecheck__(self, value):
+        return type(value) is Remote and self._remote_.key in value._remote_.kinds
+
+    def __hash__(self):
+        return hash(self._remote_.key)
+
+    def __eq__(self, other):
+        """The same object; or of one type and one state, where the program calls them equal too."""
+        if type(other) is not Remote:
+            return NotImplemented
+        mine, theirs = self._remote_, other._remote_
+        if mine.key == theirs.key:
+            return True
+        pair, link = (mine.key, theirs.key), mine.link
+        if pair in link.equal:
+            return True
+        outermost = not link.equal
+        if mine.kinds[0] != theirs.kinds[0] or (outermost and link.ask("__eq__", self, other) is not True):
+            return False
+        link.equal.add(pair)
+        same = False
+        try:
+            same = link.ask("state", self) == link.ask("state", other)
+        finally:
+            link.equal.clear() if outermost else same or link.equal.discard(pair)
+        return same
+
+    def __bool__(self):
+        facts = self._remote_
+        if facts.own:
+            return facts.link.ask("__bool__", self)
+        _read_as("truth", facts, before=("", "truth"))
+        return True
+
+    def __iter__(self):
+        facts = self._remote_
+        if not facts.own:
+            _read_as("items", facts, before=("",))
+        return _Items(facts.link.ask("__iter__", self))
+
+    def __next__(self):
+        items = self._remote_.link.ask("__next__", self)
+        if type(items) is not list:
+            raise TypeError("not an item")
+        for item in items:
+            return item
+        raise StopIteration
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("an object of the program cannot be copied here")
+
+
+class _Items:
+    """An iterator of the program's."""
+
+    def __init__(self, remote):
+        self._remote = remote
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self._remote)
+
+
+def _key(value):
+    if type(value) is not Remote:
+        raise plain.NotPlain(f"a value of type {type(value).__name__}")
+    return value._remote_.key
+
+
+def _read_as(use, facts, before):
+    if facts.used not in before:
+        raise TypeError(f"an object of the program, {facts.kinds[0]}, was already read for its {facts.used}")
+    facts.used = use
+
+
+def _own_only(operation):
+    def method(self, *args):
+        facts = self._remote_
+        if facts.own:
+            return (facts.link.make if operation in _UNARY else facts.link.ask)(operation, self, *args)
+        if operation in ("__str__", "__repr__"):
+            return "<object of the program>"
+        raise TypeError(f"an object of the program, {facts.kinds[0]}, has no {operation} here")
+
+    return method
+
+
+def _ordering(operation):
+    def method(self, other):
+        if type(other) is not Remote or not (self._remote_.own and other._remote_.own):
+            return NotImplemented
+        return self._remote_.link.ask(operation, self, other) is True
+
+    return method
+
+
+def _arithmetic(operation, swapped):
+    def method(self, other):
+        facts = self._remote_
+        if not facts.own:
+            return NotImplemented
+        operands = (other, self) if swapped else (self, other)
+        if type(other) is Remote:
+            return facts.link.make(operation, *operands)
+        value = facts.link.ask(operation, *operands)
+        if type(value) is not Remote:  # `abs(F(3) - 1.5) < 1e-6` would hold whatever F is
+            raise TypeError(f"{facts.kinds[0]} and plain data make plain data")
+        return value
+
+    return method
+
+
+for _name in _OWN_ONLY:
+    setattr(Remote, _name, _own_only(_name))
+for _name in _ORDER:
+    setattr(Remote, _name, _ordering(_name))
+for _name in _BINARY:
+    setattr(Remote, _name, _arithmetic(_name, swapped=False))
+    setattr(Remote, f"__r{_name[2:]}", _arithmetic(_name, swapped=True))
