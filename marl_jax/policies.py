@@ -36,7 +36,7 @@ def validate_map(policy_map: PolicyMap, roles: Iterable[str]) -> None:
     for key, policy in policy_map.items():
         if _role(key, roles) is None:
             raise ValueError(
-                f"policy map names '{key}', which is no role of the workflow{_nearest(key, roles)}"
+                f"policy map names '{key}', which is no role of the workflow{_nearest(str(key), roles)}"
             )
         if not isinstance(policy, str) or not policy:
             raise ValueError(f"policy map gives '{key}' the policy {policy!r}; a policy is a non-empty name")
@@ -62,10 +62,13 @@ def policy_names(policy_map: PolicyMap) -> tuple[str, ...]:
 
 
 def trained_policies(policy_map: PolicyMap, frozen_roles: Iterable[str] = ()) -> tuple[str, ...]:
-    """The policies that learn: those with a role that is not frozen. Frozen roles are served only."""
+    """The policies that learn: those with a role that is not frozen. Frozen roles, or "role/slot", are served only.
+
+    A policy that answers other slots of the role as well goes on learning from those.
+    """
     roles = {key.rsplit("/", 1)[0] if key.rpartition("/")[2].isdecimal() else key for key in policy_map}
     frozen = set(frozen_roles)
-    if unknown := sorted(frozen - roles - set(policy_map)):
+    if unknown := [name for name in sorted(frozen - roles) if _role(name, policy_map) is None]:
         raise ValueError(f"frozen role '{unknown[0]}' is not in the policy map{_nearest(unknown[0], roles)}")
     free = {
         key: policy for key, policy in policy_map.items() if key not in frozen and _role(key, frozen) is None
@@ -83,6 +86,12 @@ class PolicySpec:
     base: str = "base"  # name of the checkpoint it starts from, which is also its reference
     lora: bool = False  # train adapters over the frozen base, not the weights
     frozen: bool = False  # served, not trained
+
+    def __post_init__(self) -> None:
+        if self.lora and self.frozen:
+            raise ValueError(
+                "a frozen policy has no adapters to train: it is its base; merge adapters into a base of its own"
+            )
 
 
 def init_policies(
@@ -219,14 +228,18 @@ def _distinct(roles: Iterable[str]) -> tuple[str, ...]:
     if (
         not names
         or len(set(names)) != len(names)
-        or not all(isinstance(name, str) and name for name in names)
+        or not all(isinstance(name, str) and name and "/" not in name for name in names)
     ):
-        raise ValueError(f"roles are {roles!r}; they must be a non-empty sequence of distinct names")
+        raise ValueError(
+            f"roles are {roles!r}; they must be a non-empty sequence of distinct names without '/'"
+        )
     return names
 
 
-def _role(key: str, roles: Iterable[str]) -> str | None:
+def _role(key: Any, roles: Iterable[str]) -> str | None:
     """The role a key of a map speaks of: itself, or what stands before "/slot"."""
+    if not isinstance(key, str):
+        return None
     if key in roles:
         return key
     role, _, slot = key.rpartition("/")

@@ -32,7 +32,7 @@ def test_shared_is_one_policy_and_isolated_one_per_role():
     assert shared(["solo"]) == isolated(["solo"])
 
 
-@pytest.mark.parametrize("roles", [(), "generator", ("a", "a"), ("a", "")])
+@pytest.mark.parametrize("roles", [(), "generator", ("a", "a"), ("a", ""), ("a", 5), ("a", "a/1")])
 @pytest.mark.parametrize("make", [shared, isolated])
 def test_roles_must_be_distinct_names(make, roles):
     with pytest.raises(ValueError, match="distinct names"):
@@ -42,6 +42,11 @@ def test_roles_must_be_distinct_names(make, roles):
 def test_a_misspelt_role_is_refused_with_the_nearest_name():
     with pytest.raises(ValueError, match=r"'generater'.*did you mean 'generator'"):
         validate_map({"generater": "p0", "aggregator": "p0"}, ROLES)
+
+
+def test_a_role_of_a_map_is_a_name():
+    with pytest.raises(ValueError, match="names '5', which is no role"):
+        validate_map({5: "p0", **shared(ROLES)}, ROLES)
 
 
 def test_a_missing_role_is_refused_by_name():
@@ -88,6 +93,16 @@ def test_a_frozen_role_is_served_and_trains_nothing():
         trained_policies(shared(ROLES), ["agregator"])
 
 
+def test_a_frozen_slot_without_a_policy_of_its_own_leaves_its_policy_to_the_other_slots():
+    assert trained_policies(isolated(ROLES), ["generator/1"]) == ("p0", "p1")
+    assert trained_policies({**isolated(ROLES), "generator/1": "own"}, ["generator/1"]) == ("p0", "p1")
+    for unknown in ("generator/x", "worker/1"):
+        with pytest.raises(ValueError, match=f"frozen role '{unknown}' is not in the policy map"):
+            trained_policies(isolated(ROLES), [unknown])
+    with pytest.raises(ValueError, match="frozen role 'generator/2' is not in the policy map"):
+        trained_policies({"generator/0": "a", "generator/1": "b"}, ["generator/2"])
+
+
 # ---------------------------------------------------------------- state
 
 
@@ -116,6 +131,11 @@ def test_training_a_policy_leaves_its_base_behind_as_the_reference():
     tree = jax.jit(lambda t: jax.tree.map(lambda w: w + 1, t), donate_argnums=0)(tree)
     np.testing.assert_array_equal(tree["w"], [1, 2, 3])
     np.testing.assert_array_equal(start["base"]["w"], [0, 1, 2])
+
+
+def test_a_frozen_policy_has_no_adapters():
+    with pytest.raises(ValueError, match="a frozen policy has no adapters to train"):
+        PolicySpec(lora=True, frozen=True)
 
 
 def test_an_unknown_base_and_missing_adapters_are_refused():

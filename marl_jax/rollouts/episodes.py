@@ -9,6 +9,8 @@ from typing import Any
 
 from marl_jax.tasks.task import Task
 
+TIMEOUT = "timeout"  # the error of a tool that had not ended in time
+
 
 @dataclasses.dataclass(frozen=True)
 class CallRecord:
@@ -40,7 +42,7 @@ class ToolRecord:
 
     name: str
     result: Any  # JSON-like
-    error: str | None = None  # "timeout", or the exception's text
+    error: str | None = None  # TIMEOUT, or the exception's text
     after_call: int = -1  # index of the last call issued before it
 
 
@@ -57,3 +59,12 @@ class Episode:
     error: str | None = None  # the exception that ended it early, if one did
     seconds: float = 0.0  # wall time; the only field that two equal runs may not share
     key: tuple[int, ...] = ()  # (run seed, step, task, sample): root of all its randomness
+
+
+def say(error: BaseException) -> str:
+    """An exception as records put it: its type and its text; the type alone where asking for the text raises."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except BaseException:
+        return name

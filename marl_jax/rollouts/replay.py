@@ -1,12 +1,12 @@
 """Replay: a workflow driven by an episode's record instead of a model must make the same calls."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from marl_jax.rollouts.episodes import CallRecord, Episode
+from marl_jax.rollouts.episodes import CallRecord, Episode, ToolRecord
 from marl_jax.rollouts.history import Chat
 from marl_jax.rollouts.running import Ask, Limits, Running
-from marl_jax.workflows.api import Workflow
+from marl_jax.workflows.api import Tool, Workflow
 from marl_jax.workflows.render import Prompts
 
 
@@ -36,17 +36,8 @@ def replay(
     )
     try:
         while batch := running.advance():
-            tools = len(running.tools)
-            for position, item in enumerate(batch):
-                if isinstance(item, Ask):
-                    if item.index >= len(episode.calls) and episode.error:
-                        return episode  # the record ends here: this call could not be made, or not be read
-                    running.put(position, _same_call(item, episode))
-                else:
-                    recorded = episode.tools[tools].name if tools < len(episode.tools) else None
-                    _expect(episode, f"tool {tools}", "name", item.name, recorded)
-                    running.put(position, episode.tools[tools])
-                    tools += 1
+            if not _answer(running, batch, episode):
+                return episode
     finally:
         running.close()
     again = running.episode()
@@ -55,6 +46,31 @@ def replay(
     _expect(episode, "ending", "number of calls", len(again.calls), len(episode.calls))
     _expect(episode, "ending", "number of tools", len(again.tools), len(episode.tools))
     return again
+
+
+def _answer(running: Running, batch: Sequence[Ask | Tool], episode: Episode) -> bool:
+    """Fill the batch in; False where the record of a failed episode ends."""
+    calls, tools, unread = len(running.calls), len(running.tools), False
+    for position, item in enumerate(batch):
+        ended = (calls >= len(episode.calls)) if isinstance(item, Ask) else (tools >= len(episode.tools))
+        if ended and episode.error:
+            return False  # this call could not be made, or not be read
+        if isinstance(item, Ask):
+            call = _same_call(item, episode)
+            running.put(position, call)
+            calls, unread = calls + 1, unread or call.answer is None
+        else:
+            running.put(position, _same_tool(item, tools, episode))
+            tools += 1
+    used_up = (calls, tools) == (len(episode.calls), len(episode.tools))
+    return not (episode.error and unread and used_up)  # a reader may have raised, and is not asked again
+
+
+def _same_tool(tool: Tool, number: int, episode: Episode) -> ToolRecord:
+    """The record of the tool, after comparing names."""
+    recorded = episode.tools[number].name if number < len(episode.tools) else None
+    _expect(episode, f"tool {number}", "name", tool.name, recorded)
+    return episode.tools[number]
 
 
 def _same_call(ask: Ask, episode: Episode) -> CallRecord:

@@ -4,6 +4,7 @@ Whoever drives it (the scheduler, a replay) asks for the next batch of calls and
 and asks again, until the batch is empty.
 """
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -14,19 +15,16 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from marl_jax.rollouts.episodes import CallRecord, Episode, ToolRecord
+from marl_jax.rollouts.episodes import TIMEOUT, CallRecord, Episode, ToolRecord, say
 from marl_jax.rollouts.history import Chat, Overlong, fit
 from marl_jax.tasks.task import Task
-from marl_jax.workflows.api import Call, Completion, Message, Tool, ToolError, Workflow
+from marl_jax.workflows.api import Call, Completion, Message, Tool, ToolError, ToolTimeout, Workflow
 
 Parser = Callable[[Task, str], str | None]
 
 
 class Ended(Exception):
     """The episode cannot go on; the text is its whole error."""
-
-
-ENDINGS = (Exception, SystemExit, GeneratorExit)  # a workflow's own exit() ends its episode, not the run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +101,9 @@ class Running:
                 reply = []
         except StopIteration as stop:
             self._finish(stop.value)
-        except ENDINGS as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a workflow's own exit() ends its episode, not the run
             self.error = self._describe(error)
             self.refused = isinstance(error, Overlong)
         self.close()
@@ -120,7 +120,9 @@ class Running:
                 raise TypeError(
                     f"the reader of '{call.role}' returned {type(answer).__name__}, not text or None"
                 )
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             answer, self.error = None, self.error or self._describe(error)
         kept = getattr(completion, "kept", None)
         record = CallRecord(
@@ -163,7 +165,9 @@ class Running:
         """Let go of the generator, whatever it does about it."""
         try:
             self.script.close()
-        except ENDINGS as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             self.error = self.error or self._describe(error)
 
     def fail(self, position: int, error: Exception) -> None:
@@ -183,7 +187,7 @@ class Running:
                 self._completions.append(results[-1])
             elif isinstance(record, ToolRecord):
                 self.tools.append(record)
-                results.append(ToolError(f"{record.name}: {record.error}") if record.error else record.result)
+                results.append(_result(record))
         self._batch = []
         if self.error:
             raise Ended(self.error)
@@ -250,7 +254,7 @@ class Running:
         home = self.workflow.fn.__code__.co_filename
         frame = [frame for frame in frames if frame.filename == home][-1:] or frames[-1:]
         where = f" (in {frame[0].name}, line {frame[0].lineno})" if frame else ""
-        return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
+        return " ".join(say(error).split()) + where
 
     def _finish(self, answer: Any) -> None:
         if isinstance(answer, Completion):
@@ -267,3 +271,11 @@ class Running:
 def _completion(record: CallRecord, call: int) -> Completion:
     reason = cast(Literal["stop", "length"], record.finish_reason)
     return Completion(record.text, record.tokens, record.logprobs, reason, record.answer, call)
+
+
+def _result(record: ToolRecord) -> Any:
+    """What the workflow receives: a copy, for what it does to it must not reach the record."""
+    if record.error is None:
+        return copy.deepcopy(record.result)
+    failure = ToolTimeout if record.error == TIMEOUT else ToolError
+    return failure(f"{record.name}: {record.error}")

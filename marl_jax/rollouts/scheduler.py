@@ -7,6 +7,7 @@ result re-enters a fixed number of dispatches after its call (waited for, if nee
 """
 
 import collections
+import dataclasses
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,7 +62,7 @@ def rollout(
       samples: episodes per task, numbered from `first_sample` on.
       seed, step: of the run. All noise follows from them, the task, the sample and the call.
       settings: how every role samples, or {role: settings} (see `policies.role_settings`).
-      limits: what ends an episode early; give `Limits(context=...)` the engine's.
+      limits: what ends an episode early; its `context` is the engine's own (the shortest of them) unless given.
       versions: {policy: update count}, for the record.
       mode: "fixed" lets tool results re-enter `tool_delay` dispatches after their call; "free" as soon as
         they are there, which never waits, and lets timing decide which requests share a batch.
@@ -94,6 +95,9 @@ def rollout(
     voices = Voices(
         workflow, policy_map, engines, settings or SamplingSettings(), chat.end_of_turn, versions or {}
     )
+    limits = limits or Limits()
+    if limits.context is None:
+        limits = dataclasses.replace(limits, context=voices.context)
     for engine in voices.engines:
         if engine.pending:
             raise RuntimeError(f"an engine has {engine.pending} requests under way: finish or abandon() them")
@@ -101,7 +105,7 @@ def rollout(
 
     def begin(task: Task, sample: int) -> Running:
         key = (seed, step, task_key(task), sample)
-        return Running(task, sample, key, workflow, prompts, chat, limits or Limits(), voices.new_tokens)
+        return Running(task, sample, key, workflow, prompts, chat, limits, voices.new_tokens)
 
     numbers = range(first_sample, first_sample + samples)
     fresh = ([begin(task, sample) for sample in numbers] for task in tasks)  # made when their time comes

@@ -30,8 +30,9 @@ class Service:
         versions: Mapping[str, int] | None = None,
         lora_scale: float = 1.0,
         to_text: Callable[[Sequence[int]], str] | None = None,
+        measured: bool = False,
     ):
-        """`versions` counts the updates behind each policy's tree."""
+        """`versions` counts the updates behind each policy's tree; `measured` settings are taken as they are."""
         self.engines: dict[str, Engine] = {}
         self.versions = {name: (versions or {}).get(name, 0) for name in specs}
         self._specs, self._dtype = dict(specs), config.dtype
@@ -46,6 +47,7 @@ class Service:
                 adapter_scale=lora_scale,
                 policies=group,
                 to_text=to_text,
+                measured=measured,
             )
             self.engines |= dict.fromkeys(group, engine)
 

@@ -10,6 +10,7 @@ import gzip
 import json
 import os
 import pathlib
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ from marl_jax.rollouts.episodes import CallRecord, Episode, ToolRecord
 from marl_jax.tasks.task import Task
 
 FORMAT = 1
+
+# What reading a file that something else wrote, or broke, may come to.
+DAMAGE = (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError, AssertionError)
 
 
 def write_episodes(path: str | os.PathLike[str], episodes: Iterable[Episode]) -> None:
@@ -56,7 +60,7 @@ def read_episodes(path: str | os.PathLike[str]) -> list[Episode]:
                     episodes.append(_unpack_episode(entry, task))
     except FileNotFoundError:
         raise
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AssertionError) as error:
+    except DAMAGE as error:
         raise ValueError(f"'{path}' cannot be read as episodes, after line {number}: {error}") from error
     return episodes
 

@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import json
 import math
+import operator
 import os
 import pathlib
 import threading
@@ -14,8 +15,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from marl_jax.rollouts.episodes import ToolRecord
+from marl_jax.rollouts.episodes import TIMEOUT, ToolRecord, say
 from marl_jax.workflows.api import Tool
+
+MAX_RESULT = 1 << 20  # bytes of JSON: results are recorded, shown and kept on disk
 
 
 class Job:
@@ -57,7 +60,7 @@ class ToolPool:
             self._expire()
             while all(job.record is None for job in jobs) and (now := time.monotonic()) < until:
                 soonest = min([until, *(running.deadline for running in self._running)])
-                self._changed.wait(None if soonest == math.inf else max(soonest - now, 0))
+                self._changed.wait(min(max(soonest - now, 0), threading.TIMEOUT_MAX))
                 self._expire()
 
     def close(self) -> None:
@@ -74,7 +77,7 @@ class ToolPool:
     def _expire(self) -> None:
         now = time.monotonic()
         for job in [job for job in self._running if now >= job.deadline]:
-            job.end(error="timeout")
+            job.end(error=TIMEOUT)
             self._running.discard(job)
             self._start()
 
@@ -86,7 +89,7 @@ class ToolPool:
                 if self._closed:
                     return
                 job = self._queue.popleft()
-                job.deadline = time.monotonic() + job.tool.timeout_s
+                job.deadline = time.monotonic() + min(job.tool.timeout_s, threading.TIMEOUT_MAX)
                 self._running.add(job)
                 self._changed.notify_all()  # whoever waits has a deadline to watch now
             result, error = run_tool(job.tool)
@@ -95,16 +98,19 @@ class ToolPool:
                     return
                 self._running.discard(job)
                 late = time.monotonic() >= job.deadline  # whether or not somebody looked by then
-                job.end(None if late else result, "timeout" if late else error)
+                job.end(None if late else result, TIMEOUT if late else error)
                 self._changed.notify_all()
 
 
 def run_tool(tool: Tool) -> tuple[Any, str | None]:
     """(result as JSON reads it back, error)."""
     try:
-        return json.loads(json.dumps(tool.fn(*tool.args))), None
+        text = json.dumps(tool.fn(*tool.args))
+        if len(text) > MAX_RESULT:
+            raise ValueError(f"the result is {len(text)} bytes of JSON, of at most {MAX_RESULT}")
+        return json.loads(text), None
     except BaseException as error:  # its own SystemExit, too, must not take the thread along silently
-        return None, f"{type(error).__name__}: {error}"
+        return None, say(error)
 
 
 class ToolLog:
@@ -112,17 +118,12 @@ class ToolLog:
 
     def __init__(self, path: str | os.PathLike[str]):
         self._path = pathlib.Path(path)
-        self._known: dict[tuple[int, ...], ToolRecord] = {}
-        text = self._path.read_text() if self._path.exists() else ""
-        for line in text.splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:  # the line that was being written when the process died
-                continue
-            self._known[tuple(entry["key"])] = ToolRecord(**entry["record"])
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if text:  # without a line that was cut short
-            self._path.write_text("".join(map(_line, self._known, self._known.values())))
+        text = self._path.read_bytes() if self._path.exists() else b""
+        whole = text.rfind(b"\n") + 1
+        self._known = self._read(text[:whole])
+        if whole < len(text):  # a line was being written when the process died
+            os.truncate(self._path, whole)
 
     def get(self, key: tuple[int, ...]) -> ToolRecord | None:
         return self._known.get(key)
@@ -130,9 +131,27 @@ class ToolLog:
     def put(self, key: tuple[int, ...], record: ToolRecord) -> None:
         if key in self._known:
             return
+        line = json.dumps({"key": key, "record": vars(record)}) + "\n"
+        try:
+            with self._path.open("a") as file:
+                file.write(line)
+        except OSError as error:
+            what = f"the result of a tool cannot be written ({error.strerror})"
+            raise OSError(error.errno, what, str(self._path)) from error
         self._known[key] = record
-        with self._path.open("a") as file:
-            file.write(_line(key, record))
+
+    def _read(self, text: bytes) -> dict[tuple[int, ...], ToolRecord]:
+        known = {}
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                entry = json.loads(line)
+                known[tuple(map(operator.index, entry["key"]))] = ToolRecord(**entry["record"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"'{self._path}' cannot be read as results of tools, line {number}: {say(error)}; "
+                    "without the file the tools run again"
+                ) from error
+        return known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +202,3 @@ class Errands:
         if self.free:
             self.pool.wait([errand.job for errand in self.errands])
         return self.errands[0].due
-
-
-def _line(key: tuple[int, ...], record: ToolRecord) -> str:
-    return json.dumps({"key": key, "record": vars(record)}) + "\n"

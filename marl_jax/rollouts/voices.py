@@ -64,6 +64,12 @@ class Voices:
         self.engines: list[Engine] = list({id(e): e for e in map(by_policy.__getitem__, policies)}.values())
         self._engine_of = {policy: self.engines.index(by_policy[policy]) for policy in policies}
 
+    @property
+    def context(self) -> int | None:
+        """The shortest context of the engines that tell theirs."""
+        known = [engine.settings.context for engine in self.engines if hasattr(engine, "settings")]
+        return min(known, default=None)
+
     def new_tokens(self, role: str) -> int:
         return self.settings[role].max_new_tokens
 

@@ -6,7 +6,7 @@
 import difflib
 
 from marl_jax.own import is_own, load_own
-from marl_jax.workflows.api import Call, Completion, Tool, ToolError, Workflow, workflow
+from marl_jax.workflows.api import Call, Completion, Tool, ToolError, ToolTimeout, Workflow, workflow
 from marl_jax.workflows.debate import debate
 from marl_jax.workflows.eval_opt import eval_opt
 from marl_jax.workflows.orch_workers import orch_workers
@@ -55,6 +55,7 @@ __all__ = [
     "Prompts",
     "Tool",
     "ToolError",
+    "ToolTimeout",
     "Workflow",
     "debate",
     "eval_opt",

@@ -15,11 +15,14 @@ the final answer.
 
 import dataclasses
 import inspect
+import numbers
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Literal
 
 Message = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 Reader = Callable[[str], str | None]
+
+SPEAKERS = ("system", "user", "assistant")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,18 +56,23 @@ class Call:
     read: Reader | None = None  # what `Completion.answer` is for this call; None: the task's own parser
 
     def __post_init__(self) -> None:
-        if not isinstance(self.slot, int) or self.slot < 0:
+        if not _whole(self.slot) or self.slot < 0:
             raise ValueError(
                 f"slot of a call to '{self.role}' is {self.slot!r}; it must be an integer from 0 on"
             )
-        if isinstance(self.messages, str | Mapping) or not self.messages:
+        if not isinstance(self.messages, list | tuple) or not self.messages:
             raise ValueError(
                 f"messages of a call to '{self.role}' must be a non-empty list of role/content mappings"
             )
         for message in self.messages:
-            if set(message) != {"role", "content"} or not isinstance(message["content"], str):
+            if not _is_message(message):
                 raise ValueError(
                     f"a message to '{self.role}' needs 'role' and 'content' (text), got {message!r:.80}"
+                )
+            if message["role"] not in SPEAKERS:
+                known = ", ".join(SPEAKERS)
+                raise ValueError(
+                    f"a message to '{self.role}' is of {message['role']!r:.80}; its role must be one of: {known}"
                 )
 
 
@@ -76,8 +84,19 @@ class Tool:
     """
 
     fn: Callable[..., Any]
-    args: tuple[Any, ...] = ()
-    timeout_s: float = 30.0
+    args: Sequence[Any] = ()
+    timeout_s: float = 30.0  # math.inf: as long as it takes
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise ValueError(f"fn of a tool is {self.fn!r:.80}; it must be a function")
+        if not isinstance(self.args, tuple | list):
+            raise ValueError(f"args of tool '{self.name}' are {self.args!r:.80}; they must be a tuple")
+        seconds = self.timeout_s
+        if not isinstance(seconds, numbers.Real) or isinstance(seconds, bool) or not seconds > 0:
+            raise ValueError(
+                f"timeout_s of tool '{self.name}' is {seconds!r:.80}; it must be a number above 0"
+            )
 
     @property
     def name(self) -> str:
@@ -86,6 +105,10 @@ class Tool:
 
 class ToolError(RuntimeError):
     """A tool failed; the text says how ("timeout", or the exception's own)."""
+
+
+class ToolTimeout(ToolError):
+    """A tool had not ended within its `timeout_s`."""
 
 
 Script = Generator[Any, Any, Any]
@@ -100,6 +123,7 @@ class Workflow:
     fn: Callable[..., Script]
     settings: Mapping[str, Any]  # every keyword of `fn` but rng, with the value it will get
     families: tuple[str, ...] = ("math", "code")
+    counts: tuple[str, ...] = ()  # settings that are whole numbers from 1 on
 
     def __call__(self, task: Any, prompts: Any, *, rng: Any = None, **settings: Any) -> Script:
         """Begin it on one task. Inside another workflow: `answer = yield from voting(task, prompts)`."""
@@ -114,15 +138,30 @@ class Workflow:
             if name not in self.settings:
                 known = ", ".join(self.settings) or "none"
                 raise ValueError(f"workflow '{self.name}' has no setting '{name}'; it has: {known}")
+        for name in (name for name in self.counts if name in settings):
+            value = settings[name]
+            left_open = value is None and self.settings[name] is None
+            if not left_open and not (_whole(value) and value >= 1):
+                raise ValueError(
+                    f"setting '{name}' of workflow '{self.name}' is {value!r:.80}; it must be an integer from 1 on"
+                )
         return dataclasses.replace(self, settings={**self.settings, **settings})
 
 
 def workflow(
-    roles: Sequence[str], families: Sequence[str] = ("math", "code"), name: str | None = None
+    roles: Sequence[str],
+    families: Sequence[str] = ("math", "code"),
+    name: str | None = None,
+    counts: Sequence[str] = (),
 ) -> Callable[[Callable[..., Script]], Workflow]:
-    """Declare a generator function to be a workflow of these roles."""
-    if isinstance(roles, str) or not roles or len(set(roles)) != len(roles):
+    """Declare a generator function to be a workflow of these roles; settings in `counts` must be 1 or more."""
+    named = not isinstance(roles, str) and all(isinstance(role, str) and role for role in roles)
+    if not named or not roles or len(set(roles)) != len(roles):
         raise ValueError(f"roles must be a non-empty sequence of distinct names, got {roles!r}")
+    if slashed := [role for role in roles if "/" in role]:
+        raise ValueError(
+            f"role '{slashed[0]}' has a '/', which stands between a role and its slot: rename it"
+        )
 
     def wrap(fn: Callable[..., Script]) -> Workflow:
         title = name or fn.__name__
@@ -133,6 +172,16 @@ def workflow(
         if missing:
             raise ValueError(f"settings of workflow '{title}' need default values: {', '.join(missing)}")
         settings = {p.name: p.default for p in parameters if p.name != "rng"}
-        return Workflow(title, tuple(roles), fn, settings, tuple(families))
+        made = Workflow(title, tuple(roles), fn, settings, tuple(families), tuple(counts))
+        return made.bind(**{setting: settings.get(setting) for setting in counts})
 
     return wrap
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_message(value: Any) -> bool:
+    fields = set(value) if isinstance(value, Mapping) else set()
+    return fields == {"role", "content"} and isinstance(value["content"], str)

@@ -4,7 +4,7 @@ from marl_jax.workflows.api import Call, workflow
 from marl_jax.workflows.parse import majority
 
 
-@workflow(roles=("debater",))
+@workflow(roles=("debater",), counts=("agents", "rounds"))
 def debate(task, prompts, *, agents=3, rounds=2):
     """`rounds` answers of each of `agents`, the opening one included."""
     ask = prompts.debater(question=task.question)

@@ -6,13 +6,14 @@ from marl_jax.workflows.parse import verdict
 ROUNDS = {"math": 3, "code": 2}
 
 
-@workflow(roles=("generator", "evaluator"))
+@workflow(roles=("generator", "evaluator"), counts=("rounds",))
 def eval_opt(task, prompts, *, rounds=None, shared=False):
     """At most `rounds` drafts (None: 3 for math, 2 for code), each judged; "Correct" ends it.
 
     Each role goes on in its own history; `shared` puts both into one conversation.
     """
-    rounds = rounds or ROUNDS[task.family]
+    if rounds is None:
+        rounds = ROUNDS[task.family]
     judged = None
     for turn in range(rounds):
         more = turn + 1 < rounds

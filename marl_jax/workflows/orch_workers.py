@@ -4,7 +4,7 @@ from marl_jax.workflows.api import Call, workflow
 from marl_jax.workflows.parse import strategies
 
 
-@workflow(roles=("orchestrator", "worker", "synthesizer"))
+@workflow(roles=("orchestrator", "worker", "synthesizer"), counts=("workers",))
 def orch_workers(task, prompts, *, workers=3):
     """At most `workers` strategies; without a readable one, a single worker on the plain task."""
     question = task.question

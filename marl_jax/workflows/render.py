@@ -79,10 +79,10 @@ class RolePrompt:
 
     def _text(self, name: str, value: Any, where: str) -> str:
         if isinstance(value, str) or not isinstance(value, Sequence):
-            return str(value)
+            return _said(value, name, where)
         if name not in self.sections:
             raise ValueError(f"{where}: field '{name}' is a list, so the file needs a section '## {name}'")
-        items = ({"number": str(i), "text": str(item)} for i, item in enumerate(value, 1))
+        items = ({"number": str(i), "text": _said(item, name, where)} for i, item in enumerate(value, 1))
         gap = "\n\n" if "\n" in self.sections[name] else "\n"
         return gap.join(fill(self.sections[name], item, f"{where}, item of '{name}'") for item in items)
 
@@ -97,6 +97,14 @@ def fill(template: str, fields: Mapping[str, str], where: str) -> str:
             f"{where} has no place for the field '{unused[0]}'; it has: {', '.join(sorted(wanted))}"
         )
     return FIELD.sub(lambda match: fields[match[1]], template)
+
+
+def _said(value: Any, name: str, where: str) -> str:
+    if value is None:
+        raise ValueError(
+            f"{where}: field '{name}' is None: give a text, such as a completion and not its answer"
+        )
+    return str(value)
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,6 +1,8 @@
 """Self-Refine with tests: the generator writes a program, sees which public test it fails, and repairs it."""
 
-from marl_jax.workflows.api import Call, Tool, workflow
+from marl_jax.workflows.api import Call, Tool, ToolTimeout, workflow
+
+TIME_LIMIT_S = 120.0  # of all public tests together
 
 
 def run_public_tests(task, response):
@@ -12,7 +14,7 @@ def run_public_tests(task, response):
     return {"passed": verdict.passed, "reason": verdict.reason}
 
 
-@workflow(roles=("generator",), families=("code",))
+@workflow(roles=("generator",), families=("code",), counts=("rounds",))
 def self_refine_with_tests(task, prompts, *, rounds=3, run=run_public_tests):
     """At most `rounds` programs; stops at one that passes the public tests, and without any such test."""
     rounds = rounds if task.public_tests else 1
@@ -20,7 +22,10 @@ def self_refine_with_tests(task, prompts, *, rounds=3, run=run_public_tests):
     for turn in range(1, rounds):
         report = {"passed": False, "reason": "no program found in the answer"}
         if draft.answer is not None:
-            report = yield Tool(run, (task, draft.text), timeout_s=120.0)
+            try:
+                report = yield Tool(run, (task, draft.text), timeout_s=TIME_LIMIT_S)
+            except ToolTimeout:
+                report = {"passed": False, "reason": f"time limit of {TIME_LIMIT_S:g} s"}
         if report["passed"]:
             break
         ask = prompts.generator.repair(failure=report["reason"])

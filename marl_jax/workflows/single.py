@@ -10,7 +10,7 @@ def single(task, prompts):
     return (yield Call("generator", prompts.generator(question=task.question)))
 
 
-@workflow(roles=("generator",))
+@workflow(roles=("generator",), counts=("calls",))
 def single_matched(task, prompts, *, calls=4):
     """`calls` independent calls and their majority: matched in calls to a workflow of that many.
 
@@ -21,7 +21,7 @@ def single_matched(task, prompts, *, calls=4):
     return drafts[majority([draft.answer for draft in drafts])]
 
 
-@workflow(roles=("generator",))
+@workflow(roles=("generator",), counts=("tokens", "calls"))
 def single_token_matched(task, prompts, *, tokens=256, calls=16):
     """Independent calls until `tokens` are sampled, and their majority: matched in tokens to another workflow.
 

@@ -6,7 +6,7 @@ from marl_jax.workflows.api import Call, workflow
 from marl_jax.workflows.parse import pick
 
 
-@workflow(roles=("generator", "aggregator"))
+@workflow(roles=("generator", "aggregator"), counts=("votes",))
 def voting(task, prompts, *, votes=3):
     """`votes` drafts and one choice among them; an unreadable choice means the first draft."""
     ask = prompts.generator(question=task.question)

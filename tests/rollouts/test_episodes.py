@@ -118,6 +118,22 @@ def test_a_damaged_file_is_refused_by_name(tmp_path):
         read_episodes(tmp_path / "none.gz")
 
 
+def test_whatever_is_broken_in_a_file_it_is_refused_by_name(tmp_path):
+    path, dice = tmp_path / "e.gz", np.random.default_rng(0)
+    write_episodes(path, [EPISODE] * 3)
+    whole = path.read_bytes()
+    inside = gzip.decompress(whole)
+    for data, pack in ((whole, bytes), (inside, gzip.compress)):
+        for _ in range(300):
+            broken = bytearray(data)
+            broken[dice.integers(len(broken))] = dice.integers(256)
+            path.write_bytes(pack(bytes(broken)))
+            try:
+                read_episodes(path)  # a byte in a text, or in the header, may go unnoticed
+            except ValueError as error:
+                assert "e.gz' cannot be read as episodes" in str(error)
+
+
 def test_a_write_that_fails_leaves_the_old_file(tmp_path):
     path = tmp_path / "e.gz"
     write_episodes(path, [EPISODE])

@@ -1,7 +1,9 @@
 """Rollouts over the real engine: every log-prob is that of the policy, the update and the prompt on record."""
 
 import dataclasses
+import random
 import re
+import time
 
 import jax
 import pytest
@@ -14,7 +16,7 @@ from marl_jax.policies import SamplingSettings, isolated
 from marl_jax.rollouts import rollout
 from marl_jax.sampling import Engine, Request, programs
 from marl_jax.tasks.task import Task
-from marl_jax.workflows import eval_opt, load_prompts, voting
+from marl_jax.workflows import Call, Tool, eval_opt, load_prompts, voting, workflow
 
 PARAMS = init(jax.random.key(0), CONFIG)
 POLICIES = ("a", "b", "c")
@@ -111,6 +113,30 @@ def test_an_update_reaches_the_next_rollout_and_no_old_cache_does():
 def test_the_same_seed_gives_the_same_episodes_to_the_last_bit():
     runs = [run(voting, engine(), {"generator": "a", "aggregator": "b"}) for _ in range(2)]
     assert timeless(runs[0]) == timeless(runs[1])
+
+
+def test_slow_tools_and_rows_that_run_short_leave_the_same_bits():
+    """Which histories are given up and computed again must follow from the schedule, not from the tools' speed."""
+
+    def jittered(text):
+        time.sleep(random.SystemRandom().uniform(0, 0.05))
+        return len(text)
+
+    @workflow(roles=("generator",))
+    def consults(task, prompts):
+        first = yield Call("generator", prompts.generator(question=task.question), keep=True)
+        length = yield Tool(jittered, (first.text,))
+        ask = [{"role": "user", "content": f"{length} letters"}]
+        return (yield Call("generator", ask, after=first))
+
+    def crowded():
+        few = dataclasses.replace(SETTINGS, prefixes=5)
+        served = Engine(PARAMS, CONFIG, few, adapters=adapters(1), adapter_scale=SCALE, policies=POLICIES)
+        episodes = run(consults, served, {"generator": "a"}, samples=4)
+        assert served.stats.prefilled_tokens > prefills(episodes)  # rows did run short
+        return timeless(episodes), served.stats
+
+    assert crowded() == crowded()
 
 
 def test_what_an_engine_did_before_changes_nothing():

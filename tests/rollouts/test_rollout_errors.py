@@ -1,16 +1,21 @@
+import asyncio
 import dataclasses
 import re
+import sys
+import types
 
 import pytest
 from fake_engine import TOKENIZER, FakeEngine
-from rollout_kit import MATH, TASKS, ragged, run, speak
+from rollout_kit import MATH, PROMPTS, TASKS, ragged, run, speak, timeless
 
 from marl_jax.policies import SamplingSettings, isolated, shared
-from marl_jax.rollouts import Limits, rollout
+from marl_jax.rollouts import Limits, replay, rollout
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import (
     Call,
     Tool,
+    eval_opt,
+    single,
     voting,
     workflow,
 )
@@ -71,6 +76,15 @@ def test_turns_count_within_role_and_slot():
 # ---------------------------------------------------------------- errors stay in their episode
 
 
+class Strange(BaseException):
+    """No Exception, and nobody's wish to stop the run."""
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
 def broken(kind):
     stray = []
 
@@ -83,6 +97,19 @@ def broken(kind):
                 raise RuntimeError("boom")
             if kind == "exits":
                 raise SystemExit(1)
+            if kind == "is cancelled":
+                raise asyncio.CancelledError
+            if kind == "leaves in its own way":
+                raise Strange("gone")
+            if kind == "leaves while it is closed":
+                try:
+                    yield "hello"
+                finally:
+                    raise Strange("gone")
+            if kind == "unspeakable":
+                raise Unspeakable
+            if kind == "bad time-out":
+                yield Tool(len, ("x",), timeout_s=None)
             if kind == "not a call":
                 yield "hello"
             if kind == "list of not calls":
@@ -99,6 +126,8 @@ def broken(kind):
                 yield speak(read=lambda text: 5)
             if kind == "raising reader":
                 yield speak(read=lambda text: text[1000])
+            if kind == "exiting reader":
+                yield speak(read=sys.exit)
             if kind == "endless":
                 while True:
                     yield speak()
@@ -123,6 +152,11 @@ def broken(kind):
 ERRORS = {
     "raises": r"RuntimeError: boom \(in flow, line \d+\)",
     "exits": "SystemExit: 1",
+    "is cancelled": "CancelledError:",
+    "leaves in its own way": "Strange: gone",
+    "leaves while it is closed": "workflow 'flow' yielded str",
+    "unspeakable": r"Unspeakable \(in flow, line \d+\)",
+    "bad time-out": "ValueError: timeout_s of tool 'len' is None",
     "not a call": "workflow 'flow' yielded str; yield a Call, a Tool, or a list of them",
     "list of not calls": "workflow 'flow' yielded int; yield a Call",
     "unknown role": "workflow 'flow' calls 'speakr', but declares only: speaker",
@@ -131,6 +165,7 @@ ERRORS = {
     "foreign completion": "refers to no completion of this episode",
     "bad reader": "TypeError: the reader of 'speaker' returned int, not text or None",
     "raising reader": "IndexError",
+    "exiting reader": "SystemExit",
     "endless": "call budget of 20 exhausted",
     "endless tools": "call budget of 20 exhausted",
     "endless nothing": "call budget of 20 exhausted",
@@ -141,21 +176,47 @@ ERRORS = {
 
 @pytest.mark.parametrize(("kind", "message"), ERRORS.items(), ids=list(ERRORS))
 def test_a_broken_workflow_ends_its_own_episode_and_harms_no_other(kind, message):
-    episodes = run(broken(kind), limits=Limits(max_calls=20))
+    flow, limits = broken(kind), Limits(max_calls=20)
+    episodes = run(flow, limits=limits)
     assert re.search(message, episodes[2].error)
     assert episodes[2].answer is None
     assert 1 <= len(episodes[2].calls) <= 20
     assert all(e.answer == "fine" and e.error is None for e in episodes if e.task.id != "t2")
+    again = replay(episodes[2], flow, PROMPTS, TOKENIZER, limits=limits)
+    assert timeless([again]) == timeless([episodes[2]])
 
 
-def test_a_parser_that_raises_ends_the_episode_it_was_asked_in():
-    def parser(task, text):
-        return "1" if task.id != "t1" else text.missing
+@pytest.mark.parametrize("where", ["workflow", "reader"])
+def test_ctrl_c_ends_the_rollout_wherever_it_comes(where):
+    def stop(text):
+        raise KeyboardInterrupt
+
+    @workflow(roles=("speaker",))
+    def flow(task, prompts):
+        yield speak(read=stop if where == "reader" else None)
+        stop("")
 
     engine = FakeEngine(ragged)
-    episodes = rollout(voting, TASKS, engine, TOKENIZER, shared(voting.roles), prompts=MATH, parse=parser)
-    assert "AttributeError" in episodes[1].error
-    assert len(episodes[1].calls) == 3
+    with pytest.raises(KeyboardInterrupt):
+        run(flow, engine=engine)
+    assert engine.pending == 0
+
+
+@pytest.mark.parametrize("error", [AttributeError, SystemExit, asyncio.CancelledError, Strange, Unspeakable])
+@pytest.mark.parametrize(
+    ("flow", "calls"), [(voting, 3), (single, 1), (eval_opt, 1)], ids=["voting", "single", "eval_opt"]
+)
+def test_a_parser_that_raises_ends_the_episode_it_was_asked_in(flow, calls, error):
+    def parser(task, text):
+        if task.id == "t1":
+            raise error
+        return "1"
+
+    engine = FakeEngine(ragged)
+    episodes = rollout(flow, TASKS, engine, TOKENIZER, shared(flow.roles), prompts=MATH, parse=parser)
+    assert episodes[1].error.startswith(error.__name__)
+    assert len(episodes[1].calls) == calls
+    assert replay(episodes[1], flow, MATH, TOKENIZER) == episodes[1]
     assert [e.error is None for e in episodes] == [True, False, True, True, True, True]
 
 
@@ -234,6 +295,20 @@ def test_a_prompt_longer_than_the_context_is_refused_and_counted():
     assert [e.error is None for e in episodes] == [True, False, True]
     assert "raise the context, or truncate" in episodes[1].error
     assert (last[-1].prompts_refused, last[-1].prompts_cut, last[-1].failed) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("limits", [None, Limits(), Limits(overlong="truncate")])
+def test_the_context_is_the_engines_own_unless_it_is_given(limits):
+    last = []
+    engine = FakeEngine(lambda p, r: "ok")
+    engine.settings = types.SimpleNamespace(context=150)
+    episodes = run(
+        wordy, TASKS[:3], engine, limits=limits, settings=SamplingSettings(max_new_tokens=20),
+        progress=lambda p: last.append(dataclasses.replace(p)),
+    )  # fmt: skip
+    cut = limits is not None and limits.overlong == "truncate"
+    assert [e.error is None for e in episodes] == [True, cut, True]
+    assert (last[-1].prompts_refused, last[-1].prompts_cut) == (int(not cut), int(cut))
 
 
 def test_a_prompt_longer_than_the_context_is_cut_in_the_middle_and_counted():

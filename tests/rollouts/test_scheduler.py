@@ -153,7 +153,7 @@ def test_free_mode_never_waits_for_a_tool(mode, outcome):
     def pair(task, prompts):
         if task.id == "t0":
             try:
-                return (yield Tool(wait, timeout_s=0.3))
+                return (yield Tool(wait, timeout_s=0.3 if mode == "fixed" else 30.0))
             except ToolError as error:
                 return f"failed: {error}"
         for _ in range(20):

@@ -1,15 +1,20 @@
+import errno
+import math
+import pathlib
 import time
 
 import pytest
 from fake_engine import TOKENIZER, FakeEngine
-from rollout_kit import TASKS, run, speak, timeless, tool_user
+from rollout_kit import PROMPTS, TASKS, run, speak, timeless, tool_user
 
 from marl_jax.policies import shared
-from marl_jax.rollouts import ToolLog, rollout
+from marl_jax.rollouts import ToolLog, ToolRecord, replay, rollout
+from marl_jax.rollouts.tools import MAX_RESULT
 from marl_jax.tasks.families import parse as family_parse
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import (
     Tool,
+    ToolTimeout,
     load_prompts,
     self_refine_with_tests,
     workflow,
@@ -29,11 +34,23 @@ def tool_errors():
     def unspeakable(*_):
         return object()
 
+    def boundless(*_):
+        return "x" * MAX_RESULT
+
+    class Wordless(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    def wordless(*_):
+        raise Wordless
+
     return {
         raises: "KeyError: 'x'",
         leaves: "SystemExit: 3",
         hangs: "timeout",
         unspeakable: "TypeError: Object of type object is not JSON serializable",
+        boundless: "ValueError: the result is 1048578 bytes of JSON, of at most 1048576",
+        wordless: "Wordless",
     }
 
 
@@ -80,6 +97,51 @@ def test_a_result_reaches_the_workflow_as_its_record_will():
     assert run(looks, TASKS[:1])[0].answer == "{'1': [2, 3]}"
 
 
+def test_what_a_workflow_does_to_a_result_does_not_reach_the_record(tmp_path):
+    @workflow(roles=("speaker",))
+    def greedy(task, prompts):
+        queue = yield Tool(lambda: [["a"], ["b"]])
+        yield speak("".join(queue.pop(0)))
+        queue[0].clear()
+        return str(queue)
+
+    log = ToolLog(tmp_path / "tools.jsonl")
+    for _ in range(2):  # the second time as recorded
+        (episode,) = run(greedy, TASKS[:1], tool_log=log)
+        assert (episode.answer, episode.tools[0].result) == ("[[]]", [["a"], ["b"]])
+        replay(episode, greedy, PROMPTS, TOKENIZER)
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e10, 1e300, 10**400])
+def test_a_tool_may_have_all_the_time_in_the_world(timeout_s):
+    def slow(name, _):
+        time.sleep(0.2)
+        return name
+
+    for mode in ("fixed", "free"):
+        episodes = run(tool_user(slow, timeout_s), TASKS[:2], mode=mode)
+        assert [e.tools[0].result for e in episodes] == ["t0", "t1"]
+
+
+def test_a_time_out_can_be_told_from_other_failures():
+    def late(*_):
+        time.sleep(1.0)
+
+    def early(*_):
+        raise TimeoutError("its own")
+
+    @workflow(roles=("speaker",))
+    def patient(task, prompts):
+        try:
+            yield Tool(late if task.id == "t0" else early, timeout_s=0.1 if task.id == "t0" else 30.0)
+        except ToolTimeout:
+            return "timeout"
+
+    episodes = run(patient, TASKS[:2])
+    assert [e.answer for e in episodes] == ["timeout", None]
+    assert "early: TimeoutError: its own" in episodes[1].error
+
+
 def test_calls_and_tools_can_be_parallel():
     @workflow(roles=("speaker",))
     def mixed(task, prompts):
@@ -109,6 +171,53 @@ def test_a_step_that_runs_again_sees_the_tool_results_it_saw_before(tmp_path):
     assert timeless(first) == timeless(again)
     other_step = run(tool_user(moody), tool_log=ToolLog(path), step=1)
     assert len(calls) == 2 * len(TASKS) and len(other_step) == len(TASKS)
+
+
+def log_with(path, text):
+    log = ToolLog(path)
+    log.put((0, 1), ToolRecord("f", "é", None))
+    log.put((0, 2), ToolRecord("g", None, "timeout"))
+    with path.open("ab") as file:
+        file.write(text)
+
+
+def test_opening_a_log_touches_no_line_that_is_whole(tmp_path, monkeypatch):
+    path = tmp_path / "deep" / "tools.jsonl"
+    log_with(path, b"")
+    before = (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino)
+    ToolLog(path)
+    assert (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) == before
+    with path.open("ab") as file:
+        file.write(b'{"key": [1, 2')  # the process died here
+    monkeypatch.setattr(pathlib.Path, "write_text", None)  # nothing but the tail may go
+    monkeypatch.setattr(pathlib.Path, "write_bytes", None)
+    assert ToolLog(path).get((0, 2)) == ToolRecord("g", None, "timeout")
+    assert (path.read_bytes(), path.stat().st_ino) == (before[0], before[2])
+
+
+@pytest.mark.parametrize(
+    "line", [b"null", b'{"key": 5}', b'{"key": [1]}', b'{"key": "ab", "record": {}}', b"", b"{", b"\xff\xfe",
+             b'{"key": [1], "record": {"nome": "f"}}'],
+)  # fmt: skip
+def test_a_log_with_a_line_that_is_none_is_refused_by_name_and_line(tmp_path, line):
+    path = tmp_path / "tools.jsonl"
+    log_with(path, line + b"\n")
+    with pytest.raises(
+        ValueError, match=r"tools\.jsonl' cannot be read as results of tools, line 3: "
+    ) as error:
+        ToolLog(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_full_disk_is_told_in_one_line(tmp_path):
+    path = tmp_path / "tools.jsonl"
+    log = ToolLog(path)
+    path.symlink_to("/dev/full")
+    with pytest.raises(
+        OSError, match=r"result of a tool cannot be written \(No space left.*tools\.jsonl"
+    ) as error:
+        log.put((0, 1), ToolRecord("f", 1))
+    assert error.value.errno == errno.ENOSPC and "\n" not in str(error.value)
 
 
 def test_self_refine_runs_the_public_tests_in_the_sandbox():

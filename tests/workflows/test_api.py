@@ -1,7 +1,21 @@
+import math
+
 import pytest
 
 from marl_jax.tasks.task import Task
-from marl_jax.workflows import BUILT_IN, Call, Tool, workflow
+from marl_jax.workflows import (
+    BUILT_IN,
+    Call,
+    Tool,
+    debate,
+    eval_opt,
+    orch_workers,
+    self_refine_with_tests,
+    single_matched,
+    single_token_matched,
+    voting,
+    workflow,
+)
 
 TASK = Task("t", "math", "2+2?")
 ASK = [{"role": "user", "content": "2+2?"}]
@@ -49,10 +63,61 @@ def test_settings_need_defaults():
         workflow(roles=("a",))(needy)
 
 
-@pytest.mark.parametrize("roles", ["generator", (), ("a", "a")])
+@pytest.mark.parametrize("roles", ["generator", (), ("a", "a"), ("a", ""), ("a", 5), (["a"],)])
 def test_roles_are_distinct_names(roles):
     with pytest.raises(ValueError, match="distinct names"):
         workflow(roles=roles)
+
+
+def test_a_role_is_not_named_like_a_slot():
+    with pytest.raises(ValueError, match="role 'worker/1' has a '/'"):
+        workflow(roles=("worker", "worker/1"))
+
+
+COUNTS = [
+    (voting, "votes"),
+    (eval_opt, "rounds"),
+    (orch_workers, "workers"),
+    (debate, "agents"),
+    (debate, "rounds"),
+    (single_matched, "calls"),
+    (single_token_matched, "calls"),
+    (single_token_matched, "tokens"),
+    (self_refine_with_tests, "rounds"),
+]
+
+
+@pytest.mark.parametrize(("flow", "setting"), COUNTS, ids=lambda v: getattr(v, "name", v))
+def test_how_many_is_a_number_from_1_on(flow, setting):
+    for value in (0, -1, True, 2.0, "2"):
+        message = (
+            f"setting '{setting}' of workflow '{flow.name}' is {value!r}; it must be an integer from 1 on"
+        )
+        with pytest.raises(ValueError, match=message):
+            flow.bind(**{setting: value})
+        with pytest.raises(ValueError, match=message):
+            flow(TASK, None, **{setting: value})
+    assert flow.bind(**{setting: 1}).settings[setting] == 1
+
+
+def test_only_a_number_that_is_left_open_can_be_none():
+    assert eval_opt.bind(rounds=None).settings["rounds"] is None
+    with pytest.raises(ValueError, match="'votes' of workflow 'voting' is None"):
+        voting.bind(votes=None)
+
+
+def test_a_workflow_of_ones_own_says_which_of_its_settings_are_counts():
+    @workflow(roles=("a",), counts=("times",))
+    def own(task, prompts, *, first=0, times=1):
+        yield
+
+    assert own.bind(first=-1, times=2).settings == {"first": -1, "times": 2}
+    with pytest.raises(ValueError, match="setting 'times' of workflow 'own' is 0"):
+        own.bind(times=0)
+    with pytest.raises(ValueError, match="setting 'first' of workflow 'own' is 0"):
+        workflow(roles=("a",), counts=("first",))(own.fn)
+    with pytest.raises(ValueError, match="'own' has no setting 'time'"):
+        workflow(roles=("a",), counts=("time",))(own.fn)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +128,15 @@ def test_roles_are_distinct_names(roles):
         ({"messages": {"role": "user", "content": "x"}}, "non-empty list"),
         ({"messages": [{"role": "user"}]}, "needs 'role' and 'content'"),
         ({"messages": [{"role": "user", "content": 4}]}, "needs 'role' and 'content'"),
+        ({"messages": [5]}, "needs 'role' and 'content'"),
+        ({"messages": iter(ASK)}, "non-empty list"),
+        ({"messages": set("ab")}, "non-empty list"),
+        (
+            {"messages": [{"role": "sytem", "content": "x"}]},
+            "is of 'sytem'; its role must be one of: system, user",
+        ),
+        ({"messages": [{"role": [], "content": "x"}]}, "its role must be one of"),
+        ({"messages": ASK, "slot": True}, "slot"),
         ({"messages": ASK, "slot": -1}, "slot"),
         ({"messages": ASK, "slot": "0"}, "slot"),
     ],
@@ -74,6 +148,25 @@ def test_a_malformed_call_is_refused_where_it_is_made(arguments, message):
 
 def test_a_tool_is_called_by_its_functions_name():
     assert Tool(sorted, ([2, 1],)).name == "sorted"
+
+
+@pytest.mark.parametrize("timeout_s", [None, "5", True, 0, -1, math.nan, -math.inf, 1j])
+def test_the_time_of_a_tool_is_a_number_above_0(timeout_s):
+    with pytest.raises(ValueError, match=r"timeout_s of tool 'sorted' is .*; it must be a number above 0"):
+        Tool(sorted, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "message"),
+    [
+        ("sorted", (), "fn of a tool is 'sorted'"),
+        (sorted, "ab", "args of tool 'sorted'"),
+        (sorted, 5, "args"),
+    ],
+)
+def test_a_tool_is_a_function_and_its_arguments(fn, args, message):
+    with pytest.raises(ValueError, match=message):
+        Tool(fn, args)
 
 
 def test_built_in_workflows_are_found_by_name():

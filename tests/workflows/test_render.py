@@ -47,6 +47,12 @@ def test_a_field_without_a_place_is_refused_by_name():
         prompts().judge.again(critique="no", critic="no")
 
 
+@pytest.mark.parametrize("drafts", [None, ["four", None]])
+def test_nothing_is_no_text(drafts):
+    with pytest.raises(ValueError, match=r"'judge\.user': field 'drafts' is None"):
+        prompts().judge(question="2+2?", drafts=drafts)
+
+
 def test_a_list_without_a_section_of_its_name_is_refused():
     with pytest.raises(ValueError, match="'question' is a list"):
         prompts().bare(question=["a", "b"])

@@ -10,6 +10,7 @@ from marl_jax.workflows import (
     Completion,
     Tool,
     ToolError,
+    ToolTimeout,
     debate,
     eval_opt,
     load_prompts,
@@ -250,6 +251,14 @@ def test_self_refine_takes_an_unreadable_draft_for_a_failure():
     calls, answer = drive(self_refine_with_tests.bind(rounds=3), lambda call, n: said[n], CODE)
     assert "no program found" in shown(calls[1])
     assert "no program found" in shown(calls[2])
+    assert answer.text == "never"
+
+
+def test_self_refine_takes_tests_that_never_end_for_a_failure():
+    said = [r"\boxed{endless}", r"\boxed{still endless}", "never"]
+    late = lambda *_: ToolTimeout("run_public_tests: timeout")
+    calls, answer = drive(self_refine_with_tests, lambda call, n: said[n], CODE, late)
+    assert "time limit of 120 s" in shown(calls[1]) and "time limit of 120 s" in shown(calls[2])
     assert answer.text == "never"
 
 
