@@ -53,7 +53,7 @@ def group_advantages(
     else:
         advantages = centred
     advantages = xp.where(size == 1, values, advantages) if singleton == "reward" else advantages
-    return jnp.asarray(advantages.astype(values.dtype))
+    return jax.device_put(advantages.astype(values.dtype))
 
 
 def agent_advantages(
@@ -79,14 +79,14 @@ def agent_advantages(
     # A role that always gets one reward has no scale of its own, and eps is none: with the mean taken over
     # other roles, dividing by it would make an advantage of a million.
     advantages = xp.where(spread > 0, centred / xp.where(spread > 0, spread + eps, 1.0), 0.0)
-    return jnp.asarray(advantages.astype(values.dtype))
+    return jax.device_put(advantages.astype(values.dtype))
 
 
 def overlong_penalty(lengths: jax.Array | np.ndarray, *, max_length: int, buffer: int) -> jax.Array:
     """DAPO's soft overlong punishment, added to the reward: 0, down to -1 over the last `buffer` tokens."""
     _check(0 < buffer <= max_length, f"overlong buffer {buffer} must lie in 1..max_length={max_length}")
     xp = jnp if isinstance(lengths, jax.Array) else np
-    return jnp.asarray(xp.clip((max_length - buffer - lengths) / buffer, -1.0, 0.0))
+    return jax.device_put(xp.clip((max_length - buffer - lengths) / buffer, -1.0, 0.0))
 
 
 def _inputs(rewards: Any, *groups: Groups) -> tuple[Any, ...]:

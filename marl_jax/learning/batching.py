@@ -53,6 +53,7 @@ class MicroBatch:
     sampler_logp: Any  # float[G, M]
     old_logp: Any  # float[G, M]
     ref_logp: Any  # float[G, M]
+    temperature: Any  # float[G, M], that the token was sampled at
     kept: Any = None  # int[G, M, K]
     prefix: int = flax.struct.field(pytree_node=False, default=0)  # length of the shared prompt's part
     branches: int = flax.struct.field(pytree_node=False, default=1)
@@ -240,6 +241,7 @@ def _fill(rows: Sequence[Row], sequences: Sequence[_Sequence], size: int, unit: 
         n: np.zeros((size, sampled), np.float32)
         for n in ("advantages", "sampler_logp", "old_logp", "ref_logp")
     }
+    floats["temperature"] = np.ones((size, sampled), np.float32)
     mask = np.zeros((size, sampled), bool)
     every = [i for s in sequences for some in s.branches for i in some]
     kept = _kept(rows, every, (size, sampled))
@@ -265,6 +267,7 @@ def _fill(rows: Sequence[Row], sequences: Sequence[_Sequence], size: int, unit: 
                 mask[g, at:end] = True
                 floats["advantages"][g, at:end] = row.advantage
                 floats["sampler_logp"][g, at:end] = row.logprobs
+                floats["temperature"][g, at:end] = row.temperature
                 if kept is not None and row.kept is not None:
                     kept[g, at:end, : row.kept.shape[1]] = row.kept
                 placements.append(Placement(i, g, at, end))
@@ -305,6 +308,10 @@ def _check_row(row: Row) -> None:
     if len(row.tokens) != len(row.logprobs):
         raise ValueError(
             f"a row of role {row.role!r} has {len(row.tokens)} tokens, {len(row.logprobs)} log-probs"
+        )
+    if not row.temperature > 0:
+        raise ValueError(
+            f"a row of role {row.role!r} has temperature {row.temperature}; only above 0 can be learned from"
         )
 
 

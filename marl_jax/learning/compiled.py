@@ -34,7 +34,6 @@ class Settings:
 
     network: Network
     loss: LossConfig
-    temperature: float
     chunk: int
     sampler_weights: bool  # correct for the sampler's numbers (truncated importance sampling)
     slice_tokens: int = 0  # of a micro-batch, differentiated at a time; 0: all at once
@@ -50,7 +49,7 @@ def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tu
         hidden,
         settings.network.head(tree, frozen),
         batch.targets,
-        temperature=settings.temperature,
+        temperature=batch.temperature,
         kept=batch.kept,
         chunk=settings.chunk,
     )

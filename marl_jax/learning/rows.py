@@ -33,6 +33,7 @@ class Row:
     advantage: float = 0.0
     truncated: bool = False
     readable: bool = True
+    temperature: float = 1.0  # that they were sampled at
     kept: np.ndarray | None = None  # [tokens, K] ids that top-k or top-p left, -1 filling up
 
 
@@ -83,6 +84,7 @@ def rows_of(episodes: Sequence[Episode], rewards: Sequence[Sequence[float]]) -> 
             reward=float(reward),
             truncated=call.finish_reason == "length",
             readable=call.answer is not None,
+            temperature=call.temperature,
             kept=_kept(call),
         )
         for episode, earned in zip(episodes, rewards, strict=True)

@@ -9,7 +9,7 @@ Everything on the device is jitted once per shape, with donated buffers; the rep
 
 import dataclasses
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import flax.struct
@@ -45,7 +45,6 @@ class LearnerConfig:
     updates_fixed: int = 1  # this many,
     sequences_per_update: int = 512  # or one for each so many rows
     epochs: int = 1
-    temperature: float = 1.0  # of the sampler
     old_logprobs: Literal["trainer", "sampler"] = "trainer"  # whose log-probs the ratio is taken against
     mask_truncated: bool = False  # leave out completions that were cut off
     logprob_chunk: int = 4096  # tokens whose logits exist at the same time
@@ -66,8 +65,6 @@ class LearnerConfig:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
         if not self.gap_tolerance > 0:
             raise ValueError(f"gap_tolerance {self.gap_tolerance} must be positive")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature {self.temperature} must be positive to learn from its samples")
 
     @classmethod
     def study(cls, total_steps: int = 500, **changes: Any) -> "LearnerConfig":
@@ -76,7 +73,6 @@ class LearnerConfig:
             "loss": LossConfig(dual_clip=3.0, is_cap=None),
             "optimiser": OptimiserConfig(schedule=ScheduleConfig.study(total_steps)),
             "updates": "sequences",
-            "temperature": 0.7,
         }
         return cls(**defaults | changes)
 
@@ -108,9 +104,7 @@ class Learner:
         corrected = config.loss.is_cap is not None and config.old_logprobs == "trainer"
         # On CPU the buffers of a slice stay in cache, and memory that the system has to map is reused by the next.
         slices = config.batch.slice_tokens if mesh is None and jax.default_backend() == "cpu" else 0
-        self._settings = compiled.Settings(
-            network, config.loss, config.temperature, config.logprob_chunk, corrected, slices
-        )
+        self._settings = compiled.Settings(network, config.loss, config.logprob_chunk, corrected, slices)
 
     def init(self, policies: Mapping[str, Tree]) -> dict[str, LearnerState]:
         """Fresh states for {policy: float32 tree}."""
@@ -132,10 +126,12 @@ class Learner:
         step: int = 0,
         bases: Mapping[str, Tree] | None = None,
         references: Mapping[str, Tree] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> tuple[dict[str, Tree], dict[str, LearnerState], Report]:
         """New policies and states; the old ones are donated.
 
-        By policy: `bases` are the frozen weights under its adapter, `references` the trees of the KL anchor.
+        By policy: `bases` are the frozen weights under its adapter, `references` the trees of the KL anchor. `check`
+        is called before every micro-batch for as long as the old policies and states are whole: it may raise.
         """
         strangers = {(row.role, row.policy) for row in rows} - {(_role(k), p) for k, p in self.roles.items()}
         if strangers:
@@ -155,8 +151,9 @@ class Learner:
                 continue
             frozen, reference = (bases or {}).get(policy), self._reference(policy, references)
             policies[policy], states[policy], reports[policy], evidence, described[policy] = self._update(
-                policy, policies[policy], states, mine, own, step, frozen, reference
+                policy, policies[policy], states, mine, own, step, frozen, reference, check
             )
+            check = None  # the first policy is a new one now
             seen += evidence[0]
             for role, some in evidence[1].items():
                 losses.setdefault(role, []).extend(some)
@@ -185,6 +182,7 @@ class Learner:
         step: int,
         frozen: Tree,
         reference: Tree,
+        check: Callable[[], None] | None,
     ) -> tuple[
         Tree, LearnerState, dict[str, float], tuple[list[Seen], dict[str, list[Loss]]], dict[str, Any]
     ]:
@@ -209,8 +207,9 @@ class Learner:
             some = [rows[i] for i in members]
             batches = self._batches(some)
             carry = self._zeros(tree, len(units))
-            outs = []
+            outs: list[Any] = []
             for batch in batches:
+                _wait_and_check(outs[-2:-1], check)
                 arrays = _with_logprobs(batch, [old[i] for i in members], ref and [ref[i] for i in members])
                 role = some[batch.placements[0].row].role
                 carry, out = compiled.accumulate(
@@ -224,6 +223,8 @@ class Learner:
                     on_policy=on_policy,
                 )
                 outs.append(out)
+            _wait_and_check(outs, check)
+            check = None  # the old tree and state are given away next
             tree, optimiser, damping, done = compiled.apply(
                 tree,
                 optimiser,
@@ -376,6 +377,13 @@ def _with_logprobs(batch: Batch, old: Sequence[np.ndarray], ref: Sequence[np.nda
         if ref is not None:
             arrays.ref_logp[p.sequence, p.start : p.stop] = ref[p.row]
     return arrays
+
+
+def _wait_and_check(outs: list[Any], check: Callable[[], None] | None) -> None:
+    """Programs run behind the host's back: without waiting, everything would be under way before the first check."""
+    if check is not None:
+        jax.block_until_ready(outs)
+        check()
 
 
 def _counters(state: LearnerState) -> dict[str, float]:

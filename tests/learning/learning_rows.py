@@ -55,8 +55,8 @@ def rectangle(rows):
     return pad(tokens, max(map(len, tokens))), start, mask, pad([row.logprobs for row in rows], width)
 
 
-def _log_probs(params, tokens, start, width, config):
-    log_p = jax.nn.log_softmax(qwen3.forward(params, config, tokens[:, :-1]))
+def _log_probs(params, tokens, start, width, temperature, config):
+    log_p = jax.nn.log_softmax(qwen3.forward(params, config, tokens[:, :-1]) / temperature[:, None, None])
     where = jnp.minimum(start + jnp.arange(width), log_p.shape[1] - 1)
     log_p = jnp.take_along_axis(log_p, where[..., None], axis=1)
     targets = jnp.take_along_axis(tokens[:, 1:], where, axis=1)
@@ -68,13 +68,17 @@ def _log_probs(params, tokens, start, width, config):
 def log_probs(params, rows, config=TINY):
     """Log-probs [rows, T] from the whole logits of `forward`: no packing, sharing or chunks."""
     tokens, start, mask, _ = rectangle(rows)
-    return _log_probs(params, jnp.asarray(tokens), start, mask.shape[1], config)[0]
+    return _log_probs(params, jnp.asarray(tokens), start, mask.shape[1], temperatures(rows), config)[0]
+
+
+def temperatures(rows):
+    return np.array([row.temperature for row in rows], np.float32)
 
 
 @functools.partial(jax.jit, static_argnames=("options", "on_policy", "merge"))
-def _plain(params, tokens, start, mask, sampler, advantages, weights, options, on_policy, merge):
+def _plain(params, tokens, start, mask, sampler, temperature, advantages, weights, options, on_policy, merge):
     def loss(params):
-        logp, entropy = _log_probs(merge(params), tokens, start, mask.shape[1], TINY)
+        logp, entropy = _log_probs(merge(params), tokens, start, mask.shape[1], temperature, TINY)
         old = jax.lax.stop_gradient(logp) if on_policy else sampler
         return policy_loss(logp, old, advantages, mask, entropy=entropy, **dict(options))
 
@@ -96,7 +100,8 @@ def plain_loss(params, rows, *, weights=None, on_policy=False, merge=lambda para
     advantages = np.array([row.advantage for row in rows])
     weights = np.ones(len(rows)) if weights is None else np.asarray(weights, float)
     options = tuple(sorted(options.items()))
-    return _plain(params, tokens, start, mask, sampler, advantages, weights, options, on_policy, merge)
+    given = (tokens, start, mask, sampler, temperatures(rows), advantages, weights)
+    return _plain(params, *given, options, on_policy, merge)
 
 
 def assert_trees_close(got, want, rtol=1e-5):

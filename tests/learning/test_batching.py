@@ -1,5 +1,7 @@
 """Every row is in exactly one place, in a micro-batch of its own unit, and little is padding."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from learning_rows import make_row, make_rows
@@ -129,3 +131,9 @@ def test_a_run_meets_few_shapes_however_its_lengths_vary():
 def row_of(rng, prompt, tokens, task, role):
     spoken = tuple(rng.integers(5, 100, tokens))
     return Row("p0", role, task, 0, 0, prompt, spoken, (0.0,) * tokens, 0.0)
+
+
+def test_a_greedy_row_cannot_be_learned_from():
+    row = dataclasses.replace(make_row(np.random.default_rng(0), (1, 2), 3), temperature=0.0)
+    with pytest.raises(ValueError, match=r"a row of role 'generator' has temperature 0\.0"):
+        make_batches([row], ["generator"], BatchConfig())

@@ -21,14 +21,6 @@ from marl_jax.models import qwen3
 from marl_jax.models.lora import init_lora, merge
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _compile_quickly():
-    """What is compared here is exact in any order of operations; compiling takes most of the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 BUCKETS = (8, 16, 32, 64)
 # One step of plain descent, so long that the old weights do not round it: it is the gradient itself.
 RATE = 2.0**14
@@ -54,9 +46,11 @@ def gradient_of(rows, roles, network=None, trees=None, frozen=None, mesh=None, *
 
 
 def two_roles(policies=("p0", "p0")):
+    """Rows of two roles, each sampled at a temperature of its own."""
     rng = np.random.default_rng(3)
     generator = make_rows(rng, policy=policies[0], slots=2)
-    return generator + make_rows(rng, role="judge", policy=policies[1], samples=4)
+    judge = make_rows(rng, role="judge", policy=policies[1], samples=4)
+    return generator + [dataclasses.replace(row, temperature=0.7) for row in judge]
 
 
 @pytest.mark.parametrize(
