@@ -80,7 +80,6 @@ def get_config(name: str) -> RunConfig:
                 grad_clip=1.0,
             ),
             batch=BatchConfig(buckets=(512, 1024, 2048, 4096, 8192, 16384, 24576, 36864)),
-            temperature=0.7,
         ),
         evaluation=EvaluationConfig(every=10, problems=128),
         checkpoints=CheckpointConfig(every=5, latest=2, keep_every=5),

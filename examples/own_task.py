@@ -4,10 +4,8 @@ python -m examples.own_task [WORKDIR] [--config.steps=200 ...]
 """
 
 import random
-import sys
 
 from experiments import cli
-from marl_jax.runs import train
 from marl_jax.tasks import Task
 
 SPLITS = {"test": slice(0, 256), "val": slice(256, 512), "train": slice(512, None)}
@@ -19,16 +17,12 @@ def carries(split):
     return [Task(f"carries/{a}+{b}", "math", f"{a}+{b}=?", gold=str(a + b)) for a, b in pairs[SPLITS[split]]]
 
 
-def main(config, rest):
-    train(config, rest[0] if rest else "runs/own_task")
-
-
 if __name__ == "__main__":
-    sys.argv[1:1] = [
+    cli.train(
+        "runs/own_task",
         "--config=configs/micro.py:single-shared-s-math",
         "--config.data.name=examples.own_task:carries",
         "--config.cell=carries",
         "--config.steps=50",
         "--config.data.problems=16",
-    ]
-    cli.run(main)
+    )

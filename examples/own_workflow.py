@@ -3,10 +3,7 @@
 python -m examples.own_workflow [WORKDIR] [--config.steps=200 ...]
 """
 
-import sys
-
 from experiments import cli
-from marl_jax.runs import train
 from marl_jax.workflows import Call, workflow
 
 
@@ -21,16 +18,12 @@ def first_accepted(task, prompts, *, tries=3):
     return draft
 
 
-def main(config, rest):
-    train(config, rest[0] if rest else "runs/own_workflow")
-
-
 if __name__ == "__main__":
-    sys.argv[1:1] = [  # what the command line says comes after these, and counts
+    cli.train(
+        "runs/own_workflow",  # the command line may name another, and set what follows
         "--config=configs/micro.py:eval_opt-isolated-s-math",
         "--config.workflow.name=examples.own_workflow:first_accepted",
         "--config.cell=first_accepted",
         "--config.steps=50",
         "--config.data.problems=16",
-    ]
-    cli.run(main)
+    )

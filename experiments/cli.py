@@ -1,35 +1,84 @@
 """What every script shares: --config taken off the command line, and what a user can put right told in a line.
 
 if __name__ == "__main__":
-    cli.run(main)          # main(config or None, the arguments that absl left over)
+    cli.run(main)          # main(config or None, the words that absl left over)
 """
 
+import os
 import sys
 from collections.abc import Callable
 
 from absl import app, flags, logging
 
-from marl_jax.runs.config import RunConfig, from_argv, split_argv
+from marl_jax.runs.config import ConfigError, RunConfig, from_argv, split_argv
 
 REFUSED = 2  # exit code of what the user can put right
 
 
-def run(main: Callable[[RunConfig | None, list[str]], int | None]) -> None:
-    """Call main under absl, with the configuration that --config and --config.* ask for; None without them."""
+def define_accept_changes() -> None:
+    """The flag that a refusal advises when a run is not what it was begun with; for scripts that open one."""
+    flags.DEFINE_bool(
+        "accept_changes",
+        False,
+        "go on although configuration, base, data, prompts or code are not the old ones",
+    )
+
+
+def run(main: Callable[[RunConfig | None, list[str]], int | None], words: int = 0) -> None:
+    """Call main under absl, with the configuration that --config and --config.* ask for; None without them.
+
+    The command line may hold so many `words` that are no flags.
+    """
+    deterministic()
     try:
         spec, texts, rest = split_argv(sys.argv)
         asked = spec is not None or texts
         config = from_argv(sys.argv)[0] if asked else None
     except ValueError as error:  # of a config file, the name of a cell, or a field
         sys.exit(_refusal(error))
-    app.run(lambda left: _call(main, config, left[1:]), argv=rest)
+    app.run(lambda left: _call(main, config, left[1:], words), argv=rest)
 
 
-def _call(main: Callable[..., int | None], config: RunConfig | None, left: list[str]) -> int | None:
+def train(workdir: str, *defaults: str) -> None:
+    """Train what the defaults and the command line, which counts more, ask for; its one word is another folder."""
+    define_accept_changes()
+    sys.argv[1:1] = defaults
+
+    def main(config: RunConfig | None, left: list[str]) -> None:
+        from marl_jax.runs import train
+
+        assert config is not None
+        train(config, left[0] if left else workdir, accept_changes=flags.FLAGS.accept_changes)
+
+    run(main, words=1)
+
+
+def deterministic() -> None:
+    """Ask for deterministic kernels, before a GPU is touched; what the user has set stays.
+
+    A run that was killed ends with the bits of one that was not, and is evaluated as it was trained.
+    """
+    given = os.environ.get("XLA_FLAGS", "")
+    if "xla_gpu_deterministic_ops" not in given:
+        os.environ["XLA_FLAGS"] = f"{given} --xla_gpu_deterministic_ops=true".strip()
+
+
+def refuse_words(left: list[str], words: int = 0) -> None:
+    """Refuse what is neither a flag nor one of the words that a script takes."""
+    for word in left[words:]:
+        raise ConfigError(
+            [f"'{word}' is no flag: fields of the configuration are set by --config.FIELD=VALUE"]
+        )
+
+
+def _call(
+    main: Callable[..., int | None], config: RunConfig | None, left: list[str], words: int
+) -> int | None:
     # Absl makes it INFO where it was not asked for, and libraries would talk into the live view.
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
     try:
+        refuse_words(left, words)
         return main(config, left)
     except Exception as error:
         if not isinstance(error, _expected()):
@@ -47,7 +96,6 @@ def _expected() -> tuple[type[Exception], ...]:
     from marl_jax.learning.update import NonFiniteGradients
     from marl_jax.rewards.sandbox.worker import SandboxUnavailable
     from marl_jax.runs.checkpoints import CheckpointError
-    from marl_jax.runs.config import ConfigError
     from marl_jax.runs.files import DiskFull
     from marl_jax.runs.folder import FolderError
     from marl_jax.runs.parts import PartsError

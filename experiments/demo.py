@@ -18,6 +18,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", "runs/demo", "the folder of the run")
 flags.DEFINE_integer("problems", 256, "held-out problems to answer")
 flags.DEFINE_integer("samples", 2, "answers of the workflow to each of them")
+cli.define_accept_changes()
 
 CELL = "configs/micro.py:voting-isolated-xs-math"
 SMALLER = (  # than the cell: minutes instead of half an hour
@@ -31,7 +32,7 @@ SMALLER = (  # than the cell: minutes instead of half an hour
 )
 
 
-def main(config: RunConfig | None, left: list[str]) -> int:
+def main(config: RunConfig | None, _: list[str]) -> int:
     config = config or load_config(CELL, SMALLER)
     from marl_jax.runs import train
     from marl_jax.runs.evaluate import evaluate
@@ -39,10 +40,12 @@ def main(config: RunConfig | None, left: list[str]) -> int:
     from marl_jax.study.report import write_report
 
     began = time.perf_counter()
-    if train(config, FLAGS.workdir) < config.steps:
+    accept = {"accept_changes": FLAGS.accept_changes}
+    if train(config, FLAGS.workdir, **accept) < config.steps:
         return 0  # asked to stop
     trained = time.perf_counter() - began
-    records = evaluate(FLAGS.workdir, split="test", problems=FLAGS.problems, samples=FLAGS.samples)
+    sizes = {"problems": FLAGS.problems, "samples": FLAGS.samples}
+    records = evaluate(FLAGS.workdir, split="test", **sizes, **accept)
     seconds = time.perf_counter() - began
     print(table(records))
     print(f"\ntrained in {trained:.0f} s, {seconds:.0f} s in all")

@@ -35,18 +35,16 @@ flags.DEFINE_string(
 flags.DEFINE_string("generator_from", None, "folder of a single agent's run, for generator_transfer")
 flags.DEFINE_string("generator_checkpoint", "latest", "latest, best, base or a step of that run")
 flags.DEFINE_integer("seed", None, "of the noise; None: the run's")
-flags.DEFINE_bool("accept_changes", False, "although base, data or prompts are not what the run began with")
+cli.define_accept_changes()
 
 
-def main(config: RunConfig | None, left: list[str]) -> None:
+def main(config: RunConfig | None, _: list[str]) -> None:
     from marl_jax.runs.casts import Donor
     from marl_jax.runs.evaluate import evaluate
     from marl_jax.runs.tables import table
 
-    if config or left:
-        raise FolderError(
-            "evaluate takes flags alone, the configuration is the run's own: leave the rest out"
-        )
+    if config:
+        raise FolderError("the configuration is the run's own: leave --config out")
     donor = Donor(FLAGS.generator_from, FLAGS.generator_checkpoint) if FLAGS.generator_from else None
     records = evaluate(
         FLAGS.workdir,

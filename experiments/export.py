@@ -20,16 +20,14 @@ flags.DEFINE_string("format", "hf", "hf or peft")
 flags.DEFINE_string(
     "dtype", None, "float32 or bfloat16; None: weights as the base is stored, adapters in float32"
 )
-flags.DEFINE_bool(
-    "accept_changes", False, "although the base or the tokenizer is not what the run began with"
-)
+cli.define_accept_changes()
 
 
-def main(config: RunConfig | None, left: list[str]) -> None:
+def main(config: RunConfig | None, _: list[str]) -> None:
     from marl_jax.runs.export import export
 
-    if config or left:
-        raise FolderError("export takes flags alone, the configuration is the run's own: leave the rest out")
+    if config:
+        raise FolderError("the configuration is the run's own: leave --config out")
     done = export(
         FLAGS.workdir,
         FLAGS.policy,

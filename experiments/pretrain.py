@@ -12,12 +12,14 @@ import os
 import platform
 import shlex
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from absl import app, flags
 
+from experiments import cli
 from marl_jax.runs import fields
 from marl_jax.runs.config import ConfigError, load_file, split_argv
 
@@ -58,6 +60,17 @@ def main(recipe: "Recipe", command: str) -> None:
         "single_agent": measure(recipe) if FLAGS.problems else {},
     }
     write_json(Path(FLAGS.out) / "recipe.json", about)
+
+
+def probe(directory: Path) -> None:
+    """Make the directory, and refuse one that cannot be written before anything is trained."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        raise ConfigError(
+            [f"--out={directory} cannot be written ({error.strerror}): choose another"]
+        ) from None
 
 
 def measure(recipe: "Recipe") -> dict[str, Any]:
@@ -101,9 +114,19 @@ def chosen(argv: list[str]) -> tuple["Recipe", list[str]]:
 
 
 if __name__ == "__main__":
+    cli.deterministic()
     try:
         recipe, rest = chosen(sys.argv)
     except ValueError as error:  # of the config file, the scale, or a field
         sys.exit(str(error))
     command = shlex.join(["python", "-m", "experiments.pretrain", *sys.argv[1:]])
-    app.run(lambda _: main(recipe, command), argv=rest)
+
+    def begin(left: list[str]) -> None:
+        try:
+            cli.refuse_words(left[1:])
+            probe(Path(FLAGS.out))
+        except ConfigError as error:
+            sys.exit(str(error))
+        main(recipe, command)
+
+    app.run(begin, argv=rest)

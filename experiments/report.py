@@ -16,8 +16,8 @@ flags.DEFINE_string("workdir", None, "the folder of one run")
 flags.DEFINE_string("root", None, "a directory that holds folders of runs")
 
 
-def main(config: RunConfig | None, left: list[str]) -> int:
-    if config is not None or left or bool(FLAGS.workdir) == bool(FLAGS.root):
+def main(config: RunConfig | None, _: list[str]) -> int:
+    if config is not None or bool(FLAGS.workdir) == bool(FLAGS.root):
         raise FolderError("give either --workdir=DIR of one run, or --root=DIR of a directory of runs")
     print(write_report(FLAGS.workdir) if FLAGS.workdir else write_overview(FLAGS.root))
     return 0

@@ -3,16 +3,17 @@
 import dataclasses
 import json
 import re
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
+import script
 from absl import logging
 
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
+from marl_jax.runs import loop
 from marl_jax.runs.metrics import read_lines
+from marl_jax.runs.parts import load_tasks
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
@@ -21,6 +22,7 @@ TRAINED = {  # {program: roles}
     "own_task": {"generator"},
     "own_reward": {"generator", "aggregator"},
 }
+READ = []  # splits, by training
 SMALL = (
     "steps=2",
     "data.problems=2",
@@ -45,14 +47,7 @@ def base(tmp_path_factory):
 
 
 def run(program, *arguments):
-    """`python -m examples.PROGRAM ...`, in this process: a fresh one would take most of its time to load JAX."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        patch.setattr(sys, "argv", [program, *map(str, arguments)])
-        try:
-            runpy.run_module(f"examples.{program}", run_name="__main__", alter_sys=True)
-        except SystemExit as ended:
-            assert not ended.code
+    assert script.run(f"examples.{program}", *arguments) == 0
 
 
 @pytest.fixture(scope="module", params=TRAINED)
@@ -60,7 +55,9 @@ def trained(request, base, tmp_path_factory):
     """(program, the folder of its run)."""
     workdir = tmp_path_factory.mktemp(request.param) / "run"
     small = [f"--config.{setting}" for setting in (*SMALL, f"policies.base={base}")]
-    run(request.param, workdir, *small)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "load_tasks", lambda data, split: READ.append(split) or load_tasks(data, split))
+        run(request.param, workdir, *small)
     assert logging.get_verbosity() == logging.WARNING  # no library talks into the live view
     return request.param, workdir
 
@@ -83,6 +80,10 @@ def test_losses_push_towards_what_earned_more(capsys):
     assert numbers == pytest.approx([2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5, 0, 0, 0], abs=1e-4)
     gradient = [float(number) for number in re.findall(r"-?\d+\.\d*", loss.partition("by row")[2])]
     assert gradient == pytest.approx([-advantage / 6 for advantage in numbers], abs=1e-4)
+
+
+def test_training_never_reads_the_test_split(trained):
+    assert set(READ) == {"train", "val"}
 
 
 def test_it_trains_every_role_it_names(trained):

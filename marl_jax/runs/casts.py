@@ -18,7 +18,7 @@ from marl_jax.rewards.credit import CreditConfig
 from marl_jax.runs.config import RunConfig
 from marl_jax.runs.fields import nearest
 from marl_jax.runs.folder import FolderError, digest_tokenizer, read_config
-from marl_jax.runs.parts import Parts, load_parts
+from marl_jax.runs.parts import Parts, digests, load_parts
 from marl_jax.runs.stored import check_unchanged, path_of, policies_at, read_which, whole_weights
 from marl_jax.workflows import single
 
@@ -96,10 +96,11 @@ def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
         sampling=settings,
         role_sampling={},
         rollout=dataclasses.replace(config.rollout, limits=limits),
-        # What follows is of training, and of the roles that are not here.
+        # What follows is of training, which there is none of, and of the roles that are not here.
+        steps=0,
         rewards=CreditConfig(),
         advantages=dataclasses.replace(config.advantages, group=AdvantageConfig().group),
-        learner=dataclasses.replace(config.learner, interventions=InterventionConfig(freeze=("generator",))),
+        learner=dataclasses.replace(config.learner, interventions=InterventionConfig()),
     )
     cast = Cast(alone, "single_transfer", {"role": role})
     own = {policy: parts.specs[policy]}
@@ -110,7 +111,7 @@ def _transferred(config: RunConfig, parts: Parts, role: str, donor: Donor, accep
     """A role of the workflow spoken for by the policy of a single agent, which is served as it is."""
     _policy(config, role)
     path = path_of(donor.workdir)
-    theirs = read_config(path)
+    theirs = dataclasses.replace(read_config(path), mesh=config.mesh)
     if len(theirs.roles) != 1:
         roles = ", ".join(theirs.roles)
         raise FolderError(
@@ -118,7 +119,7 @@ def _transferred(config: RunConfig, parts: Parts, role: str, donor: Donor, accep
         )
     their_parts = load_parts(theirs)
     if not accept_changes:
-        check_unchanged(path, theirs, their_parts)
+        check_unchanged(path, digests(theirs, their_parts, {}))
     if dataclasses.replace(their_parts.model, dtype=parts.model.dtype) != parts.model:
         raise FolderError(
             f"the model of the run in '{path}' has another shape than this run's: it cannot play here"

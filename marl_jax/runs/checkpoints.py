@@ -3,7 +3,8 @@
     .saving-STEP (Orbax writes) ──► seal.json (digest of every file) ──► fsync ──► renamed to STEP ──► older ones pruned
 
 A directory named after a step is therefore complete, whatever killed the process. A seal that does not fit its
-files is damage: the checkpoint before is taken. All of Orbax is in this file.
+files is damage: the checkpoint before is taken. Of what is kept for good, the trees that only a resume needs are
+given up: first by the seal, in one stroke, then on the disk. All of Orbax is in this file.
 """
 
 import concurrent.futures
@@ -12,7 +13,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,14 +37,28 @@ class Damaged(CheckpointError):
     """The files of a checkpoint are not the ones that were written."""
 
 
+class Stripped(CheckpointError):
+    """A checkpoint is kept for its policies and has given up the rest."""
+
+
 class Checkpoints:
     """The checkpoints of a run, for the one process that writes them. Close it, or lose the save under way."""
 
     def __init__(
-        self, directory: Path, *, latest: int = 2, best: bool = True, keep_every: int | None = None
+        self,
+        directory: Path,
+        *,
+        latest: int = 2,
+        best: bool = True,
+        keep_every: int | None = None,
+        passing: Sequence[str] = (),
     ) -> None:
-        """Keeps the `latest` newest, the `best` by score, and every `keep_every`-th step."""
-        self.directory = directory
+        """Keeps the `latest` newest, the `best` by score, and every `keep_every`-th step.
+
+        `passing` names trees that only a resume needs. The two newest hold them whatever `latest` is, so that there
+        is one to fall back to; the others are kept without.
+        """
+        self.directory, self._passing = directory, tuple(passing)
         self._latest, self._best, self._keep_every = latest, best, keep_every
         directory.mkdir(parents=True, exist_ok=True)
         for rest in directory.glob(".*"):  # what a killed process left behind
@@ -133,6 +148,8 @@ class Checkpoints:
             doomed = self.directory / f".deleting-{step}"
             os.rename(self.directory / str(step), doomed)
             _remove(doomed)
+        for step in sorted(keep & set(found))[: -max(2, self._latest)]:
+            _strip(self.directory / str(step), self._passing)
 
 
 def steps(directory: Path) -> list[int]:
@@ -176,19 +193,23 @@ def _load_newest(
     for step in reversed(steps(directory)):
         try:
             trees, data = _load(directory / str(step), templates)
-        except Damaged as error:
+        except (Damaged, Stripped) as error:
             damage.append(str(error))
             continue
         if damage:
             logging.warning("%s: going back to step %d", "; ".join(damage), step)
         return trees, data, step
-    raise CheckpointError(f"every checkpoint in '{directory}' is damaged: {'; '.join(damage)}")
+    raise CheckpointError(
+        f"no checkpoint in '{directory}' can be gone on from: {'; '.join(damage)}; choose another --workdir"
+    )
 
 
 def _load(place: Path, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], dict[str, Any]]:
     seal = _verify(place)
     wanted: dict[str, Any] = {}
     for name, template in templates.items():
+        if name in seal.get("stripped", ()):
+            raise Stripped(f"checkpoint {place.name} is kept without '{name}'")
         if name not in seal["numbers"]:
             there = ", ".join(seal["numbers"])
             raise CheckpointError(f"checkpoint {place.name} holds no '{name}'; there is: {there}")
@@ -216,6 +237,23 @@ def _check_shapes(place: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
                     f"checkpoint {place.name} does not fit: '{name}' {key} is {there.get(key, 'nothing')} "
                     f"there and {asked.get(key, 'nothing')} here"
                 )
+
+
+def _strip(place: Path, names: Sequence[str]) -> None:
+    """Give up trees. Once the new seal is there, their files are none of the checkpoint's."""
+    try:
+        seal = _read_seal(place)
+    except Damaged:
+        return
+    if gone := [name for name in names if name in seal["numbers"]]:
+        seal["numbers"] = {name: rest for name, rest in seal["numbers"].items() if name not in gone}
+        seal["files"] = {
+            name: digest for name, digest in seal["files"].items() if name.split("/")[0] not in gone
+        }
+        seal["stripped"] = [*seal.get("stripped", ()), *gone]
+        write_atomically(place / SEAL, json.dumps(seal, allow_nan=False))
+    for name in seal.get("stripped", ()):
+        _remove(place / name)
 
 
 def _verify(place: Path) -> dict[str, Any]:

@@ -3,28 +3,58 @@
 Every check runs whatever the others found, so that a command line is put right in one go.
 """
 
-from collections.abc import Callable, Iterator
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from marl_jax.learning.groups import group_key
 from marl_jax.own import is_own, load_own
-from marl_jax.policies import policy_names, role_settings, trained_policies, validate_map
+from marl_jax.policies import (
+    SamplingSettings,
+    policy_names,
+    role_settings,
+    trained_policies,
+    validate_map,
+)
 from marl_jax.rewards.credit import make_credit
 from marl_jax.runs import fields
 from marl_jax.tasks import NAMES
 from marl_jax.tasks.datasets import SOURCES
-from marl_jax.workflows import find
+from marl_jax.tasks.micro import KINDS
+from marl_jax.workflows import Workflow, find
 
 if TYPE_CHECKING:
     from marl_jax.runs.config import RunConfig
 
 Problems = Iterator[str]
 
+OF_FILES = ("directory", "bad_rows")  # fields of `data`
+DRAWN = ("train_size", "test_size")
+LARGEST_SEED = 2**31 - 1  # JAX would cut a larger one to 32 bits
+SLOTS = {  # {built-in workflow: the role that answers in several slots, and the setting that counts them}
+    "voting": ("generator", "votes"),
+    "orch_workers": ("worker", "workers"),
+    "debate": ("debater", "agents"),
+    "single_matched": ("generator", "calls"),
+    "single_token_matched": ("generator", "calls"),
+}
+
 
 def problems(config: "RunConfig") -> list[str]:
     """All that is wrong with it, with the way out."""
     checks = (_workflow, _policies, _sampling, _data, _learning, _ranges)
     return [problem for check in checks for problem in check(config)]
+
+
+def asked_in_vain(config: "RunConfig", asked: Iterable[str]) -> list[str]:
+    """What a command line asks for and this run or this machine cannot give; `asked` are the paths that it sets."""
+    found = []
+    if "data.levels" in asked and config.data.name not in KINDS:
+        found.append(f"data.levels is for procedural data; '{config.data.name}' has no levels: leave it out")
+    if config.logging.wandb and importlib.util.find_spec("wandb") is None:
+        found.append("logging.wandb is on and wandb is not installed: pip install wandb, or leave it off")
+    return found
 
 
 def _workflow(config: "RunConfig") -> Problems:
@@ -40,22 +70,62 @@ def _workflow(config: "RunConfig") -> Problems:
             near = fields.nearest(name, workflow.settings)
             yield f"workflow.settings.{name} is no setting of '{chosen.name}'{near}"
             continue
-        default = workflow.settings[name]
-        if isinstance(default, bool):
-            fits, wanted = isinstance(value, bool), "true or false"
-        else:  # all others are counts, and None leaves the choice to the workflow
-            count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            fits, wanted = count or (value is None and default is None), "an integer from 1 on"
-        if not fits:
-            yield f"workflow.settings.{name} is {value!r}; it must be {wanted}"
+        wanted = _alike if is_own(chosen.name) else _count
+        if refused := wanted(value, workflow.settings[name]):
+            yield f"workflow.settings.{name} is {value!r}; it must be {refused}"
+    yield from _slots(config, workflow)
+
+
+def _count(value: Any, default: Any) -> str | None:
+    """What a setting of a built-in workflow must be, if it is not: a switch or a count; or None."""
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else "true or false"
+    if callable(default):
+        return "left out: it is a function"
+    fits = (type(value) is int and value >= 1) or (value is None and default is None)
+    return None if fits else "an integer from 1 on"
+
+
+def _alike(value: Any, default: Any) -> str | None:
+    """What a setting of one's own workflow must be, if it is not: of the type of its default."""
+    if callable(default):
+        return "left out: it is a function"
+    if isinstance(default, bool | int | float | str):
+        return fields.misfit(type(default), value)
+    if isinstance(default, tuple | list):
+        return None if isinstance(value, tuple | list) else "values with commas between, in [ ]"
+    return None if default is None or isinstance(value, type(default)) else f"a {type(default).__name__}"
+
+
+def _slots(config: "RunConfig", workflow: Workflow) -> Problems:
+    """Entries of the map that no call of a built-in workflow comes to, and slots without any."""
+    if is_own(config.workflow.name) or _refused(validate_map, config.policies.map, workflow.roles):
+        return
+    many, setting = SLOTS.get(workflow.name, ("", ""))
+    count = config.workflow.settings.get(setting, workflow.settings.get(setting, 1))
+    if type(count) is not int:
+        return
+    answering = set()
+    for role in workflow.roles:
+        slots = count if role == many else 1
+        for key in (f"{role}/{slot}" for slot in range(slots)):
+            answering.add(key if key in config.policies.map else role)
+            if not {key, role} & set(config.policies.map):
+                yield f"policies.map lacks '{key}': add it, or '{role}' for all slots without an entry of their own"
+    for key in config.policies.map:
+        if key not in answering:
+            yield f"policies.map gives '{key}' a policy, and it never answers here: leave it out"
 
 
 def _policies(config: "RunConfig") -> Problems:
     policies = config.policies
     if not _refused(find, config.workflow.name):
         yield from _refusal("policies.map", validate_map, policies.map, config.roles)
-        overrides = config.role_sampling
-        yield from _refusal("role_sampling", role_settings, config.roles, config.sampling, overrides)
+        mistyped = list(_mistyped(config.role_sampling))
+        yield from mistyped
+        if not mistyped:
+            overrides = config.role_sampling
+            yield from _refusal("role_sampling", role_settings, config.roles, config.sampling, overrides)
         yield from _interventions(config)
     if not _refused(trained_policies, policies.map, policies.frozen_roles):
         if policies.map and not trained_policies(policies.map, policies.frozen_roles):
@@ -71,8 +141,20 @@ def _policies(config: "RunConfig") -> Problems:
         yield f"lora_rank {policies.lora_rank} must be at least 1 and lora_alpha {policies.lora_alpha} positive"
 
 
+def _mistyped(overrides: Mapping[str, Mapping[str, Any]]) -> Problems:
+    """Values of single roles that are of another type than the field of `sampling`."""
+    wanted = fields.annotations(SamplingSettings)
+    for role, own in overrides.items():
+        for name, value in own.items():
+            if name in wanted and (refused := fields.misfit(wanted[name], value)):
+                yield f"role_sampling.{role}.{name} is {value!r}; it must be {refused}"
+
+
 def _interventions(config: "RunConfig") -> Problems:
     chosen = config.learner.interventions
+    frozen = {*chosen.freeze, *config.policies.frozen_roles}
+    if chosen.freeze and config.steps and frozen.issuperset(config.roles):
+        yield "learner.interventions.freeze leaves no role to train: name fewer, or set steps=0"
     for name in ("kl_coef", "role_clip", "freeze", "alternate"):
         for role in getattr(chosen, name):
             if role not in config.roles:
@@ -112,38 +194,53 @@ def _sampling(config: "RunConfig") -> Problems:
             )
     frozen = {*config.policies.frozen_roles, *config.learner.interventions.freeze}
     for role, settings in config.role_settings.items():
-        if role not in frozen and settings.temperature != config.learner.temperature:
+        if config.steps and role not in frozen and settings.temperature == 0:
             yield (
-                f"role '{role}' samples at temperature {settings.temperature:g}, the learner's is "
-                f"{config.learner.temperature:g}: set sampling.temperature and learner.temperature alike "
-                "(above 0), or freeze the role"
+                f"role '{role}' samples at temperature 0: nothing can be learned from the one answer it gives; "
+                "raise it, or freeze the role"
             )
 
 
 def _data(config: "RunConfig") -> Problems:
     data = config.data
     if is_own(data.name):
-        yield from _refusal("data.name", load_own, data.name, "data set")
+        yield from _refusal("data.name", _data_function, data.name)
+        yield from _ignored(config, *OF_FILES, *DRAWN, "seed", "cache", "val_size")
         return
     if data.name not in NAMES:
         yield f"data.name is '{data.name}', which is no data set{fields.nearest(data.name, NAMES)}"
         return
-    procedural = data.name not in SOURCES
+    procedural = data.name in KINDS
     family = data.name.removeprefix("micro_") if procedural else SOURCES[data.name].family
     if family not in (None, data.family):
         yield f"data.name '{data.name}' is {family}, data.family is {data.family}: choose one of a kind"
     if not procedural:
         if data.directory is None and not SOURCES[data.name].urls:
             yield f"data.directory is none: '{data.name}' is read from files, give their directory"
-        for name in ("train_size", "test_size"):
-            if getattr(data, name) is not None:
-                yield f"data.{name} is for procedural data; '{data.name}' has the size of its files"
-    elif data.directory is not None:
-        yield f"data.directory is '{data.directory}', but '{data.name}' is drawn, not read: set it to none"
+        yield from _ignored(config, *DRAWN)
+    else:
+        yield from _ignored(config, *OF_FILES)
     if data.val_size == 0 and config.evaluation.every:
         yield "data.val_size is 0, so there is nothing to evaluate on: set evaluation.every=0"
     if data.val_size and config.evaluation.every and config.evaluation.problems > data.val_size:
         yield f"evaluation.problems {config.evaluation.problems} is more than data.val_size {data.val_size}"
+
+
+def _data_function(name: str) -> None:
+    if not callable(found := load_own(name, "data set")):
+        raise ValueError(
+            f"'{name}' is a {type(found).__name__}: name a function from a split to a list of tasks"
+        )
+
+
+def _ignored(config: "RunConfig", *names: str) -> Problems:
+    """Fields of the data that this kind of data set has no use for, where they are set."""
+    kinds = {**dict.fromkeys(OF_FILES, "data read from files"), **dict.fromkeys(DRAWN, "procedural data")}
+    defaults = {field.name: field.default for field in dataclasses.fields(config.data)}
+    for name in names:
+        if (value := getattr(config.data, name)) != defaults[name]:
+            kind = kinds.get(name, "built-in data sets")
+            yield f"data.{name} is {value!r}; it is for {kind}, and '{config.data.name}' is not: leave it out"
 
 
 def _learning(config: "RunConfig") -> Problems:
@@ -192,6 +289,13 @@ def _ranges(config: "RunConfig") -> Problems:
             value = getattr(value, part)
         if value is not None and value < bound:
             yield f"{name} is {value}; it must be at least {bound}"
+    for name, seed in (
+        ("seed", config.seed),
+        ("data.seed", config.data.seed),
+        ("learner.seed", config.learner.seed),
+    ):
+        if seed > LARGEST_SEED:
+            yield f"{name} is {seed}; it must be at most {LARGEST_SEED}"
     if not config.data.levels:
         yield "data.levels is empty; it must name at least one level"
 

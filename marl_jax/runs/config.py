@@ -219,7 +219,7 @@ def load_config(spec: str, texts: Sequence[tuple[str, str | None]] = ()) -> RunC
     """FILE:CELL, with fields set from texts. Every mistake in the texts is in the one error."""
     get_config, cell = load_file(spec)
     config, problems = fields.change(get_config(cell), texts)
-    if problems:
+    if problems := problems or checks.asked_in_vain(config, [name for name, _ in texts]):
         raise ConfigError(problems)
     return config
 
@@ -231,9 +231,13 @@ def load_file(spec: str, entry: str = "get_config") -> tuple[Callable[[str], Any
         near = fields.nearest(file, (str(path) for path in Path("configs").glob("*.py")))
         raise ConfigError([f"--config={spec}: there is no file '{file}'{near}"])
     module_spec = importlib.util.spec_from_file_location(f"config_{Path(file).stem}", file)
-    assert module_spec is not None and module_spec.loader is not None
+    if module_spec is None or module_spec.loader is None:
+        raise ConfigError([f"--config={spec}: '{file}' is no Python file"])
     module = importlib.util.module_from_spec(module_spec)
-    module_spec.loader.exec_module(module)
+    try:
+        module_spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ConfigError([f"--config={spec}: line {error.lineno} of '{file}': {error.msg}"]) from None
     if not hasattr(module, entry):
         raise ConfigError([f"--config={spec}: '{file}' defines no {entry}(name)"])
     return getattr(module, entry), cell

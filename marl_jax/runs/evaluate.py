@@ -20,13 +20,22 @@ from marl_jax.rollouts import Progress
 from marl_jax.runs import fields, folder
 from marl_jax.runs.casts import MODES, Cast, Donor, make_stage
 from marl_jax.runs.checkpoints import CheckpointError, Damaged, steps
+from marl_jax.runs.checks import LARGEST_SEED
 from marl_jax.runs.config import RunConfig
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.folder import FolderError, open_folder, read_config
 from marl_jax.runs.metrics import JsonLines, read_lines
-from marl_jax.runs.parts import Parts, load_parts, load_tasks
+from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks
 from marl_jax.runs.play import make_service, planned_engine, play, start_graders
-from marl_jax.runs.stored import Asked, Stored, check_unchanged, path_of, policies_at, read_which
+from marl_jax.runs.stored import (
+    Asked,
+    Stored,
+    check_unchanged,
+    on_these_devices,
+    path_of,
+    policies_at,
+    read_which,
+)
 from marl_jax.sampling.plan import EngineSettings, free_bytes, memory_bytes
 
 SPLITS = ("test", "val")
@@ -64,24 +73,33 @@ def evaluate(
     for name, value, least in (("samples", samples, 1), ("problems", problems, 1), ("seed", seed, 0)):
         if value is not None and value < least:
             raise FolderError(f"--{name} is {value}; it must be at least {least}")
+    if seed is not None and seed > LARGEST_SEED:
+        raise FolderError(f"--seed is {seed}; it must be at most {LARGEST_SEED}")
     for name, text, known in (("mode", mode, MODES), ("split", split, SPLITS)):
         if text not in known:
             raise FolderError(f"--{name}={text} is unknown{fields.nearest(text, known)}")
     wanted = _wanted(path, checkpoint, mode)
     with open_folder(path), contextlib.closing(JsonLines(path / "eval.jsonl")) as lines:
-        config = read_config(path)
+        config = on_these_devices(read_config(path))
         parts = load_parts(config)
         start_graders(config)
         drawn = load_tasks(config.data, split)
+        now = digests(config, parts, {split: drawn})
         if not accept_changes:
-            check_unchanged(path, config, parts, {split: drawn})
+            check_unchanged(path, now)
         stored = _each(path, config, parts, wanted)
         first = list(itertools.islice(stored, 1))  # one that is not there is told before anything is played
+        if wanted and not first:
+            raise CheckpointError(
+                f"every checkpoint in '{path / 'checkpoints'}' is damaged: nothing to evaluate"
+            )
         start = policies_at(path, config, parts, "base")
         stage = make_stage(mode, config, parts, role, donor, accept_changes)
-        service = make_service(config, stage.parts, start.trees, _settings(path, config, stage.parts))
+        settings, measured = _shapes(path, config, stage.parts)
+        service = make_service(config, stage.parts, start.trees, settings, measured=measured)
         tasks = list(drawn[:problems])
         noise = config.seed if seed is None else seed
+        made_of = {"data": now.pop(f"data {split}"), "made_with": folder.versions() | now}
 
         def played(cast: Cast, of: Stored, base: list[float] | None) -> dict[str, Any]:
             service.update(of.trees, of.updates)
@@ -99,19 +117,19 @@ def evaluate(
             )
             found = summary(grade_episodes(episodes, grader), samples, base)
             about = {"split": split, "mode": cast.mode, "seed": noise, "checkpoint": of.name, **cast.about}
-            lines.write(of.step, about | found)
-            return {"step": of.step, **about, **found}
+            record = {**about, **found, **made_of}
+            lines.write(of.step, record)
+            return {"step": of.step, **record}
 
         about = {
             "split": split,
             "seed": noise,
             "samples": samples,
             "problems": len(tasks),
+            **made_of,
             **stage.base.about,
         }
-        changed = accept_changes or folder.read(path).get("changes")
-        base = None if changed else _recorded(path, stage.base, about)
-        base = base or played(stage.base, start, None)
+        base = _recorded(path, stage.base, about) or played(stage.base, start, None)
         rest = itertools.chain(first, stored)
         return [base, *(played(stage.cast, one, base["per_problem"]) for one in rest)]
 
@@ -144,19 +162,30 @@ def _each(path: Path, config: RunConfig, parts: Parts, wanted: list[Asked]) -> I
 
 
 def _recorded(path: Path, base: Cast, about: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The base on the same problems and noise, if it was played before; the run's own step 0 is no other."""
+    """The base on the same problems and noise, by the same code, if it was played before.
+
+    The run's own step 0 is no other: it was made with what `config.json` says, as long as no change was accepted.
+    """
     modes = ("base", "trained") if base.mode == "base" else (base.mode,)
+    began = folder.read(path)
+    of_run = {**began.get("versions", {}), **began.get("digests", {})}
+    own = None if began.get("changes") else {name: of_run.get(name) for name in about["made_with"]}
     for line in read_lines(path / "eval.jsonl"):
-        same = all(line.get(name) == value for name, value in about.items())
+        told = line if "checkpoint" in line else {**line, "made_with": own}
+        same = all(told.get(name) == value for name, value in about.items())
         if same and line["step"] == 0 and line["mode"] in modes:
             return line
     return None
 
 
-def _settings(path: Path, config: RunConfig, parts: Parts) -> EngineSettings:
-    """The shapes that the run settled on where this machine has the memory for them, else its own."""
-    if settled := folder.read(path).get("settled", {}).get("engine"):
-        settings = fields.from_json(EngineSettings, settled)
+def _shapes(path: Path, config: RunConfig, parts: Parts) -> tuple[EngineSettings, bool]:
+    """The shapes that the run settled on where this machine has the memory for them, else its own.
+
+    And whether they were measured.
+    """
+    settled = folder.read(path).get("settled", {})
+    if engine := settled.get("engine"):
+        settings = fields.from_json(EngineSettings, engine)
         if len(decode_groups(parts.specs)) * memory_bytes(parts.model, settings) <= free_bytes():
-            return settings
-    return planned_engine(config, parts)
+            return settings, settled.get("measured", False)
+    return planned_engine(config, parts), False

@@ -32,7 +32,7 @@ def summary(graded: Sequence[Graded], samples: int, base: Sequence[float] | None
     right = outcomes(graded, samples)
     interval = wilson(int(right.sum()), right.size) if samples == 1 else bootstrap(right)
     per_problem = right.mean(axis=1)
-    sizes = [1 << power for power in range(samples.bit_length())]
+    sizes = sorted({samples, *(1 << power for power in range(samples.bit_length()))})
     return {
         "accuracy": interval.mean,
         "ci_low": interval.low,

@@ -21,8 +21,15 @@ from marl_jax.runs.config import RunConfig
 from marl_jax.runs.fields import nearest
 from marl_jax.runs.files import disk_errors
 from marl_jax.runs.folder import FolderError, read_config
-from marl_jax.runs.parts import Parts, load_parts
-from marl_jax.runs.stored import check_unchanged, path_of, policies_at, read_which, whole_weights
+from marl_jax.runs.parts import Parts, digests, load_parts
+from marl_jax.runs.stored import (
+    check_unchanged,
+    on_one_device,
+    path_of,
+    policies_at,
+    read_which,
+    whole_weights,
+)
 
 FORMATS = ("hf", "peft")
 DTYPES = ("float32", "bfloat16")
@@ -58,7 +65,7 @@ def export(
     for name, text, known in (("format", format, FORMATS), ("dtype", dtype or DTYPES[0], DTYPES)):
         if text not in known:
             raise FolderError(f"--{name}={text} is unknown{nearest(text, known)}")
-    config = read_config(path)
+    config = on_one_device(read_config(path))
     named = policy_names(config.policies.map)
     if policy not in named:
         raise FolderError(f"--policy is '{policy}', which is no policy of this run{nearest(policy, named)}")
@@ -69,7 +76,7 @@ def export(
         kept = "a frozen copy of its base" if spec.frozen else "trained in all its weights"
         raise FolderError(f"policy '{policy}' is {kept}, so there is no adapter: use --format=hf")
     if not accept_changes:
-        check_unchanged(path, config, parts)
+        check_unchanged(path, digests(config, parts, {}))
     stored = policies_at(path, config, parts, which)
     if format == "hf":
         dtype = dtype or load_config(spec.base).dtype

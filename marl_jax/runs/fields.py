@@ -69,6 +69,20 @@ def from_json(cls: type[T], value: Any) -> T:
     return built
 
 
+def misfit(annotation: Any, value: Any) -> str | None:
+    """What a value must be that is not of this type; None where it is."""
+    try:
+        _check(annotation, value)
+    except Mismatch as error:
+        return str(error)
+    return None
+
+
+def annotations(cls: type) -> dict[str, Any]:
+    """{field of a dataclass: its type}."""
+    return dict(_hints(cls))
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """ ": did you mean 'x'?", or what there is."""
     known = list(known)

@@ -2,8 +2,8 @@
 
     config.json   config, digests (base, tokenizer, data, prompts), versions, settled (what the machine decided)
 
-`config.json` is written once. A resume compares all of it but `settled`, which is handed back to be used again; a
-difference is refused, or on request noted down under `changes`.
+`config.json` is written once there is something to keep. A resume compares all of it but `settled`, which is handed
+back to be used again; a difference is refused, or on request noted down under `changes`.
 """
 
 import contextlib
@@ -12,10 +12,14 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import platform
+import shutil
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import jax
 
 import marl_jax
 from marl_jax.runs.config import RunConfig
@@ -25,6 +29,17 @@ CONFIG = "config.json"
 LOCK = ".lock"
 _TOKENIZER = ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "chat_template")
 _COMPARED = ("config", "digests", "versions")
+# Where what is settled comes from: if one of these is changed, it is settled anew.
+_SETTLED_BY = (
+    *(f"config.{part}" for part in ("engine.", "sampling.", "role_sampling.", "policies.", "mesh.")),
+    *("digests.base ", "versions.jax", "versions.device"),
+)
+# What samples and learns; draws and permutes; grades; makes tokens of text; and keeps what was learned.
+_PACKAGES = (
+    *("jax", "jaxlib", "optax", "numpy", "math-verify", "sympy", "jinja2", "tokenizers", "transformers"),
+    "orbax-checkpoint",
+)
+_READS_ITS_OWN = "versions.orbax-checkpoint"  # of any version, to the bit: a change is no reason to refuse
 _NOTHING = object()
 
 
@@ -65,15 +80,17 @@ def begin(
 ) -> dict[str, Any]:
     """Write `config.json`, or compare with the one that is there; what was settled at the first start.
 
-    `settle` is called at the first start only and tells what the machine decides (lanes, lengths, kernels).
+    `settle` tells what the machine decides (lanes, lengths, kernels): at the first start, and after an accepted change
+    of what that follows from. A start that came to nothing is none: the next one may be another.
     """
     now = {"config": config.to_json(), "digests": dict(digests), "versions": versions()}
-    if not (folder / CONFIG).exists():
-        settled = dict(settle())
-        _write(folder, {"schema": now["config"]["schema"], **now, "settled": settled, "changes": []})
-        return json.loads(json.dumps(settled))
-    before = read(folder)
+    before = read(folder) if (folder / CONFIG).exists() else {}
     lines = differences({name: before.get(name, {}) for name in _COMPARED}, now)
+    lines = [line for line in lines if not line.startswith(_READS_ITS_OWN)]
+    now = {"schema": now["config"]["schema"], **now}
+    if not before or (lines and not _has_results(folder)):
+        _forget_tools(folder)
+        return _write(folder, {**now, "settled": dict(settle()), "changes": []})["settled"]
     if lines and not accept_changes:
         raise FolderError(
             f"the run in '{folder}' was started with something else:\n"
@@ -81,9 +98,22 @@ def begin(
             + "\nstart it as it was, choose another --workdir, or accept the change with --accept_changes"
         )
     if lines:
-        schema = now["config"]["schema"]
-        _write(folder, {**before, "schema": schema, **now, "changes": [*before["changes"], lines]})
+        _forget_tools(folder)
+        anew = any(line.startswith(_SETTLED_BY) for line in lines)
+        settled = dict(settle()) if anew else before["settled"]
+        before = _write(folder, {**before, **now, "settled": settled, "changes": [*before["changes"], lines]})
     return before["settled"]
+
+
+def settle(folder: Path, settled: Mapping[str, Any]) -> None:
+    """Note down what the machine decided, to be handed back by `begin` from now on."""
+    _write(folder, {**read(folder), "settled": dict(settled)})
+
+
+def settled_for(folder: Path, config: RunConfig) -> dict[str, Any]:
+    """What an earlier start with this very configuration settled; nothing if there was none."""
+    record = read(folder) if (folder / CONFIG).exists() else {}
+    return record["settled"] if record.get("config") == config.to_json() else {}
 
 
 def read(workdir: str | os.PathLike[str]) -> dict[str, Any]:
@@ -135,13 +165,17 @@ def digest_tokenizer(directory: str | os.PathLike[str]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of this library (its number, and a digest of its code) and of the ones that decide the bits of a result."""
+    """Of this library (its number, and a digest of its code) and of what decides bits, tokens and grades."""
     home = Path(marl_jax.__file__).parent
     code = hashlib.sha256()
     for path in sorted(home.rglob("*.py")):
         code.update(f"{path.relative_to(home)}\0".encode() + path.read_bytes())
-    found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "optax")}
-    return {"marl_jax": marl_jax.__version__, "code": code.hexdigest(), **found}
+    found = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    machine = {
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "device": jax.devices()[0].device_kind,
+    }
+    return {"marl_jax": marl_jax.__version__, "code": code.hexdigest(), **found, **machine}
 
 
 def _digest(directory: Path, wanted: Callable[[str], bool]) -> str:
@@ -174,8 +208,24 @@ def _lock(descriptor: int, path: Path) -> None:
     os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
 
-def _write(folder: Path, record: Mapping[str, Any]) -> None:
-    write_atomically(folder / CONFIG, json.dumps(record, indent=1, allow_nan=False) + "\n")
+def _has_results(folder: Path) -> bool:
+    """Whether a run left anything that a later start could go on from."""
+    logs = [folder / "metrics.jsonl", folder / "eval.jsonl"]
+    return any(log.exists() and log.stat().st_size for log in logs) or any(
+        (folder / "checkpoints").glob("[0-9]*")
+    )
+
+
+def _forget_tools(folder: Path) -> None:
+    """What tools answered in the steps of another configuration is no answer in this one's."""
+    shutil.rmtree(folder / "tools", ignore_errors=True)
+
+
+def _write(folder: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record, as `read` gives it back."""
+    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+    write_atomically(folder / CONFIG, text)
+    return json.loads(text)
 
 
 def _shown(value: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from marl_jax.learning import Learner, LearnerState, resample, rows_of, with_advantages
 from marl_jax.policies import Tree, is_frozen
-from marl_jax.rewards.credit import CallRewards, Graded, Grader, grade_episodes, totals
+from marl_jax.rewards.credit import CallRewards, Graded, grade_episodes, totals
 from marl_jax.rollouts import Episode, ToolLog
 from marl_jax.rollouts.serving import Service
 from marl_jax.runs import fields, measures, page, plan
@@ -23,16 +23,25 @@ from marl_jax.runs.checkpoints import Checkpoints
 from marl_jax.runs.checkpoints import steps as saved_steps
 from marl_jax.runs.config import RunConfig
 from marl_jax.runs.evaluation import summary
-from marl_jax.runs.folder import begin, open_folder
+from marl_jax.runs.files import disk_errors
+from marl_jax.runs.folder import begin, open_folder, settle, settled_for
 from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import Board, JsonLines, TensorBoard, WeightsAndBiases, read_lines
 from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks, model_config
-from marl_jax.runs.play import Played, judge, make_service, planned_engine, play, start_graders
+from marl_jax.runs.play import (
+    Played,
+    WatchedGrader,
+    judge,
+    make_service,
+    planned_engine,
+    play,
+    shapes_of,
+    start_graders,
+)
 from marl_jax.runs.stopping import Stop, Stopped
 from marl_jax.sampling.plan import EngineSettings
-from marl_jax.tasks import Position, Task, TaskIterator
+from marl_jax.tasks import DataError, Position, Task, TaskIterator
 
-_ABOUT = ("step", "split", "mode", "problems")
 EVALUATION_NOISE = 0  # the step whose noise every evaluation has: checkpoints are compared on the same draws
 
 
@@ -82,6 +91,9 @@ class Run:
     folder: Path
     problems: TaskIterator
     watched: list[Task]  # the problems of evaluations; none: never evaluated
+    about: dict[
+        str, Any
+    ]  # what its lines in `eval.jsonl` are of; those of something else are none of its own
     service: Service
     learner: Learner
     references: dict[str, Tree] | None
@@ -106,7 +118,13 @@ def train(
     or the code is not what the run was started with.
     """
     with contextlib.ExitStack() as stack:
-        run, state = _open(config, workdir, accept_changes, live, stack)
+        stop = stack.enter_context(Stop())
+        live = live or stack.enter_context(Live(config.steps, config.roles))
+        try:
+            run, state = _open(config, workdir, accept_changes, live, stop, stack)
+        except Stopped:
+            live.note("stopped before a step was begun; the same command begins with it")
+            return max(saved_steps(Path(workdir).expanduser() / "checkpoints"), default=0)
         kept: tuple[int, float | None] | None = (state.step, state.accuracy) if state.step else None
         try:
             while True:
@@ -131,7 +149,7 @@ def train(
 def step(run: Run, state: State) -> State:
     """One step: the whole road, from problems to policies that have learned from them."""
     config, parts, number = run.config, run.parts, state.step + 1
-    clock, grader = measures.Clock(), Grader()
+    clock, grader = measures.Clock(), WatchedGrader(run.stop.check)
     worth: dict[tuple[int, ...], tuple[Graded, CallRewards]] = {}
 
     # problems -> episodes -> rewards (again and again for problems that teach nothing, if asked to)
@@ -142,7 +160,7 @@ def step(run: Run, state: State) -> State:
 
     def sample(some: Sequence[Task], first: int) -> list[Episode]:
         run.live.phase("sampling")
-        with clock("rollout"):
+        with clock("rollout"), disk_errors(run.folder):
             return play(
                 config, parts, run.service, some, samples=config.rollout.samples, first_sample=first, **at
             )
@@ -173,6 +191,7 @@ def step(run: Run, state: State) -> State:
             step=number,
             bases=parts.learned_bases(),
             references=run.references,
+            check=run.stop.check,
         )
         after = dataclasses.replace(
             state,
@@ -204,32 +223,38 @@ def step(run: Run, state: State) -> State:
 def evaluate(run: Run, state: State) -> State:
     """The accuracy of the policies as they are on the val split, into `eval.jsonl`."""
     run.live.phase("evaluating")
-    lines = read_lines(run.evaluations.path)
-    about = (0, "val", "trained", len(run.watched))
-    base = next((line for line in lines if tuple(line[name] for name in _ABOUT) == about), None)
-    samples, grader = run.config.evaluation.samples, Grader()
-    episodes = play(
-        run.config,
-        run.parts,
-        run.service,
-        run.watched,
-        samples=samples,
-        step=EVALUATION_NOISE,
-        tool_log=ToolLog(run.folder / "tools" / f"eval-{state.step}.jsonl"),
-        progress=run.stop.watch(run.live.rollout),
-        grader=grader,
-    )
+    own = [line for line in read_lines(run.evaluations.path) if run.about.items() <= line.items()]
+    before = {line["step"]: line for line in own if "checkpoint" not in line}  # a checkpoint: of `evaluate`
+    # Killed between the line and the checkpoint that knows of it, a run finds its line and goes on from there.
+    record = before.get(state.step) or _played(run, state, before.get(0))
+    run.live.evaluation(record)
+    best = state.best
+    if best is None or record["accuracy"] > best["accuracy"]:
+        best = {"step": state.step, "accuracy": record["accuracy"]}
+    return dataclasses.replace(state, accuracy=record["accuracy"], best=best)
+
+
+def _played(run: Run, state: State, base: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The line of an evaluation, which is played, paired with the line of the base, and written."""
+    samples, grader = run.config.evaluation.samples, WatchedGrader(run.stop.check)
+    with disk_errors(run.folder):
+        episodes = play(
+            run.config,
+            run.parts,
+            run.service,
+            run.watched,
+            samples=samples,
+            step=EVALUATION_NOISE,
+            tool_log=ToolLog(run.folder / "tools" / f"eval-{state.step}.jsonl"),
+            progress=run.stop.watch(run.live.rollout),
+            grader=grader,
+        )
     graded = grade_episodes(episodes, grader)
     found = summary(graded, samples, base["per_problem"] if base else None)
-    record = {"split": "val", "mode": "trained", "seed": run.config.seed, **found}
-    run.evaluations.write(state.step, record)
+    run.evaluations.write(state.step, run.about | found)
     for board in run.boards:
         board.write(state.step, {"eval": found})
-    run.live.evaluation({"step": state.step, **record})
-    best = state.best
-    if best is None or found["accuracy"] > best["accuracy"]:
-        best = {"step": state.step, "accuracy": found["accuracy"]}
-    return dataclasses.replace(state, accuracy=found["accuracy"], best=best)
+    return {"step": state.step, **run.about, **found}
 
 
 def save(run: Run, state: State) -> None:
@@ -259,23 +284,29 @@ def _open(
     config: RunConfig,
     workdir: str | os.PathLike[str],
     accept_changes: bool,
-    live: Live | None,
+    live: Live,
+    stop: Stop,
     stack: contextlib.ExitStack,
 ) -> tuple[Run, State]:
     """The run at its start, or where its newest checkpoint is; what it holds open is closed with the stack."""
     folder = stack.enter_context(open_folder(workdir))
-    live = live or stack.enter_context(Live(config.steps, config.roles))
 
     # What the configuration names, all of it checked before anything is compiled.
-    planned = plan.check_fits(config, model_config(config))  # before the weights are there: it counts them
+    before = settled_for(folder, config).get("engine")
+    shapes = fields.from_json(EngineSettings, before) if before else None
+    # Before the weights are there: it counts them.
+    planned = plan.check_fits(config, model_config(config), engine=shapes)
     parts = load_parts(config)
     start_graders(config)
     names = ("train", "val") if config.evaluation.every else ("train",)
     splits = {name: load_tasks(config.data, name) for name in names}
+    _check_enough(config, splits["train"])
+    stop.check()
+    on_what = digests(config, parts, splits)
     settled = begin(
         folder,
         config,
-        digests(config, parts, splits),
+        on_what,
         lambda: {"engine": fields.to_json(planned_engine(config, parts))},
         accept_changes=accept_changes,
     )
@@ -289,14 +320,23 @@ def _open(
     trees = {name: policies[name] for name in parts.trained}
     state = State(0, trees, learner.init(trees), Position(seed=config.seed))
     kinds = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
-    checkpoints = Checkpoints(folder / "checkpoints", **kinds)
+    checkpoints = Checkpoints(folder / "checkpoints", passing=("learner",), **kinds)
     stack.callback(checkpoints.close)
     found = checkpoints.resume(state.arrays)
     if found:
         state = state.restored(*found)
         live.note(f"resumed after step {state.step}")
-    settings = fields.from_json(EngineSettings, settled["engine"])
-    service = make_service(config, parts, policies | state.trees, settings, state.updates)
+    stop.check()
+    service = make_service(
+        config,
+        parts,
+        policies | state.trees,
+        fields.from_json(EngineSettings, settled["engine"]),
+        state.updates,
+        measured=settled.get("measured", False),
+    )
+    if not settled.get("measured"):
+        settle(folder, {"engine": fields.to_json(shapes_of(service)), "measured": True})
     references = parts.references(state.trees) if config.learner.interventions.kl_coef else None
 
     # The records: what the checkpoint has not seen is forgotten, and will be made again.
@@ -311,11 +351,28 @@ def _open(
         boards.append(WeightsAndBiases(folder, config.logging.wandb_project, config.to_json()))
     for board in boards:
         stack.callback(board.close)
-    stop = stack.enter_context(Stop())
     problems = TaskIterator(splits["train"], config.data.problems, state.position)
     watched = list(splits["val"][: config.evaluation.problems]) if "val" in splits else []
+    about = {
+        "split": "val",
+        "mode": "trained",
+        "seed": config.seed,
+        "problems": len(watched),
+        "samples": config.evaluation.samples,
+        "data": on_what.get("data val"),
+    }
+    stop.check()
     run = Run(
-        config, parts, folder, problems, watched, service, learner, references, checkpoints, metrics,
+        config, parts, folder, problems, watched, about, service, learner, references, checkpoints, metrics,
         evaluations, boards, live, stop,
     )  # fmt: skip
     return run, state
+
+
+def _check_enough(config: RunConfig, train: Sequence[Task]) -> None:
+    """A problem that is in a batch twice would be played twice with the same noise."""
+    if config.steps and config.data.problems > len(train):
+        raise DataError(
+            f"data.problems is {config.data.problems} and the train split has {len(train)}: lower "
+            "--config.data.problems (--config.rollout.samples gives more episodes of each)"
+        )

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from marl_jax.runs.config import ConfigError
 from marl_jax.runs.files import disk_errors, sync_directory, write_atomically
 
 
@@ -123,8 +124,8 @@ class WeightsAndBiases:
         try:
             import wandb
         except ImportError:
-            raise RuntimeError(
-                "logging.wandb is on but wandb is not installed: pip install wandb, or --config.logging.wandb=false"
+            raise ConfigError(
+                ["logging.wandb is on and wandb is not installed: pip install wandb, or leave it off"]
             ) from None
         self._run = wandb.init(
             project=project,

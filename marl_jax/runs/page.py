@@ -37,7 +37,7 @@ def page(
         ("problems", ", ".join(f"{split} {count:,}" for split, count in tasks.items())),
         ("advantages", _groups(config)),
         ("step", _step(config)),
-        ("steps", f"{config.steps:,}{_evaluations(config)}"),
+        ("steps", f"{config.steps:,}{_evaluations(config, tasks)}"),
         ("optimiser", _optimiser(config.learner.optimiser)),
         ("memory", _memory(plan)),
         ("engine", _engine(plan, settled)),
@@ -134,9 +134,13 @@ def _step(config: RunConfig) -> str:
     )
 
 
-def _evaluations(config: RunConfig) -> str:
-    every = config.evaluation.every
-    return f", evaluated every {every} on {config.evaluation.problems} problems of val" if every else ""
+def _evaluations(config: RunConfig, tasks: Mapping[str, int]) -> str:
+    every, problems = config.evaluation.every, config.evaluation.problems
+    if not every:
+        return ""
+    if (there := tasks.get("val", problems)) < problems:
+        return f", evaluated every {every} on all {there} problems of val ({problems} were asked for)"
+    return f", evaluated every {every} on {problems} problems of val"
 
 
 def _optimiser(config: OptimiserConfig) -> str:

@@ -7,7 +7,7 @@ Training, evaluation and export begin here. Nothing is compiled; whatever is mis
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from marl_jax.models.tokenizer import load_tokenizer
 from marl_jax.own import digest_own, is_own, load_own
 from marl_jax.policies import PolicySpec, Tree, init_policies, policy_names, trained_policies
 from marl_jax.rewards.credit import Credit, make_credit
+from marl_jax.rollouts import Chat
 from marl_jax.runs.config import DataConfig, PoliciesConfig, RunConfig
 from marl_jax.runs.folder import digest_model, digest_tokenizer
 from marl_jax.tasks import DataError, Task, load
@@ -105,7 +106,7 @@ def load_parts(config: RunConfig) -> Parts:
         bases={directory: _weights(directory, chosen.dtype, mesh) for directory in models},
         tokenizer=_tokenizer(list(models), model),
         workflow=workflow.bind(**config.workflow.settings),
-        prompts=_prompts(config),
+        prompts=words(config),
         credit=make_credit(config.rewards),
         mesh=mesh,
         lora_rank=chosen.lora_rank,
@@ -116,6 +117,18 @@ def load_parts(config: RunConfig) -> Parts:
 def model_config(config: RunConfig) -> ModelConfig:
     """The shape of the model, without its weights."""
     return _model(config.policies.base, config.policies.dtype)
+
+
+def words(config: RunConfig) -> Prompts:
+    """The prompts, with a file that can be read for every role of a built-in workflow."""
+    folder = {} if config.workflow.prompts_folder is None else {"folder": config.workflow.prompts_folder}
+    try:
+        prompts = load_prompts(config.data.family, config.workflow.prompts, **folder)
+        for role in () if is_own(config.workflow.name) else config.roles:
+            getattr(prompts, role)
+    except (OSError, ValueError, AttributeError) as error:
+        raise PartsError(f"workflow.prompts_folder: {error}") from None
+    return prompts
 
 
 def policy_specs(chosen: PoliciesConfig) -> dict[str, PolicySpec]:
@@ -150,7 +163,8 @@ def make_mesh(config: RunConfig) -> Mesh | None:
 def load_tasks(config: DataConfig, split: str) -> Sequence[Task]:
     """The tasks of a split; none at all is refused."""
     if is_own(config.name):
-        found: Sequence[Task] = list(load_own(config.name, "data set")(split))
+        made = load_own(config.name, "data set")(split)
+        found: Sequence[Task] = list(made) if isinstance(made, Iterable) else [made]
         if not all(isinstance(task, Task) for task in found):
             raise DataError(f"data set '{config.name}' must return marl_jax.tasks.Task objects")
     else:
@@ -225,14 +239,15 @@ def _tokenizer(directories: Sequence[str], model: ModelConfig) -> Any:
             f"the bases {', '.join(directories)} have different tokenizers: policies must share one"
         )
     try:
-        return load_tokenizer(directories[0], model)
+        tokenizer = load_tokenizer(directories[0], model)
+        if tokenizer.chat_template is None:
+            raise ValueError(
+                f"the tokenizer in '{directories[0]}' has no chat template: start from a model that chats"
+            )
+        Chat(tokenizer)  # refuses a template that histories cannot be continued under
     except (OSError, ValueError) as error:
         raise PartsError(str(error)) from None
-
-
-def _prompts(config: RunConfig) -> Prompts:
-    folder = {} if config.workflow.prompts_folder is None else {"folder": config.workflow.prompts_folder}
-    return load_prompts(config.data.family, config.workflow.prompts, **folder)
+    return tokenizer
 
 
 def _data_digest(tasks: Sequence[Task]) -> str:

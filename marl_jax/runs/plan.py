@@ -99,10 +99,18 @@ class Plan:
         )
 
 
-def make_plan(config: RunConfig, model: ModelConfig, device: Device, *, completion: float = 0.5) -> Plan:
+def make_plan(
+    config: RunConfig,
+    model: ModelConfig,
+    device: Device,
+    *,
+    completion: float = 0.5,
+    engine: EngineSettings | None = None,
+) -> Plan:
     """What the run needs on a device; over a mesh, what one of its devices does.
 
-    `completion` is the mean length that is assumed of completions, as a share of max_new_tokens.
+    `completion` is the mean length that is assumed of completions, as a share of max_new_tokens. `engine` is what an
+    earlier start settled; without it the engines get the shapes that the device has room for.
     """
     specs = policy_specs(config.policies)
     sizes = Model(model, device.platform, device.capability, config.policies.remat)
@@ -111,7 +119,9 @@ def make_plan(config: RunConfig, model: ModelConfig, device: Device, *, completi
     standing = memory.standing(config, sizes, specs)
     bases = sum(part.bytes for part in standing if part.name == "base weights")
     engines = len(decode_groups(specs))
-    engine, refusal = memory.engine_within(config, model, device, device.memory - bases, engines)
+    refusal = None
+    if engine is None:
+        engine, refusal = memory.engine_within(config, model, device, device.memory - bases, engines)
     gradient, largest = memory.gradient(config, sizes, specs, rounds)
     return Plan(
         device=device,
@@ -130,12 +140,18 @@ def make_plan(config: RunConfig, model: ModelConfig, device: Device, *, completi
     )
 
 
-def check_fits(config: RunConfig, model: ModelConfig, available_bytes: int | None = None) -> Plan:
+def check_fits(
+    config: RunConfig,
+    model: ModelConfig,
+    available_bytes: int | None = None,
+    *,
+    engine: EngineSettings | None = None,
+) -> Plan:
     """The plan for the device at hand; refused with one line if the run cannot fit it."""
     device = devices.here()
     if available_bytes is not None:
         device = dataclasses.replace(device, memory=available_bytes)
-    made = make_plan(config, model, device)
+    made = make_plan(config, model, device, engine=engine)
     if not made.fits:
         raise PlanError(made.trouble(config))
     return made

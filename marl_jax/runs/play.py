@@ -4,6 +4,7 @@ tasks ──rollout──► episodes ──grade──► graded ──credit�
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from marl_jax.policies import Tree, decode_groups
@@ -15,6 +16,7 @@ from marl_jax.runs.memory import engine_settings
 from marl_jax.runs.parts import Parts
 from marl_jax.runs.plan import PlanError
 from marl_jax.sampling.plan import EngineSettings, free_bytes
+from marl_jax.sampling.stability import common_shapes
 from marl_jax.tasks import Task, parse
 
 
@@ -45,18 +47,47 @@ def make_service(
     trees: Mapping[str, Tree],
     settings: EngineSettings,
     versions: Mapping[str, int] | None = None,
+    *,
+    measured: bool = False,
 ) -> Service:
-    """The engines that answer for every policy of the run."""
-    return Service(
+    """The engines that answer for every policy of the run, all of one shape.
+
+    Shapes that were not `measured` yet are measured, which may leave fewer (see `sampling.stability`).
+    """
+    make = functools.partial(
+        Service,
         parts.specs,
         trees,
         parts.bases,
         parts.model,
-        settings,
         versions=versions,
         lora_scale=parts.lora_scale or 1.0,
         to_text=parts.tokenizer.decode,
     )
+    service = make(settings, measured=measured)
+    found = [engine.settings for engine in service.engines.values()]
+    common = common_shapes(found)
+    if all(one == common for one in found):
+        return service
+    del service  # its caches go before the new ones come
+    return make(common, measured=True)
+
+
+def shapes_of(service: Service) -> EngineSettings:
+    """The shapes of its engines."""
+    return next(iter(service.engines.values())).settings
+
+
+class WatchedGrader(Grader):
+    """A grader that calls `check` before every grade; what that raises ends the grading."""
+
+    def __init__(self, check: Callable[[], None]):
+        super().__init__()
+        self._check = check
+
+    def __call__(self, task: Task, answer: str) -> float:
+        self._check()
+        return super().__call__(task, answer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +118,7 @@ def play(
     A `grader` begins with each episode as it ends, while the others are still sampled.
     """
     engines = {id(engine): engine for engine in service.engines.values()}.values()
-    settings = next(iter(engines)).settings
+    settings = shapes_of(service)
     ahead = config.rollout.ahead or 2 * settings.lanes * len(engines)
     limits = config.rollout.limits
     context = min(limits.context or settings.context, settings.context)

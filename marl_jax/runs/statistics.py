@@ -1,7 +1,8 @@
 """How sure an accuracy is: intervals over problems, and pass@k.
 
 Samples of one problem are not independent, so the unit that is resampled is the problem. Two checkpoints that
-answered the same problems are compared problem by problem, which takes out how hard the problems are.
+answered the same problems are compared problem by problem, which takes out how hard the problems are. Where all
+problems agree there is nothing to resample: Wilson's bound says how many others there may be that do not.
 """
 
 import math
@@ -46,9 +47,12 @@ def bootstrap(
     *,
     draws: int = 10_000,
     seed: int = 0,
+    bounds: tuple[float, float] = (0.0, 1.0),  # of any value
 ) -> Interval:
     """Percentile bootstrap of the mean over problems; a pure function of its arguments."""
     values = _per_problem(values)
+    if np.ptp(values) < 1e-9:
+        return _agreed(float(values.mean()), len(values), level, bounds)
     rng = np.random.default_rng(seed)
     count, means = len(values), []
     for start in range(0, draws, 1000):
@@ -71,7 +75,7 @@ def paired_bootstrap(
     values, base = _per_problem(values), _per_problem(base)
     if len(values) != len(base):
         raise ValueError(f"{len(values)} problems cannot be paired with {len(base)}: evaluate the same ones")
-    return bootstrap(values - base, level, draws=draws, seed=seed)
+    return bootstrap(values - base, level, draws=draws, seed=seed, bounds=(-1.0, 1.0))
 
 
 def pass_at_k(
@@ -85,6 +89,16 @@ def pass_at_k(
     n = correct.shape[1]
     of = [1 - math.comb(n - c, k) / math.comb(n, k) for c in range(n + 1)]
     return np.array(of)[correct.sum(axis=1)]
+
+
+def _agreed(value: float, count: int, level: float, bounds: tuple[float, float]) -> Interval:
+    """Of a mean over problems that all had this value: Wilson's share of others may lie anywhere in the bounds.
+
+    Where the value is a bound itself this is Wilson's interval: of 10 problems that are all right, 0.72 to 1.
+    """
+    others = wilson(0, count, level).high
+    low, high = ((1 - others) * value + others * bound for bound in bounds)
+    return Interval(value, low, high)
 
 
 def _per_problem(values: Array) -> Array:

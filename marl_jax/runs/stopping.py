@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM (preemption) and Ctrl-C end a run between two of its steps, with everything saved."""
+"""Being asked to stop: SIGTERM (preemption) and Ctrl-C end a run as of one of its steps, with everything saved."""
 
 import signal
 import threading
@@ -32,12 +32,16 @@ class Stop:
     ) -> None:
         self._give_back()
 
+    def check(self) -> None:
+        """Give up what is under way, once a stop is asked for."""
+        if self.asked:
+            raise Stopped
+
     def watch(self, callback: Callable[[Progress], None]) -> Callable[[Progress], None]:
         """The callback of a rollout, which is given up once a stop is asked for."""
 
         def progress(done: Progress) -> None:
-            if self.asked:
-                raise Stopped
+            self.check()
             callback(done)
 
         return progress

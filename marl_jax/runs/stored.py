@@ -14,16 +14,16 @@ from typing import Literal, cast
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 
 from marl_jax.models.lora import merge
 from marl_jax.policies import Tree
 from marl_jax.runs import folder
 from marl_jax.runs.checkpoints import Which, restore
-from marl_jax.runs.config import RunConfig
+from marl_jax.runs.config import MeshConfig, RunConfig
 from marl_jax.runs.fields import nearest
 from marl_jax.runs.folder import FolderError
-from marl_jax.runs.parts import Parts, digests
-from marl_jax.tasks import Task
+from marl_jax.runs.parts import Parts
 
 Asked = Which | Literal["base"]
 NAMED = ("latest", "best", "base")
@@ -60,11 +60,27 @@ def path_of(workdir: str | os.PathLike[str]) -> Path:
     return path
 
 
-def check_unchanged(
-    path: Path, config: RunConfig, parts: Parts, splits: Mapping[str, Sequence[Task]] | None = None
-) -> None:
-    """Refuse a base, a tokenizer, prompts, data or code of one's own that are not what the run began with."""
-    began, now = folder.read(path).get("digests", {}), digests(config, parts, dict(splits or {}))
+def on_these_devices(config: RunConfig) -> RunConfig:
+    """The same over the mesh that it was trained on where that many devices are there, else on one."""
+    wanted, there = config.mesh.data * config.mesh.model, len(jax.devices())
+    if wanted <= there:
+        return config
+    logging.warning(
+        "the run was trained on %d devices and %d are here: one of them is used, numbers may differ in their last bits",
+        wanted,
+        there,
+    )
+    return on_one_device(config)
+
+
+def on_one_device(config: RunConfig) -> RunConfig:
+    """The same without a mesh."""
+    return dataclasses.replace(config, mesh=MeshConfig())
+
+
+def check_unchanged(path: Path, now: Mapping[str, str]) -> None:
+    """Refuse a base, a tokenizer, prompts, data or code of one's own whose digests are not what the run began with."""
+    began = folder.read(path).get("digests", {})
     both = [name for name in now if name in began]
     if lines := folder.differences({name: began[name] for name in both}, {name: now[name] for name in both}):
         raise FolderError(

@@ -14,11 +14,10 @@ from typing import Any
 from marl_jax.learning.batching import Batch, BatchConfig, make_batches
 from marl_jax.learning.rows import Row
 from marl_jax.policies import policy_of
-from marl_jax.rollouts.running import ENDINGS
 from marl_jax.runs.config import RunConfig
+from marl_jax.runs.parts import words
 from marl_jax.tasks.task import Task
-from marl_jax.workflows import Call, Completion, find, load_prompts
-from marl_jax.workflows.render import FOLDER
+from marl_jax.workflows import Call, Completion, find
 
 QUESTION = "{question}"
 FRAME = 8  # tokens of the chat template around a message
@@ -80,8 +79,7 @@ class Shape:
 def calls_of(config: RunConfig, assumptions: Assumptions) -> list[list[CallShape]]:
     """The calls of one episode, those that run side by side together; of one's own workflow as far as it goes."""
     workflow = find(config.workflow.name)
-    folder = config.workflow.prompts_folder or FOLDER
-    prompts = load_prompts(config.data.family, config.workflow.prompts, folder)
+    prompts = words(config)
     task = Task("0", config.data.family, QUESTION, public_tests=({},))
     settings = config.role_settings
     new = {role: max(1, round(assumptions.completion * own.max_new_tokens)) for role, own in settings.items()}
@@ -126,7 +124,11 @@ def calls_of(config: RunConfig, assumptions: Assumptions) -> list[list[CallShape
     for _ in range(config.rollout.limits.max_calls):
         try:
             asked = script.send(answer)
-        except ENDINGS:  # the end, or a workflow that cannot go on from a task and answers that say nothing
+        except KeyboardInterrupt:
+            raise
+        except (
+            BaseException
+        ):  # the end, or a workflow that cannot go on from a task and answers that say nothing
             break
         many = asked if isinstance(asked, list) else [asked]
         first = len(ends)

@@ -81,14 +81,20 @@ class Engine:
         adapter_scale: float = 1.0,
         policies: Sequence[str] = (),
         to_text: Callable[[Sequence[int]], str] | None = None,
+        measured: bool = False,
     ):
-        """policies names the adapters in their stacked order; to_text decodes tokens, for stop strings."""
+        """policies names the adapters in their stacked order; to_text decodes tokens, for stop strings.
+
+        The widths and lengths of `measured` settings are known to agree to the bit; others are measured first, and
+        those that do not are left out of the engine's own `settings`.
+        """
         if len(set(policies)) < len(policies):
             raise ValueError(f"policies names one twice: {', '.join(policies)}")
         if adapters is not None and len(policies) > num_adapters(adapters):
             raise ValueError(f"{len(policies)} policies are named for {num_adapters(adapters)} adapters")
         self._mesh = mesh_of(params)
-        settings = stable_shapes(params, adapters, config, settings, self._mesh, float(adapter_scale))
+        if not measured:
+            settings = stable_shapes(params, adapters, config, settings, self._mesh, float(adapter_scale))
         self.config, self.settings, self.stats = config, settings, Stats()
         self._params, self._adapters, self._scale = params, adapters, float(adapter_scale)
         self._adapter_of: dict[str | None, int] = {None: -1}

@@ -8,6 +8,7 @@ have. So only those shapes are used at which every lane was seen to get what the
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -52,6 +53,14 @@ def stable_shapes(
         widths = [w for w in settings.widths if w == full or all(same(w, n) for n in lengths)]
         _MEASURED[key] = dataclasses.replace(settings, widths=tuple(widths), lengths=tuple(lengths))
     return _MEASURED[key]
+
+
+def common_shapes(measured: Sequence[EngineSettings]) -> EngineSettings:
+    """The widths and lengths that are stable in every one of several engines; each has the largest."""
+    first, *others = measured
+    widths = tuple(w for w in first.widths if all(w in other.widths for other in others))
+    lengths = tuple(n for n in first.lengths if all(n in other.lengths for other in others))
+    return dataclasses.replace(first, widths=widths, lengths=lengths)
 
 
 def _outcome(

@@ -3,7 +3,9 @@
     stream = order(seed, 0) ++ order(seed, 1) ++ ...      every epoch a permutation of all problems
     a batch is the next n of the stream, across the end of an epoch too; shard s of k takes its s-th k-th part
 
-The position does not know the shard, so a run may resume on another number of shards.
+No batch holds a problem twice, unless it is larger than the data: what the end of an epoch shares with the beginning
+of the next is put off there until the batch is full. The position does not know the shard, so a run may resume on
+another number of shards.
 """
 
 import dataclasses
@@ -44,7 +46,7 @@ class TaskIterator(Iterator[list[Task]]):
             raise ValueError(f"shard is {shard}, it must lie in 0..{num_shards - 1}")
         self._tasks, self._batch = tasks, batch
         self._shard, self._num_shards = shard, num_shards
-        self._order: tuple[Any, np.ndarray] | None = None  # of the epoch last used
+        self._order: tuple[Any, int, np.ndarray] | None = None  # what it follows from, epoch, order
         self.position = position
 
     @property
@@ -69,15 +71,29 @@ class TaskIterator(Iterator[list[Task]]):
         return batch
 
     def _epoch(self, epoch: int) -> np.ndarray:
-        name = (self._position.seed, epoch)
-        if self._order is None or self._order[0] != name:
-            self._order = (name, order(len(self._tasks), *name))
-        return self._order[1]
+        """The order of the problems in an epoch; it follows from the epochs before by the batches across their ends."""
+        seed, size, batch = self._position.seed, len(self._tasks), self._batch
+        first = (self._position.epoch * size + self._position.index) % batch  # where a batch begins
+        if self._order is None or self._order[0] != (seed, first) or self._order[1] > epoch:
+            self._order = (seed, first), 0, order(size, seed, 0)
+        name, at, found = self._order
+        for later in range(at + 1, epoch + 1):
+            before = (later * size - first) % batch  # so many of a batch lie before the epoch begins
+            shuffled = order(size, seed, later)
+            found = put_off(shuffled, found[size - before :], batch - before) if batch <= size else shuffled
+        self._order = name, max(at, epoch), found
+        return found
 
 
 def order(size: int, seed: int, epoch: int) -> np.ndarray:
     """The order of the problems in an epoch: a pure function of the seed and the epoch."""
     return np.random.default_rng([seed, epoch]).permutation(size)
+
+
+def put_off(order: np.ndarray, seen: np.ndarray, count: int) -> np.ndarray:
+    """The order with `count` that were not seen in front, and the rest as it was."""
+    fresh = order[~np.isin(order, seen)][:count]
+    return np.concatenate([fresh, order[~np.isin(order, fresh)]])
 
 
 def advance(position: Position, count: int, size: int) -> tuple[list[tuple[int, int]], Position]:

@@ -20,7 +20,6 @@ from marl_jax.learning.update import Learner, LearnerConfig
 from marl_jax.models import qwen3
 from marl_jax.models.lora import init_lora, merge
 
-
 BUCKETS = (8, 16, 32, 64)
 # One step of plain descent, so long that the old weights do not round it: it is the gradient itself.
 RATE = 2.0**14

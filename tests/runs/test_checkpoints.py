@@ -119,6 +119,61 @@ def test_the_latest_the_best_and_every_kth_are_kept(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["3", "4", "8", "9"]
 
 
+def strip_some(directory, count=6):
+    """Checkpoints of which the older ones are kept for their policies alone."""
+    store = Checkpoints(directory, latest=1, keep_every=2, passing=("learner",))
+    for step in range(1, count + 1):
+        store.save(step, trees(step), {"step": step}, score=float(step == 3))
+    store.close()
+
+
+def test_what_is_kept_for_good_gives_up_what_only_a_resume_needs(tmp_path, caplog):
+    strip_some(tmp_path)
+    assert steps(tmp_path) == [2, 3, 4, 6]
+    assert [(tmp_path / str(step) / "learner").exists() for step in (2, 3, 4, 6)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    shapes = jax.eval_shape(lambda: trees()["policies"])
+    for which, step in (("best", 3), (2, 2)):
+        restored, data = restore(tmp_path, which, {"policies": shapes})
+        assert data["step"] == step
+        assert_same(restored["policies"], trees(step)["policies"])
+    with pytest.raises(CheckpointError, match="checkpoint 2 is kept without 'learner'"):
+        restore(tmp_path, 2, blank(trees()))
+    lose(tmp_path / "6")
+    restored, data = restore(tmp_path, "latest", blank(trees()))
+    assert data["step"] == 4
+    assert_same(restored, trees(4))
+    lose(tmp_path / "4")
+    with pytest.raises(
+        CheckpointError, match=r"can be gone on from: .*; checkpoint 3 is kept without 'learner'"
+    ):
+        Checkpoints(tmp_path).resume(blank(trees()))
+
+
+@pytest.mark.parametrize("moment", ["before the seal", "between the seal and the files"])
+def test_a_kill_while_giving_up_leaves_a_checkpoint_that_can_be_had(tmp_path, monkeypatch, moment):
+    class Killed(BaseException):
+        pass
+
+    def kill(*args):
+        raise Killed
+
+    strip_some(tmp_path, 5)  # 4 and 5 are whole
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(checkpoints, "write_atomically" if moment == "before the seal" else "_remove", kill)
+        checkpoints._strip(tmp_path / "4", ("learner",))
+    assert (tmp_path / "4" / "learner").exists()
+    shapes = jax.eval_shape(lambda: trees()["policies"])
+    assert_same(restore(tmp_path, 4, {"policies": shapes})[0]["policies"], trees(4)["policies"])
+    checkpoints._strip(tmp_path / "4", ("learner",))
+    assert not (tmp_path / "4" / "learner").exists()
+    assert_same(restore(tmp_path, 4, {"policies": shapes})[0]["policies"], trees(4)["policies"])
+
+
 def truncate(place):
     largest = max(checkpoints._files(place), key=lambda path: path.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)
@@ -175,7 +230,9 @@ def test_nothing_to_restore_and_nothing_that_fits_are_told(saved, tmp_path_facto
         restore(saved, 1, {"policies": template})
     for place in "123":
         lose(saved / place)
-    with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged"):
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint in .* can be gone on from: checkpoint 3 is damaged"
+    ):
         restore(saved, "latest", {})
 
 

@@ -1,14 +1,20 @@
 """A configuration is what the cell says and the command line changes; what cannot be is refused all at once."""
 
 import json
+import sys
 
 import pytest
 
 from configs import micro, qwen3
+from marl_jax.policies import shared
 from marl_jax.runs.cells import all_cells, parse_cell
+from marl_jax.runs.checks import SLOTS
 from marl_jax.runs.config import ConfigError, RunConfig, from_argv, load_config, load_file, split_argv
+from marl_jax.runs.workload import assume, calls_of
+from marl_jax.workflows import BUILT_IN, Call, workflow
 
 VOTING = "configs/micro.py:voting-isolated-s-math"
+OWN_DATA = ("data.name", "json:loads")
 
 
 def refused(*texts, spec=VOTING):
@@ -68,17 +74,22 @@ def test_a_missing_file_and_one_without_a_function_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"defines no get_config"):
         load_file(f"{tmp_path}/empty.py:x")
     assert load_file("configs/micro.py")[1] == ""
+    with pytest.raises(ConfigError, match=r"'README\.md' is no Python file"):
+        load_file("README.md:x")
+    (tmp_path / "broken.py").write_text("\ndef get_config(:\n")
+    with pytest.raises(ConfigError, match=r"line 2 of '.*/broken\.py': "):
+        load_file(f"{tmp_path}/broken.py:x")
 
 
 def test_a_command_line_is_taken_apart():
-    argv = ["train", "--config", VOTING, "--workdir=DIR", "--config.steps=7", "--config.logging.wandb"]
+    argv = ["train", "--config", VOTING, "--workdir=DIR", "--config.steps=7", "--config.logging.tensorboard"]
     argv += ["--config.seed", "3", "--", "--config.steps=8"]
     spec, texts, rest = split_argv(argv)
     assert spec == VOTING
-    assert texts == [("steps", "7"), ("logging.wandb", None), ("seed", "3")]
+    assert texts == [("steps", "7"), ("logging.tensorboard", None), ("seed", "3")]
     assert rest == ["train", "--workdir=DIR", "--", "--config.steps=8"]
     config, _ = from_argv(argv)
-    assert (config.steps, config.seed, config.logging.wandb) == (7, 3, True)
+    assert (config.steps, config.seed, config.logging.tensorboard) == (7, 3, True)
     with pytest.raises(ConfigError, match="--config is missing"):
         from_argv(["train", "--workdir=DIR"])
 
@@ -135,15 +146,57 @@ def test_unknown_keys_wrong_types_and_impossible_combinations_are_told_together(
         ([("policies.lora_rank", "0")], "lora_rank 0"),
         ([("role_sampling.aggregator.top_q", "1")], "no field 'top_q'"),
         ([("role_sampling.aggregator.temperature", "0")], "role 'aggregator' samples at temperature 0"),
-        ([("sampling.temperature", "0.7")], "set sampling.temperature and learner.temperature alike"),
         ([("sampling.max_new_tokens", "0")], "max_new_tokens is 0"),
         ([("rollout.limits.context", "5000")], "rollout.limits.context 5000"),
         ([("engine.max_prompt", "40000")], "add a longer bucket"),
         ([("data.name", "micro_maths")], "did you mean 'micro_math'?"),
         ([("data.name", "deepcoder")], "data.name 'deepcoder' is code, data.family is math"),
         ([("data.name", "jsonl")], "give their directory"),
-        ([("data.name", "gsm8k"), ("data.train_size", "5")], "data.train_size is for procedural data"),
-        ([("data.directory", "x")], "'micro_math' is drawn, not read"),
+        (
+            [("data.name", "gsm8k"), ("data.train_size", "5")],
+            "data.train_size is 5; it is for procedural data",
+        ),
+        ([("data.name", "gsm8k"), ("data.levels", "1")], "data.levels is for procedural data"),
+        ([("data.directory", "x")], "data.directory is 'x'; it is for data read from files"),
+        ([("data.bad_rows", "skip")], "data.bad_rows is 'skip'; it is for data read from files"),
+        ([OWN_DATA, ("data.directory", "x")], "it is for data read from files, and 'json:loads' is not"),
+        ([OWN_DATA, ("data.bad_rows", "skip")], "data.bad_rows is 'skip'"),
+        ([OWN_DATA, ("data.train_size", "9")], "data.train_size is 9; it is for procedural data"),
+        ([OWN_DATA, ("data.test_size", "9")], "data.test_size is 9"),
+        ([OWN_DATA, ("data.val_size", "99")], "data.val_size is 99; it is for built-in data sets"),
+        ([OWN_DATA, ("data.seed", "1")], "data.seed is 1; it is for built-in data sets"),
+        ([OWN_DATA, ("data.cache", "x")], "data.cache is 'x'; it is for built-in data sets"),
+        ([OWN_DATA, ("data.levels", "2")], "data.levels is for procedural data; 'json:loads' has no levels"),
+        ([("data.name", "json:decoder")], "'json:decoder' is a module: name a function from a split"),
+        (
+            [("policies.map.generator/3", "p7")],
+            "policies.map gives 'generator/3' a policy, and it never answers",
+        ),
+        ([("policies.map.aggregator/1", "p7")], "policies.map gives 'aggregator/1' a policy, and it never"),
+        (
+            [("policies.map", '{"generator/0": "a", "generator/1": "b", "aggregator": "c"}')],
+            "policies.map lacks 'generator/2': add it, or 'generator'",
+        ),
+        (
+            [("role_sampling.aggregator.max_new_tokens", "abc")],
+            "max_new_tokens is 'abc'; it must be an integer",
+        ),
+        (
+            [("role_sampling.aggregator.temperature", "hot")],
+            "temperature is 'hot'; it must be a finite number",
+        ),
+        ([("learner.interventions.freeze", "generator,aggregator")], "freeze leaves no role to train"),
+        (
+            [("learner.interventions.freeze", "generator"), ("policies.frozen_roles", "aggregator")],
+            "freeze leaves no role to train",
+        ),
+        ([("seed", str(2**70))], f"seed is {2**70}; it must be at most 2147483647"),
+        ([("data.seed", str(2**31))], "data.seed is 2147483648; it must be at most"),
+        ([("learner.seed", str(2**31))], "learner.seed is 2147483648; it must be at most"),
+        (
+            [("workflow.name", "self_refine_with_tests"), ("workflow.settings.run", "3")],
+            "workflow.settings.run is 3; it must be left out: it is a function",
+        ),
         ([("data.val_size", "10")], "evaluation.problems 64 is more than data.val_size 10"),
         ([("advantages.group", "tasks")], "tasks"),
         ([("rollout.samples", "1")], "groups of one have no baseline"),
@@ -162,6 +215,64 @@ def test_unknown_keys_wrong_types_and_impossible_combinations_are_told_together(
 )
 def test_what_cannot_be_is_refused_with_the_way_out(texts, message):
     assert any(message in problem for problem in refused(*texts))
+
+
+@workflow(roles=("writer",))
+def own_settings(task, prompts, *, style="plain", keep=0.25, tries=3, loud=False, words=("a",), limit=None):
+    yield Call("writer", prompts.writer(question=task.question))
+
+
+def own(*settings):
+    """A configuration of it with these settings."""
+    name = ("workflow.name", f"{__name__}:own_settings")
+    texts = [name, ("policies.map", '{"writer": "p0"}'), *settings]
+    return load_config("configs/micro.py:single-shared-s-math", texts)
+
+
+def test_settings_of_ones_own_workflow_are_of_the_types_of_their_defaults():
+    texts = {"style": "terse", "keep": "0.5", "tries": "0", "loud": "true", "words": '["b"]', "limit": "any"}
+    config = own(*((f"workflow.settings.{name}", text) for name, text in texts.items()))
+    found = {"style": "terse", "keep": 0.5, "tries": 0, "loud": True, "words": ("b",), "limit": "any"}
+    assert config.workflow.settings == found
+    for name, text, wanted in (
+        ("style", "3", "a text"),
+        ("keep", "half", "a finite number"),
+        ("tries", "1.5", "an integer"),
+        ("loud", "3", "true or false"),
+        ("words", "b", "values with commas between, in [ ]"),
+    ):
+        with pytest.raises(ConfigError, match=rf"workflow\.settings\.{name} is .*; it must be") as refusal:
+            own((f"workflow.settings.{name}", text))
+        assert wanted in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_slots_that_are_known_are_those_that_a_workflow_calls(name):
+    roles, (family, *_) = BUILT_IN[name].roles, BUILT_IN[name].families
+    config = load_config(
+        f"configs/micro.py:single-shared-s-{family}",
+        [("workflow.name", name), ("policies.map", json.dumps(shared(roles)))],
+    )
+    called = {(call.role, call.slot) for calls in calls_of(config, assume(config)) for call in calls}
+    many, setting = SLOTS.get(name, ("", ""))
+    known = {
+        (role, s) for role in roles for s in range(BUILT_IN[name].settings[setting] if role == many else 1)
+    }
+    assert called == known
+
+
+def test_weights_and_biases_is_refused_where_it_is_not_installed(tmp_path, monkeypatch):
+    asked = ("logging.wandb", "true")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert refused(asked) == [
+        "logging.wandb is on and wandb is not installed: pip install wandb, or leave it off"
+    ]
+    monkeypatch.delitem(sys.modules, "wandb")
+    (tmp_path / "wandb.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load_config(VOTING, [asked])
+    (tmp_path / "wandb.py").unlink()
+    assert RunConfig.from_json(config.to_json()) == config  # elsewhere, such a run is evaluated
 
 
 def test_damping_is_for_isolated_policies():

@@ -6,14 +6,20 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+import script
 from stored_run import MODEL, SIZES, make_base, make_run, says
 
-from marl_jax.models import init
+from marl_jax.models import init, load_hf
+from marl_jax.runs import folder
 from marl_jax.runs.casts import Donor
 from marl_jax.runs.checkpoints import CheckpointError
 from marl_jax.runs.evaluate import evaluate
+from marl_jax.runs.export import export
 from marl_jax.runs.folder import FolderError, open_folder
 from marl_jax.runs.metrics import read_lines
 from marl_jax.runs.parts import PartsError
@@ -87,19 +93,37 @@ def test_the_base_is_played_once_on_the_same_problems_and_noise(run):
 def test_the_runs_own_evaluation_of_its_start_is_the_base(run):
     (base,) = evaluate(run, checkpoint="base", split="val")
     own = {**base, "mode": "trained"}
+    del own["checkpoint"], own["made_with"]  # of what config.json says
     (run / "eval.jsonl").write_text(json.dumps(own) + "\n")
     names = []
     assert evaluate(run, split="val", watch=names.append)[0] == own
     assert names == ["20"]
 
 
-def test_what_was_recorded_before_an_accepted_change_is_no_base(run):
-    evaluate(run, checkpoint="base")
+def test_what_the_run_recorded_before_an_accepted_change_is_no_base(run):
+    (base,) = evaluate(run, checkpoint="base", split="val")
+    del base["checkpoint"], base["made_with"]
+    (run / "eval.jsonl").write_text(json.dumps({**base, "mode": "trained"}) + "\n")
     about = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**about, "changes": [["digests.base: a -> b"]]}))
+    (run / "config.json").write_text(json.dumps({**about, "changes": [["versions.code: a -> b"]]}))
     names = []
-    evaluate(run, checkpoint="base", watch=names.append)
+    evaluate(run, checkpoint="base", split="val", watch=names.append)
     assert names == ["base"]
+
+
+def test_a_base_that_answered_other_problems_or_was_graded_by_other_code_is_played_again(run, monkeypatch):
+    names, here = [], folder.versions()
+    first = evaluate(run, watch=names.append)
+    assert first[0]["made_with"]["code"] == here["code"]
+    monkeypatch.setitem(SIZES, "test", 9)
+    evaluate(run, problems=8, watch=names.append)  # as many problems, of a split that has grown
+    monkeypatch.setattr(folder, "versions", lambda: {**here, "code": "a mended grader"})
+    evaluate(run, problems=8, watch=names.append)
+    monkeypatch.setattr(folder, "versions", lambda: {**here, "math-verify": "0.0"})
+    evaluate(run, problems=8, watch=names.append)
+    assert names == ["base", "20"] * 4
+    monkeypatch.undo()
+    assert evaluate(run, watch=names.append) == first and names[8:] == ["20"]
 
 
 def test_latest_best_and_a_step(run):
@@ -151,9 +175,15 @@ def test_lora_policies_are_served_with_their_base(base, tmp_path):
 
 
 def test_a_damaged_checkpoint_of_many_is_left_out(run):
-    seal = run / "checkpoints" / "10" / "seal.json"
-    seal.write_text(seal.read_text()[:-20])
+    def damage(step):
+        seal = run / "checkpoints" / step / "seal.json"
+        seal.write_text(seal.read_text()[:-20])
+
+    damage("10")
     assert [one["checkpoint"] for one in evaluate(run, checkpoint="all")] == ["base", "20"]
+    damage("20")
+    with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged: nothing to evaluate"):
+        evaluate(run, checkpoint="all", watch=refused("there is no checkpoint"))
     with pytest.raises(CheckpointError, match="checkpoint 10 is damaged"):
         evaluate(run, checkpoint="10")
 
@@ -173,6 +203,7 @@ def refused(what):
         ({"samples": 0}, "--samples is 0; it must be at least 1"),
         ({"problems": 0}, "--problems is 0; it must be at least 1"),
         ({"seed": -1}, "--seed is -1; it must be at least 0"),
+        ({"seed": 2**31}, "--seed is 2147483648; it must be at most 2147483647"),
         ({"mode": "swaped"}, "--mode=swaped is unknown: did you mean 'swapped'?"),
         ({"split": "tset"}, "--split=tset is unknown: did you mean 'test'?"),
         ({"split": "train"}, "--split=train is unknown; there is: test, val"),
@@ -255,15 +286,35 @@ def test_a_run_that_is_training_is_left_alone(run):
         evaluate(run)
 
 
-def script(*flags):
-    here = os.pathsep.join((os.getcwd(), os.path.dirname(__file__)))
-    command = [sys.executable, "-m", "experiments.evaluate", *flags]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": here})
+ON_TWO_DEVICES = """
+import sys
+from stored_run import make_run, says
+make_run(sys.argv[1], sys.argv[2], {3: {"p0": says("1")}}, mesh__model=2)
+"""
 
 
-def test_the_script_prints_the_table_and_refuses_in_one_line(run):
-    done = script(f"--workdir={run}", "--checkpoint=20", "--split=val", "--samples=2")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == table(lines(run)) + "\n"
-    done = script(f"--workdir={run}", "--samples=0")
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "--samples is 0; it must be at least 1\n")
+def test_a_run_of_two_devices_is_evaluated_and_exported_on_one(base, tmp_path, caplog):
+    paths = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
+    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "PYTHONPATH": ":".join(paths)}
+    command = [sys.executable, "-c", ON_TWO_DEVICES, tmp_path / "run", base]
+    subprocess.run(command, check=True, cwd=paths[0], env={**os.environ, **env})
+    start, played = evaluate(tmp_path / "run", samples=4)
+    told = "the run was trained on 2 devices and 1 are here: one of them is used"
+    assert sum(told in line for line in caplog.messages) == 1
+    assert played["roles"]["generator"]["accuracy"] == 1.0 > start["roles"]["generator"]["accuracy"]
+    done = export(tmp_path / "run", "p0", tmp_path / "out")
+    assert done.step == 3
+    jax.tree.map(np.testing.assert_array_equal, load_hf(tmp_path / "out")[1], says("1"))
+
+
+def test_the_script_prints_the_table_and_refuses_in_one_line(run, capsys):
+    def printed(*flags):
+        assert script.run("experiments.evaluate", f"--workdir={run}", *flags) == 0
+        return capsys.readouterr().out
+
+    assert printed("--checkpoint=20", "--split=val", "--samples=2") == table(lines(run)) + "\n"
+    assert printed("--mode=base", "--samples=4") == table(lines(run)[-1:]) + "\n"
+    shown = printed("--mode=single_transfer", "--role=aggregator", "--samples=4")
+    assert shown == table(lines(run)[-2:]) + "\n" and "role aggregator" in shown
+    assert script.run("experiments.evaluate", f"--workdir={run}", "--samples=0") == 2
+    assert capsys.readouterr() == ("", "--samples is 0; it must be at least 1\n")

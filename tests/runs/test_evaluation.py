@@ -73,9 +73,18 @@ def test_pass_at_k_and_the_difference_are_of_problems():
         graded(*(single(t, a, i) for t in answers for i, a in enumerate(answers[t]))), 3, [0.0, 1 / 3]
     )
     # One of three right: two of them hold it in 2 of 3 pairs; two right: every pair holds one.
-    assert found["pass_at_k"] == pytest.approx({"1": 0.5, "2": (2 / 3 + 1) / 2})
+    assert found["pass_at_k"] == pytest.approx({"1": 0.5, "2": (2 / 3 + 1) / 2, "3": 1.0})
     assert found["per_problem"] == pytest.approx([1 / 3, 2 / 3])
-    assert found["difference"] == pytest.approx({"mean": 1 / 3, "low": 1 / 3, "high": 1 / 3})
+    others = 3.841459 / (
+        2 + 3.841459
+    )  # both gained as much: Wilson's bound of 0 in 2 on those that may not have
+    low, high = (1 / 3 + others * (bound - 1 / 3) for bound in (-1, 1))
+    assert found["difference"] == pytest.approx({"mean": 1 / 3, "low": low, "high": high})
+
+
+def test_pass_at_all_samples_is_told_whatever_their_number():
+    found = summary(graded(*(single("a", a, i) for i, a in enumerate(("0", "0", "0", "0", "42")))), 5)
+    assert found["pass_at_k"] == pytest.approx({"1": 0.2, "2": 0.4, "4": 0.8, "5": 1.0})
 
 
 def test_an_error_is_wrong_and_its_calls_are_in_no_roles_numbers():

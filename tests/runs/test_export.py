@@ -3,14 +3,13 @@
 import dataclasses
 import functools
 import json
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import script
+from safetensors.numpy import load_file
 from stored_run import MODEL, TOKENIZER, make_base, make_run
 
 from marl_jax.models import forward, init, load_hf
@@ -84,6 +83,24 @@ def test_every_checkpoint_can_be_had(full, tmp_path):
     start, (_, latest) = init(0, MODEL), load_hf(tmp_path / "latest")
     jax.tree.map(np.testing.assert_array_equal, latest, start)
     jax.tree.map(np.testing.assert_array_equal, load_hf(tmp_path / "base")[1], start)
+
+
+def test_a_frozen_policy_is_its_base(base, tmp_path):
+    run = make_run(tmp_path / "run", base, {3: {"p0": FULL}}, policies__frozen_roles="aggregator")
+    done = export(run, "p1", tmp_path / "out")
+    assert (done.roles, done.step) == (("aggregator",), 3)
+    jax.tree.map(np.testing.assert_array_equal, load_hf(tmp_path / "out")[1], load_hf(base)[1])
+
+
+def test_tied_embeddings_stay_tied(tmp_path):
+    tied = dataclasses.replace(MODEL, tie_word_embeddings=True)
+    trained = init(1, tied)
+    run = make_run(tmp_path / "run", make_base(tmp_path / "base", init(0, tied), tied), {3: {"p0": trained}})
+    export(run, "p0", tmp_path / "out")
+    config, params = load_hf(tmp_path / "out")
+    assert config == tied and "lm_head" not in params
+    assert "lm_head.weight" not in load_file(tmp_path / "out" / "model.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, params, trained)
 
 
 def test_weights_are_rounded_once_to_what_the_base_is_stored_in(tmp_path):
@@ -164,15 +181,10 @@ def test_an_adapter_is_not_summed_into_another_base(lora, base, tmp_path):
         (lora / "config.json").write_text(json.dumps(begun))
 
 
-def test_the_script_says_what_it_wrote(full, tmp_path):
+def test_the_script_says_what_it_wrote(full, tmp_path, capsys):
     flags = [f"--workdir={full}", "--policy=p1", f"--out={tmp_path}", "--checkpoint=3"]
-    here = os.pathsep.join((os.getcwd(), os.path.dirname(__file__)))
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.export", *flags], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": here},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"policy p1 (aggregator) after step 3, hf, float32: {tmp_path}\n"
+    assert script.run("experiments.export", *flags) == 0
+    assert capsys.readouterr().out == f"policy p1 (aggregator) after step 3, hf, float32: {tmp_path}\n"
 
 
 # ---------------------------------------------------------------- other libraries

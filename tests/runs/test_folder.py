@@ -74,6 +74,11 @@ def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path, place)
     assert "\n" not in str(error.value)
 
 
+def leave_results(folder):
+    """As a run does that made a step."""
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+
+
 def test_the_first_start_writes_all_that_the_run_depends_on(tmp_path):
     settled = begin(tmp_path, CONFIG, DIGESTS, lambda: {"lanes": 64, "lengths": (32, 64)})
     record = json.loads((tmp_path / "config.json").read_text())
@@ -92,6 +97,7 @@ def test_the_same_start_again_leaves_the_file_alone_and_settles_nothing_anew(tmp
 
 def test_a_changed_start_is_refused_with_every_difference(tmp_path, monkeypatch):
     begin(tmp_path, CONFIG, DIGESTS)
+    leave_results(tmp_path)
     changed = dataclasses.replace(
         CONFIG, steps=7, policies=dataclasses.replace(CONFIG.policies, base="other")
     )
@@ -109,11 +115,49 @@ def test_a_changed_start_is_refused_with_every_difference(tmp_path, monkeypatch)
 
 def test_an_accepted_change_is_noted_and_compared_with_from_then_on(tmp_path):
     begin(tmp_path, CONFIG, DIGESTS, lambda: {"lanes": 64})
+    leave_results(tmp_path)
     longer = dataclasses.replace(CONFIG, steps=300)
-    assert begin(tmp_path, longer, DIGESTS, accept_changes=True) == {"lanes": 64}
+    assert begin(tmp_path, longer, DIGESTS, lambda: {"lanes": 1}, accept_changes=True) == {"lanes": 64}
     assert begin(tmp_path, longer, DIGESTS) == {"lanes": 64}
     assert folder.read(tmp_path)["changes"] == [["config.steps: 200 -> 300"]]
     with pytest.raises(FolderError, match=r"config\.steps: 300 -> 200"):
+        begin(tmp_path, CONFIG, DIGESTS)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"engine": dataclasses.replace(CONFIG.engine, lanes=32)},
+        {"sampling": dataclasses.replace(CONFIG.sampling, max_new_tokens=17)},
+        {"role_sampling": {"generator": {"max_new_tokens": 17}}},
+    ],
+)
+def test_an_accepted_change_of_what_the_shapes_follow_from_settles_them_anew(tmp_path, changed):
+    begin(tmp_path, CONFIG, DIGESTS, lambda: {"lanes": 64})
+    leave_results(tmp_path)
+    other = dataclasses.replace(CONFIG, **changed)
+    assert begin(tmp_path, other, DIGESTS, lambda: {"lanes": 1}, accept_changes=True) == {"lanes": 1}
+    assert begin(tmp_path, other, DIGESTS) == {"lanes": 1}
+
+
+def test_what_is_settled_later_is_handed_back_and_changes_nothing_else(tmp_path):
+    begin(tmp_path, CONFIG, DIGESTS, lambda: {"lanes": 64})
+    before = folder.read(tmp_path)
+    folder.settle(tmp_path, {"lanes": 32})
+    assert begin(tmp_path, CONFIG, DIGESTS) == {"lanes": 32}
+    assert folder.read(tmp_path) == before | {"settled": {"lanes": 32}}
+
+
+@pytest.mark.parametrize("left", ["metrics.jsonl", "eval.jsonl", "checkpoints/2/seal.json"])
+def test_a_start_that_came_to_nothing_binds_nobody(tmp_path, left):
+    begin(tmp_path, CONFIG, DIGESTS, lambda: {"lanes": 64})
+    (tmp_path / "metrics.jsonl").touch()
+    other = dataclasses.replace(CONFIG, steps=7)
+    assert begin(tmp_path, other, DIGESTS, lambda: {"lanes": 1}) == {"lanes": 1}
+    assert folder.read_config(tmp_path) == other and folder.read(tmp_path)["changes"] == []
+    (tmp_path / left).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / left).write_text("{}")
+    with pytest.raises(FolderError, match=r"config\.steps: 7 -> 200"):
         begin(tmp_path, CONFIG, DIGESTS)
 
 

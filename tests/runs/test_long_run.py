@@ -1,14 +1,18 @@
 """A long run grows nothing: not its memory, not its open files, not the number of compiled programs."""
 
+import dataclasses
 import io
 import os
 from pathlib import Path
 
 import jax
 import pytest
-from tiny_run import make_base, tiny_config
+from tiny_run import make_base, packed, tiny_config
 
+from marl_jax.learning import BatchConfig
+from marl_jax.policies import SamplingSettings
 from marl_jax.runs import loop
+from marl_jax.runs.config import EngineConfig, LogConfig
 from marl_jax.runs.live import Live
 
 MIB = 1 << 20
@@ -34,28 +38,54 @@ class Watch(Live):
         self.compiled.append(self._compilations)
 
 
-def watch(tmp_path, steps):
-    base = make_base(tmp_path / "base")
-    seen = Watch(steps)
-    loop.train(tiny_config(base, steps=steps), tmp_path / "run", live=seen)
-    size = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*") if path.is_file())
-    return seen, size
+def watch(tmp_path, change=lambda config: config, **changes):
+    config = change(tiny_config(make_base(tmp_path / "base"), **changes))
+    seen = Watch(config.steps)
+    loop.train(config, tmp_path / "run", live=seen)
+    return seen
+
+
+def size_of(folder):
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def test_after_its_first_steps_a_run_compiles_nothing_and_opens_nothing(tmp_path):
-    seen, _ = watch(tmp_path, 24)
-    assert seen.compiled[-1] == seen.compiled[11]  # packed batches have met all of their shapes
-    # A save under way has files open for a while; a leak of one for each step would be 12 more at the end.
-    assert min(seen.files[-6:]) <= min(seen.files[:12]) + 2
+    seen = watch(tmp_path, steps=16)
+    assert seen.compiled[-1] == seen.compiled[5]  # the evaluation of step 4 and all checkpoints among them
+    # A save under way has files open for a while; a leak of one for each step would be 8 more at the end.
+    assert min(seen.files[-4:]) <= min(seen.files[:8]) + 2
 
 
 @pytest.mark.campaign
 def test_five_hundred_steps_stay_flat(tmp_path):
-    seen, size = watch(tmp_path, 500)
+    seen = watch(tmp_path, packed, steps=500)
     settled, last = seen.memory[50], max(seen.memory[-20:])
-    print(
-        f"memory {settled / MIB:.0f} MiB after 50 steps, {last / MIB:.0f} MiB after 500; folder {size / MIB:.1f} MiB"
-    )
+    print(f"memory {settled / MIB:.0f} MiB after 50 steps, {last / MIB:.0f} MiB after 500")
     assert last < settled + 32 * MIB
     assert min(seen.files[-20:]) <= min(seen.files[:50]) + 2
     assert seen.compiled[-1] == seen.compiled[100]
+
+
+@pytest.mark.campaign
+def test_five_hundred_steps_of_64_x_8_episodes_stay_under_a_gigabyte(tmp_path):
+    """Without checkpoints, whose number does not grow; every call is as long as it may be, 256 tokens."""
+    plain = tiny_config("")
+    steps, every = 3, LogConfig().episodes_every
+    watch(
+        tmp_path,
+        data=dataclasses.replace(plain.data, problems=64, train_size=256, val_size=64),
+        rollout=dataclasses.replace(plain.rollout, samples=8),
+        sampling=SamplingSettings(max_new_tokens=256),
+        engine=EngineConfig(max_prompt=72, lanes=256),
+        learner=dataclasses.replace(
+            plain.learner, batch=BatchConfig(buckets=(512,), token_budget=4096, share_prompts=False)
+        ),
+        evaluation=dataclasses.replace(plain.evaluation, problems=64, every=1),
+        logging=LogConfig(episodes_every=1),
+        steps=steps,
+    )
+    run = tmp_path / "run"
+    episodes = size_of(run / "episodes") / steps
+    rest = (size_of(run) - size_of(run / "checkpoints") - size_of(run / "episodes")) / steps
+    print(f"episodes of a step {episodes / MIB:.2f} MiB, everything else {rest / 1024:.1f} KiB per step")
+    assert 500 / every * episodes + 500 * rest < 1e9

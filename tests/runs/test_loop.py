@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from tiny_run import make_base, tiny_config
+from tiny_run import KINDS, make_base, tiny_config
 
 from marl_jax.learning.update import NonFiniteGradients
 from marl_jax.rollouts import read_episodes
@@ -26,6 +26,8 @@ from marl_jax.runs.checkpoints import restore, steps
 from marl_jax.runs.folder import FolderError
 from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import comparable, read_lines
+from marl_jax.sampling import engine
+from marl_jax.tasks import DataError
 
 SCRIPT = Path(__file__).with_name("tiny_run.py")
 
@@ -38,9 +40,9 @@ def run(base, workdir, **changes):
     return loop.train(tiny_config(base, **changes), workdir, live=quiet())
 
 
-def weights(workdir, which="latest"):
+def weights(workdir, which="latest", kind="plain"):
     """Every array of a checkpoint, as bytes by file-independent path."""
-    parts = loop.load_parts(tiny_config(BASE[0]))
+    parts = loop.load_parts(KINDS[kind](tiny_config(BASE[0])))
     templates = {"policies": {name: parts.start(0)[name] for name in parts.trained}}
     trees, data = restore(Path(workdir) / "checkpoints", which, templates)
     leaves = jax.tree_util.tree_flatten_with_path(trees)[0]
@@ -70,9 +72,9 @@ def whole(base, tmp_path_factory):
     return workdir
 
 
-def same(workdir, whole):
+def same(workdir, whole, kind="plain"):
     assert records(workdir) == records(whole)
-    assert weights(workdir) == weights(whole)
+    assert weights(workdir, kind=kind) == weights(whole, kind=kind)
 
 
 def test_a_run_leaves_what_its_folder_promises(whole):
@@ -122,42 +124,96 @@ def test_another_seed_is_another_run_and_the_same_seed_the_same(base, whole, tmp
     assert records(tmp_path / "other")[0] != records(whole)[0]
 
 
-def interrupted(base, workdir, seconds):
-    command = [sys.executable, SCRIPT, base, workdir, *([] if seconds is None else [str(seconds)])]
-    return subprocess.run(
-        command, capture_output=True, timeout=600, env={**os.environ, "JAX_PLATFORMS": "cpu"}
-    )
+def in_a_process(base, workdir, *options, dies_after=None):
+    """(exit status, what it said, when it ended) of a run that is killed if it lives longer than so many seconds."""
+    log = workdir.with_suffix(".log")  # a pipe might be held open by what outlives the process
+    command = [sys.executable, SCRIPT, base, workdir, *options]
+    with open(log, "w") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, env={**os.environ, "JAX_PLATFORMS": "cpu"}
+        )
+        try:
+            process.wait(600 if dies_after is None else dies_after)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    return process.returncode, log.read_text(), time.time()
 
 
-def killed_until_it_ends(base, workdir, moments):
-    """How often it died before it came through."""
+def killed_until_it_ends(base, workdir, moments, kind="plain"):
+    """How often it died before it came through: seconds after its birth (step 0), or after it began its Nth step."""
     deaths = 0
-    for seconds in moments:
-        ended = interrupted(base, workdir, seconds)
-        if ended.returncode == 0:
+    for step, seconds in moments:
+        if step:
+            options = (f"--kind={kind}", "--at=step", f"--visit={step}", f"--after={seconds}")
+            status, said, _ = in_a_process(base, workdir, *options)
+        else:
+            status, said, _ = in_a_process(base, workdir, f"--kind={kind}", dies_after=seconds)
+        if status == 0:
             return deaths
-        assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()[-2000:]
+        assert status == -signal.SIGKILL, said[-2000:]
         deaths += 1
-    assert interrupted(base, workdir, None).returncode == 0
+    status, said, _ = in_a_process(base, workdir, f"--kind={kind}")
+    assert status == 0, said[-2000:]
     return deaths
 
 
 def test_a_run_killed_at_random_moments_ends_like_one_that_never_was(base, whole, tmp_path):
     chance = random.Random(0)
-    moments = [chance.uniform(0, 2) for _ in range(2)]
+    moments = [(chance.randint(2, 6), chance.uniform(0, 0.1)), (0, chance.uniform(1, 6))]
     assert killed_until_it_ends(base, tmp_path / "run", moments) >= 1
     same(tmp_path / "run", whole)
 
 
 @pytest.mark.campaign
-def test_fifty_kills_change_nothing(base, whole, tmp_path):
-    chance, deaths, runs = random.Random(1), 0, 0
-    while deaths < 50:
-        moments = [chance.uniform(0, 3) for _ in range(8)]
-        deaths += killed_until_it_ends(base, tmp_path / f"run-{runs}", moments)
-        same(tmp_path / f"run-{runs}", whole)
+@pytest.mark.parametrize("kind", KINDS)
+def test_fifty_kills_change_nothing(base, tmp_path, kind):
+    chance, deaths, runs = random.Random(f"kills of {kind}"), 0, 0
+    assert in_a_process(base, tmp_path / "whole", f"--kind={kind}")[0] == 0
+    while deaths < (14 if kind == "plain" else 6):
+        in_a_step = [(chance.randint(1, 5), chance.uniform(0, 1)) for _ in range(3)]
+        since_birth = [(0, chance.uniform(0, 12)) for _ in range(3)]
+        moments = chance.sample(in_a_step + since_birth, 6)
+        deaths += killed_until_it_ends(base, tmp_path / f"run-{runs}", moments, kind)
+        same(tmp_path / f"run-{runs}", tmp_path / "whole", kind)
         runs += 1
-    print(f"{deaths} kills over {runs} runs")
+    print(f"{kind}: {deaths} kills over {runs} runs")
+
+
+@pytest.mark.campaign
+def test_several_widths_and_lengths_are_measured_once(base, tmp_path):
+    status, said, _ = in_a_process(base, tmp_path / "run", "--kind=wide", "--at=step", "--visit=3")
+    assert status == -signal.SIGKILL, said[-2000:]
+    settled = json.loads((tmp_path / "run" / "config.json").read_text())["settled"]
+    assert settled["measured"] and len(settled["engine"]["widths"]) * len(settled["engine"]["lengths"]) > 2
+    assert in_a_process(base, tmp_path / "run", "--kind=wide")[0] == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["settled"] == settled
+
+
+def test_shapes_that_were_measured_are_not_measured_again(base, tmp_path, monkeypatch):
+    measured = []
+
+    def measure(params, adapters, config, settings, *rest):
+        measured.append(settings)
+        return settings
+
+    monkeypatch.setattr(engine, "stable_shapes", measure)
+    for _ in range(2):
+        assert run(base, tmp_path / "run", steps=1) == 1
+    assert len(measured) == 2  # an engine for each of two policies, at the first start
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["settled"]["measured"]
+
+
+def test_sigterm_ends_well_while_opening_and_while_learning(base, whole, tmp_path):
+    workdir = tmp_path / "run"
+    for place, visit, reached in (("opening", 1, []), ("learning", 4, [2, 3])):
+        options = ("--signal=SIGTERM", f"--at={place}", f"--visit={visit}")
+        status, said, ended = in_a_process(base, workdir, *options)
+        assert status == 0, said[-2000:]
+        assert ended - float(said.split("signalled at ")[1].split()[0]) < 30
+        assert steps(workdir / "checkpoints") == reached
+    assert run(base, workdir) == 8
+    same(workdir, whole)
 
 
 def test_sigterm_saves_and_ends_well_and_the_same_command_goes_on(base, whole, tmp_path):
@@ -179,7 +235,7 @@ def test_sigterm_saves_and_ends_well_and_the_same_command_goes_on(base, whole, t
     same(tmp_path / "run", whole)
 
 
-def test_a_stop_while_evaluating_loses_no_evaluation(base, whole, tmp_path):
+def test_a_stop_while_evaluating_loses_no_evaluation(base, whole, tmp_path, monkeypatch):
     class Asked(Live):
         def rollout(self, progress):
             if self._step == 4 and self._phase == "evaluating":
@@ -189,8 +245,32 @@ def test_a_stop_while_evaluating_loses_no_evaluation(base, whole, tmp_path):
     live = Asked(8, ("generator", "aggregator"), io.StringIO())
     assert loop.train(tiny_config(base), tmp_path / "run", live=live) == 4
     assert [line["step"] for line in records(tmp_path / "run")[1]] == [0]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop, "save", lambda run, state: (_ for _ in ()).throw(KeyboardInterrupt))
+        run(base, tmp_path / "run")  # as if killed when the line is there and the checkpoint not yet
+    assert [line["step"] for line in records(tmp_path / "run")[1]] == [0, 4]
     run(base, tmp_path / "run")
     same(tmp_path / "run", whole)
+
+
+def test_an_evaluation_is_compared_with_one_of_the_same_problems_and_noise_alone(base, tmp_path):
+    run(base, tmp_path / "run", steps=1)
+    changed = tiny_config(base, steps=2)
+    changed = dataclasses.replace(changed, data=dataclasses.replace(changed.data, seed=1))
+    assert loop.train(changed, tmp_path / "run", live=quiet(2), accept_changes=True) == 2
+    lines = records(tmp_path / "run")[1]
+    assert [(line["step"], line["difference"] is None) for line in lines] == [
+        (0, True),
+        (1, False),
+        (2, True),
+    ]
+
+
+def test_a_batch_larger_than_the_data_is_refused(base, tmp_path):
+    config = tiny_config(base, steps=1)
+    larger = dataclasses.replace(config, data=dataclasses.replace(config.data, problems=40))
+    with pytest.raises(DataError, match=r"data\.problems is 40 and the train split has 16"):
+        loop.train(larger, tmp_path / "run", live=quiet(1))
 
 
 def test_a_run_stopped_by_broken_gradients_keeps_its_last_good_checkpoint(base, whole, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import json
 import math
 import struct
 import sys
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from marl_jax.runs import events
+from marl_jax.runs.config import ConfigError
 from marl_jax.runs.files import DiskFull
 from marl_jax.runs.metrics import JsonLines, TensorBoard, WeightsAndBiases, comparable, numbers, read_lines
 
@@ -209,5 +211,35 @@ def test_a_resumed_run_begins_another_file_and_forgets_the_steps_after(tmp_path)
 
 def test_weights_and_biases_is_asked_for_only_when_it_is_there(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(RuntimeError, match="pip install wandb"):
+    with pytest.raises(ConfigError, match="pip install wandb"):
         WeightsAndBiases(tmp_path, "p", {})
+
+
+def test_weights_and_biases_gets_numbers_by_step_and_the_same_run_again_on_resume(tmp_path, monkeypatch):
+    begun, heard = [], []
+    run = types.SimpleNamespace(
+        log=lambda values, step: heard.append((step, values)), finish=lambda: heard.append("finish")
+    )
+    fake = types.ModuleType("wandb")
+    fake.init = lambda **given: begun.append(given) or run
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for step in (1, 2):  # a run, and its resume
+        board = WeightsAndBiases(tmp_path / "run", "p", {"seed": 3})
+        board.write(
+            step, {"reward": 0.5, "role": {"generator": jnp.float32(0.25)}, "warnings": ["a"], "kl": None}
+        )
+        board.close()
+    numbers = {"reward": 0.5, "role/generator": 0.25}
+    assert heard == [(1, numbers), "finish", (2, numbers), "finish"]
+    assert begun[0] == begun[1]
+    about = {
+        "project": "p",
+        "name": "run",
+        "resume": "allow",
+        "dir": str(tmp_path / "run"),
+        "config": {"seed": 3},
+    }
+    assert about.items() <= begun[0].items()
+    other = WeightsAndBiases(tmp_path / "other", "p", {})
+    other.close()
+    assert begun[2]["id"] != begun[0]["id"]

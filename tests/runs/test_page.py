@@ -57,6 +57,11 @@ def test_it_says_what_is_trained_and_for_how_long():
     assert line(text, "written to").startswith("/runs/a: config.json, metrics.jsonl, eval.jsonl")
 
 
+def test_it_says_how_many_problems_are_played_where_val_has_fewer(monkeypatch):
+    monkeypatch.setitem(TASKS, "val", 40)
+    assert line(text_of(), "steps").endswith("on all 40 problems of val (64 were asked for)")
+
+
 def test_adapters_frozen_roles_and_shared_policies_are_named():
     text = text_of(policies__frozen_roles="aggregator")
     assert "aggregator (frozen) -> p1: frozen, served only" in text

@@ -70,7 +70,7 @@ def micro_batch(s: Shape) -> MicroBatch:
     return MicroBatch(
         **arrays((s.rows, s.width), "tokens", "positions", "segments", dtype=jnp.int32),
         **arrays(each, "source", "targets", "sequences", dtype=jnp.int32),
-        **arrays(each, "advantages", "sampler_logp", "old_logp", "ref_logp"),
+        **arrays(each, "advantages", "sampler_logp", "old_logp", "ref_logp", "temperature"),
         **arrays(each, "mask", dtype=jnp.bool_),
         prefix=s.prefix,
         branches=s.branches,
@@ -88,7 +88,7 @@ def gradient(run, model: ModelConfig, shape: Shape) -> jax.stages.Compiled:
     tree, carry = trees(model, 2)
     learner = run.learner
     settings = compiled.Settings(
-        Qwen3(model, None, run.policies.remat), LossConfig(), 1.0, learner.logprob_chunk, True
+        Qwen3(model, None, run.policies.remat), LossConfig(), learner.logprob_chunk, True
     )
     unit = jax.ShapeDtypeStruct((), jnp.int32)
     lowered = compiled.accumulate.lower(
@@ -353,6 +353,15 @@ def test_a_run_that_cannot_fit_is_refused_in_one_line_with_the_way_out():
     assert "the biggest part is activations" in message and "--config.policies.remat=layer" in message
     changed = dataclasses.replace(run, policies=dataclasses.replace(run.policies, remat="layer"))
     check_fits(changed, model, needs - 1)
+
+
+def test_the_plan_of_a_resumed_run_is_of_the_shapes_that_it_settled():
+    run, model = config(), ModelConfig.preset("xs")
+    settled = dataclasses.replace(check_fits(run, model, 8 << 30).engine, widths=(8,))
+    needs = check_fits(run, model, 8 << 30, engine=settled)
+    assert needs.engine == settled and needs.total < check_fits(run, model, 8 << 30).total
+    with pytest.raises(PlanError, match="the run needs"):
+        check_fits(run, model, needs.total - 1, engine=settled)
 
 
 def test_lanes_that_do_not_fit_their_budget_are_refused():

@@ -52,13 +52,36 @@ def test_many_problems_come_near_the_normal_interval():
 def test_pairing_takes_out_how_hard_problems_are():
     base = np.repeat([0.0, 1.0], 50)
     better = np.clip(base + 0.1, 0, None)
-    assert paired_bootstrap(better, base) == pytest.approx((0.1, 0.1, 0.1))
-    assert paired_bootstrap(better, base).excludes_zero
+    better[0] += 0.1
+    gain = paired_bootstrap(better, base)
+    assert gain.mean == pytest.approx(0.101) and 0.0999 < gain.low <= gain.high < 0.105
+    assert gain.excludes_zero
     alone = bootstrap(better)
     assert alone.low < 0.51 < alone.high
     assert not paired_bootstrap(base, base).excludes_zero
     with pytest.raises(ValueError, match="3 problems cannot be paired with 2"):
         paired_bootstrap(np.zeros(3), np.zeros(2))
+
+
+@pytest.mark.parametrize("right, low, high", [(10, 10 / (10 + Z2), 1.0), (0, 0.0, Z2 / (10 + Z2))])
+def test_problems_that_all_agree_leave_the_doubt_that_wilson_has(right, low, high):
+    values = np.full((10, 4), right / 10)
+    assert bootstrap(values) == pytest.approx((right / 10, low, high))
+    assert bootstrap(values)[1:] == pytest.approx(wilson(right, 10)[1:])
+
+
+def test_where_all_problems_are_half_right_others_may_be_anything():
+    others = Z2 / (10 + Z2)  # Wilson's bound of 0 in 10
+    assert bootstrap(np.full(10, 0.5)) == pytest.approx((0.5, 0.5 * (1 - others), 0.5 * (1 + others)))
+
+
+def test_differences_that_all_agree_leave_room_for_problems_that_got_better_or_worse():
+    others = Z2 / (10 + Z2)
+    same = paired_bootstrap(np.full(10, 0.3), np.full(10, 0.3))
+    assert same == pytest.approx((0.0, -others, others)) and not same.excludes_zero
+    every = paired_bootstrap(np.ones(10), np.zeros(10))  # of the others, some may be lost
+    assert every == pytest.approx((1.0, 1 - 2 * others, 1.0)) and every.excludes_zero
+    assert not paired_bootstrap(np.ones(2), np.zeros(2)).excludes_zero  # two problems show nothing
 
 
 def test_samples_of_a_problem_are_one_observation():

@@ -1,19 +1,26 @@
 """A run so small that it takes seconds: a model of random weights that is paid for small letters.
 
-python tiny_run.py BASE WORKDIR [kill after so many seconds of the loop]
+python tiny_run.py BASE WORKDIR [--kind=KIND] [--signal=SIGTERM] [--at=PLACE] [--visit=N] [--after=SECONDS]
+
+The process gets the signal so many seconds after it comes to a place for the Nth time, and prints when that is.
 """
 
+import argparse
 import dataclasses
+import itertools
 import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 from marl_jax import policies
-from marl_jax.learning import LearnerConfig, OptimiserConfig, ScheduleConfig
+from marl_jax.learning import BatchConfig, LearnerConfig, OptimiserConfig, ScheduleConfig
+from marl_jax.learning.interventions import InterventionConfig, Mixing
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
+from marl_jax.rewards import run_program
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.runs.config import (
     CheckpointConfig,
@@ -26,7 +33,7 @@ from marl_jax.runs.config import (
     RunConfig,
     WorkflowConfig,
 )
-from marl_jax.workflows import BUILT_IN
+from marl_jax.workflows import BUILT_IN, Call, Tool, workflow
 
 MODEL = dataclasses.replace(
     ModelConfig.preset("xs"), num_hidden_layers=1, hidden_size=32, intermediate_size=64
@@ -55,7 +62,11 @@ def tiny_config(base, **changes):
         engine=EngineConfig(max_prompt=72, lanes=16, steps=4),
         rollout=RolloutConfig(samples=4),
         rewards=CreditConfig(name="tiny_run:letters"),
-        learner=LearnerConfig(optimiser=OptimiserConfig(schedule=ScheduleConfig(3e-2))),
+        # One shape of micro-batches, so that one program is compiled.
+        learner=LearnerConfig(
+            optimiser=OptimiserConfig(schedule=ScheduleConfig(3e-2)),
+            batch=BatchConfig(buckets=(128,), token_budget=128, share_prompts=False),
+        ),
         evaluation=EvaluationConfig(every=4, problems=4),
         checkpoints=CheckpointConfig(every=2, latest=2),
         logging=LogConfig(episodes_every=4, episodes_problems=1),
@@ -64,27 +75,102 @@ def tiny_config(base, **changes):
     return dataclasses.replace(plain, **changes)
 
 
-def kill_after(seconds):
-    def kill():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    timer = threading.Timer(seconds, kill)
-    timer.daemon = True
-    timer.start()
+def count_in_sandbox(text):
+    """A tool: a program that counts the letters of a text, and whether it is right."""
+    test = {"call": "count", "args": [text], "expected": len(text)}
+    return run_program("def count(text):\n    return len(text)", [test]).passed
 
 
-if __name__ == "__main__":
+@workflow(roles=("generator", "aggregator"), families=("code",))
+def tooled(task, prompts):
+    draft = yield Call("generator", prompts.generator(question=task.question))
+    right = yield Tool(count_in_sandbox, (draft.text,), timeout_s=60.0)
+    return (yield Call("aggregator", [{"role": "user", "content": f"{draft.text} {right}"}]))
+
+
+def lora(config):
+    chosen = dataclasses.replace(config.policies, train="lora", lora_rank=2, lora_alpha=4.0)
+    return dataclasses.replace(config, policies=chosen)
+
+
+def intervened(config):
+    """Damped, and anchored by a KL penalty."""
+    interventions = InterventionConfig(mixing=Mixing(damping=0.2), kl_coef={"generator": 0.1})
+    return dataclasses.replace(
+        config, learner=dataclasses.replace(config.learner, interventions=interventions)
+    )
+
+
+def redrawn(config):
+    return dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, draws=3))
+
+
+def wide(config):
+    """Lanes enough for several widths and lengths."""
+    engine = dataclasses.replace(config.engine, lanes=128)
+    return dataclasses.replace(config, engine=engine, rollout=RolloutConfig(samples=16))
+
+
+def with_tools(config):
+    """Programs in the sandbox, as a tool and for the grade."""
+    return dataclasses.replace(
+        config,
+        workflow=WorkflowConfig("tiny_run:tooled", prompts="micro"),
+        data=dataclasses.replace(config.data, family="code", name="micro_code"),
+        engine=dataclasses.replace(config.engine, max_prompt=400),
+        learner=dataclasses.replace(config.learner, batch=BatchConfig(buckets=(512,), share_prompts=False)),
+    )
+
+
+def packed(config):
+    """Prompts shared and rows packed, in micro-batches of several shapes."""
+    return dataclasses.replace(config, learner=dataclasses.replace(config.learner, batch=BatchConfig()))
+
+
+_CHANGED = (lora, intervened, redrawn, wide, with_tools, packed)
+KINDS = {"plain": lambda config: config, **{kind.__name__: kind for kind in _CHANGED}}
+
+
+def send_before(owner, name, number, visit, seconds):
+    """Send the process a signal so many seconds after the Nth call of a function."""
+    inner, visits = getattr(owner, name), itertools.count(1)
+
+    def send():
+        print(f"signalled at {time.time()}", flush=True)
+        os.kill(os.getpid(), number)
+
+    def call(*args, **options):
+        if next(visits) == visit:
+            timer = threading.Timer(seconds, send)
+            timer.daemon = True
+            timer.start() if seconds else send()
+        return inner(*args, **options)
+
+    setattr(owner, name, call)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("base")
+    parser.add_argument("workdir")
+    parser.add_argument("--kind", default="plain", choices=KINDS)
+    parser.add_argument("--signal", default="SIGKILL")
+    parser.add_argument("--at", choices=("opening", "step", "learning"))
+    parser.add_argument("--visit", type=int, default=1)
+    parser.add_argument("--after", type=float, default=0.0)
+    asked = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     from marl_jax.runs import loop
 
-    base, workdir, *seconds = sys.argv[1:]
-    if seconds:
-        inner = loop.step
+    places = {
+        "opening": (loop, "load_parts"),
+        "step": (loop, "step"),
+        "learning": (loop.Learner, "step"),
+    }
+    if asked.at:
+        send_before(*places[asked.at], signal.Signals[asked.signal], asked.visit, asked.after)
+    loop.train(KINDS[asked.kind](tiny_config(asked.base)), asked.workdir)
 
-        def step(run, state):
-            if "killer" not in globals():
-                globals()["killer"] = kill_after(float(seconds[0]))
-            return inner(run, state)
 
-        loop.step = step
-    loop.train(tiny_config(base), workdir)
+if __name__ == "__main__":
+    main()

@@ -27,6 +27,16 @@ def test_every_epoch_holds_every_problem_once_and_in_another_order():
     assert len({tuple(epoch) for epoch in epochs}) == 5
 
 
+@pytest.mark.parametrize("batch", [1, 5, 12, 16, 22, 23])
+def test_no_batch_holds_a_problem_twice_and_every_epoch_still_holds_all(batch):
+    iterator = TaskIterator(TASKS, batch, Position(seed=3))
+    batches = [ids(next(iterator)) for _ in range(4 * 23)]
+    assert all(len(set(names)) == batch for names in batches)
+    stream = [name for names in batches for name in names]
+    epochs = [stream[i : i + 23] for i in range(0, len(stream), 23)]
+    assert all(sorted(epoch) == sorted(task.id for task in TASKS) for epoch in epochs)
+
+
 def test_another_seed_is_another_order():
     assert read(TaskIterator(TASKS, 23, Position(seed=3)), 1) != read(
         TaskIterator(TASKS, 23, Position(seed=4)), 1

@@ -1,0 +1,117 @@
+"""What a user can put right is told in one line by every script, before anything is compiled."""
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+
+import pytest
+import script
+from absl import flags
+from stored_run import make_base
+
+from experiments import cli
+from marl_jax.models import ModelConfig
+from marl_jax.models.hf import write_json
+
+CELL = "--config=configs/micro.py:voting-isolated-s-math"
+NOT_CALLABLE = 3
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def refused(capfd):
+    """Run a script that refuses; its one line, after the headline of a configuration."""
+
+    def run(module, *arguments):
+        assert script.run(f"experiments.{module}", *arguments) == 2
+        out, error = capfd.readouterr()
+        lines = error.removeprefix("the configuration cannot be used:\n  ").splitlines()
+        assert not out and len(lines) == 1, error
+        return lines[0]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((CELL, f"--config.seed={2**70}"), f"seed is {2**70}; it must be at most 2147483647"),
+        (("--config=README.md:x",), "--config=README.md:x: 'README.md' is no Python file"),
+        ((CELL, "--config.workflow.prompts_folder=/nowhere"), "no prompt files in '/nowhere/math_micro'"),
+        ((CELL, f"--config.data.name={__name__}:NOT_CALLABLE"), "is a int: name a function from a split"),
+        (
+            (CELL, "config.steps=3"),
+            "'config.steps=3' is no flag: fields of the configuration are set by --conf",
+        ),
+        ((CELL, "--config.role_sampling.generator.max_new_tokens=abc"), "is 'abc'; it must be an integer"),
+        ((), "--config is missing: give --config=FILE:CELL"),
+    ],
+)
+@pytest.mark.parametrize("module", ["train", "plan"])
+def test_a_configuration_that_cannot_be_is_one_line(refused, base, tmp_path, module, arguments, message):
+    where = [f"--workdir={tmp_path / 'run'}"] if module == "train" else []
+    base = [f"--config.policies.base={base}"] if CELL in arguments else []
+    assert message in refused(module, *arguments, *base, *where)
+
+
+@pytest.mark.parametrize("module", ["evaluate", "export", "report"])
+def test_words_and_configurations_are_refused_where_they_mean_nothing(refused, tmp_path, module):
+    assert "'samples=4' is no flag" in refused(module, f"--workdir={tmp_path}", "samples=4")
+    assert ("leave --config out" if module != "report" else "give either") in refused(
+        module, f"--workdir={tmp_path}", CELL
+    )
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused_when_it_is_loaded(refused, base, tmp_path):
+    dumb = shutil.copytree(base, tmp_path / "dumb")
+    (dumb / "chat_template.jinja").unlink(missing_ok=True)
+    about = json.loads((dumb / "tokenizer_config.json").read_text())
+    about.pop("chat_template", None)
+    (dumb / "tokenizer_config.json").write_text(json.dumps(about))
+    line = refused("train", CELL, f"--config.policies.base={dumb}", f"--workdir={tmp_path / 'run'}")
+    assert line == f"the tokenizer in '{dumb}' has no chat template: start from a model that chats"
+
+
+def test_a_role_without_words_is_refused(refused, base, tmp_path):
+    (tmp_path / "math_micro").mkdir()
+    (tmp_path / "math_micro" / "generator.md").write_text("## user\n{{question}}\n")
+    flags = (CELL, f"--config.policies.base={base}", f"--config.workflow.prompts_folder={tmp_path}")
+    message = "workflow.prompts_folder: no prompt file for role 'aggregator'; there is: generator"
+    assert refused("train", *flags, f"--workdir={tmp_path / 'run'}") == message
+
+
+def test_a_run_that_cannot_fit_is_refused_before_its_weights_are_read(refused, tmp_path):
+    huge = dataclasses.replace(ModelConfig.preset("xs"), hidden_size=1 << 16, num_hidden_layers=1000)
+    write_json(tmp_path / "config.json", huge.to_hf())  # no weights, no tokenizer
+    line = refused("train", CELL, f"--config.policies.base={tmp_path}", f"--workdir={tmp_path / 'run'}")
+    assert "beside the weights, and the budget is 0.0 MiB" in line  # the weights have taken all there is
+
+
+@pytest.mark.parametrize(
+    "given, found",
+    [
+        ("", "--xla_gpu_deterministic_ops=true"),
+        ("--xla_a=1", "--xla_a=1 --xla_gpu_deterministic_ops=true"),
+        ("--xla_gpu_deterministic_ops=false", "--xla_gpu_deterministic_ops=false"),
+    ],
+)
+def test_every_script_asks_for_deterministic_kernels_unless_the_user_chose(monkeypatch, given, found):
+    monkeypatch.setenv("XLA_FLAGS", given)
+    monkeypatch.setattr(sys, "argv", ["script"])
+    seen = []
+    with pytest.raises(SystemExit):
+        cli.run(lambda config, left: seen.append(os.environ["XLA_FLAGS"]))
+    assert seen == [found]
+
+
+@pytest.mark.parametrize("module", ["train", "demo", "evaluate", "export"])
+def test_the_flag_that_refusals_advise_is_there(module, capsys):
+    assert script.run(f"experiments.{module}", "--accept_changes", "no flag") == 2
+    assert "'no flag' is no flag" in capsys.readouterr().err
+    assert "accept_changes" not in flags.FLAGS
