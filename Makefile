@@ -22,14 +22,14 @@ test: $(READY)
 	@echo "Left out here: tests marked 'campaign' (make campaign) and 'parity' (make parity):"
 	@$(BIN)/python -m pytest -o addopts=--strict-markers --collect-only -q -m "campaign or parity" \
 	  | grep '::' | sed 's/\[.*//' | sort | uniq -c
-	$(BIN)/python -m pytest -n 2 -m "not campaign and not parity"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not campaign and not parity"
 
 # The import-and-core subset, for the second supported line of Python and JAX.
 core: $(READY)
-	$(BIN)/python -m pytest -n 2 -m "not campaign and not parity" tests/models tests/sampling
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not campaign and not parity" tests/models tests/sampling
 
 parity: $(PARITY)
-	$(BIN)/python -m pytest -n 2 -m parity
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m parity
 
 # The long versions; what they print is kept beside the commit they ran on.
 campaign: $(READY)
