@@ -23,7 +23,7 @@ from marl_jax.runs.config import (
 from marl_jax.workflows import BUILT_IN
 
 SCALES = ("xs", "s", "m")
-# The teacher's drafts are right less often than a base shall be: what a base says alone comes out above them.
+# The teacher's drafts are right about half the time, so that every base leaves room on both sides.
 RECIPES = {
     "xs": Recipe("xs", steps=3000, learning_rate=3e-3, skill=Skill(draft=0.44), seed=1),
     "s": Recipe("s", steps=2000, learning_rate=2.5e-3, skill=Skill(draft=0.49)),

@@ -88,10 +88,7 @@ def select_rows(adapter_index: jax.Array, adapters: Tree, scale: float) -> jax.A
 
 
 def by_layer(adapters: Tree) -> Tree:
-    """Layers first, ranks side by side: a [L,*in,R], b [L,R,*out], as a scan over layers or a slice of one wants them.
-
-    Joined once, outside of any loop: a product over two axes, adapter and rank, would transpose A every time.
-    """
+    """Layers first, ranks side by side: a [L,*in,R], b [L,R,*out], as a scan or a slice of one layer wants it."""
 
     def join(pair: Tree) -> Tree:
         a, b = jnp.moveaxis(pair["a"], 0, -2), jnp.moveaxis(pair["b"], 0, 1)
