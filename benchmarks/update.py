@@ -43,6 +43,9 @@ flags.DEFINE_integer("token_budget", 16384, "tokens of a micro-batch")
 flags.DEFINE_string("remat", None, "none, dots or layer; by default none for bench, dots for presets")
 flags.DEFINE_integer("rounds", 5, "measured rounds")
 flags.DEFINE_bool("torch", True, "run the plain torch step beside it (CPU and bench only)")
+flags.DEFINE_bool(
+    "diagnostics", True, "measure what gradients by role cost; needs memory for one more gradient"
+)
 
 Step = Callable[[], None]
 
@@ -58,9 +61,10 @@ def main(_: list[str]) -> None:
     contenders = {
         "update": our_step(model, state, one, "off", share=True),
         "without_sharing": our_step(model, state, one, "off", share=False),
-        "two_roles_off": our_step(model, state, rows, "off", share=True),
-        "two_roles": our_step(model, state, rows, "roles", share=True),
     }
+    if FLAGS.diagnostics:
+        contenders["two_roles_off"] = our_step(model, state, rows, "off", share=True)
+        contenders["two_roles"] = our_step(model, state, rows, "roles", share=True)
     if FLAGS.torch and micro and jax.default_backend() == "cpu":
         contenders["torch"] = torch_step(model, params, one)
     contenders["update"]()
@@ -80,8 +84,9 @@ def main(_: list[str]) -> None:
         "tokens_computed": sum(batch.size for batch in batches),
         "padding_share": round(padding_share(batches), 4),
         "gain_from_shared_prompts": paired(taken, "without_sharing", "update"),
-        "diagnostics_overhead": round(paired(taken, "two_roles", "two_roles_off") - 1, 4),
     }
+    if FLAGS.diagnostics:
+        report["diagnostics_overhead"] = round(paired(taken, "two_roles", "two_roles_off") - 1, 4)
     for name, shared in (("update", True), ("without_sharing", False)):
         typical = statistics.median(taken[name])
         report[f"{name}_tokens_s"] = round(tokens / typical)

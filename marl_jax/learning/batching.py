@@ -26,7 +26,9 @@ class BatchConfig:
     buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     token_budget: int = 16384  # tokens of a micro-batch, padding included
     share_prompts: bool = True
-    tree_limit: int = 8192  # longest tree: its attention holds all scores of a branch with the prompt at once
+    tree_limit: int = (
+        8192  # longest tree: without a flash kernel all scores of a branch with the prompt exist at once
+    )
     slice_tokens: int = 1024  # of a micro-batch, differentiated at a time on one CPU; 0: all at once
 
     def __post_init__(self) -> None:
@@ -57,6 +59,7 @@ class MicroBatch:
     kept: Any = None  # int[G, M, K]
     prefix: int = flax.struct.field(pytree_node=False, default=0)  # length of the shared prompt's part
     branches: int = flax.struct.field(pytree_node=False, default=1)
+    alone: bool = flax.struct.field(pytree_node=False, default=False)  # see `make_batches`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,9 +109,17 @@ class _Sequence:
 
 
 def make_batches(
-    rows: Sequence[Row], units: Sequence[Hashable], config: BatchConfig, *, multiple_of: int = 1
+    rows: Sequence[Row],
+    units: Sequence[Hashable],
+    config: BatchConfig,
+    *,
+    multiple_of: int = 1,
+    mark_alone: bool = False,
 ) -> list[Batch]:
-    """Micro-batches over all rows, unit by unit; sequences come in multiples of `multiple_of`."""
+    """Micro-batches over all rows, unit by unit; sequences come in multiples of `multiple_of`.
+
+    `mark_alone` says of a micro-batch that needs no segments that it does not: programs of its own, without a mask.
+    """
     batches = []
     for unit in dict.fromkeys(units):
         mine = [i for i, u in enumerate(units) if u == unit]
@@ -122,7 +133,8 @@ def make_batches(
             width = max(multiple_of, _power_of_two(width + 1) // 2 // multiple_of * multiple_of)
             while sequences:
                 size = _batch_size(len(sequences), width, multiple_of)
-                batches.append(_fill(rows, sequences[:size], size, unit))
+                alone = mark_alone and all(_alone(rows, s) for s in sequences[:size])
+                batches.append(_fill(rows, sequences[:size], size, unit, alone))
                 sequences = sequences[size:]
     return batches
 
@@ -229,7 +241,17 @@ def _branches(prefix: int, length: int, counts: Sequence[int], config: BatchConf
     return min(sizes, key=lambda size: (cost[size], -size), default=0)
 
 
-def _fill(rows: Sequence[Row], sequences: Sequence[_Sequence], size: int, unit: Hashable) -> Batch:
+def _alone(rows: Sequence[Row], sequence: _Sequence) -> bool:
+    """Whether every token may see all before it in its sequence or branch: one row each, and no gap behind a prompt."""
+    prompts = {len(rows[i].prompt) for some in sequence.branches for i in some}
+    return all(len(some) == 1 for some in sequence.branches) and (
+        not sequence.prefix or prompts == {sequence.prefix}
+    )
+
+
+def _fill(
+    rows: Sequence[Row], sequences: Sequence[_Sequence], size: int, unit: Hashable, alone: bool
+) -> Batch:
     prefix, length, branches = sequences[0].shape
     total = sequences[0].tokens
     # Few widths, so that few programs are compiled.
@@ -272,7 +294,8 @@ def _fill(rows: Sequence[Row], sequences: Sequence[_Sequence], size: int, unit: 
                     kept[g, at:end, : row.kept.shape[1]] = row.kept
                 placements.append(Placement(i, g, at, end))
                 start, at = start + len(seen), end
-    arrays = MicroBatch(**whole, **ints, **floats, mask=mask, kept=kept, prefix=prefix, branches=branches)
+    every_array: dict[str, Any] = {**whole, **ints, **floats, "mask": mask, "kept": kept}
+    arrays = MicroBatch(**every_array, prefix=prefix, branches=branches, alone=alone)
     return Batch(unit, arrays, tuple(placements))
 
 

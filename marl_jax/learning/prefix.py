@@ -1,7 +1,9 @@
 """The hidden states of a micro-batch: plain packed sequences, or trees of completions behind a shared prompt.
 
-A completion's token attends to the prompt and to its own completion under one softmax, written out over the two
-score blocks. (Two attentions joined afterwards by a log-sum-exp need the gradient through it; this has no seam.)
+A completion's token attends to the prompt and to its own completion under one softmax. Where there is a flash kernel,
+each branch is a row behind a copy of the prompt's queries, keys and values: the prompt's attention is computed once
+a branch, all else once. Elsewhere the softmax is written out over the two score blocks. (Two attentions joined
+afterwards by a log-sum-exp need the gradient through it; neither way has a seam.)
 """
 
 import functools
@@ -12,13 +14,8 @@ import jax.numpy as jnp
 
 from marl_jax.models import lora as lora_lib
 from marl_jax.models import qwen3
-from marl_jax.models.attention import causal_mask, self_attention
+from marl_jax.models.attention import causal_mask, chosen_here, self_attention
 from marl_jax.models.config import ModelConfig
-
-REMAT = {
-    "layer": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-}
 
 
 def hidden_states(
@@ -30,18 +27,20 @@ def hidden_states(
     segment_ids: jax.Array,  # [G, S]
     prefix: int,
     branches: int,
+    alone: bool = False,  # no token has to be kept from seeing one before it in its sequence or branch
     adapter: Any = None,
     adapter_scale: float = 1.0,
     remat: str = "none",
 ) -> jax.Array:
     """[G, S, H], equal to computing every row alone. `adapter`, without a policy axis, acts on every row."""
-    if remat != "none" and remat not in REMAT:
-        raise ValueError(f"remat is {remat!r}; it must be one of none, {', '.join(REMAT)}")
+    if remat != "none" and remat not in qwen3.REMAT:
+        raise ValueError(f"remat is {remat!r}; it must be one of none, {', '.join(qwen3.REMAT)}")
     trees, length = tokens.shape
     # All but attention runs on a flat list of tokens: products with one leading axis have the fastest gradients.
     flat = lambda x: x.reshape(trees * length, *x.shape[2:])
     apart = lambda x: x.reshape(trees, length, *x.shape[1:])
     angles = qwen3.rotation(config, flat(positions))
+    segments = None if alone else segment_ids
 
     def step(x: jax.Array, layer_and_adapter: tuple[Any, Any]) -> tuple[jax.Array, None]:
         layer, weights = layer_and_adapter
@@ -51,16 +50,14 @@ def hidden_states(
             lora = lora_lib.LayerLora(weights, jnp.full((trees * length, rank), adapter_scale, jnp.float32))
         q, k, v = map(apart, qwen3.project_qkv(layer, config, x, angles, lora))
         if prefix:
-            attended = tree_attention(q, k, v, segment_ids, prefix=prefix, branches=branches)
+            attended = tree_attention(q, k, v, segments, prefix=prefix, branches=branches)
         else:
-            attended = self_attention(q, k, v, segment_ids)
+            attended = self_attention(q, k, v, segments)
         x = x + qwen3.project_out(layer, flat(attended), lora)
         return x + qwen3.mlp(layer, config, x, lora), None
 
-    if remat != "none":
-        step = jax.checkpoint(step, policy=REMAT[remat], prevent_cse=False)
-    layers, unroll = (params["layers"], adapter), qwen3.unrolled(config, remat)
-    x, _ = jax.lax.scan(step, flat(qwen3.embed(params, tokens)), layers, unroll=unroll)
+    x = flat(qwen3.embed(params, tokens))
+    x = qwen3.through_layers(step, x, (params["layers"], adapter), config, remat)
     return apart(qwen3.rms_norm(x, params["final_norm"], config.rms_norm_eps))
 
 
@@ -68,12 +65,43 @@ def tree_attention(
     q: jax.Array,  # [G, S, N, D]
     k: jax.Array,  # [G, S, K, D]
     v: jax.Array,  # [G, S, K, D]
-    segment_ids: jax.Array,  # [G, S]
+    segment_ids: jax.Array | None,  # [G, S]; None where no token has to be kept from seeing one before it
     *,
     prefix: int,
     branches: int,
 ) -> jax.Array:
     """Causal attention of the prompt with itself, and of each completion with the prompt and itself."""
+    trees, total, heads, dim = q.shape
+    row = (trees * branches, prefix + (total - prefix) // branches, heads, dim)
+    kernel = chosen_here(row, q.dtype)
+    if kernel == "cudnn" or (kernel == "splash" and segment_ids is None):
+        return attend_rows(q, k, v, segment_ids, prefix=prefix, branches=branches)
+    return attend_scores(q, k, v, segment_ids, prefix=prefix, branches=branches)
+
+
+def attend_rows(
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, *, prefix: int, branches: int
+) -> jax.Array:
+    """`tree_attention` with each branch as a row of its own, [prompt, branch]."""
+    trees = q.shape[0]
+
+    def rows(x: jax.Array) -> jax.Array:
+        branch = x[:, prefix:].reshape(trees, branches, -1, *x.shape[2:])
+        stem = jnp.broadcast_to(x[:, None, :prefix], (trees, branches, prefix, *x.shape[2:]))
+        return jnp.concatenate([stem, branch], axis=2).reshape(trees * branches, -1, *x.shape[2:])
+
+    segments = None if segment_ids is None else rows(segment_ids)
+    out = self_attention(rows(q), rows(k), rows(v), segments, stem=prefix)
+    out = out.reshape(trees, branches, -1, *q.shape[2:])
+    return jnp.concatenate([out[:, 0, :prefix], out[:, :, prefix:].reshape(trees, -1, *q.shape[2:])], axis=1)
+
+
+def attend_scores(
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, *, prefix: int, branches: int
+) -> jax.Array:
+    """`tree_attention` with one softmax written out over the scores with the prompt and those with the branch."""
+    if segment_ids is None:
+        segment_ids = jnp.ones(q.shape[:2], jnp.int32)
     trees, _, heads, dim = q.shape
     kv, scale, float32 = k.shape[2], dim**-0.5, jnp.float32
     group = heads // kv

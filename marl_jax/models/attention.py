@@ -35,18 +35,28 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
 
 
 def causal_mask(
-    length: int, segment_ids: jax.Array | None = None, *, start: int = 0, stop: int | None = None
+    length: int,
+    segment_ids: jax.Array | None = None,
+    *,
+    stem: int = 0,
+    start: int = 0,
+    stop: int | None = None,
 ) -> jax.Array:
     """Who sees whom, for queries start..stop over keys 0..stop: [1 or B, stop - start, stop].
 
     A position sees itself and those before it; in a packed row only those of its own segment, so that padding
-    (segment 0) sees padding and nothing sees it.
+    (segment 0) sees padding and nothing sees it. What stands in the first `stem` columns is seen by all behind it.
     """
     stop = length if stop is None else stop
     mask = (jnp.arange(start, stop)[:, None] >= jnp.arange(stop)[None, :])[None]
-    if segment_ids is None:
-        return mask
-    return mask & (segment_ids[:, start:stop, None] == segment_ids[:, None, :stop])
+    return mask if segment_ids is None else mask & _together(segment_ids, stem, start, stop)
+
+
+def _together(segment_ids: jax.Array, stem: int, start: int, stop: int) -> jax.Array:
+    """Whose segments would let them see each other, whatever the order: [B, stop - start, stop]."""
+    keys = segment_ids[:, None, :stop]
+    same = segment_ids[:, start:stop, None] == keys
+    return same | ((jnp.arange(stop) < stem) & (keys != 0)) if stem else same
 
 
 def self_attention(
@@ -55,27 +65,35 @@ def self_attention(
     v: jax.Array,
     segment_ids: jax.Array | None = None,
     implementation: str | None = None,
+    *,
+    stem: int = 0,
 ) -> jax.Array:
-    """Causal attention of rows with themselves. q [B,T,N,D], k and v [B,T,K,D] -> [B,T,N,D]."""
+    """Causal attention of rows with themselves. q [B,T,N,D], k and v [B,T,K,D] -> [B,T,N,D].
+
+    `segment_ids` and `stem` are those of `causal_mask`; rows without segments take the fastest kernels.
+    """
     chex.assert_rank([q, k, v], 4)
     length = q.shape[1]
-    # "9.0" on an NVIDIA GPU; another name, or no such attribute, elsewhere
-    capability = getattr(jax.local_devices()[0], "compute_capability", "")
-    match implementation or choose(jax.default_backend(), q.shape, q.dtype, capability):
+    match implementation or chosen_here(q.shape, q.dtype):
         case "plain":
-            return attend(q, k, v, causal_mask(length, segment_ids))
+            return attend(q, k, v, causal_mask(length, segment_ids, stem=stem))
         case "blocks":
-            return _blocks(q, k, v, segment_ids)
+            return _blocks(q, k, v, segment_ids, stem)
         case "cudnn":
-            # Without segments the kernel skips what lies ahead; with them the mask becomes a [T,T] bias.
-            mask = None if segment_ids is None else causal_mask(length, segment_ids)[:, None]
-            return jax.nn.dot_product_attention(
-                q, k, v, mask=mask, is_causal=segment_ids is None, implementation="cudnn"
-            )
-        case "splash":
+            # The kernel skips what lies ahead by itself. Segments become a [T,T] bias, and cost time.
+            mask = None if segment_ids is None else _together(segment_ids, stem, 0, length)[:, None]
+            return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")
+        case "splash" if not stem:
             return _splash(q, k, v, segment_ids)
         case other:
             raise ValueError(f"attention is {other!r}; it must be one of {', '.join(IMPLEMENTATIONS)}")
+
+
+def chosen_here(shape: tuple[int, ...], dtype: Any) -> str:
+    """The implementation for queries of this shape and dtype on the device at hand."""
+    # "9.0" on an NVIDIA GPU; another name, or no such attribute, elsewhere
+    capability = getattr(jax.local_devices()[0], "compute_capability", "")
+    return choose(jax.default_backend(), shape, dtype, capability)
 
 
 def choose(platform: str, shape: tuple[int, ...], dtype: Any, compute_capability: str = "") -> str:
@@ -92,14 +110,14 @@ def choose(platform: str, shape: tuple[int, ...], dtype: Any, compute_capability
     return "blocks"
 
 
-def _blocks(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None) -> jax.Array:
+def _blocks(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, stem: int) -> jax.Array:
     length = q.shape[1]
     size = min(max(64, length // 8), 512)
     part = jax.checkpoint(attend)  # the backward pass, too, holds the scores of one block only
     done = []
     for start in range(0, length, size):
         stop = min(start + size, length)
-        mask = causal_mask(length, segment_ids, start=start, stop=stop)
+        mask = causal_mask(length, segment_ids, stem=stem, start=start, stop=stop)
         done.append(part(q[:, start:stop], k[:, :stop], v[:, :stop], mask))
     return jnp.concatenate(done, axis=1)
 

@@ -1,7 +1,6 @@
 """Qwen3 as plain functions: a tree of weights and tokens in, logits out.
 
-Training and scoring scan over the stacked layers, so that compile time does not grow with depth (but for small
-models on CPU, see `unrolled`). The building
+Training and scoring scan over the stacked layers (for how many at a time, see `unrolled`). The building
 blocks (`rms_norm`, `rotation`, `project_qkv`, `project_out`, `mlp`) are shared with cached decoding.
 
     x += o(attention(rope(q_norm(q x)), rope(k_norm(k x)), v x));   x += down(silu(gate x) * up x)
@@ -25,6 +24,7 @@ from marl_jax.models.lora import LINEAR, LayerLora
 from marl_jax.models.table import Tree
 
 __all__ = [
+    "REMAT",
     "embed",
     "forward",
     "full_precision",
@@ -36,6 +36,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "rotation",
+    "through_layers",
     "unembed",
     "unrolled",
 ]
@@ -44,10 +45,17 @@ UNROLLED = 8  # layers at most, see `unrolled`
 Rotation = tuple[jax.Array, jax.Array]  # cosines and sines, see `rotation`
 
 _random = jax.jit(table.random, static_argnums=1)
-_REMAT = {  # what a layer keeps for its backward pass; the rest is computed again
-    "layer": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-}
+
+
+def _dots(primitive: Any, *args: Any, **params: Any) -> Any:
+    """Matrix products, and what cuDNN's attention kernel needs again."""
+    if "dot_product_attention_fwd" in primitive.name:
+        return True
+    return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *args, **params)
+
+
+# What a layer keeps for its backward pass; the rest is computed again.
+REMAT = {"layer": jax.checkpoint_policies.nothing_saveable, "dots": _dots}
 
 
 def full_precision(fn: Callable) -> Callable:
@@ -106,8 +114,8 @@ def hidden_states(
         raise ValueError(f"tokens has shape {list(tokens.shape)}; a row needs at least one token")
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise TypeError(f"tokens are {tokens.dtype}; token ids are integers")
-    if remat != "none" and remat not in _REMAT:
-        raise ValueError(f"remat is {remat!r}; it must be one of none, {', '.join(_REMAT)}")
+    if remat != "none" and remat not in REMAT:
+        raise ValueError(f"remat is {remat!r}; it must be one of none, {', '.join(REMAT)}")
     if positions is None:
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
     chex.assert_equal_shape([tokens, positions] + ([] if segment_ids is None else [segment_ids]))
@@ -128,21 +136,28 @@ def hidden_states(
         x = x + project_out(layer, self_attention(q, k, v, segment_ids, attention), lora)
         return x + mlp(layer, config, x, lora), None
 
-    if remat != "none":
-        step = jax.checkpoint(step, policy=_REMAT[remat], prevent_cse=False)
-    layers, unroll = (params["layers"], adapters), unrolled(config, remat)
-    x, _ = jax.lax.scan(step, embed(params, tokens), layers, unroll=unroll)
+    x = through_layers(step, embed(params, tokens), (params["layers"], adapters), config, remat)
     return rms_norm(x, params["final_norm"], config.rms_norm_eps)
 
 
-def unrolled(config: ModelConfig, remat: str) -> int:
-    """How many layers a scan's body is to hold: on CPU all of a small model's, elsewhere one.
+def through_layers(step: Callable, x: jax.Array, layers: Any, config: ModelConfig, remat: str) -> jax.Array:
+    """x after `step(x, layer) -> (x, None)` of every layer of the stack; `remat` is that of `hidden_states`."""
+    count = unrolled(config, remat)
+    if remat != "none":
+        # The body of a loop forgets by itself; in layers side by side what is computed again would be merged with what
+        # was computed before, and nothing forgotten.
+        step = jax.checkpoint(step, policy=REMAT[remat], prevent_cse=count > 1)
+    return jax.lax.scan(step, x, layers, unroll=count)[0]
 
-    What an unrolled layer keeps for its backward pass is not copied into a stack and out again. Rematerialisation needs
-    the loop: without one, common subexpressions would be merged and nothing forgotten.
+
+def unrolled(config: ModelConfig, remat: str) -> int:
+    """How many layers a scan's body is to hold: all on a GPU, and of a small model on CPU; elsewhere one.
+
+    What an unrolled layer keeps for its backward pass is not copied into a stack and out again.
     """
-    few = config.num_hidden_layers <= UNROLLED
-    return config.num_hidden_layers if few and remat == "none" and jax.default_backend() == "cpu" else 1
+    platform = jax.default_backend()
+    small = config.num_hidden_layers <= UNROLLED and remat == "none"
+    return config.num_hidden_layers if platform == "gpu" or (platform == "cpu" and small) else 1
 
 
 def embed(params: Tree, tokens: jax.Array) -> jax.Array:

@@ -74,16 +74,18 @@ def kept(model: Model, shape: Shape) -> int:
     """Activations that wait for the backward pass, of all layers, and what stands around them."""
     c, tokens = model.config, shape.tokens
     tree = _scores(model, shape)[1] if model.remat == "none" else 0
+    kernel = all(_flash(model, *part) for part in _plain_parts(model, shape))  # what it returns is kept, too
     per_layer = {
         "none": _layer_kept(model, shape) + tree,
         "dots": tokens
-        * (2 * c.intermediate_size + 2 * c.hidden_size + model.heads + 2 * model.kv_heads)
+        * (2 * c.intermediate_size + 2 * c.hidden_size + (1 + kernel) * model.heads + 2 * model.kv_heads)
         * model.width,
         "layer": tokens * c.hidden_size * model.width,
     }[model.remat]
     # Embedded tokens, the last layer's output and its norm; hidden states of what was sampled, and the head turned.
     ends = (2 * tokens + shape.rows * shape.sampled) * c.hidden_size + model.head
-    own = shape.rows * shape.branches * shape.length * shape.length if shape.prefix else 0
+    scored = shape.prefix and not _by_rows(model, shape)
+    own = shape.rows * shape.branches * shape.length * shape.length if scored else 0
     mask = 4 * own * c.num_attention_heads // c.num_key_value_heads  # one for all layers
     return c.num_hidden_layers * per_layer + ends * model.width + mask
 
@@ -109,12 +111,18 @@ def _layer_kept(model: Model, shape: Shape) -> int:
     numbers = 6 * c.intermediate_size + 5 * c.hidden_size + 3 * model.heads + 2 * model.kv_heads
     numbers += 2 * c.head_dim  # cosines and sines
     total = shape.tokens * numbers
-    for rows, length in _plain_parts(shape):
+    for rows, length in _plain_parts(model, shape):
         blocks = 1 if _flash(model, rows, length) else _blocks(length)
         total += (
             rows * length * model.kv_heads * (blocks + 1)
         )  # of keys, and of values: (blocks + 1) / 2 each
-    if shape.prefix:  # queries, keys and values in the order of the branches, and what they attended
+    if _by_rows(
+        model, shape
+    ):  # queries, keys and values of branches with their prompts, and what they attended
+        total += (
+            shape.rows * shape.branches * (shape.prefix + shape.length) * 2 * (model.heads + model.kv_heads)
+        )
+    elif shape.prefix:  # queries, keys and values in the order of the branches, and what they attended
         branches = shape.rows * shape.branches * shape.length
         total += branches * (3 * model.heads + 4 * model.kv_heads)
     return total * model.width
@@ -124,18 +132,26 @@ def _scores(model: Model, shape: Shape) -> tuple[int, int]:
     """Bytes of attention scores of one layer: (those of plain causal attention, those of branches behind a prompt)."""
     heads = model.config.num_attention_heads
     plain = 0
-    for rows, length in _plain_parts(shape):
+    for rows, length in _plain_parts(model, shape):
         if _flash(model, rows, length):
             plain += 3 * rows * length * length if model.platform == "gpu" else 0  # the mask, and as a bias
         else:
             plain += int(4 * rows * heads * length * length * (_blocks(length) + 1) / (2 * _blocks(length)))
     own = shape.rows * shape.branches * shape.length
-    tree = 4 * heads * own * (shape.prefix + shape.length) if shape.prefix else 0
-    return plain, tree
+    scored = shape.prefix and not _by_rows(model, shape)
+    return plain, 4 * heads * own * (shape.prefix + shape.length) if scored else 0
 
 
-def _plain_parts(shape: Shape) -> list[tuple[int, int]]:
-    """(rows, length) of plain causal attention: of the whole rows, or of the shared prompts alone."""
+def _by_rows(model: Model, shape: Shape) -> bool:
+    """Whether each branch of a tree is a row of its own for the attention kernel, as `prefix.attend_rows` has it."""
+    row = (shape.rows * shape.branches, shape.prefix + shape.length)
+    return bool(shape.prefix) and model.platform == "gpu" and _flash(model, *row)
+
+
+def _plain_parts(model: Model, shape: Shape) -> list[tuple[int, int]]:
+    """(rows, length) of plain causal attention: of whole rows, or of the shared prompts alone."""
+    if _by_rows(model, shape):
+        return [(shape.rows * shape.branches, shape.prefix + shape.length)]
     return [(shape.rows, shape.prefix or shape.length)]
 
 
@@ -210,9 +226,9 @@ def prefill_operations(model: Model, fed: int, prompt: int, adapters: int) -> in
 def _attention_operations(model: Model, shape: Shape) -> int:
     """Of one layer: two products per score."""
     scores = 0.0
-    for rows, length in _plain_parts(shape):
+    for rows, length in _plain_parts(model, shape):
         scores += rows * length * length * (_blocks(length) + 1) / (2 * _blocks(length))
-    if shape.prefix:
+    if shape.prefix and not _by_rows(model, shape):
         scores += shape.rows * shape.branches * shape.length * (shape.prefix + shape.length)
     return int(4 * model.heads * scores)
 

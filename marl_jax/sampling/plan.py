@@ -30,10 +30,12 @@ class Sizes:
     lanes: int  # at most, unless told otherwise
     steps: int  # of a dispatch: many where dispatches are dear, few because lanes that end within one idle on
     prefill_tokens: int
+    columns: int  # attended lengths are multiples of this
+    compacts: bool  # narrower batches may compute the same bits: a GPU's matrix products never did
 
 
-CPU = Sizes(lanes=256, steps=6, prefill_tokens=512)
-ACCELERATOR = Sizes(lanes=512, steps=8, prefill_tokens=2048)
+CPU = Sizes(lanes=256, steps=6, prefill_tokens=512, columns=16, compacts=True)
+ACCELERATOR = Sizes(lanes=512, steps=8, prefill_tokens=2048, columns=128, compacts=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,9 +115,9 @@ def plan(
             f"a prompt of {max_prompt} tokens and {max_new} new ones need {context} positions; "
             f"the model has {config.max_position_embeddings}: shorten the prompt or max_new_tokens"
         )
-    context = -(-context // 16) * 16
-    budget = free_bytes() // 2 if budget_bytes is None else budget_bytes
     sizes = CPU if (platform or jax.default_backend()) == "cpu" else ACCELERATOR
+    context = -(-context // sizes.columns) * sizes.columns
+    budget = free_bytes() // 2 if budget_bytes is None else budget_bytes
     wanted = lanes or _round_up(min(requests or sizes.lanes, sizes.lanes))
     steps = sizes.steps if steps is None else steps
     longest = min(max_prompt, max(512, sizes.prefill_tokens))  # a longer one takes several
@@ -124,7 +126,7 @@ def plan(
     def at_width(width: int) -> EngineSettings:
         first = min(context, min_prompt + 2 * steps)
         widths = [width]
-        if width > STABLE_WIDTH:
+        if width > STABLE_WIDTH and sizes.compacts:
             # What a step costs grows with the lanes and with the columns they attend: spend the programs on the
             # one that varies more.
             parts = (8, 6, 4, 3, 2, 1) if context < 4 * first else (8, 4, 2)
@@ -134,7 +136,10 @@ def plan(
         return EngineSettings(
             widths=tuple(widths),
             lengths=_ladder(
-                max(first, context // 16), context, min(rungs, MAX_PROGRAMS // max(len(widths), 3))
+                max(first, context // 16),
+                context,
+                min(rungs, MAX_PROGRAMS // max(len(widths), 3)),
+                multiple=sizes.columns,
             ),
             chunks=chunks,
             prefill_tokens=max(chunks[-1], min(sizes.prefill_tokens, width * chunks[-1])),
@@ -202,10 +207,10 @@ def _round_up(n: int) -> int:
     return -(-n // 64) * 64 if n > 64 else 1 << (n - 1).bit_length()
 
 
-def _ladder(low: int, high: int, rungs: int) -> tuple[int, ...]:
-    """Up to `rungs` lengths from above `low` to `high` in even ratios, multiples of 16 but for the last."""
+def _ladder(low: int, high: int, rungs: int, multiple: int = 16) -> tuple[int, ...]:
+    """Up to `rungs` lengths from above `low` to `high` in even ratios, multiples of 16, say, but for the last."""
     steps = (low * (high / low) ** (i / rungs) for i in range(1, rungs + 1))
-    return tuple(sorted({min(high, -(-int(s + 0.999) // 16) * 16) for s in steps}))
+    return tuple(sorted({min(high, -(-int(s + 0.999) // multiple) * multiple) for s in steps}))
 
 
 def _gib(n: int) -> str:

@@ -23,6 +23,7 @@ def batched_log_probs(params, arrays, adapter=None, adapter_scale=1.0, remat="no
         segment_ids=arrays.segments,
         prefix=arrays.prefix,
         branches=arrays.branches,
+        alone=arrays.alone,
         adapter=adapter,
         adapter_scale=adapter_scale,
         remat=remat,
@@ -32,13 +33,38 @@ def batched_log_probs(params, arrays, adapter=None, adapter_scale=1.0, remat="no
     return jnp.take_along_axis(log_p, arrays.targets[..., None], axis=-1)[..., 0]
 
 
-@pytest.mark.parametrize(("share", "remat"), [(True, "none"), (True, "layer"), (False, "none")])
-def test_values_and_gradients_equal_each_row_alone(share, remat):
-    rng = np.random.default_rng(1)
-    rows = make_rows(rng, prompts=2, samples=5, prompt=(5, 9), lengths=(2, 9))
-    params = qwen3.init(0, TINY)
-    batches = make_batches(rows, [0] * len(rows), BatchConfig(CONFIG.buckets, 128, share_prompts=share))
-    assert share == any(b.arrays.prefix for b in batches)
+@pytest.mark.parametrize("way", [prefix.attend_scores, prefix.attend_rows])
+@pytest.mark.parametrize("remat", ["none", "layer"])
+def test_trees_equal_each_row_alone(monkeypatch, way, remat):
+    monkeypatch.setattr(prefix, "attend_scores", way)
+    rows = make_rows(np.random.default_rng(1), prompts=2, samples=5, prompt=(5, 9), lengths=(2, 9))
+    batches = make_batches(rows, [0] * len(rows), CONFIG)
+    assert any(b.arrays.prefix for b in batches)
+    assert_equal_each_row_alone(rows, batches, remat)
+
+
+@pytest.mark.parametrize("way", [prefix.attend_scores, prefix.attend_rows])
+def test_trees_without_masks_equal_each_row_alone(monkeypatch, way):
+    monkeypatch.setattr(prefix, "attend_scores", way)
+    rows = make_rows(np.random.default_rng(1), prompts=2, samples=4, prompt=(8, 9), lengths=(6, 10))
+    batches = make_batches(rows, [0] * len(rows), CONFIG, mark_alone=True)
+    assert all(b.arrays.prefix == 8 and b.arrays.alone for b in batches)
+    assert_equal_each_row_alone(rows, batches)
+
+
+@pytest.mark.parametrize("bucket", [16, 64])
+def test_rows_equal_each_row_alone_packed_or_not(bucket):
+    rows = make_rows(np.random.default_rng(1), prompts=2, samples=5, prompt=(6, 9), lengths=(4, 9))
+    batches = make_batches(
+        rows, [0] * len(rows), BatchConfig((bucket,), 128, share_prompts=False), mark_alone=True
+    )
+    assert all(b.arrays.alone == (bucket == 16) for b in batches)  # two of them are 18 tokens or more
+    assert_equal_each_row_alone(rows, batches)
+
+
+def assert_equal_each_row_alone(rows, batches, remat="none"):
+    """Log-probs and the gradient of a random mixture of them."""
+    rng, params = np.random.default_rng(2), qwen3.init(0, TINY)
     width = max(len(row.tokens) for row in rows)
     weights = rng.normal(size=(len(rows), width)) * (
         np.arange(width) < np.array([[len(r.tokens)] for r in rows])

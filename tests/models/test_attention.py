@@ -8,6 +8,13 @@ import pytest
 from marl_jax.models import attention
 
 
+@pytest.fixture(autouse=True)
+def _float32_products():
+    """Elsewhere the callers of attention ask for them; a GPU would take TF32."""
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
 def qkv(batch, length, heads, kv_heads, dim, seed=0):
     rng = np.random.default_rng(seed)
     draw = lambda n: jnp.array(rng.standard_normal((batch, length, n, dim)), jnp.float32)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,10 +102,24 @@ def test_heads_are_turned_by_their_positions_alike_on_every_platform(platform, m
     np.testing.assert_allclose(got, np.concatenate([turned.real, turned.imag], axis=-1), atol=1e-6)
 
 
-def test_only_small_models_that_keep_everything_are_unrolled_and_only_on_cpu(monkeypatch):
+def test_layers_are_unrolled_on_gpus_and_where_a_small_model_keeps_everything_on_cpu(monkeypatch):
     small = dataclasses.replace(ModelConfig.preset("xs"), num_hidden_layers=qwen3.UNROLLED)
-    assert qwen3.unrolled(small, "none") == qwen3.UNROLLED
-    assert qwen3.unrolled(small, "dots") == qwen3.unrolled(small, "layer") == 1
-    assert qwen3.unrolled(dataclasses.replace(small, num_hidden_layers=qwen3.UNROLLED + 1), "none") == 1
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert qwen3.unrolled(small, "none") == 1
+    large = dataclasses.replace(small, num_hidden_layers=qwen3.UNROLLED + 1)
+    counts = {}
+    for platform in ("cpu", "gpu", "tpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
+        counts[platform] = [qwen3.unrolled(small, "none"), qwen3.unrolled(large, "none")]
+        counts[platform].append(qwen3.unrolled(small, "dots"))
+    few, many = small.num_hidden_layers, large.num_hidden_layers
+    assert counts == {"cpu": [few, 1, 1], "gpu": [few, many, few], "tpu": [1, 1, 1]}
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "layer"])
+def test_unrolled_layers_have_the_values_and_gradients_of_a_loop(remat, monkeypatch):
+    params, some = init(0, CONFIG), tokens(2, 7)
+
+    def out(count):
+        monkeypatch.setattr(qwen3, "unrolled", lambda *_: count)
+        return jax.jit(jax.value_and_grad(lambda p: forward(p, CONFIG, some, remat=remat).var()))(params)
+
+    chex.assert_trees_all_close(out(1), out(CONFIG.num_hidden_layers), rtol=1e-5, atol=1e-6)
