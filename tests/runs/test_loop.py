@@ -23,7 +23,7 @@ from marl_jax.learning.update import NonFiniteGradients
 from marl_jax.rollouts import read_episodes
 from marl_jax.runs import loop
 from marl_jax.runs.checkpoints import restore, steps
-from marl_jax.runs.folder import FolderError
+from marl_jax.runs.folder import FolderError, differences
 from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import comparable, read_lines
 from marl_jax.sampling import engine
@@ -73,8 +73,19 @@ def whole(base, tmp_path_factory):
 
 
 def same(workdir, whole, kind="plain"):
-    assert records(workdir) == records(whole)
-    assert weights(workdir, kind=kind) == weights(whole, kind=kind)
+    for name, mine, theirs in zip(("metrics", "eval"), records(workdir), records(whole)):
+        assert [line["step"] for line in mine] == [line["step"] for line in theirs], name
+        for one, other in zip(mine, theirs):
+            none_of(differences(other, one), f"{name}, step {one['step']}")
+    (step, mine), (last, theirs) = weights(workdir, kind=kind), weights(whole, kind=kind)
+    assert step == last
+    none_of([path for path in mine | theirs if mine.get(path) != theirs.get(path)], "weights")
+
+
+def none_of(lines, what):
+    """Nothing differs; if it does, what does is named, in few lines."""
+    if lines:
+        pytest.fail("\n  ".join([f"{what}: {len(lines)} differ", *lines[:8]]))
 
 
 def test_a_run_leaves_what_its_folder_promises(whole):
