@@ -16,7 +16,7 @@ import sys
 import time
 import unicodedata
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -62,6 +62,16 @@ class Live:
     ) -> None:
         self.close()
 
+    def resumed(
+        self, step: int, metrics: Sequence[Mapping[str, Any]], evaluations: Iterable[Mapping[str, Any]]
+    ) -> None:
+        """Before the first step of a run that goes on: what it has recorded so far."""
+        self._step, self._metrics = step, metrics[-1] if metrics else {}
+        for record in evaluations:
+            self._evaluated(record)
+        self._phase = ""
+        self.note(f"resumed after step {step}")
+
     def phase(self, name: str) -> None:
         """What the run does now: sampling, grading, learning, evaluating, saving."""
         self._phase, self._progress = name, ""
@@ -84,11 +94,11 @@ class Live:
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """After every training step, with what goes to `metrics.jsonl`."""
         now = self._clock()
-        if self._first_duration is None:
+        first = self._first_duration is None
+        if first:
             self._first_duration = now - self._step_began
         else:
             self._durations.append(now - self._step_began)
-        first = self._step == 0
         self._step_began, self._step, self._metrics = now, step, metrics
         self._phase, self._progress = "", ""
         if self._terminal:
@@ -98,12 +108,7 @@ class Live:
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """After every evaluation, with what goes to `eval.jsonl`."""
-        self._now = record
-        if record.get("step") == 0:
-            self._base = record
-        accuracy = record.get("accuracy")
-        if accuracy is not None and (self._best is None or accuracy > self._best["accuracy"]):
-            self._best = record
+        self._evaluated(record)
         self._phase, self._progress = "", ""
         problems = f", {record['problems']} problems" if record.get("problems") is not None else ""
         split = f"{record.get('split', '')} accuracy {_accuracy(record)}".strip()
@@ -126,6 +131,14 @@ class Live:
         self._stream = None
 
     # ---------------------------------------------------------------- what is shown
+
+    def _evaluated(self, record: Mapping[str, Any]) -> None:
+        self._now = record
+        if record.get("step") == 0:
+            self._base = record
+        accuracy = record.get("accuracy")
+        if accuracy is not None and (self._best is None or accuracy > self._best["accuracy"]):
+            self._best = record
 
     def _position(self, step: int) -> str:
         return f"step {step}/{self._steps}"

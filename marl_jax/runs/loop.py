@@ -223,8 +223,7 @@ def step(run: Run, state: State) -> State:
 def evaluate(run: Run, state: State) -> State:
     """The accuracy of the policies as they are on the val split, into `eval.jsonl`."""
     run.live.phase("evaluating")
-    own = [line for line in read_lines(run.evaluations.path) if run.about.items() <= line.items()]
-    before = {line["step"]: line for line in own if "checkpoint" not in line}  # a checkpoint: of `evaluate`
+    before = _evaluated(run)
     # Killed between the line and the checkpoint that knows of it, a run finds its line and goes on from there.
     record = before.get(state.step) or _played(run, state, before.get(0))
     run.live.evaluation(record)
@@ -232,6 +231,12 @@ def evaluate(run: Run, state: State) -> State:
     if best is None or record["accuracy"] > best["accuracy"]:
         best = {"step": state.step, "accuracy": record["accuracy"]}
     return dataclasses.replace(state, accuracy=record["accuracy"], best=best)
+
+
+def _evaluated(run: Run) -> dict[int, dict[str, Any]]:
+    """Its own evaluations so far, by step; those with a checkpoint are of `experiments.evaluate`."""
+    own = [line for line in read_lines(run.evaluations.path) if run.about.items() <= line.items()]
+    return {line["step"]: line for line in own if "checkpoint" not in line}
 
 
 def _played(run: Run, state: State, base: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -325,7 +330,6 @@ def _open(
     found = checkpoints.resume(state.arrays)
     if found:
         state = state.restored(*found)
-        live.note(f"resumed after step {state.step}")
     stop.check()
     service = make_service(
         config,
@@ -344,11 +348,7 @@ def _open(
     for record in (metrics, evaluations):
         stack.callback(record.close)
         record.rewind(state.step if found else -1)
-    boards: list[Board] = []
-    if config.logging.tensorboard:
-        boards.append(TensorBoard(folder / "tensorboard", state.step))
-    if config.logging.wandb:
-        boards.append(WeightsAndBiases(folder, config.logging.wandb_project, config.to_json()))
+    boards = _boards(config, folder, state.step)
     for board in boards:
         stack.callback(board.close)
     problems = TaskIterator(splits["train"], config.data.problems, state.position)
@@ -366,7 +366,18 @@ def _open(
         config, parts, folder, problems, watched, about, service, learner, references, checkpoints, metrics,
         evaluations, boards, live, stop,
     )  # fmt: skip
+    if found:
+        live.resumed(state.step, list(read_lines(metrics.path)), _evaluated(run).values())
     return run, state
+
+
+def _boards(config: RunConfig, folder: Path, step: int) -> list[Board]:
+    boards: list[Board] = []
+    if config.logging.tensorboard:
+        boards.append(TensorBoard(folder / "tensorboard", step))
+    if config.logging.wandb:
+        boards.append(WeightsAndBiases(folder, config.logging.wandb_project, config.to_json()))
+    return boards
 
 
 def _check_enough(config: RunConfig, train: Sequence[Task]) -> None:

@@ -135,6 +135,21 @@ def test_a_resumed_run_counts_from_where_it_is():
     assert last.startswith("time      3.0 s a step, about 24 s left")
 
 
+def test_a_resumed_run_shows_what_it_had_reached():
+    stream = Terminal()
+    view = Live(100, ROLES, stream, Clock())
+    view.resumed(
+        90, [metrics(0.1), metrics(0.5)], [evaluation(0, 0.42), evaluation(40, 0.6), evaluation(80, 0.58)]
+    )
+    assert stream.screen()[:1] == ["resumed after step 90"]
+    assert [line.rstrip() for line in stream.screen()[1:4]] == [
+        "step      90/100 |###########################---|  90%",
+        "now",
+        "accuracy  58.0% (53.0 .. 65.0) at step 80, base 42.0%, best 60.0% at step 40",
+    ]
+    assert stream.screen()[4].startswith("reward    0.50")
+
+
 def test_dispatches_redraw_ten_times_a_second_at_most_and_always_at_the_end():
     clock, stream = Clock(), Terminal()
     view = Live(10, ROLES, stream, clock)
