@@ -90,8 +90,10 @@ def attend_rows(
         stem = jnp.broadcast_to(x[:, None, :prefix], (trees, branches, prefix, *x.shape[2:]))
         return jnp.concatenate([stem, branch], axis=2).reshape(trees * branches, -1, *x.shape[2:])
 
-    segments = None if segment_ids is None else rows(segment_ids)
-    out = self_attention(rows(q), rows(k), rows(v), segments, stem=prefix)
+    masked: dict[str, Any] = {}
+    if segment_ids is not None:
+        masked = {"segment_ids": rows(segment_ids), "stem": prefix}
+    out = self_attention(rows(q), rows(k), rows(v), **masked)
     out = out.reshape(trees, branches, -1, *q.shape[2:])
     return jnp.concatenate([out[:, 0, :prefix], out[:, :, prefix:].reshape(trees, -1, *q.shape[2:])], axis=1)
 
