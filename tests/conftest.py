@@ -1,4 +1,4 @@
-"""Fixtures of all rooms."""
+"""How tests are compiled."""
 
 import jax
 import pytest
@@ -10,10 +10,15 @@ from marl_jax.sampling import stability
 @pytest.fixture(scope="module")
 def compile_quickly():
     """For files that compare arithmetic, whose time goes into compiling. All others run the programs that users run."""
-    stability._MEASURED.clear()
+    _forget_programs()
+    before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
-    # Neither asks how a program was compiled.
+    jax.config.update("jax_disable_most_optimizations", before)
+    _forget_programs()
+
+
+def _forget_programs():
+    """Neither JAX's cache nor what was measured of programs asks how they were compiled."""
     jax.clear_caches()
     stability._MEASURED.clear()

@@ -26,9 +26,7 @@ class BatchConfig:
     buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     token_budget: int = 16384  # tokens of a micro-batch, padding included
     share_prompts: bool = True
-    tree_limit: int = (
-        8192  # longest tree: without a flash kernel all scores of a branch with the prompt exist at once
-    )
+    tree_limit: int = 8192  # longest tree: where scores are written out, those of all branches exist at once
     slice_tokens: int = 1024  # of a micro-batch, differentiated at a time on one CPU; 0: all at once
 
     def __post_init__(self) -> None:
@@ -59,7 +57,7 @@ class MicroBatch:
     kept: Any = None  # int[G, M, K]
     prefix: int = flax.struct.field(pytree_node=False, default=0)  # length of the shared prompt's part
     branches: int = flax.struct.field(pytree_node=False, default=1)
-    alone: bool = flax.struct.field(pytree_node=False, default=False)  # see `make_batches`
+    unmasked: bool = flax.struct.field(pytree_node=False, default=False)  # see `make_batches`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,11 +112,11 @@ def make_batches(
     config: BatchConfig,
     *,
     multiple_of: int = 1,
-    mark_alone: bool = False,
+    mark_unmasked: bool = False,
 ) -> list[Batch]:
     """Micro-batches over all rows, unit by unit; sequences come in multiples of `multiple_of`.
 
-    `mark_alone` says of a micro-batch that needs no segments that it does not: programs of its own, without a mask.
+    `mark_unmasked` says of a micro-batch whose tokens may see all before them that it needs no mask: another program.
     """
     batches = []
     for unit in dict.fromkeys(units):
@@ -133,14 +131,14 @@ def make_batches(
             width = max(multiple_of, _power_of_two(width + 1) // 2 // multiple_of * multiple_of)
             while sequences:
                 size = _batch_size(len(sequences), width, multiple_of)
-                alone = mark_alone and all(_alone(rows, s) for s in sequences[:size])
-                batches.append(_fill(rows, sequences[:size], size, unit, alone))
+                unmasked = mark_unmasked and all(_needs_no_mask(rows, s) for s in sequences[:size])
+                batches.append(_fill(rows, sequences[:size], size, unit, unmasked))
                 sequences = sequences[size:]
     return batches
 
 
 def _batch_size(left: int, width: int, multiple_of: int) -> int:
-    """Full micro-batches, then quarters of one for what is left: two programs for each shape of a sequence."""
+    """Full micro-batches, then quarters of one for what is left: two programs a shape; with `mark_unmasked` four."""
     quarter = max(1, width // 4 // multiple_of) * multiple_of
     return width if left > width - quarter else quarter
 
@@ -241,7 +239,7 @@ def _branches(prefix: int, length: int, counts: Sequence[int], config: BatchConf
     return min(sizes, key=lambda size: (cost[size], -size), default=0)
 
 
-def _alone(rows: Sequence[Row], sequence: _Sequence) -> bool:
+def _needs_no_mask(rows: Sequence[Row], sequence: _Sequence) -> bool:
     """Whether every token may see all before it in its sequence or branch: one row each, and no gap behind a prompt."""
     prompts = {len(rows[i].prompt) for some in sequence.branches for i in some}
     return all(len(some) == 1 for some in sequence.branches) and (
@@ -250,7 +248,7 @@ def _alone(rows: Sequence[Row], sequence: _Sequence) -> bool:
 
 
 def _fill(
-    rows: Sequence[Row], sequences: Sequence[_Sequence], size: int, unit: Hashable, alone: bool
+    rows: Sequence[Row], sequences: Sequence[_Sequence], size: int, unit: Hashable, unmasked: bool
 ) -> Batch:
     prefix, length, branches = sequences[0].shape
     total = sequences[0].tokens
@@ -295,7 +293,7 @@ def _fill(
                 placements.append(Placement(i, g, at, end))
                 start, at = start + len(seen), end
     every_array: dict[str, Any] = {**whole, **ints, **floats, "mask": mask, "kept": kept}
-    arrays = MicroBatch(**every_array, prefix=prefix, branches=branches, alone=alone)
+    arrays = MicroBatch(**every_array, prefix=prefix, branches=branches, unmasked=unmasked)
     return Batch(unit, arrays, tuple(placements))
 
 

@@ -44,7 +44,7 @@ class Qwen3:
             segment_ids=batch.segments,
             prefix=batch.prefix,
             branches=batch.branches,
-            alone=batch.alone,
+            unmasked=batch.unmasked,
             adapter=adapter,
             adapter_scale=self.lora_scale or 1.0,
             remat=self.remat,

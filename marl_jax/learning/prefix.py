@@ -1,8 +1,8 @@
 """The hidden states of a micro-batch: plain packed sequences, or trees of completions behind a shared prompt.
 
-A completion's token attends to the prompt and to its own completion under one softmax. Where there is a flash kernel,
-each branch is a row behind a copy of the prompt's queries, keys and values: the prompt's attention is computed once
-a branch, all else once. Elsewhere the softmax is written out over the two score blocks. (Two attentions joined
+A completion's token attends to the prompt and to its own completion under one softmax. Where a flash kernel takes it,
+each branch is a row behind a copy of the prompt's queries, keys and values: the prompt's attention is computed once a
+branch, all else once. Elsewhere the softmax is written out over the two score blocks. (Two attentions joined
 afterwards by a log-sum-exp need the gradient through it; neither way has a seam.)
 """
 
@@ -27,7 +27,7 @@ def hidden_states(
     segment_ids: jax.Array,  # [G, S]
     prefix: int,
     branches: int,
-    alone: bool = False,  # no token has to be kept from seeing one before it in its sequence or branch
+    unmasked: bool = False,  # no token has to be kept from seeing one before it in its sequence or branch
     adapter: Any = None,
     adapter_scale: float = 1.0,
     remat: str = "none",
@@ -40,7 +40,7 @@ def hidden_states(
     flat = lambda x: x.reshape(trees * length, *x.shape[2:])
     apart = lambda x: x.reshape(trees, length, *x.shape[1:])
     angles = qwen3.rotation(config, flat(positions))
-    segments = None if alone else segment_ids
+    segments = None if unmasked else segment_ids
 
     def step(x: jax.Array, layer_and_adapter: tuple[Any, Any]) -> tuple[jax.Array, None]:
         layer, weights = layer_and_adapter
@@ -72,11 +72,21 @@ def tree_attention(
 ) -> jax.Array:
     """Causal attention of the prompt with itself, and of each completion with the prompt and itself."""
     trees, total, heads, dim = q.shape
-    row = (trees * branches, prefix + (total - prefix) // branches, heads, dim)
-    kernel = chosen_here(row, q.dtype)
-    if kernel == "cudnn" or (kernel == "splash" and segment_ids is None):
+    length = (total - prefix) // branches
+    kernel = chosen_here((trees * branches, prefix + length, heads, dim), q.dtype)
+    takes = kernel == "cudnn" or (kernel == "splash" and segment_ids is None)
+    if takes and rows_pay(prefix, length):
         return attend_rows(q, k, v, segment_ids, prefix=prefix, branches=branches)
     return attend_scores(q, k, v, segment_ids, prefix=prefix, branches=branches)
+
+
+def rows_pay(prefix: int, length: int) -> bool:
+    """Whether a kernel over rows [prompt, branch] is to be faster than scores written out, `length` being a branch's.
+
+    Rows hold about (prefix + length) / (2 length) times as many pairs of query and key, and on an H100 a pair took
+    an eighth of the time.
+    """
+    return prefix + length <= 16 * length
 
 
 def attend_rows(
@@ -102,14 +112,14 @@ def attend_scores(
     q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, *, prefix: int, branches: int
 ) -> jax.Array:
     """`tree_attention` with one softmax written out over the scores with the prompt and those with the branch."""
-    if segment_ids is None:
-        segment_ids = jnp.ones(q.shape[:2], jnp.int32)
     trees, _, heads, dim = q.shape
     kv, scale, float32 = k.shape[2], dim**-0.5, jnp.float32
     group = heads // kv
     stem = lambda x: x[:, :prefix]
     branch = lambda x: x[:, prefix:].reshape(trees, branches, -1, *x.shape[2:])
-    prompt = self_attention(stem(q), stem(k), stem(v), stem(segment_ids))
+    prompt = self_attention(stem(q), stem(k), stem(v), None if segment_ids is None else stem(segment_ids))
+    if segment_ids is None:
+        segment_ids = jnp.ones(q.shape[:2], jnp.int32)
 
     # Axes: g trees, k KV heads, b branches, q queries of one KV head (all heads of a position, then the next), p prompt
     # keys, s own keys. What is small is brought into the order of the scores, so that these stay as they are.

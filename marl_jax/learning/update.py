@@ -322,9 +322,9 @@ class Learner:
     def _batches(self, rows: Sequence[Row]) -> list[Batch]:
         units = [(row.role, row.slot) if self.config.gradients == "slots" else row.role for row in rows]
         parallel = 1 if self.mesh is None else self.mesh.shape["data"]
-        # Masks are dear where a kernel could skip them; elsewhere they are not worth programs of their own.
-        mark_alone = jax.default_backend() != "cpu"
-        return make_batches(rows, units, self.config.batch, multiple_of=parallel, mark_alone=mark_alone)
+        # Masks are dear where there are kernels that could skip them; on CPU they are not worth more programs.
+        mark_unmasked = jax.default_backend() != "cpu"
+        return make_batches(rows, units, self.config.batch, multiple_of=parallel, mark_unmasked=mark_unmasked)
 
     def _zeros(self, tree: Tree, units: int) -> Any:
         def zeros(leaf: jax.Array) -> jax.Array:

@@ -83,7 +83,9 @@ def self_attention(
             # The kernel skips what lies ahead by itself. Segments become a [T,T] bias, and cost time.
             mask = None if segment_ids is None else _together(segment_ids, stem, 0, length)[:, None]
             return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")
-        case "splash" if not stem:
+        case "splash":
+            if stem:
+                raise ValueError("attention 'splash' takes no stem; name blocks or plain")
             return _splash(q, k, v, segment_ids)
         case other:
             raise ValueError(f"attention is {other!r}; it must be one of {', '.join(IMPLEMENTATIONS)}")

@@ -151,9 +151,9 @@ def through_layers(step: Callable, x: jax.Array, layers: Any, config: ModelConfi
 
 
 def unrolled(config: ModelConfig, remat: str) -> int:
-    """How many layers a scan's body is to hold: all on a GPU, and of a small model on CPU; elsewhere one.
+    """How many layers a scan's body is to hold: all on a GPU, on CPU all of a small model with remat "none", else one.
 
-    What an unrolled layer keeps for its backward pass is not copied into a stack and out again.
+    What an unrolled layer keeps for its backward pass is not copied into a stack and out again; it compiles longer.
     """
     platform = jax.default_backend()
     small = config.num_hidden_layers <= UNROLLED and remat == "none"

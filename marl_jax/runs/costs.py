@@ -3,7 +3,8 @@
 Per token and layer the backward pass keeps, without recomputation (I: MLP, H: hidden, N and K: heads and KV heads
 times head_dim), besides the keys and values that each block of queries attends to:
 
-    6 I + 5 H + 3 N + 2 K + 2 head_dim   numbers;   remat "dots": 2 I + 2 H + N + 2 K;   remat "layer": H
+    6 I + 5 H + 3 N + 2 K + 2 head_dim   numbers;   remat "dots": 2 I + 2 H + N + 2 K
+    (and N of every row that cuDNN's kernel attends);   remat "layer": H
 
 The counts follow XLA's buffers on a CPU, where they are tested; an accelerator's compiler may fuse more.
 """
@@ -12,6 +13,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from marl_jax.learning.prefix import rows_pay
 from marl_jax.models import ModelConfig
 from marl_jax.models.attention import choose
 from marl_jax.models.decode import cache_bytes
@@ -74,18 +76,21 @@ def kept(model: Model, shape: Shape) -> int:
     """Activations that wait for the backward pass, of all layers, and what stands around them."""
     c, tokens = model.config, shape.tokens
     tree = _scores(model, shape)[1] if model.remat == "none" else 0
-    kernel = all(_flash(model, *part) for part in _plain_parts(model, shape))  # what it returns is kept, too
+    # What cuDNN's kernel returns is kept, too; of TPUs' nothing is.
+    parts = _plain_parts(model, shape) if model.platform == "gpu" else []
+    returned = sum(rows * length for rows, length in parts if _flash(model, rows, length))
     per_layer = {
         "none": _layer_kept(model, shape) + tree,
-        "dots": tokens
-        * (2 * c.intermediate_size + 2 * c.hidden_size + (1 + kernel) * model.heads + 2 * model.kv_heads)
-        * model.width,
+        "dots": model.width
+        * (
+            tokens * (2 * c.intermediate_size + 2 * c.hidden_size + model.heads + 2 * model.kv_heads)
+            + returned * model.heads
+        ),
         "layer": tokens * c.hidden_size * model.width,
     }[model.remat]
     # Embedded tokens, the last layer's output and its norm; hidden states of what was sampled, and the head turned.
     ends = (2 * tokens + shape.rows * shape.sampled) * c.hidden_size + model.head
-    scored = shape.prefix and not _by_rows(model, shape)
-    own = shape.rows * shape.branches * shape.length * shape.length if scored else 0
+    own = shape.rows * shape.branches * shape.length * shape.length if _scored(model, shape) else 0
     mask = 4 * own * c.num_attention_heads // c.num_key_value_heads  # one for all layers
     return c.num_hidden_layers * per_layer + ends * model.width + mask
 
@@ -134,18 +139,26 @@ def _scores(model: Model, shape: Shape) -> tuple[int, int]:
     plain = 0
     for rows, length in _plain_parts(model, shape):
         if _flash(model, rows, length):
-            plain += 3 * rows * length * length if model.platform == "gpu" else 0  # the mask, and as a bias
+            plain += (
+                3 * rows * length * length if model.platform == "gpu" else 0
+            )  # the mask, and as a bias: unless no row needs one
         else:
             plain += int(4 * rows * heads * length * length * (_blocks(length) + 1) / (2 * _blocks(length)))
     own = shape.rows * shape.branches * shape.length
-    scored = shape.prefix and not _by_rows(model, shape)
-    return plain, 4 * heads * own * (shape.prefix + shape.length) if scored else 0
+    return plain, 4 * heads * own * (shape.prefix + shape.length) if _scored(model, shape) else 0
 
 
 def _by_rows(model: Model, shape: Shape) -> bool:
-    """Whether each branch of a tree is a row of its own for the attention kernel, as `prefix.attend_rows` has it."""
+    """Whether each branch of a tree is a row of its own (`prefix.attend_rows`); on TPUs always counted as scored."""
+    if not shape.prefix or model.platform != "gpu":
+        return False
     row = (shape.rows * shape.branches, shape.prefix + shape.length)
-    return bool(shape.prefix) and model.platform == "gpu" and _flash(model, *row)
+    return _flash(model, *row) and rows_pay(shape.prefix, shape.length)
+
+
+def _scored(model: Model, shape: Shape) -> bool:
+    """Whether the scores of branches with their prompt are written out (`prefix.attend_scores`)."""
+    return bool(shape.prefix) and not _by_rows(model, shape)
 
 
 def _plain_parts(model: Model, shape: Shape) -> list[tuple[int, int]]:
@@ -204,7 +217,7 @@ def update_operations(model: Model, shape: Shape, adapter: int) -> int:
     again = 1 if model.remat == "layer" else 0
     linear = 2 * shape.tokens * model.layer * ((2 if adapter else 3) + again)
     # The backward pass of attention is two forward ones, and computes the scores of plain blocks again.
-    attention = _attention_operations(model, shape) * (3 + again + (0 if shape.prefix else 1))
+    attention = _attention_operations(model, shape) * (3 + again + (0 if _scored(model, shape) else 1))
     head = 2 * shape.rows * shape.sampled * model.head * (3 if adapter else 4)
     return c.num_hidden_layers * (linear + attention) + head + 2 * shape.tokens * adapter * (3 + again)
 
@@ -228,7 +241,7 @@ def _attention_operations(model: Model, shape: Shape) -> int:
     scores = 0.0
     for rows, length in _plain_parts(model, shape):
         scores += rows * length * length * (_blocks(length) + 1) / (2 * _blocks(length))
-    if shape.prefix and not _by_rows(model, shape):
+    if _scored(model, shape):
         scores += shape.rows * shape.branches * shape.length * (shape.prefix + shape.length)
     return int(4 * model.heads * scores)
 

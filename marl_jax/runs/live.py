@@ -63,12 +63,12 @@ class Live:
         self.close()
 
     def resumed(
-        self, step: int, metrics: Sequence[Mapping[str, Any]], evaluations: Iterable[Mapping[str, Any]]
+        self, step: int, metrics: Mapping[str, Any], evaluations: Iterable[Mapping[str, Any]]
     ) -> None:
-        """Before the first step of a run that goes on: what it has recorded so far."""
-        self._step, self._metrics = step, metrics[-1] if metrics else {}
+        """Before the first step of a run that goes on: the line of its last step, and all its evaluations."""
+        self._step, self._metrics = step, metrics
         for record in evaluations:
-            self._evaluated(record)
+            self._take(record)
         self._phase = ""
         self.note(f"resumed after step {step}")
 
@@ -108,7 +108,7 @@ class Live:
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """After every evaluation, with what goes to `eval.jsonl`."""
-        self._evaluated(record)
+        self._take(record)
         self._phase, self._progress = "", ""
         problems = f", {record['problems']} problems" if record.get("problems") is not None else ""
         split = f"{record.get('split', '')} accuracy {_accuracy(record)}".strip()
@@ -132,7 +132,7 @@ class Live:
 
     # ---------------------------------------------------------------- what is shown
 
-    def _evaluated(self, record: Mapping[str, Any]) -> None:
+    def _take(self, record: Mapping[str, Any]) -> None:
         self._now = record
         if record.get("step") == 0:
             self._base = record
@@ -151,9 +151,9 @@ class Live:
         lines += [f"now       {doing}"]
         if self._now is not None:
             parts = [f"{_accuracy(self._now)} at step {self._now.get('step')}"]
-            if self._base is not None and self._base is not self._now:
+            if self._base is not None and self._base.get("step") != self._now.get("step"):
                 parts += [f"base {_percent(self._base.get('accuracy'))}"]
-            if self._best is not None and self._best is not self._now:
+            if self._best is not None and self._best.get("step") != self._now.get("step"):
                 parts += [f"best {_percent(self._best['accuracy'])} at step {self._best.get('step')}"]
             lines += ["accuracy  " + ", ".join(parts)]
         if self._metrics:

@@ -367,7 +367,8 @@ def _open(
         evaluations, boards, live, stop,
     )  # fmt: skip
     if found:
-        live.resumed(state.step, list(read_lines(metrics.path)), _evaluated(run).values())
+        *_, last = read_lines(metrics.path)
+        live.resumed(state.step, last, _evaluated(run).values())
     return run, state
 
 

@@ -31,7 +31,9 @@ class Sizes:
     steps: int  # of a dispatch: many where dispatches are dear, few because lanes that end within one idle on
     prefill_tokens: int
     columns: int  # attended lengths are multiples of this
-    compacts: bool  # narrower batches may compute the same bits: a GPU's matrix products never did
+    compacts: (
+        bool  # narrower batches may compute the same bits: none did on an H100, nor, it is assumed, on a TPU
+    )
 
 
 CPU = Sizes(lanes=256, steps=6, prefill_tokens=512, columns=16, compacts=True)
@@ -208,7 +210,7 @@ def _round_up(n: int) -> int:
 
 
 def _ladder(low: int, high: int, rungs: int, multiple: int = 16) -> tuple[int, ...]:
-    """Up to `rungs` lengths from above `low` to `high` in even ratios, multiples of 16, say, but for the last."""
+    """Up to `rungs` lengths from above `low` to `high` in even ratios, multiples of `multiple` but for the last."""
     steps = (low * (high / low) ** (i / rungs) for i in range(1, rungs + 1))
     return tuple(sorted({min(high, -(-int(s + 0.999) // multiple) * multiple) for s in steps}))
 

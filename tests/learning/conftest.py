@@ -4,5 +4,6 @@ import pytest
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _compile_quickly(compile_quickly):
-    pass
+def _compile_quickly(request):
+    if request.module.__name__ != "test_learning_proof":  # whose long version is a measurement
+        request.getfixturevalue("compile_quickly")

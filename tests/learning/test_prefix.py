@@ -23,7 +23,7 @@ def batched_log_probs(params, arrays, adapter=None, adapter_scale=1.0, remat="no
         segment_ids=arrays.segments,
         prefix=arrays.prefix,
         branches=arrays.branches,
-        alone=arrays.alone,
+        unmasked=arrays.unmasked,
         adapter=adapter,
         adapter_scale=adapter_scale,
         remat=remat,
@@ -33,22 +33,22 @@ def batched_log_probs(params, arrays, adapter=None, adapter_scale=1.0, remat="no
     return jnp.take_along_axis(log_p, arrays.targets[..., None], axis=-1)[..., 0]
 
 
-@pytest.mark.parametrize("way", [prefix.attend_scores, prefix.attend_rows])
+@pytest.mark.parametrize("kernel", ["blocks", "cudnn"])  # as rows there: the kernel itself is not called
 @pytest.mark.parametrize("remat", ["none", "layer"])
-def test_trees_equal_each_row_alone(monkeypatch, way, remat):
-    monkeypatch.setattr(prefix, "attend_scores", way)
+def test_trees_equal_each_row_alone(monkeypatch, kernel, remat):
+    monkeypatch.setattr(prefix, "chosen_here", lambda *_: kernel)
     rows = make_rows(np.random.default_rng(1), prompts=2, samples=5, prompt=(5, 9), lengths=(2, 9))
     batches = make_batches(rows, [0] * len(rows), CONFIG)
     assert any(b.arrays.prefix for b in batches)
     assert_equal_each_row_alone(rows, batches, remat)
 
 
-@pytest.mark.parametrize("way", [prefix.attend_scores, prefix.attend_rows])
-def test_trees_without_masks_equal_each_row_alone(monkeypatch, way):
-    monkeypatch.setattr(prefix, "attend_scores", way)
+@pytest.mark.parametrize("kernel", ["blocks", "cudnn", "splash"])
+def test_trees_without_masks_equal_each_row_alone(monkeypatch, kernel):
+    monkeypatch.setattr(prefix, "chosen_here", lambda *_: kernel)
     rows = make_rows(np.random.default_rng(1), prompts=2, samples=4, prompt=(8, 9), lengths=(6, 10))
-    batches = make_batches(rows, [0] * len(rows), CONFIG, mark_alone=True)
-    assert all(b.arrays.prefix == 8 and b.arrays.alone for b in batches)
+    batches = make_batches(rows, [0] * len(rows), CONFIG, mark_unmasked=True)
+    assert all(b.arrays.prefix == 8 and b.arrays.unmasked for b in batches)
     assert_equal_each_row_alone(rows, batches)
 
 
@@ -56,9 +56,9 @@ def test_trees_without_masks_equal_each_row_alone(monkeypatch, way):
 def test_rows_equal_each_row_alone_packed_or_not(bucket):
     rows = make_rows(np.random.default_rng(1), prompts=2, samples=5, prompt=(6, 9), lengths=(4, 9))
     batches = make_batches(
-        rows, [0] * len(rows), BatchConfig((bucket,), 128, share_prompts=False), mark_alone=True
+        rows, [0] * len(rows), BatchConfig((bucket,), 128, share_prompts=False), mark_unmasked=True
     )
-    assert all(b.arrays.alone == (bucket == 16) for b in batches)  # two of them are 18 tokens or more
+    assert all(b.arrays.unmasked == (bucket == 16) for b in batches)  # two of them are 18 tokens or more
     assert_equal_each_row_alone(rows, batches)
 
 

@@ -138,9 +138,7 @@ def test_a_resumed_run_counts_from_where_it_is():
 def test_a_resumed_run_shows_what_it_had_reached():
     stream = Terminal()
     view = Live(100, ROLES, stream, Clock())
-    view.resumed(
-        90, [metrics(0.1), metrics(0.5)], [evaluation(0, 0.42), evaluation(40, 0.6), evaluation(80, 0.58)]
-    )
+    view.resumed(90, metrics(0.5), [evaluation(0, 0.42), evaluation(40, 0.6), evaluation(80, 0.58)])
     assert stream.screen()[:1] == ["resumed after step 90"]
     assert [line.rstrip() for line in stream.screen()[1:4]] == [
         "step      90/100 |###########################---|  90%",
