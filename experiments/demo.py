@@ -22,13 +22,13 @@ cli.define_accept_changes()
 
 CELL = "configs/micro.py:voting-isolated-xs-math"
 SMALLER = (  # than the cell: minutes instead of half an hour
-    ("steps", "60"),
+    ("steps", "40"),
     ("data.problems", "32"),
     ("evaluation.every", "20"),
     ("checkpoints.every", "20"),
     ("engine.lanes", "256"),
     ("engine.max_prompt", "192"),
-    ("logging.episodes_every", "15"),
+    ("logging.episodes_every", "10"),
 )
 
 
