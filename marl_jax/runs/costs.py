@@ -121,12 +121,9 @@ def _layer_kept(model: Model, shape: Shape) -> int:
         total += (
             rows * length * model.kv_heads * (blocks + 1)
         )  # of keys, and of values: (blocks + 1) / 2 each
-    if _by_rows(
-        model, shape
-    ):  # queries, keys and values of branches with their prompts, and what they attended
-        total += (
-            shape.rows * shape.branches * (shape.prefix + shape.length) * 2 * (model.heads + model.kv_heads)
-        )
+    if _by_rows(model, shape):  # queries, keys and values behind their prompts, and what they attended
+        row_tokens = shape.rows * shape.branches * (shape.prefix + shape.length)
+        total += row_tokens * 2 * (model.heads + model.kv_heads)
     elif shape.prefix:  # queries, keys and values in the order of the branches, and what they attended
         branches = shape.rows * shape.branches * shape.length
         total += branches * (3 * model.heads + 4 * model.kv_heads)
@@ -139,9 +136,8 @@ def _scores(model: Model, shape: Shape) -> tuple[int, int]:
     plain = 0
     for rows, length in _plain_parts(model, shape):
         if _flash(model, rows, length):
-            plain += (
-                3 * rows * length * length if model.platform == "gpu" else 0
-            )  # the mask, and as a bias: unless no row needs one
+            # The mask, and as a bias: too much where no row needs one.
+            plain += 3 * rows * length * length if model.platform == "gpu" else 0
         else:
             plain += int(4 * rows * heads * length * length * (_blocks(length) + 1) / (2 * _blocks(length)))
     own = shape.rows * shape.branches * shape.length

@@ -18,8 +18,6 @@ from marl_jax.sampling import Engine, Request, programs
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import Call, Tool, eval_opt, load_prompts, voting, workflow
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
-
 PARAMS = init(jax.random.key(0), CONFIG)
 POLICIES = ("a", "b", "c")
 TASKS = [Task(f"t{i}", "math", f"{i}+{i}=?") for i in range(3)]

@@ -15,8 +15,6 @@ from marl_jax.rollouts.serving import Service
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import load_prompts, voting
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
-
 BASES = {"base": init(jax.random.key(0), CONFIG), "other": init(jax.random.key(1), CONFIG)}
 VOTERS = {"generator/0": "a", "generator/1": "b", "generator/2": "c", "aggregator": "b"}
 

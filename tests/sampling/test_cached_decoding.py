@@ -11,8 +11,6 @@ from kit import CONFIG, SETTINGS, ask, kept64, logits64, make_params, prompt, sa
 from marl_jax.models import forward
 from marl_jax.sampling import Engine, Features, generate
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
-
 LENGTHS = (1, 2, 8, 9, 17, 25, 33, 40)  # the largest chunk is 16; the first cache length 32
 PLAIN = dataclasses.replace(SETTINGS, lengths=(64,), chunks=(16,), features=Features(untempered=True))
 # Grouped-query attention with an untied output; every head its own keys; bfloat16.

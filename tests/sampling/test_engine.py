@@ -24,8 +24,6 @@ from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.sampling import Engine, Features, generate, plan, programs
 from marl_jax.sampling.transfer import Transfers
 
-pytestmark = pytest.mark.usefixtures("compile_quickly")
-
 SCALE = 2.0
 
 
