@@ -113,7 +113,7 @@ def evaluate(
                 step=NOISE,
                 seed=noise,
                 progress=watch(of.name),
-                grader=grader,
+                finished=grader.start,
             )
             found = summary(grade_episodes(episodes, grader), samples, base)
             about = {"split": split, "mode": cast.mode, "seed": noise, "checkpoint": of.name, **cast.about}

@@ -8,6 +8,7 @@ so the same command goes on where it was and ends with the same numbers.
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any
 
 from marl_jax.learning import Learner, LearnerState, resample, rows_of, with_advantages
 from marl_jax.policies import Tree, is_frozen
-from marl_jax.rewards.credit import CallRewards, Graded, grade_episodes, totals
+from marl_jax.rewards.credit import grade_episodes, totals
+from marl_jax.rewards.judge import Judge
 from marl_jax.rollouts import Episode, ToolLog
 from marl_jax.rollouts.serving import Service
 from marl_jax.runs import fields, measures, page, plan
@@ -29,9 +31,7 @@ from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import Board, JsonLines, TensorBoard, WeightsAndBiases, read_lines
 from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks, model_config
 from marl_jax.runs.play import (
-    Played,
     WatchedGrader,
-    judge,
     make_service,
     planned_engine,
     play,
@@ -149,40 +149,41 @@ def train(
 def step(run: Run, state: State) -> State:
     """One step: the whole road, from problems to policies that have learned from them."""
     config, parts, number = run.config, run.parts, state.step + 1
-    clock, grader = measures.Clock(), WatchedGrader(run.stop.check)
-    worth: dict[tuple[int, ...], tuple[Graded, CallRewards]] = {}
+    clock, samples = measures.Clock(), config.rollout.samples
 
     # problems -> episodes -> rewards (again and again for problems that teach nothing, if asked to)
     tasks = next(run.problems)
-    tools = ToolLog(run.folder / "tools" / f"step-{number}.jsonl")
-    at: dict[str, Any] = {"step": number, "tool_log": tools, "grader": grader}
-    at["progress"] = run.stop.watch(run.live.rollout)
-
-    def sample(some: Sequence[Task], first: int) -> list[Episode]:
-        run.live.phase("sampling")
-        with clock("rollout"), disk_errors(run.folder):
-            return play(
-                config, parts, run.service, some, samples=config.rollout.samples, first_sample=first, **at
-            )
-
-    def reward(episodes: Sequence[Episode]) -> list[list[float]]:
-        run.live.phase("grading")
-        with clock("grade"):
-            judged = judge(parts, episodes, grader)
-        worth.update(zip((episode.key for episode in episodes), zip(judged.graded, judged.components)))
-        return totals(judged.components)
-
-    drawn = resample(
-        sample, reward, tasks, config.advantages, draws=config.rollout.draws, workflow=config.workflow.name
+    played = functools.partial(
+        play,
+        config,
+        parts,
+        run.service,
+        samples=samples,
+        step=number,
+        tool_log=ToolLog(run.folder / "tools" / f"step-{number}.jsonl"),
+        progress=run.stop.watch(run.live.rollout),
     )
-    graded, components = zip(*(worth[episode.key] for episode in drawn.episodes))
-    played = Played(drawn.episodes, list(graded), list(components))
+    with Judge(parts.credit, config.rewards, samples, run.stop.check) as judge:
+
+        def sample(some: Sequence[Task], first: int) -> list[Episode]:
+            run.live.phase("sampling")
+            with clock("rollout"), disk_errors(run.folder):
+                return played(some, first_sample=first, finished=judge.finished)
+
+        def reward(episodes: Sequence[Episode]) -> list[list[float]]:
+            run.live.phase("grading")
+            with clock("grade"):
+                return totals(one.components for one in judge(episodes))
+
+        draws, name = config.rollout.draws, config.workflow.name
+        drawn = resample(sample, reward, tasks, config.advantages, draws=draws, workflow=name)
+        judged = judge(drawn.episodes)
 
     # rewards -> rows with advantages -> update -> engines
     run.live.phase("learning")
     with clock("learn"):
         rows = rows_of(drawn.episodes, drawn.rewards)
-        rows, groups = with_advantages(rows, config.advantages, config.workflow.name)
+        rows, groups = with_advantages(rows, config.advantages, name)
         learned = [row for row in rows if not is_frozen(row.role, row.slot, config.policies.frozen_roles)]
         trees, states, report = run.learner.step(
             state.trees,
@@ -205,15 +206,15 @@ def step(run: Run, state: State) -> State:
         run.service.update(parts.frozen_trees() | trees, after.updates)
 
     # what happened
-    draws = drawn.counts if config.rollout.draws > 1 else None
-    values = measures.of_step(played, rows, groups, draws, report, after.form, clock)
+    counts = drawn.counts if draws > 1 else None
+    values = measures.of_step(judged, rows, groups, counts, report, after.form, clock)
     run.metrics.write(number, values)
     for board in run.boards:
         board.write(number, values)
     every = config.logging.episodes_every
     if every and number % every == 0:
-        some = config.logging.episodes_problems * config.rollout.samples
-        measures.write_episodes_of(run.folder / "episodes", number, played, rows, some)
+        some = config.logging.episodes_problems * samples
+        measures.write_episodes_of(run.folder / "episodes", number, judged, rows, some)
     run.live.step(number, values)
     for warning in report.warnings:
         run.live.note(f"step {number}: {warning}")
@@ -252,7 +253,7 @@ def _played(run: Run, state: State, base: Mapping[str, Any] | None) -> dict[str,
             step=EVALUATION_NOISE,
             tool_log=ToolLog(run.folder / "tools" / f"eval-{state.step}.jsonl"),
             progress=run.stop.watch(run.live.rollout),
-            grader=grader,
+            finished=grader.start,
         )
     graded = grade_episodes(episodes, grader)
     found = summary(graded, samples, base["per_problem"] if base else None)

@@ -17,11 +17,11 @@ import numpy as np
 from marl_jax.learning import Report, ResampleCounts, Row
 from marl_jax.learning.groups import GroupCounts
 from marl_jax.learning.statistics import form_drift
-from marl_jax.rewards.credit import by_role, own_work, totals
+from marl_jax.rewards.credit import Graded, by_role, own_work, totals
+from marl_jax.rewards.judge import Judged
 from marl_jax.rollouts import write_episodes
 from marl_jax.runs.files import disk_errors, write_atomically
 from marl_jax.runs.metrics import plain
-from marl_jax.runs.play import Played
 
 FORM = ("length", "truncated_share", "unreadable_share")
 
@@ -48,7 +48,7 @@ class Clock:
 
 
 def of_step(
-    played: Played,
+    judged: Sequence[Judged],
     rows: Sequence[Row],
     groups: Mapping[str, GroupCounts],
     draws: ResampleCounts | None,  # of dynamic sampling, where it is on
@@ -57,24 +57,26 @@ def of_step(
     clock: Clock,
 ) -> dict[str, Any]:
     """The line of a step for `metrics.jsonl`, but for its number."""
-    calls = [call for episode in played.episodes for call in episode.calls]
+    graded, components = [one.graded for one in judged], [one.components for one in judged]
+    episodes = [one.episode for one in graded]
+    calls = [call for episode in episodes for call in episode.calls]
     tokens = sum(len(call.tokens) for call in calls)
     values: dict[str, Any] = {
-        "reward": float(np.mean([one.outcome for one in played.graded])),
-        "episodes": len(played.episodes),
+        "reward": float(np.mean([one.outcome for one in graded])),
+        "episodes": len(episodes),
         "calls": len(calls),
         "tokens": tokens,
-        "failed": sum(episode.error is not None for episode in played.episodes),
+        "failed": sum(episode.error is not None for episode in episodes),
         "prompts_cut": sum(call.cut > 0 for call in calls),
-        "tools_failed": sum(tool.error is not None for episode in played.episodes for tool in episode.tools),
+        "tools_failed": sum(tool.error is not None for episode in episodes for tool in episode.tools),
     }
     if draws is not None:
         values |= {f"draws/{name}": value for name, value in dataclasses.asdict(draws).items()}
-    for role, components in by_role(played.episodes, played.components).items():
-        total, count = components.pop("reward")
+    for role, earned in by_role(episodes, components).items():
+        total, count = earned.pop("reward")
         values[f"reward/{role}"] = total / count
-        values |= {f"credit/{role}/{name}": part / n for name, (part, n) in components.items()}
-    values |= _own_work(played)
+        values |= {f"credit/{role}/{name}": part / n for name, (part, n) in earned.items()}
+    values |= _own_work(graded)
     for role, counts in groups.items():
         values |= {f"groups/{role}/{name}": value for name, value in dataclasses.asdict(counts).items()}
     now = form(rows)
@@ -102,22 +104,24 @@ def form(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     return found
 
 
-def write_episodes_of(folder: Path, step: int, played: Played, rows: Sequence[Row], count: int) -> None:
+def write_episodes_of(
+    folder: Path, step: int, judged: Sequence[Judged], rows: Sequence[Row], count: int
+) -> None:
     """The first `count` episodes, and beside them a line for each of what it and every call of it earned."""
     advantages = iter(rows)
     lines = []
-    for one, earned in zip(played.graded, totals(played.components)):
+    for (one, _), earned in zip(judged, totals(one.components for one in judged)):
         own = [next(advantages).advantage if call.tokens else None for call in one.episode.calls]
         lines.append(json.dumps(plain({"outcome": one.outcome, "rewards": earned, "advantages": own})) + "\n")
     with disk_errors(folder):
-        write_episodes(folder / f"step-{step:06d}.jsonl.gz", played.episodes[:count])
+        write_episodes(folder / f"step-{step:06d}.jsonl.gz", [one.graded.episode for one in judged[:count]])
     write_atomically(folder / f"step-{step:06d}.rewards.jsonl", "".join(lines[:count]))
 
 
-def _own_work(played: Played) -> dict[str, float]:
+def _own_work(graded: Sequence[Graded]) -> dict[str, float]:
     """Mean worth of every role's own work, where there was something to get right."""
     worth: dict[str, list[float]] = {}
-    for one in played.graded:
+    for one in graded:
         if one.episode.error is None:
             for call, value in zip(one.episode.calls, own_work(one)):
                 if value is not None:

@@ -1,6 +1,6 @@
 """Playing tasks: the parts of a run and its engines come together here, for training and for evaluation alike.
 
-tasks ──rollout──► episodes ──grade──► graded ──credit──► components of every call's reward
+tasks ──rollout──► episodes ──finished──► whoever begins with their grades
 """
 
 import dataclasses
@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from marl_jax.policies import Tree, decode_groups
-from marl_jax.rewards.credit import CallRewards, Graded, Grader, assign, grade_episodes
+from marl_jax.rewards.credit import Grader
 from marl_jax.rollouts import Episode, Progress, ToolLog, rollout
 from marl_jax.rollouts.serving import Service
 from marl_jax.runs.config import RunConfig
@@ -90,15 +90,6 @@ class WatchedGrader(Grader):
         return super().__call__(task, answer)
 
 
-@dataclasses.dataclass(frozen=True)
-class Played:
-    """Episodes, task by task, and what they are worth."""
-
-    episodes: list[Episode]
-    graded: list[Graded]
-    components: list[CallRewards]
-
-
 def play(
     config: RunConfig,
     parts: Parts,
@@ -111,11 +102,11 @@ def play(
     seed: int | None = None,
     tool_log: ToolLog | None = None,
     progress: Callable[[Progress], None] | None = None,
-    grader: Grader | None = None,
+    finished: Callable[[Episode], None] | None = None,
 ) -> list[Episode]:
     """`samples` episodes of every task; their noise follows from seed (None: the run's), step, task and sample.
 
-    A `grader` begins with each episode as it ends, while the others are still sampled.
+    `finished` is called with each episode as it ends, while the others are still sampled: to begin with its grading.
     """
     engines = {id(engine): engine for engine in service.engines.values()}.values()
     settings = shapes_of(service)
@@ -143,11 +134,5 @@ def play(
         tool_log=tool_log,
         ahead=ahead,
         progress=progress,
-        finished=grader.start if grader else None,
+        finished=finished,
     )
-
-
-def judge(parts: Parts, episodes: Sequence[Episode], grader: Grader) -> Played:
-    """Grade the episodes and hand out their rewards."""
-    graded = grade_episodes(episodes, grader)
-    return Played(list(episodes), graded, assign(parts.credit, graded))
