@@ -1,9 +1,12 @@
 """The engine: static shapes under a moving crowd.
 
-Requests wait in a queue; each `step` admits as many as there are free lanes, decodes a few tokens in every lane
-with one dispatch, and hands out what finished. A prompt that several requests share is prefilled once and copied.
+Requests wait in a queue; as many as there are free lanes are admitted, one dispatch decodes a few tokens in every
+lane, and what finished is handed out. A prompt that several requests share is prefilled once and copied.
 
     submit -> queue -> prefix cache (prefill) -> lanes (decode, n tokens per dispatch) -> completion
+
+`step` leaves the next dispatch under way, so that the device works while its caller looks at what finished. Requests
+submitted meanwhile enter with the dispatch after it.
 """
 
 import bisect
@@ -104,6 +107,7 @@ class Engine:
         self._queues: list[Queue] = [collections.deque() for _ in settings.lengths]
         self._turn = 0  # the queue that is being served
         self._requests: dict[int, Request] = {}  # those in lanes, by ticket
+        self._under_way: programs.Sampled | None = None  # what the dispatch under way will have sampled
         self._next_ticket = 0
         self._prefixes: Prefixes
         self._prefix_cache: Cache
@@ -126,18 +130,19 @@ class Engine:
         return ticket
 
     def step(self) -> list[tuple[int, Completion]]:
-        """Admit what fits, decode one dispatch, return what finished, in the order of lanes."""
+        """Wait for one dispatch and return what finished, in the order of lanes; begin with the next."""
         if not self.pending:
             return []
-        self._fit()
-        self._admit()
-        self._reach(self._table.reach + self.settings.steps)
-        out = fetch(self._decode())
+        out = fetch(self._under_way or self._dispatch())
+        self._under_way = None
         self._check_finite(out)
         self.stats.dispatches += 1
         self.stats.sampled_tokens += self._table.record(out)
         self.stats.lane_steps += out.sampled.size
-        return self._finished()
+        finished = self._finished()
+        if self.pending:
+            self._under_way = self._dispatch()
+        return finished
 
     def update(self, *, params: Any = None, adapters: Any = None) -> None:
         """Serve new weights from the next request on. Refused while requests are under way."""
@@ -162,6 +167,7 @@ class Engine:
             queue.clear()
         self._turn = 0
         self._requests.clear()
+        self._under_way = None
         self._prefixes = Prefixes(self.settings.prefixes)
         self._prefix_cache = Cache((), ())  # the old one goes before the new one comes
         self._prefix_cache = self._empty(self.settings.prefixes, self.settings.context)
@@ -177,16 +183,24 @@ class Engine:
                 self._prefill([Feed(NOWHERE, (0,), start, -1)], chunk)
         self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *nowhere)
         for length, longer in zip(settings.lengths, (*settings.lengths[1:], None)):
-            for width, narrower in zip(settings.widths, (*settings.widths[1:], None)):
+            widths = settings.widths
+            for wider, width, narrower in zip((None, *widths), widths, (*widths[1:], None)):
                 self._open_lanes(width, length)
                 self._cache = programs.copy_rows(self._prefix_cache, self._cache, *nowhere)
                 self._prefix_cache = programs.copy_rows(self._cache, self._prefix_cache, *nowhere)
                 self._decode()
-                for other in {narrower or settings.lanes, settings.lanes} - {width}:
+                for other in filter(None, (wider, narrower)):
                     programs.take(self._cache, np.zeros(other, np.int32))
                 if longer:
                     programs.grow(self._cache, longer)
         self._open_lanes(settings.lanes, settings.lengths[0])
+
+    def _dispatch(self) -> programs.Sampled:
+        """Admit what fits and decode; does not wait."""
+        self._fit()
+        self._admit()
+        self._reach(self._table.reach + self.settings.steps)
+        return self._decode()
 
     # -- lanes and their cache ------------------------------------------------------------------------------
 
@@ -201,17 +215,16 @@ class Engine:
         self._table = LaneTable(width, settings.context, settings.stops, settings.features)
 
     def _fit(self) -> None:
-        """Choose the width: all lanes while requests wait, fewer as the batch thins out."""
-        live, widths, now = len(self._requests), self.settings.widths, self._cache.rows
-        waiting = self._waiting() is not None
-        if not live and (now, self._cache.length) != (widths[0], self.settings.lengths[0]):
-            self._open_lanes(widths[0], self.settings.lengths[0])
-        elif waiting and now < widths[0]:
-            self._take_lanes(np.arange(widths[0]) % now, now)
-        elif not waiting:
-            for width in (w for w in widths if live <= w < now):
-                occupied_first = np.argsort(self._table.tickets == FREE, kind="stable")
-                self._take_lanes(occupied_first[:width], width)
+        """Choose the width: that of all requests that are in lanes or wait, as far as there are lanes."""
+        live, widths = len(self._requests), self.settings.widths
+        best = min((width for width in widths if width >= self.pending), default=widths[0])
+        if not live and (self._cache.rows, self._cache.length) != (best, self.settings.lengths[0]):
+            self._open_lanes(best, self.settings.lengths[0])
+        for width in sorted(w for w in widths if self._cache.rows < w <= best):  # one rung at a time
+            self._take_lanes(np.arange(width) % self._cache.rows, self._cache.rows)
+        for width in (w for w in widths if best <= w < self._cache.rows):
+            occupied_first = np.argsort(self._table.tickets == FREE, kind="stable")
+            self._take_lanes(occupied_first[:width], width)
 
     def _take_lanes(self, rows: np.ndarray, real: int) -> None:
         self._cache = programs.take(self._cache, rows.astype(np.int32))
@@ -228,7 +241,8 @@ class Engine:
             self._params,
             self._adapters,
             self._cache,
-            self._table.lanes,
+            # Copies: the program may read the host's own arrays, and those change while it runs.
+            jax.tree.map(np.copy, self._table.lanes),
             config=self.config,
             features=self.settings.features,
             steps=self.settings.steps,

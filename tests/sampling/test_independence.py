@@ -150,7 +150,7 @@ def test_compaction_of_a_thinning_batch_changes_no_bit(params, head_dim):
         chunks=(16,),
         features=Features(),
     )
-    requests = [ask(prompt(1 + i % 9, i), i, new=24 if i % 10 == 0 else 3) for i in range(100)]
+    requests = [ask(prompt(1 + i % 9, i), i, new=24 if i % 10 == 0 else 9) for i in range(160)]
     engine = Engine(params, config, asked)
     if head_dim == 32 and len(engine.settings.widths) < 2:
         pytest.skip("this machine computes other bits at 128 rows than at 256: nothing is ever compacted")
