@@ -1,20 +1,36 @@
-"""How tests are compiled."""
+"""How tests are compiled: `make test` asks for few optimisations, because its time goes into compiling.
+
+Both sides of a comparison, in this process or another, are then compiled alike. Run by hand or in the campaign, tests
+use the programs that users run.
+"""
 
 import jax
 import pytest
 
 from marl_jax.sampling import stability
 
+# Begun first, so that no worker is left with one of them at the end.
+LONG = ("test_loop.py", "test_examples.py", "test_independence.py", "test_update.py")
+FLAG, VARIABLE = "jax_disable_most_optimizations", "JAX_DISABLE_MOST_OPTIMIZATIONS"
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name not in LONG)
+
 
 # "package" would last to the end of the session, in all files of a worker: these directories have no __init__.py.
 @pytest.fixture(scope="module")
-def compile_quickly():
-    """For files that compare arithmetic, whose time goes into compiling. All others run the programs that users run."""
+def as_shipped():
+    """For files that say what bits come out of the programs that users run."""
+    if not jax.config.values[FLAG]:
+        yield
+        return
     _forget_programs()
-    before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, "0")
+        jax.config.update(FLAG, False)
+        yield
+    jax.config.update(FLAG, True)
     _forget_programs()
 
 

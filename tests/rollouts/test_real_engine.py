@@ -6,6 +6,7 @@ import re
 import time
 
 import jax
+import numpy as np
 import pytest
 from fake_engine import TOKENIZER
 from micro_engine import CONFIG, RANK, SCALE, SETTINGS, check_logprobs
@@ -26,7 +27,8 @@ TASKS = [Task(f"t{i}", "math", f"{i}+{i}=?") for i in range(3)]
 def adapters(seed):
     """Adapters that matter: b is not zero."""
     tree = init_lora(seed, CONFIG, rank=RANK, num_adapters=len(POLICIES))
-    return jax.tree.map(lambda leaf: leaf + 0.05 * jax.random.normal(jax.random.key(seed), leaf.shape), tree)
+    noise = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: leaf + (0.05 * noise.normal(size=leaf.shape)).astype(leaf.dtype), tree)
 
 
 def engine(seed=1):

@@ -69,7 +69,7 @@ def test_five_hundred_steps_stay_flat(tmp_path):
 @pytest.mark.campaign
 def test_five_hundred_steps_of_64_x_8_episodes_stay_under_a_gigabyte(tmp_path):
     """Without checkpoints, whose number does not grow; every call is as long as it may be, 256 tokens."""
-    plain = tiny_config("")
+    plain = tiny_config("any")
     steps, every = 3, LogConfig().episodes_every
     watch(
         tmp_path,

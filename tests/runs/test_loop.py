@@ -20,6 +20,7 @@ import pytest
 from tiny_run import KINDS, make_base, tiny_config
 
 from marl_jax.learning.update import NonFiniteGradients
+from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
 from marl_jax.runs import loop
 from marl_jax.runs.checkpoints import restore, steps
@@ -387,6 +388,32 @@ def test_dynamic_sampling_draws_again(base, tmp_path):
     loop.train(dataclasses.replace(config, rollout=rollout), tmp_path / "run", live=quiet())
     line = records(tmp_path / "run")[0][0]
     assert line["draws/draws"] in (1, 2, 3) and line["draws/problems"] == 4
+
+
+credited = threading.Event()
+
+
+def slow_credit(graded):
+    credited.set()
+    return [1.0] * len(graded)
+
+
+def test_credit_of_ones_own_is_called_while_other_problems_are_sampled(base, tmp_path):
+    class Watch(Live):
+        """Lets no rollout end before the first credit was asked for."""
+
+        def rollout(self, progress):
+            if 4 <= progress.done < progress.episodes:  # a problem is complete
+                seen.append(credited.wait(60))
+            super().rollout(progress)
+
+    seen = []
+    config = tiny_config(base, steps=1, rewards=CreditConfig(f"{__name__}:slow_credit"))
+    config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, ahead=1))
+    live = Watch(1, ("generator", "aggregator"), io.StringIO())
+    assert loop.train(config, tmp_path / "run", live=live) == 1
+    assert seen and all(seen)
+    assert records(tmp_path / "run")[0][0]["reward/generator"] == 1.0
 
 
 def test_signals_off_the_main_thread_are_left_alone(base, tmp_path):

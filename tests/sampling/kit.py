@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.models import ModelConfig, init
+from marl_jax.models.lora import init_lora
 from marl_jax.sampling import Completion, Engine, EngineSettings, Features, Request, methods
 from marl_jax.sampling.requests import noise_key
 
@@ -43,6 +44,15 @@ def sharpen(params):
 
 def make_params(config: ModelConfig = CONFIG):
     return sharpen(init(0, config))
+
+
+SCALE = 2.0  # of the adapters
+
+
+def make_adapters(config: ModelConfig = CONFIG):
+    """Three adapters, each far enough from zero and from the others to be told apart."""
+    noise, fresh = np.random.default_rng(2), init_lora(1, config, 4, 3)
+    return jax.tree.map(lambda leaf: jnp.asarray(0.15 * noise.normal(size=leaf.shape), leaf.dtype), fresh)
 
 
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:

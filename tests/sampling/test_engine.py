@@ -1,18 +1,19 @@
 """Stops, prompts prefilled once, later turns, adapters, new weights: what the engine does between two dispatches."""
 
 import dataclasses
-import itertools
 
 import jax
 import numpy as np
 import pytest
 from kit import (
     CONFIG,
+    SCALE,
     SETTINGS,
     ask,
     assert_same_but_for_near_ties,
     compilations,
     logits64,
+    make_adapters,
     make_params,
     prompt,
     same_bits,
@@ -25,19 +26,10 @@ from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.sampling import Engine, Features, generate, plan, programs
 from marl_jax.sampling.transfer import Transfers
 
-SCALE = 2.0
-
 
 @pytest.fixture(scope="module")
 def adapters():
     return make_adapters(CONFIG)
-
-
-def make_adapters(config):
-    """Three adapters, each far enough from zero and from the others to be told apart."""
-    fresh = lora.init_lora(1, config, 4, 3)
-    keys = iter(jax.random.split(jax.random.key(2), 100))
-    return jax.tree.map(lambda leaf: 0.15 * jax.random.normal(next(keys), leaf.shape), fresh)
 
 
 # -- stops ------------------------------------------------------------------------------------------------------
@@ -285,40 +277,6 @@ def test_progress_is_told_after_every_dispatch(params):
     steps = plan(CONFIG, max_prompt=20, max_new=12).steps
     assert len(heard) == -(-12 // steps)
     assert generate(params, CONFIG, [], max_new_tokens=3, seed=0) == []
-
-
-def test_a_batch_of_adapters_that_widens_and_thins_compiles_nothing_and_changes_no_bit():
-    config = dataclasses.replace(CONFIG, head_dim=32)
-    params, adapters = make_params(config), make_adapters(config)
-    wide = dataclasses.replace(
-        SETTINGS, widths=(256, 128), lengths=(64,), features=Features(truncate=True, candidates=8), prefixes=8
-    )
-    served = {"adapters": adapters, "adapter_scale": SCALE, "policies": ("a", "b", "c")}
-    engine = Engine(params, config, wide, **served)
-    if len(engine.settings.widths) < 2:
-        pytest.skip("this machine computes other bits at 128 rows than at 256: nothing is ever compacted")
-    engine.warm_up()
-    requests = [
-        ask(prompt(1 + i % 9, i), i, new=24 if i % 3 == 0 else 9, policy="abc"[i % 3], top_k=1 + i % 8)
-        for i in range(160)
-    ]
-    tickets, done, widths = [], {}, []
-    with compilations() as counted:
-        for some in (requests[:90], requests[90:]):
-            tickets += [engine.submit(request) for request in some]
-            done.update(engine.step())
-            widths.append(engine._cache.rows)
-        while engine.pending:
-            done.update(engine.step())
-            widths.append(engine._cache.rows)
-        late = [engine.submit(request) for request in requests[:90]]
-        while engine.pending:
-            done.update(engine.step())
-    assert counted == [0]
-    assert [width for width, _ in itertools.groupby(widths)] == [128, 256, 128]
-    never = serve(Engine(params, config, dataclasses.replace(wide, widths=(256,)), **served), requests)
-    assert [done[ticket] for ticket in tickets] == never
-    assert [done[ticket] for ticket in late] == never[:90]
 
 
 # -- who is served when -----------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """A request's tokens are its own: not its company, lane, order of arrival nor the batch's history change a bit."""
 
 import dataclasses
+import itertools
 import random
 
 import jax.numpy as jnp
@@ -8,9 +9,12 @@ import numpy as np
 import pytest
 from kit import (
     CONFIG,
+    SCALE,
     SETTINGS,
     ask,
     assert_same_but_for_near_ties,
+    compilations,
+    make_adapters,
     make_params,
     margin,
     prompt,
@@ -21,6 +25,8 @@ from kit import (
 
 from marl_jax.sampling import Engine, Features, generate, plan, stability
 from marl_jax.sampling.plan import STABLE_WIDTH
+
+pytestmark = pytest.mark.usefixtures("as_shipped")
 
 LENGTHS = (1, 2, 7, 8, 9, 16, 17, 25, 33, 40)
 REQUESTS = [
@@ -163,6 +169,40 @@ def test_compaction_of_a_thinning_batch_changes_no_bit(params, head_dim):
     never = Engine(params, config, dataclasses.replace(asked, widths=asked.widths[:1]))
     full = serve(never, requests)
     assert all(same_bits(done[ticket], completion) for ticket, completion in zip(tickets, full))
+
+
+def test_a_batch_of_adapters_that_widens_and_thins_compiles_nothing_and_changes_no_bit():
+    config = dataclasses.replace(CONFIG, head_dim=32)
+    params, adapters = make_params(config), make_adapters(config)
+    wide = dataclasses.replace(
+        SETTINGS, widths=(256, 128), lengths=(64,), features=Features(truncate=True, candidates=8), prefixes=8
+    )
+    served = {"adapters": adapters, "adapter_scale": SCALE, "policies": ("a", "b", "c")}
+    engine = Engine(params, config, wide, **served)
+    if len(engine.settings.widths) < 2:
+        pytest.skip("this machine computes other bits at 128 rows than at 256: nothing is ever compacted")
+    engine.warm_up()
+    requests = [
+        ask(prompt(1 + i % 9, i), i, new=24 if i % 3 == 0 else 9, policy="abc"[i % 3], top_k=1 + i % 8)
+        for i in range(160)
+    ]
+    tickets, done, widths = [], {}, []
+    with compilations() as counted:
+        for some in (requests[:90], requests[90:]):
+            tickets += [engine.submit(request) for request in some]
+            done.update(engine.step())
+            widths.append(engine._cache.rows)
+        while engine.pending:
+            done.update(engine.step())
+            widths.append(engine._cache.rows)
+        late = [engine.submit(request) for request in requests[:90]]
+        while engine.pending:
+            done.update(engine.step())
+    assert counted == [0]
+    assert [width for width, _ in itertools.groupby(widths)] == [128, 256, 128]
+    never = serve(Engine(params, config, dataclasses.replace(wide, widths=(256,)), **served), requests)
+    assert [done[ticket] for ticket in tickets] == never
+    assert [done[ticket] for ticket in late] == never[:90]
 
 
 def test_every_cache_length_in_use_gives_the_same_bits(params):
