@@ -10,7 +10,7 @@ CONSTRAINTS := $(if $(wildcard $(LOCK)),-c $(LOCK),)
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export HF_HUB_OFFLINE ?= 1
 
-# Tests spend their time compiling: few optimisations, and each program once (see tests/conftest.py).
+# Tests spend their time compiling: few optimisations, and what is compiled is kept for the processes that they start.
 QUICK := JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
 READY := $(VENV)/.ready-$(VERSION)
@@ -25,7 +25,7 @@ test: $(READY)
 	@echo "Left out here: tests marked 'campaign' (make campaign) and 'parity' (make parity):"
 	@$(BIN)/python -m pytest -o addopts=--strict-markers --collect-only -q -m "campaign or parity" \
 	  | grep '::' | sed 's/\[.*//' | sort | uniq -c
-	$(QUICK) $(BIN)/python -m pytest -n 2 --dist loadfile -m "not campaign and not parity"
+	$(QUICK) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not campaign and not parity"
 
 # The import-and-core subset, for the second supported line of Python and JAX.
 core: $(READY)
@@ -34,11 +34,11 @@ core: $(READY)
 parity: $(PARITY)
 	$(QUICK) $(BIN)/python -m pytest -n 2 --dist loadfile -m parity
 
-# The long versions, and engines and rollouts as users compile them; what is printed is kept beside the commit it ran on.
+# The long versions, and engines, rollouts and runs as users compile them; what is printed is kept beside the commit it ran on.
 campaign: $(READY)
 	@mkdir -p .cache
 	{ $(BIN)/python -m pytest -v -m campaign --durations=20 && \
-	  $(BIN)/python -m pytest -m "not campaign and not parity" tests/sampling tests/rollouts; } 2>&1 \
+	  $(BIN)/python -m pytest -m "not campaign and not parity" tests/sampling tests/rollouts tests/runs; } 2>&1 \
 	  | tee .cache/campaign-$$(git describe --always --dirty).log
 
 lint: $(READY)

@@ -9,7 +9,7 @@ import pytest
 
 from marl_jax.sampling import stability
 
-# Begun first, so that no worker is left with one of them at the end.
+# Begun first (with --no-loadscope-reorder), so that no worker is left with one of them at the end.
 LONG = ("test_loop.py", "test_examples.py", "test_independence.py", "test_update.py")
 FLAG, VARIABLE = "jax_disable_most_optimizations", "JAX_DISABLE_MOST_OPTIMIZATIONS"
 

@@ -240,13 +240,15 @@ class CreditConfig:
     length_limit: int = 0  # tokens that cost the whole penalty
     penalized_roles: tuple[str, ...] = ()  # empty: all
     batch: Literal["task", "step"] = "task"  # whose episodes it sees together
-    threads: int = 1  # that call it at a time
+    threads: int = 1  # calls of it at a time
 
     def __post_init__(self) -> None:
         if self.batch not in ("task", "step"):
             raise ValueError(f"batch is {self.batch!r}; it must be 'task' or 'step'")
         if self.threads < 1:
             raise ValueError(f"threads are {self.threads}; at least 1 is needed")
+        if self.batch == "step" and self.threads > 1:
+            raise ValueError(f"batch is 'step', which is one call, and threads are {self.threads}")
 
 
 NAMED: Mapping[str, Credit] = {
@@ -279,7 +281,8 @@ def load_credit(name: str) -> Credit:
     """A user's own function, `module:function`, with its result checked.
 
     It receives the batch of `Graded` episodes that ended without an error and returns, per episode, one number for
-    all of its calls, or one number or {component: number} per call. It may be slow: see `rewards.judge`.
+    all of its calls, or one number or {component: number} per call. It may be slow: in
+    a run it is called on a thread of its own, see `rewards.crediting`.
     """
     function = load_own(name, "credit")
     if not callable(function):

@@ -91,15 +91,20 @@ def start_equivalent(answer: str, gold: str) -> Callable[[], bool]:
 
     Each waits for its turn without competing for workers, so that the time of one is not spent waiting for others.
     """
-    known = _known(answer, gold)
-    if known is not None or threading.active_count() > MAX_WAITING:
+    if _known(answer, gold) is not None:
         return lambda: equivalent(answer, gold)
+
+    def in_turn() -> bool:
+        with math_pool.turn():
+            return equivalent(answer, gold)
+
+    if threading.active_count() > MAX_WAITING:
+        return in_turn
     verdict: Future[bool] = Future()
 
     def work() -> None:
         try:
-            with math_pool.turn():
-                verdict.set_result(equivalent(answer, gold))
+            verdict.set_result(in_turn())
         except BaseException as error:
             verdict.set_exception(error)
 

@@ -23,7 +23,6 @@ class Progress:
     tools_failed: int = 0
     dispatches: int = 0
     seconds: float = 0.0
-    engine_seconds: float = 0.0  # of those, inside the engine; the rest is the host's
 
     def __str__(self) -> str:
         per = max(self.seconds, 1e-9)

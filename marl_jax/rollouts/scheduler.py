@@ -223,9 +223,7 @@ class _Schedule:
         while not engines[self._turn % len(engines)].pending:
             self._turn += 1
         which = self._turn % len(engines)
-        before = time.monotonic()
         finished = engines[which].step()
-        after = time.monotonic()
         self._turn, self._now = which + 1, self._now + 1
         ready = []
         for ticket, completion in finished:
@@ -236,7 +234,6 @@ class _Schedule:
             self.progress.tokens += len(completion.tokens)
             ready += [] if running.waiting else [number]
         self.progress.dispatches += 1
-        self.progress.engine_seconds += after - before
         self.progress.seconds = time.monotonic() - self._began
         return ready
 

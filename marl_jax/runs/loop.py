@@ -17,7 +17,7 @@ from typing import Any
 from marl_jax.learning import Learner, LearnerState, resample, rows_of, with_advantages
 from marl_jax.policies import Tree, is_frozen
 from marl_jax.rewards.credit import grade_episodes, totals
-from marl_jax.rewards.judge import Judge
+from marl_jax.rewards.crediting import Crediting
 from marl_jax.rollouts import Episode, ToolLog
 from marl_jax.rollouts.serving import Service
 from marl_jax.runs import fields, measures, page, plan
@@ -153,7 +153,7 @@ def step(run: Run, state: State) -> State:
 
     # problems -> episodes -> rewards (again and again for problems that teach nothing, if asked to)
     tasks = next(run.problems)
-    played = functools.partial(
+    play_step = functools.partial(
         play,
         config,
         parts,
@@ -163,27 +163,27 @@ def step(run: Run, state: State) -> State:
         tool_log=ToolLog(run.folder / "tools" / f"step-{number}.jsonl"),
         progress=run.stop.watch(run.live.rollout),
     )
-    with Judge(parts.credit, config.rewards, samples, run.stop.check) as judge:
+    draws, workflow = config.rollout.draws, config.workflow.name
+    with Crediting(parts.credit, config.rewards, samples, run.stop.check) as crediting:
 
         def sample(some: Sequence[Task], first: int) -> list[Episode]:
             run.live.phase("sampling")
             with clock("rollout"), disk_errors(run.folder):
-                return played(some, first_sample=first, finished=judge.finished)
+                return play_step(some, first_sample=first, finished=crediting.finished)
 
         def reward(episodes: Sequence[Episode]) -> list[list[float]]:
             run.live.phase("grading")
             with clock("grade"):
-                return totals(one.components for one in judge(episodes))
+                return totals(one.components for one in crediting(episodes))
 
-        draws, name = config.rollout.draws, config.workflow.name
-        drawn = resample(sample, reward, tasks, config.advantages, draws=draws, workflow=name)
-        judged = judge(drawn.episodes)
+        drawn = resample(sample, reward, tasks, config.advantages, draws=draws, workflow=workflow)
+        worth = crediting(drawn.episodes)
 
     # rewards -> rows with advantages -> update -> engines
     run.live.phase("learning")
     with clock("learn"):
         rows = rows_of(drawn.episodes, drawn.rewards)
-        rows, groups = with_advantages(rows, config.advantages, name)
+        rows, groups = with_advantages(rows, config.advantages, workflow)
         learned = [row for row in rows if not is_frozen(row.role, row.slot, config.policies.frozen_roles)]
         trees, states, report = run.learner.step(
             state.trees,
@@ -207,14 +207,14 @@ def step(run: Run, state: State) -> State:
 
     # what happened
     counts = drawn.counts if draws > 1 else None
-    values = measures.of_step(judged, rows, groups, counts, report, after.form, clock)
+    values = measures.of_step(worth, rows, groups, counts, report, after.form, clock)
     run.metrics.write(number, values)
     for board in run.boards:
         board.write(number, values)
     every = config.logging.episodes_every
     if every and number % every == 0:
         some = config.logging.episodes_problems * samples
-        measures.write_episodes_of(run.folder / "episodes", number, judged, rows, some)
+        measures.write_episodes_of(run.folder / "episodes", number, worth, rows, some)
     run.live.step(number, values)
     for warning in report.warnings:
         run.live.note(f"step {number}: {warning}")

@@ -18,7 +18,7 @@ from marl_jax.learning import Report, ResampleCounts, Row
 from marl_jax.learning.groups import GroupCounts
 from marl_jax.learning.statistics import form_drift
 from marl_jax.rewards.credit import Graded, by_role, own_work, totals
-from marl_jax.rewards.judge import Judged
+from marl_jax.rewards.crediting import Worth
 from marl_jax.rollouts import write_episodes
 from marl_jax.runs.files import disk_errors, write_atomically
 from marl_jax.runs.metrics import plain
@@ -48,7 +48,7 @@ class Clock:
 
 
 def of_step(
-    judged: Sequence[Judged],
+    worth: Sequence[Worth],
     rows: Sequence[Row],
     groups: Mapping[str, GroupCounts],
     draws: ResampleCounts | None,  # of dynamic sampling, where it is on
@@ -57,7 +57,7 @@ def of_step(
     clock: Clock,
 ) -> dict[str, Any]:
     """The line of a step for `metrics.jsonl`, but for its number."""
-    graded, components = [one.graded for one in judged], [one.components for one in judged]
+    graded, components = [one.graded for one in worth], [one.components for one in worth]
     episodes = [one.episode for one in graded]
     calls = [call for episode in episodes for call in episode.calls]
     tokens = sum(len(call.tokens) for call in calls)
@@ -105,16 +105,16 @@ def form(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 
 def write_episodes_of(
-    folder: Path, step: int, judged: Sequence[Judged], rows: Sequence[Row], count: int
+    folder: Path, step: int, worth: Sequence[Worth], rows: Sequence[Row], count: int
 ) -> None:
     """The first `count` episodes, and beside them a line for each of what it and every call of it earned."""
     advantages = iter(rows)
     lines = []
-    for (one, _), earned in zip(judged, totals(one.components for one in judged)):
+    for (one, _), earned in zip(worth, totals(one.components for one in worth)):
         own = [next(advantages).advantage if call.tokens else None for call in one.episode.calls]
         lines.append(json.dumps(plain({"outcome": one.outcome, "rewards": earned, "advantages": own})) + "\n")
     with disk_errors(folder):
-        write_episodes(folder / f"step-{step:06d}.jsonl.gz", [one.graded.episode for one in judged[:count]])
+        write_episodes(folder / f"step-{step:06d}.jsonl.gz", [one.graded.episode for one in worth[:count]])
     write_atomically(folder / f"step-{step:06d}.rewards.jsonl", "".join(lines[:count]))
 
 

@@ -5,12 +5,13 @@ lane, and what finished is handed out. A prompt that several requests share is p
 
     submit -> queue -> prefix cache (prefill) -> lanes (decode, n tokens per dispatch) -> completion
 
-`step` leaves the next dispatch under way, so that the device works while its caller looks at what finished. Requests
-submitted meanwhile enter with the dispatch after it.
+Where requests wait for lanes, `step` leaves the next dispatch under way, so that the device works while the caller
+looks at what finished. What is submitted meanwhile enters with the dispatch after that.
 """
 
 import bisect
 import collections
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -130,17 +131,19 @@ class Engine:
         return ticket
 
     def step(self) -> list[tuple[int, Completion]]:
-        """Wait for one dispatch and return what finished, in the order of lanes; begin with the next."""
+        """Wait for one dispatch and return what finished, in the order of lanes. After an error: `abandon()`."""
         if not self.pending:
             return []
-        out = fetch(self._under_way or self._dispatch())
+        self._under_way = self._under_way or self._dispatch()
+        out = fetch(self._under_way)
         self._under_way = None
         self._check_finite(out)
         self.stats.dispatches += 1
         self.stats.sampled_tokens += self._table.record(out)
         self.stats.lane_steps += out.sampled.size
         finished = self._finished()
-        if self.pending:
+        # With lanes to spare, what the caller submits on seeing what finished is waited for.
+        if self.pending and (self.pending >= self.settings.lanes or not finished):
             self._under_way = self._dispatch()
         return finished
 
@@ -167,6 +170,8 @@ class Engine:
             queue.clear()
         self._turn = 0
         self._requests.clear()
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # it holds the caches until it ends
+            jax.block_until_ready(self._under_way)
         self._under_way = None
         self._prefixes = Prefixes(self.settings.prefixes)
         self._prefix_cache = Cache((), ())  # the old one goes before the new one comes
@@ -178,21 +183,21 @@ class Engine:
         if self.pending:
             raise RuntimeError("warm up before requests are submitted")
         settings, nowhere = self.settings, next(_parts([(0, NOWHERE)]))
+        widths = settings.widths
         for chunk in settings.chunks:
             for start in {0, settings.context - 1}:
                 self._prefill([Feed(NOWHERE, (0,), start, -1)], chunk)
         self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *nowhere)
         for length, longer in zip(settings.lengths, (*settings.lengths[1:], None)):
-            widths = settings.widths
             for wider, width, narrower in zip((None, *widths), widths, (*widths[1:], None)):
                 self._open_lanes(width, length)
                 self._cache = programs.copy_rows(self._prefix_cache, self._cache, *nowhere)
                 self._prefix_cache = programs.copy_rows(self._cache, self._prefix_cache, *nowhere)
                 self._decode()
                 for other in filter(None, (wider, narrower)):
-                    programs.take(self._cache, np.zeros(other, np.int32))
+                    programs.take(self._empty(width, length), np.zeros(other, np.int32))
                 if longer:
-                    programs.grow(self._cache, longer)
+                    programs.grow(self._empty(width, length), longer)
         self._open_lanes(settings.lanes, settings.lengths[0])
 
     def _dispatch(self) -> programs.Sampled:
@@ -215,7 +220,7 @@ class Engine:
         self._table = LaneTable(width, settings.context, settings.stops, settings.features)
 
     def _fit(self) -> None:
-        """Choose the width: that of all requests that are in lanes or wait, as far as there are lanes."""
+        """The narrowest width that holds all requests, those that wait included; all lanes where none does."""
         live, widths = len(self._requests), self.settings.widths
         best = min((width for width in widths if width >= self.pending), default=widths[0])
         if not live and (self._cache.rows, self._cache.length) != (best, self.settings.lengths[0]):
@@ -241,8 +246,7 @@ class Engine:
             self._params,
             self._adapters,
             self._cache,
-            # Copies: the program may read the host's own arrays, and those change while it runs.
-            jax.tree.map(np.copy, self._table.lanes),
+            self._table.lanes,
             config=self.config,
             features=self.settings.features,
             steps=self.settings.steps,

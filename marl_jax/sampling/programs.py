@@ -141,14 +141,20 @@ def copy_rows_within(cache: Cache, from_rows: jax.Array, to_rows: jax.Array) -> 
 
 
 def grow(cache: Cache, length: int) -> Cache:
-    """The cache with room for `length` tokens, made one array at a time so that only one exists twice."""
-    keys = tuple(_pad(k, length, axis=3) for k in cache.keys)
-    return Cache(keys, tuple(_pad(v, length, axis=2) for v in cache.values))
+    """The cache with room for `length` tokens; the old one is given up, array by array, so that one exists twice."""
+    keys = tuple(_in_place_of(k, _pad(k, length, axis=3)) for k in cache.keys)
+    return Cache(keys, tuple(_in_place_of(v, _pad(v, length, axis=2)) for v in cache.values))
 
 
 def take(cache: Cache, rows: Array) -> Cache:
-    """The given rows [R] of a cache in that order, made one array at a time."""
-    return Cache(tuple(_take(k, rows) for k in cache.keys), tuple(_take(v, rows) for v in cache.values))
+    """The given rows [R] of a cache in that order; the old one is given up, as by `grow`."""
+    keys = tuple(_in_place_of(k, _take(k, rows)) for k in cache.keys)
+    return Cache(keys, tuple(_in_place_of(v, _take(v, rows)) for v in cache.values))
+
+
+def _in_place_of(old: jax.Array, new: jax.Array) -> jax.Array:
+    old.delete()  # as soon as nothing under way reads it
+    return new
 
 
 @functools.partial(jax.jit, static_argnames=("length", "axis"))

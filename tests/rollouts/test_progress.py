@@ -22,7 +22,7 @@ def test_progress_counts_episodes_calls_and_tokens():
     assert (end.episodes, end.done, end.calls, end.failed) == (12, 12, 48, 0)
     assert end.tokens == sum(len(call.tokens) for e in episodes for call in e.calls)
     assert [p.done for p in seen] == sorted(p.done for p in seen)
-    assert 0 < end.engine_seconds <= end.seconds
+    assert end.seconds > 0
 
 
 def test_the_bar_writes_lines_where_there_is_no_terminal():

@@ -393,7 +393,7 @@ def test_dynamic_sampling_draws_again(base, tmp_path):
 credited = threading.Event()
 
 
-def slow_credit(graded):
+def noted_credit(graded):
     credited.set()
     return [1.0] * len(graded)
 
@@ -403,12 +403,12 @@ def test_credit_of_ones_own_is_called_while_other_problems_are_sampled(base, tmp
         """Lets no rollout end before the first credit was asked for."""
 
         def rollout(self, progress):
-            if 4 <= progress.done < progress.episodes:  # a problem is complete
+            if 4 <= progress.done < progress.episodes:  # one problem at a time, so that one is complete
                 seen.append(credited.wait(60))
             super().rollout(progress)
 
     seen = []
-    config = tiny_config(base, steps=1, rewards=CreditConfig(f"{__name__}:slow_credit"))
+    config = tiny_config(base, steps=1, rewards=CreditConfig(f"{__name__}:noted_credit"))
     config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, ahead=1))
     live = Watch(1, ("generator", "aggregator"), io.StringIO())
     assert loop.train(config, tmp_path / "run", live=live) == 1

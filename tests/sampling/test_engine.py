@@ -1,5 +1,6 @@
 """Stops, prompts prefilled once, later turns, adapters, new weights: what the engine does between two dispatches."""
 
+import contextlib
 import dataclasses
 
 import jax
@@ -24,7 +25,7 @@ from kit import (
 from marl_jax.models import init, lora
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.sampling import Engine, Features, generate, plan, programs
-from marl_jax.sampling.transfer import Transfers
+from marl_jax.sampling.transfer import Transfers, fetch
 
 
 @pytest.fixture(scope="module")
@@ -235,10 +236,11 @@ def test_an_update_reaches_the_very_next_sample(params, adapters):
 
 def test_nothing_is_compiled_after_warm_up_and_each_dispatch_is_read_once(params):
     with compilations() as cold:
-        engine = Engine(params, CONFIG, dataclasses.replace(SETTINGS, steps=3, prefixes=5))
+        # Whether all of these widths give the same bits is not asked here.
+        settings = dataclasses.replace(SETTINGS, widths=(8, 4, 2), steps=3, prefixes=5)
+        engine = Engine(params, CONFIG, settings, measured=True)
         engine.warm_up()
     assert cold[0] > len(engine.settings.lengths)  # the counter counts
-    assert len(engine.settings.widths) * len(engine.settings.lengths) <= 12
     rng = np.random.default_rng(9)
     requests = [
         ask(
@@ -277,6 +279,26 @@ def test_progress_is_told_after_every_dispatch(params):
     steps = plan(CONFIG, max_prompt=20, max_new=12).steps
     assert len(heard) == -(-12 // steps)
     assert generate(params, CONFIG, [], max_new_tokens=3, seed=0) == []
+
+
+def test_a_wait_that_was_interrupted_is_taken_up_again(params, monkeypatch):
+    requests = [ask(prompt(5, i), i, new=9) for i in range(20)]
+    expected = serve(Engine(params, CONFIG, SETTINGS), requests)
+    engine, waits, done = Engine(params, CONFIG, SETTINGS), [], {}
+
+    def interrupted(tree):
+        waits.append(tree)
+        if len(waits) % 2:
+            raise KeyboardInterrupt
+        return fetch(tree)
+
+    monkeypatch.setattr("marl_jax.sampling.engine.fetch", interrupted)
+    tickets = [engine.submit(request) for request in requests]
+    while engine.pending:
+        with contextlib.suppress(KeyboardInterrupt):
+            done.update(engine.step())
+    assert [done[ticket] for ticket in tickets] == expected
+    assert engine.stats.dispatches == len(waits) // 2
 
 
 # -- who is served when -----------------------------------------------------------------------------------------

@@ -1,0 +1,135 @@
+"""Grades and credit beside a rollout: a task's episodes are credited while those of others are still sampled.
+
+    an episode ends     ──finished──► its programs and algebra begin
+    its task's last one ──finished──► the task's episodes are graded and credited on a thread
+    all have ended      ──crediting(episodes)──► what each is worth
+
+So a slow credit function (a reward model, a service) costs a step only what it needs after the last episode.
+"""
+
+import collections
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from types import TracebackType
+from typing import NamedTuple
+
+from marl_jax.rewards.credit import CallRewards, Credit, CreditConfig, Graded, Grader, assign, grade_episodes
+from marl_jax.rollouts.episodes import Episode
+
+LOOK_S = 0.1  # between two looks at whether to give up
+LEAVE_S = 2.0  # for threads to end; one that is in a slow credit is left behind
+
+
+class Worth(NamedTuple):
+    """An episode with its grades, and the components of its calls' rewards."""
+
+    graded: Graded
+    components: CallRewards
+
+
+_Id = tuple[str, int]  # of an episode: its task and sample
+_Batch = futures.Future[dict[_Id, Worth]]
+
+
+class Crediting:
+    """Credits the episodes of one step; use it as a context.
+
+    Args:
+      credit: from graded episodes to the components of their calls.
+      config: `batch` "task" hands it the episodes of one task, in the order of their samples; "step" all that one call
+        of this object asks for. `threads` calls run at a time.
+      samples: episodes of a task, which make a batch.
+      check: called while waiting; what it raises ends the wait.
+    """
+
+    def __init__(
+        self, credit: Credit, config: CreditConfig, samples: int, check: Callable[[], None] = lambda: None
+    ):
+        self._credit, self._config, self._samples, self._check = credit, config, samples, check
+        self._grader = Grader()
+        self._ended: dict[str, list[Episode]] = collections.defaultdict(
+            list
+        )  # of tasks that are not complete
+        self._sent: dict[_Id, _Batch] = {}
+        self._broken: _Batch | None = None
+        self._queue: queue.SimpleQueue[tuple[Sequence[Episode], _Batch] | None] = queue.SimpleQueue()
+        # Daemons, so that a run which is asked to end does not wait for a slow credit.
+        self._threads = [
+            threading.Thread(target=self._work, name="credit", daemon=True) for _ in range(config.threads)
+        ]
+
+    def __enter__(self) -> "Crediting":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()
+        for _ in self._threads:
+            self._queue.put(None)
+        until = time.monotonic() + LEAVE_S
+        for thread in self._threads:
+            thread.join(max(until - time.monotonic(), 0))
+
+    def finished(self, episode: Episode) -> None:
+        """Begin with an episode that has ended; does not wait. Raises what the credit raised for others."""
+        self._raise_broken()
+        self._grader.start(episode)
+        if self._config.batch == "task":
+            ended = self._ended[episode.task.id]
+            ended.append(episode)
+            if len(ended) == self._samples:
+                self._send(self._ended.pop(episode.task.id))
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[Worth]:
+        """What each episode is worth; waits for it."""
+        late: dict[str, list[Episode]] = collections.defaultdict(list)
+        for episode in episodes:
+            if _id_of(episode) not in self._sent:
+                late[episode.task.id if self._config.batch == "task" else ""].append(episode)
+        for batch in late.values():
+            self._send(batch)
+        return [self._wait(self._sent[_id_of(episode)])[_id_of(episode)] for episode in episodes]
+
+    def _send(self, episodes: Sequence[Episode]) -> None:
+        batch: _Batch = futures.Future()
+        if self._config.batch == "task":
+            episodes = sorted(episodes, key=lambda episode: episode.sample)
+        self._sent |= {_id_of(episode): batch for episode in episodes}
+        self._queue.put((episodes, batch))
+
+    def _wait(self, batch: _Batch) -> dict[_Id, Worth]:
+        while not batch.done():
+            self._check()
+            self._raise_broken()
+            futures.wait([batch], LOOK_S)
+        return batch.result()
+
+    def _raise_broken(self) -> None:
+        if self._broken is not None:
+            self._broken.result()
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            episodes, batch = job
+            if self._broken is not None:
+                continue  # whoever waits raises what broke
+            try:
+                graded = grade_episodes(episodes, self._grader)
+                worth = map(Worth, graded, assign(self._credit, graded))
+                batch.set_result({_id_of(one.graded.episode): one for one in worth})
+            except BaseException as error:  # its own exit() fails the step, not this thread in silence
+                batch.set_exception(error)
+                self._broken = batch
+
+
+def _id_of(episode: Episode) -> _Id:
+    return episode.task.id, episode.sample
