@@ -11,6 +11,7 @@ export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export HF_HUB_OFFLINE ?= 1
 
 # Tests spend their time compiling: few optimisations, and what is compiled is kept for the processes that they start.
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 QUICK := JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
 READY := $(VENV)/.ready-$(VERSION)
@@ -25,14 +26,15 @@ test: $(READY)
 	@echo "Left out here: tests marked 'campaign' (make campaign) and 'parity' (make parity):"
 	@$(BIN)/python -m pytest -o addopts=--strict-markers --collect-only -q -m "campaign or parity" \
 	  | grep '::' | sed 's/\[.*//' | sort | uniq -c
-	$(QUICK) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not campaign and not parity"
+	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "not campaign and not parity and not shipped"
+	$(BIN)/python -m pytest $(WORKERS) -m "shipped and not campaign and not parity"
 
 # The import-and-core subset, for the second supported line of Python and JAX.
 core: $(READY)
-	$(QUICK) $(BIN)/python -m pytest -n 2 --dist loadfile -m "not campaign and not parity" tests/models tests/sampling
+	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "not campaign and not parity" tests/models tests/sampling
 
 parity: $(PARITY)
-	$(QUICK) $(BIN)/python -m pytest -n 2 --dist loadfile -m parity
+	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m parity
 
 # The long versions, and engines, rollouts and runs as users compile them; what is printed is kept beside the commit it ran on.
 campaign: $(READY)

@@ -1,40 +1,20 @@
 """How tests are compiled: `make test` asks for few optimisations, because its time goes into compiling.
 
-Both sides of a comparison, in this process or another, are then compiled alike. Run by hand or in the campaign, tests
-use the programs that users run.
+Both sides of a comparison, in this process or another, are then compiled alike. Tests marked `shipped` say which bits
+come out of the programs that users run; they, the campaign and tests run by hand compile those.
 """
 
-import jax
-import pytest
+import os
 
-from marl_jax.sampling import stability
+import jax
 
 # Begun first (with --no-loadscope-reorder), so that no worker is left with one of them at the end.
-LONG = ("test_loop.py", "test_examples.py", "test_independence.py", "test_update.py")
-FLAG, VARIABLE = "jax_disable_most_optimizations", "JAX_DISABLE_MOST_OPTIMIZATIONS"
+LONG = ("test_loop.py", "test_update.py", "test_examples.py", "test_engine.py")
+
+# XLA's older emitters compile twice as fast; with JAX 0.12 they are gone, and their flag ends the process.
+if jax.config.values["jax_disable_most_optimizations"] and jax.__version_info__ < (0, 11):
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
 
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in LONG)
-
-
-# "package" would last to the end of the session, in all files of a worker: these directories have no __init__.py.
-@pytest.fixture(scope="module")
-def as_shipped():
-    """For files that say what bits come out of the programs that users run."""
-    if not jax.config.values[FLAG]:
-        yield
-        return
-    _forget_programs()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, "0")
-        jax.config.update(FLAG, False)
-        yield
-    jax.config.update(FLAG, True)
-    _forget_programs()
-
-
-def _forget_programs():
-    """Neither JAX's cache nor what was measured of programs asks how they were compiled."""
-    jax.clear_caches()
-    stability._MEASURED.clear()

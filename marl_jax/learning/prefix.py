@@ -33,8 +33,6 @@ def hidden_states(
     remat: str = "none",
 ) -> jax.Array:
     """[G, S, H], equal to computing every row alone. `adapter`, without a policy axis, acts on every row."""
-    if remat != "none" and remat not in qwen3.REMAT:
-        raise ValueError(f"remat is {remat!r}; it must be one of none, {', '.join(qwen3.REMAT)}")
     trees, length = tokens.shape
     # All but attention runs on a flat list of tokens: products with one leading axis have the fastest gradients.
     flat = lambda x: x.reshape(trees * length, *x.shape[2:])

@@ -114,8 +114,6 @@ def hidden_states(
         raise ValueError(f"tokens has shape {list(tokens.shape)}; a row needs at least one token")
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise TypeError(f"tokens are {tokens.dtype}; token ids are integers")
-    if remat != "none" and remat not in REMAT:
-        raise ValueError(f"remat is {remat!r}; it must be one of none, {', '.join(REMAT)}")
     if positions is None:
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
     chex.assert_equal_shape([tokens, positions] + ([] if segment_ids is None else [segment_ids]))
@@ -144,6 +142,8 @@ def through_layers(step: Callable, x: jax.Array, layers: Any, config: ModelConfi
     """x after `step(x, layer) -> (x, None)` of every layer of the stack; `remat` is that of `hidden_states`."""
     count = unrolled(config, remat)
     if remat != "none":
+        if remat not in REMAT:
+            raise ValueError(f"remat is {remat!r}; it must be one of none, {', '.join(REMAT)}")
         # The body of a loop forgets by itself; in layers side by side what is computed again would be merged with what
         # was computed before, and nothing forgotten.
         step = jax.checkpoint(step, policy=REMAT[remat], prevent_cse=count > 1)
