@@ -202,7 +202,7 @@ def test_a_damaged_newest_checkpoint_falls_back_says_so_and_loses_nothing(saved,
     assert data["step"] == 2
     assert_same(restored, trees(2))
     assert {path: path.read_bytes() for path in checkpoints._files(saved)} == before
-    lines = [record.getMessage() for record in caplog.records if "damaged" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "is damaged" in record.getMessage()]
     assert len(lines) == 1 and "checkpoint 3 is damaged" in lines[0] and "going back to step 2" in lines[0]
     with pytest.raises(CheckpointError, match="checkpoint 3 is damaged"):
         restore(saved, 3, blank(trees()))
