@@ -27,16 +27,17 @@ test: $(READY)
 	@$(BIN)/python -m pytest -o addopts=--strict-markers --collect-only -q -m "campaign or parity" \
 	  | grep '::' | sed 's/\[.*//' | sort | uniq -c
 	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "not campaign and not parity and not shipped"
-	$(BIN)/python -m pytest $(WORKERS) -m "shipped and not campaign and not parity"
+	$(BIN)/python -m pytest $(WORKERS) -m shipped
 
 # The import-and-core subset, for the second supported line of Python and JAX.
 core: $(READY)
-	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "not campaign and not parity" tests/models tests/sampling
+	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "not campaign and not parity and not shipped" tests/models tests/sampling
+	$(BIN)/python -m pytest $(WORKERS) -m shipped tests/sampling
 
 parity: $(PARITY)
 	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m parity
 
-# The long versions, and engines, rollouts and runs as users compile them; what is printed is kept beside the commit it ran on.
+# The long versions, and engines, rollouts and runs as users compile them; what is printed is kept beside its commit.
 campaign: $(READY)
 	@mkdir -p .cache
 	{ $(BIN)/python -m pytest -v -m campaign --durations=20 && \

@@ -281,8 +281,8 @@ def load_credit(name: str) -> Credit:
     """A user's own function, `module:function`, with its result checked.
 
     It receives the batch of `Graded` episodes that ended without an error and returns, per episode, one number for
-    all of its calls, or one number or {component: number} per call. It may be slow: in
-    a run it is called on a thread of its own, see `rewards.crediting`.
+    all of its calls, or one number or {component: number} per call. It may be slow: in a run it is called on a
+    thread, see `rewards.crediting`.
     """
     function = load_own(name, "credit")
     if not callable(function):

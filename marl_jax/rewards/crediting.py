@@ -51,9 +51,8 @@ class Crediting:
     ):
         self._credit, self._config, self._samples, self._check = credit, config, samples, check
         self._grader = Grader()
-        self._ended: dict[str, list[Episode]] = collections.defaultdict(
-            list
-        )  # of tasks that are not complete
+        # By task, of those that are not complete.
+        self._ended: dict[str, list[Episode]] = collections.defaultdict(list)
         self._sent: dict[_Id, _Batch] = {}
         self._broken: _Batch | None = None
         self._queue: queue.SimpleQueue[tuple[Sequence[Episode], _Batch] | None] = queue.SimpleQueue()

@@ -241,6 +241,7 @@ def test_nothing_is_compiled_after_warm_up_and_each_dispatch_is_read_once(params
         engine = Engine(params, CONFIG, settings, measured=True)
         engine.warm_up()
     assert cold[0] > len(engine.settings.lengths)  # the counter counts
+    assert len(engine.settings.widths) * len(engine.settings.lengths) <= 12
     rng = np.random.default_rng(9)
     requests = [
         ask(
