@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import itertools
 import sys
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -19,7 +21,8 @@ from marl_jax.runs import costs
 from marl_jax.runs.config import RunConfig
 from marl_jax.runs.costs import Model
 from marl_jax.runs.devices import Device
-from marl_jax.runs.workload import CallShape, Shape, all_shapes
+from marl_jax.runs.parts import policy_specs
+from marl_jax.runs.workload import CallShape, Shape, all_shapes, assume, calls_of
 from marl_jax.sampling.plan import EngineSettings
 from marl_jax.sampling.plan import plan as plan_engine
 from marl_jax.sampling.programs import Features
@@ -71,13 +74,22 @@ def engine_settings(
     platform: str | None = None,
 ) -> EngineSettings:
     """The shapes of each engine of a run, within a byte budget; ValueError where nothing fits."""
+    shapes = _shapes(config, model, budget_bytes, platform)
+    lanes = shapes(lanes=lanes).lanes
+    return shapes(lanes=lanes, histories=histories(config, lanes))
+
+
+def _shapes(
+    config: RunConfig, model: ModelConfig, budget_bytes: int, platform: str | None
+) -> Callable[..., EngineSettings]:
+    """`sampling.plan` for the calls of a run."""
     sampling = config.role_settings.values()
     truncate = any(role.top_p < 1 or role.top_k > 0 for role in sampling)
-    return plan_engine(
+    return functools.partial(
+        plan_engine,
         model,
         max_prompt=config.engine.max_prompt,
         max_new=max(role.max_new_tokens for role in sampling),
-        lanes=lanes,
         budget_bytes=budget_bytes,
         features=Features(
             truncate=truncate,
@@ -90,19 +102,36 @@ def engine_settings(
     )
 
 
+def look_ahead(config: RunConfig, lanes: int) -> int:
+    """How many requests are unfinished before new episodes have to wait: enough to fill the lanes of all engines."""
+    return config.rollout.ahead or 2 * lanes * len(decode_groups(policy_specs(config.policies)))
+
+
+def histories(config: RunConfig, lanes: int) -> int:
+    """How many histories that later turns go on from an engine may have to hold at a time."""
+    groups = decode_groups(policy_specs(config.policies))
+    calls = list(itertools.chain(*calls_of(config, assume(config))))
+    each = max(sum(call.opens and call.policy in group for call in calls) for group in groups)
+    played = (
+        config.data.problems * config.rollout.samples,
+        config.evaluation.problems * config.evaluation.samples,
+    )
+    return each * min(look_ahead(config, lanes), max(played))
+
+
 def engine_within(
     config: RunConfig, model: ModelConfig, device: Device, free: int, engines: int
 ) -> tuple[EngineSettings, str | None]:
     """The engines' settings as a run would choose them with so much memory free, and why it could not."""
     budget = config.engine.budget_bytes or max(1, free // (2 * engines))
-    shapes = functools.partial(engine_settings, config, platform=device.platform)
+    lanes, platform = config.engine.lanes, device.platform
     try:
-        return shapes(model, lanes=config.engine.lanes, budget_bytes=budget), None
+        return engine_settings(config, model, lanes=lanes, budget_bytes=budget, platform=platform), None
     except ValueError as error:  # what the least would take is still told
         positions = config.engine.max_prompt + max(r.max_new_tokens for r in config.role_settings.values())
         positions = max(positions, model.max_position_embeddings)
         roomy = dataclasses.replace(model, max_position_embeddings=positions)
-        return shapes(roomy, lanes=config.engine.lanes or 1, budget_bytes=sys.maxsize), str(error)
+        return _shapes(config, roomy, sys.maxsize, platform)(lanes=lanes or 1), str(error)
 
 
 def sampling(config: RunConfig, sizes: Model, engine: EngineSettings, engines: int) -> list[Part]:

@@ -12,7 +12,7 @@ from marl_jax.rewards.credit import Grader
 from marl_jax.rollouts import Episode, Progress, ToolLog, rollout
 from marl_jax.rollouts.serving import Service
 from marl_jax.runs.config import RunConfig
-from marl_jax.runs.memory import engine_settings
+from marl_jax.runs.memory import engine_settings, look_ahead
 from marl_jax.runs.parts import Parts
 from marl_jax.runs.plan import PlanError
 from marl_jax.sampling.plan import EngineSettings, free_bytes
@@ -108,9 +108,7 @@ def play(
 
     `finished` is called with each episode as it ends, while the others are still sampled: to begin with its grading.
     """
-    engines = {id(engine): engine for engine in service.engines.values()}.values()
     settings = shapes_of(service)
-    ahead = config.rollout.ahead or 2 * settings.lanes * len(engines)
     limits = config.rollout.limits
     context = min(limits.context or settings.context, settings.context)
     return rollout(
@@ -132,7 +130,7 @@ def play(
         tool_delay=config.rollout.tool_delay,
         tool_threads=config.rollout.tool_threads,
         tool_log=tool_log,
-        ahead=ahead,
+        ahead=look_ahead(config, settings.lanes),
         progress=progress,
         finished=finished,
     )

@@ -55,6 +55,7 @@ class CallShape:
     fed: int  # of the prompt, behind what an earlier turn left in the cache
     new: int
     same: str | None  # the prompt's text, where all samples of a problem share it; None: it differs
+    opens: bool  # what it leaves is cached, and grows with later turns of its policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,21 +99,26 @@ def calls_of(config: RunConfig, assumptions: Assumptions) -> list[list[CallShape
     script = workflow(task, prompts, **config.workflow.settings)
     rounds: list[list[CallShape]] = []
     ends: list[int] = []  # tokens of prompt and completion, by call
+    cached: list[set[str]] = []  # the policies that hold its history, or the beginning of it, by call
 
     def shape(call: Call) -> CallShape:
         text = "\n".join(message["content"] for message in call.messages)
+        policy = policy_of(config.policies.map, call.role, call.slot)
         before = 0 if call.after is None else ends[call.after.call]
+        held = set() if call.after is None else cached[call.after.call]
+        cached.append(held | {policy} if call.keep else held)
         prompt = before + round(tokens(text)) + FRAME * len(call.messages)
         prompt = min(prompt, config.engine.max_prompt)
         ends.append(prompt + new[call.role])
         return CallShape(
             call.role,
             call.slot,
-            policy_of(config.policies.map, call.role, call.slot),
+            policy,
             prompt,
             prompt - min(before, prompt - 1),
             new[call.role],
             None if call.reads or call.after else text,
+            call.keep and policy not in held,
         )
 
     def result(entry: Any, index: int) -> Any:

@@ -1,21 +1,19 @@
 """The engine: static shapes under a moving crowd.
 
-Requests wait in a queue; as many as there are free lanes are admitted, one dispatch decodes a few tokens in every
-lane, and what finished is handed out. A prompt that several requests share is prefilled once and copied.
+Requests wait to be admitted to free lanes, one dispatch decodes a few tokens in every lane, and what finished is
+handed out. A prompt that several requests share is prefilled once and copied.
 
-    submit -> queue -> prefix cache (prefill) -> lanes (decode, n tokens per dispatch) -> completion
+    submit -> admission -> prefix cache (prefill) -> lanes (decode, n tokens per dispatch) -> completion
 
 Where requests wait for lanes, `step` leaves the next dispatch under way, so that the device works while the caller
 looks at what finished. What is submitted meanwhile enters with the dispatch after that.
 """
 
-import bisect
 import collections
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,16 +23,14 @@ from marl_jax.models import ModelConfig
 from marl_jax.models.decode import Cache, empty_cache
 from marl_jax.models.lora import num_adapters
 from marl_jax.sampling import programs
+from marl_jax.sampling.admission import NOWHERE, Admission, Feed, Waiting
 from marl_jax.sampling.lanes import FREE, LaneTable
 from marl_jax.sampling.plan import EngineSettings
-from marl_jax.sampling.prefixes import Owner, Prefixes, Tokens
 from marl_jax.sampling.requests import Completion, Request, check
 from marl_jax.sampling.stability import stable_shapes
 from marl_jax.sampling.transfer import fetch
 
 COPY_ROWS = 64  # how many lanes one copy from the prefix cache fills
-LOOK_AHEAD = 128  # how many waiting requests are looked through for prompts to prefill early
-NOWHERE = 1 << 30  # a row out of range: reads there are harmless, writes are dropped
 
 
 @dataclasses.dataclass
@@ -46,30 +42,6 @@ class Stats:
     reused_tokens: int = 0  # prompt tokens that did not have to be
     sampled_tokens: int = 0  # those behind a stop string included
     lane_steps: int = 0  # lanes x steps computed: sampled_tokens / lane_steps is the useful share
-
-
-class Feed(NamedTuple):
-    """Prompt tokens to put into a row of the prefix cache, from position `start` on."""
-
-    row: int
-    tokens: Tokens
-    start: int
-    adapter: int
-
-
-@dataclasses.dataclass
-class Wave:
-    """Requests that enter lanes together, and what has to happen to the prefix cache first, in this order."""
-
-    seats: list[tuple[int, int, int, Request]] = dataclasses.field(
-        default_factory=list
-    )  # lane, row, ticket, ..
-    locked: set[int] = dataclasses.field(default_factory=set)  # the rows that it uses
-    moves: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # rows to copy, from and to
-    feeds: list[Feed] = dataclasses.field(default_factory=list)
-
-
-Queue = collections.deque[tuple[int, Request]]  # tickets and their requests
 
 
 class Engine:
@@ -105,13 +77,11 @@ class Engine:
         self._adapter_of |= {name: -1 if adapters is None else i for i, name in enumerate(policies)}
         self._version = 0  # of the weights: how often they were replaced
         self._to_text = to_text
-        self._queues: list[Queue] = [collections.deque() for _ in settings.lengths]
-        self._turn = 0  # the queue that is being served
-        self._requests: dict[int, Request] = {}  # those in lanes, by ticket
+        self._in_lanes: dict[int, Waiting] = {}  # the requests in lanes, by ticket
         self._under_way: programs.Sampled | None = None  # what the dispatch under way will have sampled
         self._next_ticket = 0
-        self._prefixes: Prefixes
-        self._prefix_cache: Cache
+        self._admission = Admission(settings)
+        self._prefix_cache = Cache((), ())
         self._cache: Cache
         self._table: LaneTable
         self.abandon()
@@ -119,15 +89,15 @@ class Engine:
     @property
     def pending(self) -> int:
         """How many requests are not finished."""
-        return sum(map(len, self._queues)) + len(self._requests)
+        return len(self._admission) + len(self._in_lanes)
 
     def submit(self, request: Request) -> int:
         """Queue a request, at any time; its completion comes out of a later `step` under the returned ticket."""
         check(request, self.config, self.settings, self._adapter_of, self._to_text)
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-        rung = bisect.bisect_left(self.settings.lengths, self._columns(request))
-        self._queues[rung].append((ticket, request))
-        self._prefixes.want(self._owner(request), request.tokens[:-1])
+        owner = request.policy, self._version
+        waiting = Waiting(ticket, request, owner, self._adapter_of[request.policy])
+        self._admission.submit(waiting, self._columns(request))
         return ticket
 
     def step(self) -> list[tuple[int, Completion]]:
@@ -159,23 +129,23 @@ class Engine:
         self._params = self._params if params is None else params
         self._adapters = self._adapters if adapters is None else adapters
         self._version += 1
-        self._prefixes = Prefixes(self.settings.prefixes)
+        self._admission = Admission(self.settings)
 
     def abandon(self) -> None:
         """Start over: drop every request that is not finished, and every cached prompt.
 
         Whatever moment the engine was stopped at, what follows is as from a new one.
         """
-        for queue in self._queues:
-            queue.clear()
-        self._turn = 0
-        self._requests.clear()
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # it holds the caches until it ends
             jax.block_until_ready(self._under_way)
         self._under_way = None
-        self._prefixes = Prefixes(self.settings.prefixes)
-        self._prefix_cache = Cache((), ())  # the old one goes before the new one comes
-        self._prefix_cache = self._empty(self.settings.prefixes, self.settings.context)
+        if self.pending or not _is_whole(
+            self._prefix_cache
+        ):  # otherwise all that it holds is known to be finite
+            self._prefix_cache = Cache((), ())  # the old one goes before the new one comes
+            self._prefix_cache = self._empty(self.settings.prefixes, self.settings.context)
+        self._in_lanes.clear()
+        self._admission = Admission(self.settings)
         self._open_lanes(self.settings.lanes, self.settings.lengths[0])
 
     def warm_up(self) -> None:
@@ -221,7 +191,7 @@ class Engine:
 
     def _fit(self) -> None:
         """The narrowest width that holds all requests, those that wait included; all lanes where none does."""
-        live, widths = len(self._requests), self.settings.widths
+        live, widths = len(self._in_lanes), self.settings.widths
         best = min((width for width in widths if width >= self.pending), default=widths[0])
         if not live and (self._cache.rows, self._cache.length) != (best, self.settings.lengths[0]):
             self._open_lanes(best, self.settings.lengths[0])
@@ -257,90 +227,28 @@ class Engine:
     # -- admission ------------------------------------------------------------------------------------------
 
     def _columns(self, request: Request) -> int:
-        """How many columns of a cache the request may come to need."""
+        """How many columns of a lane the request may come to need."""
         return len(request.tokens) + request.max_new_tokens
 
-    def _waiting(self) -> Queue | None:
-        """The queue to take from. One is emptied before the next: every lane attends as far as the longest needs."""
-        order = (*range(self._turn, len(self._queues)), *range(self._turn))
-        self._turn = next((i for i in order if self._queues[i]), self._turn)
-        return self._queues[self._turn] or None
-
     def _admit(self) -> None:
-        """Fill free lanes from the queue, in waves of as many prompts as the prefix cache can hold at once."""
-        free = collections.deque(np.flatnonzero(self._table.tickets == FREE).tolist())
-        while free and self._waiting():
-            wave = Wave()
-            while free and (queue := self._waiting()):
-                ticket, request = queue[0]
-                row = self._prefix_row(request, wave)
-                if row is None:
-                    break
-                queue.popleft()
-                wave.seats.append((free.popleft(), row, ticket, request))
-                self.stats.reused_tokens += len(request.tokens) - 1  # less what is fed for it
+        """Fill free lanes, wave by wave."""
+        free = np.flatnonzero(self._table.tickets == FREE).tolist()
+        while (wave := self._admission.wave(free)).seats:
             for part in _parts(wave.moves):
                 self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *part)
-            self._look_ahead(wave)
             self._prefill_all(wave.feeds)
-            self._reach(max(len(request.tokens) for *_, request in wave.seats))
-            for part in _parts([(row, lane) for lane, row, *_ in wave.seats if row != NOWHERE]):
+            self._reach(max(len(waiting.request.tokens) for *_, waiting in wave.seats))
+            for part in _parts([(row, lane) for lane, row, _ in wave.seats if row != NOWHERE]):
                 self._cache = programs.copy_rows(self._prefix_cache, self._cache, *part)
-            for lane, _, ticket, request in wave.seats:
-                adapter = self._adapter_of[request.policy]
-                self._table.occupy(lane, ticket, request, adapter, self.config.vocab_size)
-                self._requests[ticket] = request
-                self._prefixes.served(self._owner(request), request.tokens[:-1])
-
-    def _prefix_row(self, request: Request, wave: Wave) -> int | None:
-        """The row that holds, or will hold, the request's prompt; None if the wave uses every row."""
-        prefix, owner = request.tokens[:-1], self._owner(request)
-        if not prefix:
-            return NOWHERE
-        row = self._prefixes.find(owner, prefix)
-        if row is None:
-            kept, start = self._prefixes.longest(owner, prefix)
-            row = self._prefixes.add(owner, prefix, wave.locked | {kept})
-            if row is None:  # then the kept row itself is continued, if it may be given up
-                row = self._prefixes.add(owner, prefix, wave.locked)
-            if row is None:
-                return None
-            if start and row != kept:
-                wave.moves.append((kept, row))
-            wave.feeds.append(self._feed(row, request, start))
-        wave.locked.add(row)
-        return row
-
-    def _look_ahead(self, wave: Wave) -> None:
-        """Fill the rows that prefills would leave empty with prompts that wait for a lane."""
-        begun = collections.Counter(self._chunk(len(feed.tokens)) for feed in wave.feeds if not feed.start)
-        empty = {chunk: -count % self.settings.prefill_rows(chunk) for chunk, count in begun.items()}
-        window = LOOK_AHEAD if any(empty.values()) else 0
-        for _, request in itertools.islice(self._queues[self._turn], window):
-            length = len(request.tokens) - 1
-            chunk = self._chunk(length)
-            if not 0 < length <= chunk or not empty.get(chunk):
-                continue
-            prefix, owner = request.tokens[:-1], self._owner(request)
-            if self._prefixes.find(owner, prefix) is not None or self._prefixes.longest(owner, prefix)[1]:
-                continue
-            row = self._prefixes.add(owner, prefix, wave.locked, spare=True)
-            if row is None:
-                break
-            wave.feeds.append(self._feed(row, request, 0))
-            wave.locked.add(row)
-            empty[chunk] -= 1
-
-    def _feed(self, row: int, request: Request, start: int) -> Feed:
-        tokens = request.tokens[start:-1]
-        self.stats.prefilled_tokens += len(tokens)
-        self.stats.reused_tokens -= len(tokens)
-        return Feed(row, tokens, start, self._adapter_of[request.policy])
-
-    def _chunk(self, length: int) -> int:
-        """The chunk that takes so many tokens, or the first part of them."""
-        chunks = self.settings.chunks
-        return next((chunk for chunk in chunks if chunk >= length), chunks[-1])
+            for lane, _, waiting in wave.seats:
+                self._table.occupy(
+                    lane, waiting.ticket, waiting.request, waiting.adapter, self.config.vocab_size
+                )
+                self._in_lanes[waiting.ticket] = waiting
+            fed = sum(len(feed.tokens) for feed in wave.feeds)
+            self.stats.prefilled_tokens += fed
+            self.stats.reused_tokens += sum(len(waiting.prefix) for *_, waiting in wave.seats) - fed
+            free = free[len(wave.seats) :]
 
     def _prefill_all(self, feeds: list[Feed]) -> None:
         """Prefill prompts grouped by the chunk they need; what is longer than the largest chunk takes several."""
@@ -348,7 +256,7 @@ class Engine:
         while feeds:
             groups: dict[tuple[int, bool], list[Feed]] = collections.defaultdict(list)
             for feed in feeds:
-                chunk = self._chunk(len(feed.tokens))
+                chunk = self.settings.chunk_of(len(feed.tokens))
                 groups[chunk, feed.start > 0].append(feed._replace(tokens=feed.tokens[:chunk]))
             for (chunk, _), group in sorted(groups.items()):
                 size = self.settings.prefill_rows(chunk)
@@ -385,7 +293,7 @@ class Engine:
             ticket = int(self._table.tickets[broken[0]])
             raise FloatingPointError(
                 f"the model gives no finite log-probability for request {ticket} (prompt of "
-                f"{len(self._requests[ticket].tokens)} tokens): are its weights finite?"
+                f"{len(self._in_lanes[ticket].request.tokens)} tokens): are its weights finite?"
             )
 
     def _finished(self) -> list[tuple[int, Completion]]:
@@ -393,14 +301,14 @@ class Engine:
         kept: dict[int, int] = {}  # row of the prefix cache -> the lane that it is to hold
         for lane in np.flatnonzero(self._table.tickets != FREE).tolist():
             ticket = int(self._table.tickets[lane])
-            request = self._requests[ticket]
+            request = self._in_lanes[ticket].request
             length = self._stop_string(lane, request) if request.stop_strings else None
             if length is None and self._table.lanes.active[lane]:
                 continue
             completion = self._table.leave(lane, request, length)
-            del self._requests[ticket]
+            owner = self._in_lanes.pop(ticket).owner
             if request.keep:
-                row = self._kept_row(self._owner(request), (*request.tokens, *completion.tokens[:-1]))
+                row = self._admission.keep(owner, (*request.tokens, *completion.tokens[:-1]))
                 if row is not None:
                     kept[row] = lane
             done.append((ticket, completion))
@@ -422,23 +330,17 @@ class Engine:
                 return n
         return len(tokens)
 
-    def _kept_row(self, owner: Owner, tokens: Tokens) -> int | None:
-        """The row to copy a lane to, so that a later turn can begin with these tokens; None if one holds them."""
-        if self._prefixes.keep(owner, tokens):
-            return None
-        row = self._prefixes.add(owner, tokens, set(), kept=True)
-        assert row is not None  # nothing is locked between admissions
-        return row
-
-    def _owner(self, request: Request) -> Owner:
-        return request.policy, self._version
-
 
 def mesh_of(params: Any) -> Mesh | None:
     """The mesh that sharded parameters lie on, if they do."""
     sharding = getattr(jax.tree.leaves(params)[0], "sharding", None)
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
     return mesh if isinstance(mesh, Mesh) else None
+
+
+def _is_whole(cache: Cache) -> bool:
+    """Whether it is there: a program that was stopped halfway may have given it up."""
+    return bool(cache.keys) and not any(leaf.is_deleted() for leaf in jax.tree.leaves(cache))
 
 
 def _shapes(tree: Any) -> Any:

@@ -80,6 +80,10 @@ class EngineSettings:
     def context(self) -> int:
         return self.lengths[-1]
 
+    def chunk_of(self, length: int) -> int:
+        """The chunk that takes so many tokens, or the first part of them."""
+        return next((chunk for chunk in self.chunks if chunk >= length), self.chunks[-1])
+
     def prefill_rows(self, chunk: int) -> int:
         """How many prompts one prefill of this chunk length takes.
 
@@ -97,6 +101,7 @@ def plan(
     budget_bytes: int | None = None,
     lanes: int | None = None,
     min_prompt: int = 1,
+    histories: int = 0,
     features: Features = Features(),
     steps: int | None = None,
     stops: int = 8,
@@ -106,7 +111,8 @@ def plan(
 
     Without `lanes` there are as many as there are requests, memory, and use for on this device; `steps` follow the
     device, too. The budget (default: half of the memory that is free) covers caches and working memory, not the
-    weights. `platform` is that of the device (cpu, gpu, tpu), by default the one at hand.
+    weights. So many `histories` are held for later turns at a time (`Request.keep`), if lanes leave room for them.
+    `platform` is that of the device (cpu, gpu, tpu), by default the one at hand.
     """
     for name, value in (("lanes", lanes), ("budget_bytes", budget_bytes)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -160,7 +166,9 @@ def plan(
                 f"budget is {_gib(budget)}: shorten prompts or max_new_tokens, lower lanes, or raise budget_bytes"
             )
         width = _round_up(width // 2)
-    return at_width(width)
+    settings = at_width(width)
+    room = (budget - memory_bytes(config, settings)) // cache_bytes(config, 1, context)
+    return dataclasses.replace(settings, prefixes=settings.prefixes + min(histories, room))
 
 
 def memory_bytes(config: ModelConfig, settings: EngineSettings) -> int:

@@ -9,6 +9,7 @@ import dataclasses
 
 Tokens = tuple[int, ...]
 Owner = tuple[str | None, int]  # policy and its update count
+Key = tuple[Owner, Tokens]
 
 
 @dataclasses.dataclass
@@ -24,19 +25,29 @@ class Prefixes:
 
     def __init__(self, rows: int):
         self._free = list(range(rows))[::-1]
-        self._entries: collections.OrderedDict[tuple[Owner, Tokens], Entry] = collections.OrderedDict()
-        self._waiting: collections.Counter[tuple[Owner, Tokens]] = collections.Counter()
+        self._entries: collections.OrderedDict[Key, Entry] = collections.OrderedDict()
+        self._waiting: collections.Counter[Key] = (
+            collections.Counter()
+        )  # for this prompt, or to go on from it
+        self._goes_on_from: dict[
+            Key, Key
+        ] = {}  # a prompt that is waited for -> the kept entry that it continues
         self._kept_lengths: collections.Counter[int] = collections.Counter()
 
     def want(self, owner: Owner, tokens: Tokens) -> None:
         """One more request waits for this prompt."""
-        self._waiting[owner, tokens] += 1
+        key = owner, tokens
+        if key not in self._waiting and (kept := self._longest(key)):
+            self._goes_on_from[key] = kept
+            self._waiting[kept] += 1
+        self._waiting[key] += 1
 
     def served(self, owner: Owner, tokens: Tokens) -> None:
         """One request that waited has its copy."""
-        self._waiting[owner, tokens] -= 1
-        if not self._waiting[owner, tokens]:
-            del self._waiting[owner, tokens]
+        key = owner, tokens
+        self._waits_less(key)
+        if key not in self._waiting and (kept := self._goes_on_from.pop(key, None)):
+            self._waits_less(kept)
 
     def find(self, owner: Owner, tokens: Tokens) -> int | None:
         """The row that holds exactly these tokens."""
@@ -57,20 +68,36 @@ class Prefixes:
 
     def longest(self, owner: Owner, tokens: Tokens) -> tuple[int, int]:
         """The row of the longest kept entry that `tokens` begin with, and its length; (-1, 0) if there is none."""
-        for length in sorted((n for n in self._kept_lengths if n < len(tokens)), reverse=True):
-            entry = self._entries.get((owner, tokens[:length]))
-            if entry is not None and entry.kept:
-                return entry.row, length
-        return -1, 0
+        key = self._longest((owner, tokens))
+        return (self._entries[key].row, len(key[1])) if key else (-1, 0)
+
+    def extend(
+        self, owner: Owner, tokens: Tokens, locked: set[int], *, alone: bool
+    ) -> tuple[int, int] | None:
+        """Make this prompt of the longest kept entry that it begins with: its row, and how much of it lies there.
+
+        None if there is no such entry, it is locked or, with `alone`, another prompt goes on from it, too.
+        """
+        key = owner, tokens
+        kept = self._longest(key)
+        mine = kept is not None and self._goes_on_from.get(key) == kept
+        if kept is None or self._entries[kept].row in locked or (alone and self._waiting[kept] > mine):
+            return None
+        if mine:
+            self._waits_less(self._goes_on_from.pop(key))
+        row = self._pop(kept)
+        self._entries[key] = Entry(row)
+        return row, len(kept[1])
 
     def add(
         self, owner: Owner, tokens: Tokens, locked: set[int], *, kept: bool = False, spare: bool = False
     ) -> int | None:
-        """Give the prompt a row, taking one from the least useful entry; None if every row is locked.
+        """Give the prompt a row, taking one from the least useful entry; None if there is none to take.
 
-        `spare`: only a row that nobody has any use for.
+        Rows that are `locked` stay; for a `kept` one also those that somebody waits for, for a `spare` one all that
+        may be of use to anybody.
         """
-        if not self._free and not self._evict(locked, spare):
+        if not self._free and not self._evict(locked, 0 if spare else 1 if kept else 3):
             return None
         entry = Entry(self._free.pop(), kept)
         self._entries[owner, tokens] = entry
@@ -78,20 +105,36 @@ class Prefixes:
             self._kept_lengths[len(tokens)] += 1
         return entry.row
 
-    def _evict(self, locked: set[int], spare: bool) -> bool:
-        key: tuple[Owner, Tokens] | None = None  # of the least useful entry so far
-        use = (True, True, True)
-        for other, entry in self._entries.items():
-            found = (False, other in self._waiting, entry.kept)
-            if entry.row not in locked and found < use:
-                use, key = found, other
-            if not any(use):  # none is of less use
+    def _longest(self, key: Key) -> Key | None:
+        owner, tokens = key
+        for length in sorted((n for n in self._kept_lengths if n < len(tokens)), reverse=True):
+            entry = self._entries.get((owner, tokens[:length]))
+            if entry is not None and entry.kept:
+                return owner, tokens[:length]
+        return None
+
+    def _waits_less(self, key: Key) -> None:
+        self._waiting[key] -= 1
+        if not self._waiting[key]:
+            del self._waiting[key]
+
+    def _evict(self, locked: set[int], most: int) -> bool:
+        """Free the row of the least useful entry, if that is of no more than `most` use."""
+        found: Key | None = None
+        for key, entry in self._entries.items():
+            use = 2 * (key in self._waiting) + entry.kept
+            if entry.row not in locked and use <= most:
+                found, most = key, use - 1
+            if most < 0:  # none is of less use
                 break
-        if key is None or (spare and any(use)):
+        if found is None:
             return False
+        self._free.append(self._pop(found))
+        return True
+
+    def _pop(self, key: Key) -> int:
         entry = self._entries.pop(key)
         if entry.kept:
             self._kept_lengths[len(key[1])] -= 1
             self._kept_lengths += collections.Counter()  # drops what fell to zero
-        self._free.append(entry.row)
-        return True
+        return entry.row

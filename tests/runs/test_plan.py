@@ -246,6 +246,31 @@ def test_the_calls_of_an_episode_are_the_most_that_it_makes():
     assert roles("eval_opt-shared-xs-code") == [["generator"], ["evaluator"]] * 2
 
 
+@pytest.mark.parametrize(
+    ("workflow", "settings", "map_", "each"),
+    [
+        ("voting", {}, {"generator": "p0", "aggregator": "p0"}, 0),
+        ("eval_opt", {}, {"generator": "p0", "evaluator": "p0"}, 2),
+        ("eval_opt", {}, {"generator": "p0", "evaluator": "p1"}, 1),  # an engine each
+        ("eval_opt", {"rounds": 1}, {"generator": "p0", "evaluator": "p0"}, 0),
+        ("eval_opt", {"shared": True}, {"generator": "p0", "evaluator": "p0"}, 1),
+        ("debate", {"agents": 4, "rounds": 3}, {"debater": "p0"}, 4),
+    ],
+)
+def test_engines_have_room_for_the_histories_of_all_episodes_under_way(workflow, settings, map_, each):
+    chosen = {
+        "workflow__name": workflow,
+        "workflow__settings": json.dumps(settings),
+        "policies__map": json.dumps(map_),
+        "engine__lanes": "8",
+    }
+    many = make_plan(config(**chosen, data__problems="64"), MODEL, HERE).engine
+    ahead = 2 * 8 * len(set(map_.values()))  # twice the lanes of all engines
+    assert many.prefixes == 8 // 2 + each * ahead
+    few = config(**chosen, data__problems="1", rollout__samples="2", evaluation__problems="3")
+    assert make_plan(few, MODEL, HERE).engine.prefixes == 8 // 2 + each * 3
+
+
 def test_a_workflow_that_cannot_be_walked_without_a_task_is_planned_all_the_same(tmp_path, monkeypatch):
     source = """
 from marl_jax.workflows import Call, Tool, workflow

@@ -128,6 +128,7 @@ def test_every_lane_sees_its_own_tokens_and_no_others(symbolic, seed):
             assert completion.tokens == expected(request)
             history = [*request.tokens, *completion.tokens]
             if request.keep and len(history) < 75:
-                submit([*history, *rng.integers(0, 96, rng.integers(1, 9)).tolist()], request.policy)
+                for _ in range(1 + (rng.random() < 0.2)):  # now and then two go on from it
+                    submit([*history, *rng.integers(0, 96, rng.integers(1, 9)).tolist()], request.policy)
     assert not waiting
     assert engine.stats.prefilled_tokens + engine.stats.reused_tokens == fed

@@ -380,6 +380,23 @@ def test_abandoned_requests_leave_an_engine_that_serves_as_before(params):
     assert serve(engine, requests) == expected
 
 
+def test_starting_over_takes_no_new_memory_unless_the_old_is_in_doubt(params):
+    engine = Engine(params, CONFIG, SETTINGS)
+    request = ask(prompt(5), new=4)
+    expected = serve(engine, [request])
+    rows = engine._prefix_cache.keys[0]
+    engine.abandon()
+    assert engine._prefix_cache.keys[0] is rows
+    engine.submit(request)
+    engine.abandon()  # with something under way: nobody looked at what it wrote
+    assert engine._prefix_cache.keys[0] is not rows
+    rows = engine._prefix_cache.keys[0]
+    rows.delete()  # as a copy that was interrupted leaves it
+    engine.abandon()
+    assert not engine._prefix_cache.keys[0].is_deleted()
+    assert serve(engine, [request]) == expected
+
+
 def test_a_greedy_request_among_recorded_kept_sets_logs_the_whole_distribution(params):
     settings = dataclasses.replace(SETTINGS, features=Features(truncate=True, candidates=4))
     greedy, sampled = serve(

@@ -1,0 +1,145 @@
+"""Which requests enter the lanes next, and what has to lie in the prefix cache for them.
+
+All of this is the host's, and follows from the requests alone; the engine carries the waves out.
+"""
+
+import bisect
+import collections
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from marl_jax.sampling.plan import EngineSettings
+from marl_jax.sampling.prefixes import Owner, Prefixes, Tokens
+from marl_jax.sampling.requests import Request
+
+LOOK_AHEAD = 128  # how many waiting requests are looked through for prompts to prefill early
+NOWHERE = 1 << 30  # a row out of range: reads there are harmless, writes are dropped
+
+
+class Waiting(NamedTuple):
+    """A request that is not in a lane yet."""
+
+    ticket: int
+    request: Request
+    owner: Owner
+    adapter: int
+
+    @property
+    def prefix(self) -> Tokens:
+        """What has to be cached before it enters: its last token is fed by the first decode step."""
+        return self.request.tokens[:-1]
+
+
+class Feed(NamedTuple):
+    """Prompt tokens to put into a row of the prefix cache, from position `start` on."""
+
+    row: int
+    tokens: Tokens
+    start: int
+    adapter: int
+
+
+@dataclasses.dataclass
+class Wave:
+    """Requests that enter lanes together, and what has to happen to the prefix cache first, in this order."""
+
+    moves: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # rows to copy, from and to
+    feeds: list[Feed] = dataclasses.field(default_factory=list)
+    seats: list[tuple[int, int, Waiting]] = dataclasses.field(default_factory=list)  # lane, row, ..
+    locked: set[int] = dataclasses.field(default_factory=set)  # the rows that it uses
+
+
+class Admission:
+    """The requests that wait, in one queue per cache length, and what lies in the rows of the prefix cache."""
+
+    def __init__(self, settings: EngineSettings):
+        self._settings = settings
+        self._queues: list[collections.deque[Waiting]] = [collections.deque() for _ in settings.lengths]
+        self._turn = 0  # the queue that is being served
+        self._prefixes = Prefixes(settings.prefixes)
+
+    def __len__(self) -> int:
+        """How many requests wait."""
+        return sum(map(len, self._queues))
+
+    def submit(self, waiting: Waiting, columns: int) -> None:
+        """Queue a request that may come to need so many columns of a lane."""
+        self._queues[bisect.bisect_left(self._settings.lengths, columns)].append(waiting)
+        self._prefixes.want(waiting.owner, waiting.prefix)
+
+    def wave(self, lanes: Sequence[int]) -> Wave:
+        """Who enters these free lanes: as many as wait and as the prefix cache can hold prompts of at once."""
+        wave = Wave()
+        for lane in lanes:
+            queue = self._queue()
+            row = self._row(queue[0], wave) if queue else None
+            if row is None:
+                break
+            waiting = queue.popleft()
+            wave.seats.append((lane, row, waiting))
+            self._prefixes.served(waiting.owner, waiting.prefix)
+        self._look_ahead(wave)
+        return wave
+
+    def keep(self, owner: Owner, tokens: Tokens) -> int | None:
+        """The row to copy a lane to, so that a later turn can go on from these tokens; None without need or room."""
+        if self._prefixes.keep(owner, tokens):
+            return None
+        return self._prefixes.add(owner, tokens, set(), kept=True)
+
+    def _queue(self) -> collections.deque[Waiting]:
+        """The queue to take from. One is emptied before the next: every lane attends as far as the longest needs."""
+        order = (*range(self._turn, len(self._queues)), *range(self._turn))
+        self._turn = next((i for i in order if self._queues[i]), self._turn)
+        return self._queues[self._turn]
+
+    def _row(self, waiting: Waiting, wave: Wave) -> int | None:
+        """The row that holds, or will hold, the request's prompt; None if the wave uses every row."""
+        prefix, owner = waiting.prefix, waiting.owner
+        if not prefix:
+            return NOWHERE
+        row = self._prefixes.find(owner, prefix)
+        if row is None:
+            found = (
+                self._prefixes.extend(owner, prefix, wave.locked, alone=True)
+                or self._new_row(owner, prefix, wave)
+                or self._prefixes.extend(owner, prefix, wave.locked, alone=False)
+            )
+            if found is None:
+                return None
+            row, start = found
+            wave.feeds.append(Feed(row, prefix[start:], start, waiting.adapter))
+        wave.locked.add(row)
+        return row
+
+    def _new_row(self, owner: Owner, prefix: Tokens, wave: Wave) -> tuple[int, int] | None:
+        """A row for the prompt, and how many of its tokens are copied there."""
+        kept, start = self._prefixes.longest(owner, prefix)
+        row = self._prefixes.add(owner, prefix, wave.locked | {kept})
+        if row is None:
+            return None
+        if start:
+            wave.moves.append((kept, row))
+        return row, start
+
+    def _look_ahead(self, wave: Wave) -> None:
+        """Fill the rows that prefills would leave empty with prompts that wait for a lane."""
+        chunk_of, rows_of = self._settings.chunk_of, self._settings.prefill_rows
+        begun = collections.Counter(chunk_of(len(feed.tokens)) for feed in wave.feeds if not feed.start)
+        empty = {chunk: -count % rows_of(chunk) for chunk, count in begun.items()}
+        window = LOOK_AHEAD if any(empty.values()) else 0
+        for waiting in itertools.islice(self._queues[self._turn], window):
+            prefix, owner = waiting.prefix, waiting.owner
+            chunk = chunk_of(len(prefix))
+            if not 0 < len(prefix) <= chunk or not empty.get(chunk):
+                continue
+            if self._prefixes.find(owner, prefix) is not None or self._prefixes.longest(owner, prefix)[1]:
+                continue
+            row = self._prefixes.add(owner, prefix, wave.locked, spare=True)
+            if row is None:
+                break
+            wave.feeds.append(Feed(row, prefix, 0, waiting.adapter))
+            wave.locked.add(row)
+            empty[chunk] -= 1
