@@ -11,7 +11,7 @@ from absl import logging
 
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
-from marl_jax.runs import loop
+from marl_jax.runs import opening
 from marl_jax.runs.metrics import read_lines
 from marl_jax.runs.parts import load_tasks
 
@@ -56,7 +56,9 @@ def trained(request, base, tmp_path_factory):
     workdir = tmp_path_factory.mktemp(request.param) / "run"
     small = [f"--config.{setting}" for setting in (*SMALL, f"policies.base={base}")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "load_tasks", lambda data, split: READ.append(split) or load_tasks(data, split))
+        patch.setattr(
+            opening, "load_tasks", lambda data, split: READ.append(split) or load_tasks(data, split)
+        )
         run(request.param, workdir, *small)
     assert logging.get_verbosity() == logging.WARNING  # no library talks into the live view
     return request.param, workdir

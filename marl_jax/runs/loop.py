@@ -14,95 +14,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from marl_jax.learning import Learner, LearnerState, resample, rows_of, with_advantages
-from marl_jax.policies import Tree, is_frozen
+from marl_jax.learning import resample, rows_of, with_advantages
+from marl_jax.policies import is_frozen
 from marl_jax.rewards.credit import grade_episodes, totals
 from marl_jax.rewards.crediting import Crediting
 from marl_jax.rollouts import Episode, ToolLog
-from marl_jax.rollouts.serving import Service
-from marl_jax.runs import fields, measures, page, plan
-from marl_jax.runs.checkpoints import Checkpoints
+from marl_jax.runs import measures
 from marl_jax.runs.checkpoints import steps as saved_steps
 from marl_jax.runs.config import RunConfig
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.files import disk_errors
-from marl_jax.runs.folder import begin, open_folder, settle, settled_for
 from marl_jax.runs.live import Live
-from marl_jax.runs.metrics import Board, JsonLines, TensorBoard, WeightsAndBiases, read_lines
-from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks, model_config
-from marl_jax.runs.play import (
-    WatchedGrader,
-    make_service,
-    planned_engine,
-    play,
-    shapes_of,
-    start_graders,
-)
+from marl_jax.runs.metrics import read_lines
+from marl_jax.runs.opening import Run, State, open_run
+from marl_jax.runs.play import WatchedGrader, play
 from marl_jax.runs.stopping import Stop, Stopped
-from marl_jax.sampling.plan import EngineSettings
-from marl_jax.tasks import DataError, Position, Task, TaskIterator
+from marl_jax.tasks import Task
 
 EVALUATION_NOISE = 0  # the step whose noise every evaluation has: checkpoints are compared on the same draws
-
-
-@dataclasses.dataclass(frozen=True)
-class State:
-    """All that changes from step to step; a checkpoint holds it."""
-
-    step: int
-    trees: dict[str, Tree]  # of the policies that learn
-    learner: dict[str, LearnerState]
-    position: Position  # in the stream of tasks
-    accuracy: float | None = None  # of these policies, once they are evaluated
-    best: dict[str, Any] | None = None  # step and accuracy of the best evaluation so far
-    form: dict[str, dict[str, float]] = dataclasses.field(
-        default_factory=dict
-    )  # of every role before any update
-
-    @property
-    def updates(self) -> dict[str, int]:
-        """Optimiser updates of every policy so far."""
-        return {name: state.updates for name, state in self.learner.items()}
-
-    @property
-    def arrays(self) -> dict[str, Any]:
-        """The trees of a checkpoint."""
-        return {"policies": self.trees, "learner": self.learner}
-
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """The rest of a checkpoint, as JSON."""
-        rest = {name: getattr(self, name) for name in ("step", "updates", "accuracy", "best", "form")}
-        return rest | {"position": dataclasses.asdict(self.position)}
-
-    def restored(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any]) -> "State":
-        """The state that a checkpoint holds."""
-        rest = {name: numbers[name] for name in ("step", "accuracy", "best", "form")}
-        position = Position(**numbers["position"])
-        return State(trees=arrays["policies"], learner=arrays["learner"], position=position, **rest)
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """All that a step needs and that stays as it is."""
-
-    config: RunConfig
-    parts: Parts
-    folder: Path
-    problems: TaskIterator
-    watched: list[Task]  # the problems of evaluations; none: never evaluated
-    about: dict[
-        str, Any
-    ]  # what its lines in `eval.jsonl` are of; those of something else are none of its own
-    service: Service
-    learner: Learner
-    references: dict[str, Tree] | None
-    checkpoints: Checkpoints
-    metrics: JsonLines
-    evaluations: JsonLines
-    boards: list[Board]
-    live: Live
-    stop: Stop
 
 
 def train(
@@ -121,10 +50,13 @@ def train(
         stop = stack.enter_context(Stop())
         live = live or stack.enter_context(Live(config.steps, config.roles))
         try:
-            run, state = _open(config, workdir, accept_changes, live, stop, stack)
+            run, state = open_run(config, workdir, accept_changes, live, stop, stack)
         except Stopped:
             live.note("stopped before a step was begun; the same command begins with it")
             return max(saved_steps(Path(workdir).expanduser() / "checkpoints"), default=0)
+        if state.step:
+            *_, last = read_lines(run.metrics.path)
+            live.resumed(state.step, last, _evaluated(run).values())
         kept: tuple[int, float | None] | None = (state.step, state.accuracy) if state.step else None
         try:
             while True:
@@ -284,108 +216,3 @@ def _save_due(config: RunConfig, state: State) -> bool:
     return state.step > 0 and (
         state.step % config.checkpoints.every == 0 or state.step == config.steps or best
     )
-
-
-def _open(
-    config: RunConfig,
-    workdir: str | os.PathLike[str],
-    accept_changes: bool,
-    live: Live,
-    stop: Stop,
-    stack: contextlib.ExitStack,
-) -> tuple[Run, State]:
-    """The run at its start, or where its newest checkpoint is; what it holds open is closed with the stack."""
-    folder = stack.enter_context(open_folder(workdir))
-
-    # What the configuration names, all of it checked before anything is compiled.
-    before = settled_for(folder, config).get("engine")
-    shapes = fields.from_json(EngineSettings, before) if before else None
-    # Before the weights are there: it counts them.
-    planned = plan.check_fits(config, model_config(config), engine=shapes)
-    parts = load_parts(config)
-    start_graders(config)
-    names = ("train", "val") if config.evaluation.every else ("train",)
-    splits = {name: load_tasks(config.data, name) for name in names}
-    _check_enough(config, splits["train"])
-    stop.check()
-    on_what = digests(config, parts, splits)
-    settled = begin(
-        folder,
-        config,
-        on_what,
-        lambda: {"engine": fields.to_json(planned_engine(config, parts))},
-        accept_changes=accept_changes,
-    )
-    sizes = {name: len(tasks) for name, tasks in splits.items()}
-    live.note(page.page(config, parts.model, folder=folder, tasks=sizes, settled=settled, plan=planned))
-
-    # The state: fresh, or as it was saved.
-    policies = parts.start(config.seed)
-    remat = config.policies.remat
-    learner = Learner(parts.network(remat), config.learner, config.policies.map, mesh=parts.mesh)
-    trees = {name: policies[name] for name in parts.trained}
-    state = State(0, trees, learner.init(trees), Position(seed=config.seed))
-    kinds = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
-    checkpoints = Checkpoints(folder / "checkpoints", passing=("learner",), **kinds)
-    stack.callback(checkpoints.close)
-    found = checkpoints.resume(state.arrays)
-    if found:
-        state = state.restored(*found)
-    stop.check()
-    service = make_service(
-        config,
-        parts,
-        policies | state.trees,
-        fields.from_json(EngineSettings, settled["engine"]),
-        state.updates,
-        measured=settled.get("measured", False),
-    )
-    if not settled.get("measured"):
-        settle(folder, {"engine": fields.to_json(shapes_of(service)), "measured": True})
-    references = parts.references(state.trees) if config.learner.interventions.kl_coef else None
-
-    # The records: what the checkpoint has not seen is forgotten, and will be made again.
-    metrics, evaluations = JsonLines(folder / "metrics.jsonl"), JsonLines(folder / "eval.jsonl")
-    for record in (metrics, evaluations):
-        stack.callback(record.close)
-        record.rewind(state.step if found else -1)
-    boards = _boards(config, folder, state.step)
-    for board in boards:
-        stack.callback(board.close)
-    problems = TaskIterator(splits["train"], config.data.problems, state.position)
-    watched = list(splits["val"][: config.evaluation.problems]) if "val" in splits else []
-    about = {
-        "split": "val",
-        "mode": "trained",
-        "seed": config.seed,
-        "problems": len(watched),
-        "samples": config.evaluation.samples,
-        "data": on_what.get("data val"),
-    }
-    stop.check()
-    run = Run(
-        config, parts, folder, problems, watched, about, service, learner, references, checkpoints, metrics,
-        evaluations, boards, live, stop,
-    )  # fmt: skip
-    if found:
-        *_, last = read_lines(metrics.path)
-        live.resumed(state.step, last, _evaluated(run).values())
-    return run, state
-
-
-def _boards(config: RunConfig, folder: Path, step: int) -> list[Board]:
-    boards: list[Board] = []
-    if config.logging.tensorboard:
-        boards.append(TensorBoard(folder / "tensorboard", step))
-    if config.logging.wandb:
-        boards.append(WeightsAndBiases(folder, config.logging.wandb_project, config.to_json()))
-    return boards
-
-
-def _check_enough(config: RunConfig, train: Sequence[Task]) -> None:
-    """A problem that is in a batch twice would be played twice with the same noise."""
-    if config.steps and config.data.problems > len(train):
-        raise DataError(
-            f"data.problems is {config.data.problems} and the train split has {len(train)}: lower "
-            "--config.data.problems (--config.rollout.samples gives more episodes of each)"
-        )

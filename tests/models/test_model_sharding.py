@@ -53,7 +53,8 @@ def test_a_sharded_model_computes_the_same_and_is_really_sharded(tmp_path):
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_cpu_multi_thread_eigen=false",
+        "JAX_NUM_CPU_DEVICES": "8",
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false",
     }
     script = textwrap.dedent(_SETTING) + textwrap.dedent(_CHECK)
     done = subprocess.run(

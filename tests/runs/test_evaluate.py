@@ -295,7 +295,7 @@ make_run(sys.argv[1], sys.argv[2], {3: {"p0": says("1")}}, mesh__model=2)
 
 def test_a_run_of_two_devices_is_evaluated_and_exported_on_one(base, tmp_path, caplog):
     paths = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
-    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "PYTHONPATH": ":".join(paths)}
+    env = {"JAX_NUM_CPU_DEVICES": "2", "PYTHONPATH": ":".join(paths)}
     command = [sys.executable, "-c", ON_TWO_DEVICES, tmp_path / "run", base]
     subprocess.run(command, check=True, cwd=paths[0], env={**os.environ, **env})
     start, played = evaluate(tmp_path / "run", samples=4)

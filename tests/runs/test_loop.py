@@ -22,7 +22,7 @@ from tiny_run import KINDS, make_base, tiny_config
 from marl_jax.learning.update import NonFiniteGradients
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
-from marl_jax.runs import loop
+from marl_jax.runs import loop, opening
 from marl_jax.runs.checkpoints import restore, steps
 from marl_jax.runs.folder import FolderError, differences
 from marl_jax.runs.live import Live
@@ -43,7 +43,7 @@ def run(base, workdir, **changes):
 
 def weights(workdir, which="latest", kind="plain"):
     """Every array of a checkpoint, as bytes by file-independent path."""
-    parts = loop.load_parts(KINDS[kind](tiny_config(BASE[0])))
+    parts = opening.load_parts(KINDS[kind](tiny_config(BASE[0])))
     templates = {"policies": {name: parts.start(0)[name] for name in parts.trained}}
     trees, data = restore(Path(workdir) / "checkpoints", which, templates)
     leaves = jax.tree_util.tree_flatten_with_path(trees)[0]
@@ -152,8 +152,11 @@ def in_a_process(base, workdir, *options, dies_after=None):
     return process.returncode, log.read_text(), time.time()
 
 
-def killed_until_it_ends(base, workdir, moments, kind="plain"):
-    """How often it died before it came through: seconds after its birth (step 0), or after it began its Nth step."""
+def killed(base, workdir, moments, kind="plain"):
+    """How often it died, at most at these moments, before it came through.
+
+    They are seconds after its birth (step 0), or after it began its Nth step.
+    """
     deaths = 0
     for step, seconds in moments:
         if step:
@@ -165,15 +168,14 @@ def killed_until_it_ends(base, workdir, moments, kind="plain"):
             return deaths
         assert status == -signal.SIGKILL, said[-2000:]
         deaths += 1
-    status, said, _ = in_a_process(base, workdir, f"--kind={kind}")
-    assert status == 0, said[-2000:]
     return deaths
 
 
 def test_a_run_killed_at_random_moments_ends_like_one_that_never_was(base, whole, tmp_path):
     chance = random.Random(0)
     moments = [(chance.randint(2, 6), chance.uniform(0, 0.1)), (0, chance.uniform(1, 6))]
-    assert killed_until_it_ends(base, tmp_path / "run", moments) >= 1
+    assert killed(base, tmp_path / "run", moments) >= 1
+    assert run(base, tmp_path / "run") == 8
     same(tmp_path / "run", whole)
 
 
@@ -186,7 +188,9 @@ def test_fifty_kills_change_nothing(base, tmp_path, kind):
         in_a_step = [(chance.randint(1, 5), chance.uniform(0, 1)) for _ in range(3)]
         since_birth = [(0, chance.uniform(0, 12)) for _ in range(3)]
         moments = chance.sample(in_a_step + since_birth, 6)
-        deaths += killed_until_it_ends(base, tmp_path / f"run-{runs}", moments, kind)
+        deaths += killed(base, tmp_path / f"run-{runs}", moments, kind)
+        status, said, _ = in_a_process(base, tmp_path / f"run-{runs}", f"--kind={kind}")
+        assert status == 0, said[-2000:]
         same(tmp_path / f"run-{runs}", tmp_path / "whole", kind)
         runs += 1
     print(f"{kind}: {deaths} kills over {runs} runs")
@@ -286,7 +290,7 @@ def test_a_batch_larger_than_the_data_is_refused(base, tmp_path):
 
 
 def test_a_run_stopped_by_broken_gradients_keeps_its_last_good_checkpoint(base, whole, tmp_path, monkeypatch):
-    steps_made, real = itertools.count(1), loop.Learner.step
+    steps_made, real = itertools.count(1), opening.Learner.step
 
     def step(self, *args, **options):
         if next(steps_made) == 6:
@@ -294,7 +298,7 @@ def test_a_run_stopped_by_broken_gradients_keeps_its_last_good_checkpoint(base, 
         return real(self, *args, **options)
 
     with monkeypatch.context() as patch, pytest.raises(NonFiniteGradients):
-        patch.setattr(loop.Learner, "step", step)
+        patch.setattr(opening.Learner, "step", step)
         run(base, tmp_path / "run")
     assert steps(tmp_path / "run" / "checkpoints")[-1] == 4
     assert run(base, tmp_path / "run") == 8
@@ -367,7 +371,7 @@ def test_adapters_alone_are_saved_under_lora(base, tmp_path):
     loop.train(config, tmp_path / "run", live=quiet())
     lines = records(tmp_path / "run")[0]
     assert lines[-1]["role/generator/gap_max"] < 1e-4 and lines[-1]["policy/p0/updates"] == 2
-    parts = loop.load_parts(config)
+    parts = opening.load_parts(config)
     templates = {"policies": {name: parts.start(0)[name] for name in parts.trained}}
     trees, _ = restore(tmp_path / "run" / "checkpoints", "latest", templates)
     assert all("a" in leaf and "b" in leaf for tree in trees["policies"].values() for leaf in tree.values())

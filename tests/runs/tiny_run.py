@@ -160,12 +160,12 @@ def main():
     parser.add_argument("--after", type=float, default=0.0)
     asked = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
-    from marl_jax.runs import loop
+    from marl_jax.runs import loop, opening
 
     places = {
-        "opening": (loop, "load_parts"),
+        "opening": (opening, "load_parts"),
         "step": (loop, "step"),
-        "learning": (loop.Learner, "step"),
+        "learning": (opening.Learner, "step"),
     }
     if asked.at:
         send_before(*places[asked.at], signal.Signals[asked.signal], asked.visit, asked.after)

@@ -9,7 +9,7 @@ from pathlib import Path
 def test_eight_devices_sample_what_one_does():
     root = Path(__file__).parents[2]
     environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_NUM_CPU_DEVICES": "8",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(root),
     }

@@ -1,0 +1,213 @@
+"""Opening a run: what its configuration names is loaded and checked, and its newest checkpoint found.
+
+folder -> parts, data, graders -> what an earlier start settled -> policies -> checkpoint -> engines -> records
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from marl_jax.learning import Learner, LearnerState
+from marl_jax.policies import Tree
+from marl_jax.rollouts.serving import Service
+from marl_jax.runs import fields, page, plan
+from marl_jax.runs.checkpoints import Checkpoints
+from marl_jax.runs.config import RunConfig
+from marl_jax.runs.folder import begin, open_folder, settle, settled_for
+from marl_jax.runs.live import Live
+from marl_jax.runs.metrics import Board, JsonLines, TensorBoard, WeightsAndBiases
+from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks, model_config
+from marl_jax.runs.play import make_service, planned_engine, shapes_of, start_graders
+from marl_jax.runs.stopping import Stop
+from marl_jax.sampling.plan import EngineSettings
+from marl_jax.tasks import DataError, Position, Task, TaskIterator
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """All that changes from step to step; a checkpoint holds it."""
+
+    step: int
+    trees: dict[str, Tree]  # of the policies that learn
+    learner: dict[str, LearnerState]
+    position: Position  # in the stream of tasks
+    accuracy: float | None = None  # of these policies, once they are evaluated
+    best: dict[str, Any] | None = None  # step and accuracy of the best evaluation so far
+    form: dict[str, dict[str, float]] = dataclasses.field(
+        default_factory=dict
+    )  # of every role before any update
+
+    @property
+    def updates(self) -> dict[str, int]:
+        """Optimiser updates of every policy so far."""
+        return {name: state.updates for name, state in self.learner.items()}
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The trees of a checkpoint."""
+        return {"policies": self.trees, "learner": self.learner}
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The rest of a checkpoint, as JSON."""
+        rest = {name: getattr(self, name) for name in ("step", "updates", "accuracy", "best", "form")}
+        return rest | {"position": dataclasses.asdict(self.position)}
+
+    def restored(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any]) -> "State":
+        """The state that a checkpoint holds."""
+        rest = {name: numbers[name] for name in ("step", "accuracy", "best", "form")}
+        position = Position(**numbers["position"])
+        return State(trees=arrays["policies"], learner=arrays["learner"], position=position, **rest)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """All that a step needs and that stays as it is."""
+
+    config: RunConfig
+    parts: Parts
+    folder: Path
+    problems: TaskIterator
+    watched: list[Task]  # the problems of evaluations; none: never evaluated
+    about: dict[
+        str, Any
+    ]  # what its lines in `eval.jsonl` are of; those of something else are none of its own
+    service: Service
+    learner: Learner
+    references: dict[str, Tree] | None
+    checkpoints: Checkpoints
+    metrics: JsonLines
+    evaluations: JsonLines
+    boards: list[Board]
+    live: Live
+    stop: Stop
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """What the configuration names, loaded, and what the first start settled."""
+
+    parts: Parts
+    splits: dict[str, Sequence[Task]]
+    digests: dict[str, str]
+    settled: dict[str, Any]
+
+
+def open_run(
+    config: RunConfig,
+    workdir: str | os.PathLike[str],
+    accept_changes: bool,
+    live: Live,
+    stop: Stop,
+    stack: contextlib.ExitStack,
+) -> tuple[Run, State]:
+    """The run at its start, or where its newest checkpoint is; what it holds open is closed with the stack."""
+    folder = stack.enter_context(open_folder(workdir))
+    named = _load(config, folder, accept_changes, live, stop)
+    parts = named.parts
+
+    policies = parts.start(config.seed)
+    learner = Learner(
+        parts.network(config.policies.remat), config.learner, config.policies.map, mesh=parts.mesh
+    )
+    trees = {name: policies[name] for name in parts.trained}
+    state = State(0, trees, learner.init(trees), Position(seed=config.seed))
+    kinds = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
+    checkpoints = Checkpoints(folder / "checkpoints", passing=("learner",), **kinds)
+    stack.callback(checkpoints.close)
+    found = checkpoints.resume(state.arrays)
+    if found:
+        state = state.restored(*found)
+    stop.check()
+
+    service = _serve(config, folder, named, policies | state.trees, state.updates)
+    references = parts.references(state.trees) if config.learner.interventions.kl_coef else None
+    metrics, evaluations, boards = _records(config, folder, state.step, stack)
+    watched = list(named.splits["val"][: config.evaluation.problems]) if "val" in named.splits else []
+    about = {
+        "split": "val",
+        "mode": "trained",
+        "seed": config.seed,
+        "problems": len(watched),
+        "samples": config.evaluation.samples,
+        "data": named.digests.get("data val"),
+    }
+    stop.check()
+    problems = TaskIterator(named.splits["train"], config.data.problems, state.position)
+    run = Run(
+        config, parts, folder, problems, watched, about, service, learner, references, checkpoints, metrics,
+        evaluations, boards, live, stop,
+    )  # fmt: skip
+    return run, state
+
+
+def _load(config: RunConfig, folder: Path, accept_changes: bool, live: Live, stop: Stop) -> Named:
+    """All of what is named, checked before anything is compiled."""
+    before = settled_for(folder, config).get("engine")
+    shapes = fields.from_json(EngineSettings, before) if before else None
+    # Before the weights are there: it counts them.
+    planned = plan.check_fits(config, model_config(config), engine=shapes)
+    parts = load_parts(config)
+    start_graders(config)
+    names = ("train", "val") if config.evaluation.every else ("train",)
+    splits = {name: load_tasks(config.data, name) for name in names}
+    _check_enough(config, splits["train"])
+    stop.check()
+    on_what = digests(config, parts, splits)
+    settled = begin(
+        folder,
+        config,
+        on_what,
+        lambda: {"engine": fields.to_json(planned_engine(config, parts))},
+        accept_changes=accept_changes,
+    )
+    sizes = {name: len(tasks) for name, tasks in splits.items()}
+    live.note(page.page(config, parts.model, folder=folder, tasks=sizes, settled=settled, plan=planned))
+    return Named(parts, splits, on_what, settled)
+
+
+def _serve(
+    config: RunConfig, folder: Path, named: Named, trees: Mapping[str, Tree], updates: Mapping[str, int]
+) -> Service:
+    """The engines; the shapes that the first start measured are written down for the others."""
+    measured = named.settled.get("measured", False)
+    shapes = fields.from_json(EngineSettings, named.settled["engine"])
+    service = make_service(config, named.parts, trees, shapes, updates, measured=measured)
+    if not measured:
+        settle(folder, {"engine": fields.to_json(shapes_of(service)), "measured": True})
+    return service
+
+
+def _records(
+    config: RunConfig, folder: Path, step: int, stack: contextlib.ExitStack
+) -> tuple[JsonLines, JsonLines, list[Board]]:
+    """Metrics and evaluations, and whoever listens. What no checkpoint has seen is forgotten, to be made again."""
+    metrics, evaluations = JsonLines(folder / "metrics.jsonl"), JsonLines(folder / "eval.jsonl")
+    for record in (metrics, evaluations):
+        stack.callback(record.close)
+        record.rewind(step or -1)
+    boards = _boards(config, folder, step)
+    for board in boards:
+        stack.callback(board.close)
+    return metrics, evaluations, boards
+
+
+def _boards(config: RunConfig, folder: Path, step: int) -> list[Board]:
+    boards: list[Board] = []
+    if config.logging.tensorboard:
+        boards.append(TensorBoard(folder / "tensorboard", step))
+    if config.logging.wandb:
+        boards.append(WeightsAndBiases(folder, config.logging.wandb_project, config.to_json()))
+    return boards
+
+
+def _check_enough(config: RunConfig, train: Sequence[Task]) -> None:
+    """A problem that is in a batch twice would be played twice with the same noise."""
+    if config.steps and config.data.problems > len(train):
+        raise DataError(
+            f"data.problems is {config.data.problems} and the train split has {len(train)}: lower "
+            "--config.data.problems (--config.rollout.samples gives more episodes of each)"
+        )
