@@ -90,8 +90,9 @@ def test_losses_survive_packing_and_micro_batches(loss):
     assert_trees_close(got["p0"], want)
 
 
-@pytest.mark.parametrize("kind", ["ppo", "gspo"])
-@pytest.mark.parametrize("prompts, count", [(6, 2), (9, 3)], ids=["two at once", "an odd number"])
+@pytest.mark.parametrize(
+    ("kind", "prompts", "count"), [("ppo", 6, 2), ("gspo", 9, 3)], ids=["two at once", "an odd number"]
+)
 @pytest.mark.parametrize("share", [True, False], ids=["trees", "plain rows"])
 def test_slices_of_a_micro_batch_add_up_to_the_plain_gradient(kind, prompts, count, share):
     rows = make_rows(np.random.default_rng(4), prompts=prompts, samples=4)

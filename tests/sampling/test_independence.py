@@ -21,8 +21,6 @@ from kit import (
 
 from marl_jax.sampling import Engine, generate, plan
 
-pytestmark = pytest.mark.shipped
-
 LENGTHS = (1, 2, 7, 8, 9, 16, 17, 25, 33, 40)
 REQUESTS = [
     ask(
@@ -50,17 +48,20 @@ def assert_same_bits(ours, theirs):
         assert same_bits(a, b), request
 
 
+@pytest.mark.shipped
 def test_company_lanes_and_refills_change_no_bit(engine, alone):
     assert len(REQUESTS) == 3 * SETTINGS.lanes  # each lane is refilled, next to longer and shorter neighbours
     assert_same_bits(serve(engine, REQUESTS), alone)
 
 
+@pytest.mark.shipped
 def test_the_order_of_arrival_changes_no_bit(engine, alone):
     order = random.Random(0).sample(range(24), 24)
     completions = serve(engine, [REQUESTS[i] for i in order])
     assert_same_bits([completions[order.index(i)] for i in range(24)], alone)
 
 
+@pytest.mark.shipped
 def test_requests_added_while_others_run_change_no_bit(engine, alone):
     tickets, done = {}, {}
     waiting = list(enumerate(REQUESTS))
@@ -89,6 +90,7 @@ def test_recording_kept_sets_changes_no_token_whoever_else_asks_for_how_many(par
     assert beside[:5] == plain[:5]
 
 
+@pytest.mark.shipped
 def test_the_growth_of_the_cache_changes_no_bit(params, engine, alone):
     short = [i for i, r in enumerate(REQUESTS) if len(r.tokens) + r.max_new_tokens <= SETTINGS.lengths[0]]
     long = ask(prompt(40), 99, new=24)
