@@ -27,6 +27,7 @@ from marl_jax.sampling.plan import EngineSettings
 from marl_jax.sampling.plan import plan as plan_engine
 from marl_jax.sampling.programs import Features
 
+BASES = "base weights"
 Phase = Literal["always", "prefill", "decode", "resizing", "gradient", "optimiser"]
 
 
@@ -57,7 +58,7 @@ def standing(config: RunConfig, sizes: Model, specs: dict[str, PolicySpec]) -> l
     damped = numbers * 4 if config.learner.interventions.mixing.damping else 0
     what = "adapters" if config.policies.train == "lora" else "trained weights"
     parts = [
-        Part("base weights", bases // share, "always"),
+        Part(BASES, bases // share, "always"),
         Part(f"{what} (float32)", numbers * 4 // share, "always"),
         Part("weights served to the sampler", served // share, "always"),
         Part("optimiser states", (states + damped) // share, "always"),
@@ -65,22 +66,48 @@ def standing(config: RunConfig, sizes: Model, specs: dict[str, PolicySpec]) -> l
     return [part for part in parts if part.bytes]
 
 
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """What an engine may take, working memory included; an update needs `beside` of it beside the caches."""
+
+    budget: int
+    beside: int = 0
+
+
+def engine_room(config: RunConfig, model: ModelConfig, device: Device, free: int) -> Room:
+    """The room of each engine where so much is free beside the bases.
+
+    Half of a host's memory, which others use, too; most of what an accelerator has left.
+    """
+    specs = policy_specs(config.policies)
+    engines = len(decode_groups(specs))
+    if config.engine.budget_bytes:
+        return Room(config.engine.budget_bytes)
+    if device.platform == "cpu":
+        return Room(max(1, free // (2 * engines)))
+    sizes = Model(model, device.platform, device.capability, config.policies.remat)
+    others = sum(part.bytes for part in standing(config, sizes, specs) if part.name != BASES)
+    update, _ = gradient(config, sizes, specs, calls_of(config, assume(config)))
+    phases = {part.phase for part in update}
+    beside = max((sum(p.bytes for p in update if p.phase == phase) for phase in phases), default=0)
+    return Room(max(1, int(0.9 * (free - others)) // engines), beside // engines)
+
+
 def engine_settings(
     config: RunConfig,
     model: ModelConfig,
     *,
     lanes: int | None,
-    budget_bytes: int,
+    room: "Room",
     platform: str | None = None,
 ) -> EngineSettings:
-    """The shapes of each engine of a run, within a byte budget; ValueError where nothing fits."""
-    shapes = _shapes(config, model, budget_bytes, platform)
-    lanes = shapes(lanes=lanes).lanes
-    return shapes(lanes=lanes, histories=histories(config, lanes))
+    """The shapes of each engine of a run; ValueError where nothing fits."""
+    shapes = _shapes(config, model, room, platform)
+    return shapes(lanes=lanes, histories=histories(config, shapes(lanes=lanes).lanes))
 
 
 def _shapes(
-    config: RunConfig, model: ModelConfig, budget_bytes: int, platform: str | None
+    config: RunConfig, model: ModelConfig, room: "Room", platform: str | None
 ) -> Callable[..., EngineSettings]:
     """`sampling.plan` for the calls of a run."""
     sampling = config.role_settings.values()
@@ -90,7 +117,8 @@ def _shapes(
         model,
         max_prompt=config.engine.max_prompt,
         max_new=max(role.max_new_tokens for role in sampling),
-        budget_bytes=budget_bytes,
+        budget_bytes=room.budget,
+        beside_bytes=room.beside,
         features=Features(
             truncate=truncate,
             # What the trainer renormalises over.
@@ -120,25 +148,25 @@ def histories(config: RunConfig, lanes: int) -> int:
 
 
 def engine_within(
-    config: RunConfig, model: ModelConfig, device: Device, free: int, engines: int
+    config: RunConfig, model: ModelConfig, device: Device, free: int
 ) -> tuple[EngineSettings, str | None]:
     """The engines' settings as a run would choose them with so much memory free, and why it could not."""
-    budget = config.engine.budget_bytes or max(1, free // (2 * engines))
     lanes, platform = config.engine.lanes, device.platform
+    room = engine_room(config, model, device, free)
     try:
-        return engine_settings(config, model, lanes=lanes, budget_bytes=budget, platform=platform), None
+        return engine_settings(config, model, lanes=lanes, room=room, platform=platform), None
     except ValueError as error:  # what the least would take is still told
         positions = config.engine.max_prompt + max(r.max_new_tokens for r in config.role_settings.values())
         positions = max(positions, model.max_position_embeddings)
         roomy = dataclasses.replace(model, max_position_embeddings=positions)
-        return _shapes(config, roomy, sys.maxsize, platform)(lanes=lanes or 1), str(error)
+        return _shapes(config, roomy, Room(sys.maxsize), platform)(lanes=lanes or 1), str(error)
 
 
 def sampling(config: RunConfig, sizes: Model, engine: EngineSettings, engines: int) -> list[Part]:
     """The engines' caches, and what they work with."""
     model = sizes.config
     spread = 1 if sizes.platform == "cpu" else config.mesh.data * config.mesh.model
-    lanes = cache_bytes(model, engine.lanes, engine.context)
+    lanes = cache_bytes(model, 1, engine.cells)
     prompts = cache_bytes(model, engine.prefixes, engine.context)
     chunk, context = engine.chunks[-1], engine.context
     prefill = costs.prefill_working(sizes, engine.prefill_rows(chunk), chunk, context)

@@ -1,5 +1,6 @@
 """Pages of plain text for a terminal: what a run begins with, and what a plan says for every kind of device."""
 
+import dataclasses
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -69,7 +70,10 @@ def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequenc
     body.append(_row("at the peak", (show(plan.total) for plan in plans)))
     body.append(_row("which is in the phase", (plan.phase for plan in plans)))
     body.append(_row("available", (show(plan.device.memory) for plan in plans)))
-    body.append(_row("lanes x tokens", (f"{p.engine.lanes}x{p.engine.context}" for p in plans)))
+    longest = [plan.engine.widths_at(len(plan.engine.lengths) - 1)[0] for plan in plans]
+    body.append(_row("lanes x tokens", (f"{n}x{p.engine.context}" for n, p in zip(longest, plans))))
+    if any(plan.engine.lanes_at for plan in plans):
+        body.append(_row("of short calls", (f"{p.engine.lanes}x{p.engine.lengths[0]}" for p in plans)))
     body.append(_row("largest micro-batch", (f"{p.largest.rows}x{p.largest.width}" for p in plans)))
     body.append(_row("fits", ("yes" if plan.fits else "NO" for plan in plans)))
     body += ["", _row("time per step", (plan.device.name for plan in plans))]
@@ -159,9 +163,11 @@ def _memory(plan: Plan) -> str:
 
 
 def _engine(plan: Plan, settled: Mapping[str, Any]) -> str:
-    engine = settled.get("engine") or {"widths": plan.engine.widths, "lengths": plan.engine.lengths}
+    engine = settled.get("engine") or dataclasses.asdict(plan.engine)
     count = f"{plan.engines} engines, each of " if plan.engines > 1 else ""
-    return f"{count}{engine['widths'][0]} lanes of {engine['lengths'][-1]:,} tokens"
+    lanes, lengths = engine.get("lanes_at") or engine["widths"][:1], engine["lengths"]
+    shorter = f"{lanes[0]} lanes of {lengths[0]:,} tokens to " if len(lanes) > 1 else ""
+    return f"{count}{shorter}{lanes[-1]} lanes of {lengths[-1]:,} tokens"
 
 
 def _time(plan: Plan) -> str:

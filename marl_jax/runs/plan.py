@@ -117,11 +117,11 @@ def make_plan(
     assumptions = assume(config, completion)
     rounds = calls_of(config, assumptions)
     standing = memory.standing(config, sizes, specs)
-    bases = sum(part.bytes for part in standing if part.name == "base weights")
+    bases = sum(part.bytes for part in standing if part.name == memory.BASES)
     engines = len(decode_groups(specs))
     refusal = None
     if engine is None:
-        engine, refusal = memory.engine_within(config, model, device, device.memory - bases, engines)
+        engine, refusal = memory.engine_within(config, model, device, device.memory - bases)
     gradient, largest = memory.gradient(config, sizes, specs, rounds)
     return Plan(
         device=device,
@@ -215,10 +215,15 @@ def _decoding(
             fed_operations += config.data.problems * costs.prefill_operations(
                 sizes, call.fed, call.prompt, adapters
             )
-        tokens = episodes * sum(call.new for some in mine for call in some)
+        sampled: dict[int, int] = {}  # tokens, by the length of cache that their calls may need
+        for call in (call for some in mine for call in some):
+            rung = engine.rung_of(
+                min(engine.context, call.prompt + config.role_settings[call.role].max_new_tokens)
+            )
+            sampled[rung] = sampled.get(rung, 0) + episodes * call.new
         in_turn = sum(max((call.new for call in some), default=0) for some in mine)
-        steps = max(-(-tokens // engine.lanes), in_turn)
-        decode_moved += steps * costs.weights(model)
+        filled = sum(-(-tokens // engine.widths_at(rung)[0]) for rung, tokens in sampled.items())
+        decode_moved += max(filled, in_turn) * costs.weights(model)
     return (
         Work("prefill", fed_operations / share, 0.0),
         Work("decode", decode_operations / share, decode_moved / share),

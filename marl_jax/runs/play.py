@@ -7,24 +7,26 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
-from marl_jax.policies import Tree, decode_groups
+from marl_jax.policies import Tree
 from marl_jax.rewards.credit import Grader
 from marl_jax.rollouts import Episode, Progress, ToolLog, rollout
 from marl_jax.rollouts.serving import Service
+from marl_jax.runs import devices
 from marl_jax.runs.config import RunConfig
-from marl_jax.runs.memory import engine_settings, look_ahead
+from marl_jax.runs.memory import engine_room, engine_settings, look_ahead
 from marl_jax.runs.parts import Parts
 from marl_jax.runs.plan import PlanError
-from marl_jax.sampling.plan import EngineSettings, free_bytes
+from marl_jax.sampling.plan import EngineSettings
 from marl_jax.sampling.stability import common_shapes
 from marl_jax.tasks import Task, parse
 
 
 def planned_engine(config: RunConfig, parts: Parts) -> EngineSettings:
     """The shapes of each engine, planned from the configuration and the memory of this machine."""
-    budget = config.engine.budget_bytes or free_bytes() // (2 * len(decode_groups(parts.specs)))
+    device = devices.here()
+    room = engine_room(config, parts.model, device, device.memory)
     try:
-        return engine_settings(config, parts.model, lanes=config.engine.lanes, budget_bytes=budget)
+        return engine_settings(config, parts.model, lanes=config.engine.lanes, room=room)
     except ValueError as error:
         raise PlanError(f"the engines do not fit: {error}") from error
 

@@ -3,7 +3,6 @@
 All of this is the host's, and follows from the requests alone; the engine carries the waves out.
 """
 
-import bisect
 import collections
 import dataclasses
 import itertools
@@ -66,14 +65,24 @@ class Admission:
 
     def submit(self, waiting: Waiting, columns: int) -> None:
         """Queue a request that may come to need so many columns of a lane."""
-        self._queues[bisect.bisect_left(self._settings.lengths, columns)].append(waiting)
+        self._queues[self._settings.rung_of(columns)].append(waiting)
         self._prefixes.want(waiting.owner, waiting.prefix)
+
+    def rung(self, idle: bool) -> int:
+        """The queue that is served, by its length. One is emptied before the next.
+
+        Every lane attends as far as the longest needs. Where lengths have lanes of their own, these must be `idle` too.
+        """
+        order = (*range(self._turn, len(self._queues)), *range(self._turn))
+        if idle or not self._settings.lanes_at:
+            self._turn = next((i for i in order if self._queues[i]), self._turn)
+        return self._turn
 
     def wave(self, lanes: Sequence[int]) -> Wave:
         """Who enters these free lanes: as many as wait and as the prefix cache can hold prompts of at once."""
         wave = Wave()
         for lane in lanes:
-            queue = self._queue()
+            queue = self._queues[self.rung(idle=False)]
             row = self._row(queue[0], wave) if queue else None
             if row is None:
                 break
@@ -88,12 +97,6 @@ class Admission:
         if self._prefixes.keep(owner, tokens):
             return None
         return self._prefixes.add(owner, tokens, set(), kept=True)
-
-    def _queue(self) -> collections.deque[Waiting]:
-        """The queue to take from. One is emptied before the next: every lane attends as far as the longest needs."""
-        order = (*range(self._turn, len(self._queues)), *range(self._turn))
-        self._turn = next((i for i in order if self._queues[i]), self._turn)
-        return self._queues[self._turn]
 
     def _row(self, waiting: Waiting, wave: Wave) -> int | None:
         """The row that holds, or will hold, the request's prompt; None if the wave uses every row."""

@@ -12,6 +12,7 @@ looks at what finished. What is submitted meanwhile enters with the dispatch aft
 import collections
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -80,6 +81,7 @@ class Engine:
         self._in_lanes: dict[int, Waiting] = {}  # the requests in lanes, by ticket
         self._under_way: programs.Sampled | None = None  # what the dispatch under way will have sampled
         self._next_ticket = 0
+        self._longest = settings.context  # that the cache of the lanes may become
         self._admission = Admission(settings)
         self._prefix_cache = Cache((), ())
         self._cache: Cache
@@ -139,9 +141,8 @@ class Engine:
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # it holds the caches until it ends
             jax.block_until_ready(self._under_way)
         self._under_way = None
-        if self.pending or not _is_whole(
-            self._prefix_cache
-        ):  # otherwise all that it holds is known to be finite
+        # What every request came to its end with is known to be finite, and may stay.
+        if self.pending or not _is_whole(self._prefix_cache):
             self._prefix_cache = Cache((), ())  # the old one goes before the new one comes
             self._prefix_cache = self._empty(self.settings.prefixes, self.settings.context)
         self._in_lanes.clear()
@@ -153,21 +154,20 @@ class Engine:
         if self.pending:
             raise RuntimeError("warm up before requests are submitted")
         settings, nowhere = self.settings, next(_parts([(0, NOWHERE)]))
-        widths = settings.widths
         for chunk in settings.chunks:
             for start in {0, settings.context - 1}:
                 self._prefill([Feed(NOWHERE, (0,), start, -1)], chunk)
         self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *nowhere)
-        for length, longer in zip(settings.lengths, (*settings.lengths[1:], None)):
-            for wider, width, narrower in zip((None, *widths), widths, (*widths[1:], None)):
-                self._open_lanes(width, length)
-                self._cache = programs.copy_rows(self._prefix_cache, self._cache, *nowhere)
-                self._prefix_cache = programs.copy_rows(self._cache, self._prefix_cache, *nowhere)
-                self._decode()
-                for other in filter(None, (wider, narrower)):
+        for width, length in settings.shapes:
+            self._open_lanes(width, length)
+            self._cache = programs.copy_rows(self._prefix_cache, self._cache, *nowhere)
+            self._prefix_cache = programs.copy_rows(self._cache, self._prefix_cache, *nowhere)
+            self._decode()
+            for one, other in itertools.permutations(settings.widths, 2):
+                if one == width and abs(settings.widths.index(one) - settings.widths.index(other)) == 1:
                     programs.take(self._empty(width, length), np.zeros(other, np.int32))
-                if longer:
-                    programs.grow(self._empty(width, length), longer)
+            for longer in [n for w, n in settings.shapes if w == width and n > length][:1]:
+                programs.grow(self._empty(width, length), longer)
         self._open_lanes(settings.lanes, settings.lengths[0])
 
     def _dispatch(self) -> programs.Sampled:
@@ -191,7 +191,9 @@ class Engine:
 
     def _fit(self) -> None:
         """The narrowest width that holds all requests, those that wait included; all lanes where none does."""
-        live, widths = len(self._in_lanes), self.settings.widths
+        live = len(self._in_lanes)
+        rung = self._admission.rung(idle=not live)
+        widths, self._longest = self.settings.widths_at(rung), self.settings.longest_at(rung)
         best = min((width for width in widths if width >= self.pending), default=widths[0])
         if not live and (self._cache.rows, self._cache.length) != (best, self.settings.lengths[0]):
             self._open_lanes(best, self.settings.lengths[0])
@@ -206,9 +208,9 @@ class Engine:
         self._table.take(rows, real)
 
     def _reach(self, length: int) -> None:
-        """Let the cache grow, rung by rung, until `length` columns fit or the whole context is there."""
+        """Let the cache grow, rung by rung, until `length` columns fit or it is as long as it may become."""
         for rung in self.settings.lengths:
-            if self._cache.length < min(length, self.settings.context) and rung > self._cache.length:
+            if self._cache.length < min(length, self._longest) and rung > self._cache.length:
                 self._cache = programs.grow(self._cache, rung)
 
     def _decode(self) -> programs.Sampled:

@@ -5,6 +5,7 @@ attended lengths get a program, how prompts are cut. The same settings give the 
 frozen and JSON-like, so that a run can write them down and use them again.
 """
 
+import bisect
 import contextlib
 import dataclasses
 import itertools
@@ -52,6 +53,7 @@ class EngineSettings:
     steps: int = 8  # decode steps per dispatch
     stops: int = 8  # stop tokens per request, at most
     features: Features = Features()
+    lanes_at: tuple[int, ...] = ()  # where memory is short: how many lanes there are over each of the lengths
 
     def __post_init__(self) -> None:
         for name, values, sign in (
@@ -64,7 +66,14 @@ class EngineSettings:
                 raise ValueError(
                     f"{name} is {values}; it must be {'rising' if sign > 0 else 'falling'} and positive"
                 )
-        if len(self.widths) * len(self.lengths) > MAX_PROGRAMS:
+        if self.lanes_at:
+            falling = all(a >= b for a, b in itertools.pairwise(self.lanes_at))
+            if len(self.lanes_at) != len(self.lengths) or not falling or self.widths != self.lanes_at[:1]:
+                raise ValueError(
+                    f"lanes_at is {self.lanes_at}; it must fall from {self.widths}, the only width, one for each of "
+                    f"the {len(self.lengths)} lengths"
+                )
+        if len(self.shapes) > MAX_PROGRAMS:
             raise ValueError(
                 f"{len(self.widths)} widths x {len(self.lengths)} lengths make more than {MAX_PROGRAMS} decode "
                 "programs; give fewer of either"
@@ -79,6 +88,33 @@ class EngineSettings:
     @property
     def context(self) -> int:
         return self.lengths[-1]
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """(width, length) of every decode program."""
+        if not self.lanes_at:
+            return list(itertools.product(self.widths, self.lengths))
+        pairs = itertools.product(enumerate(self.lanes_at), enumerate(self.lengths))
+        return list(dict.fromkeys((width, length) for (i, width), (j, length) in pairs if j <= i))
+
+    @property
+    def cells(self) -> int:
+        """How many tokens the lanes hold, at most."""
+        if not self.lanes_at:
+            return self.lanes * self.context
+        return max(width * length for width, length in self.shapes)
+
+    def widths_at(self, rung: int) -> tuple[int, ...]:
+        """The widths at which requests are served that need a cache of `lengths[rung]`."""
+        return self.lanes_at[rung : rung + 1] or self.widths
+
+    def longest_at(self, rung: int) -> int:
+        """How long the cache may become meanwhile."""
+        return self.lengths[rung] if self.lanes_at else self.context
+
+    def rung_of(self, columns: int) -> int:
+        """Which of the lengths holds so many columns."""
+        return bisect.bisect_left(self.lengths, columns)
 
     def chunk_of(self, length: int) -> int:
         """The chunk that takes so many tokens, or the first part of them."""
@@ -99,6 +135,7 @@ def plan(
     max_new: int,
     requests: int | None = None,
     budget_bytes: int | None = None,
+    beside_bytes: int = 0,
     lanes: int | None = None,
     min_prompt: int = 1,
     histories: int = 0,
@@ -111,7 +148,8 @@ def plan(
 
     Without `lanes` there are as many as there are requests, memory, and use for on this device; `steps` follow the
     device, too. The budget (default: half of the memory that is free) covers caches and working memory, not the
-    weights. So many `histories` are held for later turns at a time (`Request.keep`), if lanes leave room for them.
+    weights; something that takes turns with the engine may need `beside_bytes` of it beside the caches. So many
+    `histories` are held for later turns at a time (`Request.keep`), if lanes leave room for them.
     `platform` is that of the device (cpu, gpu, tpu), by default the one at hand.
     """
     for name, value in (("lanes", lanes), ("budget_bytes", budget_bytes)):
@@ -158,22 +196,41 @@ def plan(
         )
 
     width = wanted
-    while memory_bytes(config, at_width(width)) > budget:
+    while memory_bytes(config, at_width(width), beside_bytes) > budget:
         if lanes or width == 1:
-            need = memory_bytes(config, at_width(width))
+            need = memory_bytes(config, at_width(width), beside_bytes)
             raise ValueError(
                 f"{width} lane{'s' * (width > 1)} of {context} tokens need {_gib(need)} beside the weights, and the "
                 f"budget is {_gib(budget)}: shorten prompts or max_new_tokens, lower lanes, or raise budget_bytes"
             )
         width = _round_up(width // 2)
     settings = at_width(width)
-    room = (budget - memory_bytes(config, settings)) // cache_bytes(config, 1, context)
+    if not lanes and not sizes.compacts:
+        most = min(requests or sizes.lanes, sizes.lanes)
+        settings = _widened(config, settings, most, budget, beside_bytes)
+    room = (budget - memory_bytes(config, settings, beside_bytes)) // cache_bytes(config, 1, context)
     return dataclasses.replace(settings, prefixes=settings.prefixes + min(histories, room))
 
 
-def memory_bytes(config: ModelConfig, settings: EngineSettings) -> int:
-    """What an engine takes beside the weights: lanes, prefixes, one array being reshaped, and working memory."""
-    lanes = cache_bytes(config, settings.lanes, settings.context)
+def _widened(
+    config: ModelConfig, settings: EngineSettings, most: int, budget: int, beside: int
+) -> EngineSettings:
+    """More lanes over shorter lengths, in the memory that all of them take over the longest; `most` at most."""
+    while most >= 2 * settings.lanes:  # less would not make up for lanes that empty before each change
+        at = [_round_down(min(most, settings.cells // length)) for length in settings.lengths]
+        wider = dataclasses.replace(settings, widths=(at[0],), lanes_at=tuple(at))
+        if memory_bytes(config, wider, beside) <= budget:
+            return wider
+        most //= 2
+    return settings
+
+
+def memory_bytes(config: ModelConfig, settings: EngineSettings, beside: int = 0) -> int:
+    """What an engine takes beside the weights: lanes, prefixes, one array being reshaped, and working memory.
+
+    If something else needs more (`beside`) while the engine does not work, that instead.
+    """
+    lanes = cache_bytes(config, 1, settings.cells)
     prefixes = cache_bytes(config, settings.prefixes, settings.context)
     reshaped = lanes // (2 * config.num_hidden_layers)
     logits = 4 * settings.lanes * config.vocab_size * 4  # raw, tempered, weights, padded, in float32
@@ -181,13 +238,8 @@ def memory_bytes(config: ModelConfig, settings: EngineSettings) -> int:
     rows = settings.prefill_rows(settings.chunks[-1])
     scores = 2 * rows * config.num_attention_heads * settings.chunks[-1] * settings.context * 4
     layers = num_parameters(config) * 4 if config.dtype == "float32" else num_parameters(config) * 2
-    return (
-        lanes
-        + prefixes
-        + reshaped
-        + max(logits, cache_bytes(config, rows, settings.context) + scores)
-        + layers
-    )
+    working = reshaped + max(logits, cache_bytes(config, rows, settings.context) + scores) + layers
+    return lanes + prefixes + max(working, beside)
 
 
 def free_bytes() -> int:
@@ -215,6 +267,11 @@ def host_bytes() -> int:
 def _round_up(n: int) -> int:
     """The next power of two up to 64, the next multiple of 64 above."""
     return -(-n // 64) * 64 if n > 64 else 1 << (n - 1).bit_length()
+
+
+def _round_down(n: int) -> int:
+    """The power of two below, up to 64; the multiple of 64 above."""
+    return n // 64 * 64 if n > 64 else 1 << (n.bit_length() - 1)
 
 
 def _ladder(low: int, high: int, rungs: int, multiple: int = 16) -> tuple[int, ...]:

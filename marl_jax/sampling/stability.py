@@ -40,18 +40,24 @@ def stable_shapes(
         # Adapters start at zero, which would hide how they round.
         adapters = jax.tree.map(lambda leaf: 0.1 * _numbers(jnp.array(leaf), leaf.ndim - 1), adapters)
         outcome = functools.partial(_outcome, params, adapters, config, settings, mesh, scale)
-        full, context = settings.lanes, settings.context
 
         @functools.cache
-        def expected(filled: int) -> np.ndarray:
-            return outcome(full, context, filled)
+        def expected(width: int, length: int, filled: int) -> np.ndarray:
+            return outcome(width, length, filled)
 
-        def same(width: int, length: int) -> bool:
-            return np.array_equal(outcome(width, length, length), expected(length)[:, :width])
+        def same(width: int, length: int, full: int, longest: int) -> bool:
+            return np.array_equal(outcome(width, length, length), expected(full, longest, length)[:, :width])
 
-        lengths = [n for n in settings.lengths if n == context or same(full, n)]
-        widths = [w for w in settings.widths if w == full or all(same(w, n) for n in lengths)]
-        _MEASURED[key] = dataclasses.replace(settings, widths=tuple(widths), lengths=tuple(lengths))
+        # {width: length} of the shapes that others must agree with.
+        largest = dict(zip(settings.lanes_at, settings.lengths)) or {settings.lanes: settings.context}
+        lengths = [
+            n
+            for n in settings.lengths
+            if all(n >= longest or same(full, n, full, longest) for full, longest in largest.items())
+        ]
+        full, context = settings.lanes, settings.context
+        widths = [w for w in settings.widths if w == full or all(same(w, n, full, context) for n in lengths)]
+        _MEASURED[key] = _restricted(settings, widths, lengths)
     return _MEASURED[key]
 
 
@@ -60,7 +66,13 @@ def common_shapes(measured: Sequence[EngineSettings]) -> EngineSettings:
     first, *others = measured
     widths = tuple(w for w in first.widths if all(w in other.widths for other in others))
     lengths = tuple(n for n in first.lengths if all(n in other.lengths for other in others))
-    return dataclasses.replace(first, widths=widths, lengths=lengths)
+    return _restricted(first, widths, lengths)
+
+
+def _restricted(settings: EngineSettings, widths: Sequence[int], lengths: Sequence[int]) -> EngineSettings:
+    """The settings with only these widths and lengths."""
+    at = tuple(lanes for lanes, n in zip(settings.lanes_at, settings.lengths) if n in lengths)
+    return dataclasses.replace(settings, widths=at[:1] or tuple(widths), lengths=tuple(lengths), lanes_at=at)
 
 
 def _outcome(

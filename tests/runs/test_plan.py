@@ -425,6 +425,19 @@ def test_the_model_is_read_where_it_is_and_else_the_preset_of_its_scale(tmp_path
         find_model(strange)
 
 
+@pytest.mark.parametrize(
+    "cell", ["voting-isolated-0.6b-math", "eval_opt-shared-1.7b-code", "voting-shared-4b-math"]
+)
+def test_engines_on_an_accelerator_take_what_an_update_leaves(cell):
+    run, scale = config(cell), cell.split("-")[2]
+    for device in KINDS:
+        plan = make_plan(run, ModelConfig.preset(scale), device)
+        # What engines take never drives the update out: a run that does not fit is refused by its engines.
+        assert plan.fits or plan.refusal, (device.name, plan.total)
+        if device.name in ("H100", "H200"):
+            assert plan.fits and plan.engine.lanes_at[0] > plan.engine.lanes_at[-1] > 1
+
+
 def test_the_page_names_every_kind_of_device_and_what_dominates():
     run, model = config("voting-isolated-0.6b-math", policies__remat="layer"), ModelConfig.preset("0.6b")
     plans = [make_plan(run, model, device) for device in (dataclasses.replace(HERE, memory=8 << 30), *KINDS)]

@@ -6,8 +6,8 @@ import pytest
 
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
-from marl_jax.sampling import plan
-from marl_jax.sampling.plan import memory_bytes
+from marl_jax.sampling import EngineSettings, plan
+from marl_jax.sampling.plan import MAX_PROGRAMS, memory_bytes
 
 CONFIG = dataclasses.replace(ModelConfig.preset("xs"), max_position_embeddings=4096)
 
@@ -38,3 +38,38 @@ def test_histories_get_the_room_that_lanes_leave():
     assert tight.prefixes == roomy.prefixes + 3
     free = shapes(budget_bytes=1 << 26)
     assert shapes(budget_bytes=1 << 26, histories=10_000).lanes == free.lanes
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_an_accelerator_has_more_lanes_over_shorter_lengths(platform):
+    config = ModelConfig.preset("0.6b")
+    budget = 40 << 30
+    settings = plan(config, max_prompt=20480, max_new=5120, budget_bytes=budget, platform=platform)
+    assert memory_bytes(config, settings) <= budget
+    assert settings.lanes_at[0] == settings.lanes >= 4 * settings.lanes_at[-1]
+    assert len(settings.lanes_at) == len(settings.lengths) and len(settings.shapes) <= MAX_PROGRAMS
+    assert settings.cells <= settings.lanes_at[-1] * settings.context
+    asked = plan(config, max_prompt=20480, max_new=5120, lanes=2, budget_bytes=budget, platform=platform)
+    assert asked.widths == (2,) and not asked.lanes_at  # so many were asked for
+    roomy = plan(CONFIG, max_prompt=900, max_new=500, budget_bytes=budget, platform=platform)
+    assert not roomy.lanes_at  # nothing would be gained
+
+
+def test_what_takes_turns_with_the_engine_has_its_room_beside_the_caches():
+    def shapes(budget, beside):
+        return plan(
+            CONFIG, max_prompt=900, max_new=500, budget_bytes=budget, beside_bytes=beside, platform="gpu"
+        )
+
+    budget, beside = 1 << 30, 3 << 28
+    settings = shapes(budget, beside)
+    assert memory_bytes(CONFIG, settings) < memory_bytes(CONFIG, settings, beside) <= budget
+    assert settings.cells < shapes(budget, 0).cells
+    working = memory_bytes(CONFIG, settings) - memory_bytes(CONFIG, settings, beside) + beside
+    assert shapes(budget, working) == shapes(budget, 0)  # the engine's own working memory will do
+
+
+@pytest.mark.parametrize("lanes_at", [(8,), (8, 16), (4, 2)])
+def test_lanes_that_do_not_go_with_their_lengths_are_refused(lanes_at):
+    with pytest.raises(ValueError, match="lanes_at is"):
+        EngineSettings((8,), (32, 64), (8,), prefill_tokens=8, prefixes=1, lanes_at=lanes_at)

@@ -39,6 +39,21 @@ def test_stable_shapes_are_measured_to_the_bit(monkeypatch):
     assert (chosen.widths, chosen.lengths) == ((32, 8), (32, 48))
 
 
+def test_lengths_with_lanes_of_their_own_agree_with_the_longest_of_each_width(monkeypatch):
+    settings = dataclasses.replace(SETTINGS, widths=(32,), lanes_at=(32, 16, 16, 8), lengths=(16, 32, 48, 64))
+    honest, asked = np.random.default_rng(0).normal(size=(4, 32)), set()
+
+    def measured(params, adapters, config, settings, mesh, scale, width, length, filled):
+        asked.add((width, length))
+        return honest[:, :width] + 1e-7 * ((width, length) == (16, 32)) + width  # widths need not agree
+
+    monkeypatch.setattr(stability, "_outcome", measured)
+    config = dataclasses.replace(CONFIG, rope_theta=78.0)
+    chosen = stability.stable_shapes(None, None, config, settings, None, 1.0)
+    assert (chosen.widths, chosen.lanes_at, chosen.lengths) == ((32,), (32, 16, 8), (16, 48, 64))
+    assert asked <= set(settings.shapes)
+
+
 def test_the_measure_of_stability_sees_a_single_bit_of_a_single_lane(params, monkeypatch):
     settings = dataclasses.replace(SETTINGS, widths=(64,), lengths=(32, 48))
     asked = (params, None, CONFIG, settings, None, 1.0)
