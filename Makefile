@@ -24,15 +24,16 @@ demo: $(READY)
 
 test: $(READY)
 	@echo "Left out here: tests marked 'campaign' (make campaign) and 'parity' (make parity):"
-	@$(BIN)/python -m pytest -o addopts=--strict-markers --collect-only -q -m "campaign or parity" \
+	@grep -rlE 'mark\.(campaign|parity)' tests --include='test_*.py' \
+	  | xargs $(BIN)/python -m pytest -o addopts=--strict-markers --collect-only -q -m "campaign or parity" \
 	  | grep '::' | sed 's/\[.*//' | sort | uniq -c
 	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "not campaign and not parity and not shipped"
-	$(BIN)/python -m pytest $(WORKERS) -m shipped
+	$(BIN)/python -m pytest $(WORKERS) -m "shipped and not campaign" tests/sampling
 
 # The import-and-core subset, for the second supported line of Python and JAX.
 core: $(READY)
 	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "not campaign and not parity and not shipped" tests/models tests/sampling
-	$(BIN)/python -m pytest $(WORKERS) -m shipped tests/sampling
+	$(BIN)/python -m pytest $(WORKERS) -m "shipped and not campaign" tests/sampling
 
 parity: $(PARITY)
 	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m parity

@@ -21,8 +21,6 @@ from kit import (
 from marl_jax.sampling import Engine, Features, plan, stability
 from marl_jax.sampling.plan import STABLE_WIDTH
 
-pytestmark = pytest.mark.shipped
-
 
 def test_stable_shapes_are_measured_to_the_bit(monkeypatch):
     """Shapes are dropped exactly when their bits differ; the largest always stays."""
@@ -72,6 +70,7 @@ def test_the_measure_of_stability_sees_a_single_bit_of_a_single_lane(params, mon
     assert set(np.flatnonzero((same != other).any(axis=0))) == {7}
 
 
+@pytest.mark.shipped
 @pytest.mark.parametrize("head_dim", [pytest.param(8, marks=pytest.mark.campaign), 32])
 def test_compaction_of_a_thinning_batch_changes_no_bit(params, head_dim):
     """Whatever the model's shape: widths whose bits differ from the full one's are not used."""
@@ -100,6 +99,7 @@ def test_compaction_of_a_thinning_batch_changes_no_bit(params, head_dim):
     assert all(same_bits(done[ticket], completion) for ticket, completion in zip(tickets, full))
 
 
+@pytest.mark.shipped
 def test_a_batch_of_adapters_that_widens_and_thins_compiles_nothing_and_changes_no_bit():
     config = dataclasses.replace(CONFIG, head_dim=32)
     params, adapters = make_params(config), make_adapters(config)
@@ -134,6 +134,7 @@ def test_a_batch_of_adapters_that_widens_and_thins_compiles_nothing_and_changes_
     assert [done[ticket] for ticket in late] == never[:90]
 
 
+@pytest.mark.shipped
 def test_every_cache_length_in_use_gives_the_same_bits(params):
     planned = plan(CONFIG, max_prompt=21, max_new=40, lanes=8, budget_bytes=1 << 28)
     planned = dataclasses.replace(planned, lengths=(32, 48, 64))
