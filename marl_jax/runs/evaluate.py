@@ -26,7 +26,7 @@ from marl_jax.runs.evaluation import summary
 from marl_jax.runs.folder import FolderError, open_folder, read_config
 from marl_jax.runs.metrics import JsonLines, read_lines
 from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks
-from marl_jax.runs.play import make_service, planned_engine, play, start_graders
+from marl_jax.runs.play import make_service, planned_engine, play, settled_shapes, start_graders
 from marl_jax.runs.stored import (
     Asked,
     Stored,
@@ -184,8 +184,7 @@ def _shapes(path: Path, config: RunConfig, parts: Parts) -> tuple[EngineSettings
     And whether they were measured.
     """
     settled = folder.read(path).get("settled", {})
-    if engine := settled.get("engine"):
-        settings = fields.from_json(EngineSettings, engine)
-        if len(decode_groups(parts.specs)) * memory_bytes(parts.model, settings) <= free_bytes():
-            return settings, settled.get("measured", False)
-    return planned_engine(config, parts), False
+    settings = settled_shapes(settled)
+    if settings and len(decode_groups(parts.specs)) * memory_bytes(parts.model, settings) <= free_bytes():
+        return settings, settled.get("measured", False)
+    return planned_engine(config, parts, training=False), False

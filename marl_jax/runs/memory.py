@@ -23,11 +23,11 @@ from marl_jax.runs.costs import Model
 from marl_jax.runs.devices import Device
 from marl_jax.runs.parts import policy_specs
 from marl_jax.runs.workload import CallShape, Shape, all_shapes, assume, calls_of
-from marl_jax.sampling.plan import EngineSettings
+from marl_jax.sampling.plan import EngineSettings, memory_bytes
 from marl_jax.sampling.plan import plan as plan_engine
 from marl_jax.sampling.programs import Features
 
-BASES = "base weights"
+BASES, CACHES = "base weights", ("caches of the lanes", "caches of prompts")
 Phase = Literal["always", "prefill", "decode", "resizing", "gradient", "optimiser"]
 
 
@@ -68,29 +68,36 @@ def standing(config: RunConfig, sizes: Model, specs: dict[str, PolicySpec]) -> l
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """What an engine may take, working memory included; an update needs `beside` of it beside the caches."""
+    """What each engine may take, in bytes, working memory included."""
 
     budget: int
-    beside: int = 0
+    beside: int = 0  # what an update needs of it beside the caches
+    left: int = sys.maxsize  # what histories may fill up, all of the engine counted
 
 
-def engine_room(config: RunConfig, model: ModelConfig, device: Device, free: int) -> Room:
-    """The room of each engine where so much is free beside the bases.
+def room_to_train(config: RunConfig, model: ModelConfig, device: Device, free: int) -> Room:
+    """Where so much is free beside the bases, and an update takes turns with the engines.
 
-    Half of a host's memory, which others use, too; most of what an accelerator has left.
+    Half of a host's memory, which others use, too; nine tenths of what an accelerator has left.
     """
     specs = policy_specs(config.policies)
     engines = len(decode_groups(specs))
     if config.engine.budget_bytes:
         return Room(config.engine.budget_bytes)
-    if device.platform == "cpu":
-        return Room(max(1, free // (2 * engines)))
     sizes = Model(model, device.platform, device.capability, config.policies.remat)
     others = sum(part.bytes for part in standing(config, sizes, specs) if part.name != BASES)
     update, _ = gradient(config, sizes, specs, calls_of(config, assume(config)))
     phases = {part.phase for part in update}
     beside = max((sum(p.bytes for p in update if p.phase == phase) for phase in phases), default=0)
+    if device.platform == "cpu":
+        return Room(max(1, free // (2 * engines)), left=(free - others - beside) // engines)
     return Room(max(1, int(0.9 * (free - others)) // engines), beside // engines)
+
+
+def room_to_play(config: RunConfig, free: int, engines: int, platform: str) -> Room:
+    """Where so much is free beside all weights, and nothing is trained."""
+    share = 0.5 if platform == "cpu" else 0.9
+    return Room(config.engine.budget_bytes or max(1, int(share * free) // engines))
 
 
 def engine_settings(
@@ -98,16 +105,33 @@ def engine_settings(
     model: ModelConfig,
     *,
     lanes: int | None,
-    room: "Room",
+    room: Room,
+    engines: int,
     platform: str | None = None,
 ) -> EngineSettings:
     """The shapes of each engine of a run; ValueError where nothing fits."""
     shapes = _shapes(config, model, room, platform)
-    return shapes(lanes=lanes, histories=histories(config, shapes(lanes=lanes).lanes))
+    bare = shapes(lanes=lanes)
+    fitting = max(0, room.left - memory_bytes(model, bare)) // cache_bytes(model, 1, bare.context)
+    return shapes(lanes=lanes, histories=min(fitting, histories(config, look_ahead(config, bare, engines))))
+
+
+def look_ahead(config: RunConfig, settings: EngineSettings, engines: int) -> int:
+    """How many requests are unfinished before new episodes have to wait: enough to fill the lanes of all engines."""
+    return config.rollout.ahead or 2 * settings.lanes * engines
+
+
+def histories(config: RunConfig, ahead: int) -> int:
+    """About how many histories, which later turns will go on from, lie in an engine at a time."""
+    groups = decode_groups(policy_specs(config.policies))
+    calls = list(itertools.chain(*calls_of(config, assume(config))))
+    each = max(sum(call.opens_history and call.policy in group for call in calls) for group in groups)
+    training, evaluation = config.data.problems * config.rollout.samples, config.evaluation
+    return each * min(ahead, max(training, evaluation.problems * evaluation.samples))
 
 
 def _shapes(
-    config: RunConfig, model: ModelConfig, room: "Room", platform: str | None
+    config: RunConfig, model: ModelConfig, room: Room, platform: str | None
 ) -> Callable[..., EngineSettings]:
     """`sampling.plan` for the calls of a run."""
     sampling = config.role_settings.values()
@@ -117,6 +141,7 @@ def _shapes(
         model,
         max_prompt=config.engine.max_prompt,
         max_new=max(role.max_new_tokens for role in sampling),
+        min_new=min(role.max_new_tokens for role in sampling),
         budget_bytes=room.budget,
         beside_bytes=room.beside,
         features=Features(
@@ -130,31 +155,15 @@ def _shapes(
     )
 
 
-def look_ahead(config: RunConfig, lanes: int) -> int:
-    """How many requests are unfinished before new episodes have to wait: enough to fill the lanes of all engines."""
-    return config.rollout.ahead or 2 * lanes * len(decode_groups(policy_specs(config.policies)))
-
-
-def histories(config: RunConfig, lanes: int) -> int:
-    """How many histories that later turns go on from an engine may have to hold at a time."""
-    groups = decode_groups(policy_specs(config.policies))
-    calls = list(itertools.chain(*calls_of(config, assume(config))))
-    each = max(sum(call.opens and call.policy in group for call in calls) for group in groups)
-    played = (
-        config.data.problems * config.rollout.samples,
-        config.evaluation.problems * config.evaluation.samples,
-    )
-    return each * min(look_ahead(config, lanes), max(played))
-
-
 def engine_within(
-    config: RunConfig, model: ModelConfig, device: Device, free: int
+    config: RunConfig, model: ModelConfig, device: Device, free: int, engines: int
 ) -> tuple[EngineSettings, str | None]:
     """The engines' settings as a run would choose them with so much memory free, and why it could not."""
     lanes, platform = config.engine.lanes, device.platform
-    room = engine_room(config, model, device, free)
+    room = room_to_train(config, model, device, free)
     try:
-        return engine_settings(config, model, lanes=lanes, room=room, platform=platform), None
+        settings = engine_settings(config, model, lanes=lanes, room=room, engines=engines, platform=platform)
+        return settings, None
     except ValueError as error:  # what the least would take is still told
         positions = config.engine.max_prompt + max(r.max_new_tokens for r in config.role_settings.values())
         positions = max(positions, model.max_position_embeddings)
@@ -172,8 +181,8 @@ def sampling(config: RunConfig, sizes: Model, engine: EngineSettings, engines: i
     prefill = costs.prefill_working(sizes, engine.prefill_rows(chunk), chunk, context)
     decode = costs.decode_working(sizes, engine.lanes, context)
     return [
-        Part("caches of the lanes", engines * lanes // spread, "always"),
-        Part("caches of prompts", engines * prompts // spread, "always"),
+        Part(CACHES[0], engines * lanes // spread, "always"),
+        Part(CACHES[1], engines * prompts // spread, "always"),
         Part("working memory of prefill", prefill // spread, "prefill"),
         Part("working memory of decoding", decode // spread, "decode"),
         Part("an array of a cache, resized", lanes // (2 * model.num_hidden_layers) // spread, "resizing"),

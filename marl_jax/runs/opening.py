@@ -20,9 +20,8 @@ from marl_jax.runs.folder import begin, open_folder, settle, settled_for
 from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import Board, JsonLines, TensorBoard, WeightsAndBiases
 from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks, model_config
-from marl_jax.runs.play import make_service, planned_engine, shapes_of, start_graders
+from marl_jax.runs.play import make_service, planned_engine, settled_shapes, shapes_of, start_graders
 from marl_jax.runs.stopping import Stop
-from marl_jax.sampling.plan import EngineSettings
 from marl_jax.tasks import DataError, Position, Task, TaskIterator
 
 
@@ -146,8 +145,7 @@ def open_run(
 
 def _load(config: RunConfig, folder: Path, accept_changes: bool, live: Live, stop: Stop) -> Named:
     """All of what is named, checked before anything is compiled."""
-    before = settled_for(folder, config).get("engine")
-    shapes = fields.from_json(EngineSettings, before) if before else None
+    shapes = settled_shapes(settled_for(folder, config))
     # Before the weights are there: it counts them.
     planned = plan.check_fits(config, model_config(config), engine=shapes)
     parts = load_parts(config)
@@ -174,7 +172,7 @@ def _serve(
 ) -> Service:
     """The engines; the shapes that the first start measured are written down for the others."""
     measured = named.settled.get("measured", False)
-    shapes = fields.from_json(EngineSettings, named.settled["engine"])
+    shapes = settled_shapes(named.settled) or planned_engine(config, named.parts)
     service = make_service(config, named.parts, trees, shapes, updates, measured=measured)
     if not measured:
         settle(folder, {"engine": fields.to_json(shapes_of(service)), "measured": True})

@@ -16,6 +16,7 @@ from marl_jax.runs.config import RunConfig
 from marl_jax.runs.costs import Model
 from marl_jax.runs.devices import BANDWIDTH, COMPUTE
 from marl_jax.runs.plan import Plan, make_plan, show
+from marl_jax.sampling.plan import EngineSettings
 
 WIDTH, LABEL = 100, 14
 
@@ -73,7 +74,7 @@ def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequenc
     longest = [plan.engine.widths_at(len(plan.engine.lengths) - 1)[0] for plan in plans]
     body.append(_row("lanes x tokens", (f"{n}x{p.engine.context}" for n, p in zip(longest, plans))))
     if any(plan.engine.lanes_at for plan in plans):
-        body.append(_row("of short calls", (f"{p.engine.lanes}x{p.engine.lengths[0]}" for p in plans)))
+        body.append(_row("of the shortest calls", (_shortest(plan.engine) for plan in plans)))
     body.append(_row("largest micro-batch", (f"{p.largest.rows}x{p.largest.width}" for p in plans)))
     body.append(_row("fits", ("yes" if plan.fits else "NO" for plan in plans)))
     body += ["", _row("time per step", (plan.device.name for plan in plans))]
@@ -89,6 +90,11 @@ def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequenc
         textwrap.fill(text, WIDTH, subsequent_indent="  ") for text in (*head, "", *body, "", *notes)
     ]
     return "\n".join(text if text.strip() else "" for text in paragraphs)
+
+
+def _shortest(engine: EngineSettings) -> str:
+    """The most lanes, over the longest cache that they have."""
+    return f"{engine.lanes}x{max(length for width, length in engine.shapes if width == engine.lanes)}"
 
 
 def _verdict(config: RunConfig, plan: Plan) -> str:
@@ -166,7 +172,8 @@ def _engine(plan: Plan, settled: Mapping[str, Any]) -> str:
     engine = settled.get("engine") or dataclasses.asdict(plan.engine)
     count = f"{plan.engines} engines, each of " if plan.engines > 1 else ""
     lanes, lengths = engine.get("lanes_at") or engine["widths"][:1], engine["lengths"]
-    shorter = f"{lanes[0]} lanes of {lengths[0]:,} tokens to " if len(lanes) > 1 else ""
+    served = [n for n, length in zip(lanes, lengths) if n == lanes[0]]
+    shorter = f"{lanes[0]} lanes of {lengths[len(served) - 1]:,} tokens to " if len(lanes) > 1 else ""
     return f"{count}{shorter}{lanes[-1]} lanes of {lengths[-1]:,} tokens"
 
 

@@ -90,11 +90,18 @@ class Plan:
 
     def trouble(self, config: RunConfig) -> str:
         """Why it does not fit and what to change, in one line."""
-        if self.refusal is not None:
-            return f"on {self.device.name} {self.refusal}"
-        biggest = self.at_peak[0]
+        too_big = self.at_peak
+        if self.refusal is not None:  # by engines; but would it fit without any?
+            others = [part for part in self.at_peak if part.name not in memory.CACHES]
+            lasting = [part for part in others if part.phase == "always"]
+            ways = (some for some in (lasting, others) if sum(p.bytes for p in some) > self.device.memory)
+            found = next(ways, None)
+            if found is None:
+                return f"on {self.device.name} {self.refusal}"
+            too_big = found
+        total, biggest = sum(part.bytes for part in too_big), too_big[0]
         return (
-            f"the run needs {show(self.total)} and {self.device.name} has {show(self.device.memory)}; the biggest part "
+            f"the run needs {show(total)} and {self.device.name} has {show(self.device.memory)}; the biggest part "
             f"is {biggest.name} ({show(biggest.bytes)}): {_way_out(biggest.name, config)}"
         )
 
@@ -121,7 +128,7 @@ def make_plan(
     engines = len(decode_groups(specs))
     refusal = None
     if engine is None:
-        engine, refusal = memory.engine_within(config, model, device, device.memory - bases)
+        engine, refusal = memory.engine_within(config, model, device, device.memory - bases, engines)
     gradient, largest = memory.gradient(config, sizes, specs, rounds)
     return Plan(
         device=device,

@@ -6,14 +6,14 @@ tasks ──rollout──► episodes ──finished──► whoever begins wit
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from marl_jax.policies import Tree
+from marl_jax.policies import Tree, decode_groups
 from marl_jax.rewards.credit import Grader
 from marl_jax.rollouts import Episode, Progress, ToolLog, rollout
 from marl_jax.rollouts.serving import Service
-from marl_jax.runs import devices
+from marl_jax.runs import devices, fields, memory
 from marl_jax.runs.config import RunConfig
-from marl_jax.runs.memory import engine_room, engine_settings, look_ahead
 from marl_jax.runs.parts import Parts
 from marl_jax.runs.plan import PlanError
 from marl_jax.sampling.plan import EngineSettings
@@ -21,14 +21,30 @@ from marl_jax.sampling.stability import common_shapes
 from marl_jax.tasks import Task, parse
 
 
-def planned_engine(config: RunConfig, parts: Parts) -> EngineSettings:
-    """The shapes of each engine, planned from the configuration and the memory of this machine."""
-    device = devices.here()
-    room = engine_room(config, parts.model, device, device.memory)
+def planned_engine(config: RunConfig, parts: Parts, *, training: bool = True) -> EngineSettings:
+    """The shapes of each engine, planned from the configuration and the memory that the loaded weights leave here."""
+    device, engines = devices.here(), len(decode_groups(parts.specs))
+    if training:
+        room = memory.room_to_train(config, parts.model, device, device.memory)
+    else:
+        room = memory.room_to_play(config, device.memory, engines, device.platform)
     try:
-        return engine_settings(config, parts.model, lanes=config.engine.lanes, room=room)
+        return memory.engine_settings(
+            config, parts.model, lanes=config.engine.lanes, room=room, engines=engines
+        )
     except ValueError as error:
         raise PlanError(f"the engines do not fit: {error}") from error
+
+
+def settled_shapes(settled: Mapping[str, Any]) -> EngineSettings | None:
+    """What an earlier start settled on; a field that it did not know has its default."""
+    if not settled.get("engine"):
+        return None
+    known = [
+        field for field in dataclasses.fields(EngineSettings) if field.default is not dataclasses.MISSING
+    ]
+    defaults = {field.name: fields.to_json(field.default) for field in known}
+    return fields.from_json(EngineSettings, defaults | settled["engine"])
 
 
 def start_graders(config: RunConfig) -> None:
@@ -110,7 +126,7 @@ def play(
 
     `finished` is called with each episode as it ends, while the others are still sampled: to begin with its grading.
     """
-    settings = shapes_of(service)
+    settings, engines = shapes_of(service), len({id(engine) for engine in service.engines.values()})
     limits = config.rollout.limits
     context = min(limits.context or settings.context, settings.context)
     return rollout(
@@ -132,7 +148,7 @@ def play(
         tool_delay=config.rollout.tool_delay,
         tool_threads=config.rollout.tool_threads,
         tool_log=tool_log,
-        ahead=look_ahead(config, settings.lanes),
+        ahead=memory.look_ahead(config, settings, engines),
         progress=progress,
         finished=finished,
     )

@@ -55,7 +55,7 @@ class CallShape:
     fed: int  # of the prompt, behind what an earlier turn left in the cache
     new: int
     same: str | None  # the prompt's text, where all samples of a problem share it; None: it differs
-    opens: bool  # what it leaves is cached, and grows with later turns of its policy
+    opens_history: bool  # what it leaves is cached, and grows with later turns of its policy
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Which requests enter the lanes next, and what has to lie in the prefix cache for them.
 
-All of this is the host's, and follows from the requests alone; the engine carries the waves out.
+The host decides it, in the order in which requests come and lanes become free; the engine carries it out.
 """
 
 import collections
@@ -56,7 +56,7 @@ class Admission:
     def __init__(self, settings: EngineSettings):
         self._settings = settings
         self._queues: list[collections.deque[Waiting]] = [collections.deque() for _ in settings.lengths]
-        self._turn = 0  # the queue that is being served
+        self.turn = 0  # the queue that is being served: which of the lengths
         self._prefixes = Prefixes(settings.prefixes)
 
     def __len__(self) -> int:
@@ -68,21 +68,26 @@ class Admission:
         self._queues[self._settings.rung_of(columns)].append(waiting)
         self._prefixes.want(waiting.owner, waiting.prefix)
 
-    def rung(self, idle: bool) -> int:
-        """The queue that is served, by its length. One is emptied before the next.
+    @property
+    def ready(self) -> int:
+        """How many requests may enter as soon as lanes are free."""
+        return len(self._queues[self.turn]) if self._settings.lanes_at else len(self)
 
-        Every lane attends as far as the longest needs. Where lengths have lanes of their own, these must be `idle` too.
+    def advance(self, idle: bool) -> None:
+        """Turn to the next queue once one is empty: every lane attends as far as the longest needs.
+
+        Where each length has lanes of its own, these must be `idle` too.
         """
-        order = (*range(self._turn, len(self._queues)), *range(self._turn))
+        order = (*range(self.turn, len(self._queues)), *range(self.turn))
         if idle or not self._settings.lanes_at:
-            self._turn = next((i for i in order if self._queues[i]), self._turn)
-        return self._turn
+            self.turn = next((i for i in order if self._queues[i]), self.turn)
 
     def wave(self, lanes: Sequence[int]) -> Wave:
         """Who enters these free lanes: as many as wait and as the prefix cache can hold prompts of at once."""
         wave = Wave()
         for lane in lanes:
-            queue = self._queues[self.rung(idle=False)]
+            self.advance(idle=False)
+            queue = self._queues[self.turn]
             row = self._row(queue[0], wave) if queue else None
             if row is None:
                 break
@@ -133,7 +138,7 @@ class Admission:
         begun = collections.Counter(chunk_of(len(feed.tokens)) for feed in wave.feeds if not feed.start)
         empty = {chunk: -count % rows_of(chunk) for chunk, count in begun.items()}
         window = LOOK_AHEAD if any(empty.values()) else 0
-        for waiting in itertools.islice(self._queues[self._turn], window):
+        for waiting in itertools.islice(self._queues[self.turn], window):
             prefix, owner = waiting.prefix, waiting.owner
             chunk = chunk_of(len(prefix))
             if not 0 < len(prefix) <= chunk or not empty.get(chunk):

@@ -31,7 +31,7 @@ from marl_jax.sampling.requests import Completion, Request, check
 from marl_jax.sampling.stability import stable_shapes
 from marl_jax.sampling.transfer import fetch
 
-COPY_ROWS = 64  # how many lanes one copy from the prefix cache fills
+COPY_ROWS = 64  # how many lanes one copy from the prefix cache fills, at most
 
 
 @dataclasses.dataclass
@@ -81,7 +81,6 @@ class Engine:
         self._in_lanes: dict[int, Waiting] = {}  # the requests in lanes, by ticket
         self._under_way: programs.Sampled | None = None  # what the dispatch under way will have sampled
         self._next_ticket = 0
-        self._longest = settings.context  # that the cache of the lanes may become
         self._admission = Admission(settings)
         self._prefix_cache = Cache((), ())
         self._cache: Cache
@@ -115,7 +114,9 @@ class Engine:
         self.stats.lane_steps += out.sampled.size
         finished = self._finished()
         # With lanes to spare, what the caller submits on seeing what finished is waited for.
-        if self.pending and (self.pending >= self.settings.lanes or not finished):
+        lanes = self.settings.widths_at(self._admission.turn)[0]
+        full = len(self._in_lanes) + self._admission.ready >= lanes
+        if self.pending and (full or not finished):
             self._under_way = self._dispatch()
         return finished
 
@@ -141,7 +142,7 @@ class Engine:
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # it holds the caches until it ends
             jax.block_until_ready(self._under_way)
         self._under_way = None
-        # What every request came to its end with is known to be finite, and may stay.
+        # If every request came to its end, all that was cached is known to be finite.
         if self.pending or not _is_whole(self._prefix_cache):
             self._prefix_cache = Cache((), ())  # the old one goes before the new one comes
             self._prefix_cache = self._empty(self.settings.prefixes, self.settings.context)
@@ -153,7 +154,7 @@ class Engine:
         """Compile every program this engine can need."""
         if self.pending:
             raise RuntimeError("warm up before requests are submitted")
-        settings, nowhere = self.settings, next(_parts([(0, NOWHERE)]))
+        settings, nowhere = self.settings, next(self._parts([(0, NOWHERE)]))
         for chunk in settings.chunks:
             for start in {0, settings.context - 1}:
                 self._prefill([Feed(NOWHERE, (0,), start, -1)], chunk)
@@ -163,11 +164,11 @@ class Engine:
             self._cache = programs.copy_rows(self._prefix_cache, self._cache, *nowhere)
             self._prefix_cache = programs.copy_rows(self._cache, self._prefix_cache, *nowhere)
             self._decode()
-            for one, other in itertools.permutations(settings.widths, 2):
-                if one == width and abs(settings.widths.index(one) - settings.widths.index(other)) == 1:
+            for one, other in itertools.pairwise((*settings.widths, *settings.widths[-2::-1])):
+                if one == width:
                     programs.take(self._empty(width, length), np.zeros(other, np.int32))
             for longer in [n for w, n in settings.shapes if w == width and n > length][:1]:
-                programs.grow(self._empty(width, length), longer)
+                self._cache = programs.grow(self._cache, longer)
         self._open_lanes(settings.lanes, settings.lengths[0])
 
     def _dispatch(self) -> programs.Sampled:
@@ -190,13 +191,17 @@ class Engine:
         self._table = LaneTable(width, settings.context, settings.stops, settings.features)
 
     def _fit(self) -> None:
-        """The narrowest width that holds all requests, those that wait included; all lanes where none does."""
+        """Turn to the requests that are served next, at the narrowest width that holds all, those that wait included.
+
+        Where none does: all lanes.
+        """
         live = len(self._in_lanes)
-        rung = self._admission.rung(idle=not live)
-        widths, self._longest = self.settings.widths_at(rung), self.settings.longest_at(rung)
+        self._admission.advance(idle=not live)
+        widths = self.settings.widths_at(self._admission.turn)
+        opening = self.settings.opening_at(self._admission.turn)
         best = min((width for width in widths if width >= self.pending), default=widths[0])
-        if not live and (self._cache.rows, self._cache.length) != (best, self.settings.lengths[0]):
-            self._open_lanes(best, self.settings.lengths[0])
+        if not live and (self._cache.rows, self._cache.length) != (best, opening):
+            self._open_lanes(best, opening)
         for width in sorted(w for w in widths if self._cache.rows < w <= best):  # one rung at a time
             self._take_lanes(np.arange(width) % self._cache.rows, self._cache.rows)
         for width in (w for w in widths if best <= w < self._cache.rows):
@@ -209,8 +214,9 @@ class Engine:
 
     def _reach(self, length: int) -> None:
         """Let the cache grow, rung by rung, until `length` columns fit or it is as long as it may become."""
+        longest = self.settings.longest_at(self._admission.turn)
         for rung in self.settings.lengths:
-            if self._cache.length < min(length, self._longest) and rung > self._cache.length:
+            if self._cache.length < min(length, longest) and rung > self._cache.length:
                 self._cache = programs.grow(self._cache, rung)
 
     def _decode(self) -> programs.Sampled:
@@ -236,11 +242,11 @@ class Engine:
         """Fill free lanes, wave by wave."""
         free = np.flatnonzero(self._table.tickets == FREE).tolist()
         while (wave := self._admission.wave(free)).seats:
-            for part in _parts(wave.moves):
+            for part in self._parts(wave.moves):
                 self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *part)
             self._prefill_all(wave.feeds)
             self._reach(max(len(waiting.request.tokens) for *_, waiting in wave.seats))
-            for part in _parts([(row, lane) for lane, row, _ in wave.seats if row != NOWHERE]):
+            for part in self._parts([(row, lane) for lane, row, _ in wave.seats if row != NOWHERE]):
                 self._cache = programs.copy_rows(self._prefix_cache, self._cache, *part)
             for lane, _, waiting in wave.seats:
                 self._table.occupy(
@@ -251,6 +257,15 @@ class Engine:
             self.stats.prefilled_tokens += fed
             self.stats.reused_tokens += sum(len(waiting.prefix) for *_, waiting in wave.seats) - fed
             free = free[len(wave.seats) :]
+
+    def _parts(self, pairs: list[tuple[int, int]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(from, to) pairs in order, as pairs of index arrays of the one length that copies are compiled for."""
+        size = min(COPY_ROWS, self.settings.widths_at(len(self.settings.lengths) - 1)[0])
+        for i in range(0, len(pairs), size):
+            source, target = np.zeros(size, np.int32), np.full(size, NOWHERE, np.int32)
+            part = np.array(pairs[i : i + size], np.int32)
+            source[: len(part)], target[: len(part)] = part.T
+            yield source, target
 
     def _prefill_all(self, feeds: list[Feed]) -> None:
         """Prefill prompts grouped by the chunk they need; what is longer than the largest chunk takes several."""
@@ -314,7 +329,7 @@ class Engine:
                 if row is not None:
                     kept[row] = lane
             done.append((ticket, completion))
-        for part in _parts([(lane, row) for row, lane in kept.items()]):
+        for part in self._parts([(lane, row) for row, lane in kept.items()]):
             self._prefix_cache = programs.copy_rows(self._cache, self._prefix_cache, *part)
         return done
 
@@ -341,18 +356,15 @@ def mesh_of(params: Any) -> Mesh | None:
 
 
 def _is_whole(cache: Cache) -> bool:
-    """Whether it is there: a program that was stopped halfway may have given it up."""
-    return bool(cache.keys) and not any(leaf.is_deleted() for leaf in jax.tree.leaves(cache))
+    """Whether it is there: a program that failed, or was stopped halfway, may have given it up."""
+    if not cache.keys or any(leaf.is_deleted() for leaf in jax.tree.leaves(cache)):
+        return False
+    try:
+        jax.block_until_ready(cache)
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
 
 
 def _shapes(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
-
-
-def _parts(pairs: list[tuple[int, int]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(from, to) pairs in order, as pairs of index arrays of the one length that copies are compiled for."""
-    for i in range(0, len(pairs), COPY_ROWS):
-        source, target = np.zeros(COPY_ROWS, np.int32), np.full(COPY_ROWS, NOWHERE, np.int32)
-        part = np.array(pairs[i : i + COPY_ROWS], np.int32)
-        source[: len(part)], target[: len(part)] = part.T
-        yield source, target

@@ -54,6 +54,7 @@ class EngineSettings:
     stops: int = 8  # stop tokens per request, at most
     features: Features = Features()
     lanes_at: tuple[int, ...] = ()  # where memory is short: how many lanes there are over each of the lengths
+    grows: bool = True  # with lanes_at, whether these begin over the shortest length and grow to their own
 
     def __post_init__(self) -> None:
         for name, values, sign in (
@@ -75,8 +76,8 @@ class EngineSettings:
                 )
         if len(self.shapes) > MAX_PROGRAMS:
             raise ValueError(
-                f"{len(self.widths)} widths x {len(self.lengths)} lengths make more than {MAX_PROGRAMS} decode "
-                "programs; give fewer of either"
+                f"{len(self.widths)} widths x {len(self.lengths)} lengths make {len(self.shapes)} decode programs, "
+                f"more than {MAX_PROGRAMS}; give fewer of either"
             )
         if min(self.steps, self.stops, self.prefixes, self.prefill_tokens) < 1:
             raise ValueError(f"steps, stops, prefixes and prefill_tokens must be at least 1 in {self}")
@@ -94,6 +95,8 @@ class EngineSettings:
         """(width, length) of every decode program."""
         if not self.lanes_at:
             return list(itertools.product(self.widths, self.lengths))
+        if not self.grows:
+            return list(zip(self.lanes_at, self.lengths))
         pairs = itertools.product(enumerate(self.lanes_at), enumerate(self.lengths))
         return list(dict.fromkeys((width, length) for (i, width), (j, length) in pairs if j <= i))
 
@@ -107,6 +110,10 @@ class EngineSettings:
     def widths_at(self, rung: int) -> tuple[int, ...]:
         """The widths at which requests are served that need a cache of `lengths[rung]`."""
         return self.lanes_at[rung : rung + 1] or self.widths
+
+    def opening_at(self, rung: int) -> int:
+        """How long the cache is when these requests begin to be served."""
+        return self.lengths[0] if self.grows else self.lengths[rung]
 
     def longest_at(self, rung: int) -> int:
         """How long the cache may become meanwhile."""
@@ -138,6 +145,7 @@ def plan(
     beside_bytes: int = 0,
     lanes: int | None = None,
     min_prompt: int = 1,
+    min_new: int = 1,
     histories: int = 0,
     features: Features = Features(),
     steps: int | None = None,
@@ -145,6 +153,8 @@ def plan(
     platform: str | None = None,
 ) -> EngineSettings:
     """Settings for prompts of min_prompt..max_prompt tokens with up to max_new new ones, within a byte budget.
+
+    Every request allows at least min_new new ones.
 
     Without `lanes` there are as many as there are requests, memory, and use for on this device; `steps` follow the
     device, too. The budget (default: half of the memory that is free) covers caches and working memory, not the
@@ -199,30 +209,37 @@ def plan(
     while memory_bytes(config, at_width(width), beside_bytes) > budget:
         if lanes or width == 1:
             need = memory_bytes(config, at_width(width), beside_bytes)
+            others = f", or {_gib(beside_bytes)} of what takes turns with it" if beside_bytes else ""
             raise ValueError(
-                f"{width} lane{'s' * (width > 1)} of {context} tokens need {_gib(need)} beside the weights, and the "
-                f"budget is {_gib(budget)}: shorten prompts or max_new_tokens, lower lanes, or raise budget_bytes"
+                f"{width} lane{'s' * (width > 1)} of {context} tokens need {_gib(need)} beside the weights, with "
+                f"working memory{others}; the budget is {_gib(budget)}: shorten prompts or max_new_tokens, lower "
+                "lanes, or raise budget_bytes"
             )
         width = _round_up(width // 2)
     settings = at_width(width)
     if not lanes and not sizes.compacts:
         most = min(requests or sizes.lanes, sizes.lanes)
-        settings = _widened(config, settings, most, budget, beside_bytes)
+        settings = _widened(config, settings, most, min_prompt + min_new, budget, beside_bytes)
     room = (budget - memory_bytes(config, settings, beside_bytes)) // cache_bytes(config, 1, context)
     return dataclasses.replace(settings, prefixes=settings.prefixes + min(histories, room))
 
 
 def _widened(
-    config: ModelConfig, settings: EngineSettings, most: int, budget: int, beside: int
+    config: ModelConfig, settings: EngineSettings, most: int, columns: int, budget: int, beside: int
 ) -> EngineSettings:
-    """More lanes over shorter lengths, in the memory that all of them take over the longest; `most` at most."""
-    while most >= 2 * settings.lanes:  # less would not make up for lanes that empty before each change
-        at = [_round_down(min(most, settings.cells // length)) for length in settings.lengths]
+    """More lanes over shorter lengths, in the memory that those over the longest take; `most` at most.
+
+    A request needs at least so many columns; lengths below are for caches that grow.
+    """
+    first = settings.lengths[settings.rung_of(columns)]
+    while True:
+        at = [_round_down(min(most, settings.cells // max(first, length))) for length in settings.lengths]
+        if at[0] < 2 * settings.lanes:  # which would not make up for lanes that empty before each change
+            return settings
         wider = dataclasses.replace(settings, widths=(at[0],), lanes_at=tuple(at))
         if memory_bytes(config, wider, beside) <= budget:
             return wider
         most //= 2
-    return settings
 
 
 def memory_bytes(config: ModelConfig, settings: EngineSettings, beside: int = 0) -> int:

@@ -1,7 +1,8 @@
 """Which prompt lies in which row of the prefix cache: the host's side of prompt reuse.
 
 An entry is keyed by (policy, its update count, token ids), so no other policy, adapter or update ever meets it.
-Rows that nobody waits for are given up first, those kept for a later turn next, oldest first.
+Of the rows that nobody waits for, those that are not kept for a later turn are given up first; then the kept ones, then
+those that are waited for; the oldest first.
 """
 
 import collections
@@ -26,28 +27,27 @@ class Prefixes:
     def __init__(self, rows: int):
         self._free = list(range(rows))[::-1]
         self._entries: collections.OrderedDict[Key, Entry] = collections.OrderedDict()
-        self._waiting: collections.Counter[Key] = (
-            collections.Counter()
-        )  # for this prompt, or to go on from it
-        self._goes_on_from: dict[
-            Key, Key
-        ] = {}  # a prompt that is waited for -> the kept entry that it continues
         self._kept_lengths: collections.Counter[int] = collections.Counter()
+        self._wanted: collections.Counter[Key] = collections.Counter()  # requests that wait for this prompt
+        self._history: dict[
+            Key, Key
+        ] = {}  # a prompt that is waited for -> the kept entry that it goes on from
+        self._claims: collections.Counter[Key] = collections.Counter()  # prompts that go on from this entry
 
     def want(self, owner: Owner, tokens: Tokens) -> None:
         """One more request waits for this prompt."""
         key = owner, tokens
-        if key not in self._waiting and (kept := self._longest(key)):
-            self._goes_on_from[key] = kept
-            self._waiting[kept] += 1
-        self._waiting[key] += 1
+        if key not in self._wanted and (kept := self._history_of(key)):
+            self._history[key] = kept
+            self._claims[kept] += 1
+        self._wanted[key] += 1
 
     def served(self, owner: Owner, tokens: Tokens) -> None:
         """One request that waited has its copy."""
         key = owner, tokens
-        self._waits_less(key)
-        if key not in self._waiting and (kept := self._goes_on_from.pop(key, None)):
-            self._waits_less(kept)
+        _less(self._wanted, key)
+        if key not in self._wanted:
+            self._release(key)
 
     def find(self, owner: Owner, tokens: Tokens) -> int | None:
         """The row that holds exactly these tokens."""
@@ -68,23 +68,24 @@ class Prefixes:
 
     def longest(self, owner: Owner, tokens: Tokens) -> tuple[int, int]:
         """The row of the longest kept entry that `tokens` begin with, and its length; (-1, 0) if there is none."""
-        key = self._longest((owner, tokens))
-        return (self._entries[key].row, len(key[1])) if key else (-1, 0)
+        kept = self._history_of((owner, tokens))
+        return (self._entries[kept].row, len(kept[1])) if kept else (-1, 0)
 
     def extend(
         self, owner: Owner, tokens: Tokens, locked: set[int], *, alone: bool
     ) -> tuple[int, int] | None:
         """Make this prompt of the longest kept entry that it begins with: its row, and how much of it lies there.
 
-        None if there is no such entry, it is locked or, with `alone`, another prompt goes on from it, too.
+        None if there is no such entry, it is locked or, with `alone`, somebody else needs it, too.
         """
         key = owner, tokens
-        kept = self._longest(key)
-        mine = kept is not None and self._goes_on_from.get(key) == kept
-        if kept is None or self._entries[kept].row in locked or (alone and self._waiting[kept] > mine):
+        kept = self._history_of(key)
+        if kept is None or self._entries[kept].row in locked:
             return None
-        if mine:
-            self._waits_less(self._goes_on_from.pop(key))
+        mine = self._history.get(key) == kept
+        if alone and (self._claims[kept] > mine or kept in self._wanted):
+            return None
+        self._release(key)
         row = self._pop(kept)
         self._entries[key] = Entry(row)
         return row, len(kept[1])
@@ -105,7 +106,11 @@ class Prefixes:
             self._kept_lengths[len(tokens)] += 1
         return entry.row
 
-    def _longest(self, key: Key) -> Key | None:
+    def _history_of(self, key: Key) -> Key | None:
+        """The longest kept entry that the prompt begins with."""
+        claimed = self._history.get(key)
+        if claimed in self._entries:
+            return claimed
         owner, tokens = key
         for length in sorted((n for n in self._kept_lengths if n < len(tokens)), reverse=True):
             entry = self._entries.get((owner, tokens[:length]))
@@ -113,16 +118,16 @@ class Prefixes:
                 return owner, tokens[:length]
         return None
 
-    def _waits_less(self, key: Key) -> None:
-        self._waiting[key] -= 1
-        if not self._waiting[key]:
-            del self._waiting[key]
+    def _release(self, key: Key) -> None:
+        """The prompt no longer waits to go on from an entry."""
+        if kept := self._history.pop(key, None):
+            _less(self._claims, kept)
 
     def _evict(self, locked: set[int], most: int) -> bool:
         """Free the row of the least useful entry, if that is of no more than `most` use."""
         found: Key | None = None
         for key, entry in self._entries.items():
-            use = 2 * (key in self._waiting) + entry.kept
+            use = 2 * (key in self._wanted or key in self._claims) + entry.kept
             if entry.row not in locked and use <= most:
                 found, most = key, use - 1
             if most < 0:  # none is of less use
@@ -138,3 +143,10 @@ class Prefixes:
             self._kept_lengths[len(key[1])] -= 1
             self._kept_lengths += collections.Counter()  # drops what fell to zero
         return entry.row
+
+
+def _less(counter: collections.Counter[Key], key: Key) -> None:
+    """One less; what falls to zero is gone."""
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]

@@ -8,7 +8,7 @@ have. So only those shapes are used at which every lane was seen to get what the
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,9 @@ from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
 from marl_jax.sampling.plan import EngineSettings
 
+Same = Callable[
+    [tuple[int, int], tuple[int, int]], bool
+]  # two shapes: whether lanes of one agree with the other
 _MEASURED: dict[Any, EngineSettings] = {}  # what one process measured, it need not measure again
 
 
@@ -45,20 +48,27 @@ def stable_shapes(
         def expected(width: int, length: int, filled: int) -> np.ndarray:
             return outcome(width, length, filled)
 
-        def same(width: int, length: int, full: int, longest: int) -> bool:
-            return np.array_equal(outcome(width, length, length), expected(full, longest, length)[:, :width])
+        def same(shape: tuple[int, int], largest: tuple[int, int]) -> bool:
+            width, length = shape
+            return np.array_equal(outcome(width, length, length), expected(*largest, length)[:, :width])
 
-        # {width: length} of the shapes that others must agree with.
-        largest = dict(zip(settings.lanes_at, settings.lengths)) or {settings.lanes: settings.context}
-        lengths = [
-            n
-            for n in settings.lengths
-            if all(n >= longest or same(full, n, full, longest) for full, longest in largest.items())
-        ]
-        full, context = settings.lanes, settings.context
-        widths = [w for w in settings.widths if w == full or all(same(w, n, full, context) for n in lengths)]
-        _MEASURED[key] = _restricted(settings, widths, lengths)
+        _MEASURED[key] = _with_lanes_at(settings, same) if settings.lanes_at else _with_widths(settings, same)
     return _MEASURED[key]
+
+
+def _with_widths(settings: EngineSettings, same: Same) -> EngineSettings:
+    """Only the widths and lengths that agree with the largest."""
+    full, context = settings.lanes, settings.context
+    lengths = [n for n in settings.lengths if n == context or same((full, n), (full, context))]
+    widths = [w for w in settings.widths if w == full or all(same((w, n), (full, context)) for n in lengths)]
+    return dataclasses.replace(settings, widths=tuple(widths), lengths=tuple(lengths))
+
+
+def _with_lanes_at(settings: EngineSettings, same: Same) -> EngineSettings:
+    """Caches that grow only if every length agrees with those that lanes of its number grow to."""
+    longest = dict(zip(settings.lanes_at, settings.lengths))
+    agree = all(same((w, n), (w, longest[w])) for w, n in settings.shapes if n < longest[w])
+    return dataclasses.replace(settings, grows=settings.grows and agree)
 
 
 def common_shapes(measured: Sequence[EngineSettings]) -> EngineSettings:
@@ -66,13 +76,8 @@ def common_shapes(measured: Sequence[EngineSettings]) -> EngineSettings:
     first, *others = measured
     widths = tuple(w for w in first.widths if all(w in other.widths for other in others))
     lengths = tuple(n for n in first.lengths if all(n in other.lengths for other in others))
-    return _restricted(first, widths, lengths)
-
-
-def _restricted(settings: EngineSettings, widths: Sequence[int], lengths: Sequence[int]) -> EngineSettings:
-    """The settings with only these widths and lengths."""
-    at = tuple(lanes for lanes, n in zip(settings.lanes_at, settings.lengths) if n in lengths)
-    return dataclasses.replace(settings, widths=at[:1] or tuple(widths), lengths=tuple(lengths), lanes_at=at)
+    grows = all(settings.grows for settings in measured)
+    return dataclasses.replace(first, widths=widths, lengths=lengths, grows=grows)
 
 
 def _outcome(

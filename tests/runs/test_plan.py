@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 
@@ -18,19 +19,21 @@ from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import transformation
 from marl_jax.learning.rows import Row
 from marl_jax.models import ModelConfig
-from marl_jax.models.decode import empty_cache
+from marl_jax.models.decode import cache_bytes, empty_cache
 from marl_jax.models.lora import init_lora
 from marl_jax.models.qwen3 import UNROLLED
 from marl_jax.models.table import abstract
-from marl_jax.runs import costs
+from marl_jax.runs import costs, fields
 from marl_jax.runs.config import load_config
 from marl_jax.runs.devices import BANDWIDTH, COMPUTE, KINDS, Device, host
-from marl_jax.runs.memory import count_units
+from marl_jax.runs.memory import count_units, room_to_play
 from marl_jax.runs.page import plan_page
 from marl_jax.runs.plan import Plan, PlanError, check_fits, find_model, make_plan
+from marl_jax.runs.play import settled_shapes
 from marl_jax.runs.workload import Shape, all_shapes, assume, calls_of
 from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
+from marl_jax.sampling.plan import EngineSettings
 
 MODEL = ModelConfig(
     vocab_size=3000,
@@ -438,6 +441,37 @@ def test_engines_on_an_accelerator_take_what_an_update_leaves(cell):
             assert plan.fits and plan.engine.lanes_at[0] > plan.engine.lanes_at[-1] > 1
 
 
+def test_histories_leave_a_host_the_memory_of_its_update():
+    """An update that needs more than the half which engines do not take: lanes stay, rows for histories go."""
+    settings = {
+        "workflow__name": "eval_opt",
+        "policies__map": '{"generator": "p0", "evaluator": "p0"}',
+        "learner__batch__token_budget": "16384",
+    }
+    run = config(**settings, engine__lanes="64", data__problems="64")
+    roomy = make_plan(run, MODEL, HERE)
+    assert roomy.fits and roomy.engine.prefixes == 32 + 2 * 128
+    row = cache_bytes(MODEL, 1, roomy.engine.context)
+    tight = make_plan(run, MODEL, dataclasses.replace(HERE, memory=roomy.total - 100 * row))
+    assert tight.fits and 32 < tight.engine.prefixes < roomy.engine.prefixes - 90
+    assert tight.engine.lanes == roomy.engine.lanes
+
+
+def test_a_run_that_no_engine_would_save_is_told_what_is_too_big():
+    run = config("voting-shared-4b-math", policies__train="full", learner__gradients="roles")
+    plan = make_plan(run, ModelConfig.preset("4b"), next(kind for kind in KINDS if kind.name == "H100"))
+    assert not plan.fits and plan.refusal
+    assert re.search(r"biggest part is working memory of the optimiser.*train=lora", plan.trouble(run))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_engines_that_only_play_share_the_memory_that_is_free(platform):
+    run = config("voting-isolated-xs-math")
+    one, two = (room_to_play(run, 1000, engines, platform) for engines in (1, 2))
+    assert (one.budget, two.budget) == ((500, 250) if platform == "cpu" else (900, 450))
+    assert one.beside == 0  # nothing is trained
+
+
 def test_the_page_names_every_kind_of_device_and_what_dominates():
     run, model = config("voting-isolated-0.6b-math", policies__remat="layer"), ModelConfig.preset("0.6b")
     plans = [make_plan(run, model, device) for device in (dataclasses.replace(HERE, memory=8 << 30), *KINDS)]
@@ -476,3 +510,12 @@ def test_a_mistyped_command_line_is_told_without_a_traceback(arguments, says, mo
         cli.run(lambda config, rest: pytest.fail("it must not begin"))
     assert left.value.code == 2
     assert says in capsys.readouterr().err
+
+
+def test_shapes_that_were_settled_before_a_field_was_known_are_read():
+    shapes = EngineSettings((8,), (32, 64), (8,), prefill_tokens=8, prefixes=3)
+    written = fields.to_json(shapes)
+    for later in ("lanes_at", "grows"):
+        del written[later]
+    assert settled_shapes({"engine": written, "measured": True}) == shapes
+    assert settled_shapes({}) is None

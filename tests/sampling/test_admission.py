@@ -99,6 +99,22 @@ def test_no_history_is_kept_where_every_row_is_waited_for():
     assert queue.wave([0]).feeds == [Feed(kept, (4,), 3, 0)]
 
 
+def test_a_prompt_that_becomes_a_history_gives_up_its_own():
+    """A history continued by a prompt that is itself kept, and gone on from, while it still waits once more."""
+    queue = admission(prefixes=2)
+    owner, first, second = ("a", 0), (1, 2, 3), (1, 2, 3, 4)
+    row = queue.keep(owner, first)
+    for ticket in range(2):
+        submit(queue, *second, 5, ticket=ticket)
+    assert queue.wave([0]).feeds == [Feed(row, (4,), 3, 0)]
+    assert queue.keep(owner, second) is None  # it lies there
+    submit(queue, *second, 6, 7, ticket=2)  # goes on from what the other one still waits for
+    assert tickets(queue.wave([0, 1])) == [1, 2]
+    for number in range(4):  # nobody waits for anything: both rows can be had
+        assert queue.keep(owner, (9, number)) is not None
+    assert len({queue.keep(owner, (8, number)) for number in range(2)}) == 2
+
+
 def test_another_policys_history_is_never_gone_on_from():
     queue = admission(prefixes=4)
     queue.keep(("a", 0), (1, 2, 3))

@@ -111,7 +111,7 @@ def test_every_lane_sees_its_own_tokens_and_no_others(symbolic, seed):
     )
     if seed >= 30:  # lanes by length
         at = tuple(lanes * -(-settings.context // length) for length in settings.lengths)
-        settings = dataclasses.replace(settings, widths=at[:1], lanes_at=at)
+        settings = dataclasses.replace(settings, widths=at[:1], lanes_at=at, grows=seed % 2 == 0)
     adapters = {"q": {"a": np.zeros((2, 1))}}
     engine = Engine({"w": np.zeros(1)}, CONFIG, settings, adapters=adapters, policies=POLICIES[:2])
     openings = [rng.integers(0, 96, rng.integers(1, 30)).tolist() for _ in range(6)]

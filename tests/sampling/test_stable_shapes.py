@@ -41,15 +41,20 @@ def test_lengths_with_lanes_of_their_own_agree_with_the_longest_of_each_width(mo
     settings = dataclasses.replace(SETTINGS, widths=(32,), lanes_at=(32, 16, 16, 8), lengths=(16, 32, 48, 64))
     honest, asked = np.random.default_rng(0).normal(size=(4, 32)), set()
 
-    def measured(params, adapters, config, settings, mesh, scale, width, length, filled):
-        asked.add((width, length))
-        return honest[:, :width] + 1e-7 * ((width, length) == (16, 32)) + width  # widths need not agree
+    def chosen(strange):
+        def measured(params, adapters, config, settings, mesh, scale, width, length, filled):
+            asked.add((width, length))
+            return honest[:, :width] + 1e-7 * ((width, length) == strange) + width  # widths need not agree
 
-    monkeypatch.setattr(stability, "_outcome", measured)
-    config = dataclasses.replace(CONFIG, rope_theta=78.0)
-    chosen = stability.stable_shapes(None, None, config, settings, None, 1.0)
-    assert (chosen.widths, chosen.lanes_at, chosen.lengths) == ((32,), (32, 16, 8), (16, 48, 64))
-    assert asked <= set(settings.shapes)
+        monkeypatch.setattr(stability, "_outcome", measured)
+        monkeypatch.setattr(stability, "_MEASURED", {})
+        return stability.stable_shapes(None, None, CONFIG, settings, None, 1.0)
+
+    assert chosen(None) == settings
+    assert asked == set(settings.shapes) - {(32, 16)}  # which does not grow
+    assert chosen((16, 32)) == dataclasses.replace(settings, grows=False)
+    assert chosen((32, 16)) == settings
+    assert chosen((16, 32)).shapes == [(32, 16), (16, 32), (16, 48), (8, 64)]
 
 
 def test_the_measure_of_stability_sees_a_single_bit_of_a_single_lane(params, monkeypatch):
