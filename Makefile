@@ -9,6 +9,8 @@ LOCK := constraints/py$(VERSION).txt
 CONSTRAINTS := $(if $(wildcard $(LOCK)),-c $(LOCK),)
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export HF_HUB_OFFLINE ?= 1
+# Set-up compiles no package to bytecode: each is compiled, and kept, when it is first imported, unless this is set.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Tests spend their time compiling: few optimisations, and what is compiled is kept for the processes that they start.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
@@ -57,12 +59,11 @@ format: $(READY)
 $(READY): pyproject.toml $(wildcard $(LOCK))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "marl_jax needs Python 3.11 or newer; set PYTHON=python3.12, say")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile $(CONSTRAINTS) -e '.[dev]'
 	@touch $@
 
 $(PARITY): $(READY)
-	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e '.[dev,parity]'
+	$(BIN)/python -m pip install --quiet --no-compile $(CONSTRAINTS) -e '.[dev,parity]'
 	@touch $@
 
 clean:

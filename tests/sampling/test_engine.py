@@ -186,11 +186,11 @@ def test_a_batch_of_several_adapters_is_each_alone_and_each_merged(params, adapt
 
 
 def test_adapters_at_zero_are_the_base(params):
-    fresh = lora.init_lora(3, CONFIG, 4, 2)
-    engine = Engine(params, CONFIG, SETTINGS, adapters=fresh, adapter_scale=SCALE, policies=("a", "b"))
+    fresh, settings = lora.init_lora(3, CONFIG, 4, 2), dataclasses.replace(SETTINGS, lengths=(64,))
+    engine = Engine(params, CONFIG, settings, adapters=fresh, adapter_scale=SCALE, policies=("a", "b"))
     requests = [ask(prompt(n), n, policy=("a", "b", None)[n % 3]) for n in (1, 5, 12, 17, 30, 40)]
     plain = [dataclasses.replace(request, policy=None) for request in requests]
-    base = serve(Engine(params, CONFIG, SETTINGS), plain)
+    base = serve(Engine(params, CONFIG, settings), plain)
     assert_same_but_for_near_ties(params, plain, base, serve(engine, requests))
 
 

@@ -75,6 +75,7 @@ def test_requests_added_while_others_run_change_no_bit(engine, alone):
 def test_a_published_vocabulary_with_its_own_end_tokens_can_be_served():
     config = dataclasses.replace(CONFIG, vocab_size=6000, eos_token_id=5999)
     settings = plan(config, max_prompt=8, max_new=72, lanes=128, budget_bytes=1 << 30)
+    settings = dataclasses.replace(settings, lengths=settings.lengths[-1:])
     assert len(settings.widths) > 1
     completion = serve(Engine(make_params(config), config, settings), [ask(prompt(5), new=4)])[0]
     assert len(completion.tokens) == 4

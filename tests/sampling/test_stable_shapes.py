@@ -75,8 +75,8 @@ def test_the_measure_of_stability_sees_a_single_bit_of_a_single_lane(params, mon
     assert set(np.flatnonzero((same != other).any(axis=0))) == {7}
 
 
-@pytest.mark.shipped
-@pytest.mark.parametrize("head_dim", [pytest.param(8, marks=pytest.mark.campaign), 32])
+@pytest.mark.campaign
+@pytest.mark.parametrize("head_dim", [8, 32])
 def test_compaction_of_a_thinning_batch_changes_no_bit(params, head_dim):
     """Whatever the model's shape: widths whose bits differ from the full one's are not used."""
     config = dataclasses.replace(CONFIG, head_dim=head_dim)
