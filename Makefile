@@ -9,8 +9,9 @@ LOCK := constraints/py$(VERSION).txt
 CONSTRAINTS := $(if $(wildcard $(LOCK)),-c $(LOCK),)
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export HF_HUB_OFFLINE ?= 1
-# Set-up compiles no package to bytecode: each is compiled, and kept, when it is first imported, unless this is set.
-export PYTHONDONTWRITEBYTECODE :=
+# Bytecode of what is imported here, by all cores at once: pip would compile everything, on one.
+RARE := /(transformers/models|tensorflow_datasets|tests|fontTools|pip|mypy)/
+COMPILE = $(BIN)/python -m compileall -q -j 0 -x '$(RARE)' $(VENV)/lib/python*/site-packages || true
 
 # Tests spend their time compiling: few optimisations, and what is compiled is kept for the processes that they start.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
@@ -60,10 +61,12 @@ $(READY): pyproject.toml $(wildcard $(LOCK))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "marl_jax needs Python 3.11 or newer; set PYTHON=python3.12, say")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile $(CONSTRAINTS) -e '.[dev]'
+	@$(COMPILE)
 	@touch $@
 
 $(PARITY): $(READY)
 	$(BIN)/python -m pip install --quiet --no-compile $(CONSTRAINTS) -e '.[dev,parity]'
+	@$(COMPILE)
 	@touch $@
 
 clean:

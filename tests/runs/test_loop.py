@@ -172,11 +172,24 @@ def killed(base, workdir, moments, kind="plain"):
 
 
 def test_a_run_killed_at_random_moments_ends_like_one_that_never_was(base, whole, tmp_path):
-    chance = random.Random(0)
-    moments = [(chance.randint(2, 6), chance.uniform(0, 0.1)), (0, chance.uniform(1, 6))]
-    assert killed(base, tmp_path / "run", moments) >= 1
-    assert run(base, tmp_path / "run") == 8
-    same(tmp_path / "run", whole)
+    """Killed while it opens and in a step, and asked to end while it opens and while it learns."""
+    workdir, chance = tmp_path / "run", random.Random(0)
+    moments = [(chance.randint(2, 3), chance.uniform(0, 0.1)), (0, chance.uniform(1, 6))]
+    assert asked_to_end(base, workdir, "opening", 1) == []
+    assert killed(base, workdir, moments) >= 1
+    # Of the steps that this process makes, it is asked in the third.
+    first = max(steps(workdir / "checkpoints"), default=0)
+    assert max(asked_to_end(base, workdir, "learning", 3)) == first + 2
+    assert run(base, workdir) == 8
+    same(workdir, whole)
+
+
+def asked_to_end(base, workdir, place, visit):
+    """The steps of the checkpoints that a process leaves when it gets SIGTERM there for the Nth time."""
+    status, said, ended = in_a_process(base, workdir, "--signal=SIGTERM", f"--at={place}", f"--visit={visit}")
+    assert status == 0, said[-2000:]
+    assert ended - float(said.split("signalled at ")[1].split()[0]) < 30
+    return steps(workdir / "checkpoints")
 
 
 @pytest.mark.campaign
@@ -218,18 +231,6 @@ def test_shapes_that_were_measured_are_not_measured_again(base, tmp_path, monkey
         assert run(base, tmp_path / "run", steps=1) == 1
     assert len(measured) == 2  # an engine for each of two policies, at the first start
     assert json.loads((tmp_path / "run" / "config.json").read_text())["settled"]["measured"]
-
-
-def test_sigterm_ends_well_while_opening_and_while_learning(base, whole, tmp_path):
-    workdir = tmp_path / "run"
-    for place, visit, reached in (("opening", 1, []), ("learning", 4, [2, 3])):
-        options = ("--signal=SIGTERM", f"--at={place}", f"--visit={visit}")
-        status, said, ended = in_a_process(base, workdir, *options)
-        assert status == 0, said[-2000:]
-        assert ended - float(said.split("signalled at ")[1].split()[0]) < 30
-        assert steps(workdir / "checkpoints") == reached
-    assert run(base, workdir) == 8
-    same(workdir, whole)
 
 
 def test_sigterm_saves_and_ends_well_and_the_same_command_goes_on(base, whole, tmp_path):
