@@ -9,9 +9,10 @@ LOCK := constraints/py$(VERSION).txt
 CONSTRAINTS := $(if $(wildcard $(LOCK)),-c $(LOCK),)
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
 export HF_HUB_OFFLINE ?= 1
-# Bytecode of what is imported here, by all cores at once: pip would compile everything, on one.
+# Bytecode of what is imported here, by all cores at once: pip would compile everything, on one. Templates that are no
+# Python are passed over.
 RARE := /(transformers/models|tensorflow_datasets|tests|fontTools|pip|mypy)/
-COMPILE = $(BIN)/python -m compileall -q -j 0 -x '$(RARE)' $(VENV)/lib/python*/site-packages || true
+COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(VENV)/lib/python*/site-packages || true
 
 # Tests spend their time compiling: few optimisations, and what is compiled is kept for the processes that they start.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder

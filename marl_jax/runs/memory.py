@@ -72,7 +72,7 @@ class Room:
 
     budget: int
     beside: int = 0  # what an update needs of it beside the caches
-    left: int = sys.maxsize  # what histories may fill up, all of the engine counted
+    left: int = sys.maxsize  # what the engine may come to with rows for histories: an update leaves so much
 
 
 def room_to_train(config: RunConfig, model: ModelConfig, device: Device, free: int) -> Room:

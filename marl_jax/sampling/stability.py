@@ -22,9 +22,8 @@ from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
 from marl_jax.sampling.plan import EngineSettings
 
-Same = Callable[
-    [tuple[int, int], tuple[int, int]], bool
-]  # two shapes: whether lanes of one agree with the other
+Shape = tuple[int, int]  # width and length
+Same = Callable[[Shape, Shape], bool]  # whether the lanes of one get the bits of the other
 _MEASURED: dict[Any, EngineSettings] = {}  # what one process measured, it need not measure again
 
 
@@ -48,7 +47,7 @@ def stable_shapes(
         def expected(width: int, length: int, filled: int) -> np.ndarray:
             return outcome(width, length, filled)
 
-        def same(shape: tuple[int, int], largest: tuple[int, int]) -> bool:
+        def same(shape: Shape, largest: Shape) -> bool:
             width, length = shape
             return np.array_equal(outcome(width, length, length), expected(*largest, length)[:, :width])
 
