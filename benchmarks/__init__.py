@@ -1,6 +1,17 @@
 """One script per question; the last line of each one's output is one JSON object."""
 
+import concurrent.futures
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+
 from marl_jax.models import ModelConfig
+from marl_jax.sampling import programs
 
 BENCH = ModelConfig(  # 0.85M parameters, the micro shape that all of them measure
     vocab_size=512,
@@ -11,3 +22,35 @@ BENCH = ModelConfig(  # 0.85M parameters, the micro shape that all of them measu
     num_key_value_heads=2,
     head_dim=32,
 )
+
+
+@dataclasses.dataclass
+class Decoding:
+    """What was decoded, and the seconds in which at least one dispatch was under way; filled in at the end."""
+
+    seconds: float = 0.0
+    dispatches: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)  # positions before, `Sampled`
+
+
+@contextlib.contextmanager
+def watch_decoding() -> Iterator[Decoding]:
+    """Looks at every dispatch of every engine, and holds none of them up."""
+    decode, watched, spans = programs.decode, Decoding(), []
+
+    def wait(start: float, sampled: programs.Sampled) -> tuple[float, float]:
+        jax.block_until_ready(sampled)
+        return start, time.perf_counter()
+
+    def begin(params: Any, adapters: Any, cache: Any, lanes: programs.Lanes, **kwargs: Any) -> Any:
+        position, start = lanes.position.copy(), time.perf_counter()
+        cache, sampled = decode(params, adapters, cache, lanes, **kwargs)
+        spans.append(watchers.submit(wait, start, sampled))
+        watched.dispatches.append((position, sampled))
+        return cache, sampled
+
+    with concurrent.futures.ThreadPoolExecutor(8) as watchers, mock.patch.object(programs, "decode", begin):
+        yield watched
+    end = 0.0
+    for start, stop in sorted(span.result() for span in spans):
+        watched.seconds += max(0.0, stop - max(start, end))
+        end = max(end, stop)

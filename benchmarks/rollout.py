@@ -3,35 +3,33 @@
     python -m benchmarks.rollout        # voting, 3 voters, 64 problems x 8 episodes, micro model with random weights
 
 Lengths are imposed: every call ends after 4..64 tokens, drawn from its noise key, so all variants do the same work.
-Variants take turns, and ratios are medians of paired ones of whole-rollout times. Two rivals finish each turn of all
-episodes before the next begins: `barrier_static` decodes plain batches of `lanes` calls, each until its longest call
-ends; `barrier_refilled` is this very engine, which refills and compacts its lanes within the turn.
+Variants take turns, and ratios are medians of paired ones of whole-rollout times. Three rivals finish each turn of all
+episodes before the next begins: `barrier_static` decodes plain batches of `lanes` calls, one at a time and each until
+its longest call ends; `barrier_static_banks` decodes each of them in this engine's banks, side by side;
+`barrier_refilled` is this very engine, which refills and compacts its lanes within the turn.
 The last line is one JSON object.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import json
 import statistics
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import jax
 import numpy as np
 from absl import app, flags
 
-from benchmarks import BENCH
+from benchmarks import BENCH, watch_decoding
 from marl_jax.models import init
 from marl_jax.models.lora import init_lora
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.policies import SamplingSettings, isolated, policy_names, shared
 from marl_jax.rollouts import Episode, Limits, rollout
-from marl_jax.sampling import Completion, Engine, Request, plan, programs
-from marl_jax.sampling import engine as engine_module
+from marl_jax.sampling import Completion, Engine, Request, plan
 from marl_jax.sampling.engine import Stats
 from marl_jax.tasks import Task, parse
 from marl_jax.workflows import BUILT_IN, load_prompts
@@ -118,16 +116,22 @@ class Static(Ragged):
         return done
 
 
+class StaticBanks(Static):
+    """The same, each batch in banks."""
+
+
 VARIANTS = {
     "shared": ("voting", shared, Ragged),
     "isolated": ("voting", isolated, Ragged),
     "barrier_refilled": ("voting", shared, Refilled),
     "barrier_static": ("voting", shared, Static),
+    "barrier_static_banks": ("voting", shared, StaticBanks),
     "shared_3_roles": ("orch_workers", shared, Ragged),
     "isolated_3_roles": ("orch_workers", isolated, Ragged),
 }
 RATIOS = {  # the first one's time over the second's
     "speedup_over_barrier_static": ("barrier_static", "shared"),
+    "speedup_over_barrier_static_banks": ("barrier_static_banks", "shared"),
     "speedup_over_barrier_refilled": ("barrier_refilled", "shared"),
     "isolated_speed_of_shared": ("shared", "isolated"),
     "isolated_speed_of_shared_3_roles": ("shared_3_roles", "isolated_3_roles"),
@@ -165,6 +169,8 @@ def contender(name: str, policies: Callable[..., dict[str, str]], wrap: type[Rag
     names = policy_names(policy_map)
     settings = plan(BENCH, min_prompt=8, max_prompt=MAX_PROMPT, max_new=MAX_NEW, lanes=FLAGS.lanes)
     if wrap is Static:
+        settings = dataclasses.replace(settings, widths=(settings.lanes,), banks=1)
+    if wrap is StaticBanks:
         settings = dataclasses.replace(settings, widths=settings.widths[:1])
     adapters = init_lora(1, BENCH, FLAGS.rank, len(names))
     engine = Unannounced(init(0, BENCH), BENCH, settings, adapters=adapters, policies=names)
@@ -194,12 +200,12 @@ def contender(name: str, policies: Callable[..., dict[str, str]], wrap: type[Rag
 
 
 def measure(run: Run, stats: Stats, seconds: float) -> dict[str, float]:
-    """What one more run did, and the share of the host in it."""
+    """What one more run did, and the share of its time in which nothing was decoded."""
     before = dataclasses.replace(stats)
     start = time.perf_counter()
-    with host_time() as host:
+    with watch_decoding() as decoding:
         episodes = run(FLAGS.rounds + 1)
-    wall = time.perf_counter() - start
+        wall = time.perf_counter() - start
     assert not any(episode.error for episode in episodes), next(e.error for e in episodes if e.error)
     spent = {name: value - getattr(before, name) for name, value in vars(stats).items()}
     prompts = spent["reused_tokens"] + spent["prefilled_tokens"]
@@ -208,33 +214,8 @@ def measure(run: Run, stats: Stats, seconds: float) -> dict[str, float]:
         "idle_lane_share": round(1 - spent["sampled_tokens"] / spent["lane_steps"], 3),
         "prefilled_tokens": spent["prefilled_tokens"],
         "prefill_saved_share": round(spent["reused_tokens"] / prompts, 3),
-        "host_share": round(host[0] / wall, 3),
+        "host_share": round(1 - decoding.seconds / wall, 3),
     }
-
-
-@contextlib.contextmanager
-def host_time() -> Iterator[list[float]]:
-    """The seconds in which no decoding is under way; where it ended before it was waited for, all since it began."""
-    total, idle_since = [0.0], time.perf_counter()
-    decode, fetch = programs.decode, engine_module.fetch
-
-    def begin(*args: Any, **kwargs: Any) -> Any:
-        nonlocal idle_since
-        total[0] += time.perf_counter() - idle_since
-        idle_since = time.perf_counter()  # unless it is still decoding when it is waited for
-        return decode(*args, **kwargs)
-
-    def wait(out: programs.Sampled) -> Any:
-        nonlocal idle_since
-        if out.token.is_ready():
-            total[0] += time.perf_counter() - idle_since
-        result = fetch(out)
-        idle_since = time.perf_counter()
-        return result
-
-    with mock.patch.object(programs, "decode", begin), mock.patch.object(engine_module, "fetch", wait):
-        yield total
-    total[0] += time.perf_counter() - idle_since
 
 
 if __name__ == "__main__":

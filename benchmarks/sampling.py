@@ -8,6 +8,7 @@ Prints one JSON object on the last line. Rates are medians over rounds in which 
 tokens of every active lane, and nothing else: padding, idle lanes and copies count as waste.
 """
 
+import dataclasses
 import json
 import statistics
 import time
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
-from benchmarks import BENCH
+from benchmarks import BENCH, watch_decoding
 from marl_jax.models import ModelConfig, init
 from marl_jax.models.decode import cache_bytes
 from marl_jax.models.table import num_parameters
@@ -109,35 +110,23 @@ class Ours:
 
     def measure(self, lengths: list[int]) -> dict[str, float]:
         """Useful-token share and bandwidth use of one more run, dispatch by dispatch."""
-        engine, stats = self.engine, self.engine.stats
-        sampled, lane_steps, prefilled = stats.sampled_tokens, stats.lane_steps, stats.prefilled_tokens
-        moved, decoding, decode = 0, 0.0, engine._decode
+        stats, before = self.engine.stats, dataclasses.replace(self.engine.stats)
         unread = 0 if self.config.tie_word_embeddings else self.config.vocab_size * self.config.hidden_size
         weights = (num_parameters(self.config) - unread) * jnp.dtype(self.config.dtype).itemsize
-        token = cache_bytes(self.config, 1, 1)
-
-        def timed() -> Any:
-            nonlocal moved, decoding
-            before = engine._table.lanes.position.copy()
-            start = time.perf_counter()
-            out = jax.block_until_ready(decode())
-            decoding += time.perf_counter() - start
-            sampled = np.asarray(out.sampled)  # [steps,W]
-            cached = before + np.cumsum(sampled, axis=0)  # by each lane when it samples its step
-            moved += int(sampled.any(axis=1).sum()) * weights + int(cached[sampled].sum()) * token
-            return out
-
-        engine._decode = timed  # type: ignore[method-assign]
-        try:
+        token, moved = cache_bytes(self.config, 1, 1), 0
+        with watch_decoding() as decoding:
             seconds = self(lengths)
-        finally:
-            engine._decode = decode  # type: ignore[method-assign]
+        for position, out in decoding.dispatches:
+            sampled = np.asarray(out.sampled)  # [steps,W]
+            cached = position + np.cumsum(sampled, axis=0)  # by each lane when it samples its step
+            moved += int(sampled.any(axis=1).sum()) * weights + int(cached[sampled].sum()) * token
+        spent = {name: value - getattr(before, name) for name, value in vars(stats).items()}
         return {
-            "useful_share": round((stats.sampled_tokens - sampled) / (stats.lane_steps - lane_steps), 3),
-            "prefilled_tokens": stats.prefilled_tokens - prefilled,
-            "decoding_share": round(decoding / seconds, 3),
+            "useful_share": round(spent["sampled_tokens"] / spent["lane_steps"], 3),
+            "prefilled_tokens": spent["prefilled_tokens"],
+            "decoding_share": round(decoding.seconds / seconds, 3),
             "gb_moved": round(moved / 1e9, 2),
-            "mbu": round(moved / decoding / bandwidth(), 3),
+            "mbu": round(moved / decoding.seconds / bandwidth(), 3),
         }
 
 

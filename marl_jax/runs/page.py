@@ -94,7 +94,8 @@ def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequenc
 
 def _shortest(engine: EngineSettings) -> str:
     """The most lanes, over the longest cache that they have."""
-    return f"{engine.lanes}x{max(length for width, length in engine.shapes if width == engine.lanes)}"
+    widest = engine.widths[0]
+    return f"{engine.lanes}x{max(length for width, length in engine.shapes if width == widest)}"
 
 
 def _verdict(config: RunConfig, plan: Plan) -> str:
@@ -171,7 +172,8 @@ def _memory(plan: Plan) -> str:
 def _engine(plan: Plan, settled: Mapping[str, Any]) -> str:
     engine = settled.get("engine") or dataclasses.asdict(plan.engine)
     count = f"{plan.engines} engines, each of " if plan.engines > 1 else ""
-    lanes, lengths = engine.get("lanes_at") or engine["widths"][:1], engine["lengths"]
+    banks, lengths = engine.get("banks", 1), engine["lengths"]
+    lanes = [banks * width for width in engine.get("lanes_at") or engine["widths"][:1]]
     served = [n for n, length in zip(lanes, lengths) if n == lanes[0]]
     shorter = f"{lanes[0]} lanes of {lengths[len(served) - 1]:,} tokens to " if len(lanes) > 1 else ""
     return f"{count}{shorter}{lanes[-1]} lanes of {lengths[-1]:,} tokens"

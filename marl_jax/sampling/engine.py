@@ -1,16 +1,16 @@
 """The engine: static shapes under a moving crowd.
 
-Requests wait to be admitted to free lanes, one dispatch decodes a few tokens in every lane, and what finished is
-handed out. A prompt that several requests share is prefilled once and copied.
+Requests wait to be admitted to free lanes, one dispatch decodes a few tokens in every lane of a bank, and what
+finished is handed out. A prompt that several requests share is prefilled once and copied.
 
-    submit -> admission -> prefix cache (prefill) -> lanes (decode, n tokens per dispatch) -> completion
+    submit -> admission -> prefix cache (prefill) -> bank of lanes (decode, n tokens per dispatch) -> completion
 
-Where requests wait for lanes, `step` leaves the next dispatch under way, so that the device works while the caller
-looks at what finished. What is submitted meanwhile enters with the dispatch after that.
+Banks take turns, always in the same order: `step` waits for one while the others decode. Where requests wait for
+lanes, it leaves that one's next dispatch under way, too, so that the device works while the caller looks at what
+finished. What is submitted meanwhile enters with the dispatch after that.
 """
 
 import collections
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +25,11 @@ from marl_jax.models.decode import Cache, empty_cache
 from marl_jax.models.lora import num_adapters
 from marl_jax.sampling import programs
 from marl_jax.sampling.admission import NOWHERE, Admission, Feed, Waiting
-from marl_jax.sampling.lanes import FREE, LaneTable
+from marl_jax.sampling.banks import Bank
+from marl_jax.sampling.lanes import FREE
 from marl_jax.sampling.plan import EngineSettings
 from marl_jax.sampling.requests import Completion, Request, check
 from marl_jax.sampling.stability import stable_shapes
-from marl_jax.sampling.transfer import fetch
 
 COPY_ROWS = 64  # how many lanes one copy from the prefix cache fills, at most
 
@@ -78,19 +78,17 @@ class Engine:
         self._adapter_of |= {name: -1 if adapters is None else i for i, name in enumerate(policies)}
         self._version = 0  # of the weights: how often they were replaced
         self._to_text = to_text
-        self._in_lanes: dict[int, Waiting] = {}  # the requests in lanes, by ticket
-        self._under_way: programs.Sampled | None = None  # what the dispatch under way will have sampled
         self._next_ticket = 0
         self._admission = Admission(settings)
         self._prefix_cache = Cache((), ())
-        self._cache: Cache
-        self._table: LaneTable
+        banks = (Bank(config, settings, self._mesh) for _ in range(settings.banks))
+        self._banks = collections.deque(banks)  # the one whose turn it is first
         self.abandon()
 
     @property
     def pending(self) -> int:
         """How many requests are not finished."""
-        return len(self._admission) + len(self._in_lanes)
+        return len(self._admission) + sum(len(bank.requests) for bank in self._banks)
 
     def submit(self, request: Request) -> int:
         """Queue a request, at any time; its completion comes out of a later `step` under the returned ticket."""
@@ -105,19 +103,25 @@ class Engine:
         """Wait for one dispatch and return what finished, in the order of lanes. After an error: `abandon()`."""
         if not self.pending:
             return []
-        self._under_way = self._under_way or self._dispatch()
-        out = fetch(self._under_way)
-        self._under_way = None
-        self._check_finite(out)
+        for bank in self._banks:
+            if not bank.under_way:
+                self._dispatch(bank)
+        while not self._banks[0].under_way:
+            self._banks.rotate(-1)
+        bank = self._banks[0]
+        out = bank.wait()
+        self._banks.rotate(-1)
+        self._check_finite(bank, out)
         self.stats.dispatches += 1
-        self.stats.sampled_tokens += self._table.record(out)
+        self.stats.sampled_tokens += bank.table.record(out)
         self.stats.lane_steps += out.sampled.size
-        finished = self._finished()
+        finished = self._finished(bank)
         # With lanes to spare, what the caller submits on seeing what finished is waited for.
-        lanes = self.settings.widths_at(self._admission.turn)[0]
-        full = len(self._in_lanes) + self._admission.ready >= lanes
+        lanes = self.settings.banks * self.settings.widths_at(self._admission.turn)[0]
+        in_lanes = self.pending - len(self._admission)
+        full = in_lanes + self._admission.ready >= lanes
         if self.pending and (full or not finished):
-            self._under_way = self._dispatch()
+            self._dispatch(bank)
         return finished
 
     def update(self, *, params: Any = None, adapters: Any = None) -> None:
@@ -139,98 +143,71 @@ class Engine:
 
         Whatever moment the engine was stopped at, what follows is as from a new one.
         """
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # it holds the caches until it ends
-            jax.block_until_ready(self._under_way)
-        self._under_way = None
+        for bank in self._banks:
+            bank.abandon()
         # If every request came to its end, all that was cached is known to be finite.
         if self.pending or not _is_whole(self._prefix_cache):
             self._prefix_cache = Cache((), ())  # the old one goes before the new one comes
-            self._prefix_cache = self._empty(self.settings.prefixes, self.settings.context)
-        self._in_lanes.clear()
+            self._prefix_cache = empty_cache(
+                self.config, self.settings.prefixes, self.settings.context, self._mesh
+            )
         self._admission = Admission(self.settings)
-        self._open_lanes(self.settings.lanes, self.settings.lengths[0])
+        for bank in self._banks:
+            bank.open(self.settings.widths[0], self.settings.lengths[0])
 
     def warm_up(self) -> None:
         """Compile every program this engine can need."""
         if self.pending:
             raise RuntimeError("warm up before requests are submitted")
-        settings, nowhere = self.settings, next(self._parts([(0, NOWHERE)]))
+        settings, nowhere, bank = self.settings, next(self._parts([(0, NOWHERE)])), self._banks[0]
         for chunk in settings.chunks:
             for start in {0, settings.context - 1}:
                 self._prefill([Feed(NOWHERE, (0,), start, -1)], chunk)
         self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *nowhere)
         for width, length in settings.shapes:
-            self._open_lanes(width, length)
-            self._cache = programs.copy_rows(self._prefix_cache, self._cache, *nowhere)
-            self._prefix_cache = programs.copy_rows(self._cache, self._prefix_cache, *nowhere)
-            self._decode()
+            bank.open(width, length)
+            bank.cache = programs.copy_rows(self._prefix_cache, bank.cache, *nowhere)
+            self._prefix_cache = programs.copy_rows(bank.cache, self._prefix_cache, *nowhere)
+            bank.begin(self._decode)
+            bank.wait()
             for one, other in itertools.pairwise((*settings.widths, *settings.widths[-2::-1])):
                 if one == width:
-                    programs.take(self._empty(width, length), np.zeros(other, np.int32))
+                    bank.open(width, length)
+                    bank.fit((other,), other)
             for longer in [n for w, n in settings.shapes if w == width and n > length][:1]:
-                self._cache = programs.grow(self._cache, longer)
-        self._open_lanes(settings.lanes, settings.lengths[0])
+                bank.open(width, length)
+                bank.reach(longer, longer)
+        bank.open(settings.widths[0], settings.lengths[0])
 
-    def _dispatch(self) -> programs.Sampled:
-        """Admit what fits and decode; does not wait."""
-        self._fit()
-        self._admit()
-        self._reach(self._table.reach + self.settings.steps)
-        return self._decode()
-
-    # -- lanes and their cache ------------------------------------------------------------------------------
-
-    def _empty(self, rows: int, length: int) -> Cache:
-        return empty_cache(self.config, rows, length, self._mesh)
-
-    def _open_lanes(self, width: int, length: int) -> None:
-        """Start over with idle lanes."""
-        self._cache = Cache((), ())  # the old one goes before the new one comes
-        self._cache = self._empty(width, length)
-        settings = self.settings
-        self._table = LaneTable(width, settings.context, settings.stops, settings.features)
-
-    def _fit(self) -> None:
-        """Turn to the requests that are served next, at the narrowest width that holds all, those that wait included.
-
-        Where none does: all lanes.
-        """
-        live = len(self._in_lanes)
+    def _dispatch(self, bank: Bank) -> None:
+        """Admit what fits into the bank and decode, if it has anything to decode; does not wait."""
+        live = len(bank.requests)
         self._admission.advance(idle=not live)
-        widths = self.settings.widths_at(self._admission.turn)
-        opening = self.settings.opening_at(self._admission.turn)
-        best = min((width for width in widths if width >= self.pending), default=widths[0])
-        if not live and (self._cache.rows, self._cache.length) != (best, opening):
-            self._open_lanes(best, opening)
-        for width in sorted(w for w in widths if self._cache.rows < w <= best):  # one rung at a time
-            self._take_lanes(np.arange(width) % self._cache.rows, self._cache.rows)
-        for width in (w for w in widths if best <= w < self._cache.rows):
-            occupied_first = np.argsort(self._table.tickets == FREE, kind="stable")
-            self._take_lanes(occupied_first[:width], width)
+        turn = self._admission.turn
+        widths, opening = self.settings.widths_at(turn), self.settings.opening_at(turn)
+        # Lanes for its share of all requests, or more if it has more.
+        share = -(-self.pending // self.settings.banks)
+        wanted = min(live + len(self._admission), max(live, share))
+        best = min((width for width in widths if width >= wanted), default=widths[0])
+        if not live and (bank.cache.rows, bank.cache.length) != (best, opening):
+            bank.open(best, opening)
+        bank.fit(widths, wanted)
+        self._admit(bank)
+        if bank.requests:
+            bank.reach(bank.table.reach + self.settings.steps, self.settings.longest_at(self._admission.turn))
+            bank.begin(self._decode)
 
-    def _take_lanes(self, rows: np.ndarray, real: int) -> None:
-        self._cache = programs.take(self._cache, rows.astype(np.int32))
-        self._table.take(rows, real)
-
-    def _reach(self, length: int) -> None:
-        """Let the cache grow, rung by rung, until `length` columns fit or it is as long as it may become."""
-        longest = self.settings.longest_at(self._admission.turn)
-        for rung in self.settings.lengths:
-            if self._cache.length < min(length, longest) and rung > self._cache.length:
-                self._cache = programs.grow(self._cache, rung)
-
-    def _decode(self) -> programs.Sampled:
-        self._cache, out = programs.decode(
+    def _decode(self, cache: Cache, lanes: programs.Lanes) -> tuple[Cache, programs.Sampled]:
+        return programs.decode(
             self._params,
             self._adapters,
-            self._cache,
-            self._table.lanes,
+            cache,
+            lanes,
             config=self.config,
             features=self.settings.features,
             steps=self.settings.steps,
             scale=self._scale,
         )
-        return out
 
     # -- admission ------------------------------------------------------------------------------------------
 
@@ -238,21 +215,22 @@ class Engine:
         """How many columns of a lane the request may come to need."""
         return len(request.tokens) + request.max_new_tokens
 
-    def _admit(self) -> None:
+    def _admit(self, bank: Bank) -> None:
         """Fill free lanes, wave by wave."""
-        free = np.flatnonzero(self._table.tickets == FREE).tolist()
+        free = bank.free()
         while (wave := self._admission.wave(free)).seats:
             for part in self._parts(wave.moves):
                 self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *part)
             self._prefill_all(wave.feeds)
-            self._reach(max(len(waiting.request.tokens) for *_, waiting in wave.seats))
+            longest = self.settings.longest_at(self._admission.turn)
+            bank.reach(max(len(waiting.request.tokens) for *_, waiting in wave.seats), longest)
             for part in self._parts([(row, lane) for lane, row, _ in wave.seats if row != NOWHERE]):
-                self._cache = programs.copy_rows(self._prefix_cache, self._cache, *part)
+                bank.cache = programs.copy_rows(self._prefix_cache, bank.cache, *part)
             for lane, _, waiting in wave.seats:
-                self._table.occupy(
+                bank.table.occupy(
                     lane, waiting.ticket, waiting.request, waiting.adapter, self.config.vocab_size
                 )
-                self._in_lanes[waiting.ticket] = waiting
+                bank.requests[waiting.ticket] = waiting
             fed = sum(len(feed.tokens) for feed in wave.feeds)
             self.stats.prefilled_tokens += fed
             self.stats.reused_tokens += sum(len(waiting.prefix) for *_, waiting in wave.seats) - fed
@@ -304,39 +282,38 @@ class Engine:
 
     # -- results --------------------------------------------------------------------------------------------
 
-    def _check_finite(self, out: programs.Sampled) -> None:
+    def _check_finite(self, bank: Bank, out: programs.Sampled) -> None:
         broken = np.flatnonzero((out.sampled & ~np.isfinite(out.logprob)).any(axis=0))
         if broken.size:
-            ticket = int(self._table.tickets[broken[0]])
+            ticket = int(bank.table.tickets[broken[0]])
             raise FloatingPointError(
                 f"the model gives no finite log-probability for request {ticket} (prompt of "
-                f"{len(self._in_lanes[ticket].request.tokens)} tokens): are its weights finite?"
+                f"{len(bank.requests[ticket].request.tokens)} tokens): are its weights finite?"
             )
 
-    def _finished(self) -> list[tuple[int, Completion]]:
+    def _finished(self, bank: Bank) -> list[tuple[int, Completion]]:
         done = []
         kept: dict[int, int] = {}  # row of the prefix cache -> the lane that it is to hold
-        for lane in np.flatnonzero(self._table.tickets != FREE).tolist():
-            ticket = int(self._table.tickets[lane])
-            request = self._in_lanes[ticket].request
-            length = self._stop_string(lane, request) if request.stop_strings else None
-            if length is None and self._table.lanes.active[lane]:
+        for lane in np.flatnonzero(bank.table.tickets != FREE).tolist():
+            ticket = int(bank.table.tickets[lane])
+            request = bank.requests[ticket].request
+            length = self._stop_string(bank.table.sampled(lane), request) if request.stop_strings else None
+            if length is None and bank.table.lanes.active[lane]:
                 continue
-            completion = self._table.leave(lane, request, length)
-            owner = self._in_lanes.pop(ticket).owner
+            completion = bank.table.leave(lane, request, length)
+            owner = bank.requests.pop(ticket).owner
             if request.keep:
                 row = self._admission.keep(owner, (*request.tokens, *completion.tokens[:-1]))
                 if row is not None:
                     kept[row] = lane
             done.append((ticket, completion))
         for part in self._parts([(lane, row) for row, lane in kept.items()]):
-            self._prefix_cache = programs.copy_rows(self._cache, self._prefix_cache, *part)
+            self._prefix_cache = programs.copy_rows(bank.cache, self._prefix_cache, *part)
         return done
 
-    def _stop_string(self, lane: int, request: Request) -> int | None:
+    def _stop_string(self, tokens: list[int], request: Request) -> int | None:
         """The number of tokens after which a stop string stands in the text; None if there is none yet."""
         assert self._to_text is not None  # checked at submission
-        tokens = self._table.sampled(lane)
         if len(tokens) < request.min_new_tokens:
             return None
         for n in (len(tokens), *range(max(1, request.min_new_tokens), len(tokens))):

@@ -32,20 +32,21 @@ class Sizes:
     steps: int  # of a dispatch: many where dispatches are dear, few because lanes that end within one idle on
     prefill_tokens: int
     columns: int  # attended lengths are multiples of this
+    banks: int  # more than one where a program leaves some of the device idle
     compacts: (
         bool  # narrower batches may compute the same bits: none did on an H100, nor, it is assumed, on a TPU
     )
 
 
-CPU = Sizes(lanes=256, steps=6, prefill_tokens=512, columns=16, compacts=True)
-ACCELERATOR = Sizes(lanes=512, steps=8, prefill_tokens=2048, columns=128, compacts=False)
+CPU = Sizes(lanes=256, steps=4, prefill_tokens=512, columns=16, banks=2, compacts=True)
+ACCELERATOR = Sizes(lanes=512, steps=8, prefill_tokens=2048, columns=128, banks=1, compacts=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineSettings:
     """The static shapes of an engine."""
 
-    widths: tuple[int, ...]  # numbers of lanes, falling: the batch is compacted as it thins out
+    widths: tuple[int, ...]  # numbers of lanes of a bank, falling: the batch is compacted as it thins out
     lengths: tuple[int, ...]  # cache lengths, rising: the cache grows with the longest lane
     chunks: tuple[int, ...]  # prompt lengths that one prefill takes, rising
     prefill_tokens: int  # how many tokens one prefill takes, over all its rows
@@ -55,6 +56,7 @@ class EngineSettings:
     features: Features = Features()
     lanes_at: tuple[int, ...] = ()  # where memory is short: how many lanes there are over each of the lengths
     grows: bool = True  # with lanes_at, whether these begin over the shortest length and grow to their own
+    banks: int = 1  # how many batches of lanes take turns
 
     def __post_init__(self) -> None:
         for name, values, sign in (
@@ -74,17 +76,19 @@ class EngineSettings:
                     f"lanes_at is {self.lanes_at}; it must fall from {self.widths}, the only width, one for each of "
                     f"the {len(self.lengths)} lengths"
                 )
+            if self.banks > 1:
+                raise ValueError(f"lanes_at is {self.lanes_at} with {self.banks} banks; it is for one bank")
         if len(self.shapes) > MAX_PROGRAMS:
             raise ValueError(
                 f"{len(self.widths)} widths x {len(self.lengths)} lengths make {len(self.shapes)} decode programs, "
                 f"more than {MAX_PROGRAMS}; give fewer of either"
             )
-        if min(self.steps, self.stops, self.prefixes, self.prefill_tokens) < 1:
-            raise ValueError(f"steps, stops, prefixes and prefill_tokens must be at least 1 in {self}")
+        if min(self.steps, self.stops, self.prefixes, self.prefill_tokens, self.banks) < 1:
+            raise ValueError(f"steps, stops, prefixes, prefill_tokens and banks must be at least 1 in {self}")
 
     @property
     def lanes(self) -> int:
-        return self.widths[0]
+        return self.banks * self.widths[0]
 
     @property
     def context(self) -> int:
@@ -105,7 +109,7 @@ class EngineSettings:
         """How many tokens the lanes hold, at most."""
         if not self.lanes_at:
             return self.lanes * self.context
-        return max(width * length for width, length in self.shapes)
+        return self.banks * max(width * length for width, length in self.shapes)
 
     def widths_at(self, rung: int) -> tuple[int, ...]:
         """The widths at which requests are served that need a cache of `lengths[rung]`."""
@@ -176,39 +180,42 @@ def plan(
     budget = free_bytes() // 2 if budget_bytes is None else budget_bytes
     wanted = lanes or _round_up(min(requests or sizes.lanes, sizes.lanes))
     steps = sizes.steps if steps is None else steps
+    first = min(context, min_prompt + 2 * steps)
     longest = min(max_prompt, max(512, sizes.prefill_tokens))  # a longer one takes several
     chunks = _ladder(max(1, min(128, longest // 16)), longest, 4)
 
-    def at_width(width: int) -> EngineSettings:
-        first = min(context, min_prompt + 2 * steps)
-        widths = [width]
-        if width > STABLE_WIDTH and sizes.compacts:
+    def with_lanes(lanes: int) -> EngineSettings:
+        banks = sizes.banks if lanes >= sizes.banks * STABLE_WIDTH and lanes % sizes.banks == 0 else 1
+        widths = {lanes // banks}
+        if sizes.compacts:
             # What a step costs grows with the lanes and with the columns they attend: spend the programs on the
             # one that varies more.
-            parts = (8, 6, 4, 3, 2, 1) if context < 4 * first else (8, 4, 2)
-            widths = [width * p // 8 for p in parts if p == 8 or width * p // 8 % STABLE_WIDTH == 0]
+            parts = (6, 4, 3, 2, 1) if context < 4 * first else (4, 2)
+            narrower = (lanes // banks * p // 8 // 32 * 32 for p in parts)
+            widths |= {width for width in narrower if width >= STABLE_WIDTH}
         # A rung saves work in proportion to the lanes, and costs a program.
-        rungs = 1 + (context - first) // (32 if width > STABLE_WIDTH else 256)
+        rungs = 1 + (context - first) // (32 if lanes > STABLE_WIDTH else 256)
         return EngineSettings(
-            widths=tuple(widths),
+            widths=tuple(sorted(widths, reverse=True)),
             lengths=_ladder(
                 max(first, context // 16),
                 context,
-                min(rungs, MAX_PROGRAMS // max(len(widths), 3)),
+                min(rungs, MAX_PROGRAMS // max(len(widths), 2 if sizes.compacts else 3)),
                 multiple=sizes.columns,
             ),
             chunks=chunks,
-            prefill_tokens=max(chunks[-1], min(sizes.prefill_tokens, width * chunks[-1])),
-            prefixes=max(1, width // 2),
+            prefill_tokens=max(chunks[-1], min(sizes.prefill_tokens, lanes * chunks[-1])),
+            prefixes=max(1, lanes // 2),
             steps=steps,
             stops=stops,
             features=features,
+            banks=banks,
         )
 
     width = wanted
-    while memory_bytes(config, at_width(width), beside_bytes) > budget:
+    while memory_bytes(config, with_lanes(width), beside_bytes) > budget:
         if lanes or width == 1:
-            need = memory_bytes(config, at_width(width), beside_bytes)
+            need = memory_bytes(config, with_lanes(width), beside_bytes)
             others = f", or {_gib(beside_bytes)} of what takes turns with it" if beside_bytes else ""
             raise ValueError(
                 f"{width} lane{'s' * (width > 1)} of {context} tokens need {_gib(need)} beside the weights, with "
@@ -216,7 +223,7 @@ def plan(
                 "lanes, or raise budget_bytes"
             )
         width = _round_up(width // 2)
-    settings = at_width(width)
+    settings = with_lanes(width)
     if not lanes and not sizes.compacts:
         most = min(requests or sizes.lanes, sizes.lanes)
         settings = _widened(config, settings, most, min_prompt + min_new, budget, beside_bytes)
@@ -249,7 +256,7 @@ def memory_bytes(config: ModelConfig, settings: EngineSettings, beside: int = 0)
     """
     lanes = cache_bytes(config, 1, settings.cells)
     prefixes = cache_bytes(config, settings.prefixes, settings.context)
-    reshaped = lanes // (2 * config.num_hidden_layers)
+    reshaped = lanes // settings.banks // (2 * config.num_hidden_layers)
     logits = 4 * settings.lanes * config.vocab_size * 4  # raw, tempered, weights, padded, in float32
     # A prefill holds its rows apart, and scores of one layer over the whole context.
     rows = settings.prefill_rows(settings.chunks[-1])

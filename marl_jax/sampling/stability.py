@@ -57,7 +57,7 @@ def stable_shapes(
 
 def _with_widths(settings: EngineSettings, same: Same) -> EngineSettings:
     """Only the widths and lengths that agree with the largest."""
-    full, context = settings.lanes, settings.context
+    full, context = settings.widths[0], settings.context
     lengths = [n for n in settings.lengths if n == context or same((full, n), (full, context))]
     widths = [w for w in settings.widths if w == full or all(same((w, n), (full, context)) for n in lengths)]
     return dataclasses.replace(settings, widths=tuple(widths), lengths=tuple(lengths))

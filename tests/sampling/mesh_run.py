@@ -20,7 +20,7 @@ def shard_shapes(array):
 def main():
     assert len(jax.devices()) == 8
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-    settings = dataclasses.replace(SETTINGS, chunks=(16,), features=Features(truncate=True))
+    settings = dataclasses.replace(SETTINGS, chunks=(16,), features=Features(truncate=True), banks=2)
     params = make_params(CONFIG)
     sharded = jax.device_put(params, shardings(CONFIG, mesh))
     assert shard_shapes(sharded["embed"]) == {(48, 32)}
@@ -36,7 +36,7 @@ def main():
     engine.warm_up()
     with compilations() as counted:
         many = serve(engine, requests)
-    for cache, rows in ((engine._cache, 8), (engine._prefix_cache, 4)):
+    for cache, rows in ((engine._banks[0].cache, 8), (engine._prefix_cache, 4)):
         for keys, values in zip(cache.keys, cache.values):
             assert shard_shapes(keys) == {(rows // 4, 1, 8, cache.length)}
             assert shard_shapes(values) == {(rows // 4, 1, cache.length, 8)}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from kit import CONFIG
 
-from marl_jax.sampling import Engine, EngineSettings, Request, programs
+from marl_jax.sampling import Engine, EngineSettings, Request, banks, programs
 from marl_jax.sampling import engine as engine_module
 from marl_jax.sampling.requests import noise_key
 
@@ -91,7 +91,8 @@ def symbolic(monkeypatch):
     stand_ins["copy_rows_within"] = lambda cache, *pairs: copy_rows(cache, cache, *pairs)
     for name, function in stand_ins.items():
         monkeypatch.setattr(programs, name, function)
-    monkeypatch.setattr(engine_module, "empty_cache", lambda config, rows, length, mesh: Cells(rows, length))
+    for module in (engine_module, banks):
+        monkeypatch.setattr(module, "empty_cache", lambda config, rows, length, mesh: Cells(rows, length))
     monkeypatch.setattr(
         engine_module, "stable_shapes", lambda params, adapters, config, settings, *_: settings
     )
@@ -108,10 +109,11 @@ def test_every_lane_sees_its_own_tokens_and_no_others(symbolic, seed):
         prefill_tokens=int(rng.integers(1, 100)),
         prefixes=int(rng.integers(1, 12)),
         steps=int(rng.integers(1, 6)),
+        banks=1 + seed % 2,
     )
     if seed >= 30:  # lanes by length
         at = tuple(lanes * -(-settings.context // length) for length in settings.lengths)
-        settings = dataclasses.replace(settings, widths=at[:1], lanes_at=at, grows=seed % 2 == 0)
+        settings = dataclasses.replace(settings, widths=at[:1], lanes_at=at, grows=seed % 2 == 0, banks=1)
     adapters = {"q": {"a": np.zeros((2, 1))}}
     engine = Engine({"w": np.zeros(1)}, CONFIG, settings, adapters=adapters, policies=POLICIES[:2])
     openings = [rng.integers(0, 96, rng.integers(1, 30)).tolist() for _ in range(6)]
@@ -128,7 +130,7 @@ def test_every_lane_sees_its_own_tokens_and_no_others(symbolic, seed):
         for _ in range(rng.integers(0, 12) if asked < 60 else 0):
             submit(openings[rng.integers(6)], POLICIES[rng.integers(3)])
         finished = engine.step()
-        assert engine._cache.rows * engine._cache.length <= settings.cells
+        assert sum(bank.cache.rows * bank.cache.length for bank in engine._banks) <= settings.cells
         for ticket, completion in finished:
             request = waiting.pop(ticket)
             assert completion.tokens == expected(request)

@@ -136,7 +136,7 @@ def test_cache_columns_that_were_never_written_are_never_attended(params, engine
     requests = [ask(prompt(n), n, new=24) for n in (1, 3, 12, 25, 40)]
     clean = serve(engine, requests)
     poisoned = Engine(params, CONFIG, SETTINGS)
-    for name in ("_cache", "_prefix_cache"):
-        cache = getattr(poisoned, name)
-        setattr(poisoned, name, jax.tree.map(lambda leaf: jnp.full_like(leaf, garbage), cache))
+    for holder, name in ((poisoned._banks[0], "cache"), (poisoned, "_prefix_cache")):
+        cache = getattr(holder, name)
+        setattr(holder, name, jax.tree.map(lambda leaf: jnp.full_like(leaf, garbage), cache))
     assert serve(poisoned, requests) == clean

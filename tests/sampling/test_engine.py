@@ -293,7 +293,7 @@ def test_a_wait_that_was_interrupted_is_taken_up_again(params, monkeypatch):
             raise KeyboardInterrupt
         return fetch(tree)
 
-    monkeypatch.setattr("marl_jax.sampling.engine.fetch", interrupted)
+    monkeypatch.setattr("marl_jax.sampling.banks.fetch", interrupted)
     tickets = [engine.submit(request) for request in requests]
     while engine.pending:
         with contextlib.suppress(KeyboardInterrupt):
@@ -347,7 +347,7 @@ def test_requests_that_need_a_longer_cache_wait_for_the_shorter_ones(params):
     lengths, done = [], 0
     while engine.pending:
         done += len(engine.step())
-        lengths.append(engine._cache.length)
+        lengths.append(engine._banks[0].cache.length)
     assert done == 48
     # 12 tokens are three dispatches, for eight lanes at a time; each step leaves the next one under way.
     assert lengths == [32] * 8 + [64] * 10
@@ -368,7 +368,7 @@ def test_each_length_has_the_lanes_to_itself_where_they_are_many_over_short_ones
         done = {}
         while engine.pending:
             done.update(engine.step())
-            seen.add((engine._cache.rows, engine._cache.length))
+            seen.add((engine._banks[0].cache.rows, engine._banks[0].cache.length))
     assert counted == [0] and {(8, 32), (4, 64)} <= seen <= set(settings.shapes)
     alone = Engine(params, CONFIG, settings, measured=True)
     asked = [request for pair in zip(short, long) for request in pair] + short[12:]

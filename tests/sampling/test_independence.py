@@ -74,7 +74,7 @@ def test_requests_added_while_others_run_change_no_bit(engine, alone):
 
 def test_a_published_vocabulary_with_its_own_end_tokens_can_be_served():
     config = dataclasses.replace(CONFIG, vocab_size=6000, eos_token_id=5999)
-    settings = plan(config, max_prompt=8, max_new=72, lanes=128, budget_bytes=1 << 30)
+    settings = plan(config, max_prompt=8, max_new=72, lanes=256, budget_bytes=1 << 30)
     settings = dataclasses.replace(settings, lengths=settings.lengths[-1:])
     assert len(settings.widths) > 1
     completion = serve(Engine(make_params(config), config, settings), [ask(prompt(5), new=4)])[0]
@@ -100,7 +100,7 @@ def test_the_growth_of_the_cache_changes_no_bit(params, engine, alone):
     tickets += [engine.submit(REQUESTS[i]) for i in short]
     done = dict(engine.step())
     assert (
-        engine._cache.length == SETTINGS.context == 64
+        engine._banks[0].cache.length == SETTINGS.context == 64
     )  # the short ones, too, look over the long one's columns
     while engine.pending:
         done.update(engine.step())

@@ -73,3 +73,17 @@ def test_what_takes_turns_with_the_engine_has_its_room_beside_the_caches():
 def test_lanes_that_do_not_go_with_their_lengths_are_refused(lanes_at):
     with pytest.raises(ValueError, match="lanes_at is"):
         EngineSettings((8,), (32, 64), (8,), prefill_tokens=8, prefixes=1, lanes_at=lanes_at)
+
+
+def test_lanes_by_length_are_refused_in_more_than_one_bank():
+    with pytest.raises(ValueError, match="with 2 banks; it is for one bank"):
+        EngineSettings((8,), (32, 64), (8,), prefill_tokens=8, prefixes=1, lanes_at=(8, 4), banks=2)
+
+
+@pytest.mark.parametrize(("lanes", "banks"), [(64, 1), (127, 1), (128, 2), (129, 1), (192, 2), (512, 2)])
+def test_a_host_decodes_in_two_banks_where_each_has_enough_lanes(lanes, banks):
+    asked = {"max_prompt": 64, "max_new": 64, "lanes": lanes, "budget_bytes": 1 << 30}
+    settings = plan(CONFIG, platform="cpu", **asked)
+    assert (settings.banks, settings.lanes) == (banks, lanes)
+    assert min(settings.widths) >= min(64, lanes)
+    assert plan(CONFIG, platform="gpu", **asked).banks == 1

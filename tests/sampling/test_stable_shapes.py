@@ -97,7 +97,7 @@ def test_compaction_of_a_thinning_batch_changes_no_bit(params, head_dim):
     widths, done = set(), {}
     while engine.pending:
         done.update(engine.step())
-        widths.add(engine._cache.rows)
+        widths.add(engine._banks[0].cache.rows)
     assert widths == set(engine.settings.widths)
     never = Engine(params, config, dataclasses.replace(asked, widths=asked.widths[:1]))
     full = serve(never, requests)
@@ -125,10 +125,10 @@ def test_a_batch_of_adapters_that_widens_and_thins_compiles_nothing_and_changes_
         for some in (requests[:90], requests[90:]):
             tickets += [engine.submit(request) for request in some]
             done.update(engine.step())
-            widths.append(engine._cache.rows)
+            widths.append(engine._banks[0].cache.rows)
         while engine.pending:
             done.update(engine.step())
-            widths.append(engine._cache.rows)
+            widths.append(engine._banks[0].cache.rows)
         late = [engine.submit(request) for request in requests[:90]]
         while engine.pending:
             done.update(engine.step())

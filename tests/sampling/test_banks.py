@@ -1,0 +1,97 @@
+"""Banks take turns: what one has sampled is looked at while the others decode, and nobody can tell from the tokens."""
+
+import dataclasses
+import itertools
+import random
+import threading
+import time
+
+import pytest
+from kit import CONFIG, SETTINGS, ask, make_params, prompt, serve
+
+from marl_jax.sampling import Engine, programs
+
+TWO = dataclasses.replace(SETTINGS, widths=(4,), banks=2, prefixes=8)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return make_params()
+
+
+def crowd(count=30):
+    """Prompts and answers of all lengths, some shared, some to go on from."""
+    return [ask(prompt(1 + i % 7 * 5, i % 11), i, new=1 + i * 7 % 23, keep=i % 3 == 0) for i in range(count)]
+
+
+def test_requests_get_the_bits_in_two_banks_that_they_get_in_one(params):
+    one = Engine(params, CONFIG, dataclasses.replace(TWO, banks=1))
+    two = Engine(params, CONFIG, dataclasses.replace(one.settings, banks=2), measured=True)
+    requests = crowd()
+    first = serve(one, requests)
+    assert serve(two, requests) == first
+    later = [
+        ask((*r.tokens, *done.tokens, 3, 4), i, new=4)
+        for i, (r, done) in enumerate(zip(requests, first))
+        if r.keep
+    ]
+    assert serve(two, later) == serve(one, later)
+
+
+def test_what_comes_out_when_does_not_depend_on_which_bank_is_ready_first(params, monkeypatch):
+    def history(delays):
+        with monkeypatch.context() as patch:
+            decode = programs.decode
+            patch.setattr(programs, "decode", lambda *a, **k: (time.sleep(next(delays)), decode(*a, **k))[1])
+            engine, steps = Engine(params, CONFIG, TWO), []
+            for request in crowd():
+                engine.submit(request)
+            while engine.pending:
+                steps.append(engine.step())
+        return steps
+
+    undisturbed = history(itertools.repeat(0.0))
+    for seed in range(3):
+        rng = random.Random(seed)
+        assert history(iter(lambda rng=rng: rng.choice((0.0, 0.01, 0.03)), None)) == undisturbed
+
+
+def test_both_banks_decode_at_once(params, monkeypatch):
+    together, decode = threading.Barrier(2, timeout=60), programs.decode
+    engine = Engine(params, CONFIG, TWO)
+    requests = [ask(prompt(5, i), i, new=12) for i in range(8)]
+    serve(engine, requests)  # compiles
+    monkeypatch.setattr(programs, "decode", lambda *a, **k: (together.wait(), decode(*a, **k))[1])
+    serve(engine, requests)  # a broken barrier is an error
+
+
+def test_a_few_requests_are_dealt_to_all_banks(params):
+    engine = Engine(params, CONFIG, dataclasses.replace(TWO, widths=(8, 4)), measured=True)
+    for i in range(8):
+        engine.submit(ask(prompt(5, i), i, new=8))
+    engine.step()
+    assert engine.stats.lane_steps == 4 * TWO.steps  # a narrow one, where all of them would fill a wide one
+    assert [len(bank.requests) for bank in engine._banks] == [4, 4]
+    while engine.pending:
+        engine.step()
+
+
+def test_a_program_that_fails_in_one_bank_is_heard_of_and_the_engine_serves_again(params, monkeypatch):
+    requests = crowd(12)
+    expected = serve(Engine(params, CONFIG, TWO), requests)
+    engine, calls, decode = Engine(params, CONFIG, TWO), itertools.count(), programs.decode
+
+    def failing(*args, **kwargs):
+        if next(calls) == 3:
+            raise MemoryError("no room")
+        return decode(*args, **kwargs)
+
+    monkeypatch.setattr(programs, "decode", failing)
+    for request in requests:
+        engine.submit(request)
+    with pytest.raises(MemoryError, match="no room"):
+        while engine.pending:
+            engine.step()
+    engine.abandon()
+    assert not engine.pending
+    assert serve(engine, requests) == expected
