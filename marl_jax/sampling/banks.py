@@ -78,11 +78,12 @@ class Bank:
             self.cache, sampled = decode(self.cache, self.table.lanes)
             return sampled
 
-        if self._thread is None:
-            self._under_way = concurrent.futures.Future()
-            self._under_way.set_result(run())
-        else:
+        if self._thread is not None:
             self._under_way = self._thread.submit(lambda: jax.block_until_ready(run()))
+        else:
+            sampled = run()  # where this is interrupted, nothing is under way
+            self._under_way = concurrent.futures.Future()
+            self._under_way.set_result(sampled)
 
     def wait(self) -> programs.Sampled:
         """What the dispatch under way sampled, on the host. Where this is interrupted, it may be called again."""
