@@ -354,7 +354,7 @@ def test_decoding_is_counted_by_hand():
     per_token = 2 * layer + 2 * 128 * 3000 + 4 * 128 * attended
     assert decode.operations == 512 * 16 * per_token
     cache = 512 * 16 * attended * 2 * 64 * 4
-    weights = 16 * 4 * (layer + 3000 * 128 + 3 * 128 + 2 * 32)
+    weights = 2 * 16 * 4 * (layer + 3000 * 128 + 3 * 128 + 2 * 32)  # once a step in each of two banks
     assert decode.moved == cache + weights + 512 * 16 * 3 * 4 * 3000
 
 
