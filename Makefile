@@ -18,6 +18,10 @@ COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(VENV)/lib/python*/
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 QUICK := JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
+# Tests behind one of these marks, on the test, on some of its cases, or on the whole file.
+LEFT_OUT = FNR == 1 {all = marked = 0} /mark\.(campaign|parity)/ {marked = 1} /^pytestmark.*mark\.(campaign|parity)/ {all = 1} \
+  /^def test/ {if (all || marked) print "  " FILENAME "::" substr($$2, 1, index($$2, "(") - 1); marked = 0}
+
 READY := $(VENV)/.ready-$(VERSION)
 PARITY := $(VENV)/.parity-$(VERSION)
 
@@ -27,10 +31,8 @@ demo: $(READY)
 	$(BIN)/python -m experiments.demo
 
 test: $(READY)
-	@echo "Left out here: tests marked 'campaign' (make campaign) and 'parity' (make parity):"
-	@grep -rlE 'mark\.(campaign|parity)' tests --include='test_*.py' \
-	  | xargs $(BIN)/python -m pytest -o addopts=--strict-markers --collect-only -q -m "campaign or parity" \
-	  | grep '::' | sed 's/\[.*//' | sort | uniq -c
+	@echo "Left out here, in part or whole: tests marked 'campaign' (make campaign) and 'parity' (make parity):"
+	@awk '$(LEFT_OUT)' $$(find tests -name 'test_*.py' | sort)
 	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "not campaign and not parity and not shipped"
 	$(BIN)/python -m pytest $(WORKERS) -m "shipped and not campaign" tests/sampling
 

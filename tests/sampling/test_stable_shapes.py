@@ -108,8 +108,9 @@ def test_compaction_of_a_thinning_batch_changes_no_bit(params, head_dim):
 def test_a_batch_of_adapters_that_widens_and_thins_compiles_nothing_and_changes_no_bit():
     config = dataclasses.replace(CONFIG, head_dim=32)
     params, adapters = make_params(config), make_adapters(config)
+    features = Features(truncate=True, candidates=8)
     wide = dataclasses.replace(
-        SETTINGS, widths=(256, 128), lengths=(64,), features=Features(truncate=True, candidates=8), prefixes=8
+        SETTINGS, widths=(256, 128), lengths=(64,), chunks=(16,), features=features, prefixes=8
     )
     served = {"adapters": adapters, "adapter_scale": SCALE, "policies": ("a", "b", "c")}
     engine = Engine(params, config, wide, **served)
