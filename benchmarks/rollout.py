@@ -200,7 +200,7 @@ def contender(name: str, policies: Callable[..., dict[str, str]], wrap: type[Rag
 
 
 def measure(run: Run, stats: Stats, seconds: float) -> dict[str, float]:
-    """What one more run did, and the share of its time in which nothing was decoded."""
+    """What one more run did, and the share of its time in which no dispatch was under way."""
     before = dataclasses.replace(stats)
     start = time.perf_counter()
     with watch_decoding() as decoding:

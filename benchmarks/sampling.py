@@ -62,7 +62,9 @@ def main(_: list[str]) -> None:
         "prompt_tokens": FLAGS.prompt,
         "bandwidth_gb_s": round(bandwidth() / 1e9, 1),
         "settings": {
-            k: v for k, v in vars(ours.engine.settings).items() if k in ("widths", "lengths", "steps")
+            k: v
+            for k, v in vars(ours.engine.settings).items()
+            if k in ("banks", "widths", "lengths", "steps")
         },
     }
     if FLAGS.torch and jax.default_backend() == "cpu":

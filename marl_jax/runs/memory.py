@@ -177,15 +177,17 @@ def sampling(config: RunConfig, sizes: Model, engine: EngineSettings, engines: i
     spread = 1 if sizes.platform == "cpu" else config.mesh.data * config.mesh.model
     lanes = cache_bytes(model, 1, engine.cells)
     prompts = cache_bytes(model, engine.prefixes, engine.context)
+    resized = lanes // engine.banks // (2 * model.num_hidden_layers)
     chunk, context = engine.chunks[-1], engine.context
     prefill = costs.prefill_working(sizes, engine.prefill_rows(chunk), chunk, context)
-    decode = costs.decode_working(sizes, engine.lanes, context)
+    decode = costs.decode_working(sizes, engine.lanes // engine.banks, context)
+    others = (engine.banks - 1) * decode  # those that decode meanwhile
     return [
         Part(CACHES[0], engines * lanes // spread, "always"),
         Part(CACHES[1], engines * prompts // spread, "always"),
-        Part("working memory of prefill", prefill // spread, "prefill"),
-        Part("working memory of decoding", decode // spread, "decode"),
-        Part("an array of a cache, resized", lanes // (2 * model.num_hidden_layers) // spread, "resizing"),
+        Part("working memory of prefill", (prefill + others) // spread, "prefill"),
+        Part("working memory of decoding", (decode + others) // spread, "decode"),
+        Part("an array of a cache, resized", (resized + others) // spread, "resizing"),
     ]
 
 

@@ -71,8 +71,9 @@ def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequenc
     body.append(_row("at the peak", (show(plan.total) for plan in plans)))
     body.append(_row("which is in the phase", (plan.phase for plan in plans)))
     body.append(_row("available", (show(plan.device.memory) for plan in plans)))
-    longest = [plan.engine.widths_at(len(plan.engine.lengths) - 1)[0] for plan in plans]
-    body.append(_row("lanes x tokens", (f"{n}x{p.engine.context}" for n, p in zip(longest, plans))))
+    engines = [plan.engine for plan in plans]
+    longest = [engine.banks * engine.widths_at(len(engine.lengths) - 1)[0] for engine in engines]
+    body.append(_row("lanes x tokens", (f"{n}x{engine.context}" for n, engine in zip(longest, engines))))
     if any(plan.engine.lanes_at for plan in plans):
         body.append(_row("of the shortest calls", (_shortest(plan.engine) for plan in plans)))
     body.append(_row("largest micro-batch", (f"{p.largest.rows}x{p.largest.width}" for p in plans)))

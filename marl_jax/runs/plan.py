@@ -230,7 +230,7 @@ def _decoding(
             sampled[rung] = sampled.get(rung, 0) + episodes * call.new
         in_turn = sum(max((call.new for call in some), default=0) for some in mine)
         filled = sum(-(-tokens // engine.widths_at(rung)[0]) for rung, tokens in sampled.items())
-        decode_moved += max(filled, in_turn) * costs.weights(model)
+        decode_moved += max(filled, engine.banks * in_turn) * costs.weights(model)  # each bank reads them
     return (
         Work("prefill", fed_operations / share, 0.0),
         Work("decode", decode_operations / share, decode_moved / share),

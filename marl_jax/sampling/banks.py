@@ -4,6 +4,9 @@ An engine has one, or several that take turns: while the host looks at what one 
 next, the others decode. On a CPU that also fills the cores, which one small program does not.
 
     open -> occupy (table) -> reach -> begin ─ on the device ─ wait -> record (table) -> begin -> ..
+
+A CPU runs the programs that one thread dispatches one after the other, so there each bank has a thread, which
+dispatches and waits. It writes nothing: what it returns is taken over by `wait`.
 """
 
 import concurrent.futures
@@ -22,11 +25,12 @@ from marl_jax.sampling.lanes import FREE, LaneTable
 from marl_jax.sampling.plan import EngineSettings
 from marl_jax.sampling.transfer import fetch
 
-Decode = Callable[[Cache, programs.Lanes], tuple[Cache, programs.Sampled]]
+Decoded = tuple[Cache, programs.Sampled]
+Decode = Callable[[Cache, programs.Lanes], Decoded]
 
 
 class Bank:
-    """Idle lanes at first, as many as the settings have at most."""
+    """Has no lanes before it is opened."""
 
     cache: Cache
     table: LaneTable
@@ -34,11 +38,10 @@ class Bank:
     def __init__(self, config: ModelConfig, settings: EngineSettings, mesh: Mesh | None):
         self._config, self._settings, self._mesh = config, settings, mesh
         self.requests: dict[int, Waiting] = {}  # those in lanes, by ticket
-        # Programs that one thread dispatches to a CPU run one after the other. Those of a mesh have to.
-        beside = settings.banks > 1 and mesh is None
-        self._thread = concurrent.futures.ThreadPoolExecutor(1) if beside else None
-        self._under_way: concurrent.futures.Future[programs.Sampled] | None = None
-        self.open(settings.widths[0], settings.lengths[0])
+        # Programs that several devices of a mesh run together must begin in one order everywhere.
+        threaded = settings.banks > 1 and mesh is None and jax.default_backend() == "cpu"
+        self._worker = concurrent.futures.ThreadPoolExecutor(1, "bank") if threaded else None
+        self._under_way: concurrent.futures.Future[Decoded] | None = None
 
     @property
     def under_way(self) -> bool:
@@ -56,9 +59,8 @@ class Bank:
         """The lanes without a request."""
         return np.flatnonzero(self.table.tickets == FREE).tolist()
 
-    def fit(self, widths: tuple[int, ...], wanted: int) -> None:
-        """Compact or widen to the narrowest of these widths that has so many lanes, or to the widest."""
-        best = min((width for width in widths if width >= wanted), default=widths[0])
+    def fit(self, widths: tuple[int, ...], best: int) -> None:
+        """Compact or widen to the best of these widths."""
         for width in sorted(w for w in widths if self.cache.rows < w <= best):  # one rung at a time
             self._take(np.arange(width) % self.cache.rows, self.cache.rows)
         for width in (w for w in widths if best <= w < self.cache.rows):
@@ -72,30 +74,29 @@ class Bank:
                 self.cache = programs.grow(self.cache, rung)
 
     def begin(self, decode: Decode) -> None:
-        """Dispatch; does not wait."""
-
-        def run() -> programs.Sampled:
-            self.cache, sampled = decode(self.cache, self.table.lanes)
-            return sampled
-
-        if self._thread is not None:
-            self._under_way = self._thread.submit(lambda: jax.block_until_ready(run()))
+        """Dispatch; does not wait. Where this is interrupted: `abandon()`."""
+        cache, lanes = self.cache, self.table.lanes
+        if self._worker is not None:
+            self._under_way = self._worker.submit(lambda: jax.block_until_ready(decode(cache, lanes)))
         else:
-            sampled = run()  # where this is interrupted, nothing is under way
+            self.cache, sampled = decode(cache, lanes)
             self._under_way = concurrent.futures.Future()
-            self._under_way.set_result(sampled)
+            self._under_way.set_result((self.cache, sampled))
 
     def wait(self) -> programs.Sampled:
         """What the dispatch under way sampled, on the host. Where this is interrupted, it may be called again."""
         assert self._under_way is not None
-        sampled = fetch(self._under_way.result())
-        self._under_way = None
-        return sampled
+        cache, sampled = self._under_way.result()
+        on_host = fetch(sampled)
+        self.cache, self._under_way = cache, None
+        return on_host
 
     def abandon(self) -> None:
-        """Let what is under way come to its end, whatever it is."""
-        if self._under_way is not None:
-            with contextlib.suppress(Exception):  # it holds the cache until it ends
+        """Let whatever was dispatched come to its end; the bank has to be opened again."""
+        if self._worker is not None:  # also what an interrupt kept `begin` from noting
+            self._worker.submit(lambda: None).result()
+        if self._under_way is not None and self._under_way.done() and self._under_way.exception() is None:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # it holds the cache until it ends
                 jax.block_until_ready(self._under_way.result())
         self._under_way = None
 

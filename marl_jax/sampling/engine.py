@@ -46,7 +46,11 @@ class Stats:
 
 
 class Engine:
-    """Serves one base model and the adapters stacked on it. Not thread-safe: drive it from one thread."""
+    """Serves one base model and the adapters stacked on it. Not thread-safe: drive it from one thread.
+
+    Where there are several banks, they decode in threads of their own, which settings of JAX that a `with` makes do
+    not reach.
+    """
 
     def __init__(
         self,
@@ -100,17 +104,18 @@ class Engine:
         return ticket
 
     def step(self) -> list[tuple[int, Completion]]:
-        """Wait for one dispatch and return what finished, in the order of lanes. After an error: `abandon()`."""
+        """Wait for one dispatch and return what finished, in the order of lanes.
+
+        After an error or an interrupt: `abandon()`; only an interrupted wait can be taken up again.
+        """
         if not self.pending:
             return []
         for bank in self._banks:
             if not bank.under_way:
                 self._dispatch(bank)
-        while not self._banks[0].under_way:
-            self._banks.rotate(-1)
-        bank = self._banks[0]
+        bank = next(bank for bank in self._banks if bank.under_way)
         out = bank.wait()
-        self._banks.rotate(-1)
+        self._banks.rotate(-1 - self._banks.index(bank))  # its turn is last
         self._check_finite(bank, out)
         self.stats.dispatches += 1
         self.stats.sampled_tokens += bank.table.record(out)
@@ -160,6 +165,7 @@ class Engine:
         if self.pending:
             raise RuntimeError("warm up before requests are submitted")
         settings, nowhere, bank = self.settings, next(self._parts([(0, NOWHERE)])), self._banks[0]
+        bank.abandon()  # an earlier warm-up may have been interrupted
         for chunk in settings.chunks:
             for start in {0, settings.context - 1}:
                 self._prefill([Feed(NOWHERE, (0,), start, -1)], chunk)
@@ -181,17 +187,19 @@ class Engine:
 
     def _dispatch(self, bank: Bank) -> None:
         """Admit what fits into the bank and decode, if it has anything to decode; does not wait."""
-        live = len(bank.requests)
+        live, waiting = len(bank.requests), len(self._admission)
+        if not live and not waiting:
+            return
         self._admission.advance(idle=not live)
         turn = self._admission.turn
         widths, opening = self.settings.widths_at(turn), self.settings.opening_at(turn)
         # Lanes for its share of all requests, or more if it has more.
         share = -(-self.pending // self.settings.banks)
-        wanted = min(live + len(self._admission), max(live, share))
+        wanted = min(live + waiting, max(live, share))
         best = min((width for width in widths if width >= wanted), default=widths[0])
         if not live and (bank.cache.rows, bank.cache.length) != (best, opening):
             bank.open(best, opening)
-        bank.fit(widths, wanted)
+        bank.fit(widths, best)
         self._admit(bank)
         if bank.requests:
             bank.reach(bank.table.reach + self.settings.steps, self.settings.longest_at(self._admission.turn))

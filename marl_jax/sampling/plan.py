@@ -46,7 +46,7 @@ ACCELERATOR = Sizes(lanes=512, steps=8, prefill_tokens=2048, columns=128, banks=
 class EngineSettings:
     """The static shapes of an engine."""
 
-    widths: tuple[int, ...]  # numbers of lanes of a bank, falling: the batch is compacted as it thins out
+    widths: tuple[int, ...]  # numbers of lanes of a bank, falling: it is compacted as it thins out
     lengths: tuple[int, ...]  # cache lengths, rising: the cache grows with the longest lane
     chunks: tuple[int, ...]  # prompt lengths that one prefill takes, rising
     prefill_tokens: int  # how many tokens one prefill takes, over all its rows
@@ -56,7 +56,7 @@ class EngineSettings:
     features: Features = Features()
     lanes_at: tuple[int, ...] = ()  # where memory is short: how many lanes there are over each of the lengths
     grows: bool = True  # with lanes_at, whether these begin over the shortest length and grow to their own
-    banks: int = 1  # how many batches of lanes take turns
+    banks: int = 1  # how many banks of lanes take turns
 
     def __post_init__(self) -> None:
         for name, values, sign in (
@@ -88,6 +88,7 @@ class EngineSettings:
 
     @property
     def lanes(self) -> int:
+        """How many there are in all banks, at most."""
         return self.banks * self.widths[0]
 
     @property
@@ -109,7 +110,7 @@ class EngineSettings:
         """How many tokens the lanes hold, at most."""
         if not self.lanes_at:
             return self.lanes * self.context
-        return self.banks * max(width * length for width, length in self.shapes)
+        return max(width * length for width, length in self.shapes)
 
     def widths_at(self, rung: int) -> tuple[int, ...]:
         """The widths at which requests are served that need a cache of `lengths[rung]`."""
@@ -184,46 +185,49 @@ def plan(
     longest = min(max_prompt, max(512, sizes.prefill_tokens))  # a longer one takes several
     chunks = _ladder(max(1, min(128, longest // 16)), longest, 4)
 
-    def with_lanes(lanes: int) -> EngineSettings:
-        banks = sizes.banks if lanes >= sizes.banks * STABLE_WIDTH and lanes % sizes.banks == 0 else 1
-        widths = {lanes // banks}
+    def with_lanes(count: int) -> EngineSettings:
+        in_banks = count >= sizes.banks * STABLE_WIDTH and count % sizes.banks == 0
+        banks = sizes.banks if in_banks else 1
+        widths = {count // banks}
         if sizes.compacts:
             # What a step costs grows with the lanes and with the columns they attend: spend the programs on the
             # one that varies more.
             parts = (6, 4, 3, 2, 1) if context < 4 * first else (4, 2)
-            narrower = (lanes // banks * p // 8 // 32 * 32 for p in parts)
+            narrower = (count // banks * p // 8 // 32 * 32 for p in parts)
             widths |= {width for width in narrower if width >= STABLE_WIDTH}
         # A rung saves work in proportion to the lanes, and costs a program.
-        rungs = 1 + (context - first) // (32 if lanes > STABLE_WIDTH else 256)
+        rungs = 1 + (context - first) // (32 if count > STABLE_WIDTH else 256)
+        # Lanes by length add up to a triangle of programs.
+        most = MAX_PROGRAMS // max(len(widths), 2 if sizes.compacts else 3)
         return EngineSettings(
             widths=tuple(sorted(widths, reverse=True)),
             lengths=_ladder(
                 max(first, context // 16),
                 context,
-                min(rungs, MAX_PROGRAMS // max(len(widths), 2 if sizes.compacts else 3)),
+                min(rungs, most),
                 multiple=sizes.columns,
             ),
             chunks=chunks,
-            prefill_tokens=max(chunks[-1], min(sizes.prefill_tokens, lanes * chunks[-1])),
-            prefixes=max(1, lanes // 2),
+            prefill_tokens=max(chunks[-1], min(sizes.prefill_tokens, count * chunks[-1])),
+            prefixes=max(1, count // 2),
             steps=steps,
             stops=stops,
             features=features,
             banks=banks,
         )
 
-    width = wanted
-    while memory_bytes(config, with_lanes(width), beside_bytes) > budget:
-        if lanes or width == 1:
-            need = memory_bytes(config, with_lanes(width), beside_bytes)
+    count = wanted
+    while memory_bytes(config, with_lanes(count), beside_bytes) > budget:
+        if lanes or count == 1:
+            need = memory_bytes(config, with_lanes(count), beside_bytes)
             others = f", or {_gib(beside_bytes)} of what takes turns with it" if beside_bytes else ""
             raise ValueError(
-                f"{width} lane{'s' * (width > 1)} of {context} tokens need {_gib(need)} beside the weights, with "
+                f"{count} lane{'s' * (count > 1)} of {context} tokens need {_gib(need)} beside the weights, with "
                 f"working memory{others}; the budget is {_gib(budget)}: shorten prompts or max_new_tokens, lower "
                 "lanes, or raise budget_bytes"
             )
-        width = _round_up(width // 2)
-    settings = with_lanes(width)
+        count = _round_up(count // 2)
+    settings = with_lanes(count)
     if not lanes and not sizes.compacts:
         most = min(requests or sizes.lanes, sizes.lanes)
         settings = _widened(config, settings, most, min_prompt + min_new, budget, beside_bytes)
@@ -262,7 +266,10 @@ def memory_bytes(config: ModelConfig, settings: EngineSettings, beside: int = 0)
     rows = settings.prefill_rows(settings.chunks[-1])
     scores = 2 * rows * config.num_attention_heads * settings.chunks[-1] * settings.context * 4
     layers = num_parameters(config) * 4 if config.dtype == "float32" else num_parameters(config) * 2
-    working = reshaped + max(logits, cache_bytes(config, rows, settings.context) + scores) + layers
+    # A prefill runs while all banks but one decode; each program cuts out layers of its own.
+    beside_prefill = logits * (settings.banks - 1) // settings.banks
+    prefill = cache_bytes(config, rows, settings.context) + scores
+    working = reshaped + max(logits, beside_prefill + prefill) + settings.banks * layers
     return lanes + prefixes + max(working, beside)
 
 

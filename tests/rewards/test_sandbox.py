@@ -459,6 +459,8 @@ def test_a_crash_fails_one_program_and_is_repaired(generation):
     with Pool(workers=2) as pool:
         quick = [submit_program(f"print(input() + '' * {n})", ECHO, pool=pool) for n in range(20)]
         assert all(future.result().passed for future in quick)
+        # The last of them may still be there for a moment.
+        assert eventually(lambda: not any(len(descendants(pid)) == 2 for pid in zygote_pids(pool)))
         slow = "import time\ntime.sleep(1)\nprint(input())"
         hit = submit_program(slow, ECHO, pool=pool)
         assert eventually(lambda: any(len(descendants(pid)) == 2 for pid in zygote_pids(pool)))

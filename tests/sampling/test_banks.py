@@ -1,15 +1,17 @@
 """Banks take turns: what one has sampled is looked at while the others decode, and nobody can tell from the tokens."""
 
+import contextlib
 import dataclasses
+import gc
 import itertools
 import random
 import threading
 import time
 
 import pytest
-from kit import CONFIG, SETTINGS, ask, make_params, prompt, serve
+from kit import CONFIG, SETTINGS, ask, compilations, make_params, prompt, serve
 
-from marl_jax.sampling import Engine, programs
+from marl_jax.sampling import Engine, banks, programs
 
 TWO = dataclasses.replace(SETTINGS, widths=(4,), banks=2, prefixes=8)
 
@@ -95,3 +97,68 @@ def test_a_program_that_fails_in_one_bank_is_heard_of_and_the_engine_serves_agai
     engine.abandon()
     assert not engine.pending
     assert serve(engine, requests) == expected
+
+
+def test_an_interrupt_while_a_dispatch_is_handed_over_leaves_no_trace(params, monkeypatch):
+    requests = crowd(12)
+    expected = serve(Engine(params, CONFIG, TWO), requests)
+    engine, ended, decode = Engine(params, CONFIG, TWO), [], programs.decode
+
+    def slow(*args, **kwargs):
+        time.sleep(0.1)
+        ended.append(decode(*args, **kwargs))
+        return ended[-1]
+
+    def interrupted(work, submit=engine._banks[1]._worker.submit):
+        submit(work)
+        raise KeyboardInterrupt
+
+    for request in requests:
+        engine.submit(request)
+    monkeypatch.setattr(programs, "decode", slow)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(engine._banks[1]._worker, "submit", interrupted)
+        engine.step()
+    engine.abandon()
+    assert len(ended) == 2  # nobody writes to caches any more
+    assert serve(engine, requests) == expected
+
+
+def test_a_wait_that_was_interrupted_is_taken_up_again_at_the_same_bank(params, monkeypatch):
+    requests = crowd(12)
+    expected = serve(Engine(params, CONFIG, TWO), requests)
+    engine, fetch, done, waits = Engine(params, CONFIG, TWO), banks.fetch, {}, itertools.count()
+
+    def interrupted(tree):
+        if next(waits) % 2:
+            raise KeyboardInterrupt
+        return fetch(tree)
+
+    monkeypatch.setattr(banks, "fetch", interrupted)
+    tickets = [engine.submit(request) for request in requests]
+    while engine.pending:
+        with contextlib.suppress(KeyboardInterrupt):
+            done.update(engine.step())
+    assert [done[ticket] for ticket in tickets] == expected
+
+
+def test_nothing_is_compiled_after_warm_up(params):
+    engine = Engine(params, CONFIG, dataclasses.replace(TWO, widths=(4, 2)))
+    engine.warm_up()
+    with compilations() as counted:
+        serve(engine, crowd())
+        serve(engine, crowd(3))
+    assert counted == [0]
+
+
+def test_threads_go_with_their_engine(params):
+    before = set(threading.enumerate())
+    engine = Engine(params, CONFIG, TWO)
+    serve(engine, crowd(8))
+    mine = set(threading.enumerate()) - before
+    assert len(mine) == 2
+    del engine
+    gc.collect()
+    for thread in mine:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
