@@ -56,7 +56,7 @@ class EngineSettings:
     features: Features = Features()
     lanes_at: tuple[int, ...] = ()  # where memory is short: how many lanes there are over each of the lengths
     grows: bool = True  # with lanes_at, whether these begin over the shortest length and grow to their own
-    banks: int = 1  # how many banks of lanes take turns
+    banks: int = 1  # of lanes; they take turns (`banks`)
 
     def __post_init__(self) -> None:
         for name, values, sign in (
