@@ -8,7 +8,7 @@ import numpy as np
 from marl_jax.models import ModelConfig
 from marl_jax.models.table import Tree
 from marl_jax.policies import SamplingSettings, shared
-from marl_jax.rewards.credit import Graded, grade_episodes
+from marl_jax.rewards.grading import Graded, grade_episodes
 from marl_jax.tasks import micro, parse
 from marl_jax.workflows import Workflow, load_prompts
 

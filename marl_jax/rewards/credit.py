@@ -1,7 +1,7 @@
 """Credit: from graded episodes to one reward per call, as named components whose sum is the reward.
 
-    episodes --grade_episodes--> graded --credit--> components per call --totals--> rewards (for the learner)
-                                                                        --by_role--> sums and counts (for the log)
+    graded episodes --credit--> components per call --totals--> rewards (for the learner)
+                                                    --by_role--> sums and counts (for the log)
 
 A credit is any function from a batch of graded episodes to their calls' components; `combine` adds several up.
 An episode that ended in an error earns 0.
@@ -11,118 +11,15 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from marl_jax.own import is_own, load_own
+from marl_jax.rewards.grading import Graded, finite, is_right
 from marl_jax.rollouts.episodes import CallRecord, Episode
-from marl_jax.tasks.families import grade_answer as grade_answer
-from marl_jax.tasks.families import start_answer
-from marl_jax.tasks.task import Task
 
-Kind = Literal["solver", "judge", "picker", "planner", "team"]
 Components = Mapping[str, float]  # of one call's reward
 CallRewards = Sequence[Components]  # one per call of an episode
-
-RIGHT = 0.5  # an answer graded at least so is right
-
-# What each role's own work is: an answer, a verdict on the answer it read, a pick among those it read, guidance
-# for the calls that read it, or the episode's outcome (also of roles that are not named here).
-KINDS: Mapping[str, Kind] = {
-    "generator": "solver",
-    "worker": "solver",
-    "debater": "solver",
-    "coder": "solver",
-    "evaluator": "judge",
-    "aggregator": "picker",
-    "orchestrator": "planner",
-    "planner": "planner",
-    "synthesizer": "team",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Graded:
-    """An episode and what the grader said of it, between 0 and 1."""
-
-    episode: Episode
-    outcome: float  # of the workflow's answer
-    answers: tuple[float | None, ...]  # of each solver's own answer (0 if unreadable); None for other calls
-    kinds: tuple[Kind, ...]  # of the calls
-
-
 Credit = Callable[[Sequence[Graded]], Sequence[CallRewards]]
-_Pair = tuple[str, ...]  # an answer to a task, whoever gave it
-
-
-class Grader:
-    """The grades that the tasks' own families give; programs and algebra are worked on from `start` on."""
-
-    def __init__(self, kinds: Mapping[str, Kind] = KINDS):
-        self._kinds = kinds
-        self._started: dict[_Pair, Callable[[], float]] = {}
-
-    def start(self, episode: Episode) -> None:
-        """Begin with all that the grade of a finished episode will ask for; does not wait."""
-        for pair, (task, answer) in _wanted(episode, self._kinds).items():
-            if pair not in self._started:
-                self._started[pair] = start_answer(task, answer)
-
-    def __call__(self, task: Task, answer: str) -> float:
-        """The grade of an answer that an episode brought; waits for it."""
-        return self._started[_pair(task, answer)]()
-
-
-def grade_episodes(
-    episodes: Sequence[Episode],
-    grade: Callable[[Task, str], float] | None = None,
-    kinds: Mapping[str, Kind] = KINDS,
-    threads: int = 1,
-) -> list[Graded]:
-    """Every outcome and every solver's answer, graded; `grade(task, answer)` sees each distinct pair once.
-
-    Without a `grade` of one's own, or with a `Grader` that may have begun, programs and algebra run side by side.
-    """
-    grade = grade or Grader(kinds)
-    if isinstance(grade, Grader):
-        for episode in episodes:
-            grade.start(episode)
-    wanted: dict[_Pair, tuple[Task, str]] = {}
-    for episode in episodes:
-        wanted |= _wanted(episode, kinds)
-    if threads > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            values = list(pool.map(lambda pair: grade(*pair), wanted.values()))
-    else:
-        values = [grade(*pair) for pair in wanted.values()]
-    grades = {key: _finite(value, f"the grade of task {key[0]!r}") for key, value in zip(wanted, values)}
-
-    def of(episode: Episode, answer: str | None) -> float:
-        return 0.0 if answer is None or episode.error is not None else grades[_pair(episode.task, answer)]
-
-    return [
-        Graded(
-            episode,
-            of(episode, episode.answer),
-            tuple(
-                of(episode, call.answer) if kind == "solver" else None
-                for call, kind in zip(episode.calls, _kinds_of(episode, kinds))
-            ),
-            _kinds_of(episode, kinds),
-        )
-        for episode in episodes
-    ]
-
-
-def _kinds_of(episode: Episode, kinds: Mapping[str, Kind]) -> tuple[Kind, ...]:
-    return tuple(kinds.get(call.role, "team") for call in episode.calls)
-
-
-def _wanted(episode: Episode, kinds: Mapping[str, Kind]) -> dict[_Pair, tuple[Task, str]]:
-    """The answers of an episode that need a grade: its outcome's and its solvers'."""
-    solved = [call.answer for call, kind in zip(episode.calls, _kinds_of(episode, kinds)) if kind == "solver"]
-    answers = (episode.answer, *solved) if episode.error is None else ()
-    return {_pair(episode.task, answer): (episode.task, answer) for answer in answers if answer is not None}
 
 
 def assign(credit: Credit, graded: Sequence[Graded]) -> list[CallRewards]:
@@ -297,10 +194,6 @@ def load_credit(name: str) -> Credit:
 # --- details --------------------------------------------------------------------------------------------------
 
 
-def _pair(task: Task, answer: str) -> tuple[str, ...]:
-    return task.id, task.question, task.gold, answer
-
-
 def _own(graded: Graded, index: int) -> float | None:
     call, answers = graded.episode.calls[index], graded.answers
     match graded.kinds[index]:
@@ -310,10 +203,10 @@ def _own(graded: Graded, index: int) -> float | None:
             seen = [answers[i] for i in call.reads if answers[i] is not None]
             if not seen:
                 return None
-            return float(call.answer == ("Correct" if _right(seen[-1]) else "Incorrect"))
+            return float(call.answer == ("Correct" if is_right(seen[-1]) else "Incorrect"))
         case "picker":
-            candidates = [answers[i] for i in call.reads]
-            return float(_right(candidates[_picked(graded, index)])) if any(map(_right, candidates)) else None
+            candidates = [is_right(answers[i]) for i in call.reads]
+            return float(candidates[_picked(graded, index)]) if any(candidates) else None
         case "planner":
             led = [
                 a for a, other in zip(answers, graded.episode.calls) if index in other.reads and a is not None
@@ -327,9 +220,9 @@ def _rubric(graded: Graded, index: int) -> Components:
     match graded.kinds[index]:
         case "solver":
             return {
-                "own": 0.5 * _right(own),
-                "final": 0.5 * _right(graded.outcome),
-                "wrong": -1.0 * (call.answer is not None and not _right(own)),
+                "own": 0.5 * is_right(own),
+                "final": 0.5 * is_right(graded.outcome),
+                "wrong": -1.0 * (call.answer is not None and not is_right(own)),
             }
         case "picker":
             picked_right = _own(graded, index)
@@ -344,10 +237,6 @@ def _picked(graded: Graded, index: int) -> int:
     call = graded.episode.calls[index]
     pick = int(call.answer) if call.answer is not None and call.answer.isdecimal() else 1
     return pick - 1 if 1 <= pick <= len(call.reads) else 0
-
-
-def _right(grade: float | None) -> bool:
-    return grade is not None and grade >= RIGHT
 
 
 def _per_call(name: str, value: Callable[[CallRecord], float], roles: Sequence[str]) -> Credit:
@@ -381,21 +270,11 @@ def _checked_episode(item: Any, episode: Episode, who: str) -> CallRewards:
     named = [parts if isinstance(parts, Mapping) else {"user": parts} for parts in item]
     return [
         {
-            name: _finite(value, f"{who}: component {name!r} of {where}, call {i}")
+            name: finite(value, f"{who}: component {name!r} of {where}, call {i}")
             for name, value in parts.items()
         }
         for i, parts in enumerate(named)
     ]
-
-
-def _finite(value: Any, what: str) -> float:
-    try:
-        number = math.nan if isinstance(value, str) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{what} is {value!r}; it must be a finite number")
-    return number
 
 
 def _is_list(value: Any) -> bool:

@@ -17,7 +17,8 @@ from concurrent import futures
 from types import TracebackType
 from typing import NamedTuple
 
-from marl_jax.rewards.credit import CallRewards, Credit, CreditConfig, Graded, Grader, assign, grade_episodes
+from marl_jax.rewards.credit import CallRewards, Credit, CreditConfig, assign
+from marl_jax.rewards.grading import Graded, Grader, grade_episodes
 from marl_jax.rollouts.episodes import Episode
 
 LOOK_S = 0.1  # between two looks at whether to give up

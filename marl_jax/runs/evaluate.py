@@ -15,7 +15,7 @@ from typing import Any
 from absl import logging
 
 from marl_jax.policies import decode_groups
-from marl_jax.rewards.credit import Grader, grade_episodes
+from marl_jax.rewards.grading import Grader, grade_episodes
 from marl_jax.rollouts import Progress
 from marl_jax.runs import fields, folder
 from marl_jax.runs.casts import MODES, Cast, Donor, make_stage

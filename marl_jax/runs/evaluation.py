@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.rewards.credit import RIGHT, Graded, Kind, own_work
+from marl_jax.rewards.credit import own_work
+from marl_jax.rewards.grading import RIGHT, Graded, Kind, is_right
 from marl_jax.runs.statistics import bootstrap, paired_bootstrap, pass_at_k, wilson
 
 
@@ -52,7 +53,7 @@ def summary(graded: Sequence[Graded], samples: int, base: Sequence[float] | None
 
 def any_right(graded: Graded) -> bool:
     """Whether a right answer was there: the workflow's, or one of a solver's own."""
-    return any(grade is not None and grade >= RIGHT for grade in (graded.outcome, *graded.answers))
+    return any(map(is_right, (graded.outcome, *graded.answers)))
 
 
 def by_role(graded: Sequence[Graded]) -> dict[str, dict[str, Any]]:

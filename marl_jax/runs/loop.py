@@ -16,8 +16,9 @@ from typing import Any
 
 from marl_jax.learning import resample, rows_of, with_advantages
 from marl_jax.policies import is_frozen
-from marl_jax.rewards.credit import grade_episodes, totals
+from marl_jax.rewards.credit import totals
 from marl_jax.rewards.crediting import Crediting
+from marl_jax.rewards.grading import grade_episodes
 from marl_jax.rollouts import Episode, ToolLog
 from marl_jax.runs import measures
 from marl_jax.runs.checkpoints import steps as saved_steps

@@ -17,8 +17,9 @@ import numpy as np
 from marl_jax.learning import Report, ResampleCounts, Row
 from marl_jax.learning.groups import GroupCounts
 from marl_jax.learning.statistics import form_drift
-from marl_jax.rewards.credit import Graded, by_role, own_work, totals
+from marl_jax.rewards.credit import by_role, own_work, totals
 from marl_jax.rewards.crediting import Worth
+from marl_jax.rewards.grading import Graded
 from marl_jax.rollouts import write_episodes
 from marl_jax.runs.files import disk_errors, write_atomically
 from marl_jax.runs.metrics import plain

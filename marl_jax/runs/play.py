@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_jax.policies import Tree, decode_groups
-from marl_jax.rewards.credit import Grader
+from marl_jax.rewards.grading import Grader
 from marl_jax.rollouts import Episode, Progress, ToolLog, rollout
 from marl_jax.rollouts.serving import Service
 from marl_jax.runs import devices, fields, memory

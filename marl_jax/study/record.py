@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_jax.rewards.credit import RIGHT
+from marl_jax.rewards.grading import RIGHT
 from marl_jax.rollouts import Episode, read_episodes
 from marl_jax.runs import folder
 from marl_jax.runs.metrics import read_lines

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax.rewards.credit import RIGHT, Graded, Kind
+from marl_jax.rewards.grading import RIGHT, Graded, Kind
 
 KINDS: tuple[Kind, ...] = get_args(Kind)  # a call's kind is its place here
 _SOLVER, _JUDGE, _PICKER, _PLANNER, _TEAM = map(KINDS.index, ("solver", "judge", "picker", "planner", "team"))

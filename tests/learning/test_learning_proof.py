@@ -27,11 +27,13 @@ from marl_jax.learning import (
 from marl_jax.models import ModelConfig, forward, init
 from marl_jax.models.tokenizer import END, build_micro_tokenizer
 from marl_jax.policies import SamplingSettings, shared
-from marl_jax.rewards.credit import assign, grade_answer, grade_episodes, outcome, totals
+from marl_jax.rewards.credit import assign, outcome, totals
+from marl_jax.rewards.grading import grade_episodes
 from marl_jax.rollouts import rollout
 from marl_jax.runs.statistics import paired_bootstrap
 from marl_jax.sampling import Engine, plan
 from marl_jax.tasks import micro, parse
+from marl_jax.tasks.families import grade_answer
 from marl_jax.workflows import load_prompts, single
 
 TOKENIZER = build_micro_tokenizer()

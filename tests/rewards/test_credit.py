@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 
 from marl_jax.rewards.credit import (
-    KINDS,
     CreditConfig,
-    Grader,
     assign,
     by_role,
     combine,
     format_penalty,
-    grade_answer,
-    grade_episodes,
     length_penalty,
     load_credit,
     make_credit,
@@ -27,7 +23,9 @@ from marl_jax.rewards.credit import (
     totals,
     voting_rubric,
 )
+from marl_jax.rewards.grading import KINDS, Grader, grade_episodes
 from marl_jax.rollouts.episodes import CallRecord, Episode
+from marl_jax.tasks.families import grade_answer
 from marl_jax.tasks.task import Task
 
 TASK = Task(id="t", family="math", question="6 times 7?", gold="42")

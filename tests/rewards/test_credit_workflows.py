@@ -5,18 +5,11 @@ from pathlib import Path
 import pytest
 
 from marl_jax.policies import shared
-from marl_jax.rewards.credit import (
-    KINDS,
-    assign,
-    by_role,
-    grade_answer,
-    grade_episodes,
-    own_work,
-    voting_rubric,
-)
+from marl_jax.rewards.credit import assign, by_role, own_work, voting_rubric
+from marl_jax.rewards.grading import KINDS, grade_episodes
 from marl_jax.rollouts import rollout
 from marl_jax.rollouts.episodes import CallRecord, Episode
-from marl_jax.tasks.families import parse
+from marl_jax.tasks.families import grade_answer, parse
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import BUILT_IN, Call, Completion, load_prompts
 

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from marl_jax.rewards.credit import CreditConfig, assign, grade_episodes, load_credit, outcome
+from marl_jax.rewards.credit import CreditConfig, assign, load_credit, outcome
 from marl_jax.rewards.crediting import LEAVE_S, Crediting
+from marl_jax.rewards.grading import grade_episodes
 from marl_jax.rollouts.episodes import CallRecord, Episode
 from marl_jax.tasks.task import Task
 

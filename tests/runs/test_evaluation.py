@@ -2,7 +2,7 @@
 
 import pytest
 
-from marl_jax.rewards.credit import Graded, grade_episodes
+from marl_jax.rewards.grading import Graded, grade_episodes
 from marl_jax.rollouts.episodes import CallRecord, Episode
 from marl_jax.runs.evaluation import outcomes, summary
 from marl_jax.tasks.task import Task

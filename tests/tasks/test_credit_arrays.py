@@ -8,6 +8,7 @@ import pytest
 
 from marl_jax.learning.advantages import group_advantages
 from marl_jax.rewards import credit
+from marl_jax.rewards.grading import grade_episodes
 from marl_jax.rollouts.episodes import CallRecord, Episode
 from marl_jax.tasks import credit_arrays as arrays
 from marl_jax.tasks.task import Task
@@ -54,7 +55,7 @@ def episodes(shapes, seed, count=60):
     for sample in range(count):
         calls, error = tuple(rng.choice(shapes)(rng)), rng.choice((None, None, None, "broke"))
         made.append(Episode(TASK, sample, "w", calls, rng.choice(SOLVED), error=error))
-    return credit.grade_episodes(made, lambda task, answer: {"1": 1.0, "2": 0.0}[answer])
+    return grade_episodes(made, lambda task, answer: {"1": 1.0, "2": 0.0}[answer])
 
 
 def text_road(rule, graded):
@@ -94,7 +95,7 @@ def test_an_empty_batch_earns_nothing(rule, road):
 
 
 def test_the_rubric_refuses_the_roles_that_the_text_road_refuses():
-    (graded,) = credit.grade_episodes(
+    (graded,) = grade_episodes(
         [Episode(TASK, 0, "w", (call("generator", "1"), call("evaluator", "Correct", [0])), "1")],
         lambda task, answer: 1.0,
     )
@@ -109,7 +110,7 @@ def test_the_rubric_refuses_the_roles_that_the_text_road_refuses():
 
 
 def test_the_voting_rubric_by_hand():
-    graded = credit.grade_episodes(
+    graded = grade_episodes(
         [
             Episode(
                 TASK,
