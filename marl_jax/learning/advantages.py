@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax.learning.groups import dense_ids
+from marl_jax.learning.groups import as_rewards, dense_ids, precision
 
 Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"]
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
@@ -86,24 +86,18 @@ def overlong_penalty(lengths: jax.Array | np.ndarray, *, max_length: int, buffer
     """DAPO's soft overlong punishment, added to the reward: 0, down to -1 over the last `buffer` tokens."""
     _check(0 < buffer <= max_length, f"overlong buffer {buffer} must lie in 1..max_length={max_length}")
     xp = jnp if isinstance(lengths, jax.Array) else np
-    return jax.device_put(xp.clip((max_length - buffer - lengths) / buffer, -1.0, 0.0))
+    over = xp.asarray(lengths, xp.float32) - (max_length - buffer)
+    return jax.device_put(xp.clip(-over / buffer, -1.0, 0.0))
 
 
 def _inputs(rewards: Any, *groups: Groups) -> tuple[Any, ...]:
     """The module to compute with (jax.numpy if anything is traced), float rewards [B] and integer groups [B]."""
     traced = any(isinstance(x, jax.core.Tracer) for x in (rewards, *groups))
     xp = jnp if traced else np
-    if not isinstance(rewards, jax.core.Tracer):
-        rewards = np.asarray(rewards)
-        bad = np.flatnonzero(~np.isfinite(rewards))
-        _check(
-            not bad.size,
-            f"reward {rewards.flat[bad[0]] if bad.size else 0} in row {bad[:1]} is not finite; fix the grader",
-        )
-    # In the precision of the device everywhere: rewards that are equal there are equal here.
-    rewards = xp.asarray(
-        rewards, jax.dtypes.canonicalize_dtype(jnp.promote_types(rewards.dtype, jnp.float32))
-    )
+    if isinstance(rewards, jax.core.Tracer):
+        rewards = rewards.astype(precision(rewards.dtype))
+    else:
+        rewards = as_rewards(rewards)
     chex.assert_rank(rewards, 1)
     ids = [_ids(xp, some) for some in groups]
     chex.assert_equal_shape([rewards, *ids])

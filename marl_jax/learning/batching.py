@@ -4,7 +4,7 @@
     tree   [ prompt ][ a1 | a2 ][ a3 ] ...                       one prompt, then branches of `length` tokens
 
 In a tree every completion sees the prompt and itself, at the positions it has when computed alone. A plain
-batch is a tree without a prompt, with one branch. A micro-batch holds rows of one unit: a role, or a slot.
+batch is a tree without a prompt, with one branch. A micro-batch holds rows of one unit: a role, a slot, or everyone.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import flax.struct
+import jax
 import numpy as np
 
 from marl_jax.learning.rows import Row
@@ -24,7 +25,7 @@ class BatchConfig:
     """The shapes that micro-batches may have."""
 
     buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-    token_budget: int = 16384  # tokens of a micro-batch, padding included
+    token_budget: int = 16384  # tokens of a micro-batch, padding included; a longer row is one by itself
     share_prompts: bool = True
     tree_limit: int = 8192  # longest tree: where scores are written out, those of all branches exist at once
     slice_tokens: int = 1024  # of a micro-batch, differentiated at a time on one CPU; 0: all at once
@@ -53,6 +54,7 @@ class MicroBatch:
     sampler_logp: Any  # float[G, M]
     old_logp: Any  # float[G, M]
     ref_logp: Any  # float[G, M]
+    kl_coef: Any  # float[G, M], of the row's role
     temperature: Any  # float[G, M], that the token was sampled at
     kept: Any = None  # int[G, M, K]
     prefix: int = flax.struct.field(pytree_node=False, default=0)  # length of the shared prompt's part
@@ -85,6 +87,12 @@ class Batch:
     @property
     def size(self) -> int:
         return self.arrays.segments.size
+
+    @property
+    def shapes(self) -> Hashable:
+        """What its program is specialised to."""
+        leaves, structure = jax.tree.flatten(self.arrays)
+        return structure, *(x.shape for x in leaves)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,11 +204,13 @@ def _arrange(rows: Sequence[Row], mine: Sequence[int], config: BatchConfig) -> l
             alone += members
     if saved < LEAST_SAVING * sum(_length(rows[i]) for i in mine):  # not worth programs of their own
         sequences, alone = [], list(mine)
-    if alone:
-        lengths = [_length(rows[i]) for i in alone]
-        capacity = _bucket(max(lengths), config.buckets)
-        for members in first_fit_decreasing(lengths, capacity):
-            sequences.append(_Sequence(0, capacity, 1, (tuple(alone[i] for i in members),)))
+    buckets = {i: _bucket(_length(rows[i]), config.buckets) for i in alone}
+    fitting = [i for i in alone if buckets[i] <= config.token_budget]
+    sequences += [_Sequence(0, buckets[i], 1, ((i,),)) for i in alone if buckets[i] > config.token_budget]
+    if fitting:
+        capacity = max(buckets[i] for i in fitting)
+        for members in first_fit_decreasing([_length(rows[i]) for i in fitting], capacity):
+            sequences.append(_Sequence(0, capacity, 1, (tuple(fitting[i] for i in members),)))
     return sequences
 
 
@@ -259,7 +269,7 @@ def _fill(
     ints = {name: np.zeros((size, sampled), np.int32) for name in ("source", "targets", "sequences")}
     floats = {
         n: np.zeros((size, sampled), np.float32)
-        for n in ("advantages", "sampler_logp", "old_logp", "ref_logp")
+        for n in ("advantages", "sampler_logp", "old_logp", "ref_logp", "kl_coef")
     }
     floats["temperature"] = np.ones((size, sampled), np.float32)
     mask = np.zeros((size, sampled), bool)

@@ -25,8 +25,6 @@ from marl_jax.models.qwen3 import full_precision
 
 Tree = Any
 
-SLICES_AT_ONCE = 2  # in the body of the loop: the small operations of one run beside those of the other
-
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -55,7 +53,7 @@ def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tu
     )
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames="on_policy", donate_argnums=1)
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("anchored", "on_policy"), donate_argnums=1)
 @full_precision
 def accumulate(
     settings: Settings,
@@ -64,8 +62,8 @@ def accumulate(
     frozen: Tree,
     batch: MicroBatch,
     unit: jax.Array,  # [] which part the micro-batch belongs to
-    kl_coef: jax.Array | None,  # [] of its role
     *,
+    anchored: bool,  # to the reference
     on_policy: bool,  # the ratio is taken against the very weights that are differentiated
 ) -> tuple[tuple[Tree, jax.Array], Any]:
     """The carry with the micro-batch added, and (loss, log-probs, entropy)."""
@@ -87,8 +85,8 @@ def accumulate(
             is_cap=config.is_cap or 1.0,
             kind=config.kind,
             max_length=config.max_length,
-            ref_logp=None if kl_coef is None else batch.ref_logp,
-            kl_coef=0.0 if kl_coef is None else kl_coef,
+            ref_logp=batch.ref_logp if anchored else None,
+            kl_coef=batch.kl_coef if anchored else 0.0,
             kl=config.kl,
             entropy=entropy,
             entropy_coef=config.entropy_coef,
@@ -107,9 +105,7 @@ def accumulate(
     if count == 1:
         mine, out = add(jax.tree.map(row, parts), batch)
     else:
-        mine, (losses, *values) = jax.lax.scan(
-            add, jax.tree.map(row, parts), _slices(batch, count), unroll=SLICES_AT_ONCE
-        )
+        mine, (losses, *values) = jax.lax.scan(add, jax.tree.map(row, parts), _slices(batch, count))
         together = [x.reshape(-1, x.shape[-1]) for x in values]
         out = (jax.tree.map(lambda x: x.sum(0), losses), *together)
     return (jax.tree.map(put, parts, mine), denominator + out[0].denominator), out
@@ -131,36 +127,42 @@ def _slices(batch: MicroBatch, count: int) -> MicroBatch:
     return dataclasses.replace(batch, sequences=jnp.where(some, batch.sequences - first, 0))
 
 
-@functools.partial(jax.jit, static_argnames=("config", "mixing", "layer_norms"), donate_argnums=(0, 1, 2))
+@functools.partial(
+    jax.jit, static_argnames=("config", "mixing", "apart", "layer_norms"), donate_argnums=(0, 1, 2)
+)
+@full_precision
 def apply(
     tree: Tree,
     state: Any,
     damping: Tree | None,
     carry: tuple[Tree, jax.Array],
     rate: jax.Array,
-    started: jax.Array,  # [] whether `damping` holds an average yet
     multiplicity: jax.Array,  # [R]
     limits: jax.Array,  # [R]
     membership: jax.Array,  # [R, K] which part is of which role
     *,
     config: OptimiserConfig,
     mixing: interventions.Mixing,
+    apart: bool = True,  # the parts are those of roles; otherwise there is one, of everyone
     layer_norms: bool = False,
 ) -> tuple[Tree, Any, Tree | None, dict[str, Any]]:
     """New weights, optimiser state and damping average; all unchanged where the gradient is not finite."""
     parts, denominator = carry
     parts = jax.tree.map(lambda x: x / jnp.where(denominator == 0, 1.0, denominator), parts)
-    gram = gradients.gram_matrix(parts)
-    weight = jnp.ones(gram.shape[0])
-    if mixing.needs_roles:
+    done: dict[str, Any] = {}
+    gradient = jax.tree.map(lambda x: x.sum(0), parts)
+    if apart:
+        done["gram"] = gram = gradients.gram_matrix(parts)
+        done["weight"] = weight = jnp.ones(gram.shape[0])
+    if apart and mixing.needs_roles:
         by_role = membership @ gram @ membership.T
         weight = interventions.coefficients(mixing, by_role, multiplicity, limits) @ membership
-    gradient = jax.tree.map(lambda x: jnp.einsum("k,k...->...", weight, x, precision="highest"), parts)
-    done: dict[str, Any] = {"gram": gram, "weight": weight}
+        gradient = jax.tree.map(lambda x: jnp.einsum("k,k...->...", weight, x), parts)
+        done["weight"] = weight
     damped = damping
     if damping is not None:
         gradient, damped, done["damping_cosine"] = interventions.damp(
-            gradient, damping, started, strength=mixing.damping, window=mixing.damping_window
+            gradient, damping, strength=mixing.damping, window=mixing.damping_window
         )
     norm = optax.global_norm(gradient)
     factor = clip_factor(norm, config.grad_clip)

@@ -51,6 +51,7 @@ def describe(gram: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
     norms = np.sqrt(np.maximum(np.diag(gram), 0))
     mass, resultant = float(norms.sum()), float(np.sqrt(max(gram.sum(), 0)))
     shares = norms / mass if mass > 0 else norms
+    moving = int(np.sum(norms > 0))  # a part without a gradient is none of those that add up or cancel
     positive = shares[shares > 0]
     cosines = {
         (names[i], names[j]): float(gram[i, j] / (norms[i] * norms[j]))
@@ -62,7 +63,7 @@ def describe(gram: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
         "share": dict(zip(names, shares.tolist())),
         "resultant": resultant,
         "coherence": resultant / mass if mass > 0 else None,
-        "amplification": resultant / (mass / len(names)) if mass > 0 else None,
+        "amplification": resultant / (mass / moving) if mass > 0 else None,
         "dominance": float(shares.max()) if mass > 0 else None,
         "effective": float(np.exp(-np.sum(positive * np.log(positive)))) if mass > 0 else None,
         "cosine": cosines,
@@ -80,11 +81,14 @@ def all_cosines(
 ) -> dict[tuple[str, str], Any]:
     """Cosine of every pair of roles; None where they have separate weights, or one had no gradient.
 
-    `described` is {policy: describe(...)}, `roles` is the map from roles (or "role/slot") to policies.
+    `described` is {policy: describe(...)}, `roles` is the map from roles (or "role/slot") to policies. A role
+    with slots in several policies is there once for each, under the first of its keys.
     """
+    keys: dict[tuple[str, str], str] = {}  # (role, policy): its name here
+    for key, policy in roles.items():
+        keys.setdefault((key.split("/")[0], policy), key)
     pairs = {}
-    for a, b in itertools.combinations(roles, 2):
-        own = described.get(roles[a], {}).get("cosine", {}) if roles[a] == roles[b] else {}
-        names = a.split("/")[0], b.split("/")[0]
-        pairs[a, b] = own.get(names, own.get(names[::-1]))
+    for ((a, policy), x), ((b, other), y) in itertools.combinations(keys.items(), 2):
+        own = described.get(policy, {}).get("cosine", {}) if policy == other else {}
+        pairs[x, y] = own.get((a, b), own.get((b, a)))
     return pairs

@@ -6,7 +6,10 @@ config, by a preset or by its fields: `"role"`, `"study"`, `"task,role,turn"`.
 
 import dataclasses
 from collections.abc import Hashable, Sequence
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 FIELDS = ("task", "role", "slot", "turn")
@@ -71,12 +74,30 @@ def dense_ids(keys: Sequence[Hashable]) -> np.ndarray:
     return np.array([seen.setdefault(key, len(seen)) for key in keys], np.int32)
 
 
+def as_rewards(rewards: Any) -> np.ndarray:
+    """In the precision of the device, so that what is equal there is equal here; what is not finite is refused."""
+    given = np.asarray(rewards)
+    with np.errstate(over="ignore"):
+        rewards = given.astype(precision(given.dtype))
+    bad = np.flatnonzero(~np.isfinite(rewards))
+    if bad.size:
+        raise ValueError(
+            f"reward {given.flat[bad[0]]} in row {bad[0]} is not finite in {rewards.dtype}; fix the grader"
+        )
+    return rewards
+
+
+def precision(dtype: Any) -> Any:
+    """That of rewards of this type on the device."""
+    return jax.dtypes.canonicalize_dtype(jnp.promote_types(dtype, jnp.float32))
+
+
 def informative(rewards: Sequence[float] | np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Bool[B]: the row's group has more than one reward, so that it moves the policy at all."""
     count = int(np.max(groups, initial=-1)) + 1
     low, high = np.full(count, np.inf), np.full(count, -np.inf)
-    np.minimum.at(low, groups, rewards)
-    np.maximum.at(high, groups, rewards)
+    np.minimum.at(low, groups, as_rewards(rewards))
+    np.maximum.at(high, groups, as_rewards(rewards))
     return (high > low)[groups]
 
 

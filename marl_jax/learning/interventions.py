@@ -8,11 +8,13 @@ order of this file, before clipping. The KL anchor (I1) is a term of the loss: `
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
 Tree = Any
 
@@ -58,7 +60,7 @@ class InterventionConfig:
 
     def __post_init__(self) -> None:
         for role, beta in self.kl_coef.items():
-            _check(beta >= 0, f"kl_coef of {role!r} is {beta}; it must not be negative")
+            _check(0 <= beta < math.inf, f"kl_coef of {role!r} is {beta}; it must be finite and not negative")
         for role, norm in self.role_clip.items():
             _check(norm > 0, f"role_clip of {role!r} is {norm}; it must be positive")
         both = sorted({*self.freeze} & {*self.alternate})
@@ -67,7 +69,7 @@ class InterventionConfig:
         object.__setattr__(self, "mixing", dataclasses.replace(self.mixing, clip_roles=bool(self.role_clip)))
 
     def trains(self, role: str, step: int) -> bool:
-        """Whether `role` is trained in this step, or frozen."""
+        """Whether `role` is trained in step 0, 1, 2, ..., or frozen."""
         if self.alternate and role in self.alternate:
             return self.alternate[step // self.alternate_every % len(self.alternate)] == role
         return role not in self.freeze
@@ -103,13 +105,14 @@ def balance(gram: jax.Array, max_share: float | None) -> jax.Array:
         return jnp.where(active, target / jnp.where(active, norms, 1.0), 1.0)
     # With the k largest cut to one level, level = max_share * (k * level + the rest): the smallest k for which
     # no other role stands above that level. No cut below the smallest part could change a share any more.
+    # Where none does, with fewer roles than could have so little each, all are brought to the smallest.
     ordered = jnp.sort(norms)[::-1]
-    k = jnp.arange(norms.size)
-    rest = norms.sum() - jnp.cumsum(ordered) + ordered
-    free = 1 - k * max_share
+    rest = jnp.cumsum(ordered[::-1])[::-1]  # of the k-th and all below it
+    free = 1 - jnp.arange(norms.size) * max_share
     levels = jnp.where(free > 1e-6, max_share * rest / jnp.maximum(free, 1e-6), 0.0)
+    fits = levels >= ordered * (1 - 1e-6)
     smallest = jnp.min(jnp.where(norms > 0, norms, jnp.inf))
-    level = jnp.maximum(levels[jnp.argmax(levels >= ordered * (1 - 1e-6))], smallest)
+    level = jnp.where(fits.any(), jnp.maximum(levels[jnp.argmax(fits)], smallest), smallest)
     return jnp.where(norms > level, level / jnp.where(norms > 0, norms, 1.0), 1.0)
 
 
@@ -133,15 +136,15 @@ def clip(gram: jax.Array, limits: jax.Array) -> jax.Array:
     return jnp.where(norms > limits, limits / jnp.where(norms > 0, norms, 1.0), 1.0)
 
 
-def damp(
-    gradient: Tree, ema: Tree, started: jax.Array, *, strength: float, window: int
-) -> tuple[Tree, Tree, jax.Array]:
+def damp(gradient: Tree, ema: Tree, *, strength: float, window: int) -> tuple[Tree, Tree, jax.Array]:
     """I6, coherence damping: g (1 - lambda max(0, cos(g, ema))); the new average of damped gradients; the cosine.
 
-    The average starts at the first gradient, so that the first step is scaled by 1 - lambda.
+    The average is 0 until there is a gradient, and starts at the first, so that its step is scaled by 1 - lambda.
     """
-    ema = jax.tree.map(lambda e, g: jnp.where(started, e, g), ema, gradient)
-    cosine = _dot(gradient, ema) / jnp.maximum(jnp.sqrt(_dot(gradient, gradient) * _dot(ema, ema)), 1e-30)
+    begun = jnp.stack([jnp.any(x != 0) for x in jax.tree.leaves(ema)]).any()
+    ema = jax.tree.map(lambda e, g: jnp.where(begun, e, g), ema, gradient)
+    # Each is brought to length 1 by itself: the square of a small norm may be no float32 any more.
+    cosine = jnp.clip(_dot(_unit(gradient), _unit(ema)), -1.0, 1.0)
     damped = jax.tree.map(lambda g: g * (1 - strength * jnp.maximum(cosine, 0.0)), gradient)
     ema = jax.tree.map(lambda e, g: e + (g - e) / window, ema, damped)
     return damped, ema, cosine
@@ -153,6 +156,14 @@ def _gram_of(mix: jax.Array, gram: jax.Array) -> jax.Array:
 
 def _norms(gram: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.maximum(jnp.diagonal(gram), 0.0))
+
+
+def _unit(tree: Tree) -> Tree:
+    """The tree with norm 1; 0 as it is."""
+    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(tree)]))
+    scaled = jax.tree.map(lambda x: x / jnp.where(largest > 0, largest, 1.0), tree)
+    norm = optax.global_norm(scaled)
+    return jax.tree.map(lambda x: x / jnp.where(norm > 0, norm, 1.0), scaled)
 
 
 def _dot(a: Tree, b: Tree) -> jax.Array:

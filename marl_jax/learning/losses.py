@@ -7,7 +7,8 @@ batch bends the loss; a masked token may hold anything, even NaN, and changes no
 """
 
 import dataclasses
-from typing import Literal
+import math
+from typing import Any, Literal
 
 import chex
 import flax.struct
@@ -28,6 +29,7 @@ AGGREGATIONS = (
     "sequence_mean_token_sum_norm",
 )
 LOG_RATIO_LIMIT = 20.0
+LARGEST_GAP = 1e4  # of log-probs, in an estimate of KL: an infinite one stays a number
 
 
 @flax.struct.dataclass
@@ -81,6 +83,7 @@ class LossConfig:
         )
         _check(self.kl in ("k1", "k2", "k3"), f"kl estimator {self.kl!r} is unknown; use 'k1', 'k2' or 'k3'")
         _check(self.is_cap is None or self.is_cap > 0, f"is_cap {self.is_cap} must be positive, or None")
+        _check(math.isfinite(self.entropy_coef), f"entropy_coef {self.entropy_coef} must be a finite number")
 
 
 def policy_loss(
@@ -113,31 +116,33 @@ def policy_loss(
     chex.assert_rank([logp, old_logp, mask], 2)
     chex.assert_equal_shape([logp, old_logp, mask])
     mask = jnp.asarray(mask) != 0
+    fixed = jax.lax.stop_gradient
     per_token = lambda x: jnp.broadcast_to(x if jnp.ndim(x) != 1 else x[:, None], mask.shape)
     # Whatever stands on masked positions leaves here: NaN times zero would still be NaN.
     clean = lambda x: jnp.where(mask, per_token(at_least_float32(x)), 0.0)
-    logp, old_logp, advantages = clean(logp), clean(jax.lax.stop_gradient(old_logp)), clean(advantages)
+    logp, old_logp, advantages = clean(logp), clean(fixed(old_logp)), clean(fixed(advantages))
     weights, denominator = aggregation_weights(mask, aggregation, max_length=max_length, sequences=sequences)
 
     log_ratio = jnp.clip(logp - old_logp, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if kind == "gspo":
         log_ratio = _sequence_log_ratio(logp, log_ratio, mask, sequences)
-    loss, flags = _token_loss(kind, logp, jnp.exp(log_ratio), advantages, clip_low, clip_high, dual_clip)
-    metrics = {name: _mean(flag, mask) for name, flag in flags.items()}
+    ratio, bounds = jnp.exp(log_ratio), (clip_low, clip_high, dual_clip)
+    loss = _token_loss(kind, logp, ratio, advantages, *bounds)
+    metrics = {name: _mean(flag, mask) for name, flag in clip_flags(kind, ratio, advantages, *bounds).items()}
     metrics |= {
-        "ratio": _mean(jnp.exp(log_ratio), mask),
+        "ratio": _mean(ratio, mask),
         "approx_kl": _mean(kl_estimate(old_logp, logp), mask),
     }
 
     if sampler_logp is not None:
-        gap = jnp.clip(old_logp - clean(sampler_logp), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        importance = jax.lax.stop_gradient(jnp.minimum(jnp.exp(gap), is_cap))
+        gap = jnp.clip(old_logp - clean(fixed(sampler_logp)), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        importance = jnp.minimum(jnp.exp(gap), is_cap)
         loss = loss * importance
         metrics |= {"is_weight": _mean(importance, mask), "is_capped": _mean(jnp.exp(gap) > is_cap, mask)}
     metrics["policy_loss"] = Mean(jnp.sum(weights * loss), denominator)
     if ref_logp is not None:
-        divergence = kl_estimate(logp, clean(ref_logp), kl)
-        loss = loss + clean(kl_coef) * divergence
+        divergence = kl_estimate(logp, clean(fixed(ref_logp)), kl)
+        loss = loss + clean(fixed(kl_coef)) * divergence
         metrics["kl"] = _mean(divergence, mask)
     else:
         _check(
@@ -159,14 +164,18 @@ def at_least_float32(x: jax.Array | float) -> jax.Array:
 
 
 def kl_estimate(logp: jax.Array, ref_logp: jax.Array, kind: KL = "k3") -> jax.Array:
-    """KL(policy || reference) at sampled tokens: k1 -d, k2 d^2 / 2, k3 exp(d) - d - 1; d = ref - logp."""
-    delta = jnp.clip(ref_logp - logp, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    """KL(policy || reference) at sampled tokens: k1 -d, k2 d^2 / 2, k3 exp(d) - d - 1; d = ref - logp.
+
+    Beyond d = 20 the exponential goes on as a straight line: it pulls as hard as there, and stays a number.
+    """
+    delta = jnp.clip(ref_logp - logp, -LARGEST_GAP, LARGEST_GAP)
     if kind == "k1":
         return -delta
     if kind == "k2":
         return delta**2 / 2
     _check(kind == "k3", f"kl estimator {kind!r} is unknown; use 'k1', 'k2' or 'k3'")
-    return jnp.expm1(delta) - delta
+    bounded = jnp.minimum(delta, LOG_RATIO_LIMIT)
+    return jnp.expm1(bounded) + jnp.exp(bounded) * (delta - bounded) - delta
 
 
 def aggregation_weights(
@@ -192,7 +201,7 @@ def aggregation_weights(
 def keep_complete(mask: jax.Array, truncated: jax.Array) -> jax.Array:
     """The mask [B, T] without the completions [B] that were cut off before they ended."""
     chex.assert_rank([mask, truncated], [2, 1])
-    return mask * ~truncated[:, None]
+    return mask * (truncated == 0)[:, None]
 
 
 def check_loss(
@@ -227,6 +236,21 @@ def check_loss(
     _check(max_length is None or max_length >= 1, f"max_length {max_length} must be at least 1")
 
 
+def clip_flags(
+    kind: str, ratio: Any, advantages: Any, clip_low: float, clip_high: float, dual_clip: float | None
+) -> dict[str, Any]:
+    """Where a bound acts, for arrays of any kind: {"clip_fraction_low": bools, ...}."""
+    low, high = ratio < 1 - clip_low, ratio > 1 + clip_high
+    if kind == "pg":
+        return {}
+    if kind == "cispo":
+        return {"clip_fraction_low": low, "clip_fraction_high": high}
+    flags = {"clip_fraction_low": low & (advantages < 0), "clip_fraction_high": high & (advantages > 0)}
+    if dual_clip is not None:
+        flags["clip_fraction_dual"] = (advantages < 0) & (ratio > dual_clip)
+    return flags
+
+
 def _token_loss(
     kind: str,
     logp: jax.Array,
@@ -235,23 +259,16 @@ def _token_loss(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+) -> jax.Array:
     clipped = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     if kind == "pg":
-        return -advantages * logp, {}
+        return -advantages * logp
     if kind == "cispo":
-        flags = {"clip_fraction_low": ratio < 1 - clip_low, "clip_fraction_high": ratio > 1 + clip_high}
-        return -jax.lax.stop_gradient(clipped) * advantages * logp, flags
+        return -jax.lax.stop_gradient(clipped) * advantages * logp
     loss = jnp.maximum(-advantages * ratio, -advantages * clipped)
-    flags = {
-        "clip_fraction_low": (ratio < 1 - clip_low) & (advantages < 0),
-        "clip_fraction_high": (ratio > 1 + clip_high) & (advantages > 0),
-    }
-    if dual_clip is not None:
-        bound = -advantages * dual_clip
-        flags["clip_fraction_dual"] = (advantages < 0) & (loss > bound)
-        loss = jnp.where(advantages < 0, jnp.minimum(loss, bound), loss)
-    return loss, flags
+    if dual_clip is None:
+        return loss
+    return jnp.where(advantages < 0, jnp.minimum(loss, -advantages * dual_clip), loss)
 
 
 def _sequence_log_ratio(

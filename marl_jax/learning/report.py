@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from marl_jax.learning import gradients
-from marl_jax.learning.losses import Loss, Mean
+from marl_jax.learning.losses import Loss, LossConfig, Mean
 from marl_jax.learning.rows import Row
 from marl_jax.learning.statistics import Seen, role_statistics, row_statistics
 
@@ -36,18 +36,21 @@ class Report:
         return _flatten(kinds)
 
 
-def policy_report(losses: Sequence[Loss], done: Sequence[Mapping[str, Any]], rate: float) -> dict[str, float]:
-    """Loss and metrics over all micro-batches, norms as means over the optimiser's updates."""
-    report = {"learning_rate": rate} | loss_metrics(losses) | {"loss": _mean(losses)}
+def policy_report(
+    updates: Sequence[tuple[Sequence[Loss], Mapping[str, Any]]], rate: float
+) -> dict[str, float]:
+    """Loss and metrics over the micro-batches, norms as means over the updates; of those that were made, if any was.
+
+    An update is the losses of its micro-batches and what the optimiser said.
+    """
+    counted = [update for update in updates if update[1]["finite"]] or updates
+    losses, done = [loss for some, _ in counted for loss in some], [said for _, said in counted]
+    report = {"learning_rate": rate, "loss": _mean(losses)}
+    report |= {name: _mean([loss.metrics[name] for loss in losses]) for name in losses[0].metrics}
     for name in ("grad_norm", "update_norm", "clip_factor", "damping_cosine"):
         if name in done[0]:
-            report[name] = float(np.mean([d[name] for d in done]))
+            report[name] = float(np.mean([said[name] for said in done]))
     return report
-
-
-def loss_metrics(losses: Sequence[Loss]) -> dict[str, float]:
-    """What the losses of some micro-batches say together: {"clip_fraction_low": ..., "ratio": ...}."""
-    return {name: _mean([loss.metrics[name] for loss in losses]) for name in losses[0].metrics}
 
 
 def gradient_report(
@@ -69,36 +72,23 @@ def gradient_report(
         }
     names = [_name(unit) for unit in units]
     described["weight"] = dict(zip(names, np.mean([d["weight"] for d in done], axis=0).tolist()))
-    if "layers" in done[-1]:
+    if "layers" in done[0]:  # like the norms above, roots of mean squares
+        layers = {layer: [d["layers"][layer] for d in done] for layer in done[0]["layers"]}
+        means = {layer: np.sqrt(np.mean(np.square(norms), axis=0)) for layer, norms in layers.items()}
         described["layers"] = {
-            name: {layer: float(norms[k]) for layer, norms in done[-1]["layers"].items()}
-            for k, name in enumerate(names)
+            name: {layer: float(norms[k]) for layer, norms in means.items()} for k, name in enumerate(names)
         }
     return described
 
 
 def role_reports(
-    rows: Sequence[Row], seen: Sequence[Seen], losses: Mapping[str, Sequence[Loss]]
+    rows: Sequence[Row], seen: Sequence[Seen], loss: LossConfig, corrected: bool
 ) -> dict[str, dict[str, float]]:
-    """Of every role, whatever policies its slots have: what its rows say, and what its trained tokens do.
-
-    `losses` are those of each role's micro-batches: how often its tokens were clipped or capped.
-    """
+    """Of every role, whatever policies its slots have: what its rows say, and what its trained tokens do."""
     reports: dict[str, dict[str, float]] = {}
     for role in dict.fromkeys(row.role for row in rows):
         own = [s for s in seen if s.row.role == role]
-        reports[role] = {}
-        if own:
-            anchors = [s.ref_logp for s in own if s.ref_logp is not None]
-            tokens = ([s.logp for s in own], [s.old_logp for s in own], [s.entropy for s in own])
-            reports[role] = role_statistics(
-                [s.row for s in own],
-                *tokens,
-                anchors if len(anchors) == len(own) else None,
-                [s.trainer_logp for s in own],
-            )
-            metrics = loss_metrics(losses[role])
-            reports[role] |= {n: metrics[n] for n in metrics if n.startswith(("clip_", "is_"))}
+        reports[role] = role_statistics(own, loss, corrected) if own else {}
         reports[role] |= row_statistics([row for row in rows if row.role == role])
         reports[role]["trained_rows"] = float(len(own))
     return reports

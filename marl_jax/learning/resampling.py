@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from marl_jax.learning.groups import informative
-from marl_jax.learning.rows import AdvantageConfig, row_groups, rows_of
+from marl_jax.learning.rows import AdvantageConfig, penalised, row_groups, rows_of, shaped
 from marl_jax.rollouts.episodes import Episode
 from marl_jax.tasks.task import Task
 
@@ -86,8 +86,8 @@ def _teaching(
     workflow: str | None,
 ) -> set[str]:
     """The ids of tasks with a group whose rewards vary."""
-    rows = rows_of(episodes, rewards)
-    vary = informative([row.reward for row in rows], row_groups(rows, advantages, workflow))
+    rows = penalised(rows_of(episodes, rewards), advantages)
+    vary = informative(shaped(rows), row_groups(rows, advantages, workflow))
     return {row.task for row, varies in zip(rows, vary) if varies}  # type: ignore[misc]
 
 

@@ -1,19 +1,21 @@
 """Rows: what the learner knows of a call. Numbers, and the names it is grouped and routed by."""
 
 import dataclasses
+import math
 from collections.abc import Hashable, Sequence
 from typing import Literal
 
 import numpy as np
 
 from marl_jax.learning.advantages import (
+    DDOF,
     ESTIMATORS,
     Estimator,
     agent_advantages,
     group_advantages,
     overlong_penalty,
 )
-from marl_jax.learning.groups import FIELDS, GroupCounts, count_groups, group_ids, group_key
+from marl_jax.learning.groups import FIELDS, GroupCounts, as_rewards, count_groups, group_ids, group_key
 from marl_jax.rollouts.episodes import CallRecord, Episode
 
 
@@ -34,6 +36,7 @@ class Row:
     truncated: bool = False
     readable: bool = True
     temperature: float = 1.0  # that they were sampled at
+    penalty: float | None = None  # for its length, on top of the reward; None where there is none to pay
     kept: np.ndarray | None = None  # [tokens, K] ids that top-k or top-p left, -1 filling up
 
 
@@ -55,10 +58,18 @@ class AdvantageConfig:
     def __post_init__(self) -> None:
         if self.estimator not in (*ESTIMATORS, "agent"):
             raise ValueError(f"estimator {self.estimator!r} is unknown; use one of {(*ESTIMATORS, 'agent')}")
+        for name, allowed in (
+            ("std", tuple(DDOF)),
+            ("singleton", ("zero", "reward")),
+            ("agent_mean", ("task", "role")),
+            ("agent_scale", ("task", "role")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} {getattr(self, name)!r} is unknown; use one of {allowed}")
         if self.group != "study":
             group_key(self.group)
-        if not self.eps >= 0:
-            raise ValueError(f"eps {self.eps} must not be negative")
+        if not 0 <= self.eps < math.inf:
+            raise ValueError(f"eps {self.eps} must be finite and not negative")
         if self.overlong is not None and not 0 < self.overlong[1] <= self.overlong[0]:
             raise ValueError(
                 f"overlong {self.overlong} must be (max_length, buffer) with 0 < buffer <= max_length"
@@ -101,11 +112,8 @@ def with_advantages(
         return [], {}
     ids = row_groups(rows, config, workflow)
     roles = [row.role for row in rows]
-    rewards = np.array([row.reward for row in rows])
-    if config.overlong:
-        max_length, buffer = config.overlong
-        lengths = np.array([len(row.tokens) for row in rows])
-        rewards = rewards + np.asarray(overlong_penalty(lengths, max_length=max_length, buffer=buffer))
+    rows = penalised(rows, config)
+    rewards = shaped(rows)
     if config.estimator == "agent":
         advantages = agent_advantages(
             rewards,
@@ -128,6 +136,22 @@ def with_advantages(
     counts = count_groups(rewards, ids, roles)
     done = [dataclasses.replace(row, advantage=float(a)) for row, a in zip(rows, np.asarray(advantages))]
     return done, counts
+
+
+def penalised(rows: Sequence[Row], config: AdvantageConfig) -> list[Row]:
+    """The rows with what they pay for their length, where `config` says so."""
+    if config.overlong is None:
+        return list(rows)
+    lengths = np.array([len(row.tokens) for row in rows])
+    penalties = np.asarray(
+        overlong_penalty(lengths, max_length=config.overlong[0], buffer=config.overlong[1])
+    )
+    return [dataclasses.replace(row, penalty=float(p)) for row, p in zip(rows, penalties)]
+
+
+def shaped(rows: Sequence[Row]) -> np.ndarray:
+    """What advantages are made of, [B]: rewards with their penalties, in the precision of the device."""
+    return as_rewards([row.reward + (row.penalty or 0.0) for row in rows])
 
 
 def row_groups(rows: Sequence[Row], config: AdvantageConfig, workflow: str | None = None) -> np.ndarray:

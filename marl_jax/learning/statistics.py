@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from marl_jax.learning.losses import LOG_RATIO_LIMIT, LossConfig, clip_flags
 from marl_jax.learning.rows import Row
 
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
@@ -35,32 +36,43 @@ def row_statistics(rows: Sequence[Row]) -> dict[str, float]:
         "truncated_share": np.mean([row.truncated for row in rows]),
         "unreadable_share": np.mean([not row.readable for row in rows]),
     }
+    if rows[0].penalty is not None:
+        stats["overlong_penalty"] = np.mean([row.penalty for row in rows])
     return {name: float(value) for name, value in stats.items()}
 
 
-def role_statistics(
-    rows: Sequence[Row],
-    logp: Sequence[np.ndarray],  # per row, under the policy as it was when its gradient was taken
-    old_logp: Sequence[np.ndarray],  # per row, what the ratio is taken against
-    entropy: Sequence[np.ndarray],
-    ref_logp: Sequence[np.ndarray] | None = None,
-    trainer_logp: Sequence[np.ndarray | None]
-    | None = None,  # before the step, where known; default: old_logp
-) -> dict[str, float]:
-    """Numbers for rows of one role that were trained on; means over tokens unless the name says otherwise."""
-    new, old, bits = (np.concatenate(x).astype(np.float64) for x in (logp, old_logp, entropy))
-    ratio = np.exp(np.clip(new - old, -20, 20))
-    stats = row_statistics(rows) | {
+def role_statistics(seen: Sequence[Seen], loss: LossConfig, corrected: bool) -> dict[str, float]:
+    """Numbers for the trained rows of one role, as the last update saw them; means over tokens unless named otherwise.
+
+    `corrected`: the loss weighs tokens for what the sampler computed otherwise.
+    """
+    new, old, bits = (
+        np.concatenate(x).astype(np.float64)
+        for x in ([s.logp for s in seen], [s.old_logp for s in seen], [s.entropy for s in seen])
+    )
+    apart = [_log_ratio(s, loss) for s in seen]
+    ratio = np.exp(np.concatenate(apart))
+    advantages = np.concatenate([np.full(len(s.logp), s.row.advantage) for s in seen])
+    flags = clip_flags(loss.kind, ratio, advantages, loss.clip_low, loss.clip_high, loss.dual_clip)
+    stats = {
         "tokens": float(len(new)),
         "perplexity": np.exp(min(-new.mean(), 700.0)),  # the largest power that float64 holds
         "entropy": bits.mean(),
         "ratio_mean": ratio.mean(),
+        "approx_kl": _k3(new - old),
         **{f"ratio_{name}": np.quantile(ratio, q) for name, q in QUANTILES.items()},
+        **{name: flag.mean() for name, flag in flags.items()},
     }
-    before = old_logp if trainer_logp is None else trainer_logp
-    apart = [own - np.asarray(row.logprobs, np.float64) for row, own in zip(rows, before) if own is not None]
-    if apart:
-        signed = np.concatenate(apart)  # trainer - sampler
+    sampler = [np.asarray(s.row.logprobs, np.float64) for s in seen]
+    if corrected and loss.is_cap is not None:
+        weight = np.exp(np.clip(old - np.concatenate(sampler), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+        stats |= {
+            "is_weight": np.minimum(weight, loss.is_cap).mean(),
+            "is_capped": np.mean(weight > loss.is_cap),
+        }
+    gaps = [s.trainer_logp - own for s, own in zip(seen, sampler) if s.trainer_logp is not None]
+    if gaps:
+        signed = np.concatenate(gaps)  # trainer - sampler
         gap = np.abs(signed)
         stats |= {
             # E_sampler[(p / q)^2] - 1, the chi-squared divergence of the trainer from the sampler
@@ -69,10 +81,21 @@ def role_statistics(
             **{f"gap_{name}": np.quantile(gap, q) for name, q in QUANTILES.items() if q >= 0.5},
             "gap_max": gap.max(),
         }
-    if ref_logp is not None:
-        delta = np.clip(np.concatenate(ref_logp) - new, -20, 20)
-        stats["kl"] = np.mean(np.expm1(delta) - delta)
+    anchors = [s.ref_logp for s in seen if s.ref_logp is not None]
+    if len(anchors) == len(seen):
+        stats["kl"] = _k3(np.concatenate(anchors) - new)
     return {name: float(value) for name, value in stats.items()}
+
+
+def _log_ratio(seen: Seen, loss: LossConfig) -> np.ndarray:
+    """Of every token, as the loss takes it: bounded, and with gspo its sequence's mean."""
+    own = np.clip(seen.logp.astype(np.float64) - seen.old_logp, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return np.full_like(own, own.mean()) if loss.kind == "gspo" else own
+
+
+def _k3(delta: np.ndarray) -> np.ndarray:
+    """The mean of exp(d) - d - 1; 700 is the largest power that float64 holds."""
+    return np.mean(np.expm1(np.minimum(delta, 700.0)) - delta)
 
 
 def form_drift(now: Mapping[str, float], base: Mapping[str, float]) -> dict[str, float]:

@@ -8,6 +8,7 @@ Everything on the device is jitted once per shape, with donated buffers; the rep
 """
 
 import dataclasses
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -21,12 +22,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from marl_jax.learning import compiled, gradients
 from marl_jax.learning.batching import Batch, BatchConfig, MicroBatch, by_row, make_batches, padding_share
 from marl_jax.learning.interventions import InterventionConfig
-from marl_jax.learning.losses import Loss, LossConfig
+from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.network import Network
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig, transformation
 from marl_jax.learning.report import Report, gap_warnings, gradient_report, policy_report, role_reports
 from marl_jax.learning.rows import Row
 from marl_jax.learning.statistics import Seen
+from marl_jax.learning.streams import Streams, stream_count
 
 Tree = Any
 
@@ -50,6 +52,9 @@ class LearnerConfig:
     logprob_chunk: int = 4096  # tokens whose logits exist at the same time
     gap_tolerance: float = 1e-3  # sampler and trainer log-probs further apart than this are reported
     max_skips: int = 10  # non-finite gradients of a policy before the run stops
+    learning_rates: Mapping[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # of policies with their own
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -65,6 +70,9 @@ class LearnerConfig:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
         if not self.gap_tolerance > 0:
             raise ValueError(f"gap_tolerance {self.gap_tolerance} must be positive")
+        for policy, rate in self.learning_rates.items():
+            if not 0 <= rate < math.inf:
+                raise ValueError(f"learning rate {rate} of policy {policy!r} must be finite and not negative")
 
     @classmethod
     def study(cls, total_steps: int = 500, **changes: Any) -> "LearnerConfig":
@@ -101,13 +109,29 @@ class Learner:
         """`roles` maps each role (or "role/slot") to its policy. On a mesh, batches are laid over its axis "data"."""
         self.network, self.config, self.roles, self.mesh = network, config, dict(roles), mesh
         self._check_interventions()
-        corrected = config.loss.is_cap is not None and config.old_logprobs == "trainer"
+        if strangers := sorted({*config.learning_rates} - {*roles.values()}):
+            raise ValueError(
+                f"learning_rates name {strangers}, no policies; there are {sorted({*roles.values()})}"
+            )
+        # Whether the gradient of each role, or slot, is kept apart from those of the others.
+        self._apart = config.gradients != "off" or config.interventions.mixing.needs_roles
+        self._corrected = config.loss.is_cap is not None and config.old_logprobs == "trainer"
         # On CPU the buffers of a slice stay in cache, and memory that the system has to map is reused by the next.
         slices = config.batch.slice_tokens if mesh is None and jax.default_backend() == "cpu" else 0
-        self._settings = compiled.Settings(network, config.loss, config.logprob_chunk, corrected, slices)
+        self._settings = compiled.Settings(
+            network, config.loss, config.logprob_chunk, self._corrected, slices
+        )
+        self._streams = Streams(stream_count(jax.default_backend(), 1 if mesh is None else mesh.size))
 
     def init(self, policies: Mapping[str, Tree]) -> dict[str, LearnerState]:
         """Fresh states for {policy: float32 tree}."""
+        for name, tree in policies.items():
+            narrow = {str(x.dtype) for x in jax.tree.leaves(tree) if jnp.finfo(x.dtype).bits < 32}
+            if narrow:
+                raise ValueError(
+                    f"policy {name!r} is {', '.join(narrow)}; train float32 weights, which the network computes with "
+                    "in its own dtype"
+                )
         damped = self.config.interventions.mixing.damping > 0
         return {
             name: LearnerState(
@@ -128,7 +152,7 @@ class Learner:
         references: Mapping[str, Tree] | None = None,
         check: Callable[[], None] | None = None,
     ) -> tuple[dict[str, Tree], dict[str, LearnerState], Report]:
-        """New policies and states; the old ones are donated.
+        """New policies and states; the old ones are donated. Steps count from 0.
 
         By policy: `bases` are the frozen weights under its adapter, `references` the trees of the KL anchor. `check`
         is called before every micro-batch for as long as the old policies and states are whole: it may raise.
@@ -138,10 +162,13 @@ class Learner:
             raise ValueError(
                 f"rows of {sorted(strangers)} are not in the map {self.roles} from roles to policies"
             )
+        if absent := sorted({row.policy for row in rows} - {*policies}):
+            raise ValueError(
+                f"rows are for the policies {absent}, which were not handed over; leave such rows out"
+            )
         policies, states = dict(policies), dict(states)
         reports: dict[str, dict[str, float]] = {}
         seen: list[Seen] = []
-        losses: dict[str, list[Loss]] = {}
         described: dict[str, dict[str, Any]] = {}
         for policy in policies:
             own = [row for row in rows if row.policy == policy]
@@ -154,10 +181,8 @@ class Learner:
                 policy, policies[policy], states, mine, own, step, frozen, reference, check
             )
             check = None  # the first policy is a new one now
-            seen += evidence[0]
-            for role, some in evidence[1].items():
-                losses.setdefault(role, []).extend(some)
-        role_stats = role_reports(rows, seen, losses)
+            seen += evidence
+        role_stats = role_reports(rows, seen, self.config.loss, self._corrected)
         cosines = gradients.all_cosines(described, self.roles) if self.config.gradients != "off" else {}
         warnings = gap_warnings(role_stats, self.config.gap_tolerance)
         return policies, states, Report(reports, role_stats, described, cosines, warnings)
@@ -183,9 +208,7 @@ class Learner:
         frozen: Tree,
         reference: Tree,
         check: Callable[[], None] | None,
-    ) -> tuple[
-        Tree, LearnerState, dict[str, float], tuple[list[Seen], dict[str, list[Loss]]], dict[str, Any]
-    ]:
+    ) -> tuple[Tree, LearnerState, dict[str, float], list[Seen], dict[str, Any]]:
         config, state = self.config, states[policy]
         mini_batches = self._mini_batches(policy, len(rows), step)
         on_policy = len(mini_batches) == 1 and config.old_logprobs == "trainer"
@@ -195,35 +218,23 @@ class Learner:
             old = self.logprobs(tree, rows, frozen=frozen)
         ref = None if reference is None else self.logprobs(reference, rows, frozen=frozen)
         schedule = config.optimiser.schedule
+        own_rate = config.learning_rates.get(policy, schedule.learning_rate)
         clock = state.steps if schedule.clock == "own" else sum(other.steps for other in states.values())
-        rate = schedule(clock)
+        rate = dataclasses.replace(schedule, learning_rate=own_rate)(clock)
         units, unit_roles = self._units(policy, rows)
         per_role = self._per_role(policy, everyone, unit_roles)
         index = {unit: k for k, unit in enumerate(units)}
         device: list[Any] = []
         placed: list[tuple[np.ndarray, list[Batch]]] = []
-        optimiser, damping, started = state.optimiser, state.damping, jnp.asarray(state.updates > 0)
+        optimiser, damping = state.optimiser, state.damping
         for members in mini_batches:
             some = [rows[i] for i in members]
             batches = self._batches(some)
-            carry = self._zeros(tree, len(units))
-            outs: list[Any] = []
-            for batch in batches:
-                _wait_and_check(outs[-2:-1], check)
-                arrays = _with_logprobs(batch, [old[i] for i in members], ref and [ref[i] for i in members])
-                role = some[batch.placements[0].row].role
-                carry, out = compiled.accumulate(
-                    self._settings,
-                    carry,
-                    tree,
-                    frozen,
-                    self._place(arrays),
-                    index.get(batch.unit, 0),
-                    np.float32(config.interventions.kl_coef.get(role, 0.0)) if ref else None,
-                    on_policy=on_policy,
-                )
-                outs.append(out)
-            _wait_and_check(outs, check)
+            _write_logprobs(batches, [old[i] for i in members], ref and [ref[i] for i in members])
+            _write_kl_coef(batches, [config.interventions.kl_coef.get(row.role, 0.0) for row in some])
+            carry, outs = self._gradient(
+                policy, tree, frozen, batches, index, check, anchored=ref is not None, on_policy=on_policy
+            )
             check = None  # the old tree and state are given away next
             tree, optimiser, damping, done = compiled.apply(
                 tree,
@@ -231,13 +242,12 @@ class Learner:
                 damping,
                 carry,
                 np.float32(rate),
-                started,
                 *per_role,
                 config=config.optimiser,
                 mixing=config.interventions.mixing,
+                apart=self._apart,
                 layer_norms=config.layer_norms,
             )
-            started = started | done["finite"]
             device.append((outs, done))
             placed.append((members, batches))
         host = jax.device_get(device)
@@ -254,17 +264,16 @@ class Learner:
                 f"policy {policy!r}: {state.skipped} gradients were not finite (max_skips {config.max_skips}); "
                 "go back to the last good checkpoint, with a smaller learning rate or a tighter clip"
             )
-        losses, done = [out[0] for outs, _ in host for out in outs], [done for _, done in host]
-        report = _counters(state) | policy_report(losses, done, rate)
+        report = _counters(state) | policy_report(
+            [([out[0] for out in outs], done) for outs, done in host], rate
+        )
         report["padding_share"] = padding_share(batch for _, batches in placed for batch in batches)
-        described = {} if config.gradients == "off" else gradient_report(done, units, unit_roles)
+        described = {}
+        if config.gradients != "off":
+            described = gradient_report([done for _, done in host], units, unit_roles)
         # A row seen by several updates is reported as the last of them saw it.
         logp, entropy = list(sampler), list(sampler)
-        own_losses: dict[str, list[Loss]] = {}
         for (outs, _), (members, batches) in zip(host, placed):
-            for batch, out in zip(batches, outs):
-                role = rows[members[batch.placements[0].row]].role
-                own_losses.setdefault(role, []).append(out[0])
             for k, values in ((1, logp), (2, entropy)):
                 for i, own in zip(members, by_row(len(members), batches, [out[k] for out in outs])):
                     values[i] = own
@@ -277,7 +286,33 @@ class Learner:
         before = logp if on_policy else old
         anchor = [None] * len(rows) if ref is None else ref
         seen = [Seen(*values) for values in zip(rows, logp, before, entropy, anchor, trainer)]
-        return tree, state, report, (seen, own_losses), described
+        return tree, state, report, seen, described
+
+    def _gradient(
+        self,
+        policy: str,
+        tree: Tree,
+        frozen: Tree,
+        batches: Sequence[Batch],
+        index: Mapping[Any, int],  # the part of each unit
+        check: Callable[[], None] | None,
+        **flags: bool,
+    ) -> tuple[Any, list[Any]]:
+        """The parts with their denominator, and what `accumulate` says of every micro-batch."""
+
+        def step(carry: Any, batch: Batch) -> tuple[Any, Any]:
+            arrays = self._place(batch.arrays)
+            return compiled.accumulate(
+                self._settings, carry, tree, frozen, arrays, index[batch.unit], **flags
+            )
+
+        return self._streams.run(
+            step,
+            lambda: self._zeros(tree, len(index)),
+            batches,
+            program=lambda batch: (policy, len(index), *flags.values(), batch.shapes),
+            check=check,
+        )
 
     def _mini_batches(self, policy: str, count: int, step: int) -> list[np.ndarray]:
         """Row indices of every optimiser step, in order."""
@@ -293,24 +328,25 @@ class Learner:
         return [np.sort(part) for order in shuffled for part in np.array_split(order, parts)]
 
     def _units(self, policy: str, rows: Sequence[Row]) -> tuple[list[Any], list[str]]:
-        """What gradients are kept apart: (units, the role of each)."""
+        """What gradients are kept apart: (units, the role of each); one unit of no role where none are."""
         roles = self._roles_of(policy)
         if self.config.gradients == "slots":
             slots = sorted({(row.role, row.slot) for row in rows}, key=lambda u: (roles.index(u[0]), u[1]))
             return slots, [role for role, _ in slots]
-        if self.config.gradients == "roles" or self.config.interventions.mixing.needs_roles:
-            return roles, roles
-        return ["all"], ["all"]
+        return (roles, roles) if self._apart else ([None], [])
 
     def _per_role(
         self, policy: str, rows: Sequence[Row], unit_roles: Sequence[str]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of each role: its mean number of parallel calls [R], the limit of its norm [R], its units [R, K]."""
-        if unit_roles == ["all"]:
+        if not self._apart:
             return np.ones(1, np.float32), np.full(1, np.inf, np.float32), np.ones((1, 1), np.float32)
         roles = self._roles_of(policy)
         calls = np.array([sum(row.role == role for row in rows) for role in roles])
-        first = np.array([sum(row.role == role and row.slot == 0 for row in rows) for role in roles])
+        slots = {role: min((row.slot for row in rows if row.role == role), default=0) for role in roles}
+        first = np.array(
+            [sum(row.role == role and row.slot == slots[role] for row in rows) for role in roles]
+        )
         parallel = np.where(first > 0, calls / np.maximum(first, 1), 1)
         limits = [self.config.interventions.role_clip.get(role, np.inf) for role in roles]
         member = gradients.role_matrix(unit_roles, roles)
@@ -320,11 +356,16 @@ class Learner:
         return list(dict.fromkeys(_role(key) for key, name in self.roles.items() if name == policy))
 
     def _batches(self, rows: Sequence[Row]) -> list[Batch]:
-        units = [(row.role, row.slot) if self.config.gradients == "slots" else row.role for row in rows]
+        units = [self._unit(row) for row in rows]
         parallel = 1 if self.mesh is None else self.mesh.shape["data"]
         # Masks are dear where there are kernels that could skip them; on CPU they are not worth more programs.
         mark_unmasked = jax.default_backend() != "cpu"
         return make_batches(rows, units, self.config.batch, multiple_of=parallel, mark_unmasked=mark_unmasked)
+
+    def _unit(self, row: Row) -> Any:
+        if self.config.gradients == "slots":
+            return row.role, row.slot
+        return row.role if self._apart else None
 
     def _zeros(self, tree: Tree, units: int) -> Any:
         def zeros(leaf: jax.Array) -> jax.Array:
@@ -372,20 +413,20 @@ class Learner:
         return references[policy]
 
 
-def _with_logprobs(batch: Batch, old: Sequence[np.ndarray], ref: Sequence[np.ndarray] | None) -> MicroBatch:
-    arrays = batch.arrays
-    for p in batch.placements:
-        arrays.old_logp[p.sequence, p.start : p.stop] = old[p.row]
-        if ref is not None:
-            arrays.ref_logp[p.sequence, p.start : p.stop] = ref[p.row]
-    return arrays
+def _write_logprobs(
+    batches: Sequence[Batch], old: Sequence[np.ndarray], ref: Sequence[np.ndarray] | None
+) -> None:
+    for batch in batches:
+        for p in batch.placements:
+            batch.arrays.old_logp[p.sequence, p.start : p.stop] = old[p.row]
+            if ref is not None:
+                batch.arrays.ref_logp[p.sequence, p.start : p.stop] = ref[p.row]
 
 
-def _wait_and_check(outs: list[Any], check: Callable[[], None] | None) -> None:
-    """Programs run behind the host's back: without waiting, everything would be under way before the first check."""
-    if check is not None:
-        jax.block_until_ready(outs)
-        check()
+def _write_kl_coef(batches: Sequence[Batch], coefficients: Sequence[float]) -> None:
+    for batch in batches:
+        for p in batch.placements:
+            batch.arrays.kl_coef[p.sequence, p.start : p.stop] = coefficients[p.row]
 
 
 def _counters(state: LearnerState) -> dict[str, float]:

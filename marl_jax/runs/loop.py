@@ -122,7 +122,7 @@ def step(run: Run, state: State) -> State:
             state.trees,
             state.learner,
             learned,
-            step=number,
+            step=state.step,
             bases=parts.learned_bases(),
             references=run.references,
             check=run.stop.check,
@@ -134,7 +134,7 @@ def step(run: Run, state: State) -> State:
             learner=states,
             position=run.problems.position,
             accuracy=None,
-            form=state.form or measures.form(rows),
+            form=measures.form(rows) | (state.form or {}),
         )
         run.service.update(parts.frozen_trees() | trees, after.updates)
 

@@ -10,8 +10,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from marl_jax.learning.compiled import SLICES_AT_ONCE, slice_count
+from marl_jax.learning.compiled import slice_count
 from marl_jax.learning.optimiser import transformation
+from marl_jax.learning.streams import stream_count
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
 from marl_jax.models.lora import init_lora
@@ -203,25 +204,27 @@ def gradient(
     share, data = cut(config, sizes), 1 if sizes.platform == "cpu" else config.mesh.data
     single = sizes.platform == "cpu" and config.mesh.data * config.mesh.model == 1
     slices = config.learner.batch.slice_tokens if single else 0
-    alone = []
-    for s in shapes:
-        count = slice_count(s.rows, s.width, slices)
-        alone.append(
-            dataclasses.replace(s, rows=max(1, s.rows // data) // count * min(count, SLICES_AT_ONCE))
-        )
+    streams = stream_count(sizes.platform, config.mesh.data * config.mesh.model)
+    alone = [
+        dataclasses.replace(s, rows=max(1, s.rows // data) // slice_count(s.rows, s.width, slices))
+        for s in shapes
+    ]
     chunk = config.learner.logprob_chunk
     largest = max(alone, key=lambda s: costs.kept(sizes, s) + costs.working(sizes, s, chunk, numbers))
     cast = 0 if adapter or sizes.config.dtype == "float32" else costs.weights(sizes.config)
     cast += 2 * costs.weights(sizes.config) if sizes.widened else 0
     trees = units * numbers * 4
-    # Dividing and mixing the parts takes them twice more, unless there is but one.
-    mixing = (2 * units + 2 if units > 1 else 2) * numbers * 4
+    # Dividing the parts takes them once more, and mixing them again, unless there is but one.
+    again = 0 if units == 1 else 2 if config.learner.interventions.mixing.needs_roles else 1
+    mixing = (again * units + 2) * numbers * 4
     parts = [
-        Part("gradient trees", trees // share, "gradient"),
-        Part("weights in the dtype of the products", cast // share, "gradient"),
-        Part("activations", costs.kept(sizes, largest), "gradient"),
+        Part("gradient trees", streams * trees // share, "gradient"),
+        Part("weights in the dtype of the products", streams * cast // share, "gradient"),
+        Part("activations", streams * costs.kept(sizes, largest), "gradient"),
         Part(
-            "working memory of the backward pass", costs.working(sizes, largest, chunk, numbers), "gradient"
+            "working memory of the backward pass",
+            streams * costs.working(sizes, largest, chunk, numbers),
+            "gradient",
         ),
         Part("gradient trees", trees // share, "optimiser"),
         Part("working memory of the optimiser", mixing // share, "optimiser"),

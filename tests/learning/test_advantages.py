@@ -90,7 +90,7 @@ def test_agent_wise_mean_and_std_in_all_four_combinations(mean, scale):
     np.testing.assert_allclose(named, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e39])
 def test_a_reward_that_is_no_number_is_refused(bad):
     with pytest.raises(ValueError, match="not finite"):
         group_advantages([1.0, bad], [0, 0])
@@ -107,3 +107,5 @@ def test_unknown_options_are_refused(option):
 def test_overlong_penalty_slopes_over_the_buffer():
     got = overlong_penalty(np.array([0, 12, 14, 16, 20]), max_length=16, buffer=4)
     np.testing.assert_allclose(got, [0, 0, -0.5, -1, -1])
+    unsigned = overlong_penalty(np.array([20, 14, 2], np.uint32), max_length=16, buffer=4)
+    np.testing.assert_allclose(unsigned, [-1, -0.5, 0])

@@ -137,3 +137,12 @@ def test_a_greedy_row_cannot_be_learned_from():
     row = dataclasses.replace(make_row(np.random.default_rng(0), (1, 2), 3), temperature=0.0)
     with pytest.raises(ValueError, match=r"a row of role 'generator' has temperature 0\.0"):
         make_batches([row], ["generator"], BatchConfig())
+
+
+def test_only_rows_beyond_the_budget_make_micro_batches_beyond_it():
+    rng = np.random.default_rng(0)
+    rows = [make_row(rng, [1] * 4, length) for length in (5, 26, 5, 27, 5, 5, 5)]
+    batches = make_batches(rows, [0] * 7, BatchConfig((4, 8, 16, 32), 16, share_prompts=False))
+    placed = {tuple(sorted(p.row for p in batch.placements)): batch.size for batch in batches}
+    assert {members: size for members, size in placed.items() if size > 16} == {(1,): 32, (3,): 32}
+    assert sorted(i for members in placed for i in members) == list(range(7))

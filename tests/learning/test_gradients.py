@@ -82,3 +82,21 @@ def test_layer_norms_split_the_norm():
     np.testing.assert_allclose(total, jnp.diagonal(gram_matrix(full)))
     adapters = {"q": {"a": jnp.ones((2, 5, 4, 3)), "b": jnp.ones((2, 5, 3, 4))}}
     np.testing.assert_allclose(layer_norms(adapters)["layers/0"], [24**0.5] * 2)
+
+
+def test_a_part_without_a_gradient_amplifies_nothing():
+    found = describe(gram([3.0, 4.0], [0.0, 0.0]), ["trained", "frozen"])
+    assert found["amplification"] == pytest.approx(1.0) and found["effective"] == pytest.approx(1.0)
+
+
+def test_a_role_of_several_policies_is_compared_in_each():
+    described = {
+        "p0": describe(gram([1.0, 0.0], [1.0, 1.0]), ["writer", "judge"]),
+        "p1": describe(gram([1.0]), ["writer"]),
+    }
+    roles = {"writer/0": "p0", "writer/1": "p0", "writer/2": "p1", "judge": "p0"}
+    assert all_cosines(described, roles) == {
+        ("writer/0", "writer/2"): None,
+        ("writer/0", "judge"): pytest.approx(0.5**0.5),
+        ("writer/2", "judge"): None,
+    }

@@ -52,3 +52,9 @@ def test_singletons_and_zero_variance_are_counted_per_role():
 def test_a_group_that_spans_roles_counts_for_each_of_them():
     counts = count_groups([1, 1], np.array([0, 0]), ["g", "a"])
     assert counts == {"g": GroupCounts(1, 0, 1), "a": GroupCounts(1, 0, 1)}
+
+
+def test_rewards_that_are_one_number_on_the_device_do_not_vary():
+    rewards, groups = [0.1 + 0.2, 0.3], np.array([0, 0])
+    assert informative(rewards, groups).tolist() == [False, False]
+    assert count_groups(rewards, groups, ["g", "g"])["g"].zero_variance == 1

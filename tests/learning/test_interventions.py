@@ -98,23 +98,59 @@ def test_interventions_act_one_after_another():
     np.testing.assert_allclose(got, np.sum(projected, axis=0), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    "norms, cap",
+    [((100, 1), 0.4), ((10, 3, 1), 0.3), ((0.449, 2.3e-4, 299), 1 / 3), ((100, 1, 0), 0.4), ((5, 5, 5), 0.1)],
+    ids=str,
+)
+def test_a_cap_that_too_few_roles_can_keep_makes_them_equal(norms, cap):
+    norms = np.array(norms, float)
+    got = np.asarray(balance(jnp.diag(jnp.asarray(norms**2)), cap)) * norms
+    moving = norms > 0
+    np.testing.assert_allclose(got, moving * norms[moving].min(), rtol=1e-4)
+
+
+def test_a_cap_is_kept_by_any_three_roles_that_can():
+    rng = np.random.default_rng(0)
+    for norms in 10.0 ** rng.uniform(-3, 3, (100, 3)):
+        for cap in (1 / 3, 0.4, 0.7):
+            got = np.asarray(balance(jnp.diag(jnp.asarray(norms**2)), cap)) * norms
+            assert (got / got.sum()).max() <= cap * (1 + 1e-3)
+            assert np.all(got <= norms * (1 + 1e-5))
+
+
 def test_all_off_changes_nothing():
     np.testing.assert_array_equal(coefficients(Mixing(), GRAM, np.ones(3), FREE), np.ones(3))
 
 
 def test_damping_scales_the_first_step_by_one_minus_lambda_and_spares_what_turns_away():
     g = {"w": jnp.array([3.0, 4.0])}
-    run = jax.jit(lambda g, ema, started: damp(g, ema, started, strength=0.3, window=4))
-    damped, ema, cosine = run(g, {"w": jnp.zeros(2)}, False)
+    run = jax.jit(lambda g, ema: damp(g, ema, strength=0.3, window=4))
+    damped, ema, cosine = run(g, {"w": jnp.zeros(2)})
     assert float(cosine) == pytest.approx(1.0)
     np.testing.assert_allclose(damped["w"], [2.1, 2.8], rtol=1e-6)
     np.testing.assert_allclose(ema["w"], [3 - 0.9 / 4, 4 - 1.2 / 4], rtol=1e-6)
     turned = {"w": jnp.array([4.0, -3.0])}  # at right angles: kept whole
-    damped, ema, cosine = run(turned, ema, True)
+    damped, ema, cosine = run(turned, ema)
     np.testing.assert_allclose(damped["w"], turned["w"], rtol=1e-6)
-    opposed, _, cosine = run({"w": -ema["w"]}, ema, True)
+    opposed, _, cosine = run({"w": -ema["w"]}, ema)
     assert float(cosine) == pytest.approx(-1.0)
     np.testing.assert_allclose(opposed["w"], -ema["w"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-10, 1e10, 1e30])
+def test_damping_does_not_depend_on_the_size_of_gradients(size):
+    g, ema = {"w": jnp.array([3.0, 4.0]) * size}, {"w": jnp.array([4.0, 3.0]) * size}
+    damped, _, cosine = damp(g, ema, strength=0.3, window=4)
+    assert float(cosine) == pytest.approx(0.96, rel=1e-6)
+    np.testing.assert_allclose(damped["w"], g["w"] * (1 - 0.3 * 0.96), rtol=1e-6)
+
+
+def test_damping_waits_for_a_gradient_that_is_not_zero():
+    nothing, g = {"w": jnp.zeros(2)}, {"w": jnp.array([3.0, 4.0])}
+    damped, ema, cosine = damp(nothing, nothing, strength=0.3, window=4)
+    assert float(cosine) == 0 and not np.any(damped["w"]) and not np.any(ema["w"])
+    np.testing.assert_allclose(damp(g, ema, strength=0.3, window=4)[0]["w"], [2.1, 2.8], rtol=1e-6)
 
 
 def test_a_constant_factor_moves_sgd_and_leaves_adamw_where_it_was():

@@ -78,6 +78,69 @@ def test_every_policy_has_its_own_clock_and_the_study_shares_one():
             assert found == pytest.approx(rates)
 
 
+def test_a_policy_may_have_a_learning_rate_of_its_own():
+    run = learner(schedule=ScheduleConfig(0.1, "linear", total_steps=10), learning_rates={"p1": 0.4})
+    trees, states = start(run)
+    for expected in ((0.1, 0.4), (0.09, 0.36)):
+        trees, states, report = run.step(trees, states, ROWS)
+        assert [report.policies[p]["learning_rate"] for p in ("p0", "p1")] == pytest.approx(expected)
+
+
+def test_a_role_may_have_any_name():
+    named = lambda name: [dataclasses.replace(r, role=name) for r in ROWS[:2]]
+    moved = {}
+    for name in ("all", "writer"):
+        run = learner({name: "p0"}, interventions=InterventionConfig(role_clip={name: 1e-3}))
+        _, _, report = run.step(*start(run, ("p0",)), named(name))
+        moved[name] = report.policies["p0"]["grad_norm"]
+    assert moved["all"] == pytest.approx(1e-3, rel=1e-4) and moved["all"] == moved["writer"]
+
+
+def test_rows_of_a_policy_that_was_not_handed_over_are_refused():
+    run = learner()
+    with pytest.raises(ValueError, match=r"\['p1'\], which were not handed over"):
+        run.step(*start(run, ("p0",)), ROWS)
+
+
+def test_narrow_weights_are_refused():
+    with pytest.raises(ValueError, match="'p0' is bfloat16; train float32 weights"):
+        learner().init({"p0": {"w": jnp.zeros((4, 4), jnp.bfloat16)}})
+
+
+def test_old_weights_and_states_are_given_away():
+    run = learner(interventions=InterventionConfig(Mixing(damping=0.1)))
+    trees, states = start(run)
+    run.step(trees, states, ROWS)
+    given = (trees, [(s.optimiser, s.damping) for s in states.values()])
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+
+
+def test_the_share_of_padding_is_reported():
+    run = learner()
+    _, _, report = run.step(*start(run), ROWS)
+    # Rows of 1 + 3 - 1 and 1 + 2 - 1 tokens, and one of 2, each in the smallest micro-batch: four times 16.
+    assert report.policies["p0"]["padding_share"] == pytest.approx(1 - 5 / 64)
+    assert report.flat()["policy/p1/padding_share"] == pytest.approx(1 - 2 / 64)
+
+
+def test_a_skipped_update_leaves_the_numbers_of_the_others():
+    broken = dataclasses.replace(ROWS[0], advantage=float("nan"))
+    run = learner({"writer": "p0"}, updates="fixed", updates_fixed=2, layer_norms=True)
+    _, states, report = run.step(*start(run, ("p0",)), [broken, ROWS[1]])
+    alone = learner({"writer": "p0"})
+    _, _, wanted = alone.step(*start(alone, ("p0",)), [ROWS[1]])
+    assert states["p0"].skipped == 1
+    for name in ("grad_norm", "update_norm", "clip_factor", "loss"):
+        assert report.policies["p0"][name] == pytest.approx(wanted.policies["p0"][name], rel=1e-5), name
+
+
+def test_norms_by_layer_and_by_role_are_means_over_the_same_updates():
+    run = learner({"writer": "p0"}, updates="fixed", updates_fixed=2, layer_norms=True)
+    _, _, report = run.step(*start(run, ("p0",)), ROWS[:2])
+    found = report.gradients["p0"]
+    assert found["layers"]["writer"]["w"] == pytest.approx(found["norm"]["writer"], rel=1e-5)
+
+
 def test_a_frozen_role_leaves_its_policy_where_it_is_even_under_momentum():
     turns = InterventionConfig(alternate=("writer", "judge"), alternate_every=1)
     run = learner(interventions=turns)
@@ -103,6 +166,8 @@ def test_interventions_that_make_no_sense_are_refused():
         learner({"a": "p0", "b": "p0"}, interventions=InterventionConfig(Mixing(damping=0.1)))
     with pytest.raises(ValueError, match="'wirter'"):
         learner(interventions=InterventionConfig(freeze=("wirter",)))
+    with pytest.raises(ValueError, match=r"\['p7'\], no policies"):
+        learner(learning_rates={"p7": 0.1})
     for wrong in ({"updates": "two"}, {"epochs": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             learner(**wrong)
@@ -211,6 +276,16 @@ def test_multiplicity_is_that_of_the_step_however_it_is_cut_into_mini_batches():
     assert report.gradients["p0"]["weight"]["writer"] == pytest.approx(1 / 3)
 
 
+def test_multiplicity_is_that_of_the_slots_that_a_policy_has():
+    rows = [dataclasses.replace(row("writer", [1, 2], 1.0), policy="p1", slot=1 + n % 2) for n in range(8)]
+    run = learner(
+        {"writer": "p1", "writer/0": "p0"},
+        interventions=InterventionConfig(Mixing(normalise_multiplicity=True)),
+    )
+    _, _, report = run.step(*start(run), rows)
+    assert report.gradients["p1"]["weight"]["writer"] == pytest.approx(1 / 2)
+
+
 def test_damping_starts_at_the_first_finite_gradient():
     broken = dataclasses.replace(ROWS[0], advantage=float("nan"))
     damped = InterventionConfig(Mixing(damping=0.3, damping_window=4))
@@ -240,11 +315,11 @@ INTERVENTIONS = {
 
 @pytest.mark.parametrize("name", INTERVENTIONS)
 @pytest.mark.parametrize(
-    "kind, shared",
-    [("sgd", True), ("sgd", False), ("adamw", False)],
-    ids=["sgd shared", "sgd isolated", "adamw isolated"],
+    "kind, shared, steps",
+    [("sgd", True, 1), ("sgd", False, 1), ("adamw", False, 1), ("adamw", False, 2), ("adamw", True, 2)],
+    ids=["sgd shared", "sgd isolated", "adamw isolated", "adamw isolated, later", "adamw shared, later"],
 )
-def test_an_intervention_is_judged_by_the_update_that_it_makes(name, kind, shared):
+def test_an_intervention_is_judged_by_the_update_that_it_makes(name, kind, shared, steps):
     roles = {"writer": "p0", "judge": "p0" if shared else "p1"}
     rows = [dataclasses.replace(row("writer", [0, 1 + n], 1.0 + n), slot=n) for n in range(2)]
     rows.append(dataclasses.replace(row("judge", [3, 0], 0.3), policy=roles["judge"]))
@@ -259,15 +334,41 @@ def test_an_intervention_is_judged_by_the_update_that_it_makes(name, kind, share
         run = Learner(Table(4), config, roles)
         anchor = {"w": jnp.arange(16.0).reshape(4, 4) / 16}
         references = dict.fromkeys(policies, anchor)
-        trees, _, _ = run.step(*start(run, policies), rows, references=references)
+        trees, states = start(run, policies)
+        for step in range(steps):  # later the writer hears less of what it hears first
+            scales = {"writer": 1.0 - 0.7 * step, "judge": 1.0}
+            some = [dataclasses.replace(r, advantage=r.advantage * scales[r.role]) for r in rows]
+            trees, states, _ = run.step(trees, states, some, references=references, step=step)
         return np.asarray(trees["p0"]["w"])
 
     plain, changed = update(InterventionConfig()), update(INTERVENTIONS[name])
     inert = np.allclose(plain, changed, rtol=1e-4, atol=1e-7)
     # Of isolated policies one role's part is the whole gradient: a factor, which SGD sees and AdamW does not.
-    # An anchor is no factor: it adds to the gradient.
+    # An anchor is no factor: it adds to the gradient; and a clip is another factor in every step.
     alone = not shared and (kind == "adamw" or name in ("balance", "conflicts"))
-    assert inert == (alone and name != "anchor")
+    assert inert == (alone and name != "anchor" and not (name == "role clip" and steps > 1))
+
+
+def test_damping_under_adamw_acts_as_the_cosine_changes():
+    turned = [dataclasses.replace(r, advantage=-r.advantage) for r in ROWS]
+    after = {}
+    for damping in (0.0, 0.3):
+        run = learner(interventions=InterventionConfig(Mixing(damping=damping, damping_window=4)))
+        trees, states = start(run)
+        for step, rows in enumerate((ROWS, turned, ROWS)):
+            trees, states, _ = run.step(trees, states, rows, step=step)
+        after[damping] = np.asarray(trees["p0"]["w"])
+    assert np.max(np.abs(after[0.3] - after[0.0])) > 1e-3
+
+
+def test_freezing_a_role_of_a_shared_policy_leaves_the_update_of_the_other_alone():
+    roles = {"writer": "p0", "judge": "p0"}
+    rows = [*ROWS[:2], dataclasses.replace(ROWS[2], policy="p0")]
+    frozen = learner(roles, interventions=InterventionConfig(freeze=("judge",)))
+    alone = learner({"writer": "p0"})
+    one, two = frozen.step(*start(frozen, ("p0",)), rows), alone.step(*start(alone, ("p0",)), rows[:2])
+    np.testing.assert_allclose(one[0]["p0"]["w"], two[0]["p0"]["w"], rtol=1e-6)
+    assert one[2].gradients["p0"]["norm"]["judge"] == 0 and one[2].gradients["p0"]["amplification"] == 1
 
 
 @pytest.mark.parametrize(
@@ -282,6 +383,10 @@ def test_an_intervention_is_judged_by_the_update_that_it_makes(name, kind, share
         lambda: OptimiserConfig(b1=2),
         lambda: OptimiserConfig(eps=0),
         lambda: AdvantageConfig(eps=-1),
+        lambda: AdvantageConfig(eps=float("inf")),
+        lambda: LossConfig(entropy_coef=float("nan")),
+        lambda: LearnerConfig(learning_rates={"p0": -1.0}),
+        lambda: InterventionConfig(kl_coef={"generator": float("inf")}),
         lambda: AdvantageConfig(overlong=(4, 9)),
         lambda: InterventionConfig(kl_coef={"generator": -1}),
         lambda: InterventionConfig(role_clip={"generator": 0}),
@@ -291,3 +396,9 @@ def test_an_intervention_is_judged_by_the_update_that_it_makes(name, kind, share
 def test_settings_that_no_run_can_mean_are_refused_when_they_are_made(refused):
     with pytest.raises(ValueError, match=r"must|choose"):
         refused()
+
+
+@pytest.mark.parametrize("name", ["std", "singleton", "agent_mean", "agent_scale", "estimator"])
+def test_an_option_of_advantages_that_does_not_exist_is_refused_when_it_is_made(name):
+    with pytest.raises(ValueError, match=f"{name} 'robust' is unknown"):
+        AdvantageConfig(**{name: "robust"})

@@ -228,22 +228,21 @@ def test_on_policy_every_ratio_loss_has_the_policy_gradient():
         np.testing.assert_allclose(grad, grads[0], rtol=1e-5)
 
 
-def test_no_gradient_reaches_the_old_sampler_and_reference_log_probs():
-    run = lambda old, sampler, ref: (
+def test_no_gradient_reaches_anything_but_the_policys_own_log_probs():
+    run = lambda old, sampler, ref, advantages, kl_coef: (
         policy_loss(
             BATCH["logp"],
             old,
-            BATCH["advantages"],
+            advantages,
             BATCH["mask"],
             sampler_logp=sampler,
-            ref_logp=jax.lax.stop_gradient(ref),
-            kl_coef=0.1,
+            ref_logp=ref,
+            kl_coef=kl_coef,
         ).value
     )
-    grads = jax.grad(run, argnums=(0, 1))(
-        *(jnp.asarray(x) for x in (BATCH["old_logp"], *list(EXTRA.values())[:2]))
-    )
-    assert not np.any(grads[0]) and not np.any(grads[1])
+    given = (BATCH["old_logp"], *list(EXTRA.values())[:2], BATCH["advantages"], 0.1)
+    grads = jax.grad(run, argnums=range(5))(*(jnp.asarray(x, jnp.float32) for x in given))
+    assert not any(np.any(grad) for grad in grads)
 
 
 def test_clip_fractions_count_the_tokens_whose_gradient_the_clip_takes():
@@ -262,9 +261,22 @@ def test_kl_estimators_agree_in_expectation():
     assert float(kl_estimate(np.log(0.5), np.log(0.2), "k2")) == pytest.approx(np.log(2.5) ** 2 / 2)
 
 
-def test_truncated_completions_can_be_left_out():
-    mask = keep_complete(jnp.ones((3, 2), bool), jnp.array([False, True, False]))
-    assert mask.tolist() == [[True, True], [False, False], [True, True]]
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_an_anchor_pulls_however_far_the_policy_has_gone(kind):
+    for gap in (25.0, -25.0):  # reference - policy
+        estimate = lambda logp, gap=gap: kl_estimate(logp, jnp.float32(gap), kind)
+        value, grad = jax.value_and_grad(estimate)(jnp.float32(0))
+        # k3's exponential goes on as a straight line beyond 20.
+        exact = {"k1": -gap, "k2": gap**2 / 2, "k3": np.exp(min(gap, 20)) * (1 + max(gap - 20, 0)) - gap - 1}
+        slope = {"k1": 1.0, "k2": -gap, "k3": 1 - np.exp(min(gap, 20))}
+        assert float(value) == pytest.approx(exact[kind], rel=1e-6)
+        assert float(grad) == pytest.approx(slope[kind], rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [bool, int, float])
+def test_truncated_completions_can_be_left_out(dtype):
+    mask = keep_complete(jnp.ones((3, 2), bool), jnp.array([False, True, False]).astype(dtype))
+    assert (mask != 0).tolist() == [[True, True], [False, False], [True, True]]
 
 
 @pytest.mark.parametrize(

@@ -92,3 +92,20 @@ def test_a_sampler_that_cannot_be_right_is_refused():
         resample(lambda tasks, first: Sampler()(tasks, 0), reward, TASKS, GROUPS, draws=2)
     with pytest.raises(ValueError, match="differs on 'late'"):
         resample(lambda tasks, first: Sampler()(tasks[:-1], first), reward, TASKS, GROUPS, draws=2)
+
+
+def test_a_penalty_for_length_makes_a_problem_worth_learning_from():
+    def sample(tasks, first):
+        call = CallRecord("generator", "p0", 0, 0, (1,), (2,), (-1.0,), "", "stop", "")
+        longer = dataclasses.replace(call, tokens=(2,) * 7, logprobs=(-1.0,) * 7)
+        return [Episode(task, first + n, "w", ((call, longer)[n],), "") for task in tasks for n in range(2)]
+
+    equal = lambda episodes: [[1.0] for _ in episodes]
+    overlong = AdvantageConfig(overlong=(8, 4))
+    assert resample(sample, equal, TASKS, overlong, draws=3).counts.flat == 0
+    assert resample(sample, equal, TASKS, GROUPS, draws=3).counts.flat == 4
+
+
+def test_a_reward_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="not finite"):
+        resample(Sampler(), lambda some: [[float("nan")] for _ in some], TASKS, GROUPS, draws=2)

@@ -10,9 +10,10 @@ import pytest
 
 from marl_jax.learning.batching import BatchConfig, make_batches
 from marl_jax.learning.groups import GroupCounts
+from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig, decay_mask, transformation
 from marl_jax.learning.rows import AdvantageConfig, Row, rows_of, with_advantages
-from marl_jax.learning.statistics import form_drift, role_statistics
+from marl_jax.learning.statistics import Seen, form_drift, role_statistics, row_statistics
 from marl_jax.rollouts.episodes import CallRecord, Episode
 from marl_jax.tasks.task import Task
 
@@ -127,12 +128,28 @@ def test_weight_decay_spares_norms_and_embeddings():
         assert all(x.dtype != jnp.bfloat16 for x in jax.tree.leaves(state))
 
 
+def test_what_a_row_pays_for_its_length_is_told_beside_its_reward():
+    config = AdvantageConfig(overlong=(2, 2), estimator="dr_grpo", group="task")
+    rows, _ = with_advantages(rows_of(EPISODES, [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]]), config)
+    paid = [row.reward + row.penalty for row in rows]
+    means = {
+        task: np.mean([p for p, r in zip(paid, rows) if r.task == task]) for task in {r.task for r in rows}
+    }
+    assert [row.advantage for row in rows] == pytest.approx([p - means[r.task] for p, r in zip(paid, rows)])
+    assert [row.penalty for row in rows] == [-min(len(row.tokens) / 2, 1) for row in rows]
+    stats = row_statistics(rows)
+    assert stats["overlong_penalty"] == pytest.approx(np.mean([row.penalty for row in rows]))
+    assert stats["reward"] == pytest.approx(np.mean([row.reward for row in rows]))
+    assert "overlong_penalty" not in row_statistics(rows_of(EPISODES, [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]]))
+
+
 def test_statistics_by_hand():
     rows = rows_of(EPISODES, [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])[:2]
     rows[1] = dataclasses.replace(rows[1], truncated=True, advantage=2.0, readable=False)
     old = [np.array([-1.0, -2.0]), np.array([-1.0, -1.5])]  # half a nat off the sampler at one of four tokens
     new = [old[0] + np.log(2.0), old[1]]
-    stats = role_statistics(rows, new, old, [np.ones(2)] * 2, [x - 0.1 for x in new])
+    seen = [Seen(row, n, o, np.ones(2), n - 0.1, o) for row, n, o in zip(rows, new, old)]
+    stats = row_statistics(rows) | role_statistics(seen, LossConfig(is_cap=1.1), corrected=True)
     expected = {
         "perplexity": np.exp(5.5 / 4 - np.log(2) / 2),
         "ratio_mean": 1.5,
@@ -147,6 +164,11 @@ def test_statistics_by_hand():
         "truncated_share": 0.5,
         "unreadable_share": 0.5,
         "entropy": 1.0,
+        "approx_kl": (2 - np.log(2) - 1) / 2,
+        "clip_fraction_high": 0.0,  # the ratio of 2 belongs to the row whose advantage is 0
+        "clip_fraction_low": 0.0,
+        "is_weight": (3 + 1.1) / 4,
+        "is_capped": 0.25,
     }
     assert {name: stats[name] for name in expected} == pytest.approx(expected)
     base = dict(stats, length=1.0, truncated_share=0.25)

@@ -1,6 +1,7 @@
 """The update equals the plain float32 gradient however the batch is cut, and policies stay apart."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -12,10 +13,10 @@ from learning_rows import TINY, assert_trees_close, make_rows, plain_loss
 from marl_jax.learning import compiled
 from marl_jax.learning.batching import BatchConfig, make_batches
 from marl_jax.learning.compiled import slice_count
-from marl_jax.learning.interventions import InterventionConfig
+from marl_jax.learning.interventions import InterventionConfig, Mixing
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.network import Qwen3
-from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
+from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig, transformation
 from marl_jax.learning.update import Learner, LearnerConfig
 from marl_jax.models import qwen3
 from marl_jax.models.lora import init_lora, merge
@@ -116,9 +117,20 @@ def test_every_product_of_the_update_asks_for_full_precision(share):
     assert bool(batch.arrays.prefix) == share
     carry = learner._zeros(PARAMS, 1)
     run = lambda carry, tree: compiled.accumulate(
-        learner._settings, carry, tree, None, batch.arrays, 0, None, on_policy=True
+        learner._settings, carry, tree, None, batch.arrays, 0, anchored=True, on_policy=True
     )
     text = str(jax.make_jaxpr(run)(carry, PARAMS))
+    assert text.count("dot_general[") > 20
+    assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") >= text.count("dot_general[")
+
+
+def test_every_product_of_the_interventions_asks_for_full_precision():
+    mixing = Mixing(True, "cap", project_conflicts=True, clip_roles=True, damping=0.1)
+    optimiser = OptimiserConfig()
+    carry = jax.tree.map(lambda x: jnp.zeros((2, *x.shape)), PARAMS), jnp.ones(())
+    state, damping = transformation(optimiser).init(PARAMS), PARAMS
+    given = (PARAMS, state, damping, carry, 0.1, jnp.ones(2), jnp.ones(2), jnp.eye(2))
+    text = str(jax.make_jaxpr(functools.partial(compiled.apply, config=optimiser, mixing=mixing))(*given))
     assert text.count("dot_general[") > 20
     assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") >= text.count("dot_general[")
 
@@ -158,6 +170,26 @@ def test_clips_are_counted_role_by_role():
     }
     assert report.roles["judge"]["clip_fraction_low"] == 0.0
     assert 0 < report.policies["p0"]["clip_fraction_high"] < 1
+
+
+@pytest.mark.parametrize("anchor", [{}, {"judge": 0.5}], ids=["plain", "anchored"])
+def test_without_diagnostics_roles_share_micro_batches_and_nothing_else_changes(anchor):
+    rows = two_roles()
+    after, reports = [], []
+    for level in ("off", "roles"):
+        anchored = InterventionConfig(kl_coef=anchor)
+        made = Learner(Qwen3(TINY), config(gradients=level, interventions=anchored), SHARED)
+        trees = {"p0": jax.tree.map(jnp.copy, PARAMS)}
+        tree, _, report = made.step(trees, made.init(trees), rows, references={"p0": qwen3.init(2, TINY)})
+        after.append(jax.tree.map(lambda b, a: (np.asarray(b) - np.asarray(a)) / RATE, PARAMS, tree["p0"]))
+        reports.append(report)
+        mixed = [len({rows[p.row].role for p in batch.placements}) for batch in made._batches(rows)]
+        assert (max(mixed) == 2) == (level == "off")
+    assert_trees_close(after[0], after[1])
+    assert reports[0].roles.keys() == reports[1].roles.keys()
+    for role, stats in reports[0].roles.items():
+        assert stats == pytest.approx(reports[1].roles[role], rel=1e-4, abs=1e-6)
+    assert reports[0].gradients == {"p0": {}} and reports[1].gradients["p0"]
 
 
 def test_isolated_policies_never_see_each_others_rows():

@@ -1,0 +1,95 @@
+"""Streams: in how many places at a time the micro-batches of one gradient are differentiated.
+
+    micro-batches 0, 2, 4, .. -> carry + carry + .. ┐
+                                                    ├ sum, in this order
+    micro-batches 1, 3, 5, .. -> carry + carry + .. ┘
+
+A CPU runs what one thread dispatches one after the other, and what a small model leaves of its cores is room for a
+second thread. Elsewhere there is one stream, dispatched without waiting. Which stream takes what does not depend on
+which is ready first.
+"""
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Carry = Any
+Step = Callable[
+    [Carry, Any], tuple[Carry, Any]
+]  # (carry, micro-batch) -> (carry, what it says of the micro-batch)
+
+ON_CPU = 2
+
+
+def stream_count(platform: str, devices: int) -> int:
+    """How many streams there are for as many devices."""
+    return ON_CPU if platform == "cpu" and devices == 1 else 1
+
+
+class Streams:
+    """The threads, and which programs they have met."""
+
+    def __init__(self, count: int):
+        self._workers = [ThreadPoolExecutor(1, f"stream-{k}") for k in range(count if count > 1 else 0)]
+        self._met: set[Hashable] = set()
+
+    def run(
+        self,
+        step: Step,
+        start: Callable[[], Carry],
+        batches: Sequence[Any],
+        *,
+        program: Callable[[Any], Hashable],
+        check: Callable[[], None] | None,
+    ) -> tuple[Carry, list[Any]]:
+        """`step` from `start()` over all micro-batches: the sum of the streams' carries, and what each step said.
+
+        `check` may raise; it is called before every micro-batch, of which few are then under way at a time. `program`
+        names what a micro-batch runs: the first of each is waited for, or every stream would compile it.
+        """
+        if not self._workers:
+            carry, said = start(), list[Any]()
+            for batch in batches:
+                _wait_and_check(said[-2:-1], check)
+                carry, out = step(carry, batch)
+                said.append(out)
+            _wait_and_check(said, check)
+            return carry, said
+        count, steps = len(self._workers), list[Future[tuple[Carry, Any]]]()
+        try:
+            for i, batch in enumerate(batches):
+                if check is not None:
+                    if i >= 2 * count:
+                        steps[i - 2 * count].result()
+                    check()
+                before = steps[i - count] if i >= count else None
+                steps.append(self._workers[i % count].submit(_one, step, start, before, batch))
+                if program(batch) not in self._met:
+                    steps[-1].result()
+                    self._met.add(program(batch))
+            done = [one.result() for one in steps]
+        finally:
+            for one in steps:
+                one.cancel()
+        _wait_and_check([], check)
+        return functools.reduce(_sum, [carry for carry, _ in done[-count:]]), [said for _, said in done]
+
+
+def _one(step: Step, start: Callable[[], Carry], before: Future[tuple[Carry, Any]] | None, batch: Any) -> Any:
+    return jax.block_until_ready(step(start() if before is None else before.result()[0], batch))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _sum(a: Carry, b: Carry) -> Carry:
+    return jax.tree.map(jnp.add, a, b)
+
+
+def _wait_and_check(said: list[Any], check: Callable[[], None] | None) -> None:
+    """Programs run behind the host's back: without waiting, everything would be under way before the first check."""
+    if check is not None:
+        jax.block_until_ready(said)
+        check()
