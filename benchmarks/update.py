@@ -101,14 +101,14 @@ def main(_: list[str]) -> None:
 
 
 def make_rows(model: ModelConfig, prompts: int, samples: int, prompt: int, completion: int) -> list[Row]:
-    """Random rows of two roles, half of the samples each."""
+    """Random rows of two roles, each with half of the prompts, as roles have their own."""
     rng = np.random.default_rng(0)
     rows = []
     for task in range(prompts):
         question = rng.integers(1, model.vocab_size, prompt).tolist()
-        for sample in range(samples):
+        role = ("generator", "aggregator")[task % 2]
+        for _ in range(samples):
             tokens = rng.integers(1, model.vocab_size, completion).tolist()
-            role = ("generator", "aggregator")[sample % 2]
             logprobs = rng.normal(-5, 0.1, completion).tolist()
             rows.append(Row("p0", role, task, 0, 0, question, tokens, logprobs, 0.0, float(rng.normal())))
     return rows

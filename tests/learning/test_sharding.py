@@ -7,13 +7,15 @@ import sys
 
 SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from learning_rows import TINY, assert_trees_close, make_rows, plain_loss
 from marl_jax.learning.batching import BatchConfig
+from marl_jax.learning.interventions import InterventionConfig, Mixing
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.update import Learner, LearnerConfig
 from marl_jax.models import qwen3, table
+from marl_jax.models.lora import init_lora
 
 assert jax.device_count() == 8
 mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
@@ -35,6 +37,28 @@ got = jax.tree.map(lambda b, a: (np.asarray(b) - np.asarray(a)) / 2.0**14, param
 value, want = plain_loss(params, rows)
 assert_trees_close(got, want)
 np.testing.assert_allclose(report.policies["p0"]["loss"], value, rtol=1e-5)
+
+# All that stands between the gradient and the new weights, here adapters: anchor, balance, clip, AdamW.
+roles = {"generator": "p0", "judge": "p0"}
+chosen = InterventionConfig(Mixing(balance="equalise", project_conflicts=True), {"judge": 0.5}, {"generator": 0.01})
+adamw = OptimiserConfig("adamw", ScheduleConfig(0.1), eps=1e-3, grad_clip=0.02)
+config = LearnerConfig(optimiser=adamw, batch=BatchConfig((8, 16, 32, 64), 256), interventions=chosen)
+adapter = jax.tree.map(lambda x: np.asarray(x[0]) + 0.01, init_lora(1, TINY, rank=2, num_adapters=1))
+ends = []
+for over in (None, mesh):
+    made = Learner(Qwen3(TINY, 0.5), config, roles, mesh=over)
+    put, base = jnp.asarray, jax.tree.map(jnp.asarray, params)
+    if over is not None:
+        put = lambda x: jax.device_put(x, NamedSharding(over, PartitionSpec()))
+        base = jax.tree.map(jax.device_put, params, table.shardings(TINY, over))
+    trees = {"p0": jax.tree.map(put, adapter)}
+    anchor = {"p0": jax.tree.map(lambda x: put(x * 1.1), adapter)}
+    states = made.init(trees)
+    for step in range(2):
+        trees, states, report = made.step(trees, states, rows, step=step, bases={"p0": base}, references=anchor)
+    ends.append(jax.tree.map(np.asarray, trees["p0"]))
+assert_trees_close(ends[1], ends[0])
+assert any(np.max(np.abs(a - b)) > 0.01 for a, b in zip(*map(jax.tree.leaves, (ends[0], adapter))))
 print("sharded equals plain")
 """
 

@@ -1,11 +1,12 @@
 """A configuration is what the cell says and the command line changes; what cannot be is refused all at once."""
 
+import dataclasses
 import json
 import sys
 
 import pytest
 
-from configs import micro, qwen3
+from configs import micro, qwen3, study
 from marl_jax.policies import shared
 from marl_jax.runs.cells import all_cells, parse_cell
 from marl_jax.runs.checks import SLOTS
@@ -23,7 +24,7 @@ def refused(*texts, spec=VOTING):
     return error.value.problems
 
 
-@pytest.mark.parametrize("file", [micro, qwen3])
+@pytest.mark.parametrize("file", [micro, qwen3, study])
 def test_every_cell_is_a_valid_configuration_that_json_gives_back(file):
     for cell in all_cells(file.SCALES):
         config = file.get_config(str(cell))
@@ -43,6 +44,20 @@ def test_the_study_cell_has_the_settings_of_the_study():
     optimiser = config.learner.optimiser
     assert (optimiser.schedule.learning_rate, optimiser.schedule.warmup_steps) == (2e-5, 15)
     assert (config.steps, config.checkpoints.every, config.evaluation.every) == (500, 5, 10)
+
+
+@pytest.mark.parametrize("name", ["voting-isolated-xs-math", "eval_opt-shared-1.7b-code"])
+def test_the_studys_regime_is_the_same_cell_with_another_learner(name):
+    clean = (micro if "-xs-" in name else qwen3).get_config(name)
+    config = study.get_config(name)
+    assert dataclasses.replace(config, learner=clean.learner, advantages=clean.advantages) == clean
+    schedule, loss = config.learner.optimiser.schedule, config.learner.loss
+    assert (schedule.clock, schedule.clamped, schedule.kind) == ("shared", False, "cosine")
+    assert schedule.learning_rate == clean.learner.optimiser.schedule.learning_rate
+    assert schedule.total_steps == clean.steps and loss.dual_clip == 3.0 and loss.is_cap is None
+    assert (config.learner.updates, config.learner.sequences_per_update) == ("sequences", 512)
+    assert (config.advantages.group, config.advantages.singleton) == ("study", "reward")
+    assert config.learner.batch == clean.learner.batch
 
 
 def test_single_has_one_cell_whatever_its_policy_is_called():

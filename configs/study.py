@@ -1,0 +1,35 @@
+"""The cells of `micro` and `qwen3` under the original study's regime, confounds included, to be measured against them.
+
+An optimiser update for every 512 sequences, so that voting's generator gets three times as many as its aggregator; one
+cosine schedule that every adapter steps, so that isolated policies come to its end early and it comes back up; groups
+pooled as the study pooled them, where a group of one earns its reward as advantage. Run a cell of this file and the
+same cell of its own file with equal seeds: what differs is the regime.
+"""
+
+import dataclasses
+
+from configs import micro, qwen3
+from marl_jax.learning import AdvantageConfig, LearnerConfig, groups
+from marl_jax.learning.optimiser import ScheduleConfig
+from marl_jax.runs.cells import parse_cell
+from marl_jax.runs.config import RunConfig
+
+SCALES = (*micro.SCALES, *qwen3.SCALES)
+
+
+def get_config(name: str) -> RunConfig:
+    """The configuration of a cell such as voting-isolated-xs-math or voting-isolated-1.7b-math."""
+    cell = parse_cell(name, SCALES)
+    clean = (micro if cell.scale in micro.SCALES else qwen3).get_config(name)
+    regime, own = LearnerConfig.study(clean.steps), clean.learner
+    rate = own.optimiser.schedule.learning_rate
+    learner = dataclasses.replace(
+        own,
+        updates=regime.updates,
+        loss=regime.loss,
+        optimiser=dataclasses.replace(own.optimiser, schedule=ScheduleConfig.study(clean.steps, rate)),
+    )
+    advantages = AdvantageConfig.study()
+    if cell.workflow not in groups.STUDY:  # controls that the study has not
+        advantages = dataclasses.replace(advantages, group=clean.advantages.group)
+    return dataclasses.replace(clean, learner=learner, advantages=advantages)

@@ -1,0 +1,97 @@
+"""What only a run can get wrong about learning: which step is the first, and what is remembered from step to step."""
+
+import dataclasses
+import io
+
+import pytest
+from tiny_run import make_base, tiny_config
+
+from marl_jax import policies
+from marl_jax.learning import InterventionConfig, NonFiniteGradients
+from marl_jax.rewards.credit import CreditConfig
+from marl_jax.rollouts import read_episodes
+from marl_jax.runs import loop
+from marl_jax.runs.checkpoints import steps
+from marl_jax.runs.config import CheckpointConfig, EvaluationConfig, LogConfig, WorkflowConfig
+from marl_jax.runs.live import Live
+from marl_jax.runs.metrics import read_lines
+from marl_jax.workflows import Call, workflow
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_base(tmp_path_factory.mktemp("base") / "tiny")
+
+
+PLAIN = {
+    "evaluation": EvaluationConfig(every=0),
+    "checkpoints": CheckpointConfig(every=1, latest=2, best=False),
+}
+
+
+def run(base, workdir, **changes):
+    """The lines of a short run that evaluates nothing."""
+    config = tiny_config(base, **(PLAIN | changes))
+    loop.train(config, workdir, live=Live(config.steps, tuple(config.roles), io.StringIO()))
+    return list(read_lines(workdir / "metrics.jsonl"))
+
+
+def learner(base, **changes):
+    return dataclasses.replace(tiny_config(base).learner, **changes)
+
+
+def test_roles_take_turns_from_the_first_step_on(base, tmp_path):
+    turns = InterventionConfig(alternate=("aggregator", "generator"), alternate_every=2)
+    lines = run(base, tmp_path / "run", steps=5, learner=learner(base, interventions=turns))
+    trained = [
+        [role for role in ("aggregator", "generator") if line[f"role/{role}/trained_rows"]] for line in lines
+    ]
+    assert trained == [["aggregator"]] * 2 + [["generator"]] * 2 + [["aggregator"]]
+
+
+def broken(graded):
+    """Rewards that are finite, and whose gradient is not."""
+    return [[3e38 * (one.episode.sample % 2) for _ in one.episode.calls] for one in graded]
+
+
+def test_gradients_that_are_not_finite_are_counted_and_end_the_run_at_the_limit(base, tmp_path):
+    advantages = dataclasses.replace(tiny_config(base).advantages, estimator="dr_grpo")
+    with pytest.raises(NonFiniteGradients, match="3 gradients were not finite"):
+        run(
+            base,
+            tmp_path / "run",
+            rewards=CreditConfig(name="test_learning_of_runs:broken"),
+            advantages=advantages,
+            learner=learner(base, max_skips=3),
+        )
+    lines = list(read_lines(tmp_path / "run" / "metrics.jsonl"))
+    assert [line["policy/p0/skipped"] for line in lines] == [1, 2]
+    assert [line["policy/p0/updates"] for line in lines] == [0, 0]
+    assert steps(tmp_path / "run" / "checkpoints")[-1] == 2
+
+
+@workflow(roles=("generator", "aggregator"), families=("math",))
+def late(task, prompts):
+    """Problems of the first step have one role, all others two."""
+    draft = yield Call("generator", prompts.generator(question=task.question))
+    if task.id not in EARLY:
+        return (yield Call("aggregator", [{"role": "user", "content": draft.text}]))
+    return draft
+
+
+EARLY = set()
+
+
+def test_a_role_that_speaks_later_is_compared_with_what_it_said_first(base, tmp_path):
+    logged = LogConfig(episodes_every=1, episodes_problems=4)
+    workflow = WorkflowConfig("test_learning_of_runs:late", prompts="micro")
+    isolated = dataclasses.replace(tiny_config(base).policies, map=policies.isolated(late.roles))
+    changes = {"workflow": workflow, "policies": isolated, "logging": logged}
+    run(base, tmp_path / "first", steps=1, **changes)
+    EARLY.update(e.task.id for e in read_episodes(tmp_path / "first" / "episodes" / "step-000001.jsonl.gz"))
+    lines = run(base, tmp_path / "run", steps=3, **changes)
+    assert "role/aggregator/rows" not in lines[0] and "drift/aggregator/length_ratio" not in lines[0]
+    assert lines[0]["drift/generator/length_ratio"] == 1.0
+    assert lines[1]["drift/aggregator/length_ratio"] == 1.0  # these are what it said first
+    later, first = (line["role/aggregator/length"] for line in (lines[2], lines[1]))
+    assert lines[2]["drift/aggregator/length_ratio"] == pytest.approx(later / first)
