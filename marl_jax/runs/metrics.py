@@ -8,7 +8,6 @@ Everything under `time/` may differ between equal runs, nothing else. Other plac
 Biases) get the same numbers and are never read back.
 """
 
-import contextlib
 import hashlib
 import io
 import json
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from marl_jax.runs.config import ConfigError
-from marl_jax.runs.files import disk_errors, sync_directory, write_atomically
+from marl_jax.runs.files import append, disk_errors, sync_directory, write_atomically
 
 
 class JsonLines:
@@ -37,15 +36,8 @@ class JsonLines:
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Append {"step": step, **values}; NaN and infinities become null."""
         line = json.dumps(plain({"step": step, **values}), allow_nan=False) + "\n"
-        end = self._file.seek(0, os.SEEK_END)
         with disk_errors(self.path):
-            try:
-                _write_all(self._file, line.encode())
-                os.fsync(self._file.fileno())
-            except OSError:
-                with contextlib.suppress(OSError):
-                    self._file.truncate(end)
-                raise
+            append(self._file, line.encode(), sync=True)
 
     def rewind(self, step: int) -> None:
         """Forget every line of a later step."""
@@ -175,8 +167,3 @@ def _step(line: bytes, path: Path) -> int:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"'{path}' holds a line that is no metrics: {line[:60]!r}; remove it") from None
-
-
-def _write_all(file: io.RawIOBase, data: bytes) -> None:
-    while data:
-        data = data[file.write(data) or 0 :]
