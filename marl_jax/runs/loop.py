@@ -151,6 +151,7 @@ def step(run: Run, state: State) -> State:
     run.live.step(number, values)
     for warning in report.warnings:
         run.live.note(f"step {number}: {warning}")
+    run.live.failing(number, [episode.error for episode in drawn.episodes])
     return after
 
 
