@@ -30,10 +30,10 @@ flags.DEFINE_integer("samples", 1, "episodes per problem")
 flags.DEFINE_integer("problems", None, "only the first so many")
 flags.DEFINE_string("mode", "trained", "trained, base, single_transfer, generator_transfer or swapped")
 flags.DEFINE_string(
-    "role", "generator", "who plays alone in single_transfer, is replaced in generator_transfer"
+    "role", None, "who plays alone in single_transfer, is replaced in generator_transfer; None: generator"
 )
 flags.DEFINE_string("generator_from", None, "folder of a single agent's run, for generator_transfer")
-flags.DEFINE_string("generator_checkpoint", "latest", "latest, best, base or a step of that run")
+flags.DEFINE_string("generator_checkpoint", None, "latest, best, base or a step of that run; None: latest")
 flags.DEFINE_integer("seed", None, "of the noise; None: the run's")
 cli.define_accept_changes()
 
@@ -45,7 +45,11 @@ def main(config: RunConfig | None, _: list[str]) -> None:
 
     if config:
         raise FolderError("the configuration is the run's own: leave --config out")
-    donor = Donor(FLAGS.generator_from, FLAGS.generator_checkpoint) if FLAGS.generator_from else None
+    if FLAGS.generator_checkpoint and not FLAGS.generator_from:
+        raise FolderError("--generator_checkpoint belongs to --generator_from=DIR: give both or neither")
+    donor = None
+    if FLAGS.generator_from:
+        donor = Donor(FLAGS.generator_from, FLAGS.generator_checkpoint or "latest")
     records = evaluate(
         FLAGS.workdir,
         checkpoint=FLAGS.checkpoint,

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ import orbax.checkpoint.experimental.v1 as ocp
 from absl import logging
 
 from marl_jax.runs.files import disk_errors, sync_directory, write_atomically
+from marl_jax.runs.folder import path_errors
 
 Tree = Any
 Which = Literal["latest", "best"] | int
@@ -55,12 +57,13 @@ class Checkpoints:
     ) -> None:
         """Keeps the `latest` newest, the `best` by score, and every `keep_every`-th step.
 
-        `passing` names trees that only a resume needs. The two newest hold them whatever `latest` is, so that there
-        is one to fall back to; the others are kept without.
+        Of the newest two are kept whatever `latest` is, so that there is one to fall back to. `passing` names trees
+        that only a resume needs: the newest hold them, the others are kept without.
         """
         self.directory, self._passing = directory, tuple(passing)
-        self._latest, self._best, self._keep_every = latest, best, keep_every
-        directory.mkdir(parents=True, exist_ok=True)
+        self._latest, self._best, self._keep_every = max(2, latest), best, keep_every
+        with path_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
         for rest in directory.glob(".*"):  # what a killed process left behind
             _remove(rest)
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoints")
@@ -99,18 +102,20 @@ class Checkpoints:
         finally:
             self._worker.shutdown()
 
-    def resume(self, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], dict[str, Any]] | None:
-        """The newest checkpoint that is whole, or None where there is none to begin with.
+    def resume(
+        self, templates: Mapping[str, Tree], recorded: float = math.inf
+    ) -> tuple[dict[str, Tree], dict[str, Any]] | None:
+        """The newest checkpoint that is whole and not after the step `recorded`; None where there is none at all.
 
-        A damaged newer one is set aside as STEP.damaged, so that its step can be saved again.
+        Newer ones are set aside as STEP.damaged and STEP.unrecorded, so that their steps can be saved again.
         """
         self.wait()
         found = steps(self.directory)
         if not found:
             return None
-        trees, data, step = _load_newest(self.directory, templates)
+        trees, data, step = _load_newest(self.directory, templates, recorded)
         for newer in (n for n in found if n > step):
-            aside = self.directory / f"{newer}.damaged"
+            aside = self.directory / f"{newer}.{'unrecorded' if newer > recorded else 'damaged'}"
             _remove(aside)
             os.rename(self.directory / str(newer), aside)
         return trees, data
@@ -148,7 +153,7 @@ class Checkpoints:
             doomed = self.directory / f".deleting-{step}"
             os.rename(self.directory / str(step), doomed)
             _remove(doomed)
-        for step in sorted(keep & set(found))[: -max(2, self._latest)]:
+        for step in sorted(keep & set(found))[: -self._latest]:
             _strip(self.directory / str(step), self._passing)
 
 
@@ -156,7 +161,8 @@ def steps(directory: Path) -> list[int]:
     """The steps that have a checkpoint, rising."""
     if not directory.is_dir():
         return []
-    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdecimal() and path.is_dir())
+    named = (path for path in directory.iterdir() if re.fullmatch(r"0|[1-9][0-9]{0,17}", path.name))
+    return sorted(int(path.name) for path in named if path.is_dir())
 
 
 def restore(
@@ -187,10 +193,13 @@ def restore(
 
 
 def _load_newest(
-    directory: Path, templates: Mapping[str, Tree]
+    directory: Path, templates: Mapping[str, Tree], recorded: float = math.inf
 ) -> tuple[dict[str, Tree], dict[str, Any], int]:
     damage: list[str] = []
     for step in reversed(steps(directory)):
+        if step > recorded:
+            damage.append(f"checkpoint {step} is ahead of metrics.jsonl, which has no step {recorded + 1}")
+            continue
         try:
             trees, data = _load(directory / str(step), templates)
         except (Damaged, Stripped) as error:
@@ -200,7 +209,8 @@ def _load_newest(
             logging.warning("%s: going back to step %d", "; ".join(damage), step)
         return trees, data, step
     raise CheckpointError(
-        f"no checkpoint in '{directory}' can be gone on from: {'; '.join(damage)}; choose another --workdir"
+        f"no checkpoint in '{directory}' can be gone on from: {'; '.join(damage)}; "
+        "restore what is lost, or choose another --workdir"
     )
 
 
@@ -269,9 +279,12 @@ def _verify(place: Path) -> dict[str, Any]:
 
 def _read_seal(place: Path) -> dict[str, Any]:
     try:
-        return json.loads((place / SEAL).read_text(encoding="utf-8"))
+        seal = json.loads((place / SEAL).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise Damaged(f"checkpoint {place.name} is damaged ({SEAL}: {error})") from None
+    if not isinstance(seal, dict) or not seal.keys() >= {"step", "score", "data", "numbers", "files"}:
+        raise Damaged(f"checkpoint {place.name} is damaged ({SEAL} is no seal)")
+    return seal
 
 
 def _best(directory: Path, found: list[int]) -> int | None:

@@ -8,7 +8,7 @@ Only this reads the test split. Who plays is a matter of the mode, see `casts`.
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def evaluate(
     samples: int = 1,
     problems: int | None = None,
     mode: str = "trained",
-    role: str = "generator",
+    role: str | None = None,
     donor: Donor | None = None,
     seed: int | None = None,
     accept_changes: bool = False,
@@ -64,7 +64,7 @@ def evaluate(
     Args:
       checkpoint: all, latest, best, base or a step. None: latest, but base for generator_transfer, so that the other
         roles are as they began.
-      mode, role, donor: who plays, see `casts`.
+      mode, role, donor: who plays, see `casts`; the role is the generator where none is named.
       seed: of the noise; None: the run's.
       accept_changes: evaluate although the base, the data or the prompts are not what the run began with.
       watch: called with the name of the checkpoint that is played next; what it returns is shown the progress.
@@ -78,8 +78,11 @@ def evaluate(
     for name, text, known in (("mode", mode, MODES), ("split", split, SPLITS)):
         if text not in known:
             raise FolderError(f"--{name}={text} is unknown{fields.nearest(text, known)}")
+    if role is not None and mode not in ("single_transfer", "generator_transfer"):
+        raise FolderError(f"--role={role} means nothing to --mode={mode}: leave it out")
     wanted = _wanted(path, checkpoint, mode)
     with open_folder(path), contextlib.closing(JsonLines(path / "eval.jsonl")) as lines:
+        before = list(read_lines(lines.path))
         config = on_these_devices(read_config(path))
         parts = load_parts(config)
         start_graders(config)
@@ -94,7 +97,7 @@ def evaluate(
                 f"every checkpoint in '{path / 'checkpoints'}' is damaged: nothing to evaluate"
             )
         start = policies_at(path, config, parts, "base")
-        stage = make_stage(mode, config, parts, role, donor, accept_changes)
+        stage = make_stage(mode, config, parts, role or "generator", donor, accept_changes)
         settings, measured = _shapes(path, config, stage.parts)
         service = make_service(config, stage.parts, start.trees, settings, measured=measured)
         tasks = list(drawn[:problems])
@@ -129,7 +132,7 @@ def evaluate(
             **made_of,
             **stage.base.about,
         }
-        base = _recorded(path, stage.base, about) or played(stage.base, start, None)
+        base = _recorded(path, before, stage.base, about) or played(stage.base, start, None)
         rest = itertools.chain(first, stored)
         return [base, *(played(stage.cast, one, base["per_problem"]) for one in rest)]
 
@@ -161,7 +164,9 @@ def _each(path: Path, config: RunConfig, parts: Parts, wanted: list[Asked]) -> I
             logging.warning("%s: it is left out", error)
 
 
-def _recorded(path: Path, base: Cast, about: Mapping[str, Any]) -> dict[str, Any] | None:
+def _recorded(
+    path: Path, before: Sequence[dict[str, Any]], base: Cast, about: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """The base on the same problems and noise, by the same code, if it was played before.
 
     The run's own step 0 is no other: it was made with what `config.json` says, as long as no change was accepted.
@@ -170,10 +175,10 @@ def _recorded(path: Path, base: Cast, about: Mapping[str, Any]) -> dict[str, Any
     began = folder.read(path)
     of_run = {**began.get("versions", {}), **began.get("digests", {})}
     own = None if began.get("changes") else {name: of_run.get(name) for name in about["made_with"]}
-    for line in read_lines(path / "eval.jsonl"):
+    for line in before:
         told = line if "checkpoint" in line else {**line, "made_with": own}
         same = all(told.get(name) == value for name, value in about.items())
-        if same and line["step"] == 0 and line["mode"] in modes:
+        if same and line["step"] == 0 and line.get("mode") in modes:
             return line
     return None
 

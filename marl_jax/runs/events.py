@@ -15,6 +15,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from marl_jax.runs.files import append
+
 _START = 1
 _LARGEST = 3.4028234663852886e38  # of float32
 
@@ -39,7 +41,7 @@ class EventFile:
         self._file.close()
 
     def _write(self, fields: bytes) -> None:
-        self._file.write(record(_key(1, 1) + struct.pack("<d", time.time()) + fields))
+        append(self._file, record(_key(1, 1) + struct.pack("<d", time.time()) + fields))
 
 
 def record(data: bytes) -> bytes:

@@ -20,7 +20,7 @@ from marl_jax.policies import policy_names
 from marl_jax.runs.config import RunConfig
 from marl_jax.runs.fields import nearest
 from marl_jax.runs.files import disk_errors
-from marl_jax.runs.folder import FolderError, read_config
+from marl_jax.runs.folder import FolderError, read_config, run_around
 from marl_jax.runs.parts import Parts, digests, load_parts
 from marl_jax.runs.stored import (
     check_unchanged,
@@ -69,7 +69,7 @@ def export(
     named = policy_names(config.policies.map)
     if policy not in named:
         raise FolderError(f"--policy is '{policy}', which is no policy of this run{nearest(policy, named)}")
-    directory = _directory(out, format, path, config)
+    directory = _directory(out, format, config)
     parts = load_parts(config)
     spec = parts.specs[policy]
     if format == "peft" and not spec.lora:
@@ -106,15 +106,16 @@ def _write_peft(directory: Path, parts: Parts, policy: str, tree: Any, dtype: st
     save_tokenizer(directory, parts.tokenizer)
 
 
-def _directory(out: str | os.PathLike[str], format: str, run: Path, config: RunConfig) -> Path:
-    """Where to write; not over a base or a run, and not a model beside an adapter, which would load as one."""
+def _directory(out: str | os.PathLike[str], format: str, config: RunConfig) -> Path:
+    """Where to write; not over a base, not into a run, and not a model beside an adapter, which would load as one."""
     if not os.fspath(out):
         raise FolderError("--out is missing: give the directory to write")
     directory = Path(out).expanduser().absolute()
     bases = [config.policies.base, *config.policies.bases.values()]
-    taken = {run.resolve(), *(Path(base).resolve() for base in bases)}
-    if directory.resolve() in taken:
-        raise FolderError(f"'{directory}' is the run itself or a base of it: choose another --out")
+    if directory.resolve() in {Path(base).resolve() for base in bases}:
+        raise FolderError(f"'{directory}' is a base of the run: choose another --out")
+    if (run := run_around(directory)) is not None:
+        raise FolderError(f"'{directory}' belongs to the run in '{run}': choose another --out")
     other = ADAPTER_FILE if format == "hf" else MODEL_FILE
     if (directory / other).exists():
         raise FolderError(

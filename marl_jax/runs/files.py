@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import shutil
 from collections.abc import Iterator
@@ -29,6 +30,20 @@ def write_atomically(path: Path, text: str) -> None:
             unfinished.unlink(missing_ok=True)
             raise
     sync_directory(path.parent)
+
+
+def append(file: io.RawIOBase, data: bytes, sync: bool = False) -> None:
+    """All of the data at the end of an unbuffered file, which may take it in pieces; on an error, none of it."""
+    end = file.seek(0, os.SEEK_END)
+    try:
+        while data:
+            data = data[file.write(data) or 0 :]
+        if sync:
+            os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(end)
+        raise
 
 
 def sync_directory(path: Path) -> None:

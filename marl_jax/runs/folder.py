@@ -29,6 +29,7 @@ CONFIG = "config.json"
 LOCK = ".lock"
 _TOKENIZER = ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "chat_template")
 _COMPARED = ("config", "digests", "versions")
+_HOLDS = {**dict.fromkeys((*_COMPARED, "settled"), dict), "changes": list}
 # Where what is settled comes from: if one of these is changed, it is settled anew.
 _SETTLED_BY = (
     *(f"config.{part}" for part in ("engine.", "sampling.", "role_sampling.", "policies.", "mesh.")),
@@ -51,13 +52,15 @@ class FolderError(RuntimeError):
 def open_folder(workdir: str | os.PathLike[str]) -> Iterator[Path]:
     """The folder, made if need be and locked for this process while the context lasts.
 
-    The kernel holds the lock, so it goes with the process, however that ends.
+    The kernel holds the lock, so it goes with the process, however that ends. A folder of something else is refused
+    and left as it is.
     """
     if not os.fspath(workdir):
         raise FolderError("--workdir is missing: give the directory of the run")
     path = Path(workdir).expanduser().absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
+        _before(path)
         descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise FolderError(
@@ -84,7 +87,7 @@ def begin(
     of what that follows from. A start that came to nothing is none: the next one may be another.
     """
     now = {"config": config.to_json(), "digests": dict(digests), "versions": versions()}
-    before = read(folder) if (folder / CONFIG).exists() else {}
+    before = _before(folder)
     lines = differences({name: before.get(name, {}) for name in _COMPARED}, now)
     lines = [line for line in lines if not line.startswith(_READS_ITS_OWN)]
     now = {"schema": now["config"]["schema"], **now}
@@ -112,7 +115,7 @@ def settle(folder: Path, settled: Mapping[str, Any]) -> None:
 
 def settled_for(folder: Path, config: RunConfig) -> dict[str, Any]:
     """What an earlier start with this very configuration settled; nothing if there was none."""
-    record = read(folder) if (folder / CONFIG).exists() else {}
+    record = _before(folder)
     return record["settled"] if record.get("config") == config.to_json() else {}
 
 
@@ -120,13 +123,31 @@ def read(workdir: str | os.PathLike[str]) -> dict[str, Any]:
     """The content of a run's `config.json`."""
     path = Path(workdir) / CONFIG
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise FolderError(f"there is no run in '{workdir}' (no {CONFIG}): train it first") from None
     except OSError as error:
         raise FolderError(f"'{path}' cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise FolderError(f"'{path}' is no JSON ({error}): restore it, or start in another folder") from None
+    if not isinstance(record, dict) or "config" not in record:
+        raise FolderError(
+            f"there is no run in '{workdir}' (its {CONFIG} is no run's): restore it, or choose another folder"
+        )
+    if broken := [name for name, kind in _HOLDS.items() if not isinstance(record.get(name), kind)]:
+        raise FolderError(
+            f"'{path}' is damaged ({', '.join(broken)}): restore it, or start in another folder"
+        )
+    return record
+
+
+def run_around(path: Path) -> Path | None:
+    """The folder of the run that a directory is, or lies in; a run that lost its `config.json` is one, too."""
+    for place in (path.resolve(), *path.resolve().parents):
+        with contextlib.suppress(FolderError, OSError):
+            if ((place / LOCK).exists() and _has_results(place)) or read(place):
+                return place
+    return None
 
 
 def read_config(workdir: str | os.PathLike[str]) -> RunConfig:
@@ -136,6 +157,17 @@ def read_config(workdir: str | os.PathLike[str]) -> RunConfig:
     except (KeyError, ValueError) as error:
         raise FolderError(
             f"the configuration in '{Path(workdir) / CONFIG}' cannot be used: {error}"
+        ) from None
+
+
+@contextlib.contextmanager
+def path_errors(path: Path) -> Iterator[None]:
+    """What the system has against a file or a directory of a run, in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise FolderError(
+            f"'{path}' cannot be used ({error.strerror}): move it away, or choose another --workdir"
         ) from None
 
 
@@ -206,6 +238,17 @@ def _lock(descriptor: int, path: Path) -> None:
         raise FolderError(f"'{path}' cannot be locked ({error.strerror}): use a local disk") from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+
+def _before(folder: Path) -> dict[str, Any]:
+    """The record of an earlier start; nothing if there was none."""
+    if (folder / CONFIG).exists():
+        return read(folder)
+    if _has_results(folder):
+        raise FolderError(
+            f"'{folder}' holds what a run left, but no {CONFIG}: restore it, or choose another --workdir"
+        )
+    return {}
 
 
 def _has_results(folder: Path) -> bool:

@@ -50,6 +50,7 @@ class Live:
         self._best: Mapping[str, Any] | None = None
         self._durations: deque[float] = deque(maxlen=RECENT)
         self._first_duration: float | None = None  # holds the compilation
+        self._failing: str | None = None  # the error of a step without any other episode
         self._step_began = self._last_line = clock()
         self._next_draw = 0.0
         self._drawn: list[str] = []
@@ -105,6 +106,12 @@ class Live:
             self._draw()
         elif first or step >= self._steps or now >= self._last_line + LINE_S:
             self._line(f"{self._position(step)}: reward {self._rewards(', ')}, {self._pace()}")
+
+    def failing(self, step: int, errors: Sequence[str | None]) -> None:
+        """After every training step, with the errors of its episodes: told where all have one and it is a new one."""
+        before, self._failing = self._failing, errors[0] if errors and all(errors) else None
+        if self._failing not in (None, before):
+            self.note(f"step {step}: every episode ended in an error, the first in {self._failing}")
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """After every evaluation, with what goes to `eval.jsonl`."""

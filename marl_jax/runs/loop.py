@@ -58,6 +58,8 @@ def train(
         if state.step:
             *_, last = read_lines(run.metrics.path)
             live.resumed(state.step, last, _evaluated(run).values())
+        if state.step > config.steps:
+            live.note(f"the run is already past its last step, {config.steps}: it ends as it is")
         kept: tuple[int, float | None] | None = (state.step, state.accuracy) if state.step else None
         try:
             while True:
@@ -66,7 +68,7 @@ def train(
                 if _save_due(config, state) and kept != (state.step, state.accuracy):
                     save(run, state)
                     kept = state.step, state.accuracy
-                if state.step == config.steps or run.stop.asked:
+                if state.step >= config.steps or run.stop.asked:
                     break
                 state = step(run, state)
         except Stopped:
@@ -149,6 +151,7 @@ def step(run: Run, state: State) -> State:
         some = config.logging.episodes_problems * samples
         measures.write_episodes_of(run.folder / "episodes", number, worth, rows, some)
     run.live.step(number, values)
+    run.live.failing(number, [episode.error for episode in drawn.episodes])
     for warning in report.warnings:
         run.live.note(f"step {number}: {warning}")
     return after
@@ -208,12 +211,12 @@ def save(run: Run, state: State) -> None:
 def _evaluation_due(run: Run, state: State) -> bool:
     """At every so many steps, before the first and after the last; not again for a state that has been."""
     every = run.config.evaluation.every
-    due = every and (state.step % every == 0 or state.step == run.config.steps)
+    due = every and (state.step % every == 0 or state.step >= run.config.steps)
     return bool(due and run.watched and state.accuracy is None)
 
 
 def _save_due(config: RunConfig, state: State) -> bool:
     best = config.checkpoints.best and state.best is not None and state.best["step"] == state.step
     return state.step > 0 and (
-        state.step % config.checkpoints.every == 0 or state.step == config.steps or best
+        state.step % config.checkpoints.every == 0 or state.step >= config.steps or best
     )

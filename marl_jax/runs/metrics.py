@@ -8,7 +8,6 @@ Everything under `time/` may differ between equal runs, nothing else. Other plac
 Biases) get the same numbers and are never read back.
 """
 
-import contextlib
 import hashlib
 import io
 import json
@@ -19,7 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from marl_jax.runs.config import ConfigError
-from marl_jax.runs.files import disk_errors, sync_directory, write_atomically
+from marl_jax.runs.files import append, disk_errors, sync_directory, write_atomically
+from marl_jax.runs.folder import FolderError, path_errors
 
 
 class JsonLines:
@@ -28,8 +28,8 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         """Opens the file; a last line that a kill cut short is taken off."""
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with disk_errors(path):
+        with path_errors(path), disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
             self._cut(_end_of_whole_lines(self._file))
             sync_directory(path.parent)
@@ -37,20 +37,13 @@ class JsonLines:
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Append {"step": step, **values}; NaN and infinities become null."""
         line = json.dumps(plain({"step": step, **values}), allow_nan=False) + "\n"
-        end = self._file.seek(0, os.SEEK_END)
         with disk_errors(self.path):
-            try:
-                _write_all(self._file, line.encode())
-                os.fsync(self._file.fileno())
-            except OSError:
-                with contextlib.suppress(OSError):
-                    self._file.truncate(end)
-                raise
+            append(self._file, line.encode(), sync=True)
 
     def rewind(self, step: int) -> None:
         """Forget every line of a later step."""
         lines = self.path.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if _step(line, self.path) <= step]
+        kept = [line for line in lines if _parse(line, self.path)["step"] <= step]
         if len(kept) < len(lines):
             self._file.close()
             write_atomically(self.path, b"".join(kept).decode())
@@ -65,11 +58,22 @@ class JsonLines:
             os.fsync(self._file.fileno())
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines, also of one that is being written to."""
+def read_lines(path: Path, key: str | None = "step") -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines, also of one that is being written to; each is to have an integer `key`."""
     if path.exists():
-        for line in path.read_bytes().split(b"\n")[:-1]:
-            yield json.loads(line)
+        with path_errors(path):
+            lines = path.read_bytes().split(b"\n")[:-1]
+        for line in lines:
+            yield _parse(line, path, key)
+
+
+def recorded(path: Path) -> int:
+    """The last step of those that have a line, from 1 on without a gap."""
+    last = 0
+    for last, line in enumerate(read_lines(path), 1):
+        if line["step"] != last:
+            return last - 1
+    return last
 
 
 def comparable(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +110,7 @@ class TensorBoard:
         from marl_jax.runs.events import EventFile
 
         self._directory = directory
-        with disk_errors(directory):
+        with path_errors(directory), disk_errors(directory):
             self._file = EventFile(directory, purge_step=resumed_at + 1 if resumed_at else None)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
@@ -170,13 +174,14 @@ def _end_of_whole_lines(file: io.RawIOBase) -> int:
     return 0
 
 
-def _step(line: bytes, path: Path) -> int:
+def _parse(line: bytes, path: Path, key: str | None = "step") -> dict[str, Any]:
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"'{path}' holds a line that is no metrics: {line[:60]!r}; remove it") from None
-
-
-def _write_all(file: io.RawIOBase, data: bytes) -> None:
-    while data:
-        data = data[file.write(data) or 0 :]
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if isinstance(found, dict) and (key is None or isinstance(found.get(key), int)):
+        return found
+    wanted = "JSON object" + (f" with a {key}" if key else "")
+    raise FolderError(
+        f"'{path}' holds a line that is no {wanted}: {line[:60]!r}; restore it, or remove it and all after it"
+    )

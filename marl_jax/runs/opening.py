@@ -18,7 +18,7 @@ from marl_jax.runs.checkpoints import Checkpoints
 from marl_jax.runs.config import RunConfig
 from marl_jax.runs.folder import begin, open_folder, settle, settled_for
 from marl_jax.runs.live import Live
-from marl_jax.runs.metrics import Board, JsonLines, TensorBoard, WeightsAndBiases
+from marl_jax.runs.metrics import Board, JsonLines, TensorBoard, WeightsAndBiases, recorded
 from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks, model_config
 from marl_jax.runs.play import make_service, planned_engine, settled_shapes, shapes_of, start_graders
 from marl_jax.runs.stopping import Stop
@@ -117,14 +117,14 @@ def open_run(
     kinds = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
     checkpoints = Checkpoints(folder / "checkpoints", passing=("learner",), **kinds)
     stack.callback(checkpoints.close)
-    found = checkpoints.resume(state.arrays)
+    found = checkpoints.resume(state.arrays, recorded(folder / "metrics.jsonl"))
     if found:
         state = state.restored(*found)
     stop.check()
 
+    metrics, evaluations, boards = _records(config, folder, state.step, stack)
     service = _serve(config, folder, named, policies | state.trees, state.updates)
     references = parts.references(state.trees) if config.learner.interventions.kl_coef else None
-    metrics, evaluations, boards = _records(config, folder, state.step, stack)
     watched = list(named.splits["val"][: config.evaluation.problems]) if "val" in named.splits else []
     about = {
         "split": "val",

@@ -14,6 +14,7 @@ from marl_jax.rollouts import Episode, Progress, ToolLog, rollout
 from marl_jax.rollouts.serving import Service
 from marl_jax.runs import devices, fields, memory
 from marl_jax.runs.config import RunConfig
+from marl_jax.runs.folder import CONFIG, FolderError
 from marl_jax.runs.parts import Parts
 from marl_jax.runs.plan import PlanError
 from marl_jax.sampling.plan import EngineSettings
@@ -44,7 +45,12 @@ def settled_shapes(settled: Mapping[str, Any]) -> EngineSettings | None:
         field for field in dataclasses.fields(EngineSettings) if field.default is not dataclasses.MISSING
     ]
     defaults = {field.name: fields.to_json(field.default) for field in known}
-    return fields.from_json(EngineSettings, defaults | settled["engine"])
+    try:
+        return fields.from_json(EngineSettings, defaults | settled["engine"])
+    except (ValueError, TypeError) as error:
+        raise FolderError(
+            f"{CONFIG} has a broken settled.engine ({error}): restore it, or make settled {{}}"
+        ) from None
 
 
 def start_graders(config: RunConfig) -> None:

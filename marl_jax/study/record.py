@@ -96,7 +96,7 @@ def read_run(workdir: str | os.PathLike[str]) -> Run:
     """The run in a folder; only `config.json` has to be there."""
     path = Path(workdir).expanduser().absolute()
     about = folder.read(path)
-    return Run(path, about, _lines(path / "metrics.jsonl"), _lines(path / "eval.jsonl"))
+    return Run(path, about, *(tuple(read_lines(path / name)) for name in ("metrics.jsonl", "eval.jsonl")))
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:
@@ -108,13 +108,6 @@ def find_runs(root: str | os.PathLike[str]) -> list[Path]:
             found.append(Path(directory))
             below.clear()
     return found
-
-
-def _lines(path: Path) -> tuple[Record, ...]:
-    try:
-        return tuple(read_lines(path))
-    except ValueError as error:
-        raise folder.FolderError(f"'{path}' holds a line that is no JSON ({error}): remove it") from None
 
 
 # ---------------------------------------------------------------- gradients
@@ -241,7 +234,7 @@ def samples(run: Run) -> tuple[list[Sample], list[str]]:
     for step in dict.fromkeys([min(files), max(files)]) if files else ():
         try:
             found = _read_samples(step, files[step])
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, folder.FolderError) as error:
             problems.append(str(error))
             continue
         firsts = {kind: next((s for s in found if s.right is kind), None) for kind in (True, False)}
@@ -253,7 +246,7 @@ def samples(run: Run) -> tuple[list[Sample], list[str]]:
 def _read_samples(step: int, path: Path) -> list[Sample]:
     episodes = read_episodes(path)
     beside = path.with_name(path.name.removesuffix(".jsonl.gz") + ".rewards.jsonl")
-    earned = list(read_lines(beside)) or [{} for _ in episodes]
+    earned = list(read_lines(beside, key=None)) or [{} for _ in episodes]
     if len(earned) != len(episodes):
         raise ValueError(f"'{beside}' has {len(earned)} lines for {len(episodes)} episodes")
     return [

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import flax.struct
@@ -129,13 +130,9 @@ def strip_some(directory, count=6):
 
 def test_what_is_kept_for_good_gives_up_what_only_a_resume_needs(tmp_path, caplog):
     strip_some(tmp_path)
-    assert steps(tmp_path) == [2, 3, 4, 6]
-    assert [(tmp_path / str(step) / "learner").exists() for step in (2, 3, 4, 6)] == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    assert steps(tmp_path) == [2, 3, 4, 5, 6]
+    whole = [step for step in steps(tmp_path) if (tmp_path / str(step) / "learner").exists()]
+    assert whole == [5, 6]  # of the newest two are kept, though one was asked for
     shapes = jax.eval_shape(lambda: trees()["policies"])
     for which, step in (("best", 3), (2, 2)):
         restored, data = restore(tmp_path, which, {"policies": shapes})
@@ -145,9 +142,9 @@ def test_what_is_kept_for_good_gives_up_what_only_a_resume_needs(tmp_path, caplo
         restore(tmp_path, 2, blank(trees()))
     lose(tmp_path / "6")
     restored, data = restore(tmp_path, "latest", blank(trees()))
-    assert data["step"] == 4
-    assert_same(restored, trees(4))
-    lose(tmp_path / "4")
+    assert data["step"] == 5
+    assert_same(restored, trees(5))
+    lose(tmp_path / "5")
     with pytest.raises(
         CheckpointError, match=r"can be gone on from: .*; checkpoint 3 is kept without 'learner'"
     ):
@@ -194,7 +191,11 @@ def unseal(place):
     (place / "seal.json").write_text('{"step": 3, "fil')
 
 
-@pytest.mark.parametrize("damage", [truncate, lose, flip, unseal])
+def seal_with_a_list(place):
+    (place / "seal.json").write_text("[]")
+
+
+@pytest.mark.parametrize("damage", [truncate, lose, flip, unseal, seal_with_a_list])
 def test_a_damaged_newest_checkpoint_falls_back_says_so_and_loses_nothing(saved, damage, caplog):
     damage(saved / "3")
     before = {path: path.read_bytes() for path in checkpoints._files(saved)}
@@ -213,6 +214,45 @@ def test_a_damaged_newest_checkpoint_falls_back_says_so_and_loses_nothing(saved,
     store.close()
     assert steps(saved) == [1, 2, 3] and (saved / "3.damaged").is_dir()
     assert restore(saved, "latest", blank(trees()))[1] == {"step": 3}
+
+
+def test_what_the_metrics_do_not_reach_is_set_aside(saved, caplog):
+    lose(saved / "2")
+    store = Checkpoints(saved, latest=10)
+    assert store.resume(blank(trees()), recorded=2)[1]["step"] == 1
+    store.close()
+    assert sorted(os.listdir(saved)) == ["1", "2.damaged", "3.unrecorded"]
+    assert (
+        "checkpoint 3 is ahead of metrics.jsonl, which has no step 3; checkpoint 2 is damaged" in caplog.text
+    )
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint 1 is ahead of metrics.jsonl, which has no step 1; rest"
+    ):
+        Checkpoints(saved).resume(blank(trees()), recorded=0)
+    assert steps(saved) == [1]
+
+
+def test_only_the_name_that_a_step_is_saved_under_is_a_checkpoint(saved):
+    for name in ("010", "3.damaged", "\N{SUPERSCRIPT TWO}", "\N{ARABIC-INDIC DIGIT FOUR}"):
+        (saved / name).mkdir()
+    (saved / "7").touch()
+    assert steps(saved) == [1, 2, 3]
+
+
+def test_a_save_returns_before_its_files_are_complete(tmp_path, monkeypatch):
+    going_on, digest = threading.Event(), checkpoints._digest
+
+    def held_up(*args, **options):
+        assert going_on.wait(60)
+        return digest(*args, **options)
+
+    monkeypatch.setattr(checkpoints, "_digest", held_up)
+    store = Checkpoints(tmp_path)
+    store.save(1, {"x": jnp.arange(3)}, {})
+    assert steps(tmp_path) == [] and not going_on.is_set()
+    going_on.set()
+    store.close()
+    assert steps(tmp_path) == [1]
 
 
 def test_nothing_to_restore_and_nothing_that_fits_are_told(saved, tmp_path_factory):

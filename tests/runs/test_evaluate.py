@@ -15,6 +15,7 @@ import script
 from stored_run import MODEL, SIZES, make_base, make_run, says
 
 from marl_jax.models import init, load_hf
+from marl_jax.runs import evaluate as evaluation_of_runs
 from marl_jax.runs import folder
 from marl_jax.runs.casts import Donor
 from marl_jax.runs.checkpoints import CheckpointError
@@ -211,6 +212,10 @@ def refused(what):
         ({"checkpoint": "15"}, "there is no checkpoint of step 15 in .*; there is: 10, 20"),
         ({"mode": "base", "checkpoint": "20"}, "--mode=base plays the base, not --checkpoint=20"),
         ({"mode": "single_transfer", "role": "generater"}, "no role of this run: did you mean 'generator'?"),
+        *(
+            ({"mode": mode, "role": "generator"}, "--role=.* means nothing to")
+            for mode in ("trained", "swapped")
+        ),
         ({"mode": "generator_transfer"}, "--generator_from=DIR belongs to --mode=generator_transfer"),
         ({"donor": Donor("x")}, "--generator_from=DIR belongs to --mode=generator_transfer"),
         ({"mode": "generator_transfer", "donor": Donor("x")}, "there is no run in '.*/x'"),
@@ -220,6 +225,35 @@ def test_what_cannot_be_evaluated_is_one_line(trained, asked, message):
     with pytest.raises((FolderError, CheckpointError), match=message) as refusal:
         evaluate(trained, watch=refused(asked), **asked)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("eval.jsonl", "hello\n", "holds a line that is no JSON object with a step"),
+        ("eval.jsonl", '{"steps": 1}\n', "holds a line that is no JSON object with a step"),
+        ("eval.jsonl", None, "eval.jsonl' cannot be used"),
+        ("config.json", "[]", "there is no run in .*its config.json is no run's"),
+        ("config.json", '{"model_type": "qwen3"}', "there is no run in .*its config.json is no run's"),
+        ("config.json", '{"config": "x"}', "is damaged .config, digests"),
+        ("config.json", {"settled": 1}, "is damaged .settled."),
+        ("config.json", {"config": {"schema": 1, "steps": []}}, "the configuration in .* cannot be used"),
+        ("config.json", {"settled": {"engine": [1]}}, "broken settled.engine"),
+    ],
+)
+def test_a_broken_folder_is_one_line_before_anything_is_built(run, monkeypatch, name, text, message):
+    monkeypatch.setattr(evaluation_of_runs, "make_service", None)
+    path = run / name
+    if isinstance(text, dict):
+        text = json.dumps({**json.loads(path.read_text()), **text})
+    path.unlink(missing_ok=True)
+    path.mkdir() if text is None else path.write_text(text)
+    with pytest.raises(FolderError, match=message) as refusal:
+        evaluate(run)
+    assert "\n" not in str(refusal.value)
+    if name == "config.json" and "engine" not in message:  # which is nothing to an export
+        with pytest.raises(FolderError, match=message):
+            export(run, "p0", run.parent / "out")
 
 
 def test_before_training_there_is_nothing_but_the_base(base, tmp_path):
@@ -318,3 +352,5 @@ def test_the_script_prints_the_table_and_refuses_in_one_line(run, capsys):
     assert shown == table(lines(run)[-2:]) + "\n" and "role aggregator" in shown
     assert script.run("experiments.evaluate", f"--workdir={run}", "--samples=0") == 2
     assert capsys.readouterr() == ("", "--samples is 0; it must be at least 1\n")
+    assert script.run("experiments.evaluate", f"--workdir={run}", "--generator_checkpoint=best") == 2
+    assert capsys.readouterr().err.startswith("--generator_checkpoint belongs to --generator_from=DIR")

@@ -147,8 +147,12 @@ def test_what_cannot_be_exported_is_one_line(full, lora, base, tmp_path):
         ((full, "p2", tmp_path), "--policy is 'p2', which is no policy of this run: did you mean"),
         ((full, "", tmp_path), "--policy is '', which is no policy of this run; there is: p0, p1"),
         ((full, "p0", ""), "--out is missing"),
-        ((full, "p0", base), "is the run itself or a base of it: choose another --out"),
-        ((full, "p0", full), "is the run itself or a base of it: choose another --out"),
+        ((full, "p0", base), "is a base of the run: choose another --out"),
+        *(
+            ((full, "p0", place), f"belongs to the run in '{run}': choose another --out")
+            for run in (full, lora)
+            for place in (run, run / "checkpoints" / "3", run / "exported")
+        ),
         ((full, "p0", adapter_there), "holds adapter_config.json, of another format than hf"),
         ((full, "p0", file), "cannot be written"),
         ((full, "p0", tmp_path, {"format": "gguf"}), "--format=gguf is unknown; there is: hf, peft"),

@@ -170,13 +170,69 @@ def test_a_role_that_came_or_went_is_a_difference():
     assert folder.differences({"a": [1, {"b": None}]}, {"a": [1, {"b": None}]}) == []
 
 
+def begin_broken(folder, **parts):
+    """A record of which some parts are others, or None: not there."""
+    (folder / "config.json").unlink(missing_ok=True)
+    begin(folder, CONFIG, DIGESTS)
+    record = {name: part for name, part in {**read_json(folder), **parts}.items() if part is not None}
+    (folder / "config.json").write_text(json.dumps(record))
+
+
+def read_json(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '"x"', '{"model_type": "qwen3", "vocab_size": 64}'])
+def test_a_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with (
+        pytest.raises(FolderError, match=r"no run in .* \(its config.json is no run's\)"),
+        open_folder(tmp_path),
+    ):
+        pass
+    with pytest.raises(FolderError, match="no run in"):
+        begin(tmp_path, CONFIG, DIGESTS)
+    assert os.listdir(tmp_path) == ["config.json"] and (tmp_path / "config.json").read_text() == text
+
+
+@pytest.mark.parametrize("part", ["config", "digests", "versions", "settled", "changes"])
+@pytest.mark.parametrize("value", ["x", None])
+def test_a_record_that_lost_a_part_is_refused_by_its_name(tmp_path, part, value):
+    begin_broken(tmp_path, **{part: value})
+    with (
+        pytest.raises(FolderError, match=rf"damaged \({part}\)|config.json is no run's"),
+        open_folder(tmp_path),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("left", ["metrics.jsonl", "checkpoints/2/seal.json"])
+def test_results_without_the_record_are_not_gone_on_from(tmp_path, left):
+    (tmp_path / left).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / left).write_text("{}")
+    for start in (lambda: open_folder(tmp_path).__enter__(), lambda: begin(tmp_path, CONFIG, DIGESTS)):
+        with pytest.raises(FolderError, match=r"holds what a run left, but no config.json: restore it"):
+            start()
+
+
+def test_the_run_around_a_place_is_found_with_its_record_or_without(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    with open_folder(tmp_path / "run") as run:
+        begin(run, CONFIG, DIGESTS)
+        leave_results(run)
+    for place, found in ((tmp_path, None), (run, run), (run / "checkpoints" / "20", run)):
+        assert folder.run_around(place) == found
+    (run / "config.json").unlink()
+    assert folder.run_around(run / "checkpoints") == run and folder.run_around(tmp_path / "other") is None
+
+
 def test_no_run_and_a_broken_record_are_told_apart(tmp_path):
     with pytest.raises(FolderError, match="there is no run in"):
         folder.read(tmp_path / "none")
     (tmp_path / "config.json").write_text('{"schema": 1,')
     with pytest.raises(FolderError, match="is no JSON"):
         folder.read(tmp_path)
-    (tmp_path / "config.json").write_text('{"config": {"schema": 0}}')
+    begin_broken(tmp_path, config={"schema": 0})
     with pytest.raises(FolderError, match="schema 0, this version reads 1"):
         folder.read_config(tmp_path)
 

@@ -339,3 +339,13 @@ def test_a_stream_of_few_letters_gets_what_it_can_hold():
 )
 def test_durations_are_read_at_a_glance(seconds, text):
     assert live._duration(seconds) == text
+
+
+def test_steps_without_a_good_episode_are_told_where_their_error_is_a_new_one():
+    stream = io.StringIO()
+    view = Live(9, ("generator",), stream)
+    steps = (["a", "b"], ["a", "a"], ["a", None], ["a", "c"], ["c", "c"], [])
+    for step, errors in enumerate(steps, 1):
+        view.failing(step, errors)
+    told = "step {}: every episode ended in an error, the first in {}\n".format
+    assert stream.getvalue() == told(1, "a") + told(4, "a") + told(5, "c")

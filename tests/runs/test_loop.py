@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,12 +24,14 @@ from marl_jax.learning.update import NonFiniteGradients
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
 from marl_jax.runs import loop, opening
-from marl_jax.runs.checkpoints import restore, steps
+from marl_jax.runs.checkpoints import CheckpointError, restore, steps
+from marl_jax.runs.config import CheckpointConfig, EvaluationConfig, WorkflowConfig
 from marl_jax.runs.folder import FolderError, differences
 from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import comparable, read_lines
 from marl_jax.sampling import engine
 from marl_jax.tasks import DataError
+from marl_jax.workflows import Call, workflow
 
 SCRIPT = Path(__file__).with_name("tiny_run.py")
 
@@ -172,11 +175,12 @@ def killed(base, workdir, moments, kind="plain"):
 
 
 def test_a_run_killed_at_random_moments_ends_like_one_that_never_was(base, whole, tmp_path):
-    """Killed while it opens and in a step, and asked to end while it opens and while it learns."""
+    """Killed in a step and while it opens again, and asked to end while it opens and while it learns."""
     workdir, chance = tmp_path / "run", random.Random(0)
-    moments = [(chance.randint(2, 3), chance.uniform(0, 0.1)), (0, chance.uniform(1, 6))]
     assert asked_to_end(base, workdir, "opening", 1) == []
-    assert killed(base, workdir, moments) >= 1
+    assert killed(base, workdir, [(chance.randint(2, 3), chance.uniform(0, 0.1))]) == 1
+    status, said, _ = in_a_process(base, workdir, "--at=opening", f"--after={chance.uniform(0, 0.5)}")
+    assert status == -signal.SIGKILL, said[-2000:]
     # Of the steps that this process makes, it is asked in the third.
     first = max(steps(workdir / "checkpoints"), default=0)
     assert max(asked_to_end(base, workdir, "learning", 3)) == first + 2
@@ -239,14 +243,15 @@ def test_sigterm_saves_and_ends_well_and_the_same_command_goes_on(base, whole, t
 
         def rollout(self, progress):
             if self._step == 3:
+                asked.append(time.monotonic())
                 os.kill(os.getpid(), signal.SIGTERM)
             super().rollout(progress)
 
+    asked = []
     live = Asked(8, ("generator", "aggregator"), io.StringIO())
     before = signal.getsignal(signal.SIGTERM)
-    began = time.monotonic()
     assert loop.train(tiny_config(base), tmp_path / "run", live=live) == 3
-    assert time.monotonic() - began < 60 and signal.getsignal(signal.SIGTERM) is before
+    assert time.monotonic() - asked[0] < 30 and signal.getsignal(signal.SIGTERM) is before
     assert steps(tmp_path / "run" / "checkpoints")[-1] == 3
     assert run(base, tmp_path / "run") == 8
     same(tmp_path / "run", whole)
@@ -314,6 +319,87 @@ def test_a_damaged_newest_checkpoint_costs_only_its_own_steps(base, whole, tmp_p
     run(base, tmp_path / "run")
     same(tmp_path / "run", whole)
     assert (tmp_path / "run" / "checkpoints" / "8.damaged").is_dir()
+
+
+def in_the_way(path):
+    """What is not a file becomes one, and a file a directory."""
+    if path.is_dir():
+        shutil.rmtree(path)
+        path.touch()
+    else:
+        path.unlink()
+        path.mkdir()
+
+
+def break_settled(path):
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps({**about, "settled": {"engine": {"widths": "wide"}}}))
+
+
+@pytest.mark.parametrize(
+    "name, harm, message",
+    [
+        ("metrics.jsonl", Path.unlink, "checkpoint 8 is ahead of metrics.jsonl, which has no step 1"),
+        ("metrics.jsonl", lambda path: path.write_text(""), "which has no step 1"),
+        ("metrics.jsonl", lambda path: path.write_text("hello\n"), "line that is no JSON object with a step"),
+        ("eval.jsonl", lambda path: path.write_text("[1]\n"), "line that is no JSON object with a step"),
+        *((name, in_the_way, "cannot be used") for name in ("metrics.jsonl", "eval.jsonl")),
+        *((name, in_the_way, "cannot be used") for name in ("checkpoints", "tensorboard")),
+        ("config.json", Path.unlink, "holds what a run left, but no config.json"),
+        ("config.json", lambda path: path.write_text("[]"), "its config.json is no run's"),
+        ("config.json", break_settled, "broken settled.engine"),
+    ],
+)
+def test_a_folder_that_lost_what_a_resume_needs_is_one_line(
+    base, whole, tmp_path, monkeypatch, name, harm, message
+):
+    monkeypatch.setattr(opening, "make_service", None)  # it is told before engines are built
+    harm(shutil.copytree(whole, tmp_path / "run") / name)
+    with pytest.raises((FolderError, CheckpointError)) as error:
+        run(base, tmp_path / "run")
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_steps_whose_metrics_are_lost_are_made_again(base, whole, tmp_path):
+    copy = shutil.copytree(whole, tmp_path / "run")
+    lines = (copy / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_bytes(b"".join(lines[:7]))
+    (copy / "checkpoints" / "010").mkdir()
+    assert run(base, copy) == 8
+    same(copy, whole)
+    assert (copy / "checkpoints" / "8.unrecorded").is_dir()
+
+
+def test_a_run_that_is_past_the_last_step_asked_for_says_so_and_ends(base, whole, tmp_path):
+    copy, said = shutil.copytree(whole, tmp_path / "run"), io.StringIO()
+    live = Live(5, ("generator", "aggregator"), said)
+    assert loop.train(tiny_config(base, steps=5), copy, accept_changes=True, live=live) == 8
+    assert "the run is already past its last step, 5: it ends as it is" in said.getvalue()
+    same(copy, whole)
+
+
+@workflow(roles=("generator", "aggregator"), families=("math",))
+def failing(task, prompts):
+    yield Call("generator", prompts.generator(question=task.question))
+    raise ValueError("no such word")
+
+
+def test_steps_in_which_every_episode_failed_are_told_once(base, tmp_path):
+    config = tiny_config(
+        base,
+        steps=2,
+        workflow=WorkflowConfig(f"{__name__}:failing", prompts="micro"),
+        rewards=CreditConfig(),
+        evaluation=EvaluationConfig(every=0),
+        checkpoints=CheckpointConfig(best=False),
+    )
+    said = io.StringIO()
+    assert loop.train(config, tmp_path / "run", live=Live(2, config.roles, said)) == 2
+    told = [line for line in said.getvalue().splitlines() if "every episode" in line]
+    assert len(told) == 1
+    assert told[0].startswith(
+        "step 1: every episode ended in an error, the first in ValueError: no such word"
+    )
 
 
 def test_a_changed_configuration_is_refused_by_field_unless_accepted(base, whole):

@@ -1,5 +1,6 @@
 """Metrics are exact, whole lines, and the same file whether or not the run was killed."""
 
+import io
 import json
 import math
 import struct
@@ -12,9 +13,19 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from marl_jax.runs import events
+from marl_jax.runs.checkpoints import Checkpoints
 from marl_jax.runs.config import ConfigError
-from marl_jax.runs.files import DiskFull
-from marl_jax.runs.metrics import JsonLines, TensorBoard, WeightsAndBiases, comparable, numbers, read_lines
+from marl_jax.runs.files import DiskFull, append
+from marl_jax.runs.folder import FolderError
+from marl_jax.runs.metrics import (
+    JsonLines,
+    TensorBoard,
+    WeightsAndBiases,
+    comparable,
+    numbers,
+    read_lines,
+    recorded,
+)
 
 
 def write_steps(path, first, last, rewind=None):
@@ -101,8 +112,29 @@ def test_several_lines_of_one_step_stay_and_go_together(tmp_path):
 
 def test_a_line_that_is_no_metrics_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nhello\n')
-    with pytest.raises(ValueError, match=r"holds a line that is no metrics: b'hello"):
-        JsonLines(tmp_path / "metrics.jsonl").rewind(5)
+    told = (
+        r"holds a line that is no JSON object with a step: b'hello.*; restore it, or remove it and all after"
+    )
+    for use in (lambda path: JsonLines(path).rewind(5), lambda path: list(read_lines(path)), recorded):
+        with pytest.raises(FolderError, match=told):
+            use(tmp_path / "metrics.jsonl")
+
+
+@pytest.mark.parametrize(
+    "lines, last", [([], 0), ([1, 2, 3], 3), ([1, 2, 4], 2), ([2, 3], 0), ([1, 2, 2, 3], 2)]
+)
+def test_what_is_recorded_ends_where_the_first_gap_is(tmp_path, lines, last):
+    assert recorded(tmp_path / "none.jsonl") == 0
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in lines))
+    assert recorded(tmp_path / "metrics.jsonl") == last
+
+
+@pytest.mark.parametrize("opened", [JsonLines, TensorBoard, Checkpoints, recorded])
+def test_what_is_in_the_way_of_a_file_or_directory_is_one_line(tmp_path, opened):
+    place = tmp_path / "it"
+    place.mkdir() if opened in (JsonLines, recorded) else place.touch()
+    with pytest.raises(FolderError, match=r"/it' cannot be used \(.*\): move it away"):
+        opened(place)
 
 
 def test_a_full_disk_is_told(tmp_path):
@@ -110,6 +142,41 @@ def test_a_full_disk_is_told(tmp_path):
     log = JsonLines(tmp_path / "metrics.jsonl")
     with pytest.raises(DiskFull, match="is full"):
         log.write(1, {"a": 1})
+
+
+class Filling(io.FileIO):
+    """Takes five bytes at a time, and so many at all."""
+
+    room = 1000
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(28, "No space left on device")
+        taken = super().write(data[: min(5, self.room)])
+        self.room -= taken
+        return taken
+
+
+def test_what_a_file_takes_in_pieces_is_whole_or_not_there(tmp_path):
+    with Filling(tmp_path / "file", "ab") as file:
+        append(file, b"a whole record\n")
+        file.room = 7
+        with pytest.raises(OSError, match="No space"):
+            append(file, b"another record\n")
+    assert (tmp_path / "file").read_bytes() == b"a whole record\n"
+
+
+def test_a_disk_that_fills_up_within_an_event_leaves_whole_events(tmp_path):
+    board = TensorBoard(tmp_path)
+    board.write(1, {"accuracy": 0.25})
+    (path,) = tmp_path.iterdir()
+    board._file._file = Filling(path, "ab")
+    board.write(2, {"accuracy": 0.5})
+    board._file._file.room = 7
+    with pytest.raises(DiskFull):
+        board.write(3, {"accuracy": 0.75})
+    board.close()
+    assert [event.step for event in decode(path)] == [0, 1, 2]
 
 
 def test_only_the_clock_may_differ():

@@ -333,6 +333,11 @@ def test_a_folder_of_runs_has_a_row_and_a_section_for_each_and_links_that_lead_s
     write_run(tmp_path / "a", lines=lines[:1])
     broken = write_run(tmp_path / "broken", lines=lines)
     (broken / "metrics.jsonl").write_text("{]\n")
+    for number, text in enumerate(("[]", '{"config": "x"}', "{")):
+        lost = write_run(tmp_path / f"lost {number}", lines=lines)
+        (lost / "config.json").write_text(text)
+    blocked = write_run(tmp_path / "blocked", lines=lines)
+    (blocked / "eval.jsonl").mkdir()
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "config.json").write_text("{}")  # a model, not a run
     path = write_overview(tmp_path)
@@ -343,6 +348,9 @@ def test_a_folder_of_runs_has_a_row_and_a_section_for_each_and_links_that_lead_s
     assert "b & <c>/seed 0 voting-isolated-s-math 3/200 40.0%" in page.words
     assert "50.0% no cliff +10.0 +2.0 to +18.0" in page.words and "we call it a cliff where" in page.words
     assert "broken/metrics.jsonl' holds a line that is no JSON" in page.words
+    assert "blocked/eval.jsonl' cannot be used" in page.words
+    for number, told in enumerate(("is no run's", "is damaged (config, ", "is no JSON")):
+        assert re.search(rf"lost {number}\b.*{re.escape(told)}", page.words)
     inside = [link[1:] for link in page.links if link.startswith("#")]
     assert set(inside) <= set(page.ids) and len(page.ids) == len(set(page.ids))
     outside = [unquote(link) for link in page.links if not link.startswith("#")]
