@@ -44,7 +44,7 @@ class Streams:
         batches: Sequence[Any],
         *,
         program: Callable[[Any], Hashable],
-        check: Callable[[], None] | None,
+        check: Callable[[], None] | None = None,
     ) -> tuple[Carry, list[Any]]:
         """`step` from `start()` over all micro-batches: the sum of the streams' carries, and what each step said.
 

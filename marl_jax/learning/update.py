@@ -190,10 +190,12 @@ class Learner:
     def logprobs(self, tree: Tree, rows: Sequence[Row], *, frozen: Tree = None) -> list[np.ndarray]:
         """Log-probs of every row's tokens under one policy."""
         batches = self._batches(rows)
-        out = jax.device_get(
-            [compiled.score(self._settings, tree, frozen, self._place(b.arrays))[0] for b in batches]
-        )
-        return by_row(len(rows), batches, out)
+
+        def step(nothing: tuple[()], batch: Batch) -> tuple[tuple[()], jax.Array]:
+            return nothing, compiled.score(self._settings, tree, frozen, self._place(batch.arrays))[0]
+
+        _, out = self._streams.run(step, tuple, batches, program=lambda batch: batch.shapes)
+        return by_row(len(rows), batches, jax.device_get(out))
 
     # One policy, one step
 
