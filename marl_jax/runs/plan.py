@@ -283,6 +283,7 @@ def _way_out(part: str, config: RunConfig) -> str:
         "caches of prompts": f"lower --config.engine.lanes or budget_bytes, or {shorter}",
         "working memory of prefill": "shorten --config.engine.max_prompt",
         "working memory of decoding": "lower --config.engine.lanes",
+        "an array of a cache, resized": f"lower --config.engine.lanes, or {shorter}",
         "gradient trees": f"{off}{lora}take a smaller base",
         "optimiser states": f"{lora}--config.learner.optimiser.kind=adafactor",
         "activations": f"{remat}lower --config.learner.batch.token_budget, or {shorter}",
