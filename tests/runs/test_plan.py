@@ -276,6 +276,24 @@ def test_engines_have_room_for_the_histories_of_all_episodes_under_way(workflow,
     assert make_plan(few, MODEL, HERE).engine.prefixes == 8 // 2 + each * 3
 
 
+def test_a_workflow_is_walked_as_far_as_its_limit_of_calls(tmp_path, monkeypatch):
+    source = """
+from marl_jax.workflows import Call, workflow
+
+@workflow(roles=("solver",))
+def wide(task, prompts):
+    ask = [{"role": "user", "content": task.question}]
+    yield Call("solver", ask)
+    yield [Call("solver", ask, slot=i) for i in range(100)]
+"""
+    (tmp_path / "wide_workflow.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = {"workflow__name": "wide_workflow:wide", "policies__map": '{"solver": "p0"}'}
+    for limit, rounds in ((64, [1]), (101, [1, 100])):
+        run = config("single-shared-xs-math", **mine, rollout__limits__max_calls=str(limit))
+        assert [len(calls) for calls in calls_of(run, assume(run))] == rounds
+
+
 def test_a_workflow_that_cannot_be_walked_without_a_task_is_planned_all_the_same(tmp_path, monkeypatch):
     source = """
 from marl_jax.workflows import Call, Tool, workflow
@@ -403,6 +421,15 @@ def test_lanes_that_do_not_fit_their_budget_are_refused():
             ModelConfig.preset("s"),
             8 << 30,
         )
+
+
+@pytest.mark.parametrize("train", ["full", "lora"])
+def test_far_too_many_lanes_are_what_to_lower(train):
+    run = config("voting-isolated-xs-math", engine__lanes="100000000", policies__train=train)
+    with pytest.raises(
+        PlanError, match=r"biggest part is an array of a cache.*: lower --config.engine.lanes"
+    ):
+        check_fits(run, ModelConfig.preset("xs"), 8 << 30)
 
 
 def test_a_mesh_cuts_weights_and_spreads_the_rest():
