@@ -23,7 +23,7 @@ from marl_jax.tasks import NAMES
 from marl_jax.tasks.datasets import SOURCES
 from marl_jax.tasks.micro import KINDS
 from marl_jax.tasks.task import Task
-from marl_jax.workflows import Completion, Workflow, find
+from marl_jax.workflows import Call, Completion, Workflow, find
 
 if TYPE_CHECKING:
     from marl_jax.runs.config import RunConfig
@@ -132,28 +132,34 @@ class _Wordless:
 
 
 def least_calls(config: "RunConfig") -> int:
-    """The calls of the shortest episode of a built-in workflow: the first draft is accepted, no strategy is named."""
+    """How many calls the shortest episode of a built-in workflow makes."""
+    return len(shortest_episode(config, _Wordless()))
+
+
+def shortest_episode(config: "RunConfig", prompts: Any) -> list[Call]:
+    """The calls of a built-in workflow on an empty question, with empty answers: its first draft is accepted."""
     settings, said = dict(config.workflow.settings), "\\boxed{Correct}"
     _, setting = SLOTS.get(config.workflow.name, ("", ""))
     if setting in settings:
         settings[setting] = min(settings[setting], COUNTED)
     tokens = {role: (0,) * own.max_new_tokens for role, own in config.role_settings.items()}
-    script = find(config.workflow.name)(Task("0", config.data.family, ""), _Wordless(), **settings)
-    count, reply = 0, None
-    while count < COUNTED:
+    script = find(config.workflow.name)(Task("0", config.data.family, ""), prompts, **settings)
+    calls: list[Call] = []
+    reply = None
+    while len(calls) < COUNTED:
         try:
             asked = script.send(reply)
         except StopIteration:
             break
         many = asked if isinstance(asked, list) else [asked]
         answers = [
-            Completion(said, tokens[call.role], (), "stop", call.read(said) if call.read else said, count + i)
-            for i, call in enumerate(many)
+            Completion("", tokens[call.role], (), "stop", call.read(said) if call.read else said, index)
+            for index, call in enumerate(many, len(calls))
         ]
-        count += len(many)
+        calls += many
         reply = answers if isinstance(asked, list) else answers[0]
     script.close()
-    return count
+    return calls
 
 
 def _slots(config: "RunConfig", workflow: Workflow) -> Problems:

@@ -432,6 +432,20 @@ def test_far_too_many_lanes_are_what_to_lower(train):
         check_fits(run, ModelConfig.preset("xs"), 8 << 30)
 
 
+@pytest.mark.parametrize("workflow", ["voting", "eval_opt", "orch_workers"])
+def test_prompts_that_leave_no_room_for_a_question_are_refused(workflow):
+    def check(length, **others):
+        new = {"sampling__max_new_tokens": "8", "engine__max_prompt": str(length), **others}
+        check_fits(config(f"{workflow}-shared-xs-math", **new), ModelConfig.preset("xs"), 8 << 30)
+
+    with pytest.raises(
+        PlanError, match=r"tokens before any question, and there is room for .* --config.engine.max_p"
+    ):
+        check(8)
+    check(8, rollout__limits__overlong="truncate")
+    check(120)
+
+
 def test_a_mesh_cuts_weights_and_spreads_the_rest():
     cell, model = "voting-shared-4b-code", ModelConfig.preset("4b")
     one = make_plan(config(cell, policies__remat="layer", engine__lanes="8"), model, KINDS[2])
