@@ -169,6 +169,37 @@ def test_decoding_takes_the_memory_that_xla_counts():
     assert size(plan, "working memory of decoding") > 0.5 * ours  # logits matter
 
 
+@pytest.mark.parametrize("train", ["full", "lora"])
+@pytest.mark.parametrize("prompt", [256, 1024])
+def test_prefill_takes_the_memory_that_xla_counts(train, prompt):
+    chosen = {"policies__train": train, "policies__lora_rank": "8", "learner__batch__buckets": "2048"}
+    run = config("single-shared-xs-math", **chosen, engine__max_prompt=str(prompt), engine__lanes="8")
+    model = dataclasses.replace(MODEL, num_hidden_layers=2)
+    plan = make_plan(run, model, HERE)
+    shapes = plan.engine
+    chunk, rank = shapes.chunks[-1], run.policies.lora_rank
+    rows = shapes.prefill_rows(chunk)
+    number = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    program = programs.prefill.lower(
+        abstract(model),
+        jax.eval_shape(lambda: init_lora(0, model, rank, 1)) if train == "lora" else None,
+        jax.eval_shape(lambda: empty_cache(model, shapes.prefixes, shapes.context)),
+        number,
+        jax.ShapeDtypeStruct((rows, chunk), jnp.int32),
+        number,
+        number,
+        config=model,
+        attended=shapes.context,
+        scale=1.0,
+    ).compile(QUICK)
+    other = costs.decode_working(costs.Model(model), shapes.lanes // shapes.banks, shapes.context)
+    working = size(plan, "working memory of prefill") - (shapes.banks - 1) * other
+    served = size(plan, "weights served to the sampler") if train == "lora" else 0
+    ours = size(plan, "base weights", "caches of prompts") + served + working
+    assert ours == pytest.approx(needed(program), rel=0.15)
+    assert working > 0.3 * ours
+
+
 def test_the_optimiser_takes_the_memory_that_xla_counts():
     run = config()
     plan = make_plan(run, MODEL, HERE)
