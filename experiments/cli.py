@@ -2,11 +2,14 @@
 
 if __name__ == "__main__":
     cli.run(main)          # main(config or None, the words that absl left over)
+
+Exit codes: 0, done; 1, it failed; 2, refused with what to put right.
 """
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from absl import app, flags, logging
 
@@ -24,8 +27,12 @@ def define_accept_changes() -> None:
     )
 
 
-def run(main: Callable[[RunConfig | None, list[str]], int | None], words: int = 0) -> None:
-    """Call main under absl, with the configuration that --config and --config.* ask for; None without them.
+def run(
+    main: Callable[[Any, list[str]], int | None],
+    words: int = 0,
+    read: Callable[[Sequence[str]], tuple[Any, list[str]]] = from_argv,
+) -> None:
+    """Call main under absl, with what `read` makes of --config and --config.*; None without them.
 
     The command line may hold so many `words` that are no flags.
     """
@@ -33,10 +40,10 @@ def run(main: Callable[[RunConfig | None, list[str]], int | None], words: int = 
     try:
         spec, texts, rest = split_argv(sys.argv)
         asked = spec is not None or texts
-        config = from_argv(sys.argv)[0] if asked else None
+        config = read(sys.argv)[0] if asked else None
     except ValueError as error:  # of a config file, the name of a cell, or a field
         sys.exit(_refusal(error))
-    app.run(lambda left: _call(main, config, left[1:], words), argv=rest)
+    app.run(lambda left: _call(main, config, left[1:], words), argv=rest, flags_parser=_parse)
 
 
 def train(workdir: str, *defaults: str) -> None:
@@ -69,6 +76,13 @@ def refuse_words(left: list[str], words: int = 0) -> None:
         raise ConfigError(
             [f"'{word}' is no flag: fields of the configuration are set by --config.FIELD=VALUE"]
         )
+
+
+def _parse(argv: list[str]) -> list[str]:
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(_refusal(error))
 
 
 def _call(

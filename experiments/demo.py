@@ -16,8 +16,8 @@ from marl_jax.runs.config import RunConfig, load_config
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", "runs/demo", "the folder of the run")
-flags.DEFINE_integer("problems", 256, "held-out problems to answer")
-flags.DEFINE_integer("samples", 2, "answers of the workflow to each of them")
+flags.DEFINE_integer("problems", 256, "held-out problems to answer", lower_bound=1)
+flags.DEFINE_integer("samples", 2, "answers of the workflow to each of them", lower_bound=1)
 cli.define_accept_changes()
 
 CELL = "configs/micro.py:voting-isolated-xs-math"

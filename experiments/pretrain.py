@@ -14,25 +14,36 @@ import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from absl import app, flags
+from absl import flags
 
 from experiments import cli
 from marl_jax.runs import fields
-from marl_jax.runs.config import ConfigError, load_file, split_argv
+from marl_jax.runs.config import ConfigError, load_base, split_argv
 
 if TYPE_CHECKING:
     from marl_jax.pretraining.recipe import Recipe
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("out", None, "directory of the base; its files are replaced", required=True)
-flags.DEFINE_integer("problems", 256, "held-out problems of each kind to measure the base on; 0: do not")
-flags.DEFINE_integer("samples", 4, "answers to each of them")
+flags.DEFINE_string("out", "", "directory of the base; its files are replaced")
+flags.DEFINE_integer("problems", 256, "held-out problems of each kind to measure the base on; 0: do not", 0)
+flags.DEFINE_integer("samples", 4, "answers to each of them", 1)
 
 
-def main(recipe: "Recipe", command: str) -> None:
+def main(recipe: "Recipe | None", _: list[str]) -> None:
+    if recipe is None:
+        raise ConfigError(["--config is missing: give --config=FILE:SCALE"])
+    if not FLAGS.out:
+        raise ConfigError(["--out is missing: give the directory to write the base to"])
+    probe(Path(FLAGS.out))
+    make(recipe)
+
+
+def make(recipe: "Recipe") -> None:
+    """Train the base and write its directory."""
     import jax
     import numpy as np
 
@@ -52,7 +63,7 @@ def main(recipe: "Recipe", command: str) -> None:
     half = dataclasses.replace(config, dtype="bfloat16")
     save_hf(FLAGS.out, half, jax.tree.map(lambda leaf: leaf.astype(half.dtype), params), tokenizer)
     about = {
-        "command": command,
+        "command": shlex.join(["python", "-m", "experiments.pretrain", *sys.argv[1:]]),
         "recipe": fields.to_json(recipe),
         "seconds": round(time.perf_counter() - began, 1),
         "machine": _machine(),
@@ -101,32 +112,18 @@ def _machine() -> str:
     return f"{os.cpu_count()} x {names[0] if names else platform.processor() or platform.machine()}"
 
 
-def chosen(argv: list[str]) -> tuple["Recipe", list[str]]:
+def chosen(argv: Sequence[str]) -> tuple["Recipe", list[str]]:
     """The recipe that --config and --config.* ask for, and the rest of the command line."""
+    from marl_jax.pretraining.recipe import Recipe
+
     spec, texts, rest = split_argv(argv)
     if spec is None:
         raise ConfigError(["--config is missing: give --config=FILE:SCALE"])
-    get_recipe, scale = load_file(spec, "get_recipe")
-    recipe, problems = fields.change(get_recipe(scale), texts)
+    recipe, problems = fields.change(load_base(spec, "get_recipe", Recipe, texts), texts)
     if problems:
         raise ConfigError(problems)
     return recipe, rest
 
 
 if __name__ == "__main__":
-    cli.deterministic()
-    try:
-        recipe, rest = chosen(sys.argv)
-    except ValueError as error:  # of the config file, the scale, or a field
-        sys.exit(str(error))
-    command = shlex.join(["python", "-m", "experiments.pretrain", *sys.argv[1:]])
-
-    def begin(left: list[str]) -> None:
-        try:
-            cli.refuse_words(left[1:])
-            probe(Path(FLAGS.out))
-        except ConfigError as error:
-            sys.exit(str(error))
-        main(recipe, command)
-
-    app.run(begin, argv=rest)
+    cli.run(main, read=chosen)

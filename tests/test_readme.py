@@ -7,6 +7,7 @@ import inspect
 import re
 import runpy
 import shlex
+import tomllib
 import typing
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from marl_jax.runs import fields
 from marl_jax.runs.config import RunConfig, load_config, load_file, split_argv
 from marl_jax.runs.devices import KINDS
 from marl_jax.runs.plan import find_model, make_plan
+from marl_jax.runs.workload import assume, calls_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -84,6 +86,26 @@ def test_a_make_target_exists(target):
 @pytest.mark.parametrize("extra", sorted({match for _, match in everywhere(r"pip install -e '\.\[(\w+)\]'")}))
 def test_an_extra_exists(extra):
     assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+
+
+MARKS = {
+    line.partition(":")[0]
+    for line in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"][
+        "markers"
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    "command", sorted({match for _, match in everywhere(r"(?:^    |`)(pytest [^`\n]+)")})
+)
+def test_a_pytest_command_has_files_and_a_mark_that_exist(command):
+    files = [ROOT / word.partition("::")[0] for word in shlex.split(command) if word.startswith("tests")]
+    marks = set(re.findall(r" -m '?(\w+)", command))
+    assert files and marks <= MARKS
+    for file in files:
+        text = "".join(path.read_text() for path in ([file] if file.is_file() else file.rglob("test_*.py")))
+        assert all(f"mark.{mark}" in text for mark in marks)
 
 
 # ---------------------------------------------------------------- places
@@ -162,6 +184,24 @@ def test_the_readmes_table_names_every_section_with_fields_and_defaults_that_are
             assert default or whole[path][0] in ("", "-"), f"{path} has a default"
     single = {"cell", "steps", "seed"}
     assert sections == {field.name for field in dataclasses.fields(RunConfig)} - single | {""}
+
+
+@pytest.mark.parametrize("family", ["math", "code"])
+def test_the_control_makes_as_many_calls_as_the_page_says_that_a_workflow_does(family):
+    rows = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \|", PAGES["docs/config.md"], re.MULTILINE)
+    said = {name: int(math if family == "math" else code) for name, math, code in rows}
+    assert set(said) == {"voting", "eval_opt", "orch_workers"}
+
+    def calls(name, *texts):
+        config = load_config(f"{ROOT}/configs/micro.py:{name}-shared-s-{family}", texts)
+        return sum(map(len, calls_of(config, assume(config))))
+
+    assert calls("single_matched") == said["voting"]
+    for name, most in said.items():
+        assert calls("single_matched", ("workflow.settings.calls", str(most))) == calls(name) == most
+    assert calls("voting", ("workflow.settings.votes", "7")) == 8
+    assert calls("eval_opt", ("workflow.settings.rounds", "7")) == 14
+    assert calls("orch_workers", ("workflow.settings.workers", "7")) == 9
 
 
 # ---------------------------------------------------------------- what plan counts

@@ -36,6 +36,9 @@ WORDS = (
     "for ",
     "    ",
 )
+SPARE = (
+    256  # ids, or a tenth if that is more: what models have beyond their tokenizer's, padded to round numbers
+)
 CHARACTERS = "\n\t" + "".join(map(chr, range(32, 127)))
 # The form of Qwen3's own template, without the empty thought that there opens a turn when thinking is off.
 CHAT_TEMPLATE = (
@@ -86,12 +89,18 @@ def render_chat(
 
 
 def check_vocabulary(tokenizer: Any, config: ModelConfig) -> None:
-    """Refuse a tokenizer with ids outside the model's vocabulary; a model may have ids to spare."""
+    """Refuse a tokenizer with ids outside the model's vocabulary, and one that leaves too much of it unused."""
     largest = max(tokenizer.get_vocab().values())
     if largest >= config.vocab_size:
         raise ValueError(
             f"the tokenizer has token id {largest} but the model's vocab_size is {config.vocab_size}; "
             "they do not belong together"
+        )
+    spare = config.vocab_size - largest - 1
+    if spare > max(SPARE, config.vocab_size // 10):
+        raise ValueError(
+            f"the tokenizer's largest token id is {largest} and the model's vocab_size {config.vocab_size}: {spare} "
+            "ids to spare are more than padding; they do not belong together"
         )
 
 

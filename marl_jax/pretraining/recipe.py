@@ -40,9 +40,10 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "rows", "length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        small = [name for name in ("steps", "rows", "length") if getattr(self, name) < 1]
+        if small:
+            found = " and ".join(f"{name} is {getattr(self, name)}" for name in small)
+            raise ValueError(f"{found}; it must be at least 1")
 
     @property
     def levels(self) -> dict[str, tuple[int, ...]]:

@@ -22,7 +22,8 @@ from marl_jax.runs import fields
 from marl_jax.tasks import NAMES
 from marl_jax.tasks.datasets import SOURCES
 from marl_jax.tasks.micro import KINDS
-from marl_jax.workflows import Workflow, find
+from marl_jax.tasks.task import Task
+from marl_jax.workflows import Call, Completion, Workflow, find
 
 if TYPE_CHECKING:
     from marl_jax.runs.config import RunConfig
@@ -39,6 +40,7 @@ SLOTS = {  # {built-in workflow: the role that answers in several slots, and the
     "single_matched": ("generator", "calls"),
     "single_token_matched": ("generator", "calls"),
 }
+COUNTED = 10_000  # calls, at most, of a workflow that is walked
 
 
 def problems(config: "RunConfig") -> list[str]:
@@ -65,6 +67,13 @@ def _workflow(config: "RunConfig") -> Problems:
     workflow = find(chosen.name)
     if config.data.family not in workflow.families:
         yield f"workflow '{chosen.name}' is for {', '.join(workflow.families)}, not for {config.data.family}"
+    wrong = list(_settings(config, workflow))
+    yield from wrong or _calls(config)
+    yield from _slots(config, workflow)
+
+
+def _settings(config: "RunConfig", workflow: Workflow) -> Problems:
+    chosen = config.workflow
     for name, value in chosen.settings.items():
         if name not in workflow.settings:
             near = fields.nearest(name, workflow.settings)
@@ -73,7 +82,6 @@ def _workflow(config: "RunConfig") -> Problems:
         wanted = _alike if is_own(chosen.name) else _count
         if refused := wanted(value, workflow.settings[name]):
             yield f"workflow.settings.{name} is {value!r}; it must be {refused}"
-    yield from _slots(config, workflow)
 
 
 def _count(value: Any, default: Any) -> str | None:
@@ -95,6 +103,63 @@ def _alike(value: Any, default: Any) -> str | None:
     if isinstance(default, tuple | list):
         return None if isinstance(value, tuple | list) else "values with commas between, in [ ]"
     return None if default is None or isinstance(value, type(default)) else f"a {type(default).__name__}"
+
+
+def _calls(config: "RunConfig") -> Problems:
+    """A limit that every episode of a built-in workflow would break."""
+    if is_own(config.workflow.name):
+        return
+    if _refused(role_settings, config.roles, config.sampling, config.role_sampling):
+        return
+    limit, least = config.rollout.limits.max_calls, least_calls(config)
+    if least > limit:
+        _, setting = SLOTS.get(config.workflow.name, ("", ""))
+        lower = f", or lower workflow.settings.{setting}" if setting else ""
+        yield (
+            f"rollout.limits.max_calls is {limit}, and every episode of '{config.workflow.name}' makes {least} calls "
+            f"or more: raise it{lower}"
+        )
+
+
+class _Wordless:
+    """Prompts of any role and section, with nothing in them."""
+
+    def __getattr__(self, name: str) -> "_Wordless":
+        return self
+
+    def __call__(self, **fields: Any) -> list[dict[str, str]]:
+        return [{"role": "user", "content": ""}]
+
+
+def least_calls(config: "RunConfig") -> int:
+    """How many calls the shortest episode of a built-in workflow makes."""
+    return len(shortest_episode(config, _Wordless()))
+
+
+def shortest_episode(config: "RunConfig", prompts: Any) -> list[Call]:
+    """The calls of a built-in workflow on an empty question, with empty answers: its first draft is accepted."""
+    settings, said = dict(config.workflow.settings), "\\boxed{Correct}"
+    _, setting = SLOTS.get(config.workflow.name, ("", ""))
+    if setting in settings:
+        settings[setting] = min(settings[setting], COUNTED)
+    tokens = {role: (0,) * own.max_new_tokens for role, own in config.role_settings.items()}
+    script = find(config.workflow.name)(Task("0", config.data.family, ""), prompts, **settings)
+    calls: list[Call] = []
+    reply = None
+    while len(calls) < COUNTED:
+        try:
+            asked = script.send(reply)
+        except StopIteration:
+            break
+        many = asked if isinstance(asked, list) else [asked]
+        answers = [
+            Completion("", tokens[call.role], (), "stop", call.read(said) if call.read else said, index)
+            for index, call in enumerate(many, len(calls))
+        ]
+        calls += many
+        reply = answers if isinstance(asked, list) else answers[0]
+    script.close()
+    return calls
 
 
 def _slots(config: "RunConfig", workflow: Workflow) -> Problems:
@@ -211,6 +276,10 @@ def _data(config: "RunConfig") -> Problems:
         yield f"data.name is '{data.name}', which is no data set{fields.nearest(data.name, NAMES)}"
         return
     procedural = data.name in KINDS
+    if procedural and not (data.levels and set(data.levels) <= set(KINDS[data.name].LEVELS)):
+        known = ",".join(map(str, KINDS[data.name].LEVELS))
+        levels = ",".join(map(str, data.levels)) or "empty"
+        yield f"data.levels is {levels}; '{data.name}' has the levels {known}: name some of them"
     family = data.name.removeprefix("micro_") if procedural else SOURCES[data.name].family
     if family not in (None, data.family):
         yield f"data.name '{data.name}' is {family}, data.family is {data.family}: choose one of a kind"
@@ -296,8 +365,6 @@ def _ranges(config: "RunConfig") -> Problems:
     ):
         if seed > LARGEST_SEED:
             yield f"{name} is {seed}; it must be at most {LARGEST_SEED}"
-    if not config.data.levels:
-        yield "data.levels is empty; it must name at least one level"
 
 
 def _refusal(where: str, check: Callable[..., Any], *args: Any) -> Problems:

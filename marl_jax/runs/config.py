@@ -8,9 +8,10 @@ apart there; `to_json` writes it, `from_json` reads it back equal.
 
 import dataclasses
 import importlib.util
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from marl_jax.learning.rows import AdvantageConfig
 from marl_jax.learning.update import LearnerConfig
@@ -22,6 +23,7 @@ from marl_jax.tasks.task import Family
 from marl_jax.workflows import find
 
 SCHEMA = 1
+T = TypeVar("T")
 
 
 class ConfigError(ValueError):
@@ -217,11 +219,30 @@ def split_argv(argv: Sequence[str]) -> tuple[str | None, list[tuple[str, str | N
 
 def load_config(spec: str, texts: Sequence[tuple[str, str | None]] = ()) -> RunConfig:
     """FILE:CELL, with fields set from texts. Every mistake in the texts is in the one error."""
-    get_config, cell = load_file(spec)
-    config, problems = fields.change(get_config(cell), texts)
-    if problems := problems or checks.asked_in_vain(config, [name for name, _ in texts]):
+    base = load_base(spec, "get_config", RunConfig, texts)
+    config, problems = fields.change(base, texts)
+    problems = [*problems, *checks.asked_in_vain(config, [name for name, _ in texts])]
+    if problems:
         raise ConfigError(problems)
     return config
+
+
+def load_base(spec: str, entry: str, cls: type[T], texts: Sequence[tuple[str, str | None]] = ()) -> T:
+    """What the function `entry` of FILE makes of the name behind the colon.
+
+    Where it refuses the name, mistakes in the texts that show without it are told, too.
+    """
+    make, name = load_file(spec, entry)
+    try:
+        made = make(name)
+    except ValueError as error:
+        refused = getattr(error, "problems", [str(error)])
+        raise ConfigError([*refused, *fields.read_texts(cls, texts)[1]]) from None
+    if not isinstance(made, cls):
+        raise ConfigError(
+            [f"--config={spec}: {entry} gives a {type(made).__name__}: return a {cls.__name__}"]
+        )
+    return made
 
 
 def load_file(spec: str, entry: str = "get_config") -> tuple[Callable[[str], Any], str]:
@@ -238,6 +259,18 @@ def load_file(spec: str, entry: str = "get_config") -> tuple[Callable[[str], Any
         module_spec.loader.exec_module(module)
     except SyntaxError as error:
         raise ConfigError([f"--config={spec}: line {error.lineno} of '{file}': {error.msg}"]) from None
-    if not hasattr(module, entry):
+    except ImportError as error:
+        raise ConfigError([f"--config={spec}: '{file}' cannot be loaded: {error}"]) from None
+    make = getattr(module, entry, None)
+    if make is None or not _takes_a_name(make):
         raise ConfigError([f"--config={spec}: '{file}' defines no {entry}(name)"])
-    return getattr(module, entry), cell
+    return make, cell
+
+
+def _takes_a_name(make: Callable[..., Any]) -> bool:
+    """Whether it is a function of one argument."""
+    try:
+        inspect.signature(make).bind("")
+    except TypeError:
+        return False
+    return True

@@ -183,9 +183,9 @@ def decode_working(model: Model, lanes: int, attended: int) -> int:
 
 
 def prefill_working(model: Model, rows: int, chunk: int, attended: int) -> int:
-    """Of a prefill: its rows apart, and the scores or the MLP of one layer."""
+    """Of a prefill: its rows apart, and the scores beside their softmax, or the MLP, of one layer."""
     c = model.config
-    scores = rows * chunk * attended * (4 * c.num_attention_heads + 1)
+    scores = rows * chunk * attended * (8 * c.num_attention_heads + 1)
     mlp = rows * chunk * 2 * (c.intermediate_size + c.hidden_size) * model.width
     part = cache_bytes(c, rows, attended)
     return _cut_out(model, part) + part + max(scores, mlp)

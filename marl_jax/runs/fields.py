@@ -5,6 +5,7 @@
 Nothing here stops at the first mistake: mistakes are collected, one line each, and the valid rest is still checked.
 """
 
+import copy
 import dataclasses
 import difflib
 import functools
@@ -29,24 +30,30 @@ def change(base: T, texts: Iterable[tuple[str, str | None]]) -> tuple[T, list[st
     """`base` with the fields at these dotted paths set from their texts, and every mistake in them.
 
     An entry of a mapping is set by its key: ("policies.map.evaluator", "p0"). A text of None is a bare switch: true.
+    What is refused as a whole comes back as it was asked for, so that more can be told about it.
     """
-    problems: list[str] = []
+    read, problems = read_texts(type(base), texts)
     changes: dict[Path, Any] = {}
+    for path, keys, value in read:
+        changes[path] = _put(changes.get(path, _get(base, path)), keys, value) if keys else value
+    return _rebuild(base, changes, (), problems), problems
+
+
+def read_texts(
+    cls: type, texts: Iterable[tuple[str, str | None]]
+) -> tuple[list[tuple[Path, Path, Any]], list[str]]:
+    """[(path of a field of `cls`, keys inside its mapping, value)], and mistakes that show without other fields."""
+    read, problems = [], []
     for name, text in texts:
         try:
-            path, keys, annotation = _locate(type(base), name)
-            value = _read(annotation, text)
+            path, keys, annotation = _locate(cls, name)
+            read.append((path, keys, _read(annotation, text)))
         except LookupError as error:
-            problems.append(f"{name} is unknown{_suggest(name, type(base), error.args[0])}")
-            continue
+            problems.append(f"{name} is unknown{_suggest(name, cls, error.args[0])}")
         except Mismatch as error:
             shown = "given without a value" if text is None else repr(text)
             problems.append(f"{name} is {shown}; it must be {error}")
-            continue
-        if keys:
-            value = _put(changes.get(path, _get(base, path)), keys, value)
-        changes[path] = value
-    return _rebuild(base, changes, (), problems), problems
+    return read, problems
 
 
 def to_json(value: Any) -> Any:
@@ -271,7 +278,7 @@ def _put(mapping: Mapping[str, Any] | None, keys: Path, value: Any) -> dict[str,
 
 
 def _rebuild(base: Any, changes: Mapping[Path, Any], at: Path, problems: list[str]) -> Any:
-    """`base` with the changes; a field that its dataclass refuses is reported and left as it was."""
+    """`base` with the changes; a field that its dataclass refuses is reported, and below the root left as it was."""
     values: dict[str, Any] = {path[0]: value for path, value in changes.items() if len(path) == 1}
     for name in dict.fromkeys(path[0] for path in changes if len(path) > 1):
         below = {path[1:]: value for path, value in changes.items() if path[0] == name}
@@ -281,12 +288,22 @@ def _rebuild(base: Any, changes: Mapping[Path, Any], at: Path, problems: list[st
         if refusal is None:
             return built
         problems.extend(f"{'.'.join(at)}: {line}" if at else line for line in refusal)
+        if not at:
+            return _unchecked(base, values)
         without = {name: {k: v for k, v in values.items() if k != name} for name in values}
         culprit = next((name for name, rest in without.items() if _try(base, rest)[1] != refusal), None)
-        if culprit is None or not at:
+        if culprit is None:
             break
         values = without[culprit]
     return base
+
+
+def _unchecked(base: Any, values: Mapping[str, Any]) -> Any:
+    """A copy with these fields, whatever its dataclass says of them."""
+    made = copy.copy(base)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 def _try(base: Any, values: Mapping[str, Any]) -> tuple[Any, list[str] | None]:

@@ -16,13 +16,17 @@ from marl_jax.models.config import PRESETS
 from marl_jax.models.decode import cache_bytes
 from marl_jax.models.hf import load_config
 from marl_jax.models.table import num_parameters
+from marl_jax.models.tokenizer import load_tokenizer
+from marl_jax.own import is_own
 from marl_jax.policies import PolicySpec, decode_groups
+from marl_jax.rollouts import Chat
 from marl_jax.runs import costs, devices, memory
+from marl_jax.runs.checks import shortest_episode
 from marl_jax.runs.config import RunConfig
 from marl_jax.runs.costs import Model
 from marl_jax.runs.devices import Device
 from marl_jax.runs.memory import Part, Phase
-from marl_jax.runs.parts import policy_specs
+from marl_jax.runs.parts import policy_specs, words
 from marl_jax.runs.workload import Assumptions, CallShape, Shape, assume, batches_of, calls_of
 from marl_jax.sampling.plan import EngineSettings
 
@@ -154,14 +158,34 @@ def check_fits(
     *,
     engine: EngineSettings | None = None,
 ) -> Plan:
-    """The plan for the device at hand; refused with one line if the run cannot fit it."""
+    """The plan for the device at hand; refused with one line if the run cannot fit it, or no prompt its engines."""
     device = devices.here()
     if available_bytes is not None:
         device = dataclasses.replace(device, memory=available_bytes)
     made = make_plan(config, model, device, engine=engine)
     if not made.fits:
         raise PlanError(made.trouble(config))
+    _check_prompts(config, made.engine)
     return made
+
+
+def _check_prompts(config: RunConfig, engine: EngineSettings) -> None:
+    """Refuse a built-in workflow with a role whose words leave no room for any question."""
+    directory = Path(config.policies.base)
+    if is_own(config.workflow.name) or config.rollout.limits.overlong == "truncate":
+        return
+    try:
+        chat = Chat(load_tokenizer(directory))
+    except (OSError, ValueError):  # told when the model is loaded
+        return
+    context = min(config.rollout.limits.context or engine.context, engine.context)
+    for call in shortest_episode(config, words(config)):
+        room = context - config.role_settings[call.role].max_new_tokens
+        if not call.after and (needed := len(chat.start(call.messages))) > room:
+            raise PlanError(
+                f"the prompt of '{call.role}' takes {needed} tokens before any question, and there is room for {room}: "
+                "raise --config.engine.max_prompt"
+            )
 
 
 def find_model(config: RunConfig) -> tuple[ModelConfig, str]:
@@ -283,6 +307,7 @@ def _way_out(part: str, config: RunConfig) -> str:
         "caches of prompts": f"lower --config.engine.lanes or budget_bytes, or {shorter}",
         "working memory of prefill": "shorten --config.engine.max_prompt",
         "working memory of decoding": "lower --config.engine.lanes",
+        "an array of a cache, resized": f"lower --config.engine.lanes, or {shorter}",
         "gradient trees": f"{off}{lora}take a smaller base",
         "optimiser states": f"{lora}--config.learner.optimiser.kind=adafactor",
         "activations": f"{remat}lower --config.learner.batch.token_budget, or {shorter}",

@@ -127,7 +127,8 @@ def calls_of(config: RunConfig, assumptions: Assumptions) -> list[list[CallShape
         return Completion(said[entry.role], (), (), "length", None, index)
 
     answer: Any = None
-    for _ in range(config.rollout.limits.max_calls):
+    spent = 0
+    while True:
         try:
             asked = script.send(answer)
         except KeyboardInterrupt:
@@ -137,6 +138,9 @@ def calls_of(config: RunConfig, assumptions: Assumptions) -> list[list[CallShape
         ):  # the end, or a workflow that cannot go on from a task and answers that say nothing
             break
         many = asked if isinstance(asked, list) else [asked]
+        spent += len(many) or 1
+        if spent > config.rollout.limits.max_calls:
+            break
         first = len(ends)
         rounds.append([shape(entry) for entry in many if isinstance(entry, Call)])
         answers = [result(entry, first + i) for i, entry in enumerate(many)]

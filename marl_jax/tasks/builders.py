@@ -95,8 +95,10 @@ class Tasks(Sequence[Task]):
         self._records, self._positions = records, positions
         self.name: str = about["name"]
         self.split: str = about["split"]
-        self.digest: str = about["digest"]  # of the data set's content, whatever file format it came in
-        self.skipped: int = about["skipped"]  # broken rows left out of the data set, all splits together
+        self.digest: str = about["digest"]  # of the content that was read, whatever file format it came in
+        self.skipped: int = about[
+            "skipped"
+        ]  # broken rows left out, of all splits that were read with this one
 
     def __len__(self) -> int:
         return len(self._positions)

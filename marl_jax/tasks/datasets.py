@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -134,7 +134,8 @@ def load(
     `val_size` is for data sets of files (0: no val split, train stays whole, as in the study), `size` and `levels`
     for the procedural ones; `seed` is that of the carving, or of the draw. A broken row is refused by file and
     number; "skip" leaves it out, counts it in `Tasks.skipped`, and moves no other row to another split. Prepared
-    data goes to `cache` (default $MARL_JAX_CACHE or ~/.cache/marl_jax).
+    data goes to `cache` (default $MARL_JAX_CACHE or ~/.cache/marl_jax). A test split with files of its own is read for
+    "test" alone, and nothing else is then.
     """
     from marl_jax.tasks import builders
 
@@ -144,11 +145,17 @@ def load(
         count = _MICRO_SIZES[split] if size is None else size
         drawn = _draw(name, split, count, seed, tuple(levels), _home(cache))
         return builders.read(drawn, split, split, np.arange(count))
-    built = build(name, directory, bad_rows=bad_rows, cache=cache)
+    source = _source(name)
+    unread = _unread(source, directory, split)
+    built = build(name, directory, unread, bad_rows=bad_rows, cache=cache)
     rows = builders.sizes(built)
-    if (published := SOURCES[name].study_rows) and rows.get("train") != published:
-        logging.warning("%s: %s rows, the study split %s: its splits are other ones", name, rows, published)
-    parts = assign(rows, SOURCES[name].test, val_size=val_size, seed=seed)
+    if source.study_rows and rows.get("train") != source.study_rows:
+        logging.warning(
+            "%s: %s rows, the study split %s: its splits are other ones", name, rows, source.study_rows
+        )
+    if "test" in unread:
+        rows["test"] = 0  # is published, so that none is held out of train
+    parts = assign(rows, source.test, val_size=val_size, seed=seed)
     if split == "val" and val_size == 0:
         raise DataError(
             f"{name} has no val split with val_size=0: set val_size to the rows it shall take of train"
@@ -161,25 +168,26 @@ def load(
 def build(
     name: str,
     directory: str | os.PathLike[str] | None = None,
+    unread: Collection[str] = (),
     *,
     bad_rows: BadRows = "refuse",
     cache: str | os.PathLike[str] | None = None,
 ) -> "TaskBuilder":
-    """The tensorflow-datasets builder of a data set of files, prepared, with the splits as they are published."""
+    """The tensorflow-datasets builder of a data set of files, prepared, with its published splits but the `unread`."""
     from marl_jax.tasks import builders
 
-    if name not in SOURCES:
-        raise DataError(_unknown(name))
+    source = _source(name)
     if bad_rows not in ("refuse", "skip"):
         raise DataError(f"bad_rows is {bad_rows!r}: it is 'refuse' or 'skip'")
-    source = SOURCES[name]
     if directory is None and not source.urls:
         raise DataError(f"{name}: give the directory of its files")
-    files = None if directory is None else list_files(Path(directory).expanduser(), source.folder)
-    origin = source.urls if files is None else [(path.name, _digest(path)) for path in files]
+    wanted = {split: places for split, places in _published(source, directory).items() if split not in unread}
+    origin: Any = wanted
+    if directory is not None:
+        origin = {split: [(path.name, _digest(path)) for path in paths] for split, paths in wanted.items()}
 
     def splits(download: "Download") -> dict[str, "Rows"]:
-        found = download(source.urls) if files is None else _published(source, files)
+        found = download(wanted) if directory is None else wanted
         if source.split_of:
             everything = [path for paths in found.values() for path in paths]
             rows = (row for path in everything for _, row in read_rows(path))
@@ -244,10 +252,26 @@ def _task(name: str, source: Source, row: Any) -> Task:
     return task
 
 
-def _published(source: Source, files: Sequence[Path]) -> dict[str, list[Path]]:
-    """Files by the published split that their names tell; train where they tell none."""
+def _source(name: str) -> Source:
+    if name not in SOURCES:
+        raise DataError(_unknown(name))
+    return SOURCES[name]
+
+
+def _unread(source: Source, directory: str | os.PathLike[str] | None, split: str) -> set[str]:
+    """The published splits that a split of ours is not made of."""
+    names = set(_published(source, directory))
+    if source.split_of or not {"train", "test"} <= names:  # split by row
+        return set()
+    return names - {"test"} if split == "test" else {"test"}
+
+
+def _published(source: Source, directory: str | os.PathLike[str] | None) -> Mapping[str, Sequence[Any]]:
+    """{published split: its files in a directory, by their names; train where they tell none}, or its addresses."""
+    if directory is None:
+        return source.urls
     found: dict[str, list[Path]] = {}
-    for path in files:
+    for path in list_files(Path(directory).expanduser(), source.folder):
         named = _SPLIT.search(path.name.lower())
         split = named[1] if named else "train"
         split = "val" if split in ("valid", "validation", "dev") else split

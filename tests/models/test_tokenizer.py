@@ -92,6 +92,21 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
         load_tokenizer(tmp_path, small)
 
 
+@pytest.mark.parametrize(
+    ("largest", "vocabulary"), [(121, 160), (121, 122 + 256), (151668, 151936), (100014, 102400)]
+)
+def test_a_model_may_have_ids_to_spare_for_padding_and_no_more(largest, vocabulary):
+    class Some:
+        get_vocab = staticmethod(lambda: {"a": 0, "b": largest})
+
+    def model(size):
+        return dataclasses.replace(ModelConfig.preset("xs"), vocab_size=size)
+
+    check_vocabulary(Some, model(vocabulary))
+    with pytest.raises(ValueError, match=rf"{40 * largest - largest - 1} ids to spare are more than padding"):
+        check_vocabulary(Some, model(40 * largest))
+
+
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no tokenizer.json"):
         load_tokenizer(tmp_path)

@@ -114,10 +114,18 @@ def test_the_command_writes_a_base_that_loads_and_says_how_it_was_made(tmp_path,
         (["--config=configs/micr.py:xs"], "there is no file 'configs/micr.py'"),
         ([], "--config is missing"),
         (["--config=configs/micro.py:xs", "config.steps=3"], "'config.steps=3' is no flag"),
+        (["--config=configs/micro.py:xl", "--config.step=3"], "step is unknown: did you mean 'steps'?"),
+        (
+            ["--config=configs/micro.py:xs", "--config.steps=-1", "--config.rows=0"],
+            "steps is -1 and rows is 0;",
+        ),
+        (["--config=configs/micro.py:xs", "--out="], "--out is missing: give the directory"),
+        (["--config=configs/micro.py:xs", "--samples=0"], "--samples=0: 0 is not a positive integer"),
+        (["--config=configs/micro.py:xs", "--sample=1"], "Unknown command line flag 'sample'"),
     ],
 )
 def test_what_cannot_be_made_is_refused_in_one_line(wrong, words, tmp_path, capsys):
-    assert script.run("experiments.pretrain", *wrong, f"--out={tmp_path / 'base'}")
+    assert script.run("experiments.pretrain", f"--out={tmp_path / 'base'}", *wrong) == 2
     assert words in capsys.readouterr().err
     assert not Path(tmp_path / "base").exists()
 
@@ -125,5 +133,5 @@ def test_what_cannot_be_made_is_refused_in_one_line(wrong, words, tmp_path, caps
 def test_a_place_that_cannot_be_written_is_told_before_anything_is_trained(tmp_path, capsys):
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file" / "base"):
-        assert script.run("experiments.pretrain", "--config=configs/micro.py:m", f"--out={out}")
+        assert script.run("experiments.pretrain", "--config=configs/micro.py:m", f"--out={out}") == 2
         assert capsys.readouterr().err.count(f"--out={out} cannot be written") == 1

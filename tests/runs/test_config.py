@@ -9,7 +9,7 @@ import pytest
 from configs import micro, qwen3, study
 from marl_jax.policies import shared
 from marl_jax.runs.cells import all_cells, parse_cell
-from marl_jax.runs.checks import SLOTS
+from marl_jax.runs.checks import SLOTS, least_calls
 from marl_jax.runs.config import ConfigError, RunConfig, from_argv, load_config, load_file, split_argv
 from marl_jax.runs.workload import assume, calls_of
 from marl_jax.workflows import BUILT_IN, Call, workflow
@@ -96,6 +96,21 @@ def test_a_missing_file_and_one_without_a_function_are_refused(tmp_path):
         load_file(f"{tmp_path}/broken.py:x")
 
 
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("import no_such_module", "'{file}' cannot be loaded: No module named 'no_such_module'"),
+        ("def get_config(): pass", "'{file}' defines no get_config(name)"),
+        ("get_config = 3", "'{file}' defines no get_config(name)"),
+        ("def get_config(name): return {'steps': 3}", "get_config gives a dict: return a RunConfig"),
+    ],
+)
+def test_a_file_that_gives_no_configuration_is_told_in_one_line(tmp_path, source, message):
+    file = tmp_path / "cells.py"
+    file.write_text(source)
+    assert refused(spec=f"{file}:x") == [f"--config={file}:x: {message.format(file=file)}"]
+
+
 def test_a_command_line_is_taken_apart():
     argv = ["train", "--config", VOTING, "--workdir=DIR", "--config.steps=7", "--config.logging.tensorboard"]
     argv += ["--config.seed", "3", "--", "--config.steps=8"]
@@ -107,6 +122,11 @@ def test_a_command_line_is_taken_apart():
     assert (config.steps, config.seed, config.logging.tensorboard) == (7, 3, True)
     with pytest.raises(ConfigError, match="--config is missing"):
         from_argv(["train", "--workdir=DIR"])
+
+
+def test_a_cell_that_does_not_exist_hides_no_mistake_that_shows_without_it():
+    problems = refused(("step", "3"), ("seed", "x"), spec="configs/micro.py:votin-shared-s-math")
+    assert [problem.split()[0] for problem in problems] == ["cell", "step", "seed"]
 
 
 def test_overrides_reach_every_part():
@@ -146,6 +166,14 @@ def test_unknown_keys_wrong_types_and_impossible_combinations_are_told_together(
     assert "sampling.temprature is unknown: did you mean 'sampling.temperature'?" in problems
 
 
+def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    asked = {"data.problems": "-3", "logging.wandb": None, "data.name": "gsm8k", "data.levels": "9"}
+    said = ("data.problems is -3", "data.levels is for procedural data", "logging.wandb is on")
+    found = refused(*asked.items())
+    assert len(found) == 3 and all(any(line.startswith(part) for line in found) for part in said)
+
+
 @pytest.mark.parametrize(
     "texts, message",
     [
@@ -174,6 +202,14 @@ def test_unknown_keys_wrong_types_and_impossible_combinations_are_told_together(
         ([("data.name", "gsm8k"), ("data.levels", "1")], "data.levels is for procedural data"),
         ([("data.directory", "x")], "data.directory is 'x'; it is for data read from files"),
         ([("data.bad_rows", "skip")], "data.bad_rows is 'skip'; it is for data read from files"),
+        ([("data.levels", "2,9")], "data.levels is 2,9; 'micro_math' has the levels 1,2,3,4,5"),
+        ([("data.levels", "")], "data.levels is empty; 'micro_math' has the levels 1,2,3,4,5"),
+        ([("rollout.limits.max_calls", "3")], "max_calls is 3, and every episode of 'voting' makes 4 calls"),
+        (
+            [("workflow.settings.votes", "100")],
+            "makes 101 calls or more: raise it, or lower workflow.settings.votes",
+        ),
+        ([("workflow.settings.votes", "1000000")], "lower workflow.settings.votes"),
         ([OWN_DATA, ("data.directory", "x")], "it is for data read from files, and 'json:loads' is not"),
         ([OWN_DATA, ("data.bad_rows", "skip")], "data.bad_rows is 'skip'"),
         ([OWN_DATA, ("data.train_size", "9")], "data.train_size is 9; it is for procedural data"),
@@ -274,6 +310,38 @@ def test_the_slots_that_are_known_are_those_that_a_workflow_calls(name):
         (role, s) for role in roles for s in range(BUILT_IN[name].settings[setting] if role == many else 1)
     }
     assert called == known
+
+
+@pytest.mark.parametrize(
+    "name, settings, fewest",
+    [
+        ("single", {}, 1),
+        ("single_matched", {"calls": 6}, 6),
+        ("single_token_matched", {"tokens": 256}, 4),  # calls of 64 tokens
+        ("voting", {}, 4),
+        ("eval_opt", {"rounds": 9}, 2),
+        ("eval_opt", {"shared": True}, 2),
+        ("orch_workers", {"workers": 9}, 3),
+        ("debate", {"agents": 4, "rounds": 3}, 12),
+        ("planner_coder", {}, 2),
+        ("self_refine_with_tests", {}, 1),
+    ],
+)
+def test_a_limit_that_the_shortest_episode_breaks_is_refused(name, settings, fewest):
+    family = BUILT_IN[name].families[0]
+    cell, texts = (
+        f"configs/micro.py:single-shared-s-{family}",
+        {
+            "workflow.name": name,
+            "workflow.settings": json.dumps(settings),
+            "policies.map": json.dumps(shared(BUILT_IN[name].roles)),
+        },
+    )
+    enough = load_config(cell, [*texts.items(), ("rollout.limits.max_calls", str(fewest))])
+    assert least_calls(enough) == fewest
+    if fewest > 1:
+        (line,) = refused(*texts.items(), ("rollout.limits.max_calls", str(fewest - 1)), spec=cell)
+        assert f"makes {fewest} calls or more: raise it" in line
 
 
 def test_weights_and_biases_is_refused_where_it_is_not_installed(tmp_path, monkeypatch):

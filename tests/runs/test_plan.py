@@ -174,6 +174,37 @@ def test_decoding_takes_the_memory_that_xla_counts():
     assert size(plan, "working memory of decoding") > 0.5 * ours  # logits matter
 
 
+@pytest.mark.parametrize("train", ["full", "lora"])
+@pytest.mark.parametrize("prompt", [256, 1024])
+def test_prefill_takes_the_memory_that_xla_counts(train, prompt):
+    chosen = {"policies__train": train, "policies__lora_rank": "8", "learner__batch__buckets": "2048"}
+    run = config("single-shared-xs-math", **chosen, engine__max_prompt=str(prompt), engine__lanes="8")
+    model = dataclasses.replace(MODEL, num_hidden_layers=2)
+    plan = make_plan(run, model, HERE)
+    shapes = plan.engine
+    chunk, rank = shapes.chunks[-1], run.policies.lora_rank
+    rows = shapes.prefill_rows(chunk)
+    number = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    program = programs.prefill.lower(
+        abstract(model),
+        jax.eval_shape(lambda: init_lora(0, model, rank, 1)) if train == "lora" else None,
+        jax.eval_shape(lambda: empty_cache(model, shapes.prefixes, shapes.context)),
+        number,
+        jax.ShapeDtypeStruct((rows, chunk), jnp.int32),
+        number,
+        number,
+        config=model,
+        attended=shapes.context,
+        scale=1.0,
+    ).compile(QUICK)
+    other = costs.decode_working(costs.Model(model), shapes.lanes // shapes.banks, shapes.context)
+    working = size(plan, "working memory of prefill") - (shapes.banks - 1) * other
+    served = size(plan, "weights served to the sampler") if train == "lora" else 0
+    ours = size(plan, "base weights", "caches of prompts") + served + working
+    assert ours == pytest.approx(needed(program), rel=0.15)
+    assert working > 0.3 * ours
+
+
 @pytest.mark.parametrize("balance", ["off", "equalise"])
 def test_the_optimiser_takes_the_memory_that_xla_counts(balance):
     run = config(learner__interventions__mixing__balance=balance)
@@ -281,6 +312,24 @@ def test_engines_have_room_for_the_histories_of_all_episodes_under_way(workflow,
     assert many.prefixes == 8 // 2 + each * ahead
     few = config(**chosen, data__problems="1", rollout__samples="2", evaluation__problems="3")
     assert make_plan(few, MODEL, HERE).engine.prefixes == 8 // 2 + each * 3
+
+
+def test_a_workflow_is_walked_as_far_as_its_limit_of_calls(tmp_path, monkeypatch):
+    source = """
+from marl_jax.workflows import Call, workflow
+
+@workflow(roles=("solver",))
+def wide(task, prompts):
+    ask = [{"role": "user", "content": task.question}]
+    yield Call("solver", ask)
+    yield [Call("solver", ask, slot=i) for i in range(100)]
+"""
+    (tmp_path / "wide_workflow.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = {"workflow__name": "wide_workflow:wide", "policies__map": '{"solver": "p0"}'}
+    for limit, rounds in ((64, [1]), (101, [1, 100])):
+        run = config("single-shared-xs-math", **mine, rollout__limits__max_calls=str(limit))
+        assert [len(calls) for calls in calls_of(run, assume(run))] == rounds
 
 
 def test_a_workflow_that_cannot_be_walked_without_a_task_is_planned_all_the_same(tmp_path, monkeypatch):
@@ -410,6 +459,29 @@ def test_lanes_that_do_not_fit_their_budget_are_refused():
             ModelConfig.preset("s"),
             8 << 30,
         )
+
+
+@pytest.mark.parametrize("train", ["full", "lora"])
+def test_far_too_many_lanes_are_what_to_lower(train):
+    run = config("voting-isolated-xs-math", engine__lanes="100000000", policies__train=train)
+    with pytest.raises(
+        PlanError, match=r"biggest part is an array of a cache.*: lower --config.engine.lanes"
+    ):
+        check_fits(run, ModelConfig.preset("xs"), 8 << 30)
+
+
+@pytest.mark.parametrize("workflow", ["voting", "eval_opt", "orch_workers"])
+def test_prompts_that_leave_no_room_for_a_question_are_refused(workflow):
+    def check(length, **others):
+        new = {"sampling__max_new_tokens": "8", "engine__max_prompt": str(length), **others}
+        check_fits(config(f"{workflow}-shared-xs-math", **new), ModelConfig.preset("xs"), 8 << 30)
+
+    with pytest.raises(
+        PlanError, match=r"tokens before any question, and there is room for .* --config.engine.max_p"
+    ):
+        check(8)
+    check(8, rollout__limits__overlong="truncate")
+    check(120)
 
 
 def test_a_mesh_cuts_weights_and_spreads_the_rest():

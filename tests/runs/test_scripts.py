@@ -60,6 +60,26 @@ def test_a_configuration_that_cannot_be_is_one_line(refused, base, tmp_path, mod
     assert message in refused(module, *arguments, *base, *where)
 
 
+@pytest.mark.parametrize(
+    "module, argument, message",
+    [
+        ("train", "--workdir=", "--workdir is missing: give the directory of the run"),
+        ("evaluate", "--workdir=", "--workdir is missing: give the directory of the run"),
+        ("export", "--workdir=", "--workdir is missing: give the directory of the run"),
+        ("report", "--workdir=", "give either --workdir=DIR of one run, or --root=DIR"),
+        ("demo", "--problems=0", "flag --problems=0: 0 is not a positive integer"),
+        ("demo", "--samples=0", "flag --samples=0: 0 is not a positive integer"),
+        ("plan", "--completion=2", "flag --completion=2"),
+        ("train", "--workdr=x", "Unknown command line flag 'workdr'"),
+        ("report", "--workdir=configs/bases/micro-xs", "'configs/bases/micro-xs' holds no run"),
+    ],
+)
+def test_a_flag_that_cannot_be_is_one_line(refused, module, argument, message):
+    cell = [CELL] if module in ("train", "plan") else []
+    assert message in refused(module, *cell, argument)
+    assert not (script.ROOT / "configs/bases/micro-xs/report.html").exists()
+
+
 @pytest.mark.parametrize("module", ["evaluate", "export", "report"])
 def test_words_and_configurations_are_refused_where_they_mean_nothing(refused, tmp_path, module):
     assert "'samples=4' is no flag" in refused(module, f"--workdir={tmp_path}", "samples=4")

@@ -168,6 +168,20 @@ def test_a_skipped_row_moves_no_other_row_to_another_split(tmp_path):
         assert broken.skipped == 4
 
 
+def test_a_test_file_of_its_own_is_read_for_test_alone_and_nothing_else_is(tmp_path):
+    rows = [{"question": f"{i}?", "gold": str(i)} for i in range(20)]
+    jsonl(tmp_path / "data" / "train.jsonl", rows)
+    file = tmp_path / "data" / "test.jsonl"
+    file.write_text("broken\n")
+    both = [load("jsonl", tmp_path / "data", split, cache=tmp_path / "cache") for split in ("train", "val")]
+    refuse(tmp_path, "jsonl", f"{file}, line 1: not JSON", split="test")
+    assert [len(tasks) for tasks in both] == [18, 2]
+    jsonl(file, rows[:3])
+    assert load("jsonl", tmp_path / "data", "train", cache=tmp_path / "cache").digest == both[0].digest
+    (tmp_path / "data" / "train.jsonl").write_text("broken\n")
+    assert len(load("jsonl", tmp_path / "data", "test", cache=tmp_path / "cache")) == 3
+
+
 def test_rows_of_a_parquet_file_are_counted_too(tmp_path):
     rows = [dapo_row(i) for i in range(10)]
     path = parquet(
