@@ -225,6 +225,10 @@ def _interventions(config: "RunConfig") -> Problems:
             if role not in config.roles:
                 near = fields.nearest(role, config.roles)
                 yield f"learner.interventions.{name} names '{role}', which is no role of the workflow{near}"
+    for policy in config.learner.learning_rates:
+        if policy not in (known := policy_names(config.policies.map)):
+            near = fields.nearest(policy, known)
+            yield f"learner.learning_rates names '{policy}', which is no policy of policies.map{near}"
     holders = [
         {key.split("/")[0] for key, p in config.policies.map.items() if p == name}
         for name in policy_names(config.policies.map)

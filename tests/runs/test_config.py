@@ -260,6 +260,7 @@ def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
         ([("data.val_size", "0")], "set evaluation.every=0"),
         ([("evaluation.every", "0")], "checkpoints.best needs evaluations"),
         ([("learner.interventions.freeze", "worker")], "names 'worker', which is no role"),
+        ([("learner.learning_rates.p9", "1e-4")], "names 'p9', which is no policy"),
         ([("checkpoints.every", "0")], "checkpoints.every is 0; it must be at least 1"),
         ([("seed", "-1")], "seed is -1; it must be at least 0"),
     ],
