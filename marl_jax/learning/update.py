@@ -214,8 +214,7 @@ class Learner:
         config, state = self.config, states[policy]
         mini_batches = self._mini_batches(policy, len(rows), step)
         on_policy = len(mini_batches) == 1 and config.old_logprobs == "trainer"
-        sampler = [np.asarray(row.logprobs, np.float32) for row in rows]
-        old = sampler
+        old = [np.asarray(row.logprobs, np.float32) for row in rows]
         if config.old_logprobs == "trainer" and not on_policy:
             old = self.logprobs(tree, rows, frozen=frozen)
         ref = None if reference is None else self.logprobs(reference, rows, frozen=frozen)
@@ -273,22 +272,36 @@ class Learner:
         described = {}
         if config.gradients != "off":
             described = gradient_report([done for _, done in host], units, unit_roles)
-        # A row seen by several updates is reported as the last of them saw it.
-        logp, entropy = list(sampler), list(sampler)
-        for (outs, _), (members, batches) in zip(host, placed):
-            for k, values in ((1, logp), (2, entropy)):
-                for i, own in zip(members, by_row(len(members), batches, [out[k] for out in outs])):
-                    values[i] = own
-        trainer: list[np.ndarray | None] = list(logp if on_policy else old)
-        if config.old_logprobs == "sampler":  # known of the rows of the first update, which computed them
-            (outs, _), (members, batches) = host[0], placed[0]
-            trainer = [None] * len(rows)
-            for i, own in zip(members, by_row(len(members), batches, [out[1] for out in outs])):
-                trainer[i] = own
-        before = logp if on_policy else old
-        anchor = [None] * len(rows) if ref is None else ref
-        seen = [Seen(*values) for values in zip(rows, logp, before, entropy, anchor, trainer)]
+        seen = self._seen(rows, None if on_policy else old, ref, [outs for outs, _ in host], placed)
         return tree, state, report, seen, described
+
+    def _seen(
+        self,
+        rows: Sequence[Row],
+        old: Sequence[np.ndarray] | None,  # None: what its update computed
+        ref: Sequence[np.ndarray] | None,
+        outs: Sequence[Sequence[Any]],  # by update and micro-batch, what `accumulate` says
+        placed: Sequence[tuple[np.ndarray, Sequence[Batch]]],
+    ) -> list[Seen]:
+        """Every row as the last of the updates saw it."""
+
+        def of_update(update: int, which: int) -> list[tuple[int, np.ndarray]]:
+            members, batches = placed[update]
+            return list(zip(members, by_row(len(members), batches, [out[which] for out in outs[update]])))
+
+        logp, entropy = (
+            dict(pair for update in range(len(placed)) for pair in of_update(update, which))
+            for which in (1, 2)
+        )
+        before: Any = logp if old is None else old
+        # The trainer's own before the step: with the sampler's as `old`, what the first update computed, for its rows.
+        trainer = {i: before[i] for i in range(len(rows))}
+        if self.config.old_logprobs == "sampler":
+            trainer = dict(of_update(0, 1))
+        return [
+            Seen(row, logp[i], before[i], entropy[i], None if ref is None else ref[i], trainer.get(i))
+            for i, row in enumerate(rows)
+        ]
 
     def _gradient(
         self,
