@@ -26,7 +26,7 @@ LONGEST = 6000  # characters shown of one text; the middle of a longer one is le
 
 def write_report(workdir: str | os.PathLike[str]) -> Path:
     """Write `report.html` and `report.png` into a run's folder; where the page is."""
-    return _write_run(_read(workdir))
+    return _write_run(record.read_run(workdir))
 
 
 def write_overview(root: str | os.PathLike[str]) -> Path:
@@ -42,7 +42,7 @@ def write_overview(root: str | os.PathLike[str]) -> Path:
     runs, unread = [], []
     for folder in folders:
         try:
-            run = _read(folder)
+            run = record.read_run(folder)
             _write_run(run)
             runs.append(run)
         except FolderError as error:
@@ -70,16 +70,6 @@ def write_overview(root: str | os.PathLike[str]) -> Path:
     )
     write_atomically(directory / "report.html", page)
     return directory / "report.html"
-
-
-def _read(folder: str | os.PathLike[str]) -> Run:
-    """The run in a folder; a model's, which has a config.json too, holds none."""
-    run = record.read_run(folder)
-    if not run.config:
-        raise FolderError(
-            f"'{folder}' holds no run: its config.json has no 'config'; give the folder of a run"
-        )
-    return run
 
 
 def _write_run(run: Run) -> Path:

@@ -5,7 +5,9 @@ import pathlib
 import subprocess
 import sys
 
-SCRIPT = """
+import pytest
+
+COMMON = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from learning_rows import TINY, assert_trees_close, make_rows, plain_loss
@@ -22,7 +24,10 @@ mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 rng = np.random.default_rng(0)
 rows = make_rows(rng, prompts=4, samples=4) + make_rows(rng, prompts=4, samples=4, role="judge")
 params = jax.tree.map(np.asarray, qwen3.init(0, TINY))
-descent = OptimiserConfig("sgd", ScheduleConfig(2.0**14), b1=0.0, weight_decay=0.0, grad_clip=None)
+"""
+
+# One step of plain descent is the gradient.
+GRADIENT = """descent = OptimiserConfig("sgd", ScheduleConfig(2.0**14), b1=0.0, weight_decay=0.0, grad_clip=None)
 config = LearnerConfig(
     optimiser=descent, batch=BatchConfig((8, 16, 32, 64), 256), old_logprobs="sampler", logprob_chunk=64
 )
@@ -37,8 +42,10 @@ got = jax.tree.map(lambda b, a: (np.asarray(b) - np.asarray(a)) / 2.0**14, param
 value, want = plain_loss(params, rows)
 assert_trees_close(got, want)
 np.testing.assert_allclose(report.policies["p0"]["loss"], value, rtol=1e-5)
+"""
 
 # All that stands between the gradient and the new weights, here adapters: anchor, balance, clip, AdamW.
+UPDATE = """
 roles = {"generator": "p0", "judge": "p0"}
 chosen = InterventionConfig(Mixing(balance="equalise", project_conflicts=True), {"judge": 0.5}, {"generator": 0.01})
 adamw = OptimiserConfig("adamw", ScheduleConfig(0.1), eps=1e-3, grad_clip=0.02)
@@ -59,16 +66,17 @@ for over in (None, mesh):
     ends.append(jax.tree.map(np.asarray, trees["p0"]))
 assert_trees_close(ends[1], ends[0])
 assert any(np.max(np.abs(a - b)) > 0.01 for a, b in zip(*map(jax.tree.leaves, (ends[0], adapter))))
-print("sharded equals plain")
 """
 
 
-def test_eight_devices_give_the_plain_gradient():
+@pytest.mark.parametrize(
+    "script", [GRADIENT, pytest.param(UPDATE, marks=pytest.mark.campaign)], ids=["gradient", "update"]
+)
+def test_eight_devices_give_what_one_gives(script):
     here = pathlib.Path(__file__).parent
     env = dict(os.environ, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")
     env["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parents[1]), env.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", COMMON + script], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip().endswith("sharded equals plain")

@@ -71,7 +71,11 @@ def test_a_configuration_that_cannot_be_is_one_line(refused, base, tmp_path, mod
         ("demo", "--samples=0", "flag --samples=0: 0 is not a positive integer"),
         ("plan", "--completion=2", "flag --completion=2"),
         ("train", "--workdr=x", "Unknown command line flag 'workdr'"),
-        ("report", "--workdir=configs/bases/micro-xs", "'configs/bases/micro-xs' holds no run"),
+        (
+            "report",
+            "--workdir=configs/bases/micro-xs",
+            "configs/bases/micro-xs' (its config.json is no run's)",
+        ),
     ],
 )
 def test_a_flag_that_cannot_be_is_one_line(refused, module, argument, message):
