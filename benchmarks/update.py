@@ -22,10 +22,11 @@ from absl import app, flags
 
 from benchmarks import BENCH
 from marl_jax.learning.batching import BatchConfig, make_batches, padding_share
+from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.rows import Row
-from marl_jax.learning.update import Learner, LearnerConfig
+from marl_jax.learning.update import Learner
 from marl_jax.models import ModelConfig, init
 from marl_jax.models.table import num_parameters
 from marl_jax.runs.costs import Model

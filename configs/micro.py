@@ -7,8 +7,8 @@ reach is a matter of measuring them.
 
 from marl_jax import policies
 from marl_jax.learning.batching import BatchConfig
+from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
-from marl_jax.learning.update import LearnerConfig
 from marl_jax.pretraining.recipe import Recipe
 from marl_jax.pretraining.roles import Skill
 from marl_jax.runs.cells import parse_cell

@@ -9,9 +9,9 @@ been measured here.
 
 from marl_jax import policies
 from marl_jax.learning.batching import BatchConfig
+from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
-from marl_jax.learning.update import LearnerConfig
 from marl_jax.runs.cells import parse_cell
 from marl_jax.runs.config import (
     CheckpointConfig,

@@ -27,6 +27,7 @@ from marl_jax.runs.config import ConfigError, load_base, split_argv
 if TYPE_CHECKING:
     from marl_jax.pretraining.recipe import Recipe
 
+NO_CONFIG = ConfigError(["--config is missing: give --config=FILE:SCALE"])
 FLAGS = flags.FLAGS
 flags.DEFINE_string("out", "", "directory of the base; its files are replaced")
 flags.DEFINE_integer("problems", 256, "held-out problems of each kind to measure the base on; 0: do not", 0)
@@ -35,7 +36,7 @@ flags.DEFINE_integer("samples", 4, "answers to each of them", 1)
 
 def main(recipe: "Recipe | None", _: list[str]) -> None:
     if recipe is None:
-        raise ConfigError(["--config is missing: give --config=FILE:SCALE"])
+        raise NO_CONFIG
     if not FLAGS.out:
         raise ConfigError(["--out is missing: give the directory to write the base to"])
     probe(Path(FLAGS.out))
@@ -118,7 +119,7 @@ def chosen(argv: Sequence[str]) -> tuple["Recipe", list[str]]:
 
     spec, texts, rest = split_argv(argv)
     if spec is None:
-        raise ConfigError(["--config is missing: give --config=FILE:SCALE"])
+        raise NO_CONFIG
     recipe, problems = fields.change(load_base(spec, "get_recipe", Recipe, texts), texts)
     if problems:
         raise ConfigError(problems)

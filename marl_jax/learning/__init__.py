@@ -2,6 +2,7 @@
 
 from marl_jax.learning.advantages import agent_advantages, group_advantages, overlong_penalty
 from marl_jax.learning.batching import BatchConfig, make_batches
+from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.groups import count_groups, group_ids, group_key, informative
 from marl_jax.learning.interventions import InterventionConfig, Mixing
 from marl_jax.learning.logprobs import token_logprobs
@@ -11,7 +12,7 @@ from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.report import Report
 from marl_jax.learning.resampling import ResampleCounts, Resampled, resample
 from marl_jax.learning.rows import AdvantageConfig, Row, rows_of, with_advantages
-from marl_jax.learning.update import Learner, LearnerConfig, LearnerState, NonFiniteGradients
+from marl_jax.learning.update import Learner, LearnerState, NonFiniteGradients
 
 __all__ = [
     "AdvantageConfig",

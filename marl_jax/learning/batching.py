@@ -29,10 +29,13 @@ class BatchConfig:
     share_prompts: bool = True
     tree_limit: int = 8192  # longest tree: where scores are written out, those of all branches exist at once
     slice_tokens: int = 1024  # of a micro-batch, differentiated at a time on one CPU; 0: all at once
+    streams: int = 2  # micro-batches differentiated at a time on one CPU, see `streams`
 
     def __post_init__(self) -> None:
         if self.token_budget < 1:
             raise ValueError(f"token_budget {self.token_budget} must be at least 1")
+        if self.streams < 1:
+            raise ValueError(f"streams {self.streams} must be at least 1")
         if self.slice_tokens < 0:
             raise ValueError(f"slice_tokens {self.slice_tokens} must not be negative; 0 cuts nothing")
         if not self.buckets or list(self.buckets) != sorted(set(self.buckets)) or self.buckets[0] < 1:
@@ -166,6 +169,13 @@ def by_row(count: int, batches: Sequence[Batch], values: Sequence[np.ndarray]) -
         for p in batch.placements:
             rows[p.row] = array[p.sequence, p.start : p.stop]
     return rows
+
+
+def write(batches: Iterable[Batch], name: str, values: Sequence[Any]) -> None:
+    """Each row's values, one for each sampled token or one for all, into the arrays `name`."""
+    for batch in batches:
+        for p in batch.placements:
+            getattr(batch.arrays, name)[p.sequence, p.start : p.stop] = values[p.row]
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:

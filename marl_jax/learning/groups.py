@@ -96,8 +96,9 @@ def informative(rewards: Sequence[float] | np.ndarray, groups: np.ndarray) -> np
     """Bool[B]: the row's group has more than one reward, so that it moves the policy at all."""
     count = int(np.max(groups, initial=-1)) + 1
     low, high = np.full(count, np.inf), np.full(count, -np.inf)
-    np.minimum.at(low, groups, as_rewards(rewards))
-    np.maximum.at(high, groups, as_rewards(rewards))
+    values = as_rewards(rewards)
+    np.minimum.at(low, groups, values)
+    np.maximum.at(high, groups, values)
     return (high > low)[groups]
 
 

@@ -163,19 +163,20 @@ def at_least_float32(x: jax.Array | float) -> jax.Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def kl_estimate(logp: jax.Array, ref_logp: jax.Array, kind: KL = "k3") -> jax.Array:
+def kl_estimate(logp: Any, ref_logp: Any, kind: KL = "k3", xp: Any = jnp) -> Any:
     """KL(policy || reference) at sampled tokens: k1 -d, k2 d^2 / 2, k3 exp(d) - d - 1; d = ref - logp.
 
-    Beyond d = 20 the exponential goes on as a straight line: it pulls as hard as there, and stays a number.
+    Beyond d = 20 the exponential goes on as a straight line: it pulls as hard as there, and stays a number. `xp` is the
+    module to compute with.
     """
-    delta = jnp.clip(ref_logp - logp, -LARGEST_GAP, LARGEST_GAP)
+    delta = xp.clip(ref_logp - logp, -LARGEST_GAP, LARGEST_GAP)
     if kind == "k1":
         return -delta
     if kind == "k2":
         return delta**2 / 2
     _check(kind == "k3", f"kl estimator {kind!r} is unknown; use 'k1', 'k2' or 'k3'")
-    bounded = jnp.minimum(delta, LOG_RATIO_LIMIT)
-    return jnp.expm1(bounded) + jnp.exp(bounded) * (delta - bounded) - delta
+    bounded = xp.minimum(delta, LOG_RATIO_LIMIT)
+    return xp.expm1(bounded) + xp.exp(bounded) * (delta - bounded) - delta
 
 
 def aggregation_weights(

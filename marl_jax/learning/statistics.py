@@ -2,10 +2,11 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
-from marl_jax.learning.losses import LOG_RATIO_LIMIT, LossConfig, clip_flags
+from marl_jax.learning.losses import LOG_RATIO_LIMIT, LossConfig, clip_flags, kl_estimate
 from marl_jax.learning.rows import Row
 
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
@@ -21,6 +22,29 @@ class Seen:
     entropy: np.ndarray
     ref_logp: np.ndarray | None
     trainer_logp: np.ndarray | None  # before the step, where known
+
+
+def last_seen(
+    rows: Sequence[Row],
+    members: Sequence[Sequence[int]],  # by update: which rows
+    found: Sequence[Sequence[Sequence[np.ndarray]]],  # by update: log-probs and entropies of these
+    old_logp: Sequence[np.ndarray] | None,  # None: what its only update computed
+    ref_logp: Sequence[np.ndarray] | None,
+    old_logprobs: Literal["trainer", "sampler"],
+) -> list[Seen]:
+    """Every row as the last of the updates saw it."""
+    logp, entropy = (
+        {i: own for some, values in zip(members, found) for i, own in zip(some, values[k])} for k in (0, 1)
+    )
+    before: Any = logp if old_logp is None else old_logp
+    # With the sampler's as the old ones, the trainer's are known of the rows of the first update, which computed them.
+    trainer: dict[int, np.ndarray] = {i: before[i] for i in range(len(rows))}
+    if old_logprobs == "sampler":
+        trainer = dict(zip(members[0], found[0][0]))
+    return [
+        Seen(row, logp[i], before[i], entropy[i], None if ref_logp is None else ref_logp[i], trainer.get(i))
+        for i, row in enumerate(rows)
+    ]
 
 
 def row_statistics(rows: Sequence[Row]) -> dict[str, float]:
@@ -59,7 +83,7 @@ def role_statistics(seen: Sequence[Seen], loss: LossConfig, corrected: bool) -> 
         "perplexity": np.exp(min(-new.mean(), 700.0)),  # the largest power that float64 holds
         "entropy": bits.mean(),
         "ratio_mean": ratio.mean(),
-        "approx_kl": _k3(new - old),
+        "approx_kl": np.mean(kl_estimate(old, new, xp=np)),
         **{f"ratio_{name}": np.quantile(ratio, q) for name, q in QUANTILES.items()},
         **{name: flag.mean() for name, flag in flags.items()},
     }
@@ -83,7 +107,7 @@ def role_statistics(seen: Sequence[Seen], loss: LossConfig, corrected: bool) -> 
         }
     anchors = [s.ref_logp for s in seen if s.ref_logp is not None]
     if len(anchors) == len(seen):
-        stats["kl"] = _k3(np.concatenate(anchors) - new)
+        stats["kl"] = np.mean(kl_estimate(new, np.concatenate(anchors).astype(np.float64), xp=np))
     return {name: float(value) for name, value in stats.items()}
 
 
@@ -93,13 +117,8 @@ def _log_ratio(seen: Seen, loss: LossConfig) -> np.ndarray:
     return np.full_like(own, own.mean()) if loss.kind == "gspo" else own
 
 
-def _k3(delta: np.ndarray) -> np.ndarray:
-    """The mean of exp(d) - d - 1; 700 is the largest power that float64 holds."""
-    return np.mean(np.expm1(np.minimum(delta, 700.0)) - delta)
-
-
 def form_drift(now: Mapping[str, float], base: Mapping[str, float]) -> dict[str, float]:
-    """How far a role's output has moved from the base model's in form: the first sign that it was captured."""
+    """How far a role's output has moved in form from what it was: the first sign that it was captured."""
     return {
         "length_ratio": now["length"] / max(base["length"], 1e-9),
         "truncated_change": now["truncated_share"] - base["truncated_share"],

@@ -18,16 +18,13 @@ import jax
 import jax.numpy as jnp
 
 Carry = Any
-Step = Callable[
-    [Carry, Any], tuple[Carry, Any]
-]  # (carry, micro-batch) -> (carry, what it says of the micro-batch)
-
-ON_CPU = 2
+# (carry, micro-batch) -> (carry, what it says of the micro-batch)
+Step = Callable[[Carry, Any], tuple[Carry, Any]]
 
 
-def stream_count(platform: str, devices: int) -> int:
-    """How many streams there are for as many devices."""
-    return ON_CPU if platform == "cpu" and devices == 1 else 1
+def stream_count(platform: str, devices: int, on_cpu: int) -> int:
+    """How many streams there are."""
+    return on_cpu if platform == "cpu" and devices == 1 else 1
 
 
 class Streams:
@@ -48,10 +45,11 @@ class Streams:
     ) -> tuple[Carry, list[Any]]:
         """`step` from `start()` over all micro-batches: the sum of the streams' carries, and what each step said.
 
-        `check` may raise; it is called before every micro-batch, of which few are then under way at a time. `program`
-        names what a micro-batch runs: the first of each is waited for, or every stream would compile it.
+        `check` may raise; it is called before every micro-batch, of which few are then under way at a time, and those
+        come to their end behind it. `program` names what a micro-batch runs: the first of each is waited for, or every
+        stream would compile it. Settings of JAX made by a `with` do not reach the threads: for these, one stream.
         """
-        if not self._workers:
+        if not self._workers or not batches:
             carry, said = start(), list[Any]()
             for batch in batches:
                 _wait_and_check(said[-2:-1], check)

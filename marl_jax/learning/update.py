@@ -4,14 +4,14 @@
     parts / denominator -> Gram matrix -> interventions -> clip -> optimiser -> new weights
 
 Each policy is a tree of its own with its own optimiser state; a row reaches the policy it names and no other.
+Where roles need not be told apart (`LearnerConfig.apart`), micro-batches hold rows of all, and there is one part.
 Everything on the device is jitted once per shape, with donated buffers; the report is read back in one go.
 """
 
 import dataclasses
-import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import flax.struct
 import jax
@@ -20,69 +20,23 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.learning import compiled, gradients
-from marl_jax.learning.batching import Batch, BatchConfig, MicroBatch, by_row, make_batches, padding_share
-from marl_jax.learning.interventions import InterventionConfig
-from marl_jax.learning.losses import LossConfig
+from marl_jax.learning.batching import (
+    Batch,
+    MicroBatch,
+    by_row,
+    make_batches,
+    padding_share,
+    write,
+)
+from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.network import Network
-from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig, transformation
+from marl_jax.learning.optimiser import transformation
 from marl_jax.learning.report import Report, gap_warnings, gradient_report, policy_report, role_reports
 from marl_jax.learning.rows import Row
-from marl_jax.learning.statistics import Seen
+from marl_jax.learning.statistics import Seen, last_seen
 from marl_jax.learning.streams import Streams, stream_count
 
 Tree = Any
-
-
-@dataclasses.dataclass(frozen=True)
-class LearnerConfig:
-    """How rows become updates."""
-
-    loss: LossConfig = dataclasses.field(default_factory=LossConfig)
-    optimiser: OptimiserConfig = dataclasses.field(default_factory=OptimiserConfig)
-    batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)
-    interventions: InterventionConfig = dataclasses.field(default_factory=InterventionConfig)
-    gradients: Literal["off", "roles", "slots"] = "roles"
-    layer_norms: bool = False  # also split every role's norm by layer
-    updates: Literal["one", "fixed", "sequences"] = "one"  # mini-batches of a policy per epoch:
-    updates_fixed: int = 1  # this many,
-    sequences_per_update: int = 512  # or one for each so many rows
-    epochs: int = 1
-    old_logprobs: Literal["trainer", "sampler"] = "trainer"  # whose log-probs the ratio is taken against
-    mask_truncated: bool = False  # leave out completions that were cut off
-    logprob_chunk: int = 4096  # tokens whose logits exist at the same time
-    gap_tolerance: float = 1e-3  # sampler and trainer log-probs further apart than this are reported
-    max_skips: int = 10  # non-finite gradients of a policy before the run stops
-    learning_rates: Mapping[str, float] = dataclasses.field(
-        default_factory=dict
-    )  # of policies with their own
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, allowed in (
-            ("gradients", ("off", "roles", "slots")),
-            ("updates", ("one", "fixed", "sequences")),
-            ("old_logprobs", ("trainer", "sampler")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} {getattr(self, name)!r} is unknown; use one of {allowed}")
-        for name in ("updates_fixed", "sequences_per_update", "epochs", "max_skips", "logprob_chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
-        if not self.gap_tolerance > 0:
-            raise ValueError(f"gap_tolerance {self.gap_tolerance} must be positive")
-        for policy, rate in self.learning_rates.items():
-            if not 0 <= rate < math.inf:
-                raise ValueError(f"learning rate {rate} of policy {policy!r} must be finite and not negative")
-
-    @classmethod
-    def study(cls, total_steps: int = 500, **changes: Any) -> "LearnerConfig":
-        """The original's regime: an update per 512 sequences, dual clip, one schedule stepped by every adapter."""
-        defaults: dict[str, Any] = {
-            "loss": LossConfig(dual_clip=3.0, is_cap=None),
-            "optimiser": OptimiserConfig(schedule=ScheduleConfig.study(total_steps)),
-            "updates": "sequences",
-        }
-        return cls(**defaults | changes)
 
 
 class LearnerState(flax.struct.PyTreeNode):
@@ -113,15 +67,14 @@ class Learner:
             raise ValueError(
                 f"learning_rates name {strangers}, no policies; there are {sorted({*roles.values()})}"
             )
-        # Whether the gradient of each role, or slot, is kept apart from those of the others.
-        self._apart = config.gradients != "off" or config.interventions.mixing.needs_roles
         self._corrected = config.loss.is_cap is not None and config.old_logprobs == "trainer"
         # On CPU the buffers of a slice stay in cache, and memory that the system has to map is reused by the next.
         slices = config.batch.slice_tokens if mesh is None and jax.default_backend() == "cpu" else 0
         self._settings = compiled.Settings(
             network, config.loss, config.logprob_chunk, self._corrected, slices
         )
-        self._streams = Streams(stream_count(jax.default_backend(), 1 if mesh is None else mesh.size))
+        devices = 1 if mesh is None else mesh.size
+        self._streams = Streams(stream_count(jax.default_backend(), devices, config.batch.streams))
 
     def init(self, policies: Mapping[str, Tree]) -> dict[str, LearnerState]:
         """Fresh states for {policy: float32 tree}."""
@@ -231,8 +184,10 @@ class Learner:
         for members in mini_batches:
             some = [rows[i] for i in members]
             batches = self._batches(some)
-            _write_logprobs(batches, [old[i] for i in members], ref and [ref[i] for i in members])
-            _write_kl_coef(batches, [config.interventions.kl_coef.get(row.role, 0.0) for row in some])
+            write(batches, "old_logp", [old[i] for i in members])
+            if ref is not None:
+                write(batches, "ref_logp", [ref[i] for i in members])
+                write(batches, "kl_coef", [config.interventions.kl_coef.get(row.role, 0.0) for row in some])
             carry, outs = self._gradient(
                 policy, tree, frozen, batches, index, check, anchored=ref is not None, on_policy=on_policy
             )
@@ -246,7 +201,7 @@ class Learner:
                 *per_role,
                 config=config.optimiser,
                 mixing=config.interventions.mixing,
-                apart=self._apart,
+                apart=config.apart,
                 layer_norms=config.layer_norms,
             )
             device.append((outs, done))
@@ -272,36 +227,19 @@ class Learner:
         described = {}
         if config.gradients != "off":
             described = gradient_report([done for _, done in host], units, unit_roles)
-        seen = self._seen(rows, None if on_policy else old, ref, [outs for outs, _ in host], placed)
-        return tree, state, report, seen, described
-
-    def _seen(
-        self,
-        rows: Sequence[Row],
-        old: Sequence[np.ndarray] | None,  # None: what its update computed
-        ref: Sequence[np.ndarray] | None,
-        outs: Sequence[Sequence[Any]],  # by update and micro-batch, what `accumulate` says
-        placed: Sequence[tuple[np.ndarray, Sequence[Batch]]],
-    ) -> list[Seen]:
-        """Every row as the last of the updates saw it."""
-
-        def of_update(update: int, which: int) -> list[tuple[int, np.ndarray]]:
-            members, batches = placed[update]
-            return list(zip(members, by_row(len(members), batches, [out[which] for out in outs[update]])))
-
-        logp, entropy = (
-            dict(pair for update in range(len(placed)) for pair in of_update(update, which))
-            for which in (1, 2)
-        )
-        before: Any = logp if old is None else old
-        # The trainer's own before the step: with the sampler's as `old`, what the first update computed, for its rows.
-        trainer = {i: before[i] for i in range(len(rows))}
-        if self.config.old_logprobs == "sampler":
-            trainer = dict(of_update(0, 1))
-        return [
-            Seen(row, logp[i], before[i], entropy[i], None if ref is None else ref[i], trainer.get(i))
-            for i, row in enumerate(rows)
+        found = [
+            [by_row(len(members), batches, [out[which] for out in outs]) for which in (1, 2)]
+            for (outs, _), (members, batches) in zip(host, placed)
         ]
+        seen = last_seen(
+            rows,
+            [members.tolist() for members, _ in placed],
+            found,
+            None if on_policy else old,
+            ref,
+            config.old_logprobs,
+        )
+        return tree, state, report, seen, described
 
     def _gradient(
         self,
@@ -348,13 +286,13 @@ class Learner:
         if self.config.gradients == "slots":
             slots = sorted({(row.role, row.slot) for row in rows}, key=lambda u: (roles.index(u[0]), u[1]))
             return slots, [role for role, _ in slots]
-        return (roles, roles) if self._apart else ([None], [])
+        return (roles, roles) if self.config.apart else ([None], [])
 
     def _per_role(
         self, policy: str, rows: Sequence[Row], unit_roles: Sequence[str]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Of each role: its mean number of parallel calls [R], the limit of its norm [R], its units [R, K]."""
-        if not self._apart:
+        if not self.config.apart:
             return np.ones(1, np.float32), np.full(1, np.inf, np.float32), np.ones((1, 1), np.float32)
         roles = self._roles_of(policy)
         calls = np.array([sum(row.role == role for row in rows) for role in roles])
@@ -371,16 +309,11 @@ class Learner:
         return list(dict.fromkeys(_role(key) for key, name in self.roles.items() if name == policy))
 
     def _batches(self, rows: Sequence[Row]) -> list[Batch]:
-        units = [self._unit(row) for row in rows]
+        units = [self.config.unit(row.role, row.slot) for row in rows]
         parallel = 1 if self.mesh is None else self.mesh.shape["data"]
         # Masks are dear where there are kernels that could skip them; on CPU they are not worth more programs.
         mark_unmasked = jax.default_backend() != "cpu"
         return make_batches(rows, units, self.config.batch, multiple_of=parallel, mark_unmasked=mark_unmasked)
-
-    def _unit(self, row: Row) -> Any:
-        if self.config.gradients == "slots":
-            return row.role, row.slot
-        return row.role if self._apart else None
 
     def _zeros(self, tree: Tree, units: int) -> Any:
         def zeros(leaf: jax.Array) -> jax.Array:
@@ -426,22 +359,6 @@ class Learner:
                 f"kl_coef of {anchored} needs references[{policy!r}], the tree it is anchored to"
             )
         return references[policy]
-
-
-def _write_logprobs(
-    batches: Sequence[Batch], old: Sequence[np.ndarray], ref: Sequence[np.ndarray] | None
-) -> None:
-    for batch in batches:
-        for p in batch.placements:
-            batch.arrays.old_logp[p.sequence, p.start : p.stop] = old[p.row]
-            if ref is not None:
-                batch.arrays.ref_logp[p.sequence, p.start : p.stop] = ref[p.row]
-
-
-def _write_kl_coef(batches: Sequence[Batch], coefficients: Sequence[float]) -> None:
-    for batch in batches:
-        for p in batch.placements:
-            batch.arrays.kl_coef[p.sequence, p.start : p.stop] = coefficients[p.row]
 
 
 def _counters(state: LearnerState) -> dict[str, float]:

@@ -36,9 +36,8 @@ WORDS = (
     "for ",
     "    ",
 )
-SPARE = (
-    256  # ids, or a tenth if that is more: what models have beyond their tokenizer's, padded to round numbers
-)
+# Ids, or a tenth of all if that is more, that models have beyond their tokenizer's: padding to round numbers.
+SPARE = 256
 CHARACTERS = "\n\t" + "".join(map(chr, range(32, 127)))
 # The form of Qwen3's own template, without the empty thought that there opens a turn when thinking is off.
 CHAT_TEMPLATE = (

@@ -62,7 +62,7 @@ class Checkpoints:
         """
         self.directory, self._passing = directory, tuple(passing)
         self._latest, self._best, self._keep_every = max(2, latest), best, keep_every
-        with path_errors(directory):
+        with path_errors(directory), disk_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
         for rest in directory.glob(".*"):  # what a killed process left behind
             _remove(rest)
@@ -208,9 +208,11 @@ def _load_newest(
         if damage:
             logging.warning("%s: going back to step %d", "; ".join(damage), step)
         return trees, data, step
+    ahead = any(step > recorded for step in steps(directory))
+    accept = ", or go on without these lines by --accept_changes" if ahead else ""
     raise CheckpointError(
         f"no checkpoint in '{directory}' can be gone on from: {'; '.join(damage)}; "
-        "restore what is lost, or choose another --workdir"
+        f"restore what is lost, or choose another --workdir{accept}"
     )
 
 

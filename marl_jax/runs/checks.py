@@ -113,8 +113,12 @@ def _calls(config: "RunConfig") -> Problems:
         return
     limit, least = config.rollout.limits.max_calls, least_calls(config)
     if least > limit:
-        _, setting = SLOTS.get(config.workflow.name, ("", ""))
-        lower = f", or lower workflow.settings.{setting}" if setting else ""
+        counts = [
+            f"workflow.settings.{name}"
+            for name, value in find(config.workflow.name).settings.items()
+            if isinstance(value, int) and not isinstance(value, bool)
+        ]
+        lower = f", or lower {' or '.join(counts)}" if counts else ""
         yield (
             f"rollout.limits.max_calls is {limit}, and every episode of '{config.workflow.name}' makes {least} calls "
             f"or more: raise it{lower}"
@@ -142,7 +146,7 @@ def shortest_episode(config: "RunConfig", prompts: Any) -> list[Call]:
     _, setting = SLOTS.get(config.workflow.name, ("", ""))
     if setting in settings:
         settings[setting] = min(settings[setting], COUNTED)
-    tokens = {role: (0,) * own.max_new_tokens for role, own in config.role_settings.items()}
+    tokens: Any = {role: range(own.max_new_tokens) for role, own in config.role_settings.items()}
     script = find(config.workflow.name)(Task("0", config.data.family, ""), prompts, **settings)
     calls: list[Call] = []
     reply = None
@@ -225,10 +229,14 @@ def _interventions(config: "RunConfig") -> Problems:
             if role not in config.roles:
                 near = fields.nearest(role, config.roles)
                 yield f"learner.interventions.{name} names '{role}', which is no role of the workflow{near}"
+    map_, frozen_roles = config.policies.map, config.policies.frozen_roles
+    trained = None if _refused(trained_policies, map_, frozen_roles) else trained_policies(map_, frozen_roles)
     for policy in config.learner.learning_rates:
         if policy not in (known := policy_names(config.policies.map)):
             near = fields.nearest(policy, known)
             yield f"learner.learning_rates names '{policy}', which is no policy of policies.map{near}"
+        elif trained is not None and policy not in trained:
+            yield f"learner.learning_rates names '{policy}', which is frozen: leave it out"
     holders = [
         {key.split("/")[0] for key, p in config.policies.map.items() if p == name}
         for name in policy_names(config.policies.map)

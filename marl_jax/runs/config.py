@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.rows import AdvantageConfig
-from marl_jax.learning.update import LearnerConfig
 from marl_jax.policies import SamplingSettings, role_settings
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import Limits

@@ -6,6 +6,7 @@ All randomness follows from the seed and the step, and everything else that a st
 so the same command goes on where it was and ends with the same numbers.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -56,8 +57,8 @@ def train(
             live.note("stopped before a step was begun; the same command begins with it")
             return max(saved_steps(Path(workdir).expanduser() / "checkpoints"), default=0)
         if state.step:
-            *_, last = read_lines(run.metrics.path)
-            live.resumed(state.step, last, _evaluated(run).values())
+            last = collections.deque(read_lines(run.metrics.path), maxlen=1)
+            live.resumed(state.step, last[0] if last else {}, _evaluated(run).values())
         if state.step > config.steps:
             live.note(f"the run is already past its last step, {config.steps}: it ends as it is")
         kept: tuple[int, float | None] | None = (state.step, state.accuracy) if state.step else None

@@ -92,7 +92,7 @@ def of_step(
 
 
 def form(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """{role: length and readability of what it says}, to be compared with what it said before any update."""
+    """{role: length and readability of what it says}, to be compared with what it said at first."""
     found = {}
     for role in dict.fromkeys(row.role for row in rows):
         own = [row for row in rows if row.role == role]

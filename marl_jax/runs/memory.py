@@ -204,7 +204,8 @@ def gradient(
     share, data = cut(config, sizes), 1 if sizes.platform == "cpu" else config.mesh.data
     single = sizes.platform == "cpu" and config.mesh.data * config.mesh.model == 1
     slices = config.learner.batch.slice_tokens if single else 0
-    streams = stream_count(sizes.platform, config.mesh.data * config.mesh.model)
+    devices = config.mesh.data * config.mesh.model
+    streams = stream_count(sizes.platform, devices, config.learner.batch.streams)
     alone = [
         dataclasses.replace(s, rows=max(1, s.rows // data) // slice_count(s.rows, s.width, slices))
         for s in shapes
@@ -235,11 +236,10 @@ def gradient(
 def count_units(config: RunConfig, rounds: list[list[CallShape]], policy: str) -> int:
     """How many gradient trees a policy's update keeps apart."""
     mine = [call for some in rounds for call in some if call.policy == policy]
-    level, mixing = config.learner.gradients, config.learner.interventions.mixing
-    if level == "slots":
+    if config.learner.gradients == "slots":
         return max(1, len({(call.role, call.slot) for call in mine}))
     roles = {key.split("/")[0] for key, name in config.policies.map.items() if name == policy}
-    return len(roles) if level == "roles" or mixing.needs_roles else 1
+    return len(roles) if config.learner.apart else 1
 
 
 def optimiser_bytes(config: RunConfig, model: ModelConfig) -> int:

@@ -182,6 +182,4 @@ def _parse(line: bytes, path: Path, key: str | None = "step") -> dict[str, Any]:
     if isinstance(found, dict) and (key is None or isinstance(found.get(key), int)):
         return found
     wanted = "JSON object" + (f" with a {key}" if key else "")
-    raise FolderError(
-        f"'{path}' holds a line that is no {wanted}: {line[:60]!r}; restore it, or remove it and all after it"
-    )
+    raise FolderError(f"'{path}' holds a line that is no {wanted}: {line[:60]!r}; restore it, or remove it")

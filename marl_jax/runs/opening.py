@@ -5,6 +5,7 @@ folder -> parts, data, graders -> what an earlier start settled -> policies -> c
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ class State:
     best: dict[str, Any] | None = None  # step and accuracy of the best evaluation so far
     form: dict[str, dict[str, float]] = dataclasses.field(
         default_factory=dict
-    )  # of every role before any update
+    )  # of every role when it first spoke
 
     @property
     def updates(self) -> dict[str, int]:
@@ -117,7 +118,8 @@ def open_run(
     kinds = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
     checkpoints = Checkpoints(folder / "checkpoints", passing=("learner",), **kinds)
     stack.callback(checkpoints.close)
-    found = checkpoints.resume(state.arrays, recorded(folder / "metrics.jsonl"))
+    reached = math.inf if accept_changes else recorded(folder / "metrics.jsonl")
+    found = checkpoints.resume(state.arrays, reached)
     if found:
         state = state.restored(*found)
     stop.check()

@@ -178,13 +178,15 @@ def _check_prompts(config: RunConfig, engine: EngineSettings) -> None:
         chat = Chat(load_tokenizer(directory))
     except (OSError, ValueError):  # told when the model is loaded
         return
-    context = min(config.rollout.limits.context or engine.context, engine.context)
+    limit = config.rollout.limits.context or engine.context
+    context = min(limit, engine.context)
+    way_out = "rollout.limits.context" if limit < engine.context else "engine.max_prompt"
     for call in shortest_episode(config, words(config)):
         room = context - config.role_settings[call.role].max_new_tokens
         if not call.after and (needed := len(chat.start(call.messages))) > room:
             raise PlanError(
                 f"the prompt of '{call.role}' takes {needed} tokens before any question, and there is room for {room}: "
-                "raise --config.engine.max_prompt"
+                f"raise --config.{way_out}"
             )
 
 

@@ -163,9 +163,10 @@ def batches_of(
                 key = (problem, call.same) if call.same else (problem, sample, len(rows))
                 start = prompts.setdefault(key, range(i := next(ids) * 1000, i + call.prompt))
                 zeros = [0.0] * call.new
-                rows.append(Row(policy, call.role, problem, 0, 0, start, range(call.new), zeros, 0.0))
+                rows.append(Row(policy, call.role, problem, call.slot, 0, start, range(call.new), zeros, 0.0))
     counted: dict[Shape, int] = {}
-    for batch in make_batches(rows, [row.role for row in rows], config.learner.batch):
+    units = [config.learner.unit(row.role, row.slot) for row in rows]
+    for batch in make_batches(rows, units, config.learner.batch):
         shape = _shape_of(batch)
         counted[shape] = counted.get(shape, 0) + 1
     return list(counted.items())

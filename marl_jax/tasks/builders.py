@@ -96,9 +96,8 @@ class Tasks(Sequence[Task]):
         self.name: str = about["name"]
         self.split: str = about["split"]
         self.digest: str = about["digest"]  # of the content that was read, whatever file format it came in
-        self.skipped: int = about[
-            "skipped"
-        ]  # broken rows left out, of all splits that were read with this one
+        # Broken rows left out, of all splits that were read with this one.
+        self.skipped: int = about["skipped"]
 
     def __len__(self) -> int:
         return len(self._positions)

@@ -10,11 +10,12 @@ import pytest
 from test_mechanisms import Table, row
 
 from marl_jax.learning.batching import BatchConfig
+from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.interventions import InterventionConfig, Mixing
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.rows import AdvantageConfig
-from marl_jax.learning.update import Learner, LearnerConfig, NonFiniteGradients
+from marl_jax.learning.update import Learner, NonFiniteGradients
 
 ROLES = {"writer": "p0", "judge": "p1"}
 ROWS = [

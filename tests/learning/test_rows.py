@@ -10,7 +10,7 @@ import pytest
 
 from marl_jax.learning.batching import BatchConfig, make_batches
 from marl_jax.learning.groups import GroupCounts
-from marl_jax.learning.losses import LossConfig
+from marl_jax.learning.losses import LossConfig, kl_estimate
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig, decay_mask, transformation
 from marl_jax.learning.rows import AdvantageConfig, Row, rows_of, with_advantages
 from marl_jax.learning.statistics import Seen, form_drift, role_statistics, row_statistics
@@ -126,6 +126,13 @@ def test_weight_decay_spares_norms_and_embeddings():
         np.testing.assert_allclose(update["layers"]["q"], -0.1, rtol=1e-6)
         assert not np.any(update["embed"]) and not np.any(update["layers"]["q_norm"])
         assert all(x.dtype != jnp.bfloat16 for x in jax.tree.leaves(state))
+
+
+def test_a_role_far_from_its_reference_is_as_far_in_the_report_as_in_the_loss():
+    row = rows_of(EPISODES, [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])[0]
+    new, ref = np.array([-80.0, -1.0]), np.array([-20.0, -1.0])
+    stats = role_statistics([Seen(row, new, new, np.ones(2), ref, new)], LossConfig(), corrected=False)
+    assert stats["kl"] == pytest.approx(float(kl_estimate(new, ref).mean()), rel=1e-6)
 
 
 def test_what_a_row_pays_for_its_length_is_told_beside_its_reward():

@@ -15,7 +15,8 @@ from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning.interventions import InterventionConfig, Mixing
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
-from marl_jax.learning.update import Learner, LearnerConfig
+from marl_jax.learning.config import LearnerConfig
+from marl_jax.learning.update import Learner
 from marl_jax.models import qwen3, table
 from marl_jax.models.lora import init_lora
 

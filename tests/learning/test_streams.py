@@ -26,7 +26,13 @@ def add_up(count, delays=(0.0,), items=9, check=None, step=None):
 
 
 def test_there_are_two_on_one_cpu_and_one_elsewhere():
-    assert [stream_count("cpu", 1), stream_count("cpu", 4), stream_count("gpu", 1)] == [2, 1, 1]
+    assert [stream_count(*where, on_cpu=2) for where in (("cpu", 1), ("cpu", 4), ("gpu", 1))] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_nothing_to_do_is_where_it_began(count):
+    carry, said = add_up(count, items=0)
+    assert float(carry) == 0 and said == []
 
 
 @pytest.mark.parametrize("items", [1, 2, 3, 9])

@@ -13,11 +13,12 @@ from learning_rows import TINY, assert_trees_close, make_rows, plain_loss
 from marl_jax.learning import compiled
 from marl_jax.learning.batching import BatchConfig, make_batches
 from marl_jax.learning.compiled import slice_count
+from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.interventions import InterventionConfig, Mixing
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig, transformation
-from marl_jax.learning.update import Learner, LearnerConfig
+from marl_jax.learning.update import Learner
 from marl_jax.models import qwen3
 from marl_jax.models.lora import init_lora, merge
 
@@ -133,6 +134,10 @@ def test_every_product_of_the_interventions_asks_for_full_precision():
     text = str(jax.make_jaxpr(functools.partial(compiled.apply, config=optimiser, mixing=mixing))(*given))
     assert text.count("dot_general[") > 20
     assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") >= text.count("dot_general[")
+
+
+def test_no_rows_have_no_log_probs():
+    assert Learner(Qwen3(TINY), config(), SHARED).logprobs(PARAMS, []) == []
 
 
 def test_slices_are_as_few_as_hold_the_tokens():

@@ -261,6 +261,11 @@ def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
         ([("evaluation.every", "0")], "checkpoints.best needs evaluations"),
         ([("learner.interventions.freeze", "worker")], "names 'worker', which is no role"),
         ([("learner.learning_rates.p9", "1e-4")], "names 'p9', which is no policy"),
+        (
+            [("learner.learning_rates.p1", "1e-4"), ("policies.frozen_roles", "aggregator")],
+            "learning_rates names 'p1', which is frozen",
+        ),
+        ([("sampling.max_new_tokens", "1000000000000")], "max_new_tokens"),
         ([("checkpoints.every", "0")], "checkpoints.every is 0; it must be at least 1"),
         ([("seed", "-1")], "seed is -1; it must be at least 0"),
     ],

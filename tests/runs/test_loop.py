@@ -370,6 +370,18 @@ def test_steps_whose_metrics_are_lost_are_made_again(base, whole, tmp_path):
     assert (copy / "checkpoints" / "8.unrecorded").is_dir()
 
 
+def test_a_run_goes_on_without_the_lines_it_lost_if_told_to(base, whole, tmp_path):
+    copy = shutil.copytree(whole, tmp_path / "run")
+    lines = (copy / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_bytes(b"".join(lines[:2]))  # before both checkpoints that are kept whole
+    with pytest.raises(CheckpointError, match="go on without these lines by --accept_changes"):
+        run(base, copy)
+    assert loop.train(tiny_config(base), copy, accept_changes=True, live=quiet()) == 8
+    (copy / "metrics.jsonl").unlink()
+    assert loop.train(tiny_config(base), copy, accept_changes=True, live=quiet()) == 8
+    assert weights(copy) == weights(whole)
+
+
 def test_a_run_that_is_past_the_last_step_asked_for_says_so_and_ends(base, whole, tmp_path):
     copy, said = shutil.copytree(whole, tmp_path / "run"), io.StringIO()
     live = Live(5, ("generator", "aggregator"), said)

@@ -112,9 +112,7 @@ def test_several_lines_of_one_step_stay_and_go_together(tmp_path):
 
 def test_a_line_that_is_no_metrics_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nhello\n')
-    told = (
-        r"holds a line that is no JSON object with a step: b'hello.*; restore it, or remove it and all after"
-    )
+    told = r"holds a line that is no JSON object with a step: b'hello.*; restore it, or remove it"
     for use in (lambda path: JsonLines(path).rewind(5), lambda path: list(read_lines(path)), recorded):
         with pytest.raises(FolderError, match=told):
             use(tmp_path / "metrics.jsonl")

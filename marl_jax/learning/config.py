@@ -1,0 +1,73 @@
+"""How rows become updates: the learner's part of a configuration."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from marl_jax.learning.batching import BatchConfig
+from marl_jax.learning.interventions import InterventionConfig
+from marl_jax.learning.losses import LossConfig
+from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerConfig:
+    """All of it; `LearnerConfig.study()` is the original's."""
+
+    loss: LossConfig = dataclasses.field(default_factory=LossConfig)
+    optimiser: OptimiserConfig = dataclasses.field(default_factory=OptimiserConfig)
+    batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)
+    interventions: InterventionConfig = dataclasses.field(default_factory=InterventionConfig)
+    gradients: Literal["off", "roles", "slots"] = "roles"
+    layer_norms: bool = False  # also split every role's norm by layer
+    updates: Literal["one", "fixed", "sequences"] = "one"  # mini-batches of a policy per epoch:
+    updates_fixed: int = 1  # this many,
+    sequences_per_update: int = 512  # or one for each so many rows
+    epochs: int = 1
+    old_logprobs: Literal["trainer", "sampler"] = "trainer"  # whose log-probs the ratio is taken against
+    mask_truncated: bool = False  # leave out completions that were cut off
+    logprob_chunk: int = 4096  # tokens whose logits exist at the same time
+    gap_tolerance: float = 1e-3  # sampler and trainer log-probs further apart than this are reported
+    max_skips: int = 10  # non-finite gradients of a policy before the run stops
+    # Of policies that have their own, in place of the schedule's.
+    learning_rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("gradients", ("off", "roles", "slots")),
+            ("updates", ("one", "fixed", "sequences")),
+            ("old_logprobs", ("trainer", "sampler")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} {getattr(self, name)!r} is unknown; use one of {allowed}")
+        for name in ("updates_fixed", "sequences_per_update", "epochs", "max_skips", "logprob_chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
+        if not self.gap_tolerance > 0:
+            raise ValueError(f"gap_tolerance {self.gap_tolerance} must be positive")
+        for policy, rate in self.learning_rates.items():
+            if not 0 <= rate < math.inf:
+                raise ValueError(f"learning rate {rate} of policy {policy!r} must be finite and not negative")
+
+    @property
+    def apart(self) -> bool:
+        """Whether the gradients of roles, or slots, are kept apart."""
+        return self.gradients != "off" or self.interventions.mixing.needs_roles
+
+    def unit(self, role: str, slot: int) -> Any:
+        """Whose gradient a row's is part of: its role's, its slot's, or everyone's (None)."""
+        if self.gradients == "slots":
+            return role, slot
+        return role if self.apart else None
+
+    @classmethod
+    def study(cls, total_steps: int = 500, **changes: Any) -> "LearnerConfig":
+        """The original's regime: an update per 512 sequences, dual clip, one schedule stepped by every adapter."""
+        defaults: dict[str, Any] = {
+            "loss": LossConfig(dual_clip=3.0, is_cap=None),
+            "optimiser": OptimiserConfig(schedule=ScheduleConfig.study(total_steps)),
+            "updates": "sequences",
+        }
+        return cls(**defaults | changes)
