@@ -20,6 +20,8 @@ from marl_jax.learning.groups import as_rewards, dense_ids, precision
 Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"]
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
 DDOF = {"unbiased": 1, "biased": 0}
+SINGLETON = ("zero", "reward")
+OVER = ("task", "role")  # of agent-wise means and scales
 
 Groups = Sequence[Hashable] | np.ndarray | jax.Array
 
@@ -40,7 +42,7 @@ def group_advantages(
     """
     _check(estimator in ESTIMATORS, f"estimator {estimator!r} is unknown; use one of {ESTIMATORS}")
     _check(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
-    _check(singleton in ("zero", "reward"), f"singleton {singleton!r} is unknown; use 'zero' or 'reward'")
+    _check(singleton in SINGLETON, f"singleton {singleton!r} is unknown; use one of {SINGLETON}")
     xp, values, ids = _inputs(rewards, groups)
     size, centred = _centre(xp, values, ids)
     if estimator == "grpo":
@@ -68,7 +70,7 @@ def agent_advantages(
 ) -> jax.Array:
     """Dr.MAS: mean and standard deviation each over all calls of the task, or over the role's own. [B]"""
     for name, over in (("mean", mean), ("scale", scale)):
-        _check(over in ("task", "role"), f"{name} {over!r} is unknown; use 'task' or 'role'")
+        _check(over in OVER, f"{name} {over!r} is unknown; use one of {OVER}")
     _check(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
     xp, values, task, role = _inputs(rewards, tasks, roles)
     # Pairs of ids below B are ids below B * B.

@@ -10,6 +10,8 @@ import numpy as np
 from marl_jax.learning.advantages import (
     DDOF,
     ESTIMATORS,
+    OVER,
+    SINGLETON,
     Estimator,
     agent_advantages,
     group_advantages,
@@ -60,9 +62,9 @@ class AdvantageConfig:
             raise ValueError(f"estimator {self.estimator!r} is unknown; use one of {(*ESTIMATORS, 'agent')}")
         for name, allowed in (
             ("std", tuple(DDOF)),
-            ("singleton", ("zero", "reward")),
-            ("agent_mean", ("task", "role")),
-            ("agent_scale", ("task", "role")),
+            ("singleton", SINGLETON),
+            ("agent_mean", OVER),
+            ("agent_scale", OVER),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} {getattr(self, name)!r} is unknown; use one of {allowed}")

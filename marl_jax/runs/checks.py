@@ -229,8 +229,8 @@ def _interventions(config: "RunConfig") -> Problems:
             if role not in config.roles:
                 near = fields.nearest(role, config.roles)
                 yield f"learner.interventions.{name} names '{role}', which is no role of the workflow{near}"
-    map_, frozen_roles = config.policies.map, config.policies.frozen_roles
-    trained = None if _refused(trained_policies, map_, frozen_roles) else trained_policies(map_, frozen_roles)
+    owners = config.policies.map, config.policies.frozen_roles
+    trained = None if _refused(trained_policies, *owners) else trained_policies(*owners)
     for policy in config.learner.learning_rates:
         if policy not in (known := policy_names(config.policies.map)):
             near = fields.nearest(policy, known)

@@ -36,9 +36,8 @@ class State:
     position: Position  # in the stream of tasks
     accuracy: float | None = None  # of these policies, once they are evaluated
     best: dict[str, Any] | None = None  # step and accuracy of the best evaluation so far
-    form: dict[str, dict[str, float]] = dataclasses.field(
-        default_factory=dict
-    )  # of every role when it first spoke
+    # Length and readability of every role when it first spoke.
+    form: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
     @property
     def updates(self) -> dict[str, int]:

@@ -1,0 +1,83 @@
+"""Interventions, judged by the update that they make under SGD and AdamW."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_learner_state import ROWS, learner, start
+from test_mechanisms import Table, row
+
+from marl_jax.learning.batching import BatchConfig
+from marl_jax.learning.config import LearnerConfig
+from marl_jax.learning.interventions import InterventionConfig, Mixing
+from marl_jax.learning.losses import LossConfig
+from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
+from marl_jax.learning.update import Learner
+
+# Under AdamW a common factor of a policy's gradient does nothing.
+INTERVENTIONS = {
+    "multiplicity": InterventionConfig(Mixing(normalise_multiplicity=True)),
+    "balance": InterventionConfig(Mixing(balance="equalise")),
+    "conflicts": InterventionConfig(Mixing(project_conflicts=True)),
+    "role clip": InterventionConfig(role_clip={"writer": 1e-3}),
+    "anchor": InterventionConfig(kl_coef={"writer": 50.0}),
+}
+
+
+@pytest.mark.parametrize("name", INTERVENTIONS)
+@pytest.mark.parametrize(
+    "kind, shared, steps",
+    [("sgd", True, 1), ("sgd", False, 1), ("adamw", False, 1), ("adamw", False, 2), ("adamw", True, 2)],
+    ids=["sgd shared", "sgd isolated", "adamw isolated", "adamw isolated, later", "adamw shared, later"],
+)
+def test_an_intervention_is_judged_by_the_update_that_it_makes(name, kind, shared, steps):
+    roles = {"writer": "p0", "judge": "p0" if shared else "p1"}
+    rows = [dataclasses.replace(row("writer", [0, 1 + n], 1.0 + n), slot=n) for n in range(2)]
+    rows.append(dataclasses.replace(row("judge", [3, 0], 0.3), policy=roles["judge"]))
+    policies = tuple(dict.fromkeys(roles.values()))
+
+    def update(interventions):
+        optimiser = OptimiserConfig(
+            kind, ScheduleConfig(0.1), b1=0.0, eps=1e-30, weight_decay=0.0, grad_clip=None
+        )
+        batch = BatchConfig((16, 64), 256, share_prompts=False)
+        config = LearnerConfig(LossConfig("pg"), optimiser, batch, interventions=interventions)
+        run = Learner(Table(4), config, roles)
+        anchor = {"w": jnp.arange(16.0).reshape(4, 4) / 16}
+        references = dict.fromkeys(policies, anchor)
+        trees, states = start(run, policies)
+        for step in range(steps):  # later the writer hears less of what it hears first
+            scales = {"writer": 1.0 - 0.7 * step, "judge": 1.0}
+            some = [dataclasses.replace(r, advantage=r.advantage * scales[r.role]) for r in rows]
+            trees, states, _ = run.step(trees, states, some, references=references, step=step)
+        return np.asarray(trees["p0"]["w"])
+
+    plain, changed = update(InterventionConfig()), update(INTERVENTIONS[name])
+    inert = np.allclose(plain, changed, rtol=1e-4, atol=1e-7)
+    # Of isolated policies one role's part is the whole gradient: a factor, which SGD sees and AdamW does not.
+    # An anchor is no factor: it adds to the gradient; and a clip is another factor in every step.
+    alone = not shared and (kind == "adamw" or name in ("balance", "conflicts"))
+    assert inert == (alone and name != "anchor" and not (name == "role clip" and steps > 1))
+
+
+def test_damping_under_adamw_acts_as_the_cosine_changes():
+    turned = [dataclasses.replace(r, advantage=-r.advantage) for r in ROWS]
+    after = {}
+    for damping in (0.0, 0.3):
+        run = learner(interventions=InterventionConfig(Mixing(damping=damping, damping_window=4)))
+        trees, states = start(run)
+        for step, rows in enumerate((ROWS, turned, ROWS)):
+            trees, states, _ = run.step(trees, states, rows, step=step)
+        after[damping] = np.asarray(trees["p0"]["w"])
+    assert np.max(np.abs(after[0.3] - after[0.0])) > 1e-3
+
+
+def test_freezing_a_role_of_a_shared_policy_leaves_the_update_of_the_other_alone():
+    roles = {"writer": "p0", "judge": "p0"}
+    rows = [*ROWS[:2], dataclasses.replace(ROWS[2], policy="p0")]
+    frozen = learner(roles, interventions=InterventionConfig(freeze=("judge",)))
+    alone = learner({"writer": "p0"})
+    one, two = frozen.step(*start(frozen, ("p0",)), rows), alone.step(*start(alone, ("p0",)), rows[:2])
+    np.testing.assert_allclose(one[0]["p0"]["w"], two[0]["p0"]["w"], rtol=1e-6)
+    assert one[2].gradients["p0"]["norm"]["judge"] == 0 and one[2].gradients["p0"]["amplification"] == 1
