@@ -24,6 +24,7 @@ from marl_jax.tasks.datasets import SOURCES
 from marl_jax.tasks.micro import KINDS
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import Call, Completion, Workflow, find
+from marl_jax.workflows.walk import walk
 
 if TYPE_CHECKING:
     from marl_jax.runs.config import RunConfig
@@ -147,23 +148,12 @@ def shortest_episode(config: "RunConfig", prompts: Any) -> list[Call]:
     if setting in settings:
         settings[setting] = min(settings[setting], COUNTED)
     tokens: Any = {role: range(own.max_new_tokens) for role, own in config.role_settings.items()}
+
+    def accepted(call: Any, index: int) -> Completion:
+        return Completion("", tokens[call.role], (), "stop", call.read(said) if call.read else said, index)
+
     script = find(config.workflow.name)(Task("0", config.data.family, ""), prompts, **settings)
-    calls: list[Call] = []
-    reply = None
-    while len(calls) < COUNTED:
-        try:
-            asked = script.send(reply)
-        except StopIteration:
-            break
-        many = asked if isinstance(asked, list) else [asked]
-        answers = [
-            Completion("", tokens[call.role], (), "stop", call.read(said) if call.read else said, index)
-            for index, call in enumerate(many, len(calls))
-        ]
-        calls += many
-        reply = answers if isinstance(asked, list) else answers[0]
-    script.close()
-    return calls
+    return [call for turn in walk(script, accepted, COUNTED) for call in turn if isinstance(call, Call)]
 
 
 def _slots(config: "RunConfig", workflow: Workflow) -> Problems:

@@ -9,7 +9,7 @@ calls that an episode makes. How long questions and completions are is assumed, 
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from marl_jax.learning.batching import Batch, BatchConfig, make_batches
 from marl_jax.learning.rows import Row
@@ -18,6 +18,9 @@ from marl_jax.runs.config import RunConfig
 from marl_jax.runs.parts import words
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import Call, Completion, find
+from marl_jax.workflows.walk import walk
+
+T = TypeVar("T")
 
 QUESTION = "{question}"
 FRAME = 8  # tokens of the chat template around a message
@@ -121,32 +124,24 @@ def calls_of(config: RunConfig, assumptions: Assumptions) -> list[list[CallShape
             call.keep and policy not in held,
         )
 
-    def result(entry: Any, index: int) -> Any:
+    def answer(entry: Any, index: int) -> Any:
         if not isinstance(entry, Call):
             return {"passed": False, "reason": ""}
         return Completion(said[entry.role], (), (), "length", None, index)
 
-    answer: Any = None
-    spent = 0
-    while True:
-        try:
-            asked = script.send(answer)
-        except KeyboardInterrupt:
-            raise
-        except (
-            BaseException
-        ):  # the end, or a workflow that cannot go on from a task and answers that say nothing
-            break
-        many = asked if isinstance(asked, list) else [asked]
-        spent += len(many) or 1
-        if spent > config.rollout.limits.max_calls:
-            break
-        first = len(ends)
-        rounds.append([shape(entry) for entry in many if isinstance(entry, Call)])
-        answers = [result(entry, first + i) for i, entry in enumerate(many)]
-        answer = answers if isinstance(asked, list) else answers[0]
-    script.close()
+    for turn in _as_far_as_it_goes(walk(script, answer, config.rollout.limits.max_calls)):
+        rounds.append([shape(entry) for entry in turn if isinstance(entry, Call)])
     return rounds
+
+
+def _as_far_as_it_goes(turns: Iterator[T]) -> Iterator[T]:
+    """Until a workflow cannot go on from a task and answers that say nothing."""
+    try:
+        yield from turns
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return
 
 
 def batches_of(

@@ -1,0 +1,36 @@
+"""A workflow walked with answers that are made up: what it asks for, without a model."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from marl_jax.workflows.api import Call, Script, Tool
+
+Answer = Callable[[Call | Tool, int], Any]
+
+
+def walk(
+    script: Script,
+    answer: Answer,  # to an entry; a call comes with its index in the episode
+    most: int,
+) -> Iterator[list[Call | Tool]]:
+    """What the workflow yields, turn by turn, up to `most` calls and tools; what it raises is raised here."""
+    spent = calls = 0
+    reply = None
+    try:
+        while True:
+            try:
+                asked = script.send(reply)
+            except StopIteration:
+                return
+            many = asked if isinstance(asked, list) else [asked]
+            spent += len(many) or 1  # a workflow may yield nothing for ever
+            if spent > most:
+                return
+            yield many
+            answers = []
+            for entry in many:
+                answers.append(answer(entry, calls))
+                calls += isinstance(entry, Call)
+            reply = answers if isinstance(asked, list) else answers[0]
+    finally:
+        script.close()
