@@ -9,7 +9,7 @@ Everything on the device is jitted once per shape, with donated buffers; the rep
 """
 
 import dataclasses
-import zlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +35,7 @@ from marl_jax.learning.report import Report, gap_warnings, gradient_report, poli
 from marl_jax.learning.rows import Row
 from marl_jax.learning.statistics import Seen, last_seen
 from marl_jax.learning.streams import Streams, stream_count
+from marl_jax.learning.work import Work, mini_batches_of, of_roles, units_of
 
 Tree = Any
 
@@ -130,8 +131,9 @@ class Learner:
                 reports[policy] = _counters(states[policy])
                 continue
             frozen, reference = (bases or {}).get(policy), self._reference(policy, references)
+            work = self._work(policy, policies[policy], own, mine, step, frozen, reference)
             policies[policy], states[policy], reports[policy], evidence, described[policy] = self._update(
-                policy, policies[policy], states, mine, own, step, frozen, reference, check
+                policy, policies[policy], states, work, frozen, check
             )
             check = None  # the first policy is a new one now
             seen += evidence
@@ -157,89 +159,125 @@ class Learner:
         policy: str,
         tree: Tree,
         states: Mapping[str, LearnerState],
-        rows: list[Row],
-        everyone: list[Row],  # those that are not trained on among them
-        step: int,
+        work: Work,
         frozen: Tree,
-        reference: Tree,
         check: Callable[[], None] | None,
     ) -> tuple[Tree, LearnerState, dict[str, float], list[Seen], dict[str, Any]]:
         config, state = self.config, states[policy]
-        mini_batches = self._mini_batches(policy, len(rows), step)
-        on_policy = len(mini_batches) == 1 and config.old_logprobs == "trainer"
-        old = [np.asarray(row.logprobs, np.float32) for row in rows]
-        if config.old_logprobs == "trainer" and not on_policy:
-            old = self.logprobs(tree, rows, frozen=frozen)
-        ref = None if reference is None else self.logprobs(reference, rows, frozen=frozen)
-        schedule = config.optimiser.schedule
-        own_rate = config.learning_rates.get(policy, schedule.learning_rate)
-        clock = state.steps if schedule.clock == "own" else sum(other.steps for other in states.values())
-        rate = dataclasses.replace(schedule, learning_rate=own_rate)(clock)
-        units, unit_roles = self._units(policy, rows)
-        per_role = self._per_role(policy, everyone, unit_roles)
-        index = {unit: k for k, unit in enumerate(units)}
-        device: list[Any] = []
-        placed: list[tuple[np.ndarray, list[Batch]]] = []
+        rate = self._rate(policy, states)
+        index = {unit: k for k, unit in enumerate(work.units)}
         optimiser, damping = state.optimiser, state.damping
-        for members in mini_batches:
-            some = [rows[i] for i in members]
-            batches = self._batches(some)
-            write(batches, "old_logp", [old[i] for i in members])
-            if ref is not None:
-                write(batches, "ref_logp", [ref[i] for i in members])
-                write(batches, "kl_coef", [config.interventions.kl_coef.get(row.role, 0.0) for row in some])
+        done: list[Any] = []  # of every mini-batch: what its micro-batches and its optimiser step came to
+        laid: list[list[Batch]] = []
+        for members in work.mini_batches:
+            batches = self._laid(work, members)
             carry, outs = self._gradient(
-                policy, tree, frozen, batches, index, check, anchored=ref is not None, on_policy=on_policy
+                policy,
+                tree,
+                frozen,
+                batches,
+                index,
+                check,
+                anchored=work.ref is not None,
+                on_policy=work.on_policy,
             )
             check = None  # the old tree and state are given away next
-            tree, optimiser, damping, done = compiled.apply(
+            tree, optimiser, damping, came = compiled.apply(
                 tree,
                 optimiser,
                 damping,
                 carry,
                 np.float32(rate),
-                *per_role,
+                *work.per_role,
                 config=config.optimiser,
                 mixing=config.interventions.mixing,
                 apart=config.apart,
                 layer_norms=config.layer_norms,
             )
-            device.append((outs, done))
-            placed.append((members, batches))
-        host = jax.device_get(device)
-        finite = [bool(done["finite"]) for _, done in host]
+            done.append((outs, came))
+            laid.append(batches)
+        done = jax.device_get(done)
+        state = self._counted(policy, state.replace(optimiser=optimiser, damping=damping), done)
+        report = _counters(state) | policy_report(
+            [([out[0] for out in outs], came) for outs, came in done], rate
+        )
+        report["padding_share"] = padding_share(itertools.chain(*laid))
+        described = {}
+        if config.gradients != "off":
+            described = gradient_report([came for _, came in done], work.units, work.unit_roles)
+        return tree, state, report, self._seen(work, laid, done), described
+
+    def _work(
+        self,
+        policy: str,
+        tree: Tree,
+        everyone: list[Row],
+        rows: list[Row],
+        step: int,
+        frozen: Tree,
+        reference: Tree,
+    ) -> Work:
+        """What a step asks of one policy; `everyone` holds those of its rows, too, that are not trained on."""
+        mini_batches = mini_batches_of(self.config, policy, len(rows), step)
+        on_policy = len(mini_batches) == 1 and self.config.old_logprobs == "trainer"
+        old = [np.asarray(row.logprobs, np.float32) for row in rows]
+        if self.config.old_logprobs == "trainer" and not on_policy:
+            old = self.logprobs(tree, rows, frozen=frozen)
+        ref = None if reference is None else self.logprobs(reference, rows, frozen=frozen)
+        roles = self._roles_of(policy)
+        units, unit_roles = units_of(self.config, roles, rows)
+        per_role = of_roles(self.config, roles, everyone, unit_roles)
+        return Work(rows, mini_batches, old, ref, on_policy, units, unit_roles, per_role)
+
+    def _rate(self, policy: str, states: Mapping[str, LearnerState]) -> float:
+        """The learning rate by the policy's clock, or by that which all policies share."""
+        schedule = self.config.optimiser.schedule
+        own = self.config.learning_rates.get(policy, schedule.learning_rate)
+        clock = states[policy].steps
+        if schedule.clock != "own":
+            clock = sum(state.steps for state in states.values())
+        return dataclasses.replace(schedule, learning_rate=own)(clock)
+
+    def _laid(self, work: Work, members: np.ndarray) -> list[Batch]:
+        """Micro-batches of a mini-batch's rows, with what they are compared with."""
+        rows = [work.rows[i] for i in members]
+        batches = self._batches(rows)
+        write(batches, "old_logp", [work.old[i] for i in members])
+        if work.ref is not None:
+            anchors = self.config.interventions.kl_coef
+            write(batches, "ref_logp", [work.ref[i] for i in members])
+            write(batches, "kl_coef", [anchors.get(row.role, 0.0) for row in rows])
+        return batches
+
+    def _counted(self, policy: str, state: LearnerState, done: Sequence[Any]) -> LearnerState:
+        """The state after a step; refused where too many gradients were not finite."""
+        finite = [bool(came["finite"]) for _, came in done]
         state = state.replace(
-            optimiser=optimiser,
-            damping=damping,
             steps=state.steps + 1,
             updates=state.updates + sum(finite),
             skipped=state.skipped + finite.count(False),
         )
-        if state.skipped >= config.max_skips:
+        if state.skipped >= self.config.max_skips:
             raise NonFiniteGradients(
-                f"policy {policy!r}: {state.skipped} gradients were not finite (max_skips {config.max_skips}); "
+                f"policy {policy!r}: {state.skipped} gradients were not finite (max_skips {self.config.max_skips}); "
                 "go back to the last good checkpoint, with a smaller learning rate or a tighter clip"
             )
-        report = _counters(state) | policy_report(
-            [([out[0] for out in outs], done) for outs, done in host], rate
-        )
-        report["padding_share"] = padding_share(batch for _, batches in placed for batch in batches)
-        described = {}
-        if config.gradients != "off":
-            described = gradient_report([done for _, done in host], units, unit_roles)
+        return state
+
+    def _seen(self, work: Work, laid: Sequence[list[Batch]], done: Sequence[Any]) -> list[Seen]:
+        """Every row's log-probs and entropies, as its last mini-batch had them."""
         found = [
             [by_row(len(members), batches, [out[which] for out in outs]) for which in (1, 2)]
-            for (outs, _), (members, batches) in zip(host, placed)
+            for members, batches, (outs, _) in zip(work.mini_batches, laid, done)
         ]
-        seen = last_seen(
-            rows,
-            [members.tolist() for members, _ in placed],
+        return last_seen(
+            work.rows,
+            [members.tolist() for members in work.mini_batches],
             found,
-            None if on_policy else old,
-            ref,
-            config.old_logprobs,
+            None if work.on_policy else work.old,
+            work.ref,
+            self.config.old_logprobs,
         )
-        return tree, state, report, seen, described
 
     def _gradient(
         self,
@@ -266,44 +304,6 @@ class Learner:
             program=lambda batch: (policy, len(index), *flags.values(), batch.shapes),
             check=check,
         )
-
-    def _mini_batches(self, policy: str, count: int, step: int) -> list[np.ndarray]:
-        """Row indices of every optimiser step, in order."""
-        config = self.config
-        parts = {"one": 1, "fixed": config.updates_fixed}.get(
-            config.updates, -(-count // config.sequences_per_update)
-        )
-        parts = min(parts, count)
-        if parts == 1:
-            return [np.arange(count)] * config.epochs
-        rng = np.random.default_rng([config.seed, step, zlib.crc32(policy.encode())])
-        shuffled = [rng.permutation(count) for _ in range(config.epochs)]
-        return [np.sort(part) for order in shuffled for part in np.array_split(order, parts)]
-
-    def _units(self, policy: str, rows: Sequence[Row]) -> tuple[list[Any], list[str]]:
-        """What gradients are kept apart: (units, the role of each); one unit of no role where none are."""
-        roles = self._roles_of(policy)
-        if self.config.gradients == "slots":
-            slots = sorted({(row.role, row.slot) for row in rows}, key=lambda u: (roles.index(u[0]), u[1]))
-            return slots, [role for role, _ in slots]
-        return (roles, roles) if self.config.apart else ([None], [])
-
-    def _per_role(
-        self, policy: str, rows: Sequence[Row], unit_roles: Sequence[str]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of each role: its mean number of parallel calls [R], the limit of its norm [R], its units [R, K]."""
-        if not self.config.apart:
-            return np.ones(1, np.float32), np.full(1, np.inf, np.float32), np.ones((1, 1), np.float32)
-        roles = self._roles_of(policy)
-        calls = np.array([sum(row.role == role for row in rows) for role in roles])
-        slots = {role: min((row.slot for row in rows if row.role == role), default=0) for role in roles}
-        first = np.array(
-            [sum(row.role == role and row.slot == slots[role] for row in rows) for role in roles]
-        )
-        parallel = np.where(first > 0, calls / np.maximum(first, 1), 1)
-        limits = [self.config.interventions.role_clip.get(role, np.inf) for role in roles]
-        member = gradients.role_matrix(unit_roles, roles)
-        return parallel.astype(np.float32), np.array(limits, np.float32), member.astype(np.float32)
 
     def _roles_of(self, policy: str) -> list[str]:
         return list(dict.fromkeys(_role(key) for key, name in self.roles.items() if name == policy))

@@ -16,6 +16,7 @@ from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.rows import AdvantageConfig
 from marl_jax.learning.update import Learner, NonFiniteGradients
+from marl_jax.learning.work import mini_batches_of
 
 ROLES = {"writer": "p0", "judge": "p1"}
 ROWS = [
@@ -192,7 +193,7 @@ def test_the_studys_regime_is_one_preset():
 def test_updates_per_step_are_what_the_config_says(changes, expected):
     rows = [row("writer", [arm, 0], float(arm) - 1.5, logprobs=[-1.4, -1.4]) for arm in (0, 1, 2, 3, 3)] * 2
     run = learner(**changes)
-    parts = run._mini_batches("p0", len(rows), step=0)
+    parts = mini_batches_of(run.config, "p0", len(rows), step=0)
     assert len(parts) == expected
     assert sorted(np.concatenate(parts)) == sorted(list(range(10)) * changes.get("epochs", 1))
     _, states, report = run.step(*start(run), rows)
@@ -295,7 +296,7 @@ def test_damping_starts_at_the_first_finite_gradient():
         Learner(run.network, dataclasses.replace(run.config, seed=n), {"writer": "p0"}) for n in range(64)
     )
     both = next(
-        made for made in shuffled if made._mini_batches("p0", 2, 0)[0].tolist() == [0]
+        made for made in shuffled if mini_batches_of(made.config, "p0", 2, 0)[0].tolist() == [0]
     )  # the broken row first
     _, states, _ = both.step(*start(both, ("p0",)), [broken, ROWS[1]])
     alone = learner({"writer": "p0"}, interventions=damped)

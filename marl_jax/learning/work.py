@@ -1,0 +1,64 @@
+"""What a step asks of one policy: its rows, in which mini-batches, and what is told apart in their gradient."""
+
+import dataclasses
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_jax.learning import gradients
+from marl_jax.learning.config import LearnerConfig
+from marl_jax.learning.rows import Row
+
+PerRole = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """The rows of one policy, and what they are compared with."""
+
+    rows: list[Row]
+    mini_batches: list[np.ndarray]  # indices of rows, one optimiser step each
+    old: list[np.ndarray]  # log-probs by row, for ratios
+    ref: list[np.ndarray] | None  # log-probs by row under the reference, where roles are anchored to it
+    on_policy: bool  # old log-probs are those that the only mini-batch computes itself
+    units: list[Any]  # what gradients are kept apart
+    unit_roles: list[str]
+    per_role: PerRole  # see `of_roles`
+
+
+def mini_batches_of(config: LearnerConfig, policy: str, count: int, step: int) -> list[np.ndarray]:
+    """Indices of `count` rows for every optimiser step, in order."""
+    parts = {"one": 1, "fixed": config.updates_fixed}.get(
+        config.updates, -(-count // config.sequences_per_update)
+    )
+    parts = min(parts, count)
+    if parts == 1:
+        return [np.arange(count)] * config.epochs
+    rng = np.random.default_rng([config.seed, step, zlib.crc32(policy.encode())])
+    shuffled = [rng.permutation(count) for _ in range(config.epochs)]
+    return [np.sort(part) for order in shuffled for part in np.array_split(order, parts)]
+
+
+def units_of(config: LearnerConfig, roles: list[str], rows: Sequence[Row]) -> tuple[list[Any], list[str]]:
+    """What gradients are kept apart: (units, the role of each); one unit of no role where none are."""
+    if config.gradients == "slots":
+        slots = sorted({(row.role, row.slot) for row in rows}, key=lambda u: (roles.index(u[0]), u[1]))
+        return slots, [role for role, _ in slots]
+    return (roles, roles) if config.apart else ([None], [])
+
+
+def of_roles(
+    config: LearnerConfig, roles: Sequence[str], rows: Sequence[Row], unit_roles: Sequence[str]
+) -> PerRole:
+    """Of each role: its mean number of parallel calls [R], the limit of its norm [R], its units [R, K]."""
+    if not config.apart:
+        return np.ones(1, np.float32), np.full(1, np.inf, np.float32), np.ones((1, 1), np.float32)
+    calls = np.array([sum(row.role == role for row in rows) for role in roles])
+    slots = {role: min((row.slot for row in rows if row.role == role), default=0) for role in roles}
+    first = np.array([sum(row.role == role and row.slot == slots[role] for row in rows) for role in roles])
+    parallel = np.where(first > 0, calls / np.maximum(first, 1), 1)
+    limits = [config.interventions.role_clip.get(role, np.inf) for role in roles]
+    member = gradients.role_matrix(unit_roles, roles)
+    return parallel.astype(np.float32), np.array(limits, np.float32), member.astype(np.float32)
