@@ -11,7 +11,7 @@ from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.pretraining.recipe import Recipe
 from marl_jax.pretraining.roles import Skill
-from marl_jax.runs.cells import parse_cell
+from marl_jax.runs.cells import all_cells, parse_cell
 from marl_jax.runs.config import (
     DataConfig,
     EngineConfig,
@@ -23,6 +23,7 @@ from marl_jax.runs.config import (
 from marl_jax.workflows import BUILT_IN
 
 SCALES = ("xs", "s", "m")
+CELLS = tuple(map(str, all_cells(SCALES)))
 # The teacher's drafts are right about half the time, so that every base leaves room on both sides.
 RECIPES = {
     "xs": Recipe("xs", steps=3000, learning_rate=3e-3, skill=Skill(draft=0.44), seed=1),

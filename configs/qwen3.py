@@ -12,7 +12,7 @@ from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
-from marl_jax.runs.cells import parse_cell
+from marl_jax.runs.cells import all_cells, parse_cell
 from marl_jax.runs.config import (
     CheckpointConfig,
     DataConfig,
@@ -26,6 +26,7 @@ from marl_jax.runs.config import (
 from marl_jax.workflows import BUILT_IN
 
 SCALES = ("0.6b", "1.7b", "4b")
+CELLS = tuple(map(str, all_cells(SCALES)))
 MAX_PROMPT = {
     "math": {
         "single": 15360,

@@ -145,7 +145,7 @@ class Checkpoints:
     def _prune(self) -> None:
         found = steps(self.directory)
         keep = set(found[-self._latest :])
-        if self._best and (best := _best(self.directory, found)) is not None:
+        if self._best and (best := best_of(self.directory, found)) is not None:
             keep.add(best)
         if self._keep_every:
             keep |= {step for step in found if step % self._keep_every == 0}
@@ -178,7 +178,7 @@ def restore(
         raise CheckpointError(f"there is no checkpoint in '{directory}': train first")
     if which == "latest":
         return _load_newest(directory, templates)[:2]
-    step = _best(directory, found) if which == "best" else which
+    step = best_of(directory, found) if which == "best" else which
     if step is None:
         raise CheckpointError(
             f"no checkpoint in '{directory}' was evaluated, so none is the best: use latest"
@@ -289,7 +289,7 @@ def _read_seal(place: Path) -> dict[str, Any]:
     return seal
 
 
-def _best(directory: Path, found: list[int]) -> int | None:
+def best_of(directory: Path, found: list[int]) -> int | None:
     """The step of the highest score, the earliest of several."""
     scores = {}
     for step in found:

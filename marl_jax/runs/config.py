@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, TypeVar
 
 from marl_jax.learning.config import LearnerConfig
@@ -247,6 +248,26 @@ def load_base(spec: str, entry: str, cls: type[T], texts: Sequence[tuple[str, st
 
 def load_file(spec: str, entry: str = "get_config") -> tuple[Callable[[str], Any], str]:
     """(the function `entry` of FILE, what stands behind the colon)."""
+    module, file, cell = _load_module(spec)
+    make = getattr(module, entry, None)
+    if make is None or not _takes_a_name(make):
+        raise ConfigError([f"--config={spec}: '{file}' defines no {entry}(name)"])
+    return make, cell
+
+
+def cells_of(spec: str) -> list[str]:
+    """The cell behind the colon, or all that FILE names in `CELLS`."""
+    module, file, cell = _load_module(spec)
+    names = [cell] if cell else list(getattr(module, "CELLS", ()))
+    if not names:
+        raise ConfigError(
+            [f"--config={spec}: '{file}' defines no CELLS, the names of its cells; give FILE:CELL"]
+        )
+    return names
+
+
+def _load_module(spec: str) -> tuple[ModuleType, str, str]:
+    """(FILE as a module, its path, what stands behind the colon)."""
     file, _, cell = spec.rpartition(":") if ":" in spec else (spec, "", "")
     if not Path(file).is_file():
         near = fields.nearest(file, (str(path) for path in Path("configs").glob("*.py")))
@@ -261,10 +282,7 @@ def load_file(spec: str, entry: str = "get_config") -> tuple[Callable[[str], Any
         raise ConfigError([f"--config={spec}: line {error.lineno} of '{file}': {error.msg}"]) from None
     except ImportError as error:
         raise ConfigError([f"--config={spec}: '{file}' cannot be loaded: {error}"]) from None
-    make = getattr(module, entry, None)
-    if make is None or not _takes_a_name(make):
-        raise ConfigError([f"--config={spec}: '{file}' defines no {entry}(name)"])
-    return make, cell
+    return module, file, cell
 
 
 def _takes_a_name(make: Callable[..., Any]) -> bool:

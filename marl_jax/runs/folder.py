@@ -73,6 +73,23 @@ def open_folder(workdir: str | os.PathLike[str]) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def in_use(workdir: str | os.PathLike[str]) -> bool:
+    """Whether a process has the folder open at this moment."""
+    try:
+        descriptor = os.open(Path(workdir) / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def begin(
     folder: Path,
     config: RunConfig,

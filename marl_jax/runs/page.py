@@ -80,8 +80,8 @@ def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequenc
     body.append(_row("fits", ("yes" if plan.fits else "NO" for plan in plans)))
     body += ["", _row("time per step", (plan.device.name for plan in plans))]
     for work in dict.fromkeys(work.name for plan in plans for work in plan.works):
-        body.append(_row(work, (_duration((plan.seconds or {}).get(work, 0.0)) for plan in plans)))
-    body.append(_row("in all", (_duration(sum((plan.seconds or {}).values())) for plan in plans)))
+        body.append(_row(work, (duration((plan.seconds or {}).get(work, 0.0)) for plan in plans)))
+    body.append(_row("in all", (duration(sum((plan.seconds or {}).values())) for plan in plans)))
     notes = [
         "* only in its phase: prefill, decode, gradient or optimiser. Grading is not counted, nor the process "
         "itself (Python, JAX and compiled programs: about 1 GiB of the host)."
@@ -185,9 +185,9 @@ def _time(plan: Plan) -> str:
     if seconds is None:
         why = "it is not in the table of devices" if plan.calls else "the workflow's calls depend on its task"
         return f"not known for {plan.device.name}: {why}"
-    parts = ", ".join(f"{name} {_duration(value)}" for name, value in seconds.items())
+    parts = ", ".join(f"{name} {duration(value)}" for name, value in seconds.items())
     return (
-        f"about {_duration(sum(seconds.values()))} per step ({parts}) without grading and compilation, where "
+        f"about {duration(sum(seconds.values()))} per step ({parts}) without grading and compilation, where "
         f"{plan.assumptions}"
     )
 
@@ -207,7 +207,7 @@ def _count(number: int) -> str:
     return str(number)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     if seconds >= 48 * 3600:
         return f"{seconds / 86400:,.0f} days"
     if seconds >= 3600:

@@ -1,8 +1,11 @@
-"""How sure an accuracy is: intervals over problems, and pass@k.
+"""How sure an accuracy is: intervals over problems, over problems and seeds, and pass@k.
 
 Samples of one problem are not independent, so the unit that is resampled is the problem. Two checkpoints that
 answered the same problems are compared problem by problem, which takes out how hard the problems are. Where all
 problems agree there is nothing to resample: Wilson's bound says how many others there may be that do not.
+
+A few seeds are too few to resample; runs of several seeds that answered the same problems get the t interval of a
+two-way layout, in which seeds and problems are both drawn at random.
 """
 
 import math
@@ -10,6 +13,7 @@ import statistics
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 
 Array = np.ndarray
 
@@ -76,6 +80,44 @@ def paired_bootstrap(
     if len(values) != len(base):
         raise ValueError(f"{len(values)} problems cannot be paired with {len(base)}: evaluate the same ones")
     return bootstrap(values - base, level, draws=draws, seed=seed, bounds=(-1.0, 1.0))
+
+
+def over_seeds(
+    values: Array,  # [S, P]: of each run, of each problem
+    level: float = 0.95,
+    *,
+    bounds: tuple[float, float] = (0.0, 1.0),  # of any value
+) -> Interval:
+    """Of the mean over seeds and problems, both drawn at random; of one seed, the bootstrap over its problems.
+
+    With mean squares of seeds A, of problems B and of what is left E, the variance of the mean is (A + B - E) / SP,
+    with degrees of freedom by Satterthwaite. Where chance makes it less than what seeds or problems alone have, that
+    one counts.
+    """
+    values = np.asarray(values, np.float64)
+    if values.ndim != 2 or not values.size:
+        raise ValueError(f"values have the shape {values.shape}; [seeds, problems] is needed")
+    seeds, problems = values.shape
+    if min(seeds, problems) == 1 or np.ptp(values) < 1e-9:
+        return bootstrap(values.mean(axis=0), level, bounds=bounds)
+    mean, by_seed, by_problem = values.mean(), values.mean(axis=1), values.mean(axis=0)
+    free = np.array([seeds - 1, problems - 1, (seeds - 1) * (problems - 1)])
+    left = values - by_seed[:, None] - by_problem + mean
+    squares = [
+        problems * np.sum((by_seed - mean) ** 2),
+        seeds * np.sum((by_problem - mean) ** 2),
+        np.sum(left**2),
+    ]
+    a, b, e = squares / free
+    candidates = [
+        (a + b - e, (a + b - e) ** 2 / np.sum(np.array([a, b, e]) ** 2 / free)),
+        (a, free[0]),
+        (b, free[1]),
+    ]
+    square, freedom = max(candidates)
+    half = special.stdtrit(freedom, (1 + _checked(level)) / 2) * math.sqrt(square / values.size)
+    low, high = bounds
+    return Interval(float(mean), max(low, float(mean - half)), min(high, float(mean + half)))
 
 
 def pass_at_k(

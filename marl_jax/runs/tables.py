@@ -29,9 +29,9 @@ def table(records: Sequence[Record]) -> str:
         for record in records
         if role in record["roles"]
     ]
-    parts = [title, _aligned([head, *lines], left=1)]
+    parts = [title, aligned([head, *lines], left=1)]
     if work:
-        parts.append(_aligned([["role", "checkpoint", "own work"], *work], left=3))
+        parts.append(aligned([["role", "checkpoint", "own work"], *work], left=3))
     if any(record["difference"] and _star(record["difference"]) == "*" for record in records):
         parts.append("* this interval excludes zero")
     return "\n\n".join(parts)
@@ -84,7 +84,7 @@ def _star(interval: Record) -> str:
     return "*" if interval["low"] > 0 or interval["high"] < 0 else " "
 
 
-def _aligned(rows: Sequence[Sequence[str]], left: int) -> str:
+def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
     """Columns of equal width, the first `left` of them to the left."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     cells = [

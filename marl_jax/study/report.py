@@ -18,7 +18,7 @@ from marl_jax.rollouts import CallRecord, Episode
 from marl_jax.rollouts.episodes import ToolRecord
 from marl_jax.runs.files import write_atomically
 from marl_jax.runs.folder import FolderError
-from marl_jax.study import curves, drawing, record, tables
+from marl_jax.study import curves, drawing, record, seeds, tables
 from marl_jax.study.record import Run, Sample
 
 LONGEST = 6000  # characters shown of one text; the middle of a longer one is left out
@@ -54,6 +54,7 @@ def write_overview(root: str | os.PathLike[str]) -> Path:
         "overview.html",
         title=directory.name,
         unread=unread,
+        together=seeds.tables_of(runs),
         head=(
             "",
             "cell",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from marl_jax.runs.tables import aligned
 from marl_jax.study.record import TERMINAL, Record, Run, base, best, stability, trained
 
 NONE = "–"
@@ -20,7 +21,7 @@ CLIFF = (
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Rows of texts; the first `words` columns are words, the others numbers."""
+    """Rows of texts; the first `words` columns are words, the others numbers. A text may have a line beneath it."""
 
     title: str
     rows: Sequence[Sequence[str]]
@@ -28,6 +29,14 @@ class Table:
     how: str = ""
     words: int = 1
     facts: bool = False  # a name and what it was, not columns to compare
+
+
+def plain(table: Table) -> str:
+    """For a terminal."""
+    beside = lambda text: "{0} ({2})".format(*text.partition("\n")) if "\n" in text else text
+    head = [text.replace("\n", " ") for text in table.head]
+    rows = [list(map(beside, row)) for row in table.rows]
+    return f"{table.title}\n\n{aligned([head, *rows] if head else rows, left=table.words)}"
 
 
 def tables(run: Run) -> list[Table]:

@@ -14,6 +14,7 @@ from stored_run import make_base
 from experiments import cli
 from marl_jax.models import ModelConfig
 from marl_jax.models.hf import write_json
+from marl_jax.study import matrix
 
 CELL = "--config=configs/micro.py:voting-isolated-s-math"
 NOT_CALLABLE = 3
@@ -139,3 +140,35 @@ def test_the_flag_that_refusals_advise_is_there(module, capsys):
     assert script.run(f"experiments.{module}", "--accept_changes", "no flag") == 2
     assert "'no flag' is no flag" in capsys.readouterr().err
     assert "accept_changes" not in flags.FLAGS
+
+
+# ---------------------------------------------------------------- a matrix of runs
+
+
+def test_a_small_matrix_from_the_command_line_to_its_page(base, tmp_path, monkeypatch, capfd):
+    """Its children are run in this process, which has JAX loaded."""
+    monkeypatch.setattr(matrix, "_run", lambda command, stop: script.run(*command))
+    small = {
+        "policies.base": base,
+        "data.name": "stored_run:questions",
+        "data.problems": 2,
+        "rollout.samples": 2,
+        "engine.lanes": 16,
+        "engine.max_prompt": 320,
+        "sampling.max_new_tokens": 8,
+        "evaluation.every": 1,
+        "evaluation.problems": 6,
+        "steps": 3,
+    }
+    asked = ["--config=configs/micro.py:single-shared-xs-math", f"--root={tmp_path / 'runs'}", "--seeds=2"]
+    asked += [f"--config.{name}={value}" for name, value in small.items()]
+    assert script.run("experiments.matrix", *asked) == 0
+    out, error = capfd.readouterr()
+    assert "[2/2] single-shared-xs-math, seed 1: –" in error
+    for title in ("Cells", "Cells on test problems"):
+        assert f"\n{title}\n\n" in f"\n{out}"
+    assert out.count("single-shared-xs-math ") >= 2 and "of 2 seeds" not in out
+    page = (tmp_path / "runs" / "report.html").read_text()
+    assert "<h2>Cells</h2>" in page and "2 runs." in page
+    assert script.run("experiments.matrix", *asked) == 0  # nothing is left to do
+    assert "[2/2] single-shared-xs-math, seed 1: done" in capfd.readouterr().err

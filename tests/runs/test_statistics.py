@@ -5,8 +5,16 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from marl_jax.runs.statistics import Interval, bootstrap, paired_bootstrap, pass_at_k, wilson
+from marl_jax.runs.statistics import (
+    Interval,
+    bootstrap,
+    over_seeds,
+    paired_bootstrap,
+    pass_at_k,
+    wilson,
+)
 
 Z2 = 1.959963984540054**2
 
@@ -135,3 +143,40 @@ def test_what_cannot_be_asked_is_refused(call):
 def test_an_interval_that_touches_zero_does_not_exclude_it():
     assert not Interval(0.1, 0.0, 0.2).excludes_zero
     assert Interval(-0.1, -0.2, -0.01).excludes_zero
+
+
+# ---------------------------------------------------------------- over seeds
+
+
+def test_an_interval_over_seeds_by_hand():
+    # Means of seeds 0.25, 0.75; of problems 0.5, 0, 0.5, 1; 0.5 in all. Squares: seeds 4 x 2/16 = 0.5 of 1;
+    # problems 2 x 1/2 = 1 of 3; left 0.5 of 3. A + B - E = 2/3; freedom (2/3)^2 / (0.5^2 + (1/3)^2/3 + (1/6)^2/3).
+    values = np.array([[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 1.0, 1.0]])
+    freedom = (4 / 9) / (1 / 4 + 1 / 27 + 1 / 108)
+    half = stats.t.ppf(0.975, freedom) * math.sqrt(2 / 3 / 8)
+    found = over_seeds(values, bounds=(-9.0, 9.0))
+    assert found == pytest.approx((0.5, 0.5 - half, 0.5 + half))
+    assert over_seeds(values) == (0.5, 0.0, 1.0)  # of shares
+
+
+def test_one_seed_has_the_bootstrap_of_its_problems_and_equal_values_say_how_many_others_there_may_be():
+    values = np.random.default_rng(0).random(12)
+    assert over_seeds(values[None]) == bootstrap(values)
+    assert over_seeds(np.ones((3, 10))) == bootstrap(np.ones(10))
+    for wrong in (values, values[None, :0]):
+        with pytest.raises(ValueError, match="seeds, problems"):
+            over_seeds(wrong)
+
+
+@pytest.mark.parametrize(
+    "seeds, problems, by_seed, by_problem, noise",
+    [(3, 64, 0.05, 0.3, 0.3), (3, 64, 0.0, 0.3, 0.3), (5, 128, 0.1, 0.0, 0.4), (4, 32, 0.1, 0.3, 0.1)],
+)
+def test_intervals_over_seeds_hold_the_mean_as_often_as_they_say(seeds, problems, by_seed, by_problem, noise):
+    rng, held, times = np.random.default_rng(0), 0, 1000
+    for _ in range(times):
+        values = noise * rng.normal(size=(seeds, problems))
+        values += by_seed * rng.normal(size=(seeds, 1)) + by_problem * rng.normal(size=problems)
+        found = over_seeds(values, bounds=(-9.0, 9.0))
+        held += found.low <= 0 <= found.high
+    assert 0.925 <= held / times <= 0.975

@@ -1,0 +1,255 @@
+"""Cells over seeds: what runs that differ in their seed alone say together, and how two cells differ.
+
+    runs ──► cells ──► values [seeds, problems] ──► mean and interval over both
+
+Two cells are compared run by run and problem by problem, over the seeds that both have, where both were asked the
+same validation problems.
+"""
+
+import collections
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from marl_jax.runs.cells import Cell as Name
+from marl_jax.runs.statistics import Interval, over_seeds
+from marl_jax.study.record import Record, Run, base, stability, trained
+from marl_jax.study.tables import NONE, Table
+
+PerProblem = np.ndarray  # [problems]
+Measure = Callable[[Run], PerProblem | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """Runs of one configuration, by rising seed."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+
+def seed_of(run: Run) -> int:
+    return int(run.config.get("seed") or 0)
+
+
+def by_cell(runs: Sequence[Run]) -> list[Cell]:
+    """Runs together that are equal but for their seed, in order of appearance."""
+    together: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        key = json.dumps([run.cell, {**run.config, "seed": None}], sort_keys=True)
+        together.setdefault(key, {}).setdefault(seed_of(run), run)  # a copy of a run is no other run
+    names = collections.Counter(next(iter(some.values())).cell for some in together.values())
+    cells = []
+    for some in together.values():
+        ordered = tuple(some[seed] for seed in sorted(some))
+        first = ordered[0]
+        name = first.cell if names[first.cell] == 1 else f"{first.cell} ({first.folder.name})"
+        cells.append(Cell(name, ordered))
+    return cells
+
+
+# ---------------------------------------------------------------- measures of a run, problem by problem
+
+
+def start(run: Run) -> PerProblem | None:
+    """Of the base, on val."""
+    return _per_problem(base(run))
+
+
+def peak(run: Run) -> PerProblem | None:
+    """Of the highest evaluation after the start."""
+    end = stability(run)
+    return _per_problem(end.peak) if end else None
+
+
+def terminal(run: Run) -> PerProblem | None:
+    """The mean of the last evaluations."""
+    end = stability(run)
+    if end is None:
+        return None
+    last = [_per_problem(record) for record in trained(run) if record["step"] in end.steps]
+    known = [one for one in last if one is not None]
+    if len(known) < len(last) or len({len(one) for one in known}) > 1:
+        return None
+    return np.mean(known, axis=0)
+
+
+def held_out_base(run: Run) -> PerProblem | None:
+    """Of the base, on test."""
+    pair = _held_out(run)
+    return _per_problem(pair[0]) if pair else None
+
+
+def held_out(run: Run) -> PerProblem | None:
+    """Of the last checkpoint that was played on test."""
+    pair = _held_out(run)
+    return _per_problem(pair[1]) if pair else None
+
+
+def less(one: Measure, other: Measure) -> Measure:
+    """How much more the first has."""
+    return lambda run: _minus(one(run), other(run))
+
+
+def over(
+    runs: Sequence[Run], measure: Measure, bounds: tuple[float, float] = (0.0, 1.0)
+) -> tuple[Interval, int] | None:
+    """Mean and interval of a measure, and of how many runs; None where none has it, or not of as many problems."""
+    values = [found for run in runs if (found := measure(run)) is not None]
+    if not values or len({len(one) for one in values}) > 1:
+        return None
+    return over_seeds(np.array(values), bounds=bounds), len(values)
+
+
+# ---------------------------------------------------------------- tables
+
+
+HOW = (
+    "Means over runs that differ in their seed alone, with 95% intervals over seeds and problems, both drawn at "
+    "random. Intervals of two seeds are wide, and still too narrow where seeds differ much."
+)
+
+
+def tables_of(runs: Sequence[Run]) -> list[Table]:
+    """All that have a row; none where every cell has one run and nothing is to be compared."""
+    cells = by_cell(runs)
+    found = [on_val(cells), on_test(cells)] if any(len(cell.runs) > 1 for cell in cells) else []
+    return [table for table in (*found, contrasts(cells)) if table.rows]
+
+
+def on_val(cells: Sequence[Cell]) -> Table:
+    """How each cell went along its runs."""
+    rows = []
+    for cell in cells:
+        ends = [end for run in cell.runs if (end := stability(run))]
+        found = [_share(cell, measure) for measure in (start, peak, terminal)]
+        gain = _points(cell.runs, less(terminal, start), len(cell.runs))
+        cliffs = f"{sum(end.cliff for end in ends)} of {len(ends)}" if ends else NONE
+        if set(found) - {NONE}:
+            rows.append((cell.name, str(len(cell.runs)), *found, gain, cliffs))
+    head = ("", "seeds", "base", "peak", "terminal", "terminal over base,\npoints", "cliffs")
+    how = f"On validation problems. {HOW} Peak, terminal and cliff are those of each run."
+    return Table("Cells", rows, head, how)
+
+
+def on_test(cells: Sequence[Cell]) -> Table:
+    """What the cells came to on problems that nothing was chosen by."""
+    rows = []
+    for cell in cells:
+        found = [_share(cell, measure) for measure in (held_out_base, held_out)]
+        gain = _points(cell.runs, less(held_out, held_out_base), len(cell.runs))
+        if set(found) - {NONE}:
+            rows.append((cell.name, str(len(cell.runs)), *found, gain))
+    head = ("", "seeds", "base", "final", "final over base,\npoints")
+    return Table("Cells on test problems", rows, head, "The last checkpoint that was played there. " + HOW)
+
+
+def contrasts(cells: Sequence[Cell]) -> Table:
+    """Isolated against shared policies, and workflows against single agents, where both were run."""
+    rows = []
+    for one, other in _pairs({cell.name: cell for cell in cells}):
+        there = {seed_of(run): run for run in other.runs}
+        mine = [run for run in one.runs if seed_of(run) in there]
+        found = [_points(mine, _against(there, *measured), len(mine)) for measured in MEASURED]
+        if set(found) - {NONE}:
+            rows.append((one.name, other.name, str(len(mine)), *found))
+    head = ("", "against", "seeds", "base", "peak", "terminal", "test: final")
+    how = "Differences in points, paired: the same seeds, the same problems. Each has an interval of 95% for itself."
+    return Table("Cells against each other", rows, head, how, words=2)
+
+
+def _against(there: Mapping[int, Run], measure: Measure, asked: Callable[[Run], object]) -> Measure:
+    """How much more a run has than the one of its seed, where both were asked the same problems."""
+
+    def difference(run: Run) -> PerProblem | None:
+        other = there[seed_of(run)]
+        return _minus(measure(run), measure(other)) if asked(run) == asked(other) else None
+
+    return difference
+
+
+def _pairs(cells: dict[str, Cell]) -> Iterator[tuple[Cell, Cell]]:
+    for name, cell in cells.items():
+        parts = name.split("-")
+        if len(parts) != 4 or parts[0].startswith("single"):
+            continue
+        workflow, policy, scale, task = parts
+        others = [Name(workflow, "shared", scale, task)] if policy == "isolated" else []  # type: ignore[arg-type]
+        controls = ("single", "single_matched", "single_token_matched")
+        others += [Name(control, "shared", scale, task) for control in controls]  # type: ignore[arg-type]
+        yield from ((cell, cells[str(other)]) for other in others if str(other) in cells)
+
+
+# ---------------------------------------------------------------- parts of these
+
+
+def _held_out(run: Run) -> tuple[Record, Record] | None:
+    """The base and the last checkpoint that were played on the same test problems, as they were last."""
+    played = [
+        record
+        for record in run.evaluations
+        if record.get("split") == "test" and record.get("mode") in ("trained", "base")
+    ]
+    later = [record for record in played if record["step"] > 0]
+    if not later:
+        return None
+    last = max(later, key=lambda record: record["step"])
+    last = next(record for record in reversed(later) if record["step"] == last["step"])
+    same = ("problems", "samples", "seed")
+    bases = [
+        record
+        for record in played
+        if record["step"] == 0 and all(record.get(key) == last.get(key) for key in same)
+    ]
+    return (bases[-1], last) if bases else None
+
+
+def _share(cell: Cell, measure: Measure) -> str:
+    found = over(cell.runs, measure)
+    if found is None:
+        return NONE
+    (mean, low, high), count = found
+    return f"{mean:.1%}\n{100 * low:.1f} – {100 * high:.1f}{_of(count, len(cell.runs))}"
+
+
+def _points(runs: Sequence[Run], measure: Measure, asked: int) -> str:
+    found = over(runs, measure, (-1.0, 1.0))
+    if found is None:
+        return NONE
+    (mean, low, high), count = found
+    return f"{100 * mean:+.1f}\n{100 * low:+.1f} to {100 * high:+.1f}{_of(count, asked)}"
+
+
+def _of(count: int, asked: int) -> str:
+    return "" if count == asked else f", {count} of {asked} seeds"
+
+
+def _per_problem(record: Record | None) -> PerProblem | None:
+    values = (record or {}).get("per_problem")
+    return np.array(values, float) if values else None
+
+
+def _minus(a: PerProblem | None, b: PerProblem | None) -> PerProblem | None:
+    if a is None or b is None or len(a) != len(b):
+        return None
+    return a - b
+
+
+def _asked_on_val(run: Run) -> object:
+    return (run.about.get("digests") or {}).get("data val")
+
+
+def _asked_on_test(run: Run) -> object:
+    pair = _held_out(run)
+    return [pair[1].get(key) for key in ("data", "problems", "samples")] if pair else None
+
+
+# What cells are compared by, and what problems it is about.
+MEASURED = (
+    (start, _asked_on_val),
+    (peak, _asked_on_val),
+    (terminal, _asked_on_val),
+    (held_out, _asked_on_test),
+)

@@ -1,0 +1,129 @@
+"""Runs of several seeds together: means worked out by hand, intervals over problems and seeds, fair comparisons."""
+
+import copy
+
+import numpy as np
+import pytest
+from run_folder import config, evaluation, metrics, write_run
+
+from marl_jax.runs.statistics import over_seeds
+from marl_jax.study import seeds
+from marl_jax.study.record import read_run
+from marl_jax.study.tables import NONE, plain
+
+
+def answers(*values):
+    return [float(value) for value in values]
+
+
+def run(folder, seed, accuracies, cell="voting-isolated-s-math", test=None, val="v", **changes):
+    """A run with {step: per_problem} on val, and (of the base, of the last checkpoint) on test."""
+    about = copy.deepcopy(config(cell, steps=max(accuracies)))
+    about["config"] |= {"seed": seed, **changes}
+    about["digests"]["data val"] = val
+    records = [evaluation(step, np.mean(values), per_problem=values) for step, values in accuracies.items()]
+    for step, mode, values in zip((0, max(accuracies)), ("base", "trained"), test or ()):
+        more = {"split": "test", "mode": mode, "seed": seed, "data": "t", "problems": len(values)}
+        records.append(evaluation(step, np.mean(values), per_problem=values, **more))
+    return read_run(write_run(folder, about=about, lines=[metrics(max(accuracies))], evaluations=records))
+
+
+def along(*values):
+    """Four evaluations of two problems."""
+    return {10 * k: answers(*value) for k, value in enumerate(values)}
+
+
+RISE = along((0, 0), (1, 0), (1, 1), (1, 0))
+FALL = along((0, 1), (1, 1), (0, 0), (0, 0))
+
+
+def test_runs_are_of_a_cell_where_they_are_equal_but_for_their_seed(tmp_path):
+    runs = [
+        run(tmp_path / "a", 1, RISE),
+        run(tmp_path / "b", 0, RISE),
+        run(tmp_path / "copy of b", 0, RISE),
+        run(tmp_path / "c", 0, RISE, rollout={"samples": 4}),
+        run(tmp_path / "d", 0, RISE, cell="voting-shared-s-math"),
+    ]
+    cells = seeds.by_cell(runs)
+    assert [(cell.name, [run.folder.name for run in cell.runs]) for cell in cells] == [
+        ("voting-isolated-s-math (b)", ["b", "a"]),
+        ("voting-isolated-s-math (c)", ["c"]),
+        ("voting-shared-s-math", ["d"]),
+    ]
+
+
+def test_measures_are_of_each_run(tmp_path):
+    one = run(tmp_path / "a", 0, RISE, test=(answers(0, 1, 0), answers(1, 1, 0)))
+    assert seeds.start(one).tolist() == [0, 0] and seeds.peak(one).tolist() == [1, 1]
+    np.testing.assert_allclose(seeds.terminal(one), [1, 1 / 3])
+    assert seeds.less(seeds.held_out, seeds.held_out_base)(one).tolist() == [1, 0, 0]
+    short = run(tmp_path / "b", 0, along((0, 0), (1, 1)))
+    assert seeds.start(short) is not None and seeds.peak(short) is None and seeds.terminal(short) is None
+    assert seeds.held_out(short) is None and seeds.less(seeds.held_out, seeds.start)(short) is None
+
+
+def test_the_test_split_counts_as_it_was_played_last_and_beside_its_own_base(tmp_path):
+    one = run(tmp_path / "a", 0, RISE, test=(answers(0, 0), answers(1, 0)))
+    more = {"split": "test", "seed": 0, "problems": 2}
+    later = [
+        evaluation(30, 1.0, per_problem=answers(1, 1), **more),
+        evaluation(20, 0.0, per_problem=answers(0, 0), **more),  # an earlier checkpoint
+        evaluation(0, 0.5, per_problem=answers(1), **{**more, "problems": 1}),
+        evaluation(30, 0.0, per_problem=answers(0, 0), **more, mode="swapped"),
+    ]
+    write_run(one.folder, about=one.about, evaluations=[*one.evaluations, *later])
+    again = read_run(one.folder)
+    assert seeds.held_out(again).tolist() == [1, 1] and seeds.held_out_base(again).tolist() == [0, 0]
+
+
+def test_the_table_has_means_over_seeds_with_their_intervals(tmp_path):
+    flat = along((0, 0), (0, 0), (0, 0), (0, 0))
+    runs = [run(tmp_path / name, seed, of) for seed, (name, of) in enumerate(zip("abc", (RISE, FALL, flat)))]
+    (table,) = [table for table in seeds.tables_of(runs) if table.title == "Cells"]
+    (row,) = table.rows
+    low, high = 100 * np.array(over_seeds(np.array([[0, 0], [0, 1], [0, 0]]))[1:])
+    assert row[:3] == ("voting-isolated-s-math", "3", f"16.7%\n{low:.1f} – {high:.1f}")
+    # Terminal: (1 + 1/3 + 1/3 + 1/3) / 6.
+    assert [text.partition("\n")[0] for text in row[3:]] == ["66.7%", "33.3%", "+16.7", "2 of 3"]
+    assert "voting-isolated-s-math      3  16.7% (" in plain(table)
+
+
+def test_a_run_that_lacks_a_measure_is_left_out_and_counted(tmp_path):
+    runs = [run(tmp_path / "a", 0, RISE), run(tmp_path / "b", 1, {0: answers(1, 1), 30: answers(1, 1)})]
+    (table,) = seeds.tables_of(runs)
+    assert table.rows[0][3].endswith(", 1 of 2 seeds") and ", " not in table.rows[0][2]
+    assert table.rows[0][6] == "1 of 1"
+    odd = [run(tmp_path / "c", 0, RISE), run(tmp_path / "d", 1, along((1, 0, 1)))]
+    assert seeds.over(odd, seeds.start) is None  # not of as many problems
+
+
+def test_cells_are_compared_over_the_seeds_and_problems_that_both_have(tmp_path):
+    up, down = (answers(0, 0), answers(1, 1)), (answers(0, 0), answers(0, 1))
+    runs = [
+        run(tmp_path / "i0", 0, RISE, test=up),
+        run(tmp_path / "i1", 1, RISE, test=up),
+        run(tmp_path / "i2", 2, FALL, test=up),
+        run(tmp_path / "s0", 0, FALL, "voting-shared-s-math", test=down),
+        run(tmp_path / "s1", 1, FALL, "voting-shared-s-math", test=down),
+        run(tmp_path / "g0", 0, FALL, "single-shared-s-math", val="other problems", test=down),
+        run(tmp_path / "m0", 0, FALL, "voting-shared-m-math"),  # another scale
+    ]
+    table = seeds.contrasts(seeds.by_cell(runs))
+    shown = [(*row[:3], *(cell.partition("\n")[0] for cell in row[3:])) for row in table.rows]
+    assert shown == [
+        # base 0, 0 against 0, 1; peak 1, 1 against 1, 1; terminal 1, 1/3 against 1/3, 1/3; test 1, 1 against 0, 1
+        ("voting-isolated-s-math", "voting-shared-s-math", "2", "-50.0", "+0.0", "+33.3", "+50.0"),
+        ("voting-isolated-s-math", "single-shared-s-math", "1", NONE, NONE, NONE, "+50.0"),
+        ("voting-shared-s-math", "single-shared-s-math", "1", NONE, NONE, NONE, "+0.0"),
+    ]
+
+
+def test_nothing_is_said_of_runs_that_have_nothing_in_common(tmp_path):
+    assert seeds.tables_of([]) == []
+    assert seeds.tables_of([run(tmp_path / "a", 0, RISE), run(tmp_path / "b", 0, RISE, "mine")]) == []
+
+
+@pytest.mark.parametrize("cell", ["mine", "a-b-c-d", "voting-isolated-s-math", "single-shared-s-math"])
+def test_a_cell_without_another_to_be_compared_with_is_in_no_comparison(tmp_path, cell):
+    assert not seeds.contrasts(seeds.by_cell([run(tmp_path / "a", 0, RISE, cell)])).rows
