@@ -19,6 +19,7 @@ from marl_jax.runs.config import RunConfig, load_config, load_file, split_argv
 from marl_jax.runs.devices import KINDS
 from marl_jax.runs.plan import find_model, make_plan
 from marl_jax.runs.workload import assume, calls_of
+from marl_jax.study.matrix import make_jobs
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -60,6 +61,9 @@ def test_a_command_has_a_module_that_takes_its_flags_and_a_cell_that_exists(comm
         get_recipe, scale = load_file(spec, "get_recipe")
         _, mistakes = fields.change(get_recipe(scale), texts)
         assert not mistakes
+    elif module == "experiments.matrix":
+        (cells,) = (word.removeprefix("--cells=") for word in rest if word.startswith("--cells="))
+        assert make_jobs(spec, texts, Path("runs"), cells)
     elif spec or texts:
         load_config(spec or CELL, texts)
     left = parse(module, rest, monkeypatch)

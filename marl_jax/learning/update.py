@@ -35,7 +35,7 @@ from marl_jax.learning.report import Report, gap_warnings, gradient_report, poli
 from marl_jax.learning.rows import Row
 from marl_jax.learning.statistics import Seen, last_seen
 from marl_jax.learning.streams import Streams, stream_count
-from marl_jax.learning.work import Work, mini_batches_of, of_roles, units_of
+from marl_jax.learning.work import Work, mini_batches_of, per_role_of, units_of
 
 Tree = Any
 
@@ -131,7 +131,9 @@ class Learner:
                 reports[policy] = _counters(states[policy])
                 continue
             frozen, reference = (bases or {}).get(policy), self._reference(policy, references)
-            work = self._work(policy, policies[policy], own, mine, step, frozen, reference)
+            work = self._work(
+                policy, policies[policy], mine, own, step=step, frozen=frozen, reference=reference
+            )
             policies[policy], states[policy], reports[policy], evidence, described[policy] = self._update(
                 policy, policies[policy], states, work, frozen, check
             )
@@ -168,9 +170,9 @@ class Learner:
         index = {unit: k for k, unit in enumerate(work.units)}
         optimiser, damping = state.optimiser, state.damping
         done: list[Any] = []  # of every mini-batch: what its micro-batches and its optimiser step came to
-        laid: list[list[Batch]] = []
+        batches_of: list[list[Batch]] = []
         for members in work.mini_batches:
-            batches = self._laid(work, members)
+            batches = self._written(work, members)
             carry, outs = self._gradient(
                 policy,
                 tree,
@@ -182,7 +184,7 @@ class Learner:
                 on_policy=work.on_policy,
             )
             check = None  # the old tree and state are given away next
-            tree, optimiser, damping, came = compiled.apply(
+            tree, optimiser, damping, applied = compiled.apply(
                 tree,
                 optimiser,
                 damping,
@@ -194,30 +196,31 @@ class Learner:
                 apart=config.apart,
                 layer_norms=config.layer_norms,
             )
-            done.append((outs, came))
-            laid.append(batches)
+            done.append((outs, applied))
+            batches_of.append(batches)
         done = jax.device_get(done)
         state = self._counted(policy, state.replace(optimiser=optimiser, damping=damping), done)
         report = _counters(state) | policy_report(
-            [([out[0] for out in outs], came) for outs, came in done], rate
+            [([out[0] for out in outs], applied) for outs, applied in done], rate
         )
-        report["padding_share"] = padding_share(itertools.chain(*laid))
+        report["padding_share"] = padding_share(itertools.chain(*batches_of))
         described = {}
         if config.gradients != "off":
-            described = gradient_report([came for _, came in done], work.units, work.unit_roles)
-        return tree, state, report, self._seen(work, laid, done), described
+            described = gradient_report([applied for _, applied in done], work.units, work.unit_roles)
+        return tree, state, report, self._seen(work, batches_of, done), described
 
     def _work(
         self,
         policy: str,
         tree: Tree,
-        everyone: list[Row],
         rows: list[Row],
+        everyone: list[Row],  # those, too, that are not trained on
+        *,
         step: int,
         frozen: Tree,
         reference: Tree,
     ) -> Work:
-        """What a step asks of one policy; `everyone` holds those of its rows, too, that are not trained on."""
+        """What a step asks of one policy."""
         mini_batches = mini_batches_of(self.config, policy, len(rows), step)
         on_policy = len(mini_batches) == 1 and self.config.old_logprobs == "trainer"
         old = [np.asarray(row.logprobs, np.float32) for row in rows]
@@ -226,7 +229,7 @@ class Learner:
         ref = None if reference is None else self.logprobs(reference, rows, frozen=frozen)
         roles = self._roles_of(policy)
         units, unit_roles = units_of(self.config, roles, rows)
-        per_role = of_roles(self.config, roles, everyone, unit_roles)
+        per_role = per_role_of(self.config, roles, everyone, unit_roles)
         return Work(rows, mini_batches, old, ref, on_policy, units, unit_roles, per_role)
 
     def _rate(self, policy: str, states: Mapping[str, LearnerState]) -> float:
@@ -238,7 +241,7 @@ class Learner:
             clock = sum(state.steps for state in states.values())
         return dataclasses.replace(schedule, learning_rate=own)(clock)
 
-    def _laid(self, work: Work, members: np.ndarray) -> list[Batch]:
+    def _written(self, work: Work, members: np.ndarray) -> list[Batch]:
         """Micro-batches of a mini-batch's rows, with what they are compared with."""
         rows = [work.rows[i] for i in members]
         batches = self._batches(rows)
@@ -251,7 +254,7 @@ class Learner:
 
     def _counted(self, policy: str, state: LearnerState, done: Sequence[Any]) -> LearnerState:
         """The state after a step; refused where too many gradients were not finite."""
-        finite = [bool(came["finite"]) for _, came in done]
+        finite = [bool(applied["finite"]) for _, applied in done]
         state = state.replace(
             steps=state.steps + 1,
             updates=state.updates + sum(finite),
@@ -264,11 +267,11 @@ class Learner:
             )
         return state
 
-    def _seen(self, work: Work, laid: Sequence[list[Batch]], done: Sequence[Any]) -> list[Seen]:
+    def _seen(self, work: Work, batches_of: Sequence[list[Batch]], done: Sequence[Any]) -> list[Seen]:
         """Every row's log-probs and entropies, as its last mini-batch had them."""
         found = [
             [by_row(len(members), batches, [out[which] for out in outs]) for which in (1, 2)]
-            for members, batches, (outs, _) in zip(work.mini_batches, laid, done)
+            for members, batches, (outs, _) in zip(work.mini_batches, batches_of, done)
         ]
         return last_seen(
             work.rows,

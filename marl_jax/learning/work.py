@@ -25,7 +25,7 @@ class Work:
     on_policy: bool  # old log-probs are those that the only mini-batch computes itself
     units: list[Any]  # what gradients are kept apart
     unit_roles: list[str]
-    per_role: PerRole  # see `of_roles`
+    per_role: PerRole  # see `per_role_of`
 
 
 def mini_batches_of(config: LearnerConfig, policy: str, count: int, step: int) -> list[np.ndarray]:
@@ -49,7 +49,7 @@ def units_of(config: LearnerConfig, roles: list[str], rows: Sequence[Row]) -> tu
     return (roles, roles) if config.apart else ([None], [])
 
 
-def of_roles(
+def per_role_of(
     config: LearnerConfig, roles: Sequence[str], rows: Sequence[Row], unit_roles: Sequence[str]
 ) -> PerRole:
     """Of each role: its mean number of parallel calls [R], the limit of its norm [R], its units [R, K]."""

@@ -289,6 +289,15 @@ def _read_seal(place: Path) -> dict[str, Any]:
     return seal
 
 
+def is_sealed(place: Path) -> bool:
+    """Whether a checkpoint has its seal; its files are not looked at."""
+    try:
+        _read_seal(place)
+    except Damaged:
+        return False
+    return True
+
+
 def best_of(directory: Path, found: list[int]) -> int | None:
     """The step of the highest score, the earliest of several."""
     scores = {}

@@ -153,7 +153,12 @@ def shortest_episode(config: "RunConfig", prompts: Any) -> list[Call]:
         return Completion("", tokens[call.role], (), "stop", call.read(said) if call.read else said, index)
 
     script = find(config.workflow.name)(Task("0", config.data.family, ""), prompts, **settings)
-    return [call for turn in walk(script, accepted, COUNTED) for call in turn if isinstance(call, Call)]
+    calls: list[Call] = []
+    for turn in walk(script, accepted):
+        calls += [call for call in turn if isinstance(call, Call)]
+        if len(calls) >= COUNTED:
+            break
+    return calls
 
 
 def _slots(config: "RunConfig", workflow: Workflow) -> Problems:

@@ -256,14 +256,16 @@ def load_file(spec: str, entry: str = "get_config") -> tuple[Callable[[str], Any
 
 
 def cells_of(spec: str) -> list[str]:
-    """The cell behind the colon, or all that FILE names in `CELLS`."""
-    module, file, cell = _load_module(spec)
-    names = [cell] if cell else list(getattr(module, "CELLS", ()))
-    if not names:
-        raise ConfigError(
-            [f"--config={spec}: '{file}' defines no CELLS, the names of its cells; give FILE:CELL"]
-        )
+    """The names that FILE has in `CELLS`, for folders, too; none where it has no such list."""
+    module, file, _ = _load_module(spec)
+    names = list(getattr(module, "CELLS", ()))
+    if isinstance(getattr(module, "CELLS", ()), str) or not all(map(_is_cell, names)):
+        raise ConfigError([f"--config={spec}: CELLS of '{file}' must be a list of names without '/'"])
     return names
+
+
+def _is_cell(name: Any) -> bool:
+    return isinstance(name, str) and bool(name.strip(". ")) and not set(name) & {"/", "\0", ","}
 
 
 def _load_module(spec: str) -> tuple[ModuleType, str, str]:

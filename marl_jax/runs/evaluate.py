@@ -102,7 +102,8 @@ def evaluate(
         service = make_service(config, stage.parts, start.trees, settings, measured=measured)
         tasks = list(drawn[:problems])
         noise = config.seed if seed is None else seed
-        made_of = {"data": now.pop(f"data {split}"), "made_with": folder.versions() | now}
+        made_of = {"data": now.pop(f"data {split}"), "of_problems": len(drawn)}
+        made_of["made_with"] = folder.versions() | now
 
         def played(cast: Cast, of: Stored, base: list[float] | None) -> dict[str, Any]:
             service.update(of.trees, of.updates)

@@ -15,6 +15,7 @@ import os
 import platform
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -76,11 +77,11 @@ def open_folder(workdir: str | os.PathLike[str]) -> Iterator[Path]:
 def in_use(workdir: str | os.PathLike[str]) -> bool:
     """Whether a process has the folder open at this moment."""
     try:
-        descriptor = os.open(Path(workdir) / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(Path(workdir) / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
@@ -108,7 +109,7 @@ def begin(
     lines = differences({name: before.get(name, {}) for name in _COMPARED}, now)
     lines = [line for line in lines if not line.startswith(_READS_ITS_OWN)]
     now = {"schema": now["config"]["schema"], **now}
-    if not before or (lines and not _has_results(folder)):
+    if not before or (lines and not has_results(folder)):
         _forget_tools(folder)
         return _write(folder, {**now, "settled": dict(settle()), "changes": []})["settled"]
     if lines and not accept_changes:
@@ -162,7 +163,7 @@ def run_around(path: Path) -> Path | None:
     """The folder of the run that a directory is, or lies in; a run that lost its `config.json` is one, too."""
     for place in (path.resolve(), *path.resolve().parents):
         with contextlib.suppress(FolderError, OSError):
-            if ((place / LOCK).exists() and _has_results(place)) or read(place):
+            if ((place / LOCK).exists() and has_results(place)) or read(place):
                 return place
     return None
 
@@ -245,7 +246,14 @@ def _digest(directory: Path, wanted: Callable[[str], bool]) -> str:
 
 def _lock(descriptor: int, path: Path) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for wait in (0.01, 0.05, 0.2, None):  # who only looks whether it is in use does so for a moment
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if wait is None:
+                    raise
+                time.sleep(wait)
     except BlockingIOError:
         owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown"
         raise FolderError(
@@ -261,14 +269,14 @@ def _before(folder: Path) -> dict[str, Any]:
     """The record of an earlier start; nothing if there was none."""
     if (folder / CONFIG).exists():
         return read(folder)
-    if _has_results(folder):
+    if has_results(folder):
         raise FolderError(
             f"'{folder}' holds what a run left, but no {CONFIG}: restore it, or choose another --workdir"
         )
     return {}
 
 
-def _has_results(folder: Path) -> bool:
+def has_results(folder: Path) -> bool:
     """Whether a run left anything that a later start could go on from."""
     logs = [folder / "metrics.jsonl", folder / "eval.jsonl"]
     return any(log.exists() and log.stat().st_size for log in logs) or any(

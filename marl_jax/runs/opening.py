@@ -132,6 +132,7 @@ def open_run(
         "mode": "trained",
         "seed": config.seed,
         "problems": len(watched),
+        "of_problems": len(named.splits.get("val", ())),
         "samples": config.evaluation.samples,
         "data": named.digests.get("data val"),
     }

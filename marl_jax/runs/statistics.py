@@ -88,32 +88,29 @@ def over_seeds(
     *,
     bounds: tuple[float, float] = (0.0, 1.0),  # of any value
 ) -> Interval:
-    """Of the mean over seeds and problems, both drawn at random; of one seed, the bootstrap over its problems.
+    """Of the mean over seeds and problems, both drawn at random.
 
     With mean squares of seeds A, of problems B and of what is left E, the variance of the mean is (A + B - E) / SP,
-    with degrees of freedom by Satterthwaite. Where chance makes it less than what seeds or problems alone have, that
-    one counts.
+    with degrees of freedom by Satterthwaite. Where chance makes it less than one of the three alone gives, that one
+    counts. Of one seed, or where all values agree, it is the bootstrap over problems; of one problem, that over seeds.
     """
     values = np.asarray(values, np.float64)
     if values.ndim != 2 or not values.size:
         raise ValueError(f"values have the shape {values.shape}; [seeds, problems] is needed")
     seeds, problems = values.shape
     if min(seeds, problems) == 1 or np.ptp(values) < 1e-9:
-        return bootstrap(values.mean(axis=0), level, bounds=bounds)
+        return bootstrap(values.mean(axis=1 if problems == 1 else 0), level, bounds=bounds)
     mean, by_seed, by_problem = values.mean(), values.mean(axis=1), values.mean(axis=0)
-    free = np.array([seeds - 1, problems - 1, (seeds - 1) * (problems - 1)])
     left = values - by_seed[:, None] - by_problem + mean
-    squares = [
+    sums = (
         problems * np.sum((by_seed - mean) ** 2),
         seeds * np.sum((by_problem - mean) ** 2),
         np.sum(left**2),
-    ]
-    a, b, e = squares / free
-    candidates = [
-        (a + b - e, (a + b - e) ** 2 / np.sum(np.array([a, b, e]) ** 2 / free)),
-        (a, free[0]),
-        (b, free[1]),
-    ]
+    )
+    free = np.array([seeds - 1, problems - 1, (seeds - 1) * (problems - 1)])
+    a, b, e = squares = sums / free
+    both = a + b - e
+    candidates = [(both, both**2 / np.sum(squares**2 / free)), *zip(squares, free)]
     square, freedom = max(candidates)
     half = special.stdtrit(freedom, (1 + _checked(level)) / 2) * math.sqrt(square / values.size)
     low, high = bounds

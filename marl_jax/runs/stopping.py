@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM (preemption) and Ctrl-C end a run as of one of its steps, with everything saved."""
+"""Being asked to stop: SIGTERM (preemption), Ctrl-C and a terminal that goes away end a run with everything saved."""
 
 import signal
 import threading
@@ -8,7 +8,7 @@ from typing import Any
 
 from marl_jax.rollouts import Progress
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stopped(Exception):
@@ -24,7 +24,9 @@ class Stop:
 
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():  # elsewhere signals are somebody else's
-            self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+            outlives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as nohup asks for
+            wanted = (number for number in SIGNALS if not (outlives and number == signal.SIGHUP))
+            self._before = {number: signal.signal(number, self._on_signal) for number in wanted}
         return self
 
     def __exit__(

@@ -129,7 +129,11 @@ def calls_of(config: RunConfig, assumptions: Assumptions) -> list[list[CallShape
             return {"passed": False, "reason": ""}
         return Completion(said[entry.role], (), (), "length", None, index)
 
-    for turn in _as_far_as_it_goes(walk(script, answer, config.rollout.limits.max_calls)):
+    spent = 0
+    for turn in _as_far_as_it_goes(walk(script, answer)):
+        spent += len(turn) or 1  # one's own may yield nothing for ever
+        if spent > config.rollout.limits.max_calls:
+            break
         rounds.append([shape(entry) for entry in turn if isinstance(entry, Call)])
     return rounds
 

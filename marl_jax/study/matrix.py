@@ -6,10 +6,13 @@ Every job is the commands that a person would type, each in a process of its own
 the same matrix again goes on where it was stopped, and several processes or hosts on one disk share its jobs.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import enum
+import fcntl
 import fnmatch
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +20,11 @@ from pathlib import Path
 
 from marl_jax.runs import checkpoints, folder
 from marl_jax.runs.config import ConfigError, RunConfig, cells_of, load_config
-from marl_jax.runs.metrics import read_lines
+from marl_jax.runs.folder import FolderError
+from marl_jax.runs.metrics import read_lines, recorded
 from marl_jax.runs.stopping import Stop
 
 Texts = Sequence[tuple[str, str | None]]
-SEEDS = "seed"  # the field in which the runs of a cell differ
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Job:
     texts: Texts  # what the command line sets
     config: RunConfig
     folder: Path
+    accept_changes: bool = False
 
     @property
     def cell(self) -> str:
@@ -45,81 +49,105 @@ class Job:
     def training(self) -> list[str]:
         """What a person would type."""
         texts = [f"--config.{path}" + ("" if text is None else f"={text}") for path, text in self.texts]
-        return [
-            "experiments.train",
-            f"--config={self.spec}",
-            *texts,
-            f"--workdir={self.folder}",
-            "--noreport",
-        ]
+        where = [f"--workdir={self.folder}", "--noreport", *self._accept]
+        return ["experiments.train", f"--config={self.spec}", *texts, *where]
 
     def testing(self, samples: int) -> Iterator[list[str]]:
-        """One command for the final and one for the best checkpoint, where they have not been played yet."""
+        """One command for the best and one for the final checkpoint, where they have not played all of test yet."""
         place = self.folder / "checkpoints"
         found = checkpoints.steps(place)
+        asked = {"split": "test", "mode": "trained", "samples": samples, "seed": self.config.seed}
         played = {
             record["step"]
             for record in read_lines(self.folder / "eval.jsonl")
-            if record.get("split") == "test"
-            and record.get("mode") == "trained"
-            and record.get("samples") == samples
+            if all(record.get(name) == value for name, value in asked.items()) and is_whole(record)
         }
         for step in dict.fromkeys([checkpoints.best_of(place, found), *found[-1:]]):
             if step and step not in played:
-                yield [
-                    "experiments.evaluate",
-                    f"--workdir={self.folder}",
-                    f"--checkpoint={step}",
-                    f"--samples={samples}",
-                ]
+                which = [f"--checkpoint={step}", f"--samples={samples}", *self._accept]
+                yield ["experiments.evaluate", f"--workdir={self.folder}", *which]
+
+    @property
+    def _accept(self) -> list[str]:
+        return ["--accept_changes"] if self.accept_changes else []
 
 
-def make_jobs(spec: str, texts: Texts, root: Path, cells: str = "*", seeds: int = 1) -> list[Job]:
-    """The runs of all cells of FILE that fit one of the patterns, the first seed of every cell first.
+def is_whole(record: dict[str, object]) -> bool:
+    """Whether an evaluation was of every problem of its split."""
+    return record.get("problems") == record.get("of_problems")
+
+
+def make_jobs(
+    spec: str,
+    texts: Texts,
+    root: Path,
+    cells: str = "*",
+    seeds: int = 1,
+    accept_changes: bool = False,
+) -> list[Job]:
+    """The runs of FILE:CELL, or of all cells of FILE that fit one of the patterns; the first seed of every cell first.
 
     Seeds count up from the configuration's. Whatever is wrong with any cell is refused, all of it at once.
     """
-    names = _chosen(spec, cells)
-    file = spec.rpartition(":")[0] if ":" in spec else spec
-    own = [(path, text) for path, text in texts if path != SEEDS]
+    file, _, cell = spec.partition(":")
+    names = _chosen(file, cell, cells)
     wrong: dict[str, list[str]] = {}
     configs: dict[str, RunConfig] = {}
     for name in names:
         try:
             config = load_config(f"{file}:{name}", texts)
             dataclasses.replace(config, seed=config.seed + seeds - 1)  # refused if it is too large
+            if not config.steps:
+                raise ConfigError(["steps is 0, so that there is nothing to train: use experiments.evaluate"])
             configs[name] = config
         except ConfigError as error:
             for problem in error.problems:
                 wrong.setdefault(problem, []).append(name)
     if wrong:
         raise ConfigError([_in_cells(problem, some, names) for problem, some in wrong.items()])
-    jobs = []
-    for more in range(seeds):
-        for name, config in configs.items():
-            seed = config.seed + more
-            jobs.append(
-                Job(
-                    f"{file}:{name}",
-                    (*own, (SEEDS, str(seed))),
-                    dataclasses.replace(config, seed=seed),
-                    root / name / f"seed-{seed}",
-                )
-            )
-    return jobs
+    return [
+        Job(
+            f"{file}:{name}",
+            (*texts, ("seed", str(config.seed + more))),
+            dataclasses.replace(config, seed=config.seed + more),
+            root / name / f"seed-{config.seed + more}",
+            accept_changes,
+        )
+        for more in range(seeds)
+        for name, config in configs.items()
+    ]
 
 
-def _chosen(spec: str, patterns: str) -> list[str]:
-    names = cells_of(spec)
-    chosen: dict[str, None] = {}
-    for pattern in patterns.split(","):
-        fitting = fnmatch.filter(names, pattern.strip())
+def _chosen(file: str, cell: str, patterns: str) -> list[str]:
+    names = cells_of(file)
+    if cell or not names:
+        if cell and patterns == "*":
+            return [_canonical(file, cell, names) or cell]
+        way = "leave one of them out" if cell else f"'{file}' defines no CELLS, the names of its cells"
+        raise ConfigError(
+            [f"--config={file}:{cell or 'CELL'} names a cell, --cells={patterns} others: {way}"]
+        )
+    chosen: set[str] = set()
+    for pattern in map(str.strip, patterns.split(",")):
+        fitting = fnmatch.filter(names, pattern)
+        if not fitting and (same := _canonical(file, pattern, names)):
+            fitting = [same]
         if not fitting:
             close = difflib.get_close_matches(pattern, names, 1, 0.3)
             hint = f": did you mean '{close[0]}'?" if close else f", such as {names[0]}"
             raise ConfigError([f"--cells={pattern} fits none of the {len(names)} cells{hint}"])
-        chosen |= dict.fromkeys(fitting)
+        chosen.update(fitting)
     return [name for name in dict.fromkeys(names) if name in chosen]
+
+
+def _canonical(file: str, name: str, names: Sequence[str]) -> str | None:
+    """The cell that another name stands for: single-isolated-... is single-shared-..."""
+    if name in names:
+        return name
+    with contextlib.suppress(ConfigError):
+        if (cell := load_config(f"{file}:{name}").cell) in names:
+            return cell
+    return None
 
 
 def _in_cells(problem: str, some: Sequence[str], names: Sequence[str]) -> str:
@@ -135,49 +163,62 @@ class Kind(enum.Enum):
     NEW = "–"
     BEGUN = "begun"
     DONE = "done"
-    CHANGED = "another configuration"
     IN_USE = "in use"
+    CHANGED = "begun with something else"
+    LOST = "all steps, but no checkpoint"
+    DAMAGED = "damaged"
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What the folder of a job says."""
+    """What the folder of a job says of its training."""
 
     kind: Kind
     step: int = 0
-    steps: int = 0
-    changes: Sequence[str] = ()
+    told: Sequence[str] = ()  # what is wrong, or differs
 
     def __str__(self) -> str:
-        return f"step {self.step} of {self.steps}" if self.kind is Kind.BEGUN else self.kind.value
+        if self.kind in (Kind.BEGUN, Kind.IN_USE) and self.step:
+            return f"step {self.step}" + (", in use" if self.kind is Kind.IN_USE else "")
+        return self.kind.value
 
 
 def state(job: Job) -> State:
     """How far its training is."""
+    try:
+        return _state(job)
+    except FolderError as error:
+        return State(Kind.DAMAGED, 0, [str(error)])
+
+
+def _state(job: Job) -> State:
     place, steps = job.folder, job.config.steps
-    if not (place / folder.CONFIG).exists():
-        return State(Kind.IN_USE if folder.in_use(place) else Kind.NEW, 0, steps)
-    changes = folder.differences(folder.read(place)["config"], job.config.to_json())
-    if changes:
-        return State(Kind.CHANGED, 0, steps, changes)
+    step = min(steps, recorded(place / "metrics.jsonl"))
     if folder.in_use(place):
-        return State(Kind.IN_USE, 0, steps)
-    saved = checkpoints.steps(place / "checkpoints")[-1:]
-    if saved and saved[0] >= steps:
-        return State(Kind.DONE, steps, steps)
-    lines = list(read_lines(place / "metrics.jsonl"))
-    return State(Kind.BEGUN, int(lines[-1]["step"]) if lines else 0, steps)
+        return State(Kind.IN_USE, step)
+    if not (place / folder.CONFIG).exists() or not folder.has_results(place):
+        return State(Kind.NEW)  # a start that came to nothing is none
+    changes = folder.differences(folder.read(place)["config"], job.config.to_json())
+    if changes and not job.accept_changes:
+        return State(Kind.CHANGED, step, changes)
+    saved = checkpoints.steps(place / "checkpoints")
+    if step == steps and not saved:
+        return State(
+            Kind.LOST, step, ["every step is recorded, and no checkpoint is there: train it by hand"]
+        )
+    whole = saved and saved[-1] >= steps and checkpoints.is_sealed(place / "checkpoints" / str(saved[-1]))
+    return State(Kind.DONE if step == steps and whole else Kind.BEGUN, step)
 
 
 def check(jobs: Sequence[Job]) -> None:
     """Refuse a matrix with a run that was begun under another configuration."""
     found = [(job, state(job)) for job in jobs]
-    lines = [f"  {job.folder}: {'; '.join(of.changes)}" for job, of in found if of.kind is Kind.CHANGED]
+    lines = [f"  {job.folder}: {'; '.join(of.told)}" for job, of in found if of.kind is Kind.CHANGED]
     if lines:
-        raise folder.FolderError(
+        raise FolderError(
             "these runs were begun with something else:\n"
             + "\n".join(lines)
-            + "\nask for what they were begun with, or choose another --root"
+            + "\nask for what they were begun with, choose another --root, or accept the change with --accept_changes"
         )
 
 
@@ -193,24 +234,60 @@ def work(jobs: Sequence[Job], samples: int, say: Callable[[str], None]) -> list[
     trouble = []
     with Stop() as stop:
         for number, job in enumerate(jobs, 1):
-            found = state(job)
-            say(f"[{number}/{len(jobs)}] {job.name}: {found}")
-            if found.kind is Kind.IN_USE:
-                trouble.append(f"{job.name}: another process is at it")
-                continue
-            if found.kind is not Kind.DONE:
-                code = _run(job.training, stop)
-                if stop.asked:
-                    return None
-                if code or state(job).kind is not Kind.DONE:
-                    trouble.append(f"{job.name}: training {_ended(code)}")
-                    continue
-            for command in job.testing(samples) if samples else ():
-                if code := _run(command, stop):
-                    trouble.append(f"{job.name}: the evaluation {_ended(code)}")
-                if stop.asked:
-                    return None
+            try:
+                with _taken(job) as mine:
+                    found = state(job) if mine else State(Kind.IN_USE)
+                    say(f"[{number}/{len(jobs)}] {job.name}: {found}")
+                    trouble += [f"{job.name}: {text}" for text in _do(job, found, samples, stop)]
+            except FolderError as error:
+                trouble.append(f"{job.name}: {error}")
+            if stop.asked:
+                return None
     return trouble
+
+
+def _do(job: Job, found: State, samples: int, stop: Stop) -> Iterator[str]:
+    """What is left of one job; yields what goes wrong."""
+    if found.kind is Kind.IN_USE:
+        yield "another process is at it"
+    elif found.kind in (Kind.CHANGED, Kind.LOST, Kind.DAMAGED):
+        yield "; ".join(found.told)
+    elif found.kind is not Kind.DONE:
+        code = _run(job.training, stop)
+        found = state(job)
+        if not stop.asked and found.kind is not Kind.DONE:
+            yield f"training {_ended(code)} ({found})"
+    if found.kind is not Kind.DONE or not samples:
+        return
+    for command in job.testing(samples):
+        if stop.asked:
+            return
+        if code := _run(command, stop):
+            yield f"the evaluation {_ended(code)}"
+
+
+@contextlib.contextmanager
+def _taken(job: Job) -> Iterator[bool]:
+    """Whether the job is this process's own for as long as the context lasts: its training and what follows."""
+    place = job.folder.parent / f".{job.folder.name}.lock"
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise FolderError(f"'{place.parent}' cannot be written ({error.strerror})") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        yield False
+        return
+    except OSError as error:
+        os.close(descriptor)
+        raise FolderError(f"'{place}' cannot be locked ({error.strerror}): use a local disk") from None
+    try:
+        yield True
+    finally:
+        os.close(descriptor)
 
 
 def _run(command: Sequence[str], stop: Stop) -> int:
@@ -232,4 +309,4 @@ def _run(command: Sequence[str], stop: Stop) -> int:
 
 
 def _ended(code: int) -> str:
-    return f"ended with exit code {code}" if code else "was stopped"
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

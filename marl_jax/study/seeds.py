@@ -2,18 +2,19 @@
 
     runs ──► cells ──► values [seeds, problems] ──► mean and interval over both
 
-Two cells are compared run by run and problem by problem, over the seeds that both have, where both were asked the
-same validation problems.
+Only finished runs count. Two cells are compared run by run and problem by problem, over the seeds that both have,
+where they differ in workflow and policies alone and were asked the same problems.
 """
 
 import collections
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from marl_jax.runs.cells import Cell as Name
 from marl_jax.runs.statistics import Interval, over_seeds
 from marl_jax.study.record import Record, Run, base, stability, trained
 from marl_jax.study.tables import NONE, Table
@@ -21,33 +22,44 @@ from marl_jax.study.tables import NONE, Table
 PerProblem = np.ndarray  # [problems]
 Measure = Callable[[Run], PerProblem | None]
 
+CONTROLS = ("single", "single_matched", "single_token_matched")
+# What cells that are compared may differ in, besides their seed: what makes them other workflows and policies.
+FREE = ("cell", "workflow", "policies.map", "engine", "advantages.group")
+
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
     """Runs of one configuration, by rising seed."""
 
-    name: str
+    label: str
     runs: tuple[Run, ...]
 
-
-def seed_of(run: Run) -> int:
-    return int(run.config.get("seed") or 0)
+    @property
+    def name(self) -> str:
+        """As the configuration calls it."""
+        return self.runs[0].cell
 
 
 def by_cell(runs: Sequence[Run]) -> list[Cell]:
-    """Runs together that are equal but for their seed, in order of appearance."""
+    """Runs together that are equal but for their seed, in order of appearance; a copy of a run is no other run."""
     together: dict[str, dict[int, Run]] = {}
     for run in runs:
-        key = json.dumps([run.cell, {**run.config, "seed": None}], sort_keys=True)
-        together.setdefault(key, {}).setdefault(seed_of(run), run)  # a copy of a run is no other run
-    names = collections.Counter(next(iter(some.values())).cell for some in together.values())
-    cells = []
-    for some in together.values():
-        ordered = tuple(some[seed] for seed in sorted(some))
-        first = ordered[0]
-        name = first.cell if names[first.cell] == 1 else f"{first.cell} ({first.folder.name})"
-        cells.append(Cell(name, ordered))
-    return cells
+        if type(seed := run.config.get("seed")) is int:
+            key = json.dumps(
+                [run.cell, _without(run.config, "seed"), run.about.get("digests")], sort_keys=True
+            )
+            together.setdefault(key, {}).setdefault(seed, run)
+    found = [tuple(some[seed] for seed in sorted(some)) for some in together.values()]
+    names = collections.Counter(some[0].cell for some in found)
+    return [
+        Cell(some[0].cell if names[some[0].cell] == 1 else _placed(some[0], runs), some) for some in found
+    ]
+
+
+def _placed(run: Run, runs: Sequence[Run]) -> str:
+    """The name of a cell that others have, too, with where its first run lies."""
+    root = os.path.commonpath([str(one.folder.parent) for one in runs])
+    return f"{run.cell} ({os.path.relpath(run.folder, root)})"
 
 
 # ---------------------------------------------------------------- measures of a run, problem by problem
@@ -55,19 +67,19 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
 
 def start(run: Run) -> PerProblem | None:
     """Of the base, on val."""
-    return _per_problem(base(run))
+    return _per_problem(base(run)) if _finished(run) else None
 
 
 def peak(run: Run) -> PerProblem | None:
     """Of the highest evaluation after the start."""
     end = stability(run)
-    return _per_problem(end.peak) if end else None
+    return _per_problem(end.peak) if end and _finished(run) else None
 
 
 def terminal(run: Run) -> PerProblem | None:
     """The mean of the last evaluations."""
     end = stability(run)
-    if end is None:
+    if end is None or not _finished(run):
         return None
     last = [_per_problem(record) for record in trained(run) if record["step"] in end.steps]
     known = [one for one in last if one is not None]
@@ -83,7 +95,7 @@ def held_out_base(run: Run) -> PerProblem | None:
 
 
 def held_out(run: Run) -> PerProblem | None:
-    """Of the last checkpoint that was played on test."""
+    """Of the policies at the end, on test."""
     pair = _held_out(run)
     return _per_problem(pair[1]) if pair else None
 
@@ -107,8 +119,9 @@ def over(
 
 
 HOW = (
-    "Means over runs that differ in their seed alone, with 95% intervals over seeds and problems, both drawn at "
-    "random. Intervals of two seeds are wide, and still too narrow where seeds differ much."
+    "Means over finished runs that differ in their seed alone, with 95% intervals over seeds and problems, both drawn "
+    "at random; of one seed over its problems alone. Intervals of two or three seeds are wide, and still somewhat too "
+    "narrow where seeds differ much."
 )
 
 
@@ -123,12 +136,12 @@ def on_val(cells: Sequence[Cell]) -> Table:
     """How each cell went along its runs."""
     rows = []
     for cell in cells:
-        ends = [end for run in cell.runs if (end := stability(run))]
+        ends = [end for run in cell.runs if _finished(run) and (end := stability(run))]
         found = [_share(cell, measure) for measure in (start, peak, terminal)]
         gain = _points(cell.runs, less(terminal, start), len(cell.runs))
         cliffs = f"{sum(end.cliff for end in ends)} of {len(ends)}" if ends else NONE
         if set(found) - {NONE}:
-            rows.append((cell.name, str(len(cell.runs)), *found, gain, cliffs))
+            rows.append((cell.label, str(len(cell.runs)), *found, gain, cliffs))
     head = ("", "seeds", "base", "peak", "terminal", "terminal over base,\npoints", "cliffs")
     how = f"On validation problems. {HOW} Peak, terminal and cliff are those of each run."
     return Table("Cells", rows, head, how)
@@ -141,63 +154,77 @@ def on_test(cells: Sequence[Cell]) -> Table:
         found = [_share(cell, measure) for measure in (held_out_base, held_out)]
         gain = _points(cell.runs, less(held_out, held_out_base), len(cell.runs))
         if set(found) - {NONE}:
-            rows.append((cell.name, str(len(cell.runs)), *found, gain))
+            rows.append((cell.label, str(len(cell.runs)), *found, gain))
     head = ("", "seeds", "base", "final", "final over base,\npoints")
-    return Table("Cells on test problems", rows, head, "The last checkpoint that was played there. " + HOW)
+    return Table("Cells on test problems", rows, head, HOW)
 
 
 def contrasts(cells: Sequence[Cell]) -> Table:
     """Isolated against shared policies, and workflows against single agents, where both were run."""
     rows = []
-    for one, other in _pairs({cell.name: cell for cell in cells}):
-        there = {seed_of(run): run for run in other.runs}
-        mine = [run for run in one.runs if seed_of(run) in there]
+    for one, other in _pairs(cells):
+        there = {run.config["seed"]: run for run in other.runs}
+        mine = [run for run in one.runs if run.config["seed"] in there]
         found = [_points(mine, _against(there, *measured), len(mine)) for measured in MEASURED]
         if set(found) - {NONE}:
-            rows.append((one.name, other.name, str(len(mine)), *found))
+            rows.append((one.label, other.label, str(len(mine)), *found))
     head = ("", "against", "seeds", "base", "peak", "terminal", "test: final")
-    how = "Differences in points, paired: the same seeds, the same problems. Each has an interval of 95% for itself."
+    how = (
+        "Differences in points, paired: the same seeds, the same problems, equal settings but for workflow and "
+        "policies. Each interval of 95% stands for itself; of one seed it is over problems alone. Peaks are the "
+        "highest of several noisy values."
+    )
     return Table("Cells against each other", rows, head, how, words=2)
 
 
-def _against(there: Mapping[int, Run], measure: Measure, asked: Callable[[Run], object]) -> Measure:
+def _against(there: Mapping[int, Run], measure: Measure, asked: Callable[[Run], Any]) -> Measure:
     """How much more a run has than the one of its seed, where both were asked the same problems."""
 
     def difference(run: Run) -> PerProblem | None:
-        other = there[seed_of(run)]
-        return _minus(measure(run), measure(other)) if asked(run) == asked(other) else None
+        other = there[run.config["seed"]]
+        same = asked(run) is not None and asked(run) == asked(other)
+        return _minus(measure(run), measure(other)) if same else None
 
     return difference
 
 
-def _pairs(cells: dict[str, Cell]) -> Iterator[tuple[Cell, Cell]]:
-    for name, cell in cells.items():
-        parts = name.split("-")
+def _pairs(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
+    for cell in cells:
+        parts = cell.name.split("-")
         if len(parts) != 4 or parts[0].startswith("single"):
             continue
         workflow, policy, scale, task = parts
-        others = [Name(workflow, "shared", scale, task)] if policy == "isolated" else []  # type: ignore[arg-type]
-        controls = ("single", "single_matched", "single_token_matched")
-        others += [Name(control, "shared", scale, task) for control in controls]  # type: ignore[arg-type]
-        yield from ((cell, cells[str(other)]) for other in others if str(other) in cells)
+        others = [f"{workflow}-shared-{scale}-{task}"] if policy == "isolated" else []
+        others += [f"{control}-shared-{scale}-{task}" for control in CONTROLS]
+        settings = _without(cell.runs[0].config, "seed", *FREE)
+        for name in others:
+            for other in cells:
+                if other.name == name and _without(other.runs[0].config, "seed", *FREE) == settings:
+                    yield cell, other
 
 
 # ---------------------------------------------------------------- parts of these
 
 
+def _finished(run: Run) -> bool:
+    return run.step >= run.steps
+
+
 def _held_out(run: Run) -> tuple[Record, Record] | None:
-    """The base and the last checkpoint that were played on the same test problems, as they were last."""
+    """The base and the final policies on the same test problems, as they were played last; all of them, if ever."""
+    if not _finished(run):
+        return None
     played = [
         record
         for record in run.evaluations
         if record.get("split") == "test" and record.get("mode") in ("trained", "base")
     ]
-    later = [record for record in played if record["step"] > 0]
-    if not later:
+    ends = [record for record in played if record["step"] == run.steps]
+    if not ends:
         return None
-    last = max(later, key=lambda record: record["step"])
-    last = next(record for record in reversed(later) if record["step"] == last["step"])
-    same = ("problems", "samples", "seed")
+    most = max(record.get("problems") or 0 for record in ends)
+    last = next(record for record in reversed(ends) if (record.get("problems") or 0) == most)
+    same = ("problems", "samples", "seed", "data")
     bases = [
         record
         for record in played
@@ -228,7 +255,10 @@ def _of(count: int, asked: int) -> str:
 
 def _per_problem(record: Record | None) -> PerProblem | None:
     values = (record or {}).get("per_problem")
-    return np.array(values, float) if values else None
+    if not isinstance(values, list) or not values or not all(type(v) in (int, float) for v in values):
+        return None
+    found = np.array(values, float)
+    return found if np.isfinite(found).all() else None
 
 
 def _minus(a: PerProblem | None, b: PerProblem | None) -> PerProblem | None:
@@ -237,11 +267,23 @@ def _minus(a: PerProblem | None, b: PerProblem | None) -> PerProblem | None:
     return a - b
 
 
-def _asked_on_val(run: Run) -> object:
+def _without(config: Mapping[str, Any], *paths: str) -> dict[str, Any]:
+    """The configuration without some of its fields."""
+    left = dict(config)
+    for path in paths:
+        first, _, rest = path.partition(".")
+        if rest and isinstance(left.get(first), Mapping):
+            left[first] = _without(left[first], rest)
+        else:
+            left.pop(first, None)
+    return left
+
+
+def _asked_on_val(run: Run) -> Any:
     return (run.about.get("digests") or {}).get("data val")
 
 
-def _asked_on_test(run: Run) -> object:
+def _asked_on_test(run: Run) -> Any:
     pair = _held_out(run)
     return [pair[1].get(key) for key in ("data", "problems", "samples")] if pair else None
 

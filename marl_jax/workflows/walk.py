@@ -5,16 +5,13 @@ from typing import Any
 
 from marl_jax.workflows.api import Call, Script, Tool
 
-Answer = Callable[[Call | Tool, int], Any]
-
 
 def walk(
     script: Script,
-    answer: Answer,  # to an entry; a call comes with its index in the episode
-    most: int,
+    answer: Callable[[Call | Tool, int], Any],  # to an entry; a call comes with its index in the episode
 ) -> Iterator[list[Call | Tool]]:
-    """What the workflow yields, turn by turn, up to `most` calls and tools; what it raises is raised here."""
-    spent = calls = 0
+    """What the workflow yields, turn by turn, for as long as it is asked for; what it raises is raised here."""
+    calls = 0
     reply = None
     try:
         while True:
@@ -23,9 +20,6 @@ def walk(
             except StopIteration:
                 return
             many = asked if isinstance(asked, list) else [asked]
-            spent += len(many) or 1  # a workflow may yield nothing for ever
-            if spent > most:
-                return
             yield many
             answers = []
             for entry in many:

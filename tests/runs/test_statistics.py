@@ -163,20 +163,57 @@ def test_one_seed_has_the_bootstrap_of_its_problems_and_equal_values_say_how_man
     values = np.random.default_rng(0).random(12)
     assert over_seeds(values[None]) == bootstrap(values)
     assert over_seeds(np.ones((3, 10))) == bootstrap(np.ones(10))
+    assert over_seeds(values[:, None]) == bootstrap(values)  # one problem
     for wrong in (values, values[None, :0]):
         with pytest.raises(ValueError, match="seeds, problems"):
             over_seeds(wrong)
 
 
+@pytest.mark.parametrize("values", [[[0.0, 1.0], [1.0, 0.0]], [[1.0, -1.0, 0.0], [-1.0, 1.0, 0.0]]])
+def test_noise_that_cancels_in_every_row_and_column_is_noise(values):
+    found = over_seeds(np.array(values), bounds=(-99.0, 99.0))
+    assert found.low < found.mean < found.high
+
+
 @pytest.mark.parametrize(
-    "seeds, problems, by_seed, by_problem, noise",
-    [(3, 64, 0.05, 0.3, 0.3), (3, 64, 0.0, 0.3, 0.3), (5, 128, 0.1, 0.0, 0.4), (4, 32, 0.1, 0.3, 0.1)],
+    "by_seed, by_problem, square, freedom",
+    [  # A is 3 by_seed^2, B 3 by_problem^2, E 6: the largest of A + B - E and each alone
+        (1, 0, 6, 4),
+        (0, 1, 6, 4),
+        (10, 0, 300, 2),
+        (0, 10, 300, 2),
+        (2, 3, 33, 33**2 / (12**2 / 2 + 27**2 / 2 + 6**2 / 4)),
+    ],
 )
-def test_intervals_over_seeds_hold_the_mean_as_often_as_they_say(seeds, problems, by_seed, by_problem, noise):
+def test_no_interval_is_surer_than_its_seeds_its_problems_or_its_noise_alone(
+    by_seed, by_problem, square, freedom
+):
+    steps = np.array([-1.0, 0.0, 1.0])
+    noise = np.array(
+        [[0.0, 2.0, -2.0], [-2.0, 0.0, 2.0], [2.0, -2.0, 0.0]]
+    )  # rows and columns have none of it
+    found = over_seeds(by_seed * steps[:, None] + by_problem * steps + noise, bounds=(-99.0, 99.0))
+    assert found.high == pytest.approx(stats.t.ppf(0.975, freedom) * math.sqrt(square / 9))
+
+
+@pytest.mark.parametrize(
+    "seeds, problems, by_seed, by_problem, noise, least",
+    [
+        (3, 64, 0.05, 0.3, 0.3, 0.925),
+        (3, 64, 0.0, 0.3, 0.3, 0.925),
+        (5, 128, 0.1, 0.0, 0.4, 0.925),
+        (4, 32, 0.1, 0.3, 0.1, 0.925),
+        (3, 64, 0.2, 0.3, 0.3, 0.9),  # few seeds that differ much
+        (2, 64, 0.2, 0.3, 0.3, 0.85),
+    ],
+)
+def test_intervals_over_seeds_hold_the_mean_about_as_often_as_they_say(
+    seeds, problems, by_seed, by_problem, noise, least
+):
     rng, held, times = np.random.default_rng(0), 0, 1000
     for _ in range(times):
         values = noise * rng.normal(size=(seeds, problems))
         values += by_seed * rng.normal(size=(seeds, 1)) + by_problem * rng.normal(size=problems)
         found = over_seeds(values, bounds=(-9.0, 9.0))
         held += found.low <= 0 <= found.high
-    assert 0.925 <= held / times <= 0.975
+    assert least <= held / times <= 0.975

@@ -1,11 +1,13 @@
 """A matrix asks for the runs that it says, does what is left to do, and leaves alone what is not its own."""
 
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
+import threading
 
 import pytest
 import script
@@ -27,7 +29,7 @@ def jobs(tmp_path):
 
 
 def leave(job, steps=4, played=(), **config):
-    """The folder of a job as its training leaves it."""
+    """The folder of a job as its training leaves it; `played` are changes to records of the test split."""
     record = {"config": {**job.config.to_json(), **config}, "digests": {}, "versions": {}, "settled": {}}
     (job.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     write_atomically(job.folder / "config.json", json.dumps({**record, "changes": []}))
@@ -35,8 +37,9 @@ def leave(job, steps=4, played=(), **config):
     write_atomically(job.folder / "metrics.jsonl", lines)
     for step in range(2, steps + 1, 2):
         save(job, step, score=1 / step)
-    records = [{"step": step, "split": "test", "mode": "trained", "samples": 1} for step in played]
-    write_atomically(job.folder / "eval.jsonl", "".join(json.dumps(one) + "\n" for one in records))
+    whole = {"split": "test", "mode": "trained", "samples": 1, "seed": 0, "problems": 9, "of_problems": 9}
+    lines = "".join(json.dumps({**whole, **changes}) + "\n" for changes in played)
+    write_atomically(job.folder / "eval.jsonl", lines)
 
 
 def save(job, step, score):
@@ -76,12 +79,21 @@ def test_cells_are_those_that_fit_a_pattern_in_the_order_of_the_file(tmp_path):
     assert len(cells(MICRO)) == 54 and len(set(cells(MICRO))) == 54
     assert len(cells("configs/study.py", "voting-*-4b-*")) == 4
     assert cells(f"{MICRO}:eval_opt-shared-m-code") == ["eval_opt-shared-m-code"]
+    assert cells(MICRO, "single-isolated-s-math") == cells(f"{MICRO}:single-isolated-s-math")
+    assert cells(MICRO, "single-isolated-s-math") == ["single-shared-s-math"]
 
 
 @pytest.mark.parametrize(
     "spec, texts, patterns, message",
     [
         (MICRO, (), "votng-*-xs-math", "fits none of the 54 cells: did you mean 'voting-"),
+        (
+            f"{MICRO}:voting-shared-s-math",
+            (),
+            TWO,
+            "names a cell, --cells=voting-.* others: leave one of them out",
+        ),
+        (MICRO, [("steps", "0")], TWO, "steps is 0, so that there is nothing to train"),
         (MICRO, (), "*,", "--cells= fits none of the 54 cells, such as single-shared-xs-math"),
         (
             MICRO,
@@ -97,7 +109,7 @@ def test_cells_are_those_that_fit_a_pattern_in_the_order_of_the_file(tmp_path):
         ),
         (MICRO, [("seed", str(2**31 - 1))], TWO, "seed is 2147483648; it must be at most 2147483647"),
         ("configs/none.py", (), "*", "there is no file 'configs/none.py'"),
-        ("tests/runs/tiny_run.py", (), "*", "defines no CELLS, the names of its cells; give FILE:CELL"),
+        ("tests/runs/tiny_run.py", (), "*", "defines no CELLS, the names of its cells"),
     ],
 )
 def test_what_is_wrong_with_any_cell_is_told_before_anything_runs(tmp_path, spec, texts, patterns, message):
@@ -113,21 +125,77 @@ def test_the_folder_says_how_far_a_job_is(jobs):
     leave(done)
     leave(begun, steps=3)
     leave(changed, seed=5)
-    assert [str(matrix.state(job)) for job in jobs] == ["done", "step 3 of 4", "another configuration", "–"]
-    with folder.open_folder(new.folder), folder.open_folder(done.folder):
-        assert matrix.state(new).kind is matrix.state(done).kind is Kind.IN_USE
-    assert matrix.state(new).kind is Kind.NEW and matrix.state(done).kind is Kind.DONE
-    with pytest.raises(folder.FolderError, match=rf"{changed.folder}: config.seed: 5 -> 1|seed: 5 -> 1"):
+    assert [str(matrix.state(job)) for job in jobs] == ["done", "step 3", "begun with something else", "–"]
+    with folder.open_folder(new.folder), folder.open_folder(begun.folder):
+        assert matrix.state(new).kind is matrix.state(begun).kind is Kind.IN_USE
+        assert str(matrix.state(begun)) == "step 3, in use"
+    assert matrix.state(new).kind is Kind.NEW and matrix.state(begun).kind is Kind.BEGUN
+    with pytest.raises(folder.FolderError, match=rf"\n  {changed.folder}: seed: 5 -> 1\nask for"):
         matrix.check(jobs)
     matrix.check([done, begun, new])
+    accepted = dataclasses.replace(changed, accept_changes=True)
+    matrix.check([accepted])
+    assert matrix.state(accepted).kind is Kind.DONE and "--accept_changes" in accepted.training
 
 
-@pytest.mark.parametrize("played, left", [((), ["2", "4"]), ((4,), ["2"]), ((2, 4), [])])
-def test_the_best_and_the_final_policies_are_played_on_test_once(jobs, played, left):
+def test_a_start_that_came_to_nothing_is_none(jobs):
+    leave(jobs[0], steps=0, seed=5)
+    assert matrix.state(jobs[0]).kind is Kind.NEW
+
+
+def test_a_run_whose_last_checkpoint_is_not_whole_goes_on_and_one_without_any_is_left_alone(jobs):
+    leave(jobs[0])
+    (jobs[0].folder / "checkpoints" / "4" / "seal.json").write_text("{")
+    assert matrix.state(jobs[0]).kind is Kind.BEGUN
+    shutil.rmtree(jobs[0].folder / "checkpoints")
+    assert matrix.state(jobs[0]).kind is Kind.LOST
+
+
+@pytest.mark.parametrize("file, text", [("config.json", "{"), ("metrics.jsonl", "{]\n")])
+def test_a_folder_that_cannot_be_read_is_damaged(jobs, file, text):
+    leave(jobs[0])
+    (jobs[0].folder / file).write_text(text)
+    found = matrix.state(jobs[0])
+    assert found.kind is Kind.DAMAGED and file in found.told[0]
+
+
+def test_who_looks_whether_a_folder_is_in_use_keeps_nobody_out_of_it(jobs):
+    jobs[0].folder.mkdir(parents=True)
+    (jobs[0].folder / folder.LOCK).touch()
+    stop = threading.Event()
+
+    def look():
+        while not stop.wait(0.001):
+            folder.in_use(jobs[0].folder)
+
+    looking = [threading.Thread(target=look) for _ in range(2)]
+    for thread in looking:
+        thread.start()
+    try:
+        for _ in range(300):
+            with folder.open_folder(jobs[0].folder):
+                assert folder.in_use(jobs[0].folder)
+    finally:
+        stop.set()
+        for thread in looking:
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "played, left",
+    [
+        ([], ["2", "4"]),
+        ([{"step": 4}], ["2"]),
+        ([{"step": 2}, {"step": 4}], []),
+        ([{"step": 4, "split": "val"}, {"step": 2, "mode": "swapped"}], ["2", "4"]),
+        ([{"step": 4, "problems": 5}, {"step": 2, "seed": 3}], ["2", "4"]),
+        ([{"step": 2, "samples": 2}, {"step": 4, "samples": 2}], ["2", "4"]),
+    ],
+)
+def test_the_best_and_the_final_policies_play_all_of_test_once(jobs, played, left):
     leave(jobs[0], played=played)  # the score falls from step 2 to step 4
-    commands = list(jobs[0].testing(1))
-    assert [command[2] for command in commands] == [f"--checkpoint={step}" for step in left]
-    assert len(list(jobs[0].testing(2))) == 2  # of another number of samples
+    found = [command[2] for command in jobs[0].testing(1)]
+    assert found == [f"--checkpoint={step}" for step in left]
 
 
 # ---------------------------------------------------------------- at work
@@ -154,7 +222,7 @@ def worked(monkeypatch):
 
 def test_what_is_left_is_done_in_order_and_what_fails_does_not_hold_up_the_rest(jobs, worked):
     shared, isolated, shared_1, isolated_1 = jobs
-    leave(shared, played=(2, 4))
+    leave(shared, played=[{"step": 2}, {"step": 4}])
 
     def does(job, module, stop):
         if module == "train" and job is isolated:
@@ -171,7 +239,7 @@ def test_what_is_left_is_done_in_order_and_what_fails_does_not_hold_up_the_rest(
         *[("evaluate", "voting-isolated-xs-math", 1)] * 2,
     ]
     assert trouble == [
-        "voting-isolated-xs-math, seed 0: training ended with exit code 2",
+        "voting-isolated-xs-math, seed 0: training ended with exit code 2 (–)",
         "voting-shared-xs-math, seed 1: another process is at it",
         *["voting-isolated-xs-math, seed 1: the evaluation ended with exit code 1"] * 2,
     ]
@@ -180,9 +248,52 @@ def test_what_is_left_is_done_in_order_and_what_fails_does_not_hold_up_the_rest(
     assert trouble == [] and len(ran) == 1
 
 
-def test_a_training_that_was_stopped_from_outside_is_told(jobs, worked):
+def test_folders_that_are_damaged_or_of_something_else_are_told_and_passed_over(jobs, worked):
+    for job in jobs[:3]:
+        leave(job)
+    (jobs[0].folder / "config.json").write_text("{")
+    (jobs[1].folder / "eval.jsonl").write_text("{]\n")
+    shutil.rmtree(jobs[2].folder / "checkpoints")
+    trouble, ran, _ = worked(jobs, lambda job, module, stop: leave(job) or 0)
+    assert [text.partition(": ")[0] for text in trouble] == [job.name for job in jobs[:3]]
+    assert "config.json" in trouble[0] and "eval.jsonl" in trouble[1] and "no checkpoint" in trouble[2]
+    assert {name for _, name, seed in ran if seed == 1} == {"voting-isolated-xs-math"}
+
+
+def test_several_at_once_share_the_jobs_and_what_follows_them(jobs, monkeypatch):
+    ran, trouble = [], []
+    turns = threading.Barrier(2)
+
+    def instead(command, stop):
+        job = next(job for job in jobs if f"--workdir={job.folder}" in command)
+        ran.append((command[0], job.name, threading.current_thread().name))
+        if command[0] == "experiments.train":
+            if len({name for *_, name in ran}) < 2:
+                turns.wait(30)  # so that the other comes to it, too
+            leave(job)
+        return 0
+
+    def work():
+        if threading.current_thread().name == "second":
+            turns.wait(30)
+        trouble.append(matrix.work(jobs[:2], 1, lambda text: None))
+
+    monkeypatch.setattr(matrix, "_run", instead)
+    both = [threading.Thread(target=work, name=name) for name in ("first", "second")]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join(60)
+    assert len([one for one in ran if one[0] == "experiments.train"]) == 2
+    assert len(trouble) == 2
+    assert all("another process is at it" in text for some in trouble for text in some)
+
+
+def test_a_training_that_was_stopped_from_outside_or_killed_is_told(jobs, worked):
     trouble, _, _ = worked(jobs[:1], lambda job, module, stop: leave(job, steps=3) or 0)
-    assert trouble == ["voting-shared-xs-math, seed 0: training was stopped"]
+    assert trouble == ["voting-shared-xs-math, seed 0: training ended with exit code 0 (step 3)"]
+    trouble, _, _ = worked(jobs[:1], lambda job, module, stop: -9)
+    assert trouble == ["voting-shared-xs-math, seed 0: training was killed by signal 9 (step 3)"]
 
 
 def test_once_asked_to_stop_nothing_else_is_begun(jobs, worked):
@@ -196,24 +307,27 @@ def test_once_asked_to_stop_nothing_else_is_begun(jobs, worked):
 
 CHILD = """
 import signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+heard = []
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, frame: heard.append(number))
 print("there", flush=True)
-time.sleep(60)
+for _ in range(600):
+    time.sleep(0.1)
+    if heard:
+        time.sleep(1.0)
+        print("heard", len(heard), flush=True)
+        sys.exit(0)
 """
 
 
-def test_a_child_is_asked_to_stop_once_and_its_exit_code_is_handed_on(tmp_path, monkeypatch):
-    (tmp_path / "slow_child.py").write_text(CHILD)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Stop() as stop:
-        stop.asked = True
-        assert matrix._run(["slow_child"], stop) in (5, -signal.SIGTERM)  # before it listens or after
+def test_the_exit_code_of_a_child_is_handed_on():
     with Stop() as stop:
         assert matrix._run(["no_such_module"], stop) == 1
 
 
-def test_a_matrix_that_is_asked_to_stop_passes_it_on_and_ends_well(tmp_path):
-    """The whole script, with a training that only listens."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_matrix_that_is_asked_to_stop_asks_its_child_once_and_ends_well(tmp_path, number):
+    """The whole script, with a training that only listens; the signal comes as from a terminal, to its group."""
     program = (
         "import sys\n"
         "from marl_jax.study import matrix\n"
@@ -232,13 +346,13 @@ def test_a_matrix_that_is_asked_to_stop_passes_it_on_and_ends_well(tmp_path):
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
+        process_group=0,
     )
     try:
         assert running.stdout is not None and running.stdout.readline() == "there\n"
-        begun = time.monotonic()
-        running.send_signal(signal.SIGTERM)
-        assert running.wait(timeout=30) == 0 and time.monotonic() - begun < 20
-        assert running.stdout.read() == ""  # no other was begun
+        os.killpg(running.pid, number)
+        assert running.wait(timeout=30) == 0
+        assert running.stdout.read() == "heard 1\n"  # and no other was begun
     finally:
         running.kill()
         running.stdout.close()
@@ -251,7 +365,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(tmp_path, capfd):
     out = capfd.readouterr().out
     assert f"2 cells x 2 seeds = 4 runs in {tmp_path / 'runs'}; left on CPU: about " in out
     rows = [line.split("  ")[0] for line in out.splitlines()]
-    assert "voting-shared-xs-math" in rows and "step 3 of 4       –" in out
+    assert "voting-shared-xs-math" in rows and "step 3       –" in out
     assert not (tmp_path / "runs" / "voting-isolated-xs-math").exists()
 
 

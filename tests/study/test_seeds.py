@@ -45,11 +45,14 @@ def test_runs_are_of_a_cell_where_they_are_equal_but_for_their_seed(tmp_path):
         run(tmp_path / "c", 0, RISE, rollout={"samples": 4}),
         run(tmp_path / "d", 0, RISE, cell="voting-shared-s-math"),
     ]
+    runs.append(run(tmp_path / "e", 1, RISE, val="other problems"))
+    runs.append(run(tmp_path / "f", "x", RISE))  # no seed
     cells = seeds.by_cell(runs)
-    assert [(cell.name, [run.folder.name for run in cell.runs]) for cell in cells] == [
-        ("voting-isolated-s-math (b)", ["b", "a"]),
-        ("voting-isolated-s-math (c)", ["c"]),
-        ("voting-shared-s-math", ["d"]),
+    assert [(cell.label, cell.name, [run.folder.name for run in cell.runs]) for cell in cells] == [
+        ("voting-isolated-s-math (b)", "voting-isolated-s-math", ["b", "a"]),
+        ("voting-isolated-s-math (c)", "voting-isolated-s-math", ["c"]),
+        ("voting-shared-s-math", "voting-shared-s-math", ["d"]),
+        ("voting-isolated-s-math (e)", "voting-isolated-s-math", ["e"]),
     ]
 
 
@@ -65,10 +68,11 @@ def test_measures_are_of_each_run(tmp_path):
 
 def test_the_test_split_counts_as_it_was_played_last_and_beside_its_own_base(tmp_path):
     one = run(tmp_path / "a", 0, RISE, test=(answers(0, 0), answers(1, 0)))
-    more = {"split": "test", "seed": 0, "problems": 2}
+    more = {"split": "test", "seed": 0, "problems": 2, "data": "t"}
     later = [
         evaluation(30, 1.0, per_problem=answers(1, 1), **more),
         evaluation(20, 0.0, per_problem=answers(0, 0), **more),  # an earlier checkpoint
+        evaluation(30, 0.0, per_problem=answers(0), **{**more, "problems": 1}),  # not all of them
         evaluation(0, 0.5, per_problem=answers(1), **{**more, "problems": 1}),
         evaluation(30, 0.0, per_problem=answers(0, 0), **more, mode="swapped"),
     ]
@@ -98,25 +102,71 @@ def test_a_run_that_lacks_a_measure_is_left_out_and_counted(tmp_path):
     assert seeds.over(odd, seeds.start) is None  # not of as many problems
 
 
+def test_a_run_that_is_not_finished_counts_nowhere(tmp_path):
+    up = (answers(0, 0), answers(1, 1))
+    whole = run(tmp_path / "a", 0, RISE, test=up)
+    early = run(tmp_path / "b", 1, RISE, test=up)
+    about = {**early.about, "config": {**early.config, "steps": 40}}
+    write_run(early.folder, about=about)
+    early = read_run(early.folder)
+    for measure in (seeds.start, seeds.peak, seeds.terminal, seeds.held_out, seeds.held_out_base):
+        assert measure(whole) is not None and measure(early) is None
+
+
+@pytest.mark.parametrize("odd", ["abc", {"a": 1}, 3, [[1, 0], [0, 1]], [1, None], [], ["x"], [True]])
+def test_an_odd_record_is_no_measure(tmp_path, odd):
+    one = run(tmp_path / "a", 0, RISE)
+    records = [{**record, "per_problem": odd} for record in one.evaluations]
+    write_run(one.folder, about=one.about, evaluations=records)
+    again = read_run(one.folder)
+    assert seeds.start(again) is seeds.peak(again) is seeds.terminal(again) is None
+    assert seeds.tables_of([again, run(tmp_path / "b", 1, RISE)])[0].rows[0][2].endswith("1 of 2 seeds")
+
+
+UP, DOWN = (answers(0, 0), answers(1, 1)), (answers(0, 0), answers(0, 1))
+
+
+def shown(runs):
+    table = seeds.contrasts(seeds.by_cell(runs))
+    return [(*row[:3], *(cell.partition("\n")[0] for cell in row[3:])) for row in table.rows]
+
+
 def test_cells_are_compared_over_the_seeds_and_problems_that_both_have(tmp_path):
-    up, down = (answers(0, 0), answers(1, 1)), (answers(0, 0), answers(0, 1))
     runs = [
-        run(tmp_path / "i0", 0, RISE, test=up),
-        run(tmp_path / "i1", 1, RISE, test=up),
-        run(tmp_path / "i2", 2, FALL, test=up),
-        run(tmp_path / "s0", 0, FALL, "voting-shared-s-math", test=down),
-        run(tmp_path / "s1", 1, FALL, "voting-shared-s-math", test=down),
-        run(tmp_path / "g0", 0, FALL, "single-shared-s-math", val="other problems", test=down),
+        run(tmp_path / "i0", 0, RISE, test=UP),
+        run(tmp_path / "i1", 1, RISE, test=UP),
+        run(tmp_path / "i2", 2, FALL, test=UP),
+        run(tmp_path / "s0", 0, FALL, "voting-shared-s-math", test=DOWN),
+        run(tmp_path / "s1", 1, FALL, "voting-shared-s-math", test=DOWN),
+        run(tmp_path / "g0", 0, FALL, "single-shared-s-math", val="other problems", test=DOWN),
         run(tmp_path / "m0", 0, FALL, "voting-shared-m-math"),  # another scale
     ]
-    table = seeds.contrasts(seeds.by_cell(runs))
-    shown = [(*row[:3], *(cell.partition("\n")[0] for cell in row[3:])) for row in table.rows]
-    assert shown == [
+    assert shown(runs) == [
         # base 0, 0 against 0, 1; peak 1, 1 against 1, 1; terminal 1, 1/3 against 1/3, 1/3; test 1, 1 against 0, 1
         ("voting-isolated-s-math", "voting-shared-s-math", "2", "-50.0", "+0.0", "+33.3", "+50.0"),
         ("voting-isolated-s-math", "single-shared-s-math", "1", NONE, NONE, NONE, "+50.0"),
         ("voting-shared-s-math", "single-shared-s-math", "1", NONE, NONE, NONE, "+0.0"),
     ]
+
+
+def test_cells_that_were_asked_other_test_problems_are_not_compared_there(tmp_path):
+    one, other = run(tmp_path / "i0", 0, RISE, test=UP), run(tmp_path / "s0", 0, FALL, "voting-shared-s-math")
+    played = [evaluation(step, 0.5, split="test", seed=0, per_problem=answers(0, 1)) for step in (0, 30)]
+    write_run(other.folder, about=other.about, evaluations=[*other.evaluations, *played])
+    ((*_, on_test),) = shown([one, read_run(other.folder)])
+    assert on_test == NONE
+
+
+def test_cells_of_other_settings_are_not_compared_and_two_matrices_are_told_apart(tmp_path):
+    runs = [
+        run(tmp_path / place / cell / "seed-0", 0, RISE, f"voting-{cell}-s-math", learner={"rate": rate})
+        for place, rate in (("low", 1), ("high", 2))
+        for cell in ("isolated", "shared")
+    ]
+    for place, row in zip(("low", "high"), shown(runs)):
+        assert row[0] == f"voting-isolated-s-math ({place}/isolated/seed-0)"
+        assert row[1] == f"voting-shared-s-math ({place}/shared/seed-0)"
+    assert len(shown(runs)) == 2 and shown([runs[0], runs[3]]) == []
 
 
 def test_nothing_is_said_of_runs_that_have_nothing_in_common(tmp_path):
