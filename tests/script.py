@@ -12,6 +12,14 @@ ROOT = Path(__file__).parents[1]
 
 def run(module, *arguments):
     """`python -m MODULE ARGUMENTS` from the root of the repository; its exit code."""
+    # Those of a script that runs this one are put aside.
+    outer = [
+        (_owner(name), name, flags.FLAGS[name])
+        for name in flags.FLAGS
+        if _owner(name).startswith("experiments.")
+    ]
+    for _, name, _ in outer:
+        delattr(flags.FLAGS, name)
     before = set(flags.FLAGS)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
@@ -25,7 +33,14 @@ def run(module, *arguments):
             return 1 if isinstance(ended.code, str) else ended.code or 0
         finally:
             for name in set(flags.FLAGS) - before:  # another script defines its own of that name
-                owner = flags.FLAGS.find_module_defining_flag(name)
+                owner = _owner(name)
                 if owner not in sys.modules or owner.startswith("experiments."):  # not of a library
                     delattr(flags.FLAGS, name)
+            for owner, name, flag in outer:
+                flags.FLAGS[name] = flag
+                flags.FLAGS.register_flag_by_module(owner, flag)
     return 0
+
+
+def _owner(name):
+    return flags.FLAGS.find_module_defining_flag(name) or ""
