@@ -224,7 +224,8 @@ def role_settings(
 
 
 def _distinct(roles: Iterable[str]) -> tuple[str, ...]:
-    names = () if isinstance(roles, str) else tuple(roles)
+    unordered = isinstance(roles, str | set | frozenset)  # policies are numbered by the order of their roles
+    names = () if unordered else tuple(roles)
     if (
         not names
         or len(set(names)) != len(names)

@@ -218,3 +218,9 @@ def test_overrides_of_unknown_roles_and_fields_are_refused_with_the_nearest_name
         role_settings(ROLES, overrides={"generator": {"temprature": 1}})
     with pytest.raises(ValueError, match="top_p is 2"):
         role_settings(ROLES, overrides={"generator": {"top_p": 2}})
+
+
+@pytest.mark.parametrize("make", [shared, isolated])
+def test_roles_without_an_order_are_refused(make):
+    with pytest.raises(ValueError, match="must be a non-empty sequence of distinct names"):
+        make({"writer", "critic"})

@@ -7,6 +7,7 @@ preset). All functions work under jit and vmap with integer groups; groups may b
 numpy computes: the number of rows changes from step to step, and XLA would compile for each.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
@@ -43,15 +44,16 @@ def group_advantages(
     _check(estimator in ESTIMATORS, f"estimator {estimator!r} is unknown; use one of {ESTIMATORS}")
     _check(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
     _check(singleton in SINGLETON, f"singleton {singleton!r} is unknown; use one of {SINGLETON}")
+    _check(0 <= eps < math.inf, f"eps {eps} must be finite and not negative")
     xp, values, ids = _inputs(rewards, groups)
     size, centred = _centre(xp, values, ids)
     if estimator == "grpo":
-        advantages = centred / (_spread(xp, centred, size, ids, std) + eps)
+        advantages = _scaled(xp, centred, _spread(xp, centred, size, ids, std), eps)
     elif estimator == "rloo":
         advantages = centred * size / xp.maximum(size - 1, 1)
     elif estimator == "reinforce_pp_baseline":
         batch = xp.zeros_like(ids)
-        advantages = centred / (_spread(xp, *_centre(xp, values, batch)[::-1], batch, std) + eps)
+        advantages = _scaled(xp, centred, _spread(xp, *_centre(xp, values, batch)[::-1], batch, std), eps)
     else:
         advantages = centred
     advantages = xp.where(size == 1, values, advantages) if singleton == "reward" else advantages
@@ -72,6 +74,7 @@ def agent_advantages(
     for name, over in (("mean", mean), ("scale", scale)):
         _check(over in OVER, f"{name} {over!r} is unknown; use one of {OVER}")
     _check(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
+    _check(0 <= eps < math.inf, f"eps {eps} must be finite and not negative")
     xp, values, task, role = _inputs(rewards, tasks, roles)
     # Pairs of ids below B are ids below B * B.
     ids = {"task": task, "role": _dense(xp, task * values.shape[0] + role)}
@@ -80,7 +83,7 @@ def agent_advantages(
     spread = _spread(xp, own, size, ids[scale], std)
     # A role that always gets one reward has no scale of its own, and eps is none: with the mean taken over
     # other roles, dividing by it would make an advantage of a million.
-    advantages = xp.where(spread > 0, centred / xp.where(spread > 0, spread + eps, 1.0), 0.0)
+    advantages = xp.where(spread > 0, _scaled(xp, centred, spread, eps), 0.0)
     return jax.device_put(advantages.astype(values.dtype))
 
 
@@ -133,6 +136,11 @@ def _centre(xp: Any, rewards: Any, ids: Any) -> tuple[Any, Any]:
     size = _total(xp, xp.ones_like(rewards), ids)
     above = rewards - lowest[ids]
     return size, above - _total(xp, above, ids) / size
+
+
+def _scaled(xp: Any, centred: Any, spread: Any, eps: float) -> Any:
+    """Over the spread and eps; as it is where the spread is 0, as all that is centred then is, too."""
+    return centred / xp.where(spread > 0, spread + eps, 1.0)
 
 
 def _spread(xp: Any, centred: Any, size: Any, ids: Any, std: str) -> Any:

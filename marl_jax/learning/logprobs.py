@@ -30,6 +30,9 @@ def token_logprobs(
     """
     chex.assert_rank([hidden, head, targets], [3, 2, 2])
     chex.assert_equal_shape_prefix([hidden, targets], 2)
+    if not targets.size:
+        nothing = jnp.zeros(targets.shape, jnp.float32)
+        return nothing, nothing
     batch, length = targets.shape
     temperature = jnp.asarray(temperature, jnp.float32)
     temperature = temperature[:, None] if temperature.ndim == 1 else temperature
@@ -53,11 +56,13 @@ def _chunked(
 def _forward(hidden, head, targets, temperature, kept):  # type: ignore[no-untyped-def]
     def step(_, chunk):  # type: ignore[no-untyped-def]
         h, target, heat, ids = chunk
-        z = _logits(h, head, heat, ids)
-        # log z in two parts: their sum would round away what tells a near-certain token from a certain one.
-        top = jnp.max(z, axis=-1, keepdims=True)
-        rest = jnp.log(jnp.sum(jnp.exp(z - top), axis=-1, keepdims=True))
-        log_p = z - top - rest
+        logits = _logits(h, head, ids)
+        # In three parts, the largest taken off first: sums would round away what tells a near-certain token from a
+        # certain one, and a small temperature would blow up what the division rounds.
+        top = jnp.max(logits, axis=-1, keepdims=True)
+        z = (logits - top) / heat[..., None]
+        rest = jnp.log(jnp.sum(jnp.exp(z), axis=-1, keepdims=True))
+        log_p = z - rest
         p = jnp.exp(log_p)
         entropy = -jnp.sum(jnp.where(p > 0, p * log_p, 0.0), axis=-1)
         return None, (jnp.take_along_axis(log_p, target[..., None], axis=-1)[..., 0], entropy, (top, rest))
@@ -71,7 +76,7 @@ def _backward(saved, cotangents):  # type: ignore[no-untyped-def]
 
     def step(head_grad, chunk):  # type: ignore[no-untyped-def]
         h, target, heat, ids, ent, (top, rest), d_logp, d_entropy = chunk
-        log_p = _logits(h, head, heat, ids) - top - rest
+        log_p = (_logits(h, head, ids) - top) / heat[..., None] - rest
         p = jnp.exp(log_p)
         # d logp / d z = onehot - p;    d H / d z = -p (log p + H)
         surprise = jnp.where(p > 0, log_p, 0.0) + ent[..., None]
@@ -97,10 +102,9 @@ def _backward(saved, cotangents):  # type: ignore[no-untyped-def]
 _chunked.defvjp(_forward, _backward)
 
 
-def _logits(h: jax.Array, head: jax.Array, temperature: jax.Array, kept: jax.Array | None) -> jax.Array:
+def _logits(h: jax.Array, head: jax.Array, kept: jax.Array | None) -> jax.Array:
     """float32 [B, t, V]; -inf outside the kept set."""
     z = jnp.einsum("bth,hv->btv", h, head.astype(h.dtype), preferred_element_type=jnp.float32)
-    z = z / temperature[..., None]
     if kept is None:
         return z
     rows = jnp.arange(kept.size // kept.shape[-1])[:, None]

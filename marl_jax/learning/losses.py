@@ -14,6 +14,7 @@ import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Kind = Literal["ppo", "gspo", "cispo", "pg"]
 Aggregation = Literal[
@@ -43,11 +44,32 @@ class Mean:
     def value(self) -> jax.Array:
         return self.numerator / jnp.where(self.denominator == 0, 1.0, self.denominator)
 
-    def __add__(self, other: "Mean") -> "Mean":
+    def __add__(self, other: Any) -> "Mean":
+        if not isinstance(other, Mean):  # a number has a numerator, too
+            return NotImplemented
         return Mean(self.numerator + other.numerator, self.denominator + other.denominator)
 
+    # Read as a number, it is its value.
     def __float__(self) -> float:
         return float(self.value)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.value, dtype)
+
+    def __jax_array__(self) -> jax.Array:
+        return self.value
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec)
+
+    def __lt__(self, other: Any) -> Any:
+        return self.value < other
+
+    def __gt__(self, other: Any) -> Any:
+        return self.value > other
+
+    def item(self) -> float:
+        return float(self)
 
 
 @flax.struct.dataclass
@@ -79,10 +101,15 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         check_loss(
-            self.kind, self.aggregation, self.clip_low, self.clip_high, self.dual_clip, self.max_length
+            self.kind,
+            self.aggregation,
+            self.clip_low,
+            self.clip_high,
+            self.dual_clip,
+            self.is_cap,
+            self.max_length,
         )
         _check(self.kl in ("k1", "k2", "k3"), f"kl estimator {self.kl!r} is unknown; use 'k1', 'k2' or 'k3'")
-        _check(self.is_cap is None or self.is_cap > 0, f"is_cap {self.is_cap} must be positive, or None")
         _check(math.isfinite(self.entropy_coef), f"entropy_coef {self.entropy_coef} must be a finite number")
 
 
@@ -97,7 +124,7 @@ def policy_loss(
     dual_clip: float | None = None,
     aggregation: Aggregation = "sequence_mean_token_mean",
     sampler_logp: jax.Array | None = None,  # [B, T]
-    is_cap: float = 2.0,
+    is_cap: float | None = 2.0,
     kind: Kind = "ppo",
     max_length: int | None = None,
     ref_logp: jax.Array | None = None,  # [B, T]
@@ -110,9 +137,10 @@ def policy_loss(
     """The loss of one (micro-)batch, to be minimised; gradients flow through `logp` and `entropy` only.
 
     With `sampler_logp`, each token is weighed by min(exp(old_logp - sampler_logp), is_cap): truncated
-    importance sampling for a sampler whose numbers differ from the trainer's.
+    importance sampling for a sampler whose numbers differ from the trainer's. The bounds may be traced; they are
+    checked where they are not.
     """
-    check_loss(kind, aggregation, clip_low, clip_high, dual_clip, max_length)
+    check_loss(kind, aggregation, clip_low, clip_high, dual_clip, is_cap, max_length)
     chex.assert_rank([logp, old_logp, mask], 2)
     chex.assert_equal_shape([logp, old_logp, mask])
     mask = jnp.asarray(mask) != 0
@@ -134,7 +162,7 @@ def policy_loss(
         "approx_kl": _mean(kl_estimate(old_logp, logp), mask),
     }
 
-    if sampler_logp is not None:
+    if sampler_logp is not None and is_cap is not None:
         gap = jnp.clip(old_logp - clean(fixed(sampler_logp)), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         importance = jnp.minimum(jnp.exp(gap), is_cap)
         loss = loss * importance
@@ -211,14 +239,19 @@ def check_loss(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None,
+    is_cap: float | None,
     max_length: int | None,
 ) -> None:
-    """Refuse settings that make no sense together."""
+    """Refuse settings that make no sense together; what is traced is taken to."""
     _check(kind in KINDS, f"loss kind {kind!r} is unknown; use one of {KINDS}")
     _check(aggregation in AGGREGATIONS, f"aggregation {aggregation!r} is unknown; use one of {AGGREGATIONS}")
+    fits = lambda value, holds: isinstance(value, jax.core.Tracer) or holds(value)
     _check(
-        clip_low >= 0 and clip_high >= 0,
+        all(fits(bound, lambda value: value >= 0) for bound in (clip_low, clip_high)),
         f"clip range ({clip_low}, {clip_high}) must be two numbers, not negative",
+    )
+    _check(
+        is_cap is None or fits(is_cap, lambda value: value > 0), f"is_cap {is_cap} must be positive, or None"
     )
     if kind == "gspo":
         _check(
@@ -228,7 +261,8 @@ def check_loss(
     if dual_clip is not None:
         _check(kind == "ppo", f"dual_clip belongs to kind 'ppo', not {kind!r}; leave it None")
         _check(
-            dual_clip > 1, f"dual_clip {dual_clip} must be above 1, where the ratio of the plain loss stands"
+            fits(dual_clip, lambda value: value > 1),
+            f"dual_clip {dual_clip} must be above 1, where the ratio of the plain loss stands",
         )
     _check(
         (aggregation == "sequence_mean_token_sum_norm") == (max_length is not None),

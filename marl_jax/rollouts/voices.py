@@ -63,6 +63,17 @@ class Voices:
         self.policy_map, self.versions = policy_map, versions
         self.engines: list[Engine] = list({id(e): e for e in map(by_policy.__getitem__, policies)}.values())
         self._engine_of = {policy: self.engines.index(by_policy[policy]) for policy in policies}
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse what an engine cannot serve whatever its prompt is, of those that tell."""
+        for key, policy in self.policy_map.items():
+            role, engine = key.split("/")[0], self.engines[self._engine_of[policy]]
+            if hasattr(engine, "check"):
+                try:
+                    engine.check(_request((0,), (), policy, self.settings[role]))
+                except ValueError as error:
+                    raise ValueError(f"role '{role}' cannot answer: {error}") from None
 
     @property
     def context(self) -> int | None:
@@ -78,22 +89,28 @@ class Voices:
         role, slot = ask.call.role, ask.call.slot
         policy, own = policy_of(self.policy_map, role, slot), self.settings[role]
         number = self._engine_of[policy]
-        request = Request(
-            tokens=ask.prompt,
-            key=(*key, ask.index),
-            policy=policy,
-            keep=ask.call.keep,
-            max_new_tokens=own.max_new_tokens,
-            min_new_tokens=own.min_new_tokens,
-            temperature=own.temperature,
-            top_p=own.top_p,
-            top_k=own.top_k,
-            stop_tokens=own.stop_tokens,
-            stop_strings=own.stop_strings,
-        )
+        request = _request(ask.prompt, (*key, ask.index), policy, own, ask.call.keep)
         facts = {
             "policy": policy,
             "version": self.versions.get(policy, 0),
             "temperature": own.temperature,
         }
         return number, self.engines[number].submit(request), facts
+
+
+def _request(
+    prompt: Sequence[int], key: tuple[int, ...], policy: str, own: SamplingSettings, keep: bool = False
+) -> Request:
+    return Request(
+        tokens=tuple(prompt),
+        key=key,
+        policy=policy,
+        keep=keep,
+        max_new_tokens=own.max_new_tokens,
+        min_new_tokens=own.min_new_tokens,
+        temperature=own.temperature,
+        top_p=own.top_p,
+        top_k=own.top_k,
+        stop_tokens=own.stop_tokens,
+        stop_strings=own.stop_strings,
+    )

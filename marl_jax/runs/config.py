@@ -131,7 +131,9 @@ class CheckpointConfig:
 class LogConfig:
     """What a run leaves behind besides its numbers."""
 
-    episodes_every: int = 10  # steps whose episodes are written; 0: none
+    episodes_every: int = (
+        10  # of every so many steps, of the first and of the last, episodes are written; 0: none
+    )
     episodes_problems: int = 4  # problems of such a step
     tensorboard: bool = True
     wandb: bool = False

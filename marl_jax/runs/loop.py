@@ -48,6 +48,8 @@ def train(
     It begins where the folder's newest checkpoint is. `accept_changes` goes on although the configuration, the data
     or the code is not what the run was started with.
     """
+    if not isinstance(config, RunConfig):
+        raise TypeError(f"config is {config!r:.80}; give a RunConfig, such as load_config makes of FILE:CELL")
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop())
         live = live or stack.enter_context(Live(config.steps, config.roles))
@@ -148,7 +150,7 @@ def step(run: Run, state: State) -> State:
     for board in run.boards:
         board.write(number, values)
     every = config.logging.episodes_every
-    if every and number % every == 0:
+    if every and (number % every == 0 or number in (1, config.steps)):
         some = config.logging.episodes_problems * samples
         measures.write_episodes_of(run.folder / "episodes", number, worth, rows, some)
     run.live.step(number, values)

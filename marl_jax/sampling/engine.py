@@ -94,9 +94,13 @@ class Engine:
         """How many requests are not finished."""
         return len(self._admission) + sum(len(bank.requests) for bank in self._banks)
 
+    def check(self, request: Request) -> None:
+        """Refuse, in one line, what this engine cannot serve."""
+        check(request, self.config, self.settings, self._adapter_of, self._to_text)
+
     def submit(self, request: Request) -> int:
         """Queue a request, at any time; its completion comes out of a later `step` under the returned ticket."""
-        check(request, self.config, self.settings, self._adapter_of, self._to_text)
+        self.check(request)
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         owner = request.policy, self._version
         waiting = Waiting(ticket, request, owner, self._adapter_of[request.policy])

@@ -8,7 +8,7 @@ import numpy as np
 from marl_jax.models import ModelConfig
 from marl_jax.models.lora import num_adapters
 from marl_jax.sampling.engine import Engine
-from marl_jax.sampling.plan import plan
+from marl_jax.sampling.plan import plan, round_down, round_up
 from marl_jax.sampling.programs import Features
 from marl_jax.sampling.requests import Completion, Request, check, check_whole, token_ids
 
@@ -92,11 +92,14 @@ def generate(
         untempered=untempered,
         candidates=min(_candidates(requests), config.vocab_size) if record_kept else 0,
     )
+    longest, new = max(len(r.tokens) for r in requests), max(r.max_new_tokens for r in requests)
+    # In steps, so that prompts of about the same length find the programs of the last call.
+    roomy = min(round_up(longest), config.max_position_embeddings - new)
     settings = plan(
         config,
-        max_prompt=max(len(r.tokens) for r in requests),
-        min_prompt=min(len(r.tokens) for r in requests),
-        max_new=max(r.max_new_tokens for r in requests),
+        max_prompt=max(longest, roomy),
+        min_prompt=round_down(min(len(r.tokens) for r in requests)),
+        max_new=new,
         requests=count,
         lanes=lanes,
         budget_bytes=budget_bytes,

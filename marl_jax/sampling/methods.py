@@ -3,7 +3,7 @@
 A token is drawn by a two-level inverse CDF, first a block of the vocabulary, then a token of the block: sums stay
 short, so rounding cannot push a draw past its neighbours, and the two levels use two independent uniforms.
 
-    logits -> / temperature -> top-k -> top-p -> softmax = the distribution sampled from = the one that is logged
+    (logits - largest) / temperature -> top-k -> top-p -> softmax = the distribution sampled from, and logged
 """
 
 import math
@@ -22,8 +22,12 @@ class Draw(NamedTuple):
 
 
 def temper(logits: jax.Array, temperature: jax.Array) -> jax.Array:
-    """logits [B,V] / temperature [B]; greedy rows (temperature 0) stay as they are."""
+    """(logits [B,V] - their largest) / temperature [B]; greedy rows (temperature 0) are not divided.
+
+    Subtracted first, the likeliest stands at 0 whatever the division rounds: its log-prob cannot come out above 0.
+    """
     chex.assert_rank([logits, temperature], [2, 1])
+    logits = logits - jnp.max(logits, axis=-1, keepdims=True)
     # Within bounds at which logits neither overflow to infinity nor meet an infinite temperature.
     return logits / jnp.where(temperature > 0, jnp.clip(temperature, 1e-30, 1e30), 1.0)[:, None]
 

@@ -179,7 +179,7 @@ def plan(
     sizes = CPU if (platform or jax.default_backend()) == "cpu" else ACCELERATOR
     context = -(-context // sizes.columns) * sizes.columns
     budget = free_bytes() // 2 if budget_bytes is None else budget_bytes
-    wanted = lanes or _round_up(min(requests or sizes.lanes, sizes.lanes))
+    wanted = lanes or round_up(min(requests or sizes.lanes, sizes.lanes))
     steps = sizes.steps if steps is None else steps
     first = min(context, min_prompt + 2 * steps)
     longest = min(max_prompt, max(512, sizes.prefill_tokens))  # a longer one takes several
@@ -226,7 +226,7 @@ def plan(
                 f"working memory{others}; the budget is {_gib(budget)}: shorten prompts or max_new_tokens, lower "
                 "lanes, or raise budget_bytes"
             )
-        count = _round_up(count // 2)
+        count = round_up(count // 2)
     settings = with_lanes(count)
     if not lanes and not sizes.compacts:
         most = min(requests or sizes.lanes, sizes.lanes)
@@ -244,7 +244,7 @@ def _widened(
     """
     first = settings.lengths[settings.rung_of(columns)]
     while True:
-        at = [_round_down(min(most, settings.cells // max(first, length))) for length in settings.lengths]
+        at = [round_down(min(most, settings.cells // max(first, length))) for length in settings.lengths]
         if at[0] < 2 * settings.lanes:  # which would not make up for lanes that empty before each change
             return settings
         wider = dataclasses.replace(settings, widths=(at[0],), lanes_at=tuple(at))
@@ -295,12 +295,12 @@ def host_bytes() -> int:
     return max(host, 0)
 
 
-def _round_up(n: int) -> int:
+def round_up(n: int) -> int:
     """The next power of two up to 64, the next multiple of 64 above."""
     return -(-n // 64) * 64 if n > 64 else 1 << (n - 1).bit_length()
 
 
-def _round_down(n: int) -> int:
+def round_down(n: int) -> int:
     """The power of two below, up to 64; the multiple of 64 above."""
     return n // 64 * 64 if n > 64 else 1 << (n.bit_length() - 1)
 

@@ -109,3 +109,21 @@ def test_overlong_penalty_slopes_over_the_buffer():
     np.testing.assert_allclose(got, [0, 0, -0.5, -1, -1])
     unsigned = overlong_penalty(np.array([20, 14, 2], np.uint32), max_length=16, buffer=4)
     np.testing.assert_allclose(unsigned, [-1, -0.5, 0])
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "reinforce_pp_baseline"])
+@pytest.mark.parametrize("std", ["unbiased", "biased"])
+def test_without_eps_what_has_no_spread_is_zero(estimator, std):
+    rewards, groups = [1.0, 1.0, 2.0], [0, 0, 1]
+    of_flat = lambda rewards: group_advantages(rewards, groups, estimator=estimator, std=std, eps=0.0)
+    assert of_flat(rewards).tolist() == of_flat([2.0] * 3).tolist() == [0.0, 0.0, 0.0]
+    spread = group_advantages([0.0, 2.0], [0, 0], std="biased", eps=0.0)
+    assert spread.tolist() == [-1.0, 1.0]
+
+
+@pytest.mark.parametrize("eps", [-1.0, float("nan"), float("inf")])
+def test_an_eps_that_would_turn_signs_is_refused(eps):
+    with pytest.raises(ValueError, match="must be finite and not negative"):
+        group_advantages([0.0, 1.0], [0, 0], eps=eps)
+    with pytest.raises(ValueError, match="must be finite and not negative"):
+        agent_advantages([0.0, 1.0], [0, 0], [0, 0], eps=eps)

@@ -79,3 +79,24 @@ def test_memory_does_not_grow_with_tokens_times_vocabulary():
 
     grown = temporary_bytes(8192) - temporary_bytes(1024)
     assert grown < 7168 * (H + 16) * 4 * 2  # hidden states and a few numbers per token, not 4,096 logits
+
+
+@pytest.mark.parametrize("temperature", [0.7, 0.01, 1e-10])
+def test_small_temperatures_lose_no_precision_and_leave_no_log_prob_above_zero(temperature):
+    hidden, head = 10 * HIDDEN, 10 * HEAD
+    logp, entropy = token_logprobs(hidden, head, TARGETS, temperature=temperature)
+    exact = np.einsum("bth,hv->btv", np.float64(hidden), np.float64(head)) / np.float64(
+        np.float32(temperature)
+    )
+    exact -= exact.max(-1, keepdims=True)
+    exact -= np.log(np.exp(exact).sum(-1, keepdims=True))
+    wanted = np.take_along_axis(exact, np.asarray(TARGETS)[..., None], axis=-1)[..., 0]
+    # What is left is the product's own rounding, which a temperature divides.
+    np.testing.assert_allclose(logp, wanted, rtol=1e-5, atol=1e-5)
+    assert (np.asarray(logp) <= 0).all() and np.isfinite(entropy).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
+def test_nothing_has_no_logprobs(shape):
+    logp, entropy = token_logprobs(jnp.zeros((*shape, H)), HEAD, jnp.zeros(shape, int))
+    assert logp.shape == entropy.shape == shape

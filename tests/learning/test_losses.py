@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_jax.learning.losses import LossConfig, keep_complete, kl_estimate, policy_loss
+from marl_jax.learning.losses import LossConfig, Mean, keep_complete, kl_estimate, policy_loss
 
 RNG = np.random.default_rng(0)
 B, T = 5, 7
@@ -308,3 +308,27 @@ def test_a_term_without_its_input_is_refused(options):
 def test_shapes_that_disagree_are_refused():
     with pytest.raises(AssertionError):
         policy_loss(BATCH["logp"], BATCH["old_logp"][:, 1:], BATCH["advantages"], BATCH["mask"])
+
+
+def test_bounds_may_be_traced_and_are_checked_where_they_are_not():
+    logp, old = jnp.array([[0.1, -0.5, 0.6]]), jnp.zeros((1, 3))
+    plain = lambda **bounds: (
+        policy_loss(logp, old, jnp.array([-1.0]), jnp.ones((1, 3)), sampler_logp=old - 0.4, **bounds).value
+    )
+    bounds = {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 1.5, "is_cap": 1.2}
+    np.testing.assert_allclose(jax.jit(plain)(**bounds), plain(**bounds), rtol=1e-6)
+    for wrong in ({"is_cap": -1.0}, {"is_cap": float("nan")}, {"clip_low": -0.1}, {"dual_clip": 1.0}):
+        with pytest.raises(ValueError, match=r"is_cap|clip"):
+            plain(**wrong)
+    without = policy_loss(logp, old, jnp.array([-1.0]), jnp.ones((1, 3)))
+    np.testing.assert_array_equal(plain(is_cap=None), without.value)
+
+
+def test_a_metric_reads_as_the_number_that_it_is():
+    metric = Mean(jnp.array(3.0), jnp.array(4.0))
+    assert np.isfinite(metric) and jnp.isfinite(metric) and metric < 1 and metric > 0.5
+    assert f"{metric:.2f}" == "0.75" and metric.item() == float(metric) == np.asarray(metric) == 0.75
+    np.testing.assert_allclose(metric, 0.75)
+    assert (metric + Mean(jnp.array(1.0), jnp.array(4.0))).value == 0.5
+    with pytest.raises(TypeError):
+        metric + 1

@@ -212,3 +212,32 @@ def test_policies_with_weights_of_their_own_have_their_own_engines(flow):
     engines = {name: Engine(params, CONFIG, SETTINGS, policies=(name,)) for name, params in weights.items()}
     episodes = run(flow, engines, isolated(flow.roles))
     check_logprobs(episodes, weights)
+
+
+@pytest.mark.parametrize(
+    "settings, names, message",
+    [
+        (
+            {},
+            (),
+            r"role 'generator' cannot answer: no policy 'p0' is served here; name it when it is built: Engine",
+        ),
+        ({"top_k": 5}, ("p0",), "planned without truncation"),
+        ({"min_new_tokens": 3}, ("p0",), "planned without min_new_tokens"),
+        ({"max_new_tokens": 10_000}, ("p0",), "shorten the prompt or max_new_tokens"),
+    ],
+)
+def test_what_the_engine_cannot_serve_is_refused_before_anything_runs(settings, names, message):
+    served = Engine(init(jax.random.key(0), CONFIG), CONFIG, SETTINGS, policies=names)
+    with pytest.raises(ValueError, match=message):
+        rollout(
+            voting,
+            TASKS,
+            served,
+            TOKENIZER,
+            dict.fromkeys(voting.roles, "p0"),
+            prompts=load_prompts("math", "micro"),
+            parse=lambda task, text: None,
+            settings=SamplingSettings(**{"max_new_tokens": 12, **settings}),
+        )
+    assert served.pending == 0

@@ -113,6 +113,8 @@ def test_a_run_leaves_what_its_folder_promises(whole):
         for line in (whole / "episodes" / "step-000004.rewards.jsonl").read_text().splitlines()
     ]
     assert len(episodes) == len(lines) == 4  # of one problem
+    written = sorted(path.name for path in (whole / "episodes").glob("*.gz"))
+    assert written == [f"step-{step:06d}.jsonl.gz" for step in (1, 4, 8)]  # the first, every fourth, the last
     assert [len(line["rewards"]) for line in lines] == [len(episode.calls) for episode in episodes]
 
 

@@ -106,7 +106,7 @@ def test_the_settings_of_a_good_request_may_be_arrays(params):
 @pytest.mark.parametrize(
     ("request_", "match"),
     [
-        (ask([1], policy="other"), "no policy 'other' is served here; there are None"),
+        (ask([1], policy="other"), "no policy 'other' is served here; name it when it is built"),
         (ask(prompt(40), new=25), "need 65 positions; this engine has 64"),
         (ask([1, 200]), "prompt holds token 200"),
         (ask([1], stop_tokens=(1, 2, 3, 4, 5)), "5 stop tokens; this engine takes up to 4"),

@@ -430,3 +430,13 @@ def test_a_greedy_request_among_recorded_kept_sets_logs_the_whole_distribution(p
     assert greedy.tokens == plain.tokens
     np.testing.assert_allclose(greedy.logprobs, plain.logprobs, atol=1e-5)
     assert (greedy.kept == -1).all() and (sampled.kept >= 0).all()
+
+
+def test_prompts_of_about_the_same_length_share_their_programs():
+    params = init(0, CONFIG)
+    one = lambda length: generate(params, CONFIG, [[1] * length], max_new_tokens=4, temperature=0, seed=0)
+    one(33)
+    with compilations() as counted:
+        for length in range(34, 65):
+            one(length)
+    assert counted[0] <= 2  # a prefill of another length

@@ -207,3 +207,21 @@ def test_extreme_temperatures_stay_finite(temperature):
     drawn = draw(tempered, jnp.array([[0.4, 0.9]]), jnp.array(heat == 0))
     assert np.isfinite(drawn.logprob).all()
     assert int(drawn.token[0]) == 1 if temperature < 1 else int(drawn.token[0]) != 2
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.1, 0.01, 1e-4, 1e-10])
+def test_logprobs_are_exact_and_never_above_zero_however_small_the_temperature(temperature):
+    rng = np.random.default_rng(0)
+    logits = (12 * rng.normal(size=(512, 300))).astype(np.float32)
+
+    @jax.jit
+    def drawn(logits, uniforms):
+        heat = jnp.full(len(logits), temperature, jnp.float32)
+        return draw(temper(logits, heat), uniforms, jnp.zeros(len(logits), bool))
+
+    got = drawn(logits, rng.random((512, 2), np.float32))
+    exact = (logits.astype(np.float64) - logits.max(-1, keepdims=True)) / np.float64(np.float32(temperature))
+    exact -= np.log(np.exp(exact).sum(-1, keepdims=True))
+    assert (np.asarray(got.logprob) <= 0).all()
+    wanted = np.take_along_axis(exact, np.asarray(got.token)[:, None], axis=-1)[:, 0]
+    np.testing.assert_allclose(got.logprob, wanted, rtol=1e-6, atol=1e-6)
