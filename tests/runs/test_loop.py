@@ -445,8 +445,12 @@ def test_a_full_disk_stops_the_run_and_what_was_saved_goes_on(base, whole, tmp_p
     from marl_jax.runs import measures
     from marl_jax.runs.files import DiskFull
 
-    def full(*args):
-        raise OSError(28, "No space left on device")
+    write = measures.write_episodes
+
+    def full(path, *rest):
+        if "000004" in str(path):  # a checkpoint has been written
+            raise OSError(28, "No space left on device")
+        return write(path, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(measures, "write_episodes", full)
@@ -527,3 +531,10 @@ def test_signals_off_the_main_thread_are_left_alone(base, tmp_path):
     thread.start()
     thread.join()
     assert reached == [1]
+
+
+@pytest.mark.parametrize("config", [None, {"steps": 3}, "configs/micro.py:single-shared-xs-math"])
+def test_what_is_no_configuration_is_refused(config, tmp_path):
+    with pytest.raises(TypeError, match="give a RunConfig, such as load_config makes"):
+        loop.train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
