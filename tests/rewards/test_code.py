@@ -69,20 +69,20 @@ def test_every_way_to_read_and_write(source, pool):
 @pytest.mark.parametrize(
     "source, reason",
     [
-        ("print(43)", "test 1: wrong answer"),
-        ("print(42) if", "test 1: SyntaxError"),
-        ("print(42)\n1 / 0", "test 1: ZeroDivisionError: division by zero"),
-        ("print(42)\nimport sys\nsys.exit(3)", "test 1: exit status 3"),
-        ("print(42)\nimport sys\nsys.exit('sorry')", "test 1: exit status 1"),
-        ("import sys\nsys.exit(0)", "test 1: wrong answer"),
-        ("input()", "test 1: EOFError"),
-        ("while True: pass", "test 1: time limit of 0.5 s"),
-        ("print(42)\nimport time\ntime.sleep(9)", "test 1: time limit of 0.5 s"),
-        ("x = bytearray(10**9)", "test 1: MemoryError"),
-        ("import multiprocessing\nmultiprocessing.Process(target=print).start()", "test 1: PermissionError"),
-        ("import numpy_is_not_here", "test 1: ModuleNotFoundError"),
-        ("\0", "test 1: "),
-        ("x = '\ud800'", "test 1: "),
+        ("print(43)", "test 0: wrong answer"),
+        ("print(42) if", "test 0: SyntaxError"),
+        ("print(42)\n1 / 0", "test 0: ZeroDivisionError: division by zero"),
+        ("print(42)\nimport sys\nsys.exit(3)", "test 0: exit status 3"),
+        ("print(42)\nimport sys\nsys.exit('sorry')", "test 0: exit status 1"),
+        ("import sys\nsys.exit(0)", "test 0: wrong answer"),
+        ("input()", "test 0: EOFError"),
+        ("while True: pass", "test 0: time limit of 0.5 s"),
+        ("print(42)\nimport time\ntime.sleep(9)", "test 0: time limit of 0.5 s"),
+        ("x = bytearray(10**9)", "test 0: MemoryError"),
+        ("import multiprocessing\nmultiprocessing.Process(target=print).start()", "test 0: PermissionError"),
+        ("import numpy_is_not_here", "test 0: ModuleNotFoundError"),
+        ("\0", "test 0: "),
+        ("x = '\ud800'", "test 0: "),
     ],
 )
 def test_a_failure_is_explained(source, reason, pool):
@@ -107,14 +107,14 @@ def test_calls(pool):
     assert call("def f(a): return a, [a], {a: {a}}", "f", ("x",), ["x", ["x"], {"x": {"x"}}], pool).passed
     assert call("f = lambda *a: len(a)", "f", [], 0, pool).passed
     assert call("def f(x): return x", "f", [10**5000], 10**5000, pool).passed
-    assert call("def f(x): return x > 1", "f", [2], 1, pool).reason == "test 1: wrong answer"
+    assert call("def f(x): return x > 1", "f", [2], 1, pool).reason == "test 0: wrong answer"
     assert call("def f(x): return print", "f", [2], 1, pool).reason.endswith(
         "a value of type builtin_function_or_method"
     )
     assert (
-        call("def g(x): return x", "f", [2], 2, pool).reason == "test 1: NameError: the program defines no f"
+        call("def g(x): return x", "f", [2], 2, pool).reason == "test 0: NameError: the program defines no f"
     )
-    assert call("import sys\nsys.exit(0)", "f", [2], 2, pool).reason == "test 1: SystemExit: 0"
+    assert call("import sys\nsys.exit(0)", "f", [2], 2, pool).reason == "test 0: SystemExit: 0"
 
 
 def test_a_method_of_solution_is_called_on_a_fresh_one(pool):
@@ -146,7 +146,7 @@ def test_the_first_failing_test_is_named(pool):
     assert run_program(DOUBLE, tests, pool=pool).reason == "passed 3 of 3"
     tests[1] = {"stdin": "1", "stdout": "3"}
     tests[2] = {"stdin": "x", "stdout": "3"}
-    assert run_program(DOUBLE, tests, pool=pool).reason == "test 2: wrong answer"
+    assert run_program(DOUBLE, tests, pool=pool).reason == "test 1: wrong answer"
 
 
 def test_the_same_program_gives_the_same_answer():
@@ -425,7 +425,7 @@ def test_checks_call_the_program_in_another_process(pool):
     good = "def remove_odd(xs): return [x for x in xs if x % 2 == 0]"
     assert run_program(good, assert_tests(MBPP, setup="import math"), pool=pool).passed
     verdict = run_program("def remove_odd(xs): return []", assert_tests(MBPP[2:]), pool=pool)
-    assert verdict.reason == "test 1: check failed: AssertionError"
+    assert verdict.reason == "test 0: check failed: AssertionError"
 
 
 def test_checks_see_values_keywords_and_exceptions(pool):
@@ -465,7 +465,7 @@ def test_helpers_in_the_setup_are_the_tests_own(functions, pool):
     tests = [{"check": check, "setup": setup, "functions": functions}]
     cheat = "def poly(xs, x): return 0\nsqrt = poly\ndef find_zero(xs): return 5"
     right = "def sqrt(x): return 0\ndef find_zero(xs): return -xs[0] / xs[1]"
-    assert run_program(cheat, tests, pool=pool).reason == "test 1: check failed: AssertionError"
+    assert run_program(cheat, tests, pool=pool).reason == "test 0: check failed: AssertionError"
     assert run_program(right, tests, pool=pool).passed
 
 
@@ -486,19 +486,19 @@ def test_a_check_is_taken_at_its_word_where_its_names_cannot_be_told(check, pool
 
 def test_a_check_that_asks_nothing_passes_nothing(pool):
     verdict = run_program("1 / 0", [{"check": "if not __name__: f(1)"}], pool=pool)
-    assert verdict.reason == "test 1: the check called no function of the program"
+    assert verdict.reason == "test 0: the check called no function of the program"
 
 
 @pytest.mark.parametrize(
     "source, reason",
     [
-        ("def f(x): return", "test 1: check failed: AssertionError"),
-        ("def g(x): return", "test 1: check failed: NameError"),
-        ("f =", "test 1: SyntaxError"),
-        ("1 / 0", "test 1: ZeroDivisionError"),
-        ("def f(x):\n    while True: pass", "test 1: time limit of 0.5 s"),
-        ("while True: pass", "test 1: time limit of 0.5 s"),
-        ("import os\nos._exit(0)", "test 1: ended before it answered"),
+        ("def f(x): return", "test 0: check failed: AssertionError"),
+        ("def g(x): return", "test 0: check failed: NameError"),
+        ("f =", "test 0: SyntaxError"),
+        ("1 / 0", "test 0: ZeroDivisionError"),
+        ("def f(x):\n    while True: pass", "test 0: time limit of 0.5 s"),
+        ("while True: pass", "test 0: time limit of 0.5 s"),
+        ("import os\nos._exit(0)", "test 0: ended before it answered"),
     ],
 )
 def test_a_failed_check_is_explained(source, reason, pool):

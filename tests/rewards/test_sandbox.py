@@ -156,7 +156,7 @@ def test_an_ordinary_user_is_isolated_too():
     """
     with tempfile.TemporaryDirectory(dir="/tmp") as prefix:
         done = python(AS_ORDINARY_USER, arguments=[str(ROOT), prefix, textwrap.dedent(code)])
-    assert done.stdout.splitlines() == [*["passed 1 of 1"] * 3, "test 1: AssertionError"], done.stderr
+    assert done.stdout.splitlines() == [*["passed 1 of 1"] * 3, "test 0: AssertionError"], done.stderr
 
 
 # A rootless container: root of a user namespace that has a few ids, or its own alone.
@@ -196,7 +196,7 @@ def test_root_of_a_rootless_container_is_isolated_too(ids, setgroups):
             print(run_program(source, [{"stdin": "7", "stdout": "7"}]).reason)
     """
     done = python(AS_ROOT_OF_FEW, arguments=[ids, setgroups, textwrap.dedent(code)])
-    assert done.stdout.splitlines() == [*["passed 1 of 1"] * 3, "test 1: AssertionError"], done.stderr
+    assert done.stdout.splitlines() == [*["passed 1 of 1"] * 3, "test 0: AssertionError"], done.stderr
 
 
 # A filter that refuses one system call, or one use of it, as containers, other kernels and old ones do.
@@ -261,7 +261,7 @@ def test_a_process_that_could_not_be_set_up_says_nothing_about_the_program():
             print(verdict.passed, verdict.lost, verdict.reason)
     """
     lost, passed = python(code).stdout.splitlines()
-    assert lost.startswith("False True test 1: the sandbox was lost: setrlimit AS: ")
+    assert lost.startswith("False True test 0: the sandbox was lost: setrlimit AS: ")
     assert passed == "True False passed 1 of 1"
 
 
@@ -344,10 +344,10 @@ def test_the_flag_accepts_the_risk_with_a_warning():
     """
     )
     done = python(code, cwd=ROOT, env={"MARL_JAX_UNSAFE_CODE": "1"})
-    denied = "test 1: PermissionError: [Errno 1] Operation not permitted"[:57]
+    denied = "test 0: PermissionError: [Errno 1] Operation not permitted"[:57]
     assert done.stdout.splitlines() == [
         *("passed 1 of 1", "1 True", denied, denied, denied, denied),
-        *("test 1: time limit of 0.3 s", "passed 1 of 1"),
+        *("test 0: time limit of 0.3 s", "passed 1 of 1"),
     ], done.stderr
     assert not list(pathlib.Path(tempfile.gettempdir()).glob("marl_jax_*/work/left-behind"))
 
@@ -502,7 +502,7 @@ def test_results_do_not_depend_on_the_number_of_workers():
                 [future.result() for future in [submit_program(p, tests, pool=pool) for p in programs]]
             )
     assert seen[0] == seen[1]
-    assert [verdict.reason for verdict in seen[0][:2]] == ["test 2: wrong answer", "test 3: wrong answer"]
+    assert [verdict.reason for verdict in seen[0][:2]] == ["test 1: wrong answer", "test 2: wrong answer"]
 
 
 def test_many_threads_share_a_pool():

@@ -177,12 +177,12 @@ class Pool:
             seat.clear()
             # Said, because whoever sees only rewards would take a failing machine for failing programs.
             warn("a program was not graded: %s", error)
-            return Verdict(False, f"test {program.at + 1}: the sandbox was lost: {error}", lost=True)
+            return Verdict(False, f"test {program.at}: the sandbox was lost: {error}", lost=True)
         except BaseException as error:
             seat.clear()
             return error
         if failure is not None:
-            return Verdict(False, f"test {program.at + 1}: {failure}")
+            return Verdict(False, f"test {program.at}: {failure}")
         program.at += 1
         return (
             Verdict(True, f"passed {program.at} of {program.at}")
