@@ -37,8 +37,8 @@ def run_program(
 ) -> Verdict:
     """Whether a program (not a response) passes every test, and if not, which failed first and why.
 
-    The time limit is wall-clock time per test. ValueError names a malformed test by its number, from 1; a verdict counts
-    from 0, which micro bases have learned to read.
+    The time limit is wall-clock time per test. ValueError names a malformed test by its number, from 1; a verdict
+    counts from 0, which micro bases have learned to read.
     """
     return submit_program(
         source, tests, time_limit_s=time_limit_s, memory_limit_mb=memory_limit_mb, pool=pool
