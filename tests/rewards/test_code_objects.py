@@ -197,7 +197,7 @@ WRONG = {
 @pytest.mark.parametrize("what", WRONG)
 def test_an_object_is_not_taken_at_its_word(what, pool):
     verdict = checked(*WRONG[what], pool)
-    assert verdict.reason.startswith("test 1: check failed: "), verdict.reason
+    assert verdict.reason.startswith("test 0: check failed: "), verdict.reason
 
 
 ANSWERS_ALL = """
@@ -252,12 +252,12 @@ def test_the_object_that_comes_back_is_the_one_that_went_out(pool):
 def test_a_call_test_takes_no_objects(pool):
     tests = [{"call": "f", "args": [], "expected": {"o": [0, ["Pair"]]}}]
     verdict = run_program(PAIR + "def f(): return Pair(1, 2)", tests, pool=pool)
-    assert verdict.reason == "test 1: NotPlain: a value of type Pair"
+    assert verdict.reason == "test 0: NotPlain: a value of type Pair"
     forged = (
         'import os\ndef f():\n    data = b\'["ok",{"o":[0,["Pair"]]}]\'\n'
         "    os.write(3, len(data).to_bytes(4, 'big') + data)\n    os._exit(0)"
     )
-    assert run_program(forged, tests, pool=pool).reason == "test 1: wrong answer"
+    assert run_program(forged, tests, pool=pool).reason == "test 0: wrong answer"
 
 
 def test_asserts_about_objects_become_checks(pool):
@@ -268,4 +268,4 @@ def test_asserts_about_objects_become_checks(pool):
 
 def test_a_check_that_only_names_the_program_asks_nothing(pool):
     verdict = checked("1 / 0", "assert callable(Stack) and Stack.__name__ == 'Stack'", pool)
-    assert verdict.reason == "test 1: the check called no function of the program"
+    assert verdict.reason == "test 0: the check called no function of the program"
