@@ -78,10 +78,8 @@ class World:
             found.append("the canary changed")
         if self.victim.poll() is not None:
             found.append("the victim died")
-        elif (
-            pathlib.Path(f"/proc/{self.victim.pid}/stat").read_text().rpartition(")")[2].split()[0]
-            not in "SR"
-        ):
+        # Stopped or traced; a busy machine may show it waiting for its disk.
+        elif pathlib.Path(f"/proc/{self.victim.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt":
             found.append("the victim was stopped")
         elif resource.prlimit(self.victim.pid, resource.RLIMIT_NOFILE) != self._limits:
             found.append("the victim's limits changed")
