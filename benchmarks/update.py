@@ -5,7 +5,8 @@
 
 Prints one JSON object on the last line. Tokens are those of the padded rectangle of all rows, for every contender;
 ratios are medians over rounds in which the contenders take turns. `mfu` = operations of the matrix products that the
-tokens need (a shared prompt counts once, padding and recomputation not at all) / time / the device's peak.
+tokens need (a shared prompt counts once, padding, recomputation and what a causal mask hides not at all) / time / the
+device's peak. `mfu_unmasked` counts attention as if nothing were hidden, as the usual 6 N + 12 L H Q T a token does.
 """
 
 import dataclasses
@@ -93,6 +94,11 @@ def main(_: list[str]) -> None:
         report[f"{name}_tokens_s"] = round(tokens / typical)
         if peak:
             report[f"{name}_mfu"] = round(operations(model, shared) / typical / peak, 3)
+    if peak:
+        usual = operations(model, shared=False, masked=False)
+        report["without_sharing_mfu_unmasked"] = round(
+            usual / statistics.median(taken["without_sharing"]) / peak, 3
+        )
     if used:
         report["peak_memory_gb"] = round(used["peak_bytes_in_use"] / 1e9, 2)
     if "torch" in taken:
@@ -133,14 +139,17 @@ def our_step(model: ModelConfig, state: dict[str, Any], rows: list[Row], level: 
     return step
 
 
-def operations(model: ModelConfig, shared: bool) -> float:
+def operations(model: ModelConfig, shared: bool, masked: bool = True) -> float:
     """Multiplications and additions of the matrix products of one update, forward and twice that backward."""
     sizes, rows = Model(model), FLAGS.prompts * FLAGS.samples
     prompt, branch = FLAGS.prompt, FLAGS.completion - 1  # the last token is predicted, never read
     times = FLAGS.prompts if shared else rows  # that each prompt is computed
     tokens = times * prompt + rows * branch
-    seen = times * prompt * (prompt + 1) / 2 + rows * branch * (prompt + (branch + 1) / 2)
-    layers = model.num_hidden_layers * (tokens * sizes.layer + 2 * seen * sizes.heads)
+    if masked:
+        pairs = times * prompt * (prompt + 1) / 2 + rows * branch * (prompt + (branch + 1) / 2)
+    else:  # as if every token saw the whole of its row
+        pairs = rows * (prompt + branch) ** 2
+    layers = model.num_hidden_layers * (tokens * sizes.layer + 2 * pairs * sizes.heads)
     return 6.0 * (layers + rows * FLAGS.completion * sizes.head)
 
 

@@ -1,6 +1,7 @@
-"""The three programs of the update: score rows, add up a role's gradient, take an optimiser step.
+"""The programs of the update: score rows, add up a role's gradient, take an optimiser step.
 
     score:      micro-batch -> log-probs and entropy of its tokens
+    nothing:    -> the carry of the next, (parts, denominator), all 0
     accumulate: micro-batch -> parts[unit] += d numerator / d weights,  denominator += its own      (donated)
     apply:      parts / denominator -> Gram matrix -> interventions -> clip -> optimiser -> weights  (donated)
 
@@ -14,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding
 
 from marl_jax.learning import gradients, interventions
 from marl_jax.learning.batching import MicroBatch
@@ -51,6 +53,14 @@ def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tu
         kept=batch.kept,
         chunk=settings.chunk,
     )
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def nothing(tree: Tree, units: int, laid: tuple[NamedSharding | None, ...]) -> tuple[Tree, jax.Array]:
+    """What `accumulate` begins with, its leaves laid over a mesh or on one device."""
+    leaves, structure = jax.tree.flatten(tree)
+    parts = [jnp.zeros((units, *leaf.shape), jnp.float32, device=on) for leaf, on in zip(leaves, laid)]
+    return jax.tree.unflatten(structure, parts), jnp.zeros(())
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("anchored", "on_policy"), donate_argnums=1)

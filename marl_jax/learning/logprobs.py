@@ -54,18 +54,22 @@ def _chunked(
 
 
 def _forward(hidden, head, targets, temperature, kept):  # type: ignore[no-untyped-def]
+    weights = head.astype(hidden.dtype)
+
     def step(_, chunk):  # type: ignore[no-untyped-def]
         h, target, heat, ids = chunk
-        logits = _logits(h, head, ids)
+        logits = _logits(h, weights, ids)
         # In three parts, the largest taken off first: sums would round away what tells a near-certain token from a
         # certain one, and a small temperature would blow up what the division rounds.
         top = jnp.max(logits, axis=-1, keepdims=True)
         z = (logits - top) / heat[..., None]
-        rest = jnp.log(jnp.sum(jnp.exp(z), axis=-1, keepdims=True))
-        log_p = z - rest
-        p = jnp.exp(log_p)
-        entropy = -jnp.sum(jnp.where(p > 0, p * log_p, 0.0), axis=-1)
-        return None, (jnp.take_along_axis(log_p, target[..., None], axis=-1)[..., 0], entropy, (top, rest))
+        e = jnp.exp(z)
+        total = jnp.sum(e, axis=-1, keepdims=True)
+        rest = jnp.log(total)
+        logp = jnp.take_along_axis(z, target[..., None], axis=-1) - rest
+        # H = -sum p (z - rest): both sums in one pass over the logits
+        entropy = rest - jnp.sum(jnp.where(e > 0, e * z, 0.0), axis=-1, keepdims=True) / total
+        return None, (logp[..., 0], entropy[..., 0], (top, rest))
 
     _, (logp, entropy, log_z) = jax.lax.scan(step, None, (hidden, targets, temperature, kept))
     return (logp, entropy), (hidden, head, targets, temperature, kept, entropy, log_z)
@@ -73,10 +77,11 @@ def _forward(hidden, head, targets, temperature, kept):  # type: ignore[no-untyp
 
 def _backward(saved, cotangents):  # type: ignore[no-untyped-def]
     hidden, head, targets, temperature, kept, entropy, log_z = saved
+    weights = head.astype(hidden.dtype)
 
     def step(head_grad, chunk):  # type: ignore[no-untyped-def]
         h, target, heat, ids, ent, (top, rest), d_logp, d_entropy = chunk
-        log_p = (_logits(h, head, ids) - top) / heat[..., None] - rest
+        log_p = (_logits(h, weights, ids) - top) / heat[..., None] - rest
         p = jnp.exp(log_p)
         # d logp / d z = onehot - p;    d H / d z = -p (log p + H)
         surprise = jnp.where(p > 0, log_p, 0.0) + ent[..., None]
@@ -84,8 +89,10 @@ def _backward(saved, cotangents):  # type: ignore[no-untyped-def]
         d_z = d_logp[..., None] * (hit - p) - d_entropy[..., None] * p * surprise
         d_z = (d_z / heat[..., None]).astype(h.dtype)
         dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-        head_grad = head_grad + dot("bth,btv->hv", h, d_z)
-        return head_grad, dot("btv,hv->bth", d_z, head.astype(h.dtype)).astype(h.dtype)
+        # Summed over one axis: over two, XLA for CPUs has no such product of bfloat16 into a transposed float32.
+        flat = lambda x: x.reshape(-1, x.shape[-1])
+        head_grad = head_grad + dot("th,tv->hv", flat(h), flat(d_z))
+        return head_grad, dot("btv,hv->bth", d_z, weights).astype(h.dtype)
 
     chunks = (hidden, targets, temperature, kept, entropy, log_z, *cotangents)
     head_grad, hidden_grad = jax.lax.scan(step, jnp.zeros(head.shape, jnp.float32), chunks)
@@ -102,9 +109,9 @@ def _backward(saved, cotangents):  # type: ignore[no-untyped-def]
 _chunked.defvjp(_forward, _backward)
 
 
-def _logits(h: jax.Array, head: jax.Array, kept: jax.Array | None) -> jax.Array:
+def _logits(h: jax.Array, weights: jax.Array, kept: jax.Array | None) -> jax.Array:
     """float32 [B, t, V]; -inf outside the kept set."""
-    z = jnp.einsum("bth,hv->btv", h, head.astype(h.dtype), preferred_element_type=jnp.float32)
+    z = jnp.einsum("bth,hv->btv", h, weights, preferred_element_type=jnp.float32)
     if kept is None:
         return z
     rows = jnp.arange(kept.size // kept.shape[-1])[:, None]

@@ -319,14 +319,13 @@ class Learner:
         return make_batches(rows, units, self.config.batch, multiple_of=parallel, mark_unmasked=mark_unmasked)
 
     def _zeros(self, tree: Tree, units: int) -> Any:
-        def zeros(leaf: jax.Array) -> jax.Array:
-            spec = None
-            if self.mesh is not None:
-                laid = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else ()
-                spec = NamedSharding(self.mesh, PartitionSpec(None, *laid))
-            return jnp.zeros((units, *leaf.shape), jnp.float32, device=spec)
+        def laid(leaf: jax.Array) -> NamedSharding | None:
+            if self.mesh is None:
+                return None
+            spec = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else ()
+            return NamedSharding(self.mesh, PartitionSpec(None, *spec))
 
-        return jax.tree.map(zeros, tree), jnp.zeros(())
+        return compiled.nothing(tree, units, tuple(map(laid, jax.tree.leaves(tree))))
 
     def _place(self, arrays: MicroBatch) -> MicroBatch:
         if self.mesh is None:

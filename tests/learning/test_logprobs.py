@@ -1,5 +1,7 @@
 """Chunked log-probs equal plain ones, values and gradients, in memory that forgets how long the batch is."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,15 +54,23 @@ def test_padding_without_a_kept_set_stays_finite():
     assert all(np.all(np.isfinite(x)) for x in (*values, *grads))
 
 
-def test_the_head_gradient_is_summed_in_float32_under_bfloat16():
+@pytest.mark.parametrize("tied", [False, True])  # to the embedding, [V, H]
+@pytest.mark.parametrize("chunk", [64, 4096])  # XLA lays the products of a single chunk out differently
+def test_the_head_gradient_is_summed_in_float32_under_bfloat16(chunk, tied):
     # Without the float32 sum, thousands of small bfloat16 terms lose about 1%.
-    tokens, vocab = 4096, 16
-    hidden = jax.random.normal(KEYS[0], (1, tokens, H)).astype(jnp.bfloat16)
+    rows, tokens, vocab = 2, 2048, 16
+    hidden = jax.random.normal(KEYS[0], (rows, tokens, H)).astype(jnp.bfloat16)
     head = jax.random.normal(KEYS[1], (H, vocab)).astype(jnp.bfloat16).astype(jnp.float32)
-    targets = jax.random.randint(KEYS[2], (1, tokens), 0, vocab)
-    grad = lambda h, fn, **kw: jax.grad(lambda w: jnp.sum(fn(h, w, targets, **kw)[0]))(head)
-    got = grad(hidden, token_logprobs, chunk=64)
-    want = grad(hidden.astype(jnp.float32), plain)
+    targets = jax.random.randint(KEYS[2], (rows, tokens), 0, vocab)
+    weights, as_head = (head.T, jnp.transpose) if tied else (head, lambda w: w)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    @functools.partial(jax.grad, argnums=(0, 1))
+    def grads(weights, hidden, fn):
+        return jnp.sum(fn(hidden, as_head(weights), targets)[0])
+
+    got, _ = grads(weights, hidden, functools.partial(token_logprobs, chunk=chunk))
+    want, _ = grads(weights, hidden.astype(jnp.float32), plain)
     assert got.dtype == jnp.float32
     assert jnp.linalg.norm(got - want) / jnp.linalg.norm(want) < 1e-3
 
