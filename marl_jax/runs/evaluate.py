@@ -14,6 +14,7 @@ from typing import Any
 
 from absl import logging
 
+from marl_jax.own import is_own
 from marl_jax.policies import decode_groups
 from marl_jax.rewards.grading import Grader, grade_episodes
 from marl_jax.rollouts import Progress
@@ -21,11 +22,11 @@ from marl_jax.runs import fields, folder
 from marl_jax.runs.casts import MODES, Cast, Donor, make_stage
 from marl_jax.runs.checkpoints import CheckpointError, Damaged, steps
 from marl_jax.runs.checks import LARGEST_SEED
-from marl_jax.runs.config import RunConfig
+from marl_jax.runs.config import DataConfig, RunConfig
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.folder import FolderError, open_folder, read_config
 from marl_jax.runs.metrics import JsonLines, read_lines
-from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks
+from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks, shared_problems
 from marl_jax.runs.play import make_service, planned_engine, play, settled_shapes, start_graders
 from marl_jax.runs.stored import (
     Asked,
@@ -37,6 +38,7 @@ from marl_jax.runs.stored import (
     read_which,
 )
 from marl_jax.sampling.plan import EngineSettings, free_bytes, memory_bytes
+from marl_jax.tasks import Task
 
 SPLITS = ("test", "val")
 NOISE = 0  # the step whose noise every evaluation has, the run's own too: checkpoints meet the same draws
@@ -101,6 +103,8 @@ def evaluate(
         settings, measured = _shapes(path, config, stage.parts)
         service = make_service(config, stage.parts, start.trees, settings, measured=measured)
         tasks = list(drawn[:problems])
+        if warning := _learned_from(config.data, split, drawn):
+            logging.warning("%s", warning)
         noise = config.seed if seed is None else seed
         made_of = {"data": now.pop(f"data {split}"), "of_problems": len(drawn)}
         made_of["made_with"] = folder.versions() | now
@@ -136,6 +140,16 @@ def evaluate(
         base = _recorded(path, before, stage.base, about) or played(stage.base, start, None)
         rest = itertools.chain(first, stored)
         return [base, *(played(stage.cast, one, base["per_problem"]) for one in rest)]
+
+
+def _learned_from(config: DataConfig, split: str, tasks: Sequence[Task]) -> str:
+    """A warning where the user's data has these problems in train, too; what is published is not read for that."""
+    if not (is_own(config.name) or config.directory):
+        return ""
+    try:
+        return shared_problems(config, split, tasks, load_tasks(config, "train"))
+    except Exception:  # of the user's own code, or of a file: train is not needed here and may be gone
+        return ""
 
 
 def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[Asked]:

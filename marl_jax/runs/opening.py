@@ -20,7 +20,7 @@ from marl_jax.runs.config import RunConfig
 from marl_jax.runs.folder import begin, open_folder, settle, settled_for
 from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import Board, JsonLines, TensorBoard, WeightsAndBiases, recorded
-from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks, model_config
+from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks, model_config, shared_problems
 from marl_jax.runs.play import make_service, planned_engine, settled_shapes, shapes_of, start_graders
 from marl_jax.runs.stopping import Stop
 from marl_jax.tasks import DataError, Position, Task, TaskIterator
@@ -166,6 +166,8 @@ def _load(config: RunConfig, folder: Path, accept_changes: bool, live: Live, sto
     )
     sizes = {name: len(tasks) for name, tasks in splits.items()}
     live.note(page.page(config, parts.model, folder=folder, tasks=sizes, settled=settled, plan=planned))
+    if "val" in splits and (warning := shared_problems(config.data, "val", splits["val"], splits["train"])):
+        live.note(warning)
     return Named(parts, splits, on_what, settled)
 
 

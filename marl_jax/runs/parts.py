@@ -7,7 +7,7 @@ Training, evaluation and export begin here. Nothing is compiled; whatever is mis
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from marl_jax.rollouts import Chat
 from marl_jax.runs.config import DataConfig, PoliciesConfig, RunConfig
 from marl_jax.runs.folder import digest_model, digest_tokenizer
 from marl_jax.tasks import DataError, Task, load
+from marl_jax.tasks.checks import check_tasks, shared
 from marl_jax.tasks.micro import KINDS
 from marl_jax.workflows import Prompts, Workflow, find, load_prompts
 
@@ -164,9 +165,7 @@ def load_tasks(config: DataConfig, split: str) -> Sequence[Task]:
     """The tasks of a split; none at all is refused."""
     if is_own(config.name):
         made = load_own(config.name, "data set")(split)
-        found: Sequence[Task] = list(made) if isinstance(made, Iterable) else [made]
-        if not all(isinstance(task, Task) for task in found):
-            raise DataError(f"data set '{config.name}' must return marl_jax.tasks.Task objects")
+        found: Sequence[Task] = check_tasks(made, config.name, split, config.family)
     else:
         sizes = {"train": config.train_size, "val": config.val_size, "test": config.test_size}
         procedural = config.name in KINDS
@@ -179,11 +178,23 @@ def load_tasks(config: DataConfig, split: str) -> Sequence[Task]:
             size=sizes[split] if procedural else None,
             levels=config.levels,
             bad_rows=config.bad_rows,
+            family=config.family,
             cache=config.cache,
         )
     if not len(found):
         raise DataError(f"data set '{config.name}' has no problems in its {split} split: nothing to do")
     return found
+
+
+def shared_problems(config: DataConfig, split: str, tasks: Sequence[Task], train: Sequence[Task]) -> str:
+    """A warning where the problems that a policy is measured on are among those that it learns from; else nothing."""
+    found = shared(tasks, train)
+    if not found:
+        return ""
+    return (
+        f"data set '{config.name}': {len(found)} of the {len(tasks)} problems of {split} are in train, too, by their "
+        f"question or id (the first is {tasks[found[0]].id!r}): accuracy on them is not that on new problems"
+    )
 
 
 def digests(config: RunConfig, parts: Parts, splits: dict[str, Sequence[Task]]) -> dict[str, str]:

@@ -26,11 +26,12 @@ from absl import logging
 from tensorflow_datasets.core import shuffle
 from tensorflow_datasets.core.download.util import DownloadError
 
+from marl_jax.tasks.checks import mark
 from marl_jax.tasks.rows import DataError
 from marl_jax.tasks.task import Task
 
 VERSION = "1.0.0"
-Rows = Iterator[tuple[int, Task | None]]  # row number from 0, and its task: None for a broken row, skipped
+Rows = Iterator[tuple[int, Task | DataError]]  # row number from 0, and its task, or why the row is skipped
 Download = Callable[[Mapping[str, Sequence[str]]], Mapping[str, Sequence[Path]]]
 Splits = Callable[[Download], Mapping[str, Rows]]  # published split -> its rows
 
@@ -74,18 +75,23 @@ class TaskBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # t
         return {name: self._generate_examples(name, rows) for name, rows in self._splits(download).items()}
 
     def _generate_examples(self, split: str, rows: Rows) -> Iterator[tuple[int, dict[str, Any]]]:
-        skipped, digest, number = [], hashlib.sha256(), -1
+        skipped, marks, why, digest, number = [], [], "", hashlib.sha256(), -1
         for number, task in rows:
-            if task is None:
+            if isinstance(task, DataError):
+                why = why or str(task)
                 skipped.append(number)
                 continue
             record = {name: getattr(task, name) for name in (*_FEATURES, "level")}
             record |= {name: json.dumps(getattr(task, name)) for name in _JSON}
             digest.update(json.dumps(record).encode())
+            marks.append(mark(task.question))
             yield number, record
-        self._report[split] = {"rows": number + 1, "skipped": skipped, "digest": digest.hexdigest()}
+        self._report[split] = {
+            **{"rows": number + 1, "skipped": skipped, "why": why, "marks": marks},
+            "digest": digest.hexdigest(),
+        }
         if len(skipped) == number + 1:
-            raise DataError(f"{self.name}: split {split!r} has {number + 1} rows, none of them usable")
+            raise DataError(f"{self.name}: split {split!r} has {number + 1} rows, none of them usable: {why}")
 
 
 class Tasks(Sequence[Task]):
@@ -96,6 +102,7 @@ class Tasks(Sequence[Task]):
         self.name: str = about["name"]
         self.split: str = about["split"]
         self.digest: str = about["digest"]  # of the content that was read, whatever file format it came in
+        self.marks: list[str] = about["marks"]  # of the questions, see `checks.mark`
         # Broken rows left out, of all splits that were read with this one.
         self.skipped: int = about["skipped"]
 
@@ -139,15 +146,23 @@ def prepare(name: str, key: str, splits: Splits, cache: Path) -> TaskBuilder:
 
 
 def read(builder: TaskBuilder, split: str, published: str, rows: np.ndarray) -> Tasks:
-    """The given rows of a published split, in the given order, without the ones that were skipped."""
+    """The given rows of a published split, in the given order, without those that were skipped, which it tells."""
     report = builder.info.metadata
     skipped = np.asarray(report[published]["skipped"], np.int64)
-    rows = rows[~np.isin(rows, skipped)]
+    kept = ~np.isin(rows, skipped)
+    if not kept.all():
+        logging.warning(
+            "%s: %d of the %d rows of %s are broken and skipped; the first that was read: %s",
+            *(builder.name, np.sum(~kept), len(rows), split, report[published]["why"]),
+        )
+    rows = rows[kept]
     positions = rows - np.searchsorted(skipped, rows)
     digest = hashlib.sha256("".join(report[name]["digest"] for name in sorted(report)).encode()).hexdigest()
     dropped = sum(len(part["skipped"]) for part in report.values())
     records = builder.as_data_source(split=published)
-    return Tasks(records, positions, name=builder.name, split=split, digest=digest, skipped=dropped)
+    marks = [report[published]["marks"][position] for position in positions]
+    about = {"name": builder.name, "split": split, "digest": digest, "skipped": dropped, "marks": marks}
+    return Tasks(records, positions, **about)
 
 
 def sizes(builder: TaskBuilder) -> dict[str, int]:

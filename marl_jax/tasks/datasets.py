@@ -7,7 +7,6 @@ from where it is published if no directory is given. A procedural one is drawn.
 import dataclasses
 import difflib
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 from absl import logging
 
 from marl_jax.tasks import micro, schemas
+from marl_jax.tasks.checks import check_task
 from marl_jax.tasks.rows import DataError, Row, RowError, list_files, read_rows
 from marl_jax.tasks.splits import assign
 from marl_jax.tasks.task import Family, Task
@@ -127,15 +127,16 @@ def load(
     size: int | None = None,
     levels: Sequence[int] = (1, 2, 3),
     bad_rows: BadRows = "refuse",
+    family: Family | None = None,
     cache: str | os.PathLike[str] | None = None,
 ) -> "Tasks":
     """The tasks of a split: train, val (carved from train by seed where none is published) or test.
 
     `val_size` is for data sets of files (0: no val split, train stays whole, as in the study), `size` and `levels`
-    for the procedural ones; `seed` is that of the carving, or of the draw. A broken row is refused by file and
-    number; "skip" leaves it out, counts it in `Tasks.skipped`, and moves no other row to another split. Prepared
-    data goes to `cache` (default $MARL_JAX_CACHE or ~/.cache/marl_jax). A test split with files of its own is read for
-    "test" alone, and nothing else is then.
+    for the procedural ones; `seed` is that of the carving, or of the draw. A broken row, or one of another than the
+    given `family`, is refused by file and number; "skip" leaves it out, counts it in `Tasks.skipped`, and moves no
+    other row to another split. Prepared data goes to `cache` (default $MARL_JAX_CACHE or ~/.cache/marl_jax). A test
+    split with files of its own is read for "test" alone, and nothing else is then.
     """
     from marl_jax.tasks import builders
 
@@ -147,7 +148,7 @@ def load(
         return builders.read(drawn, split, split, np.arange(count))
     source = _source(name)
     unread = _unread(source, directory, split)
-    built = build(name, directory, unread, bad_rows=bad_rows, cache=cache)
+    built = build(name, directory, unread, bad_rows=bad_rows, family=family, cache=cache)
     rows = builders.sizes(built)
     if source.study_rows and rows.get("train") != source.study_rows:
         logging.warning(
@@ -171,12 +172,14 @@ def build(
     unread: Collection[str] = (),
     *,
     bad_rows: BadRows = "refuse",
+    family: Family | None = None,
     cache: str | os.PathLike[str] | None = None,
 ) -> "TaskBuilder":
     """The tensorflow-datasets builder of a data set of files, prepared, with its published splits but the `unread`."""
     from marl_jax.tasks import builders
 
     source = _source(name)
+    family = family or source.family
     if bad_rows not in ("refuse", "skip"):
         raise DataError(f"bad_rows is {bad_rows!r}: it is 'refuse' or 'skip'")
     if directory is None and not source.urls:
@@ -193,10 +196,11 @@ def build(
             rows = (row for path in everything for _, row in read_rows(path))
             found = dict.fromkeys(sorted({_split_of(source, row) for row in rows}) or ["train"], everything)
         return {
-            split: _rows(name, source, split, paths, bad_rows == "skip") for split, paths in found.items()
+            split: _rows(name, source, family, split, paths, bad_rows == "skip")
+            for split, paths in found.items()
         }
 
-    return builders.prepare(name, _key(origin, bad_rows), splits, _home(cache))
+    return builders.prepare(name, _key(origin, bad_rows, family), splits, _home(cache))
 
 
 def _draw(name: str, split: str, size: int, seed: int, levels: tuple[int, ...], home: Path) -> "TaskBuilder":
@@ -213,42 +217,35 @@ def _draw(name: str, split: str, size: int, seed: int, levels: tuple[int, ...], 
     )
 
 
-def _rows(name: str, source: Source, split: str, paths: Sequence[Path], skip: bool) -> "Rows":
-    """(row number in the split, task), or (row number, None) for a broken row that is skipped."""
+def _rows(
+    name: str, source: Source, family: Family | None, split: str, paths: Sequence[Path], skip: bool
+) -> "Rows":
+    """(row number in the split, task), or what is wrong with a broken row that is skipped."""
     index = 0
     for path in paths:
         for number, row in read_rows(path):
             if source.split_of and _split_of(source, row) != split:
                 continue
-            try:
-                yield index, _task(f"{name}/{split}/{index}", source, row)
-            except RowError as error:
-                if not skip:
-                    raise DataError(f"{path}, row {number}: {error}") from None
-                yield index, None
+            found = row
+            if not isinstance(row, DataError):
+                try:
+                    found = _task(f"{name}/{split}/{index}", source, family, row)
+                except RowError as error:
+                    found = DataError(f"{path}, row {number}: {error}")
+            if isinstance(found, DataError) and not skip:
+                raise found
+            yield index, found
             index += 1
     if not index:
         raise DataError(f"{', '.join(map(str, paths))}: no rows here")
 
 
-def _task(name: str, source: Source, row: Any) -> Task:
+def _task(name: str, source: Source, family: Family | None, row: Any) -> Task:
     if not isinstance(row, dict):
         raise RowError(f"is {type(row).__name__}, not an object with fields")
     fields: schemas.Fields = {"id": name, "family": source.family, **source.schema(row)}
     task = Task(**fields)
-    if task.family == "code":
-        from marl_jax.rewards.code import parse_tests
-
-        try:
-            parse_tests(task.tests)
-            json.dumps(task.tests)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise RowError(f"its tests cannot be run: {error}") from None
-    else:
-        from marl_jax.rewards.math import equivalent
-
-        if not equivalent(task.gold, task.gold):
-            raise RowError(f"its answer {task.gold!r} is empty: nothing can be equal to it")
+    check_task(task, family)
     return task
 
 

@@ -24,7 +24,10 @@ class RowError(ValueError):
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yields (row number from 1, row) of a file; a row is whatever the file holds there, meant to be a dict."""
+    """Yields (row number from 1, row) of a file; a row is whatever the file holds there, meant to be a dict.
+
+    A line that is no JSON comes as the `DataError` that says so.
+    """
     if path.name.endswith(".parquet"):
         yield from enumerate(_parquet(path), start=1)
     elif path.name.endswith((".jsonl", ".gz")):
@@ -74,7 +77,7 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
         with opener(path, "rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield number, _parse(line, f"{path}, line {number}")
+                    yield number, _line(line, f"{path}, line {number}")
     except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:
         raise DataError(f"{path}: cannot be read past line {number} ({error})") from None
 
@@ -87,6 +90,15 @@ def _json(path: Path) -> list[Any]:
     if not isinstance(rows, list):
         raise DataError(f"{path}: holds one JSON {type(rows).__name__}, not a list of rows")
     return rows
+
+
+def _line(line: bytes, where: str) -> Any:
+    try:
+        return _parse(line, where)
+    except DataError as error:
+        if line.endswith(b"\n"):
+            return error
+        raise DataError(f"{error}, and the file ends in the midst of it") from None  # who knows what is lost
 
 
 def _parse(data: bytes, where: str) -> Any:

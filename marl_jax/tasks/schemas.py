@@ -197,15 +197,21 @@ def text(row: Row, *names: str, number: bool = False) -> str:
             return str(value)
         if number and isinstance(value, float) and math.isfinite(value):
             return str(int(value)) if value == int(value) else str(value)
-        if not isinstance(value, str):
-            raise RowError(f"field {name!r} is {type(value).__name__}, not text")
-        if not value.strip():
-            raise RowError(f"field {name!r} is empty")
-        if any("\ud800" <= char <= "\udfff" for char in value):
-            raise RowError(f"field {name!r} holds half of a surrogate pair, which is no text")
-        return value.strip() if number else value
+        checked = check_text(name, value)
+        return checked.strip() if number else checked
     has = ", ".join(map(str, row)) or "nothing"
     raise RowError(f"field {' or '.join(map(repr, names))} is missing (the row has {has})")
+
+
+def check_text(name: str, value: Any) -> str:
+    """The value of a field, which must be non-empty text."""
+    if not isinstance(value, str):
+        raise RowError(f"field {name!r} is {type(value).__name__}, not text")
+    if not value.strip():
+        raise RowError(f"field {name!r} is empty")
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise RowError(f"field {name!r} holds half of a surrogate pair, which is no text")
+    return value
 
 
 def optional_text(row: Row, name: str) -> str:

@@ -280,6 +280,16 @@ def test_a_split_without_problems_and_a_missing_base_are_told(trained, base, tmp
         evaluate(run, watch=refused("there is no base"))
 
 
+def test_problems_that_were_learned_from_are_told(run, caplog, monkeypatch):
+    """Those of test are the four of train and four more."""
+    evaluate(run, checkpoint="base")
+    assert "'stored_run:questions': 4 of the 8 problems of test are in train, too" in caplog.text
+    caplog.clear()
+    monkeypatch.delitem(SIZES, "train")
+    evaluate(run, checkpoint="base")
+    assert "in train, too" not in caplog.text
+
+
 def test_policies_that_cannot_play_here_are_refused(trained, base, tmp_path):
     shared = make_run(tmp_path / "shared", base, {1: {}}, "voting-shared-xs-math")
     with pytest.raises(

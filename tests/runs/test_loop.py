@@ -25,12 +25,12 @@ from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
 from marl_jax.runs import loop, opening
 from marl_jax.runs.checkpoints import CheckpointError, restore, steps
-from marl_jax.runs.config import CheckpointConfig, EvaluationConfig, WorkflowConfig
+from marl_jax.runs.config import CheckpointConfig, DataConfig, EvaluationConfig, WorkflowConfig
 from marl_jax.runs.folder import FolderError, differences
 from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import comparable, read_lines
 from marl_jax.sampling import engine
-from marl_jax.tasks import DataError
+from marl_jax.tasks import DataError, Task
 from marl_jax.workflows import Call, workflow
 
 SCRIPT = Path(__file__).with_name("tiny_run.py")
@@ -295,6 +295,37 @@ def test_a_batch_larger_than_the_data_is_refused(base, tmp_path):
     larger = dataclasses.replace(config, data=dataclasses.replace(config.data, problems=40))
     with pytest.raises(DataError, match=r"data\.problems is 40 and the train split has 16"):
         loop.train(larger, tmp_path / "run", live=quiet(1))
+
+
+def sums(split):
+    """A data set of one's own; two problems of val are learned from."""
+    asked = {"train": range(16), "val": (20, 3, 21, 4)}[split]
+    return [Task(f"{split}/{i}", "math", f"{i}+1=?", gold=str(i + 1)) for i in asked]
+
+
+def unanswered(split):
+    return [dataclasses.replace(task, question=None if i == 2 else "?") for i, task in enumerate(sums(split))]
+
+
+def own_data(base, function, **changes):
+    return tiny_config(base, data=DataConfig("math", f"test_loop:{function.__name__}", problems=4), **changes)
+
+
+def test_a_broken_task_of_ones_own_is_told_before_anything_is_compiled(base, tmp_path):
+    with pytest.raises(
+        DataError,
+        match=r"'test_loop:unanswered', train: 1 of its 16 .* task 2 \(id 'train/2'\): field 'question'",
+    ):
+        loop.train(own_data(base, unanswered), tmp_path / "run", live=quiet())
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_problems_of_val_that_are_learned_from_are_told(base, tmp_path):
+    said = io.StringIO()
+    with Live(0, ("generator", "aggregator"), said) as live:
+        loop.train(own_data(base, sums, steps=0), tmp_path / "run", live=live)
+    assert "'test_loop:sums': 2 of the 4 problems of val are in train, too" in said.getvalue()
+    assert "(the first is 'val/3')" in said.getvalue()
 
 
 def test_a_run_stopped_by_broken_gradients_keeps_its_last_good_checkpoint(base, whole, tmp_path, monkeypatch):

@@ -2,11 +2,14 @@
 
 import gzip
 import json
+import re
+from dataclasses import replace
 
 import pytest
 from published import dapo_row, deepcoder_row, helper_row, humaneval_row, jsonl, mbpp_row, parquet
 
-from marl_jax.tasks import DataError, load
+from marl_jax.tasks import DataError, Task, load
+from marl_jax.tasks.checks import check_tasks, shared
 
 
 def refuse(tmp_path, name, match, **settings):
@@ -311,9 +314,115 @@ def test_a_file_that_breaks_off_is_no_data_set_even_when_rows_may_be_skipped(tmp
     assert not list((tmp_path / "cache").rglob("*.array_record*")), "half a data set was left behind"
 
 
+def test_a_line_that_is_no_json_is_skipped_like_any_broken_row_and_the_number_is_told(tmp_path, caplog):
+    path = write(
+        tmp_path / "data" / "train.jsonl",
+        20 * LINE + b'{"question": "1\n' + b"caf\xe9\n" + b'{"question": "1?"}\n' + 20 * LINE,
+    )
+    refuse(tmp_path, "jsonl", f"{path}, line 21: not JSON")
+    settings = {"bad_rows": "skip", "cache": tmp_path / "cache", "val_size": 0}
+    for _ in range(2):  # prepared, and read from the cache
+        caplog.clear()
+        parts = [load("jsonl", tmp_path / "data", split, **settings) for split in ("train", "test")]
+        assert sum(map(len, parts)) == 40 and parts[0].skipped == 3
+        said = [record.getMessage() for record in caplog.records]
+        counts = [
+            int(re.match(r"jsonl: (\d) of the \d+ rows of \w+ are broken and skipped;", text)[1])
+            for text in said
+        ]
+        assert sum(counts) == 3
+        assert all(
+            f"the first that was read: {path}, line 21: not JSON (Invalid control" in text for text in said
+        )
+
+
+def test_rows_of_another_family_are_broken_rows(tmp_path):
+    code = {"question": "f?", "tests": ["assert f(1) == 2"]}
+    path = jsonl(tmp_path / "data" / "train.jsonl", [*[json.loads(LINE)] * 20, code])
+    refuse(
+        tmp_path, "jsonl", f"{path}, row 21: is of the family 'code', where 'math' is asked", family="math"
+    )
+    settings = {"bad_rows": "skip", "cache": tmp_path / "cache"}
+    assert load("jsonl", tmp_path / "data", family="math", **settings).skipped == 1
+    assert load("jsonl", tmp_path / "data", **settings).skipped == 0
+
+
 def test_rows_that_are_all_broken_are_no_data_set(tmp_path):
     jsonl(tmp_path / "data" / "train.jsonl", [{"question": "?"}] * 3)
-    refuse(tmp_path, "jsonl", "'train' has 3 rows, none of them usable", bad_rows="skip")
+    refuse(tmp_path, "jsonl", "'train' has 3 rows, none of them usable: .*row 1: field", bad_rows="skip")
+
+
+@pytest.mark.parametrize("where", ["files", "lists"])
+def test_problems_that_two_splits_share_are_found(where, tmp_path):
+    train, test = [f"{i}?" for i in range(20)], ["20?", "3?", " 4?", "21?"]
+    if where == "files":
+        for split, questions in (("train", train), ("test", test)):
+            rows = [{"question": question, "answer": "1"} for question in questions]
+            jsonl(tmp_path / "data" / f"{split}.jsonl", rows)
+        parts = [
+            load("jsonl", tmp_path / "data", split, cache=tmp_path / "cache", val_size=0)
+            for split in ("test", "train")
+        ]
+        assert shared(*parts) == [1, 2]
+        assert shared(list(parts[0]), parts[1]) == [1, 2]
+    else:
+        tests = [Task(f"test/{i}", "math", question, gold="1") for i, question in enumerate(test)]
+        trains = [Task(f"train/{i}", "math", question, gold="1") for i, question in enumerate(train)]
+        assert shared(tests, trains) == [1, 2]
+        assert shared([*tests, replace(SUM, id="train/7")], trains) == [1, 2, 4]
+
+
+# ---------------------------------------------------------------- tasks of one's own
+
+SUM, CODE = Task("a", "math", "1+1=?", gold="2"), ({"stdin": "1", "stdout": "2"},)
+BROKEN_TASKS = [
+    ({"question": "1+1=?"}, "is dict, not a marl_jax.tasks.Task"),
+    (replace(SUM, id=5), "field 'id' is int, not text"),
+    (replace(SUM, id="t1"), "has the id of task 1: give each its own"),
+    (replace(SUM, question=None), "field 'question' is NoneType, not text"),
+    (replace(SUM, question=" "), "field 'question' is empty"),
+    (replace(SUM, family="code", tests=CODE), "is of the family 'code', where 'math' is asked for"),
+    (replace(SUM, family="maths"), "is of the family 'maths', where 'math' is asked for"),
+    (replace(SUM, gold=2), "field 'gold' is int, not text"),
+    (replace(SUM, gold=""), "field 'gold' is empty"),
+    (replace(SUM, gold="$$"), "its answer '$$' is empty: nothing can be equal to it"),
+    (replace(SUM, meta=None), "field 'meta' is NoneType, not a dict"),
+    (replace(SUM, meta={"set": {1}}), "its level or meta cannot be written as JSON: Object of type set"),
+]
+BROKEN_TESTS = [
+    ((), "its tests cannot be run: no tests"),
+    (None, "its tests cannot be run: tests is NoneType, expected a list of tests"),
+    (({"input": "1", "output": "2"},), "its tests cannot be run: test 1 has the keys ['input', 'output']"),
+    (({"stdin": 1, "stdout": "2"},), "its tests cannot be run: test 1: stdin is int, expected str"),
+]
+
+
+def refuse_tasks(tasks, family, message):
+    with pytest.raises(DataError) as error:
+        check_tasks(tasks, "own:data", "val", family)
+    assert "\n" not in str(error.value)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("task, message", BROKEN_TASKS)
+def test_a_broken_task_of_ones_own_is_named_by_place_and_id(task, message):
+    tasks = [replace(SUM, id=f"t{i}") for i in range(3)] + [task]
+    named = f"task 3 (id {task.id!r}): {message}" if isinstance(task, Task) else f"task 3: {message}"
+    refuse_tasks(tasks, "math", f"'own:data', val: 1 of its 4 tasks cannot be used, counted from 0: {named}")
+
+
+@pytest.mark.parametrize("tests, message", BROKEN_TESTS)
+def test_a_code_task_of_ones_own_needs_tests_that_can_be_run(tests, message):
+    sound = Task("t0", "code", "Print 2.", tests=CODE)
+    assert check_tasks(iter([sound]), "own:data", "val", "code") == [sound]
+    refuse_tasks([sound, replace(sound, id="b", tests=tests)], "code", f"task 1 (id 'b'): {message}")
+    if tests:  # that a role may be shown
+        refuse_tasks([replace(sound, public_tests=tests)], "code", f"task 0 (id 't0'): {message}")
+
+
+def test_of_many_broken_tasks_the_first_are_told_and_the_rest_counted():
+    refuse_tasks([replace(SUM, id=f"t{i}", gold="") for i in range(9)], "math", "; and 6 more")
+    refuse_tasks(None, "math", "task 0: is NoneType, not a marl_jax.tasks.Task")
 
 
 @pytest.mark.parametrize(

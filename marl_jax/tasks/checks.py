@@ -1,0 +1,98 @@
+"""What every task must be, whoever made it: a row of a file, or a function of the user's own.
+
+A task that cannot be shown or graded is told when it is loaded, not in the midst of a run.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from marl_jax.tasks.rows import DataError, RowError
+from marl_jax.tasks.schemas import check_text
+from marl_jax.tasks.task import Family, Task
+
+_TOLD = 3  # of the broken tasks
+
+
+def check_task(task: Task, family: Family | None = None) -> None:
+    """Raise a `RowError` that says why a task cannot be shown, graded and stored, or that it is of another family."""
+    check_text("id", task.id)
+    if task.family not in ((family,) if family else ("math", "code")):
+        raise RowError(f"is of the family {task.family!r}, where {family or 'math or code'!r} is asked for")
+    check_text("question", task.question)
+    if task.family == "code":
+        _check_tests(task)
+    else:
+        _check_gold(task)
+    if not isinstance(task.meta, Mapping):
+        raise RowError(f"field 'meta' is {type(task.meta).__name__}, not a dict")
+    try:
+        json.dumps((task.level, task.meta))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RowError(f"its level or meta cannot be written as JSON: {error}") from None
+
+
+def check_tasks(made: Any, name: str, split: str, family: Family) -> list[Task]:
+    """What a data set of one's own gave for a split, as a list; its mistakes are one `DataError` of one line."""
+    tasks: list[Any] = list(made) if isinstance(made, Iterable) else [made]
+    broken: list[str] = []
+    seen: dict[str, int] = {}
+    for index, task in enumerate(tasks):
+        what = f"task {index}"
+        try:
+            if not isinstance(task, Task):
+                raise RowError(f"is {type(task).__name__}, not a marl_jax.tasks.Task")
+            what += f" (id {task.id!r:.60})"
+            check_task(task, family)
+            if (first := seen.setdefault(task.id, index)) != index:
+                raise RowError(f"has the id of task {first}: give each its own")
+        except RowError as error:
+            broken.append(f"{what}: {error}" if len(broken) < _TOLD else "")
+    if broken:
+        more = f"; and {len(broken) - _TOLD} more" if len(broken) > _TOLD else ""
+        raise DataError(
+            f"data set '{name}', {split}: {len(broken)} of its {len(tasks)} tasks cannot be used, counted from 0: "
+            + "; ".join(broken[:_TOLD])
+            + more
+        )
+    return tasks
+
+
+def mark(question: str) -> str:
+    """The same for equal questions, and short."""
+    return hashlib.sha256(question.strip().encode()).hexdigest()[:16]
+
+
+def shared(tasks: Sequence[Task], train: Sequence[Task]) -> list[int]:
+    """Which of the tasks are in train, too: by their question, or in lists by their id (of files it is the row's)."""
+    theirs = set(_marks(train))
+    found = {i for i, own in enumerate(_marks(tasks)) if own in theirs}
+    if isinstance(tasks, list) and isinstance(train, list):
+        ids = {task.id for task in train}
+        found |= {i for i, task in enumerate(tasks) if task.id in ids}
+    return sorted(found)
+
+
+def _marks(tasks: Sequence[Task]) -> list[str]:
+    prepared = getattr(tasks, "marks", None)
+    return [mark(task.question) for task in tasks] if prepared is None else prepared
+
+
+def _check_tests(task: Task) -> None:
+    from marl_jax.rewards.code import parse_tests
+
+    for tests in (task.tests, task.public_tests) if task.public_tests else (task.tests,):
+        try:
+            parse_tests(tests)
+            json.dumps(tests)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise RowError(f"its tests cannot be run: {error}") from None
+
+
+def _check_gold(task: Task) -> None:
+    from marl_jax.rewards.math import equivalent
+
+    gold = check_text("gold", task.gold)
+    if not equivalent(gold, gold):
+        raise RowError(f"its answer {gold!r} is empty: nothing can be equal to it")
