@@ -204,7 +204,8 @@ def _tool(tool: ToolRecord) -> dict[str, str]:
     return {"who": f"[tool] {tool.name}", "facts": "", "text": _shortened(text), "tone": "muted"}
 
 
-def _shortened(text: str) -> str:
+def _shortened(said: Any) -> str:
+    text = "" if said is None else str(said)  # an older task of one's own holds whatever it was given
     if len(text) <= LONGEST:
         return text.strip() or "(nothing)"
     half = LONGEST // 2

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
 from urllib.parse import unquote
 
 import numpy as np
@@ -312,6 +313,12 @@ def test_episodes_that_cannot_be_read_are_named_on_the_page(tmp_path):
     (folder / "episodes" / "step-000009.jsonl.gz").write_bytes(b"no gzip")
     page = Page(write_report(folder))
     assert "step-000009.jsonl.gz' cannot be read as episodes" in page.words and "Step 1, right" in page.words
+
+
+def test_a_task_of_odd_fields_is_shown(tmp_path):
+    odd = replace(episode(), task=Task("t1", "math", None, gold=46))
+    page = Page(write_report(write_run(tmp_path / "run", episodes={1: [(odd, RIGHT)]})))
+    assert "(nothing)" in page.words and "Answer: 46. Wanted: 46." in page.words
 
 
 def test_a_long_text_loses_its_middle(tmp_path):
