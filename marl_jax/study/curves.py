@@ -97,7 +97,10 @@ def _of_roles(run: Run) -> Iterator[Panel | None]:
     outcome = Line("outcome", run.series("reward"))
     if len(outcome.series.known.steps):
         lines = [outcome, *lines]
-    yield _panel(run, REWARD, "Mean reward of each role's calls, and mean outcome of the episodes.", lines)
+    how = "Mean reward of each role's calls, and mean outcome of the episodes."
+    if len(run.series("draws/first_reward").known.steps):
+        how += " Problems that taught nothing were drawn again: what was kept is no fair sample of them."
+    yield _panel(run, REWARD, how, lines)
 
     norms = gradient_norms(run)
     lines = _lines(norms, tones)

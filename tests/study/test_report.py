@@ -321,6 +321,13 @@ def test_a_task_of_odd_fields_is_shown(tmp_path):
     assert "(nothing)" in page.words and "Answer: 46. Wanted: 46." in page.words
 
 
+def test_what_was_drawn_again_is_said_to_be_no_fair_sample(tmp_path):
+    line = metrics(1)
+    for drawn, said in (({}, False), ({"draws/first_reward": 0.4}, True)):
+        folder = write_run(tmp_path / str(said), lines=[line | drawn, metrics(2) | drawn])
+        assert ("what was kept is no fair sample" in Page(write_report(folder)).words) == said
+
+
 def test_a_long_text_loses_its_middle(tmp_path):
     text = "begin " + "x" * 50_000 + " end"
     folder = write_run(tmp_path / "run", episodes={1: [(episode(texts=(text,)), RIGHT)]})
