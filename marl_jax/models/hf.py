@@ -19,7 +19,9 @@ import numpy as np
 
 from marl_jax.models.config import ModelConfig
 from marl_jax.models.table import Tree, Weight, abstract, leaves, map_weights, table
-from marl_jax.models.tensor_file import Tensor, tensors
+from marl_jax.models.tensor_file import Tensor, save_tensors, tensors
+from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
+from marl_jax.models.tokenizer import check_vocabulary, save_tokenizer, tokenizer_files
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -72,13 +74,11 @@ def save_hf(
 ) -> None:
     """Write a directory that transformers, vLLM and others load; reading it back gives the same bits.
 
-    A model that the directory holds already stays as it is until the last byte of this one is on disk; no other
-    file there is touched.
+    `tokenizer` is one, or the directory of one that fits, whose files are copied as they are. A model that the
+    directory holds already stays as it is until the last byte of this one is on disk; no other file there is touched.
     """
-    from marl_jax.models.tokenizer import check_vocabulary
-
     _check_params(config, params)
-    if tokenizer is not None:
+    if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):
         check_vocabulary(tokenizer, config)
     directory = Path(directory)
     fresh = directory / _UNFINISHED
@@ -94,12 +94,10 @@ def save_hf(
 
 
 def _write(directory: Path, config: ModelConfig, params: Tree, tokenizer: Any, max_shard_bytes: int) -> None:
-    from safetensors.numpy import save_file
-
     shards = _plan_shards(config, max_shard_bytes)
     arrays = _published_arrays(config, params)
     for file, names in shards.items():
-        save_file({name: next(arrays) for name in names}, directory / file, metadata={"format": "pt"})
+        save_tensors(directory / file, {name: next(arrays) for name in names})
     if len(shards) > 1:
         total = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
         weight_map = {name: file for file, names in shards.items() for name in names}
@@ -110,11 +108,11 @@ def _write(directory: Path, config: ModelConfig, params: Tree, tokenizer: Any, m
     tokens = {name: published[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     write_json(directory / "generation_config.json", {k: v for k, v in tokens.items() if v is not None})
     if tokenizer is not None:
-        tokenizer.save_pretrained(str(directory))
+        save_tokenizer(directory, tokenizer)
 
 
 def _replace(directory: Path, fresh: Path) -> None:
-    """Move the files of `fresh` into `directory`, and away the weights that were there before."""
+    """Move the files of `fresh` into `directory`, and away the weights and the tokenizer that were there before."""
     files = {path.relative_to(fresh) for path in fresh.rglob("*") if path.is_file()} - {Path(CONFIG)}
     # Shards of two models may bear the same names. Without config.json nothing loads, and so no mixture of the two:
     # the old one goes first, and the new one comes last.
@@ -122,9 +120,13 @@ def _replace(directory: Path, fresh: Path) -> None:
     for file in files:
         (directory / file).parent.mkdir(parents=True, exist_ok=True)
         (fresh / file).replace(directory / file)
-    for path in directory.iterdir():
-        stale = path.name in (SINGLE, INDEX) or _SHARD.fullmatch(path.name)
-        if stale and Path(path.name) not in files:
+    stale = [
+        path for path in directory.iterdir() if path.name in (SINGLE, INDEX) or _SHARD.fullmatch(path.name)
+    ]
+    if any(file.name.startswith(TOKENIZER_FILES) for file in files):
+        stale += tokenizer_files(directory)
+    for path in stale:
+        if Path(path.name) not in files:
             path.unlink()
     (fresh / CONFIG).replace(directory / CONFIG)
 

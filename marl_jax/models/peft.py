@@ -13,7 +13,7 @@ from marl_jax.models.config import ModelConfig
 from marl_jax.models.hf import read_json, write_json
 from marl_jax.models.lora import LINEAR, num_adapters
 from marl_jax.models.table import Tree, Weight, table
-from marl_jax.models.tensor_file import tensors
+from marl_jax.models.tensor_file import save_tensors, tensors
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -40,8 +40,6 @@ def save_peft(
     base_model: str = "",
 ) -> None:
     """Write adapter `index` of a stack; `base_model` is the name or directory that PEFT loads it onto."""
-    from safetensors.numpy import save_file
-
     if not 0 <= index < num_adapters(adapters):
         raise ValueError(f"adapter index {index} is not among the {num_adapters(adapters)} adapters")
     directory = Path(directory)
@@ -55,7 +53,7 @@ def save_peft(
             name_a, name_b = _names(layers[module], layer)
             matrices[name_a] = np.ascontiguousarray(a.reshape(-1, rank).T)
             matrices[name_b] = np.ascontiguousarray(b.reshape(rank, -1).T)
-    save_file(matrices, directory / WEIGHTS, metadata={"format": "pt"})
+    save_tensors(directory / WEIGHTS, matrices)
     write_json(
         directory / CONFIG,
         {

@@ -1,4 +1,4 @@
-"""Reading safetensors piece by piece: a checked header, then rows of one tensor at a time.
+"""Safetensors, written whole and read piece by piece: a checked header, then rows of one tensor at a time.
 
 The reader of the safetensors package maps the whole file, and mapped pages count as memory of the process
 until the end; plain reads keep the peak at the model plus one piece.
@@ -9,7 +9,8 @@ until the end; plain reads keep the peak at the model plus one piece.
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,16 @@ class Tensor:
     def read(self) -> np.ndarray:
         """The whole tensor."""
         return np.concatenate([piece for _, piece in self.rows()])
+
+
+def save_tensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write them all, into a file that whoever may read other new files may read, too."""
+    from safetensors.numpy import save_file
+
+    save_file(dict(arrays), path, metadata={"format": "pt"})  # through a file that is its owner's alone
+    umask = os.umask(0o077)  # is told by setting another only
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
 
 
 def tensors(path: Path) -> dict[str, Tensor]:

@@ -5,12 +5,14 @@ Both are transformers tokenizers with a chat template, saved in the same format,
 """
 
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from marl_jax.models.config import ModelConfig
 
+FILES = ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "chat_template")  # begin with this
 PAD, START, END, UNKNOWN = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|unknown|>"
 # Whole words of the conversations that micro models have; everything else is spelled out.
 WORDS = (
@@ -66,8 +68,22 @@ def load_tokenizer(directory: str | os.PathLike[str], config: ModelConfig | None
 
 
 def save_tokenizer(directory: str | os.PathLike[str], tokenizer: Any) -> None:
-    """Write the files that `load_tokenizer` reads."""
-    tokenizer.save_pretrained(str(directory))
+    """Write the files that `load_tokenizer` reads; of the directory of a tokenizer they are copied as they are."""
+    if not isinstance(tokenizer, str | os.PathLike):
+        tokenizer.save_pretrained(str(directory))
+        return
+    files = tokenizer_files(tokenizer)
+    for stale in {path.name for path in tokenizer_files(directory)} - {path.name for path in files}:
+        (Path(directory) / stale).unlink()
+    for path in files:
+        shutil.copyfile(path, Path(directory) / path.name)
+
+
+def tokenizer_files(directory: str | os.PathLike[str]) -> list[Path]:
+    """All that decides how text becomes tokens, the chat template included."""
+    return sorted(
+        path for path in Path(directory).iterdir() if path.name.startswith(FILES) and path.is_file()
+    )
 
 
 def render_chat(

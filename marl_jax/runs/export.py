@@ -2,6 +2,8 @@
 
 hf     weights, adapters summed in (float32, then rounded once), config.json, tokenizer
 peft   the adapter as it was trained, adapter_config.json with the base's directory, tokenizer
+
+The tokenizer's files are the base's to the byte, so that a run may start policies from the export beside that base.
 """
 
 import dataclasses
@@ -96,14 +98,14 @@ def export(
 
 def _write_hf(directory: Path, parts: Parts, policy: str, tree: Any, dtype: str, config: RunConfig) -> None:
     model = dataclasses.replace(parts.model, dtype=dtype)
-    save_hf(directory, model, whole_weights(parts, policy, tree, dtype), parts.tokenizer)
+    save_hf(directory, model, whole_weights(parts, policy, tree, dtype), parts.specs[policy].base)
 
 
 def _write_peft(directory: Path, parts: Parts, policy: str, tree: Any, dtype: str, config: RunConfig) -> None:
     stack = jax.tree.map(lambda leaf: leaf[None].astype(dtype), tree)
     base = str(Path(parts.specs[policy].base).absolute())
     save_peft(directory, parts.model, stack, 0, alpha=config.policies.lora_alpha, base_model=base)
-    save_tokenizer(directory, parts.tokenizer)
+    save_tokenizer(directory, parts.specs[policy].base)
 
 
 def _directory(out: str | os.PathLike[str], format: str, config: RunConfig) -> Path:

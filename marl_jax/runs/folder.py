@@ -23,12 +23,12 @@ from typing import Any
 import jax
 
 import marl_jax
+from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
 from marl_jax.runs.config import RunConfig
 from marl_jax.runs.files import write_atomically
 
 CONFIG = "config.json"
 LOCK = ".lock"
-_TOKENIZER = ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "chat_template")
 _COMPARED = ("config", "digests", "versions")
 _HOLDS = {**dict.fromkeys((*_COMPARED, "settled"), dict), "changes": list}
 # Where what is settled comes from: if one of these is changed, it is settled anew.
@@ -211,7 +211,7 @@ def digest_model(directory: str | os.PathLike[str]) -> str:
 
 def digest_tokenizer(directory: str | os.PathLike[str]) -> str:
     """Of all that decides how text becomes tokens, the chat template included."""
-    return _digest(Path(directory), lambda name: name.startswith(_TOKENIZER))
+    return _digest(Path(directory), lambda name: name.startswith(TOKENIZER_FILES))
 
 
 def versions() -> dict[str, str]:

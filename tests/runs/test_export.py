@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,8 @@ from marl_jax.models.peft import load_peft
 from marl_jax.models.tokenizer import load_tokenizer
 from marl_jax.runs.checkpoints import CheckpointError
 from marl_jax.runs.export import export
-from marl_jax.runs.folder import FolderError
+from marl_jax.runs.folder import FolderError, digest_tokenizer, read_config
+from marl_jax.runs.parts import load_parts
 from marl_jax.sampling import generate
 
 RANK, ALPHA = 4, 6.0
@@ -75,6 +77,31 @@ def test_a_full_policy_comes_back_to_the_bit_with_its_tokenizer(full, tmp_path):
     assert config == MODEL
     jax.tree.map(np.testing.assert_array_equal, params, FULL)
     assert load_tokenizer(tmp_path, config).encode("1+1=?") == TOKENIZER.encode("1+1=?")
+
+
+@pytest.mark.parametrize("trained, format", [("full", "hf"), ("lora", "hf"), ("lora", "peft")])
+def test_an_export_has_the_tokenizer_of_its_base_and_modes_like_other_files(
+    trained, format, base, tmp_path, request
+):
+    (tmp_path / "chat_template.jinja").write_text("of another export")
+    (tmp_path / "vocab.json").write_text("of another export")
+    umask = os.umask(0o027)
+    try:
+        export(request.getfixturevalue(trained), "p1", tmp_path, format=format)
+    finally:
+        os.umask(umask)
+    assert digest_tokenizer(tmp_path) == digest_tokenizer(base)
+    said = "<|im_start|>user\n1+1=?<|im_end|>"
+    assert load_tokenizer(tmp_path, MODEL).encode(said) == TOKENIZER.encode(said)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("*.safetensors")} == {0o640}
+
+
+def test_a_policy_may_start_from_an_export_beside_its_base(full, base, tmp_path):
+    export(full, "p1", tmp_path / "out", checkpoint="best")
+    run = make_run(tmp_path / "run", base, policies__bases=json.dumps({"p1": str(tmp_path / "out")}))
+    parts = load_parts(read_config(run))
+    jax.tree.map(np.testing.assert_array_equal, parts.start(0)["p1"], FULL)
+    jax.tree.map(np.testing.assert_array_equal, parts.start(0)["p0"], init(0, MODEL))
 
 
 def test_every_checkpoint_can_be_had(full, tmp_path):
