@@ -3,7 +3,8 @@
     runs ──► cells ──► values [seeds, problems] ──► mean and interval over both
 
 Only finished runs count. Two cells are compared run by run and problem by problem, over the seeds that both have,
-where they differ in workflow and policies alone and were asked the same problems.
+where they differ in workflow and policies alone and were asked the same problems. A cell is what its runs were
+configured as; one that is not what its name says is told apart, and is no other's reference.
 """
 
 import collections
@@ -15,29 +16,58 @@ from typing import Any
 
 import numpy as np
 
+from marl_jax.runs.cells import POLICIES
 from marl_jax.runs.statistics import Interval, over_seeds
 from marl_jax.study.record import Record, Run, base, stability, trained
 from marl_jax.study.tables import NONE, Table
+from marl_jax.workflows import BUILT_IN
 
 PerProblem = np.ndarray  # [problems]
 Measure = Callable[[Run], PerProblem | None]
 
 CONTROLS = ("single", "single_matched", "single_token_matched")
-# What cells that are compared may differ in, besides their seed: what makes them other workflows and policies.
-FREE = ("cell", "workflow", "policies.map", "engine", "advantages.group")
+# What cells that are compared may differ in, besides their seed: their policies, and what makes another workflow.
+OTHER_POLICIES = ("seed", "cell", "policies.map", "engine")
+OTHER_WORKFLOW = (*OTHER_POLICIES, "workflow.name", "workflow.settings", "advantages.group")
+UNLIKE = 1.1  # budgets whose ratio is larger are marked
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
     """Runs of one configuration, by rising seed."""
 
-    label: str
+    label: str  # its name, and what else tells it from others
     runs: tuple[Run, ...]
 
     @property
     def name(self) -> str:
         """As the configuration calls it."""
         return self.runs[0].cell
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Of its first run: the others differ in their seed."""
+        return self.runs[0].config
+
+    @property
+    def odd(self) -> list[str]:
+        """In what it is not the cell that its name says: another workflow, other policies."""
+        parts = self.name.split("-")
+        if len(parts) != 4 or parts[0] not in BUILT_IN or parts[1] not in POLICIES:
+            return []
+        played, owners = (self.config.get("workflow") or {}).get("name"), self.runs[0].policy_map
+        apart = len(set(owners.values()))
+        as_named = apart == 1 if parts[1] == "shared" else apart == len(owners) and "/" not in "".join(owners)
+        said = [] if played == parts[0] else [f"workflow {played}"]
+        return said + ([] if as_named else [f"{role} → {policy}" for role, policy in owners.items()])
+
+    @property
+    def settings(self) -> list[str]:
+        """Those of its workflow that are not the usual ones."""
+        chosen = self.config.get("workflow") or {}
+        usual = BUILT_IN[chosen["name"]].settings if chosen.get("name") in BUILT_IN else {}
+        said = chosen.get("settings") or {}
+        return [f"{name} {value}" for name, value in said.items() if value != usual.get(name)]
 
 
 def by_cell(runs: Sequence[Run]) -> list[Cell]:
@@ -50,16 +80,20 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
             )
             together.setdefault(key, {}).setdefault(seed, run)
     found = [tuple(some[seed] for seed in sorted(some)) for some in together.values()]
-    names = collections.Counter(some[0].cell for some in found)
+    cells = [Cell(some[0].cell, some) for some in found]
+    told = [cell.odd + cell.settings for cell in cells]
+    labels = [f"{cell.name} ({', '.join(more)})" if more else cell.name for cell, more in zip(cells, told)]
+    common = collections.Counter(labels)
     return [
-        Cell(some[0].cell if names[some[0].cell] == 1 else _placed(some[0], runs), some) for some in found
+        dataclasses.replace(cell, label=label if common[label] == 1 else f"{label} ({_place(cell, runs)})")
+        for cell, label in zip(cells, labels)
     ]
 
 
-def _placed(run: Run, runs: Sequence[Run]) -> str:
-    """The name of a cell that others have, too, with where its first run lies."""
+def _place(cell: Cell, runs: Sequence[Run]) -> str:
+    """Where the first run of a cell lies."""
     root = os.path.commonpath([str(one.folder.parent) for one in runs])
-    return f"{run.cell} ({os.path.relpath(run.folder, root)})"
+    return os.path.relpath(cell.runs[0].folder, root)
 
 
 # ---------------------------------------------------------------- measures of a run, problem by problem
@@ -98,6 +132,15 @@ def held_out(run: Run) -> PerProblem | None:
     """Of the policies at the end, on test."""
     pair = _held_out(run)
     return _per_problem(pair[1]) if pair else None
+
+
+def budget(run: Run) -> float | None:
+    """Mean sampled tokens of an episode in the last evaluations, or in the final one on test; None in older runs."""
+    end, pair = stability(run) if _finished(run) else None, _held_out(run)
+    last = [record for record in trained(run) if end and record["step"] in end.steps] or [*(pair or ())][1:]
+    spent = [record.get("tokens_per_episode") for record in last]
+    known = [float(value) for value in spent if isinstance(value, int | float)]
+    return float(np.mean(known)) if known and len(known) == len(last) else None
 
 
 def less(one: Measure, other: Measure) -> Measure:
@@ -167,12 +210,14 @@ def contrasts(cells: Sequence[Cell]) -> Table:
         mine = [run for run in one.runs if run.config["seed"] in there]
         found = [_points(mine, _against(there, *measured), len(mine)) for measured in MEASURED]
         if set(found) - {NONE}:
-            rows.append((one.label, other.label, str(len(mine)), *found))
-    head = ("", "against", "seeds", "base", "peak", "terminal", "test: final")
+            spent = _budgets([(budget(run), budget(there[run.config["seed"]])) for run in mine])
+            rows.append((one.label, other.label, str(len(mine)), *found, spent))
+    head = ("", "against", "seeds", "base", "peak", "terminal", "test: final", "tokens of\nan episode")
     how = (
         "Differences in points, paired: the same seeds, the same problems, equal settings but for workflow and "
         "policies. Each interval of 95% stands for itself; of one seed it is over problems alone. Peaks are the "
-        "highest of several noisy values."
+        "highest of several noisy values. Tokens are what both sides sampled on average where the terminal accuracy "
+        "was measured; where they are more than 10% apart, it says how many times as many the first took."
     )
     return Table("Cells against each other", rows, head, how, words=2)
 
@@ -188,18 +233,31 @@ def _against(there: Mapping[int, Run], measure: Measure, asked: Callable[[Run], 
     return difference
 
 
+def _budgets(spent: Sequence[tuple[float | None, float | None]]) -> str:
+    """Mean tokens of either side, over the seeds that have both, and how many times as many the first took."""
+    known = [pair for pair in spent if None not in pair]
+    if not known:
+        return NONE
+    one, other = np.mean(np.array(known, float), axis=0)
+    ratio = one / other if other else np.inf
+    mark = "" if 1 / UNLIKE <= ratio <= UNLIKE else f"\nx{ratio:.2g} tokens"
+    return f"{one:,.0f} : {other:,.0f}{mark}"
+
+
 def _pairs(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
     for cell in cells:
         parts = cell.name.split("-")
         if len(parts) != 4 or parts[0].startswith("single"):
             continue
         workflow, policy, scale, task = parts
-        others = [f"{workflow}-shared-{scale}-{task}"] if policy == "isolated" else []
-        others += [f"{control}-shared-{scale}-{task}" for control in CONTROLS]
-        settings = _without(cell.runs[0].config, "seed", *FREE)
-        for name in others:
-            for other in cells:
-                if other.name == name and _without(other.runs[0].config, "seed", *FREE) == settings:
+        others: dict[str, tuple[str, ...]] = {
+            f"{control}-shared-{scale}-{task}": OTHER_WORKFLOW for control in CONTROLS
+        }
+        if policy == "isolated" or cell.odd:
+            others = {f"{workflow}-shared-{scale}-{task}": OTHER_POLICIES, **others}
+        for name, free in others.items():
+            for other in (other for other in cells if other.name == name and not other.odd):
+                if _without(cell.config, *free) == _without(other.config, *free):
                     yield cell, other
 
 

@@ -93,13 +93,15 @@ def evaluation(step, accuracy, difference=None, **more):
 
 
 def config(cell="voting-isolated-s-math", steps=200, **more):
+    name = "single" if cell.startswith("single-") else "voting"
     policies = {"generator": "p0", "aggregator": "p1" if "isolated" in cell else "p0"}
+    policies = {"generator": "p0"} if name == "single" else policies
     return {
         "schema": 1,
         "config": {
             "schema": 1,
             "cell": cell,
-            "workflow": {"name": "voting", "settings": {"votes": 3}, "prompts": "micro"},
+            "workflow": {"name": name, "settings": {}, "prompts": "micro"},
             "policies": {
                 "map": policies,
                 "base": "configs/bases/micro-s",

@@ -128,7 +128,11 @@ UP, DOWN = (answers(0, 0), answers(1, 1)), (answers(0, 0), answers(0, 1))
 
 def shown(runs):
     table = seeds.contrasts(seeds.by_cell(runs))
-    return [(*row[:3], *(cell.partition("\n")[0] for cell in row[3:])) for row in table.rows]
+    return [(*row[:3], *(cell.partition("\n")[0] for cell in row[3:-1])) for row in table.rows]
+
+
+def policies(**owners):
+    return {"map": owners, "base": "b", "train": "full", "frozen_roles": []}
 
 
 def test_cells_are_compared_over_the_seeds_and_problems_that_both_have(tmp_path):
@@ -167,6 +171,61 @@ def test_cells_of_other_settings_are_not_compared_and_two_matrices_are_told_apar
         assert row[0] == f"voting-isolated-s-math ({place}/isolated/seed-0)"
         assert row[1] == f"voting-shared-s-math ({place}/shared/seed-0)"
     assert len(shown(runs)) == 2 and shown([runs[0], runs[3]]) == []
+
+
+def test_a_run_that_is_not_the_cell_of_its_name_says_so_and_stands_for_no_other(tmp_path):
+    whole, part = policies(generator="p0", aggregator="p1"), policies(generator="p0", aggregator="p0")
+    part["map"]["generator/2"] = "p1"
+    votes = {"name": "voting", "settings": {"votes": 5}, "prompts": "micro"}
+    runs = [
+        run(tmp_path / "a", 0, RISE, policies=part),
+        run(tmp_path / "b", 1, RISE, policies=whole),
+        run(tmp_path / "c", 0, FALL, "voting-shared-s-math", policies=whole),
+        run(
+            tmp_path / "d",
+            0,
+            FALL,
+            "voting-shared-s-math",
+            policies=policies(generator="p0", aggregator="p0"),
+        ),
+        run(tmp_path / "e", 0, FALL, "voting-shared-s-math", policies=part, workflow=votes),
+        run(tmp_path / "f", 0, FALL, "eval_opt-shared-s-math", policies=policies(generator="p0")),
+    ]
+    labels = [cell.label for cell in seeds.by_cell(runs)]
+    assert labels == [
+        "voting-isolated-s-math (generator → p0, aggregator → p0, generator/2 → p1)",
+        "voting-isolated-s-math",
+        "voting-shared-s-math (generator → p0, aggregator → p1)",
+        "voting-shared-s-math",
+        "voting-shared-s-math (generator → p0, aggregator → p0, generator/2 → p1, votes 5)",
+        "eval_opt-shared-s-math (workflow voting)",
+    ]
+    assert [row[:2] for row in shown([run for run in runs if run.config["seed"] == 0])] == [
+        (labels[0], labels[3]),
+        (labels[2], labels[3]),  # with other votes there is nothing to compare with
+    ]
+
+
+def test_the_budgets_of_both_sides_are_shown_and_marked_where_they_are_far_apart(tmp_path):
+    single = run(tmp_path / "g", 0, FALL, "single-shared-s-math", policies=policies(generator="p0"), test=UP)
+    voting = run(
+        tmp_path / "v", 0, RISE, "voting-shared-s-math", policies=policies(generator="p0", aggregator="p0")
+    )
+
+    def spending(one, *tokens):
+        records = [dict(of, tokens_per_episode=n) for of, n in zip(one.evaluations, tokens)]
+        return read_run(write_run(one.folder, about=one.about, evaluations=records))
+
+    def told(*runs):
+        (row,) = seeds.contrasts(seeds.by_cell(runs)).rows
+        return row[-1]
+
+    assert told(single, voting) == NONE  # of before it was written down
+    single, voting = spending(single, 1, 20, 25, 30), spending(voting, 1, 80, 90, 100)
+    assert told(single, voting) == "90 : 25\nx3.6 tokens"
+    assert told(single, spending(voting, 999, 23, 27, 32)) == "27 : 25"
+    assert told(single, spending(voting, 1, 12, 13, 12.5)) == "12 : 25\nx0.5 tokens"
+    assert told(single, spending(voting, 1, 80, None, 90)) == NONE
 
 
 def test_nothing_is_said_of_runs_that_have_nothing_in_common(tmp_path):
