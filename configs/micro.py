@@ -24,6 +24,13 @@ from marl_jax.workflows import BUILT_IN
 
 SCALES = ("xs", "s", "m")
 CELLS = tuple(map(str, all_cells(SCALES)))
+# What an episode of voting samples at the base, which single_token_matched is matched to: `tokens_per_episode` of
+# python -m experiments.train --config=configs/micro.py:voting-shared-SCALE-TASK --workdir=DIR --config.steps=0
+# python -m experiments.evaluate --workdir=DIR --checkpoint=base --mode=base --split=val --samples=4
+VOTING_TOKENS = {
+    "math": {"xs": 70, "s": 70, "m": 70},
+    "code": {"xs": 80, "s": 79, "m": 79},
+}
 # The teacher's drafts are right about half the time, so that every base leaves room on both sides.
 RECIPES = {
     "xs": Recipe("xs", steps=3000, learning_rate=3e-3, skill=Skill(draft=0.44), seed=1),
@@ -36,11 +43,13 @@ def get_config(name: str) -> RunConfig:
     """The configuration of a cell such as voting-isolated-s-math."""
     cell = parse_cell(name, SCALES)
     roles = BUILT_IN[cell.workflow].roles
+    matched = cell.workflow == "single_token_matched"
+    settings = {"tokens": VOTING_TOKENS[cell.task][cell.scale]} if matched else {}
     kind = f"micro_{cell.task}"
     share = policies.shared if cell.policy == "shared" else policies.isolated
     return RunConfig(
         cell=str(cell),
-        workflow=WorkflowConfig(cell.workflow, prompts="micro"),
+        workflow=WorkflowConfig(cell.workflow, settings, prompts="micro"),
         policies=PoliciesConfig(share(roles), base=f"configs/bases/micro-{cell.scale}", dtype="float32"),
         data=DataConfig(cell.task, kind, problems=64, levels=RECIPES[cell.scale].levels[kind]),
         sampling=policies.SamplingSettings(max_new_tokens=64, temperature=1.0),

@@ -11,11 +11,11 @@ import dataclasses
 from configs import micro, qwen3
 from marl_jax.learning import AdvantageConfig, LearnerConfig, groups
 from marl_jax.learning.optimiser import ScheduleConfig
-from marl_jax.runs.cells import all_cells, parse_cell
+from marl_jax.runs.cells import parse_cell
 from marl_jax.runs.config import RunConfig
 
 SCALES = (*micro.SCALES, *qwen3.SCALES)
-CELLS = tuple(map(str, all_cells(SCALES)))
+CELLS = (*micro.CELLS, *qwen3.CELLS)
 
 
 def get_config(name: str) -> RunConfig:

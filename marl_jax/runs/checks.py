@@ -60,6 +60,18 @@ def asked_in_vain(config: "RunConfig", asked: Iterable[str]) -> list[str]:
     return found
 
 
+def left_open(config: "RunConfig") -> list[str]:
+    """What a config file cannot know and whoever starts a run has to say."""
+    matched = "single_token_matched"
+    if config.workflow.name != matched or config.workflow.settings.get("tokens") is not None:
+        return []
+    return [
+        f"workflow.settings.tokens of '{matched}' is not given: give --config.workflow.settings.tokens the mean "
+        "sampled tokens of an episode of the workflow that it is matched to, 'tokens_per_episode' in its run's "
+        "eval.jsonl"
+    ]
+
+
 def _workflow(config: "RunConfig") -> Problems:
     chosen = config.workflow
     if refused := _refused(find, chosen.name):
@@ -147,6 +159,8 @@ def shortest_episode(config: "RunConfig", prompts: Any) -> list[Call]:
     _, setting = SLOTS.get(config.workflow.name, ("", ""))
     if setting in settings:
         settings[setting] = min(settings[setting], COUNTED)
+    if left_open(config):
+        settings["tokens"] = 1  # the least that may yet be given
     tokens: Any = {role: range(own.max_new_tokens) for role, own in config.role_settings.items()}
 
     def accepted(call: Any, index: int) -> Completion:

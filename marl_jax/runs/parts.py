@@ -25,7 +25,8 @@ from marl_jax.own import digest_own, is_own, load_own
 from marl_jax.policies import PolicySpec, Tree, init_policies, policy_names, trained_policies
 from marl_jax.rewards.credit import Credit, make_credit
 from marl_jax.rollouts import Chat
-from marl_jax.runs.config import DataConfig, PoliciesConfig, RunConfig
+from marl_jax.runs.checks import left_open
+from marl_jax.runs.config import ConfigError, DataConfig, PoliciesConfig, RunConfig
 from marl_jax.runs.folder import digest_model, digest_tokenizer
 from marl_jax.tasks import DataError, Task, load
 from marl_jax.tasks.checks import check_tasks, shared
@@ -91,6 +92,8 @@ class Parts:
 
 def load_parts(config: RunConfig) -> Parts:
     """Read all that the configuration names, but for the tasks."""
+    if problems := left_open(config):
+        raise ConfigError(problems)
     chosen = config.policies
     specs = policy_specs(chosen)
     mesh = make_mesh(config)

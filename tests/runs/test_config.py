@@ -8,6 +8,7 @@ import pytest
 
 from configs import micro, qwen3, study
 from marl_jax.policies import shared
+from marl_jax.runs import train
 from marl_jax.runs.cells import all_cells, parse_cell
 from marl_jax.runs.checks import SLOTS, least_calls
 from marl_jax.runs.config import ConfigError, RunConfig, from_argv, load_config, load_file, split_argv
@@ -33,6 +34,37 @@ def test_every_cell_is_a_valid_configuration_that_json_gives_back(file):
         distinct = len(config.roles) if cell.policy == "isolated" else 1
         assert len(set(config.policies.map.values())) == distinct
         assert RunConfig.from_json(json.loads(json.dumps(config.to_json(), allow_nan=False))) == config
+
+
+MATCHED = "configs/qwen3.py:single_token_matched-shared-0.6b-math"
+
+
+def test_what_a_token_matched_agent_is_matched_to_has_to_be_said(tmp_path):
+    (line,) = refused(spec=MATCHED)
+    assert line.startswith(
+        "workflow.settings.tokens of 'single_token_matched' is not given: give --config.workflow."
+    )
+    assert "'tokens_per_episode' in its run's eval.jsonl" in line
+    assert refused(("workflow.settings.tokens", "none"), spec=MATCHED) == [line]
+    assert load_config(MATCHED, [("workflow.settings.tokens", "5200")]).workflow.settings == {"tokens": 5200}
+    assert refused(("workflow.name", "single_token_matched"), ("policies.map", '{"generator": "p0"}')) == [
+        line
+    ]
+    small = micro.get_config("single_token_matched-shared-xs-math")
+    open_ended = dataclasses.replace(small, workflow=dataclasses.replace(small.workflow, settings={}))
+    with pytest.raises(ConfigError, match="is not given: give"):
+        train(open_ended, tmp_path / "run")
+    with pytest.raises(ValueError, match="has no tokens: give"):
+        next(BUILT_IN["single_token_matched"](None, None))
+
+
+@pytest.mark.parametrize("file", [micro, qwen3, study])
+def test_the_cells_of_a_file_can_be_run_as_they_stand(file):
+    assert set(file.CELLS) <= set(map(str, all_cells(file.SCALES)))
+    for name in file.CELLS:
+        load_config(f"configs/{file.__name__.rpartition('.')[2]}.py:{name}")
+    assert not any("single_token_matched" in name for name in qwen3.CELLS)
+    assert any("single_matched-shared-4b" in name for name in qwen3.CELLS)
 
 
 def test_the_study_cell_has_the_settings_of_the_study():
@@ -308,7 +340,11 @@ def test_the_slots_that_are_known_are_those_that_a_workflow_calls(name):
     roles, (family, *_) = BUILT_IN[name].roles, BUILT_IN[name].families
     config = load_config(
         f"configs/micro.py:single-shared-s-{family}",
-        [("workflow.name", name), ("policies.map", json.dumps(shared(roles)))],
+        [
+            ("workflow.name", name),
+            ("policies.map", json.dumps(shared(roles))),
+            ("workflow.settings", '{"tokens": 256}' if name == "single_token_matched" else "{}"),
+        ],
     )
     called = {(call.role, call.slot) for calls in calls_of(config, assume(config)) for call in calls}
     many, setting = SLOTS.get(name, ("", ""))
