@@ -174,6 +174,8 @@ def apply(
         gradient, damped, done["damping_cosine"] = interventions.damp(
             gradient, damping, strength=mixing.damping, window=mixing.damping_window
         )
+        if apart:
+            done["weight"] = done["weight"] * interventions.left(done["damping_cosine"], mixing.damping)
     norm = optax.global_norm(gradient)
     factor = clip_factor(norm, config.grad_clip)
     direction, moved = transformation(config).update(

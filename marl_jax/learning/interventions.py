@@ -145,9 +145,14 @@ def damp(gradient: Tree, ema: Tree, *, strength: float, window: int) -> tuple[Tr
     ema = jax.tree.map(lambda e, g: jnp.where(begun, e, g), ema, gradient)
     # Each is brought to length 1 by itself: the square of a small norm may be no float32 any more.
     cosine = jnp.clip(_dot(_unit(gradient), _unit(ema)), -1.0, 1.0)
-    damped = jax.tree.map(lambda g: g * (1 - strength * jnp.maximum(cosine, 0.0)), gradient)
+    damped = jax.tree.map(lambda g: g * left(cosine, strength), gradient)
     ema = jax.tree.map(lambda e, g: e + (g - e) / window, ema, damped)
     return damped, ema, cosine
+
+
+def left(cosine: jax.Array, strength: float) -> jax.Array:
+    """What damping leaves of a gradient, as a factor."""
+    return 1 - strength * jnp.maximum(cosine, 0.0)
 
 
 def _gram_of(mix: jax.Array, gram: jax.Array) -> jax.Array:
