@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import script
 from absl import logging
+from run_names import undocumented
 
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
@@ -104,23 +105,10 @@ def test_a_resume_would_notice_that_the_program_changed(trained):
     )
 
 
-def names(page, section):
-    """The names that a table of docs/ lists, as patterns: capital words stand for any name."""
-    text = (ROOT / "docs" / page).read_text()
-    table = text[text.index(section) :].partition("\n## ")[0]
-    listed = [
-        name
-        for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
-        for name in re.findall(r"`(.+?)`", row)
-    ]
-    return [re.compile(re.sub(r"[A-Z]+", "[^/]+", name)) for name in listed]
-
-
 @pytest.mark.parametrize("file", ["metrics.jsonl", "eval.jsonl"])
 def test_every_name_in_a_line_is_documented(trained, file):
-    known = names("run-folder.md", f"## {file}")
     for line in read_lines(trained[1] / file):
-        assert not [name for name in line if not any(pattern.fullmatch(name) for pattern in known)]
+        assert not undocumented(file, line)
 
 
 def test_every_file_of_a_run_is_in_the_table_of_the_readme(trained):

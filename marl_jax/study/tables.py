@@ -192,7 +192,7 @@ POLICY_STATISTICS = {
     "clip_factor": "factor of gradient clipping",
     "update_norm": "update norm",
     **CLIPPED,
-    "approx_kl": "KL to the sampler",
+    "approx_kl": "KL to the old log-probs",
     "is_weight": "mean importance weight",
 }
 SHARES = re.compile(r"_share$|^clip_fraction")
@@ -222,7 +222,8 @@ def _policies(run: Run) -> Table:
     return dataclasses.replace(
         table,
         title="Policies, first and last step",
-        how="The update norm is what the optimiser moved.",
+        how="The update norm is what the optimiser moved. The old log-probs are those that the ratio is taken against: "
+        "the policy's own before its first update of the step, unless learner.old_logprobs=sampler.",
     )
 
 

@@ -1,6 +1,7 @@
 """What an evaluation says of episodes, counted by hand."""
 
 import pytest
+from run_names import undocumented
 
 from marl_jax.rewards.grading import Graded, grade_episodes
 from marl_jax.rollouts.episodes import CallRecord, Episode
@@ -140,7 +141,9 @@ def test_verdicts_have_precision_recall_and_the_counts_behind_them():
         episode(str(i), [call("generator", draft), call("evaluator", verdict, (0,))], draft)
         for i, (draft, verdict) in enumerate(turns)
     ]
-    evaluator = summary(graded(*episodes), 1)["roles"]["evaluator"]
+    line = summary(graded(*episodes), 1)
+    assert undocumented("eval.jsonl", line) == []
+    evaluator = line["roles"]["evaluator"]
     assert evaluator == {
         "kind": "judge",
         "calls": 6,

@@ -4,10 +4,12 @@ import dataclasses
 import io
 
 import pytest
+from run_names import undocumented
 from tiny_run import make_base, tiny_config
 
 from marl_jax import policies
-from marl_jax.learning import InterventionConfig, NonFiniteGradients
+from marl_jax.learning import InterventionConfig, LossConfig, NonFiniteGradients
+from marl_jax.learning.interventions import Mixing
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
 from marl_jax.runs import loop
@@ -47,6 +49,46 @@ def test_roles_take_turns_from_the_first_step_on(base, tmp_path):
         [role for role in ("aggregator", "generator") if line[f"role/{role}/trained_rows"]] for line in lines
     ]
     assert trained == [["aggregator"]] * 2 + [["generator"]] * 2 + [["aggregator"]]
+
+
+def test_whatever_a_run_is_asked_to_log_has_a_name_in_the_docs(base, tmp_path):
+    """With all that adds a number switched on."""
+    config = tiny_config(base)
+    options = learner(
+        base,
+        interventions=InterventionConfig(mixing=Mixing(damping=0.2), kl_coef={"generator": 0.1}),
+        gradients="slots",
+        layer_norms=True,
+        loss=LossConfig(dual_clip=3.0),
+        updates="fixed",
+        updates_fixed=2,
+    )
+    changes = {
+        "advantages": dataclasses.replace(config.advantages, overlong=(8, 4)),
+        "rollout": dataclasses.replace(config.rollout, draws=2),
+        "evaluation": EvaluationConfig(every=1, problems=4),
+    }
+    (line,) = run(base, tmp_path / "run", steps=1, learner=options, **changes)
+    for name in (
+        "policy/p0/damping_cosine",
+        "policy/p0/policy_loss",
+        "policy/p0/is_capped",
+        "gradient/p0/weight/generator/1",
+        "gradient/p0/layers/generator/1/layers/0",
+        "gradient/p0/layers/generator/0/embed",
+        "gradient/p0/slots/generator/norm/1",
+        "role/generator/overlong_penalty",
+        "role/generator/kl",
+        "draws/rescued",
+    ):
+        assert name in line, name
+    assert undocumented("metrics.jsonl", line) == []
+    assert undocumented("metrics.jsonl", {"policy/p0/entropi": 0, "surprise": 0}) == [
+        "policy/p0/entropi",
+        "surprise",
+    ]
+    for record in read_lines(tmp_path / "run" / "eval.jsonl"):
+        assert undocumented("eval.jsonl", record) == []
 
 
 def broken(graded):

@@ -67,6 +67,7 @@ def metrics(step, roles=ROLES, isolated=True, **more):
             f"policy/{policy}/clip_fraction_low": 0.001,
             f"policy/{policy}/clip_fraction_high": 0.002,
             f"policy/{policy}/update_norm": 0.01,
+            f"policy/{policy}/approx_kl": 0.001,
         }
     line |= {
         "time/rollout": 5.0,
