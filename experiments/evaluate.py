@@ -2,7 +2,7 @@
 
     python -m experiments.evaluate --workdir=DIR                              # the latest checkpoint, on test
     python -m experiments.evaluate --workdir=DIR --checkpoint=all --samples=4
-    python -m experiments.evaluate --workdir=DIR --mode=swapped               # roles exchange their policies
+    python -m experiments.evaluate --workdir=DIR --mode=swapped               # policies rotated among the roles
     python -m experiments.evaluate --workdir=DIR --mode=single_transfer --role=worker
     python -m experiments.evaluate --workdir=DIR --mode=generator_transfer --generator_from=DIR2
 

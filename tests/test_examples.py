@@ -98,6 +98,10 @@ def test_it_trains_every_role_it_names(trained):
     assert f"examples.{program}:" in (workdir / "config.json").read_text()
 
 
+def test_the_page_is_left_to_the_command_that_writes_it(trained):
+    assert not list(trained[1].glob("report.*"))
+
+
 def test_a_resume_would_notice_that_the_program_changed(trained):
     assert any(
         name.startswith("code of ")
