@@ -83,8 +83,8 @@ def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequenc
         body.append(_row(work, (duration((plan.seconds or {}).get(work, 0.0)) for plan in plans)))
     body.append(_row("in all", (duration(sum((plan.seconds or {}).values())) for plan in plans)))
     notes = [
-        "* only in its phase: prefill, decode, gradient or optimiser. Grading is not counted, nor the process "
-        "itself (Python, JAX and compiled programs: about 1 GiB of the host)."
+        "* only in its phase: prefill, decode, resizing, gradient or optimiser. Grading is not counted, nor the "
+        "process itself (Python, JAX and compiled programs: about 1 GiB of the host)."
     ]
     notes += [_verdict(config, plan) for plan in plans]
     paragraphs = [

@@ -94,19 +94,18 @@ class Plan:
 
     def trouble(self, config: RunConfig) -> str:
         """Why it does not fit and what to change, in one line."""
-        too_big = self.at_peak
-        if self.refusal is not None:  # by engines; but would it fit without any?
-            others = [part for part in self.at_peak if part.name not in memory.CACHES]
-            lasting = [part for part in others if part.phase == "always"]
-            ways = (some for some in (lasting, others) if sum(p.bytes for p in some) > self.device.memory)
-            found = next(ways, None)
-            if found is None:
-                return f"on {self.device.name} {self.refusal}"
-            too_big = found
-        total, biggest = sum(part.bytes for part in too_big), too_big[0]
+        if (
+            self.total <= self.device.memory
+        ):  # engines get but a part of it, or the model has no such positions
+            return f"on {self.device.name} its engines cannot be made: {self.refusal}"
+        lasting = [part for part in self.at_peak if part.phase == "always"]
+        always = sum(part.bytes for part in lasting)
+        hopeless = always > self.device.memory  # whatever a phase takes
+        biggest = (lasting if hopeless else self.at_peak)[0]
         return (
-            f"the run needs {show(total)} and {self.device.name} has {show(self.device.memory)}; the biggest part "
-            f"is {biggest.name} ({show(biggest.bytes)}): {_way_out(biggest.name, config)}"
+            f"the run needs {show(self.total)} at its peak{f', {show(always)} of it always,' if hopeless else ''} and "
+            f"{self.device.name} has {show(self.device.memory)}; {'of what is always there ' if hopeless else ''}the "
+            f"biggest part is {biggest.name} ({show(biggest.bytes)}): {_way_out(biggest.name, config)}"
         )
 
 
@@ -299,23 +298,32 @@ def _learning(
 
 
 def _way_out(part: str, config: RunConfig) -> str:
-    shorter = "shorten --config.engine.max_prompt or --config.sampling.max_new_tokens"
-    lora = "" if config.policies.train == "lora" else "--config.policies.train=lora, or "
-    off = "" if config.learner.gradients == "off" else "--config.learner.gradients=off, or "
-    remat = "" if config.policies.remat == "layer" else "--config.policies.remat=layer, or "
+    policies, learner, lanes = config.policies, config.learner, config.engine.lanes
+    smaller, shorter = (
+        "take a smaller base",
+        "shorten --config.engine.max_prompt or --config.sampling.max_new_tokens",
+    )
+    fewer = [f"lower --config.engine.lanes ({lanes})"] * bool(lanes and lanes > 1)
+    off = ["--config.learner.gradients=off"] * (learner.gradients != "off")
+    remat = ["--config.policies.remat=layer"] * (policies.remat != "layer")
+    factored = ["--config.learner.optimiser.kind=adafactor"] * (learner.optimiser.kind != "adafactor")
+    lora = ["--config.policies.train=lora"]
+    if policies.train == "lora":
+        lora = [f"lower --config.policies.lora_rank ({policies.lora_rank})"] * (policies.lora_rank > 1)
     ways = {
-        "base weights": "take a smaller base, or --config.policies.dtype=bfloat16",
-        "caches of the lanes": f"lower --config.engine.lanes or budget_bytes, or {shorter}",
-        "caches of prompts": f"lower --config.engine.lanes or budget_bytes, or {shorter}",
-        "working memory of prefill": "shorten --config.engine.max_prompt",
-        "working memory of decoding": "lower --config.engine.lanes",
-        "an array of a cache, resized": f"lower --config.engine.lanes, or {shorter}",
-        "gradient trees": f"{off}{lora}take a smaller base",
-        "optimiser states": f"{lora}--config.learner.optimiser.kind=adafactor",
-        "activations": f"{remat}lower --config.learner.batch.token_budget, or {shorter}",
-        "working memory of the backward pass": (
-            f"lower --config.learner.batch.token_budget, tree_limit or logprob_chunk, or {shorter}"
-        ),
-        "working memory of the optimiser": f"{off}{lora}take a smaller base",
+        "base weights": [smaller, "--config.policies.dtype=bfloat16"],
+        "caches of the lanes": [*fewer, shorter],
+        "caches of prompts": [*fewer, shorter],
+        "working memory of prefill": ["shorten --config.engine.max_prompt"],
+        "working memory of decoding": [*fewer, shorter],
+        "an array of a cache, resized": [*fewer, shorter],
+        "gradient trees": [*off, *lora, smaller],
+        "optimiser states": [*lora, *factored, smaller],
+        "activations": [*remat, "lower --config.learner.batch.token_budget", shorter],
+        "working memory of the backward pass": [
+            "lower --config.learner.batch.token_budget, tree_limit or logprob_chunk",
+            shorter,
+        ],
+        "working memory of the optimiser": [*off, *lora, smaller],
     }
-    return ways.get(part, f"{lora}take a smaller base")
+    return ", or ".join(ways.get(part, [*lora, smaller]))

@@ -451,8 +451,11 @@ def test_the_plan_of_a_resumed_run_is_of_the_shapes_that_it_settled():
 
 
 def test_lanes_that_do_not_fit_their_budget_are_refused():
-    with pytest.raises(PlanError, match="lanes of 512 tokens need"):
-        check_fits(config(engine__lanes="4096"), ModelConfig.preset("m"), 1 << 30)
+    narrow = config(engine__lanes="64", engine__budget_bytes=str(1 << 20))
+    with pytest.raises(
+        PlanError, match=r"engines cannot be made: 64 lanes of 512 tokens need .* budget is 1\.0 MiB"
+    ):
+        check_fits(narrow, ModelConfig.preset("xs"), 8 << 30)
     with pytest.raises(PlanError, match="the model has 4096"):
         check_fits(
             config(engine__max_prompt="5000", learner__batch__buckets="8192"),
@@ -462,12 +465,39 @@ def test_lanes_that_do_not_fit_their_budget_are_refused():
 
 
 @pytest.mark.parametrize("train", ["full", "lora"])
-def test_far_too_many_lanes_are_what_to_lower(train):
-    run = config("voting-isolated-xs-math", engine__lanes="100000000", policies__train=train)
+@pytest.mark.parametrize("lanes", [4096, 100_000_000])
+def test_far_too_many_lanes_are_what_to_lower(train, lanes):
+    run = config("voting-isolated-xs-math", engine__lanes=str(lanes), policies__train=train)
     with pytest.raises(
-        PlanError, match=r"biggest part is an array of a cache.*: lower --config.engine.lanes"
+        PlanError, match=rf"biggest part is caches of the lanes.*: lower --config.engine.lanes \({lanes}\)"
     ):
-        check_fits(run, ModelConfig.preset("xs"), 8 << 30)
+        check_fits(run, ModelConfig.preset("xs"), 1 << 30)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"engine__lanes": "100000"}, {"policies__train": "lora", "policies__lora_rank": "1000000"}]
+)
+def test_the_refusal_names_the_total_of_the_table(settings):
+    run, model = config("voting-isolated-s-math", **settings), ModelConfig.preset("s")
+    for device in KINDS:
+        plan = make_plan(run, model, device)
+        text = plan_page(run, model, "here", [plan])
+        (total,) = re.findall(r"^at the peak +(.+)$", text, re.MULTILINE)
+        assert not plan.fits and f"the run needs {total} at its peak" in plan.trouble(run)
+
+
+def test_too_high_a_rank_is_what_to_lower():
+    run = config("voting-isolated-s-math", policies__train="lora", policies__lora_rank="1000000")
+    plan = make_plan(run, ModelConfig.preset("s"), KINDS[0])
+    assert "optimiser states (97" in plan.trouble(run)
+    assert ": lower --config.policies.lora_rank (1000000), or --config.learner.opt" in plan.trouble(run)
+    factored = config(
+        "voting-isolated-s-math",
+        policies__train="lora",
+        policies__lora_rank="1000000",
+        learner__optimiser__kind="adafactor",
+    )
+    assert "adafactor" not in make_plan(factored, ModelConfig.preset("s"), KINDS[0]).trouble(factored)
 
 
 @pytest.mark.parametrize("workflow", ["voting", "eval_opt", "orch_workers"])
