@@ -142,7 +142,7 @@ class LogConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
-    """All of a run. What cannot be is refused when it is built, every reason at once."""
+    """All of a run. What cannot be is refused when it is built, every reason at once; values of a wrong type first."""
 
     cell: str
     workflow: WorkflowConfig
@@ -163,8 +163,11 @@ class RunConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if problems := checks.problems(self):
+        fitting, misfits = fields.fit(self)
+        if problems := misfits or checks.problems(fitting):
             raise ConfigError(problems)
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, getattr(fitting, field.name))
 
     @property
     def roles(self) -> tuple[str, ...]:

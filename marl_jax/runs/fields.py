@@ -11,6 +11,7 @@ import difflib
 import functools
 import json
 import math
+import numbers
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -74,6 +75,12 @@ def from_json(cls: type[T], value: Any) -> T:
     if problems:
         raise ValueError("; ".join(problems))
     return built
+
+
+def fit(tree: T) -> tuple[T, list[str]]:
+    """A tree built in Python as `from_json` would give it back (1 as 1.0, a list as a tuple), and all that misfits."""
+    problems: list[str] = []
+    return _fit(type(tree), tree, (), problems), problems
 
 
 def misfit(annotation: Any, value: Any) -> str | None:
@@ -154,7 +161,8 @@ def _read(annotation: Any, text: str | None) -> Any:
 
 
 def _check(annotation: Any, value: Any) -> Any:
-    """A value of JSON as what the annotation says."""
+    """A value of JSON, or of Python, as what the annotation says."""
+    value = _plain(value)
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation is Any:
         return tuple(value) if isinstance(value, list) else value
@@ -171,6 +179,13 @@ def _check(annotation: Any, value: Any) -> Any:
     if _is_mapping(annotation) and isinstance(value, Mapping):
         return {_check(args[0], key): _check(args[1], entry) for key, entry in value.items()}
     raise Mismatch(_describe(annotation))
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy as Python's own."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _any(text: str | None) -> Any:
@@ -313,14 +328,34 @@ def _try(base: Any, values: Mapping[str, Any]) -> tuple[Any, list[str] | None]:
         return None, getattr(error, "problems", [str(error)])
 
 
+def _fit(annotation: Any, value: Any, at: Path, problems: list[str]) -> Any:
+    """A value as what the annotation says; one that is not is reported by its path, and stays as it is."""
+    where = ".".join(at)
+    if dataclasses.is_dataclass(annotation):
+        cls = typing.cast(type, annotation)
+        if not isinstance(value, cls):
+            problems.append(f"{where} is {value!r:.80}; it must be {cls.__name__}(...)")
+            return value
+        fields = _hints(cls).items()
+        fitting = {name: _fit(hint, getattr(value, name), (*at, name), problems) for name, hint in fields}
+        return _unchecked(value, fitting)
+    if _is_mapping(annotation) and isinstance(value, Mapping):
+        inner = typing.get_args(annotation)[1]
+        problems.extend(
+            f"{where} has the key {key!r}; it must be a text" for key in value if type(key) is not str
+        )
+        return {key: _fit(inner, entry, (*at, str(key)), problems) for key, entry in value.items()}
+    try:
+        return _check(annotation, value)
+    except Mismatch as error:
+        problems.append(f"{where} is {value!r:.80}; it must be {error}")
+        return value
+
+
 def _build(cls: Any, value: Any, at: Path, problems: list[str]) -> Any:
     where = ".".join(at) or "it"
     if not dataclasses.is_dataclass(cls):
-        try:
-            return _check(cls, value)
-        except Mismatch as error:
-            problems.append(f"{where} is {value!r:.80}; it must be {error}")
-            return None
+        return _fit(cls, value, at, problems)
     fields = _hints(typing.cast(type, cls))
     if not isinstance(value, Mapping):
         problems.append(f"{where} is {value!r:.80}; it must be an object")

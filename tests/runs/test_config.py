@@ -4,6 +4,7 @@ import dataclasses
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from configs import micro, qwen3, study
@@ -196,6 +197,34 @@ def test_unknown_keys_wrong_types_and_impossible_combinations_are_told_together(
     )
     assert len(problems) == 6
     assert "sampling.temprature is unknown: did you mean 'sampling.temperature'?" in problems
+
+
+def test_a_configuration_built_in_python_has_values_of_the_types_of_its_fields():
+    config = load_config(VOTING)
+    policies = dataclasses.replace(config.policies, train="LoRA", map={"generator": 0, "aggregator": "p1"})
+    with pytest.raises(ConfigError) as error:
+        dataclasses.replace(config, steps=2.5, policies=policies, data=None)
+    assert error.value.problems == [
+        "policies.map.generator is 0; it must be a text",
+        "policies.train is 'LoRA'; it must be 'full' or 'lora'",
+        "data is None; it must be DataConfig(...)",
+        "steps is 2.5; it must be an integer",
+    ]
+    data = dataclasses.replace(config.data, levels=[1, 2])
+    built = dataclasses.replace(config, steps=np.int64(3), data=data)
+    assert RunConfig.from_json(json.loads(json.dumps(built.to_json()))) == built
+
+
+def test_a_config_files_values_of_a_wrong_type_are_told_with_those_of_the_command_line(tmp_path):
+    file = tmp_path / "cells.py"
+    file.write_text(
+        "import dataclasses\nfrom configs import micro\n"
+        "def get_config(name): return dataclasses.replace(micro.get_config(name), steps='many')"
+    )
+    assert refused(("seed", "x"), spec=f"{file}:voting-isolated-s-math") == [
+        "steps is 'many'; it must be an integer",
+        "seed is 'x'; it must be an integer",
+    ]
 
 
 def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):

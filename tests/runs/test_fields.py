@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from marl_jax.runs import fields
@@ -147,3 +148,28 @@ def test_json_gives_back_an_equal_tree():
 def test_json_that_does_not_fit_is_refused_by_its_path(change, message):
     with pytest.raises(ValueError, match=message):
         fields.from_json(Tree, {**fields.to_json(Tree()), **change})
+
+
+def test_a_tree_built_in_python_is_as_json_gives_it_back():
+    built = Tree(
+        Leaf(np.int64(1)), 1, sizes=[1, np.int32(2)], pair=[3, 4], table={"a": 2}, deep={"r": {"k": [1]}}
+    )
+    tree, problems = fields.fit(built)
+    assert not problems and built.sizes == [1, 2]
+    assert repr(tree) == repr(fields.from_json(Tree, json.loads(json.dumps(fields.to_json(tree)))))
+    assert tree == Tree(Leaf(1), 1.0, sizes=(1, 2), pair=(3, 4), table={"a": 2.0}, deep={"r": {"k": (1,)}})
+
+
+def test_every_value_of_a_wrong_type_in_a_tree_built_in_python_is_told_by_its_path():
+    built = Tree(Leaf(2.5), "0.5", 1, kind="One", sizes=3, table={"a": "x", 2: 1.0}, deep=None)
+    assert fields.fit(built)[1] == [
+        "leaf.low is 2.5; it must be an integer",
+        "rate is '0.5'; it must be a finite number",
+        "on is 1; it must be true or false",
+        "kind is 'One'; it must be 'one' or 'two'",
+        "sizes is 3; it must be any number of values with commas between, each an integer",
+        "table has the key 2; it must be a text",
+        "table.a is 'x'; it must be a finite number",
+        'deep is None; it must be a JSON object such as {"role": ...}, or set entry by entry with .role=value',
+    ]
+    assert fields.fit(Tree(leaf={"low": 1}))[1] == ["leaf is {'low': 1}; it must be Leaf(...)"]
