@@ -15,9 +15,9 @@ from marl_jax.learning.batching import Batch, BatchConfig, make_batches
 from marl_jax.learning.rows import Row
 from marl_jax.policies import policy_of
 from marl_jax.runs.config import RunConfig
-from marl_jax.runs.parts import words
+from marl_jax.runs.parts import PartsError, words
 from marl_jax.tasks.task import Task
-from marl_jax.workflows import Call, Completion, find
+from marl_jax.workflows import Call, Completion, Workflow, find
 from marl_jax.workflows.walk import walk
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ def calls_of(config: RunConfig, assumptions: Assumptions) -> list[list[CallShape
 
     def shape(call: Call) -> CallShape:
         text = "\n".join(message["content"] for message in call.messages)
-        policy = policy_of(config.policies.map, call.role, call.slot)
+        policy = _policy(config, workflow, call)
         before = 0 if call.after is None else ends[call.after.call]
         held = set() if call.after is None else cached[call.after.call]
         cached.append(held | {policy} if call.keep else held)
@@ -136,6 +136,23 @@ def calls_of(config: RunConfig, assumptions: Assumptions) -> list[list[CallShape
             break
         rounds.append([shape(entry) for entry in turn if isinstance(entry, Call)])
     return rounds
+
+
+def _policy(config: RunConfig, workflow: Workflow, call: Call) -> str:
+    """Who answers a call; that nobody does is a mistake of one's own workflow, or of the map."""
+    if call.role not in workflow.roles:
+        known = ", ".join(workflow.roles)
+        raise PartsError(
+            f"workflow.name '{config.workflow.name}' calls '{call.role}', but declares only: {known}: add it to its "
+            "roles, or correct the call"
+        )
+    try:
+        return policy_of(config.policies.map, call.role, call.slot)
+    except ValueError:
+        raise PartsError(
+            f"policies.map lacks '{call.role}/{call.slot}', which '{config.workflow.name}' calls: add it, or "
+            f"'{call.role}' for all slots without an entry of their own"
+        ) from None
 
 
 def _as_far_as_it_goes(turns: Iterator[T]) -> Iterator[T]:

@@ -28,6 +28,7 @@ from marl_jax.runs.config import load_config
 from marl_jax.runs.devices import BANDWIDTH, COMPUTE, KINDS, Device, host
 from marl_jax.runs.memory import count_units, room_to_play
 from marl_jax.runs.page import plan_page
+from marl_jax.runs.parts import PartsError
 from marl_jax.runs.plan import Plan, PlanError, check_fits, find_model, make_plan
 from marl_jax.runs.play import settled_shapes
 from marl_jax.runs.workload import Shape, all_shapes, assume, calls_of
@@ -349,6 +350,35 @@ def needy(task, prompts):
     plan = make_plan(run, MODEL, HERE)
     assert plan.calls == 0 and plan.seconds is None
     assert plan.total > 0
+
+
+def test_a_call_that_nobody_answers_is_told_in_one_line(tmp_path, monkeypatch):
+    source = """
+from marl_jax.workflows import Call, workflow
+
+@workflow(roles=("solver",))
+def astray(task, prompts):
+    ask = [{"role": "user", "content": task.question}]
+    yield [Call("solver", ask, slot=i) for i in range(2)]
+    yield Call("critic", ask)
+"""
+    (tmp_path / "astray_workflow.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = "astray_workflow:astray"
+    for map_, line in (
+        (
+            {"solver": "p0"},
+            f"workflow.name '{own}' calls 'critic', but declares only: solver: add it to its roles",
+        ),
+        (
+            {"solver/0": "p0"},
+            f"policies.map lacks 'solver/1', which '{own}' calls: add it, or 'solver' for all slots",
+        ),
+    ):
+        run = config("single-shared-xs-math", workflow__name=own, policies__map=json.dumps(map_))
+        with pytest.raises(PartsError, match=re.escape(line)) as error:
+            make_plan(run, MODEL, HERE)
+        assert "\n" not in str(error.value)
 
 
 def test_prompts_hold_what_they_show():
