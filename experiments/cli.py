@@ -108,6 +108,7 @@ def _refusal(error: Exception) -> int:
 def _expected() -> tuple[type[Exception], ...]:
     """Errors whose text is written for the user. Looked up when one is there: some of these modules are heavy."""
     from marl_jax.learning.update import NonFiniteGradients
+    from marl_jax.rewards.credit import CreditError
     from marl_jax.rewards.sandbox.worker import SandboxUnavailable
     from marl_jax.runs.checkpoints import CheckpointError
     from marl_jax.runs.files import DiskFull
@@ -119,6 +120,7 @@ def _expected() -> tuple[type[Exception], ...]:
     return (
         CheckpointError,
         ConfigError,
+        CreditError,
         DataError,
         DiskFull,
         FolderError,

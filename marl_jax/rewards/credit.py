@@ -22,6 +22,10 @@ CallRewards = Sequence[Components]  # one per call of an episode
 Credit = Callable[[Sequence[Graded]], Sequence[CallRewards]]
 
 
+class CreditError(ValueError):
+    """A credit function returned what is no credit; the text is one line."""
+
+
 def assign(credit: Credit, graded: Sequence[Graded]) -> list[CallRewards]:
     """The components of every call, checked; calls of an episode that ended in an error have none."""
     sound = [one for one in graded if one.episode.error is None]
@@ -252,7 +256,7 @@ def _per_call(name: str, value: Callable[[CallRecord], float], roles: Sequence[s
 def _checked(result: Any, graded: Sequence[Graded], who: str) -> list[CallRewards]:
     """A credit's result as components of finite numbers, one set per call; one-line errors otherwise."""
     if not _is_list(result) or len(result) != len(graded):
-        raise ValueError(
+        raise CreditError(
             f"{who} returned {_size(result)} for {len(graded)} episodes; return one item per episode"
         )
     return [_checked_episode(item, one.episode, who) for item, one in zip(result, graded)]
@@ -263,14 +267,14 @@ def _checked_episode(item: Any, episode: Episode, who: str) -> CallRewards:
     if isinstance(item, numbers.Real):
         item = [item] * len(episode.calls)
     if not _is_list(item) or len(item) != len(episode.calls):
-        raise ValueError(
+        raise CreditError(
             f"{who} returned {_size(item)} for {where} of {len(episode.calls)} calls; "
             "return one number, or one per call"
         )
     named = [parts if isinstance(parts, Mapping) else {"user": parts} for parts in item]
     return [
         {
-            name: finite(value, f"{who}: component {name!r} of {where}, call {i}")
+            name: finite(value, f"{who}: component {name!r} of {where}, call {i}", CreditError)
             for name, value in parts.items()
         }
         for i, parts in enumerate(named)

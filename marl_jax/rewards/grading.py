@@ -126,12 +126,12 @@ def is_right(grade: float | None) -> bool:
     return grade is not None and grade >= RIGHT
 
 
-def finite(value: Any, what: str) -> float:
+def finite(value: Any, what: str, refusal: type[ValueError] = ValueError) -> float:
     """A number that came from outside; a one-line error if it is none, or not finite."""
     try:
         number = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{what} is {value!r}; it must be a finite number")
+        raise refusal(f"{what} is {value!r}; it must be a finite number")
     return number

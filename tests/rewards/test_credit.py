@@ -7,8 +7,10 @@ import types
 import numpy as np
 import pytest
 
+from experiments import cli
 from marl_jax.rewards.credit import (
     CreditConfig,
+    CreditError,
     assign,
     by_role,
     combine,
@@ -381,9 +383,19 @@ def test_a_users_function_sees_the_whole_batch_at_once(mine):
     ],
 )
 def test_a_wrong_result_is_refused_in_one_line(mine, result, message):
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(CreditError, match=message) as error:
         earned(mine(lambda graded: result), *TWO)
     assert "\n" not in str(error.value)
+
+
+def test_a_script_tells_a_wrong_result_in_one_line_and_a_bug_with_its_traceback(mine, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["script"])
+    with pytest.raises(SystemExit) as end:
+        cli.run(lambda *_: earned(mine(lambda graded: None), *TWO))
+    line = "credit 'my_credits:reward' returned a NoneType for 2 episodes; return one item per episode\n"
+    assert end.value.code == cli.REFUSED and capsys.readouterr().err == line
+    with pytest.raises(ValueError, match="invalid literal"):
+        cli.run(lambda *_: earned(mine(lambda graded: int("x")), *TWO))
 
 
 @pytest.mark.parametrize(
