@@ -152,6 +152,7 @@ def _shapes(
             min_new=any(role.min_new_tokens > 0 for role in sampling),
         ),
         steps=config.engine.steps,
+        stops=max(8, *(len(role.stop_tokens) + 1 for role in sampling)),  # and the template's end of turn
         platform=platform,
     )
 

@@ -34,7 +34,7 @@ PROBLEMS = 4  # so many are batched to see how the rows of a step are packed
 
 
 class PlanError(ValueError):
-    """A run that cannot fit the device; the text is one line."""
+    """A run that does not fit its device or its model; the text is one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +122,7 @@ def make_plan(
     `completion` is the mean length that is assumed of completions, as a share of max_new_tokens. `engine` is what an
     earlier start settled; without it the engines get the shapes that the device has room for.
     """
+    _check_tokens(config, model)
     specs = policy_specs(config.policies)
     sizes = Model(model, device.platform, device.capability, config.policies.remat)
     assumptions = assume(config, completion)
@@ -166,6 +167,23 @@ def check_fits(
         raise PlanError(made.trouble(config))
     _check_prompts(config, made.engine)
     return made
+
+
+def _check_tokens(config: RunConfig, model: ModelConfig) -> None:
+    """Refuse settings that speak of more tokens than the model has."""
+    vocab = model.vocab_size
+    for role, own in config.role_settings.items():
+        of = {name: f"role_sampling.{role}.{name}" for name in config.role_sampling.get(role, {})}
+        if own.top_k > vocab:
+            name = of.get("top_k", "sampling.top_k")
+            raise PlanError(
+                f"{name} is {own.top_k}, and the model has {vocab} tokens: lower it, or 0 to keep all"
+            )
+        if own.stop_tokens and (largest := max(own.stop_tokens)) >= vocab:
+            name = of.get("stop_tokens", "sampling.stop_tokens")
+            raise PlanError(
+                f"{name} holds {largest}, and the model's tokens are 0..{vocab - 1}: leave it out"
+            )
 
 
 def _check_prompts(config: RunConfig, engine: EngineSettings) -> None:

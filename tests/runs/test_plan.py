@@ -530,6 +530,30 @@ def test_too_high_a_rank_is_what_to_lower():
     assert "adafactor" not in make_plan(factored, ModelConfig.preset("s"), KINDS[0]).trouble(factored)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("sampling__top_k", "161", "sampling.top_k is 161, and the model has 160 tokens"),
+        (
+            "role_sampling__aggregator__stop_tokens",
+            "[160]",
+            "role_sampling.aggregator.stop_tokens holds 160, and",
+        ),
+    ],
+)
+def test_tokens_that_the_model_does_not_have_are_refused(name, text, line):
+    model = dataclasses.replace(MODEL, vocab_size=160)
+    with pytest.raises(PlanError, match=re.escape(line)):
+        make_plan(config(**{name: text}), model, HERE)
+    make_plan(config(sampling__top_k="160", sampling__stop_tokens="159"), model, HERE)
+
+
+def test_engines_take_all_stop_tokens_of_a_role_and_the_end_of_its_turn():
+    assert make_plan(config(), MODEL, HERE).engine.stops == 8
+    many = ",".join(map(str, range(20)))
+    assert make_plan(config(sampling__stop_tokens=many), MODEL, HERE).engine.stops == 21
+
+
 @pytest.mark.parametrize("workflow", ["voting", "eval_opt", "orch_workers"])
 def test_prompts_that_leave_no_room_for_a_question_are_refused(workflow):
     def check(length, **others):
