@@ -53,6 +53,11 @@ def problems(config: "RunConfig") -> list[str]:
 def asked_in_vain(config: "RunConfig", asked: Iterable[str]) -> list[str]:
     """What a command line asks for and this run or this machine cannot give; `asked` are the paths that it sets."""
     found = []
+    if "learner.interventions.mixing.clip_roles" in asked:
+        found.append(
+            "learner.interventions.mixing.clip_roles follows from learner.interventions.role_clip: leave it out, and "
+            "set role_clip.ROLE=NORM for each role to clip"
+        )
     if "data.levels" in asked and config.data.name not in KINDS:
         found.append(f"data.levels is for procedural data; '{config.data.name}' has no levels: leave it out")
     if config.logging.wandb and importlib.util.find_spec("wandb") is None:
@@ -181,7 +186,7 @@ def _slots(config: "RunConfig", workflow: Workflow) -> Problems:
         return
     many, setting = SLOTS.get(workflow.name, ("", ""))
     count = config.workflow.settings.get(setting, workflow.settings.get(setting, 1))
-    if type(count) is not int:
+    if type(count) is not int or count < 1:  # told as a setting
         return
     answering = set()
     for role in workflow.roles:
@@ -234,10 +239,7 @@ def _interventions(config: "RunConfig") -> Problems:
     if chosen.freeze and config.steps and frozen.issuperset(config.roles):
         yield "learner.interventions.freeze leaves no role to train: name fewer, or set steps=0"
     for name in ("kl_coef", "role_clip", "freeze", "alternate"):
-        for role in getattr(chosen, name):
-            if role not in config.roles:
-                near = fields.nearest(role, config.roles)
-                yield f"learner.interventions.{name} names '{role}', which is no role of the workflow{near}"
+        yield from _no_roles(f"learner.interventions.{name}", getattr(chosen, name), config.roles)
     owners = config.policies.map, config.policies.frozen_roles
     trained = None if _refused(trained_policies, *owners) else trained_policies(*owners)
     for policy in config.learner.learning_rates:
@@ -255,6 +257,12 @@ def _interventions(config: "RunConfig") -> Problems:
             "learner.interventions.mixing.damping is defined for isolated policies: give every role its own "
             "policy, or set it to 0"
         )
+
+
+def _no_roles(where: str, names: Iterable[str], roles: tuple[str, ...]) -> Problems:
+    for name in names:
+        if name not in roles:
+            yield f"{where} names '{name}', which is no role of the workflow{fields.nearest(name, roles)}"
 
 
 def _sampling(config: "RunConfig") -> Problems:
@@ -343,6 +351,8 @@ def _learning(config: "RunConfig") -> Problems:
             "advantages.singleton=reward"
         )
     yield from _refusal("rewards", make_credit, config.rewards)
+    if not _refused(find, config.workflow.name):
+        yield from _no_roles("rewards.penalized_roles", config.rewards.penalized_roles, config.roles)
     if config.rewards.name == "voting_rubric" and config.workflow.name != "voting":
         yield f"rewards.name 'voting_rubric' is defined for voting, not for '{config.workflow.name}': use outcome"
     if config.checkpoints.best and not config.evaluation.every:

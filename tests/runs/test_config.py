@@ -227,6 +227,21 @@ def test_a_config_files_values_of_a_wrong_type_are_told_with_those_of_the_comman
     ]
 
 
+def test_a_setting_of_none_is_all_that_is_told_of_it():
+    assert refused(("workflow.settings.votes", "0")) == [
+        "workflow.settings.votes is 0; it must be an integer from 1 on"
+    ]
+
+
+@pytest.mark.parametrize("text", ["true", "false"])
+def test_clipping_of_roles_is_asked_for_by_their_norms(text):
+    (line,) = refused(("learner.interventions.mixing.clip_roles", text))
+    assert "follows from learner.interventions.role_clip: leave it out, and set role_clip.ROLE=NORM" in line
+    config = load_config(VOTING, [("learner.interventions.role_clip.generator", "1")])
+    assert config.learner.interventions.mixing.clip_roles
+    assert RunConfig.from_json(config.to_json()) == config
+
+
 def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     asked = {"data.problems": "-3", "logging.wandb": None, "data.name": "gsm8k", "data.levels": "9"}
@@ -314,6 +329,10 @@ def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
         ([("rollout.samples", "1")], "groups of one have no baseline"),
         ([("workflow.name", "eval_opt"), ("rewards.name", "voting_rubric")], "is defined for voting"),
         ([("rewards.name", "rubric")], "credit 'rubric' is unknown"),
+        (
+            [("rewards.penalized_roles", "generater")],
+            "rewards.penalized_roles names 'generater', which is no role of the workflow: did you mean 'generator'?",
+        ),
         ([("rewards.name", "no_module:f")], "cannot import module 'no_module'"),
         ([("workflow.name", "json:dumps")], "is a function: decorate it with @workflow"),
         ([("workflow.name", "votin")], "did you mean 'voting'?"),
