@@ -21,6 +21,8 @@ REPLY = {"role": "assistant", "content": "a reply to take apart"}
 NEXT = {"role": "user", "content": "words that follow"}
 EARLIER = [{"role": "user", "content": "first words"}, {"role": "assistant", "content": "a first reply"}]
 
+LONGER = "raise engine.max_prompt (and rollout.limits.context, if set)"
+
 
 class Overlong(ValueError):
     """A prompt does not fit into the context."""
@@ -104,12 +106,13 @@ def fit(
     while len(tokens) > room:
         if not truncate:
             raise Overlong(
-                f"the prompt adds {full} tokens where {max(room, 0)} fit: raise the context, or truncate"
+                f"the prompt adds {full} tokens where {max(room, 0)} fit: {LONGER}, or set "
+                "rollout.limits.overlong=truncate"
             )
         cut += math.ceil((len(tokens) - room) * len(text) / full)  # characters; again, where that was too few
         keep = len(text) - cut
         if keep < 2:
-            raise Overlong("even without its longest message the prompt does not fit: raise the context")
+            raise Overlong(f"even without its longest message the prompt does not fit: {LONGER}")
         short = {**messages[where], "content": text[: keep // 2] + text[-(keep - keep // 2) :]}
         tokens = render([*messages[:where], short, *messages[where + 1 :]])
     return tokens, full - len(tokens)

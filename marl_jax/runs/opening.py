@@ -24,6 +24,7 @@ from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks, model_co
 from marl_jax.runs.play import make_service, planned_engine, settled_shapes, shapes_of, start_graders
 from marl_jax.runs.stopping import Stop
 from marl_jax.tasks import DataError, Position, Task, TaskIterator
+from marl_jax.tasks.micro import KINDS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +210,9 @@ def _boards(config: RunConfig, folder: Path, step: int) -> list[Board]:
 def _check_enough(config: RunConfig, train: Sequence[Task]) -> None:
     """A problem that is in a batch twice would be played twice with the same noise."""
     if config.steps and config.data.problems > len(train):
+        carved = 0 if config.data.name in KINDS else config.data.val_size
+        taken = f", or --config.data.val_size ({carved})" if carved else ""
         raise DataError(
             f"data.problems is {config.data.problems} and the train split has {len(train)}: lower "
-            "--config.data.problems (--config.rollout.samples gives more episodes of each)"
+            f"--config.data.problems (--config.rollout.samples gives more episodes of each){taken}"
         )

@@ -37,17 +37,19 @@ def take(
 ) -> Iterator[Task]:
     """The first `size` problems of the stream that differ."""
     seen: set[str] = set()
-    repeats = 0
+    repeats = lately = 0  # since a new one
     for task in stream(kind, split, seed=seed, levels=levels):
         if len(seen) == size:
             return
         if task.id in seen:
-            repeats += 1
-            if repeats > 4 * size + 1000:
+            repeats, lately = repeats + 1, lately + 1
+            if repeats > 4 * size + 1000 or lately > 4 * len(seen) + 1000:
                 raise DataError(
-                    f"{kind} {split}: levels {tuple(levels)} hardly have {size} problems, ask for less"
+                    f"{kind} {split}: levels {tuple(levels)} hardly have {size} problems, ask for less by "
+                    f"data.{split}_size"
                 )
             continue
+        lately = 0
         seen.add(task.id)
         yield task
 

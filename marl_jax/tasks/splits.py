@@ -33,7 +33,7 @@ def carve(train: np.ndarray, size: int | None, seed: int) -> tuple[np.ndarray, n
     if size is None:
         size = max(1, min(256, len(train) // 10))
     if not 0 < size < len(train):
-        raise DataError(f"cannot carve {size} val rows out of {len(train)} train rows: set another val_size")
+        raise DataError(f"cannot carve {size} val rows out of {len(train)} train rows: lower data.val_size")
     chosen = np.random.default_rng(seed).permutation(len(train))[:size]
     kept = np.ones(len(train), bool)
     kept[chosen] = False

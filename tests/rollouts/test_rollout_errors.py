@@ -293,7 +293,8 @@ def test_a_prompt_longer_than_the_context_is_refused_and_counted():
     reply = FakeEngine(lambda p, r: "ok")
     episodes = run(wordy, TASKS[:3], reply, limits=Limits(context=150), **options)
     assert [e.error is None for e in episodes] == [True, False, True]
-    assert "raise the context, or truncate" in episodes[1].error
+    way_out = "raise engine.max_prompt (and rollout.limits.context, if set), or set rollout.limits.overlong=truncate"
+    assert episodes[1].error.endswith(way_out)
     assert (last[-1].prompts_refused, last[-1].prompts_cut, last[-1].failed) == (1, 0, 1)
 
 

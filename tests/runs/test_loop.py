@@ -328,6 +328,17 @@ def test_problems_of_val_that_are_learned_from_are_told(base, tmp_path):
     assert "(the first is 'val/3')" in said.getvalue()
 
 
+def test_a_val_split_that_leaves_too_few_problems_is_what_to_lower(base, tmp_path):
+    row = json.dumps({"family": "math", "question": "1+1=?", "answer": "2"})
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text("\n".join([row] * 30))
+    data = DataConfig(
+        "math", "jsonl", str(tmp_path / "data"), str(tmp_path / "cache"), problems=8, val_size=20
+    )
+    with pytest.raises(DataError, match=r"the train split has 7: .*, or --config\.data\.val_size \(20\)"):
+        loop.train(tiny_config(base, data=data), tmp_path / "run", live=quiet(1))
+
+
 def test_a_run_stopped_by_broken_gradients_keeps_its_last_good_checkpoint(base, whole, tmp_path, monkeypatch):
     steps_made, real = itertools.count(1), opening.Learner.step
 
