@@ -9,7 +9,7 @@ Exit codes: 0, done; 1, it failed; 2, refused with what to put right.
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
@@ -44,6 +44,19 @@ def run(
     except ValueError as error:  # of a config file, the name of a cell, or a field
         sys.exit(_refusal(error))
     app.run(lambda left: _call(main, config, left[1:], words), argv=rest, flags_parser=_parse)
+
+
+def no_config(argv: Sequence[str]) -> NoReturn:
+    """What `read` is for scripts about runs that there are: they have their configuration."""
+    spec, texts, _ = split_argv(argv)
+    given = [] if spec is None else ["--config"]
+    wanted = []
+    for path, text in texts:
+        given.append(f"--config.{path}")
+        if (flag := path.rpartition(".")[2]) in flags.FLAGS:
+            wanted.append(f"--{flag}" if text is None else f"--{flag}={text}")
+    near = f": did you mean {' '.join(wanted)}?" if wanted else "; --helpshort tells what there is to set"
+    raise ValueError(f"the configuration is the run's own: leave {', '.join(given)} out{near}")
 
 
 def train(workdir: str, *defaults: str) -> None:

@@ -17,7 +17,6 @@ from absl import flags
 
 from experiments import cli
 from marl_jax.rollouts import Progress, progress_bar
-from marl_jax.runs.config import RunConfig
 from marl_jax.runs.folder import FolderError
 
 FLAGS = flags.FLAGS
@@ -38,13 +37,11 @@ flags.DEFINE_integer("seed", None, "of the noise; None: the run's")
 cli.define_accept_changes()
 
 
-def main(config: RunConfig | None, _: list[str]) -> None:
+def main(_config: None, _: list[str]) -> None:
     from marl_jax.runs.casts import Donor
     from marl_jax.runs.evaluate import evaluate
     from marl_jax.runs.tables import table
 
-    if config:
-        raise FolderError("the configuration is the run's own: leave --config out")
     if FLAGS.generator_checkpoint and not FLAGS.generator_from:
         raise FolderError("--generator_checkpoint belongs to --generator_from=DIR: give both or neither")
     donor = None
@@ -72,4 +69,4 @@ def watch(name: str) -> Callable[[Progress], None]:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, read=cli.no_config)

@@ -8,8 +8,6 @@ python -m experiments.export --workdir=DIR --policy=p0 --out=OUT --checkpoint=be
 from absl import flags
 
 from experiments import cli
-from marl_jax.runs.config import RunConfig
-from marl_jax.runs.folder import FolderError
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", "", "folder of the run")
@@ -23,11 +21,9 @@ flags.DEFINE_string(
 cli.define_accept_changes()
 
 
-def main(config: RunConfig | None, _: list[str]) -> None:
+def main(_config: None, _: list[str]) -> None:
     from marl_jax.runs.export import export
 
-    if config:
-        raise FolderError("the configuration is the run's own: leave --config out")
     done = export(
         FLAGS.workdir,
         FLAGS.policy,
@@ -44,4 +40,4 @@ def main(config: RunConfig | None, _: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, read=cli.no_config)

@@ -7,7 +7,6 @@ python -m experiments.report --root=DIR        # one page over all runs below DI
 from absl import flags
 
 from experiments import cli
-from marl_jax.runs.config import RunConfig
 from marl_jax.runs.folder import FolderError
 from marl_jax.study.report import write_overview, write_report
 
@@ -16,12 +15,12 @@ flags.DEFINE_string("workdir", None, "the folder of one run")
 flags.DEFINE_string("root", None, "a directory that holds folders of runs")
 
 
-def main(config: RunConfig | None, _: list[str]) -> int:
-    if config is not None or bool(FLAGS.workdir) == bool(FLAGS.root):
+def main(_config: None, _: list[str]) -> int:
+    if bool(FLAGS.workdir) == bool(FLAGS.root):
         raise FolderError("give either --workdir=DIR of one run, or --root=DIR of a directory of runs")
     print(write_report(FLAGS.workdir) if FLAGS.workdir else write_overview(FLAGS.root))
     return 0
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, read=cli.no_config)

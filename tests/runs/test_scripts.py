@@ -88,8 +88,19 @@ def test_a_flag_that_cannot_be_is_one_line(refused, module, argument, message):
 @pytest.mark.parametrize("module", ["evaluate", "export", "report"])
 def test_words_and_configurations_are_refused_where_they_mean_nothing(refused, tmp_path, module):
     assert "'samples=4' is no flag" in refused(module, f"--workdir={tmp_path}", "samples=4")
-    assert ("leave --config out" if module != "report" else "give either") in refused(
-        module, f"--workdir={tmp_path}", CELL
+    theirs = "the configuration is the run's own: leave {} out; --helpshort tells what there is to set"
+    for given in ("--config=no/file.py:x", "--config.workflow.name=single", "--config.nonsense"):
+        line = refused(module, f"--workdir={tmp_path}", given)
+        assert line == theirs.format(given.partition("=")[0])
+
+
+def test_a_field_of_a_script_about_a_run_that_is_a_flag_of_it_is_told(refused, tmp_path):
+    line = refused(
+        "evaluate", f"--workdir={tmp_path}", CELL, "--config.seed=1", "--config.evaluation.samples=4"
+    )
+    assert line == (
+        "the configuration is the run's own: leave --config, --config.seed, --config.evaluation.samples out: "
+        "did you mean --seed=1 --samples=4?"
     )
 
 
