@@ -121,8 +121,8 @@ def flows(family: str) -> dict[str, Workflow]:
     played = {flow.name: flow for flow in BUILT_IN.values() if family in flow.families}
     played["eval_opt shared"] = eval_opt.bind(shared=True)
     # Only a first slot makes a row, so one call is enough; programs written here need no sandbox.
-    played[single_matched.name] = single_matched.bind(calls=1)
-    played[single_token_matched.name] = single_token_matched.bind(tokens=1, calls=1)
+    for flow in (single_matched, single_token_matched):
+        played[flow.name] = flow.bind(calls=1)
     if family == "code":
         played[self_refine_with_tests.name] = self_refine_with_tests.bind(run=run_scripted)
     return played

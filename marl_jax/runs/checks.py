@@ -66,7 +66,7 @@ def asked_in_vain(config: "RunConfig", asked: Iterable[str]) -> list[str]:
 
 
 def left_open(config: "RunConfig") -> list[str]:
-    """What a config file cannot know and whoever starts a run has to say."""
+    """What a config file cannot know and whoever starts a run, not a plan, has to say."""
     matched = "single_token_matched"
     if config.workflow.name != matched or config.workflow.settings.get("tokens") is not None:
         return []

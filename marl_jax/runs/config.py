@@ -227,8 +227,7 @@ def load_config(spec: str, texts: Sequence[tuple[str, str | None]] = ()) -> RunC
     """FILE:CELL, with fields set from texts. Every mistake in the texts is in the one error."""
     base = load_base(spec, "get_config", RunConfig, texts)
     config, problems = fields.change(base, texts)
-    asked = [name for name, _ in texts]
-    problems = [*problems, *checks.left_open(config), *checks.asked_in_vain(config, asked)]
+    problems = [*problems, *checks.asked_in_vain(config, [name for name, _ in texts])]
     if problems:
         raise ConfigError(problems)
     return config

@@ -102,7 +102,7 @@ def working(model: Model, shape: Shape, chunk: int, trained: int) -> int:
     """
     c, tokens = model.config, shape.tokens
     at_once = shape.rows * min(shape.sampled, max(1, chunk // shape.rows))
-    logits = 3 * at_once * c.vocab_size * 4
+    logits = 2 * at_once * c.vocab_size * 4
     plain, tree = _scores(model, shape)
     again = 0 if model.remat == "none" else _layer_kept(model, shape)
     mlp = again + tokens * (2 * c.intermediate_size + c.hidden_size) * model.width + plain + tree

@@ -22,15 +22,13 @@ def single_matched(task, prompts, *, calls=4):
 
 
 @workflow(roles=("generator",), counts=("tokens", "calls"))
-def single_token_matched(task, prompts, *, tokens=None, calls=16):
+def single_token_matched(task, prompts, *, tokens=256, calls=16):
     """Independent calls until `tokens` are sampled, and their majority: matched in tokens to another workflow.
 
-    `tokens` has to be given: the mean of the other's episodes. Calls of n tokens run over a budget by
+    Give `tokens` the mean of the other's episodes; a run is refused without. Calls of n tokens run over a budget by
     E[n^2] / 2 E[n] on average, so another one is made only while that much still fits, and there are never more
     than `calls`.
     """
-    if tokens is None:
-        raise ValueError("single_token_matched has no tokens: give the mean that the other workflow samples")
     ask = prompts.generator(question=task.question)
     drafts: list[Completion] = []
     spent = squares = 0

@@ -104,7 +104,7 @@ def test_token_matched_single_meets_its_budget_on_average_whatever_the_lengths()
 
 
 def test_token_matched_single_ends_though_nothing_is_ever_said():
-    made, answer = drive(single_token_matched.bind(tokens=256, calls=5), by_role(generator=""))
+    made, answer = drive(single_token_matched.bind(calls=5), by_role(generator=""))
     assert len(made) == 5 and answer.call == 0
 
 
