@@ -127,7 +127,8 @@ def make_batches(
 ) -> list[Batch]:
     """Micro-batches over all rows, unit by unit; sequences come in multiples of `multiple_of`.
 
-    `mark_unmasked` says of a micro-batch whose tokens may see all before them that it needs no mask: another program.
+    `mark_unmasked` says of a micro-batch whose sequences or branches hold one row each that only padding behind a
+    shared prompt is to be hidden: another program.
     """
     batches = []
     for unit in dict.fromkeys(units):
@@ -142,8 +143,8 @@ def make_batches(
             width = max(multiple_of, _power_of_two(width + 1) // 2 // multiple_of * multiple_of)
             while sequences:
                 size = _batch_size(len(sequences), width, multiple_of)
-                unmasked = mark_unmasked and all(_needs_no_mask(rows, s) for s in sequences[:size])
-                batches.append(_fill(rows, sequences[:size], size, unit, unmasked))
+                alone = all(len(some) == 1 for s in sequences[:size] for some in s.branches)
+                batches.append(_fill(rows, sequences[:size], size, unit, mark_unmasked and alone))
                 sequences = sequences[size:]
     return batches
 
@@ -257,14 +258,6 @@ def _branches(prefix: int, length: int, counts: Sequence[int], config: BatchConf
     sizes = [1 << k for k in range(max(counts).bit_length() + 1) if 1 << k <= most]
     cost = {size: sum(-(-count // size) for count in counts) * (prefix + size * length) for size in sizes}
     return min(sizes, key=lambda size: (cost[size], -size), default=0)
-
-
-def _needs_no_mask(rows: Sequence[Row], sequence: _Sequence) -> bool:
-    """Whether every token may see all before it in its sequence or branch: one row each, and no gap behind a prompt."""
-    prompts = {len(rows[i].prompt) for some in sequence.branches for i in some}
-    return all(len(some) == 1 for some in sequence.branches) and (
-        not sequence.prefix or prompts == {sequence.prefix}
-    )
 
 
 def _fill(

@@ -27,7 +27,7 @@ def hidden_states(
     segment_ids: jax.Array,  # [G, S]
     prefix: int,
     branches: int,
-    unmasked: bool = False,  # no token has to be kept from seeing one before it in its sequence or branch
+    unmasked: bool = False,  # each sequence or branch holds one row: only padding behind a prompt is to be masked
     adapter: Any = None,
     adapter_scale: float = 1.0,
     remat: str = "none",
@@ -38,7 +38,6 @@ def hidden_states(
     flat = lambda x: x.reshape(trees * length, *x.shape[2:])
     apart = lambda x: x.reshape(trees, length, *x.shape[1:])
     angles = qwen3.rotation(config, flat(positions))
-    segments = None if unmasked else segment_ids
 
     def step(x: jax.Array, layer_and_adapter: tuple[Any, Any]) -> tuple[jax.Array, None]:
         layer, weights = layer_and_adapter
@@ -48,9 +47,11 @@ def hidden_states(
             lora = lora_lib.LayerLora(weights, jnp.full((trees * length, rank), adapter_scale, jnp.float32))
         q, k, v = map(apart, qwen3.project_qkv(layer, config, x, angles, lora))
         if prefix:
-            attended = tree_attention(q, k, v, segments, prefix=prefix, branches=branches)
+            attended = tree_attention(
+                q, k, v, segment_ids, prefix=prefix, branches=branches, unmasked=unmasked
+            )
         else:
-            attended = self_attention(q, k, v, segments)
+            attended = self_attention(q, k, v, None if unmasked else segment_ids)
         x = x + qwen3.project_out(layer, flat(attended), lora)
         return x + qwen3.mlp(layer, config, x, lora), None
 
@@ -63,18 +64,19 @@ def tree_attention(
     q: jax.Array,  # [G, S, N, D]
     k: jax.Array,  # [G, S, K, D]
     v: jax.Array,  # [G, S, K, D]
-    segment_ids: jax.Array | None,  # [G, S]; None where no token has to be kept from seeing one before it
+    segment_ids: jax.Array,  # [G, S]
     *,
     prefix: int,
     branches: int,
+    unmasked: bool = False,  # see `hidden_states`
 ) -> jax.Array:
     """Causal attention of the prompt with itself, and of each completion with the prompt and itself."""
     trees, total, heads, dim = q.shape
     length = (total - prefix) // branches
     kernel = chosen_here((trees * branches, prefix + length, heads, dim), q.dtype)
-    takes = kernel == "cudnn" or (kernel == "splash" and segment_ids is None)
+    takes = kernel == "cudnn" or (kernel == "splash" and unmasked)
     if takes and rows_pay(prefix, length):
-        return attend_rows(q, k, v, segment_ids, prefix=prefix, branches=branches)
+        return attend_rows(q, k, v, segment_ids, prefix=prefix, branches=branches, unmasked=unmasked)
     return attend_scores(q, k, v, segment_ids, prefix=prefix, branches=branches)
 
 
@@ -88,26 +90,65 @@ def rows_pay(prefix: int, length: int) -> bool:
 
 
 def attend_rows(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, *, prefix: int, branches: int
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array,
+    *,
+    prefix: int,
+    branches: int,
+    unmasked: bool = False,
 ) -> jax.Array:
-    """`tree_attention` with each branch as a row of its own, [prompt, branch]."""
-    trees = q.shape[0]
+    """`tree_attention` with each branch as a row of its own, [prompt, branch].
+
+    Where each branch holds one row, padding behind the prompt goes to the row's end: nothing sees it there, and the
+    kernel needs no mask.
+    """
+    trees, total = q.shape[0], prefix + (q.shape[1] - prefix) // branches
 
     def rows(x: jax.Array) -> jax.Array:
         branch = x[:, prefix:].reshape(trees, branches, -1, *x.shape[2:])
         stem = jnp.broadcast_to(x[:, None, :prefix], (trees, branches, prefix, *x.shape[2:]))
         return jnp.concatenate([stem, branch], axis=2).reshape(trees * branches, -1, *x.shape[2:])
 
-    masked: dict[str, Any] = {}
-    if segment_ids is not None:
-        masked = {"segment_ids": rows(segment_ids), "stem": prefix}
-    out = self_attention(rows(q), rows(k), rows(v), **masked)
+    if unmasked:
+        filled = jnp.repeat(jnp.sum(segment_ids[:, :prefix] != 0, axis=1), branches)
+        there, back = padding_last(filled, prefix, total)
+        q, k, v = (permuted(rows(x), there, back) for x in (q, k, v))
+        out = permuted(self_attention(q, k, v), back, there)
+    else:
+        out = self_attention(rows(q), rows(k), rows(v), rows(segment_ids), stem=prefix)
     out = out.reshape(trees, branches, -1, *q.shape[2:])
     return jnp.concatenate([out[:, 0, :prefix], out[:, :, prefix:].reshape(trees, -1, *q.shape[2:])], axis=1)
 
 
+def padding_last(filled: jax.Array, prefix: int, total: int) -> tuple[jax.Array, jax.Array]:
+    """The order [B, total] that puts columns `filled` [B] to `prefix` behind all others, and the order back."""
+    start, column = filled[:, None], jnp.arange(total)
+    turned = lambda by: jnp.where(column < start, column, start + (column - start + by) % (total - start))
+    return turned(prefix - start), turned(start - prefix)
+
+
+@jax.custom_vjp
+def permuted(x: jax.Array, order: jax.Array, back: jax.Array) -> jax.Array:
+    """x [B, T, ...] with its columns in another order [B, T]; the gradient is permuted back, not scattered."""
+    return jax.vmap(lambda row, columns: row[columns])(x, order)
+
+
+def _permuted_forward(x, order, back):  # type: ignore[no-untyped-def]
+    return permuted(x, order, back), (order, back)
+
+
+def _permuted_backward(saved, gradient):  # type: ignore[no-untyped-def]
+    order, back = saved
+    return permuted(gradient, back, order), None, None
+
+
+permuted.defvjp(_permuted_forward, _permuted_backward)
+
+
 def attend_scores(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, *, prefix: int, branches: int
+    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, *, prefix: int, branches: int
 ) -> jax.Array:
     """`tree_attention` with one softmax written out over the scores with the prompt and those with the branch."""
     trees, _, heads, dim = q.shape
@@ -115,9 +156,7 @@ def attend_scores(
     group = heads // kv
     stem = lambda x: x[:, :prefix]
     branch = lambda x: x[:, prefix:].reshape(trees, branches, -1, *x.shape[2:])
-    prompt = self_attention(stem(q), stem(k), stem(v), None if segment_ids is None else stem(segment_ids))
-    if segment_ids is None:
-        segment_ids = jnp.ones(q.shape[:2], jnp.int32)
+    prompt = self_attention(stem(q), stem(k), stem(v))  # nothing of it sees the padding behind it
 
     # Axes: g trees, k KV heads, b branches, q queries of one KV head (all heads of a position, then the next), p prompt
     # keys, s own keys. What is small is brought into the order of the scores, so that these stay as they are.

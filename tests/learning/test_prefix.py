@@ -44,12 +44,21 @@ def test_trees_equal_each_row_alone(monkeypatch, kernel, remat):
 
 
 @pytest.mark.parametrize("kernel", ["blocks", "cudnn", "splash"])
-def test_trees_without_masks_equal_each_row_alone(monkeypatch, kernel):
+@pytest.mark.parametrize("prompt", [(8, 9), (5, 9)])  # that fill their part of a tree, and that do not
+def test_trees_without_masks_equal_each_row_alone(monkeypatch, kernel, prompt):
     monkeypatch.setattr(prefix, "chosen_here", lambda *_: kernel)
-    rows = make_rows(np.random.default_rng(1), prompts=2, samples=4, prompt=(8, 9), lengths=(6, 10))
+    rows = make_rows(np.random.default_rng(1), prompts=3, samples=4, prompt=prompt, lengths=(6, 10))
     batches = make_batches(rows, [0] * len(rows), CONFIG, mark_unmasked=True)
     assert all(b.arrays.prefix == 8 and b.arrays.unmasked for b in batches)
+    assert prompt[0] == 8 or len({len(row.prompt) for row in rows}) > 1
     assert_equal_each_row_alone(rows, batches)
+
+
+def test_padding_goes_last_and_back():
+    there, back = prefix.padding_last(jnp.array([2, 4, 1]), 4, 7)
+    assert there.tolist() == [[0, 1, 4, 5, 6, 2, 3], [0, 1, 2, 3, 4, 5, 6], [0, 4, 5, 6, 1, 2, 3]]
+    x = jnp.arange(21.0).reshape(3, 7)
+    np.testing.assert_array_equal(prefix.permuted(prefix.permuted(x, there, back), back, there), x)
 
 
 @pytest.mark.parametrize("bucket", [16, 64])

@@ -340,7 +340,9 @@ def test_a_matrix_that_is_asked_to_stop_asks_its_child_once_and_ends_well(tmp_pa
     (tmp_path / "matrix_script.py").write_text(program)
     arguments = [f"--config={MICRO}", f"--root={tmp_path / 'runs'}", f"--cells={TWO}"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(script.ROOT)])}
-    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and children take that over
+    inherited = signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # under nohup it is ignored, and children take that over
     running = subprocess.Popen(
         [sys.executable, "-m", "matrix_script", *arguments],
         cwd=script.ROOT,
