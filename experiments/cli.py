@@ -16,6 +16,7 @@ from absl import app, flags, logging
 from marl_jax.runs.config import ConfigError, RunConfig, from_argv, split_argv
 
 REFUSED = 2  # exit code of what the user can put right
+PATIENCE = 15.0  # seconds of `runs.train`: a machine that is preempted goes away after 30
 
 
 def define_accept_changes() -> None:
@@ -68,7 +69,8 @@ def train(workdir: str, *defaults: str) -> None:
         from marl_jax.runs import train
 
         assert config is not None
-        train(config, left[0] if left else workdir, accept_changes=flags.FLAGS.accept_changes)
+        folder = left[0] if left else workdir
+        train(config, folder, accept_changes=flags.FLAGS.accept_changes, patience=PATIENCE)
 
     run(main, words=1)
 

@@ -41,7 +41,7 @@ def main(config: RunConfig | None, _: list[str]) -> int:
 
     began = time.perf_counter()
     accept = {"accept_changes": FLAGS.accept_changes}
-    if train(config, FLAGS.workdir, **accept) < config.steps:
+    if train(config, FLAGS.workdir, **accept, patience=cli.PATIENCE) < config.steps:
         return 0  # asked to stop
     trained = time.perf_counter() - began
     sizes = {"problems": FLAGS.problems, "samples": FLAGS.samples}

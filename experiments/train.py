@@ -25,7 +25,7 @@ def main(config: RunConfig | None, _: list[str]) -> int:
         )
     from marl_jax.runs import train
 
-    step = train(config, FLAGS.workdir, accept_changes=FLAGS.accept_changes)
+    step = train(config, FLAGS.workdir, accept_changes=FLAGS.accept_changes, patience=cli.PATIENCE)
     if step < config.steps:  # asked to stop, perhaps by a machine that goes away soon: no time for pictures
         return 0
     if FLAGS.report:

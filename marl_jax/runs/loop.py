@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,45 +43,63 @@ def train(
     *,
     accept_changes: bool = False,
     live: Live | None = None,
+    patience: float | None = None,
 ) -> int:
     """Train until `config.steps`, or until asked to stop (SIGTERM, Ctrl-C); the step that was reached.
 
     It begins where the folder's newest checkpoint is. `accept_changes` goes on although the configuration, the data
-    or the code is not what the run was started with.
+    or the code is not what the run was started with. With `patience`, a process that is asked to stop while XLA
+    compiles ends so many seconds later, with the last state saved, instead of coming back from here.
     """
     if not isinstance(config, RunConfig):
         raise TypeError(f"config is {config!r:.80}; give a RunConfig, such as load_config makes of FILE:CELL")
     with contextlib.ExitStack() as stack:
-        stop = stack.enter_context(Stop())
+        stop = stack.enter_context(Stop(patience))
         live = live or stack.enter_context(Live(config.steps, config.roles))
+        stop.farewell = functools.partial(
+            live.note, "stopped before a step was begun; the same command begins with it"
+        )
         try:
             run, state = open_run(config, workdir, accept_changes, live, stop, stack)
         except Stopped:
-            live.note("stopped before a step was begun; the same command begins with it")
+            stop.farewell()
             return max(saved_steps(Path(workdir).expanduser() / "checkpoints"), default=0)
         if state.step:
             last = collections.deque(read_lines(run.metrics.path), maxlen=1)
             live.resumed(state.step, last[0] if last else {}, _evaluated(run).values())
         if state.step > config.steps:
             live.note(f"the run is already past its last step, {config.steps}: it ends as it is")
-        kept: tuple[int, float | None] | None = (state.step, state.accuracy) if state.step else None
+        kept, saving = (state.step, state.accuracy), threading.Lock()
+
+        def keep(whole: bool = False) -> None:
+            """Begin to save the state, if that has not been; `whole`: until it is saved."""
+            nonlocal kept
+            with saving:
+                if state.step and kept != (state.step, state.accuracy):
+                    save(run, state)
+                    kept = state.step, state.accuracy
+                if whole:
+                    run.checkpoints.wait()
+
+        def farewell() -> None:
+            keep(whole=True)
+            live.note(f"stopped after step {state.step}; the same command goes on from there")
+
+        stop.farewell = farewell
         try:
             while True:
                 if _evaluation_due(run, state):
                     state = evaluate(run, state)
-                if _save_due(config, state) and kept != (state.step, state.accuracy):
-                    save(run, state)
-                    kept = state.step, state.accuracy
-                if state.step >= config.steps or run.stop.asked:
+                if _save_due(config, state):
+                    keep()
+                if state.step >= config.steps or stop.asked:
                     break
                 state = step(run, state)
         except Stopped:
             pass  # the step under way is abandoned; it will be made again
-        if run.stop.asked and state.step and kept != (state.step, state.accuracy):
-            save(run, state)
+        if stop.asked:
+            farewell()
         run.checkpoints.wait()
-        if run.stop.asked:
-            run.live.note(f"stopped after step {state.step}; the same command goes on from there")
         return state.step
 
 

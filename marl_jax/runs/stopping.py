@@ -1,6 +1,9 @@
 """Being asked to stop: SIGTERM (preemption), Ctrl-C and a terminal that goes away end a run with everything saved."""
 
+import os
 import signal
+import socket
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -16,16 +19,27 @@ class Stopped(Exception):
 
 
 class Stop:
-    """While open, the first signal sets `asked`; the second does what it always did."""
+    """While open, the first signal sets `asked`; the second does what it always did.
 
-    def __init__(self) -> None:
-        self.asked = False
+    The main thread cannot take notice while XLA compiles. With `patience`, that is waited for so many seconds: then
+    `farewell` is called on another thread, and the process ends with exit code 0.
+    """
+
+    def __init__(self, patience: float | None = None) -> None:
+        self.farewell: Callable[[], None] = lambda: None
+        self._patience = patience
+        self._asked = False
+        self._noticed = threading.Event()
+        self._leaving = threading.Lock()
         self._before: dict[int, Any] = {}
+        self._alarm: tuple[int, socket.socket] | None = None  # what signals woke before, and what they do now
 
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():  # elsewhere signals are somebody else's
             outlives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as nohup asks for
             wanted = (number for number in SIGNALS if not (outlives and number == signal.SIGHUP))
+            if self._patience is not None:
+                self._set_alarm()
             self._before = {number: signal.signal(number, self._on_signal) for number in wanted}
         return self
 
@@ -33,6 +47,20 @@ class Stop:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._give_back()
+        with self._leaving:
+            self._noticed.set()
+        if self._alarm is not None:
+            before, writer = self._alarm
+            signal.set_wakeup_fd(before)
+            writer.close()
+            self._alarm = None
+
+    @property
+    def asked(self) -> bool:
+        if self._asked and threading.current_thread() is threading.main_thread():
+            with self._leaving:  # for good, where the process is ending already
+                self._noticed.set()
+        return self._asked
 
     def check(self) -> None:
         """Give up what is under way, once a stop is asked for."""
@@ -49,10 +77,33 @@ class Stop:
         return progress
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        self._asked = True
         self._give_back()
 
     def _give_back(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
+
+    def _set_alarm(self) -> None:
+        """Have signals wake a thread at once: handlers written in Python wait for the main thread."""
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        self._alarm = before, writer
+        threading.Thread(target=self._wait, args=(reader,), name="stop", daemon=True).start()
+
+    def _wait(self, reader: socket.socket) -> None:
+        with reader:
+            while (heard := reader.recv(1)) and heard[0] not in SIGNALS:
+                pass
+        if not heard or self._noticed.wait(self._patience):
+            return
+        with self._leaving:
+            if not self._noticed.is_set():
+                try:
+                    self.farewell()
+                except Exception as error:  # weights that the step under way has given away, say
+                    print(f"the last state was not saved: {error}", file=sys.stderr, flush=True)
+                finally:
+                    os._exit(0)

@@ -41,6 +41,11 @@ _FEATURES = {name: tfds.features.Text() for name in ("id", "family", "question",
 _JSON = ("tests", "public_tests", "meta")
 
 
+class _Info(tfds.core.DatasetInfo):
+    def initialize_from_bucket(self) -> None:
+        """Nothing of these data sets is there to be asked for, and asking leaves a temporary folder behind."""
+
+
 class TaskBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
     """A builder of tasks; `builder_class` makes the one of a data set."""
 
@@ -53,7 +58,7 @@ class TaskBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # t
 
     def _info(self) -> tfds.core.DatasetInfo:
         features = {**_FEATURES, "level": np.int32, **{name: tfds.features.Text() for name in _JSON}}
-        return tfds.core.DatasetInfo(
+        return _Info(
             builder=self,
             description="Tasks of marl_jax. tests, public_tests and meta are JSON texts.",
             features=tfds.features.FeaturesDict(features),

@@ -198,6 +198,16 @@ def asked_to_end(base, workdir, place, visit):
     return steps(workdir / "checkpoints")
 
 
+def test_a_stop_does_not_wait_while_no_python_runs(base, whole, tmp_path):
+    options = ("--signal=SIGTERM", "--at=learning", "--visit=4", "--stuck")
+    status, said, ended = in_a_process(base, tmp_path / "run", *options)
+    assert status == 0 and "stopped after step 3" in said, said[-2000:]
+    assert ended - float(said.split("signalled at ")[1].split()[0]) < 30
+    assert steps(tmp_path / "run" / "checkpoints")[-1] == 3  # which was not due
+    assert run(base, tmp_path / "run") == 8
+    same(tmp_path / "run", whole)
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize("kind", KINDS)
 def test_fifty_kills_change_nothing(base, tmp_path, kind):

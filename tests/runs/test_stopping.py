@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -39,3 +41,45 @@ def test_who_was_told_to_outlive_its_terminal_does():
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+STUCK = """
+import hashlib, sys
+from marl_jax.runs.stopping import Stop
+with Stop(patience=0.5) as stop:
+    stop.farewell = lambda: print("farewell", flush=True) or SAYS
+    print("there", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000_000)  # no Python runs meanwhile
+"""
+NOTICES = """
+import time
+from marl_jax.runs.stopping import Stop
+with Stop(patience=0.2) as stop:
+    stop.farewell = lambda: print("farewell", flush=True)
+    print("there", flush=True)
+    while not stop.asked:
+        time.sleep(0.01)
+    time.sleep(1)
+print("ended by itself", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "program, said",
+    [
+        (STUCK.replace("SAYS", "None"), "farewell\n"),
+        (STUCK.replace("SAYS", "1 / 0"), "farewell\nthe last state was not saved: division by zero\n"),
+        (NOTICES, "ended by itself\n"),
+    ],
+)
+def test_patience_ends_where_the_main_thread_takes_no_notice(number, program, said):
+    signal.signal(number, signal.SIG_DFL)  # which children take over
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "there\n"
+        child.send_signal(number)
+        assert child.communicate(timeout=20)[0] == said and child.returncode == 0
+    finally:
+        child.kill()

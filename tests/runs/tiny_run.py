@@ -1,12 +1,14 @@
 """A run so small that it takes seconds: a model of random weights that is paid for small letters.
 
-python tiny_run.py BASE WORKDIR [--kind=KIND] [--signal=SIGTERM] [--at=PLACE] [--visit=N] [--after=SECONDS]
+python tiny_run.py BASE WORKDIR [--kind=KIND] [--signal=SIGTERM] [--at=PLACE] [--visit=N] [--after=SECONDS] [--stuck]
 
-The process gets the signal so many seconds after it comes to a place for the Nth time, and prints when that is.
+The process gets the signal so many seconds after it comes to a place for the Nth time, and prints when that is. Stuck,
+its main thread runs no Python from then on, as while XLA compiles.
 """
 
 import argparse
 import dataclasses
+import hashlib
 import itertools
 import os
 import signal
@@ -131,8 +133,8 @@ _CHANGED = (lora, intervened, redrawn, wide, with_tools, packed)
 KINDS = {"plain": lambda config: config, **{kind.__name__: kind for kind in _CHANGED}}
 
 
-def send_before(owner, name, number, visit, seconds):
-    """Send the process a signal so many seconds after the Nth call of a function."""
+def send_before(owner, name, number, visit, seconds, stuck):
+    """Send the process a signal so many seconds after the Nth call of a function, which may never return then."""
     inner, visits = getattr(owner, name), itertools.count(1)
 
     def send():
@@ -144,6 +146,8 @@ def send_before(owner, name, number, visit, seconds):
             timer = threading.Timer(seconds, send)
             timer.daemon = True
             timer.start() if seconds else send()
+            if stuck:
+                hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000_000)
         return inner(*args, **options)
 
     setattr(owner, name, call)
@@ -158,6 +162,7 @@ def main():
     parser.add_argument("--at", choices=("opening", "step", "learning"))
     parser.add_argument("--visit", type=int, default=1)
     parser.add_argument("--after", type=float, default=0.0)
+    parser.add_argument("--stuck", action="store_true")
     asked = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     from marl_jax.runs import loop, opening
@@ -168,8 +173,9 @@ def main():
         "learning": (opening.Learner, "step"),
     }
     if asked.at:
-        send_before(*places[asked.at], signal.Signals[asked.signal], asked.visit, asked.after)
-    loop.train(KINDS[asked.kind](tiny_config(asked.base)), asked.workdir)
+        number = signal.Signals[asked.signal]
+        send_before(*places[asked.at], number, asked.visit, asked.after, asked.stuck)
+    loop.train(KINDS[asked.kind](tiny_config(asked.base)), asked.workdir, patience=2.0)
 
 
 if __name__ == "__main__":

@@ -298,7 +298,7 @@ def test_a_training_that_was_stopped_from_outside_or_killed_is_told(jobs, worked
 
 def test_once_asked_to_stop_nothing_else_is_begun(jobs, worked):
     def does(job, module, stop):
-        stop.asked = True
+        stop._on_signal(signal.SIGTERM, None)
         return 0
 
     trouble, ran, _ = worked(jobs, does)
