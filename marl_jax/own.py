@@ -18,7 +18,8 @@ def load_own(name: str, what: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except (ImportError, ValueError) as error:
-        raise ValueError(f"{what} '{name}': cannot import module '{module_name}': {error}") from error
+        near = "; give a module, not a file: 'package.module:name'" if "/" in name or ".py:" in name else ""
+        raise ValueError(f"{what} '{name}': cannot import module '{module_name}': {error}{near}") from error
     if not hasattr(module, attribute):
         raise ValueError(f"{what} '{name}': module '{module_name}' has no '{attribute}'")
     return getattr(module, attribute)

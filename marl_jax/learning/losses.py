@@ -65,8 +65,14 @@ class Mean:
     def __lt__(self, other: Any) -> Any:
         return self.value < other
 
+    def __le__(self, other: Any) -> Any:
+        return self.value <= other
+
     def __gt__(self, other: Any) -> Any:
         return self.value > other
+
+    def __ge__(self, other: Any) -> Any:
+        return self.value >= other
 
     def item(self) -> float:
         return float(self)

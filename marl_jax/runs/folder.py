@@ -53,23 +53,36 @@ class FolderError(RuntimeError):
 def open_folder(workdir: str | os.PathLike[str]) -> Iterator[Path]:
     """The folder, made if need be and locked for this process while the context lasts.
 
-    The kernel holds the lock, so it goes with the process, however that ends. A folder of something else is refused
-    and left as it is.
+    A folder of something else is refused and left as it is.
     """
     if not os.fspath(workdir):
         raise FolderError("--workdir is missing: give the directory of the run")
     path = Path(workdir).expanduser().absolute()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        _before(path)
-        descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise FolderError(
-            f"the run folder '{path}' cannot be written ({error.strerror}): choose another --workdir"
-        ) from None
-    try:
-        _lock(descriptor, path)
+    with contextlib.ExitStack() as stack:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            _before(path)
+            owner = stack.enter_context(lock(path / LOCK))
+        except OSError as error:
+            raise FolderError(
+                f"the run folder '{path}' cannot be written ({error.strerror}): choose another --workdir"
+            ) from None
+        if owner is not None:
+            raise FolderError(
+                f"another process ({owner}) is running in '{path}': wait for it, stop it, or choose another --workdir"
+            )
         yield path
+
+
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[str | None]:
+    """This process's while the context lasts: None; or who has it.
+
+    The kernel holds the lock, so it goes with the process, however that ends.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        yield _take(descriptor, path)
     finally:
         os.close(descriptor)
 
@@ -244,25 +257,20 @@ def _digest(directory: Path, wanted: Callable[[str], bool]) -> str:
     return digest.hexdigest()
 
 
-def _lock(descriptor: int, path: Path) -> None:
-    try:
-        for wait in (0.01, 0.05, 0.2, None):  # who only looks whether it is in use does so for a moment
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if wait is None:
-                    raise
-                time.sleep(wait)
-    except BlockingIOError:
-        owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown"
-        raise FolderError(
-            f"another process ({owner}) is running in '{path}': wait for it, stop it, or choose another --workdir"
-        ) from None
-    except OSError as error:
-        raise FolderError(f"'{path}' cannot be locked ({error.strerror}): use a local disk") from None
+def _take(descriptor: int, path: Path) -> str | None:
+    for wait in (0.01, 0.05, 0.2, None):  # who only looks whether it is in use does so for a moment
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if wait is None:
+                return os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown"
+            time.sleep(wait)
+        except OSError as error:
+            raise FolderError(f"'{path}' cannot be locked ({error.strerror}): use a local disk") from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    return None
 
 
 def _before(folder: Path) -> dict[str, Any]:

@@ -10,9 +10,7 @@ import contextlib
 import dataclasses
 import difflib
 import enum
-import fcntl
 import fnmatch
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +18,7 @@ from pathlib import Path
 
 from marl_jax.runs import checkpoints, folder
 from marl_jax.runs.config import ConfigError, RunConfig, cells_of, load_config
-from marl_jax.runs.folder import FolderError
+from marl_jax.runs.folder import FolderError, lock
 from marl_jax.runs.metrics import read_lines, recorded
 from marl_jax.runs.stopping import Stop
 
@@ -270,24 +268,13 @@ def _do(job: Job, found: State, samples: int, stop: Stop) -> Iterator[str]:
 def _taken(job: Job) -> Iterator[bool]:
     """Whether the job is this process's own for as long as the context lasts: its training and what follows."""
     place = job.folder.parent / f".{job.folder.name}.lock"
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise FolderError(f"'{place.parent}' cannot be written ({error.strerror})") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        yield False
-        return
-    except OSError as error:
-        os.close(descriptor)
-        raise FolderError(f"'{place}' cannot be locked ({error.strerror}): use a local disk") from None
-    try:
-        yield True
-    finally:
-        os.close(descriptor)
+    with contextlib.ExitStack() as stack:
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            owner = stack.enter_context(lock(place))
+        except OSError as error:
+            raise FolderError(f"'{place.parent}' cannot be written ({error.strerror})") from None
+        yield owner is None
 
 
 def _run(command: Sequence[str], stop: Stop) -> int:

@@ -327,6 +327,7 @@ def test_bounds_may_be_traced_and_are_checked_where_they_are_not():
 def test_a_metric_reads_as_the_number_that_it_is():
     metric = Mean(jnp.array(3.0), jnp.array(4.0))
     assert np.isfinite(metric) and jnp.isfinite(metric) and metric < 1 and metric > 0.5
+    assert 0.75 <= metric <= 0.75
     assert f"{metric:.2f}" == "0.75" and metric.item() == float(metric) == np.asarray(metric) == 0.75
     np.testing.assert_allclose(metric, 0.75)
     assert (metric + Mean(jnp.array(1.0), jnp.array(4.0))).value == 0.5

@@ -402,6 +402,7 @@ def test_a_script_tells_a_wrong_result_in_one_line_and_a_bug_with_its_traceback(
     ("name", "message"),
     [
         ("no_such_module:f", "cannot import module 'no_such_module'"),
+        ("rewards/mine.py:f", "give a module, not a file: 'package.module:name'"),
         ("math:no_such", "module 'math' has no 'no_such'"),
         ("math:pi", "is a float, not a function"),
         ("math:", "module 'math' has no ''"),

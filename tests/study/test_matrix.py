@@ -262,20 +262,23 @@ def test_folders_that_are_damaged_or_of_something_else_are_told_and_passed_over(
 
 def test_several_at_once_share_the_jobs_and_what_follows_them(jobs, monkeypatch):
     ran, trouble = [], []
-    turns = threading.Barrier(2)
+    training = {"first": threading.Event(), "second": threading.Event()}
 
     def instead(command, stop):
-        job = next(job for job in jobs if f"--workdir={job.folder}" in command)
-        ran.append((command[0], job.name, threading.current_thread().name))
+        job, me = (
+            next(job for job in jobs if f"--workdir={job.folder}" in command),
+            threading.current_thread().name,
+        )
+        ran.append((command[0], job.name, me))
         if command[0] == "experiments.train":
-            if len({name for *_, name in ran}) < 2:
-                turns.wait(30)  # so that the other comes to it, too
+            training[me].set()
+            training["second"].wait(30)  # which comes by the job that the first is at
             leave(job)
         return 0
 
     def work():
         if threading.current_thread().name == "second":
-            turns.wait(30)
+            training["first"].wait(30)
         trouble.append(matrix.work(jobs[:2], 1, lambda text: None))
 
     monkeypatch.setattr(matrix, "_run", instead)
