@@ -143,6 +143,7 @@ def operations(model: ModelConfig, shared: bool, masked: bool = True) -> float:
     """Multiplications and additions of the matrix products of one update, forward and twice that backward."""
     sizes, rows = Model(model), FLAGS.prompts * FLAGS.samples
     prompt, branch = FLAGS.prompt, FLAGS.completion - 1  # the last token is predicted, never read
+    assert masked or not shared, "a tree is not what the usual formula counts"
     times = FLAGS.prompts if shared else rows  # that each prompt is computed
     tokens = times * prompt + rows * branch
     if masked:

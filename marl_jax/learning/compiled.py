@@ -59,7 +59,8 @@ def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tu
 def nothing(tree: Tree, units: int, laid: tuple[NamedSharding | None, ...]) -> tuple[Tree, jax.Array]:
     """What `accumulate` begins with, its leaves laid over a mesh or on one device."""
     leaves, structure = jax.tree.flatten(tree)
-    parts = [jnp.zeros((units, *leaf.shape), jnp.float32, device=on) for leaf, on in zip(leaves, laid)]
+    parts = [jnp.zeros((units, *leaf.shape), jnp.float32) for leaf in leaves]
+    parts = [x if on is None else jax.lax.with_sharding_constraint(x, on) for x, on in zip(parts, laid)]
     return jax.tree.unflatten(structure, parts), jnp.zeros(())
 
 

@@ -75,7 +75,8 @@ def save_hf(
     """Write a directory that transformers, vLLM and others load; reading it back gives the same bits.
 
     `tokenizer` is one, or the directory of one that fits, whose files are copied as they are. A model that the
-    directory holds already stays as it is until the last byte of this one is on disk; no other file there is touched.
+    directory holds already stays as it is until the last byte of this one is on disk; of other files there, only
+    those of a tokenizer make way for the one that is given.
     """
     _check_params(config, params)
     if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):
@@ -123,7 +124,7 @@ def _replace(directory: Path, fresh: Path) -> None:
     stale = [
         path for path in directory.iterdir() if path.name in (SINGLE, INDEX) or _SHARD.fullmatch(path.name)
     ]
-    if any(file.name.startswith(TOKENIZER_FILES) for file in files):
+    if any(file.name in TOKENIZER_FILES for file in files):
         stale += tokenizer_files(directory)
     for path in stale:
         if Path(path.name) not in files:

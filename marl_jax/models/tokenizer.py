@@ -12,7 +12,10 @@ from typing import Any
 
 from marl_jax.models.config import ModelConfig
 
-FILES = ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "chat_template")  # begin with this
+FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt"),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
+)
 PAD, START, END, UNKNOWN = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|unknown|>"
 # Whole words of the conversations that micro models have; everything else is spelled out.
 WORDS = (
@@ -81,9 +84,7 @@ def save_tokenizer(directory: str | os.PathLike[str], tokenizer: Any) -> None:
 
 def tokenizer_files(directory: str | os.PathLike[str]) -> list[Path]:
     """All that decides how text becomes tokens, the chat template included."""
-    return sorted(
-        path for path in Path(directory).iterdir() if path.name.startswith(FILES) and path.is_file()
-    )
+    return sorted(path for path in Path(directory).iterdir() if path.name in FILES and path.is_file())
 
 
 def render_chat(

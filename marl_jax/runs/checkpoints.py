@@ -90,10 +90,14 @@ class Checkpoints:
         self._saving = self._worker.submit(self._finish, response, place, seal)
 
     def wait(self) -> None:
-        """Until the save under way is complete; its error is raised here."""
-        saving, self._saving = self._saving, None
-        if saving is not None:
-            saving.result()
+        """Until the save under way is complete, whoever else waits; its error is raised here."""
+        saving = self._saving
+        try:
+            if saving is not None:
+                saving.result()
+        finally:
+            if self._saving is saving:
+                self._saving = None
 
     def close(self) -> None:
         """Complete the save under way; its error is raised here."""

@@ -38,7 +38,7 @@ from marl_jax.runs.stored import (
     read_which,
 )
 from marl_jax.sampling.plan import EngineSettings, free_bytes, memory_bytes
-from marl_jax.tasks import Task
+from marl_jax.tasks import DataError, Task
 
 SPLITS = ("test", "val")
 NOISE = 0  # the step whose noise every evaluation has, the run's own too: checkpoints meet the same draws
@@ -147,9 +147,10 @@ def _learned_from(config: DataConfig, split: str, tasks: Sequence[Task]) -> str:
     if not (is_own(config.name) or config.directory):
         return ""
     try:
-        return shared_problems(config, split, tasks, load_tasks(config, "train"))
-    except Exception:  # of the user's own code, or of a file: train is not needed here and may be gone
+        train = load_tasks(config, "train")
+    except (DataError, OSError, ValueError):  # train is not needed here, and may be gone
         return ""
+    return shared_problems(config, split, tasks, train)
 
 
 def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[Asked]:

@@ -17,6 +17,8 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+
 Path = tuple[str, ...]
 T = TypeVar("T")
 _NONE = ("none", "null")
@@ -182,7 +184,9 @@ def _check(annotation: Any, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy as Python's own."""
+    """A number or truth of numpy as Python's own."""
+    if isinstance(value, np.bool_):
+        return bool(value)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return value
     return int(value) if isinstance(value, numbers.Integral) else float(value)

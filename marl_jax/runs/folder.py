@@ -224,7 +224,7 @@ def digest_model(directory: str | os.PathLike[str]) -> str:
 
 def digest_tokenizer(directory: str | os.PathLike[str]) -> str:
     """Of all that decides how text becomes tokens, the chat template included."""
-    return _digest(Path(directory), lambda name: name.startswith(TOKENIZER_FILES))
+    return _digest(Path(directory), lambda name: name in TOKENIZER_FILES)
 
 
 def versions() -> dict[str, str]:

@@ -49,7 +49,7 @@ def train(
 
     It begins where the folder's newest checkpoint is. `accept_changes` goes on although the configuration, the data
     or the code is not what the run was started with. With `patience`, a process that is asked to stop while XLA
-    compiles ends so many seconds later, with the last state saved, instead of coming back from here.
+    compiles ends so many seconds later, the last state saved, instead of coming back from here.
     """
     if not isinstance(config, RunConfig):
         raise TypeError(f"config is {config!r:.80}; give a RunConfig, such as load_config makes of FILE:CELL")
@@ -92,12 +92,12 @@ def train(
                     state = evaluate(run, state)
                 if _save_due(config, state):
                     keep()
-                if state.step >= config.steps or stop.asked:
+                if state.step >= config.steps or stop.heed():
                     break
                 state = step(run, state)
         except Stopped:
             pass  # the step under way is abandoned; it will be made again
-        if stop.asked:
+        if stop.heed():
             farewell()
         run.checkpoints.wait()
         return state.step

@@ -16,7 +16,8 @@ from marl_jax.policies import Tree
 from marl_jax.rollouts.serving import Service
 from marl_jax.runs import fields, page, plan
 from marl_jax.runs.checkpoints import Checkpoints
-from marl_jax.runs.config import RunConfig
+from marl_jax.runs.checks import left_open
+from marl_jax.runs.config import ConfigError, RunConfig
 from marl_jax.runs.folder import begin, open_folder, settle, settled_for
 from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import Board, JsonLines, TensorBoard, WeightsAndBiases, recorded
@@ -148,6 +149,8 @@ def open_run(
 
 def _load(config: RunConfig, folder: Path, accept_changes: bool, live: Live, stop: Stop) -> Named:
     """All of what is named, checked before anything is compiled."""
+    if problems := left_open(config):
+        raise ConfigError(problems)
     shapes = settled_shapes(settled_for(folder, config))
     # Before the weights are there: it counts them.
     planned = plan.check_fits(config, model_config(config), engine=shapes)

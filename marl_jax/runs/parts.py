@@ -25,8 +25,7 @@ from marl_jax.own import digest_own, is_own, load_own
 from marl_jax.policies import PolicySpec, Tree, init_policies, policy_names, trained_policies
 from marl_jax.rewards.credit import Credit, make_credit
 from marl_jax.rollouts import Chat
-from marl_jax.runs.checks import left_open
-from marl_jax.runs.config import ConfigError, DataConfig, PoliciesConfig, RunConfig
+from marl_jax.runs.config import DataConfig, PoliciesConfig, RunConfig
 from marl_jax.runs.folder import digest_model, digest_tokenizer
 from marl_jax.tasks import DataError, Task, load
 from marl_jax.tasks.checks import check_tasks, shared
@@ -92,8 +91,6 @@ class Parts:
 
 def load_parts(config: RunConfig) -> Parts:
     """Read all that the configuration names, but for the tasks."""
-    if problems := left_open(config):
-        raise ConfigError(problems)
     chosen = config.policies
     specs = policy_specs(chosen)
     mesh = make_mesh(config)
@@ -195,8 +192,8 @@ def shared_problems(config: DataConfig, split: str, tasks: Sequence[Task], train
     if not found:
         return ""
     return (
-        f"data set '{config.name}': {len(found)} of the {len(tasks)} problems of {split} are in train, too, by their "
-        f"question or id (the first is {tasks[found[0]].id!r}): accuracy on them is not that on new problems"
+        f"data set '{config.name}': {len(found)} of the {len(tasks)} problems of {split} are in train, too "
+        f"(the first is {tasks[found[0]].id!r}): accuracy on them is not that on new problems"
     )
 
 

@@ -94,9 +94,8 @@ class Plan:
 
     def trouble(self, config: RunConfig) -> str:
         """Why it does not fit and what to change, in one line."""
-        if (
-            self.total <= self.device.memory
-        ):  # engines get but a part of it, or the model has no such positions
+        # Engines get but a part of what there is, and the model may have no such positions.
+        if self.total <= self.device.memory:
             return f"on {self.device.name} its engines cannot be made: {self.refusal}"
         lasting = [part for part in self.at_peak if part.phase == "always"]
         always = sum(part.bytes for part in lasting)
@@ -317,10 +316,8 @@ def _learning(
 
 def _way_out(part: str, config: RunConfig) -> str:
     policies, learner, lanes = config.policies, config.learner, config.engine.lanes
-    smaller, shorter = (
-        "take a smaller base",
-        "shorten --config.engine.max_prompt or --config.sampling.max_new_tokens",
-    )
+    smaller = "take a smaller base"
+    shorter = "shorten --config.engine.max_prompt or --config.sampling.max_new_tokens"
     fewer = [f"lower --config.engine.lanes ({lanes})"] * bool(lanes and lanes > 1)
     off = ["--config.learner.gradients=off"] * (learner.gradients != "off")
     remat = ["--config.policies.remat=layer"] * (policies.remat != "layer")

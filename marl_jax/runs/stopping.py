@@ -21,15 +21,15 @@ class Stopped(Exception):
 class Stop:
     """While open, the first signal sets `asked`; the second does what it always did.
 
-    The main thread cannot take notice while XLA compiles. With `patience`, that is waited for so many seconds: then
-    `farewell` is called on another thread, and the process ends with exit code 0.
+    The main thread cannot heed it while XLA compiles. With `patience`, that is waited for so many seconds; then
+    `farewell` is called on another thread, and where it succeeds, the process ends with exit code 0.
     """
 
     def __init__(self, patience: float | None = None) -> None:
+        self.asked = False
         self.farewell: Callable[[], None] = lambda: None
         self._patience = patience
-        self._asked = False
-        self._noticed = threading.Event()
+        self._heeded = threading.Event()
         self._leaving = threading.Lock()
         self._before: dict[int, Any] = {}
         self._alarm: tuple[int, socket.socket] | None = None  # what signals woke before, and what they do now
@@ -48,23 +48,23 @@ class Stop:
     ) -> None:
         self._give_back()
         with self._leaving:
-            self._noticed.set()
+            self._heeded.set()
         if self._alarm is not None:
             before, writer = self._alarm
             signal.set_wakeup_fd(before)
             writer.close()
             self._alarm = None
 
-    @property
-    def asked(self) -> bool:
-        if self._asked and threading.current_thread() is threading.main_thread():
+    def heed(self) -> bool:
+        """Whether a stop is asked for, which the main thread sees to from here on."""
+        if self.asked and threading.current_thread() is threading.main_thread():
             with self._leaving:  # for good, where the process is ending already
-                self._noticed.set()
-        return self._asked
+                self._heeded.set()
+        return self.asked
 
     def check(self) -> None:
         """Give up what is under way, once a stop is asked for."""
-        if self.asked:
+        if self.heed():
             raise Stopped
 
     def watch(self, callback: Callable[[Progress], None]) -> Callable[[Progress], None]:
@@ -77,7 +77,7 @@ class Stop:
         return progress
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+        self.asked = True
         self._give_back()
 
     def _give_back(self) -> None:
@@ -91,19 +91,38 @@ class Stop:
         writer.setblocking(False)
         before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         self._alarm = before, writer
-        threading.Thread(target=self._wait, args=(reader,), name="stop", daemon=True).start()
+        threading.Thread(target=self._stand_by, args=(reader,), name="stop", daemon=True).start()
 
-    def _wait(self, reader: socket.socket) -> None:
+    def _stand_by(self, reader: socket.socket) -> None:
+        """End the process in the place of a main thread that does not."""
         with reader:
-            while (heard := reader.recv(1)) and heard[0] not in SIGNALS:
-                pass
-        if not heard or self._noticed.wait(self._patience):
-            return
-        with self._leaving:
-            if not self._noticed.is_set():
-                try:
-                    self.farewell()
-                except Exception as error:  # weights that the step under way has given away, say
-                    print(f"the last state was not saved: {error}", file=sys.stderr, flush=True)
-                finally:
-                    os._exit(0)
+            heard, patience = _hear(reader, None), self._patience
+            while heard != 0:
+                heard = _hear(reader, patience)
+                with self._leaving:
+                    if self._heeded.is_set():
+                        return
+                    if heard and not self.asked:  # the second, and the handlers from before are not back yet
+                        os._exit(128 + heard)
+                    if heard is None:
+                        self._leave()
+                        patience = None
+
+    def _leave(self) -> None:
+        try:
+            self.farewell()
+        except Exception as error:  # the step under way has given weights away, say
+            print(f"the step under way is finished first ({error})", file=sys.stderr, flush=True)
+        else:
+            os._exit(0)
+
+
+def _hear(reader: socket.socket, patience: float | None) -> int | None:
+    """The next of the signals; 0 when there will be none, None when there was none for so many seconds."""
+    reader.settimeout(patience)
+    try:
+        while (heard := reader.recv(1)) and heard[0] not in SIGNALS:
+            pass
+    except TimeoutError:
+        return None
+    return heard[0] if heard else 0

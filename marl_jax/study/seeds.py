@@ -137,7 +137,8 @@ def held_out(run: Run) -> PerProblem | None:
 def budget(run: Run) -> float | None:
     """Mean sampled tokens of an episode in the last evaluations, or in the final one on test; None in older runs."""
     end, pair = stability(run) if _finished(run) else None, _held_out(run)
-    last = [record for record in trained(run) if end and record["step"] in end.steps] or [*(pair or ())][1:]
+    last = [record for record in trained(run) if end and record["step"] in end.steps]
+    last = last or list(pair[1:] if pair else ())
     spent = [record.get("tokens_per_episode") for record in last]
     known = [float(value) for value in spent if isinstance(value, int | float)]
     return float(np.mean(known)) if known and len(known) == len(last) else None

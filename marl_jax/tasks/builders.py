@@ -92,7 +92,10 @@ class TaskBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # t
             marks.append(mark(task.question))
             yield number, record
         self._report[split] = {
-            **{"rows": number + 1, "skipped": skipped, "why": why, "marks": marks},
+            "rows": number + 1,
+            "skipped": skipped,
+            "why": why,
+            "marks": marks,
             "digest": digest.hexdigest(),
         }
         if len(skipped) == number + 1:

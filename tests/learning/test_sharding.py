@@ -35,6 +35,9 @@ config = LearnerConfig(
 learner = Learner(Qwen3(TINY), config, {"generator": "p0", "judge": "p0"}, mesh=mesh)
 tree = jax.tree.map(jax.device_put, params, table.shardings(TINY, mesh))
 laid = jax.tree.map(lambda x: x.sharding, tree)
+for part, weight in zip(jax.tree.leaves(learner._zeros(tree, 2)[0]), jax.tree.leaves(tree)):
+    spec = PartitionSpec(None, *weight.sharding.spec)
+    assert part.sharding.is_equivalent_to(NamedSharding(mesh, spec), part.ndim), part.sharding
 after, states, report = learner.step({"p0": tree}, learner.init({"p0": tree}), rows)
 assert any(not s.is_fully_replicated for s in jax.tree.leaves(laid))
 kept = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), after["p0"], laid)

@@ -250,6 +250,11 @@ def test_a_save_returns_before_its_files_are_complete(tmp_path, monkeypatch):
     store = Checkpoints(tmp_path)
     store.save(1, {"x": jnp.arange(3)}, {})
     assert steps(tmp_path) == []
+    waiting = [threading.Thread(target=store.wait) for _ in range(2)]
+    for thread in waiting:
+        thread.start()
+        thread.join(0.2)
+    assert all(thread.is_alive() for thread in waiting)  # the second, too
     going_on.set()
     store.close()
     assert steps(tmp_path) == [1]

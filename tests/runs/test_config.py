@@ -43,7 +43,7 @@ MATCHED = "configs/qwen3.py:single_token_matched-shared-0.6b-math"
 
 def test_what_a_token_matched_agent_is_matched_to_has_to_be_said(tmp_path):
     with pytest.raises(ConfigError) as error:
-        load_parts(load_config(MATCHED))
+        train(load_config(MATCHED), tmp_path / "run")
     (line,) = error.value.problems
     assert line.startswith(
         "workflow.settings.tokens of 'single_token_matched' is not given: give --config.workflow."
@@ -54,6 +54,9 @@ def test_what_a_token_matched_agent_is_matched_to_has_to_be_said(tmp_path):
     open_ended = dataclasses.replace(small, workflow=dataclasses.replace(small.workflow, settings={}))
     with pytest.raises(ConfigError, match="is not given: give"):
         train(open_ended, tmp_path / "run")
+    assert (
+        load_parts(open_ended).workflow.name == "single_token_matched"
+    )  # a run of before is still evaluated
 
 
 @pytest.mark.parametrize("file", [micro, qwen3, study])
@@ -208,7 +211,8 @@ def test_a_configuration_built_in_python_has_values_of_the_types_of_its_fields()
         "steps is 2.5; it must be an integer",
     ]
     data = dataclasses.replace(config.data, levels=[1, 2])
-    built = dataclasses.replace(config, steps=np.int64(3), data=data)
+    logging = dataclasses.replace(config.logging, tensorboard=np.True_)
+    built = dataclasses.replace(config, steps=np.int64(3), data=data, logging=logging)
     assert RunConfig.from_json(json.loads(json.dumps(built.to_json()))) == built
 
 

@@ -198,12 +198,21 @@ def asked_to_end(base, workdir, place, visit):
     return steps(workdir / "checkpoints")
 
 
-def test_a_stop_does_not_wait_while_no_python_runs(base, whole, tmp_path):
-    options = ("--signal=SIGTERM", "--at=learning", "--visit=4", "--stuck")
-    status, said, ended = in_a_process(base, tmp_path / "run", *options)
-    assert status == 0 and "stopped after step 3" in said, said[-2000:]
+@pytest.mark.parametrize(
+    ("options", "reached"),
+    [
+        (("--at=learning", "--visit=4", "--stuck=600"), 3),  # step 4 is abandoned
+        (
+            ("--at=policy", "--visit=8", "--stuck=5"),
+            4,
+        ),  # its first policy is a new one already: it is finished
+    ],
+)
+def test_a_stop_that_is_not_heeded_loses_no_step(base, whole, tmp_path, options, reached):
+    status, said, ended = in_a_process(base, tmp_path / "run", "--signal=SIGTERM", *options)
+    assert status == 0 and f"stopped after step {reached}" in said, said[-2000:]
     assert ended - float(said.split("signalled at ")[1].split()[0]) < 30
-    assert steps(tmp_path / "run" / "checkpoints")[-1] == 3  # which was not due
+    assert steps(tmp_path / "run" / "checkpoints")[-1] == reached
     assert run(base, tmp_path / "run") == 8
     same(tmp_path / "run", whole)
 

@@ -44,42 +44,71 @@ def test_who_was_told_to_outlive_its_terminal_does():
 
 
 STUCK = """
-import hashlib, sys
+import hashlib
 from marl_jax.runs.stopping import Stop
-with Stop(patience=0.5) as stop:
-    stop.farewell = lambda: print("farewell", flush=True) or SAYS
-    print("there", flush=True)
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000_000)  # no Python runs meanwhile
-"""
-NOTICES = """
-import time
-from marl_jax.runs.stopping import Stop
-with Stop(patience=0.2) as stop:
+with Stop(PATIENCE) as stop:
     stop.farewell = lambda: print("farewell", flush=True)
     print("there", flush=True)
-    while not stop.asked:
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000_000)  # no Python runs in the main thread meanwhile
+"""
+LATE = """
+import time
+from marl_jax.runs.stopping import Stop
+with Stop(0.5) as stop:
+    stop.farewell = lambda: 1 / 0
+    print("there", flush=True)
+    time.sleep(4)
+    print("heeded" if stop.heed() else "not asked", flush=True)
+"""
+EARLY = """
+import time
+from marl_jax.runs.stopping import Stop
+with Stop(5.0) as stop:
+    stop.farewell = lambda: print("farewell", flush=True)
+    print("there", flush=True)
+    while not stop.heed():
         time.sleep(0.01)
-    time.sleep(1)
+    time.sleep(6)
 print("ended by itself", flush=True)
 """
+
+
+@pytest.fixture
+def child(number):
+    """Starts a program, and ends it in the end."""
+    signal.signal(number, signal.SIG_DFL)  # which children take over
+    running = []
+
+    def start(program):
+        command = [sys.executable, "-c", program]
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        assert running[0].stdout.readline() == "there\n"
+        return running[0]
+
+    yield start
+    for process in running:
+        process.kill()
 
 
 @pytest.mark.parametrize(
     "program, said",
     [
-        (STUCK.replace("SAYS", "None"), "farewell\n"),
-        (STUCK.replace("SAYS", "1 / 0"), "farewell\nthe last state was not saved: division by zero\n"),
-        (NOTICES, "ended by itself\n"),
+        (STUCK.replace("PATIENCE", "0.5"), "farewell\n"),
+        (LATE, "the step under way is finished first (division by zero)\nheeded\n"),
+        (EARLY, "ended by itself\n"),
     ],
+    ids=["stuck", "late", "early"],
 )
-def test_patience_ends_where_the_main_thread_takes_no_notice(number, program, said):
-    signal.signal(number, signal.SIG_DFL)  # which children take over
-    child = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        assert child.stdout is not None and child.stdout.readline() == "there\n"
-        child.send_signal(number)
-        assert child.communicate(timeout=20)[0] == said and child.returncode == 0
-    finally:
-        child.kill()
+def test_patience_ends_where_the_main_thread_heeds_nothing_and_all_is_saved(number, child, program, said):
+    process = child(program)
+    process.send_signal(number)
+    assert process.communicate(timeout=30)[0] == said and process.returncode == 0
+
+
+def test_a_second_signal_ends_a_process_at_once_whose_main_thread_is_stuck(number, child):
+    process = child(STUCK.replace("PATIENCE", "600"))
+    process.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.send_signal(number)
+    assert process.wait(10) == 128 + number

@@ -1,14 +1,13 @@
 """A run so small that it takes seconds: a model of random weights that is paid for small letters.
 
-python tiny_run.py BASE WORKDIR [--kind=KIND] [--signal=SIGTERM] [--at=PLACE] [--visit=N] [--after=SECONDS] [--stuck]
+python tiny_run.py BASE WORKDIR [--kind=KIND] [--signal=SIGTERM] [--at=PLACE] [--visit=N] [--after=SECONDS] [--stuck=S]
 
 The process gets the signal so many seconds after it comes to a place for the Nth time, and prints when that is. Stuck,
-its main thread runs no Python from then on, as while XLA compiles.
+its main thread heeds nothing for S seconds.
 """
 
 import argparse
 import dataclasses
-import hashlib
 import itertools
 import os
 import signal
@@ -134,7 +133,7 @@ KINDS = {"plain": lambda config: config, **{kind.__name__: kind for kind in _CHA
 
 
 def send_before(owner, name, number, visit, seconds, stuck):
-    """Send the process a signal so many seconds after the Nth call of a function, which may never return then."""
+    """Send the process a signal so many seconds after the Nth call of a function, which then sleeps for a while."""
     inner, visits = getattr(owner, name), itertools.count(1)
 
     def send():
@@ -146,8 +145,7 @@ def send_before(owner, name, number, visit, seconds, stuck):
             timer = threading.Timer(seconds, send)
             timer.daemon = True
             timer.start() if seconds else send()
-            if stuck:
-                hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000_000)
+            time.sleep(stuck)
         return inner(*args, **options)
 
     setattr(owner, name, call)
@@ -159,10 +157,10 @@ def main():
     parser.add_argument("workdir")
     parser.add_argument("--kind", default="plain", choices=KINDS)
     parser.add_argument("--signal", default="SIGKILL")
-    parser.add_argument("--at", choices=("opening", "step", "learning"))
+    parser.add_argument("--at", choices=("opening", "step", "learning", "policy"))
     parser.add_argument("--visit", type=int, default=1)
     parser.add_argument("--after", type=float, default=0.0)
-    parser.add_argument("--stuck", action="store_true")
+    parser.add_argument("--stuck", type=float, default=0.0)
     asked = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     from marl_jax.runs import loop, opening
@@ -171,6 +169,7 @@ def main():
         "opening": (opening, "load_parts"),
         "step": (loop, "step"),
         "learning": (opening.Learner, "step"),
+        "policy": (opening.Learner, "_update"),
     }
     if asked.at:
         number = signal.Signals[asked.signal]

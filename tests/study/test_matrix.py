@@ -301,7 +301,7 @@ def test_a_training_that_was_stopped_from_outside_or_killed_is_told(jobs, worked
 
 def test_once_asked_to_stop_nothing_else_is_begun(jobs, worked):
     def does(job, module, stop):
-        stop._on_signal(signal.SIGTERM, None)
+        stop.asked = True
         return 0
 
     trouble, ran, _ = worked(jobs, does)
@@ -343,9 +343,8 @@ def test_a_matrix_that_is_asked_to_stop_asks_its_child_once_and_ends_well(tmp_pa
     (tmp_path / "matrix_script.py").write_text(program)
     arguments = [f"--config={MICRO}", f"--root={tmp_path / 'runs'}", f"--cells={TWO}"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(script.ROOT)])}
-    inherited = signal.signal(
-        signal.SIGHUP, signal.SIG_DFL
-    )  # under nohup it is ignored, and children take that over
+    # Children take over what is ignored, as it is under nohup.
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     running = subprocess.Popen(
         [sys.executable, "-m", "matrix_script", *arguments],
         cwd=script.ROOT,
