@@ -31,6 +31,7 @@ class Qwen3:
     config: ModelConfig
     lora_scale: float | None = None  # alpha / rank; None trains all weights
     remat: str = "none"
+    attention: str | None = None  # an implementation of `models.attention`; None: the fastest of the platform
 
     def hidden(self, trained: Tree, frozen: Tree, batch: MicroBatch) -> jax.Array:
         trained = jax.tree.map(lambda x: x.astype(self.config.dtype), trained)
@@ -48,6 +49,7 @@ class Qwen3:
             adapter=adapter,
             adapter_scale=self.lora_scale or 1.0,
             remat=self.remat,
+            attention=self.attention,
         )
 
     def head(self, trained: Tree, frozen: Tree) -> jax.Array:

@@ -31,6 +31,8 @@ def hidden_states(
     adapter: Any = None,
     adapter_scale: float = 1.0,
     remat: str = "none",
+    attention: str
+    | None = None,  # an implementation of `models.attention`; None: the fastest of the platform
 ) -> jax.Array:
     """[G, S, H], equal to computing every row alone. `adapter`, without a policy axis, acts on every row."""
     trees, length = tokens.shape
@@ -48,10 +50,17 @@ def hidden_states(
         q, k, v = map(apart, qwen3.project_qkv(layer, config, x, angles, lora))
         if prefix:
             attended = tree_attention(
-                q, k, v, segment_ids, prefix=prefix, branches=branches, unmasked=unmasked
+                q,
+                k,
+                v,
+                segment_ids,
+                prefix=prefix,
+                branches=branches,
+                unmasked=unmasked,
+                implementation=attention,
             )
         else:
-            attended = self_attention(q, k, v, None if unmasked else segment_ids)
+            attended = self_attention(q, k, v, None if unmasked else segment_ids, attention)
         x = x + qwen3.project_out(layer, flat(attended), lora)
         return x + qwen3.mlp(layer, config, x, lora), None
 
@@ -69,15 +78,18 @@ def tree_attention(
     prefix: int,
     branches: int,
     unmasked: bool = False,  # see `hidden_states`
+    implementation: str | None = None,
 ) -> jax.Array:
     """Causal attention of the prompt with itself, and of each completion with the prompt and itself."""
     trees, total, heads, dim = q.shape
     length = (total - prefix) // branches
-    kernel = chosen_here((trees * branches, prefix + length, heads, dim), q.dtype)
+    kernel = implementation or chosen_here((trees * branches, prefix + length, heads, dim), q.dtype)
     takes = kernel == "cudnn" or (kernel == "splash" and unmasked)
     if takes and rows_pay(prefix, length):
         return attend_rows(q, k, v, segment_ids, prefix=prefix, branches=branches, unmasked=unmasked)
-    return attend_scores(q, k, v, segment_ids, prefix=prefix, branches=branches)
+    return attend_scores(
+        q, k, v, segment_ids, prefix=prefix, branches=branches, implementation=implementation
+    )
 
 
 def rows_pay(prefix: int, length: int) -> bool:
@@ -148,7 +160,14 @@ permuted.defvjp(_permuted_forward, _permuted_backward)
 
 
 def attend_scores(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, *, prefix: int, branches: int
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array,
+    *,
+    prefix: int,
+    branches: int,
+    implementation: str | None = None,  # of the prompt's attention
 ) -> jax.Array:
     """`tree_attention` with one softmax written out over the scores with the prompt and those with the branch."""
     trees, _, heads, dim = q.shape
@@ -156,7 +175,8 @@ def attend_scores(
     group = heads // kv
     stem = lambda x: x[:, :prefix]
     branch = lambda x: x[:, prefix:].reshape(trees, branches, -1, *x.shape[2:])
-    prompt = self_attention(stem(q), stem(k), stem(v))  # nothing of it sees the padding behind it
+    # Nothing of it sees the padding behind it.
+    prompt = self_attention(stem(q), stem(k), stem(v), implementation=implementation)
 
     # Axes: g trees, k KV heads, b branches, q queries of one KV head (all heads of a position, then the next), p prompt
     # keys, s own keys. What is small is brought into the order of the scores, so that these stay as they are.

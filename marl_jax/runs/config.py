@@ -58,6 +58,7 @@ class PoliciesConfig:
     lora_rank: int = 64
     lora_alpha: float = 32.0
     remat: Literal["none", "layer", "dots"] = "none"  # what the backward pass computes again to save memory
+    attention: Literal["blocks", "plain"] | None = None  # of the update; None: the fastest of the platform
 
 
 @dataclasses.dataclass(frozen=True)

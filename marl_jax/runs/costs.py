@@ -29,6 +29,7 @@ class Model:
     platform: str = "cpu"
     capability: str = ""
     remat: str = "none"
+    attention: str | None = None
 
     @property
     def heads(self) -> int:
@@ -170,8 +171,9 @@ def _blocks(length: int) -> int:
 
 def _flash(model: Model, rows: int, length: int) -> bool:
     c = model.config
-    chosen = (rows, length, c.num_attention_heads, c.head_dim)
-    return choose(model.platform, chosen, c.dtype, model.capability) in ("cudnn", "splash")
+    shape = (rows, length, c.num_attention_heads, c.head_dim)
+    chosen = model.attention or choose(model.platform, shape, c.dtype, model.capability)
+    return chosen in ("cudnn", "splash")
 
 
 # ---------------------------------------------------------------- bytes of sampling

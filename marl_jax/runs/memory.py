@@ -85,7 +85,7 @@ def room_to_train(config: RunConfig, model: ModelConfig, device: Device, free: i
     engines = len(decode_groups(specs))
     if config.engine.budget_bytes:
         return Room(config.engine.budget_bytes)
-    sizes = Model(model, device.platform, device.capability, config.policies.remat)
+    sizes = Model(model, device.platform, device.capability, config.policies.remat, config.policies.attention)
     others = sum(part.bytes for part in standing(config, sizes, specs) if part.name != BASES)
     update, _ = gradient(config, sizes, specs, calls_of(config, assume(config)))
     phases = {part.phase for part in update}

@@ -111,9 +111,7 @@ def open_run(
     parts = named.parts
 
     policies = parts.start(config.seed)
-    learner = Learner(
-        parts.network(config.policies.remat), config.learner, config.policies.map, mesh=parts.mesh
-    )
+    learner = Learner(parts.network(config.policies), config.learner, config.policies.map, mesh=parts.mesh)
     trees = {name: policies[name] for name in parts.trained}
     state = State(0, trees, learner.init(trees), Position(seed=config.seed))
     kinds = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}

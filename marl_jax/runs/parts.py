@@ -67,9 +67,9 @@ class Parts:
 
         return init_policies(self.specs, self.bases, adapter)
 
-    def network(self, remat: str) -> Qwen3:
+    def network(self, chosen: PoliciesConfig) -> Qwen3:
         """What the learner differentiates."""
-        return Qwen3(self.model, self.lora_scale, remat)
+        return Qwen3(self.model, self.lora_scale, chosen.remat, chosen.attention)
 
     def frozen_trees(self) -> dict[str, Tree]:
         """The policies that are served and never change."""

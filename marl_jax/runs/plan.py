@@ -123,7 +123,7 @@ def make_plan(
     """
     _check_tokens(config, model)
     specs = policy_specs(config.policies)
-    sizes = Model(model, device.platform, device.capability, config.policies.remat)
+    sizes = Model(model, device.platform, device.capability, config.policies.remat, config.policies.attention)
     assumptions = assume(config, completion)
     rounds = calls_of(config, assumptions)
     standing = memory.standing(config, sizes, specs)

@@ -8,13 +8,13 @@ from learning_rows import TINY, assert_trees_close, log_probs, make_rows
 
 from marl_jax.learning import prefix
 from marl_jax.learning.batching import BatchConfig, make_batches
-from marl_jax.models import qwen3
+from marl_jax.models import attention, qwen3
 from marl_jax.models.lora import init_lora
 
 CONFIG = BatchConfig(buckets=(4, 8, 16, 32, 64), token_budget=128)
 
 
-def batched_log_probs(params, arrays, adapter=None, adapter_scale=1.0, remat="none"):
+def batched_log_probs(params, arrays, adapter=None, adapter_scale=1.0, remat="none", attention=None):
     hidden = prefix.hidden_states(
         params,
         TINY,
@@ -27,6 +27,7 @@ def batched_log_probs(params, arrays, adapter=None, adapter_scale=1.0, remat="no
         adapter=adapter,
         adapter_scale=adapter_scale,
         remat=remat,
+        attention=attention,
     )
     hidden = jnp.take_along_axis(hidden, arrays.source[..., None], axis=1)
     log_p = jax.nn.log_softmax(qwen3.unembed(params, TINY, hidden))
@@ -52,6 +53,18 @@ def test_trees_without_masks_equal_each_row_alone(monkeypatch, kernel, prompt):
     assert all(b.arrays.prefix == 8 and b.arrays.unmasked for b in batches)
     assert prompt[0] == 8 or len({len(row.prompt) for row in rows}) > 1
     assert_equal_each_row_alone(rows, batches)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_named_attention_is_taken_whatever_the_platform_has(monkeypatch, share):
+    rows = make_rows(np.random.default_rng(1), prompts=1, samples=4, prompt=(8, 9), lengths=(6, 10))
+    batch, *_ = make_batches(rows, [0] * 4, BatchConfig(CONFIG.buckets, 128, share_prompts=share))
+    assert bool(batch.arrays.prefix) == share
+    fastest = batched_log_probs(qwen3.init(0, TINY), batch.arrays)
+    for module in (prefix, attention):
+        monkeypatch.setattr(module, "chosen_here", lambda *_: "cudnn")  # which a CPU does not have
+    named = batched_log_probs(qwen3.init(0, TINY), batch.arrays, attention="plain")
+    np.testing.assert_allclose(named, fastest, rtol=1e-5, atol=1e-5)
 
 
 def test_padding_goes_last_and_back():
