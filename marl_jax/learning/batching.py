@@ -130,11 +130,10 @@ def make_batches(
     `mark_unmasked` says of a micro-batch whose sequences or branches hold one row each that only padding behind a
     shared prompt is to be hidden: another program.
     """
+    check_rows(rows, config)
     batches = []
     for unit in dict.fromkeys(units):
         mine = [i for i, u in enumerate(units) if u == unit]
-        for row in (rows[i] for i in mine):
-            _check_row(row)
         by_shape: dict[tuple[int, int, int], list[_Sequence]] = {}
         for sequence in _arrange(rows, mine, config):
             by_shape.setdefault(sequence.shape, []).append(sequence)
@@ -332,6 +331,13 @@ def _kept(rows: Sequence[Row], members: Sequence[int], shape: tuple[int, int]) -
 
 def _length(row: Row) -> int:
     return len(row.prompt) + len(row.tokens) - 1
+
+
+def check_rows(rows: Iterable[Row], config: BatchConfig) -> None:
+    """Refuse rows that no micro-batch can hold; those that only a tree can are told when there is none for them."""
+    for row in rows:
+        _check_row(row)
+        _bucket(max(len(row.prompt), len(row.tokens) - 1), config.buckets)
 
 
 def _check_row(row: Row) -> None:

@@ -32,9 +32,9 @@ class ScheduleConfig:
             raise ValueError(f"schedule {self.kind!r} is unknown; use 'constant', 'cosine' or 'linear'")
         if self.clock not in ("own", "shared"):
             raise ValueError(f"schedule clock {self.clock!r} is unknown; use 'own' or 'shared'")
-        if not (self.learning_rate >= 0 and self.final_ratio >= 0):
+        if not (0 <= self.learning_rate < math.inf and 0 <= self.final_ratio < math.inf):
             raise ValueError(
-                f"learning_rate {self.learning_rate} and final_ratio {self.final_ratio} must not be negative"
+                f"learning_rate {self.learning_rate} and final_ratio {self.final_ratio} must be finite and not negative"
             )
         if not 0 <= self.warmup_steps < self.total_steps:
             raise ValueError(

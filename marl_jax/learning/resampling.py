@@ -1,9 +1,9 @@
-"""Dynamic sampling: problems whose episodes all earned the same are sampled again, a bounded number of times.
+"""Dynamic sampling: problems whose episodes teach nothing are sampled again, a bounded number of times.
 
-    draw every problem -> keep those with a group whose rewards vary -> draw the others anew -> ... -> at most `draws`
+    draw every problem -> keep those with an advantage that is not 0 -> draw the others anew -> ... -> at most `draws`
 
-A group of equal rewards has advantages of 0 (`groups.informative`). A new draw has new sample numbers, so new noise,
-and takes the old one's place: every problem keeps its number of episodes, and batches their shapes.
+A new draw has new sample numbers, so new noise, and takes the old one's place: every problem keeps its number of
+episodes, and batches their shapes.
 """
 
 import dataclasses
@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marl_jax.learning.groups import informative
-from marl_jax.learning.rows import AdvantageConfig, penalised, row_groups, rows_of, shaped
+from marl_jax.learning.rows import AdvantageConfig, rows_of, with_advantages
 from marl_jax.rollouts.episodes import Episode
 from marl_jax.tasks.task import Task
 
@@ -26,8 +25,8 @@ class ResampleCounts:
     """What dynamic sampling did."""
 
     problems: int
-    flat: int  # problems without a varying group after the first draw
-    rescued: int  # of those, the ones that a later draw made vary
+    flat: int  # problems that taught nothing in the first draw
+    rescued: int  # of those, the ones that did in a later one
     draws: int  # rounds of sampling, the first included
     episodes: int  # sampled over all rounds; those of the result are fewer
     first_reward: float  # mean over all calls of the first draw: what was kept is no fair sample
@@ -85,10 +84,9 @@ def _teaching(
     advantages: AdvantageConfig,
     workflow: str | None,
 ) -> set[str]:
-    """The ids of tasks with a group whose rewards vary."""
-    rows = penalised(rows_of(episodes, rewards), advantages)
-    vary = informative(shaped(rows), row_groups(rows, advantages, workflow))
-    return {row.task for row, varies in zip(rows, vary) if varies}  # type: ignore[misc]
+    """The ids of tasks with an advantage that is not 0."""
+    rows, _ = with_advantages(rows_of(episodes, rewards), advantages, workflow)
+    return {row.task for row in rows if row.advantage}  # type: ignore[misc]
 
 
 def _check_draw(tasks: Sequence[Task], episodes: Sequence[Episode], first: int) -> None:

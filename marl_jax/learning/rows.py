@@ -17,7 +17,15 @@ from marl_jax.learning.advantages import (
     group_advantages,
     overlong_penalty,
 )
-from marl_jax.learning.groups import FIELDS, GroupCounts, as_rewards, count_groups, group_ids, group_key
+from marl_jax.learning.groups import (
+    FIELDS,
+    PRESETS,
+    GroupCounts,
+    as_rewards,
+    count_groups,
+    group_ids,
+    group_key,
+)
 from marl_jax.rollouts.episodes import CallRecord, Episode
 
 
@@ -158,7 +166,9 @@ def shaped(rows: Sequence[Row]) -> np.ndarray:
 
 def row_groups(rows: Sequence[Row], config: AdvantageConfig, workflow: str | None = None) -> np.ndarray:
     """Int[B]: which rows are compared with each other."""
-    key = ("task", "role") if config.estimator == "agent" else group_key(config.group, workflow)
+    key = group_key(config.group, workflow) if config.estimator != "agent" else PRESETS["role"]
+    if config.estimator == "agent" and config.agent_mean == config.agent_scale == "task":
+        key = PRESETS["task"]
     columns = {name: [getattr(row, name) for row in rows] for name in FIELDS}
     return group_ids(key, **columns)
 

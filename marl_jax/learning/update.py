@@ -24,6 +24,7 @@ from marl_jax.learning.batching import (
     Batch,
     MicroBatch,
     by_row,
+    check_rows,
     make_batches,
     padding_share,
     write,
@@ -111,15 +112,7 @@ class Learner:
         By policy: `bases` are the frozen weights under its adapter, `references` the trees of the KL anchor. `check`
         is called before every micro-batch for as long as the old policies and states are whole: it may raise.
         """
-        strangers = {(row.role, row.policy) for row in rows} - {(_role(k), p) for k, p in self.roles.items()}
-        if strangers:
-            raise ValueError(
-                f"rows of {sorted(strangers)} are not in the map {self.roles} from roles to policies"
-            )
-        if absent := sorted({row.policy for row in rows} - {*policies}):
-            raise ValueError(
-                f"rows are for the policies {absent}, which were not handed over; leave such rows out"
-            )
+        self._check_rows(policies, states, rows, bases)
         policies, states = dict(policies), dict(states)
         reports: dict[str, dict[str, float]] = {}
         seen: list[Seen] = []
@@ -346,6 +339,33 @@ class Learner:
             raise ValueError(
                 "coherence damping is defined for isolated policies; give every role its own policy"
             )
+
+    def _check_rows(
+        self,
+        policies: Mapping[str, Tree],
+        states: Mapping[str, LearnerState],
+        rows: Sequence[Row],
+        bases: Mapping[str, Tree] | None,
+    ) -> None:
+        """Refuse what cannot be learned from while all policies are whole."""
+        strangers = {(row.role, row.slot, row.policy) for row in rows if not self._mapped(row)}
+        if strangers:
+            raise ValueError(
+                f"rows of (role, slot, policy) {sorted(strangers)} do not follow the map {self.roles}"
+            )
+        if absent := sorted({row.policy for row in rows} - {*policies}):
+            raise ValueError(
+                f"rows are for the policies {absent}, which were not handed over; leave such rows out"
+            )
+        if absent := sorted({*policies} - {*states}):
+            raise ValueError(f"policies {absent} have no state: take it from `init`")
+        lora = getattr(self.network, "lora_scale", None) is not None
+        if lora and (absent := sorted({*policies} - {*(bases or {})})):
+            raise ValueError(f"policies {absent} are adapters: hand over the weights under them as `bases`")
+        check_rows(rows, self.config.batch)
+
+    def _mapped(self, row: Row) -> bool:
+        return self.roles.get(f"{row.role}/{row.slot}", self.roles.get(row.role)) == row.policy
 
     def _trains(self, row: Row, step: int) -> bool:
         return self.config.interventions.trains(row.role, step) and not (

@@ -1,5 +1,6 @@
 """What a step asks of one policy: its rows, in which mini-batches, and what is told apart in their gradient."""
 
+import collections
 import dataclasses
 import zlib
 from collections.abc import Sequence
@@ -55,10 +56,9 @@ def per_role_of(
     """Of each role: its mean number of parallel calls [R], the limit of its norm [R], its units [R, K]."""
     if not config.apart:
         return np.ones(1, np.float32), np.full(1, np.inf, np.float32), np.ones((1, 1), np.float32)
-    calls = np.array([sum(row.role == role for row in rows) for role in roles])
-    slots = {role: min((row.slot for row in rows if row.role == role), default=0) for role in roles}
-    first = np.array([sum(row.role == role and row.slot == slots[role] for row in rows) for role in roles])
-    parallel = np.where(first > 0, calls / np.maximum(first, 1), 1)
+    slots = {role: collections.Counter(row.slot for row in rows if row.role == role) for role in roles}
+    # Of calls made side by side, each has another slot.
+    parallel = np.array([sum(some.values()) / max(some.values(), default=1) or 1 for some in slots.values()])
     limits = [config.interventions.role_clip.get(role, np.inf) for role in roles]
     member = gradients.role_matrix(unit_roles, roles)
     return parallel.astype(np.float32), np.array(limits, np.float32), member.astype(np.float32)

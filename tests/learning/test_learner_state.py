@@ -239,6 +239,30 @@ def test_a_non_finite_gradient_is_skipped_counted_and_at_last_stops_the_run():
         run.step(trees, states, rows)
 
 
+def test_what_cannot_be_learned_from_is_refused_while_all_policies_are_whole():
+    run = learner()
+    trees, states = start(run)
+    late = [
+        (dataclasses.replace(ROWS[2], tokens=[0] * 80, logprobs=[0.0] * 80), "fits no length bucket"),
+        (dataclasses.replace(ROWS[2], logprobs=[0.0]), "2 tokens, 1 log-probs"),
+    ]
+    for broken, said in late:
+        assert broken.policy == "p1"
+        with pytest.raises(ValueError, match=said):
+            run.step(trees, states, [*ROWS[:2], broken])
+    with pytest.raises(ValueError, match=r"\['p1'\] have no state: take it from `init`"):
+        run.step(trees, {"p0": states["p0"]}, ROWS)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trees))
+
+
+def test_rows_of_a_slot_with_a_policy_of_its_own_are_of_that_policy():
+    run = learner({"voter/0": "p0", "voter/1": "p1"})
+    mine = dataclasses.replace(row("voter", [0, 1], 1.0), slot=0, policy="p0")
+    run.step(*start(run), [mine])
+    with pytest.raises(ValueError, match=r"\('voter', 0, 'p1'\)"):
+        run.step(*start(run), [dataclasses.replace(mine, policy="p1")])
+
+
 def test_rows_of_an_unknown_role_or_policy_are_refused():
     run = learner()
     with pytest.raises(ValueError, match="'p7'"):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from marl_jax.learning.resampling import ResampleCounts, resample
-from marl_jax.learning.rows import AdvantageConfig
+from marl_jax.learning.rows import AdvantageConfig, rows_of, with_advantages
 from marl_jax.rollouts.episodes import CallRecord, Episode
 from marl_jax.tasks.task import Task
 
@@ -77,6 +77,28 @@ def test_a_problem_varies_where_one_of_its_groups_does():
     with pytest.raises(ValueError, match="not for workflow None"):
         resample(sample, one_judge, TASKS, study, draws=2)
     assert resample(sample, one_judge, TASKS, study, draws=2, workflow="voting").counts.flat == 0
+
+
+@pytest.mark.parametrize(
+    ("over", "flat"),
+    [(("task", "task"), 0), (("task", "role"), 1), (("role", "task"), 1), (("role", "role"), 1)],
+)
+def test_agent_wise_problems_teach_where_an_advantage_is_not_0(over, flat):
+    """Each role always earns its own: over the whole task that is variance, and a role's own scale is 0."""
+    sample = Sampler(("voter", "judge"))
+    agent = AdvantageConfig(estimator="agent", agent_mean=over[0], agent_scale=over[1])
+    done = resample(sample, lambda some: [[1.0, 0.0] for _ in some], TASKS[:1], agent, draws=3)
+    assert (done.counts.flat, done.counts.draws) == (flat, 3 if flat else 1)
+    rows, counts = with_advantages(rows_of(done.episodes, done.rewards), agent)
+    assert any(row.advantage for row in rows) == (not flat)
+    assert {role: count.zero_variance for role, count in counts.items()} == {"voter": flat, "judge": flat}
+
+
+def test_a_single_sample_teaches_where_its_reward_is_its_advantage():
+    by_sample = lambda some: [[float(episode.sample == 2)] for episode in some]
+    alone = lambda tasks, first: [e for e in Sampler()(tasks, first) if e.sample == first]
+    done = resample(alone, by_sample, TASKS[:1], AdvantageConfig(singleton="reward"), draws=5)
+    assert (done.counts.flat, done.counts.rescued, done.counts.draws) == (1, 1, 3)
 
 
 def test_episodes_without_a_call_teach_nothing_and_nothing_is_no_error():
