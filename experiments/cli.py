@@ -38,6 +38,7 @@ def run(
     The command line may hold so many `words` that are no flags.
     """
     deterministic()
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is missing, at every start
     try:
         spec, texts, rest = split_argv(sys.argv)
         asked = spec is not None or texts

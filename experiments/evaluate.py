@@ -22,7 +22,9 @@ from marl_jax.runs.folder import FolderError
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", "", "folder of the run")
 flags.DEFINE_string(
-    "checkpoint", None, "all, latest, best, base or a step; None: latest, for generator_transfer base"
+    "checkpoint",
+    None,
+    "all, latest, best (of the saved ones, on val), base or a step; None: latest, for generator_transfer base",
 )
 flags.DEFINE_string("split", "test", "test or val")
 flags.DEFINE_integer("samples", 1, "episodes per problem")

@@ -5,6 +5,7 @@
 Any field can be set: --config.steps=50 --config.learner.optimiser.schedule.learning_rate=1e-4.
 """
 
+import contextlib
 import sys
 
 from absl import flags
@@ -31,7 +32,9 @@ def main(config: RunConfig | None, _: list[str]) -> int:
     if FLAGS.report:
         from marl_jax.study.report import write_report
 
-        print(f"the report is {write_report(FLAGS.workdir)}", file=sys.stderr)
+        page = write_report(FLAGS.workdir)
+        with contextlib.suppress(OSError):  # of a stream that nobody reads any more
+            print(f"the report is {page}", file=sys.stderr, flush=True)
     return 0
 
 

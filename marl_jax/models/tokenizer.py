@@ -58,7 +58,7 @@ def load_tokenizer(directory: str | os.PathLike[str], config: ModelConfig | None
     from transformers import AutoTokenizer
 
     directory = Path(directory)
-    if not (directory / "tokenizer.json").exists() and not (directory / "tokenizer_config.json").exists():
+    if not any((directory / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise FileNotFoundError(f"{directory} has no tokenizer.json; is this the directory of a model?")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)

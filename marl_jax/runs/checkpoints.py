@@ -10,6 +10,7 @@ given up: first by the seal, in one stroke, then on the disk. All of Orbax is in
 import concurrent.futures
 import hashlib
 import json
+import logging as python_logging
 import math
 import os
 import re
@@ -43,6 +44,11 @@ class Stripped(CheckpointError):
     """A checkpoint is kept for its policies and has given up the rest."""
 
 
+def _not_of_orbax(record: python_logging.LogRecord) -> bool:
+    """What Orbax raises it logs, too, with pages of tracebacks; the one line about it is enough."""
+    return record.levelno < python_logging.ERROR or "/orbax/" not in record.pathname
+
+
 class Checkpoints:
     """The checkpoints of a run, for the one process that writes them. Close it, or lose the save under way."""
 
@@ -67,6 +73,7 @@ class Checkpoints:
         for rest in directory.glob(".*"):  # what a killed process left behind
             _remove(rest)
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoints")
+        logging.get_absl_logger().addFilter(_not_of_orbax)
         self._saving: concurrent.futures.Future[None] | None = None
 
     def save(
@@ -105,6 +112,7 @@ class Checkpoints:
             self.wait()
         finally:
             self._worker.shutdown()
+            logging.get_absl_logger().removeFilter(_not_of_orbax)
 
     def resume(
         self, templates: Mapping[str, Tree], recorded: float = math.inf

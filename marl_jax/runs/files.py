@@ -16,18 +16,19 @@ class DiskFull(RuntimeError):
     """There is no space left; what was complete before is as it was."""
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """The file holds the old text or the new one at every moment, after a crash of the machine too."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """The file holds the old content or the new one at every moment, after a crash of the machine too."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     with disk_errors(path):
         try:
-            with open(unfinished, "w", encoding="utf-8") as file:
-                file.write(text)
+            with open(unfinished, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(unfinished, path)
         except OSError:
-            unfinished.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
             raise
     sync_directory(path.parent)
 

@@ -9,7 +9,6 @@ import html
 import io
 import itertools
 import math
-import os
 import re
 import textwrap
 import warnings
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.runs.files import disk_errors
+from marl_jax.runs.files import write_atomically
 from marl_jax.study.curves import Panel, legend, running_mean, smoothing
 from marl_jax.study.record import Series
 
@@ -70,10 +69,7 @@ def png(pictures: Sequence[Panel], path: Path, title: str, *, wide_first: bool =
         figure.supxlabel(legend(pictures), x=0.012, ha="left", fontsize=7, color=MUTED)
         image = io.BytesIO()
         figure.savefig(image, format="png", metadata={"Software": None})
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    with disk_errors(path):
-        unfinished.write_bytes(image.getvalue())
-        os.replace(unfinished, path)
+    write_atomically(path, image.getvalue())
 
 
 def draw(panel: Panel, axes: Any, *, wrap: int | None = 78, rows: int = 2) -> None:

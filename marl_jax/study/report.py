@@ -17,7 +17,7 @@ from typing import Any
 from marl_jax.rollouts import CallRecord, Episode
 from marl_jax.rollouts.episodes import ToolRecord
 from marl_jax.runs.files import write_atomically
-from marl_jax.runs.folder import FolderError
+from marl_jax.runs.folder import FolderError, path_errors
 from marl_jax.study import curves, drawing, record, seeds, tables
 from marl_jax.study.record import Run, Sample
 
@@ -49,7 +49,8 @@ def write_overview(root: str | os.PathLike[str]) -> Path:
             unread.append(str(error))
     found = [(run, panel) for run in runs if (panel := curves.accuracy(run)) is not None]
     named = [dataclasses.replace(panel, title=_place(run, directory)) for run, panel in found]
-    drawing.png(named, directory / "report.png", directory.name, wide_first=False)
+    with path_errors(directory):
+        drawing.png(named, directory / "report.png", directory.name, wide_first=False)
     page = _page(
         "overview.html",
         title=directory.name,
@@ -69,13 +70,15 @@ def write_overview(root: str | os.PathLike[str]) -> Path:
         cliff=tables.CLIFF if any(record.stability(run) for run in runs) else "",
         rows=[_row(run, directory, f"run-{number}") for number, run in enumerate(runs)],
     )
-    write_atomically(directory / "report.html", page)
+    with path_errors(directory):
+        write_atomically(directory / "report.html", page)
     return directory / "report.html"
 
 
 def _write_run(run: Run) -> Path:
     pictures = curves.panels(run)
-    drawing.png(pictures, run.folder / "report.png", f"{run.cell}: {tables.status(run)}")
+    with path_errors(run.folder):
+        drawing.png(pictures, run.folder / "report.png", f"{run.cell}: {tables.status(run)}")
     samples, unread = record.samples(run)
     page = _page(
         "run.html",
@@ -92,7 +95,8 @@ def _write_run(run: Run) -> Path:
         unread=unread,
         config=json.dumps(run.about, indent=1, ensure_ascii=False),
     )
-    write_atomically(run.folder / "report.html", page)
+    with path_errors(run.folder):
+        write_atomically(run.folder / "report.html", page)
     return run.folder / "report.html"
 
 

@@ -46,7 +46,7 @@ def list_files(directory: Path, folder: str = "") -> list[Path]:
             return [directory]
         raise DataError(f"{directory}: not a data file (its name must end in {', '.join(SUFFIXES)})")
     if not directory.is_dir():
-        raise DataError(f"{directory}: no such directory")
+        raise DataError(f"{directory}: no such directory; data.directory names where the files are")
     for place in (directory / folder / "data", directory / folder, directory / "data", directory):
         for (
             suffix

@@ -309,7 +309,7 @@ def tiny_disk(tmp_path):
 
 
 @pytest.mark.parametrize("left", [100_000, 0])
-def test_a_disk_that_is_really_full_stops_at_once_and_goes_on_after_making_room(tiny_disk, left):
+def test_a_disk_that_is_really_full_stops_at_once_and_goes_on_after_making_room(tiny_disk, left, caplog):
     tree = {"x": jax.random.normal(jax.random.key(0), (50_000,))}
     store = Checkpoints(tiny_disk / "checkpoints", latest=9)
     store.save(1, tree, {"step": 1})
@@ -321,6 +321,7 @@ def test_a_disk_that_is_really_full_stops_at_once_and_goes_on_after_making_room(
         store.save(2, tree, {"step": 2})
         store.wait()
     assert time.monotonic() - start < 10
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
     assert os.listdir(store.directory) == ["1"]
     (tiny_disk / "ballast").unlink()
     store.save(2, tree, {"step": 2})
