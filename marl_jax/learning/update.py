@@ -289,9 +289,15 @@ class Learner:
 
         def step(carry: Any, batch: Batch) -> tuple[Any, Any]:
             arrays = self._place(batch.arrays)
-            return compiled.accumulate(
-                self._settings, carry, tree, frozen, arrays, index[batch.unit], **flags
-            )
+            try:
+                return compiled.accumulate(
+                    self._settings, carry, tree, frozen, arrays, index[batch.unit], **flags
+                )
+            except IndexError as error:  # what XLA raised on an H100, see docs/hosts.md
+                error.add_note(
+                    "on a GPU, policies.attention=blocks does without the kernel that XLA failed on"
+                )
+                raise
 
         return self._streams.run(
             step,

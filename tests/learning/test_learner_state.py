@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from test_mechanisms import Table, row
 
+from marl_jax.learning import compiled
 from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.interventions import InterventionConfig, Mixing
@@ -362,3 +363,14 @@ def test_settings_that_no_run_can_mean_are_refused_when_they_are_made(refused):
 def test_an_option_of_advantages_that_does_not_exist_is_refused_when_it_is_made(name):
     with pytest.raises(ValueError, match=f"{name} 'robust' is unknown"):
         AdvantageConfig(**{name: "robust"})
+
+
+def test_where_xla_fails_on_a_gpu_the_way_out_is_named(monkeypatch):
+    def fails(*_, **__):
+        raise IndexError("absl::container_internal::raw_hash_map<>::at")
+
+    monkeypatch.setattr(compiled, "accumulate", fails)
+    run = learner()
+    with pytest.raises(IndexError, match="raw_hash_map") as error:
+        run.step(*start(run), ROWS)
+    assert "policies.attention=blocks" in error.value.__notes__[0]
