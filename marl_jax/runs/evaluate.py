@@ -26,7 +26,7 @@ from marl_jax.runs.config import DataConfig, RunConfig
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.folder import FolderError, open_folder, read_config
 from marl_jax.runs.metrics import JsonLines, read_lines
-from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks, shared_problems
+from marl_jax.runs.parts import Parts, check_answers, digests, load_parts, load_tasks, shared_problems
 from marl_jax.runs.play import make_service, planned_engine, play, settled_shapes, start_graders
 from marl_jax.runs.stored import (
     Asked,
@@ -89,6 +89,7 @@ def evaluate(
         parts = load_parts(config)
         start_graders(config)
         drawn = load_tasks(config.data, split)
+        check_answers(config, split, drawn)
         now = digests(config, parts, {split: drawn})
         if not accept_changes:
             check_unchanged(path, now)

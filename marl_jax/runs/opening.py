@@ -21,7 +21,15 @@ from marl_jax.runs.config import ConfigError, RunConfig
 from marl_jax.runs.folder import begin, open_folder, settle, settled_for
 from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import Board, JsonLines, TensorBoard, WeightsAndBiases, recorded
-from marl_jax.runs.parts import Parts, digests, load_parts, load_tasks, model_config, shared_problems
+from marl_jax.runs.parts import (
+    Parts,
+    check_answers,
+    digests,
+    load_parts,
+    load_tasks,
+    model_config,
+    shared_problems,
+)
 from marl_jax.runs.play import make_service, planned_engine, settled_shapes, shapes_of, start_graders
 from marl_jax.runs.stopping import Stop
 from marl_jax.tasks import DataError, Position, Task, TaskIterator
@@ -156,6 +164,8 @@ def _load(config: RunConfig, folder: Path, accept_changes: bool, live: Live, sto
     start_graders(config)
     names = ("train", "val") if config.evaluation.every else ("train",)
     splits = {name: load_tasks(config.data, name) for name in names}
+    for name, tasks in splits.items():
+        check_answers(config, name, tasks)
     _check_enough(config, splits["train"])
     stop.check()
     on_what = digests(config, parts, splits)

@@ -165,7 +165,7 @@ def load_tasks(config: DataConfig, split: str) -> Sequence[Task]:
     """The tasks of a split; none at all is refused."""
     if is_own(config.name):
         made = load_own(config.name, "data set")(split)
-        found: Sequence[Task] = check_tasks(made, config.name, split, config.family)
+        found: Sequence[Task] = check_tasks(made, config.name, split, config.family, graded=False)
     else:
         sizes = {"train": config.train_size, "val": config.val_size, "test": config.test_size}
         procedural = config.name in KINDS
@@ -184,6 +184,12 @@ def load_tasks(config: DataConfig, split: str) -> Sequence[Task]:
     if not len(found):
         raise DataError(f"data set '{config.name}' has no problems in its {split} split: nothing to do")
     return found
+
+
+def check_answers(config: RunConfig, split: str, tasks: Sequence[Task]) -> None:
+    """Refuse tasks of one's own that lack what they are graded by; a reward of one's own may do without."""
+    if is_own(config.data.name) and not is_own(config.rewards.name):
+        check_tasks(tasks, config.data.name, split, config.data.family)
 
 
 def shared_problems(config: DataConfig, split: str, tasks: Sequence[Task], train: Sequence[Task]) -> str:

@@ -15,15 +15,15 @@ from marl_jax.tasks.task import Family, Task
 _TOLD = 3  # of the broken tasks
 
 
-def check_task(task: Task, family: Family | None = None) -> None:
+def check_task(task: Task, family: Family | None = None, graded: bool = True) -> None:
     """Raise a `RowError` that says why a task cannot be shown, graded and stored, or that it is of another family."""
     check_text("id", task.id)
     if task.family not in ((family,) if family else ("math", "code")):
         raise RowError(f"is of the family {task.family!r}, where {family or 'math or code'!r} is asked for")
     check_text("question", task.question)
-    if task.family == "code":
+    if graded and task.family == "code":
         _check_tests(task)
-    else:
+    elif graded:
         _check_gold(task)
     if not isinstance(task.meta, Mapping):
         raise RowError(f"field 'meta' is {type(task.meta).__name__}, not a dict")
@@ -33,7 +33,7 @@ def check_task(task: Task, family: Family | None = None) -> None:
         raise RowError(f"its level or meta cannot be written as JSON: {error}") from None
 
 
-def check_tasks(made: Any, name: str, split: str, family: Family) -> list[Task]:
+def check_tasks(made: Any, name: str, split: str, family: Family, graded: bool = True) -> list[Task]:
     """What a data set of one's own gave for a split, as a list; its mistakes are one `DataError` of one line."""
     tasks: list[Any] = list(made) if isinstance(made, Iterable) else [made]
     broken: list[str] = []
@@ -44,7 +44,7 @@ def check_tasks(made: Any, name: str, split: str, family: Family) -> list[Task]:
             if not isinstance(task, Task):
                 raise RowError(f"is {type(task).__name__}, not a marl_jax.tasks.Task")
             what += f" (id {task.id!r:.60})"
-            check_task(task, family)
+            check_task(task, family, graded)
             if (first := seen.setdefault(task.id, index)) != index:
                 raise RowError(f"has the id of task {first}: give each its own")
         except RowError as error:

@@ -339,6 +339,17 @@ def test_a_broken_task_of_ones_own_is_told_before_anything_is_compiled(base, tmp
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+def unanswerable(split):
+    return [dataclasses.replace(task, gold="") for task in sums(split)]
+
+
+def test_only_a_reward_of_ones_own_does_without_answers(base, tmp_path):
+    config = own_data(base, unanswerable, steps=1)
+    assert loop.train(config, tmp_path / "own", live=quiet(1)) == 1
+    with pytest.raises(DataError, match=r"train: 16 of its 16 .* field 'gold' is empty"):
+        loop.train(dataclasses.replace(config, rewards=CreditConfig()), tmp_path / "run", live=quiet(1))
+
+
 def test_problems_of_val_that_are_learned_from_are_told(base, tmp_path):
     said = io.StringIO()
     with Live(0, ("generator", "aggregator"), said) as live:
