@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -107,6 +108,7 @@ def test_patience_ends_where_the_main_thread_heeds_nothing_and_all_is_saved(numb
 
 def test_a_second_signal_ends_a_process_at_once_whose_main_thread_is_stuck(number, child):
     process = child(STUCK.replace("PATIENCE", "600"))
+    time.sleep(1)  # until it is stuck: before that, it is Python's handlers that hear
     process.send_signal(number)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1)
