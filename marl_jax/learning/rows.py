@@ -166,9 +166,10 @@ def shaped(rows: Sequence[Row]) -> np.ndarray:
 
 def row_groups(rows: Sequence[Row], config: AdvantageConfig, workflow: str | None = None) -> np.ndarray:
     """Int[B]: which rows are compared with each other."""
-    key = group_key(config.group, workflow) if config.estimator != "agent" else PRESETS["role"]
-    if config.estimator == "agent" and config.agent_mean == config.agent_scale == "task":
-        key = PRESETS["task"]
+    if config.estimator == "agent":
+        key = PRESETS["task" if config.agent_mean == config.agent_scale == "task" else "role"]
+    else:
+        key = group_key(config.group, workflow)
     columns = {name: [getattr(row, name) for row in rows] for name in FIELDS}
     return group_ids(key, **columns)
 

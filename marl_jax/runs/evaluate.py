@@ -151,7 +151,7 @@ def _learned_from(config: DataConfig, split: str, tasks: Sequence[Task]) -> str:
         train = load_tasks(config, "train")
     except (
         Exception
-    ):  # train is not needed here: it may be gone, and a function of the user's say so as it likes
+    ):  # it may be gone, which a function of the user's says as it likes, and is not needed here
         return ""
     return shared_problems(config, split, tasks, train)
 

@@ -1,6 +1,8 @@
 """The page about a run tells what the folder holds, says what it lacks, and obeys nothing that a model wrote."""
 
+import errno
 import html.parser
+import os
 import re
 import struct
 import subprocess
@@ -25,6 +27,7 @@ from run_folder import (
 
 from marl_jax.rollouts import Episode
 from marl_jax.rollouts.episodes import ToolRecord
+from marl_jax.runs import files
 from marl_jax.runs.folder import FolderError
 from marl_jax.study import curves, record, tables
 from marl_jax.study.record import read_run
@@ -212,6 +215,18 @@ def test_early_and_late_right_and_wrong_episodes_are_shown_with_their_rewards(wh
 
 
 # ---------------------------------------------------------------- what is not there
+
+
+def test_a_folder_that_cannot_be_written_is_one_line_and_no_rest_of_writing(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run")
+
+    def read_only(*_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(files.os, "replace", read_only)
+    with pytest.raises(FolderError, match=r"cannot be used \(Read-only file system\)"):
+        write_report(folder)
+    assert not list(folder.glob("*report*")) and not list(folder.glob(".report*"))
 
 
 def test_a_run_that_has_just_begun_has_a_page_that_says_so(tmp_path):
