@@ -149,10 +149,8 @@ def _learned_from(config: DataConfig, split: str, tasks: Sequence[Task]) -> str:
         return ""
     try:
         train = load_tasks(config, "train")
-    except (
-        Exception
-    ):  # it may be gone, which a function of the user's says as it likes, and is not needed here
-        return ""
+    except Exception:
+        return ""  # it is not needed here and may be gone, which a function of the user's says as it likes
     return shared_problems(config, split, tasks, train)
 
 
