@@ -11,6 +11,8 @@ and prefill call; it takes the way that is fastest on the platform at hand, or t
     plain    the whole square at once
 """
 
+import os
+import re
 from typing import Any
 
 import chex
@@ -110,6 +112,16 @@ def choose(platform: str, shape: tuple[int, ...], dtype: Any, compute_capability
     if platform == "tpu" and jax.device_count() == 1 and length % _LANES == 0 and dim % _LANES == 0:
         return "splash"
     return "blocks"
+
+
+def deterministic_kernels() -> bool:
+    """Whether XLA is asked, in XLA_FLAGS, for kernels that give the same bits every time; the last word counts."""
+    given = os.environ.get("XLA_FLAGS", "")
+    asked = {}
+    for name in ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops"):
+        for value in re.findall(rf"--{name}(?:=(\S*))?(?!\S)", given):
+            asked[name] = value.lower() not in ("false", "0")
+    return any(asked.values())
 
 
 def _blocks(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, stem: int) -> jax.Array:

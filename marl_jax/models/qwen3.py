@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from marl_jax.models import lora as lora_lib
 from marl_jax.models import table
-from marl_jax.models.attention import self_attention
+from marl_jax.models.attention import deterministic_kernels, self_attention
 from marl_jax.models.config import ModelConfig
 from marl_jax.models.lora import LINEAR, LayerLora
 from marl_jax.models.table import Tree
@@ -154,10 +154,13 @@ def unrolled(config: ModelConfig, remat: str) -> int:
     """How many layers a scan's body is to hold: all on a GPU, on CPU all of a small model with remat "none", else one.
 
     What an unrolled layer keeps for its backward pass is not copied into a stack and out again; it compiles longer.
+    Deterministic kernels of a GPU take one, too: two equal calls of cuDNN's backward attention in one program make
+    XLA look for a graph that it has under another key, and fail (openxla/xla#46500).
     """
     platform = jax.default_backend()
     small = config.num_hidden_layers <= UNROLLED and remat == "none"
-    return config.num_hidden_layers if platform == "gpu" or (platform == "cpu" and small) else 1
+    whole = (platform == "gpu" and not deterministic_kernels()) or (platform == "cpu" and small)
+    return config.num_hidden_layers if whole else 1
 
 
 def embed(params: Tree, tokens: jax.Array) -> jax.Array:

@@ -114,6 +114,27 @@ def test_each_device_gets_a_kernel_that_takes_the_shape(platform, shape, dtype, 
     assert attention.choose(platform, shape, dtype, capability) == expected
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (None, False),
+        ("--xla_force_host_platform_device_count=4", False),
+        ("--xla_gpu_deterministic_ops", True),
+        ("--xla_gpu_deterministic_ops=true --xla_dump_to=/tmp/x", True),
+        ("--xla_gpu_deterministic_ops=1", True),
+        ("--xla_gpu_deterministic_ops=false", False),
+        ("--xla_gpu_deterministic_ops=true --xla_gpu_deterministic_ops=False", False),
+        ("--xla_gpu_deterministic_ops=0 --xla_gpu_exclude_nondeterministic_ops=true", True),
+        ("--xla_gpu_deterministic_ops_of_another_kind=true", False),
+    ],
+)
+def test_deterministic_kernels_are_read_from_the_flags(monkeypatch, flags, expected):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    if flags is not None:
+        monkeypatch.setenv("XLA_FLAGS", flags)
+    assert attention.deterministic_kernels() == expected
+
+
 def test_an_unknown_implementation_is_refused():
     with pytest.raises(
         ValueError, match="attention is 'flash'; it must be one of blocks, cudnn, splash, plain"

@@ -114,6 +114,18 @@ def test_layers_are_unrolled_on_gpus_and_where_a_small_model_keeps_everything_on
     assert counts == {"cpu": [few, 1, 1], "gpu": [few, many, few], "tpu": [1, 1, 1]}
 
 
+def test_deterministic_kernels_of_a_gpu_take_a_layer_at_a_time(monkeypatch):
+    config = ModelConfig.preset("xs")
+    counts = {}
+    for platform in ("cpu", "gpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
+        for flags in ("", "--xla_gpu_deterministic_ops=true"):
+            monkeypatch.setenv("XLA_FLAGS", flags)
+            counts[platform, bool(flags)] = qwen3.unrolled(config, "none")
+    layers = config.num_hidden_layers
+    assert counts == {("cpu", False): layers, ("cpu", True): layers, ("gpu", False): layers, ("gpu", True): 1}
+
+
 @pytest.mark.parametrize("remat", ["none", "dots", "layer"])
 def test_unrolled_layers_have_the_values_and_gradients_of_a_loop(remat, monkeypatch):
     params, some = init(0, CONFIG), tokens(2, 7)
