@@ -148,9 +148,7 @@ def apply(
     damping: Tree | None,
     carry: tuple[Tree, jax.Array],
     rate: jax.Array,
-    multiplicity: jax.Array,  # [R]
-    limits: jax.Array,  # [R]
-    membership: jax.Array,  # [R, K] which part is of which role
+    roles: interventions.PerRole,
     *,
     config: OptimiserConfig,
     mixing: interventions.Mixing,
@@ -165,9 +163,9 @@ def apply(
     if apart:
         done["gram"] = gram = gradients.gram_matrix(parts)
         done["weight"] = weight = jnp.ones(gram.shape[0])
-    if apart and mixing.needs_roles:
-        by_role = membership @ gram @ membership.T
-        weight = interventions.coefficients(mixing, by_role, multiplicity, limits) @ membership
+    if apart and (mixing.weighs or roles.clip is not None):
+        by_role = roles.membership @ gram @ roles.membership.T
+        weight = interventions.coefficients(mixing, by_role, roles) @ roles.membership
         gradient = jax.tree.map(lambda x: jnp.einsum("k,k...->...", weight, x), parts)
         done["weight"] = weight
     damped = damping

@@ -54,7 +54,7 @@ class LearnerConfig:
     @property
     def apart(self) -> bool:
         """Whether the gradients of roles, or slots, are kept apart."""
-        return self.gradients != "off" or self.interventions.mixing.needs_roles
+        return self.gradients != "off" or self.interventions.needs_roles
 
     def unit(self, role: str, slot: int) -> Any:
         """Whose gradient a row's is part of: its role's, its slot's, or everyone's (None)."""

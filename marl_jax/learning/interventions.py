@@ -10,13 +10,15 @@ order of this file, before clipping. The KL anchor (I1) is a term of the loss: `
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 Tree = Any
+Array = jax.Array | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +29,9 @@ class Mixing:
     balance: Literal["off", "equalise", "cap"] = "off"  # of the roles' shares of gradient mass
     max_share: float = 0.5  # of balance "cap"
     project_conflicts: bool = False  # PCGrad between roles
-    clip_roles: bool = False  # to the limits that are passed in
     damping: float = 0.0  # I6: lambda
     damping_window: int = 32
+    roles: tuple[str, ...] = ()  # whose parts these switches change; empty: those of all roles
 
     def __post_init__(self) -> None:
         _check(
@@ -40,11 +42,12 @@ class Mixing:
         _check(self.damping_window >= 1, f"damping_window {self.damping_window} must be at least 1")
 
     @property
-    def needs_roles(self) -> bool:
-        """Whether the roles' parts must be kept apart even where nobody looks at them."""
-        return (
-            self.normalise_multiplicity or self.balance != "off" or self.project_conflicts or self.clip_roles
-        )
+    def weighs(self) -> bool:
+        """Whether roles' parts get weights of their own."""
+        return self.normalise_multiplicity or self.balance != "off" or self.project_conflicts
+
+    def acts_on(self, role: str) -> bool:
+        return not self.roles or role in self.roles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +69,25 @@ class InterventionConfig:
         both = sorted({*self.freeze} & {*self.alternate})
         _check(not both, f"{both} are both frozen and alternated; choose one")
         _check(self.alternate_every >= 1, f"alternate_every {self.alternate_every} must be at least 1")
-        object.__setattr__(self, "mixing", dataclasses.replace(self.mixing, clip_roles=bool(self.role_clip)))
+
+    @property
+    def needs_roles(self) -> bool:
+        """Whether the roles' parts must be kept apart even where nobody looks at them."""
+        return self.mixing.weighs or bool(self.role_clip)
+
+    def damps(self, role: str) -> bool:
+        return self.mixing.damping > 0 and self.mixing.acts_on(role)
+
+    @property
+    def named(self) -> dict[str, tuple[str, ...]]:
+        """{setting: the roles that it names}."""
+        return {
+            "kl_coef": tuple(self.kl_coef),
+            "role_clip": tuple(self.role_clip),
+            "freeze": self.freeze,
+            "alternate": self.alternate,
+            "mixing.roles": self.mixing.roles,
+        }
 
     def trains(self, role: str, step: int) -> bool:
         """Whether `role` is trained in step 0, 1, 2, ..., or frozen."""
@@ -75,48 +96,55 @@ class InterventionConfig:
         return role not in self.freeze
 
 
-def coefficients(
-    config: Mixing,
-    gram: jax.Array,  # [R, R]
-    multiplicity: jax.Array,  # [R] mean number of parallel calls of the role
-    role_clip: jax.Array,  # [R] largest norm, infinite for none
-) -> jax.Array:
-    """[R]: the weight of each role's part in the policy's gradient, all interventions but damping applied."""
+class PerRole(NamedTuple):
+    """What the roles of a policy are weighed by."""
+
+    multiplicity: Array  # [R] mean number of parallel calls
+    mixed: Array  # [R] whether `Mixing` acts on the role
+    clip: Array | None  # [R] largest norm, infinite for none; None where no role has one
+    membership: Array  # [R, K] which of the K parts of the gradient are the role's
+
+
+def coefficients(config: Mixing, gram: Array, roles: PerRole) -> jax.Array:
+    """[R]: the weight of each role's part, given their Gram matrix [R, R]; all interventions but damping applied."""
     mix = jnp.eye(gram.shape[0])  # row i: what role i's part has become, in terms of the original parts
     if config.normalise_multiplicity:
-        mix = mix / multiplicity[:, None]
+        mix = mix / jnp.where(roles.mixed, roles.multiplicity, 1.0)[:, None]
     if config.balance != "off":
-        mix = (
-            balance(_gram_of(mix, gram), config.max_share if config.balance == "cap" else None)[:, None] * mix
-        )
+        cap = config.max_share if config.balance == "cap" else None
+        mix = balance(_gram_of(mix, gram), cap, roles.mixed)[:, None] * mix
     if config.project_conflicts:
-        mix = project_conflicts(_gram_of(mix, gram)) @ mix
-    if config.clip_roles:
-        mix = clip(_gram_of(mix, gram), role_clip)[:, None] * mix
+        stripped = project_conflicts(_gram_of(mix, gram)) @ mix
+        mix = jnp.where(roles.mixed[:, None], stripped, mix)
+    if roles.clip is not None:
+        mix = clip(_gram_of(mix, gram), roles.clip)[:, None] * mix
     return mix.sum(axis=0)
 
 
-def balance(gram: jax.Array, max_share: float | None) -> jax.Array:
-    """[R] factors that give every role the mean norm (None), or leave none more than `max_share` of the mass."""
+def balance(gram: Array, max_share: float | None, mixed: Array | bool = True) -> jax.Array:
+    """[R] factors that give every role the mean norm (None), or leave none more than `max_share` of the mass.
+
+    Roles that are not `mixed` [R] count, but keep their part.
+    """
     norms = _norms(gram)
+    free, kept = jnp.where(mixed, norms, 0.0), jnp.where(mixed, 0.0, norms).sum()
     if max_share is None:
-        active = norms > 0
-        target = norms.sum() / jnp.maximum(active.sum(), 1)
-        return jnp.where(active, target / jnp.where(active, norms, 1.0), 1.0)
+        target = norms.sum() / jnp.maximum((norms > 0).sum(), 1)
+        return jnp.where(free > 0, target / jnp.where(free > 0, free, 1.0), 1.0)
     # With the k largest cut to one level, level = max_share * (k * level + the rest): the smallest k for which
-    # no other role stands above that level. No cut below the smallest part could change a share any more.
-    # Where none does, with fewer roles than could have so little each, all are brought to the smallest.
-    ordered = jnp.sort(norms)[::-1]
-    rest = jnp.cumsum(ordered[::-1])[::-1]  # of the k-th and all below it
-    free = 1 - jnp.arange(norms.size) * max_share
-    levels = jnp.where(free > 1e-6, max_share * rest / jnp.maximum(free, 1e-6), 0.0)
+    # no other role stands above that level. Where nothing is kept, no cut below the smallest part could change a
+    # share any more, and fewer roles than could have so little each are all brought to the smallest.
+    ordered = jnp.sort(free)[::-1]
+    rest = jnp.cumsum(ordered[::-1])[::-1] + kept  # of the k-th, all below it, and what is kept
+    left = 1 - jnp.arange(norms.size) * max_share
+    levels = jnp.where(left > 1e-6, max_share * rest / jnp.maximum(left, 1e-6), 0.0)
     fits = levels >= ordered * (1 - 1e-6)
-    smallest = jnp.min(jnp.where(norms > 0, norms, jnp.inf))
+    smallest = jnp.where(kept > 0, 0.0, jnp.min(jnp.where(free > 0, free, jnp.inf)))
     level = jnp.where(fits.any(), jnp.maximum(levels[jnp.argmax(fits)], smallest), smallest)
-    return jnp.where(norms > level, level / jnp.where(norms > 0, norms, 1.0), 1.0)
+    return jnp.where(free > level, level / jnp.where(free > 0, free, 1.0), 1.0)
 
 
-def project_conflicts(gram: jax.Array) -> jax.Array:
+def project_conflicts(gram: Array) -> jax.Array:
     """PCGrad: [R, R] mixing, each part in turn stripped of what opposes each of the others, in order."""
     size = gram.shape[0]
     rows = []
@@ -130,7 +158,7 @@ def project_conflicts(gram: jax.Array) -> jax.Array:
     return jnp.stack(rows)
 
 
-def clip(gram: jax.Array, limits: jax.Array) -> jax.Array:
+def clip(gram: Array, limits: Array) -> jax.Array:
     """[R] factors that bring every norm to its limit at most."""
     norms = _norms(gram)
     return jnp.where(norms > limits, limits / jnp.where(norms > 0, norms, 1.0), 1.0)
@@ -155,11 +183,11 @@ def left(cosine: jax.Array, strength: float) -> jax.Array:
     return 1 - strength * jnp.maximum(cosine, 0.0)
 
 
-def _gram_of(mix: jax.Array, gram: jax.Array) -> jax.Array:
+def _gram_of(mix: jax.Array, gram: Array) -> jax.Array:
     return mix @ gram @ mix.T
 
 
-def _norms(gram: jax.Array) -> jax.Array:
+def _norms(gram: Array) -> jax.Array:
     return jnp.sqrt(jnp.maximum(jnp.diagonal(gram), 0.0))
 
 

@@ -87,11 +87,10 @@ class Learner:
                     f"policy {name!r} is {', '.join(narrow)}; train float32 weights, which the network computes with "
                     "in its own dtype"
                 )
-        damped = self.config.interventions.mixing.damping > 0
         return {
             name: LearnerState(
                 transformation(self.config.optimiser).init(tree),
-                jax.tree.map(jnp.zeros_like, tree) if damped else None,
+                jax.tree.map(jnp.zeros_like, tree) if self._damped(name) else None,
             )
             for name, tree in policies.items()
         }
@@ -183,7 +182,7 @@ class Learner:
                 damping,
                 carry,
                 np.float32(rate),
-                *work.per_role,
+                work.per_role,
                 config=config.optimiser,
                 mixing=config.interventions.mixing,
                 apart=config.apart,
@@ -310,6 +309,9 @@ class Learner:
     def _roles_of(self, policy: str) -> list[str]:
         return list(dict.fromkeys(_role(key) for key, name in self.roles.items() if name == policy))
 
+    def _damped(self, policy: str) -> bool:
+        return any(self.config.interventions.damps(role) for role in self._roles_of(policy))
+
     def _batches(self, rows: Sequence[Row]) -> list[Batch]:
         units = [self.config.unit(row.role, row.slot) for row in rows]
         parallel = 1 if self.mesh is None else self.mesh.shape["data"]
@@ -336,12 +338,9 @@ class Learner:
     def _check_interventions(self) -> None:
         config = self.config.interventions
         known = {_role(key) for key in self.roles}
-        named = {*config.kl_coef, *config.role_clip, *config.freeze, *config.alternate}
-        if named - known:
-            raise ValueError(
-                f"interventions name {sorted(named - known)}, which are no roles; there are {sorted(known)}"
-            )
-        if config.mixing.damping and any(len(self._roles_of(policy)) > 1 for policy in self.roles.values()):
+        if strangers := sorted({role for names in config.named.values() for role in names} - known):
+            raise ValueError(f"interventions name {strangers}, which are no roles; there are {sorted(known)}")
+        if any(self._damped(name) and len(self._roles_of(name)) > 1 for name in self.roles.values()):
             raise ValueError(
                 "coherence damping is defined for isolated policies; give every role its own policy"
             )

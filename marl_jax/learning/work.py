@@ -10,9 +10,8 @@ import numpy as np
 
 from marl_jax.learning import gradients
 from marl_jax.learning.config import LearnerConfig
+from marl_jax.learning.interventions import PerRole
 from marl_jax.learning.rows import Row
-
-PerRole = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Work:
     on_policy: bool  # old log-probs are those that the only mini-batch computes itself
     units: list[Any]  # what gradients are kept apart
     unit_roles: list[str]
-    per_role: PerRole  # see `per_role_of`
+    per_role: PerRole
 
 
 def mini_batches_of(config: LearnerConfig, policy: str, count: int, step: int) -> list[np.ndarray]:
@@ -53,12 +52,16 @@ def units_of(config: LearnerConfig, roles: list[str], rows: Sequence[Row]) -> tu
 def per_role_of(
     config: LearnerConfig, roles: Sequence[str], rows: Sequence[Row], unit_roles: Sequence[str]
 ) -> PerRole:
-    """Of each role: its mean number of parallel calls [R], the limit of its norm [R], its units [R, K]."""
+    """What the roles of a policy are weighed by; one part of everyone's where they are not kept apart."""
     if not config.apart:
-        return np.ones(1, np.float32), np.full(1, np.inf, np.float32), np.ones((1, 1), np.float32)
+        return PerRole(np.ones(1, np.float32), np.ones(1, bool), None, np.ones((1, 1), np.float32))
     slots = {role: collections.Counter(row.slot for row in rows if row.role == role) for role in roles}
     # Of calls made side by side, each has another slot.
     parallel = np.array([sum(some.values()) / max(some.values(), default=1) or 1 for some in slots.values()])
-    limits = [config.interventions.role_clip.get(role, np.inf) for role in roles]
-    member = gradients.role_matrix(unit_roles, roles)
-    return parallel.astype(np.float32), np.array(limits, np.float32), member.astype(np.float32)
+    limits = config.interventions.role_clip
+    return PerRole(
+        multiplicity=parallel.astype(np.float32),
+        mixed=np.array([config.interventions.mixing.acts_on(role) for role in roles]),
+        clip=np.array([limits.get(role, np.inf) for role in roles], np.float32) if limits else None,
+        membership=gradients.role_matrix(unit_roles, roles).astype(np.float32),
+    )

@@ -53,11 +53,6 @@ def problems(config: "RunConfig") -> list[str]:
 def asked_in_vain(config: "RunConfig", asked: Iterable[str]) -> list[str]:
     """What a command line asks for and this run or this machine cannot give; `asked` are the paths that it sets."""
     found = []
-    if "learner.interventions.mixing.clip_roles" in asked:
-        found.append(
-            "learner.interventions.mixing.clip_roles follows from learner.interventions.role_clip: leave it out, and "
-            "set role_clip.ROLE=NORM for each role to clip"
-        )
     if "data.levels" in asked and config.data.name not in KINDS:
         found.append(f"data.levels is for procedural data; '{config.data.name}' has no levels: leave it out")
     if config.logging.wandb and importlib.util.find_spec("wandb") is None:
@@ -238,8 +233,8 @@ def _interventions(config: "RunConfig") -> Problems:
     frozen = {*chosen.freeze, *config.policies.frozen_roles}
     if chosen.freeze and config.steps and frozen.issuperset(config.roles):
         yield "learner.interventions.freeze leaves no role to train: name fewer, or set steps=0"
-    for name in ("kl_coef", "role_clip", "freeze", "alternate"):
-        yield from _no_roles(f"learner.interventions.{name}", getattr(chosen, name), config.roles)
+    for name, roles in chosen.named.items():
+        yield from _no_roles(f"learner.interventions.{name}", roles, config.roles)
     owners = config.policies.map, config.policies.frozen_roles
     trained = None if _refused(trained_policies, *owners) else trained_policies(*owners)
     for policy in config.learner.learning_rates:
@@ -252,10 +247,10 @@ def _interventions(config: "RunConfig") -> Problems:
         {key.split("/")[0] for key, p in config.policies.map.items() if p == name}
         for name in policy_names(config.policies.map)
     ]
-    if chosen.mixing.damping and any(len(roles) > 1 for roles in holders):
+    if any(len(roles) > 1 and any(map(chosen.damps, roles)) for roles in holders):
         yield (
-            "learner.interventions.mixing.damping is defined for isolated policies: give every role its own "
-            "policy, or set it to 0"
+            "learner.interventions.mixing.damping is defined for isolated policies: give every role that it acts on "
+            "its own policy, or set it to 0"
         )
 
 

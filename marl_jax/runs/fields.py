@@ -71,7 +71,8 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(cls: type[T], value: Any) -> T:
-    """The inverse of `to_json`; a field that is missing, unknown or of another type is refused by its path."""
+    """The inverse of `to_json`. A field that is unknown or of another type is refused by its path, and so is one that
+    is missing, unless it has a default: what was written before there was such a field is read as it was meant."""
     problems: list[str] = []
     built = _build(cls, value, (), problems)
     if problems:
@@ -366,7 +367,12 @@ def _build(cls: Any, value: Any, at: Path, problems: list[str]) -> Any:
         return None
     count = len(problems)
     problems.extend(f"{'.'.join((*at, name))} is unknown" for name in value if name not in fields)
-    problems.extend(f"{'.'.join((*at, name))} is missing" for name in fields if name not in value)
+    required = [
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    problems.extend(f"{'.'.join((*at, name))} is missing" for name in required if name not in value)
     built = {
         name: _build(fields[name], value[name], (*at, name), problems) for name in fields if name in value
     }

@@ -44,7 +44,6 @@ class Part:
 def standing(config: RunConfig, sizes: Model, specs: dict[str, PolicySpec]) -> list[Part]:
     """What lies in memory all the time but for the engines' caches."""
     model, share = sizes.config, cut(config, sizes)
-    trained = [spec for spec in specs.values() if not spec.frozen]
     adapter = config.policies.lora_rank * sizes.rank_one()
     itemsize = jnp.dtype(model.dtype).itemsize
     bases = len({spec.base for spec in specs.values()}) * costs.weights(model)
@@ -54,15 +53,21 @@ def standing(config: RunConfig, sizes: Model, specs: dict[str, PolicySpec]) -> l
             served += len(group) * adapter * itemsize
         elif not specs[group[0]].frozen and model.dtype != "float32":
             served += costs.weights(model)
-    numbers = sum(adapter if spec.lora else num_parameters(model) for spec in trained)
-    states = len(trained) * optimiser_bytes(config, model)
-    damped = numbers * 4 if config.learner.interventions.mixing.damping else 0
+    trained = {
+        name: adapter if spec.lora else num_parameters(model)
+        for name, spec in specs.items()
+        if not spec.frozen
+    }
+    numbers, states = sum(trained.values()), len(trained) * optimiser_bytes(config, model)
+    damps = config.learner.interventions.damps
+    damped = {policy for key, policy in config.policies.map.items() if damps(key.split("/")[0])}
+    averages = sum(trained[name] for name in damped & {*trained}) * 4
     what = "adapters" if config.policies.train == "lora" else "trained weights"
     parts = [
         Part(BASES, bases // share, "always"),
         Part(f"{what} (float32)", numbers * 4 // share, "always"),
         Part("weights served to the sampler", served // share, "always"),
-        Part("optimiser states", (states + damped) // share, "always"),
+        Part("optimiser states", (states + averages) // share, "always"),
     ]
     return [part for part in parts if part.bytes]
 
@@ -217,7 +222,7 @@ def gradient(
     cast += 2 * costs.weights(sizes.config) if sizes.widened else 0
     trees = units * numbers * 4
     # Dividing the parts takes them once more, and mixing them again, unless there is but one.
-    again = 0 if units == 1 else 2 if config.learner.interventions.mixing.needs_roles else 1
+    again = 0 if units == 1 else 2 if config.learner.interventions.needs_roles else 1
     mixing = (again * units + 2) * numbers * 4
     parts = [
         Part("gradient trees", streams * trees // share, "gradient"),

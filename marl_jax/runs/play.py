@@ -38,16 +38,12 @@ def planned_engine(config: RunConfig, parts: Parts, *, training: bool = True) ->
 
 
 def settled_shapes(settled: Mapping[str, Any]) -> EngineSettings | None:
-    """What an earlier start settled on; a field that it did not know has its default."""
+    """What an earlier start settled on."""
     if not settled.get("engine"):
         return None
-    known = [
-        field for field in dataclasses.fields(EngineSettings) if field.default is not dataclasses.MISSING
-    ]
-    defaults = {field.name: fields.to_json(field.default) for field in known}
     try:
-        return fields.from_json(EngineSettings, defaults | settled["engine"])
-    except (ValueError, TypeError) as error:
+        return fields.from_json(EngineSettings, settled["engine"])
+    except ValueError as error:
         raise FolderError(
             f"{CONFIG} has a broken settled.engine ({error}): restore it, or make settled {{}}"
         ) from None

@@ -61,6 +61,53 @@ def test_an_intervention_is_judged_by_the_update_that_it_makes(name, kind, share
     assert inert == (alone and name != "anchor" and not (name == "role clip" and steps > 1))
 
 
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"normalise_multiplicity": True},
+        {"balance": "equalise"},
+        {"balance": "cap", "max_share": 0.3},
+        {"project_conflicts": True},
+    ],
+    ids=str,
+)
+def test_a_switch_acts_on_the_roles_that_are_named(switch):
+    roles = {"writer": "p0", "judge": "p0"}
+    rows = [dataclasses.replace(row("writer", [0], 1.0 + n), slot=n) for n in range(2)]
+    rows += [dataclasses.replace(row("judge", [1], 0.7), slot=n) for n in range(3)]  # they oppose each other
+
+    def update(**mixing):
+        optimiser = OptimiserConfig("sgd", ScheduleConfig(1.0), b1=0.0, weight_decay=0.0, grad_clip=None)
+        batch = BatchConfig((16, 64), 256, share_prompts=False)
+        interventions = InterventionConfig(Mixing(**mixing))
+        run = Learner(Table(4), LearnerConfig(LossConfig("pg"), optimiser, batch, interventions), roles)
+        trees, _, report = run.step(*start(run, ("p0",)), rows)
+        return np.asarray(trees["p0"]["w"]), report.gradients["p0"]["weight"]
+
+    plain, _ = update()
+    for named, spared in (("judge", "writer"), ("writer", "judge")):
+        one, weights = update(**switch, roles=(named,))
+        assert np.abs(one - plain).max() > 1e-2
+        # A projection takes from the part that is named by giving the other another weight.
+        assert weights[named if "project_conflicts" in switch else spared] == pytest.approx(1)
+    np.testing.assert_array_equal(update(**switch, roles=("judge", "writer"))[0], update(**switch)[0])
+
+
+def test_damping_of_one_role_leaves_the_policies_of_the_others_alone():
+    def update(mixing):
+        optimiser = OptimiserConfig("sgd", ScheduleConfig(1.0), b1=0.0, weight_decay=0.0, grad_clip=None)
+        batch = BatchConfig((16, 64), 256, share_prompts=False)
+        config = LearnerConfig(LossConfig("pg"), optimiser, batch, InterventionConfig(mixing))
+        run = Learner(Table(4), config, {"writer": "p0", "judge": "p1", "critic": "p1"})
+        return run.step(*start(run), ROWS)
+
+    plain, _, _ = update(Mixing())
+    damped, states, report = update(Mixing(damping=0.3, roles=("writer",)))
+    np.testing.assert_allclose(damped["p0"]["w"], 0.7 * plain["p0"]["w"], rtol=1e-5)
+    np.testing.assert_array_equal(damped["p1"]["w"], plain["p1"]["w"])
+    assert states["p1"].damping is None and "damping_cosine" not in report.policies["p1"]
+
+
 def test_damping_under_adamw_acts_as_the_cosine_changes():
     turned = [dataclasses.replace(r, advantage=-r.advantage) for r in ROWS]
     after = {}

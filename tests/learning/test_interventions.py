@@ -1,7 +1,5 @@
 """Interventions are numbers read off a Gram matrix; here each meets the vectors it stands for, in float64 numpy."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 from marl_jax.learning.interventions import (
     InterventionConfig,
     Mixing,
+    PerRole,
     balance,
     clip,
     coefficients,
@@ -22,7 +21,13 @@ VECTORS = np.random.default_rng(0).normal(size=(3, 20)) * np.array([[10.0], [1.0
 VECTORS[2] -= 0.4 * VECTORS[0]  # role 2 opposes role 0
 GRAM = jnp.asarray(VECTORS @ VECTORS.T, jnp.float32)
 NORMS = np.linalg.norm(VECTORS, axis=1)
-FREE = np.full(3, np.inf)
+
+
+def weights(mixing, multiplicity=(1.0, 1.0, 1.0), *, mixed=(True, True, True), clip=None):
+    roles = PerRole(
+        np.array(multiplicity), np.array(mixed), None if clip is None else np.array(clip), np.eye(3)
+    )
+    return np.asarray(coefficients(mixing, GRAM, roles))
 
 
 def shares(factors):
@@ -78,7 +83,54 @@ def test_a_role_is_clipped_alone():
 
 def test_multiplicity_is_divided_out():
     mixing = Mixing(normalise_multiplicity=True)
-    np.testing.assert_allclose(coefficients(mixing, GRAM, jnp.array([3.0, 1.0, 2.0]), FREE), [1 / 3, 1, 0.5])
+    np.testing.assert_allclose(weights(mixing, (3.0, 1.0, 2.0)), [1 / 3, 1, 0.5])
+
+
+def test_multiplicity_is_divided_out_of_the_roles_that_are_mixed():
+    mixing = Mixing(normalise_multiplicity=True)
+    got = weights(mixing, (3.0, 1.0, 2.0), mixed=(False, True, True))
+    np.testing.assert_allclose(got, [1, 1, 0.5])
+
+
+def test_a_role_that_is_not_mixed_counts_in_the_mean_and_keeps_its_part():
+    got = NORMS * weights(Mixing(balance="equalise"), mixed=(True, False, True))
+    np.testing.assert_allclose(got, [NORMS.mean(), NORMS[1], NORMS.mean()], rtol=1e-5)
+
+
+@pytest.mark.parametrize("cap", [0.5, 0.3])
+def test_a_role_that_is_not_mixed_is_not_cut_and_others_are_cut_to_their_share_of_all(cap):
+    assert NORMS[0] / NORMS.sum() > 0.6 and NORMS[1] / NORMS.sum() < 0.1
+    got = NORMS * weights(Mixing(balance="cap", max_share=cap), mixed=(False, True, False))
+    np.testing.assert_allclose(got, NORMS, rtol=1e-6)  # what is mixed has little as it is
+    got = NORMS * weights(Mixing(balance="cap", max_share=cap), mixed=(True, False, False))
+    np.testing.assert_allclose(got[1:], NORMS[1:], rtol=1e-6)
+    assert got[0] / got.sum() == pytest.approx(cap, rel=1e-4)
+
+
+def test_a_cap_is_kept_by_any_two_of_three_roles():
+    rng = np.random.default_rng(0)
+    for norms in 10.0 ** rng.uniform(-2, 2, (100, 3)):
+        for cap in (0.2, 0.4, 0.7):
+            gram = jnp.diag(jnp.asarray(norms**2))
+            got = norms * np.asarray(balance(gram, cap, np.array([True, True, False])))
+            share = got / got.sum()
+            assert got[2] == pytest.approx(norms[2]) and np.all(got <= norms * (1 + 1e-5))
+            assert share[:2].max() <= cap * (1 + 1e-3)
+            np.testing.assert_allclose(share[got < norms * (1 - 1e-4)], cap, rtol=1e-3)
+
+
+def test_a_role_that_is_not_mixed_keeps_what_opposes_the_others():
+    got = weights(Mixing(project_conflicts=True), mixed=(False, False, True)) @ VECTORS
+    stripped = VECTORS[2].copy()
+    for other in VECTORS[:2]:
+        stripped -= min(stripped @ other, 0) / (other @ other) * other
+    assert VECTORS[2] @ VECTORS[0] < 0
+    np.testing.assert_allclose(got, VECTORS[0] + VECTORS[1] + stripped, rtol=1e-4, atol=1e-4)
+
+
+def test_a_role_is_clipped_whether_it_is_mixed_or_not():
+    got = weights(Mixing(), mixed=(True, False, True), clip=(np.inf, 0.5, np.inf))
+    np.testing.assert_allclose(got, [1, 0.5 / NORMS[1], 1], rtol=1e-5)
 
 
 def test_interventions_act_one_after_another():
@@ -93,8 +145,8 @@ def test_interventions_act_one_after_another():
                 g -= min(g @ own[j], 0) / (own[j] @ own[j]) * own[j]
         projected.append(g)
     projected[2] = projected[2] * min(1, 0.7 / np.linalg.norm(projected[2]))
-    mixing = Mixing(True, "equalise", project_conflicts=True, clip_roles=True)
-    got = np.asarray(coefficients(mixing, GRAM, jnp.asarray(multiplicity), jnp.asarray(limit))) @ VECTORS
+    mixing = Mixing(True, "equalise", project_conflicts=True)
+    got = weights(mixing, multiplicity, clip=limit) @ VECTORS
     np.testing.assert_allclose(got, np.sum(projected, axis=0), rtol=1e-3, atol=1e-3)
 
 
@@ -120,7 +172,7 @@ def test_a_cap_is_kept_by_any_three_roles_that_can():
 
 
 def test_all_off_changes_nothing():
-    np.testing.assert_array_equal(coefficients(Mixing(), GRAM, np.ones(3), FREE), np.ones(3))
+    np.testing.assert_array_equal(weights(Mixing()), np.ones(3))
 
 
 def test_damping_scales_the_first_step_by_one_minus_lambda_and_spares_what_turns_away():
@@ -181,5 +233,13 @@ def test_settings_out_of_range_are_refused(wrong):
         Mixing(**wrong)
 
 
-def test_a_limit_per_role_switches_the_clip_on():
-    assert InterventionConfig(role_clip={"a": 1.0}).mixing == dataclasses.replace(Mixing(), clip_roles=True)
+def test_a_limit_for_any_role_keeps_roles_apart():
+    assert not InterventionConfig(Mixing(damping=0.1)).needs_roles
+    assert InterventionConfig(role_clip={"a": 1.0}).needs_roles
+
+
+def test_damping_acts_on_the_roles_that_are_mixed():
+    some = InterventionConfig(Mixing(damping=0.1, roles=("a",)))
+    assert some.damps("a") and not some.damps("b")
+    assert InterventionConfig(Mixing(damping=0.1)).damps("b")
+    assert not InterventionConfig(Mixing(roles=("a",))).damps("a")

@@ -14,7 +14,7 @@ from marl_jax.learning import compiled
 from marl_jax.learning.batching import BatchConfig, make_batches
 from marl_jax.learning.compiled import slice_count
 from marl_jax.learning.config import LearnerConfig
-from marl_jax.learning.interventions import InterventionConfig, Mixing
+from marl_jax.learning.interventions import InterventionConfig, Mixing, PerRole
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig, transformation
@@ -126,11 +126,12 @@ def test_every_product_of_the_update_asks_for_full_precision(share):
 
 
 def test_every_product_of_the_interventions_asks_for_full_precision():
-    mixing = Mixing(True, "cap", project_conflicts=True, clip_roles=True, damping=0.1)
+    mixing = Mixing(True, "cap", project_conflicts=True, damping=0.1)
+    roles = PerRole(jnp.ones(2), jnp.ones(2, bool), jnp.ones(2), jnp.eye(2))
     optimiser = OptimiserConfig()
     carry = jax.tree.map(lambda x: jnp.zeros((2, *x.shape)), PARAMS), jnp.ones(())
     state, damping = transformation(optimiser).init(PARAMS), PARAMS
-    given = (PARAMS, state, damping, carry, 0.1, jnp.ones(2), jnp.ones(2), jnp.eye(2))
+    given = (PARAMS, state, damping, carry, 0.1, roles)
     text = str(jax.make_jaxpr(functools.partial(compiled.apply, config=optimiser, mixing=mixing))(*given))
     assert text.count("dot_general[") > 20
     assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") >= text.count("dot_general[")

@@ -103,6 +103,7 @@ def test_heads_are_turned_by_their_positions_alike_on_every_platform(platform, m
 
 
 def test_layers_are_unrolled_on_gpus_and_where_a_small_model_keeps_everything_on_cpu(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
     small = dataclasses.replace(ModelConfig.preset("xs"), num_hidden_layers=qwen3.UNROLLED)
     large = dataclasses.replace(small, num_hidden_layers=qwen3.UNROLLED + 1)
     counts = {}

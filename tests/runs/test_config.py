@@ -234,15 +234,6 @@ def test_a_setting_of_none_is_all_that_is_told_of_it():
     ]
 
 
-@pytest.mark.parametrize("text", ["true", "false"])
-def test_clipping_of_roles_is_asked_for_by_their_norms(text):
-    (line,) = refused(("learner.interventions.mixing.clip_roles", text))
-    assert "follows from learner.interventions.role_clip: leave it out, and set role_clip.ROLE=NORM" in line
-    config = load_config(VOTING, [("learner.interventions.role_clip.generator", "1")])
-    assert config.learner.interventions.mixing.clip_roles
-    assert RunConfig.from_json(config.to_json()) == config
-
-
 def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     asked = {"data.problems": "-3", "logging.wandb": None, "data.name": "gsm8k", "data.levels": "9"}
@@ -453,6 +444,16 @@ def test_damping_is_for_isolated_policies():
     damping = ("learner.interventions.mixing.damping", "0.2")
     load_config(VOTING, [damping])
     assert "isolated" in refused(damping, spec="configs/micro.py:voting-shared-s-math")[0]
+
+
+def test_damping_of_one_role_needs_a_policy_for_that_role_alone():
+    workers = [(f"policies.map.{role}", "p0") for role in ("worker", "synthesizer")]
+    asked = [*workers, ("policies.map.orchestrator", "p1"), ("learner.interventions.mixing.damping", "0.2")]
+    spec = "configs/micro.py:orch_workers-isolated-s-math"
+    roles = "learner.interventions.mixing.roles"
+    load_config(spec, [*asked, (roles, "orchestrator")])
+    for wrong in ("worker", "orchestrator,worker"):
+        assert "isolated" in refused(*asked, (roles, wrong), spec=spec)[0]
 
 
 def test_another_schema_is_refused():

@@ -14,6 +14,7 @@ import pytest
 from experiments import cli
 from marl_jax.learning import compiled
 from marl_jax.learning.batching import MicroBatch, make_batches
+from marl_jax.learning.interventions import PerRole
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import transformation
@@ -219,8 +220,7 @@ def test_the_optimiser_takes_the_memory_that_xla_counts(balance):
         None,
         carry,
         number,
-        *arrays((2,), "multiplicity", "limits").values(),
-        jax.ShapeDtypeStruct((2, 2), jnp.float32),
+        PerRole(np.ones(2), np.ones(2, bool), None, np.eye(2)),
         config=run.learner.optimiser,
         mixing=run.learner.interventions.mixing,
     ).compile(QUICK)
