@@ -13,7 +13,6 @@ import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,6 +21,7 @@ import numpy as np
 from absl import app, flags
 
 from benchmarks import BENCH
+from benchmarks.torch_step import Step, torch_step
 from marl_jax.learning.batching import BatchConfig, make_batches, padding_share
 from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.network import Qwen3
@@ -49,8 +49,6 @@ flags.DEFINE_bool(
     "diagnostics", True, "measure what gradients by role cost; needs memory for one more gradient"
 )
 
-Step = Callable[[], None]
-
 
 def main(_: list[str]) -> None:
     micro = FLAGS.shape == "bench"
@@ -68,7 +66,7 @@ def main(_: list[str]) -> None:
         contenders["two_roles_off"] = our_step(model, state, rows, "off", share=True)
         contenders["two_roles"] = our_step(model, state, rows, "roles", share=True)
     if FLAGS.torch and micro and jax.default_backend() == "cpu":
-        contenders["torch"] = torch_step(model, params, one)
+        contenders["torch"], _ = torch_step(model, params, one)
     contenders["update"]()
     used = jax.devices()[0].memory_stats()  # None on CPU
     taken = take_turns(contenders, FLAGS.rounds)
@@ -152,65 +150,6 @@ def operations(model: ModelConfig, shared: bool, masked: bool = True) -> float:
         pairs = rows * (prompt + branch) ** 2
     layers = model.num_hidden_layers * (tokens * sizes.layer + 2 * pairs * sizes.heads)
     return 6.0 * (layers + rows * FLAGS.completion * sizes.head)
-
-
-def torch_step(model: ModelConfig, params: Any, rows: list[Row], micro_rows: int = 64) -> Step:
-    """The same model and loss in torch: padded rows, scaled_dot_product_attention, AdamW, clipped gradients."""
-    import torch
-    import torch.nn.functional as F
-
-    c = model
-    weights = jax.tree.map(lambda x: torch.tensor(np.asarray(x), requires_grad=True), params)
-    leaves = jax.tree.leaves(weights)
-    optimiser = torch.optim.AdamW(leaves, lr=1e-4, weight_decay=0.01)
-    tokens = torch.tensor([[*row.prompt, *row.tokens] for row in rows])
-    start = len(rows[0].prompt) - 1
-    advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float32)[:, None]
-    sampler = torch.tensor([row.logprobs for row in rows], dtype=torch.float32)
-    frequency = c.rope_theta ** (-torch.arange(0, c.head_dim, 2) / c.head_dim)
-    angle = torch.arange(tokens.shape[1] - 1)[:, None] * frequency
-    cos, sin = angle.cos()[None, :, None], angle.sin()[None, :, None]
-
-    def norm(x, w):
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + c.rms_norm_eps) * w
-
-    def rope(x):
-        low, high = x.chunk(2, -1)
-        return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
-
-    def log_probs(tokens):
-        inputs, targets = tokens[:, :-1], tokens[:, start + 1 :]
-        x = weights["embed"][inputs]
-        for i in range(c.num_hidden_layers):
-            w = {name: stacked[i] for name, stacked in weights["layers"].items()}
-            h = norm(x, w["attn_norm"])
-            q, k, v = (torch.einsum("bth,hnd->btnd", h, w[name]) for name in "qkv")
-            q, k = rope(norm(q, w["q_norm"])), rope(norm(k, w["k_norm"]))
-            q, k, v = (y.transpose(1, 2) for y in (q, k, v))
-            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(
-                1, 2
-            )
-            x = x + torch.einsum("btnd,ndh->bth", attended, w["o"])
-            h = norm(x, w["mlp_norm"])
-            x = x + (F.silu(h @ w["gate"]) * (h @ w["up"])) @ w["down"]
-        x = norm(x[:, start:], weights["final_norm"])
-        log_p = F.log_softmax(x @ weights["embed"].T, -1)
-        return log_p.gather(-1, targets[..., None])[..., 0]
-
-    def step() -> None:
-        optimiser.zero_grad()
-        for i in range(0, len(rows), micro_rows):
-            part = slice(i, i + micro_rows)
-            logp = log_probs(tokens[part])
-            old, a = logp.detach(), advantages[part]
-            ratio = (logp - old).clamp(-20, 20).exp()
-            loss = torch.maximum(-a * ratio, -a * ratio.clamp(0.8, 1.28))
-            loss = loss * (old - sampler[part]).clamp(-20, 20).exp().clamp(max=2.0)
-            (loss.mean(1).sum() / len(rows)).backward()
-        torch.nn.utils.clip_grad_norm_(leaves, 1.0)
-        optimiser.step()
-
-    return step
 
 
 def take_turns(contenders: dict[str, Step], rounds: int) -> dict[str, list[float]]:

@@ -311,6 +311,8 @@ def _data(config: "RunConfig") -> Problems:
         if data.directory is None and not SOURCES[data.name].urls:
             yield f"data.directory is none: '{data.name}' is read from files, give their directory"
         yield from _ignored(config, *DRAWN)
+        if SOURCES[data.name].split_of and data.val_size is not None:
+            yield f"data.val_size is {data.val_size}; '{data.name}' has a val split of its own: leave it out"
     else:
         yield from _ignored(config, *OF_FILES)
     if data.val_size == 0 and config.evaluation.every:

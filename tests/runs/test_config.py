@@ -269,6 +269,10 @@ def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
         ),
         ([("data.name", "gsm8k"), ("data.levels", "1")], "data.levels is for procedural data"),
         ([("data.directory", "x")], "data.directory is 'x'; it is for data read from files"),
+        (
+            [("data.name", "mbpp"), ("data.family", "code"), ("data.val_size", "9")],
+            "data.val_size is 9; 'mbpp' has a val split of its own: leave it out",
+        ),
         ([("data.bad_rows", "skip")], "data.bad_rows is 'skip'; it is for data read from files"),
         ([("data.levels", "2,9")], "data.levels is 2,9; 'micro_math' has the levels 1,2,3,4,5"),
         ([("data.levels", "")], "data.levels is empty; 'micro_math' has the levels 1,2,3,4,5"),
