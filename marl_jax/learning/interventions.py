@@ -9,7 +9,7 @@ order of this file, before clipping. The KL anchor (I1) is a term of the loss: `
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -37,6 +37,7 @@ class Mixing:
         _check(
             self.balance in ("off", "equalise", "cap"), f"balance {self.balance!r}: use off, equalise or cap"
         )
+        object.__setattr__(self, "roles", _names("roles", self.roles))
         _check(0 < self.max_share <= 1, f"max_share {self.max_share} must lie in (0, 1]")
         _check(0 <= self.damping <= 0.3, f"damping {self.damping} must lie in [0, 0.3]")
         _check(self.damping_window >= 1, f"damping_window {self.damping_window} must be at least 1")
@@ -66,6 +67,8 @@ class InterventionConfig:
             _check(0 <= beta < math.inf, f"kl_coef of {role!r} is {beta}; it must be finite and not negative")
         for role, norm in self.role_clip.items():
             _check(norm > 0, f"role_clip of {role!r} is {norm}; it must be positive")
+        for name in ("freeze", "alternate"):
+            object.__setattr__(self, name, _names(name, getattr(self, name)))
         both = sorted({*self.freeze} & {*self.alternate})
         _check(not both, f"{both} are both frozen and alternated; choose one")
         _check(self.alternate_every >= 1, f"alternate_every {self.alternate_every} must be at least 1")
@@ -101,7 +104,7 @@ class PerRole(NamedTuple):
 
     multiplicity: Array  # [R] mean number of parallel calls
     mixed: Array  # [R] whether `Mixing` acts on the role
-    clip: Array | None  # [R] largest norm, infinite for none; None where no role has one
+    clip: Array | None  # [R] largest norm, infinite for none; None without `role_clip`
     membership: Array  # [R, K] which of the K parts of the gradient are the role's
 
 
@@ -127,21 +130,24 @@ def balance(gram: Array, max_share: float | None, mixed: Array | bool = True) ->
     Roles that are not `mixed` [R] count, but keep their part.
     """
     norms = _norms(gram)
-    free, kept = jnp.where(mixed, norms, 0.0), jnp.where(mixed, 0.0, norms).sum()
+    own, kept = (
+        jnp.where(mixed, norms, 0.0),
+        jnp.where(mixed, 0.0, norms).sum(),
+    )  # of the mixed; of the others
     if max_share is None:
         target = norms.sum() / jnp.maximum((norms > 0).sum(), 1)
-        return jnp.where(free > 0, target / jnp.where(free > 0, free, 1.0), 1.0)
+        return jnp.where(own > 0, target / jnp.where(own > 0, own, 1.0), 1.0)
     # With the k largest cut to one level, level = max_share * (k * level + the rest): the smallest k for which
-    # no other role stands above that level. Where nothing is kept, no cut below the smallest part could change a
-    # share any more, and fewer roles than could have so little each are all brought to the smallest.
-    ordered = jnp.sort(free)[::-1]
-    rest = jnp.cumsum(ordered[::-1])[::-1] + kept  # of the k-th, all below it, and what is kept
-    left = 1 - jnp.arange(norms.size) * max_share
-    levels = jnp.where(left > 1e-6, max_share * rest / jnp.maximum(left, 1e-6), 0.0)
+    # no other role stands above that level. If the others have nothing, no cut below the smallest part changes a
+    # share any more, and a cap that so few roles cannot keep brings all of them to the smallest.
+    ordered = jnp.sort(own)[::-1]
+    rest = jnp.cumsum(ordered[::-1])[::-1] + kept  # of the k-th and all below it, and of the others
+    room = 1 - jnp.arange(norms.size) * max_share
+    levels = jnp.where(room > 1e-6, max_share * rest / jnp.maximum(room, 1e-6), 0.0)
     fits = levels >= ordered * (1 - 1e-6)
-    smallest = jnp.where(kept > 0, 0.0, jnp.min(jnp.where(free > 0, free, jnp.inf)))
+    smallest = jnp.where(kept > 0, 0.0, jnp.min(jnp.where(own > 0, own, jnp.inf)))
     level = jnp.where(fits.any(), jnp.maximum(levels[jnp.argmax(fits)], smallest), smallest)
-    return jnp.where(free > level, level / jnp.where(free > 0, free, 1.0), 1.0)
+    return jnp.where(own > level, level / jnp.where(own > 0, own, 1.0), 1.0)
 
 
 def project_conflicts(gram: Array) -> jax.Array:
@@ -201,6 +207,11 @@ def _unit(tree: Tree) -> Tree:
 
 def _dot(a: Tree, b: Tree) -> jax.Array:
     return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)), jnp.zeros(()))
+
+
+def _names(field: str, roles: Iterable[str]) -> tuple[str, ...]:
+    _check(not isinstance(roles, str), f"{field} is {roles!r}; it must be a tuple of roles")
+    return tuple(roles)
 
 
 def _check(condition: bool, message: str) -> None:

@@ -338,12 +338,17 @@ class Learner:
     def _check_interventions(self) -> None:
         config = self.config.interventions
         known = {_role(key) for key in self.roles}
-        if strangers := sorted({role for names in config.named.values() for role in names} - known):
-            raise ValueError(f"interventions name {strangers}, which are no roles; there are {sorted(known)}")
-        if any(self._damped(name) and len(self._roles_of(name)) > 1 for name in self.roles.values()):
-            raise ValueError(
-                "coherence damping is defined for isolated policies; give every role its own policy"
-            )
+        for setting, roles in config.named.items():
+            if strangers := sorted({*roles} - known):
+                raise ValueError(
+                    f"interventions.{setting} names {strangers}, which are no roles; there are {sorted(known)}"
+                )
+        for policy in self.roles.values():
+            if self._damped(policy) and len(self._roles_of(policy)) > 1:
+                raise ValueError(
+                    f"coherence damping is defined for isolated policies, and {policy!r} is shared: give every role "
+                    "that it acts on its own policy, or leave the role out of mixing.roles"
+                )
 
     def _check_rows(
         self,

@@ -154,12 +154,16 @@ def unrolled(config: ModelConfig, remat: str) -> int:
     """How many layers a scan's body is to hold: all on a GPU, on CPU all of a small model with remat "none", else one.
 
     What an unrolled layer keeps for its backward pass is not copied into a stack and out again; it compiles longer.
-    Deterministic kernels of a GPU take one, too: two equal calls of cuDNN's backward attention in one program make
-    XLA look for a graph that it has under another key, and fail (openxla/xla#46500).
+    In 16 bits, deterministic kernels of a GPU take one, too: two equal calls of cuDNN's backward attention in one
+    program make XLA look for a graph that it has under another key, and fail (openxla/xla#46500).
     """
-    platform = jax.default_backend()
-    small = config.num_hidden_layers <= UNROLLED and remat == "none"
-    whole = (platform == "gpu" and not deterministic_kernels()) or (platform == "cpu" and small)
+    match jax.default_backend():
+        case "gpu":
+            whole = config.dtype == "float32" or not deterministic_kernels()
+        case "cpu":
+            whole = config.num_hidden_layers <= UNROLLED and remat == "none"
+        case _:
+            whole = False
     return config.num_hidden_layers if whole else 1
 
 

@@ -259,7 +259,7 @@ def _check_shapes(place: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
             if there.get(key) != asked.get(key):
                 raise CheckpointError(
                     f"checkpoint {place.name} does not fit: '{name}' {key} is {there.get(key, 'nothing')} "
-                    f"there and {asked.get(key, 'nothing')} here"
+                    f"there and {asked.get(key, 'nothing')} here; start the run as it was, or choose another --workdir"
                 )
 
 

@@ -233,6 +233,8 @@ def _interventions(config: "RunConfig") -> Problems:
     frozen = {*chosen.freeze, *config.policies.frozen_roles}
     if chosen.freeze and config.steps and frozen.issuperset(config.roles):
         yield "learner.interventions.freeze leaves no role to train: name fewer, or set steps=0"
+    if chosen.mixing.roles and not (chosen.mixing.weighs or chosen.mixing.damping):
+        yield "learner.interventions.mixing.roles is set, and none of mixing's switches is on: set one, or leave it out"
     for name, roles in chosen.named.items():
         yield from _no_roles(f"learner.interventions.{name}", roles, config.roles)
     owners = config.policies.map, config.policies.frozen_roles
@@ -250,7 +252,7 @@ def _interventions(config: "RunConfig") -> Problems:
     if any(len(roles) > 1 and any(map(chosen.damps, roles)) for roles in holders):
         yield (
             "learner.interventions.mixing.damping is defined for isolated policies: give every role that it acts on "
-            "its own policy, or set it to 0"
+            "its own policy, name others in mixing.roles, or set it to 0"
         )
 
 
@@ -311,8 +313,6 @@ def _data(config: "RunConfig") -> Problems:
         if data.directory is None and not SOURCES[data.name].urls:
             yield f"data.directory is none: '{data.name}' is read from files, give their directory"
         yield from _ignored(config, *DRAWN)
-        if SOURCES[data.name].split_of and data.val_size is not None:
-            yield f"data.val_size is {data.val_size}; '{data.name}' has a val split of its own: leave it out"
     else:
         yield from _ignored(config, *OF_FILES)
     if data.val_size == 0 and config.evaluation.every:

@@ -6,6 +6,7 @@ All that is wrong with it is told at once, before anything is compiled. It is pa
 apart there; `to_json` writes it, `from_json` reads it back equal.
 """
 
+import copy
 import dataclasses
 import importlib.util
 import inspect
@@ -23,7 +24,8 @@ from marl_jax.runs import checks, fields
 from marl_jax.tasks.task import Family
 from marl_jax.workflows import find
 
-SCHEMA = 1
+SCHEMA = 1  # another one where a field changes its meaning; a new field's default is what was done before it
+RETIRED = ("learner.interventions.mixing.clip_roles",)  # fields that said nothing which others do not say
 T = TypeVar("T")
 
 
@@ -189,6 +191,21 @@ class RunConfig:
                 f"the configuration has schema {value.get('schema')!r}, this version reads {SCHEMA}"
             )
         return fields.from_json(cls, {name: entry for name, entry in value.items() if name != "schema"})
+
+
+def current(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The JSON of a configuration as this version writes it, where an earlier one of its schema wrote it."""
+    if value.get("schema") != SCHEMA:
+        return value
+    value = copy.deepcopy(dict(value))
+    for path in RETIRED:
+        *groups, name = path.split(".")
+        holder: Any = value
+        for group in groups:
+            holder = holder.get(group) if isinstance(holder, dict) else None
+        if isinstance(holder, dict):
+            holder.pop(name, None)
+    return fields.filled(RunConfig, value)
 
 
 # ---------------------------------------------------------------- from the command line

@@ -71,13 +71,27 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(cls: type[T], value: Any) -> T:
-    """The inverse of `to_json`. A field that is unknown or of another type is refused by its path, and so is one that
-    is missing, unless it has a default: what was written before there was such a field is read as it was meant."""
+    """The inverse of `to_json`; a field that is missing, unknown or of another type is refused by its path."""
     problems: list[str] = []
     built = _build(cls, value, (), problems)
     if problems:
         raise ValueError("; ".join(problems))
     return built
+
+
+def filled(cls: Any, value: Any) -> Any:
+    """The JSON of a `cls`, with the defaults of fields that it lacks: there were none such when it was written."""
+    if not (dataclasses.is_dataclass(cls) and isinstance(value, Mapping)):
+        return value
+    whole = dict(value)
+    for field in dataclasses.fields(cls):
+        if field.name in value:
+            whole[field.name] = filled(_hints(typing.cast(type, cls))[field.name], value[field.name])
+        elif field.default is not dataclasses.MISSING:
+            whole[field.name] = to_json(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            whole[field.name] = to_json(field.default_factory())
+    return whole
 
 
 def fit(tree: T) -> tuple[T, list[str]]:
@@ -367,12 +381,7 @@ def _build(cls: Any, value: Any, at: Path, problems: list[str]) -> Any:
         return None
     count = len(problems)
     problems.extend(f"{'.'.join((*at, name))} is unknown" for name in value if name not in fields)
-    required = [
-        field.name
-        for field in dataclasses.fields(cls)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
-    problems.extend(f"{'.'.join((*at, name))} is missing" for name in required if name not in value)
+    problems.extend(f"{'.'.join((*at, name))} is missing" for name in fields if name not in value)
     built = {
         name: _build(fields[name], value[name], (*at, name), problems) for name in fields if name in value
     }

@@ -24,7 +24,7 @@ import jax
 
 import marl_jax
 from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
-from marl_jax.runs.config import RunConfig
+from marl_jax.runs.config import RunConfig, current
 from marl_jax.runs.files import write_atomically
 
 CONFIG = "config.json"
@@ -151,7 +151,7 @@ def settled_for(folder: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def read(workdir: str | os.PathLike[str]) -> dict[str, Any]:
-    """The content of a run's `config.json`."""
+    """The content of a run's `config.json`, the configuration as this version writes it."""
     path = Path(workdir) / CONFIG
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -169,7 +169,7 @@ def read(workdir: str | os.PathLike[str]) -> dict[str, Any]:
         raise FolderError(
             f"'{path}' is damaged ({', '.join(broken)}): restore it, or start in another folder"
         )
-    return record
+    return {**record, "config": current(record["config"])}
 
 
 def run_around(path: Path) -> Path | None:
@@ -189,6 +189,19 @@ def read_config(workdir: str | os.PathLike[str]) -> RunConfig:
         raise FolderError(
             f"the configuration in '{Path(workdir) / CONFIG}' cannot be used: {error}"
         ) from None
+
+
+@contextlib.contextmanager
+def taken_back(folder: Path) -> Iterator[None]:
+    """Should what is done in here fail, `config.json` is what it was before: an accepted change that cannot be made."""
+    path = folder / CONFIG
+    before = path.read_text(encoding="utf-8") if path.exists() else None
+    try:
+        yield
+    except BaseException:
+        if before is not None and path.read_text(encoding="utf-8") != before:
+            write_atomically(path, before)
+        raise
 
 
 @contextlib.contextmanager

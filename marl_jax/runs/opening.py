@@ -18,7 +18,7 @@ from marl_jax.runs import fields, page, plan
 from marl_jax.runs.checkpoints import Checkpoints
 from marl_jax.runs.checks import left_open
 from marl_jax.runs.config import ConfigError, RunConfig
-from marl_jax.runs.folder import begin, open_folder, settle, settled_for
+from marl_jax.runs.folder import begin, open_folder, settle, settled_for, taken_back
 from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import Board, JsonLines, TensorBoard, WeightsAndBiases, recorded
 from marl_jax.runs.parts import (
@@ -115,18 +115,20 @@ def open_run(
 ) -> tuple[Run, State]:
     """The run at its start, or where its newest checkpoint is; what it holds open is closed with the stack."""
     folder = stack.enter_context(open_folder(workdir))
-    named = _load(config, folder, accept_changes, live, stop)
-    parts = named.parts
-
-    policies = parts.start(config.seed)
-    learner = Learner(parts.network(config.policies), config.learner, config.policies.map, mesh=parts.mesh)
-    trees = {name: policies[name] for name in parts.trained}
-    state = State(0, trees, learner.init(trees), Position(seed=config.seed))
-    kinds = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
-    checkpoints = Checkpoints(folder / "checkpoints", passing=("learner",), **kinds)
-    stack.callback(checkpoints.close)
-    reached = math.inf if accept_changes else recorded(folder / "metrics.jsonl")
-    found = checkpoints.resume(state.arrays, reached)
+    with taken_back(folder):
+        named = _load(config, folder, accept_changes, live, stop)
+        parts = named.parts
+        policies = parts.start(config.seed)
+        learner = Learner(
+            parts.network(config.policies), config.learner, config.policies.map, mesh=parts.mesh
+        )
+        trees = {name: policies[name] for name in parts.trained}
+        state = State(0, trees, learner.init(trees), Position(seed=config.seed))
+        kinds = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
+        checkpoints = Checkpoints(folder / "checkpoints", passing=("learner",), **kinds)
+        stack.callback(checkpoints.close)
+        reached = math.inf if accept_changes else recorded(folder / "metrics.jsonl")
+        found = checkpoints.resume(state.arrays, reached)
     if found:
         state = state.restored(*found)
     stop.check()

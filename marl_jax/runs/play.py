@@ -42,7 +42,7 @@ def settled_shapes(settled: Mapping[str, Any]) -> EngineSettings | None:
     if not settled.get("engine"):
         return None
     try:
-        return fields.from_json(EngineSettings, settled["engine"])
+        return fields.from_json(EngineSettings, fields.filled(EngineSettings, settled["engine"]))
     except ValueError as error:
         raise FolderError(
             f"{CONFIG} has a broken settled.engine ({error}): restore it, or make settled {{}}"

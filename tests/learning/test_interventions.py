@@ -238,6 +238,14 @@ def test_a_limit_for_any_role_keeps_roles_apart():
     assert InterventionConfig(role_clip={"a": 1.0}).needs_roles
 
 
+def test_roles_may_come_as_a_list_and_not_as_a_text():
+    assert hash(Mixing(roles=["a", "b"])) == hash(Mixing(roles=("a", "b")))
+    assert InterventionConfig(alternate=["a", "b"]).alternate == ("a", "b")
+    for make in (lambda: Mixing(roles="ab"), lambda: InterventionConfig(freeze="ab")):
+        with pytest.raises(ValueError, match="is 'ab'; it must be a tuple of roles"):
+            make()
+
+
 def test_damping_acts_on_the_roles_that_are_mixed():
     some = InterventionConfig(Mixing(damping=0.1, roles=("a",)))
     assert some.damps("a") and not some.damps("b")

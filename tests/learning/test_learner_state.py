@@ -167,10 +167,12 @@ def test_slots_of_a_role_may_have_policies_of_their_own():
 
 
 def test_interventions_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match="give every role its own policy"):
+    with pytest.raises(ValueError, match="'p0' is shared: give every role"):
         learner({"a": "p0", "b": "p0"}, interventions=InterventionConfig(Mixing(damping=0.1)))
     with pytest.raises(ValueError, match="'wirter'"):
         learner(interventions=InterventionConfig(freeze=("wirter",)))
+    with pytest.raises(ValueError, match=r"interventions.mixing.roles names \['jugde'\]"):
+        learner(interventions=InterventionConfig(Mixing(balance="cap", roles=("jugde",))))
     with pytest.raises(ValueError, match=r"\['p7'\], no policies"):
         learner(learning_rates={"p7": 0.1})
     for wrong in ({"updates": "two"}, {"epochs": 0}):

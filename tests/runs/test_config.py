@@ -18,6 +18,7 @@ from marl_jax.runs.workload import assume, calls_of
 from marl_jax.workflows import BUILT_IN, Call, workflow
 
 VOTING = "configs/micro.py:voting-isolated-s-math"
+MIXING = "learner.interventions.mixing"
 OWN_DATA = ("data.name", "json:loads")
 
 
@@ -269,10 +270,6 @@ def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
         ),
         ([("data.name", "gsm8k"), ("data.levels", "1")], "data.levels is for procedural data"),
         ([("data.directory", "x")], "data.directory is 'x'; it is for data read from files"),
-        (
-            [("data.name", "mbpp"), ("data.family", "code"), ("data.val_size", "9")],
-            "data.val_size is 9; 'mbpp' has a val split of its own: leave it out",
-        ),
         ([("data.bad_rows", "skip")], "data.bad_rows is 'skip'; it is for data read from files"),
         ([("data.levels", "2,9")], "data.levels is 2,9; 'micro_math' has the levels 1,2,3,4,5"),
         ([("data.levels", "")], "data.levels is empty; 'micro_math' has the levels 1,2,3,4,5"),
@@ -336,6 +333,11 @@ def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
         ([("data.val_size", "0")], "set evaluation.every=0"),
         ([("evaluation.every", "0")], "checkpoints.best needs evaluations"),
         ([("learner.interventions.freeze", "worker")], "names 'worker', which is no role"),
+        (
+            [(f"{MIXING}.balance", "cap"), (f"{MIXING}.roles", "generatr")],
+            f"{MIXING}.roles names 'generatr', which is no role of the workflow: did you mean 'generator'?",
+        ),
+        ([(f"{MIXING}.roles", "generator")], f"{MIXING}.roles is set, and none of mixing's switches is on"),
         ([("learner.learning_rates.p9", "1e-4")], "names 'p9', which is no policy"),
         (
             [("learner.learning_rates.p1", "1e-4"), ("policies.frozen_roles", "aggregator")],
@@ -445,16 +447,16 @@ def test_weights_and_biases_is_refused_where_it_is_not_installed(tmp_path, monke
 
 
 def test_damping_is_for_isolated_policies():
-    damping = ("learner.interventions.mixing.damping", "0.2")
+    damping = (f"{MIXING}.damping", "0.2")
     load_config(VOTING, [damping])
     assert "isolated" in refused(damping, spec="configs/micro.py:voting-shared-s-math")[0]
 
 
 def test_damping_of_one_role_needs_a_policy_for_that_role_alone():
     workers = [(f"policies.map.{role}", "p0") for role in ("worker", "synthesizer")]
-    asked = [*workers, ("policies.map.orchestrator", "p1"), ("learner.interventions.mixing.damping", "0.2")]
+    asked = [*workers, ("policies.map.orchestrator", "p1"), (f"{MIXING}.damping", "0.2")]
     spec = "configs/micro.py:orch_workers-isolated-s-math"
-    roles = "learner.interventions.mixing.roles"
+    roles = f"{MIXING}.roles"
     load_config(spec, [*asked, (roles, "orchestrator")])
     for wrong in ("worker", "orchestrator,worker"):
         assert "isolated" in refused(*asked, (roles, wrong), spec=spec)[0]

@@ -134,15 +134,13 @@ def test_json_gives_back_an_equal_tree():
     assert fields.from_json(Tree, json.loads(json.dumps(fields.to_json(tree), allow_nan=False))) == tree
 
 
-def test_json_from_before_a_field_was_there_has_its_default():
-    assert fields.from_json(Tree, {"leaf": {"low": 3}, "rate": 2.0}) == Tree(Leaf(3, 10), 2.0)
-    assert fields.from_json(Tree, {}) == Tree()
-
-
-def test_json_without_a_field_that_has_no_default_is_refused():
+def test_json_from_before_a_field_was_there_is_filled_with_its_default():
+    old = {"leaf": {"low": 3}, "rate": 2.0, "extra": 1}
+    assert fields.filled(Tree, old) == {**fields.to_json(Tree(Leaf(3, 10), 2.0)), "extra": 1}
+    assert fields.filled(Tree, {}) == fields.to_json(Tree())
     pair = dataclasses.make_dataclass("Pair", [("one", int), ("two", int)], frozen=True)
-    with pytest.raises(ValueError, match="two is missing"):
-        fields.from_json(pair, {"one": 1})
+    assert fields.filled(pair, {"one": 1}) == {"one": 1}
+    assert fields.filled(Tree, {"leaf": "x"})["leaf"] == "x"
 
 
 @pytest.mark.parametrize(
@@ -150,6 +148,7 @@ def test_json_without_a_field_that_has_no_default_is_refused():
     [
         ({"rate": "0.5"}, "rate is '0.5'; it must be a finite number"),
         ({"rate": True}, "rate is True"),
+        ({"leaf": {"low": 1}}, "leaf.high is missing"),
         ({"leaf": {"low": 5, "high": 5}}, "leaf: low 5 is not below high 5"),
         ({"extra": 1}, "extra is unknown"),
         ({"kind": "three"}, "kind is 'three'"),

@@ -113,6 +113,35 @@ def test_a_changed_start_is_refused_with_every_difference(tmp_path, monkeypatch)
     ]
 
 
+def test_a_folder_from_before_a_field_came_and_another_went_is_the_same_run(tmp_path):
+    settled = begin(tmp_path, CONFIG, DIGESTS, lambda: {"lanes": 64})
+    leave_results(tmp_path)
+    record = json.loads((tmp_path / "config.json").read_text())
+    mixing = record["config"]["learner"]["interventions"]["mixing"]
+    del mixing["roles"], record["config"]["steps"]
+    mixing["clip_roles"] = False
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    assert folder.read_config(tmp_path) == CONFIG
+    assert begin(tmp_path, CONFIG, DIGESTS) == folder.settled_for(tmp_path, CONFIG) == settled
+    mixing["another"] = 1
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    with pytest.raises(FolderError, match=r"cannot be used: learner.interventions.mixing.another is unknown"):
+        folder.read_config(tmp_path)
+
+
+def test_a_change_that_was_accepted_and_fails_is_taken_back(tmp_path):
+    for lanes in (1, 2):  # a first start stays, failed or not
+        with pytest.raises(ValueError, match="does not fit"), folder.taken_back(tmp_path):
+            changed = dataclasses.replace(CONFIG, steps=200 + lanes)
+            begin(tmp_path, changed, DIGESTS, lambda: {"lanes": 64}, accept_changes=True)
+            leave_results(tmp_path)
+            raise ValueError("does not fit")
+        assert folder.read_config(tmp_path).steps == 201
+    with folder.taken_back(tmp_path):
+        begin(tmp_path, CONFIG, DIGESTS, accept_changes=True)
+    assert folder.read_config(tmp_path) == CONFIG
+
+
 def test_an_accepted_change_is_noted_and_compared_with_from_then_on(tmp_path):
     begin(tmp_path, CONFIG, DIGESTS, lambda: {"lanes": 64})
     leave_results(tmp_path)

@@ -496,6 +496,19 @@ def test_a_changed_configuration_is_refused_by_field_unless_accepted(base, whole
     assert "--accept_changes" in str(error.value)
 
 
+def test_an_accepted_change_that_the_checkpoint_does_not_fit_leaves_the_run_as_it_was(base, whole, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(whole, workdir)
+    record = (workdir / "config.json").read_text()
+    with pytest.raises(
+        CheckpointError, match=r"does not fit: 'learner'.*; start the run as it was, or choose"
+    ):
+        loop.train(
+            KINDS["intervened"](tiny_config(base)), workdir, accept_changes=True, live=quiet()
+        )  # damped, and no average of gradients is there
+    assert (workdir / "config.json").read_text() == record
+
+
 def test_a_second_process_on_the_folder_is_refused(base, tmp_path):
     found = []
 

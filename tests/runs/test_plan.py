@@ -23,7 +23,7 @@ from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes, empty_cache
 from marl_jax.models.lora import init_lora
 from marl_jax.models.qwen3 import UNROLLED
-from marl_jax.models.table import abstract
+from marl_jax.models.table import abstract, num_parameters
 from marl_jax.runs import costs, fields
 from marl_jax.runs.config import load_config
 from marl_jax.runs.devices import BANDWIDTH, COMPUTE, KINDS, Device, host
@@ -205,6 +205,18 @@ def test_prefill_takes_the_memory_that_xla_counts(train, prompt):
     ours = size(plan, "base weights", "caches of prompts") + served + working
     assert ours == pytest.approx(needed(program), rel=0.15)
     assert working > 0.3 * ours
+
+
+def test_an_average_of_gradients_is_kept_for_the_policies_that_are_damped():
+    mixing = "learner__interventions__mixing__"
+    states = {}
+    for named in (None, "generator", "generator,aggregator"):
+        chosen = {} if named is None else {f"{mixing}damping": "0.1", f"{mixing}roles": named}
+        plan = make_plan(config("voting-isolated-xs-math", **chosen), MODEL, HERE)
+        states[named] = size(plan, "optimiser states")
+    of_one = 4 * num_parameters(MODEL)
+    assert states["generator"] - states[None] == of_one
+    assert states["generator,aggregator"] - states[None] == 2 * of_one
 
 
 @pytest.mark.parametrize("balance", ["off", "equalise"])

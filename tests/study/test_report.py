@@ -155,7 +155,7 @@ def test_the_page_tells_what_the_run_was_and_how_it_went(whole):
         "64 problems × 8 episodes",
         "base configs/bases/micro-s data",
         "base configs/bases/micro-s aaaaaaaaaaaa, tokenizer bbbbbbbbbbbb, data train dddddddddddd",
-        "rubric (alpha 0.5)",
+        "rubric (alpha 0.5, batch task, threads 1)",
         "max_new_tokens 64, temperature 1.0",
         "jax 0.10.2",
         "rollout 62%, grade 5%, learn 31%",
