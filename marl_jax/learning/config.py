@@ -45,6 +45,10 @@ class LearnerConfig:
         for name in ("updates_fixed", "sequences_per_update", "epochs", "max_skips", "logprob_chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
+        if self.layer_norms and self.gradients == "off":
+            raise ValueError(
+                "layer_norms are of the parts that gradients keeps apart: set it to roles or slots"
+            )
         if not self.gap_tolerance > 0:
             raise ValueError(f"gap_tolerance {self.gap_tolerance} must be positive")
         for policy, rate in self.learning_rates.items():

@@ -47,10 +47,10 @@ def group_key(name: str | Sequence[str], workflow: str | None = None) -> tuple[s
         if name in PRESETS:
             return PRESETS[name]
         name = [field.strip() for field in name.split(",")]
-    unknown = [field for field in name if field not in FIELDS]
-    if unknown or not name:
+    if not name or any(field not in FIELDS for field in name):
         raise ValueError(
-            f"group key {name!r}: {unknown or ''} names no field; use {FIELDS} or {[*PRESETS, 'study']}"
+            f"group key {','.join(name)!r} is no preset ({', '.join(PRESETS)}, study) and names no fields "
+            f"({', '.join(FIELDS)}, with commas between)"
         )
     return tuple(field for field in FIELDS if field in name)
 

@@ -8,7 +8,6 @@ order of this file, before clipping. The KL anchor (I1) is a term of the loss: `
 """
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -64,13 +63,19 @@ class InterventionConfig:
 
     def __post_init__(self) -> None:
         for role, beta in self.kl_coef.items():
-            _check(0 <= beta < math.inf, f"kl_coef of {role!r} is {beta}; it must be finite and not negative")
+            finite = 0 <= beta <= float(np.finfo(np.float32).max)
+            _check(finite, f"kl_coef of {role!r} is {beta}; it must be finite in float32 and not negative")
         for role, norm in self.role_clip.items():
             _check(norm > 0, f"role_clip of {role!r} is {norm}; it must be positive")
         for name in ("freeze", "alternate"):
             object.__setattr__(self, name, _names(name, getattr(self, name)))
         both = sorted({*self.freeze} & {*self.alternate})
         _check(not both, f"{both} are both frozen and alternated; choose one")
+        turns = self.alternate
+        _check(
+            not turns or len({*turns}) == len(turns) > 1,
+            f"alternate is {', '.join(turns)}; it must name two roles or more, each once",
+        )
         _check(self.alternate_every >= 1, f"alternate_every {self.alternate_every} must be at least 1")
 
     @property

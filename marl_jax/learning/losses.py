@@ -257,7 +257,7 @@ def check_loss(
         f"clip range ({clip_low}, {clip_high}) must be two numbers, not negative",
     )
     _check(
-        is_cap is None or fits(is_cap, lambda value: value > 0), f"is_cap {is_cap} must be positive, or None"
+        is_cap is None or fits(is_cap, lambda value: value > 0), f"is_cap {is_cap} must be positive, or none"
     )
     if kind == "gspo":
         _check(
@@ -265,15 +265,20 @@ def check_loss(
             f"gspo weighs whole sequences, not {aggregation!r}; use aggregation 'sequence_mean_token_mean'",
         )
     if dual_clip is not None:
-        _check(kind == "ppo", f"dual_clip belongs to kind 'ppo', not {kind!r}; leave it None")
+        _check(kind == "ppo", f"dual_clip belongs to kind 'ppo', not {kind!r}; leave it out")
         _check(
             fits(dual_clip, lambda value: value > 1),
             f"dual_clip {dual_clip} must be above 1, where the ratio of the plain loss stands",
         )
-    _check(
-        (aggregation == "sequence_mean_token_sum_norm") == (max_length is not None),
-        f"max_length {max_length} with {aggregation!r}: the constant of 'sequence_mean_token_sum_norm' alone",
-    )
+    if aggregation == "sequence_mean_token_sum_norm":
+        _check(
+            max_length is not None,
+            f"{aggregation!r} divides by max_length: set it, such as to max_new_tokens",
+        )
+    else:
+        _check(
+            max_length is None, f"max_length {max_length} is for 'sequence_mean_token_sum_norm': leave it out"
+        )
     _check(max_length is None or max_length >= 1, f"max_length {max_length} must be at least 1")
 
 

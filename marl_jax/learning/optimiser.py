@@ -36,9 +36,11 @@ class ScheduleConfig:
             raise ValueError(
                 f"learning_rate {self.learning_rate} and final_ratio {self.final_ratio} must be finite and not negative"
             )
+        if self.total_steps < 1:
+            raise ValueError(f"total_steps {self.total_steps} must be at least 1")
         if not 0 <= self.warmup_steps < self.total_steps:
             raise ValueError(
-                f"warmup_steps {self.warmup_steps} must lie in 0..total_steps={self.total_steps}"
+                f"warmup_steps {self.warmup_steps} must be at least 0 and less than total_steps {self.total_steps}"
             )
 
     @classmethod
@@ -76,14 +78,15 @@ class OptimiserConfig:
     def __post_init__(self) -> None:
         if self.kind not in ("adamw", "sgd", "adafactor"):
             raise ValueError(f"optimiser {self.kind!r} is unknown; use 'adamw', 'sgd' or 'adafactor'")
-        if not (0 <= self.b1 < 1 and 0 <= self.b2 < 1):
-            raise ValueError(f"b1 {self.b1} and b2 {self.b2} must lie in [0, 1)")
-        if not (self.eps > 0 and self.weight_decay >= 0):
-            raise ValueError(
-                f"eps {self.eps} must be positive, weight_decay {self.weight_decay} not negative"
-            )
+        for name in ("b1", "b2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} must lie in [0, 1)")
+        if not self.eps > 0:
+            raise ValueError(f"eps {self.eps} must be positive")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay {self.weight_decay} must not be negative")
         if self.grad_clip is not None and not self.grad_clip > 0:
-            raise ValueError(f"grad_clip {self.grad_clip} must be positive, or None")
+            raise ValueError(f"grad_clip {self.grad_clip} must be positive, or none")
 
 
 def transformation(config: OptimiserConfig) -> optax.GradientTransformation:

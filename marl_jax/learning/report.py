@@ -71,7 +71,9 @@ def gradient_report(
             for role, k in own.items()
         }
     names = [_name(unit) for unit in units]
-    described["weight"] = dict(zip(names, np.mean([d["weight"] for d in done], axis=0).tolist()))
+    weights = np.mean([d["weight"] for d in done], axis=0).tolist()
+    there = np.diag(gram) > 0  # a part without a gradient has no weight in the sum
+    described["weight"] = {name: weights[k] if there[k] else None for k, name in enumerate(names)}
     if "layers" in done[0]:  # like the norms above, roots of mean squares
         layers = {layer: [d["layers"][layer] for d in done] for layer in done[0]["layers"]}
         means = {layer: np.sqrt(np.mean(np.square(norms), axis=0)) for layer, norms in layers.items()}
@@ -101,6 +103,15 @@ def gap_warnings(roles: Mapping[str, Mapping[str, float]], tolerance: float) -> 
         f"(tolerance {tolerance:g})"
         for role, stats in roles.items()
         if not stats.get("gap_max", 0.0) <= tolerance
+    )
+
+
+def skip_warnings(lost: Mapping[str, int]) -> tuple[str, ...]:
+    """One line for every policy whose gradient was not finite."""
+    return tuple(
+        f"policy {policy!r}: its gradient was not finite{f' {count} times' if count > 1 else ''}, and was left out"
+        for policy, count in lost.items()
+        if count
     )
 
 

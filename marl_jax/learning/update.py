@@ -32,7 +32,14 @@ from marl_jax.learning.batching import (
 from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.network import Network
 from marl_jax.learning.optimiser import transformation
-from marl_jax.learning.report import Report, gap_warnings, gradient_report, policy_report, role_reports
+from marl_jax.learning.report import (
+    Report,
+    gap_warnings,
+    gradient_report,
+    policy_report,
+    role_reports,
+    skip_warnings,
+)
 from marl_jax.learning.rows import Row
 from marl_jax.learning.statistics import Seen, last_seen
 from marl_jax.learning.streams import Streams, stream_count
@@ -113,6 +120,7 @@ class Learner:
         """
         self._check_rows(policies, states, rows, bases)
         policies, states = dict(policies), dict(states)
+        skipped = {policy: state.skipped for policy, state in states.items()}
         reports: dict[str, dict[str, float]] = {}
         seen: list[Seen] = []
         described: dict[str, dict[str, Any]] = {}
@@ -133,7 +141,8 @@ class Learner:
             seen += evidence
         role_stats = role_reports(rows, seen, self.config.loss, self._corrected)
         cosines = gradients.all_cosines(described, self.roles) if self.config.gradients != "off" else {}
-        warnings = gap_warnings(role_stats, self.config.gap_tolerance)
+        lost = {policy: state.skipped - skipped[policy] for policy, state in states.items()}
+        warnings = gap_warnings(role_stats, self.config.gap_tolerance) + skip_warnings(lost)
         return policies, states, Report(reports, role_stats, described, cosines, warnings)
 
     def logprobs(self, tree: Tree, rows: Sequence[Row], *, frozen: Tree = None) -> list[np.ndarray]:

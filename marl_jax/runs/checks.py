@@ -19,12 +19,11 @@ from marl_jax.policies import (
 )
 from marl_jax.rewards.credit import make_credit
 from marl_jax.runs import fields
+from marl_jax.runs.walks import SLOTS, alone, least_calls
 from marl_jax.tasks import NAMES
 from marl_jax.tasks.datasets import SOURCES
 from marl_jax.tasks.micro import KINDS
-from marl_jax.tasks.task import Task
-from marl_jax.workflows import Call, Completion, Workflow, find
-from marl_jax.workflows.walk import walk
+from marl_jax.workflows import Workflow, find
 
 if TYPE_CHECKING:
     from marl_jax.runs.config import RunConfig
@@ -34,14 +33,6 @@ Problems = Iterator[str]
 OF_FILES = ("directory", "bad_rows")  # fields of `data`
 DRAWN = ("train_size", "test_size")
 LARGEST_SEED = 2**31 - 1  # JAX would cut a larger one to 32 bits
-SLOTS = {  # {built-in workflow: the role that answers in several slots, and the setting that counts them}
-    "voting": ("generator", "votes"),
-    "orch_workers": ("worker", "workers"),
-    "debate": ("debater", "agents"),
-    "single_matched": ("generator", "calls"),
-    "single_token_matched": ("generator", "calls"),
-}
-COUNTED = 10_000  # calls, at most, of a workflow that is walked
 
 
 def problems(config: "RunConfig") -> list[str]:
@@ -60,18 +51,6 @@ def asked_in_vain(config: "RunConfig", asked: Iterable[str]) -> list[str]:
     return found
 
 
-def left_open(config: "RunConfig") -> list[str]:
-    """What a config file cannot know and whoever starts a run, not a plan, has to say."""
-    matched = "single_token_matched"
-    if config.workflow.name != matched or config.workflow.settings.get("tokens") is not None:
-        return []
-    return [
-        f"workflow.settings.tokens of '{matched}' is not given: give --config.workflow.settings.tokens the mean "
-        "sampled tokens of an episode of the workflow that it is matched to, 'tokens_per_episode' in its run's "
-        "eval.jsonl"
-    ]
-
-
 def _workflow(config: "RunConfig") -> Problems:
     chosen = config.workflow
     if refused := _refused(find, chosen.name):
@@ -80,8 +59,8 @@ def _workflow(config: "RunConfig") -> Problems:
     workflow = find(chosen.name)
     if config.data.family not in workflow.families:
         yield f"workflow '{chosen.name}' is for {', '.join(workflow.families)}, not for {config.data.family}"
-    wrong = list(_settings(config, workflow))
-    yield from wrong or _calls(config)
+    yield from _settings(config, workflow)
+    yield from _calls(config)
     yield from _slots(config, workflow)
 
 
@@ -118,11 +97,15 @@ def _alike(value: Any, default: Any) -> str | None:
     return None if default is None or isinstance(value, type(default)) else f"a {type(default).__name__}"
 
 
+def _walks(config: "RunConfig") -> bool:
+    """Whether nothing is wrong with what the script of the workflow is given."""
+    wrong = any(True for _ in _settings(config, find(config.workflow.name)))
+    return not (wrong or _refused(role_settings, config.roles, config.sampling, config.role_sampling))
+
+
 def _calls(config: "RunConfig") -> Problems:
     """A limit that every episode of a built-in workflow would break."""
-    if is_own(config.workflow.name):
-        return
-    if _refused(role_settings, config.roles, config.sampling, config.role_sampling):
+    if is_own(config.workflow.name) or not _walks(config):
         return
     limit, least = config.rollout.limits.max_calls, least_calls(config)
     if least > limit:
@@ -136,43 +119,6 @@ def _calls(config: "RunConfig") -> Problems:
             f"rollout.limits.max_calls is {limit}, and every episode of '{config.workflow.name}' makes {least} calls "
             f"or more: raise it{lower}"
         )
-
-
-class _Wordless:
-    """Prompts of any role and section, with nothing in them."""
-
-    def __getattr__(self, name: str) -> "_Wordless":
-        return self
-
-    def __call__(self, **fields: Any) -> list[dict[str, str]]:
-        return [{"role": "user", "content": ""}]
-
-
-def least_calls(config: "RunConfig") -> int:
-    """How many calls the shortest episode of a built-in workflow makes."""
-    return len(shortest_episode(config, _Wordless()))
-
-
-def shortest_episode(config: "RunConfig", prompts: Any) -> list[Call]:
-    """The calls of a built-in workflow on an empty question, with empty answers: its first draft is accepted."""
-    settings, said = dict(config.workflow.settings), "\\boxed{Correct}"
-    _, setting = SLOTS.get(config.workflow.name, ("", ""))
-    if setting in settings:
-        settings[setting] = min(settings[setting], COUNTED)
-    if left_open(config):
-        settings["tokens"] = 1  # the least that may yet be given
-    tokens: Any = {role: range(own.max_new_tokens) for role, own in config.role_settings.items()}
-
-    def accepted(call: Any, index: int) -> Completion:
-        return Completion("", tokens[call.role], (), "stop", call.read(said) if call.read else said, index)
-
-    script = find(config.workflow.name)(Task("0", config.data.family, ""), prompts, **settings)
-    calls: list[Call] = []
-    for turn in walk(script, accepted):
-        calls += [call for call in turn if isinstance(call, Call)]
-        if len(calls) >= COUNTED:
-            break
-    return calls
 
 
 def _slots(config: "RunConfig", workflow: Workflow) -> Problems:
@@ -235,6 +181,11 @@ def _interventions(config: "RunConfig") -> Problems:
         yield "learner.interventions.freeze leaves no role to train: name fewer, or set steps=0"
     if chosen.mixing.roles and not (chosen.mixing.weighs or chosen.mixing.damping):
         yield "learner.interventions.mixing.roles is set, and none of mixing's switches is on: set one, or leave it out"
+    if idle := sorted({*chosen.alternate} & {*config.policies.frozen_roles}):
+        yield (
+            f"learner.interventions.alternate names {', '.join(idle)}, frozen by policies.frozen_roles: in its turns "
+            "nothing would be trained; leave it out"
+        )
     for name, roles in chosen.named.items():
         yield from _no_roles(f"learner.interventions.{name}", roles, config.roles)
     owners = config.policies.map, config.policies.frozen_roles
@@ -340,13 +291,8 @@ def _ignored(config: "RunConfig", *names: str) -> Problems:
 
 def _learning(config: "RunConfig") -> Problems:
     if not _refused(find, config.workflow.name):
-        family_key = config.workflow.name
-        yield from _refusal("advantages.group", group_key, config.advantages.group, family_key)
-    if config.rollout.samples == 1 and config.advantages.singleton == "zero":
-        yield (
-            "rollout.samples is 1: groups of one have no baseline and teach nothing; set it to 2 or more, or "
-            "advantages.singleton=reward"
-        )
+        wrong = list(_refusal("advantages.group", group_key, config.advantages.group, config.workflow.name))
+        yield from wrong or _singletons(config)
     yield from _refusal("rewards", make_credit, config.rewards)
     if not _refused(find, config.workflow.name):
         yield from _no_roles("rewards.penalized_roles", config.rewards.penalized_roles, config.roles)
@@ -354,6 +300,26 @@ def _learning(config: "RunConfig") -> Problems:
         yield f"rewards.name 'voting_rubric' is defined for voting, not for '{config.workflow.name}': use outcome"
     if config.checkpoints.best and not config.evaluation.every:
         yield "checkpoints.best needs evaluations: set evaluation.every above 0, or checkpoints.best=false"
+
+
+def _singletons(config: "RunConfig") -> Problems:
+    """One sample of each problem, of which nothing can be learned by comparing its calls."""
+    by_group = config.advantages.estimator != "agent"
+    if config.rollout.samples > 1 or (by_group and config.advantages.singleton == "reward"):
+        return
+    otherwise = ", or advantages.singleton=reward" if by_group else ""
+    if _walks(config) and alone(config):
+        yield (
+            "rollout.samples is 1: groups of one have no baseline and teach nothing; set it to 2 or more"
+            f"{otherwise}"
+        )
+    elif config.rewards.name == "outcome" and "task" in group_key(
+        config.advantages.group, config.workflow.name
+    ):
+        yield (
+            "rollout.samples is 1, and every call of an episode earns its outcome: nothing differs within a group; "
+            "set it to 2 or more, or rewards.name to one that tells calls apart"
+        )
 
 
 def _ranges(config: "RunConfig") -> Problems:

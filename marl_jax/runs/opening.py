@@ -16,7 +16,6 @@ from marl_jax.policies import Tree
 from marl_jax.rollouts.serving import Service
 from marl_jax.runs import fields, page, plan
 from marl_jax.runs.checkpoints import Checkpoints
-from marl_jax.runs.checks import left_open
 from marl_jax.runs.config import ConfigError, RunConfig
 from marl_jax.runs.folder import begin, open_folder, settle, settled_for, taken_back
 from marl_jax.runs.live import Live
@@ -32,6 +31,7 @@ from marl_jax.runs.parts import (
 )
 from marl_jax.runs.play import make_service, planned_engine, settled_shapes, shapes_of, start_graders
 from marl_jax.runs.stopping import Stop
+from marl_jax.runs.walks import left_open
 from marl_jax.tasks import DataError, Position, Task, TaskIterator
 from marl_jax.tasks.micro import KINDS
 

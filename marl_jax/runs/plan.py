@@ -21,12 +21,12 @@ from marl_jax.own import is_own
 from marl_jax.policies import PolicySpec, decode_groups
 from marl_jax.rollouts import Chat
 from marl_jax.runs import costs, devices, memory
-from marl_jax.runs.checks import shortest_episode
 from marl_jax.runs.config import RunConfig
 from marl_jax.runs.costs import Model
 from marl_jax.runs.devices import Device
 from marl_jax.runs.memory import Part, Phase
 from marl_jax.runs.parts import policy_specs, words
+from marl_jax.runs.walks import shortest_episode
 from marl_jax.runs.workload import Assumptions, CallShape, Shape, assume, batches_of, calls_of
 from marl_jax.sampling.plan import EngineSettings
 

@@ -128,3 +128,4 @@ def test_freezing_a_role_of_a_shared_policy_leaves_the_update_of_the_other_alone
     one, two = frozen.step(*start(frozen, ("p0",)), rows), alone.step(*start(alone, ("p0",)), rows[:2])
     np.testing.assert_allclose(one[0]["p0"]["w"], two[0]["p0"]["w"], rtol=1e-6)
     assert one[2].gradients["p0"]["norm"]["judge"] == 0 and one[2].gradients["p0"]["amplification"] == 1
+    assert one[2].gradients["p0"]["weight"] == {"writer": 1.0, "judge": None}

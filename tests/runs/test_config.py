@@ -9,16 +9,17 @@ import pytest
 
 from configs import micro, qwen3, study
 from marl_jax.policies import shared
-from marl_jax.runs import train
+from marl_jax.runs import train, walks
 from marl_jax.runs.cells import all_cells, parse_cell
-from marl_jax.runs.checks import SLOTS, least_calls
 from marl_jax.runs.config import ConfigError, RunConfig, from_argv, load_config, load_file, split_argv
 from marl_jax.runs.parts import load_parts
+from marl_jax.runs.walks import SLOTS, least_calls
 from marl_jax.runs.workload import assume, calls_of
 from marl_jax.workflows import BUILT_IN, Call, workflow
 
 VOTING = "configs/micro.py:voting-isolated-s-math"
-MIXING = "learner.interventions.mixing"
+INTERVENTIONS = "learner.interventions"
+MIXING = f"{INTERVENTIONS}.mixing"
 OWN_DATA = ("data.name", "json:loads")
 
 
@@ -319,7 +320,38 @@ def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
         ),
         ([("data.val_size", "10")], "evaluation.problems 64 is more than data.val_size 10"),
         ([("advantages.group", "tasks")], "tasks"),
-        ([("rollout.samples", "1")], "groups of one have no baseline"),
+        ([("rollout.samples", "1")], "every call of an episode earns its outcome: nothing differs within"),
+        (
+            [("rollout.samples", "1"), ("advantages.group", "task,role,slot")],
+            "groups of one have no baseline and teach nothing; set it to 2 or more, or advantages.singleton=reward",
+        ),
+        ([(f"{INTERVENTIONS}.alternate", "generator")], "alternate is generator; it must name two roles"),
+        (
+            [(f"{INTERVENTIONS}.alternate", "generator,generator")],
+            "alternate is generator, generator; it must",
+        ),
+        (
+            [(f"{INTERVENTIONS}.alternate", "generator,aggregator"), ("policies.frozen_roles", "aggregator")],
+            "alternate names aggregator, frozen by policies.frozen_roles",
+        ),
+        (
+            [(f"{INTERVENTIONS}.kl_coef.generator", "1e40")],
+            "kl_coef of 'generator' is 1e+40; it must be finite in",
+        ),
+        (
+            [("learner.layer_norms", "true"), ("learner.gradients", "off")],
+            "layer_norms are of the parts that",
+        ),
+        (
+            [("learner.loss.aggregation", "sequence_mean_token_sum_norm")],
+            "'sequence_mean_token_sum_norm' divides by max_length: set it",
+        ),
+        (
+            [("learner.loss.max_length", "9")],
+            "max_length 9 is for 'sequence_mean_token_sum_norm': leave it out",
+        ),
+        ([("learner.optimiser.weight_decay", "-1")], "weight_decay -1.0 must not be negative"),
+        ([("learner.optimiser.schedule.total_steps", "0")], "total_steps 0 must be at least 1"),
         ([("workflow.name", "eval_opt"), ("rewards.name", "voting_rubric")], "is defined for voting"),
         ([("rewards.name", "rubric")], "credit 'rubric' is unknown"),
         (
@@ -465,3 +497,39 @@ def test_damping_of_one_role_needs_a_policy_for_that_role_alone():
 def test_another_schema_is_refused():
     with pytest.raises(ValueError, match=r"schema 99, this version reads 1"):
         RunConfig.from_json({**load_config(VOTING).to_json(), "schema": 99})
+
+
+@pytest.mark.parametrize(
+    ("cell", "changes", "alone"),
+    [
+        ("single", {}, True),
+        ("single", {"advantages.group": "task"}, True),
+        ("voting", {}, False),
+        ("voting", {"advantages.group": "study"}, True),
+        ("voting", {"workflow.settings.votes": "1"}, True),
+        ("voting", {"workflow.settings.votes": "1", "advantages.group": "task"}, False),
+        ("voting", {"advantages.estimator": "agent"}, False),
+        ("voting", {"advantages.estimator": "agent", "advantages.group": "task,role,slot,turn"}, False),
+        ("eval_opt", {}, False),
+        ("eval_opt", {"advantages.group": "role_turn"}, True),
+        ("eval_opt", {"workflow.settings.rounds": "1"}, True),
+        ("orch_workers", {}, False),
+        ("orch_workers", {"workflow.settings.workers": "1"}, True),
+        ("orch_workers", {"advantages.group": "task,role,slot"}, True),
+        ("voting", {"advantages.group": "slot"}, False),
+    ],
+)
+def test_who_has_nobody_to_be_compared_with_in_one_episode_is_known(cell, changes, alone):
+    asked = list(changes.items())
+    config = load_config(f"configs/micro.py:{cell}-shared-s-math", asked)
+    assert walks.alone(config) == alone
+    once = [*asked, ("rollout.samples", "1"), ("rewards.name", "own_correctness")]
+    if not alone:
+        load_config(f"configs/micro.py:{cell}-shared-s-math", once)
+    else:
+        assert "groups of one" in refused(*once, spec=f"configs/micro.py:{cell}-shared-s-math")[0]
+
+
+def test_groups_of_ones_own_workflow_are_known_to_be_single_where_all_calls_are_apart():
+    for key, alone in (("role", False), ("task,role,slot,turn", True)):
+        assert walks.alone(own(("advantages.group", key))) == alone
