@@ -50,10 +50,8 @@ def torch_step(
             q, k, v = (torch.einsum("bth,hnd->btnd", h, w[name]) for name in "qkv")
             q, k = rope(norm(q, w["q_norm"])), rope(norm(k, w["k_norm"]))
             q, k, v = (y.transpose(1, 2) for y in (q, k, v))
-            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(
-                1, 2
-            )
-            x = x + torch.einsum("btnd,ndh->bth", attended, w["o"])
+            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            x = x + torch.einsum("bntd,ndh->bth", attended, w["o"])
             h = norm(x, w["mlp_norm"])
             x = x + (F.silu(h @ w["gate"]) * (h @ w["up"])) @ w["down"]
         x = norm(x[:, start:], weights["final_norm"])

@@ -135,10 +135,8 @@ def balance(gram: Array, max_share: float | None, mixed: Array | bool = True) ->
     Roles that are not `mixed` [R] count, but keep their part.
     """
     norms = _norms(gram)
-    own, kept = (
-        jnp.where(mixed, norms, 0.0),
-        jnp.where(mixed, 0.0, norms).sum(),
-    )  # of the mixed; of the others
+    own = jnp.where(mixed, norms, 0.0)
+    kept = jnp.where(mixed, 0.0, norms).sum()  # by the others
     if max_share is None:
         target = norms.sum() / jnp.maximum((norms > 0).sum(), 1)
         return jnp.where(own > 0, target / jnp.where(own > 0, own, 1.0), 1.0)

@@ -500,12 +500,9 @@ def test_an_accepted_change_that_the_checkpoint_does_not_fit_leaves_the_run_as_i
     workdir = tmp_path / "run"
     shutil.copytree(whole, workdir)
     record = (workdir / "config.json").read_text()
-    with pytest.raises(
-        CheckpointError, match=r"does not fit: 'learner'.*; start the run as it was, or choose"
-    ):
-        loop.train(
-            KINDS["intervened"](tiny_config(base)), workdir, accept_changes=True, live=quiet()
-        )  # damped, and no average of gradients is there
+    damped = KINDS["intervened"](tiny_config(base))  # and no average of gradients is there
+    with pytest.raises(CheckpointError, match=r"does not fit: 'learner'.*; start the run as it was, or"):
+        loop.train(damped, workdir, accept_changes=True, live=quiet())
     assert (workdir / "config.json").read_text() == record
 
 
