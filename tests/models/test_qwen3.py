@@ -1,6 +1,7 @@
 """The forward pass: shapes, packing, rematerialisation, and the blocks it is made of."""
 
 import dataclasses
+import re
 
 import chex
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from marl_jax.models import ModelConfig, forward, init, qwen3
+from marl_jax.models.table import abstract
 
 forward = jax.jit(forward, static_argnums=1, static_argnames="remat")
 CONFIG = ModelConfig.preset("xs")
@@ -128,12 +130,49 @@ def test_deterministic_kernels_of_a_gpu_take_a_layer_at_a_time(monkeypatch):
     assert alone == 1 < layers and set(counts.values()) == {layers}
 
 
+def backward_calls(program):
+    """How often the lowered program calls cuDNN's backward attention, where a loop's body counts once."""
+    bodies, name, entry = {}, "", ""
+    for line in program.as_text("hlo").splitlines():
+        if head := re.match(r"(ENTRY )?%?([\w.-]+)[^=]*\{$", line):
+            name = head[2]
+            entry = name if head[1] else entry
+        bodies.setdefault(name, []).append(line)
+
+    def count(name):
+        own = sum(bool(re.search(r'"__cudnn\$fmha\w*Backward"', line)) for line in bodies[name])
+        called = re.findall(r"(?:to_apply|body)=%?([\w.-]+)", "\n".join(bodies[name]))
+        return own + sum(map(count, called))
+
+    return count(entry)
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "layer"])
+def test_a_loop_over_layers_calls_cudnns_backward_attention_once(remat, monkeypatch):
+    """Lowered for CUDA, where no GPU need be: more than one such call is what XLA fails on, see `unrolled`."""
+    kernel = pytest.importorskip("jax._src.cudnn.fused_attention_stablehlo")
+    monkeypatch.setattr(kernel, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(kernel, "check_compute_capability", lambda _: True)
+    config = dataclasses.replace(ModelConfig.preset("xs"), dtype="bfloat16", num_hidden_layers=3)
+    params = abstract(config)
+
+    def calls(count):
+        monkeypatch.setattr(qwen3, "unrolled", lambda *_: count)
+        loss = lambda params: qwen3.forward(
+            params, config, tokens(2, 64), remat=remat, attention="cudnn"
+        ).var()
+        return backward_calls(jax.jit(jax.grad(loss)).trace(params).lower(lowering_platforms=("cuda",)))
+
+    assert (calls(1), calls(3)) == (1, 3)
+
+
 @pytest.mark.parametrize("remat", ["none", "dots", "layer"])
 def test_unrolled_layers_have_the_values_and_gradients_of_a_loop(remat, monkeypatch):
     params, some = init(0, CONFIG), tokens(2, 7)
 
     def out(count):
         monkeypatch.setattr(qwen3, "unrolled", lambda *_: count)
-        return jax.jit(jax.value_and_grad(lambda p: forward(p, CONFIG, some, remat=remat).var()))(params)
+        loss = lambda params: qwen3.forward(params, CONFIG, some, remat=remat).var()  # no trace of it is kept
+        return jax.jit(jax.value_and_grad(loss))(params)
 
     chex.assert_trees_all_close(out(1), out(CONFIG.num_hidden_layers), rtol=1e-5, atol=1e-6)
