@@ -45,6 +45,8 @@ def test_estimators(estimator, std, rewards, groups):
     run = lambda r, g: group_advantages(r, g, estimator=estimator, std=std)
     np.testing.assert_allclose(run(rewards, groups), want, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(jax.jit(run)(rewards, groups), want, rtol=1e-5, atol=1e-6)
+    closed = jax.jit(lambda r: run(r, groups))  # groups that are known when it is traced
+    np.testing.assert_allclose(closed(rewards), want, rtol=1e-5, atol=1e-6)
     many = jax.vmap(run)(jnp.stack([rewards, -rewards]), jnp.stack([groups, groups]))
     np.testing.assert_allclose(many, [want, -want], rtol=1e-5, atol=1e-6)
 

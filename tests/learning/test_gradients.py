@@ -52,6 +52,22 @@ def test_independent_slots_amplify_by_the_root_of_n():
     assert found["coherence"] == pytest.approx(1 / 3, rel=0.02)
 
 
+def test_ratios_do_not_depend_on_the_size_of_gradients():
+    vectors = RNG.normal(size=(3, 20))
+    large, small = (describe(gram(*(vectors * size)), ["a", "b", "c"]) for size in (1.0, 1e-3))
+    for name in ("coherence", "amplification", "dominance", "effective", "conflict_rate", "cosine", "share"):
+        assert small[name] == pytest.approx(large[name]), name
+
+
+@pytest.mark.parametrize("still", [0, 1])
+def test_a_part_without_a_gradient_has_no_cosine(still):
+    vectors = [np.array([1.0, 2.0]), np.array([2.0, 1.0])]
+    vectors[still] = np.zeros(2)
+    found = describe(gram(*vectors), ["a", "b"])
+    assert found["cosine"] == {} and found["conflict_rate"] is None
+    assert found["amplification"] == pytest.approx(1) and found["dominance"] == 1
+
+
 def test_no_gradient_has_no_ratios():
     found = describe(np.zeros((2, 2)), ["a", "b"])
     assert found["norm"] == {"a": 0.0, "b": 0.0}

@@ -70,6 +70,21 @@ def test_pcgrad_removes_what_opposes_the_others():
     assert VECTORS[0] @ VECTORS[2] < 0
 
 
+def test_parts_that_agree_are_left_as_they_are():
+    agree = np.array([[1.0, 0.2], [0.5, 1.0]])
+    np.testing.assert_allclose(project_conflicts(jnp.asarray(agree @ agree.T)), np.eye(2), atol=1e-7)
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
+def test_what_is_done_does_not_depend_on_the_size_of_gradients(size):
+    gram = GRAM * size**2
+    np.testing.assert_allclose(project_conflicts(gram), project_conflicts(GRAM), rtol=1e-4, atol=1e-6)
+    limits = np.array([np.inf, 0.5, 1e9]) * size
+    np.testing.assert_allclose(clip(gram, limits), [1, 0.5 / NORMS[1], 1], rtol=1e-5)
+    for cap in (None, 0.5):
+        np.testing.assert_allclose(balance(gram, cap), balance(GRAM, cap), rtol=1e-4)
+
+
 def test_two_conflicting_roles_no_longer_oppose_each_other():
     g = np.array([[1.0, 0.0], [-1.0, 1.0]])
     mixed = np.asarray(project_conflicts(jnp.asarray(g @ g.T))) @ g

@@ -308,6 +308,39 @@ def test_multiplicity_is_that_of_the_step_however_it_is_cut_into_mini_batches():
     assert report.gradients["p0"]["weight"]["writer"] == pytest.approx(1 / 3)
 
 
+def test_multiplicity_is_a_mean_over_calls_that_come_in_unequal_numbers():
+    rows = [dataclasses.replace(row("writer", [1, 2], 1.0), slot=slot) for slot in (0, 0, 0, 1)]
+    run = learner(interventions=InterventionConfig(Mixing(normalise_multiplicity=True)))
+    _, _, report = run.step(*start(run), rows)
+    assert report.gradients["p0"]["weight"]["writer"] == pytest.approx(3 / 4)  # one and a third at a time
+
+
+def test_norms_are_means_over_the_updates_of_a_step():
+    some = {"updates": "fixed", "updates_fixed": 2}
+    run = learner({"writer": "p0"}, **some)
+    _, _, both = run.step(*start(run, ("p0",)), [ROWS[0], ROWS[0]])
+    once = learner({"writer": "p0"})
+    _, _, one = once.step(*start(once, ("p0",)), [ROWS[0]])
+    first, mean = one.policies["p0"]["update_norm"], both.policies["p0"]["update_norm"]
+    assert both.policies["p0"]["updates"] == 2 and mean == pytest.approx(
+        first, rel=0.05
+    )  # of AdamW, like steps
+
+
+def test_sgd_has_the_momentum_that_it_is_given():
+    after = {}
+    for momentum in (0.0, 0.5):
+        optimiser = OptimiserConfig("sgd", ScheduleConfig(0.1), b1=momentum, weight_decay=0.0, grad_clip=None)
+        batch = BatchConfig((16, 64), 256, share_prompts=False)
+        run = Learner(Table(4), LearnerConfig(LossConfig("pg"), optimiser, batch), {"writer": "p0"})
+        trees, states, _ = run.step(*start(run, ("p0",)), [ROWS[0]])
+        first = np.array(trees["p0"]["w"])
+        trees, _, _ = run.step(trees, states, [ROWS[0]], step=1)
+        after[momentum] = first, trees["p0"]["w"] - first
+    np.testing.assert_allclose(after[0.5][0], after[0.0][0], rtol=1e-6)
+    np.testing.assert_allclose(after[0.5][1], after[0.0][1] + 0.5 * after[0.0][0], rtol=1e-4, atol=1e-7)
+
+
 def test_multiplicity_is_that_of_the_slots_that_a_policy_has():
     rows = [dataclasses.replace(row("writer", [1, 2], 1.0), policy="p1", slot=1 + n % 2) for n in range(8)]
     run = learner(

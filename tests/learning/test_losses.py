@@ -245,6 +245,14 @@ def test_no_gradient_reaches_anything_but_the_policys_own_log_probs():
     assert not any(np.any(grad) for grad in grads)
 
 
+def test_the_loss_without_its_terms_is_told():
+    plain = policy_loss(**BATCH)
+    terms = {"ref_logp": EXTRA["ref_logp"], "kl_coef": 0.1, "entropy": EXTRA["entropy"], "entropy_coef": 0.01}
+    whole = policy_loss(**BATCH, **terms)
+    assert float(whole.metrics["policy_loss"]) == pytest.approx(float(plain.value), rel=1e-6)
+    assert abs(float(whole.value) - float(plain.value)) > 1e-3
+
+
 def test_clip_fractions_count_the_tokens_whose_gradient_the_clip_takes():
     log_ratio = np.log([[0.5, 1.0, 1.5], [0.5, 1.0, 5.0]])
     loss = policy_loss(log_ratio, np.zeros((2, 3)), np.array([1.0, -1.0]), np.ones((2, 3)), dual_clip=3.0)

@@ -98,6 +98,8 @@ def test_schedules_warm_up_and_end_where_they_say():
     cosine = ScheduleConfig(1.0, "cosine", warmup_steps=4, total_steps=14, final_ratio=0.1)
     assert [cosine(t) for t in (0, 3, 4, 9)] == pytest.approx([0.25, 1.0, 1.0, 0.55])
     assert cosine(14) == cosine(1000) == pytest.approx(0.1)
+    constant = ScheduleConfig(0.5, warmup_steps=2, final_ratio=0.1)
+    assert [constant(t) for t in (0, 2, 5000)] == [0.25, 0.5, 0.5]
     linear = ScheduleConfig(2.0, "linear", total_steps=10)
     assert [linear(t) for t in (0, 5, 10, 50)] == pytest.approx([2.0, 1.0, 0.0, 0.0])
 
@@ -178,6 +180,30 @@ def test_statistics_by_hand():
         "is_capped": 0.25,
     }
     assert {name: stats[name] for name in expected} == pytest.approx(expected)
-    base = dict(stats, length=1.0, truncated_share=0.25)
+    base = dict(stats, length=4.0, truncated_share=0.25)
     drift = form_drift(stats, base)
-    assert drift == {"length_ratio": 2.0, "truncated_change": 0.25, "unreadable_change": 0.0}
+    assert drift == {"length_ratio": 0.5, "truncated_change": 0.25, "unreadable_change": 0.0}
+
+
+def test_shares_by_hand():
+    four = [rows_of(EPISODES, [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])[0]] * 4
+    rows = [dataclasses.replace(row, advantage=a) for row, a in zip(four, (0.0, 1.0, -1.0, 2.0))]
+    assert row_statistics(rows)["advantage_zero_share"] == 0.25
+    ratios = np.array([[3.0, 1.0], [3.0, 1.0], [0.1, 6.0], [0.1, 1.0]])  # by row and token
+    old = np.full(2, -1.0)
+    seen = [Seen(row, old + np.log(ratio), old, np.ones(2), None, old) for row, ratio in zip(rows, ratios)]
+    stats = role_statistics(seen, LossConfig(dual_clip=5.0), corrected=False)
+    # Of eight tokens: a raised one that gained, a lowered one that lost; one that lost and rose sixfold.
+    assert [stats[f"clip_fraction_{side}"] for side in ("high", "low", "dual")] == [1 / 8, 1 / 8, 1 / 8]
+    assert "is_weight" not in stats  # nothing was corrected
+    gspo = role_statistics(seen, LossConfig("gspo", clip_low=0.5, clip_high=0.5), corrected=False)
+    of_sequences = np.sqrt(ratios.prod(axis=1))
+    assert gspo["ratio_mean"] == pytest.approx(of_sequences.mean())
+    assert gspo["clip_fraction_high"] == 2 / 8  # both tokens of the sequence that gained
+
+
+@pytest.mark.parametrize("is_cap, there", [(2.0, True), (None, False)])
+def test_weights_of_the_sampler_are_told_where_the_loss_has_them(is_cap, there):
+    row, old = rows_of(EPISODES, [[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])[0], np.full(2, -1.0)
+    stats = role_statistics([Seen(row, old, old, old, None, old)], LossConfig(is_cap=is_cap), corrected=True)
+    assert ("is_weight" in stats) == ("is_capped" in stats) == there
