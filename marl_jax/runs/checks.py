@@ -19,7 +19,7 @@ from marl_jax.policies import (
 )
 from marl_jax.rewards.credit import make_credit
 from marl_jax.runs import fields
-from marl_jax.runs.walks import SLOTS, alone, least_calls
+from marl_jax.runs.walks import SLOTS, alone, compared_by, least_calls
 from marl_jax.tasks import NAMES
 from marl_jax.tasks.datasets import SOURCES
 from marl_jax.tasks.micro import KINDS
@@ -99,7 +99,7 @@ def _alike(value: Any, default: Any) -> str | None:
 
 def _walks(config: "RunConfig") -> bool:
     """Whether nothing is wrong with what the script of the workflow is given."""
-    wrong = any(True for _ in _settings(config, find(config.workflow.name)))
+    wrong = any(_settings(config, find(config.workflow.name)))
     return not (wrong or _refused(role_settings, config.roles, config.sampling, config.role_sampling))
 
 
@@ -313,9 +313,7 @@ def _singletons(config: "RunConfig") -> Problems:
             "rollout.samples is 1: groups of one have no baseline and teach nothing; set it to 2 or more"
             f"{otherwise}"
         )
-    elif config.rewards.name == "outcome" and "task" in group_key(
-        config.advantages.group, config.workflow.name
-    ):
+    elif config.rewards.name == "outcome" and "task" in compared_by(config):
         yield (
             "rollout.samples is 1, and every call of an episode earns its outcome: nothing differs within a group; "
             "set it to 2 or more, or rewards.name to one that tells calls apart"

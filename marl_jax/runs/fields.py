@@ -83,10 +83,10 @@ def filled(cls: Any, value: Any) -> Any:
     """The JSON of a `cls`, with the defaults of fields that it lacks: there were none such when it was written."""
     if not (dataclasses.is_dataclass(cls) and isinstance(value, Mapping)):
         return value
-    whole = dict(value)
+    whole, hints = dict(value), _hints(typing.cast(type, cls))
     for field in dataclasses.fields(cls):
         if field.name in value:
-            whole[field.name] = filled(_hints(typing.cast(type, cls))[field.name], value[field.name])
+            whole[field.name] = filled(hints[field.name], value[field.name])
         elif field.default is not dataclasses.MISSING:
             whole[field.name] = to_json(field.default)
         elif field.default_factory is not dataclasses.MISSING:

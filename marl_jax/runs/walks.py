@@ -34,11 +34,17 @@ def left_open(config: "RunConfig") -> list[str]:
     ]
 
 
+def compared_by(config: "RunConfig") -> tuple[str, ...]:
+    """What calls have in common whose rewards are compared: the key of a group, or of agent-wise means."""
+    chosen = config.advantages
+    if chosen.estimator == "agent":
+        return ("task",) if chosen.agent_mean == "task" else ("task", "role")
+    return group_key(chosen.group, config.workflow.name)
+
+
 def alone(config: "RunConfig") -> bool:
-    """Whether of a problem that is played once no two calls can be in one group."""
-    chosen, name = config.advantages, config.workflow.name
-    own = ("task",) if chosen.agent_mean == "task" else ("task", "role")
-    key = own if chosen.estimator == "agent" else group_key(chosen.group, name)
+    """Whether of a problem that is played once no two calls can be compared."""
+    name, key = config.workflow.name, compared_by(config)
     if "task" not in key:
         return False
     if is_own(name):
