@@ -23,7 +23,7 @@ from absl import app, flags
 from benchmarks import BENCH, watch_decoding
 from marl_jax.models import ModelConfig, init
 from marl_jax.models.decode import cache_bytes
-from marl_jax.models.table import num_parameters
+from marl_jax.models.weight_table import num_parameters
 from marl_jax.sampling import Engine, Request, plan
 
 FLAGS = flags.FLAGS

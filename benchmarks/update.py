@@ -23,15 +23,15 @@ from absl import app, flags
 from benchmarks import BENCH
 from benchmarks.torch_step import Step, torch_step
 from marl_jax.learning.batching import BatchConfig, make_batches, padding_share
-from marl_jax.learning.config import LearnerConfig
+from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.rows import Row
 from marl_jax.learning.update import Learner
 from marl_jax.models import ModelConfig, init
-from marl_jax.models.table import num_parameters
-from marl_jax.runs.costs import Model
-from marl_jax.runs.devices import here
+from marl_jax.models.weight_table import num_parameters
+from marl_jax.planning.costs import Model
+from marl_jax.planning.devices import here
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string(

@@ -7,12 +7,12 @@ reach is a matter of measuring them.
 
 from marl_jax import policies
 from marl_jax.learning.batching import BatchConfig
-from marl_jax.learning.config import LearnerConfig
+from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.pretraining.recipe import Recipe
 from marl_jax.pretraining.roles import Skill
 from marl_jax.runs.cells import all_cells, parse_cell
-from marl_jax.runs.config import (
+from marl_jax.runs.run_config import (
     DataConfig,
     EngineConfig,
     PoliciesConfig,

@@ -9,11 +9,11 @@ been measured here.
 
 from marl_jax import policies
 from marl_jax.learning.batching import BatchConfig
-from marl_jax.learning.config import LearnerConfig
+from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.runs.cells import all_cells, parse_cell
-from marl_jax.runs.config import (
+from marl_jax.runs.run_config import (
     CheckpointConfig,
     DataConfig,
     EngineConfig,

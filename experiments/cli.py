@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
-from marl_jax.runs.config import ConfigError, RunConfig, from_argv, split_argv
+from marl_jax.runs.run_config import ConfigError, RunConfig, from_argv, split_argv
 
 REFUSED = 2  # exit code of what the user can put right
 PATIENCE = 15.0  # seconds of `runs.train`: a machine that is preempted goes away after 30
@@ -124,14 +124,14 @@ def _refusal(error: Exception) -> int:
 def _expected() -> tuple[type[Exception], ...]:
     """Errors whose text is written for the user. Looked up when one is there: some of these modules are heavy."""
     from marl_jax.learning.update import NonFiniteGradients
+    from marl_jax.planning.plan import PlanError
     from marl_jax.rewards.credit import CreditError
     from marl_jax.rewards.sandbox.worker import SandboxUnavailable
     from marl_jax.runs.checkpoints import CheckpointError
     from marl_jax.runs.files import DiskFull
     from marl_jax.runs.folder import FolderError
     from marl_jax.runs.parts import PartsError
-    from marl_jax.runs.plan import PlanError
-    from marl_jax.tasks.rows import DataError
+    from marl_jax.tasks.row_files import DataError
 
     return (
         CheckpointError,

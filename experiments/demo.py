@@ -12,7 +12,7 @@ import time
 from absl import flags
 
 from experiments import cli
-from marl_jax.runs.config import RunConfig, load_config
+from marl_jax.runs.run_config import RunConfig, load_config
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", "runs/demo", "the folder of the run")
@@ -34,10 +34,10 @@ SMALLER = (  # than the cell: minutes instead of half an hour
 
 def main(config: RunConfig | None, _: list[str]) -> int:
     config = config or load_config(CELL, SMALLER)
+    from marl_jax.commands.evaluate import evaluate
     from marl_jax.runs import train
-    from marl_jax.runs.evaluate import evaluate
     from marl_jax.runs.tables import table
-    from marl_jax.study.report import write_report
+    from marl_jax.study.page import write_report
 
     began = time.perf_counter()
     accept = {"accept_changes": FLAGS.accept_changes}

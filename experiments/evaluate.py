@@ -40,8 +40,8 @@ cli.define_accept_changes()
 
 
 def main(_config: None, _: list[str]) -> None:
-    from marl_jax.runs.casts import Donor
-    from marl_jax.runs.evaluate import evaluate
+    from marl_jax.commands.casts import Donor
+    from marl_jax.commands.evaluate import evaluate
     from marl_jax.runs.tables import table
 
     if FLAGS.generator_checkpoint and not FLAGS.generator_from:

@@ -22,7 +22,7 @@ cli.define_accept_changes()
 
 
 def main(_config: None, _: list[str]) -> None:
-    from marl_jax.runs.export import export
+    from marl_jax.commands.export import export
 
     done = export(
         FLAGS.workdir,

@@ -15,13 +15,14 @@ from pathlib import Path
 from absl import flags
 
 from experiments import cli
-from marl_jax.runs import devices, folder
-from marl_jax.runs.config import ConfigError, split_argv
+from marl_jax.planning import devices
+from marl_jax.planning.plan import PlanError, find_model, make_plan
+from marl_jax.runs import folder
 from marl_jax.runs.folder import FolderError
 from marl_jax.runs.page import duration
-from marl_jax.runs.plan import PlanError, find_model, make_plan
+from marl_jax.runs.run_config import ConfigError, split_argv
 from marl_jax.runs.tables import aligned
-from marl_jax.study import matrix, record, seeds, tables
+from marl_jax.study import matrix, record, run_tables, seeds
 from marl_jax.study.matrix import Job, State
 
 FLAGS = flags.FLAGS
@@ -145,14 +146,14 @@ def many(count: int, what: str) -> str:
 
 def results(jobs: Sequence[Job], root: Path) -> None:
     """The tables over all cells, and the page, of the runs that can be read."""
-    from marl_jax.study.report import write_overview
+    from marl_jax.study.page import write_overview
 
     runs = []
     for job in jobs:
         with contextlib.suppress(FolderError):  # the page tells which cannot be read
             runs.append(record.read_run(job.folder))
     for table in seeds.tables_of(runs):
-        print(f"{tables.plain(table)}\n")
+        print(f"{run_tables.plain(table)}\n")
     if runs:
         print(f"the report: {write_overview(root)}")
 

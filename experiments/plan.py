@@ -6,10 +6,10 @@ python -m experiments.plan --config=configs/qwen3.py:voting-isolated-0.6b-math [
 from absl import flags
 
 from experiments import cli
-from marl_jax.runs.config import ConfigError, RunConfig
-from marl_jax.runs.devices import KINDS, host
+from marl_jax.planning.devices import KINDS, host
+from marl_jax.planning.plan import find_model, make_plan
 from marl_jax.runs.page import plan_page
-from marl_jax.runs.plan import find_model, make_plan
+from marl_jax.runs.run_config import ConfigError, RunConfig
 
 FLAGS = flags.FLAGS
 flags.DEFINE_float(

@@ -22,7 +22,7 @@ from absl import flags
 
 from experiments import cli
 from marl_jax.runs import fields
-from marl_jax.runs.config import ConfigError, load_base, split_argv
+from marl_jax.runs.run_config import ConfigError, load_base, split_argv
 
 if TYPE_CHECKING:
     from marl_jax.pretraining.recipe import Recipe

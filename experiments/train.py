@@ -11,7 +11,7 @@ import sys
 from absl import flags
 
 from experiments import cli
-from marl_jax.runs.config import ConfigError, RunConfig
+from marl_jax.runs.run_config import ConfigError, RunConfig
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", "", "the folder of the run")
@@ -30,7 +30,7 @@ def main(config: RunConfig | None, _: list[str]) -> int:
     if step < config.steps:  # asked to stop, perhaps by a machine that goes away soon: no time for pictures
         return 0
     if FLAGS.report:
-        from marl_jax.study.report import write_report
+        from marl_jax.study.page import write_report
 
         page = write_report(FLAGS.workdir)
         with contextlib.suppress(OSError):  # of a stream that nobody reads any more

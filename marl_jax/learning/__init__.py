@@ -2,16 +2,16 @@
 
 from marl_jax.learning.advantages import agent_advantages, group_advantages, overlong_penalty
 from marl_jax.learning.batching import BatchConfig, make_batches
-from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.groups import count_groups, group_ids, group_key, informative
 from marl_jax.learning.interventions import InterventionConfig, Mixing
+from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.logprobs import token_logprobs
 from marl_jax.learning.losses import LossConfig, keep_complete, kl_estimate, policy_loss
 from marl_jax.learning.network import Network, Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
-from marl_jax.learning.report import Report
 from marl_jax.learning.resampling import ResampleCounts, Resampled, resample
 from marl_jax.learning.rows import AdvantageConfig, Row, rows_of, with_advantages
+from marl_jax.learning.step_report import Report
 from marl_jax.learning.update import Learner, LearnerState, NonFiniteGradients
 
 __all__ = [

@@ -11,7 +11,7 @@ import jax
 
 from marl_jax.learning import prefix
 from marl_jax.learning.batching import MicroBatch
-from marl_jax.models.config import ModelConfig
+from marl_jax.models.model_config import ModelConfig
 
 Tree = Any
 

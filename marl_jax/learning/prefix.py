@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from marl_jax.models import lora as lora_lib
 from marl_jax.models import qwen3
 from marl_jax.models.attention import causal_mask, chosen_here, self_attention
-from marl_jax.models.config import ModelConfig
+from marl_jax.models.model_config import ModelConfig
 
 
 def hidden_states(

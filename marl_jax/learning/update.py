@@ -29,10 +29,12 @@ from marl_jax.learning.batching import (
     padding_share,
     write,
 )
-from marl_jax.learning.config import LearnerConfig
+from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.network import Network
 from marl_jax.learning.optimiser import transformation
-from marl_jax.learning.report import (
+from marl_jax.learning.role_statistics import Seen, last_seen
+from marl_jax.learning.rows import Row
+from marl_jax.learning.step_report import (
     Report,
     gap_warnings,
     gradient_report,
@@ -40,8 +42,6 @@ from marl_jax.learning.report import (
     role_reports,
     skip_warnings,
 )
-from marl_jax.learning.rows import Row
-from marl_jax.learning.statistics import Seen, last_seen
 from marl_jax.learning.streams import Streams, stream_count
 from marl_jax.learning.work import Work, mini_batches_of, per_role_of, units_of
 

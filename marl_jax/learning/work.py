@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from marl_jax.learning import gradients
-from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.interventions import PerRole
+from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.rows import Row
 
 

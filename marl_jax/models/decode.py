@@ -16,9 +16,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.models import lora as lora_lib
 from marl_jax.models import qwen3
-from marl_jax.models.config import ModelConfig
 from marl_jax.models.lora import LayerLora
-from marl_jax.models.table import Tree
+from marl_jax.models.model_config import ModelConfig
+from marl_jax.models.weight_table import Tree
 
 
 @flax.struct.dataclass

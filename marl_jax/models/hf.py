@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax.models.config import ModelConfig
-from marl_jax.models.table import Tree, Weight, abstract, leaves, map_weights, table
+from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.tensor_file import Tensor, save_tensors, tensors
 from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
 from marl_jax.models.tokenizer import check_vocabulary, save_tokenizer, tokenizer_files
+from marl_jax.models.weight_table import Tree, Weight, abstract, leaves, map_weights, table
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

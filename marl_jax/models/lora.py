@@ -17,8 +17,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from marl_jax.models.config import ModelConfig
-from marl_jax.models.table import Tree, table
+from marl_jax.models.model_config import ModelConfig
+from marl_jax.models.weight_table import Tree, table
 
 # Axes of each linear layer, input -> output: h hidden, n heads, k KV heads, d head_dim, m MLP.
 LINEAR = {

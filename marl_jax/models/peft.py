@@ -9,11 +9,11 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax.models.config import ModelConfig
 from marl_jax.models.hf import read_json, write_json
 from marl_jax.models.lora import LINEAR, num_adapters
-from marl_jax.models.table import Tree, Weight, table
+from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.tensor_file import save_tensors, tensors
+from marl_jax.models.weight_table import Tree, Weight, table
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from marl_jax.models import lora as lora_lib
-from marl_jax.models import table
+from marl_jax.models import weight_table
 from marl_jax.models.attention import deterministic_kernels, self_attention
-from marl_jax.models.config import ModelConfig
 from marl_jax.models.lora import LINEAR, LayerLora
-from marl_jax.models.table import Tree
+from marl_jax.models.model_config import ModelConfig
+from marl_jax.models.weight_table import Tree
 
 __all__ = [
     "REMAT",
@@ -44,7 +44,7 @@ __all__ = [
 UNROLLED = 8  # layers at most, see `unrolled`
 Rotation = tuple[jax.Array, jax.Array]  # cosines and sines, see `rotation`
 
-_random = jax.jit(table.random, static_argnums=1)
+_random = jax.jit(weight_table.random, static_argnums=1)
 
 
 def _dots(primitive: Any, *args: Any, **params: Any) -> Any:

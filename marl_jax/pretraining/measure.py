@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from marl_jax.models import ModelConfig
-from marl_jax.models.table import Tree
+from marl_jax.models.weight_table import Tree
 from marl_jax.policies import SamplingSettings, shared
 from marl_jax.rewards.grading import Graded, grade_episodes
 from marl_jax.tasks import micro, parse

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from marl_jax.models import ModelConfig, forward, init
-from marl_jax.models.table import Tree
+from marl_jax.models.weight_table import Tree
 from marl_jax.pretraining.roles import Skill
 from marl_jax.pretraining.transcripts import Row, rows
 

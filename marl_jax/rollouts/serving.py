@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from marl_jax.models import ModelConfig
 from marl_jax.policies import PolicySpec, Tree, decode_groups, stack
 from marl_jax.sampling.engine import Engine
-from marl_jax.sampling.plan import EngineSettings
+from marl_jax.sampling.shapes import EngineSettings
 
 
 class Service:

@@ -14,7 +14,7 @@ import numpy as np
 
 from marl_jax.rewards.credit import own_work
 from marl_jax.rewards.grading import RIGHT, Graded, Kind, is_right
-from marl_jax.runs.statistics import bootstrap, paired_bootstrap, pass_at_k, wilson
+from marl_jax.runs.intervals import bootstrap, paired_bootstrap, pass_at_k, wilson
 
 
 def outcomes(graded: Sequence[Graded], samples: int) -> np.ndarray:

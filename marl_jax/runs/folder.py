@@ -24,8 +24,8 @@ import jax
 
 import marl_jax
 from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
-from marl_jax.runs.config import RunConfig, current
 from marl_jax.runs.files import write_atomically
+from marl_jax.runs.run_config import RunConfig, current
 
 CONFIG = "config.json"
 LOCK = ".lock"

@@ -24,13 +24,13 @@ from marl_jax.rewards.grading import grade_episodes
 from marl_jax.rollouts import Episode, ToolLog
 from marl_jax.runs import measures
 from marl_jax.runs.checkpoints import steps as saved_steps
-from marl_jax.runs.config import RunConfig
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.files import disk_errors
 from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import read_lines
 from marl_jax.runs.opening import Run, State, open_run
 from marl_jax.runs.play import WatchedGrader, play
+from marl_jax.runs.run_config import RunConfig
 from marl_jax.runs.stopping import Stop, Stopped
 from marl_jax.tasks import Task
 

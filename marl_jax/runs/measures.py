@@ -16,7 +16,7 @@ import numpy as np
 
 from marl_jax.learning import Report, ResampleCounts, Row
 from marl_jax.learning.groups import GroupCounts
-from marl_jax.learning.statistics import form_drift
+from marl_jax.learning.role_statistics import form_drift
 from marl_jax.rewards.credit import by_role, own_work, totals
 from marl_jax.rewards.crediting import Worth
 from marl_jax.rewards.grading import Graded

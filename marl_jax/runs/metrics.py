@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from marl_jax.runs.config import ConfigError
 from marl_jax.runs.files import append, disk_errors, sync_directory, write_atomically
 from marl_jax.runs.folder import FolderError, path_errors
+from marl_jax.runs.run_config import ConfigError
 
 
 class JsonLines:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from marl_jax.learning import Learner, LearnerState
+from marl_jax.planning import plan
+from marl_jax.planning.walks import left_open
 from marl_jax.policies import Tree
 from marl_jax.rollouts.serving import Service
-from marl_jax.runs import fields, page, plan
+from marl_jax.runs import fields, page
 from marl_jax.runs.checkpoints import Checkpoints
-from marl_jax.runs.config import ConfigError, RunConfig
 from marl_jax.runs.folder import begin, open_folder, settle, settled_for, taken_back
 from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import Board, JsonLines, TensorBoard, WeightsAndBiases, recorded
@@ -30,8 +31,8 @@ from marl_jax.runs.parts import (
     shared_problems,
 )
 from marl_jax.runs.play import make_service, planned_engine, settled_shapes, shapes_of, start_graders
+from marl_jax.runs.run_config import ConfigError, RunConfig
 from marl_jax.runs.stopping import Stop
-from marl_jax.runs.walks import left_open
 from marl_jax.tasks import DataError, Position, Task, TaskIterator
 from marl_jax.tasks.micro import KINDS
 

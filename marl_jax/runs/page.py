@@ -9,14 +9,14 @@ from typing import Any
 from marl_jax.learning.groups import group_key
 from marl_jax.learning.optimiser import OptimiserConfig
 from marl_jax.models import ModelConfig
-from marl_jax.models.table import num_parameters
+from marl_jax.models.weight_table import num_parameters
+from marl_jax.planning import devices
+from marl_jax.planning.costs import Model
+from marl_jax.planning.devices import BANDWIDTH, COMPUTE
+from marl_jax.planning.plan import Plan, make_plan, show
 from marl_jax.policies import policy_names, trained_policies
-from marl_jax.runs import devices
-from marl_jax.runs.config import RunConfig
-from marl_jax.runs.costs import Model
-from marl_jax.runs.devices import BANDWIDTH, COMPUTE
-from marl_jax.runs.plan import Plan, make_plan, show
-from marl_jax.sampling.plan import EngineSettings
+from marl_jax.runs.run_config import RunConfig
+from marl_jax.sampling.shapes import EngineSettings
 
 WIDTH, LABEL = 100, 14
 

@@ -19,17 +19,17 @@ from marl_jax.learning import Qwen3
 from marl_jax.models import ModelConfig, load_hf
 from marl_jax.models.hf import load_config
 from marl_jax.models.lora import init_lora
-from marl_jax.models.table import shardings
 from marl_jax.models.tokenizer import load_tokenizer
+from marl_jax.models.weight_table import shardings
 from marl_jax.own import digest_own, is_own, load_own
 from marl_jax.policies import PolicySpec, Tree, init_policies, policy_names, trained_policies
 from marl_jax.rewards.credit import Credit, make_credit
 from marl_jax.rollouts import Chat
-from marl_jax.runs.config import DataConfig, PoliciesConfig, RunConfig
 from marl_jax.runs.folder import digest_model, digest_tokenizer
+from marl_jax.runs.run_config import DataConfig, PoliciesConfig, RunConfig
 from marl_jax.tasks import DataError, Task, load
-from marl_jax.tasks.checks import check_tasks, shared
 from marl_jax.tasks.micro import KINDS
+from marl_jax.tasks.task_checks import check_tasks, shared
 from marl_jax.workflows import Prompts, Workflow, find, load_prompts
 
 

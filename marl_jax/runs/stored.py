@@ -20,10 +20,10 @@ from marl_jax.models.lora import merge
 from marl_jax.policies import Tree
 from marl_jax.runs import folder
 from marl_jax.runs.checkpoints import Which, restore
-from marl_jax.runs.config import MeshConfig, RunConfig
 from marl_jax.runs.fields import nearest
 from marl_jax.runs.folder import FolderError
 from marl_jax.runs.parts import Parts
+from marl_jax.runs.run_config import MeshConfig, RunConfig
 
 Asked = Which | Literal["base"]
 NAMED = ("latest", "best", "base")

@@ -2,8 +2,8 @@
 
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.generate import generate
-from marl_jax.sampling.plan import EngineSettings, plan
 from marl_jax.sampling.programs import Features
 from marl_jax.sampling.requests import Completion, Request
+from marl_jax.sampling.shapes import EngineSettings, plan
 
 __all__ = ["Completion", "Engine", "EngineSettings", "Features", "Request", "generate", "plan"]

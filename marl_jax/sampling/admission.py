@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from marl_jax.sampling.plan import EngineSettings
 from marl_jax.sampling.prefixes import Owner, Prefixes, Tokens
 from marl_jax.sampling.requests import Request
+from marl_jax.sampling.shapes import EngineSettings
 
 LOOK_AHEAD = 128  # how many waiting requests are looked through for prompts to prefill early
 NOWHERE = 1 << 30  # a row out of range: reads there are harmless, writes are dropped

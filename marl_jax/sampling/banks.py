@@ -22,7 +22,7 @@ from marl_jax.models.decode import Cache, empty_cache
 from marl_jax.sampling import programs
 from marl_jax.sampling.admission import Waiting
 from marl_jax.sampling.lanes import FREE, LaneTable
-from marl_jax.sampling.plan import EngineSettings
+from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.transfer import fetch
 
 Decoded = tuple[Cache, programs.Sampled]

@@ -27,8 +27,8 @@ from marl_jax.sampling import programs
 from marl_jax.sampling.admission import NOWHERE, Admission, Feed, Waiting
 from marl_jax.sampling.banks import Bank
 from marl_jax.sampling.lanes import FREE
-from marl_jax.sampling.plan import EngineSettings
 from marl_jax.sampling.requests import Completion, Request, check
+from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.stability import stable_shapes
 
 COPY_ROWS = 64  # how many lanes one copy from the prefix cache fills, at most

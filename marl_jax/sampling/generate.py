@@ -8,9 +8,9 @@ import numpy as np
 from marl_jax.models import ModelConfig
 from marl_jax.models.lora import num_adapters
 from marl_jax.sampling.engine import Engine
-from marl_jax.sampling.plan import plan, round_down, round_up
 from marl_jax.sampling.programs import Features
 from marl_jax.sampling.requests import Completion, Request, check, check_whole, token_ids
+from marl_jax.sampling.shapes import plan, round_down, round_up
 
 MAX_CANDIDATES = 512
 

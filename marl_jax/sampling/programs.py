@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from marl_jax.models import decode as model
 from marl_jax.models import lora as lora_lib
 from marl_jax.models import qwen3
-from marl_jax.models.config import ModelConfig
 from marl_jax.models.decode import Cache
-from marl_jax.models.table import Tree
+from marl_jax.models.model_config import ModelConfig
+from marl_jax.models.weight_table import Tree
 from marl_jax.sampling import methods
 
 Array = Any  # of numpy on the host, of JAX inside a program

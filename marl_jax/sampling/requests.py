@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from marl_jax.models import ModelConfig
-from marl_jax.sampling.plan import EngineSettings
+from marl_jax.sampling.shapes import EngineSettings
 
 
 @dataclasses.dataclass(frozen=True)

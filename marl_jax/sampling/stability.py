@@ -20,7 +20,7 @@ from marl_jax.models import ModelConfig
 from marl_jax.models.decode import Cache, empty_cache
 from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
-from marl_jax.sampling.plan import EngineSettings
+from marl_jax.sampling.shapes import EngineSettings
 
 Shape = tuple[int, int]  # width and length
 Same = Callable[[Shape, Shape], bool]  # whether the lanes of one get the bits of the other

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from marl_jax.runs.cells import POLICIES
-from marl_jax.runs.statistics import Interval, over_seeds
+from marl_jax.runs.intervals import Interval, over_seeds
 from marl_jax.study.record import Record, Run, base, stability, trained
-from marl_jax.study.tables import NONE, Table
+from marl_jax.study.run_tables import NONE, Table
 from marl_jax.workflows import BUILT_IN
 
 PerProblem = np.ndarray  # [problems]

@@ -7,5 +7,5 @@ from marl_jax.tasks.families import grade as grade
 from marl_jax.tasks.families import parse as parse
 from marl_jax.tasks.iterator import Position as Position
 from marl_jax.tasks.iterator import TaskIterator as TaskIterator
-from marl_jax.tasks.rows import DataError as DataError
+from marl_jax.tasks.row_files import DataError as DataError
 from marl_jax.tasks.task import Task as Task

@@ -26,9 +26,9 @@ from absl import logging
 from tensorflow_datasets.core import shuffle
 from tensorflow_datasets.core.download.util import DownloadError
 
-from marl_jax.tasks.checks import mark
-from marl_jax.tasks.rows import DataError
+from marl_jax.tasks.row_files import DataError
 from marl_jax.tasks.task import Task
+from marl_jax.tasks.task_checks import mark
 
 VERSION = "1.0.0"
 Rows = Iterator[tuple[int, Task | DataError]]  # row number from 0, and its task, or why the row is skipped

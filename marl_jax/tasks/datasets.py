@@ -17,10 +17,10 @@ import numpy as np
 from absl import logging
 
 from marl_jax.tasks import micro, schemas
-from marl_jax.tasks.checks import check_task
-from marl_jax.tasks.rows import DataError, Row, RowError, list_files, read_rows
+from marl_jax.tasks.row_files import DataError, Row, RowError, list_files, read_rows
 from marl_jax.tasks.splits import assign
 from marl_jax.tasks.task import Family, Task
+from marl_jax.tasks.task_checks import check_task
 
 if TYPE_CHECKING:
     from marl_jax.tasks.builders import Download, Rows, TaskBuilder, Tasks

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_jax.tasks.rows import Row, RowError
+from marl_jax.tasks.row_files import Row, RowError
 
 Fields = dict[str, Any]
 Test = Mapping[str, Any]

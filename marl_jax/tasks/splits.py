@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from marl_jax.tasks.rows import DataError
+from marl_jax.tasks.row_files import DataError
 
 STUDY_SEED = 42
 Split = tuple[str, np.ndarray]  # (published split, row numbers from 0 in it)

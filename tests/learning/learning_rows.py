@@ -9,7 +9,7 @@ import numpy as np
 from marl_jax.learning.losses import policy_loss
 from marl_jax.learning.rows import Row
 from marl_jax.models import qwen3
-from marl_jax.models.config import ModelConfig
+from marl_jax.models.model_config import ModelConfig
 
 TINY = ModelConfig(
     vocab_size=32,

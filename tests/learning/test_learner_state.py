@@ -11,8 +11,8 @@ from test_mechanisms import Table, row
 
 from marl_jax.learning import compiled
 from marl_jax.learning.batching import BatchConfig
-from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.interventions import InterventionConfig, Mixing
+from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.rows import AdvantageConfig

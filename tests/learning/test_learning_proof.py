@@ -30,7 +30,7 @@ from marl_jax.policies import SamplingSettings, shared
 from marl_jax.rewards.credit import assign, outcome, totals
 from marl_jax.rewards.grading import grade_episodes
 from marl_jax.rollouts import rollout
-from marl_jax.runs.statistics import paired_bootstrap
+from marl_jax.runs.intervals import paired_bootstrap
 from marl_jax.sampling import Engine, plan
 from marl_jax.tasks import micro, parse
 from marl_jax.tasks.families import grade_answer

@@ -12,8 +12,8 @@ import pytest
 
 from marl_jax.learning.advantages import group_advantages
 from marl_jax.learning.batching import BatchConfig
-from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.interventions import InterventionConfig, Mixing
+from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.rows import Row

@@ -12,8 +12,8 @@ from marl_jax.learning.batching import BatchConfig, make_batches
 from marl_jax.learning.groups import GroupCounts
 from marl_jax.learning.losses import LossConfig, kl_estimate
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig, decay_mask, transformation
+from marl_jax.learning.role_statistics import Seen, form_drift, role_statistics, row_statistics
 from marl_jax.learning.rows import AdvantageConfig, Row, rows_of, with_advantages
-from marl_jax.learning.statistics import Seen, form_drift, role_statistics, row_statistics
 from marl_jax.rollouts.episodes import CallRecord, Episode
 from marl_jax.tasks.task import Task
 

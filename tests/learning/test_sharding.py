@@ -15,9 +15,10 @@ from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning.interventions import InterventionConfig, Mixing
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
-from marl_jax.learning.config import LearnerConfig
+from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.update import Learner
-from marl_jax.models import qwen3, table
+from marl_jax.models import qwen3
+from marl_jax.models import weight_table
 from marl_jax.models.lora import init_lora
 
 assert jax.device_count() == 8
@@ -33,7 +34,7 @@ config = LearnerConfig(
     optimiser=descent, batch=BatchConfig((8, 16, 32, 64), 256), old_logprobs="sampler", logprob_chunk=64
 )
 learner = Learner(Qwen3(TINY), config, {"generator": "p0", "judge": "p0"}, mesh=mesh)
-tree = jax.tree.map(jax.device_put, params, table.shardings(TINY, mesh))
+tree = jax.tree.map(jax.device_put, params, weight_table.shardings(TINY, mesh))
 laid = jax.tree.map(lambda x: x.sharding, tree)
 for part, weight in zip(jax.tree.leaves(learner._zeros(tree, 2)[0]), jax.tree.leaves(tree)):
     spec = PartitionSpec(None, *weight.sharding.spec)
@@ -61,7 +62,7 @@ for over in (None, mesh):
     put, base = jnp.asarray, jax.tree.map(jnp.asarray, params)
     if over is not None:
         put = lambda x: jax.device_put(x, NamedSharding(over, PartitionSpec()))
-        base = jax.tree.map(jax.device_put, params, table.shardings(TINY, over))
+        base = jax.tree.map(jax.device_put, params, weight_table.shardings(TINY, over))
     trees = {"p0": jax.tree.map(put, adapter)}
     anchor = {"p0": jax.tree.map(lambda x: put(x * 1.1), adapter)}
     states = made.init(trees)

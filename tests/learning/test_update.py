@@ -13,8 +13,8 @@ from learning_rows import TINY, assert_trees_close, make_rows, plain_loss
 from marl_jax.learning import compiled
 from marl_jax.learning.batching import BatchConfig, make_batches
 from marl_jax.learning.compiled import slice_count
-from marl_jax.learning.config import LearnerConfig
 from marl_jax.learning.interventions import InterventionConfig, Mixing, PerRole
+from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig, transformation

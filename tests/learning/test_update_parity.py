@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.torch_step import torch_step
-from marl_jax.learning.config import LearnerConfig
+from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.rows import Row

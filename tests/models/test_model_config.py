@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from marl_jax.models import ModelConfig
-from marl_jax.models.config import PRESETS
-from marl_jax.models.table import num_parameters
+from marl_jax.models.model_config import PRESETS
+from marl_jax.models.weight_table import num_parameters
 
 
 def published(hidden, mlp, layers, heads):

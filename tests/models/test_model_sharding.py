@@ -9,13 +9,14 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from marl_jax.models import ModelConfig, table
+from marl_jax.models import ModelConfig, weight_table
 
 _SETTING = """
     import dataclasses, functools, sys
     import jax, jax.numpy as jnp, numpy as np
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-    from marl_jax.models import ModelConfig, forward, init, load_hf, lora, save_hf, table
+    from marl_jax.models import ModelConfig, forward, init, load_hf, lora, save_hf
+    from marl_jax.models import weight_table
 
     assert jax.device_count() == 8
     config = ModelConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
@@ -30,9 +31,9 @@ _SETTING = """
 """
 _CHECK = """
     save_hf(sys.argv[1], config, params)
-    for shape, rules in [((4, 2), table.RULES), ((2, 4), {**table.RULES, "embed": "data"})]:
+    for shape, rules in [((4, 2), weight_table.RULES), ((2, 4), {**weight_table.RULES, "embed": "data"})]:
         mesh = jax.make_mesh(shape, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-        _, spread = load_hf(sys.argv[1], shardings=lambda config: table.shardings(config, mesh, rules))
+        _, spread = load_hf(sys.argv[1], shardings=lambda config: weight_table.shardings(config, mesh, rules))
         rows = NamedSharding(mesh, P("data"))
         logits = run(spread, config, jax.device_put(tokens, rows), adapter_index=jax.device_put(index, rows))
         np.testing.assert_allclose(np.asarray(logits), plain, atol=2e-5, rtol=0)
@@ -65,20 +66,20 @@ def test_a_sharded_model_computes_the_same_and_is_really_sharded(tmp_path):
 
 def test_an_axis_that_the_mesh_does_not_divide_stays_whole():
     mesh = AbstractMesh((2, 3), ("data", "model"))
-    weights = table.table(ModelConfig.preset("m"))["layers"]  # 6 heads, 2 KV heads
-    assert table.partition(weights["q"], mesh) == PartitionSpec(None, None, "model", None)
-    assert table.partition(weights["k"], mesh) == PartitionSpec(None, None, None, None)
+    weights = weight_table.table(ModelConfig.preset("m"))["layers"]  # 6 heads, 2 KV heads
+    assert weight_table.partition(weights["q"], mesh) == PartitionSpec(None, None, "model", None)
+    assert weight_table.partition(weights["k"], mesh) == PartitionSpec(None, None, None, None)
 
 
 def test_a_mesh_without_a_model_axis_replicates():
     mesh = AbstractMesh((8,), ("data",))
-    for weight in table.leaves(ModelConfig.preset("m")):
-        assert not any(table.partition(weight, mesh))
+    for weight in weight_table.leaves(ModelConfig.preset("m")):
+        assert not any(weight_table.partition(weight, mesh))
 
 
 @pytest.mark.parametrize("name", ["xs", "0.6b"])
 def test_abstract_shapes_are_those_of_fresh_parameters(name):
     config = ModelConfig.preset(name)
-    fresh = jax.eval_shape(lambda key: table.random(key, config), jax.random.key(0))
-    assert jax.tree.leaves(fresh) == jax.tree.leaves(table.abstract(config))
-    assert jax.tree.structure(fresh) == jax.tree.structure(table.abstract(config))
+    fresh = jax.eval_shape(lambda key: weight_table.random(key, config), jax.random.key(0))
+    assert jax.tree.leaves(fresh) == jax.tree.leaves(weight_table.abstract(config))
+    assert jax.tree.structure(fresh) == jax.tree.structure(weight_table.abstract(config))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from marl_jax.models import ModelConfig, forward, init, qwen3
-from marl_jax.models.table import abstract
+from marl_jax.models.weight_table import abstract
 
 forward = jax.jit(forward, static_argnums=1, static_argnames="remat")
 CONFIG = ModelConfig.preset("xs")

@@ -14,13 +14,13 @@ import pytest
 import script
 from stored_run import MODEL, SIZES, make_base, make_run, says
 
+from marl_jax.commands import evaluate as evaluation_of_runs
+from marl_jax.commands.casts import Donor
+from marl_jax.commands.evaluate import evaluate
+from marl_jax.commands.export import export
 from marl_jax.models import init, load_hf
-from marl_jax.runs import evaluate as evaluation_of_runs
 from marl_jax.runs import folder
-from marl_jax.runs.casts import Donor
 from marl_jax.runs.checkpoints import CheckpointError
-from marl_jax.runs.evaluate import evaluate
-from marl_jax.runs.export import export
 from marl_jax.runs.folder import FolderError, open_folder
 from marl_jax.runs.metrics import read_lines
 from marl_jax.runs.parts import PartsError

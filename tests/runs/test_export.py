@@ -13,12 +13,12 @@ import script
 from safetensors.numpy import load_file
 from stored_run import MODEL, TOKENIZER, make_base, make_run
 
+from marl_jax.commands.export import export
 from marl_jax.models import forward, init, load_hf
 from marl_jax.models.lora import init_lora
 from marl_jax.models.peft import load_peft
 from marl_jax.models.tokenizer import load_tokenizer
 from marl_jax.runs.checkpoints import CheckpointError
-from marl_jax.runs.export import export
 from marl_jax.runs.folder import FolderError, digest_tokenizer, read_config
 from marl_jax.runs.parts import load_parts
 from marl_jax.sampling import generate

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from marl_jax.runs import files, folder
-from marl_jax.runs.config import load_config
 from marl_jax.runs.files import DiskFull, write_atomically
 from marl_jax.runs.folder import FolderError, begin, open_folder
+from marl_jax.runs.run_config import load_config
 
 CONFIG = load_config("configs/micro.py:voting-isolated-xs-math")
 VERSIONS = folder.versions()

@@ -14,9 +14,9 @@ from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
 from marl_jax.runs import loop
 from marl_jax.runs.checkpoints import steps
-from marl_jax.runs.config import CheckpointConfig, EvaluationConfig, LogConfig, WorkflowConfig
 from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import read_lines
+from marl_jax.runs.run_config import CheckpointConfig, EvaluationConfig, LogConfig, WorkflowConfig
 from marl_jax.workflows import Call, workflow
 
 

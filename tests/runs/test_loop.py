@@ -25,10 +25,10 @@ from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
 from marl_jax.runs import loop, opening
 from marl_jax.runs.checkpoints import CheckpointError, restore, steps
-from marl_jax.runs.config import CheckpointConfig, DataConfig, EvaluationConfig, WorkflowConfig
 from marl_jax.runs.folder import FolderError, differences
 from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import comparable, read_lines
+from marl_jax.runs.run_config import CheckpointConfig, DataConfig, EvaluationConfig, WorkflowConfig
 from marl_jax.sampling import engine
 from marl_jax.tasks import DataError, Task
 from marl_jax.workflows import Call, workflow

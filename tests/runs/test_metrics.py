@@ -14,7 +14,6 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from marl_jax.runs import events
 from marl_jax.runs.checkpoints import Checkpoints
-from marl_jax.runs.config import ConfigError
 from marl_jax.runs.files import DiskFull, append
 from marl_jax.runs.folder import FolderError
 from marl_jax.runs.metrics import (
@@ -26,6 +25,7 @@ from marl_jax.runs.metrics import (
     read_lines,
     recorded,
 )
+from marl_jax.runs.run_config import ConfigError
 
 
 def write_steps(path, first, last, rewind=None):

@@ -23,19 +23,20 @@ from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes, empty_cache
 from marl_jax.models.lora import init_lora
 from marl_jax.models.qwen3 import UNROLLED
-from marl_jax.models.table import abstract, num_parameters
-from marl_jax.runs import costs, fields
-from marl_jax.runs.config import load_config
-from marl_jax.runs.devices import BANDWIDTH, COMPUTE, KINDS, Device, host
-from marl_jax.runs.memory import count_units, room_to_play
+from marl_jax.models.weight_table import abstract, num_parameters
+from marl_jax.planning import costs
+from marl_jax.planning.devices import BANDWIDTH, COMPUTE, KINDS, Device, host
+from marl_jax.planning.memory import count_units, room_to_play
+from marl_jax.planning.plan import Plan, PlanError, check_fits, find_model, make_plan
+from marl_jax.planning.workload import Shape, all_shapes, assume, calls_of
+from marl_jax.runs import fields
 from marl_jax.runs.page import plan_page
 from marl_jax.runs.parts import PartsError
-from marl_jax.runs.plan import Plan, PlanError, check_fits, find_model, make_plan
 from marl_jax.runs.play import settled_shapes
-from marl_jax.runs.workload import Shape, all_shapes, assume, calls_of
+from marl_jax.runs.run_config import load_config
 from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
-from marl_jax.sampling.plan import EngineSettings
+from marl_jax.sampling.shapes import EngineSettings
 
 MODEL = ModelConfig(
     vocab_size=3000,

@@ -23,7 +23,7 @@ from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.rewards import run_program
 from marl_jax.rewards.credit import CreditConfig
-from marl_jax.runs.config import (
+from marl_jax.runs.run_config import (
     CheckpointConfig,
     DataConfig,
     EngineConfig,

@@ -7,7 +7,7 @@ from jax.sharding import AxisType
 from kit import CONFIG as KIT
 from kit import SETTINGS, ask, assert_same_but_for_near_ties, compilations, make_params, prompt, serve
 
-from marl_jax.models.table import shardings
+from marl_jax.models.weight_table import shardings
 from marl_jax.sampling import Engine, Features
 
 CONFIG = dataclasses.replace(KIT, num_hidden_layers=1)

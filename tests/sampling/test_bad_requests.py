@@ -9,7 +9,7 @@ from kit import CONFIG, SETTINGS, ask, compilations, prompt
 
 from marl_jax.models.lora import init_lora
 from marl_jax.sampling import Engine, EngineSettings, Features, Request, generate, plan
-from marl_jax.sampling.plan import memory_bytes
+from marl_jax.sampling.shapes import memory_bytes
 
 FINE = {"prompts": [[1, 2, 3], [4]], "max_new_tokens": 4, "seed": 0}
 BAD = [

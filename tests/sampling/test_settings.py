@@ -7,7 +7,7 @@ import pytest
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
 from marl_jax.sampling import EngineSettings, plan
-from marl_jax.sampling.plan import MAX_PROGRAMS, memory_bytes
+from marl_jax.sampling.shapes import MAX_PROGRAMS, memory_bytes
 
 CONFIG = dataclasses.replace(ModelConfig.preset("xs"), max_position_embeddings=4096)
 

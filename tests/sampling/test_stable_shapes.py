@@ -19,7 +19,7 @@ from kit import (
 )
 
 from marl_jax.sampling import Engine, Features, plan, stability
-from marl_jax.sampling.plan import STABLE_WIDTH
+from marl_jax.sampling.shapes import STABLE_WIDTH
 
 
 def test_stable_shapes_are_measured_to_the_bit(monkeypatch):

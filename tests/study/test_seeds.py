@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from run_folder import config, evaluation, metrics, write_run
 
-from marl_jax.runs.statistics import over_seeds
+from marl_jax.runs.intervals import over_seeds
 from marl_jax.study import seeds
 from marl_jax.study.record import read_run
-from marl_jax.study.tables import NONE, plain
+from marl_jax.study.run_tables import NONE, plain
 
 
 def answers(*values):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from run_folder import RIGHT, config, episode, evaluation, metrics, write_lines, write_run
 
-from marl_jax.study import curves, record, tables
+from marl_jax.study import curves, record, run_tables
 from marl_jax.study.record import Series, read_run
 
 
@@ -94,7 +94,7 @@ def test_the_same_warning_of_many_steps_is_told_once(tmp_path):
     lines[1] |= {"failed": 3, "policy/p0/skipped": 1}
     lines[2] |= {"failed": 2, "policy/p0/skipped": 2}
     about = config(changes=[["config.steps: 1 -> 2"]])
-    assert tables.warnings(read_run(write_run(tmp_path / "run", about=about, lines=lines))) == [
+    assert run_tables.warnings(read_run(write_run(tmp_path / "run", about=about, lines=lines))) == [
         "3 steps, 1 to 3; the last: gap 1e-03 apart",
         "step 2: other",
         "5 episodes ended by an error",
@@ -118,7 +118,7 @@ def test_each_role_is_shown_by_its_own_work_at_the_first_and_the_last_evaluation
         }
 
     records = [evaluation(0, 0.4, roles=roles(0.3, None)), evaluation(9, 0.5, roles=roles(0.45, 0.8))]
-    table = tables.own_work(read_run(write_run(tmp_path / "run", evaluations=records)))
+    table = run_tables.own_work(read_run(write_run(tmp_path / "run", evaluations=records)))
     assert table.head == (
         "", "generator\nstep 0", "generator\nstep 9", "aggregator\nstep 0", "aggregator\nstep 9",
     )  # fmt: skip
@@ -128,7 +128,7 @@ def test_each_role_is_shown_by_its_own_work_at_the_first_and_the_last_evaluation
         ("unreadable", "25.0%", "25.0%", "–", "–"),
     ]
     assert (
-        tables.own_work(
+        run_tables.own_work(
             read_run(write_run(tmp_path / "none", evaluations=[evaluation(0, 0.4, roles={})]))
         ).rows
         == []

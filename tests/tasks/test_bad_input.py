@@ -9,7 +9,7 @@ import pytest
 from published import dapo_row, deepcoder_row, helper_row, humaneval_row, jsonl, mbpp_row, parquet
 
 from marl_jax.tasks import DataError, Task, load
-from marl_jax.tasks.checks import check_tasks, shared
+from marl_jax.tasks.task_checks import check_tasks, shared
 
 
 def refuse(tmp_path, name, match, **settings):

@@ -15,7 +15,7 @@ from published import WRITERS, dapo_row, jsonl, mbpp_row
 
 from marl_jax.tasks import builders, datasets, micro, schemas
 from marl_jax.tasks.datasets import NAMES, SOURCES, load
-from marl_jax.tasks.rows import DataError
+from marl_jax.tasks.row_files import DataError
 from marl_jax.tasks.task import Task
 
 FAMILY = {name: source.family for name, source in SOURCES.items()} | {

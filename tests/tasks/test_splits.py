@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from marl_jax.tasks.datasets import SOURCES
-from marl_jax.tasks.rows import DataError
+from marl_jax.tasks.row_files import DataError
 from marl_jax.tasks.splits import assign, carve, held_out
 
 

@@ -17,8 +17,8 @@ from marl_jax.learning.prefix import rows_pay
 from marl_jax.models import ModelConfig
 from marl_jax.models.attention import choose
 from marl_jax.models.decode import cache_bytes
-from marl_jax.models.table import num_parameters
-from marl_jax.runs.workload import Shape
+from marl_jax.models.weight_table import num_parameters
+from marl_jax.planning.workload import Shape
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,20 +14,20 @@ from typing import Any
 
 from absl import logging
 
+from marl_jax.commands.casts import MODES, Cast, Donor, make_stage
 from marl_jax.own import is_own
 from marl_jax.policies import decode_groups
 from marl_jax.rewards.grading import Grader, grade_episodes
 from marl_jax.rollouts import Progress
 from marl_jax.runs import fields, folder
-from marl_jax.runs.casts import MODES, Cast, Donor, make_stage
 from marl_jax.runs.checkpoints import CheckpointError, Damaged, steps
-from marl_jax.runs.checks import LARGEST_SEED
-from marl_jax.runs.config import DataConfig, RunConfig
+from marl_jax.runs.config_checks import LARGEST_SEED
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.folder import FolderError, open_folder, read_config
 from marl_jax.runs.metrics import JsonLines, read_lines
 from marl_jax.runs.parts import Parts, check_answers, digests, load_parts, load_tasks, shared_problems
 from marl_jax.runs.play import make_service, planned_engine, play, settled_shapes, start_graders
+from marl_jax.runs.run_config import DataConfig, RunConfig
 from marl_jax.runs.stored import (
     Asked,
     Stored,
@@ -37,7 +37,7 @@ from marl_jax.runs.stored import (
     policies_at,
     read_which,
 )
-from marl_jax.sampling.plan import EngineSettings, free_bytes, memory_bytes
+from marl_jax.sampling.shapes import EngineSettings, free_bytes, memory_bytes
 from marl_jax.tasks import Task
 
 SPLITS = ("test", "val")

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from marl_jax.models.config import ModelConfig
+from marl_jax.models.model_config import ModelConfig
 
 Tree = dict[str, Any]  # nested dictionaries of arrays, or of anything that stands for one
 

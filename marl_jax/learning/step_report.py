@@ -9,8 +9,8 @@ import numpy as np
 
 from marl_jax.learning import gradients
 from marl_jax.learning.losses import Loss, LossConfig, Mean
+from marl_jax.learning.role_statistics import Seen, role_statistics, row_statistics
 from marl_jax.learning.rows import Row
-from marl_jax.learning.statistics import Seen, role_statistics, row_statistics
 
 Unit = Any  # a role, or (role, slot)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from marl_jax.learning.groups import group_key
 from marl_jax.own import is_own, load_own
+from marl_jax.planning.walks import SLOTS, alone, compared_by, least_calls
 from marl_jax.policies import (
     SamplingSettings,
     policy_names,
@@ -19,14 +20,13 @@ from marl_jax.policies import (
 )
 from marl_jax.rewards.credit import make_credit
 from marl_jax.runs import fields
-from marl_jax.runs.walks import SLOTS, alone, compared_by, least_calls
 from marl_jax.tasks import NAMES
 from marl_jax.tasks.datasets import SOURCES
 from marl_jax.tasks.micro import KINDS
 from marl_jax.workflows import Workflow, find
 
 if TYPE_CHECKING:
-    from marl_jax.runs.config import RunConfig
+    from marl_jax.runs.run_config import RunConfig
 
 Problems = Iterator[str]
 

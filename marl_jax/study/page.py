@@ -18,7 +18,7 @@ from marl_jax.rollouts import CallRecord, Episode
 from marl_jax.rollouts.episodes import ToolRecord
 from marl_jax.runs.files import write_atomically
 from marl_jax.runs.folder import FolderError, path_errors
-from marl_jax.study import curves, drawing, record, seeds, tables
+from marl_jax.study import curves, drawing, record, run_tables, seeds
 from marl_jax.study.record import Run, Sample
 
 LONGEST = 6000  # characters shown of one text; the middle of a longer one is left out
@@ -67,7 +67,7 @@ def write_overview(root: str | os.PathLike[str]) -> Path:
             "final over base,\npoints",
             "warnings",
         ),
-        cliff=tables.CLIFF if any(record.stability(run) for run in runs) else "",
+        cliff=run_tables.CLIFF if any(record.stability(run) for run in runs) else "",
         rows=[_row(run, directory, f"run-{number}") for number, run in enumerate(runs)],
     )
     with path_errors(directory):
@@ -78,19 +78,19 @@ def write_overview(root: str | os.PathLike[str]) -> Path:
 def _write_run(run: Run) -> Path:
     pictures = curves.panels(run)
     with path_errors(run.folder):
-        drawing.png(pictures, run.folder / "report.png", f"{run.cell}: {tables.status(run)}")
+        drawing.png(pictures, run.folder / "report.png", f"{run.cell}: {run_tables.status(run)}")
     samples, unread = record.samples(run)
     page = _page(
         "run.html",
         title=run.cell,
         folder=str(run.folder),
-        status=tables.status(run),
-        key=tables.key_numbers(run),
-        said=tables.in_words(run),
+        status=run_tables.status(run),
+        key=run_tables.key_numbers(run),
+        said=run_tables.in_words(run),
         pictures=_pictures(pictures, "p", wide_first=True),
         legend=curves.legend(pictures),
-        tables=tables.tables(run),
-        warnings=tables.warnings(run),
+        tables=run_tables.tables(run),
+        warnings=run_tables.warnings(run),
         episodes=[_episode(sample, run.roles) for sample in samples],
         unread=unread,
         config=json.dumps(run.about, indent=1, ensure_ascii=False),
@@ -104,24 +104,24 @@ def _row(run: Run, directory: Path, anchor: str) -> dict[str, Any]:
     """A run in the page over many: its line, and its section."""
     along, end = record.trained(run), record.stability(run)
     last = along[-1] if along else None
-    by = tables.gain(last)
+    by = run_tables.gain(last)
     shown = [panel for panel in curves.panels(run) if panel.title in curves.OVERVIEW]
     return {
         "anchor": anchor,
         "name": _place(run, directory),
         "page": (run.folder / "report.html").relative_to(directory).as_posix(),
         "cell": run.cell,
-        "status": tables.status(run),
+        "status": run_tables.status(run),
         "cells": [  # each with what stands beneath it
             (f"{run.step}/{run.steps}", ""),
             *map(_accuracy, (record.base(run), last, record.best(along) if along else None)),
-            (tables.percent(end.terminal), "cliff" if end.cliff else "no cliff")
+            (run_tables.percent(end.terminal), "cliff" if end.cliff else "no cliff")
             if end
-            else (tables.NONE, ""),
-            (f"{100 * by['mean']:+.1f}", tables.difference_interval(by)) if by else (tables.NONE, ""),
-            (str(len(tables.warnings(run)) or tables.NONE), ""),
+            else (run_tables.NONE, ""),
+            (f"{100 * by['mean']:+.1f}", run_tables.difference_interval(by)) if by else (run_tables.NONE, ""),
+            (str(len(run_tables.warnings(run)) or run_tables.NONE), ""),
         ],
-        "said": tables.in_words(run) if not along else [],
+        "said": run_tables.in_words(run) if not along else [],
         "pictures": _pictures(shown, anchor),
         "legend": curves.legend(shown),
     }
@@ -129,9 +129,9 @@ def _row(run: Run, directory: Path, anchor: str) -> dict[str, Any]:
 
 def _accuracy(evaluation: record.Record | None) -> tuple[str, str]:
     return (
-        (tables.percent(evaluation["accuracy"]), tables.interval(evaluation))
+        (run_tables.percent(evaluation["accuracy"]), run_tables.interval(evaluation))
         if evaluation
-        else (tables.NONE, "")
+        else (run_tables.NONE, "")
     )
 
 

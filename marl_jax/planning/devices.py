@@ -13,7 +13,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from marl_jax.sampling.plan import free_bytes, host_bytes
+from marl_jax.sampling.shapes import free_bytes, host_bytes
 
 COMPUTE, BANDWIDTH = 0.4, 0.6
 

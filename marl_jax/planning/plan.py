@@ -12,23 +12,23 @@ from pathlib import Path
 from typing import get_args
 
 from marl_jax.models import ModelConfig
-from marl_jax.models.config import PRESETS
 from marl_jax.models.decode import cache_bytes
 from marl_jax.models.hf import load_config
-from marl_jax.models.table import num_parameters
+from marl_jax.models.model_config import PRESETS
 from marl_jax.models.tokenizer import load_tokenizer
+from marl_jax.models.weight_table import num_parameters
 from marl_jax.own import is_own
+from marl_jax.planning import costs, devices, memory
+from marl_jax.planning.costs import Model
+from marl_jax.planning.devices import Device
+from marl_jax.planning.memory import Part, Phase
+from marl_jax.planning.walks import shortest_episode
+from marl_jax.planning.workload import Assumptions, CallShape, Shape, assume, batches_of, calls_of
 from marl_jax.policies import PolicySpec, decode_groups
 from marl_jax.rollouts import Chat
-from marl_jax.runs import costs, devices, memory
-from marl_jax.runs.config import RunConfig
-from marl_jax.runs.costs import Model
-from marl_jax.runs.devices import Device
-from marl_jax.runs.memory import Part, Phase
 from marl_jax.runs.parts import policy_specs, words
-from marl_jax.runs.walks import shortest_episode
-from marl_jax.runs.workload import Assumptions, CallShape, Shape, assume, batches_of, calls_of
-from marl_jax.sampling.plan import EngineSettings
+from marl_jax.runs.run_config import RunConfig
+from marl_jax.sampling.shapes import EngineSettings
 
 PROBLEMS = 4  # so many are batched to see how the rows of a step are packed
 

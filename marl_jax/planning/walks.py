@@ -10,7 +10,7 @@ from marl_jax.workflows import Call, Completion, find
 from marl_jax.workflows.walk import walk
 
 if TYPE_CHECKING:
-    from marl_jax.runs.config import RunConfig
+    from marl_jax.runs.run_config import RunConfig
 
 SLOTS = {  # {built-in workflow: the role that answers in several slots, and the setting that counts them}
     "voting": ("generator", "votes"),

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from marl_jax.learning.batching import Batch, BatchConfig, make_batches
 from marl_jax.learning.rows import Row
 from marl_jax.policies import policy_of
-from marl_jax.runs.config import RunConfig
 from marl_jax.runs.parts import PartsError, words
+from marl_jax.runs.run_config import RunConfig
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import Call, Completion, Workflow, find
 from marl_jax.workflows.walk import walk

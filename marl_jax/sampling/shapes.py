@@ -15,7 +15,7 @@ import jax
 
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
-from marl_jax.models.table import num_parameters
+from marl_jax.models.weight_table import num_parameters
 from marl_jax.sampling.programs import Features
 
 MAX_PROGRAMS = 12  # decode shapes per configuration

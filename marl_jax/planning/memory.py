@@ -16,17 +16,17 @@ from marl_jax.learning.streams import stream_count
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
 from marl_jax.models.lora import init_lora
-from marl_jax.models.table import abstract, num_parameters
+from marl_jax.models.weight_table import abstract, num_parameters
+from marl_jax.planning import costs
+from marl_jax.planning.costs import Model
+from marl_jax.planning.devices import Device
+from marl_jax.planning.workload import CallShape, Shape, all_shapes, assume, calls_of
 from marl_jax.policies import PolicySpec, decode_groups
-from marl_jax.runs import costs
-from marl_jax.runs.config import RunConfig
-from marl_jax.runs.costs import Model
-from marl_jax.runs.devices import Device
 from marl_jax.runs.parts import policy_specs
-from marl_jax.runs.workload import CallShape, Shape, all_shapes, assume, calls_of
-from marl_jax.sampling.plan import EngineSettings, memory_bytes
-from marl_jax.sampling.plan import plan as plan_engine
+from marl_jax.runs.run_config import RunConfig
 from marl_jax.sampling.programs import Features
+from marl_jax.sampling.shapes import EngineSettings, memory_bytes
+from marl_jax.sampling.shapes import plan as plan_engine
 
 BASES, CACHES = "base weights", ("caches of the lanes", "caches of prompts")
 Phase = Literal["always", "prefill", "decode", "resizing", "gradient", "optimiser"]

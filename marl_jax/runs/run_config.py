@@ -15,12 +15,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeVar
 
-from marl_jax.learning.config import LearnerConfig
+from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.rows import AdvantageConfig
 from marl_jax.policies import SamplingSettings, role_settings
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import Limits
-from marl_jax.runs import checks, fields
+from marl_jax.runs import config_checks, fields
 from marl_jax.tasks.task import Family
 from marl_jax.workflows import find
 
@@ -167,7 +167,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         fitting, misfits = fields.fit(self)
-        if problems := misfits or checks.problems(fitting):
+        if problems := misfits or config_checks.problems(fitting):
             raise ConfigError(problems)
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, getattr(fitting, field.name))
@@ -245,7 +245,7 @@ def load_config(spec: str, texts: Sequence[tuple[str, str | None]] = ()) -> RunC
     """FILE:CELL, with fields set from texts. Every mistake in the texts is in the one error."""
     base = load_base(spec, "get_config", RunConfig, texts)
     config, problems = fields.change(base, texts)
-    problems = [*problems, *checks.asked_in_vain(config, [name for name, _ in texts])]
+    problems = [*problems, *config_checks.asked_in_vain(config, [name for name, _ in texts])]
     if problems:
         raise ConfigError(problems)
     return config

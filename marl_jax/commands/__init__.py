@@ -1,0 +1,1 @@
+"""The bodies of the commands; `experiments/*.py` are thin mains over these."""

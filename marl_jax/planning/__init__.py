@@ -1,0 +1,1 @@
+"""What a run needs of a machine, told before it begins."""
