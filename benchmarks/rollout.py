@@ -28,9 +28,10 @@ from marl_jax.models import init
 from marl_jax.models.lora import init_lora
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.policies import SamplingSettings, isolated, policy_names, shared
-from marl_jax.rollouts import Episode, Limits, rollout
+from marl_jax.rollouts import Limits, rollout
 from marl_jax.sampling import Completion, Engine, Request, plan
 from marl_jax.sampling.engine import Stats
+from marl_jax.table import Table
 from marl_jax.tasks import Task, parse
 from marl_jax.workflows import BUILT_IN, load_prompts
 
@@ -43,7 +44,7 @@ flags.DEFINE_integer("rounds", 3, "measured rounds")
 flags.DEFINE_list("variants", None, "only these, and what can be said of them")
 
 MAX_NEW, MAX_PROMPT = 64, 320
-Run = Callable[[int], list[Episode]]  # step -> episodes
+Run = Callable[[int], Table]  # step -> the table of its calls
 
 
 class Unannounced(Engine):
@@ -180,7 +181,7 @@ def contender(name: str, policies: Callable[..., dict[str, str]], wrap: type[Rag
         for i in range(FLAGS.problems)
     ]
 
-    def run(step: int) -> list[Episode]:
+    def run(step: int) -> Table:
         return rollout(
             workflow,
             tasks,
@@ -204,13 +205,13 @@ def measure(run: Run, stats: Stats, seconds: float) -> dict[str, float]:
     before = dataclasses.replace(stats)
     start = time.perf_counter()
     with watch_decoding() as decoding:
-        episodes = run(FLAGS.rounds + 1)
+        table = run(FLAGS.rounds + 1)
         wall = time.perf_counter() - start
-    assert not any(episode.error for episode in episodes), next(e.error for e in episodes if e.error)
+    assert table.sound.all(), next(head.error for head in table.heads if head.error)
     spent = {name: value - getattr(before, name) for name, value in vars(stats).items()}
     prompts = spent["reused_tokens"] + spent["prefilled_tokens"]
     return {
-        "useful_tokens_s": round(sum(len(c.tokens) for e in episodes for c in e.calls) / seconds),
+        "useful_tokens_s": round(table.length.sum() / seconds),
         "idle_lane_share": round(1 - spent["sampled_tokens"] / spent["lane_steps"], 3),
         "prefilled_tokens": spent["prefilled_tokens"],
         "prefill_saved_share": round(spent["reused_tokens"] / prompts, 3),

@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from marl_jax.learning.rows import Row
 from marl_jax.models import ModelConfig
+from marl_jax.table import Table
 
 Step = Callable[[], None]
 
 
 def torch_step(
-    model: ModelConfig, params: Any, rows: list[Row], micro_rows: int = 64, max_norm: float = 1.0
+    model: ModelConfig, params: Any, rows: Table, micro_rows: int = 64, max_norm: float = 1.0
 ) -> tuple[Step, Any]:
     """A step over rows of one length, and the weights that it trains, in the tree of `params`."""
     import torch
@@ -26,10 +26,11 @@ def torch_step(
     weights = jax.tree.map(lambda x: torch.tensor(np.asarray(x), requires_grad=True), params)
     leaves = jax.tree.leaves(weights)
     optimiser = torch.optim.AdamW(leaves, lr=1e-4, weight_decay=0.01)
-    tokens = torch.tensor([[*row.prompt, *row.tokens] for row in rows])
-    start = len(rows[0].prompt) - 1
-    advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float32)[:, None]
-    sampler = torch.tensor([row.logprobs for row in rows], dtype=torch.float32)
+    every = range(len(rows))
+    tokens = torch.tensor(np.stack([np.concatenate([rows.prompt[i], rows.tokens[i]]) for i in every])).long()
+    start = len(rows.prompt[0]) - 1
+    advantages = torch.tensor(rows.advantage, dtype=torch.float32)[:, None]
+    sampler = torch.tensor(np.stack([rows.logprobs[i] for i in every]))
     frequency = c.rope_theta ** (-torch.arange(0, c.head_dim, 2) / c.head_dim)
     angle = torch.arange(tokens.shape[1] - 1)[:, None] * frequency
     cos, sin = angle.cos()[None, :, None], angle.sin()[None, :, None]

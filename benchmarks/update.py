@@ -26,12 +26,12 @@ from marl_jax.learning.batching import BatchConfig, make_batches, padding_share
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
-from marl_jax.learning.rows import Row
 from marl_jax.learning.update import Learner
 from marl_jax.models import ModelConfig, init
 from marl_jax.models.weight_table import num_parameters
 from marl_jax.planning.costs import Model
 from marl_jax.planning.devices import here
+from marl_jax.table import Table
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string(
@@ -57,7 +57,7 @@ def main(_: list[str]) -> None:
     tokens = len(rows) * (FLAGS.prompt + FLAGS.completion)
     params = init(0, dataclasses.replace(model, dtype="float32"))
     state: dict[str, Any] = {"policies": {"p0": jax.tree.map(jnp.copy, params)}}
-    one = [dataclasses.replace(row, role="generator") for row in rows]
+    one = rows.replace(role=np.zeros_like(rows.role), roles=("generator",))
     contenders = {
         "update": our_step(model, state, one, "off", share=True),
         "without_sharing": our_step(model, state, one, "off", share=False),
@@ -105,21 +105,23 @@ def main(_: list[str]) -> None:
     print(json.dumps(report))
 
 
-def make_rows(model: ModelConfig, prompts: int, samples: int, prompt: int, completion: int) -> list[Row]:
+def make_rows(model: ModelConfig, prompts: int, samples: int, prompt: int, completion: int) -> Table:
     """Random rows of two roles, each with half of the prompts, as roles have their own."""
     rng = np.random.default_rng(0)
-    rows = []
-    for task in range(prompts):
-        question = rng.integers(1, model.vocab_size, prompt).tolist()
-        role = ("generator", "aggregator")[task % 2]
-        for _ in range(samples):
-            tokens = rng.integers(1, model.vocab_size, completion).tolist()
-            logprobs = rng.normal(-5, 0.1, completion).tolist()
-            rows.append(Row("p0", role, task, 0, 0, question, tokens, logprobs, 0.0, float(rng.normal())))
-    return rows
+    tasks = np.repeat(np.arange(prompts), samples)
+    questions = rng.integers(1, model.vocab_size, (prompts, prompt)).tolist()
+    return Table.make(
+        role=[("generator", "aggregator")[task % 2] for task in tasks],
+        policy=["p0"] * len(tasks),
+        prompt=[questions[task] for task in tasks],
+        tokens=rng.integers(1, model.vocab_size, (len(tasks), completion)),
+        logprobs=rng.normal(-5, 0.1, (len(tasks), completion)),
+        task=tasks,
+        advantage=rng.normal(size=len(tasks)),
+    )
 
 
-def our_step(model: ModelConfig, state: dict[str, Any], rows: list[Row], level: Any, *, share: bool) -> Step:
+def our_step(model: ModelConfig, state: dict[str, Any], rows: Table, level: Any, *, share: bool) -> Step:
     """A step of the learner on the one policy in `state`; the contenders share it, large ones fit but once."""
     config = LearnerConfig(
         optimiser=OptimiserConfig("adamw", ScheduleConfig(1e-4)),
@@ -127,7 +129,7 @@ def our_step(model: ModelConfig, state: dict[str, Any], rows: list[Row], level: 
         gradients=level,
     )
     remat = FLAGS.remat or ("none" if FLAGS.shape == "bench" else "dots")
-    learner = Learner(Qwen3(model, remat=remat), config, {row.role: "p0" for row in rows})
+    learner = Learner(Qwen3(model, remat=remat), config, dict.fromkeys(rows.roles, "p0"))
     state.setdefault("learner", learner.init(state["policies"]))
 
     def step() -> None:

@@ -4,10 +4,10 @@ python -m examples.own_workflow [WORKDIR] [--config.steps=200 ...]
 """
 
 from experiments import cli
-from marl_jax.workflows import Call, workflow
+from marl_jax.workflows import Call, judge, solver, workflow
 
 
-@workflow(roles=("generator", "evaluator"))
+@workflow(roles={"generator": solver, "evaluator": judge})
 def first_accepted(task, prompts, *, tries=3):
     for slot in range(tries):
         draft = yield Call("generator", prompts.generator(question=task.question), slot=slot)

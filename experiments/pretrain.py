@@ -97,8 +97,8 @@ def measure(recipe: "Recipe") -> dict[str, Any]:
     sizes = {"problems": FLAGS.problems, "samples": FLAGS.samples}
     measured = {}
     for kind, levels in recipe.levels.items():
-        graded = play_held_out(*base, single, kind, levels=levels, split="val", max_prompt=160, **sizes)
-        mean, error = accuracy(graded, FLAGS.problems)
+        table = play_held_out(*base, single, kind, levels=levels, split="val", max_prompt=160, **sizes)
+        mean, error = accuracy(table, FLAGS.problems)
         print(f"{kind}: {mean:.1%} +- {error:.1%} of {FLAGS.problems} held-out problems, single agent")
         about = {"split": "val", "levels": list(levels), **sizes}
         measured[kind] = {**about, "accuracy": round(mean, 4), "standard_error": round(error, 4)}

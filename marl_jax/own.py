@@ -1,8 +1,9 @@
-"""A user's own code, named in a config as `module:attribute`: a workflow, a reward, a data set."""
+"""A user's own code, named in a config as `module:attribute`: a workflow, reward, estimator, loss or data set."""
 
 import hashlib
 import importlib
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,14 @@ def load_own(name: str, what: str) -> Any:
     if not hasattr(module, attribute):
         raise ValueError(f"{what} '{name}': module '{module_name}' has no '{attribute}'")
     return getattr(module, attribute)
+
+
+def own_function(name: str, what: str) -> Callable[..., Any]:
+    """The function of that name; what cannot be called is refused."""
+    found = load_own(name, what)
+    if not callable(found):
+        raise ValueError(f"{what} '{name}' is a {type(found).__name__}, not a function")
+    return found
 
 
 def digest_own(name: str) -> str:

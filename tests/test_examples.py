@@ -115,8 +115,8 @@ def test_every_name_in_a_line_is_documented(trained, file):
         assert not undocumented(file, line)
 
 
-def test_every_file_of_a_run_is_in_the_table_of_the_readme(trained):
-    readme = (ROOT / "README.md").read_text()
-    table = readme[readme.index("| file | what it holds |") :].partition("\n\n")[0]
+def test_every_file_of_a_run_is_in_the_table_of_its_page(trained):
+    page = (ROOT / "docs" / "run-folder.md").read_text()
+    table = page[page.index("| file | what it holds |") :].partition("\n\n")[0]
     listed = {name.rstrip("/") for name in re.findall(r"`([\w./]+)`", table)}
     assert {path.name for path in trained[1].iterdir()} - {".lock"} <= listed

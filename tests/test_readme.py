@@ -26,8 +26,8 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
     for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))
 }
-README = PAGES["README.md"]
-PROGRAMS = [path.read_text() for path in (ROOT / "examples").glob("*.py")]
+README, MEASURED = PAGES["README.md"], PAGES["docs/measured.md"]
+PROGRAMS = [path.read_text() for path in (*ROOT.glob("examples/*.py"), ROOT / "marl_jax/workflows/voting.py")]
 CELL = "configs/micro.py:voting-isolated-s-math"
 
 
@@ -43,8 +43,11 @@ def everywhere(pattern):
 # ---------------------------------------------------------------- programs and commands
 
 
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-def test_a_program_in_the_readme_is_one_that_is_executed(block):
+BLOCKS = [block for text in PAGES.values() for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_program_on_a_page_is_one_that_is_executed(block):
     assert block in PROGRAMS  # see test_examples.py
 
 
@@ -176,23 +179,9 @@ def test_the_documented_default_is_the_one_of_the_dataclass(path):
     assert not mistakes and getattr(typed, field.name) == default
 
 
-def test_the_readmes_table_names_every_section_with_fields_and_defaults_that_are_so():
-    whole = documented("docs/config.md")
-    table = README[README.index("| section | what it settles") :].partition("\n\n")[0]
-    sections = set()
-    for name, named in re.findall(r"^\| (?:`(\w+)`|of the run) \|.*\| (.*) \|$", table, re.MULTILINE):
-        sections.add(name)
-        for field, default in re.findall(r"`([\w.]+)`(?: \(`(.+?)`\))?", named):
-            path = field if field == name or not name else f"{name}.{field}"
-            assert whole[path][0] == (default or whole[path][0]), path
-            assert default or whole[path][0] in ("", "-"), f"{path} has a default"
-    single = {"cell", "steps", "seed"}
-    assert sections == {field.name for field in dataclasses.fields(RunConfig)} - single | {""}
-
-
 @pytest.mark.parametrize("family", ["math", "code"])
 def test_the_control_makes_as_many_calls_as_the_page_says_that_a_workflow_does(family):
-    rows = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \|", PAGES["docs/config.md"], re.MULTILINE)
+    rows = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \|", PAGES["docs/study.md"], re.MULTILINE)
     said = {name: int(math if family == "math" else code) for name, math, code in rows}
     assert set(said) == {"voting", "eval_opt", "orch_workers"}
 
@@ -211,7 +200,7 @@ def test_the_control_makes_as_many_calls_as_the_page_says_that_a_workflow_does(f
 # ---------------------------------------------------------------- what plan counts
 
 
-def test_the_readme_says_what_the_plan_of_its_qwen3_command_counts(monkeypatch):
+def test_the_page_of_numbers_says_what_the_plan_of_its_qwen3_command_counts(monkeypatch):
     monkeypatch.chdir(ROOT)
     (command,) = (
         c for c in COMMANDS if "experiments.train --config=configs/qwen3.py" in c and "runs/qwen3" in c
@@ -220,7 +209,7 @@ def test_the_readme_says_what_the_plan_of_its_qwen3_command_counts(monkeypatch):
     config = load_config(spec, texts)
     model, _ = find_model(config)
     plans = [make_plan(config, model, kind) for kind in KINDS[:3]]
-    rows = dict(re.findall(r"^\| ([^|`]+) \| (.*) \|$", README, re.MULTILINE))
+    rows = dict(re.findall(r"^\| ([^|`]+) \| (.*) \|$", MEASURED, re.MULTILINE))
     numbers = lambda name: [float(text.split()[0]) for text in rows[name].split(" | ")]
     near = lambda values: pytest.approx(values, rel=0.03)
     assert all(plan.fits for plan in plans)
@@ -230,5 +219,15 @@ def test_the_readme_says_what_the_plan_of_its_qwen3_command_counts(monkeypatch):
         assert numbers(f"lanes, of {longest:,} tokens") == [plan.engine.lanes_at[width] for plan in plans]
         assert all((plan.engine.lanes_at[width], longest) in plan.engine.shapes for plan in plans)
     days = 500 * numbers("a step of 512 episodes")[1] / (60 * 24)
-    assert f"500 steps are {days:.0f} days on an H100" in README
+    assert f"500 steps are {days:.0f} days on an H100" in MEASURED
     assert numbers("a step of 512 episodes") == near([sum(plan.seconds.values()) / 60 for plan in plans])
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_a_page_can_be_read_in_one_sitting(page):
+    assert len(PAGES[page].splitlines()) <= 200
+
+
+def test_every_page_is_in_the_navigation_of_the_documentation():
+    named = set(re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert named == {path.name for path in ROOT.glob("docs/*.md")}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marl_jax.learning.interventions import InterventionConfig
-from marl_jax.learning.rows import AdvantageConfig
+from marl_jax.learning.worth import AdvantageConfig
 from marl_jax.policies import PolicySpec, policy_names, policy_of
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.runs.fields import nearest

@@ -17,7 +17,7 @@ from absl import logging
 from marl_jax.commands.casts import MODES, Cast, Donor, make_stage
 from marl_jax.own import is_own
 from marl_jax.policies import decode_groups
-from marl_jax.rewards.grading import Grader, grade_episodes
+from marl_jax.rewards.grading import Grader, grade
 from marl_jax.rollouts import Progress
 from marl_jax.runs import fields, folder
 from marl_jax.runs.checkpoints import CheckpointError, Damaged, steps
@@ -113,7 +113,7 @@ def evaluate(
         def played(cast: Cast, of: Stored, base: list[float] | None) -> dict[str, Any]:
             service.update(of.trees, of.updates)
             grader = Grader()
-            episodes = play(
+            table = play(
                 cast.config,
                 stage.parts,
                 service,
@@ -124,7 +124,7 @@ def evaluate(
                 progress=watch(of.name),
                 finished=grader.start,
             )
-            found = summary(grade_episodes(episodes, grader), samples, base)
+            found = summary(grade(table, grader), samples, base)
             about = {"split": split, "mode": cast.mode, "seed": noise, "checkpoint": of.name, **cast.about}
             record = {**about, **found, **made_of}
             lines.write(of.step, record)

@@ -6,13 +6,12 @@ from marl_jax.learning.groups import count_groups, group_ids, group_key, informa
 from marl_jax.learning.interventions import InterventionConfig, Mixing
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.logprobs import token_logprobs
-from marl_jax.learning.losses import LossConfig, keep_complete, kl_estimate, policy_loss
+from marl_jax.learning.losses import LossConfig, kl_estimate, policy_loss
 from marl_jax.learning.network import Network, Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
-from marl_jax.learning.resampling import ResampleCounts, Resampled, resample
-from marl_jax.learning.rows import AdvantageConfig, Row, rows_of, with_advantages
 from marl_jax.learning.step_report import Report
 from marl_jax.learning.update import Learner, LearnerState, NonFiniteGradients
+from marl_jax.learning.worth import AdvantageConfig, with_advantages
 
 __all__ = [
     "AdvantageConfig",
@@ -28,9 +27,6 @@ __all__ = [
     "OptimiserConfig",
     "Qwen3",
     "Report",
-    "ResampleCounts",
-    "Resampled",
-    "Row",
     "ScheduleConfig",
     "agent_advantages",
     "count_groups",
@@ -38,13 +34,10 @@ __all__ = [
     "group_ids",
     "group_key",
     "informative",
-    "keep_complete",
     "kl_estimate",
     "make_batches",
     "overlong_penalty",
     "policy_loss",
-    "resample",
-    "rows_of",
     "token_logprobs",
     "with_advantages",
 ]

@@ -16,9 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax.learning.groups import as_rewards, dense_ids, precision
+from marl_jax.learning.groups import as_rewards, precision
+from marl_jax.own import is_own, own_function
+from marl_jax.table import dense
 
-Estimator = Literal["grpo", "dr_grpo", "rloo", "reinforce_pp_baseline"]
+Estimator = str  # one of ESTIMATORS, or your own as "module:function"
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
 DDOF = {"unbiased": 1, "biased": 0}
 SINGLETON = ("zero", "reward")
@@ -39,13 +41,16 @@ def group_advantages(
     """Advantages [B].
 
     grpo: (r - mean_g) / (std_g + eps). dr_grpo: r - mean_g. rloo: r minus the mean of the others, which is
-    n / (n - 1) (r - mean_g). reinforce_pp_baseline: (r - mean_g) / (std of the batch's rewards + eps).
+    n / (n - 1) (r - mean_g). reinforce_pp_baseline: (r - mean_g) / (std of the batch's rewards + eps). One of your own
+    is `function(rewards, groups)` of arrays [B], groups being integers below B, to advantages [B].
     """
-    _check(estimator in ESTIMATORS, f"estimator {estimator!r} is unknown; use one of {ESTIMATORS}")
+    check_estimator(estimator)
     _check(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
     _check(singleton in SINGLETON, f"singleton {singleton!r} is unknown; use one of {SINGLETON}")
     _check(0 <= eps < math.inf, f"eps {eps} must be finite and not negative")
     xp, values, ids = _inputs(rewards, groups)
+    if is_own(estimator):
+        return _own(estimator, values, ids)
     size, centred = _centre(xp, values, ids)
     if estimator == "grpo":
         advantages = _scaled(xp, centred, _spread(xp, centred, size, ids, std), eps)
@@ -58,6 +63,17 @@ def group_advantages(
         advantages = centred
     advantages = xp.where(size == 1, values, advantages) if singleton == "reward" else advantages
     return jax.device_put(advantages.astype(values.dtype))
+
+
+def check_estimator(name: str, *more: str) -> None:
+    """Refuse a name that is neither one of these, nor a function of one's own."""
+    known = (*ESTIMATORS, *more)
+    _check(
+        name in known or is_own(name),
+        f"estimator {name!r} is unknown; use one of {known}, or your own as 'module:function'",
+    )
+    if is_own(name):
+        own_function(name, "estimator")
 
 
 def agent_advantages(
@@ -113,7 +129,7 @@ def _ids(xp: Any, groups: Groups) -> Any:
     if isinstance(groups, jax.core.Tracer):
         return _dense(xp, groups)
     keys = groups.tolist() if hasattr(groups, "tolist") else groups
-    return xp.asarray(dense_ids([tuple(key) if isinstance(key, list) else key for key in keys]))
+    return xp.asarray(dense([tuple(key) if isinstance(key, list) else key for key in keys]))
 
 
 def _dense(xp: Any, ids: Any) -> Any:
@@ -136,6 +152,15 @@ def _centre(xp: Any, rewards: Any, ids: Any) -> tuple[Any, Any]:
     size = _total(xp, xp.ones_like(rewards), ids)
     above = rewards - lowest[ids]
     return size, above - _total(xp, above, ids) / size
+
+
+def _own(name: str, rewards: Any, ids: Any) -> jax.Array:
+    advantages = own_function(name, "estimator")(rewards, ids)
+    _check(
+        getattr(advantages, "shape", None) == rewards.shape,
+        f"estimator '{name}' returned {advantages!r:.60} for {len(rewards)} rewards; return an array of as many",
+    )
+    return jax.device_put(advantages.astype(rewards.dtype))
 
 
 def _scaled(xp: Any, centred: Any, spread: Any, eps: float) -> Any:

@@ -8,14 +8,14 @@ batch is a tree without a prompt, with one branch. A micro-batch holds rows of o
 """
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import flax.struct
 import jax
 import numpy as np
 
-from marl_jax.learning.rows import Row
+from marl_jax.table import Table
 
 LEAST_SAVING = 0.2  # of a unit's tokens; prompts are shared where it is more
 
@@ -118,7 +118,7 @@ class _Sequence:
 
 
 def make_batches(
-    rows: Sequence[Row],
+    rows: Table,
     units: Sequence[Hashable],
     config: BatchConfig,
     *,
@@ -193,11 +193,12 @@ def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int
     return bins
 
 
-def _arrange(rows: Sequence[Row], mine: Sequence[int], config: BatchConfig) -> list[_Sequence]:
+def _arrange(rows: Table, mine: Sequence[int], config: BatchConfig) -> list[_Sequence]:
     """Trees for the prompts where sharing computes fewer tokens, plain packing for all other rows."""
-    by_prompt: dict[tuple[int, ...], list[int]] = {}
+    lengths = row_lengths(rows)
+    by_prompt: dict[bytes, list[int]] = {}
     for i in mine:
-        by_prompt.setdefault(tuple(rows[i].prompt), []).append(i)
+        by_prompt.setdefault(rows.prompt[i].tobytes(), []).append(i)
     prompts = list(by_prompt.values())
     sequences: list[_Sequence] = []
     alone: list[int] = []
@@ -205,28 +206,26 @@ def _arrange(rows: Sequence[Row], mine: Sequence[int], config: BatchConfig) -> l
     for members, trees in zip(
         prompts, _trees(rows, prompts, config) if config.share_prompts else [[]] * len(prompts)
     ):
-        apart = sum(_length(rows[i]) for i in members)
+        apart = sum(lengths[i] for i in members)
         together = sum(tree.tokens for tree in trees)
         if trees and together < apart:
             sequences += trees
             saved += apart - together
         else:
             alone += members
-    if saved < LEAST_SAVING * sum(_length(rows[i]) for i in mine):  # not worth programs of their own
+    if saved < LEAST_SAVING * sum(lengths[i] for i in mine):  # not worth programs of their own
         sequences, alone = [], list(mine)
-    buckets = {i: _bucket(_length(rows[i]), config.buckets) for i in alone}
+    buckets = {i: _bucket(lengths[i], config.buckets) for i in alone}
     fitting = [i for i in alone if buckets[i] <= config.token_budget]
     sequences += [_Sequence(0, buckets[i], 1, ((i,),)) for i in alone if buckets[i] > config.token_budget]
     if fitting:
         capacity = max(buckets[i] for i in fitting)
-        for members in first_fit_decreasing([_length(rows[i]) for i in fitting], capacity):
+        for members in first_fit_decreasing([lengths[i] for i in fitting], capacity):
             sequences.append(_Sequence(0, capacity, 1, (tuple(fitting[i] for i in members),)))
     return sequences
 
 
-def _trees(
-    rows: Sequence[Row], prompts: Sequence[Sequence[int]], config: BatchConfig
-) -> list[list[_Sequence]]:
+def _trees(rows: Table, prompts: Sequence[Sequence[int]], config: BatchConfig) -> list[list[_Sequence]]:
     """The rows of each prompt as trees; none where they do not fit the limits.
 
     All trees of a prompt length have as many branches: the power of two that computes the fewest tokens.
@@ -235,8 +234,8 @@ def _trees(
     shapes: list[tuple[int, int] | None] = []  # prefix and length of a branch
     for members in prompts:
         # The last sampled token is predicted, never read.
-        lengths = [len(rows[i].tokens) - 1 for i in members]
-        prompt, longest = len(rows[members[0]].prompt), max(*lengths, 1)
+        lengths = [int(rows.length[i]) - 1 for i in members]
+        prompt, longest = int(rows.prompt.lengths[members[0]]), max(*lengths, 1)
         fits = len(members) > 1 and max(prompt, longest) <= config.buckets[-1]
         shapes.append((_bucket(prompt, config.buckets), _bucket(longest, config.buckets)) if fits else None)
         packed = first_fit_decreasing(lengths, shapes[-1][1]) if shapes[-1] else []
@@ -259,13 +258,11 @@ def _branches(prefix: int, length: int, counts: Sequence[int], config: BatchConf
     return min(sizes, key=lambda size: (cost[size], -size), default=0)
 
 
-def _fill(
-    rows: Sequence[Row], sequences: Sequence[_Sequence], size: int, unit: Hashable, unmasked: bool
-) -> Batch:
+def _fill(rows: Table, sequences: Sequence[_Sequence], size: int, unit: Hashable, unmasked: bool) -> Batch:
     prefix, length, branches = sequences[0].shape
     total = sequences[0].tokens
     # Few widths, so that few programs are compiled.
-    sampled = max(sum(len(rows[i].tokens) for some in s.branches for i in some) for s in sequences)
+    sampled = max(sum(int(rows.length[i]) for some in s.branches for i in some) for s in sequences)
     sampled = min(max(16, _power_of_two(sampled)), max(branches * length, sampled))
     whole = {name: np.zeros((size, total), np.int32) for name in ("tokens", "positions", "segments")}
     ints = {name: np.zeros((size, sampled), np.int32) for name in ("source", "targets", "sequences")}
@@ -281,27 +278,28 @@ def _fill(
     for g, sequence in enumerate(sequences):
         at, segment = 0, 1
         if prefix:
-            prompt = rows[sequence.branches[0][0]].prompt
+            prompt = rows.prompt[sequence.branches[0][0]]
             _write(whole, g, 0, prompt, 0, segment)
         for b, members in enumerate(sequence.branches):
             start = prefix + b * length
             for i in members:
-                row, segment = rows[i], segment + 1
-                end = at + len(row.tokens)
-                seen = row.tokens[:-1] if prefix else (*row.prompt, *row.tokens[:-1])
-                _write(whole, g, start, seen, len(row.prompt) if prefix else 0, segment)
-                first = start - 1 if prefix else start + len(row.prompt) - 1
-                ints["source"][g, at:end] = first + np.arange(len(row.tokens))
+                prompt, tokens, segment = rows.prompt[i], rows.tokens[i], segment + 1
+                end = at + len(tokens)
+                seen = tokens[:-1] if prefix else np.concatenate([prompt, tokens[:-1]])
+                _write(whole, g, start, seen, len(prompt) if prefix else 0, segment)
+                first = start - 1 if prefix else start + len(prompt) - 1
+                ints["source"][g, at:end] = first + np.arange(len(tokens))
                 if prefix:
-                    ints["source"][g, at] = len(row.prompt) - 1
-                ints["targets"][g, at:end] = row.tokens
+                    ints["source"][g, at] = len(prompt) - 1
+                ints["targets"][g, at:end] = tokens
                 ints["sequences"][g, at:end] = len(placements)
                 mask[g, at:end] = True
-                floats["advantages"][g, at:end] = row.advantage
-                floats["sampler_logp"][g, at:end] = row.logprobs
-                floats["temperature"][g, at:end] = row.temperature
-                if kept is not None and row.kept is not None:
-                    kept[g, at:end, : row.kept.shape[1]] = row.kept
+                floats["advantages"][g, at:end] = 0.0 if rows.advantage is None else rows.advantage[i]
+                floats["sampler_logp"][g, at:end] = rows.logprobs[i]
+                floats["temperature"][g, at:end] = rows.temperature[i]
+                if kept is not None:
+                    width = min(kept.shape[2], rows.kept.values.shape[1])
+                    kept[g, at:end, :width] = rows.kept[i][:, :width]
                 placements.append(Placement(i, g, at, end))
                 start, at = start + len(seen), end
     every_array: dict[str, Any] = {**whole, **ints, **floats, "mask": mask, "kept": kept}
@@ -310,7 +308,7 @@ def _fill(
 
 
 def _write(
-    arrays: dict[str, np.ndarray], g: int, start: int, tokens: Sequence[int], position: int, segment: int
+    arrays: dict[str, np.ndarray], g: int, start: int, tokens: np.ndarray, position: int, segment: int
 ) -> None:
     place = slice(start, start + len(tokens))
     arrays["tokens"][g, place] = tokens
@@ -318,8 +316,10 @@ def _write(
     arrays["segments"][g, place] = segment
 
 
-def _kept(rows: Sequence[Row], members: Sequence[int], shape: tuple[int, int]) -> np.ndarray | None:
-    widths = {0 if (ids := rows[i].kept) is None else ids.shape[1] for i in members}
+def _kept(rows: Table, members: Sequence[int], shape: tuple[int, int]) -> np.ndarray | None:
+    if rows.kept is None:
+        return None
+    widths = {int((rows.kept[i] >= 0).sum(axis=1).max(initial=0)) for i in members}
     if widths == {0}:
         return None
     if 0 in widths:
@@ -329,30 +329,27 @@ def _kept(rows: Sequence[Row], members: Sequence[int], shape: tuple[int, int]) -
     return np.full((*shape, _power_of_two(max(widths))), -1, np.int32)
 
 
-def _length(row: Row) -> int:
-    return len(row.prompt) + len(row.tokens) - 1
+def row_lengths(rows: Table) -> list[int]:
+    """Tokens of each row that are fed: the last sampled token is predicted, never read."""
+    return (rows.prompt.lengths + rows.length - 1).tolist()
 
 
-def check_rows(rows: Iterable[Row], config: BatchConfig) -> None:
+def check_rows(rows: Table, config: BatchConfig) -> None:
     """Refuse rows that no micro-batch can hold; those that only a tree can are told when there is none for them."""
-    for row in rows:
-        _check_row(row)
-        _bucket(max(len(row.prompt), len(row.tokens) - 1), config.buckets)
 
+    def refuse(wrong: np.ndarray, why: Callable[[int], str]) -> None:
+        for i in np.flatnonzero(wrong)[:1]:
+            raise ValueError(f"a row of role {rows.role_of(i)!r} has {why(i)}")
 
-def _check_row(row: Row) -> None:
-    if not row.prompt or not row.tokens:
-        raise ValueError(
-            f"a row of role {row.role!r} has an empty prompt or completion; leave such calls out"
-        )
-    if len(row.tokens) != len(row.logprobs):
-        raise ValueError(
-            f"a row of role {row.role!r} has {len(row.tokens)} tokens, {len(row.logprobs)} log-probs"
-        )
-    if not row.temperature > 0:
-        raise ValueError(
-            f"a row of role {row.role!r} has temperature {row.temperature}; only above 0 can be learned from"
-        )
+    prompts = rows.prompt.lengths
+    refuse(
+        (prompts == 0) | (rows.length == 0), lambda i: "an empty prompt or completion; leave such calls out"
+    )
+    apart = rows.length != rows.logprobs.lengths
+    refuse(apart, lambda i: f"{rows.length[i]} tokens, {rows.logprobs.lengths[i]} log-probs")
+    cold = ~(rows.temperature > 0)
+    refuse(cold, lambda i: f"temperature {rows.temperature[i]}; only above 0 can be learned from")
+    _bucket(int(np.maximum(prompts, rows.length - 1).max(initial=1)), config.buckets)
 
 
 def _bucket(length: int, buckets: Sequence[int]) -> int:

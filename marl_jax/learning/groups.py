@@ -5,24 +5,20 @@ config, by a preset or by its fields: `"role"`, `"study"`, `"task,role,turn"`.
 """
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marl_jax.table import dense
+
 FIELDS = ("task", "role", "slot", "turn")
 PRESETS = {
     "task": ("task",),  # every call made for a problem
     "role": ("task", "role"),  # Dr.MAS
     "role_turn": ("task", "role", "turn"),  # AT-GRPO
-}
-STUDY = {  # the original: voters apart, workers pooled, rounds pooled
-    "single": ("task", "role"),
-    "voting": ("task", "role", "slot"),
-    "eval_opt": ("task", "role"),
-    "orch_workers": ("task", "role"),
 }
 
 
@@ -35,17 +31,19 @@ class GroupCounts:
     zero_variance: int  # several members, one reward
 
 
-def group_key(name: str | Sequence[str], workflow: str | None = None) -> tuple[str, ...]:
-    """The fields of a preset, of the study's key for `workflow`, or of an explicit list of fields."""
-    if name == "study":
-        if workflow not in STUDY:
-            raise ValueError(
-                f"group key 'study' is defined for {sorted(STUDY)}, not for workflow {workflow!r}"
-            )
-        return STUDY[workflow]
+def group_key(
+    name: str | Sequence[str], declared: Mapping[str, Sequence[str]] | None = None
+) -> tuple[str, ...]:
+    """The fields of a preset, of one that the workflow has `declared`, or of an explicit list of fields."""
     if isinstance(name, str):
-        if name in PRESETS:
-            return PRESETS[name]
+        presets = {**PRESETS, **(declared or {})}
+        if name in presets:
+            return group_key(presets[name])
+        if name == "study":
+            raise ValueError(
+                "group 'study' is declared by workflows that the study has, and not by this one: name fields, such as "
+                "task,role, or declare it with @workflow(..., groups={'study': ('task', 'role')})"
+            )
         name = [field.strip() for field in name.split(",")]
     if not name or any(field not in FIELDS for field in name):
         raise ValueError(
@@ -65,13 +63,7 @@ def group_ids(
 ) -> np.ndarray:
     """Int[B]: rows with equal ids are one group; ids count groups in order of appearance."""
     columns = {"task": task, "role": role, "slot": slot, "turn": turn}
-    return dense_ids(list(zip(*(columns[field] for field in group_key(key)), strict=True)))
-
-
-def dense_ids(keys: Sequence[Hashable]) -> np.ndarray:
-    """Int[B]: hashable keys as 0, 1, 2, ... in order of appearance."""
-    seen: dict[Hashable, int] = {}
-    return np.array([seen.setdefault(key, len(seen)) for key in keys], np.int32)
+    return dense(list(zip(*(columns[field] for field in group_key(key)), strict=True)))
 
 
 def as_rewards(rewards: Any) -> np.ndarray:

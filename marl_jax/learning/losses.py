@@ -16,7 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Kind = Literal["ppo", "gspo", "cispo", "pg"]
+from marl_jax.own import is_own, own_function
+
+Kind = str  # one of KINDS, or a token loss of your own as "module:function"
 Aggregation = Literal[
     "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
 ]
@@ -233,12 +235,6 @@ def aggregation_weights(
     return valid / (max_length or 1), count
 
 
-def keep_complete(mask: jax.Array, truncated: jax.Array) -> jax.Array:
-    """The mask [B, T] without the completions [B] that were cut off before they ended."""
-    chex.assert_rank([mask, truncated], [2, 1])
-    return mask * (truncated == 0)[:, None]
-
-
 def check_loss(
     kind: str,
     aggregation: str,
@@ -248,8 +244,11 @@ def check_loss(
     is_cap: float | None,
     max_length: int | None,
 ) -> None:
-    """Refuse settings that make no sense together; what is traced is taken to."""
-    _check(kind in KINDS, f"loss kind {kind!r} is unknown; use one of {KINDS}")
+    """Refuse settings that make no sense together; bounds that are traced cannot be checked and are assumed valid."""
+    known = f"loss kind {kind!r} is unknown; use one of {KINDS}, or your own as 'module:function'"
+    _check(kind in KINDS or is_own(kind), known)
+    if is_own(kind):
+        own_function(kind, "loss")
     _check(aggregation in AGGREGATIONS, f"aggregation {aggregation!r} is unknown; use one of {AGGREGATIONS}")
     fits = lambda value, holds: isinstance(value, jax.core.Tracer) or holds(value)
     _check(
@@ -287,7 +286,7 @@ def clip_flags(
 ) -> dict[str, Any]:
     """Where a bound acts, for arrays of any kind: {"clip_fraction_low": bools, ...}."""
     low, high = ratio < 1 - clip_low, ratio > 1 + clip_high
-    if kind == "pg":
+    if kind == "pg" or is_own(kind):
         return {}
     if kind == "cispo":
         return {"clip_fraction_low": low, "clip_fraction_high": high}
@@ -306,6 +305,9 @@ def _token_loss(
     clip_high: float,
     dual_clip: float | None,
 ) -> jax.Array:
+    """Of every token, [B, T]; one of your own is `function(logp, ratio, advantages)`, all [B, T]."""
+    if is_own(kind):
+        return own_function(kind, "loss")(logp, ratio, advantages)
     clipped = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     if kind == "pg":
         return -advantages * logp

@@ -1,82 +1,67 @@
 """What each role's tokens say about it: how far trainer and sampler are apart, and the signs of capture."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from marl_jax.learning.losses import LOG_RATIO_LIMIT, LossConfig, clip_flags, kl_estimate
-from marl_jax.learning.rows import Row
+from marl_jax.table import Table
 
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
 
-@dataclasses.dataclass(frozen=True)
-class Seen:
-    """A row that was trained on, and what the learner computed of its tokens."""
+@dataclasses.dataclass
+class Evidence:
+    """What the learner computed of each trained row's tokens, one array a row; None for rows that it did not train."""
 
-    row: Row
-    logp: np.ndarray  # under the policy as it was when its gradient was taken
-    old_logp: np.ndarray  # what the ratio is taken against
-    entropy: np.ndarray
-    ref_logp: np.ndarray | None
-    trainer_logp: np.ndarray | None  # before the step, where known
+    logp: list[Any]  # under the policy as it was when the row's last gradient was taken
+    entropy: list[Any]
+    old_logp: list[Any]  # what the ratio is taken against
+    ref_logp: list[Any]
+    trainer_logp: list[Any]  # before the step, where known
 
+    @classmethod
+    def of_nothing(cls, rows: int) -> "Evidence":
+        return cls(*([None] * rows for _ in dataclasses.fields(cls)))
 
-def last_seen(
-    rows: Sequence[Row],
-    members: Sequence[Sequence[int]],  # by update: which rows
-    found: Sequence[Sequence[Sequence[np.ndarray]]],  # by update: log-probs and entropies of these
-    old_logp: Sequence[np.ndarray] | None,  # None: what its only update computed
-    ref_logp: Sequence[np.ndarray] | None,
-    old_logprobs: Literal["trainer", "sampler"],
-) -> list[Seen]:
-    """Every row as the last of the updates saw it."""
-    logp, entropy = (
-        {i: own for some, values in zip(members, found) for i, own in zip(some, values[k])} for k in (0, 1)
-    )
-    before: Any = logp if old_logp is None else old_logp
-    # With the sampler's as the old ones, the trainer's are known of the rows of the first update, which computed them.
-    trainer: dict[int, np.ndarray] = {i: before[i] for i in range(len(rows))}
-    if old_logprobs == "sampler":
-        trainer = dict(zip(members[0], found[0][0]))
-    return [
-        Seen(row, logp[i], before[i], entropy[i], None if ref_logp is None else ref_logp[i], trainer.get(i))
-        for i, row in enumerate(rows)
-    ]
+    def note(self, name: str, rows: Iterable[int], values: Iterable[Any]) -> None:
+        column = getattr(self, name)
+        for row, value in zip(rows, values, strict=True):
+            column[row] = value
 
 
-def row_statistics(rows: Sequence[Row]) -> dict[str, float]:
+def row_statistics(rows: Table) -> dict[str, float]:
     """Numbers for the rows of one role, those that are not trained on (masked or frozen) among them."""
-    advantages = np.array([row.advantage for row in rows])
     stats = {
         "rows": len(rows),
-        "reward": np.mean([row.reward for row in rows]),
-        "advantage_mean": advantages.mean(),
-        "advantage_std": advantages.std(),
-        "advantage_zero_share": np.mean(advantages == 0),
-        "length": np.mean([len(row.tokens) for row in rows]),
-        "truncated_share": np.mean([row.truncated for row in rows]),
-        "unreadable_share": np.mean([not row.readable for row in rows]),
+        "reward": np.mean(rows.reward),
+        "advantage_mean": rows.advantage.mean(),
+        "advantage_std": rows.advantage.std(),
+        "advantage_zero_share": np.mean(rows.advantage == 0),
+        "length": np.mean(rows.length),
+        "truncated_share": np.mean(rows.truncated),
+        "unreadable_share": np.mean(~rows.readable),
     }
-    if rows[0].penalty is not None:
-        stats["overlong_penalty"] = np.mean([row.penalty for row in rows])
+    if rows.penalty is not None:
+        stats["overlong_penalty"] = np.mean(rows.penalty)
     return {name: float(value) for name, value in stats.items()}
 
 
-def role_statistics(seen: Sequence[Seen], loss: LossConfig, corrected: bool) -> dict[str, float]:
-    """Numbers for the trained rows of one role, as the last update saw them; means over tokens unless named otherwise.
+def role_statistics(
+    rows: Table, mine: Sequence[int], evidence: Evidence, loss: LossConfig, corrected: bool
+) -> dict[str, float]:
+    """Numbers for the trained rows `mine` of one role, as the last update saw them; means over tokens if not named so.
 
     `corrected`: the loss weighs tokens for what the sampler computed otherwise.
     """
     new, old, bits = (
-        np.concatenate(x).astype(np.float64)
-        for x in ([s.logp for s in seen], [s.old_logp for s in seen], [s.entropy for s in seen])
+        np.concatenate([column[i] for i in mine]).astype(np.float64)
+        for column in (evidence.logp, evidence.old_logp, evidence.entropy)
     )
-    apart = [_log_ratio(s, loss) for s in seen]
-    ratio = np.exp(np.concatenate(apart))
-    advantages = np.concatenate([np.full(len(s.logp), s.row.advantage) for s in seen])
+    ratio = np.exp(np.concatenate([_log_ratio(evidence.logp[i], evidence.old_logp[i], loss) for i in mine]))
+    advantages = np.concatenate([np.full(rows.length[i], rows.advantage[i]) for i in mine])
     flags = clip_flags(loss.kind, ratio, advantages, loss.clip_low, loss.clip_high, loss.dual_clip)
     stats = {
         "tokens": float(len(new)),
@@ -87,14 +72,15 @@ def role_statistics(seen: Sequence[Seen], loss: LossConfig, corrected: bool) -> 
         **{f"ratio_{name}": np.quantile(ratio, q) for name, q in QUANTILES.items()},
         **{name: flag.mean() for name, flag in flags.items()},
     }
-    sampler = [np.asarray(s.row.logprobs, np.float64) for s in seen]
+    sampler = [rows.logprobs[i].astype(np.float64) for i in mine]
     if corrected and loss.is_cap is not None:
         weight = np.exp(np.clip(old - np.concatenate(sampler), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
         stats |= {
             "is_weight": np.minimum(weight, loss.is_cap).mean(),
             "is_capped": np.mean(weight > loss.is_cap),
         }
-    gaps = [s.trainer_logp - own for s, own in zip(seen, sampler) if s.trainer_logp is not None]
+    known = [(evidence.trainer_logp[i], own) for i, own in zip(mine, sampler)]
+    gaps = [trainer - own for trainer, own in known if trainer is not None]
     if gaps:
         signed = np.concatenate(gaps)  # trainer - sampler
         gap = np.abs(signed)
@@ -105,15 +91,15 @@ def role_statistics(seen: Sequence[Seen], loss: LossConfig, corrected: bool) -> 
             **{f"gap_{name}": np.quantile(gap, q) for name, q in QUANTILES.items() if q >= 0.5},
             "gap_max": gap.max(),
         }
-    anchors = [s.ref_logp for s in seen if s.ref_logp is not None]
-    if len(anchors) == len(seen):
+    anchors = [evidence.ref_logp[i] for i in mine if evidence.ref_logp[i] is not None]
+    if len(anchors) == len(mine):
         stats["kl"] = np.mean(kl_estimate(new, np.concatenate(anchors).astype(np.float64), xp=np))
     return {name: float(value) for name, value in stats.items()}
 
 
-def _log_ratio(seen: Seen, loss: LossConfig) -> np.ndarray:
+def _log_ratio(logp: np.ndarray, old_logp: np.ndarray, loss: LossConfig) -> np.ndarray:
     """Of every token, as the loss takes it: bounded, and with gspo its sequence's mean."""
-    own = np.clip(seen.logp.astype(np.float64) - seen.old_logp, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    own = np.clip(logp.astype(np.float64) - old_logp, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return np.full_like(own, own.mean()) if loss.kind == "gspo" else own
 
 

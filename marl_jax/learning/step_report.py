@@ -9,8 +9,8 @@ import numpy as np
 
 from marl_jax.learning import gradients
 from marl_jax.learning.losses import Loss, LossConfig, Mean
-from marl_jax.learning.role_statistics import Seen, role_statistics, row_statistics
-from marl_jax.learning.rows import Row
+from marl_jax.learning.role_statistics import Evidence, role_statistics, row_statistics
+from marl_jax.table import Table
 
 Unit = Any  # a role, or (role, slot)
 
@@ -84,15 +84,16 @@ def gradient_report(
 
 
 def role_reports(
-    rows: Sequence[Row], seen: Sequence[Seen], loss: LossConfig, corrected: bool
+    rows: Table, evidence: Evidence, loss: LossConfig, corrected: bool
 ) -> dict[str, dict[str, float]]:
     """Of every role, whatever policies its slots have: what its rows say, and what its trained tokens do."""
     reports: dict[str, dict[str, float]] = {}
-    for role in dict.fromkeys(row.role for row in rows):
-        own = [s for s in seen if s.row.role == role]
-        reports[role] = role_statistics(own, loss, corrected) if own else {}
-        reports[role] |= row_statistics([row for row in rows if row.role == role])
-        reports[role]["trained_rows"] = float(len(own))
+    for role in rows.present():
+        of_role = np.flatnonzero(rows.having(role=role))
+        mine = [i for i in of_role.tolist() if evidence.logp[i] is not None]
+        reports[role] = role_statistics(rows, mine, evidence, loss, corrected) if mine else {}
+        reports[role] |= row_statistics(rows.take(of_role))
+        reports[role]["trained_rows"] = float(len(mine))
     return reports
 
 

@@ -32,8 +32,7 @@ from marl_jax.learning.batching import (
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.network import Network
 from marl_jax.learning.optimiser import transformation
-from marl_jax.learning.role_statistics import Seen, last_seen
-from marl_jax.learning.rows import Row
+from marl_jax.learning.role_statistics import Evidence
 from marl_jax.learning.step_report import (
     Report,
     gap_warnings,
@@ -44,6 +43,7 @@ from marl_jax.learning.step_report import (
 )
 from marl_jax.learning.streams import Streams, stream_count
 from marl_jax.learning.work import Work, mini_batches_of, per_role_of, units_of
+from marl_jax.table import Table
 
 Tree = Any
 
@@ -106,7 +106,7 @@ class Learner:
         self,
         policies: Mapping[str, Tree],
         states: Mapping[str, LearnerState],
-        rows: Sequence[Row],
+        rows: Table,
         *,
         step: int = 0,
         bases: Mapping[str, Tree] | None = None,
@@ -122,30 +122,38 @@ class Learner:
         policies, states = dict(policies), dict(states)
         skipped = {policy: state.skipped for policy, state in states.items()}
         reports: dict[str, dict[str, float]] = {}
-        seen: list[Seen] = []
+        evidence = Evidence.of_nothing(len(rows))
         described: dict[str, dict[str, Any]] = {}
+        trains = self._trained(rows, step)
         for policy in policies:
-            own = [row for row in rows if row.policy == policy]
-            if not (mine := [row for row in own if self._trains(row, step)]):
+            own = rows.having(policy=policy)
+            mine = np.flatnonzero(own & trains)
+            if not len(mine):
                 states[policy] = states[policy].replace(empty=states[policy].empty + 1)
                 reports[policy] = _counters(states[policy])
                 continue
             frozen, reference = (bases or {}).get(policy), self._reference(policy, references)
             work = self._work(
-                policy, policies[policy], mine, own, step=step, frozen=frozen, reference=reference
+                policy,
+                policies[policy],
+                rows.take(mine),
+                rows.take(own),
+                step=step,
+                frozen=frozen,
+                reference=reference,
             )
-            policies[policy], states[policy], reports[policy], evidence, described[policy] = self._update(
-                policy, policies[policy], states, work, frozen, check
+            policies[policy], states[policy], reports[policy], described[policy], batches_of, done = (
+                self._update(policy, policies[policy], states, work, frozen, check)
             )
             check = None  # the first policy is a new one now
-            seen += evidence
-        role_stats = role_reports(rows, seen, self.config.loss, self._corrected)
+            self._note(evidence, mine, work, batches_of, done)
+        role_stats = role_reports(rows, evidence, self.config.loss, self._corrected)
         cosines = gradients.all_cosines(described, self.roles) if self.config.gradients != "off" else {}
         lost = {policy: state.skipped - skipped[policy] for policy, state in states.items()}
         warnings = gap_warnings(role_stats, self.config.gap_tolerance) + skip_warnings(lost)
         return policies, states, Report(reports, role_stats, described, cosines, warnings)
 
-    def logprobs(self, tree: Tree, rows: Sequence[Row], *, frozen: Tree = None) -> list[np.ndarray]:
+    def logprobs(self, tree: Tree, rows: Table, *, frozen: Tree = None) -> list[np.ndarray]:
         """Log-probs of every row's tokens under one policy."""
         batches = self._batches(rows)
 
@@ -165,7 +173,7 @@ class Learner:
         work: Work,
         frozen: Tree,
         check: Callable[[], None] | None,
-    ) -> tuple[Tree, LearnerState, dict[str, float], list[Seen], dict[str, Any]]:
+    ) -> tuple[Tree, LearnerState, dict[str, float], dict[str, Any], list[list[Batch]], list[Any]]:
         config, state = self.config, states[policy]
         rate = self._rate(policy, states)
         index = {unit: k for k, unit in enumerate(work.units)}
@@ -208,14 +216,14 @@ class Learner:
         described = {}
         if config.gradients != "off":
             described = gradient_report([applied for _, applied in done], work.units, work.unit_roles)
-        return tree, state, report, self._seen(work, batches_of, done), described
+        return tree, state, report, described, batches_of, done
 
     def _work(
         self,
         policy: str,
         tree: Tree,
-        rows: list[Row],
-        everyone: list[Row],  # those, too, that are not trained on
+        rows: Table,
+        everyone: Table,  # with the rows that are not trained on
         *,
         step: int,
         frozen: Tree,
@@ -224,7 +232,7 @@ class Learner:
         """What a step asks of one policy."""
         mini_batches = mini_batches_of(self.config, policy, len(rows), step)
         on_policy = len(mini_batches) == 1 and self.config.old_logprobs == "trainer"
-        old = [np.asarray(row.logprobs, np.float32) for row in rows]
+        old = [rows.logprobs[i] for i in range(len(rows))]
         if self.config.old_logprobs == "trainer" and not on_policy:
             old = self.logprobs(tree, rows, frozen=frozen)
         ref = None if reference is None else self.logprobs(reference, rows, frozen=frozen)
@@ -244,13 +252,13 @@ class Learner:
 
     def _written(self, work: Work, members: np.ndarray) -> list[Batch]:
         """Micro-batches of a mini-batch's rows, with what they are compared with."""
-        rows = [work.rows[i] for i in members]
+        rows = work.rows.take(members)
         batches = self._batches(rows)
         write(batches, "old_logp", [work.old[i] for i in members])
         if work.ref is not None:
             anchors = self.config.interventions.kl_coef
             write(batches, "ref_logp", [work.ref[i] for i in members])
-            write(batches, "kl_coef", [anchors.get(row.role, 0.0) for row in rows])
+            write(batches, "kl_coef", [anchors.get(rows.roles[code], 0.0) for code in rows.role])
         return batches
 
     def _counted(self, policy: str, state: LearnerState, done: Sequence[Any]) -> LearnerState:
@@ -268,20 +276,28 @@ class Learner:
             )
         return state
 
-    def _seen(self, work: Work, batches_of: Sequence[list[Batch]], done: Sequence[Any]) -> list[Seen]:
-        """Every row's log-probs and entropies, as its last mini-batch had them."""
-        found = [
-            [by_row(len(members), batches, [out[which] for out in outs]) for which in (1, 2)]
-            for members, batches, (outs, _) in zip(work.mini_batches, batches_of, done)
-        ]
-        return last_seen(
-            work.rows,
-            [members.tolist() for members in work.mini_batches],
-            found,
-            None if work.on_policy else work.old,
-            work.ref,
-            self.config.old_logprobs,
-        )
+    def _note(
+        self,
+        evidence: Evidence,
+        rows: np.ndarray,  # of the step, by row of the policy's work
+        work: Work,
+        batches_of: Sequence[list[Batch]],
+        done: Sequence[Any],
+    ) -> None:
+        """Every row as the last of its policy's updates computed it."""
+        for update, (members, batches, (outs, _)) in enumerate(zip(work.mini_batches, batches_of, done)):
+            logp, entropy = (by_row(len(members), batches, [out[which] for out in outs]) for which in (1, 2))
+            evidence.note("logp", rows[members], logp)
+            evidence.note("entropy", rows[members], entropy)
+            # With the sampler's as the old ones, the trainer's are known of the rows of the first update.
+            if self.config.old_logprobs == "sampler" and update == 0:
+                evidence.note("trainer_logp", rows[members], logp)
+        old = [evidence.logp[i] for i in rows] if work.on_policy else work.old
+        evidence.note("old_logp", rows, old)
+        if self.config.old_logprobs != "sampler":
+            evidence.note("trainer_logp", rows, old)
+        if work.ref is not None:
+            evidence.note("ref_logp", rows, work.ref)
 
     def _gradient(
         self,
@@ -321,8 +337,10 @@ class Learner:
     def _damped(self, policy: str) -> bool:
         return any(self.config.interventions.damps(role) for role in self._roles_of(policy))
 
-    def _batches(self, rows: Sequence[Row]) -> list[Batch]:
-        units = [self.config.unit(row.role, row.slot) for row in rows]
+    def _batches(self, rows: Table) -> list[Batch]:
+        units = [
+            self.config.unit(rows.roles[role], slot) for role, slot in zip(rows.role, rows.slot.tolist())
+        ]
         parallel = 1 if self.mesh is None else self.mesh.shape["data"]
         # Masks are dear where there are kernels that could skip them; on CPU they are not worth more programs.
         mark_unmasked = jax.default_backend() != "cpu"
@@ -363,16 +381,17 @@ class Learner:
         self,
         policies: Mapping[str, Tree],
         states: Mapping[str, LearnerState],
-        rows: Sequence[Row],
+        rows: Table,
         bases: Mapping[str, Tree] | None,
     ) -> None:
         """Refuse what cannot be learned from while all policies are whole."""
-        strangers = {(row.role, row.slot, row.policy) for row in rows if not self._mapped(row)}
-        if strangers:
+        codes = set(zip(rows.role.tolist(), rows.slot.tolist(), rows.policy.tolist()))
+        said = [(rows.roles[role], slot, rows.policies[policy]) for role, slot, policy in codes]
+        if strangers := [whose for whose in said if not self._mapped(*whose)]:
             raise ValueError(
                 f"rows of (role, slot, policy) {sorted(strangers)} do not follow the map {self.roles}"
             )
-        if absent := sorted({row.policy for row in rows} - {*policies}):
+        if absent := sorted({*rows.present("policy")} - {*policies}):
             raise ValueError(
                 f"rows are for the policies {absent}, which were not handed over; leave such rows out"
             )
@@ -381,15 +400,18 @@ class Learner:
         lora = getattr(self.network, "lora_scale", None) is not None
         if lora and (absent := sorted({*policies} - {*(bases or {})})):
             raise ValueError(f"policies {absent} are adapters: hand over the weights under them as `bases`")
+        for column, adds in {"reward": "rewards.credit.with_rewards", "advantage": "with_advantages"}.items():
+            if getattr(rows, column) is None:
+                raise ValueError(f"the table has no column {column!r}: {adds}() adds it")
         check_rows(rows, self.config.batch)
 
-    def _mapped(self, row: Row) -> bool:
-        return self.roles.get(f"{row.role}/{row.slot}", self.roles.get(row.role)) == row.policy
+    def _mapped(self, role: str, slot: int, policy: str) -> bool:
+        return self.roles.get(f"{role}/{slot}", self.roles.get(role)) == policy
 
-    def _trains(self, row: Row, step: int) -> bool:
-        return self.config.interventions.trains(row.role, step) and not (
-            self.config.mask_truncated and row.truncated
-        )
+    def _trained(self, rows: Table, step: int) -> np.ndarray:
+        """Bool[N]: the rows whose role learns in this step."""
+        learns = np.array([self.config.interventions.trains(role, step) for role in rows.roles], bool)
+        return learns[rows.role] & ~(rows.truncated & self.config.mask_truncated)
 
     def _reference(self, policy: str, references: Mapping[str, Tree] | None) -> Tree:
         anchored = [role for role in self._roles_of(policy) if role in self.config.interventions.kl_coef]

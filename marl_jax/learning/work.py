@@ -11,14 +11,14 @@ import numpy as np
 from marl_jax.learning import gradients
 from marl_jax.learning.interventions import PerRole
 from marl_jax.learning.learner_config import LearnerConfig
-from marl_jax.learning.rows import Row
+from marl_jax.table import Table
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
     """The rows of one policy, and what they are compared with."""
 
-    rows: list[Row]
+    rows: Table
     mini_batches: list[np.ndarray]  # indices of rows, one optimiser step each
     old: list[np.ndarray]  # log-probs by row, for ratios
     ref: list[np.ndarray] | None  # log-probs by row under the reference, where roles are anchored to it
@@ -41,21 +41,22 @@ def mini_batches_of(config: LearnerConfig, policy: str, count: int, step: int) -
     return [np.sort(part) for order in shuffled for part in np.array_split(order, parts)]
 
 
-def units_of(config: LearnerConfig, roles: list[str], rows: Sequence[Row]) -> tuple[list[Any], list[str]]:
+def units_of(config: LearnerConfig, roles: list[str], rows: Table) -> tuple[list[Any], list[str]]:
     """What gradients are kept apart: (units, the role of each); one unit of no role where none are."""
     if config.gradients == "slots":
-        slots = sorted({(row.role, row.slot) for row in rows}, key=lambda u: (roles.index(u[0]), u[1]))
+        there = {(rows.roles[role], slot) for role, slot in zip(rows.role.tolist(), rows.slot.tolist())}
+        slots = sorted(there, key=lambda unit: (roles.index(unit[0]), unit[1]))
         return slots, [role for role, _ in slots]
     return (roles, roles) if config.apart else ([None], [])
 
 
 def per_role_of(
-    config: LearnerConfig, roles: Sequence[str], rows: Sequence[Row], unit_roles: Sequence[str]
+    config: LearnerConfig, roles: Sequence[str], rows: Table, unit_roles: Sequence[str]
 ) -> PerRole:
     """What the roles of a policy are weighed by; one part of everyone's where they are not kept apart."""
     if not config.apart:
         return PerRole(np.ones(1, np.float32), np.ones(1, bool), None, np.ones((1, 1), np.float32))
-    slots = {role: collections.Counter(row.slot for row in rows if row.role == role) for role in roles}
+    slots = {role: collections.Counter(rows.slot[rows.having(role=role)].tolist()) for role in roles}
     # Of calls made side by side, each has another slot.
     parallel = np.array([sum(some.values()) / max(some.values(), default=1) or 1 for some in slots.values()])
     limits = config.interventions.role_clip

@@ -39,7 +39,7 @@ def compared_by(config: "RunConfig") -> tuple[str, ...]:
     chosen = config.advantages
     if chosen.estimator == "agent":
         return ("task",) if chosen.agent_mean == "task" else ("task", "role")
-    return group_key(chosen.group, config.workflow.name)
+    return group_key(chosen.group, find(config.workflow.name).groups)
 
 
 def alone(config: "RunConfig") -> bool:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from marl_jax.learning.batching import Batch, BatchConfig, make_batches
-from marl_jax.learning.rows import Row
 from marl_jax.policies import policy_of
 from marl_jax.runs.parts import PartsError, words
 from marl_jax.runs.run_config import RunConfig
+from marl_jax.table import Table
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import Call, Completion, Workflow, find
 from marl_jax.workflows.walk import walk
@@ -172,17 +172,22 @@ def batches_of(
     ids = itertools.count()
     prompts: dict[Any, range] = {}
     mine = [call for some in rounds for call in some if call.policy == policy]
-    rows: list[Row] = []
+    rows: list[tuple[CallShape, range]] = []
     for problem in range(problems):
         for sample in range(config.rollout.samples):
             for call in mine:
                 key = (problem, call.same) if call.same else (problem, sample, len(rows))
-                start = prompts.setdefault(key, range(i := next(ids) * 1000, i + call.prompt))
-                zeros = [0.0] * call.new
-                rows.append(Row(policy, call.role, problem, call.slot, 0, start, range(call.new), zeros, 0.0))
+                rows.append((call, prompts.setdefault(key, range(i := next(ids) * 1000, i + call.prompt))))
     counted: dict[Shape, int] = {}
-    units = [config.learner.unit(row.role, row.slot) for row in rows]
-    for batch in make_batches(rows, units, config.learner.batch):
+    units = [config.learner.unit(call.role, call.slot) for call, _ in rows]
+    table = Table.make(
+        role=[call.role for call, _ in rows],
+        policy=[policy] * len(rows),
+        prompt=[start for _, start in rows],
+        tokens=[range(call.new) for call, _ in rows],
+        logprobs=[[0.0] * call.new for call, _ in rows],
+    )
+    for batch in make_batches(table, units, config.learner.batch):
         shape = _shape_of(batch)
         counted[shape] = counted.get(shape, 0) + 1
     return list(counted.items())

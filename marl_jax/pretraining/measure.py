@@ -8,7 +8,8 @@ import numpy as np
 from marl_jax.models import ModelConfig
 from marl_jax.models.weight_table import Tree
 from marl_jax.policies import SamplingSettings, shared
-from marl_jax.rewards.grading import Graded, grade_episodes
+from marl_jax.rewards.grading import grade
+from marl_jax.table import Table
 from marl_jax.tasks import micro, parse
 from marl_jax.workflows import Workflow, load_prompts
 
@@ -30,14 +31,14 @@ def play_held_out(
     samples: int = 4,
     seed: int = 0,
     max_prompt: int = MAX_PROMPT,
-) -> list[Graded]:
-    """Graded episodes at temperature 1, all roles on one policy; those of a problem stand together."""
+) -> Table:
+    """The graded table of episodes at temperature 1, all roles on one policy; those of a problem stand together."""
     from marl_jax.rollouts import rollout
     from marl_jax.sampling import Engine, plan
 
     tasks = list(micro.take(kind, split, problems, levels=levels))
     shapes = plan(config, max_prompt=max_prompt, max_new=NEW_TOKENS, lanes=LANES)
-    episodes = rollout(
+    table = rollout(
         flow,
         tasks,
         Engine(params, config, shapes, policies=("p0",)),
@@ -49,10 +50,10 @@ def play_held_out(
         seed=seed,
         settings=SamplingSettings(max_new_tokens=NEW_TOKENS),
     )
-    return grade_episodes(episodes)
+    return grade(table)
 
 
-def accuracy(graded: Sequence[Graded], problems: int) -> tuple[float, float]:
+def accuracy(table: Table, problems: int) -> tuple[float, float]:
     """(mean outcome, standard error over problems)."""
-    by_problem = np.array([one.outcome for one in graded]).reshape(problems, -1).mean(1)
+    by_problem = np.array([head.outcome for head in table.heads]).reshape(problems, -1).mean(1)
     return float(by_problem.mean()), float(by_problem.std(ddof=1) / np.sqrt(problems))

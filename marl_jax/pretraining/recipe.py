@@ -18,7 +18,7 @@ import optax
 from marl_jax.models import ModelConfig, forward, init
 from marl_jax.models.weight_table import Tree
 from marl_jax.pretraining.roles import Skill
-from marl_jax.pretraining.transcripts import Row, rows
+from marl_jax.pretraining.transcripts import History, rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ def batches(recipe: Recipe, tokenizer: Any) -> Iterator[Batch]:
     return pack(fitting, recipe.rows, recipe.length, recipe.prompt_weight)
 
 
-def pack(stream: Iterable[Row], count: int, length: int, prompt_weight: float) -> Iterator[Batch]:
+def pack(stream: Iterable[History], count: int, length: int, prompt_weight: float) -> Iterator[Batch]:
     """Rows in their order, each into the first of `count` packed ones with room; what has none opens the next batch."""
     batch, used, segments = _empty(count, length)
     for row in stream:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from marl_jax.pretraining.roles import Skill, run_scripted, say
-from marl_jax.rollouts.episodes import Episode, ToolRecord
 from marl_jax.rollouts.history import Chat
 from marl_jax.rollouts.running import Ask, Limits, Running
 from marl_jax.rollouts.tools import run_tool
+from marl_jax.table import Episode, ToolRecord
 from marl_jax.tasks import families, micro
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import (
@@ -38,7 +38,7 @@ SHARES = {"single": 12, "voting": 2, "eval_opt": 2, "orch_workers": 2}
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class History:
     """One history: its tokens, and where a role speaks."""
 
     tokens: np.ndarray  # Int[T]
@@ -47,7 +47,7 @@ class Row:
 
 def rows(
     tokenizer: Any, *, seed: int = 0, skill: Skill | None = None, levels: Mapping[str, Sequence[int]]
-) -> Iterator[Row]:
+) -> Iterator[History]:
     """Rows without end, of kinds of task in turn ({kind: levels}) and workflows by their share."""
     for episode in episodes(tokenizer, seed=seed, skill=skill, levels=levels):
         yield from histories(episode)
@@ -97,7 +97,7 @@ def play(
     return episode
 
 
-def histories(episode: Episode) -> list[Row]:
+def histories(episode: Episode) -> list[History]:
     """The rows of an episode: of each role's first slot, what no later call continues."""
     continued = {call.after for call in episode.calls}
     made = []
@@ -111,7 +111,7 @@ def histories(episode: Episode) -> list[Row]:
             turn = episode.calls[link]
             spoken[len(turn.prompt_tokens) :][: len(turn.tokens)] = True
             link = turn.after
-        made.append(Row(tokens, spoken))
+        made.append(History(tokens, spoken))
     return made
 
 

@@ -1,87 +1,101 @@
-"""Credit: from graded episodes to one reward per call, as named components whose sum is the reward.
+"""Credit: from a graded table to the reward of every call, as named components whose sum it is.
 
-    graded episodes --credit--> components per call --totals--> rewards (for the learner)
-                                                    --by_role--> sums and counts (for the log)
+    kind, grade, outcome, choice, reads --credit--> {component: [N]} --with_rewards--> columns components and reward
 
-A credit is any function from a batch of graded episodes to their calls' components; `combine` adds several up.
-An episode that ended in an error earns 0.
+A credit is a function from a graded table to components; NaN says that a call does not have a component. The ones here
+compute on numpy and under `jit` alike. Calls of an episode that ended in an error have no components and earn 0.
 """
 
 import dataclasses
-import math
-import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Literal
 
-from marl_jax.own import is_own, load_own
-from marl_jax.rewards.grading import Graded, finite, is_right
-from marl_jax.rollouts.episodes import CallRecord, Episode
+import jax
+import jax.numpy as jnp
+import numpy as np
 
-Components = Mapping[str, float]  # of one call's reward
-CallRewards = Sequence[Components]  # one per call of an episode
-Credit = Callable[[Sequence[Graded]], Sequence[CallRewards]]
+from marl_jax.own import is_own, own_function
+from marl_jax.rewards.grading import RIGHT, finite
+from marl_jax.table import COLUMNS, JUDGE, META, PICKER, PLANNER, SOLVER, TEAM, Episode, Table
+
+Components = Mapping[str, Any]  # {name: Float[N]}
+Credit = Callable[[Table], Components]
+
+# A table enters `jit` as its columns. Said here, so that tables are read and graded without JAX.
+jax.tree_util.register_dataclass(Table, [*COLUMNS, "components"], [*META])
 
 
 class CreditError(ValueError):
     """A credit function returned what is no credit; the text is one line."""
 
 
-def assign(credit: Credit, graded: Sequence[Graded]) -> list[CallRewards]:
-    """The components of every call, checked; calls of an episode that ended in an error have none."""
-    sound = [one for one in graded if one.episode.error is None]
-    earned = iter(_checked(credit(sound), sound, "the credit function") if sound else ())
-    return [next(earned) if one.episode.error is None else [{} for _ in one.episode.calls] for one in graded]
+def with_rewards(table: Table, credit: Credit) -> Table:
+    """The table with the components of every call, and their sum."""
+    components = credit(table)
+    xp = namespace(table)
+    reward = sum((xp.where(xp.isnan(part), 0.0, part) for part in components.values()), xp.zeros(len(table)))
+    return table.replace(components=dict(components), reward=reward)
 
 
-def totals(rewards: Iterable[CallRewards]) -> list[list[float]]:
-    """One reward per call of each episode."""
-    return [[math.fsum(components.values()) for components in calls] for calls in rewards]
-
-
-def by_role(
-    episodes: Sequence[Episode], rewards: Sequence[CallRewards]
-) -> dict[str, dict[str, tuple[float, int]]]:
-    """Per role, each component's (sum, count) over the calls that have it, and the whole as "reward"."""
-    found: dict[str, dict[str, tuple[float, int]]] = {}
-    for episode, calls in zip(episodes, rewards, strict=True):
-        for call, components in zip(episode.calls, calls, strict=True):
-            role = found.setdefault(call.role, {})
-            for name, value in {**components, "reward": math.fsum(components.values())}.items():
-                before, count = role.get(name, (0.0, 0))
-                role[name] = (before + value, count + 1)
-    return found
+def namespace(table: Table) -> Any:
+    """The module that computes with the table's columns."""
+    return jnp if isinstance(table.kind, jax.Array) else np
 
 
 # --- the credits ----------------------------------------------------------------------------------------------
 
 
-def outcome(graded: Sequence[Graded]) -> list[CallRewards]:
+def outcome(table: Table) -> Components:
     """Every call earns what the workflow's answer is worth."""
-    return [[{"outcome": one.outcome} for _ in one.episode.calls] for one in graded]
+    return {"outcome": _of_sound(table, table.outcome)}
 
 
-def voting_rubric(graded: Sequence[Graded]) -> list[CallRewards]:
+def voting_rubric(table: Table) -> Components:
     """The study's rubric for voting.
 
     A voter: +0.5 if its own answer is right, +0.5 if the final one is, -1 if its own was readable and wrong. The
     aggregator: 0 if no candidate was right, otherwise +1 or -1 for picking a right or a wrong one.
+
+    It has no rule for other kinds of roles: CreditError, or under jit, where no value can be refused, infinity.
     """
-    return [[_rubric(one, i) for i in range(len(one.episode.calls))] for one in graded]
+    xp = namespace(table)
+    voter, picker = table.kind == SOLVER, table.kind == PICKER
+    ruled = ~table.sound | voter | picker
+    if not isinstance(ruled, jax.core.Tracer) and not ruled.all():
+        role = table.role_of(int(np.argmin(ruled)))
+        raise CreditError(
+            f"credit 'voting_rubric' has no rule for role {role!r}; use it for voting workflows"
+        )
+    value, known = own_work(table)
+    right = table.grade >= RIGHT
+
+    def of_voters(part: Any) -> Any:
+        return _of_sound(table, xp.where(voter, part, xp.nan))
+
+    pick = xp.where(picker, xp.where(known, 2 * value - 1, 0.0), xp.where(ruled, xp.nan, xp.inf))
+    return {
+        "own": of_voters(0.5 * right),
+        "final": of_voters(0.5 * (table.outcome >= RIGHT)),
+        "wrong": of_voters(-1.0 * (table.readable & ~right)),
+        "pick": _of_sound(table, pick),
+    }
 
 
-def own_correctness(graded: Sequence[Graded]) -> list[CallRewards]:
+def own_correctness(table: Table) -> Components:
     """Every call earns what its own work is worth, see `own_work`; nothing where that cannot be said."""
-    return [[{} if value is None else {"own": value} for value in own_work(one)] for one in graded]
+    value, known = own_work(table)
+    xp = namespace(table)
+    return {"own": _of_sound(table, xp.where(known, value, xp.nan))}
 
 
 def team_and_local(alpha: float) -> Credit:
     """AT-GRPO: alpha times the outcome, plus the call's own work."""
 
-    def credit(graded: Sequence[Graded]) -> list[CallRewards]:
-        return [
-            [{"team": alpha * one.outcome, "local": value or 0.0} for value in own_work(one)]
-            for one in graded
-        ]
+    def credit(table: Table) -> Components:
+        value, known = own_work(table)
+        local = namespace(table).where(known, value, 0.0)
+        return {"team": _of_sound(table, alpha * table.outcome), "local": _of_sound(table, local)}
 
     return credit
 
@@ -91,39 +105,69 @@ def length_penalty(weight: float, free: int, limit: int, roles: Sequence[str] = 
     if not 0 <= free < limit:
         raise ValueError(f"length penalty: free={free} and limit={limit} must satisfy 0 <= free < limit")
 
-    def penalty(call: CallRecord) -> float:
-        return -weight * min(max((len(call.tokens) - free) / (limit - free), 0.0), 1.0)
+    def credit(table: Table) -> Components:
+        over = namespace(table).clip((table.length - free) / (limit - free), 0.0, 1.0)
+        return {"length": _of_roles(table, -weight * over, roles)}
 
-    return _per_call("length", penalty, roles)
+    return credit
 
 
 def format_penalty(weight: float, roles: Sequence[str] = ()) -> Credit:
     """-weight for a call whose answer, verdict, pick or plan cannot be read; of the given roles, or of all."""
-    return _per_call("format", lambda call: 0.0 if call.answer is not None else -weight, roles)
+
+    def credit(table: Table) -> Components:
+        return {"format": _of_roles(table, namespace(table).where(table.readable, 0.0, -weight), roles)}
+
+    return credit
 
 
 def combine(*credits: Credit) -> Credit:
     """The components of several credits; equal names are added."""
 
-    def credit(graded: Sequence[Graded]) -> list[CallRewards]:
-        combined: list[list[dict[str, float]]] = [[{} for _ in one.episode.calls] for one in graded]
+    def credit(table: Table) -> Components:
+        xp = namespace(table)
+        combined: dict[str, Any] = {}
         for part in credits:
-            for calls, earned in zip(combined, part(graded), strict=True):
-                for components, more in zip(calls, earned, strict=True):
-                    for name, value in more.items():
-                        components[name] = components.get(name, 0.0) + value
-        return list(combined)
+            for name, values in part(table).items():
+                before = combined.get(name, values * xp.nan)
+                both = xp.isnan(before) | xp.isnan(values)
+                combined[name] = xp.where(both, xp.where(xp.isnan(values), before, values), before + values)
+        return combined
 
     return credit
 
 
-def own_work(graded: Graded) -> list[float | None]:
-    """What each call's own work is worth, between 0 and 1; None where there was nothing to get right.
+def own_work(table: Table) -> tuple[Any, Any]:
+    """What each call's own work is worth [N], between 0 and 1, and whether there was something to get right [N].
 
     A solver: its answer. A judge: 1 if its verdict on the last answer it read is right. A picker: whether its pick
-    is right, None if no candidate was. A planner: the mean of the solvers that read it. Others: the outcome.
+    is right, if a candidate was. A planner: the mean of the solvers that read it. Others: the outcome.
     """
-    return [_own(graded, index) for index in range(len(graded.episode.calls))]
+    xp = namespace(table)
+    rows, _, right = _shown(table)
+    judged, any_solved = last_read(table)
+    # A pick that cannot be read means the first.
+    pick = xp.where(
+        (table.choice >= 1) & (table.choice <= (table.reads >= 0).sum(axis=1)), table.choice - 1, 0
+    )
+    picked = xp.take_along_axis(right, pick[:, None], axis=1)[:, 0]
+    leads = (table.reads >= 0) & (table.kind == SOLVER)[:, None]
+    led = _added(xp, len(table), rows, xp.where(leads, table.grade[:, None], 0.0))
+    led = led / xp.maximum(_added(xp, len(table), rows, 1.0 * leads), 1)
+
+    kinds = [table.kind == kind for kind in (SOLVER, JUDGE, PICKER, PLANNER, TEAM)]
+    value = xp.select(kinds, [table.grade, 1.0 * (table.choice == judged), 1.0 * picked, led, table.outcome])
+    always = xp.ones_like(picked)
+    known = xp.select(kinds, [always, any_solved, right.any(axis=1), always, always], False)
+    return value, known
+
+
+def last_read(table: Table) -> tuple[Any, Any]:
+    """Bool[N] and Bool[N]: whether the last answer that a call was shown is right, and whether it was shown one."""
+    xp = namespace(table)
+    _, solved, right = _shown(table)
+    last = xp.max(xp.where(solved, xp.arange(table.reads.shape[1]), 0), axis=1)
+    return xp.take_along_axis(right, last[:, None], axis=1)[:, 0], solved.any(axis=1)
 
 
 # --- a credit named in a config -------------------------------------------------------------------------------
@@ -157,6 +201,11 @@ NAMED: Mapping[str, Credit] = {
     "voting_rubric": voting_rubric,
     "own_correctness": own_correctness,
 }
+NEED_KINDS = (
+    "voting_rubric",
+    "own_correctness",
+    "team_and_local",
+)  # what a role's own work is, must be declared
 
 
 def make_credit(config: CreditConfig) -> Credit:
@@ -181,16 +230,27 @@ def make_credit(config: CreditConfig) -> Credit:
 def load_credit(name: str) -> Credit:
     """A user's own function, `module:function`, with its result checked.
 
-    It receives the batch of `Graded` episodes that ended without an error and returns, per episode, one number for
-    all of its calls, or one number or {component: number} per call. It may be slow: in a run it is called on a
-    thread, see `rewards.crediting`.
+    It receives the graded episodes that ended without an error and returns, per episode, one number for all of its
+    calls, or one number or {component: number} per call. It may be slow: in a run it is called on a thread, see
+    `rewards.crediting`.
     """
-    function = load_own(name, "credit")
-    if not callable(function):
-        raise ValueError(f"credit {name!r} is a {type(function).__name__}, not a function")
+    return by_episodes(own_function(name, "credit"), f"credit {name!r}")
 
-    def credit(graded: Sequence[Graded]) -> list[CallRewards]:
-        return _checked(function(graded), graded, f"credit {name!r}")
+
+def by_episodes(function: Callable[[list[Episode]], Any], who: str = "the credit function") -> Credit:
+    """A function of graded episodes as a credit."""
+
+    def credit(table: Table) -> Components:
+        sound = [one for one in table.episodes() if one.error is None]
+        earned = (
+            [parts for calls in _checked(function(sound), sound, who) for parts in calls] if sound else []
+        )
+        rows = np.flatnonzero(table.sound)
+        components: dict[str, np.ndarray] = {}
+        for row, parts in zip(rows, earned, strict=True):
+            for name, value in parts.items():
+                components.setdefault(name, np.full(len(table), np.nan))[row] = value
+        return components
 
     return credit
 
@@ -198,73 +258,44 @@ def load_credit(name: str) -> Credit:
 # --- details --------------------------------------------------------------------------------------------------
 
 
-def _own(graded: Graded, index: int) -> float | None:
-    call, answers = graded.episode.calls[index], graded.answers
-    match graded.kinds[index]:
-        case "solver":
-            return answers[index]
-        case "judge":
-            seen = [answers[i] for i in call.reads if answers[i] is not None]
-            if not seen:
-                return None
-            return float(call.answer == ("Correct" if is_right(seen[-1]) else "Incorrect"))
-        case "picker":
-            candidates = [is_right(answers[i]) for i in call.reads]
-            return float(candidates[_picked(graded, index)]) if any(candidates) else None
-        case "planner":
-            led = [
-                a for a, other in zip(answers, graded.episode.calls) if index in other.reads and a is not None
-            ]
-            return math.fsum(led) / len(led) if led else 0.0
-    return graded.outcome
+def _shown(table: Table) -> tuple[Any, Any, Any]:
+    """Of the calls that each call was shown, [N, R]: their rows, whether they are solvers', whether they are right."""
+    xp = namespace(table)
+    rows = (xp.arange(len(table)) - table.call)[:, None] + table.reads
+    rows = xp.where(table.reads >= 0, rows, 0)
+    solved = (table.reads >= 0) & (table.kind == SOLVER)[rows]
+    return rows, solved, solved & (xp.where(solved, table.grade[rows], 0.0) >= RIGHT)
 
 
-def _rubric(graded: Graded, index: int) -> Components:
-    call, own = graded.episode.calls[index], graded.answers[index]
-    match graded.kinds[index]:
-        case "solver":
-            return {
-                "own": 0.5 * is_right(own),
-                "final": 0.5 * is_right(graded.outcome),
-                "wrong": -1.0 * (call.answer is not None and not is_right(own)),
-            }
-        case "picker":
-            picked_right = _own(graded, index)
-            return {"pick": 0.0 if picked_right is None else 2 * picked_right - 1}
-    raise ValueError(
-        f"credit 'voting_rubric' has no rule for role {call.role!r}; use it for voting workflows"
-    )
+def _added(xp: Any, count: int, rows: Any, values: Any) -> Any:
+    """Float[N]: the values of every row, added up."""
+    flat, added = rows.reshape(-1), xp.broadcast_to(values, rows.shape).reshape(-1)
+    return jnp.zeros(count).at[flat].add(added) if xp is jnp else np.bincount(flat, added, count)
 
 
-def _picked(graded: Graded, index: int) -> int:
-    """Position among what the call read; a pick that cannot be read means the first."""
-    call = graded.episode.calls[index]
-    pick = int(call.answer) if call.answer is not None and call.answer.isdecimal() else 1
-    return pick - 1 if 1 <= pick <= len(call.reads) else 0
+def _of_sound(table: Table, values: Any) -> Any:
+    xp = namespace(table)
+    return xp.where(table.sound, values, xp.nan)
 
 
-def _per_call(name: str, value: Callable[[CallRecord], float], roles: Sequence[str]) -> Credit:
-    def credit(graded: Sequence[Graded]) -> list[CallRewards]:
-        return [
-            [{name: value(call)} if not roles or call.role in roles else {} for call in one.episode.calls]
-            for one in graded
-        ]
-
-    return credit
+def _of_roles(table: Table, values: Any, roles: Sequence[str]) -> Any:
+    xp = namespace(table)
+    mine = xp.array([not roles or role in roles for role in table.roles] or [True])[table.role]
+    return _of_sound(table, xp.where(mine, values, xp.nan))
 
 
-def _checked(result: Any, graded: Sequence[Graded], who: str) -> list[CallRewards]:
+def _checked(result: Any, episodes: Sequence[Episode], who: str) -> list[list[dict[str, float]]]:
     """A credit's result as components of finite numbers, one set per call; one-line errors otherwise."""
-    if not _is_list(result) or len(result) != len(graded):
+    if not _is_list(result) or len(result) != len(episodes):
         raise CreditError(
-            f"{who} returned {_size(result)} for {len(graded)} episodes; return one item per episode"
+            f"{who} returned {_size(result)} for {len(episodes)} episodes; return one item per episode"
         )
-    return [_checked_episode(item, one.episode, who) for item, one in zip(result, graded)]
+    return [_checked_episode(item, one, who) for item, one in zip(result, episodes)]
 
 
-def _checked_episode(item: Any, episode: Episode, who: str) -> CallRewards:
+def _checked_episode(item: Any, episode: Episode, who: str) -> list[dict[str, float]]:
     where = f"task {episode.task.id!r}, sample {episode.sample}"
-    if isinstance(item, numbers.Real):
+    if isinstance(item, Real):
         item = [item] * len(episode.calls)
     if not _is_list(item) or len(item) != len(episode.calls):
         raise CreditError(

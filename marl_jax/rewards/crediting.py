@@ -2,7 +2,7 @@
 
     an episode ends     ──finished──► its programs and algebra begin
     its task's last one ──finished──► the task's episodes are graded and credited on a thread
-    all have ended      ──crediting(episodes)──► what each is worth
+    all have ended      ──crediting(table)──► the table with grades, components and rewards
 
 So a slow credit function (a reward model, a service) costs a step only what it needs after the last episode.
 """
@@ -15,32 +15,24 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from types import TracebackType
-from typing import NamedTuple
 
-from marl_jax.rewards.credit import CallRewards, Credit, CreditConfig, assign
-from marl_jax.rewards.grading import Graded, Grader, grade_episodes
-from marl_jax.rollouts.episodes import Episode
+from marl_jax.rewards.credit import Credit, CreditConfig, with_rewards
+from marl_jax.rewards.grading import Grader, grade
+from marl_jax.table import Episode, Table
 
 LOOK_S = 0.1  # between two looks at whether to give up
 LEAVE_S = 2.0  # for threads to end; one that is in a slow credit is left behind
 
 
-class Worth(NamedTuple):
-    """An episode with its grades, and the components of its calls' rewards."""
-
-    graded: Graded
-    components: CallRewards
-
-
 _Id = tuple[str, int]  # of an episode: its task and sample
-_Batch = futures.Future[dict[_Id, Worth]]
+_Batch = futures.Future[Table]
 
 
 class Crediting:
     """Credits the episodes of one step; use it as a context.
 
     Args:
-      credit: from graded episodes to the components of their calls.
+      credit: from a graded table to the components of its calls.
       config: `batch` "task" hands it the episodes of one task, in the order of their samples; "step" all that one call
         of this object asks for. `threads` calls run at a time.
       samples: episodes of a task, which make a batch.
@@ -89,15 +81,21 @@ class Crediting:
             if len(ended) == self._samples:
                 self._send(self._ended.pop(episode.task.id))
 
-    def __call__(self, episodes: Sequence[Episode]) -> list[Worth]:
-        """What each episode is worth; waits for it."""
+    def __call__(self, table: Table) -> Table:
+        """The table with what each call is worth; waits for it."""
         late: dict[str, list[Episode]] = collections.defaultdict(list)
-        for episode in episodes:
-            if _id_of(episode) not in self._sent:
-                late[episode.task.id if self._config.batch == "task" else ""].append(episode)
+        if any(_id_of(head) not in self._sent for head in table.heads):
+            for episode in table.episodes():
+                if _id_of(episode) not in self._sent:
+                    late[episode.task.id if self._config.batch == "task" else ""].append(episode)
         for batch in late.values():
             self._send(batch)
-        return [self._wait(self._sent[_id_of(episode)])[_id_of(episode)] for episode in episodes]
+        if not table.heads:
+            return with_rewards(grade(table, self._grader), self._credit)
+        batches = dict.fromkeys(self._sent[_id_of(head)] for head in table.heads)
+        done = Table.concat([self._wait(batch) for batch in batches])
+        place = {_id_of(head): number for number, head in enumerate(done.heads)}
+        return done.of_episodes([place[_id_of(head)] for head in table.heads])
 
     def _send(self, episodes: Sequence[Episode]) -> None:
         batch: _Batch = futures.Future()
@@ -106,7 +104,7 @@ class Crediting:
         self._sent |= {_id_of(episode): batch for episode in episodes}
         self._queue.put((episodes, batch))
 
-    def _wait(self, batch: _Batch) -> dict[_Id, Worth]:
+    def _wait(self, batch: _Batch) -> Table:
         while not batch.done():
             self._check()
             self._raise_broken()
@@ -123,9 +121,7 @@ class Crediting:
             if self._broken is not None:
                 continue  # whoever waits raises what broke
             try:
-                graded = grade_episodes(episodes, self._grader)
-                worth = map(Worth, graded, assign(self._credit, graded))
-                batch.set_result({_id_of(one.graded.episode): one for one in worth})
+                batch.set_result(with_rewards(grade(Table.of(episodes), self._grader), self._credit))
             except BaseException as error:  # its own exit() fails the step, not this thread in silence
                 batch.set_exception(error)
                 self._broken = batch

@@ -1,48 +1,23 @@
-"""Grading: what the workflow's answer, and every solver's own, is worth.
+"""Grading: what the workflow's answer, and every solver's own, is worth: the columns grade and outcome of the table.
 
-    finished episodes --Grader.start--> work under way --grade_episodes--> Graded: outcome, answers, kinds of the calls
+    a finished episode --Grader.start--> work under way --grade--> table with grade [N] and outcome [N]
 
 Each distinct answer to a task is graded once. An episode that ended in an error is worth 0.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
-from marl_jax.rollouts.episodes import Episode
+import numpy as np
+
+from marl_jax.table import SOLVER, Episode, Table
 from marl_jax.tasks.families import start_answer
 from marl_jax.tasks.task import Task
 
-Kind = Literal["solver", "judge", "picker", "planner", "team"]
-
 RIGHT = 0.5  # an answer graded at least so is right
-
-# What each role's own work is: an answer, a verdict on the answer it read, a pick among those it read, guidance
-# for the calls that read it, or the episode's outcome (also of roles that are not named here).
-KINDS: Mapping[str, Kind] = {
-    "generator": "solver",
-    "worker": "solver",
-    "debater": "solver",
-    "coder": "solver",
-    "evaluator": "judge",
-    "aggregator": "picker",
-    "orchestrator": "planner",
-    "planner": "planner",
-    "synthesizer": "team",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Graded:
-    """An episode and what the grader said of it, between 0 and 1."""
-
-    episode: Episode
-    outcome: float  # of the workflow's answer
-    answers: tuple[float | None, ...]  # of each solver's own answer (0 if unreadable); None for other calls
-    kinds: tuple[Kind, ...]  # of the calls
-
 
 _Pair = tuple[str, ...]  # an answer to a task, whoever gave it
 
@@ -50,71 +25,66 @@ _Pair = tuple[str, ...]  # an answer to a task, whoever gave it
 class Grader:
     """The grades that the tasks' own families give; programs and algebra are worked on from `start` on."""
 
-    def __init__(self, kinds: Mapping[str, Kind] = KINDS):
-        self._kinds = kinds
+    def __init__(self) -> None:
         self._started: dict[_Pair, Callable[[], float]] = {}
 
     def start(self, episode: Episode) -> None:
         """Begin with all that the grade of a finished episode will ask for; does not wait."""
-        for pair, (task, answer) in _wanted(episode, self._kinds).items():
-            if pair not in self._started:
-                self._started[pair] = start_answer(task, answer)
+        solved = [call.answer for call in episode.calls if call.kind == "solver"]
+        for answer in (episode.answer, *solved) if episode.error is None else ():
+            if answer is not None:
+                self.begin(episode.task, answer)
+
+    def begin(self, task: Task, answer: str) -> None:
+        pair = _pair(task, answer)
+        if pair not in self._started:
+            self._started[pair] = start_answer(task, answer)
 
     def __call__(self, task: Task, answer: str) -> float:
-        """The grade of an answer that an episode brought; waits for it."""
+        """The grade of an answer; waits for it."""
+        self.begin(task, answer)
         return self._started[_pair(task, answer)]()
 
 
-def grade_episodes(
-    episodes: Sequence[Episode],
-    grade: Callable[[Task, str], float] | None = None,
-    kinds: Mapping[str, Kind] = KINDS,
-    threads: int = 1,
-) -> list[Graded]:
-    """Every outcome and every solver's answer, graded; `grade(task, answer)` sees each distinct pair once.
+def grade(table: Table, by: Callable[[Task, str], float] | None = None, threads: int = 1) -> Table:
+    """The table with every solver's grade and every outcome; `by(task, answer)` is asked once for each distinct pair.
 
-    Without a `grade` of one's own, or with a `Grader` that may have begun, programs and algebra run side by side.
+    Without a grader of one's own, or with a `Grader`, programs and algebra run side by side.
     """
-    grade = grade or Grader(kinds)
-    if isinstance(grade, Grader):
-        for episode in episodes:
-            grade.start(episode)
-    wanted: dict[_Pair, tuple[Task, str]] = {}
-    for episode in episodes:
-        wanted |= _wanted(episode, kinds)
+    by = by or Grader()
+    wanted = {_pair(task, answer): (task, answer) for task, answer in _answers(table)}
+    if isinstance(by, Grader):
+        for pair in wanted.values():
+            by.begin(*pair)
     if threads > 1:
         with ThreadPoolExecutor(threads) as pool:
-            values = list(pool.map(lambda pair: grade(*pair), wanted.values()))
+            values = list(pool.map(lambda pair: by(*pair), wanted.values()))
     else:
-        values = [grade(*pair) for pair in wanted.values()]
+        values = [by(*pair) for pair in wanted.values()]
     grades = {key: finite(value, f"the grade of task {key[0]!r}") for key, value in zip(wanted, values)}
 
-    def of(episode: Episode, answer: str | None) -> float:
-        return 0.0 if answer is None or episode.error is not None else grades[_pair(episode.task, answer)]
+    def of(head: Episode, answer: str | None) -> float:
+        return 0.0 if answer is None or head.error is not None else grades[_pair(head.task, answer)]
 
-    return [
-        Graded(
-            episode,
-            of(episode, episode.answer),
-            tuple(
-                of(episode, call.answer) if kind == "solver" else None
-                for call, kind in zip(episode.calls, _kinds_of(episode, kinds))
-            ),
-            _kinds_of(episode, kinds),
-        )
-        for episode in episodes
+    heads = tuple(dataclasses.replace(head, outcome=of(head, head.answer)) for head in table.heads)
+    owners = [heads[number] for number in table.episode.tolist()]
+    own = [
+        of(head, answer) if kind == SOLVER else math.nan
+        for head, answer, kind in zip(owners, table.answer, table.kind.tolist())
     ]
+    outcome = np.array([head.outcome for head in owners], np.float64)
+    return table.replace(grade=np.array(own, np.float64), outcome=outcome, heads=heads)
 
 
-def _kinds_of(episode: Episode, kinds: Mapping[str, Kind]) -> tuple[Kind, ...]:
-    return tuple(kinds.get(call.role, "team") for call in episode.calls)
-
-
-def _wanted(episode: Episode, kinds: Mapping[str, Kind]) -> dict[_Pair, tuple[Task, str]]:
-    """The answers of an episode that need a grade: its outcome's and its solvers'."""
-    solved = [call.answer for call, kind in zip(episode.calls, _kinds_of(episode, kinds)) if kind == "solver"]
-    answers = (episode.answer, *solved) if episode.error is None else ()
-    return {_pair(episode.task, answer): (episode.task, answer) for answer in answers if answer is not None}
+def _answers(table: Table) -> Iterator[tuple[Task, str]]:
+    """The answers that need a grade: those of the episodes and of their solvers, episode by episode."""
+    solved: list[list[str | None]] = [[] for _ in table.heads]
+    for row in np.flatnonzero(table.kind == SOLVER).tolist():
+        solved[table.episode[row]].append(table.answer[row])
+    for head, own in zip(table.heads, solved):
+        for answer in (head.answer, *own) if head.error is None else ():
+            if answer is not None:
+                yield head.task, answer
 
 
 def _pair(task: Task, answer: str) -> _Pair:

@@ -5,7 +5,6 @@ Only `rollout` meets JAX, and loads when it is first asked for: graders and thei
 
 from typing import TYPE_CHECKING, Any
 
-from marl_jax.rollouts.episodes import CallRecord, Episode, ToolRecord
 from marl_jax.rollouts.history import Chat
 from marl_jax.rollouts.progress import Progress, progress_bar
 from marl_jax.rollouts.replay import replay
@@ -13,6 +12,7 @@ from marl_jax.rollouts.running import Limits
 from marl_jax.rollouts.storage import read_episodes, write_episodes
 from marl_jax.rollouts.tools import ToolLog
 from marl_jax.rollouts.transcript import transcript
+from marl_jax.table import CallRecord, Episode, Table, ToolRecord
 
 if TYPE_CHECKING:
     from marl_jax.rollouts.scheduler import rollout
@@ -23,6 +23,7 @@ __all__ = [
     "Episode",
     "Limits",
     "Progress",
+    "Table",
     "ToolLog",
     "ToolRecord",
     "progress_bar",

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from marl_jax.rollouts.episodes import CallRecord, Episode, ToolRecord
 from marl_jax.rollouts.history import Chat
 from marl_jax.rollouts.running import Ask, Limits, Running
+from marl_jax.table import CallRecord, Episode, ToolRecord
 from marl_jax.workflows.api import Tool, Workflow
 from marl_jax.workflows.render import Prompts
 

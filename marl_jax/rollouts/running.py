@@ -15,8 +15,9 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from marl_jax.rollouts.episodes import TIMEOUT, CallRecord, Episode, ToolRecord, say
 from marl_jax.rollouts.history import Chat, Overlong, fit
+from marl_jax.rollouts.tools import TIMEOUT, say
+from marl_jax.table import CallRecord, Episode, ToolRecord
 from marl_jax.tasks.task import Task
 from marl_jax.workflows.api import Call, Completion, Message, Tool, ToolError, ToolTimeout, Workflow
 
@@ -139,6 +140,7 @@ class Running:
             after=call.after.call if call.after else None,
             cut=ask.cut,
             kept=None if kept is None else tuple(tuple(int(i) for i in row if i >= 0) for row in kept),
+            kind=self.workflow.kind_of(call.role),
             **facts,
         )
         self.put(position, record)

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from marl_jax.policies import PolicyMap, SamplingSettings
-from marl_jax.rollouts.episodes import Episode
 from marl_jax.rollouts.history import Chat
 from marl_jax.rollouts.progress import Progress
 from marl_jax.rollouts.running import Ask, Limits, Parser, Running
 from marl_jax.rollouts.tools import Errands, ToolLog, ToolPool
 from marl_jax.rollouts.voices import Engine, Voices
+from marl_jax.table import Episode, Table
 from marl_jax.tasks.task import Task
 from marl_jax.workflows.api import Tool, Workflow
 from marl_jax.workflows.render import Prompts
@@ -48,8 +48,8 @@ def rollout(
     ahead: int = 1024,
     progress: Callable[[Progress], None] | None = None,
     finished: Callable[[Episode], None] | None = None,
-) -> list[Episode]:
-    """Run `samples` episodes of the workflow on every task; they come back task by task.
+) -> Table:
+    """Run `samples` episodes of the workflow on every task: the table of their calls, task by task.
 
     Args:
       workflow: who talks, and how it goes.
@@ -121,7 +121,7 @@ def rollout(
         raise
     finally:
         schedule.close()
-    return [schedule.done[index] for index in range(len(schedule.done))]
+    return Table.of([schedule.done[index] for index in range(len(schedule.done))])
 
 
 def task_key(task: Task) -> int:

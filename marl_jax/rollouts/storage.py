@@ -1,135 +1,153 @@
-"""Episodes on disk: gzipped lines of JSON, numbers as base64 of little-endian int32 and float32, bit for bit.
+"""A step's table on disk: one parquet file, one row per call, readable by any tool that reads parquet.
 
-A task is written once, before its first episode; a prompt that continues a history keeps only what it adds.
-`zcat FILE | jq .calls[].text` reads one without this library.
+    task question role text answer reward advantage ...  prompt tokens logprobs (lists)
+
+What belongs to whole episodes (task, key of the noise, answer, results of tools, error) is JSON in the file's metadata.
 """
 
-import base64
 import dataclasses
-import gzip
+import itertools
 import json
 import os
 import pathlib
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from marl_jax.rollouts.episodes import CallRecord, Episode, ToolRecord
-from marl_jax.tasks.task import Task
+from marl_jax.rollouts.old_storage import DAMAGE, SUFFIX, read_old, unpack_task
+from marl_jax.table import KINDS, Episode, Ragged, Table, ToolRecord
 
-FORMAT = 1
+FORMAT = 2
+META = b"marl_jax"
+LISTS = {"prompt": np.int32, "tokens": np.int32, "logprobs": np.float32}
+INTS = ("episode", "call", "slot", "turn", "version", "after", "cut", "choice", "group")
+FLOATS = ("temperature", "grade", "outcome", "reward", "penalty", "advantage")
+BOOLS = ("truncated", "readable", "sound", "trains")
+NAMES = {"role": "roles", "policy": "policies"}
 
-# What reading a file that something else wrote, or broke, may come to.
-DAMAGE = (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError, AssertionError)
 
-
-def write_episodes(path: str | os.PathLike[str], episodes: Iterable[Episode]) -> None:
-    """Write them all; the file appears only once it is complete."""
+def write_episodes(path: str | os.PathLike[str], table: Table) -> None:
+    """Write the whole table; the file appears only once it is complete."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    owners = [table.heads[number] for number in table.episode.tolist()]
+    columns: dict[str, Any] = {
+        "task": _texts(head.task.id for head in owners),
+        "sample": [head.sample for head in owners],
+        "question": _texts(head.task.question for head in owners),
+        **{
+            name: _texts(getattr(table, names)[code] for code in getattr(table, name))
+            for name, names in NAMES.items()
+        },
+        "kind": [KINDS[code] for code in table.kind],
+        "text": _texts(table.text),
+        "answer": _texts(table.answer),
+        "reads": [[place for place in row if place >= 0] for row in table.reads.tolist()],
+        **{name: _lists(getattr(table, name)) for name in LISTS},
+    }
+    columns["reads"] = pa.array(columns["reads"], pa.list_(pa.int32()))
+    if table.kept is not None:
+        kept = [[[i for i in ids if i >= 0] for ids in table.kept[row].tolist()] for row in range(len(table))]
+        columns["kept"] = pa.array(kept, pa.list_(pa.list_(pa.int32())))
+    plain = {name: getattr(table, name) for name in (*INTS, *FLOATS, *BOOLS)}
+    columns |= {name: values for name, values in plain.items() if values is not None}
+    columns |= {f"component/{name}": values for name, values in table.components.items()}
+    tasks = {head.task.id: dataclasses.asdict(head.task) for head in table.heads}
+    facts = {
+        "format": FORMAT,
+        "tasks": list(tasks.values()),
+        "episodes": [_facts(head) for head in table.heads],
+    }
+    written = pa.table(columns).replace_schema_metadata({META: json.dumps(facts)})
     unfinished = path.with_name(path.name + ".unfinished")
-    with unfinished.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
-        file.write(_line({"format": FORMAT}))
-        last: Task | None = None
-        for episode in episodes:
-            if episode.task != last:
-                last = episode.task
-                file.write(_line({"task": dataclasses.asdict(last)}))
-            file.write(_line(_pack_episode(episode)))
+    # Plain numbers: the compression finds prompts that repeat, or go on from a history.
+    pq.write_table(written, unfinished, compression="zstd", use_dictionary=False)
     os.replace(unfinished, path)
 
 
-def read_episodes(path: str | os.PathLike[str]) -> list[Episode]:
-    """Read them back, equal to what was written."""
-    episodes: list[Episode] = []
-    task: Task | None = None
-    number = 0
+def read_episodes(path: str | os.PathLike[str]) -> Table:
+    """The table that was written; of files of an earlier version what they held."""
+    path = pathlib.Path(path)
+    if path.name.endswith(SUFFIX):
+        return read_old(path)
     try:
-        with gzip.open(path, "rt", encoding="ascii") as file:
-            for number, line in enumerate(file, 1):
-                entry = json.loads(line)
-                if number == 1:
-                    if entry != {"format": FORMAT}:
-                        raise ValueError(f"it begins with {line[:40]!r}, this version reads format {FORMAT}")
-                elif "task" in entry:
-                    task = _task(entry["task"])
-                else:
-                    assert task is not None
-                    episodes.append(_unpack_episode(entry, task))
+        with open(path, "rb") as file:
+            read = pq.read_table(file)
+        facts = json.loads((read.schema.metadata or {}).get(META, b"{}"))
+        if facts.get("format") != FORMAT:
+            raise ValueError(f"its format is {facts.get('format')!r}, this version reads {FORMAT}")
+        return _table(read, facts)
     except FileNotFoundError:
         raise
-    except DAMAGE as error:
-        raise ValueError(f"'{path}' cannot be read as episodes, after line {number}: {error}") from error
-    return episodes
+    except (*DAMAGE, pa.ArrowException) as error:
+        raise ValueError(f"'{path}' cannot be read as episodes: {error}") from error
 
 
-def _pack_episode(episode: Episode) -> dict[str, Any]:
-    packed = {field.name: getattr(episode, field.name) for field in dataclasses.fields(episode)}
-    del packed["task"]
-    packed["calls"] = [_pack_call(call, episode.calls) for call in episode.calls]
-    packed["tools"] = [dataclasses.asdict(tool) for tool in episode.tools]
-    return packed
+def _table(read: pa.Table, facts: dict[str, Any]) -> Table:
+    tasks = {task["id"]: unpack_task(task) for task in facts["tasks"]}
+    heads = tuple(_head(packed, tasks) for packed in facts["episodes"])
+    texts = {name: read[name].to_pylist() for name in ("role", "policy", "kind", "text", "answer")}
+    there = {*read.column_names}
+    columns: dict[str, Any] = {
+        name: read[name].to_numpy().copy() for name in (*INTS, *FLOATS, *BOOLS) if name in there
+    }
+    columns |= {name: _ragged(read[name], dtype) for name, dtype in LISTS.items()}
+    table = Table.make(
+        role=texts["role"],
+        policy=texts["policy"],
+        kept=read["kept"].to_pylist() if "kept" in there else None,
+        task=read["task"].to_pylist(),
+        **columns,
+    )
+    reads = read["reads"].to_pylist()
+    padded = np.full((len(reads), max([1, *map(len, reads)])), -1, np.int32)
+    for line, row in zip(padded, reads):
+        line[: len(row)] = row
+    return table.replace(
+        reads=padded,
+        kind=np.array([KINDS.index(kind) for kind in texts["kind"]], np.int32),
+        text=tuple(texts["text"]),
+        answer=tuple(texts["answer"]),
+        components={
+            name.removeprefix("component/"): read[name].to_numpy().copy()
+            for name in read.column_names
+            if name.startswith("component/")
+        },
+        heads=heads,
+        **dict.fromkeys({"reward", "advantage"} - there),
+    )
 
 
-def _unpack_episode(packed: dict[str, Any], task: Task) -> Episode:
-    calls: list[CallRecord] = []
-    for call in packed["calls"]:
-        calls.append(_unpack_call(call, calls))
+def _facts(head: Episode) -> dict[str, Any]:
+    facts = {field.name: getattr(head, field.name) for field in dataclasses.fields(head)}
+    for name in ("calls", "answers"):
+        del facts[name]
+    return {**facts, "task": head.task.id, "tools": [dataclasses.asdict(tool) for tool in head.tools]}
+
+
+def _head(packed: dict[str, Any], tasks: dict[str, Any]) -> Episode:
     tools = tuple(ToolRecord(**tool) for tool in packed["tools"])
     return Episode(
-        **{**packed, "task": task, "calls": tuple(calls), "tools": tools, "key": tuple(packed["key"])}
+        **{**packed, "task": tasks[packed["task"]], "tools": tools, "key": tuple(packed["key"]), "calls": ()}
     )
 
 
-def _pack_call(call: CallRecord, calls: Sequence[CallRecord]) -> dict[str, Any]:
-    packed = {
-        field.name: getattr(call, field.name)
-        for field in dataclasses.fields(call)
-        if getattr(call, field.name) != field.default
-    }
-    before = _history(call.after, calls)
-    packed["follows"] = call.prompt_tokens[: len(before)] == before and len(before) > 0
-    added = call.prompt_tokens[len(before) :] if packed["follows"] else call.prompt_tokens
-    return {
-        **packed,
-        "prompt_tokens": _numbers(added, "<i4"),
-        "tokens": _numbers(call.tokens, "<i4"),
-        "logprobs": _numbers(call.logprobs, "<f4"),
-    }
+def _texts(values: Iterable[str | None]) -> pa.Array:
+    """Half a surrogate pair, which the file cannot hold, becomes a question mark."""
+    readable = [value and value.encode("utf-8", "replace").decode() for value in values]
+    return pa.array(readable, pa.string())
 
 
-def _unpack_call(packed: dict[str, Any], calls: Sequence[CallRecord]) -> CallRecord:
-    before = _history(packed.get("after"), calls) if packed.pop("follows") else ()
-    return CallRecord(
-        **{
-            **packed,
-            "prompt_tokens": before + _tuple(packed["prompt_tokens"], "<i4"),
-            "tokens": _tuple(packed["tokens"], "<i4"),
-            "logprobs": _tuple(packed["logprobs"], "<f4"),
-            "reads": tuple(packed.get("reads", ())),
-            "kept": tuple(map(tuple, packed["kept"])) if "kept" in packed else None,
-        }
-    )
+def _lists(column: Ragged) -> pa.Array:
+    values = np.concatenate([column[row] for row in range(len(column))] or [column.values[:0]])
+    offsets = np.concatenate([[0], np.cumsum(column.lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, values)
 
 
-def _history(after: int | None, calls: Sequence[CallRecord]) -> tuple[int, ...]:
-    return () if after is None else calls[after].prompt_tokens + calls[after].tokens
-
-
-def _task(packed: dict[str, Any]) -> Task:
-    tests = {name: tuple(packed[name]) for name in ("tests", "public_tests")}
-    return Task(**{**packed, **tests})
-
-
-def _numbers(values: Sequence[float], dtype: str) -> str:
-    return base64.b64encode(np.asarray(values, dtype).tobytes()).decode()
-
-
-def _tuple(text: str, dtype: str) -> tuple[Any, ...]:
-    return tuple(np.frombuffer(base64.b64decode(text, validate=True), dtype).tolist())
-
-
-def _line(entry: dict[str, Any]) -> bytes:
-    return (json.dumps(entry, separators=(",", ":")) + "\n").encode("ascii")
+def _ragged(column: pa.ChunkedArray, dtype: Any) -> list[np.ndarray]:
+    whole = column.combine_chunks()
+    ends, values = whole.offsets.to_numpy(), whole.values.to_numpy().astype(dtype)
+    return [values[start:end] for start, end in itertools.pairwise(ends)]

@@ -15,9 +15,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from marl_jax.rollouts.episodes import TIMEOUT, ToolRecord, say
+from marl_jax.table import ToolRecord
 from marl_jax.workflows.api import Tool
 
+TIMEOUT = "timeout"  # the error of a tool that had not ended in time
 MAX_RESULT = 1 << 20  # bytes of JSON: results are recorded, shown and kept on disk
 
 
@@ -111,6 +112,15 @@ def run_tool(tool: Tool) -> tuple[Any, str | None]:
         return json.loads(text), None
     except BaseException as error:  # its own SystemExit, too, must not take the thread along silently
         return None, say(error)
+
+
+def say(error: BaseException) -> str:
+    """An exception as records put it: its type and its text; the type alone where asking for the text raises."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except BaseException:
+        return name
 
 
 class ToolLog:

@@ -2,7 +2,7 @@
 
 import textwrap
 
-from marl_jax.rollouts.episodes import CallRecord, Episode, ToolRecord
+from marl_jax.table import CallRecord, Episode, ToolRecord
 
 
 def transcript(episode: Episode) -> str:

@@ -291,7 +291,11 @@ def _ignored(config: "RunConfig", *names: str) -> Problems:
 
 def _learning(config: "RunConfig") -> Problems:
     if not _refused(find, config.workflow.name):
-        wrong = list(_refusal("advantages.group", group_key, config.advantages.group, config.workflow.name))
+        wrong = list(
+            _refusal(
+                "advantages.group", group_key, config.advantages.group, find(config.workflow.name).groups
+            )
+        )
         yield from wrong or _singletons(config)
     yield from _refusal("rewards", make_credit, config.rewards)
     if not _refused(find, config.workflow.name):

@@ -1,7 +1,7 @@
-"""What graded episodes say of a workflow: one line of `eval.jsonl`, as pure functions of the episodes.
+"""What a graded table says of a workflow: one line of `eval.jsonl`, as pure functions of its columns.
 
-    graded, task by task ──► right [problems, samples] ──► accuracy, interval, pass@k, difference to base
-                        └──► calls by role ──► own answers, verdicts, picks, plans
+    table, task by task ──► right [problems, samples] ──► accuracy, interval, pass@k, difference to base
+                       └──► rows by role ──► own answers, verdicts, picks, plans
 
 The unit of every interval is the problem. An episode that ended by an error is wrong, and its calls are in no role's
 numbers.
@@ -12,25 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.rewards.credit import own_work
-from marl_jax.rewards.grading import RIGHT, Graded, Kind, is_right
+from marl_jax.rewards.credit import last_read, own_work
+from marl_jax.rewards.grading import RIGHT
 from marl_jax.runs.intervals import bootstrap, paired_bootstrap, pass_at_k, wilson
+from marl_jax.table import KINDS, SOLVER, VERDICTS, Table
 
 
-def outcomes(graded: Sequence[Graded], samples: int) -> np.ndarray:
+def outcomes(table: Table, samples: int) -> np.ndarray:
     """Bool[problems, samples]: whether each episode's answer is right. The episodes come task by task."""
-    if samples < 1 or not graded or len(graded) % samples:
-        raise ValueError(f"{len(graded)} episodes are not {samples} of each of some problems")
-    problems = [graded[start : start + samples] for start in range(0, len(graded), samples)]
+    heads = table.heads
+    if samples < 1 or not heads or len(heads) % samples:
+        raise ValueError(f"{len(heads)} episodes are not {samples} of each of some problems")
+    problems = [heads[start : start + samples] for start in range(0, len(heads), samples)]
     for episodes in problems:
-        if len(ids := {one.episode.task.id for one in episodes}) > 1:
+        if len(ids := {head.task.id for head in episodes}) > 1:
             raise ValueError(f"episodes of {', '.join(sorted(ids))} are mixed: they must come task by task")
-    return np.array([[one.outcome >= RIGHT for one in episodes] for episodes in problems])
+    return np.array([[head.outcome >= RIGHT for head in episodes] for episodes in problems])
 
 
-def summary(graded: Sequence[Graded], samples: int, base: Sequence[float] | None = None) -> dict[str, Any]:
+def summary(table: Table, samples: int, base: Sequence[float] | None = None) -> dict[str, Any]:
     """All that a line of `eval.jsonl` says of the episodes; `base` is the `per_problem` of what to compare with."""
-    right = outcomes(graded, samples)
+    right = outcomes(table, samples)
     interval = wilson(int(right.sum()), right.size) if samples == 1 else bootstrap(right)
     per_problem = right.mean(axis=1)
     sizes = sorted({samples, *(1 << power for power in range(samples.bit_length()))})
@@ -40,83 +42,69 @@ def summary(graded: Sequence[Graded], samples: int, base: Sequence[float] | None
         "ci_high": interval.high,
         "problems": len(right),
         "samples": samples,
-        "any_correct": _share([any_right(one) for one in graded]),
+        "any_correct": _share(any_right(table)),
         "pass_at_k": {str(k): float(pass_at_k(right, k).mean()) for k in sizes},
         "difference": None if base is None else paired_bootstrap(per_problem, np.array(base))._asdict(),
-        "roles": by_role(graded),
-        "calls_per_episode": _share([len(one.episode.calls) for one in graded]),
-        "tokens_per_episode": _share([sum(len(c.tokens) for c in one.episode.calls) for one in graded]),
-        "errors": sum(one.episode.error is not None for one in graded),
+        "roles": by_role(table),
+        "calls_per_episode": len(table) / len(table.heads),
+        "tokens_per_episode": int(table.length.sum()) / len(table.heads),
+        "errors": sum(head.error is not None for head in table.heads),
         "per_problem": per_problem.tolist(),
     }
 
 
-def any_right(graded: Graded) -> bool:
-    """Whether a right answer was there: the workflow's, or one of a solver's own."""
-    return any(map(is_right, (graded.outcome, *graded.answers)))
+def any_right(table: Table) -> np.ndarray:
+    """Bool[episodes]: whether a right answer was there: the workflow's, or one of a solver's own."""
+    there = np.array([head.outcome for head in table.heads]) >= RIGHT
+    np.logical_or.at(there, table.episode, (table.kind == SOLVER) & (table.grade >= RIGHT))
+    return there
 
 
-def by_role(graded: Sequence[Graded]) -> dict[str, dict[str, Any]]:
+def by_role(table: Table) -> dict[str, dict[str, Any]]:
     """{role: how its own work went}; a share of nothing is None."""
-    sound = [one for one in graded if one.episode.error is None]
-    roles = dict.fromkeys(call.role for one in sound for call in one.episode.calls)
-    return {role: _role([one for one in sound if role in _roles(one)], role) for role in roles}
+    worth, known = own_work(table)
+    sound = table.take(table.sound)
+    return {
+        role: _role(table, table.having(role=role) & table.sound, worth, known) for role in sound.present()
+    }
 
 
 # ---------------------------------------------------------------- one role
 
 
-def _role(graded: Sequence[Graded], role: str) -> dict[str, Any]:
-    calls = [
-        (one, index, own)
-        for one in graded
-        for index, own in enumerate(own_work(one))
-        if one.episode.calls[index].role == role
-    ]
-    one, index, _ = calls[0]
-    kind = one.kinds[index]
-    readable = [one.episode.calls[index].answer is not None for one, index, _ in calls]
-    work = [own for _, _, own in calls if own is not None]
+def _role(table: Table, mine: np.ndarray, worth: np.ndarray, known: np.ndarray) -> dict[str, Any]:
+    kind = KINDS[table.kind[np.argmax(mine)]]
     return {
         "kind": kind,
-        "calls": len(calls),
-        "unreadable": 1 - sum(readable) / len(calls),
-        **(_verdicts([(one, index) for one, index, _ in calls]) if kind == "judge" else _own(kind, work)),
+        "calls": int(mine.sum()),
+        "unreadable": 1 - int(table.readable[mine].sum()) / int(mine.sum()),
+        **(_verdicts(table, mine & known, worth) if kind == "judge" else _own(kind, worth[mine & known])),
     }
 
 
-def _own(kind: Kind, work: Sequence[float]) -> Mapping[str, Any]:
+def _own(kind: str, work: np.ndarray) -> Mapping[str, Any]:
     """Of a planner the mean of what it led to, of all others the share that is right."""
     if kind == "planner":
         return {"mean": _share(work)}
-    right = _share([own >= RIGHT for own in work])
+    right = _share(work >= RIGHT)
     return {"pick_when_possible": right, "possible": len(work)} if kind == "picker" else {"accuracy": right}
 
 
-def _verdicts(calls: Sequence[tuple[Graded, int]]) -> dict[str, Any]:
+def _verdicts(table: Table, mine: np.ndarray, worth: np.ndarray) -> dict[str, Any]:
     """A positive is a "Correct"; a verdict that cannot be read is none, and wrong."""
-    said, was = [], []
-    for one, index in calls:
-        call = one.episode.calls[index]
-        if seen := [grade for i in call.reads if (grade := one.answers[i]) is not None]:
-            said.append(call.answer)
-            was.append(seen[-1] >= RIGHT)
-    accepted = [right for verdict, right in zip(said, was) if verdict == "Correct"]
-    agreed = [verdict == ("Correct" if right else "Incorrect") for verdict, right in zip(said, was)]
+    agreed, accepted = worth[mine] >= RIGHT, table.choice[mine] == VERDICTS["Correct"]
+    was = last_read(table)[0][mine]
+    both = int((accepted & was).sum())
     return {
         "accuracy": _share(agreed),
-        "precision": _share(accepted),
-        "recall": sum(accepted) / sum(was) if any(was) else None,
-        "verdicts": len(said),
-        "said_correct": len(accepted),
-        "was_correct": sum(was),
-        "both_correct": sum(accepted),
+        "precision": _share(was[accepted]),
+        "recall": both / int(was.sum()) if was.any() else None,
+        "verdicts": len(was),
+        "said_correct": int(accepted.sum()),
+        "was_correct": int(was.sum()),
+        "both_correct": both,
     }
 
 
-def _roles(graded: Graded) -> set[str]:
-    return {call.role for call in graded.episode.calls}
-
-
-def _share(values: Sequence[float]) -> float | None:
+def _share(values: Any) -> float | None:
     return float(np.mean(values)) if len(values) else None

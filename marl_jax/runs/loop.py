@@ -1,6 +1,6 @@
 """The training run: one line from tasks to new policies, in a folder that can be killed at any moment.
 
-    tasks -> episodes -> rewards -> rows -> update -> engines -> metrics     then, when due: evaluation, checkpoint
+    tasks -> table of calls -> rewards -> advantages -> update -> engines -> metrics    when due: evaluation, checkpoint
 
 All randomness follows from the seed and the step, and everything else that a step depends on is in the checkpoint,
 so the same command goes on where it was and ends with the same numbers.
@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from marl_jax.learning import resample, rows_of, with_advantages
+import numpy as np
+
+from marl_jax.learning import with_advantages
 from marl_jax.policies import is_frozen
-from marl_jax.rewards.credit import totals
 from marl_jax.rewards.crediting import Crediting
-from marl_jax.rewards.grading import grade_episodes
-from marl_jax.rollouts import Episode, ToolLog
+from marl_jax.rewards.grading import grade
+from marl_jax.rollouts import ToolLog
 from marl_jax.runs import measures
 from marl_jax.runs.checkpoints import steps as saved_steps
 from marl_jax.runs.evaluation import summary
@@ -30,8 +31,10 @@ from marl_jax.runs.live import Live
 from marl_jax.runs.metrics import read_lines
 from marl_jax.runs.opening import Run, State, open_run
 from marl_jax.runs.play import WatchedGrader, play
+from marl_jax.runs.resampling import resample
 from marl_jax.runs.run_config import RunConfig
 from marl_jax.runs.stopping import Stop, Stopped
+from marl_jax.table import Table
 from marl_jax.tasks import Task
 
 EVALUATION_NOISE = 0  # the step whose noise every evaluation has: checkpoints are compared on the same draws
@@ -120,32 +123,30 @@ def step(run: Run, state: State) -> State:
         tool_log=ToolLog(run.folder / "tools" / f"step-{number}.jsonl"),
         progress=run.stop.watch(run.live.rollout),
     )
-    draws, workflow = config.rollout.draws, config.workflow.name
+    draws, presets = config.rollout.draws, parts.workflow.groups
     with Crediting(parts.credit, config.rewards, samples, run.stop.check) as crediting:
 
-        def sample(some: Sequence[Task], first: int) -> list[Episode]:
+        def sample(some: Sequence[Task], first: int) -> Table:
             run.live.phase("sampling")
             with clock("rollout"), disk_errors(run.folder):
                 return play_step(some, first_sample=first, finished=crediting.finished)
 
-        def reward(episodes: Sequence[Episode]) -> list[list[float]]:
+        def reward(table: Table) -> Table:
             run.live.phase("grading")
             with clock("grade"):
-                return totals(one.components for one in crediting(episodes))
+                return crediting(table)
 
-        drawn = resample(sample, reward, tasks, config.advantages, draws=draws, workflow=workflow)
-        worth = crediting(drawn.episodes)
+        table, counts = resample(sample, reward, tasks, config.advantages, draws=draws, presets=presets)
 
-    # rewards -> rows with advantages -> update -> engines
+    # rewards -> advantages -> update -> engines
     run.live.phase("learning")
     with clock("learn"):
-        rows = rows_of(drawn.episodes, drawn.rewards)
-        rows, groups = with_advantages(rows, config.advantages, workflow)
-        learned = [row for row in rows if not is_frozen(row.role, row.slot, config.policies.frozen_roles)]
+        table, groups = with_advantages(table, config.advantages, presets)
+        table = table.replace(trains=_trains(table, config))
         trees, states, report = run.learner.step(
             state.trees,
             state.learner,
-            learned,
+            table.take(table.trains),
             step=state.step,
             bases=parts.learned_bases(),
             references=run.references,
@@ -158,25 +159,31 @@ def step(run: Run, state: State) -> State:
             learner=states,
             position=run.problems.position,
             accuracy=None,
-            form=measures.form(rows) | (state.form or {}),
+            form=measures.form(table) | (state.form or {}),
         )
         run.service.update(parts.frozen_trees() | trees, after.updates)
 
     # what happened
-    counts = drawn.counts if draws > 1 else None
-    values = measures.of_step(worth, rows, groups, counts, report, after.form, clock)
+    values = measures.of_step(table, groups, counts if draws > 1 else None, report, after.form, clock)
     run.metrics.write(number, values)
     for board in run.boards:
         board.write(number, values)
     every = config.logging.episodes_every
     if every and (number % every == 0 or number in (1, config.steps)):
         some = config.logging.episodes_problems * samples
-        measures.write_episodes_of(run.folder / "episodes", number, worth, rows, some)
+        measures.write_episodes_of(run.folder / "episodes", number, table, some)
     run.live.step(number, values)
-    run.live.failing(number, [episode.error for episode in drawn.episodes])
+    run.live.failing(number, [head.error for head in table.heads])
     for warning in report.warnings:
         run.live.note(f"step {number}: {warning}")
     return after
+
+
+def _trains(table: Table, config: RunConfig) -> np.ndarray:
+    """Bool[N]: calls that sampled something, of roles that are not frozen."""
+    slots = zip(table.role.tolist(), table.slot.tolist())
+    frozen = [is_frozen(table.roles[role], slot, config.policies.frozen_roles) for role, slot in slots]
+    return (table.length > 0) & ~np.array(frozen, bool)
 
 
 def evaluate(run: Run, state: State) -> State:
@@ -202,7 +209,7 @@ def _played(run: Run, state: State, base: Mapping[str, Any] | None) -> dict[str,
     """The line of an evaluation, which is played, paired with the line of the base, and written."""
     samples, grader = run.config.evaluation.samples, WatchedGrader(run.stop.check)
     with disk_errors(run.folder):
-        episodes = play(
+        table = play(
             run.config,
             run.parts,
             run.service,
@@ -213,8 +220,7 @@ def _played(run: Run, state: State, base: Mapping[str, Any] | None) -> dict[str,
             progress=run.stop.watch(run.live.rollout),
             finished=grader.start,
         )
-    graded = grade_episodes(episodes, grader)
-    found = summary(graded, samples, base["per_problem"] if base else None)
+    found = summary(grade(table, grader), samples, base["per_problem"] if base else None)
     run.evaluations.write(state.step, run.about | found)
     for board in run.boards:
         board.write(state.step, {"eval": found})

@@ -6,23 +6,22 @@ policy/..., role/..., gradient/..., cosine/... from the learner's report;  time/
 
 import contextlib
 import dataclasses
-import json
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from marl_jax.learning import Report, ResampleCounts, Row
+from marl_jax.learning import Report
 from marl_jax.learning.groups import GroupCounts
 from marl_jax.learning.role_statistics import form_drift
-from marl_jax.rewards.credit import by_role, own_work, totals
-from marl_jax.rewards.crediting import Worth
-from marl_jax.rewards.grading import Graded
+from marl_jax.rewards.credit import own_work
 from marl_jax.rollouts import write_episodes
-from marl_jax.runs.files import disk_errors, write_atomically
-from marl_jax.runs.metrics import plain
+from marl_jax.runs.files import disk_errors
+from marl_jax.runs.resampling import ResampleCounts
+from marl_jax.table import Table
 
 FORM = ("length", "truncated_share", "unreadable_share")
 
@@ -49,8 +48,7 @@ class Clock:
 
 
 def of_step(
-    worth: Sequence[Worth],
-    rows: Sequence[Row],
+    table: Table,
     groups: Mapping[str, GroupCounts],
     draws: ResampleCounts | None,  # of dynamic sampling, where it is on
     report: Report,
@@ -58,29 +56,31 @@ def of_step(
     clock: Clock,
 ) -> dict[str, Any]:
     """The line of a step for `metrics.jsonl`, but for its number."""
-    graded, components = [one.graded for one in worth], [one.components for one in worth]
-    episodes = [one.episode for one in graded]
-    calls = [call for episode in episodes for call in episode.calls]
-    tokens = sum(len(call.tokens) for call in calls)
+    heads, tokens = table.heads, int(table.length.sum())
     values: dict[str, Any] = {
-        "reward": float(np.mean([one.outcome for one in graded])),
-        "episodes": len(episodes),
-        "calls": len(calls),
+        "reward": float(np.mean([head.outcome for head in heads])),
+        "episodes": len(heads),
+        "calls": len(table),
         "tokens": tokens,
-        "failed": sum(episode.error is not None for episode in episodes),
-        "prompts_cut": sum(call.cut > 0 for call in calls),
-        "tools_failed": sum(tool.error is not None for episode in episodes for tool in episode.tools),
+        "failed": sum(head.error is not None for head in heads),
+        "prompts_cut": int((table.cut > 0).sum()),
+        "tools_failed": sum(tool.error is not None for head in heads for tool in head.tools),
     }
     if draws is not None:
         values |= {f"draws/{name}": value for name, value in dataclasses.asdict(draws).items()}
-    for role, earned in by_role(episodes, components).items():
-        total, count = earned.pop("reward")
-        values[f"reward/{role}"] = total / count
-        values |= {f"credit/{role}/{name}": part / n for name, (part, n) in earned.items()}
-    values |= _own_work(graded)
+    for role in table.present():
+        mine = table.having(role=role)
+        values[f"reward/{role}"] = mean(table.reward[mine])
+        for name, component in table.components.items():
+            if len(there := component[mine & ~np.isnan(component)]):
+                values[f"credit/{role}/{name}"] = mean(there)
+    worth, known = own_work(table)
+    for role in table.present():
+        if len(own := worth[table.having(role=role) & known & table.sound]):
+            values[f"own/{role}"] = float(np.mean(own))
     for role, counts in groups.items():
         values |= {f"groups/{role}/{name}": value for name, value in dataclasses.asdict(counts).items()}
-    now = form(rows)
+    now = form(table)
     for role in (role for role in now if role in base_form):
         values |= {
             f"drift/{role}/{name}": value for name, value in form_drift(now[role], base_form[role]).items()
@@ -91,40 +91,24 @@ def of_step(
     return values | clock.measures(tokens)
 
 
-def form(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+def mean(values: np.ndarray) -> float:
+    """The mean; the order of the calls does not change a bit of it."""
+    return math.fsum(values.tolist()) / len(values)
+
+
+def form(table: Table) -> dict[str, dict[str, float]]:
     """{role: length and readability of what it says}, to be compared with what it said at first."""
     found = {}
-    for role in dict.fromkeys(row.role for row in rows):
-        own = [row for row in rows if row.role == role]
-        shares = (
-            np.mean([len(row.tokens) for row in own]),
-            np.mean([row.truncated for row in own]),
-            np.mean([not row.readable for row in own]),
-        )
+    for role in (said := table.take(table.length > 0)).present():
+        own = said.take(said.having(role=role))
+        shares = (np.mean(own.length), np.mean(own.truncated), np.mean(~own.readable))
         found[role] = dict(zip(FORM, map(float, shares)))
     return found
 
 
-def write_episodes_of(
-    folder: Path, step: int, worth: Sequence[Worth], rows: Sequence[Row], count: int
-) -> None:
-    """The first `count` episodes, and beside them a line for each of what it and every call of it earned."""
-    advantages = iter(rows)
-    lines = []
-    for (one, _), earned in zip(worth, totals(one.components for one in worth)):
-        own = [next(advantages).advantage if call.tokens else None for call in one.episode.calls]
-        lines.append(json.dumps(plain({"outcome": one.outcome, "rewards": earned, "advantages": own})) + "\n")
+def write_episodes_of(folder: Path, step: int, table: Table, count: int) -> None:
+    """The first `count` episodes, with what each call earned."""
     with disk_errors(folder):
-        write_episodes(folder / f"step-{step:06d}.jsonl.gz", [one.graded.episode for one in worth[:count]])
-    write_atomically(folder / f"step-{step:06d}.rewards.jsonl", "".join(lines[:count]))
-
-
-def _own_work(graded: Sequence[Graded]) -> dict[str, float]:
-    """Mean worth of every role's own work, where there was something to get right."""
-    worth: dict[str, list[float]] = {}
-    for one in graded:
-        if one.episode.error is None:
-            for call, value in zip(one.episode.calls, own_work(one)):
-                if value is not None:
-                    worth.setdefault(call.role, []).append(value)
-    return {f"own/{role}": float(np.mean(values)) for role, values in worth.items()}
+        write_episodes(
+            folder / f"step-{step:06d}.parquet", table.of_episodes(range(min(count, len(table.heads))))
+        )

@@ -17,6 +17,7 @@ from marl_jax.planning.plan import Plan, make_plan, show
 from marl_jax.policies import policy_names, trained_policies
 from marl_jax.runs.run_config import RunConfig
 from marl_jax.sampling.shapes import EngineSettings
+from marl_jax.workflows import find
 
 WIDTH, LABEL = 100, 14
 
@@ -133,7 +134,7 @@ def _groups(config: RunConfig) -> str:
     chosen = config.advantages
     if chosen.estimator == "agent":
         return f"agent-wise: mean per {chosen.agent_mean}, scale per {chosen.agent_scale}, of each task"
-    fields = group_key(chosen.group, config.workflow.name)
+    fields = group_key(chosen.group, find(config.workflow.name).groups)
     return f"{chosen.estimator}, calls compared with those of the same {' and '.join(fields)}"
 
 

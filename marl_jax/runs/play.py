@@ -1,6 +1,6 @@
 """Playing tasks: the parts of a run and its engines come together here, for training and for evaluation alike.
 
-tasks ──rollout──► episodes ──finished──► whoever begins with their grades
+tasks ──rollout──► the table of their calls; each episode as it ends ──finished──► whoever begins with its grade
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from marl_jax.planning import devices, memory
 from marl_jax.planning.plan import PlanError
 from marl_jax.policies import Tree, decode_groups
 from marl_jax.rewards.grading import Grader
-from marl_jax.rollouts import Episode, Progress, ToolLog, rollout
+from marl_jax.rollouts import Progress, ToolLog, rollout
 from marl_jax.rollouts.serving import Service
 from marl_jax.runs import fields
 from marl_jax.runs.folder import CONFIG, FolderError
@@ -20,6 +20,7 @@ from marl_jax.runs.parts import Parts
 from marl_jax.runs.run_config import RunConfig
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.stability import common_shapes
+from marl_jax.table import Episode, Table
 from marl_jax.tasks import Task, parse
 
 
@@ -124,8 +125,10 @@ def play(
     tool_log: ToolLog | None = None,
     progress: Callable[[Progress], None] | None = None,
     finished: Callable[[Episode], None] | None = None,
-) -> list[Episode]:
-    """`samples` episodes of every task; their noise follows from seed (None: the run's), step, task and sample.
+) -> Table:
+    """The table of `samples` episodes of every task.
+
+    Their noise follows from the seed (None: the run's), step, task and sample.
 
     `finished` is called with each episode as it ends, while the others are still sampled: to begin with its grading.
     """

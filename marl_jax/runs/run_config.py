@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, Literal, TypeVar
 
 from marl_jax.learning.learner_config import LearnerConfig
-from marl_jax.learning.rows import AdvantageConfig
+from marl_jax.learning.worth import AdvantageConfig
 from marl_jax.policies import SamplingSettings, role_settings
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import Limits

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from marl_jax.rollouts import CallRecord, Episode
-from marl_jax.rollouts.episodes import ToolRecord
 from marl_jax.runs.files import write_atomically
 from marl_jax.runs.folder import FolderError, path_errors
 from marl_jax.study import curves, drawing, record, run_tables, seeds
 from marl_jax.study.record import Run, Sample
+from marl_jax.table import CallRecord, Episode, ToolRecord
 
 LONGEST = 6000  # characters shown of one text; the middle of a longer one is left out
 

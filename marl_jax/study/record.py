@@ -227,8 +227,8 @@ class Sample:
 def samples(run: Run) -> tuple[list[Sample], list[str]]:
     """A right and a wrong episode of the first and of the last recorded step, and what could not be read."""
     files: dict[int, Path] = {}
-    for path in (run.folder / "episodes").glob("step-*.jsonl.gz"):
-        if match := re.fullmatch(r"step-(\d+)\.jsonl\.gz", path.name):
+    for path in (run.folder / "episodes").glob("step-*"):
+        if match := re.fullmatch(r"step-(\d+)\.(?:parquet|jsonl\.gz)", path.name):
             files[int(match[1])] = path
     chosen, problems = [], []
     for step in dict.fromkeys([min(files), max(files)]) if files else ():
@@ -244,12 +244,16 @@ def samples(run: Run) -> tuple[list[Sample], list[str]]:
 
 
 def _read_samples(step: int, path: Path) -> list[Sample]:
-    episodes = read_episodes(path)
-    beside = path.with_name(path.name.removesuffix(".jsonl.gz") + ".rewards.jsonl")
-    earned = list(read_lines(beside, key=None)) or [{} for _ in episodes]
-    if len(earned) != len(episodes):
-        raise ValueError(f"'{beside}' has {len(earned)} lines for {len(episodes)} episodes")
+    table = read_episodes(path)
+
+    def by_episode(column: np.ndarray | None) -> list[list[float | None]]:
+        lists: list[list[float | None]] = [[] for _ in table.heads]
+        for number, value in zip(table.episode.tolist(), () if column is None else column.tolist()):
+            lists[number].append(None if value != value else value)
+        return lists
+
+    columns = zip(table.episodes(), by_episode(table.reward), by_episode(table.advantage))
     return [
-        Sample(step, episode, line.get("outcome"), line.get("rewards") or (), line.get("advantages") or ())
-        for episode, line in zip(episodes, earned)
+        Sample(step, episode, episode.outcome, rewards, advantages)
+        for episode, rewards, advantages in columns
     ]

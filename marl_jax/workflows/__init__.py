@@ -6,7 +6,22 @@
 import difflib
 
 from marl_jax.own import is_own, load_own
-from marl_jax.workflows.api import Call, Completion, Tool, ToolError, ToolTimeout, Workflow, workflow
+from marl_jax.workflows.api import (
+    KINDS,
+    Call,
+    Completion,
+    Kind,
+    Tool,
+    ToolError,
+    ToolTimeout,
+    Workflow,
+    judge,
+    picker,
+    planner,
+    solver,
+    team,
+    workflow,
+)
 from marl_jax.workflows.debate import debate
 from marl_jax.workflows.eval_opt import eval_opt
 from marl_jax.workflows.orch_workers import orch_workers
@@ -50,8 +65,10 @@ def find(name: str) -> Workflow:
 
 __all__ = [
     "BUILT_IN",
+    "KINDS",
     "Call",
     "Completion",
+    "Kind",
     "Prompts",
     "Tool",
     "ToolError",
@@ -60,13 +77,18 @@ __all__ = [
     "debate",
     "eval_opt",
     "find",
+    "judge",
     "load_prompts",
     "orch_workers",
+    "picker",
+    "planner",
     "planner_coder",
     "self_refine_with_tests",
     "single",
     "single_matched",
     "single_token_matched",
+    "solver",
+    "team",
     "voting",
     "workflow",
 ]

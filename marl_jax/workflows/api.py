@@ -1,10 +1,10 @@
-"""The words a workflow is written in: Call, Tool, Completion, and the `@workflow` decorator.
+"""The words a workflow is written in: Call, Tool, Completion, the kinds of roles, and the `@workflow` decorator.
 
 A workflow is a generator function `(task, prompts, *, rng, **settings)`; `rng` is optional. It yields one
 `Call` or `Tool`, or a list of parallel ones, and receives the results in the same shape; it returns
 the final answer.
 
-    @workflow(roles=("generator", "aggregator"))
+    @workflow(roles={"generator": solver(slots="votes"), "aggregator": picker})
     def voting(task, prompts, *, votes=3):
         ask = prompts.generator(question=task.question)
         drafts = yield [Call("generator", ask, slot=i) for i in range(votes)]
@@ -19,10 +19,32 @@ import numbers
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Literal
 
+from marl_jax.table import KINDS
+
 Message = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 Reader = Callable[[str], str | None]
 
 SPEAKERS = ("system", "user", "assistant")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What a role's own work is, so that it can be graded; `solver(slots="votes")` says how many work side by side."""
+
+    name: Literal["solver", "judge", "picker", "planner", "team"]
+    slots: str | None = (
+        None  # the setting that counts the role's parallel calls; None: it makes one at a time
+    )
+
+    def __call__(self, *, slots: str) -> "Kind":
+        return dataclasses.replace(self, slots=slots)
+
+
+solver = Kind("solver")  # an answer to the task
+judge = Kind("judge")  # a verdict on the last answer it read
+picker = Kind("picker")  # a choice among the answers it read
+planner = Kind("planner")  # guidance for the calls that read it
+team = Kind("team")  # what the whole episode comes to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +146,12 @@ class Workflow:
     settings: Mapping[str, Any]  # every keyword of `fn` but rng, with the value it will get
     families: tuple[str, ...] = ("math", "code")
     counts: tuple[str, ...] = ()  # settings that are whole numbers from 1 on
+    kinds: Mapping[str, Kind] = dataclasses.field(
+        default_factory=dict
+    )  # {role: what its own work is}; may be empty
+    groups: Mapping[str, tuple[str, ...]] = dataclasses.field(
+        default_factory=dict
+    )  # {preset: fields of its groups}
 
     def __call__(self, task: Any, prompts: Any, *, rng: Any = None, **settings: Any) -> Script:
         """Begin it on one task. Inside another workflow: `answer = yield from voting(task, prompts)`."""
@@ -131,6 +159,15 @@ class Workflow:
         if "rng" in inspect.signature(self.fn).parameters:
             chosen["rng"] = rng
         return self.fn(task, prompts, **chosen)
+
+    def kind_of(self, role: str) -> str:
+        """The name of a role's kind; "team" where none is declared."""
+        return self.kinds.get(role, team).name
+
+    def slots_of(self, role: str, settings: Mapping[str, Any] | None = None) -> Any:
+        """How many calls of a role run side by side under these settings, by its declaration."""
+        counted = self.kinds.get(role, team).slots
+        return 1 if counted is None else {**self.settings, **(settings or {})}[counted]
 
     def bind(self, **settings: Any) -> "Workflow":
         """The same workflow under other settings."""
@@ -149,12 +186,21 @@ class Workflow:
 
 
 def workflow(
-    roles: Sequence[str],
+    roles: Mapping[str, Kind] | Sequence[str],
     families: Sequence[str] = ("math", "code"),
     name: str | None = None,
     counts: Sequence[str] = (),
+    groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Callable[[Callable[..., Script]], Workflow]:
-    """Declare a generator function to be a workflow of these roles; settings in `counts` must be 1 or more."""
+    """Declare a generator function to be a workflow of these roles.
+
+    Args:
+      roles: {role: its kind}. Names alone will do where calls are rewarded by the outcome of their episode.
+      families: of the tasks that it is for.
+      name: of the workflow; the function's own by default.
+      counts: settings that must be integers from 1 on.
+      groups: {preset: fields of (task, role, slot, turn)}: which calls a preset of `advantages.group` compares.
+    """
     named = not isinstance(roles, str) and all(isinstance(role, str) and role for role in roles)
     if not named or not roles or len(set(roles)) != len(roles):
         raise ValueError(f"roles must be a non-empty sequence of distinct names, got {roles!r}")
@@ -162,6 +208,12 @@ def workflow(
         raise ValueError(
             f"role '{slashed[0]}' has a '/', which stands between a role and its slot: rename it"
         )
+    kinds = dict(roles) if isinstance(roles, Mapping) else {}
+    for role, kind in kinds.items():
+        if not isinstance(kind, Kind):
+            raise ValueError(
+                f"the kind of role '{role}' is {kind!r:.80}; it must be one of: {', '.join(KINDS)}"
+            )
 
     def wrap(fn: Callable[..., Script]) -> Workflow:
         title = name or fn.__name__
@@ -172,7 +224,14 @@ def workflow(
         if missing:
             raise ValueError(f"settings of workflow '{title}' need default values: {', '.join(missing)}")
         settings = {p.name: p.default for p in parameters if p.name != "rng"}
-        made = Workflow(title, tuple(roles), fn, settings, tuple(families), tuple(counts))
+        for role, kind in kinds.items():
+            if kind.slots is not None and kind.slots not in settings:
+                known = ", ".join(settings) or "none"
+                raise ValueError(
+                    f"slots of role '{role}' name '{kind.slots}', which is no setting; there is: {known}"
+                )
+        presets = {preset: tuple(fields) for preset, fields in (groups or {}).items()}
+        made = Workflow(title, tuple(roles), fn, settings, tuple(families), tuple(counts), kinds, presets)
         return made.bind(**{setting: settings.get(setting) for setting in counts})
 
     return wrap

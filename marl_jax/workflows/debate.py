@@ -1,10 +1,10 @@
 """Debate: agents answer, read what the others said, answer again; the majority wins."""
 
-from marl_jax.workflows.api import Call, workflow
+from marl_jax.workflows.api import Call, solver, workflow
 from marl_jax.workflows.parse import majority
 
 
-@workflow(roles=("debater",), counts=("agents", "rounds"))
+@workflow(roles={"debater": solver(slots="agents")}, counts=("agents", "rounds"))
 def debate(task, prompts, *, agents=3, rounds=2):
     """`rounds` answers of each of `agents`, the opening one included."""
     ask = prompts.debater(question=task.question)

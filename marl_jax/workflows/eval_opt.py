@@ -1,12 +1,14 @@
 """Eval-Opt: the generator answers, the evaluator judges and criticises, the generator refines."""
 
-from marl_jax.workflows.api import Call, workflow
+from marl_jax.workflows.api import Call, judge, solver, workflow
 from marl_jax.workflows.parse import verdict
 
 ROUNDS = {"math": 3, "code": 2}
 
 
-@workflow(roles=("generator", "evaluator"), counts=("rounds",))
+@workflow(
+    roles={"generator": solver, "evaluator": judge}, counts=("rounds",), groups={"study": ("task", "role")}
+)
 def eval_opt(task, prompts, *, rounds=None, shared=False):
     """At most `rounds` drafts (None: 3 for math, 2 for code), each judged; "Correct" ends it.
 

@@ -1,10 +1,14 @@
 """Orch-Workers: the orchestrator names strategies, each worker follows one, the synthesizer answers."""
 
-from marl_jax.workflows.api import Call, workflow
+from marl_jax.workflows.api import Call, planner, solver, team, workflow
 from marl_jax.workflows.parse import strategies
 
 
-@workflow(roles=("orchestrator", "worker", "synthesizer"), counts=("workers",))
+@workflow(
+    roles={"orchestrator": planner, "worker": solver(slots="workers"), "synthesizer": team},
+    counts=("workers",),
+    groups={"study": ("task", "role")},
+)
 def orch_workers(task, prompts, *, workers=3):
     """At most `workers` strategies; without a readable one, a single worker on the plain task."""
     question = task.question

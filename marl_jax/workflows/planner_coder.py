@@ -1,9 +1,9 @@
 """Planner-Coder: the planner writes a plan in words, the coder writes the program."""
 
-from marl_jax.workflows.api import Call, workflow
+from marl_jax.workflows.api import Call, planner, solver, workflow
 
 
-@workflow(roles=("planner", "coder"), families=("code",))
+@workflow(roles={"planner": planner, "coder": solver}, families=("code",))
 def planner_coder(task, prompts):
     """Two calls; any text is a plan, an empty one too."""
     ask = prompts.planner(question=task.question)

@@ -1,6 +1,6 @@
 """Self-Refine with tests: the generator writes a program, sees which public test it fails, and repairs it."""
 
-from marl_jax.workflows.api import Call, Tool, ToolTimeout, workflow
+from marl_jax.workflows.api import Call, Tool, ToolTimeout, solver, workflow
 
 TIME_LIMIT_S = 120.0  # of all public tests together
 
@@ -14,7 +14,7 @@ def run_public_tests(task, response):
     return {"passed": verdict.passed, "reason": verdict.reason}
 
 
-@workflow(roles=("generator",), families=("code",), counts=("rounds",))
+@workflow(roles={"generator": solver}, families=("code",), counts=("rounds",))
 def self_refine_with_tests(task, prompts, *, rounds=3, run=run_public_tests):
     """At most `rounds` programs; stops at one that passes the public tests, and without any such test."""
     rounds = rounds if task.public_tests else 1

@@ -1,16 +1,16 @@
 """One agent: the control of every comparison, alone or with as much compute as a workflow spends."""
 
-from marl_jax.workflows.api import Call, Completion, workflow
+from marl_jax.workflows.api import Call, Completion, solver, workflow
 from marl_jax.workflows.parse import majority
 
 
-@workflow(roles=("generator",))
+@workflow(roles={"generator": solver}, groups={"study": ("task", "role")})
 def single(task, prompts):
     """One call."""
     return (yield Call("generator", prompts.generator(question=task.question)))
 
 
-@workflow(roles=("generator",), counts=("calls",))
+@workflow(roles={"generator": solver(slots="calls")}, counts=("calls",))
 def single_matched(task, prompts, *, calls=4):
     """`calls` independent calls and their majority: matched in calls to a workflow of that many.
 
@@ -21,7 +21,7 @@ def single_matched(task, prompts, *, calls=4):
     return drafts[majority([draft.answer for draft in drafts])]
 
 
-@workflow(roles=("generator",), counts=("tokens", "calls"))
+@workflow(roles={"generator": solver(slots="calls")}, counts=("tokens", "calls"))
 def single_token_matched(task, prompts, *, tokens=256, calls=16):
     """Independent calls until `tokens` are sampled, and their majority: matched in tokens to another workflow.
 

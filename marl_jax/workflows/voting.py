@@ -2,11 +2,15 @@
 
 import functools
 
-from marl_jax.workflows.api import Call, workflow
+from marl_jax.workflows.api import Call, picker, solver, workflow
 from marl_jax.workflows.parse import pick
 
 
-@workflow(roles=("generator", "aggregator"), counts=("votes",))
+@workflow(
+    roles={"generator": solver(slots="votes"), "aggregator": picker},
+    counts=("votes",),
+    groups={"study": ("task", "role", "slot")},
+)
 def voting(task, prompts, *, votes=3):
     """`votes` drafts and one choice among them; an unreadable choice means the first draft."""
     ask = prompts.generator(question=task.question)

@@ -1,15 +1,18 @@
 """Rows, models and plain references that the learner's tests share."""
 
+import dataclasses
 import functools
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.learning.losses import policy_loss
-from marl_jax.learning.rows import Row
 from marl_jax.models import qwen3
 from marl_jax.models.model_config import ModelConfig
+from marl_jax.table import Table
 
 TINY = ModelConfig(
     vocab_size=32,
@@ -22,13 +25,39 @@ TINY = ModelConfig(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One row of a table, as tests write it down."""
+
+    policy: str
+    role: str
+    task: Hashable
+    slot: int
+    turn: int
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    reward: float = 0.0
+    advantage: float = 0.0
+    truncated: bool = False
+    readable: bool = True
+    temperature: float = 1.0
+    kept: Any = None
+
+
+def as_table(rows):
+    columns = {field.name: [getattr(row, field.name) for row in rows] for field in dataclasses.fields(Row)}
+    return Table.make(**columns)
+
+
 def make_row(rng, prompt, length, *, role="generator", policy="p0", advantage=None, **names):
     tokens = tuple(int(t) for t in rng.integers(1, TINY.vocab_size, length))
     logprobs = tuple(float(x) for x in rng.normal(-3.4, 0.3, length))
     advantage = float(rng.normal()) if advantage is None else advantage
-    names = {"task": 0, "slot": 0, "turn": 0, "reward": 0.0} | names
-    row = Row(policy, role, prompt=tuple(prompt), tokens=tokens, logprobs=logprobs, **names)
-    return Row(**{**row.__dict__, "advantage": advantage})
+    names = {"task": 0, "slot": 0, "turn": 0} | names
+    return Row(
+        policy, role, prompt=tuple(prompt), tokens=tokens, logprobs=logprobs, advantage=advantage, **names
+    )
 
 
 def make_rows(

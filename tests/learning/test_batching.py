@@ -4,12 +4,16 @@ import dataclasses
 
 import numpy as np
 import pytest
-from learning_rows import make_row, make_rows
+from learning_rows import Row, as_table, make_row, make_rows
 
-from marl_jax.learning.batching import BatchConfig, first_fit_decreasing, make_batches, padding_share
-from marl_jax.learning.rows import Row
+from marl_jax.learning import batching
+from marl_jax.learning.batching import BatchConfig, first_fit_decreasing, padding_share
 
 CONFIG = BatchConfig(buckets=(4, 8, 16, 32), token_budget=64)
+
+
+def make_batches(rows, *given, **options):
+    return batching.make_batches(as_table(rows), *given, **options)
 
 
 def read_back(batch, placement):
@@ -130,7 +134,7 @@ def test_a_run_meets_few_shapes_however_its_lengths_vary():
 
 def row_of(rng, prompt, tokens, task, role):
     spoken = tuple(rng.integers(5, 100, tokens))
-    return Row("p0", role, task, 0, 0, prompt, spoken, (0.0,) * tokens, 0.0)
+    return Row("p0", role, task, 0, 0, prompt, spoken, (0.0,) * tokens)
 
 
 def test_a_greedy_row_cannot_be_learned_from():
@@ -146,3 +150,27 @@ def test_only_rows_beyond_the_budget_make_micro_batches_beyond_it():
     placed = {tuple(sorted(p.row for p in batch.placements)): batch.size for batch in batches}
     assert {members: size for members, size in placed.items() if size > 16} == {(1,): 32, (3,): 32}
     assert sorted(i for members in placed for i in members) == list(range(7))
+
+
+def test_rows_carry_the_sets_that_top_k_and_top_p_kept():
+    row = dataclasses.replace(make_row(np.random.default_rng(0), (1, 2), 2), kept=((3,), (4, 9, 2)))
+    (batch,) = make_batches([row], ["generator"], BatchConfig((16,)))
+    np.testing.assert_array_equal(batch.arrays.kept[0, :2], [[3, -1, -1, -1], [4, 9, 2, -1]])
+
+
+def test_a_micro_batch_is_as_wide_as_its_own_kept_sets():
+    rng = np.random.default_rng(0)
+    narrow = dataclasses.replace(make_row(rng, (1, 2), 2), kept=((3,), (4, 9)))
+    wide = dataclasses.replace(make_row(rng, (1, 2), 2, role="judge"), kept=((3,) * 9, (4,) * 9))
+    batches = make_batches([narrow, wide], ["generator", "judge"], BatchConfig((16,)))
+    assert [batch.arrays.kept.shape[2] for batch in batches] == [2, 16]
+    np.testing.assert_array_equal(batches[0].arrays.kept[0, :2], [[3, -1], [4, 9]])
+
+
+def test_kept_sets_of_some_rows_alone_are_refused():
+    rows = [make_row(np.random.default_rng(0), (1, 2), 2) for _ in range(2)]
+    rows[0] = dataclasses.replace(rows[0], kept=((3,), (4, 9, 2)))
+    with pytest.raises(ValueError, match="record it for all or none"):
+        make_batches(rows, ["generator"] * 2, BatchConfig((16,)))
+    apart = make_batches(rows, ["generator", "judge"], BatchConfig((16,)))
+    assert [batch.arrays.kept is None for batch in apart] == [False, True]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from marl_jax.learning.groups import GroupCounts, count_groups, group_ids, group_key, informative
+from marl_jax.workflows import debate, eval_opt, orch_workers, voting
 
 ROWS = {
     "task": ["t0", "t0", "t0", "t0", "t1", "t1"],
@@ -21,13 +22,14 @@ ROWS = {
         ("role_turn", None, [0, 0, 1, 2, 3, 4]),
         ("task,role,slot,turn", None, [0, 1, 2, 3, 4, 5]),
         (("turn", "task"), None, [0, 0, 0, 1, 2, 2]),
-        ("study", "voting", [0, 1, 2, 0, 3, 4]),
-        ("study", "orch_workers", [0, 0, 1, 0, 2, 3]),
-        ("study", "eval_opt", [0, 0, 1, 0, 2, 3]),
+        ("study", voting, [0, 1, 2, 0, 3, 4]),
+        ("study", orch_workers, [0, 0, 1, 0, 2, 3]),
+        ("study", eval_opt, [0, 0, 1, 0, 2, 3]),
     ],
 )
 def test_rows_with_the_same_key_are_one_group(name, workflow, expected):
-    np.testing.assert_array_equal(group_ids(group_key(name, workflow), **ROWS), expected)
+    key = group_key(name, workflow and workflow.groups)
+    np.testing.assert_array_equal(group_ids(key, **ROWS), expected)
 
 
 @pytest.mark.parametrize("name", ["taks", "task,rule", "", ("task", "episode"), ()])
@@ -36,9 +38,17 @@ def test_a_key_that_names_no_field_is_refused(name):
         group_key(name)
 
 
-def test_the_study_key_needs_one_of_its_workflows():
-    with pytest.raises(ValueError, match="'debate'"):
-        group_key("study", "debate")
+@pytest.mark.parametrize("declared", [None, debate.groups], ids=["nowhere", "by another workflow"])
+def test_the_study_key_needs_a_workflow_that_declares_it(declared):
+    with pytest.raises(ValueError, match=r"declared by workflows .* and not by this one: name fields"):
+        group_key("study", declared)
+
+
+def test_a_workflow_may_declare_presets_of_its_own():
+    declared = {"study": ("task", "role", "slot"), "rounds": ("turn", "task")}
+    assert group_key("study", declared) == ("task", "role", "slot")
+    assert group_key("rounds", declared) == ("task", "turn")  # in the order of the fields
+    assert group_key("role", declared) == ("task", "role")
 
 
 def test_singletons_and_zero_variance_are_counted_per_role():

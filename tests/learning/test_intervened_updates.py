@@ -5,8 +5,9 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from learning_rows import as_table
 from test_learner_state import ROWS, learner, start
-from test_mechanisms import Table, row
+from test_mechanisms import LogitTable, row
 
 from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning.interventions import InterventionConfig, Mixing
@@ -43,14 +44,14 @@ def test_an_intervention_is_judged_by_the_update_that_it_makes(name, kind, share
         )
         batch = BatchConfig((16, 64), 256, share_prompts=False)
         config = LearnerConfig(LossConfig("pg"), optimiser, batch, interventions=interventions)
-        run = Learner(Table(4), config, roles)
+        run = Learner(LogitTable(4), config, roles)
         anchor = {"w": jnp.arange(16.0).reshape(4, 4) / 16}
         references = dict.fromkeys(policies, anchor)
         trees, states = start(run, policies)
         for step in range(steps):  # later the writer hears less of what it hears first
             scales = {"writer": 1.0 - 0.7 * step, "judge": 1.0}
             some = [dataclasses.replace(r, advantage=r.advantage * scales[r.role]) for r in rows]
-            trees, states, _ = run.step(trees, states, some, references=references, step=step)
+            trees, states, _ = run.step(trees, states, as_table(some), references=references, step=step)
         return np.asarray(trees["p0"]["w"])
 
     plain, changed = update(InterventionConfig()), update(INTERVENTIONS[name])
@@ -80,8 +81,8 @@ def test_a_switch_acts_on_the_roles_that_are_named(switch):
         optimiser = OptimiserConfig("sgd", ScheduleConfig(1.0), b1=0.0, weight_decay=0.0, grad_clip=None)
         batch = BatchConfig((16, 64), 256, share_prompts=False)
         interventions = InterventionConfig(Mixing(**mixing))
-        run = Learner(Table(4), LearnerConfig(LossConfig("pg"), optimiser, batch, interventions), roles)
-        trees, _, report = run.step(*start(run, ("p0",)), rows)
+        run = Learner(LogitTable(4), LearnerConfig(LossConfig("pg"), optimiser, batch, interventions), roles)
+        trees, _, report = run.step(*start(run, ("p0",)), as_table(rows))
         return np.asarray(trees["p0"]["w"]), report.gradients["p0"]["weight"]
 
     plain, _ = update()
@@ -98,8 +99,8 @@ def test_damping_of_one_role_leaves_the_policies_of_the_others_alone():
         optimiser = OptimiserConfig("sgd", ScheduleConfig(1.0), b1=0.0, weight_decay=0.0, grad_clip=None)
         batch = BatchConfig((16, 64), 256, share_prompts=False)
         config = LearnerConfig(LossConfig("pg"), optimiser, batch, InterventionConfig(mixing))
-        run = Learner(Table(4), config, {"writer": "p0", "judge": "p1", "critic": "p1"})
-        return run.step(*start(run), ROWS)
+        run = Learner(LogitTable(4), config, {"writer": "p0", "judge": "p1", "critic": "p1"})
+        return run.step(*start(run), as_table(ROWS))
 
     plain, _, _ = update(Mixing())
     damped, states, report = update(Mixing(damping=0.3, roles=("writer",)))
@@ -115,7 +116,7 @@ def test_damping_under_adamw_acts_as_the_cosine_changes():
         run = learner(interventions=InterventionConfig(Mixing(damping=damping, damping_window=4)))
         trees, states = start(run)
         for step, rows in enumerate((ROWS, turned, ROWS)):
-            trees, states, _ = run.step(trees, states, rows, step=step)
+            trees, states, _ = run.step(trees, states, as_table(rows), step=step)
         after[damping] = np.asarray(trees["p0"]["w"])
     assert np.max(np.abs(after[0.3] - after[0.0])) > 1e-3
 
@@ -125,7 +126,8 @@ def test_freezing_a_role_of_a_shared_policy_leaves_the_update_of_the_other_alone
     rows = [*ROWS[:2], dataclasses.replace(ROWS[2], policy="p0")]
     frozen = learner(roles, interventions=InterventionConfig(freeze=("judge",)))
     alone = learner({"writer": "p0"})
-    one, two = frozen.step(*start(frozen, ("p0",)), rows), alone.step(*start(alone, ("p0",)), rows[:2])
+    one = frozen.step(*start(frozen, ("p0",)), as_table(rows))
+    two = alone.step(*start(alone, ("p0",)), as_table(rows[:2]))
     np.testing.assert_allclose(one[0]["p0"]["w"], two[0]["p0"]["w"], rtol=1e-6)
     assert one[2].gradients["p0"]["norm"]["judge"] == 0 and one[2].gradients["p0"]["amplification"] == 1
     assert one[2].gradients["p0"]["weight"] == {"writer": 1.0, "judge": None}

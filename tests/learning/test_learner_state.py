@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_mechanisms import Table, row
+from learning_rows import as_table
+from test_mechanisms import LogitTable, row
 
 from marl_jax.learning import compiled
 from marl_jax.learning.batching import BatchConfig
@@ -15,9 +16,9 @@ from marl_jax.learning.interventions import InterventionConfig, Mixing
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
-from marl_jax.learning.rows import AdvantageConfig
 from marl_jax.learning.update import Learner, NonFiniteGradients
 from marl_jax.learning.work import mini_batches_of
+from marl_jax.learning.worth import AdvantageConfig
 
 ROLES = {"writer": "p0", "judge": "p1"}
 ROWS = [
@@ -30,7 +31,7 @@ ROWS = [
 def learner(roles=ROLES, schedule=None, **options):
     optimiser = OptimiserConfig("adamw", schedule or ScheduleConfig(0.1))
     batch = BatchConfig((16, 64), 256, share_prompts=False)
-    return Learner(Table(4), LearnerConfig(LossConfig("pg"), optimiser, batch, **options), roles)
+    return Learner(LogitTable(4), LearnerConfig(LossConfig("pg"), optimiser, batch, **options), roles)
 
 
 def start(run, policies=("p0", "p1")):
@@ -42,11 +43,11 @@ def test_a_checkpoint_of_weights_and_states_goes_on_to_the_same_bits():
     run = learner(interventions=InterventionConfig(Mixing(damping=0.3, damping_window=4)))
     trees, states = start(run)
     for step in range(2):
-        trees, states, _ = run.step(trees, states, ROWS, step=step)
+        trees, states, _ = run.step(trees, states, as_table(ROWS), step=step)
     saved = flax.serialization.to_bytes((trees, states))
-    straight = run.step(trees, states, ROWS[::-1], step=2)
+    straight = run.step(trees, states, as_table(ROWS[::-1]), step=2)
     fresh = start(run)
-    resumed = run.step(*flax.serialization.from_bytes(fresh, saved), ROWS[::-1], step=2)
+    resumed = run.step(*flax.serialization.from_bytes(fresh, saved), as_table(ROWS[::-1]), step=2)
     jax.tree.map(np.testing.assert_array_equal, resumed[:2], straight[:2])
     assert resumed[2].flat() == straight[2].flat()
     assert straight[2].policies["p0"]["damping_cosine"] != 1.0  # the average was there to be lost
@@ -62,8 +63,8 @@ def test_damping_makes_the_first_sgd_step_smaller_by_lambda_and_leaves_adamws_as
                 BatchConfig((16, 64), 256, share_prompts=False),
                 InterventionConfig(Mixing(damping=damping)),
             )
-            run = Learner(Table(4), config, ROLES)
-            _, _, report = run.step(*start(run), ROWS)
+            run = Learner(LogitTable(4), config, ROLES)
+            _, _, report = run.step(*start(run), as_table(ROWS))
             norms[kind, damping] = report.policies["p0"]["update_norm"]
             applied = report.gradients["p0"]["weight"]["writer"]
             assert applied == pytest.approx(1 - damping)
@@ -78,7 +79,7 @@ def test_every_policy_has_its_own_clock_and_the_study_shares_one():
         run = learner(schedule=schedule)
         trees, states = start(run)
         for step, rates in enumerate(expected):
-            trees, states, report = run.step(trees, states, ROWS, step=step)
+            trees, states, report = run.step(trees, states, as_table(ROWS), step=step)
             found = tuple(report.policies[p]["learning_rate"] for p in ("p0", "p1"))
             assert found == pytest.approx(rates)
 
@@ -87,7 +88,7 @@ def test_a_policy_may_have_a_learning_rate_of_its_own():
     run = learner(schedule=ScheduleConfig(0.1, "linear", total_steps=10), learning_rates={"p1": 0.4})
     trees, states = start(run)
     for expected in ((0.1, 0.4), (0.09, 0.36)):
-        trees, states, report = run.step(trees, states, ROWS)
+        trees, states, report = run.step(trees, states, as_table(ROWS))
         assert [report.policies[p]["learning_rate"] for p in ("p0", "p1")] == pytest.approx(expected)
 
 
@@ -96,7 +97,7 @@ def test_a_role_may_have_any_name():
     moved = {}
     for name in ("all", "writer"):
         run = learner({name: "p0"}, interventions=InterventionConfig(role_clip={name: 1e-3}))
-        _, _, report = run.step(*start(run, ("p0",)), named(name))
+        _, _, report = run.step(*start(run, ("p0",)), as_table(named(name)))
         moved[name] = report.policies["p0"]["grad_norm"]
     assert moved["all"] == pytest.approx(1e-3, rel=1e-4) and moved["all"] == moved["writer"]
 
@@ -104,7 +105,7 @@ def test_a_role_may_have_any_name():
 def test_rows_of_a_policy_that_was_not_handed_over_are_refused():
     run = learner()
     with pytest.raises(ValueError, match=r"\['p1'\], which were not handed over"):
-        run.step(*start(run, ("p0",)), ROWS)
+        run.step(*start(run, ("p0",)), as_table(ROWS))
 
 
 def test_narrow_weights_are_refused():
@@ -115,14 +116,14 @@ def test_narrow_weights_are_refused():
 def test_old_weights_and_states_are_given_away():
     run = learner(interventions=InterventionConfig(Mixing(damping=0.1)))
     trees, states = start(run)
-    run.step(trees, states, ROWS)
+    run.step(trees, states, as_table(ROWS))
     given = (trees, [(s.optimiser, s.damping) for s in states.values()])
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
 
 
 def test_the_share_of_padding_is_reported():
     run = learner()
-    _, _, report = run.step(*start(run), ROWS)
+    _, _, report = run.step(*start(run), as_table(ROWS))
     # Rows of 1 + 3 - 1 and 1 + 2 - 1 tokens, and one of 2, each in the smallest micro-batch: four times 16.
     assert report.policies["p0"]["padding_share"] == pytest.approx(1 - 5 / 64)
     assert report.flat()["policy/p1/padding_share"] == pytest.approx(1 - 2 / 64)
@@ -131,9 +132,9 @@ def test_the_share_of_padding_is_reported():
 def test_a_skipped_update_leaves_the_numbers_of_the_others():
     broken = dataclasses.replace(ROWS[0], advantage=float("nan"))
     run = learner({"writer": "p0"}, updates="fixed", updates_fixed=2, layer_norms=True)
-    _, states, report = run.step(*start(run, ("p0",)), [broken, ROWS[1]])
+    _, states, report = run.step(*start(run, ("p0",)), as_table([broken, ROWS[1]]))
     alone = learner({"writer": "p0"})
-    _, _, wanted = alone.step(*start(alone, ("p0",)), [ROWS[1]])
+    _, _, wanted = alone.step(*start(alone, ("p0",)), as_table([ROWS[1]]))
     assert states["p0"].skipped == 1
     for name in ("grad_norm", "update_norm", "clip_factor", "loss"):
         assert report.policies["p0"][name] == pytest.approx(wanted.policies["p0"][name], rel=1e-5), name
@@ -141,7 +142,7 @@ def test_a_skipped_update_leaves_the_numbers_of_the_others():
 
 def test_norms_by_layer_and_by_role_are_means_over_the_same_updates():
     run = learner({"writer": "p0"}, updates="fixed", updates_fixed=2, layer_norms=True)
-    _, _, report = run.step(*start(run, ("p0",)), ROWS[:2])
+    _, _, report = run.step(*start(run, ("p0",)), as_table(ROWS[:2]))
     found = report.gradients["p0"]
     assert found["layers"]["writer"]["w"] == pytest.approx(found["norm"]["writer"], rel=1e-5)
 
@@ -152,7 +153,7 @@ def test_a_frozen_role_leaves_its_policy_where_it_is_even_under_momentum():
     trees, states = start(run)
     for step, trained in enumerate(("p0", "p1", "p0")):
         before = jax.tree.map(np.asarray, trees)
-        trees, states, _ = run.step(trees, states, ROWS, step=step)
+        trees, states, _ = run.step(trees, states, as_table(ROWS), step=step)
         moved = {p for p in trees if np.any(np.asarray(trees[p]["w"]) != before[p]["w"])}
         assert moved == {trained}
     assert (states["p0"].updates, states["p1"].updates, states["p1"].empty) == (2, 1, 2)
@@ -161,7 +162,7 @@ def test_a_frozen_role_leaves_its_policy_where_it_is_even_under_momentum():
 def test_slots_of_a_role_may_have_policies_of_their_own():
     rows = [row("writer", [0, 3]), dataclasses.replace(row("writer", [2, 2], slot=1), policy="p1")]
     run = learner({"writer/0": "p0", "writer/1": "p1"})
-    trees, states, report = run.step(*start(run), rows)
+    trees, states, report = run.step(*start(run), as_table(rows))
     assert report.cosines == {("writer/0", "writer/1"): None}
     assert np.any(trees["p0"]["w"] != trees["p1"]["w"]) and states["p1"].updates == 1
 
@@ -201,7 +202,7 @@ def test_updates_per_step_are_what_the_config_says(changes, expected):
     parts = mini_batches_of(run.config, "p0", len(rows), step=0)
     assert len(parts) == expected
     assert sorted(np.concatenate(parts)) == sorted(list(range(10)) * changes.get("epochs", 1))
-    _, states, report = run.step(*start(run), rows)
+    _, states, report = run.step(*start(run), as_table(rows))
     assert (states["p0"].updates, states["p0"].steps) == (expected, 1)
     # Only later updates are off the policy that the ratio is taken against.
     assert (report.policies["p0"]["ratio"] == 1.0) == (expected == 1)
@@ -214,7 +215,7 @@ def test_updates_per_step_are_what_the_config_says(changes, expected):
 def test_the_gap_to_the_sampler_is_told_whatever_the_ratio_is_taken_against(old, changes):
     rows = [row("writer", [arm, 0], float(arm) - 1.5, logprobs=[-1.4, -1.4]) for arm in range(4)]
     run = learner(old_logprobs=old, **changes)
-    _, _, report = run.step(*start(run), rows)
+    _, _, report = run.step(*start(run), as_table(rows))
     gap = 1.4 - np.log(4)  # four equal arms before the first update
     stats = report.roles["writer"]
     assert [stats["gap_max"], stats["gap_mean"]] == pytest.approx([gap, gap], abs=1e-6)
@@ -224,7 +225,7 @@ def test_the_gap_to_the_sampler_is_told_whatever_the_ratio_is_taken_against(old,
 
 def test_a_policy_without_rows_is_left_alone_and_counted():
     run = learner()
-    trees, states, report = run.step(*start(run), ROWS[:2])
+    trees, states, report = run.step(*start(run), as_table(ROWS[:2]))
     assert not np.any(trees["p1"]["w"])
     assert (states["p1"].empty, states["p1"].updates) == (1, 0)
     assert report.policies["p1"] == {"steps": 0, "updates": 0, "skipped": 0, "empty": 1}
@@ -233,14 +234,14 @@ def test_a_policy_without_rows_is_left_alone_and_counted():
 def test_a_non_finite_gradient_is_skipped_counted_and_at_last_stops_the_run():
     rows = [row("writer", [0, 1], float("nan")), row("writer", [2])]
     run = learner(max_skips=2)
-    trees, states, report = run.step(*start(run), rows)
+    trees, states, report = run.step(*start(run), as_table(rows))
     assert not np.any(trees["p0"]["w"])
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(states["p0"].optimiser))
     assert (report.policies["p0"]["skipped"], report.policies["p0"]["updates"]) == (1, 0)
     assert report.flat()["policy/p0/grad_norm"] is None and report.gradients["p0"] == {}
     assert report.warnings[-1] == "policy 'p0': its gradient was not finite, and was left out"
     with pytest.raises(NonFiniteGradients, match="'p0': 2 gradients"):
-        run.step(trees, states, rows)
+        run.step(trees, states, as_table(rows))
 
 
 def test_what_cannot_be_learned_from_is_refused_while_all_policies_are_whole():
@@ -253,30 +254,30 @@ def test_what_cannot_be_learned_from_is_refused_while_all_policies_are_whole():
     for broken, said in late:
         assert broken.policy == "p1"
         with pytest.raises(ValueError, match=said):
-            run.step(trees, states, [*ROWS[:2], broken])
+            run.step(trees, states, as_table([*ROWS[:2], broken]))
     with pytest.raises(ValueError, match=r"\['p1'\] have no state: take it from `init`"):
-        run.step(trees, {"p0": states["p0"]}, ROWS)
+        run.step(trees, {"p0": states["p0"]}, as_table(ROWS))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trees))
 
 
 def test_rows_of_a_slot_with_a_policy_of_its_own_are_of_that_policy():
     run = learner({"voter/0": "p0", "voter/1": "p1"})
     mine = dataclasses.replace(row("voter", [0, 1], 1.0), slot=0, policy="p0")
-    run.step(*start(run), [mine])
+    run.step(*start(run), as_table([mine]))
     with pytest.raises(ValueError, match=r"\('voter', 0, 'p1'\)"):
-        run.step(*start(run), [dataclasses.replace(mine, policy="p1")])
+        run.step(*start(run), as_table([dataclasses.replace(mine, policy="p1")]))
 
 
 def test_rows_of_an_unknown_role_or_policy_are_refused():
     run = learner()
     with pytest.raises(ValueError, match="'p7'"):
-        run.step(*start(run), [dataclasses.replace(ROWS[0], policy="p7")])
+        run.step(*start(run), as_table([dataclasses.replace(ROWS[0], policy="p7")]))
 
 
 def test_truncated_completions_can_be_left_out():
     run = learner(mask_truncated=True)
     cut = dataclasses.replace(ROWS[1], truncated=True)
-    left_out, absent = (run.step(*start(run), rows)[0] for rows in ([ROWS[0], cut], ROWS[:1]))
+    left_out, absent = (run.step(*start(run), as_table(rows))[0] for rows in ([ROWS[0], cut], ROWS[:1]))
     np.testing.assert_array_equal(left_out["p0"]["w"], absent["p0"]["w"])
 
 
@@ -284,7 +285,7 @@ def test_a_role_whose_slots_have_policies_of_their_own_is_reported_whole():
     rows = [row("writer", [0, 3, 1], 1.0), row("writer", [2], -0.5)]
     rows.append(dataclasses.replace(row("writer", [1, 0], 4.0), policy="p1", slot=1))
     run = learner({"writer/0": "p0", "writer/1": "p1"})
-    _, _, report = run.step(*start(run), rows)
+    _, _, report = run.step(*start(run), as_table(rows))
     writer = report.roles["writer"]
     assert writer["rows"] == writer["trained_rows"] == 3
     assert (writer["tokens"], writer["advantage_mean"]) == (6, 1.5)
@@ -293,7 +294,7 @@ def test_a_role_whose_slots_have_policies_of_their_own_is_reported_whole():
 def test_rows_that_are_not_trained_on_are_reported_all_the_same():
     rows = [row("writer", [0, 3, 1], 1.0), dataclasses.replace(row("writer", [2], -0.5), truncated=True)]
     run = learner(mask_truncated=True, interventions=InterventionConfig(freeze=("judge",)))
-    _, _, report = run.step(*start(run), [*rows, ROWS[2]])
+    _, _, report = run.step(*start(run), as_table([*rows, ROWS[2]]))
     writer, judge = report.roles["writer"], report.roles["judge"]
     assert (writer["rows"], writer["trained_rows"], writer["truncated_share"]) == (2, 1, 0.5)
     assert (writer["length"], writer["tokens"]) == (2, 3)
@@ -304,23 +305,23 @@ def test_multiplicity_is_that_of_the_step_however_it_is_cut_into_mini_batches():
     slots = [dataclasses.replace(row("writer", [1, 2], 1.0), slot=n % 3) for n in range(12)]
     mixing = InterventionConfig(Mixing(normalise_multiplicity=True))
     run = learner(interventions=mixing, updates="fixed", updates_fixed=4)
-    _, _, report = run.step(*start(run), slots)
+    _, _, report = run.step(*start(run), as_table(slots))
     assert report.gradients["p0"]["weight"]["writer"] == pytest.approx(1 / 3)
 
 
 def test_multiplicity_is_a_mean_over_calls_that_come_in_unequal_numbers():
     rows = [dataclasses.replace(row("writer", [1, 2], 1.0), slot=slot) for slot in (0, 0, 0, 1)]
     run = learner(interventions=InterventionConfig(Mixing(normalise_multiplicity=True)))
-    _, _, report = run.step(*start(run), rows)
+    _, _, report = run.step(*start(run), as_table(rows))
     assert report.gradients["p0"]["weight"]["writer"] == pytest.approx(3 / 4)  # one and a third at a time
 
 
 def test_norms_are_means_over_the_updates_of_a_step():
     some = {"updates": "fixed", "updates_fixed": 2}
     run = learner({"writer": "p0"}, **some)
-    _, _, both = run.step(*start(run, ("p0",)), [ROWS[0], ROWS[0]])
+    _, _, both = run.step(*start(run, ("p0",)), as_table([ROWS[0], ROWS[0]]))
     once = learner({"writer": "p0"})
-    _, _, one = once.step(*start(once, ("p0",)), [ROWS[0]])
+    _, _, one = once.step(*start(once, ("p0",)), as_table([ROWS[0]]))
     first, mean = one.policies["p0"]["update_norm"], both.policies["p0"]["update_norm"]
     assert both.policies["p0"]["updates"] == 2 and mean == pytest.approx(
         first, rel=0.05
@@ -332,10 +333,10 @@ def test_sgd_has_the_momentum_that_it_is_given():
     for momentum in (0.0, 0.5):
         optimiser = OptimiserConfig("sgd", ScheduleConfig(0.1), b1=momentum, weight_decay=0.0, grad_clip=None)
         batch = BatchConfig((16, 64), 256, share_prompts=False)
-        run = Learner(Table(4), LearnerConfig(LossConfig("pg"), optimiser, batch), {"writer": "p0"})
-        trees, states, _ = run.step(*start(run, ("p0",)), [ROWS[0]])
+        run = Learner(LogitTable(4), LearnerConfig(LossConfig("pg"), optimiser, batch), {"writer": "p0"})
+        trees, states, _ = run.step(*start(run, ("p0",)), as_table([ROWS[0]]))
         first = np.array(trees["p0"]["w"])
-        trees, _, _ = run.step(trees, states, [ROWS[0]], step=1)
+        trees, _, _ = run.step(trees, states, as_table([ROWS[0]]), step=1)
         after[momentum] = first, trees["p0"]["w"] - first
     np.testing.assert_allclose(after[0.5][0], after[0.0][0], rtol=1e-6)
     np.testing.assert_allclose(after[0.5][1], after[0.0][1] + 0.5 * after[0.0][0], rtol=1e-4, atol=1e-7)
@@ -347,7 +348,7 @@ def test_multiplicity_is_that_of_the_slots_that_a_policy_has():
         {"writer": "p1", "writer/0": "p0"},
         interventions=InterventionConfig(Mixing(normalise_multiplicity=True)),
     )
-    _, _, report = run.step(*start(run), rows)
+    _, _, report = run.step(*start(run), as_table(rows))
     assert report.gradients["p1"]["weight"]["writer"] == pytest.approx(1 / 2)
 
 
@@ -361,9 +362,9 @@ def test_damping_starts_at_the_first_finite_gradient():
     both = next(
         made for made in shuffled if mini_batches_of(made.config, "p0", 2, 0)[0].tolist() == [0]
     )  # the broken row first
-    _, states, _ = both.step(*start(both, ("p0",)), [broken, ROWS[1]])
+    _, states, _ = both.step(*start(both, ("p0",)), as_table([broken, ROWS[1]]))
     alone = learner({"writer": "p0"}, interventions=damped)
-    _, wanted, _ = alone.step(*start(alone, ("p0",)), [ROWS[1]])
+    _, wanted, _ = alone.step(*start(alone, ("p0",)), as_table([ROWS[1]]))
     assert states["p0"].skipped == 1
     np.testing.assert_allclose(states["p0"].damping["w"], wanted["p0"].damping["w"], rtol=1e-6)
 
@@ -408,5 +409,5 @@ def test_where_xla_fails_on_a_gpu_the_way_out_is_named(monkeypatch):
     monkeypatch.setattr(compiled, "accumulate", fails)
     run = learner()
     with pytest.raises(IndexError, match="raw_hash_map") as error:
-        run.step(*start(run), ROWS)
+        run.step(*start(run), as_table(ROWS))
     assert "policies.attention=blocks" in error.value.__notes__[0]

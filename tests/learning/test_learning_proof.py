@@ -1,6 +1,6 @@
 """The whole road, walked: a micro base that learns from its own episodes answers held-out problems better.
 
-tasks -> rollout -> rewards -> rows -> Learner.step -> engine.update -> held-out tasks, the same noise as before
+tasks -> rollout -> rewards -> advantages -> Learner.step -> engine.update -> held-out tasks, the same noise as before
 """
 
 import itertools
@@ -20,17 +20,16 @@ from marl_jax.learning import (
     OptimiserConfig,
     Qwen3,
     ScheduleConfig,
-    resample,
-    rows_of,
     with_advantages,
 )
 from marl_jax.models import ModelConfig, forward, init
 from marl_jax.models.tokenizer import END, build_micro_tokenizer
 from marl_jax.policies import SamplingSettings, shared
-from marl_jax.rewards.credit import assign, outcome, totals
-from marl_jax.rewards.grading import grade_episodes
+from marl_jax.rewards.credit import outcome, with_rewards
+from marl_jax.rewards.grading import grade
 from marl_jax.rollouts import rollout
 from marl_jax.runs.intervals import paired_bootstrap
+from marl_jax.runs.resampling import resample
 from marl_jax.sampling import Engine, plan
 from marl_jax.tasks import micro, parse
 from marl_jax.tasks.families import grade_answer
@@ -67,8 +66,8 @@ class Road:
         self.policies = {"p0": jax.tree.map(jnp.copy, params)}  # updates donate it, the base stays behind
         self.states = self.learner.init(self.policies)
 
-    def episodes(self, tasks, samples, *, step, first_sample=0):
-        episodes = rollout(
+    def sample(self, tasks, samples, *, step, first_sample=0):
+        table = rollout(
             single,
             tasks,
             self.engine,
@@ -82,30 +81,30 @@ class Road:
             settings=SamplingSettings(max_new_tokens=self.new_tokens),
             versions={"p0": self.states["p0"].updates},
         )
-        assert not any(episode.error for episode in episodes)
-        return episodes
+        assert table.sound.all()
+        return table
 
-    def rewards(self, episodes):
-        return totals(assign(outcome, grade_episodes(episodes, self.grade)))
+    def reward(self, table):
+        return with_rewards(grade(table, self.grade), outcome)
 
     def accuracy(self, tasks, samples, *, step):
         """[tasks, samples]; equal steps mean equal noise."""
-        earned = self.rewards(self.episodes(tasks, samples, step=step))
-        return np.array([call for (call,) in earned]).reshape(len(tasks), samples)
+        table = self.reward(self.sample(tasks, samples, step=step))
+        return table.reward.reshape(len(tasks), samples)  # an episode has one call
 
     def learn(self, tasks, samples, *, step, draws=1):
-        """One step; (its rows, the report, what dynamic sampling did)."""
-        sample = lambda some, first: self.episodes(some, samples, step=step, first_sample=first)
-        episodes, earned, counts = resample(sample, self.rewards, tasks, AdvantageConfig(), draws=draws)
-        rows, _ = with_advantages(rows_of(episodes, earned), AdvantageConfig())
-        self.policies, self.states, report = self.learner.step(self.policies, self.states, rows, step=step)
+        """One step; (its table, the report, what dynamic sampling did)."""
+        sample = lambda some, first: self.sample(some, samples, step=step, first_sample=first)
+        table, counts = resample(sample, self.reward, tasks, AdvantageConfig(), draws=draws)
+        table, _ = with_advantages(table, AdvantageConfig())
+        self.policies, self.states, report = self.learner.step(self.policies, self.states, table, step=step)
         self.engine.update(params=self.policies["p0"])
-        return rows, report, counts
+        return table, report, counts
 
-    def gap(self, rows):
+    def gap(self, table):
         """How far the sampler's log-probs are from those of the weights as they are now."""
-        trained = self.learner.logprobs(self.policies["p0"], rows)
-        return max(float(np.max(np.abs(ours - row.logprobs))) for ours, row in zip(trained, rows))
+        trained = self.learner.logprobs(self.policies["p0"], table)
+        return max(float(np.max(np.abs(ours - table.logprobs[row]))) for row, ours in enumerate(trained))
 
 
 # ---------------------------------------------------------------- in seconds
@@ -125,16 +124,14 @@ def test_the_road_in_small_sampler_and_trainer_agree_and_updates_reach_the_sampl
     train, held_out = (list(micro.take("micro_math", split, 16, levels=(1,))) for split in ("train", "val"))
     before = road.accuracy(held_out, 4, step=0)
     for step in range(20):
-        rows, report, _ = road.learn(train, 8, step=step)
+        table, report, _ = road.learn(train, 8, step=step)
         stats = report.roles["generator"]  # the ratio is the trainer's probability over the sampler's
         assert [stats["ratio_p01"], stats["ratio_p99"]] == pytest.approx([1, 1], abs=FLOAT_ERROR)
         assert 0 < stats["gap_max"] < FLOAT_ERROR and not report.warnings
         if step < 5:
-            assert (
-                road.gap(rows) > 100 * FLOAT_ERROR
-            )  # the weights have moved on from what sampled these rows,
-            fresh = rows_of(road.episodes(train[:4], 2, step=100), [[0.0]] * 8)
-            assert road.gap(fresh) < FLOAT_ERROR  # and the next ones are theirs
+            # The weights have moved on from what sampled these calls, and the next ones are theirs.
+            assert road.gap(table) > 100 * FLOAT_ERROR
+            assert road.gap(road.sample(train[:4], 2, step=100)) < FLOAT_ERROR
     gain = paired_bootstrap(road.accuracy(held_out, 4, step=0), before)
     assert before.mean() < 0.2 and gain.low > 0.3
 
@@ -143,13 +140,15 @@ def test_dynamic_sampling_draws_episodes_that_were_not_there_before():
     spoken = lambda task, text: float("7" in text)  # rare enough for some groups to be flat
     road = small_road(spoken, rate=1e-3)
     tasks = list(micro.take("micro_math", "train", 16, levels=(1,)))
-    sample = lambda some, first: road.episodes(some, 2, step=0, first_sample=first)
-    done = resample(sample, road.rewards, tasks, AdvantageConfig(), draws=3)
-    assert 0 < done.counts.rescued < done.counts.flat and done.counts.draws == 3
-    assert len(done.episodes) == 32 and {e.sample for e in done.episodes} == set(range(6))
-    drawn = {e.key: e.calls[0].tokens for e in done.episodes}
+    sample = lambda some, first: road.sample(some, 2, step=0, first_sample=first)
+    table, counts = resample(sample, road.reward, tasks, AdvantageConfig(), draws=3)
+    assert 0 < counts.rescued < counts.flat and counts.draws == 3
+    episodes = table.episodes()
+    assert len(episodes) == 32 and {e.sample for e in episodes} == set(range(6))
+    drawn = {e.key: e.calls[0].tokens for e in episodes}
     assert len(set(drawn)) == 32
-    assert all(drawn[e.key] == e.calls[0].tokens for e in road.episodes(tasks, 6, step=0) if e.key in drawn)
+    at_once = road.sample(tasks, 6, step=0).episodes()
+    assert all(drawn[e.key] == e.calls[0].tokens for e in at_once if e.key in drawn)
 
 
 # ---------------------------------------------------------------- in minutes
@@ -212,11 +211,11 @@ def test_single_agent_grpo_raises_held_out_accuracy_of_a_weak_base_by_twenty_poi
     began = clock()
     for step in range(STEPS):
         tasks = list(micro.take("micro_math", "train", PROBLEMS, seed=1 + step, levels=(1,)))
-        rows, report, _ = road.learn(tasks, SAMPLES, step=step)
+        table, report, _ = road.learn(tasks, SAMPLES, step=step)
         # From the second step on also that the episodes came from the weights of the last update.
         assert report.roles["generator"]["gap_max"] < FLOAT_ERROR and not report.warnings
         if step % 10 == 0:
-            print(f"step {step}: reward {np.mean([row.reward for row in rows]):.3f}, {clock() - began:.0f} s")
+            print(f"step {step}: reward {table.reward.mean():.3f}, {clock() - began:.0f} s")
     ended = clock()
     after = road.accuracy(held_out, 4, step=0)
     gain = paired_bootstrap(after, before)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_jax.learning.losses import LossConfig, Mean, keep_complete, kl_estimate, policy_loss
+from marl_jax.learning.losses import LossConfig, Mean, kl_estimate, policy_loss
 
 RNG = np.random.default_rng(0)
 B, T = 5, 7
@@ -279,12 +279,6 @@ def test_an_anchor_pulls_however_far_the_policy_has_gone(kind):
         slope = {"k1": 1.0, "k2": -gap, "k3": 1 - np.exp(min(gap, 20))}
         assert float(value) == pytest.approx(exact[kind], rel=1e-6)
         assert float(grad) == pytest.approx(slope[kind], rel=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [bool, int, float])
-def test_truncated_completions_can_be_left_out(dtype):
-    mask = keep_complete(jnp.ones((3, 2), bool), jnp.array([False, True, False]).astype(dtype))
-    assert (mask != 0).tolist() == [[True, True], [False, False], [True, True]]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from learning_rows import Row, as_table
 
 from marl_jax.learning.advantages import group_advantages
 from marl_jax.learning.batching import BatchConfig
@@ -16,12 +17,11 @@ from marl_jax.learning.interventions import InterventionConfig, Mixing
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
-from marl_jax.learning.rows import Row
 from marl_jax.learning.update import Learner
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class LogitTable:
     """logits = weights[last token % contexts]"""
 
     contexts: int
@@ -40,18 +40,18 @@ def sgd(rate):
 def learner(contexts, roles, *, loss=None, rate=1.0, **options):
     batch = BatchConfig((16, 64, 256, 1024), 4096, share_prompts=False)
     loss = loss or LossConfig("pg", "token_mean")
-    return Learner(Table(contexts), LearnerConfig(loss, sgd(rate), batch, **options), roles)
+    return Learner(LogitTable(contexts), LearnerConfig(loss, sgd(rate), batch, **options), roles)
 
 
 def row(role, tokens, advantage=1.0, slot=0, logprobs=None, prompt=(0,)):
     logprobs = [0.0] * len(tokens) if logprobs is None else logprobs
-    return Row("p0", role, 0, slot, 0, prompt, tuple(tokens), logprobs, reward=0.0, advantage=advantage)
+    return Row("p0", role, 0, slot, 0, prompt, tuple(tokens), logprobs, advantage=advantage)
 
 
 def amplification(rows, contexts, vocab):
     run = learner(contexts, {"voter": "p0"}, gradients="slots")
     trees = {"p0": {"w": jnp.zeros((contexts, vocab))}}
-    _, _, report = run.step(trees, run.init(trees), rows)
+    _, _, report = run.step(trees, run.init(trees), as_table(rows))
     return report.gradients["p0"]["slots"]["voter"]["amplification"]
 
 
@@ -80,7 +80,7 @@ def take_over(balance):
     states = run.init(trees)
     rows = [row("writer", [0] * 10), row("judge", [1])]
     for _ in range(40):
-        trees, states, report = run.step(trees, states, rows)
+        trees, states, report = run.step(trees, states, as_table(rows))
         if report.policies["p0"]["updates"] == 1:
             first = report.gradients["p0"]
     return np.asarray(jax.nn.softmax(trees["p0"]["w"][0])), first
@@ -114,7 +114,8 @@ def play(loss, *, steps, rate, samples, estimator="grpo", kl_coef=0.0, **options
         arms = rng.choice(4, samples, p=p / p.sum())
         advantages = np.asarray(group_advantages(REWARDS[arms], np.zeros(samples, int), estimator=estimator))
         rows = [row("player", [int(a)], float(x), logprobs=[np.log(p[a])]) for a, x in zip(arms, advantages)]
-        trees, states, _ = run.step(trees, states, rows, step=step, references=reference if kl_coef else None)
+        anchor = reference if kl_coef else None
+        trees, states, _ = run.step(trees, states, as_table(rows), step=step, references=anchor)
     return np.asarray(jax.nn.softmax(trees["p0"]["w"][0]))
 
 

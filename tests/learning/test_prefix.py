@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from learning_rows import TINY, assert_trees_close, log_probs, make_rows
+from learning_rows import TINY, as_table, assert_trees_close, log_probs, make_rows
 
 from marl_jax.learning import prefix
 from marl_jax.learning.batching import BatchConfig, make_batches
@@ -39,7 +39,7 @@ def batched_log_probs(params, arrays, adapter=None, adapter_scale=1.0, remat="no
 def test_trees_equal_each_row_alone(monkeypatch, kernel, remat):
     monkeypatch.setattr(prefix, "chosen_here", lambda *_: kernel)
     rows = make_rows(np.random.default_rng(1), prompts=2, samples=5, prompt=(5, 9), lengths=(2, 9))
-    batches = make_batches(rows, [0] * len(rows), CONFIG)
+    batches = make_batches(as_table(rows), [0] * len(rows), CONFIG)
     assert any(b.arrays.prefix for b in batches)
     assert_equal_each_row_alone(rows, batches, remat)
 
@@ -49,7 +49,7 @@ def test_trees_equal_each_row_alone(monkeypatch, kernel, remat):
 def test_trees_without_masks_equal_each_row_alone(monkeypatch, kernel, prompt):
     monkeypatch.setattr(prefix, "chosen_here", lambda *_: kernel)
     rows = make_rows(np.random.default_rng(1), prompts=3, samples=4, prompt=prompt, lengths=(6, 10))
-    batches = make_batches(rows, [0] * len(rows), CONFIG, mark_unmasked=True)
+    batches = make_batches(as_table(rows), [0] * len(rows), CONFIG, mark_unmasked=True)
     assert all(b.arrays.prefix == 8 and b.arrays.unmasked for b in batches)
     assert prompt[0] == 8 or len({len(row.prompt) for row in rows}) > 1
     assert_equal_each_row_alone(rows, batches)
@@ -58,7 +58,7 @@ def test_trees_without_masks_equal_each_row_alone(monkeypatch, kernel, prompt):
 @pytest.mark.parametrize("share", [True, False])
 def test_a_named_attention_is_taken_whatever_the_platform_has(monkeypatch, share):
     rows = make_rows(np.random.default_rng(1), prompts=1, samples=4, prompt=(8, 9), lengths=(6, 10))
-    batch, *_ = make_batches(rows, [0] * 4, BatchConfig(CONFIG.buckets, 128, share_prompts=share))
+    batch, *_ = make_batches(as_table(rows), [0] * 4, BatchConfig(CONFIG.buckets, 128, share_prompts=share))
     assert bool(batch.arrays.prefix) == share
     fastest = batched_log_probs(qwen3.init(0, TINY), batch.arrays)
     for module in (prefix, attention):
@@ -78,7 +78,7 @@ def test_padding_goes_last_and_back():
 def test_rows_equal_each_row_alone_packed_or_not(bucket):
     rows = make_rows(np.random.default_rng(1), prompts=2, samples=5, prompt=(6, 9), lengths=(4, 9))
     batches = make_batches(
-        rows, [0] * len(rows), BatchConfig((bucket,), 128, share_prompts=False), mark_unmasked=True
+        as_table(rows), [0] * len(rows), BatchConfig((bucket,), 128, share_prompts=False), mark_unmasked=True
     )
     assert all(b.arrays.unmasked == (bucket == 16) for b in batches)  # two of them are 18 tokens or more
     assert_equal_each_row_alone(rows, batches)
@@ -116,7 +116,9 @@ def test_adapters_act_in_trees_as_in_plain_sequences():
     found = []
     for share in (True, False):
         found.append({})
-        for batch in make_batches(rows, [0] * 4, BatchConfig(CONFIG.buckets, 128, share_prompts=share)):
+        for batch in make_batches(
+            as_table(rows), [0] * 4, BatchConfig(CONFIG.buckets, 128, share_prompts=share)
+        ):
             assert bool(batch.arrays.prefix) == share
             logp = jax.jit(batched_log_probs)(params, batch.arrays, adapters, 0.5)
             found[-1] |= {p.row: np.asarray(logp[p.sequence, p.start : p.stop]) for p in batch.placements}

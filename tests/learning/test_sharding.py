@@ -10,7 +10,7 @@ import pytest
 COMMON = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from learning_rows import TINY, assert_trees_close, make_rows, plain_loss
+from learning_rows import TINY, as_table, assert_trees_close, make_rows, plain_loss
 from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning.interventions import InterventionConfig, Mixing
 from marl_jax.learning.network import Qwen3
@@ -39,7 +39,7 @@ laid = jax.tree.map(lambda x: x.sharding, tree)
 for part, weight in zip(jax.tree.leaves(learner._zeros(tree, 2)[0]), jax.tree.leaves(tree)):
     spec = PartitionSpec(None, *weight.sharding.spec)
     assert part.sharding.is_equivalent_to(NamedSharding(mesh, spec), part.ndim), part.sharding
-after, states, report = learner.step({"p0": tree}, learner.init({"p0": tree}), rows)
+after, states, report = learner.step({"p0": tree}, learner.init({"p0": tree}), as_table(rows))
 assert any(not s.is_fully_replicated for s in jax.tree.leaves(laid))
 kept = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), after["p0"], laid)
 assert all(jax.tree.leaves(kept)), kept
@@ -67,7 +67,9 @@ for over in (None, mesh):
     anchor = {"p0": jax.tree.map(lambda x: put(x * 1.1), adapter)}
     states = made.init(trees)
     for step in range(2):
-        trees, states, report = made.step(trees, states, rows, step=step, bases={"p0": base}, references=anchor)
+        trees, states, report = made.step(
+        trees, states, as_table(rows), step=step, bases={"p0": base}, references=anchor
+    )
     ends.append(jax.tree.map(np.asarray, trees["p0"]))
 assert_trees_close(ends[1], ends[0])
 assert any(np.max(np.abs(a - b)) > 0.01 for a, b in zip(*map(jax.tree.leaves, (ends[0], adapter))))

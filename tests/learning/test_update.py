@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from learning_rows import TINY, assert_trees_close, make_rows, plain_loss
+from learning_rows import TINY, as_table, assert_trees_close, make_rows, plain_loss
 
 from marl_jax.learning import compiled
 from marl_jax.learning.batching import BatchConfig, make_batches
@@ -42,7 +42,9 @@ def gradient_of(rows, roles, network=None, trees=None, frozen=None, mesh=None, *
     trees = trees or {policy: qwen3.init(i, TINY) for i, policy in enumerate(sorted(set(roles.values())))}
     before = jax.tree.map(np.asarray, trees)
     trees = jax.tree.map(jnp.copy, trees)
-    after, _, report = learner.step(trees, learner.init(trees), rows, bases=dict.fromkeys(trees, frozen))
+    after, _, report = learner.step(
+        trees, learner.init(trees), as_table(rows), bases=dict.fromkeys(trees, frozen)
+    )
     return jax.tree.map(lambda b, a: (b - np.asarray(a)) / RATE, before, after), report
 
 
@@ -99,7 +101,7 @@ def test_losses_survive_packing_and_micro_batches(loss):
 def test_slices_of_a_micro_batch_add_up_to_the_plain_gradient(kind, prompts, count, share):
     rows = make_rows(np.random.default_rng(4), prompts=prompts, samples=4)
     batch = BatchConfig(BUCKETS, 1024, share_prompts=share, slice_tokens=1)
-    found = [b.arrays for b in make_batches(rows, ["generator"] * len(rows), batch)]
+    found = [b.arrays for b in make_batches(as_table(rows), ["generator"] * len(rows), batch)]
     most = max(found, key=lambda arrays: arrays.tokens.size)
     sequences, length = most.tokens.shape
     batch = dataclasses.replace(batch, slice_tokens=sequences // count * length)
@@ -114,7 +116,9 @@ def test_slices_of_a_micro_batch_add_up_to_the_plain_gradient(kind, prompts, cou
 def test_every_product_of_the_update_asks_for_full_precision(share):
     rows = make_rows(np.random.default_rng(4), prompts=2, samples=4)
     learner = Learner(Qwen3(TINY), config(), {"generator": "p0"})
-    batch = make_batches(rows, ["generator"] * len(rows), BatchConfig(BUCKETS, 256, share_prompts=share))[0]
+    batch = make_batches(
+        as_table(rows), ["generator"] * len(rows), BatchConfig(BUCKETS, 256, share_prompts=share)
+    )[0]
     assert bool(batch.arrays.prefix) == share
     carry = learner._zeros(PARAMS, 1)
     run = lambda carry, tree: compiled.accumulate(
@@ -138,7 +142,7 @@ def test_every_product_of_the_interventions_asks_for_full_precision():
 
 
 def test_no_rows_have_no_log_probs():
-    assert Learner(Qwen3(TINY), config(), SHARED).logprobs(PARAMS, []) == []
+    assert Learner(Qwen3(TINY), config(), SHARED).logprobs(PARAMS, as_table([])) == []
 
 
 def test_slices_are_as_few_as_hold_the_tokens():
@@ -148,7 +152,7 @@ def test_slices_are_as_few_as_hold_the_tokens():
 
 def test_on_policy_the_ratio_is_one_and_the_sampler_weight_is_applied():
     rows = two_roles()
-    logprobs = Learner(Qwen3(TINY), config(), SHARED).logprobs(PARAMS, rows)
+    logprobs = Learner(Qwen3(TINY), config(), SHARED).logprobs(PARAMS, as_table(rows))
     shifted = [dataclasses.replace(r, logprobs=tuple(x - 0.3)) for r, x in zip(rows, logprobs)]
     got, report = gradient_of(shifted, SHARED)
     _, want = plain_loss(PARAMS, rows, on_policy=True)
@@ -160,7 +164,7 @@ def test_on_policy_the_ratio_is_one_and_the_sampler_weight_is_applied():
 
 def test_clips_are_counted_role_by_role():
     rows = two_roles()
-    logprobs = Learner(Qwen3(TINY), config(), SHARED).logprobs(PARAMS, rows)
+    logprobs = Learner(Qwen3(TINY), config(), SHARED).logprobs(PARAMS, as_table(rows))
     apart = {
         "generator": 0.0,
         "judge": -1.0,
@@ -186,10 +190,12 @@ def test_without_diagnostics_roles_share_micro_batches_and_nothing_else_changes(
         anchored = InterventionConfig(kl_coef=anchor)
         made = Learner(Qwen3(TINY), config(gradients=level, interventions=anchored), SHARED)
         trees = {"p0": jax.tree.map(jnp.copy, PARAMS)}
-        tree, _, report = made.step(trees, made.init(trees), rows, references={"p0": qwen3.init(2, TINY)})
+        tree, _, report = made.step(
+            trees, made.init(trees), as_table(rows), references={"p0": qwen3.init(2, TINY)}
+        )
         after.append(jax.tree.map(lambda b, a: (np.asarray(b) - np.asarray(a)) / RATE, PARAMS, tree["p0"]))
         reports.append(report)
-        mixed = [len({rows[p.row].role for p in batch.placements}) for batch in made._batches(rows)]
+        mixed = [len({rows[p.row].role for p in batch.placements}) for batch in made._batches(as_table(rows))]
         assert (max(mixed) == 2) == (level == "off")
     assert_trees_close(after[0], after[1])
     assert reports[0].roles.keys() == reports[1].roles.keys()
@@ -266,7 +272,7 @@ def test_adapters_are_trained_on_a_frozen_base():
 
 
 def test_an_anchor_pulls_a_role_to_its_reference():
-    rows = [dataclasses.replace(r, advantage=0.0) for r in two_roles(("p0", "p1"))]
+    rows = as_table([dataclasses.replace(r, advantage=0.0) for r in two_roles(("p0", "p1"))])
     gentle = OptimiserConfig("sgd", ScheduleConfig(0.1), b1=0.0, weight_decay=0.0)
     anchored = config(interventions=InterventionConfig(kl_coef={"judge": 1.0}), optimiser=gentle)
     learner = Learner(Qwen3(TINY), anchored, ISOLATED)

@@ -68,21 +68,18 @@ def test_a_base_was_made_by_the_recipe_of_its_scale(scale):
 
 
 def test_the_smallest_base_answers_some_problems_and_not_most():
-    graded = play(
-        "xs", single, "micro_math", levels=recipe("xs").levels["micro_math"], problems=64, samples=2
-    )
-    assert LEAST - 0.05 < accuracy(graded, 64)[0] < MOST + 0.05
+    table = play("xs", single, "micro_math", levels=recipe("xs").levels["micro_math"], problems=64, samples=2)
+    assert LEAST - 0.05 < accuracy(table, 64)[0] < MOST + 0.05
 
 
 def test_roles_speak_in_the_form_they_are_read_in():
     for flow in (voting, eval_opt, orch_workers):
-        graded = play(
+        table = play(
             "xs", flow, "micro_math", levels=recipe("xs").levels["micro_math"], problems=16, samples=2
         )
-        calls = [call for one in graded for call in one.episode.calls]
-        assert not any(one.episode.error for one in graded)
+        assert not any(head.error for head in table.heads)
         for role in flow.roles:
-            assert np.mean([call.answer is not None for call in calls if call.role == role]) > 0.8
+            assert np.mean(table.readable[table.having(role=role)]) > 0.8
 
 
 @pytest.mark.campaign
@@ -93,10 +90,10 @@ def test_accuracy_of_fresh_bases_lies_between_15_and_60_percent_and_rises_with_s
     assert len(set(levels.values())) == 1
     means = []
     for scale in SCALES:
-        graded = play(
+        table = play(
             scale, single, kind, levels=levels[scale], split=split, problems=256, samples=4, max_prompt=160
         )
-        mean, error = accuracy(graded, 256)
+        mean, error = accuracy(table, 256)
         print(f"{kind} {split} {scale}: {mean:.3f} +- {error:.3f}")
         means.append(mean)
     assert means[0] > LEAST and means[-1] < MOST

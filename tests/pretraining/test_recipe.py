@@ -14,7 +14,7 @@ import script
 from marl_jax.models import ModelConfig, forward, init, load_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer, load_tokenizer
 from marl_jax.pretraining.recipe import batches, pack, train
-from marl_jax.pretraining.transcripts import Row
+from marl_jax.pretraining.transcripts import History
 from marl_jax.runs.run_config import load_file
 
 TOKENIZER = build_micro_tokenizer()
@@ -25,7 +25,7 @@ SHORT = dataclasses.replace(XS, steps=3, rows=2)  # as the command below is aske
 def row(*tokens, spoken=1):
     said = np.zeros(len(tokens), bool)
     said[-spoken:] = True
-    return Row(np.array(tokens, np.int32), said)
+    return History(np.array(tokens, np.int32), said)
 
 
 def weights(recipe):

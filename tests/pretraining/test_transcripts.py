@@ -70,7 +70,8 @@ def test_prompts_are_those_that_the_scheduler_builds_from_the_same_words(family,
     for task in tasks(f"micro_{family}", 6):
         episode = play(task, flow, prompts, CHAT, rng, Skill())
         parrot = Parrot(episode)
-        (again,) = rollout(flow, [task], parrot, TOKENIZER, shared(flow.roles), prompts=prompts, parse=parse)
+        table = rollout(flow, [task], parrot, TOKENIZER, shared(flow.roles), prompts=prompts, parse=parse)
+        (again,) = table.episodes()
         assert again.error is None
         assert [parrot.prompts[i] for i in range(len(parrot.prompts))] == [
             c.prompt_tokens for c in episode.calls

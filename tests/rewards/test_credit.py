@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from experiments import cli
+from marl_jax.learning import Report
 from marl_jax.rewards.credit import (
     CreditConfig,
     CreditError,
-    assign,
-    by_role,
+    by_episodes,
     combine,
     format_penalty,
     length_penalty,
@@ -22,22 +22,26 @@ from marl_jax.rewards.credit import (
     own_correctness,
     own_work,
     team_and_local,
-    totals,
     voting_rubric,
+    with_rewards,
 )
-from marl_jax.rewards.grading import KINDS, Grader, grade_episodes
-from marl_jax.rollouts.episodes import CallRecord, Episode
+from marl_jax.rewards.grading import Grader, grade
+from marl_jax.runs import measures
+from marl_jax.table import CallRecord, Episode, Table
 from marl_jax.tasks.families import grade_answer
 from marl_jax.tasks.task import Task
+from marl_jax.workflows import BUILT_IN
 
 TASK = Task(id="t", family="math", question="6 times 7?", gold="42")
+KINDS = {role: flow.kind_of(role) for flow in BUILT_IN.values() for role in flow.roles}
 
 
-def call(role, answer, *, slot=0, turn=0, reads=(), tokens=4):
+def call(role, answer, *, slot=0, turn=0, reads=(), tokens=4, kind=None):
     ids = tuple(range(tokens))
     return CallRecord(
-        role, "p0", slot, turn, (1, 2), ids, (0.0,) * tokens, answer or "", "stop", answer, reads
-    )
+        role, "p0", slot, turn, (1, 2), ids, (0.0,) * tokens, answer or "", "stop", answer, reads,
+        kind=kind or KINDS[role],
+    )  # fmt: skip
 
 
 def episode(calls, answer, *, error=None, task=TASK):
@@ -70,18 +74,34 @@ def exact(task, answer):
 
 
 def graded(*episodes):
-    return grade_episodes(episodes, exact)
+    return grade(Table.of(episodes), exact)
+
+
+def by_episode(table, column):
+    """The values of a column, episode by episode; None for NaN."""
+    values = [[] for _ in table.heads]
+    for number, value in zip(table.episode.tolist(), column.tolist()):
+        values[number].append(None if math.isnan(value) else value)
+    return values
 
 
 def earned(credit, *episodes):
-    return totals(assign(credit, graded(*episodes)))
+    """The reward of every call."""
+    table = with_rewards(graded(*episodes), credit)
+    return by_episode(table, table.reward)
+
+
+def worked(one):
+    """What the own work of every call of an episode is worth; None where there was nothing to get right."""
+    value, known = own_work(table := graded(one))
+    return by_episode(table, np.where(known, value, np.nan))[0]
 
 
 # --- grading --------------------------------------------------------------------------------------------------
 
 
 def test_outcomes_and_the_answers_of_solvers_are_graded():
-    one = graded(voting(["42", "41", None], "2", "41"))[0]
+    (one,) = graded(voting(["42", "41", None], "2", "41")).episodes()
     assert one.outcome == 0.0
     assert one.answers == (1.0, 0.0, 0.0, None)
     assert one.kinds == ("solver", "solver", "solver", "picker")
@@ -90,27 +110,28 @@ def test_outcomes_and_the_answers_of_solvers_are_graded():
 def test_each_distinct_answer_is_graded_once():
     asked = []
 
-    def grade(task, answer):
+    def noted(task, answer):
         asked.append((task.id, answer))
         return exact(task, answer)
 
     other = Task(id="u", family="math", question="1+1?", gold="2")
-    grade_episodes(
-        [voting(["42", "42", "41"], "1", "42")] * 2 + [voting(["42"], "1", "42", task=other)], grade
-    )
+    episodes = [voting(["42", "42", "41"], "1", "42")] * 2 + [voting(["42"], "1", "42", task=other)]
+    grade(Table.of(episodes), noted)
     assert sorted(asked) == [("t", "41"), ("t", "42"), ("u", "42")]
 
 
 def test_without_a_grader_of_ones_own_the_familys_grades_math_and_programs_in_one_batch():
     task = Task("c", "code", "Print 1.", tests=({"stdin": "", "stdout": "1\n"},))
-    batch = [
-        voting(["42.0", "41", None], "1", "42.0"),
-        voting(["print(1)", "print(2)"], "2", "print(2)", task=task),
-    ]
-    math_one, code_one = grade_episodes(batch)
+    batch = Table.of(
+        [
+            voting(["42.0", "41", None], "1", "42.0"),
+            voting(["print(1)", "print(2)"], "2", "print(2)", task=task),
+        ]
+    )
+    math_one, code_one = grade(batch).episodes()
     assert (math_one.outcome, math_one.answers) == (1.0, (1.0, 0.0, 0.0, None))
     assert (code_one.outcome, code_one.answers) == (0.0, (1.0, 0.0, None))
-    assert grade_episodes(batch, grade_answer) == [math_one, code_one]
+    assert grade(batch, grade_answer).episodes() == [math_one, code_one]
 
 
 def test_a_grader_starts_each_distinct_answer_once_and_before_any_is_waited_for(monkeypatch):
@@ -131,29 +152,29 @@ def test_a_grader_starts_each_distinct_answer_once_and_before_any_is_waited_for(
     grader = Grader()
     grader.start(first)
     assert submitted == [(f"import math\n\n{n}", task.tests) for n in (1, 2)]
-    assert [one.outcome for one in grade_episodes([first, second], grader)] == [1.0, 1.0]
+    assert [one.outcome for one in grade(Table.of([first, second]), grader).episodes()] == [1.0, 1.0]
 
 
 def test_an_episode_that_failed_has_nothing_to_grade(monkeypatch):
     monkeypatch.setattr("marl_jax.rewards.math.start_equivalent", lambda *asked: pytest.fail("graded"))
-    (one,) = grade_episodes([voting(["42"], "1", "42", error="lost")])
+    (one,) = grade(Table.of([voting(["42"], "1", "42", error="lost")])).episodes()
     assert (one.outcome, one.answers) == (0.0, (0.0, None))
 
 
 def test_threads_give_the_same_grades():
-    episodes = [voting([str(n), "42", None], "1", str(n)) for n in range(40, 45)]
-    assert grade_episodes(episodes, exact, threads=4) == grade_episodes(episodes, exact)
+    table = Table.of([voting([str(n), "42", None], "1", str(n)) for n in range(40, 45)])
+    assert grade(table, exact, threads=4).episodes() == grade(table, exact).episodes()
 
 
 def test_tasks_that_share_an_id_are_graded_apart():
     twin = Task(id="t", family="math", question="40 + 3?", gold="43")
-    first, second = graded(voting(["42"], "1", "42"), voting(["42"], "1", "42", task=twin))
+    first, second = graded(voting(["42"], "1", "42"), voting(["42"], "1", "42", task=twin)).episodes()
     assert (first.outcome, second.outcome) == (1.0, 0.0)
 
 
 def test_a_grade_that_is_no_number_is_refused():
     with pytest.raises(ValueError, match="the grade of task 't' is nan; it must be a finite number"):
-        grade_episodes([voting(["42"], "1", "42")], lambda task, answer: math.nan)
+        grade(Table.of([voting(["42"], "1", "42")]), lambda task, answer: math.nan)
 
 
 def test_math_answers_are_graded_as_the_parser_reads_them():
@@ -212,47 +233,53 @@ def test_the_rubric_has_no_rule_for_other_roles():
 
 
 def test_a_voter_earns_its_own_answer_and_the_aggregator_its_pick():
-    assert own_work(graded(voting(["42", "41", None], "1", "42"))[0]) == [1, 0, 0, 1]
-    assert own_work(graded(voting(["42", "41", None], "2", "41"))[0]) == [1, 0, 0, 0]
+    assert worked(voting(["42", "41", None], "1", "42")) == [1, 0, 0, 1]
+    assert worked(voting(["42", "41", None], "2", "41")) == [1, 0, 0, 0]
 
 
 def test_without_a_right_candidate_there_is_nothing_to_pick():
     hopeless = voting(["40", "41", None], "1", "40")
-    assert own_work(graded(hopeless)[0]) == [0, 0, 0, None]
-    assert assign(own_correctness, graded(hopeless))[0][3] == {}
+    assert worked(hopeless) == [0, 0, 0, None]
+    assert math.isnan(own_correctness(graded(hopeless))["own"][3])
     assert earned(own_correctness, hopeless) == [[0, 0, 0, 0]]
 
 
 def test_an_evaluator_earns_a_right_verdict_on_the_draft_it_read():
     refined = eval_opt(("41", "Incorrect"), ("42", "Correct"), answer="42")
-    assert own_work(graded(refined)[0]) == [0, 1, 1, 1]
+    assert worked(refined) == [0, 1, 1, 1]
     fooled = eval_opt(("41", "Correct"), answer="41")
-    assert own_work(graded(fooled)[0]) == [0, 0]
+    assert worked(fooled) == [0, 0]
     harsh = eval_opt(("42", "Incorrect"), ("41", None), answer="41")
-    assert own_work(graded(harsh)[0]) == [1, 0, 0, 0]
+    assert worked(harsh) == [1, 0, 0, 0]
 
 
 def test_an_unreadable_draft_is_rightly_called_incorrect():
-    assert own_work(graded(eval_opt((None, "Incorrect"), answer=None))[0]) == [0, 1]
+    assert worked(eval_opt((None, "Incorrect"), answer=None)) == [0, 1]
 
 
 def test_an_orchestrator_earns_the_mean_of_its_workers_and_the_synthesizer_the_outcome():
-    assert own_work(graded(orch(["42", "41", "42"], "42"))[0]) == [pytest.approx(2 / 3), 1, 0, 1, 1]
-    assert own_work(graded(orch(["42", "42"], "41"))[0]) == [1, 1, 1, 0]
+    assert worked(orch(["42", "41", "42"], "42")) == [pytest.approx(2 / 3), 1, 0, 1, 1]
+    assert worked(orch(["42", "42"], "41")) == [1, 1, 1, 0]
 
 
 def test_an_orchestrator_that_nobody_read_earns_nothing():
     plain = episode(
         [call("orchestrator", None), call("worker", "42"), call("synthesizer", "42", reads=(1,))], "42"
     )
-    assert own_work(graded(plain)[0]) == [0, 1, 1]
+    assert worked(plain) == [0, 1, 1]
 
 
-def test_a_role_that_is_not_named_earns_the_outcome_unless_told_what_it_does():
-    solo = episode([call("prover", "42"), call("critic", "x", reads=(0,))], "42")
-    assert own_work(grade_episodes([solo], exact)[0]) == [1, 1]
-    as_told = grade_episodes([solo], exact, {**KINDS, "prover": "solver", "critic": "judge"})
-    assert own_work(as_told[0]) == [1, 0]
+def test_a_role_earns_the_outcome_unless_it_is_declared_what_it_does():
+    def solo(**kinds):
+        kind = lambda role: kinds.get(role, "team")
+        calls = [
+            call("prover", "42", kind=kind("prover")),
+            call("critic", "x", reads=(0,), kind=kind("critic")),
+        ]
+        return episode(calls, "42")
+
+    assert worked(solo()) == [1, 1]
+    assert worked(solo(prover="solver", critic="judge")) == [1, 0]
 
 
 def test_team_and_local_is_alpha_times_the_outcome_plus_own_work():
@@ -281,15 +308,22 @@ def test_penalties_may_be_of_some_roles_only():
 
 def test_credits_add_up_and_keep_their_components():
     credit = combine(outcome, format_penalty(0.25), length_penalty(1.0, free=0, limit=8))
-    rewards = assign(credit, graded(voting(["42", None], "1", "42")))
-    assert rewards == [
-        [
-            {"outcome": 1.0, "format": 0.0, "length": -0.5},
-            {"outcome": 1.0, "format": -0.25, "length": -0.5},
-            {"outcome": 1.0, "format": 0.0, "length": -0.5},
-        ]
-    ]
-    assert totals(rewards) == [[0.5, 0.25, 0.5]]
+    table = with_rewards(graded(voting(["42", None], "1", "42")), credit)
+    assert {name: column.tolist() for name, column in table.components.items()} == {
+        "outcome": [1.0, 1.0, 1.0],
+        "format": [0.0, -0.25, 0.0],
+        "length": [-0.5, -0.5, -0.5],
+    }
+    assert table.reward.tolist() == [0.5, 0.25, 0.5]
+
+
+def test_components_of_one_name_are_added_where_calls_have_them():
+    credit = combine(
+        format_penalty(0.25, roles=("generator",)), format_penalty(1.0, roles=("generator",)), own_correctness
+    )
+    table = graded(voting(["40", None], None, "40"))
+    found = {name: by_episode(table, column)[0] for name, column in credit(table).items()}
+    assert found == {"format": [0.0, -1.25, None], "own": [0.0, 0.0, None]}
 
 
 @pytest.mark.parametrize(("free", "limit"), [(5, 5), (6, 5), (-1, 5)])
@@ -301,19 +335,31 @@ def test_a_length_penalty_without_a_slope_is_refused(free, limit):
 # --- the log --------------------------------------------------------------------------------------------------
 
 
-def test_every_component_is_logged_by_role_as_sum_and_count():
+def logged(credit, *episodes):
+    """What the line of a step says of rewards."""
+    nothing = Report({}, {}, {}, {}, ())
+    table = with_rewards(graded(*episodes), credit)
+    line = measures.of_step(table, {}, None, nothing, {}, measures.Clock())
+    return {name: value for name, value in line.items() if name.startswith(("reward/", "credit/"))}
+
+
+def test_every_component_is_logged_by_role_as_its_mean():
     episodes = [voting(["42", "41", None], "1", "42"), voting(["40", "41", None], "2", "41")]
-    found = by_role(episodes, assign(voting_rubric, graded(*episodes)))
-    assert found == {
-        "generator": {"own": (0.5, 6), "final": (1.5, 6), "wrong": (-3.0, 6), "reward": (-1.0, 6)},
-        "aggregator": {"pick": (1.0, 2), "reward": (1.0, 2)},
+    assert logged(voting_rubric, *episodes) == {
+        "credit/generator/own": 0.5 / 6,
+        "credit/generator/final": 1.5 / 6,
+        "credit/generator/wrong": -3.0 / 6,
+        "reward/generator": -1.0 / 6,
+        "credit/aggregator/pick": 1.0 / 2,
+        "reward/aggregator": 1.0 / 2,
     }
 
 
 def test_a_component_is_counted_only_where_it_could_be_earned():
-    episodes = [voting(["42"], "1", "42"), voting(["41"], "1", "41")]
-    found = by_role(episodes, assign(own_correctness, graded(*episodes)))
-    assert found["aggregator"] == {"own": (1.0, 1), "reward": (1.0, 2)}
+    found = logged(own_correctness, voting(["42"], "1", "42"), voting(["41"], "1", "41"))
+    assert (found["credit/aggregator/own"], found["reward/aggregator"]) == (1.0, 0.5)
+    hopeless = logged(own_correctness, voting(["41"], "1", "41"))
+    assert "credit/aggregator/own" not in hopeless and hopeless["reward/aggregator"] == 0.0
 
 
 # --- a credit named in a config -------------------------------------------------------------------------------
@@ -360,6 +406,22 @@ def test_a_users_function_sees_the_whole_batch_at_once(mine):
     broken = voting(["42"], "1", "42", error="timeout")
     assert earned(mine(reward), TWO[0], broken, TWO[1]) == [[0.5] * 3, [0, 0], [-0.5] * 2]
     assert batches == [2]
+
+
+def test_a_users_function_is_told_grades_and_kinds_with_the_calls(mine):
+    seen = []
+    earned(mine(lambda graded: seen.extend(graded) or [0.0]), TWO[0])
+    (one,) = seen
+    assert (one.outcome, one.answers) == (1.0, (1.0, 0.0, None))
+    assert one.kinds == ("solver", "solver", "picker")
+    assert one.episode.calls == TWO[0].calls and one.episode.task == TASK
+
+
+def test_a_function_without_a_name_is_a_credit_too():
+    credit = by_episodes(lambda graded: [one.outcome / 2 for one in graded])
+    assert earned(combine(credit, outcome), *TWO) == [[1.5] * 3, [0, 0]]
+    with pytest.raises(CreditError, match="the credit function returned 0 items for 2 episodes"):
+        earned(by_episodes(lambda graded: []), *TWO)
 
 
 @pytest.mark.parametrize(

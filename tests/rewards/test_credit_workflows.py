@@ -1,14 +1,16 @@
 """Credit on what the built-in workflows really record: their roles, readers and reads."""
 
+import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from marl_jax.policies import shared
-from marl_jax.rewards.credit import assign, by_role, own_work, voting_rubric
-from marl_jax.rewards.grading import KINDS, grade_episodes
+from marl_jax.rewards.credit import own_work, voting_rubric, with_rewards
+from marl_jax.rewards.grading import grade
 from marl_jax.rollouts import rollout
-from marl_jax.rollouts.episodes import CallRecord, Episode
+from marl_jax.table import CallRecord, Episode, Table
 from marl_jax.tasks.families import grade_answer, parse
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import BUILT_IN, Call, Completion, load_prompts
@@ -27,9 +29,8 @@ def play(flow, replies):
         answer = call.read(text) if call.read else parse(TASK, text)
         turn = sum(r.role == call.role and r.slot == call.slot for r in records)
         reads = tuple(read.call for read in call.reads)
-        records.append(
-            CallRecord(call.role, "p", call.slot, turn, (1,), (2,), (0.0,), text, "stop", answer, reads)
-        )
+        record = CallRecord(call.role, "p", call.slot, turn, (1,), (2,), (0.0,), text, "stop", answer, reads)
+        records.append(dataclasses.replace(record, kind=flow.kind_of(call.role)))
         return Completion(text, (2,), (0.0,), "stop", answer, len(records) - 1)
 
     while True:
@@ -39,6 +40,12 @@ def play(flow, replies):
             answer = end.value.answer if isinstance(end.value, Completion) else end.value
             return Episode(TASK, 0, flow.name, tuple(records), answer)
         sent = answered(asked) if isinstance(asked, Call) else [answered(call) for call in asked]
+
+
+def worked(table):
+    """What the own work of every call is worth; None where there was nothing to get right."""
+    value, known = own_work(table)
+    return np.where(known, value, None).tolist()
 
 
 RIGHT, WRONG, SILENT = r"so \boxed{42}", r"so \boxed{41}", "well"
@@ -73,37 +80,41 @@ RIGHT, WRONG, SILENT = r"so \boxed{42}", r"so \boxed{41}", "well"
     ],
 )
 def test_the_own_work_of_every_role(name, replies, outcome, own):
-    (graded,) = grade_episodes([play(BUILT_IN[name], replies)], grade_answer)
-    assert graded.outcome == outcome
-    assert own_work(graded) == own
+    table = grade(Table.of([play(BUILT_IN[name], replies)]), grade_answer)
+    assert table.heads[0].outcome == outcome
+    assert worked(table) == own
 
 
-def test_the_log_of_recorded_episodes_has_every_component_of_every_role(monkeypatch):
+def test_recorded_episodes_have_every_component_of_every_role(monkeypatch):
     """Two samples of voting as the scheduler records them: right, wrong, silent, pick 1; then all wrong, pick 2."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "rollouts")
     from fake_engine import TOKENIZER, FakeEngine
 
     flow = BUILT_IN["voting"]
     said = iter([RIGHT, WRONG, SILENT, r"\boxed{1}", WRONG, WRONG, WRONG, r"\boxed{2}"])
-    episodes = []
-    for _ in range(2):
-        episodes += rollout(
+    table = Table.concat([
+        rollout(
             flow, [TASK], FakeEngine(lambda prompt, request: next(said), lanes=1), TOKENIZER, shared(flow.roles),
             prompts=load_prompts("math", "micro"), parse=parse,
-        )  # fmt: skip
-    assert [episode.error for episode in episodes] == [None, None]
-    rewards = assign(voting_rubric, grade_episodes(episodes))
-    assert by_role(episodes, rewards) == {
-        "generator": {"own": (0.5, 6), "final": (1.5, 6), "wrong": (-4.0, 6), "reward": (-2.0, 6)},
-        "aggregator": {"pick": (1.0, 2), "reward": (1.0, 2)},
-    }
+        )
+        for _ in range(2)
+    ])  # fmt: skip
+    assert [head.error for head in table.heads] == [None, None]
+    table = with_rewards(grade(table), voting_rubric)
+    assert table.reward.tolist() == [1.0, -0.5, 0.5, 1.0, -1.0, -1.0, -1.0, 0.0]
+    components = {name: np.nansum(column) for name, column in table.components.items()}
+    assert components == {"own": 0.5, "final": 1.5, "wrong": -4.0, "pick": 1.0}
+    for name, column in table.components.items():
+        assert (np.isnan(column) == table.having(role="generator" if name == "pick" else "aggregator")).all()
 
 
 def test_both_forms_of_eval_opt_are_credited_alike():
     replies = {"generator": [WRONG, RIGHT], "evaluator": [r"\boxed{Incorrect}", r"\boxed{Correct}"]}
-    episodes = [play(BUILT_IN["eval_opt"].bind(shared=shared), replies) for shared in (False, True)]
-    assert [own_work(graded) for graded in grade_episodes(episodes, grade_answer)] == [[0, 1, 1, 1]] * 2
+    for one_history in (False, True):
+        one = play(BUILT_IN["eval_opt"].bind(shared=one_history), replies)
+        assert worked(grade(Table.of([one]), grade_answer)) == [0, 1, 1, 1]
 
 
-def test_every_role_of_the_built_in_workflows_has_work_of_its_own():
-    assert {role for flow in BUILT_IN.values() for role in flow.roles} <= set(KINDS)
+def test_every_role_of_the_built_in_workflows_is_declared_with_its_work():
+    for flow in BUILT_IN.values():
+        assert tuple(flow.kinds) == flow.roles

@@ -4,12 +4,13 @@ import dataclasses
 import threading
 import time
 
+import numpy as np
 import pytest
 
-from marl_jax.rewards.credit import CreditConfig, assign, load_credit, outcome
+from marl_jax.rewards.credit import CreditConfig, by_episodes, load_credit, outcome, with_rewards
 from marl_jax.rewards.crediting import LEAVE_S, Crediting
-from marl_jax.rewards.grading import grade_episodes
-from marl_jax.rollouts.episodes import CallRecord, Episode
+from marl_jax.rewards.grading import grade
+from marl_jax.table import CallRecord, Episode, Table
 from marl_jax.tasks.task import Task
 
 TASKS = [Task(f"t{n}", "math", f"{n} + 1?", gold=str(n + 1)) for n in range(3)]
@@ -17,16 +18,23 @@ WAIT_S = 20.0
 
 
 def episode(task, sample, error=None):
-    call = CallRecord("generator", "p0", 0, 0, (), (), (), str(sample), "stop", str(sample))
-    return Episode(task, sample, "single", (call,), str(sample), error=error, key=(0, 0, 7, 7))
+    answer = str(sample)
+    call = CallRecord("generator", "p0", 0, 0, (), (), (), answer, "stop", answer, kind="solver")
+    return Episode(task, sample, "single", (call,), answer, error=error, key=(0, 0, 7, 7))
 
 
 EPISODES = [episode(task, sample) for task in TASKS for sample in range(4)]
+STEP = Table.of(EPISODES)
 
 
-def worth_by(credit, episodes):
-    graded = grade_episodes(episodes)
-    return list(zip(graded, assign(credit, graded)))
+def worth(table):
+    """The graded episodes of a table, and what each call earned."""
+    components = {name: column.tolist() for name, column in table.components.items()}
+    return table.episodes(), components, table.reward.tolist()
+
+
+def worth_by(credit, table):
+    return worth(with_rewards(grade(table), credit))
 
 
 @pytest.mark.parametrize(("batch", "threads"), [("task", 1), ("task", 3), ("step", 1)])
@@ -34,18 +42,18 @@ def test_the_order_of_ends_and_the_number_of_threads_change_nothing(batch, threa
     with Crediting(outcome, CreditConfig(batch=batch, threads=threads), samples=4) as crediting:
         for one in reversed(EPISODES):
             crediting.finished(one)
-        worth = crediting(EPISODES)
-    assert worth == worth_by(outcome, EPISODES)
-    assert sum(one.graded.outcome for one in worth) == 3  # sample n + 1 is right for task n
+        table = crediting(STEP)
+    assert worth(table) == worth_by(outcome, STEP)
+    assert sum(head.outcome for head in table.heads) == 3  # sample n + 1 is right for task n
 
 
 def test_a_task_is_credited_while_others_are_not_there_yet_in_the_order_of_samples():
     called, seen = threading.Event(), []
 
-    def credit(graded):
-        seen.append([(one.episode.task.id, one.episode.sample) for one in graded])
+    def credit(table):
+        seen.append([(head.task.id, head.sample) for head in table.heads])
         called.set()
-        return outcome(graded)
+        return outcome(table)
 
     with Crediting(credit, CreditConfig(), samples=4) as crediting:
         for sample in (2, 0, 3):
@@ -55,61 +63,82 @@ def test_a_task_is_credited_while_others_are_not_there_yet_in_the_order_of_sampl
         crediting.finished(episode(TASKS[1], 1))
         assert called.wait(WAIT_S)
         assert seen == [[("t1", 0), ("t1", 1), ("t1", 2), ("t1", 3)]]
-        crediting([episode(TASKS[1], sample) for sample in range(4)])
+        crediting(Table.of([episode(TASKS[1], sample) for sample in range(4)]))
     assert len(seen) == 1
 
 
 def test_a_step_is_credited_at_once_and_each_draw_of_a_task_by_itself():
     sizes = []
 
-    def credit(graded):
-        sizes.append(len(graded))
-        return outcome(graded)
+    def credit(table):
+        sizes.append(len(table.heads))
+        return outcome(table)
 
     with Crediting(credit, CreditConfig(batch="step"), samples=4) as crediting:
         for one in EPISODES:
             crediting.finished(one)
-        assert crediting(EPISODES) == crediting(EPISODES)
+        assert worth(crediting(STEP)) == worth(crediting(STEP))
     assert sizes == [12]
     again = [episode(TASKS[0], sample) for sample in range(4, 8)]
     with Crediting(credit, CreditConfig(), samples=4) as crediting:
         for one in [*EPISODES[:4], *again]:
             crediting.finished(one)
-        assert [one.graded.episode for one in crediting([*again, *EPISODES[:4]])] == [*again, *EPISODES[:4]]
+        both = Table.of([*again, *EPISODES[:4]])
+        assert worth(crediting(both)) == worth_by(outcome, both)
     assert sizes == [12, 4, 4]
 
 
 def test_finished_does_not_wait_for_a_slow_credit_and_threads_work_side_by_side():
     together = threading.Barrier(3)
 
-    def credit(graded):
+    def credit(table):
         together.wait(WAIT_S)  # broken, and so a failure, unless three calls meet
-        return outcome(graded)
+        return outcome(table)
 
     with Crediting(credit, CreditConfig(threads=3), samples=4) as crediting:
         for one in EPISODES:
             crediting.finished(one)
-        assert crediting(EPISODES) == worth_by(outcome, EPISODES)
+        assert worth(crediting(STEP)) == worth_by(outcome, STEP)
 
 
 def test_failed_episodes_are_not_shown_to_a_credit_and_have_no_components():
     lost = [dataclasses.replace(one, error="lost") for one in EPISODES[:4]]
-    with Crediting(lambda graded: pytest.fail("called"), CreditConfig(), samples=4) as crediting:
+    credit = by_episodes(lambda graded: pytest.fail("called"))
+    with Crediting(credit, CreditConfig(), samples=4) as crediting:
         for one in lost:
             crediting.finished(one)
-        assert [one.components for one in crediting(lost)] == [[{}]] * 4
+        table = crediting(Table.of(lost))
+    assert table.components == {} and table.reward.tolist() == [0.0] * 4
+
+
+def test_episodes_without_calls_keep_their_places_and_components_are_absent_where_no_batch_has_them():
+    silent = dataclasses.replace(EPISODES[5], calls=(), answer=None, error="no call was made")
+    step = Table.of([*EPISODES[:5], silent, *EPISODES[6:8]])
+    mine = by_episodes(lambda graded: [[{graded[0].task.id: 0.5}] for _ in graded])
+    with Crediting(mine, CreditConfig(), samples=4) as crediting:
+        for one in step.episodes():
+            crediting.finished(one)
+        table = crediting(step)
+    assert [(one.task.id, one.sample, len(one.calls)) for one in table.episodes()] == [
+        (one.task.id, one.sample, len(one.calls)) for one in step.episodes()
+    ]
+    none = np.nan
+    np.testing.assert_equal(
+        dict(table.components), {"t0": [0.5] * 4 + [none] * 3, "t1": [none] * 4 + [0.5] * 3}
+    )
+    assert table.reward.tolist() == [0.5] * 7
 
 
 @pytest.mark.parametrize("error", [ValueError("no service"), TimeoutError("no service"), SystemExit(3)])
 def test_a_credit_that_fails_ends_the_rollout_and_the_step(error):
-    def credit(graded):
+    def credit(table):
         raise error
 
     with Crediting(credit, CreditConfig(), samples=4) as crediting:
         for one in EPISODES[:4]:
             crediting.finished(one)
         with pytest.raises(type(error)) as raised:
-            crediting(EPISODES[:4])
+            crediting(Table.of(EPISODES[:4]))
         assert raised.value is error
         with pytest.raises(type(error)):
             crediting.finished(EPISODES[4])
@@ -125,14 +154,14 @@ def test_who_waits_for_a_slow_credit_can_give_up():
         if asked.is_set():
             raise Stopped
 
-    def credit(graded):
+    def credit(table):
         asked.set()
         release.wait(WAIT_S)
-        return outcome(graded)
+        return outcome(table)
 
     began = time.monotonic()
     with pytest.raises(Stopped), Crediting(credit, CreditConfig(), samples=4, check=check) as crediting:
-        crediting(EPISODES)
+        crediting(STEP)
     assert time.monotonic() - began < LEAVE_S + WAIT_S / 2
     release.set()
 
@@ -140,18 +169,18 @@ def test_who_waits_for_a_slow_credit_can_give_up():
 def test_what_failed_is_heard_of_while_a_slow_one_is_waited_for_and_the_rest_is_not_tried():
     release, called = threading.Event(), []
 
-    def credit(graded):
-        name = graded[0].episode.task.id
+    def credit(table):
+        name = table.heads[0].task.id
         called.append(name)
         if name == "t1":
             raise ValueError("no service")
         release.wait(WAIT_S)
-        return outcome(graded)
+        return outcome(table)
 
     began = time.monotonic()
     refused = pytest.raises(ValueError, match="no service")
     with refused, Crediting(credit, CreditConfig(threads=2), samples=4) as crediting:
-        crediting(EPISODES)
+        crediting(STEP)
     assert time.monotonic() - began < WAIT_S / 2 and set(called) == {"t0", "t1"}
     release.set()
 
@@ -159,10 +188,10 @@ def test_what_failed_is_heard_of_while_a_slow_one_is_waited_for_and_the_rest_is_
 def test_no_thread_is_left_and_what_still_waits_when_it_is_given_up_is_dropped():
     release, called = threading.Event(), []
 
-    def credit(graded):
-        called.append(len(graded))
+    def credit(table):
+        called.append(len(table.heads))
         release.wait(WAIT_S)
-        return outcome(graded)
+        return outcome(table)
 
     with pytest.raises(KeyboardInterrupt), Crediting(credit, CreditConfig(), samples=4) as crediting:
         for one in EPISODES:
@@ -186,7 +215,7 @@ def test_the_complaint_about_a_wrong_result_names_the_function():
         Crediting(credit, CreditConfig(), samples=4) as crediting,
         pytest.raises(ValueError, match="returned 3 items"),
     ):
-        crediting(EPISODES)
+        crediting(STEP)
 
 
 @pytest.mark.parametrize("wrong", [{"batch": "rollout"}, {"threads": 0}, {"batch": "step", "threads": 2}])

@@ -32,10 +32,12 @@ def ragged(prompt, request):
     return "x" * (sum(request.key) * 7 % 40) + f"\\boxed{{{sum(request.key) % 3 + 1}}}"
 
 
-def run(flow, tasks=TASKS, engine=None, policy_map=None, prompts=PROMPTS, **options):
+def run(flow, tasks=TASKS, engine=None, policy_map=None, prompts=PROMPTS, parse=parse, **options):
+    """The episodes of a rollout."""
     engine = engine or FakeEngine(ragged)
     policy_map = policy_map or shared(flow.roles)
-    return rollout(flow, tasks, engine, TOKENIZER, policy_map, prompts=prompts, parse=parse, **options)
+    table = rollout(flow, tasks, engine, TOKENIZER, policy_map, prompts=prompts, parse=parse, **options)
+    return table.episodes()
 
 
 def timeless(episodes):

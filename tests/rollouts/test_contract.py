@@ -75,10 +75,11 @@ CASES = [
 def test_every_workflow_keeps_the_contract(flow, family, size, model, tmp_path):
     prompts = load_prompts(family, size)
     engine = FakeEngine(MODELS[model])
-    episodes = rollout(
+    table = rollout(
         flow, TASKS[family], engine, TOKENIZER, isolated(flow.roles), prompts=prompts, parse=parse, samples=2,
         settings=SamplingSettings(max_new_tokens=120), limits=Limits(max_calls=BUDGET),
     )  # fmt: skip
+    episodes = table.episodes()
     assert [e.error for e in episodes] == [None] * 8
     for episode in episodes:
         check_calls(episode, flow)
@@ -86,8 +87,8 @@ def test_every_workflow_keeps_the_contract(flow, family, size, model, tmp_path):
         assert dataclasses.replace(again, seconds=episode.seconds) == episode
     if model == "sensible":
         assert {call.role for e in episodes for call in e.calls} == set(flow.roles)
-    write_episodes(tmp_path / "episodes.gz", episodes)
-    assert read_episodes(tmp_path / "episodes.gz") == episodes
+    write_episodes(tmp_path / "episodes.parquet", table)
+    assert read_episodes(tmp_path / "episodes.parquet").episodes() == episodes
 
 
 def check_calls(episode, flow):
@@ -95,7 +96,7 @@ def check_calls(episode, flow):
     assert 1 <= len(episode.calls) <= BUDGET
     seen = {}
     for index, call in enumerate(episode.calls):
-        assert call.role in flow.roles
+        assert call.role in flow.roles and call.kind == flow.kind_of(call.role)
         assert call.turn == seen.get((call.role, call.slot), 0)
         seen[call.role, call.slot] = call.turn + 1
         assert all(0 <= read < index for read in call.reads)
@@ -117,7 +118,7 @@ def test_a_call_reads_exactly_the_calls_whose_words_its_prompt_shows(name):
         episode = rollout(
             flow, TASKS[family][:1], FakeEngine(marked), TOKENIZER, isolated(flow.roles),
             prompts=load_prompts(family), parse=parse,
-        )[0]  # fmt: skip
+        ).episodes()[0]  # fmt: skip
         for call in episode.calls:
             before = () if call.after is None else episode.calls[call.after].prompt_tokens
             shown = TOKENIZER.decode(call.prompt_tokens[len(before) :])
@@ -139,7 +140,7 @@ def test_a_changed_workflow_does_not_replay(name):
         isolated(flow.roles),
         prompts=prompts,
         parse=parse,
-    )[0]
+    ).episodes()[0]
     other = load_prompts(family, "micro")
     with pytest.raises(ValueError, match=r"replay differs at task .* call 0: prompt_tokens is"):
         replay(episode, flow, other, TOKENIZER)
@@ -167,7 +168,7 @@ def test_what_one_role_says_cannot_open_a_turn_in_anothers_prompt():
     episode = rollout(
         BUILT_IN["voting"], TASKS["math"][:1], FakeEngine(reply), TOKENIZER, isolated(("generator", "aggregator")),
         prompts=load_prompts("math"), parse=parse,
-    )[0]  # fmt: skip
+    ).episodes()[0]  # fmt: skip
     aggregator = episode.calls[3]
     assert TOKENIZER.decode(aggregator.prompt_tokens).count(hostile) == 3
     start = TOKENIZER.convert_tokens_to_ids("<|im_start|>")

@@ -36,11 +36,12 @@ def engine(seed=1):
 
 
 def run(flow, engines, policy_map, samples=2, **options):
-    return rollout(
+    table = rollout(
         flow, TASKS, engines, TOKENIZER, policy_map, prompts=load_prompts("math", "micro"), samples=samples,
         parse=lambda task, text: (re.findall(r"\d+", text) or [None])[0],
         settings=SamplingSettings(max_new_tokens=12), **options,
     )  # fmt: skip
+    return table.episodes()
 
 
 def timeless(episodes):

@@ -9,7 +9,7 @@ from fake_engine import TOKENIZER, FakeEngine
 from rollout_kit import MATH, PROMPTS, TASKS, ragged, run, speak, timeless
 
 from marl_jax.policies import SamplingSettings, isolated, shared
-from marl_jax.rollouts import Limits, replay, rollout
+from marl_jax.rollouts import Limits, replay
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import (
     Call,
@@ -212,8 +212,7 @@ def test_a_parser_that_raises_ends_the_episode_it_was_asked_in(flow, calls, erro
             raise error
         return "1"
 
-    engine = FakeEngine(ragged)
-    episodes = rollout(flow, TASKS, engine, TOKENIZER, shared(flow.roles), prompts=MATH, parse=parser)
+    episodes = run(flow, prompts=MATH, parse=parser)
     assert episodes[1].error.startswith(error.__name__)
     assert len(episodes[1].calls) == calls
     assert replay(episodes[1], flow, MATH, TOKENIZER) == episodes[1]

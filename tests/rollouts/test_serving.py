@@ -55,11 +55,12 @@ def whole(spec, tree):
 
 
 def talk(service):
-    return rollout(
+    table = rollout(
         voting, [Task(f"t{i}", "math", f"{i}+{i}=?") for i in range(2)], service.engines, TOKENIZER, VOTERS,
         prompts=load_prompts("math", "micro"), parse=lambda task, text: None, samples=2,
         settings=SamplingSettings(max_new_tokens=8), versions=service.versions,
     )  # fmt: skip
+    return table.episodes()
 
 
 def check(episodes, specs, trees, version):

@@ -234,7 +234,7 @@ def test_self_refine_runs_the_public_tests_in_the_sandbox():
         shared(["generator"]),
         prompts=load_prompts("code"),
         parse=family_parse,
-    )[0]
+    ).episodes()[0]
     assert episode.error is None
     assert [tool.result["passed"] for tool in episode.tools] == [False, True]
     assert episode.tools[0].result["reason"] in TOKENIZER.decode(episode.calls[1].prompt_tokens)

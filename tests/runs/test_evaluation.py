@@ -3,15 +3,21 @@
 import pytest
 from run_names import undocumented
 
-from marl_jax.rewards.grading import Graded, grade_episodes
-from marl_jax.rollouts.episodes import CallRecord, Episode
+from marl_jax.rewards.grading import grade
 from marl_jax.runs.evaluation import outcomes, summary
+from marl_jax.table import CallRecord, Episode, Table
 from marl_jax.tasks.task import Task
+from marl_jax.workflows import BUILT_IN
+
+KINDS = {role: flow.kind_of(role) for flow in BUILT_IN.values() for role in flow.roles}
 
 
 def call(role, answer, reads=(), slot=0, tokens=4):
     ids = tuple(range(tokens))
-    return CallRecord(role, "p0", slot, 0, (1, 2), ids, (0.0,) * tokens, answer or "", "stop", answer, reads)
+    return CallRecord(
+        role, "p0", slot, 0, (1, 2), ids, (0.0,) * tokens, answer or "", "stop", answer, reads,
+        kind=KINDS[role],
+    )  # fmt: skip
 
 
 def episode(task, calls, answer, sample=0, error=None):
@@ -32,7 +38,7 @@ def vote(task, drafts, pick, sample=0):
 
 
 def graded(*episodes):
-    return grade_episodes(episodes, grade=lambda task, answer: float(answer == task.gold))
+    return grade(Table.of(episodes), lambda task, answer: float(answer == task.gold))
 
 
 def test_outcomes_are_problems_by_samples():
@@ -43,13 +49,13 @@ def test_outcomes_are_problems_by_samples():
 
 
 def test_episodes_that_are_not_task_by_task_are_refused():
-    mixed = graded(single("a", "42"), single("b", "42"), single("a", "1"), single("b", "42"))
+    mixed = [single("a", "42"), single("b", "42"), single("a", "1"), single("b", "42")]
     with pytest.raises(ValueError, match="episodes of a, b are mixed"):
-        outcomes(mixed, 2)
+        outcomes(graded(*mixed), 2)
     with pytest.raises(ValueError, match="3 episodes are not 2 of each"):
-        outcomes(mixed[:3], 2)
+        outcomes(graded(*mixed[:3]), 2)
     with pytest.raises(ValueError, match="0 episodes are not"):
-        summary([], 1)
+        summary(graded(), 1)
 
 
 def test_one_sample_has_wilsons_interval():
@@ -190,6 +196,5 @@ def test_planners_are_worth_what_they_led_to_and_synthesizers_the_outcome():
 
 
 def test_a_part_of_a_point_is_right_from_one_half_on():
-    task = Task("a", "math", "?")
-    of = lambda value: Graded(Episode(task, 0, "any", (), "x"), value, (), ())
-    assert outcomes([of(0.5), of(0.49)], 2).tolist() == [[True, False]]
+    table = Table.of([episode("a", [], answer) for answer in ("0.5", "0.49")])
+    assert outcomes(grade(table, lambda task, answer: float(answer)), 2).tolist() == [[True, False]]

@@ -91,9 +91,9 @@ def test_whatever_a_run_is_asked_to_log_has_a_name_in_the_docs(base, tmp_path):
         assert undocumented("eval.jsonl", record) == []
 
 
-def broken(graded):
+def broken(episodes):
     """Rewards that are finite, and whose gradient is not."""
-    return [[3e38 * (one.episode.sample % 2) for _ in one.episode.calls] for one in graded]
+    return [3e38 * (episode.sample % 2) for episode in episodes]
 
 
 def test_gradients_that_are_not_finite_are_counted_and_end_the_run_at_the_limit(base, tmp_path):
@@ -130,7 +130,8 @@ def test_a_role_that_speaks_later_is_compared_with_what_it_said_first(base, tmp_
     isolated = dataclasses.replace(tiny_config(base).policies, map=policies.isolated(late.roles))
     changes = {"workflow": workflow, "policies": isolated, "logging": logged}
     run(base, tmp_path / "first", steps=1, **changes)
-    EARLY.update(e.task.id for e in read_episodes(tmp_path / "first" / "episodes" / "step-000001.jsonl.gz"))
+    played = read_episodes(tmp_path / "first" / "episodes" / "step-000001.parquet")
+    EARLY.update(head.task.id for head in played.heads)
     lines = run(base, tmp_path / "run", steps=3, **changes)
     assert "role/aggregator/rows" not in lines[0] and "drift/aggregator/length_ratio" not in lines[0]
     assert lines[0]["drift/generator/length_ratio"] == 1.0

@@ -18,8 +18,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from tiny_run import KINDS, make_base, tiny_config
+from tiny_run import KINDS, letters, make_base, tiny_config
 
+from marl_jax.learning import AdvantageConfig
 from marl_jax.learning.update import NonFiniteGradients
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
@@ -31,7 +32,7 @@ from marl_jax.runs.metrics import comparable, read_lines
 from marl_jax.runs.run_config import CheckpointConfig, DataConfig, EvaluationConfig, WorkflowConfig
 from marl_jax.sampling import engine
 from marl_jax.tasks import DataError, Task
-from marl_jax.workflows import Call, workflow
+from marl_jax.workflows import Call, judge, solver, workflow
 
 SCRIPT = Path(__file__).with_name("tiny_run.py")
 
@@ -107,15 +108,22 @@ def test_a_run_leaves_what_its_folder_promises(whole):
     assert first["cosine/generator/aggregator"] is None  # separate weights
     assert len(steps(whole / "checkpoints")) >= 2
     assert json.loads((whole / "config.json").read_text())["settled"]["engine"]["widths"]
-    episodes = read_episodes(whole / "episodes" / "step-000004.jsonl.gz")
-    lines = [
-        json.loads(line)
-        for line in (whole / "episodes" / "step-000004.rewards.jsonl").read_text().splitlines()
-    ]
-    assert len(episodes) == len(lines) == 4  # of one problem
-    written = sorted(path.name for path in (whole / "episodes").glob("*.gz"))
-    assert written == [f"step-{step:06d}.jsonl.gz" for step in (1, 4, 8)]  # the first, every fourth, the last
-    assert [len(line["rewards"]) for line in lines] == [len(episode.calls) for episode in episodes]
+    written = sorted(path.name for path in (whole / "episodes").iterdir())
+    assert written == [f"step-{step:06d}.parquet" for step in (1, 4, 8)]  # the first, every fourth, the last
+
+
+def test_episodes_are_kept_with_what_every_call_earned(whole):
+    table = read_episodes(whole / "episodes" / "step-000004.parquet")
+    assert len(table.heads) == 4 and len({head.task.id for head in table.heads}) == 1  # of one problem
+    assert list(table.components) == ["user"] and table.trains.all()
+    np.testing.assert_array_equal(table.reward, table.components["user"])
+    np.testing.assert_allclose(
+        table.reward, [share for calls in letters(table.episodes()) for share in calls]
+    )
+    for role in table.roles:  # compared with those of their role
+        own = table.reward[table.having(role=role)]
+        baseline = (own - own.mean()) / (own.std(ddof=1) + 1e-6)
+        np.testing.assert_allclose(table.advantage[table.having(role=role)], baseline, atol=1e-4)
 
 
 def test_training_raises_what_it_is_paid_for(whole):
@@ -124,7 +132,7 @@ def test_training_raises_what_it_is_paid_for(whole):
 
 
 def test_an_update_reaches_the_sampler_of_every_policy(whole):
-    for episode in read_episodes(whole / "episodes" / "step-000008.jsonl.gz"):
+    for episode in read_episodes(whole / "episodes" / "step-000008.parquet").episodes():
         assert {(call.policy, call.version) for call in episode.calls} == {("p0", 7), ("p1", 7)}
 
 
@@ -462,6 +470,36 @@ def test_a_run_that_is_past_the_last_step_asked_for_says_so_and_ends(base, whole
     assert loop.train(tiny_config(base, steps=5), copy, accept_changes=True, live=live) == 8
     assert "the run is already past its last step, 5: it ends as it is" in said.getvalue()
     same(copy, whole)
+
+
+@workflow(
+    roles={"generator": solver(slots="drafts"), "aggregator": judge},
+    families=("math",),
+    groups={"study": ("task", "slot", "role")},
+)
+def drafted(task, prompts, *, drafts=2):
+    ask = prompts.generator(question=task.question)
+    made = yield [Call("generator", ask, slot=slot) for slot in range(drafts)]
+    yield Call("aggregator", prompts.aggregator(question=task.question, candidates=made), reads=made)
+    return made[0]
+
+
+def test_what_a_workflow_of_ones_own_declares_of_its_roles_and_groups_is_used(base, tmp_path):
+    """Its roles are graded by their kinds, and calls compared by the preset `study`: slot by slot."""
+    config = tiny_config(
+        base,
+        steps=1,
+        workflow=WorkflowConfig(f"{__name__}:drafted", prompts="micro"),
+        rewards=CreditConfig("own_correctness"),
+        advantages=AdvantageConfig.study(),
+    )
+    loop.train(config, tmp_path / "run", live=quiet(1))
+    (line,), evaluations = records(tmp_path / "run")
+    assert line["groups/generator/groups"] == 4 * 2 and line["groups/aggregator/groups"] == 4
+    kinds = {role: found["kind"] for role, found in evaluations[0]["roles"].items()}
+    assert kinds == {"generator": "solver", "aggregator": "judge"}
+    table = read_episodes(tmp_path / "run" / "episodes" / "step-000001.parquet")
+    assert [call.kind for call in table.episodes()[0].calls] == ["solver", "solver", "judge"]
 
 
 @workflow(roles=("generator", "aggregator"), families=("math",))

@@ -1,11 +1,12 @@
 """Folders of runs, written by hand as the training run writes them."""
 
+import dataclasses
 import json
 import math
 
 import numpy as np
 
-from marl_jax.rollouts import CallRecord, Episode, write_episodes
+from marl_jax.rollouts import CallRecord, Episode, Table, write_episodes
 from marl_jax.tasks.task import Task
 
 ROLES = ("generator", "aggregator")
@@ -131,7 +132,7 @@ def write_lines(path, lines):
 
 
 def write_run(folder, *, about=None, lines=None, evaluations=None, episodes=None):
-    """A folder; `episodes` is {step: [(episode, line of the rewards file)]}."""
+    """A folder; `episodes` is {step: [(episode, what it and its calls earned)]}."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(about or config()))
     if lines is not None:
@@ -139,12 +140,24 @@ def write_run(folder, *, about=None, lines=None, evaluations=None, episodes=None
     if evaluations is not None:
         write_lines(folder / "eval.jsonl", evaluations)
     for step, entries in (episodes or {}).items():
-        path = folder / "episodes" / f"step-{step:06d}.jsonl.gz"
-        write_episodes(path, [one for one, _ in entries])
-        rewards = [earned for _, earned in entries]
-        if all(earned is not None for earned in rewards):
-            write_lines(folder / "episodes" / f"step-{step:06d}.rewards.jsonl", rewards)
+        write_episodes(folder / "episodes" / f"step-{step:06d}.parquet", table_of(entries))
     return folder
+
+
+def table_of(entries):
+    """The table of episodes with what they earned; ungraded where that is None."""
+    if any(earned is None for _, earned in entries):
+        return Table.of([one for one, _ in entries])
+    graded = [
+        dataclasses.replace(one, outcome=earned["outcome"], answers=(None,) * len(one.calls))
+        for one, earned in entries
+    ]
+
+    def column(name):
+        """One number for each call; NaN for None."""
+        return np.array([x for one, earned in entries for x, _ in zip(earned[name], one.calls)], float)
+
+    return Table.of(graded).replace(reward=column("rewards"), advantage=column("advantages"))
 
 
 RIGHT = {"outcome": 1.0, "rewards": [1.0, -0.5, 1.0, 1.0], "advantages": [0.7, -1.2, 0.7, None]}

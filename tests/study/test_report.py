@@ -25,8 +25,7 @@ from run_folder import (
     write_run,
 )
 
-from marl_jax.rollouts import Episode
-from marl_jax.rollouts.episodes import ToolRecord
+from marl_jax.rollouts import Episode, ToolRecord
 from marl_jax.runs import files
 from marl_jax.runs.folder import FolderError
 from marl_jax.study import curves, record, run_tables
@@ -326,9 +325,9 @@ def test_whatever_a_model_or_a_folder_says_is_text(tmp_path):
 
 def test_episodes_that_cannot_be_read_are_named_on_the_page(tmp_path):
     folder = write_run(tmp_path / "run", episodes={1: [(episode(), RIGHT)]})
-    (folder / "episodes" / "step-000009.jsonl.gz").write_bytes(b"no gzip")
+    (folder / "episodes" / "step-000009.parquet").write_bytes(b"no parquet")
     page = Page(write_report(folder))
-    assert "step-000009.jsonl.gz' cannot be read as episodes" in page.words and "Step 1, right" in page.words
+    assert "step-000009.parquet' cannot be read as episodes" in page.words and "Step 1, right" in page.words
 
 
 def test_a_task_of_odd_fields_is_shown(tmp_path):

@@ -1,11 +1,16 @@
 """What is read and worked out from a run's folder: episodes, shares, stability, warnings."""
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 from run_folder import RIGHT, config, episode, evaluation, metrics, write_lines, write_run
 
 from marl_jax.study import curves, record, run_tables
 from marl_jax.study.record import Series, read_run
+
+OLD_EPISODES = Path(__file__).parents[1] / "fixtures" / "episodes"
 
 
 def test_episodes_without_rewards_are_shown_as_not_graded(tmp_path):
@@ -17,13 +22,22 @@ def test_episodes_without_rewards_are_shown_as_not_graded(tmp_path):
 
 def test_episodes_that_cannot_be_read_are_named_and_the_others_shown(tmp_path):
     folder = write_run(tmp_path / "run", episodes={1: [(episode(), RIGHT)], 9: [(episode(), RIGHT)]})
-    (folder / "episodes" / "step-000009.jsonl.gz").write_bytes(b"no gzip")
+    (folder / "episodes" / "step-000009.parquet").write_bytes(b"no parquet")
     chosen, unread = record.samples(read_run(folder))
     assert [sample.step for sample in chosen] == [1]
-    assert len(unread) == 1 and "step-000009.jsonl.gz' cannot be read as episodes" in unread[0]
-    write_lines(folder / "episodes" / "step-000001.rewards.jsonl", [RIGHT, RIGHT])
+    assert len(unread) == 1 and "step-000009.parquet' cannot be read as episodes" in unread[0]
+
+
+def test_episodes_of_an_earlier_version_are_shown_with_their_rewards(tmp_path):
+    folder = write_run(tmp_path / "run")
+    shutil.copytree(OLD_EPISODES, folder / "episodes")
     chosen, unread = record.samples(read_run(folder))
-    assert chosen == [] and "has 2 lines for 1 episodes" in unread[0]
+    shown = [(sample.step, sample.right, sample.rewards, sample.advantages) for sample in chosen]
+    assert shown == [(4, True, [1.0, 0.75], [1.25, None]), (4, False, [0.0, 0.0], [-0.5, -0.5])]
+    assert unread == []
+    write_lines(folder / "episodes" / "step-000004.rewards.jsonl", [RIGHT, RIGHT])
+    chosen, unread = record.samples(read_run(folder))
+    assert chosen == [] and "it has 2 lines for 3 episodes" in unread[0]
 
 
 def test_shares_of_gradient_mass_are_norms_over_their_sum():

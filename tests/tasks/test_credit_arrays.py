@@ -1,26 +1,29 @@
-"""Credit over arrays equals credit over episodes, call by call."""
+"""Credit is the same under `jit` as on the host, call by call, and what it comes to by hand."""
 
 import random
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from marl_jax.learning.advantages import group_advantages
 from marl_jax.rewards import credit
-from marl_jax.rewards.grading import grade_episodes
-from marl_jax.rollouts.episodes import CallRecord, Episode
-from marl_jax.tasks import credit_arrays as arrays
+from marl_jax.rewards.grading import grade
+from marl_jax.table import CallRecord, Episode, Table
 from marl_jax.tasks.task import Task
+from marl_jax.workflows import BUILT_IN
 
 TASK = Task("one", "math", "1?", gold="1")
 SOLVED = ("1", "2", None)  # right, wrong, unreadable
+KINDS = {role: flow.kind_of(role) for flow in BUILT_IN.values() for role in flow.roles}
 
 
 def call(role, answer, reads=(), tokens=3):
     return CallRecord(
-        role, "p0", 0, 0, (1,), tuple(range(tokens)), (0.0,) * tokens, "", "stop", answer, tuple(reads)
-    )
+        role, "p0", 0, 0, (1,), tuple(range(tokens)), (0.0,) * tokens, "", "stop", answer, tuple(reads),
+        kind=KINDS[role],
+    )  # fmt: skip
 
 
 def voting(rng):
@@ -49,105 +52,100 @@ def orch_workers(rng):
     ]
 
 
-def episodes(shapes, seed, count=60):
+def table_of(shapes, seed, count=60):
     rng = random.Random(seed)
     made = []
     for sample in range(count):
         calls, error = tuple(rng.choice(shapes)(rng)), rng.choice((None, None, None, "broke"))
         made.append(Episode(TASK, sample, "w", calls, rng.choice(SOLVED), error=error))
-    return grade_episodes(made, lambda task, answer: {"1": 1.0, "2": 0.0}[answer])
+    return graded(*made)
 
 
-def text_road(rule, graded):
-    return np.concatenate([np.array(row) for row in credit.totals(credit.assign(rule, graded))])
+def graded(*episodes):
+    return grade(Table.of(episodes), lambda task, answer: float(answer == "1"))
+
+
+def on_host(rule, table):
+    """The table's rewards and components, with the columns that only a host can hold."""
+    return credit.with_rewards(table, rule)
+
+
+def on_device(rule, table):
+    """The same on arrays of JAX, operation by operation."""
+    return credit.with_rewards(jax.tree.map(jnp.asarray, table.numbers()), rule)
+
+
+def under_jit(rule, table):
+    """The same as one compiled function of the columns of numbers."""
+    return jax.jit(lambda table: credit.with_rewards(table, rule))(table.numbers())
 
 
 EVERY = (voting, eval_opt, orch_workers)
 RULES = {
-    "outcome": (credit.outcome, arrays.outcome, EVERY),
-    "voting_rubric": (credit.voting_rubric, arrays.voting_rubric, (voting,)),
-    "own_correctness": (credit.own_correctness, arrays.own_correctness, EVERY),
-    "team_and_local": (credit.team_and_local(0.3), lambda calls: arrays.team_and_local(calls, 0.3), EVERY),
-    "length": (
-        credit.length_penalty(0.5, 4, 20),
-        lambda calls: arrays.length_penalty(calls, 0.5, 4, 20),
-        EVERY,
-    ),
-    "format": (credit.format_penalty(0.2), lambda calls: arrays.format_penalty(calls, 0.2), EVERY),
+    "outcome": (credit.outcome, EVERY),
+    "voting_rubric": (credit.voting_rubric, (voting,)),
+    "own_correctness": (credit.own_correctness, EVERY),
+    "team_and_local": (credit.team_and_local(0.3), EVERY),
+    "length": (credit.length_penalty(0.5, 4, 20), EVERY),
+    "format": (credit.format_penalty(0.2), EVERY),
+    "format of some roles": (credit.format_penalty(0.2, ("generator", "synthesizer")), EVERY),
+    "combined": (credit.combine(credit.outcome, credit.own_correctness, credit.outcome), EVERY),
 }
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("rule", RULES)
-def test_every_credit_gives_each_call_the_same_reward_on_both_roads(rule, seed):
-    of_episodes, of_arrays, shapes = RULES[rule]
-    graded = episodes(shapes, seed)
-    expected = text_road(of_episodes, graded)
-    assert len(set(expected.tolist())) > 1
-    np.testing.assert_allclose(jax.jit(of_arrays)(arrays.calls_of(graded)), expected, atol=1e-6)
+@pytest.mark.parametrize("name", RULES)
+def test_every_credit_gives_each_call_the_same_reward_under_jit(name, seed):
+    rule, shapes = RULES[name]
+    table = table_of(shapes, seed)
+    expected, found = on_host(rule, table), under_jit(rule, table)
+    assert len(set(expected.reward.tolist())) > 1
+    np.testing.assert_allclose(found.reward, expected.reward, atol=1e-6)
+    assert found.components.keys() == expected.components.keys()
+    for component, column in expected.components.items():
+        np.testing.assert_allclose(found.components[component], column, atol=1e-6)  # NaN where that has NaN
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("road", [jax.jit, lambda rule: rule], ids=["jit", "eager"])
-def test_an_empty_batch_earns_nothing(rule, road):
-    assert road(RULES[rule][1])(arrays.calls_of([])).shape == (0,)
-    assert road(arrays.outcome)(arrays.calls_of(episodes((lambda rng: [],), 0, 3))).shape == (0,)
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("road", [under_jit, on_device, on_host])
+def test_an_empty_table_earns_nothing(name, road):
+    assert road(RULES[name][0], graded()).reward.shape == (0,)
+    assert road(RULES[name][0], table_of((lambda rng: [],), 0, 3)).reward.shape == (0,)
 
 
-def test_the_rubric_refuses_the_roles_that_the_text_road_refuses():
-    (graded,) = grade_episodes(
-        [Episode(TASK, 0, "w", (call("generator", "1"), call("evaluator", "Correct", [0])), "1")],
-        lambda task, answer: 1.0,
-    )
-    with pytest.raises(ValueError, match="'voting_rubric' has no rule for role 'evaluator'"):
-        credit.voting_rubric([graded])
-    calls = arrays.calls_of([graded])
-    with pytest.raises(ValueError, match="'voting_rubric' has no rule for a judge; use it for voting"):
-        arrays.voting_rubric(calls)
-    np.testing.assert_array_equal(jax.jit(arrays.voting_rubric)(calls), [1.0, np.nan])
-    broken = calls._replace(sound=np.zeros(2, bool))
-    assert arrays.voting_rubric(broken).tolist() == [0.0, 0.0]
+def test_the_rubric_refuses_other_roles_and_under_jit_gives_them_no_finite_reward():
+    table = graded(Episode(TASK, 0, "w", (call("generator", "1"), call("evaluator", "Correct", [0])), "1"))
+    for road in (on_host, on_device):
+        with pytest.raises(credit.CreditError, match="'voting_rubric' has no rule for role 'evaluator'"):
+            road(credit.voting_rubric, table)
+    assert np.isfinite(under_jit(credit.voting_rubric, table).reward).tolist() == [True, False]
+    broken = table.replace(sound=np.zeros(2, bool))
+    for road in (on_host, on_device, under_jit):
+        assert road(credit.voting_rubric, broken).reward.tolist() == [0.0, 0.0]
 
 
 def test_the_voting_rubric_by_hand():
-    graded = grade_episodes(
-        [
-            Episode(
-                TASK,
-                0,
-                "voting",
-                (*(call("generator", a) for a in ("1", "2", None)), call("aggregator", "1", range(3))),
-                "1",
-            ),
-            Episode(
-                TASK,
-                1,
-                "voting",
-                (*(call("generator", a) for a in ("1", "2", None)), call("aggregator", "2", range(3))),
-                "2",
-            ),
-            Episode(
-                TASK,
-                2,
-                "voting",
-                (*(call("generator", a) for a in ("2", None)), call("aggregator", "1", range(2))),
-                "2",
-            ),
-        ],
-        lambda task, answer: float(answer == "1"),
+    def of(sample, answers, pick, answer):
+        calls = (*(call("generator", a) for a in answers), call("aggregator", pick, range(len(answers))))
+        return Episode(TASK, sample, "voting", calls, answer)
+
+    table = graded(
+        of(0, ("1", "2", None), "1", "1"), of(1, ("1", "2", None), "2", "2"), of(2, ("2", None), "1", "2")
     )
-    rewards = jax.jit(arrays.voting_rubric)(arrays.calls_of(graded)).tolist()
-    assert rewards == [1.0, -0.5, 0.5, 1.0, 0.5, -1.0, 0.0, -1.0, -1.0, 0.0, 0.0]
+    for road in (on_host, under_jit):
+        rewards = road(credit.voting_rubric, table).reward.tolist()
+        assert rewards == [1.0, -0.5, 0.5, 1.0, 0.5, -1.0, 0.0, -1.0, -1.0, 0.0, 0.0]
 
 
 def test_credit_and_advantages_are_one_jitted_function():
-    graded = episodes((voting,), seed=9)
-    calls = arrays.calls_of(graded)
-    group = np.concatenate(
-        [[i // 8 * 2 + (c.role == "aggregator") for c in g.episode.calls] for i, g in enumerate(graded)]
-    )
-    got = jax.jit(lambda calls: group_advantages(arrays.voting_rubric(calls), group.astype(np.int32)))(calls)
-    rewards = text_road(credit.voting_rubric, graded)
+    table = table_of((voting,), seed=9)
+    group = table.episode // 8 * 2 + table.having(role="aggregator")
+
+    def advantages(table):
+        return group_advantages(credit.with_rewards(table, credit.voting_rubric).reward, group)
+
+    got = jax.jit(advantages)(table.numbers())
+    rewards = on_host(credit.voting_rubric, table).reward
     expected = np.zeros(len(rewards))
     for g in set(group.tolist()):
         mine = rewards[group == g]

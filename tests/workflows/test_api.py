@@ -2,17 +2,24 @@ import math
 
 import pytest
 
+from marl_jax import table
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import (
     BUILT_IN,
+    KINDS,
     Call,
+    Kind,
     Tool,
     debate,
     eval_opt,
+    judge,
     orch_workers,
     self_refine_with_tests,
+    single,
     single_matched,
     single_token_matched,
+    solver,
+    team,
     voting,
     workflow,
 )
@@ -63,15 +70,96 @@ def test_settings_need_defaults():
         workflow(roles=("a",))(needy)
 
 
-@pytest.mark.parametrize("roles", ["generator", (), ("a", "a"), ("a", ""), ("a", 5), (["a"],)])
+@pytest.mark.parametrize(
+    "roles", ["generator", (), ("a", "a"), ("a", ""), ("a", 5), (["a"],), {}, {"": solver}, {5: solver}]
+)
 def test_roles_are_distinct_names(roles):
     with pytest.raises(ValueError, match="distinct names"):
         workflow(roles=roles)
 
 
 def test_a_role_is_not_named_like_a_slot():
-    with pytest.raises(ValueError, match="role 'worker/1' has a '/'"):
-        workflow(roles=("worker", "worker/1"))
+    for roles in (("worker", "worker/1"), {"worker": solver, "worker/1": solver}):
+        with pytest.raises(ValueError, match="role 'worker/1' has a '/'"):
+            workflow(roles=roles)
+
+
+# ---------------------------------------------------------------- kinds of roles, and groups of their calls
+
+
+def three(task, prompts, *, tries=3, first="a"):
+    yield
+
+
+def test_kinds_are_declared_where_the_role_is():
+    flow = workflow(roles={"writer": solver(slots="tries"), "critic": judge, "host": team})(three)
+    assert flow.roles == ("writer", "critic", "host")
+    assert [flow.kind_of(role) for role in flow.roles] == ["solver", "judge", "team"]
+    assert [flow.slots_of(role) for role in flow.roles] == [3, 1, 1]
+    assert flow.slots_of("writer", {"tries": 5}) == flow.bind(tries=5).slots_of("writer") == 5
+    assert solver.slots is None  # the kind itself is as it was
+
+
+def test_roles_that_are_only_named_are_of_the_team():
+    flow = workflow(roles=("writer", "critic"))(three)
+    assert [flow.kind_of(role) for role in flow.roles] == ["team", "team"]
+    assert [flow.slots_of(role) for role in flow.roles] == [1, 1]
+
+
+@pytest.mark.parametrize("kind", ["solver", "solvr", None, 1, Kind, ("solver",)])
+def test_what_is_no_kind_is_refused(kind):
+    known = "it must be one of: solver, judge, picker, planner, team"
+    with pytest.raises(ValueError, match=f"the kind of role 'critic' is .*; {known}"):
+        workflow(roles={"writer": solver, "critic": kind})
+
+
+def test_slots_name_a_setting_of_the_workflow():
+    message = "slots of role 'writer' name 'votes', which is no setting; there is: tries, first"
+    with pytest.raises(ValueError, match=message):
+        workflow(roles={"writer": solver(slots="votes")})(three)
+    with pytest.raises(ValueError, match="is no setting; there is: none"):
+        workflow(roles={"speaker": solver(slots="votes")})(single.fn)
+
+
+def test_the_kinds_of_a_workflow_are_those_that_a_table_knows():
+    assert KINDS == table.KINDS
+
+
+def test_groups_are_declared_by_name_and_kept_when_settings_are_bound():
+    flow = workflow(roles={"writer": solver}, groups={"study": ["task", "slot"]})(three)
+    assert flow.bind(tries=1).groups == {"study": ("task", "slot")}
+    assert workflow(roles={"writer": solver})(three).groups == {}
+
+
+STUDY = {
+    "single": ("task", "role"),
+    "voting": ("task", "role", "slot"),
+    "eval_opt": ("task", "role"),
+    "orch_workers": ("task", "role"),
+}
+
+
+def test_workflows_of_the_study_declare_its_groups_and_no_others():
+    declared = {name: flow.groups["study"] for name, flow in BUILT_IN.items() if flow.groups}
+    assert declared == STUDY
+
+
+def test_every_built_in_role_has_the_kind_and_the_number_of_slots_that_its_workflow_says():
+    found = {
+        name: {role: (flow.kind_of(role), flow.slots_of(role)) for role in flow.roles}
+        for name, flow in BUILT_IN.items()
+    }
+    assert found == {
+        "single": {"generator": ("solver", 1)},
+        "single_matched": {"generator": ("solver", 4)},
+        "single_token_matched": {"generator": ("solver", 16)},
+        "voting": {"generator": ("solver", 3), "aggregator": ("picker", 1)},
+        "eval_opt": {"generator": ("solver", 1), "evaluator": ("judge", 1)},
+        "orch_workers": {"orchestrator": ("planner", 1), "worker": ("solver", 3), "synthesizer": ("team", 1)},
+        "planner_coder": {"planner": ("planner", 1), "coder": ("solver", 1)},
+        "debate": {"debater": ("solver", 3)},
+        "self_refine_with_tests": {"generator": ("solver", 1)},
+    }
 
 
 COUNTS = [

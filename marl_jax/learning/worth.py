@@ -1,0 +1,134 @@
+"""From rewards to advantages: the columns penalty, group and advantage of the table."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from marl_jax.learning.advantages import (
+    DDOF,
+    OVER,
+    SINGLETON,
+    Estimator,
+    agent_advantages,
+    check_estimator,
+    group_advantages,
+    overlong_penalty,
+)
+from marl_jax.learning.groups import (
+    FIELDS,
+    PRESETS,
+    GroupCounts,
+    as_rewards,
+    count_groups,
+    group_ids,
+    group_key,
+)
+from marl_jax.table import Table
+
+Presets = Mapping[str, Sequence[str]]  # of the workflow: {name: fields}
+
+
+@dataclasses.dataclass(frozen=True)
+class AdvantageConfig:
+    """How rewards become advantages; `AdvantageConfig.study()` is the original's."""
+
+    group: str = "role"  # a preset of `groups`, or fields such as "task,role,turn"
+    estimator: Estimator = "grpo"  # or "agent"
+    std: Literal["unbiased", "biased"] = "unbiased"
+    singleton: Literal["zero", "reward"] = "zero"
+    eps: float = 1e-6
+    # Of the estimator "agent" (Dr.MAS), which has its own groups.
+    agent_mean: Literal["task", "role"] = "role"
+    agent_scale: Literal["task", "role"] = "role"
+    overlong: tuple[int, int] | None = None  # DAPO's (max_length, buffer) of the soft punishment for length
+
+    def __post_init__(self) -> None:
+        check_estimator(self.estimator, "agent")
+        for name, allowed in (
+            ("std", tuple(DDOF)),
+            ("singleton", SINGLETON),
+            ("agent_mean", OVER),
+            ("agent_scale", OVER),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} {getattr(self, name)!r} is unknown; use one of {allowed}")
+        if "," in self.group:  # a single word may be a preset that the workflow declares
+            group_key(self.group)
+        if not 0 <= self.eps < math.inf:
+            raise ValueError(f"eps {self.eps} must be finite and not negative")
+        if self.overlong is not None and not 0 < self.overlong[1] <= self.overlong[0]:
+            raise ValueError(
+                f"overlong {self.overlong} must be (max_length, buffer) with 0 < buffer <= max_length"
+            )
+
+    @classmethod
+    def study(cls) -> "AdvantageConfig":
+        return cls(group="study", singleton="reward")
+
+
+def with_advantages(
+    table: Table, config: AdvantageConfig, presets: Presets | None = None
+) -> tuple[Table, dict[str, GroupCounts]]:
+    """The table with its advantages, and per role the groups that cannot teach it; calls without tokens have none."""
+    if not (table.length > 0).all():
+        some, counts = with_advantages(table.take(table.length > 0), config, presets)
+        return _spread(table, some), counts
+    if not len(table):
+        return table.replace(advantage=np.zeros(0), group=np.zeros(0, np.int32)), {}
+    ids = group_column(table, config, presets)
+    table = penalised(table, config)
+    rewards = as_rewards(table.reward if table.penalty is None else table.reward + table.penalty)
+    if config.estimator == "agent":
+        advantages = agent_advantages(
+            rewards,
+            table.task,
+            table.role,
+            mean=config.agent_mean,
+            scale=config.agent_scale,
+            std=config.std,
+            eps=config.eps,
+        )
+    else:
+        advantages = group_advantages(
+            rewards,
+            ids,
+            estimator=config.estimator,
+            std=config.std,
+            eps=config.eps,
+            singleton=config.singleton,
+        )
+    counts = count_groups(rewards, ids, [table.roles[code] for code in table.role])
+    return table.replace(group=ids, advantage=np.asarray(advantages, np.float64)), counts
+
+
+def penalised(table: Table, config: AdvantageConfig) -> Table:
+    """The table with what calls pay for their length, where `config` says so."""
+    if config.overlong is None:
+        return table
+    length, buffer = config.overlong
+    penalty = overlong_penalty(table.length, max_length=length, buffer=buffer)
+    return table.replace(penalty=np.asarray(penalty, np.float64))
+
+
+def group_column(table: Table, config: AdvantageConfig, presets: Presets | None = None) -> np.ndarray:
+    """Int[N]: which calls are compared with each other."""
+    if config.estimator == "agent":
+        key = PRESETS["task" if config.agent_mean == config.agent_scale == "task" else "role"]
+    else:
+        key = group_key(config.group, presets)
+    return group_ids(key, **{name: getattr(table, name).tolist() for name in FIELDS})
+
+
+def _spread(table: Table, some: Table) -> Table:
+    """The columns of the rows that sampled something, in the whole table."""
+    rows = np.flatnonzero(table.length > 0)
+    advantage, group = np.full(len(table), np.nan), np.full(len(table), -1, np.int32)
+    advantage[rows], group[rows] = some.advantage, some.group
+    penalty = None
+    if some.penalty is not None:
+        penalty = np.zeros(len(table))
+        penalty[rows] = some.penalty
+    return table.replace(advantage=advantage, group=group, penalty=penalty)

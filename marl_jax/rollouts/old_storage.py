@@ -1,0 +1,115 @@
+"""Episodes as earlier versions stored them: gzipped lines of JSON, and beside them what each call earned.
+
+Numbers are base64 of little-endian int32 and float32. A task stands once, before its first episode; a prompt that goes
+on from a history holds only what it adds.
+"""
+
+import base64
+import dataclasses
+import gzip
+import json
+import pathlib
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_jax.table import CallRecord, Episode, Table, ToolRecord
+from marl_jax.tasks.task import Task
+
+FORMAT = 1
+SUFFIX = ".jsonl.gz"
+
+# What reading a file that something else wrote, or broke, may come to.
+DAMAGE = (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError, AssertionError)
+
+
+def read_old(path: pathlib.Path) -> Table:
+    """The table of such a file; with rewards and advantages where the file that holds them is there."""
+    episodes = _read(path)
+    beside = path.with_name(path.name.removesuffix(SUFFIX) + ".rewards.jsonl")
+    if not beside.exists():
+        return Table.of(episodes)
+    try:
+        return _with_rewards(episodes, beside.read_text(encoding="utf-8").splitlines())
+    except DAMAGE as error:
+        raise ValueError(f"'{beside}' cannot be read as rewards: {error}") from error
+
+
+def _with_rewards(episodes: Sequence[Episode], lines: Sequence[str]) -> Table:
+    if len(lines) != len(episodes):
+        raise ValueError(f"it has {len(lines)} lines for {len(episodes)} episodes")
+    earned = [json.loads(line) for line in lines]
+    table = Table.of(
+        [dataclasses.replace(one, outcome=line["outcome"]) for one, line in zip(episodes, earned)]
+    )
+
+    def column(name: str) -> np.ndarray:
+        for one, line in zip(episodes, earned):
+            if len(line[name]) != len(one.calls):
+                raise ValueError(f"it has {len(line[name])} {name} for {len(one.calls)} calls")
+        values = [value for line in earned for value in line[name]]
+        return np.array([np.nan if value is None else value for value in values], np.float64)
+
+    return table.replace(grade=None, reward=column("rewards"), advantage=column("advantages"))
+
+
+def _read(path: pathlib.Path) -> list[Episode]:
+    episodes: list[Episode] = []
+    task: Task | None = None
+    number = 0
+    try:
+        with gzip.open(path, "rt", encoding="ascii") as file:
+            for number, line in enumerate(file, 1):
+                entry = json.loads(line)
+                if number == 1:
+                    if entry != {"format": FORMAT}:
+                        raise ValueError(f"it begins with {line[:40]!r}, this version reads format {FORMAT}")
+                elif "task" in entry:
+                    task = unpack_task(entry["task"])
+                else:
+                    assert task is not None
+                    episodes.append(_unpack_episode(entry, task))
+    except FileNotFoundError:
+        raise
+    except DAMAGE as error:
+        raise ValueError(f"'{path}' cannot be read as episodes, after line {number}: {error}") from error
+    return episodes
+
+
+def _unpack_episode(packed: dict[str, Any], task: Task) -> Episode:
+    calls: list[CallRecord] = []
+    for call in packed["calls"]:
+        calls.append(_unpack_call(call, calls))
+    tools = tuple(ToolRecord(**tool) for tool in packed["tools"])
+    return Episode(
+        **{**packed, "task": task, "calls": tuple(calls), "tools": tools, "key": tuple(packed["key"])}
+    )
+
+
+def _unpack_call(packed: dict[str, Any], calls: Sequence[CallRecord]) -> CallRecord:
+    before = _history(packed.get("after"), calls) if packed.pop("follows") else ()
+    return CallRecord(
+        **{
+            **packed,
+            "prompt_tokens": before + _tuple(packed["prompt_tokens"], "<i4"),
+            "tokens": _tuple(packed["tokens"], "<i4"),
+            "logprobs": _tuple(packed["logprobs"], "<f4"),
+            "reads": tuple(packed.get("reads", ())),
+            "kept": tuple(map(tuple, packed["kept"])) if "kept" in packed else None,
+        }
+    )
+
+
+def _history(after: int | None, calls: Sequence[CallRecord]) -> tuple[int, ...]:
+    return () if after is None else calls[after].prompt_tokens + calls[after].tokens
+
+
+def unpack_task(packed: dict[str, Any]) -> Task:
+    tests = {name: tuple(packed[name]) for name in ("tests", "public_tests")}
+    return Task(**{**packed, **tests})
+
+
+def _tuple(text: str, dtype: str) -> tuple[Any, ...]:
+    return tuple(np.frombuffer(base64.b64decode(text, validate=True), dtype).tolist())

@@ -1,0 +1,456 @@
+"""The table of a step: one row per call, from the end of a rollout to the gradient and the report.
+
+    whose   episode task call role slot turn policy version       the rollout
+    said    prompt tokens logprobs kept (ragged), temperature     the rollout
+    read    text answer kind choice; grade outcome                the rollout; `rewards.grading`
+    worth   components reward; group advantage penalty; trains    `rewards.credit`; `learning.advantages`; the run
+
+Each later stage is a function that adds columns or reads them. Columns of numbers are arrays of numpy, or of JAX under
+`jit`; texts and the episodes' own facts stay on the host. `Table.episodes()` shows the same rows episode by episode.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_jax.tasks.task import Task
+
+KINDS = ("solver", "judge", "picker", "planner", "team")  # what a role's own work is; see `workflows.Kind`
+SOLVER, JUDGE, PICKER, PLANNER, TEAM = range(len(KINDS))
+VERDICTS = {"Correct": 1, "Incorrect": 0}
+
+
+# ---------------------------------------------------------------- views by episode
+
+
+@dataclasses.dataclass(frozen=True)
+class CallRecord:
+    """One call as it happened: a row of the table."""
+
+    role: str
+    policy: str
+    slot: int  # which of the role's parallel calls
+    turn: int  # how many calls of the same (role, slot) came before in the episode
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # sampled, including the stop token
+    logprobs: tuple[float, ...]  # of the distribution sampled from
+    text: str
+    finish_reason: str  # "stop" | "length"
+    answer: str | None  # as the call's reader, or the task's parser, read it; None when unreadable
+    reads: tuple[int, ...] = ()  # indices of the calls whose outputs the prompt showed
+    after: int | None = None  # index of the call whose history this one continues
+    version: int = 0  # update count of the policy that sampled it
+    cut: int = 0  # tokens taken out of the prompt's middle so that it fits
+    temperature: float = 1.0
+    kept: tuple[tuple[int, ...], ...] | None = (
+        None  # per token, the ids that top-k/top-p left, if they cut any
+    )
+    kind: str = "team"  # of its role
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolRecord:
+    """One tool result, replayed instead of run again."""
+
+    name: str
+    result: Any  # JSON-like
+    error: str | None = None  # "timeout", or the exception's text
+    after_call: int = -1  # index of the last call issued before it
+
+
+@dataclasses.dataclass(frozen=True)
+class Episode:
+    """One run of a workflow on one task: its calls in order, and once it is graded what they came to."""
+
+    task: Task
+    sample: int  # which of the task's episodes
+    workflow: str
+    calls: tuple[CallRecord, ...]
+    answer: str | None  # what the workflow returned
+    tools: tuple[ToolRecord, ...] = ()
+    error: str | None = None  # the exception that ended it early, if one did
+    seconds: float = 0.0  # wall time; the only field that two equal runs may not share
+    key: tuple[int, ...] = ()  # (run seed, step, task, sample): root of all its randomness
+    outcome: Any = None  # grade of the answer, between 0 and 1; None until it is graded
+    answers: tuple[
+        float | None, ...
+    ] = ()  # grade of each solver's own answer (0 if unreadable); None for others
+
+    @property
+    def episode(self) -> "Episode":
+        """Itself, for rewards that ask a graded episode for its record."""
+        return self
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(call.kind for call in self.calls)
+
+
+# ---------------------------------------------------------------- columns
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ragged:
+    """Rows of different length, end to end in one array; a prompt that several rows share is there once."""
+
+    values: np.ndarray  # [T, ...]
+    starts: np.ndarray  # Int[N]
+    lengths: np.ndarray  # Int[N]
+
+    @classmethod
+    def of(cls, rows: Sequence[Any], dtype: Any) -> "Ragged":
+        """Equal neighbours, such as the prompts of a group, are stored once."""
+        parts: list[np.ndarray] = []
+        starts, lengths = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+        end, last = 0, None
+        for i, row in enumerate(rows):
+            if row is not last and not (type(row) is tuple and row == last):
+                parts.append(np.asarray(row, dtype))
+                end += len(parts[-1])
+            lengths[i], starts[i], last = len(parts[-1]), end - len(parts[-1]), row
+        empty = np.zeros(0, dtype)
+        return cls(np.concatenate([part for part in parts if len(part)] or [empty]), starts, lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        return self.values[self.starts[row] : self.starts[row] + self.lengths[row]]
+
+    def take(self, rows: np.ndarray) -> "Ragged":
+        return Ragged(self.values, self.starts[rows], self.lengths[rows])
+
+    @staticmethod
+    def concat(parts: Sequence["Ragged"]) -> "Ragged":
+        offsets = np.cumsum([0, *(len(part.values) for part in parts)])
+        return Ragged(
+            np.concatenate([part.values for part in parts]),
+            np.concatenate([part.starts + offset for part, offset in zip(parts, offsets)]),
+            np.concatenate([part.lengths for part in parts]),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+    """Columns of N calls; those of an episode stand together and in order. NaN stands for "there is none"."""
+
+    # Whose
+    episode: Any  # Int[N], into `heads`
+    task: Any  # Int[N], equal for calls about one task
+    call: Any  # Int[N], its place in its episode
+    role: Any  # Int[N], into `roles`
+    slot: Any  # Int[N]
+    turn: Any  # Int[N]
+    policy: Any  # Int[N], into `policies`
+    version: Any  # Int[N], update count of the policy
+    reads: Any  # Int[N, R], places in the episode of the calls whose outputs it was shown, filled up with -1
+    after: Any  # Int[N], place of the call whose history it goes on from; -1 for none
+    # Said
+    prompt: Any  # Ragged Int
+    tokens: Any  # Ragged Int: sampled, including the stop token
+    logprobs: Any  # Ragged Float, of the distribution sampled from
+    kept: Any  # Ragged Int[T, K] like `tokens`: ids that top-k or top-p left, filled up with -1; None where all stay
+    length: Any  # Int[N], sampled tokens
+    temperature: Any  # Float[N], that they were sampled at
+    truncated: Any  # Bool[N], it ended at its longest length
+    cut: Any  # Int[N], tokens taken out of the prompt so that it fits
+    # Read
+    kind: Any  # Int[N], into KINDS
+    readable: Any  # Bool[N]
+    choice: Any  # Int[N]: a judge's 1 for Correct and 0 for Incorrect, a picker's number from 1; else -1
+    sound: Any  # Bool[N], its episode ended without an error
+    grade: Any = None  # Float[N], of a solver's own answer, 0 if unreadable; NaN for others
+    outcome: Any = None  # Float[N], of its episode's answer
+    # Worth
+    components: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # {name: Float[N]} of the reward
+    reward: Any = None  # Float[N]
+    penalty: Any = None  # Float[N] for its length, on top of the reward; None where none is to be paid
+    group: Any = None  # Int[N], which rewards it is compared with
+    advantage: Any = None  # Float[N]
+    trains: Any = None  # Bool[N], whether its policy learns from it
+    # On the host
+    roles: tuple[str, ...] = ()
+    policies: tuple[str, ...] = ()
+    text: tuple[str, ...] = ()  # [N]
+    answer: tuple[str | None, ...] = ()  # [N]
+    heads: tuple[Episode, ...] = ()  # of the episodes, without their calls
+
+    def __len__(self) -> int:
+        return len(self.role)
+
+    @classmethod
+    def of(cls, episodes: Sequence[Episode]) -> "Table":
+        """The table of episodes, and of their grades where they have some."""
+        calls = [call for one in episodes for call in one.calls]
+        owners = [one for one in episodes for _ in one.calls]
+        ended = all(one.outcome is not None for one in episodes)
+        graded = ended and all(len(one.answers) == len(one.calls) for one in episodes)
+        made = cls.make(
+            role=[call.role for call in calls],
+            policy=[call.policy for call in calls],
+            prompt=[call.prompt_tokens for call in calls],
+            tokens=[call.tokens for call in calls],
+            logprobs=[call.logprobs for call in calls],
+            kept=[call.kept for call in calls],
+            task=[one.task.id for one in owners],
+            slot=[call.slot for call in calls],
+            turn=[call.turn for call in calls],
+            version=[call.version for call in calls],
+            temperature=[call.temperature for call in calls],
+            truncated=[call.finish_reason == "length" for call in calls],
+            cut=[call.cut for call in calls],
+            readable=[call.answer is not None for call in calls],
+        )
+        return made.replace(
+            episode=np.repeat(np.arange(len(episodes)), [len(one.calls) for one in episodes]).astype(
+                np.int32
+            ),
+            call=_ints(i for one in episodes for i in range(len(one.calls))),
+            reads=_padded([call.reads for call in calls]),
+            after=_ints(-1 if call.after is None else call.after for call in calls),
+            kind=_ints(KINDS.index(call.kind) for call in calls),
+            choice=_ints(_choice(call.kind, call.answer) for call in calls),
+            sound=np.array([one.error is None for one in owners], bool),
+            grade=_floats(grade for one in episodes for grade in one.answers) if graded else None,
+            outcome=_floats(one.outcome for one in owners) if ended else None,
+            text=tuple(call.text for call in calls),
+            answer=tuple(call.answer for call in calls),
+            heads=tuple(dataclasses.replace(one, calls=(), answers=()) for one in episodes),
+            reward=None,
+            advantage=None,
+        )
+
+    @classmethod
+    def make(
+        cls,
+        *,
+        role: Sequence[str],
+        policy: Sequence[str],
+        prompt: Sequence[Sequence[int]],
+        tokens: Sequence[Sequence[int]],
+        logprobs: Sequence[Sequence[float]],
+        kept: Sequence[Any] | None = None,
+        **columns: Any,
+    ) -> "Table":
+        """A table of what a learner needs: calls by their role and policy, and other columns by name."""
+        count = len(role)
+        lengths = _ints(len(row) for row in tokens)
+        zeros = np.zeros(count, np.int32)
+        if "task" in columns:
+            columns["task"] = dense(columns["task"])
+        given = {name: np.asarray(values, DTYPES.get(name, np.int32)) for name, values in columns.items()}
+        roles, policies = tuple(dict.fromkeys(role)), tuple(dict.fromkeys(policy))
+        table = cls(
+            episode=zeros, task=zeros, call=zeros, slot=zeros, turn=zeros, version=zeros, cut=zeros,
+            role=_ints(map(roles.index, role)),
+            policy=_ints(map(policies.index, policy)),
+            reads=np.full((count, 1), -1, np.int32),
+            after=zeros - 1,
+            prompt=Ragged.of(prompt, np.int32),
+            tokens=Ragged.of(tokens, np.int32),
+            logprobs=Ragged.of(logprobs, np.float32),
+            kept=_kept(kept or ()),
+            length=lengths,
+            temperature=np.ones(count),
+            truncated=np.zeros(count, bool),
+            kind=zeros + TEAM,
+            readable=np.ones(count, bool),
+            choice=zeros - 1,
+            sound=np.ones(count, bool),
+            reward=np.zeros(count),
+            advantage=np.zeros(count),
+            trains=np.ones(count, bool),
+            roles=roles,
+            policies=policies,
+        )  # fmt: skip
+        return table.replace(**given)
+
+    def replace(self, **columns: Any) -> "Table":
+        return dataclasses.replace(self, **columns)
+
+    def take(self, rows: Any) -> "Table":
+        """These rows (indices, or a mask), in this order; `call`, `reads` and `after` still count in whole episodes."""
+        rows = np.asarray(rows)
+        rows = np.flatnonzero(rows) if rows.dtype == bool else rows.astype(np.int64)
+        taken = {name: _take(getattr(self, name), rows) for name in COLUMNS}
+        components = {name: values[rows] for name, values in self.components.items()}
+        texts = {
+            name: tuple(map(getattr(self, name).__getitem__, rows)) for name in TEXTS if getattr(self, name)
+        }
+        return self.replace(**taken, **texts, components=components)
+
+    def of_episodes(self, numbers: Sequence[int]) -> "Table":
+        """These whole episodes, in this order."""
+        first = np.searchsorted(self.episode, np.arange(len(self.heads) + 1))
+        rows = [np.arange(first[number], first[number + 1]) for number in numbers]
+        sizes = [len(some) for some in rows]
+        table = self.take(np.concatenate([*rows, np.zeros(0, np.int64)]))
+        episode = np.repeat(np.arange(len(sizes)), sizes).astype(np.int32)
+        return table.replace(episode=episode, heads=tuple(self.heads[number] for number in numbers))
+
+    @staticmethod
+    def concat(tables: Sequence["Table"]) -> "Table":
+        """One table below the other, each with its episodes; roles, policies and tasks of one name are one."""
+        first = tables[0]
+        if len(tables) == 1:
+            return first
+        if not all(len(table.heads) or not len(table) for table in tables):
+            raise ValueError("a table without episodes cannot be joined to another: its tasks have no names")
+        joined = {
+            name: _concat([getattr(table, name) for table in tables]) for name in COLUMNS if name != "kept"
+        }
+        joined["kept"] = _concat_kept(tables)
+        for name, names in (("role", "roles"), ("policy", "policies")):
+            known = tuple(dict.fromkeys(n for table in tables for n in getattr(table, names)))
+            codes = [_ints(map(known.index, getattr(table, names)))[getattr(table, name)] for table in tables]
+            joined |= {name: np.concatenate(codes), names: known}
+        offsets = np.cumsum([0, *(len(table.heads) for table in tables)])
+        joined["episode"] = np.concatenate([t.episode + k for t, k in zip(tables, offsets)]).astype(np.int32)
+        heads = tuple(head for table in tables for head in table.heads)
+        if heads:
+            joined["task"] = dense([heads[number].task.id for number in joined["episode"].tolist()])
+        components = {}
+        for name in dict.fromkeys(name for table in tables for name in table.components):
+            parts = [table.components.get(name, np.full(len(table), np.nan)) for table in tables]
+            components[name] = np.concatenate(parts)
+        texts = {name: tuple(entry for table in tables for entry in getattr(table, name)) for name in TEXTS}
+        return first.replace(**joined, **texts, components=components, heads=heads)
+
+    def numbers(self) -> "Table":
+        """The columns that may enter `jit`; `rewards.credit` makes tables known to JAX."""
+        return self.replace(text=(), answer=(), heads=(), prompt=None, tokens=None, logprobs=None, kept=None)
+
+    def role_of(self, row: int) -> str:
+        return self.roles[self.role[row]]
+
+    def present(self, column: str = "role") -> list[str]:
+        """The roles, or the policies, that have rows, in order of appearance."""
+        names = self.roles if column == "role" else self.policies
+        return [names[code] for code in dict.fromkeys(getattr(self, column).tolist())]
+
+    def having(self, **names: str) -> np.ndarray:
+        """Bool[N]: rows of this role="...", or policy="..."."""
+        found = np.ones(len(self), bool)
+        for column, name in names.items():
+            known = self.roles if column == "role" else self.policies
+            found &= getattr(self, column) == (known.index(name) if name in known else -1)
+        return found
+
+    def episodes(self) -> list[Episode]:
+        """Views by episode: calls in order, texts, who read whom, and grades once they are given."""
+        calls: list[list[CallRecord]] = [[] for _ in self.heads]
+        for row, number in enumerate(self.episode.tolist()):
+            calls[number].append(self._record(row))
+        grades: list[list[float | None]] = [[] for _ in self.heads]
+        if self.grade is not None:
+            for number, grade in zip(self.episode.tolist(), self.grade.tolist()):
+                grades[number].append(None if grade != grade else grade)
+        return [
+            dataclasses.replace(head, calls=tuple(own), answers=tuple(given))
+            for head, own, given in zip(self.heads, calls, grades)
+        ]
+
+    def _record(self, row: int) -> CallRecord:
+        kept = None
+        if self.kept is not None and self.kept.lengths[row]:
+            kept = tuple(tuple(i for i in ids if i >= 0) for ids in self.kept[row].tolist())
+        after = int(self.after[row])
+        return CallRecord(
+            role=self.role_of(row),
+            policy=self.policies[self.policy[row]],
+            slot=int(self.slot[row]),
+            turn=int(self.turn[row]),
+            prompt_tokens=tuple(self.prompt[row].tolist()),
+            tokens=tuple(self.tokens[row].tolist()),
+            logprobs=tuple(self.logprobs[row].tolist()),
+            text=self.text[row],
+            finish_reason="length" if self.truncated[row] else "stop",
+            answer=self.answer[row],
+            reads=tuple(place for place in self.reads[row].tolist() if place >= 0),
+            after=None if after < 0 else after,
+            version=int(self.version[row]),
+            cut=int(self.cut[row]),
+            temperature=float(self.temperature[row]),
+            kept=kept,
+            kind=KINDS[self.kind[row]],
+        )
+
+
+TEXTS = ("text", "answer")
+META = ("roles", "policies", *TEXTS, "heads")
+COLUMNS = tuple(f.name for f in dataclasses.fields(Table) if f.name not in (*META, "components"))
+DTYPES = {
+    **dict.fromkeys(("truncated", "readable", "sound", "trains"), bool),
+    **dict.fromkeys(("temperature", "reward", "penalty", "advantage", "grade", "outcome"), np.float64),
+}
+
+
+def dense(keys: Iterable[Any]) -> np.ndarray:
+    """Int[N]: hashable keys as 0, 1, 2, ... in order of appearance."""
+    seen: dict[Any, int] = {}
+    return _ints(seen.setdefault(key, len(seen)) for key in keys)
+
+
+def _choice(kind: str, answer: str | None) -> int:
+    if kind == "judge":
+        return VERDICTS.get(answer or "", -1)
+    readable = kind == "picker" and answer is not None and answer.isdecimal()
+    return min(int((answer or "0")[:10]), 1 << 30) if readable else -1
+
+
+def _ints(values: Iterable[int]) -> np.ndarray:
+    return np.fromiter(values, np.int32)
+
+
+def _floats(values: Iterable[float | None]) -> np.ndarray:
+    return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    padded = np.full((len(rows), max([1, *map(len, rows)])), -1, np.int32)
+    for line, row in zip(padded, rows):
+        line[: len(row)] = row
+    return padded
+
+
+def _kept(rows: Sequence[Any]) -> Ragged | None:
+    """Sets of ids by token, filled up with -1 to the largest; a row without any has length 0."""
+    if all(row is None for row in rows):
+        return None
+    sets = [list(row) if row is not None else [] for row in rows]
+    flat = _padded([[i for i in ids if i >= 0] for some in sets for ids in some])
+    counts = np.array([len(some) for some in sets], np.int64)
+    return Ragged(flat, np.cumsum(counts) - counts, counts)
+
+
+def _take(column: Any, rows: np.ndarray) -> Any:
+    return column.take(rows) if isinstance(column, Ragged) else None if column is None else column[rows]
+
+
+def _concat(columns: Sequence[Any]) -> Any:
+    """A column that one of the tables lacks is left out."""
+    there = [column for column in columns if column is not None]
+    if not there or len(there) < len(columns):
+        return None
+    if isinstance(there[0], Ragged):
+        return Ragged.concat(there)
+    if there[0].ndim == 2:
+        width = max(column.shape[1] for column in there)
+        there = [np.pad(c, ((0, 0), (0, width - c.shape[1])), constant_values=-1) for c in there]
+    return np.concatenate(there)
+
+
+def _concat_kept(tables: Sequence[Table]) -> Ragged | None:
+    """Sets of ids, as wide as the widest; rows of a table that keeps everything have none."""
+    widths = [0 if table.kept is None else table.kept.values.shape[1] for table in tables]
+    if not any(widths):
+        return None
+    parts = []
+    for table, width in zip(tables, widths):
+        none = np.zeros(len(table), np.int64)
+        kept = table.kept or Ragged(np.zeros((0, width), np.int32), none, none)
+        wide = np.pad(kept.values, ((0, 0), (0, max(widths) - width)), constant_values=-1)
+        parts.append(dataclasses.replace(kept, values=wide))
+    return Ragged.concat(parts)

@@ -1,0 +1,96 @@
+"""What each role's tokens say about it, by hand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from learning_rows import Row, as_table
+
+from marl_jax.learning.losses import LossConfig, kl_estimate
+from marl_jax.learning.role_statistics import Evidence, form_drift, role_statistics, row_statistics
+
+ROW = Row("p0", "voter", "t", 0, 0, (1, 2), (3, 4), (-1.0, -2.0), reward=1.0)
+
+
+def evidence(**columns):
+    """Entropies of 1, nothing of a reference, and the rest as given: one array a row."""
+    count = len(columns["logp"])
+    plain = {"entropy": [np.ones(2)] * count, "ref_logp": [None] * count}
+    return Evidence(**plain | columns)
+
+
+def test_statistics_by_hand():
+    rows = [ROW, dataclasses.replace(ROW, reward=0.0, truncated=True, advantage=2.0, readable=False)]
+    table = as_table(rows)
+    old = [np.array([-1.0, -2.0]), np.array([-1.0, -1.5])]  # half a nat off the sampler at one of four tokens
+    new = [old[0] + np.log(2.0), old[1]]
+    known = evidence(logp=new, old_logp=old, ref_logp=[n - 0.1 for n in new], trainer_logp=old)
+    stats = row_statistics(table)
+    stats |= role_statistics(table, [0, 1], known, LossConfig(is_cap=1.1), corrected=True)
+    expected = {
+        "perplexity": np.exp(5.5 / 4 - np.log(2) / 2),
+        "ratio_mean": 1.5,
+        "chi2": (3 + np.e) / 4 - 1,
+        "gap_max": 0.5,
+        "gap_mean": 0.125,
+        "gap_p50": 0.0,
+        "kl": np.exp(-0.1) - 0.9,
+        "advantage_mean": 1.0,
+        "advantage_zero_share": 0.5,
+        "length": 2.0,
+        "truncated_share": 0.5,
+        "unreadable_share": 0.5,
+        "entropy": 1.0,
+        "approx_kl": (2 - np.log(2) - 1) / 2,
+        "clip_fraction_high": 0.0,  # the ratio of 2 belongs to the row whose advantage is 0
+        "clip_fraction_low": 0.0,
+        "is_weight": (3 + 1.1) / 4,
+        "is_capped": 0.25,
+    }
+    assert {name: stats[name] for name in expected} == pytest.approx(expected)
+    base = dict(stats, length=4.0, truncated_share=0.25)
+    drift = form_drift(stats, base)
+    assert drift == {"length_ratio": 0.5, "truncated_change": 0.25, "unreadable_change": 0.0}
+
+
+def test_shares_by_hand():
+    table = as_table([dataclasses.replace(ROW, advantage=a) for a in (0.0, 1.0, -1.0, 2.0)])
+    assert row_statistics(table)["advantage_zero_share"] == 0.25
+    ratios = np.array([[3.0, 1.0], [3.0, 1.0], [0.1, 6.0], [0.1, 1.0]])  # by row and token
+    old = [np.full(2, -1.0)] * 4
+    known = evidence(logp=old + np.log(ratios), old_logp=old, trainer_logp=old)
+    everyone = range(4)
+    stats = role_statistics(table, everyone, known, LossConfig(dual_clip=5.0), corrected=False)
+    # Of eight tokens: a raised one that gained, a lowered one that lost; one that lost and rose sixfold.
+    assert [stats[f"clip_fraction_{side}"] for side in ("high", "low", "dual")] == [1 / 8, 1 / 8, 1 / 8]
+    assert "is_weight" not in stats  # nothing was corrected
+    gspo = LossConfig("gspo", clip_low=0.5, clip_high=0.5)
+    stats = role_statistics(table, everyone, known, gspo, corrected=False)
+    of_sequences = np.sqrt(ratios.prod(axis=1))
+    assert stats["ratio_mean"] == pytest.approx(of_sequences.mean())
+    assert stats["clip_fraction_high"] == 2 / 8  # both tokens of the sequence that gained
+
+
+def test_rows_that_are_not_trained_have_no_share_in_what_their_tokens_say():
+    table = as_table([dataclasses.replace(ROW, advantage=a) for a in (1.0, 1.0, -1.0)])
+    old = [np.full(2, -1.0), None, np.full(2, -1.0)]
+    new = [np.log([3.0, 3.0]) - 1, None, np.log([0.1, 1.0]) - 1]
+    known = evidence(logp=new, old_logp=old, entropy=[np.ones(2), None, np.zeros(2)], trainer_logp=old)
+    stats = role_statistics(table, [0, 2], known, LossConfig(), corrected=False)
+    assert (stats["tokens"], stats["entropy"], stats["ratio_mean"]) == (4, 0.5, pytest.approx(7.1 / 4))
+    assert (stats["clip_fraction_high"], stats["clip_fraction_low"]) == (2 / 4, 1 / 4)
+
+
+def test_a_role_far_from_its_reference_is_as_far_in_the_report_as_in_the_loss():
+    new, ref = np.array([-80.0, -1.0]), np.array([-20.0, -1.0])
+    known = evidence(logp=[new], old_logp=[new], ref_logp=[ref], trainer_logp=[new])
+    stats = role_statistics(as_table([ROW]), [0], known, LossConfig(), corrected=False)
+    assert stats["kl"] == pytest.approx(float(kl_estimate(new, ref).mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize("is_cap, there", [(2.0, True), (None, False)])
+def test_weights_of_the_sampler_are_told_where_the_loss_has_them(is_cap, there):
+    old = [np.full(2, -1.0)]
+    known = evidence(logp=old, old_logp=old, trainer_logp=old)
+    stats = role_statistics(as_table([ROW]), [0], known, LossConfig(is_cap=is_cap), corrected=True)
+    assert ("is_weight" in stats) == ("is_capped" in stats) == there

@@ -1,0 +1,290 @@
+"""The table of calls: episodes go in and come back, and rows are taken, joined and computed with."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from marl_jax import workflows
+from marl_jax.rewards.credit import outcome, with_rewards
+from marl_jax.rewards.grading import grade
+from marl_jax.table import JUDGE, KINDS, PICKER, SOLVER, TEAM, CallRecord, Episode, Ragged, Table, ToolRecord
+from marl_jax.tasks.task import Task
+
+ONE, TWO = Task("one", "math", "1?", gold="1"), Task("two", "math", "2?", gold="2")
+
+
+def call(role="writer", kind="solver", answer="1", **changes):
+    plain = CallRecord(role, "p0", 0, 0, (1, 2), (3, 4), (-1.0, -0.5), "say", "stop", answer, kind=kind)
+    return dataclasses.replace(plain, **changes)
+
+
+FIRST = call(version=3, temperature=0.7)
+JUDGED = call("critic", "judge", "Incorrect", prompt_tokens=(1, 2, 3, 4, 5), reads=(0,))
+SECOND = call(
+    answer=None, turn=1, prompt_tokens=(1, 2, 3), tokens=(5,), logprobs=(-0.25,), text="\ud800 ¶\n",
+    finish_reason="length", reads=(0, 1), after=0, cut=2,
+)  # fmt: skip
+PICKED = call("picker", "picker", "2", policy="p1", slot=2, tokens=(6, 7), kept=((6,), (7, 8, 9)))
+SILENT = call("helper", "team", None, tokens=(), logprobs=(), text="")
+
+DEBATED = Episode(
+    ONE, 0, "debate", (FIRST, JUDGED, SECOND), "1", (ToolRecord("run", {"passed": [1]}, None, 0),), None, 1.25,
+    (0, 3, 9, 0),
+)  # fmt: skip
+VOTED = Episode(TWO, 1, "voting", (call(answer="2"), call(answer="7", slot=1), PICKED), "2", key=(0, 3, 8, 1))
+BROKEN = Episode(ONE, 1, "debate", (SILENT,), None, error="RuntimeError: boom")
+UNHEARD = Episode(TWO, 0, "debate", (), None)
+EPISODES = [DEBATED, UNHEARD, VOTED, BROKEN]
+
+GRADED = [
+    dataclasses.replace(DEBATED, outcome=1.0, answers=(1.0, None, 0.0)),
+    dataclasses.replace(UNHEARD, outcome=0.0),
+    dataclasses.replace(VOTED, outcome=0.25, answers=(0.25, 0.0, None)),
+    dataclasses.replace(BROKEN, outcome=0.0, answers=(None,)),
+]
+
+
+@pytest.fixture
+def table():
+    return Table.of(EPISODES)
+
+
+# ---------------------------------------------------------------- episodes
+
+
+@pytest.mark.parametrize("episodes", [EPISODES, GRADED, EPISODES[::-1], [UNHEARD], []])
+def test_episodes_come_back_as_they_went_in(episodes):
+    assert Table.of(episodes).episodes() == episodes
+
+
+def test_columns_say_what_the_calls_were(table):
+    columns = {
+        "episode": [0, 0, 0, 2, 2, 2, 3],
+        "task": [0, 0, 0, 1, 1, 1, 0],
+        "call": [0, 1, 2, 0, 1, 2, 0],
+        "role": [0, 1, 0, 0, 0, 2, 3],
+        "slot": [0, 0, 0, 0, 1, 2, 0],
+        "turn": [0, 0, 1, 0, 0, 0, 0],
+        "policy": [0, 0, 0, 0, 0, 1, 0],
+        "version": [3, 0, 0, 0, 0, 0, 0],
+        "reads": [[-1, -1], [0, -1], [0, 1], [-1, -1], [-1, -1], [-1, -1], [-1, -1]],
+        "after": [-1, -1, 0, -1, -1, -1, -1],
+        "length": [2, 2, 1, 2, 2, 2, 0],
+        "temperature": [0.7, 1, 1, 1, 1, 1, 1],
+        "truncated": [False, False, True, False, False, False, False],
+        "cut": [0, 0, 2, 0, 0, 0, 0],
+        "kind": [SOLVER, JUDGE, SOLVER, SOLVER, SOLVER, PICKER, TEAM],
+        "readable": [True, True, False, True, True, True, False],
+        "choice": [-1, 0, -1, -1, -1, 2, -1],
+        "sound": [True] * 6 + [False],
+    }
+    for name, column in columns.items():
+        assert getattr(table, name).tolist() == column, name
+    assert (table.roles, table.policies) == (("writer", "critic", "picker", "helper"), ("p0", "p1"))
+    assert (table.text[2], table.answer[2]) == (SECOND.text, None)
+    assert table.prompt[1].tolist() == [1, 2, 3, 4, 5] and table.tokens[2].tolist() == [5]
+    assert table.logprobs[0].tolist() == [-1.0, -0.5] and len(table.tokens[6]) == 0
+    assert table.kept[5].tolist() == [[6, -1, -1], [7, 8, 9]] and len(table.kept[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "choice"),
+    [
+        ("judge", "Correct", 1),
+        ("judge", "Incorrect", 0),
+        ("judge", None, -1),
+        ("picker", "3", 3),
+        ("picker", "0", 0),
+        ("picker", "one", -1),
+        ("picker", None, -1),
+        ("solver", "3", -1),
+        ("team", "Correct", -1),
+    ],
+)
+def test_verdicts_and_picks_are_numbers(kind, answer, choice):
+    episode = dataclasses.replace(DEBATED, calls=(call(kind=kind, answer=answer),))
+    assert Table.of([episode]).choice.tolist() == [choice]
+
+
+def test_a_table_where_nothing_was_cut_from_the_distribution_has_no_kept_sets():
+    assert Table.of([DEBATED, BROKEN]).kept is None
+
+
+# ---------------------------------------------------------------- grades
+
+
+def test_calls_without_a_grade_have_none_in_the_column():
+    table = Table.of(GRADED)
+    assert np.isnan(table.grade).tolist() == [False, True, False, False, False, True, True]
+    assert table.grade[~np.isnan(table.grade)].tolist() == [1.0, 0.0, 0.25, 0.0]
+    assert table.outcome.tolist() == [1.0] * 3 + [0.25] * 3 + [0.0]
+
+
+def test_a_table_that_is_not_graded_has_no_grades(table):
+    assert table.grade is None and table.outcome is None
+    assert all(one.outcome is None and one.answers == () for one in table.episodes())
+
+
+def test_grades_are_seen_in_the_views(table):
+    by = lambda task, answer: {"1": 1.0, "2": 0.25}.get(answer, 0.0)
+    assert grade(table, by).episodes() == GRADED
+    debated, *_ = GRADED
+    assert debated.kinds == ("solver", "judge", "solver") and debated.episode is debated
+
+
+# ---------------------------------------------------------------- rows
+
+
+def credited(table):
+    """With numbers that tell rows apart in the columns which come later."""
+    count = np.arange(len(table)) + 0.5
+    return table.replace(reward=count, components={"own": count, "team": -count})
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted"),
+    [
+        ([5, 0, 2], [5, 0, 2]),
+        ([3, 3], [3, 3]),
+        ([True, False] * 3 + [True], [0, 2, 4, 6]),
+        ([], []),
+        ([False] * 7, []),
+    ],
+    ids=["some", "one twice", "by a mask", "none", "none by a mask"],
+)
+def test_rows_are_taken_with_all_that_is_known_of_them(table, rows, wanted):
+    whole = credited(table)
+    some = whole.take(rows)
+    assert len(some) == len(wanted) and some.heads == whole.heads
+    for place, row in enumerate(wanted):
+        assert some._record(place) == whole._record(row)
+        assert (some.reward[place], some.components["team"][place]) == (row + 0.5, -row - 0.5)
+        assert some.episode[place] == whole.episode[row] and some.call[place] == whole.call[row]
+
+
+def test_whole_episodes_are_taken_in_the_order_asked_for(table):
+    some = credited(table).of_episodes([3, 1, 0])
+    assert some.episodes() == [BROKEN, UNHEARD, DEBATED]
+    assert some.episode.tolist() == [0, 2, 2, 2] and some.reward.tolist() == [6.5, 0.5, 1.5, 2.5]
+    assert some.of_episodes([2, 0]).episodes() == [DEBATED, BROKEN]
+    assert some.of_episodes([]).episodes() == []
+
+
+def test_roles_and_policies_are_found_by_name(table):
+    assert table.present() == ["writer", "critic", "picker", "helper"] and table.role_of(5) == "picker"
+    assert table.take([6, 5]).present() == ["helper", "picker"] and table.present("policy") == ["p0", "p1"]
+    assert np.flatnonzero(table.having(role="writer")).tolist() == [0, 2, 3, 4]
+    assert np.flatnonzero(table.having(role="picker", policy="p1")).tolist() == [5]
+    assert not table.having(role="stranger").any() and not table.having(policy="p9").any()
+
+
+# ---------------------------------------------------------------- tables below each other
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("episodes", [EPISODES, GRADED], ids=["plain", "graded"])
+def test_tables_below_each_other_are_the_table_of_all_their_episodes(episodes, cut):
+    joined = Table.concat([Table.of(episodes[:cut]), Table.of(episodes[cut:])])
+    assert joined.episodes() == episodes
+    whole = Table.of(episodes)
+    for name in ("episode", "task", "role", "policy", "call", "choice", "length"):
+        np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name), err_msg=name)
+    assert (joined.roles, joined.policies) == (whole.roles, whole.policies)
+
+
+def test_one_name_in_two_tables_is_one_role_policy_and_task():
+    """Whatever number it has in each of them."""
+    first, second = Table.of([VOTED]), Table.of([BROKEN, DEBATED, VOTED])
+    joined = Table.concat([first, second])
+    assert joined.roles == ("writer", "picker", "helper", "critic") and joined.policies == ("p0", "p1")
+    names = [joined.role_of(row) for row in range(len(joined))]
+    assert names == [c.role for one in (VOTED, BROKEN, DEBATED, VOTED) for c in one.calls]
+    assert joined.task.tolist() == [0] * 3 + [1] * 4 + [0] * 3
+    assert joined.episode.tolist() == [0] * 3 + [1] + [2] * 3 + [3] * 3
+
+
+def test_kept_sets_of_different_width_are_joined_and_rows_without_them_have_none():
+    wider = dataclasses.replace(VOTED, calls=(dataclasses.replace(PICKED, kept=((1,), (2, 3, 4, 5, 6))),))
+    for order in ([VOTED, DEBATED, wider], [wider, VOTED, DEBATED], [DEBATED, wider, VOTED]):
+        joined = Table.concat([Table.of([one]) for one in order])
+        assert joined.kept.values.shape[1] == 5 and joined.episodes() == order
+    plain = Table.of([DEBATED])
+    assert Table.concat([plain, plain]).kept is None
+
+
+def test_a_column_that_one_table_lacks_is_left_out_and_a_component_is_none_there():
+    one, two = credited(Table.of([BROKEN])), Table.of([DEBATED]).replace(components={"own": np.ones(3)})
+    joined = Table.concat([one, two.replace(reward=None)])
+    assert joined.reward is None
+    assert joined.components["own"].tolist() == [0.5, 1, 1, 1]
+    assert joined.components["team"][0] == -0.5 and np.isnan(joined.components["team"][1:]).all()
+    assert Table.concat([one, credited(two)]).reward.tolist() == [0.5, 0.5, 1.5, 2.5]
+
+
+# ---------------------------------------------------------------- rows of different length
+
+
+def test_equal_neighbours_are_stored_once():
+    prompt = (1, 2, 3)
+    rows = Ragged.of([prompt, (1, 2, 3), (4,), prompt], np.int32)
+    assert rows.values.tolist() == [1, 2, 3, 4, 1, 2, 3]  # the last is no neighbour of its like
+    assert [rows[i].tolist() for i in range(4)] == [[1, 2, 3], [1, 2, 3], [4], [1, 2, 3]]
+    same = [7, 8]  # one object, whatever its type
+    assert Ragged.of([same, same], np.int32).values.tolist() == [7, 8]
+
+
+def test_rows_without_entries_take_no_place():
+    rows = Ragged.of([(), (1,), (), ()], np.int32)
+    assert rows.values.tolist() == [1] and [rows[i].tolist() for i in range(4)] == [[], [1], [], []]
+    assert len(Ragged.of([], np.int32)) == 0
+
+
+def test_the_calls_of_a_group_share_their_prompt():
+    long = tuple(range(1000))
+    samples = [dataclasses.replace(DEBATED, calls=(call(prompt_tokens=long),), sample=n) for n in range(8)]
+    table = Table.of(samples)
+    assert len(table.prompt.values) == 1000
+    assert len(Table.concat([table, table]).prompt.values) == 2000
+    assert all(one.calls[0].prompt_tokens == long for one in table.take([7, 0]).of_episodes([0]).episodes())
+
+
+# ---------------------------------------------------------------- for a learner, and under jit
+
+
+def test_a_learners_table_says_what_it_was_given_and_plain_values_else():
+    table = Table.make(
+        role=["b", "a", "b"], policy=["p1", "p0", "p1"], prompt=[(1,), (2, 3), (1,)], tokens=[(4,), (5, 6), (7,)],
+        logprobs=[(-1.0,), (-2.0, -3.0), (-4.0,)], task=["t", "u", "t"], slot=[0, 0, 1], advantage=[1, -1, 0.5],
+    )  # fmt: skip
+    assert (table.roles, table.role.tolist()) == (("b", "a"), [0, 1, 0])
+    assert (table.policies, table.policy.tolist()) == (("p1", "p0"), [0, 1, 0])
+    assert table.task.tolist() == [0, 1, 0] and table.slot.tolist() == [0, 0, 1]
+    assert table.advantage.tolist() == [1.0, -1.0, 0.5] and table.length.tolist() == [1, 2, 1]
+    assert table.temperature.tolist() == [1.0] * 3 and table.readable.all() and table.sound.all()
+    assert not table.truncated.any() and table.kept is None and table.penalty is None
+
+
+def test_the_numbers_of_a_table_enter_jit_and_columns_come_back(table):
+    graded = grade(table, lambda task, answer: 1.0)
+
+    earn = jax.jit(lambda rows: with_rewards(rows, outcome))
+    earned = earn(graded.numbers())
+    assert earned.reward.tolist() == [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0]
+    assert np.isnan(earned.components["outcome"]).tolist() == [False] * 6 + [True]
+    assert earned.roles == graded.roles and earned.choice.tolist() == graded.choice.tolist()
+    # Another text is no other program.
+    earn(grade(Table.of([DEBATED, VOTED, BROKEN]), lambda task, answer: 0.0).numbers())
+    assert earn._cache_size() == 1
+
+
+def test_absent_grades_stay_absent_under_jit():
+    numbers = Table.of(GRADED).numbers()
+    mean = jax.jit(lambda rows: jax.numpy.nanmean(rows.grade))(numbers)
+    assert float(mean) == pytest.approx(1.25 / 4)
+
+
+def test_kinds_are_those_that_workflows_declare():
+    kinds = (workflows.solver, workflows.judge, workflows.picker, workflows.planner, workflows.team)
+    assert tuple(kind.name for kind in kinds) == KINDS
