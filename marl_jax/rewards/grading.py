@@ -8,7 +8,6 @@ Each distinct answer to a task is graded once. An episode that ended in an error
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from marl_jax.rollouts.episodes import Episode
@@ -69,7 +68,6 @@ def grade_episodes(
     episodes: Sequence[Episode],
     grade: Callable[[Task, str], float] | None = None,
     kinds: Mapping[str, Kind] = KINDS,
-    threads: int = 1,
 ) -> list[Graded]:
     """Every outcome and every solver's answer, graded; `grade(task, answer)` sees each distinct pair once.
 
@@ -82,12 +80,7 @@ def grade_episodes(
     wanted: dict[_Pair, tuple[Task, str]] = {}
     for episode in episodes:
         wanted |= _wanted(episode, kinds)
-    if threads > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            values = list(pool.map(lambda pair: grade(*pair), wanted.values()))
-    else:
-        values = [grade(*pair) for pair in wanted.values()]
-    grades = {key: finite(value, f"the grade of task {key[0]!r}") for key, value in zip(wanted, values)}
+    grades = {key: finite(grade(*pair), f"the grade of task {key[0]!r}") for key, pair in wanted.items()}
 
     def of(episode: Episode, answer: str | None) -> float:
         return 0.0 if answer is None or episode.error is not None else grades[_pair(episode.task, answer)]

@@ -140,11 +140,6 @@ def test_an_episode_that_failed_has_nothing_to_grade(monkeypatch):
     assert (one.outcome, one.answers) == (0.0, (0.0, None))
 
 
-def test_threads_give_the_same_grades():
-    episodes = [voting([str(n), "42", None], "1", str(n)) for n in range(40, 45)]
-    assert grade_episodes(episodes, exact, threads=4) == grade_episodes(episodes, exact)
-
-
 def test_tasks_that_share_an_id_are_graded_apart():
     twin = Task(id="t", family="math", question="40 + 3?", gold="43")
     first, second = graded(voting(["42"], "1", "42"), voting(["42"], "1", "42", task=twin))

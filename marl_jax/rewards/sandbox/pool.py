@@ -15,10 +15,11 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 from marl_jax.rewards.sandbox.worker import SandboxUnavailable, Zygote, ZygoteLost
 from marl_jax.rewards.warn import warn
+from marl_jax.threads import Workers
 
 UNSAFE_FLAG = "MARL_JAX_UNSAFE_CODE"
 
@@ -95,12 +96,8 @@ class Pool:
         self._tickets = itertools.count()
         self._lock = threading.Lock()
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._work, args=(seat,), name=f"sandbox-{n}", daemon=True)
-            for n, seat in enumerate(self._seats)
-        ]
-        for thread in self._threads:
-            thread.start()
+        threads = Workers("sandbox", workers)
+        self._loops = [threads.submit(self._work, seat) for seat in self._seats]
         _alive.add(self)
 
     def submit(self, steps: Sequence[Step]) -> "Future[Verdict]":
@@ -119,12 +116,11 @@ class Pool:
             if self._closed:
                 return
             self._closed = True
-            for _ in self._threads:
+            for _ in self._loops:
                 self._queue.put((-1, next(self._tickets), None))
         for seat in self._seats:
             seat.interrupt()
-        for thread in self._threads:
-            thread.join()
+        wait(self._loops)
         while not self._queue.empty():
             _, _, program = self._queue.get()
             if program is not None:
