@@ -9,6 +9,7 @@ right, because a daemon thread that is inside XLA at that moment aborts the proc
 
 import functools
 import math
+import os
 import queue
 import threading
 import time
@@ -130,3 +131,5 @@ def _finish() -> None:
 
 # As `concurrent.futures` does; `atexit` would be too late where JAX, which cleans up there, was imported after this.
 threading._register_atexit(_finish)  # type: ignore[attr-defined]
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_finishing.clear)  # threads do not exist in a forked child

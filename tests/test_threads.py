@@ -130,6 +130,21 @@ def test_threads_end_with_their_workers_and_keep_no_result_alive():
         assert not thread.is_alive()
 
 
+def test_a_forked_child_does_not_wait_for_jobs_of_its_parent():
+    program = """
+import os, sys, time
+from marl_jax.threads import Workers
+workers = Workers("test", finish=True)
+job = workers.submit(time.sleep, 3.0)
+if not os.fork():
+    sys.exit()
+os.wait()
+print(job.done())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
 ENDING = """
 import sys, time
 import jax, jax.numpy as jnp
