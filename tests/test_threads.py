@@ -136,6 +136,8 @@ import os, sys, time
 from marl_jax.threads import Workers
 workers = Workers("test", finish=True)
 job = workers.submit(time.sleep, 3.0)
+while not job.running():
+    time.sleep(0.01)
 if not os.fork():
     sys.exit()
 os.wait()
