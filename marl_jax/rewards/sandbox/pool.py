@@ -34,7 +34,7 @@ class Verdict:
 
 
 class Seat:
-    """The zygotes of one worker thread; a step takes one, or two that must not share a process."""
+    """The zygotes of one step at a time, which takes one, or two that must not share a process."""
 
     def __init__(self, open_zygote: Callable[[], Zygote]):
         self._open = open_zygote
@@ -97,7 +97,8 @@ class Pool:
         self._lock = threading.Lock()
         self._closed = False
         threads = Workers("sandbox", workers)
-        self._loops = [threads.submit(self._work, seat) for seat in self._seats]
+        self._idle = self._seats[::-1]  # taken from the end
+        self._loops = [threads.submit(self._work) for _ in self._seats]
         _alive.add(self)
 
     def submit(self, steps: Sequence[Step]) -> "Future[Verdict]":
@@ -121,6 +122,8 @@ class Pool:
         for seat in self._seats:
             seat.interrupt()
         wait(self._loops)
+        for seat in self._seats:
+            seat.clear()
         while not self._queue.empty():
             _, _, program = self._queue.get()
             if program is not None:
@@ -154,16 +157,17 @@ class Pool:
             self._isolated = False
             return Zygote(isolated=False)
 
-    def _work(self, seat: Seat) -> None:
+    def _work(self) -> None:
         while (program := self._queue.get()[2]) is not None:
+            seat = self._idle.pop()  # the one used last: its zygotes are up
             verdict = self._advance(program, seat)
+            self._idle.append(seat)
             if verdict is None:
                 self._queue.put((program.at, next(self._tickets), program))
             elif isinstance(verdict, Verdict):
                 program.future.set_result(verdict)
             else:
                 program.future.set_exception(verdict)
-        seat.clear()
 
     def _advance(self, program: _Program, seat: Seat) -> Verdict | BaseException | None:
         """Run the program's next test; None when there are more to come."""
