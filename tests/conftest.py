@@ -9,7 +9,7 @@ import os
 import jax
 
 # Begun first (with --no-loadscope-reorder), so that no worker is left with one of them at the end.
-LONG = ("test_loop.py", "test_update.py", "test_examples.py", "test_engine.py")
+LONG = ("test_loop.py", "test_survival.py", "test_update.py", "test_examples.py", "test_engine.py")
 
 if jax.config.values["jax_disable_most_optimizations"]:
     # Two workers keep two cores busy: a program in one part takes a fifth less of their time than one in many.

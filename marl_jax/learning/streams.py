@@ -11,11 +11,13 @@ which is ready first.
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from marl_jax.threads import Workers
 
 Carry = Any
 # (carry, micro-batch) -> (carry, what it says of the micro-batch)
@@ -31,7 +33,7 @@ class Streams:
     """The threads, and which programs they have met."""
 
     def __init__(self, count: int):
-        self._workers = [ThreadPoolExecutor(1, f"stream-{k}") for k in range(count if count > 1 else 0)]
+        self._workers = [Workers(f"stream-{k}", finish=True) for k in range(count if count > 1 else 0)]
         self._met: set[Hashable] = set()
 
     def run(

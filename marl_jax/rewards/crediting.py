@@ -8,24 +8,20 @@ So a slow credit function (a reward model, a service) costs a step only what it 
 """
 
 import collections
-import contextlib
-import queue
-import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent import futures
+from concurrent.futures import Future
 from types import TracebackType
 
 from marl_jax.rewards.credit import Credit, CreditConfig, with_rewards
 from marl_jax.rewards.grading import Grader, grade
 from marl_jax.table import Episode, Table
+from marl_jax.threads import Workers
 
-LOOK_S = 0.1  # between two looks at whether to give up
 LEAVE_S = 2.0  # for threads to end; one that is in a slow credit is left behind
 
 
 _Id = tuple[str, int]  # of an episode: its task and sample
-_Batch = futures.Future[Table]
+_Batch = Future[Table]
 
 
 class Crediting:
@@ -47,33 +43,20 @@ class Crediting:
         # By task, of those that are not complete.
         self._ended: dict[str, list[Episode]] = collections.defaultdict(list)
         self._sent: dict[_Id, _Batch] = {}
-        self._broken: _Batch | None = None
-        self._queue: queue.SimpleQueue[tuple[Sequence[Episode], _Batch] | None] = queue.SimpleQueue()
-        # Daemons, so that a run which is asked to end does not wait for a slow credit.
-        self._threads = [
-            threading.Thread(target=self._work, name="credit", daemon=True) for _ in range(config.threads)
-        ]
+        self._error: BaseException | None = None  # of the credit: nothing more is asked of it
+        self._workers = Workers("credit", config.threads)
 
     def __enter__(self) -> "Crediting":
-        for thread in self._threads:
-            thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._queue.get_nowait()
-        for _ in self._threads:
-            self._queue.put(None)
-        until = time.monotonic() + LEAVE_S
-        for thread in self._threads:
-            thread.join(max(until - time.monotonic(), 0))
+        self._workers.close(LEAVE_S)
 
     def finished(self, episode: Episode) -> None:
         """Begin with an episode that has ended; does not wait. Raises what the credit raised for others."""
-        self._raise_broken()
+        self._raise_error()
         self._grader.start(episode)
         if self._config.batch == "task":
             ended = self._ended[episode.task.id]
@@ -98,33 +81,30 @@ class Crediting:
         return done.of_episodes([place[_id_of(head)] for head in table.heads])
 
     def _send(self, episodes: Sequence[Episode]) -> None:
-        batch: _Batch = futures.Future()
         if self._config.batch == "task":
             episodes = sorted(episodes, key=lambda episode: episode.sample)
+        batch = self._workers.submit(self._worth_of, episodes)
         self._sent |= {_id_of(episode): batch for episode in episodes}
-        self._queue.put((episodes, batch))
 
     def _wait(self, batch: _Batch) -> Table:
-        while not batch.done():
-            self._check()
-            self._raise_broken()
-            futures.wait([batch], LOOK_S)
+        self._workers.wait([batch], self._check_all)
         return batch.result()
 
-    def _raise_broken(self) -> None:
-        if self._broken is not None:
-            self._broken.result()
+    def _check_all(self) -> None:
+        self._check()
+        self._raise_error()
 
-    def _work(self) -> None:
-        while (job := self._queue.get()) is not None:
-            episodes, batch = job
-            if self._broken is not None:
-                continue  # whoever waits raises what broke
-            try:
-                batch.set_result(with_rewards(grade(Table.of(episodes), self._grader), self._credit))
-            except BaseException as error:  # its own exit() fails the step, not this thread in silence
-                batch.set_exception(error)
-                self._broken = batch
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _worth_of(self, episodes: Sequence[Episode]) -> Table:
+        self._raise_error()
+        try:
+            return with_rewards(grade(Table.of(episodes), self._grader), self._credit)
+        except BaseException as error:  # its own exit() fails the step, not this thread in silence
+            self._error = error
+            raise
 
 
 def _id_of(episode: Episode) -> _Id:

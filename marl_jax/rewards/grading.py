@@ -8,7 +8,6 @@ Each distinct answer to a task is graded once. An episode that ended in an error
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,7 @@ class Grader:
         return self._started[_pair(task, answer)]()
 
 
-def grade(table: Table, by: Callable[[Task, str], float] | None = None, threads: int = 1) -> Table:
+def grade(table: Table, by: Callable[[Task, str], float] | None = None) -> Table:
     """The table with every solver's grade and every outcome; `by(task, answer)` is asked once for each distinct pair.
 
     Without a grader of one's own, or with a `Grader`, programs and algebra run side by side.
@@ -56,12 +55,7 @@ def grade(table: Table, by: Callable[[Task, str], float] | None = None, threads:
     if isinstance(by, Grader):
         for pair in wanted.values():
             by.begin(*pair)
-    if threads > 1:
-        with ThreadPoolExecutor(threads) as pool:
-            values = list(pool.map(lambda pair: by(*pair), wanted.values()))
-    else:
-        values = [by(*pair) for pair in wanted.values()]
-    grades = {key: finite(value, f"the grade of task {key[0]!r}") for key, value in zip(wanted, values)}
+    grades = {key: finite(by(*pair), f"the grade of task {key[0]!r}") for key, pair in wanted.items()}
 
     def of(head: Episode, answer: str | None) -> float:
         return 0.0 if answer is None or head.error is not None else grades[_pair(head.task, answer)]

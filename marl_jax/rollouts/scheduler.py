@@ -17,10 +17,11 @@ from marl_jax.policies import PolicyMap, SamplingSettings
 from marl_jax.rollouts.history import Chat
 from marl_jax.rollouts.progress import Progress
 from marl_jax.rollouts.running import Ask, Limits, Parser, Running
-from marl_jax.rollouts.tools import Errands, ToolLog, ToolPool
+from marl_jax.rollouts.tools import Errands, ToolLog
 from marl_jax.rollouts.voices import Engine, Voices
 from marl_jax.table import Episode, Table
 from marl_jax.tasks.task import Task
+from marl_jax.threads import Workers
 from marl_jax.workflows.api import Tool, Workflow
 from marl_jax.workflows.render import Prompts
 
@@ -109,7 +110,7 @@ def rollout(
 
     numbers = range(first_sample, first_sample + samples)
     fresh = ([begin(task, sample) for sample in numbers] for task in tasks)  # made when their time comes
-    tools = Errands(ToolPool(tool_threads), tool_log, tool_delay, mode == "free")
+    tools = Errands(Workers("tool", tool_threads), tool_log, tool_delay, mode == "free")
     schedule = _Schedule(voices, tools, parse, Progress(len(tasks) * samples), finished)
     try:
         for _ in schedule.run(fresh, ahead):
@@ -241,8 +242,8 @@ class _Schedule:
         """Hand out the tool results that enter now; the episodes that lack nothing now."""
         come = self.tools.come(self._now)
         for errand in come:
-            assert errand.job.record is not None
-            self.live[errand.episode].put(errand.position, errand.job.record)
+            assert errand.record is not None
+            self.live[errand.episode].put(errand.position, errand.record)
             self.progress.tools += 1
-            self.progress.tools_failed += errand.job.record.error is not None
+            self.progress.tools_failed += errand.record.error is not None
         return [n for n in dict.fromkeys(errand.episode for errand in come) if not self.live[n].waiting]

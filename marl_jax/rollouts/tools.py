@@ -1,106 +1,23 @@
-"""Tools run on threads beside the hot path; whatever happens to one becomes its record.
+"""Tools run on threads beside the hot path; whatever happens to one becomes its record."""
 
-A thread cannot be killed: one whose tool outlives its time is left behind, and a fresh one takes its place.
-"""
-
-import collections
 import dataclasses
 import json
-import math
 import operator
 import os
 import pathlib
-import threading
-import time
-from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from marl_jax.table import ToolRecord
+from marl_jax.threads import Workers
 from marl_jax.workflows.api import Tool
 
 TIMEOUT = "timeout"  # the error of a tool that had not ended in time
 MAX_RESULT = 1 << 20  # bytes of JSON: results are recorded, shown and kept on disk
 
 
-class Job:
-    """One tool on its way; `record` is None until it has ended, one way or the other."""
-
-    def __init__(self, tool: Tool, after_call: int, record: ToolRecord | None = None):
-        self.tool, self.after_call, self.record = tool, after_call, record
-        self.deadline = math.inf  # set when it begins to run: waiting in the queue costs no time
-
-    def end(self, result: Any = None, error: str | None = None) -> None:
-        self.record = ToolRecord(self.tool.name, result, error, self.after_call)
-
-
-class ToolPool:
-    """At most `threads` tools at a time, started in the order of submission."""
-
-    def __init__(self, threads: int = 8):
-        if threads < 1:
-            raise ValueError(f"tool threads are {threads}; at least 1 is needed")
-        self._threads, self._started = threads, 0
-        self._changed = threading.Condition()
-        self._queue: collections.deque[Job] = collections.deque()
-        self._running: set[Job] = set()
-        self._closed = False
-
-    def submit(self, tool: Tool, after_call: int = -1) -> Job:
-        job = Job(tool, after_call)
-        with self._changed:
-            self._queue.append(job)
-            if self._started < self._threads:
-                self._start()
-            self._changed.notify_all()
-        return job
-
-    def wait(self, jobs: Sequence[Job], seconds: float = math.inf) -> None:
-        """Until one of these jobs has ended, or for so many seconds."""
-        until = time.monotonic() + seconds
-        with self._changed:
-            self._expire()
-            while all(job.record is None for job in jobs) and (now := time.monotonic()) < until:
-                soonest = min([until, *(running.deadline for running in self._running)])
-                self._changed.wait(min(max(soonest - now, 0), threading.TIMEOUT_MAX))
-                self._expire()
-
-    def close(self) -> None:
-        """Drop what waits; threads end with the tool they are in."""
-        with self._changed:
-            self._closed = True
-            self._queue.clear()
-            self._changed.notify_all()
-
-    def _start(self) -> None:
-        self._started += 1
-        threading.Thread(target=self._work, daemon=True, name="tool").start()
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        for job in [job for job in self._running if now >= job.deadline]:
-            job.end(error=TIMEOUT)
-            self._running.discard(job)
-            self._start()
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._queue and not self._closed:
-                    self._changed.wait()
-                if self._closed:
-                    return
-                job = self._queue.popleft()
-                job.deadline = time.monotonic() + min(job.tool.timeout_s, threading.TIMEOUT_MAX)
-                self._running.add(job)
-                self._changed.notify_all()  # whoever waits has a deadline to watch now
-            result, error = run_tool(job.tool)
-            with self._changed:
-                if job not in self._running:  # it was given up, and this thread replaced
-                    return
-                self._running.discard(job)
-                late = time.monotonic() >= job.deadline  # whether or not somebody looked by then
-                job.end(None if late else result, TIMEOUT if late else error)
-                self._changed.notify_all()
+def _record(tool: Tool, after_call: int) -> ToolRecord:
+    return ToolRecord(tool.name, *run_tool(tool), after_call)
 
 
 def run_tool(tool: Tool) -> tuple[Any, str | None]:
@@ -172,13 +89,21 @@ class Errand:
     episode: int
     position: int  # in the episode's batch
     key: tuple[int, ...]
-    job: Job
+    job: Future[ToolRecord]
+    late: ToolRecord  # where it takes too long
+
+    @property
+    def record(self) -> ToolRecord | None:
+        """None until the tool has ended, one way or the other."""
+        if not self.job.done():
+            return None
+        return self.late if self.job.exception() else self.job.result()
 
 
 class Errands:
     """The tools under way, in the order of their calls."""
 
-    def __init__(self, pool: ToolPool, log: ToolLog | None, delay: int, free: bool):
+    def __init__(self, pool: Workers, log: ToolLog | None, delay: int, free: bool):
         self.pool, self.log, self.delay, self.free = pool, log, delay, free
         self.errands: list[Errand] = []
 
@@ -186,13 +111,18 @@ class Errands:
         self, tool: Tool, now: int, episode: int, position: int, key: tuple[int, ...], after: int
     ) -> None:
         known = self.log.get(key) if self.log else None
-        job = Job(tool, after, known) if known else self.pool.submit(tool, after)
-        self.errands.append(Errand(now + self.delay, episode, position, key, job))
+        job: Future[ToolRecord] = Future()
+        if known:
+            job.set_result(known)
+        else:
+            job = self.pool.submit(_record, tool, after, limit_s=tool.timeout_s)
+        late = ToolRecord(tool.name, None, TIMEOUT, after)
+        self.errands.append(Errand(now + self.delay, episode, position, key, job, late))
 
     def come(self, now: int) -> list[Errand]:
         """Those whose results enter now."""
         if self.free:
-            self.pool.wait([], seconds=0)
+            self.pool.give_up()
         else:
             for errand in self.errands:
                 if errand.due <= now:
@@ -200,11 +130,11 @@ class Errands:
         come: list[Errand] = []
         stay: list[Errand] = []
         for errand in self.errands:  # looked at once: a free one may end at any moment
-            (come if (errand.job.record if self.free else errand.due <= now) else stay).append(errand)
+            (come if (errand.record if self.free else errand.due <= now) else stay).append(errand)
         self.errands = stay
         for errand in come:
-            if self.log and errand.job.record:
-                self.log.put(errand.key, errand.job.record)
+            if self.log and errand.record:
+                self.log.put(errand.key, errand.record)
         return come
 
     def idle_until(self) -> int:

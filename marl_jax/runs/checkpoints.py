@@ -7,7 +7,6 @@ files is damage: the checkpoint before is taken. Of what is kept for good, the t
 given up: first by the seal, in one stroke, then on the disk. All of Orbax is in this file.
 """
 
-import concurrent.futures
 import hashlib
 import json
 import logging as python_logging
@@ -16,6 +15,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from absl import logging
 
 from marl_jax.runs.files import disk_errors, sync_directory, write_atomically
 from marl_jax.runs.folder import path_errors
+from marl_jax.threads import Workers
 
 Tree = Any
 Which = Literal["latest", "best"] | int
@@ -72,9 +73,9 @@ class Checkpoints:
             directory.mkdir(parents=True, exist_ok=True)
         for rest in directory.glob(".*"):  # what a killed process left behind
             _remove(rest)
-        self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoints")
+        self._worker = Workers("checkpoints")
         logging.get_absl_logger().addFilter(_not_of_orbax)
-        self._saving: concurrent.futures.Future[None] | None = None
+        self._saving: Future[None] | None = None
 
     def save(
         self, step: int, trees: Mapping[str, Tree], data: Mapping[str, Any], score: float | None = None
@@ -111,7 +112,7 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            self._worker.shutdown()
+            self._worker.close()
             logging.get_absl_logger().removeFilter(_not_of_orbax)
 
     def resume(
@@ -250,7 +251,7 @@ def _load(place: Path, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], 
 
 
 def _check_shapes(place: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
-    """Orbax would cut or pad; a tree of another shape is another run."""
+    """A tree of another shape is another run. Orbax takes numpy arrays of any shape and converts to any dtype."""
     metadata = ocp.checkpointables_metadata(place).metadata if wanted else {}
     for name, leaves in wanted.items():
         there = {key: (tuple(leaf.shape), np.dtype(leaf.dtype)) for key, leaf in metadata[name].items()}

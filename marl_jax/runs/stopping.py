@@ -10,6 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from marl_jax.rollouts import Progress
+from marl_jax.threads import Workers
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -22,7 +23,8 @@ class Stop:
     """While open, the first signal sets `asked`; the second does what it always did.
 
     The main thread cannot heed it while XLA compiles. With `patience`, that is waited for so many seconds; then
-    `farewell` is called on another thread, and where it succeeds, the process ends with exit code 0.
+    `farewell` is called on another thread, and where it succeeds, the process ends with exit code 0. It may take its
+    time to save: a third thread hears signals meanwhile.
     """
 
     def __init__(self, patience: float | None = None) -> None:
@@ -91,30 +93,33 @@ class Stop:
         writer.setblocking(False)
         before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         self._alarm = before, writer
-        threading.Thread(target=self._stand_by, args=(reader,), name="stop", daemon=True).start()
+        self._workers = Workers("stop", 2)
+        self._workers.submit(self._hear_all, reader)
 
-    def _stand_by(self, reader: socket.socket) -> None:
-        """End the process in the place of a main thread that does not."""
+    def _hear_all(self, reader: socket.socket) -> None:
+        """Have the process end in the place of a main thread that does not end it."""
         with reader:
             heard, patience = _hear(reader, None), self._patience
             while heard != 0:
                 heard = _hear(reader, patience)
-                with self._leaving:
-                    if self._heeded.is_set():
-                        return
-                    if heard and not self.asked:  # the second, and the handlers from before are not back yet
-                        os._exit(128 + heard)
-                    if heard is None:
-                        self._leave()
-                        patience = None
+                if self._heeded.is_set():
+                    return
+                if heard and not self.asked:  # the second, and the handlers from before are not back yet
+                    os._exit(128 + heard)
+                if heard is None:
+                    self._workers.submit(self._leave)
+                    patience = None
 
     def _leave(self) -> None:
-        try:
-            self.farewell()
-        except Exception as error:  # the step under way has given weights away, say
-            print(f"the step under way is finished first ({error})", file=sys.stderr, flush=True)
-        else:
-            os._exit(0)
+        with self._leaving:
+            if self._heeded.is_set():
+                return
+            try:
+                self.farewell()
+            except Exception as error:  # the step under way has given weights away, say
+                print(f"the step under way is finished first ({error})", file=sys.stderr, flush=True)
+            else:
+                os._exit(0)
 
 
 def _hear(reader: socket.socket, patience: float | None) -> int | None:

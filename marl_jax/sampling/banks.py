@@ -9,9 +9,9 @@ A CPU runs the programs that one thread dispatches one after the other, so there
 dispatches and waits. It writes nothing: what it returns is taken over by `wait`.
 """
 
-import concurrent.futures
 import contextlib
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import jax
 import numpy as np
@@ -24,6 +24,7 @@ from marl_jax.sampling.admission import Waiting
 from marl_jax.sampling.lanes import FREE, LaneTable
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.transfer import fetch
+from marl_jax.threads import Workers
 
 Decoded = tuple[Cache, programs.Sampled]
 Decode = Callable[[Cache, programs.Lanes], Decoded]
@@ -40,8 +41,8 @@ class Bank:
         self.requests: dict[int, Waiting] = {}  # those in lanes, by ticket
         # Programs that several devices of a mesh run together must begin in one order everywhere.
         threaded = settings.banks > 1 and mesh is None and jax.default_backend() == "cpu"
-        self._worker = concurrent.futures.ThreadPoolExecutor(1, "bank") if threaded else None
-        self._under_way: concurrent.futures.Future[Decoded] | None = None
+        self._worker = Workers("bank", finish=True) if threaded else None
+        self._under_way: Future[Decoded] | None = None
 
     @property
     def under_way(self) -> bool:
@@ -80,7 +81,7 @@ class Bank:
             self._under_way = self._worker.submit(lambda: jax.block_until_ready(decode(cache, lanes)))
         else:
             self.cache, sampled = decode(cache, lanes)
-            self._under_way = concurrent.futures.Future()
+            self._under_way = Future()
             self._under_way.set_result((self.cache, sampled))
 
     def wait(self) -> programs.Sampled:

@@ -161,11 +161,6 @@ def test_an_episode_that_failed_has_nothing_to_grade(monkeypatch):
     assert (one.outcome, one.answers) == (0.0, (0.0, None))
 
 
-def test_threads_give_the_same_grades():
-    table = Table.of([voting([str(n), "42", None], "1", str(n)) for n in range(40, 45)])
-    assert grade(table, exact, threads=4).episodes() == grade(table, exact).episodes()
-
-
 def test_tasks_that_share_an_id_are_graded_apart():
     twin = Task(id="t", family="math", question="40 + 3?", gold="43")
     first, second = graded(voting(["42"], "1", "42"), voting(["42"], "1", "42", task=twin)).episodes()

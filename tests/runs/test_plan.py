@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from marl_jax.learning.rows import Row
 
 from experiments import cli
 from marl_jax.learning import compiled
@@ -18,7 +19,6 @@ from marl_jax.learning.interventions import PerRole
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import transformation
-from marl_jax.learning.rows import Row
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes, empty_cache
 from marl_jax.models.lora import init_lora

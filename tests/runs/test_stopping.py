@@ -114,3 +114,14 @@ def test_a_second_signal_ends_a_process_at_once_whose_main_thread_is_stuck(numbe
         process.wait(1)
     process.send_signal(number)
     assert process.wait(10) == 128 + number
+
+
+def test_a_second_signal_ends_a_process_at_once_that_is_being_saved(number, child):
+    saving = """lambda: (print("saving", flush=True), threading.Event().wait(600))"""
+    stuck = STUCK.replace("PATIENCE", "0.5").replace("""lambda: print("farewell", flush=True)""", saving)
+    process = child("import threading" + stuck)
+    time.sleep(1)
+    process.send_signal(number)
+    assert process.stdout.readline() == "saving\n"
+    process.send_signal(number)
+    assert process.wait(10) == 128 + number

@@ -15,10 +15,11 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 from marl_jax.rewards.sandbox.worker import SandboxUnavailable, Zygote, ZygoteLost
 from marl_jax.rewards.warn import warn
+from marl_jax.threads import Workers
 
 UNSAFE_FLAG = "MARL_JAX_UNSAFE_CODE"
 
@@ -33,7 +34,7 @@ class Verdict:
 
 
 class Seat:
-    """The zygotes of one worker thread; a step takes one, or two that must not share a process."""
+    """The zygotes of one step at a time, which takes one, or two that must not share a process."""
 
     def __init__(self, open_zygote: Callable[[], Zygote]):
         self._open = open_zygote
@@ -95,12 +96,9 @@ class Pool:
         self._tickets = itertools.count()
         self._lock = threading.Lock()
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._work, args=(seat,), name=f"sandbox-{n}", daemon=True)
-            for n, seat in enumerate(self._seats)
-        ]
-        for thread in self._threads:
-            thread.start()
+        threads = Workers("sandbox", workers)
+        self._idle = self._seats[::-1]  # taken from the end
+        self._loops = [threads.submit(self._work) for _ in self._seats]
         _alive.add(self)
 
     def submit(self, steps: Sequence[Step]) -> "Future[Verdict]":
@@ -119,12 +117,13 @@ class Pool:
             if self._closed:
                 return
             self._closed = True
-            for _ in self._threads:
+            for _ in self._loops:
                 self._queue.put((-1, next(self._tickets), None))
         for seat in self._seats:
             seat.interrupt()
-        for thread in self._threads:
-            thread.join()
+        wait(self._loops)
+        for seat in self._seats:
+            seat.clear()
         while not self._queue.empty():
             _, _, program = self._queue.get()
             if program is not None:
@@ -158,16 +157,17 @@ class Pool:
             self._isolated = False
             return Zygote(isolated=False)
 
-    def _work(self, seat: Seat) -> None:
+    def _work(self) -> None:
         while (program := self._queue.get()[2]) is not None:
+            seat = self._idle.pop()  # the one used last: its zygotes are up
             verdict = self._advance(program, seat)
+            self._idle.append(seat)
             if verdict is None:
                 self._queue.put((program.at, next(self._tickets), program))
             elif isinstance(verdict, Verdict):
                 program.future.set_result(verdict)
             else:
                 program.future.set_exception(verdict)
-        seat.clear()
 
     def _advance(self, program: _Program, seat: Seat) -> Verdict | BaseException | None:
         """Run the program's next test; None when there are more to come."""

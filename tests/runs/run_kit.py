@@ -1,0 +1,56 @@
+"""Tiny runs, what they leave, and whether two of them are the same."""
+
+import io
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from tiny_run import KINDS, tiny_config
+
+from marl_jax.runs import loop, opening
+from marl_jax.runs.checkpoints import restore
+from marl_jax.runs.folder import differences
+from marl_jax.runs.live import Live
+from marl_jax.runs.metrics import comparable, read_lines
+
+
+def quiet(steps=8):
+    return Live(steps, ("generator", "aggregator"), io.StringIO())
+
+
+def run(base, workdir, **changes):
+    return loop.train(tiny_config(base, **changes), workdir, live=quiet())
+
+
+def weights(workdir, which="latest", kind="plain"):
+    """Every array of a checkpoint, as bytes by file-independent path."""
+    base = json.loads((Path(workdir) / "config.json").read_text())["config"]["policies"]["base"]
+    parts = opening.load_parts(KINDS[kind](tiny_config(base)))
+    templates = {"policies": {name: parts.start(0)[name] for name in parts.trained}}
+    trees, data = restore(Path(workdir) / "checkpoints", which, templates)
+    leaves = jax.tree_util.tree_flatten_with_path(trees)[0]
+    return data["step"], {jax.tree_util.keystr(path): np.asarray(leaf).tobytes() for path, leaf in leaves}
+
+
+def records(workdir):
+    workdir = Path(workdir)
+    lines = [comparable(line) for line in read_lines(workdir / "metrics.jsonl")]
+    return lines, list(read_lines(workdir / "eval.jsonl"))
+
+
+def same(workdir, whole, kind="plain"):
+    for name, mine, theirs in zip(("metrics", "eval"), records(workdir), records(whole)):
+        assert [line["step"] for line in mine] == [line["step"] for line in theirs], name
+        for one, other in zip(mine, theirs):
+            none_of(differences(other, one), f"{name}, step {one['step']}")
+    (step, mine), (last, theirs) = weights(workdir, kind=kind), weights(whole, kind=kind)
+    assert step == last
+    none_of([path for path in mine | theirs if mine.get(path) != theirs.get(path)], "weights")
+
+
+def none_of(lines, what):
+    """Nothing differs; if it does, what does is named, in few lines."""
+    if lines:
+        pytest.fail("\n  ".join([f"{what}: {len(lines)} differ", *lines[:8]]))
