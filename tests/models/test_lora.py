@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import close
 
 from marl_jax.models import ModelConfig, forward, init, lora
 from marl_jax.models.peft import load_peft, save_peft
@@ -45,9 +46,8 @@ def with_adapters(params, adapters, index, tokens=TOKENS):
 
 def test_a_fresh_adapter_computes_the_base_model(params):
     fresh = lora.init_lora(1, CONFIG, RANK, ADAPTERS)
-    np.testing.assert_allclose(
-        with_adapters(params, fresh, INDEX), forward(params, CONFIG, TOKENS), atol=1e-6, rtol=0
-    )
+    plain = forward(params, CONFIG, TOKENS)
+    close(with_adapters(params, fresh, INDEX), plain, of=np.max(np.abs(plain)))
     assert all(np.abs(leaf["a"]).min(axis=(0, 1)).max() > 0 for leaf in fresh.values())
 
 
