@@ -21,7 +21,7 @@ from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.tensor_file import Tensor, save_tensors, tensors
 from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
 from marl_jax.models.tokenizer import check_vocabulary, save_tokenizer, tokenizer_files
-from marl_jax.models.weight_table import Tree, Weight, abstract, leaves, map_weights, table
+from marl_jax.models.weight_table import Tree, Weight, abstract, table
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -51,7 +51,7 @@ def load_hf(
     def place(weight: Weight, sharding: jax.sharding.Sharding | None = None) -> jax.Array:
         return jax.device_put(_read(weight, found, jnp.dtype(config.dtype)), sharding)
 
-    return config, map_weights(place, table(config), *([] if layout is None else [layout]))
+    return config, jax.tree.map(place, table(config), *([] if layout is None else [layout]))
 
 
 def load_config(directory: str | os.PathLike[str], *, dtype: str | None = None) -> ModelConfig:
@@ -164,7 +164,11 @@ def _find_tensors(directory: Path) -> dict[str, Tensor]:
 
 
 def _check(directory: Path, config: ModelConfig, found: dict[str, Tensor]) -> None:
-    expected = {name: weight.published_shape for weight in leaves(config) for name in weight.published_names}
+    expected = {
+        name: weight.published_shape
+        for weight in jax.tree.leaves(table(config))
+        for name in weight.published_names
+    }
     missing = [name for name in expected if name not in found]
     if missing:
         raise ValueError(f"{directory} lacks the weight {_some(missing)}")
@@ -234,7 +238,7 @@ def _plan_shards(config: ModelConfig, max_bytes: int) -> dict[str, list[str]]:
     """File -> names, in the order of `_published_arrays`; no file above max_bytes unless one weight is."""
     groups: list[list[str]] = [[]]
     filled = 0
-    for weight in leaves(config):
+    for weight in jax.tree.leaves(table(config)):
         size = math.prod(weight.published_shape) * jnp.dtype(config.dtype).itemsize
         for name in weight.published_names:
             if groups[-1] and filled + size > max_bytes:
@@ -248,7 +252,7 @@ def _plan_shards(config: ModelConfig, max_bytes: int) -> dict[str, list[str]]:
 
 
 def _published_arrays(config: ModelConfig, params: Tree) -> Iterator[np.ndarray]:
-    for weight, leaf in zip(leaves(config), jax.tree.leaves(params)):
+    for weight, leaf in zip(jax.tree.leaves(table(config)), jax.tree.leaves(params)):
         host = np.asarray(leaf)
         for array in host if weight.stacked else [host]:
             if weight.inputs:

@@ -9,7 +9,7 @@ from marl_jax.models import ModelConfig
 from marl_jax.models.lora import num_adapters
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.programs import Features
-from marl_jax.sampling.requests import Completion, Request, check, check_whole, token_ids
+from marl_jax.sampling.requests import Completion, Request, check, check_whole
 from marl_jax.sampling.shapes import plan, round_down, round_up
 
 MAX_CANDIDATES = 512
@@ -60,18 +60,15 @@ def generate(
         check_whole("a request id", request_id)
     names = _adapter_names(adapters, adapter_index, count)
     columns = (
-        _per_prompt(name, value, count)
-        for name, value in (
-            ("max_new_tokens", max_new_tokens),
-            ("temperature", temperature),
-            ("top_p", top_p),
-            ("top_k", top_k),
-        )
+        _per_prompt("max_new_tokens", max_new_tokens, count),
+        _per_prompt("temperature", temperature, count),
+        _per_prompt("top_p", top_p, count),
+        _per_prompt("top_k", top_k, count),
     )
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     requests = [
         Request(
-            tokens=token_ids("prompt", tokens),
+            tokens=tokens,
             key=(seed, request_id),
             max_new_tokens=new,
             policy=name,
@@ -79,7 +76,7 @@ def generate(
             top_p=p,
             top_k=k,
             min_new_tokens=min_new_tokens,
-            stop_tokens=token_ids("stop_tokens", stop_tokens),
+            stop_tokens=stop_tokens,
             stop_strings=strings,
         )
         for tokens, request_id, name, new, heat, p, k in zip(prompts, ids, names, *columns)

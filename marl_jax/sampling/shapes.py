@@ -26,7 +26,7 @@ STABLE_WIDTH = 64
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Where a kind of device runs at full speed: more would only be padded, or idle at the end, in vain."""
+    """The sizes at which a kind of device runs at full speed; larger ones only add padding and idle lanes."""
 
     lanes: int  # at most, unless told otherwise
     steps: int  # of a dispatch: many where dispatches are dear, few because lanes that end within one idle on
@@ -34,7 +34,7 @@ class Sizes:
     columns: int  # attended lengths are multiples of this
     banks: int  # more than one where a program leaves some of the device idle
     compacts: (
-        bool  # narrower batches may compute the same bits: none did on an H100, nor, it is assumed, on a TPU
+        bool  # narrower batches may compute the same bits; on an H100 none did, on TPUs none is assumed to
     )
 
 

@@ -263,7 +263,7 @@ def test_adapters_are_trained_on_a_frozen_base():
     _, want = plain_loss(
         adapters,
         rows,
-        merge=lambda adapters: merge(PARAMS, jax.tree.map(lambda x: x[None], adapters), 0, 0.5),
+        merge=lambda adapters: merge(PARAMS, adapters, 0.5),
     )
     got, _ = gradient_of(rows, SHARED, Qwen3(TINY, 0.5), {"p0": adapters}, PARAMS, **SAMPLER_RATIO)
     close_trees(got["p0"], want)
