@@ -27,7 +27,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-_UNFINISHED = ".unfinished"  # where a directory is written before it takes its place
+_UNFINISHED = ".unfinished"  # a model is written here first, and then moved to its place
 _TIED_HEAD = "lm_head.weight"  # some tied checkpoints repeat the embedding under this name
 
 
@@ -40,7 +40,7 @@ def load_hf(
     """Read a Qwen3 directory -> (config, params).
 
     `dtype` ("float32" or "bfloat16") overrides the one in `config.json`. `shardings` lays the parameters over
-    devices: a tree like `table.shardings(config, mesh)`, or a function that makes one from the config.
+    devices: a tree like `weight_table.shardings(config, mesh)`, or a function that makes one from the config.
     """
     directory = Path(directory)
     config = load_config(directory, dtype=dtype)
@@ -74,9 +74,9 @@ def save_hf(
 ) -> None:
     """Write a directory that transformers, vLLM and others load; reading it back gives the same bits.
 
-    `tokenizer` is one, or the directory of one that fits, whose files are copied as they are. A model that the
-    directory holds already stays as it is until the last byte of this one is on disk; of other files there, only
-    those of a tokenizer make way for the one that is given.
+    `tokenizer` is a tokenizer, or the directory of one, whose files are copied unchanged. A model that is in the
+    directory already is replaced only when all of this one is on disk. Of other files in the directory, only those of
+    an old tokenizer are removed, and only where a new one is given.
     """
     _check_params(config, params)
     if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):
@@ -113,10 +113,10 @@ def _write(directory: Path, config: ModelConfig, params: Tree, tokenizer: Any, m
 
 
 def _replace(directory: Path, fresh: Path) -> None:
-    """Move the files of `fresh` into `directory`, and away the weights and the tokenizer that were there before."""
+    """Move the files of `fresh` into `directory`; remove the weights and the tokenizer of the model it replaces."""
     files = {path.relative_to(fresh) for path in fresh.rglob("*") if path.is_file()} - {Path(CONFIG)}
-    # Shards of two models may bear the same names. Without config.json nothing loads, and so no mixture of the two:
-    # the old one goes first, and the new one comes last.
+    # Shards of two models may have the same names. A directory without config.json does not load, so that no mixture of
+    # the two can: the old config.json is removed first, and the new one is moved last.
     (directory / CONFIG).unlink(missing_ok=True)
     for file in files:
         (directory / file).parent.mkdir(parents=True, exist_ok=True)
@@ -164,11 +164,8 @@ def _find_tensors(directory: Path) -> dict[str, Tensor]:
 
 
 def _check(directory: Path, config: ModelConfig, found: dict[str, Tensor]) -> None:
-    expected = {
-        name: weight.published_shape
-        for weight in jax.tree.leaves(table(config))
-        for name in weight.published_names
-    }
+    weights = jax.tree.leaves(table(config))
+    expected = {name: weight.published_shape for weight in weights for name in weight.published_names}
     missing = [name for name in expected if name not in found]
     if missing:
         raise ValueError(f"{directory} lacks the weight {_some(missing)}")

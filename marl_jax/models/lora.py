@@ -1,7 +1,7 @@
 """Low-rank adapters on every linear layer, many at once: y = x W + scale (x A) B, stacked on a leading axis.
 
 A batch with mixed adapters is a dense masked product: x meets the A of all adapters side by side, each row keeps its
-own adapter's ranks, and the product with all B sums over the rest as zeros. No row gathers its weights.
+own adapter's ranks, and the others enter the product with all B as zeros. No row gathers its weights.
 
     adapters = {"q": {"a": [P,L,H,r], "b": [P,L,r,N,D]}, ..., "o": {"a": [P,L,N,D,r], "b": [P,L,r,H]}, ...}
 """

@@ -12,21 +12,10 @@ from marl_jax.models.hf import write_json
 from marl_jax.models.lora import LINEAR
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.tensor_file import save_tensors
-from marl_jax.models.weight_table import Tree, Weight, table
+from marl_jax.models.weight_table import Tree, table
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
-# Settings that would change what is computed, with the value under which they do not.
-_PLAIN = {
-    "bias": "none",
-    "fan_in_fan_out": False,
-    "use_rslora": False,
-    "use_dora": False,
-    "lora_bias": False,
-    "rank_pattern": {},
-    "alpha_pattern": {},
-    "modules_to_save": None,
-}
 
 
 def save_peft(
@@ -46,9 +35,9 @@ def save_peft(
     for module in LINEAR:
         columns = [np.asarray(adapter[module][part]) for part in "ab"]
         for layer, (a, b) in enumerate(zip(*columns)):
-            name_a, name_b = _names(layers[module], layer)
-            matrices[name_a] = np.ascontiguousarray(a.reshape(-1, rank).T)
-            matrices[name_b] = np.ascontiguousarray(b.reshape(rank, -1).T)
+            stem = "base_model.model." + layers[module].hf.format(layer=layer).removesuffix("weight")
+            matrices[stem + "lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, rank).T)
+            matrices[stem + "lora_B.weight"] = np.ascontiguousarray(b.reshape(rank, -1).T)
     save_tensors(directory / WEIGHTS, matrices)
     write_json(
         directory / CONFIG,
@@ -61,11 +50,14 @@ def save_peft(
             "lora_dropout": 0.0,
             "target_modules": sorted(layers[module].hf.split(".")[-2] for module in LINEAR),
             "inference_mode": True,
-            **_PLAIN,
+            # What would change the arithmetic is off.
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "use_rslora": False,
+            "use_dora": False,
+            "lora_bias": False,
+            "rank_pattern": {},
+            "alpha_pattern": {},
+            "modules_to_save": None,
         },
     )
-
-
-def _names(weight: Weight, layer: int) -> tuple[str, str]:
-    stem = "base_model.model." + weight.hf.format(layer=layer).removesuffix("weight")
-    return stem + "lora_A.weight", stem + "lora_B.weight"
