@@ -9,7 +9,7 @@ from marl_jax.models import ModelConfig
 from marl_jax.models.lora import num_adapters
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.programs import Features
-from marl_jax.sampling.requests import Completion, Request, check, check_whole
+from marl_jax.sampling.requests import Completion, Request, check, check_whole, token_ids
 from marl_jax.sampling.shapes import plan, round_down, round_up
 
 MAX_CANDIDATES = 512
@@ -76,7 +76,7 @@ def generate(
             top_p=p,
             top_k=k,
             min_new_tokens=min_new_tokens,
-            stop_tokens=stop_tokens,
+            stop_tokens=token_ids("stop_tokens", stop_tokens),
             stop_strings=strings,
         )
         for tokens, request_id, name, new, heat, p, k in zip(prompts, ids, names, *columns)

@@ -78,7 +78,7 @@ def alive(pid: int) -> bool:
 def run(program: str, **more) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, **more)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, **more)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def python(code: str, arguments=(), **more) -> subprocess.CompletedProcess:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         **more,
     )
 
@@ -316,12 +316,12 @@ def test_a_pool_without_descriptors_says_so_and_recovers(caplog):
         assert [future.result().passed for future in submit([1])] == [True]
         before = len(open_files())
         with few_descriptors(3):
-            verdicts = [future.result(timeout=30) for future in submit(range(2, 9))]
+            verdicts = [future.result(timeout=120) for future in submit(range(2, 9))]
         for verdict in verdicts:
             assert verdict.lost and not verdict.passed
             assert re.search("the sandbox was lost: .*Too many open files", verdict.reason), verdict.reason
         assert [record.getMessage()[:24] for record in caplog.records] == ["a program was not graded"]
-        again = [future.result(timeout=30) for future in submit([1, *range(2, 9)])]
+        again = [future.result(timeout=120) for future in submit([1, *range(2, 9)])]
         assert [verdict.passed for verdict in again] == [True, *[False] * 7]
         assert not any(verdict.lost for verdict in again)
         assert len(open_files()) <= before + 2  # the second worker's zygote: its socket, its last words
