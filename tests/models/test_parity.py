@@ -1,6 +1,7 @@
 """This library and transformers' Qwen3 compute the same, on seven odd models."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -157,6 +158,7 @@ def test_peft_computes_what_our_adapters_compute_and_saves_what_we_saved(tmp_pat
     model.save_pretrained(tmp_path / "again")
     ours, again = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("adapter", "again"))
     jax.tree.map(np.testing.assert_array_equal, again, ours)
+    assert json.loads((tmp_path / "again" / "adapter_config.json").read_text())["lora_alpha"] == 6.0
 
 
 @pytest.mark.parity
