@@ -44,11 +44,15 @@ core: $(READY)
 parity: $(PARITY)
 	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m parity
 
-# The long versions, and engines, rollouts and runs as users compile them; what is printed is kept beside its commit.
+# The long versions; engines, rollouts and runs as users compile them; and sums in the order of x86 processors with
+# narrower vectors. What is printed is kept beside its commit.
 campaign: $(READY)
 	@mkdir -p .cache
 	{ $(BIN)/python -m pytest -v -m campaign --durations=20 && \
-	  $(BIN)/python -m pytest -m "not campaign and not parity" tests/sampling tests/rollouts tests/runs; } 2>&1 \
+	  $(BIN)/python -m pytest -m "not campaign and not parity" tests/sampling tests/rollouts tests/runs && \
+	  for isa in AVX2 SSE4_2; do echo "at most $$isa:" && \
+	    XLA_FLAGS="$$XLA_FLAGS --xla_cpu_max_isa=$$isa" $(QUICK) $(BIN)/python -m pytest $(WORKERS) \
+	      -m "not campaign and not parity and not shipped" tests/learning tests/models tests/sampling || exit 1; done; } 2>&1 \
 	  | tee .cache/campaign-$$(git describe --always --dirty).log
 
 lint: $(READY)

@@ -102,9 +102,9 @@ def _write_hf(directory: Path, parts: Parts, policy: str, tree: Any, dtype: str,
 
 
 def _write_peft(directory: Path, parts: Parts, policy: str, tree: Any, dtype: str, config: RunConfig) -> None:
-    stack = jax.tree.map(lambda leaf: leaf[None].astype(dtype), tree)
+    adapter = jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
     base = str(Path(parts.specs[policy].base).absolute())
-    save_peft(directory, parts.model, stack, 0, alpha=config.policies.lora_alpha, base_model=base)
+    save_peft(directory, parts.model, adapter, alpha=config.policies.lora_alpha, base_model=base)
     save_tokenizer(directory, parts.specs[policy].base)
 
 

@@ -47,7 +47,7 @@ def causal_mask(
     """Who sees whom, for queries start..stop over keys 0..stop: [1 or B, stop - start, stop].
 
     A position sees itself and those before it; in a packed row only those of its own segment, so that padding
-    (segment 0) sees padding and nothing sees it. What stands in the first `stem` columns is seen by all behind it.
+    (segment 0) sees padding and nothing sees it. The first `stem` columns are seen by all that follow them.
     """
     stop = length if stop is None else stop
     mask = (jnp.arange(start, stop)[:, None] >= jnp.arange(stop)[None, :])[None]
@@ -55,7 +55,7 @@ def causal_mask(
 
 
 def _together(segment_ids: jax.Array, stem: int, start: int, stop: int) -> jax.Array:
-    """Whose segments would let them see each other, whatever the order: [B, stop - start, stop]."""
+    """Which pairs the segments allow, before causality: [B, stop - start, stop]."""
     keys = segment_ids[:, None, :stop]
     same = segment_ids[:, start:stop, None] == keys
     return same | ((jnp.arange(stop) < stem) & (keys != 0)) if stem else same
@@ -115,7 +115,7 @@ def choose(platform: str, shape: tuple[int, ...], dtype: Any, compute_capability
 
 
 def deterministic_kernels() -> bool:
-    """Whether XLA is asked, in XLA_FLAGS, for kernels that give the same bits every time; the last word counts."""
+    """Whether XLA_FLAGS ask for kernels that give the same bits every time; of a flag given twice the last counts."""
     given = os.environ.get("XLA_FLAGS", "")
     asked = {}
     for name in ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops"):

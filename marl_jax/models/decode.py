@@ -61,11 +61,12 @@ def unstack(params: Tree, config: ModelConfig) -> list[Tree]:
 
 
 def unstack_lora(
-    adapters: Tree | None, select: jax.Array | None, config: ModelConfig
+    adapters: Tree | None, index: jax.Array, scale: float, config: ModelConfig
 ) -> list[LayerLora | None]:
-    """The adapters of each layer together with the rows' choice among them (see `lora.select_rows`)."""
-    if adapters is None or select is None:
+    """The adapters of each layer, and which of them each row takes: index [B], -1 for none."""
+    if adapters is None:
         return [None] * config.num_hidden_layers
+    select = lora_lib.select_rows(index, adapters, scale)
     stacked = lora_lib.by_layer(adapters)
     return [LayerLora(_layer(stacked, i), select) for i in range(config.num_hidden_layers)]
 

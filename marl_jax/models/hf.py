@@ -21,13 +21,13 @@ from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.tensor_file import Tensor, save_tensors, tensors
 from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
 from marl_jax.models.tokenizer import check_vocabulary, save_tokenizer, tokenizer_files
-from marl_jax.models.weight_table import Tree, Weight, abstract, leaves, map_weights, table
+from marl_jax.models.weight_table import Tree, Weight, abstract, table
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-_UNFINISHED = ".unfinished"  # where a directory is written before it takes its place
+_UNFINISHED = ".unfinished"  # a model is written here first, and then moved to its place
 _TIED_HEAD = "lm_head.weight"  # some tied checkpoints repeat the embedding under this name
 
 
@@ -40,7 +40,7 @@ def load_hf(
     """Read a Qwen3 directory -> (config, params).
 
     `dtype` ("float32" or "bfloat16") overrides the one in `config.json`. `shardings` lays the parameters over
-    devices: a tree like `table.shardings(config, mesh)`, or a function that makes one from the config.
+    devices: a tree like `weight_table.shardings(config, mesh)`, or a function that makes one from the config.
     """
     directory = Path(directory)
     config = load_config(directory, dtype=dtype)
@@ -51,7 +51,7 @@ def load_hf(
     def place(weight: Weight, sharding: jax.sharding.Sharding | None = None) -> jax.Array:
         return jax.device_put(_read(weight, found, jnp.dtype(config.dtype)), sharding)
 
-    return config, map_weights(place, table(config), *([] if layout is None else [layout]))
+    return config, jax.tree.map(place, table(config), *([] if layout is None else [layout]))
 
 
 def load_config(directory: str | os.PathLike[str], *, dtype: str | None = None) -> ModelConfig:
@@ -74,9 +74,9 @@ def save_hf(
 ) -> None:
     """Write a directory that transformers, vLLM and others load; reading it back gives the same bits.
 
-    `tokenizer` is one, or the directory of one that fits, whose files are copied as they are. A model that the
-    directory holds already stays as it is until the last byte of this one is on disk; of other files there, only
-    those of a tokenizer make way for the one that is given.
+    `tokenizer` is a tokenizer, or the directory of one, whose files are copied unchanged. A model that is in the
+    directory already is replaced only when all of this one is on disk. Of other files in the directory, only those of
+    an old tokenizer are removed, and only where a new one is given.
     """
     _check_params(config, params)
     if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):
@@ -113,10 +113,10 @@ def _write(directory: Path, config: ModelConfig, params: Tree, tokenizer: Any, m
 
 
 def _replace(directory: Path, fresh: Path) -> None:
-    """Move the files of `fresh` into `directory`, and away the weights and the tokenizer that were there before."""
+    """Move the files of `fresh` into `directory`; remove the weights and the tokenizer of the model it replaces."""
     files = {path.relative_to(fresh) for path in fresh.rglob("*") if path.is_file()} - {Path(CONFIG)}
-    # Shards of two models may bear the same names. Without config.json nothing loads, and so no mixture of the two:
-    # the old one goes first, and the new one comes last.
+    # Shards of two models may have the same names. A directory without config.json does not load, so that no mixture of
+    # the two can: the old config.json is removed first, and the new one is moved last.
     (directory / CONFIG).unlink(missing_ok=True)
     for file in files:
         (directory / file).parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,8 @@ def _find_tensors(directory: Path) -> dict[str, Tensor]:
 
 
 def _check(directory: Path, config: ModelConfig, found: dict[str, Tensor]) -> None:
-    expected = {name: weight.published_shape for weight in leaves(config) for name in weight.published_names}
+    weights = jax.tree.leaves(table(config))
+    expected = {name: weight.published_shape for weight in weights for name in weight.published_names}
     missing = [name for name in expected if name not in found]
     if missing:
         raise ValueError(f"{directory} lacks the weight {_some(missing)}")
@@ -234,7 +235,7 @@ def _plan_shards(config: ModelConfig, max_bytes: int) -> dict[str, list[str]]:
     """File -> names, in the order of `_published_arrays`; no file above max_bytes unless one weight is."""
     groups: list[list[str]] = [[]]
     filled = 0
-    for weight in leaves(config):
+    for weight in jax.tree.leaves(table(config)):
         size = math.prod(weight.published_shape) * jnp.dtype(config.dtype).itemsize
         for name in weight.published_names:
             if groups[-1] and filled + size > max_bytes:
@@ -248,7 +249,7 @@ def _plan_shards(config: ModelConfig, max_bytes: int) -> dict[str, list[str]]:
 
 
 def _published_arrays(config: ModelConfig, params: Tree) -> Iterator[np.ndarray]:
-    for weight, leaf in zip(leaves(config), jax.tree.leaves(params)):
+    for weight, leaf in zip(jax.tree.leaves(table(config)), jax.tree.leaves(params)):
         host = np.asarray(leaf)
         for array in host if weight.stacked else [host]:
             if weight.inputs:

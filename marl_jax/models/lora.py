@@ -1,7 +1,7 @@
 """Low-rank adapters on every linear layer, many at once: y = x W + scale (x A) B, stacked on a leading axis.
 
 A batch with mixed adapters is a dense masked product: x meets the A of all adapters side by side, each row keeps its
-own adapter's ranks, and the product with all B sums over the rest as zeros. No row gathers its weights.
+own adapter's ranks, and the others enter the product with all B as zeros. No row gathers its weights.
 
     adapters = {"q": {"a": [P,L,H,r], "b": [P,L,r,N,D]}, ..., "o": {"a": [P,L,N,D,r], "b": [P,L,r,H]}, ...}
 """
@@ -9,7 +9,6 @@ own adapter's ranks, and the product with all B sums over the rest as zeros. No 
 import functools
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import chex
@@ -75,11 +74,6 @@ def num_adapters(adapters: Tree) -> int:
     return adapters["q"]["a"].shape[0]
 
 
-def stack(adapters: Sequence[Tree]) -> Tree:
-    """Join stacks of adapters of equal rank into one, in order."""
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *adapters)
-
-
 def select_rows(adapter_index: jax.Array, adapters: Tree, scale: float) -> jax.Array:
     """adapter_index [B] -> [B,R]: `scale` at the ranks of the row's adapter; an index of -1 is the base model."""
     chex.assert_rank(adapter_index, 1)
@@ -107,14 +101,12 @@ def delta(name: str, x: jax.Array, lora: LayerLora) -> jax.Array:
     return jnp.einsum(f"...r,r{outer}->...{outer}", scaled, weights["b"])
 
 
-def merge(params: Tree, adapters: Tree, index: int, scale: float) -> Tree:
-    """The parameters with adapter `index` added into the weights, summed in float32."""
-    if not 0 <= index < num_adapters(adapters):
-        raise ValueError(f"adapter index {index} is not among the {num_adapters(adapters)} adapters")
+def merge(params: Tree, adapter: Tree, scale: float) -> Tree:
+    """The parameters with one adapter, a [L,*in,r] and b [L,r,*out], added into the weights; summed in float32."""
     layers = dict(params["layers"])
     for name, axes in LINEAR.items():
         inner, outer = axes.split("->")
-        a, b = (adapters[name][part][index].astype(jnp.float32) for part in "ab")
+        a, b = (adapter[name][part].astype(jnp.float32) for part in "ab")
         update = jnp.einsum(f"l{inner}r,lr{outer}->l{inner}{outer}", a, b, precision="highest")
         weight = layers[name]
         layers[name] = (weight.astype(jnp.float32) + scale * update).astype(weight.dtype)

@@ -23,24 +23,6 @@ from marl_jax.models.lora import LINEAR, LayerLora
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.weight_table import Tree
 
-__all__ = [
-    "REMAT",
-    "embed",
-    "forward",
-    "full_precision",
-    "hidden_states",
-    "init",
-    "mlp",
-    "project_out",
-    "project_qkv",
-    "rms_norm",
-    "rope",
-    "rotation",
-    "through_layers",
-    "unembed",
-    "unrolled",
-]
-
 UNROLLED = 8  # layers at most, see `unrolled`
 Rotation = tuple[jax.Array, jax.Array]  # cosines and sines, see `rotation`
 
@@ -144,18 +126,18 @@ def through_layers(step: Callable, x: jax.Array, layers: Any, config: ModelConfi
     if remat != "none":
         if remat not in REMAT:
             raise ValueError(f"remat is {remat!r}; it must be one of none, {', '.join(REMAT)}")
-        # The body of a loop forgets by itself; in layers side by side what is computed again would be merged with what
-        # was computed before, and nothing forgotten.
+        # XLA merges equal computations of unrolled layers (not those of a loop's body): it would keep the first result
+        # instead of computing it again, and save no memory.
         step = jax.checkpoint(step, policy=REMAT[remat], prevent_cse=count > 1)
     return jax.lax.scan(step, x, layers, unroll=count)[0]
 
 
 def unrolled(config: ModelConfig, remat: str) -> int:
-    """How many layers a scan's body is to hold: all on a GPU, on CPU all of a small model with remat "none", else one.
+    """How many layers a scan's body holds: all on a GPU, all of a small model with remat "none" on a CPU, else one.
 
-    What an unrolled layer keeps for its backward pass is not copied into a stack and out again; it compiles longer.
-    In 16 bits, deterministic kernels of a GPU take one, too: two equal calls of cuDNN's backward attention in one
-    program make XLA look for a graph that it has under another key, and fail (openxla/xla#46500).
+    Unrolled layers take longer to compile, but need not copy what they keep for the backward pass into a stack and out
+    again. With deterministic GPU kernels, a 16-bit model scans one layer at a time: XLA fails on two equal calls of
+    cuDNN's backward attention in one program, because it looks one's graph up under another key (openxla/xla#46500).
     """
     match jax.default_backend():
         case "gpu":
@@ -211,7 +193,7 @@ def _swap_halves(x: jax.Array) -> jax.Array:
     half = x.shape[-1] // 2
     if (
         jax.default_backend() == "cpu"
-    ):  # where concatenation is a scalar loop; a product with 0 and 1 is exact
+    ):  # a concatenation is a scalar loop there; a product with 0 and 1 is exact
         return x @ np.roll(np.eye(2 * half, dtype=np.float32), half, axis=1)
     return jnp.roll(x, half, axis=-1)
 

@@ -48,17 +48,15 @@ class Tensor:
                 piece = np.fromfile(file, self.dtype, (rows.stop - rows.start) * width)
                 yield rows, piece.reshape(-1, *self.shape[1:])
 
-    def read(self) -> np.ndarray:
-        """The whole tensor."""
-        return np.concatenate([piece for _, piece in self.rows()])
-
 
 def save_tensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write them all, into a file that whoever may read other new files may read, too."""
+    """Write one file, with the permissions that new files have."""
     from safetensors.numpy import save_file
 
-    save_file(dict(arrays), path, metadata={"format": "pt"})  # through a file that is its owner's alone
-    umask = os.umask(0o077)  # is told by setting another only
+    save_file(
+        dict(arrays), path, metadata={"format": "pt"}
+    )  # which makes a file that only its owner may read
+    umask = os.umask(0o077)  # it can be read only by setting another
     os.umask(umask)
     path.chmod(0o666 & ~umask)
 

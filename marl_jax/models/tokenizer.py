@@ -41,7 +41,7 @@ WORDS = (
     "for ",
     "    ",
 )
-# Ids, or a tenth of all if that is more, that models have beyond their tokenizer's: padding to round numbers.
+# How many ids, or a tenth of all if that is more, a model may have beyond its tokenizer's: padding to a round number.
 SPARE = 256
 CHARACTERS = "\n\t" + "".join(map(chr, range(32, 127)))
 # The form of Qwen3's own template, without the empty thought that there opens a turn when thinking is off.
@@ -71,7 +71,7 @@ def load_tokenizer(directory: str | os.PathLike[str], config: ModelConfig | None
 
 
 def save_tokenizer(directory: str | os.PathLike[str], tokenizer: Any) -> None:
-    """Write the files that `load_tokenizer` reads; of the directory of a tokenizer they are copied as they are."""
+    """Write the files that `load_tokenizer` reads. `tokenizer` may be a directory, whose files are copied unchanged."""
     if not isinstance(tokenizer, str | os.PathLike):
         tokenizer.save_pretrained(str(directory))
         return

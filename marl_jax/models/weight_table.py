@@ -1,7 +1,7 @@
 """The one table of a model's weights, from which everything else about them follows.
 
 Each `Weight` states its shape, the logical name of every axis, its initialiser and its published name. Four
-uses: `random` values, `shardings` over a mesh, `abstract` shapes for checkpoints, and the published name map.
+uses: `random` values, `shardings` over a mesh, `abstract` shapes, and the map of published names (`hf`).
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ class Weight:
 
 
 def table(config: ModelConfig) -> Tree:
-    """The weights of `config` as a nested dictionary of `Weight`."""
+    """A `Weight` for every array of the parameters of `config`, in a tree of the same structure."""
     c = config
     vocab, hidden, layers = c.vocab_size, c.hidden_size, c.num_hidden_layers
     heads, kv, dim, mlp = c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.intermediate_size
@@ -94,16 +94,6 @@ def table(config: ModelConfig) -> Tree:
     return tree
 
 
-def leaves(config: ModelConfig) -> list[Weight]:
-    """The weights of `config` in the order of `jax.tree.leaves(params)`."""
-    return jax.tree.leaves(table(config), is_leaf=lambda node: isinstance(node, Weight))
-
-
-def map_weights(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
-    """`jax.tree.map` over the weights of a table."""
-    return jax.tree.map(fn, tree, *rest, is_leaf=lambda node: isinstance(node, Weight))
-
-
 def random(key: jax.Array, config: ModelConfig) -> Tree:
     """Fresh parameters; drawn in float32, so that a bfloat16 model starts at the rounded float32 one."""
     weights, treedef = jax.tree.flatten(table(config))
@@ -124,17 +114,12 @@ def partition(weight: Weight, mesh: Mesh, rules: Mapping[str, str] = RULES) -> P
 
 def shardings(config: ModelConfig, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Tree:
     """A `NamedSharding` per weight, for a mesh with axes such as ("data", "model")."""
-    return map_weights(lambda w: NamedSharding(mesh, partition(w, mesh, rules)), table(config))
+    return jax.tree.map(lambda w: NamedSharding(mesh, partition(w, mesh, rules)), table(config))
 
 
-def abstract(config: ModelConfig, shardings: Tree | None = None) -> Tree:
-    """Shape, dtype and, where given, sharding of every parameter: what a checkpoint is restored into."""
-    dtype = jnp.dtype(config.dtype)
-    if shardings is None:
-        return map_weights(lambda w: jax.ShapeDtypeStruct(w.shape, dtype), table(config))
-    return map_weights(
-        lambda w, s: jax.ShapeDtypeStruct(w.shape, dtype, sharding=s), table(config), shardings
-    )
+def abstract(config: ModelConfig) -> Tree:
+    """Shape and dtype of every parameter."""
+    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, jnp.dtype(config.dtype)), table(config))
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -106,5 +106,5 @@ def whole_weights(parts: Parts, policy: str, tree: Tree, dtype: str) -> Tree:
     if spec.lora:
         base = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), parts.bases[spec.base])
         assert parts.lora_scale is not None
-        tree = merge(base, jax.tree.map(lambda leaf: leaf[None], tree), 0, parts.lora_scale)
+        tree = merge(base, tree, parts.lora_scale)
     return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)

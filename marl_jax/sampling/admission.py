@@ -1,6 +1,6 @@
-"""Which requests enter the lanes next, and what has to lie in the prefix cache for them.
+"""Which requests enter the lanes next, and which prompts the prefix cache needs for them.
 
-The host decides it, in the order in which requests come and lanes become free; the engine carries it out.
+Decided on the host, in the order in which requests arrive and lanes become free; the engine carries it out.
 """
 
 import collections
@@ -27,7 +27,7 @@ class Waiting(NamedTuple):
 
     @property
     def prefix(self) -> Tokens:
-        """What has to be cached before it enters: its last token is fed by the first decode step."""
+        """The tokens that are prefilled: all but the last, which the first decode step feeds."""
         return self.request.tokens[:-1]
 
 
@@ -74,16 +74,16 @@ class Admission:
         return len(self._queues[self.turn]) if self._settings.lanes_at else len(self)
 
     def advance(self, idle: bool) -> None:
-        """Turn to the next queue once one is empty: every lane attends as far as the longest needs.
+        """Serve the next queue once one is empty. Lengths are served in turn, since all lanes attend equally far.
 
-        Where each length has lanes of its own, these must be `idle` too.
+        If each length has its own number of lanes, the lanes must also be `idle`.
         """
         order = (*range(self.turn, len(self._queues)), *range(self.turn))
         if idle or not self._settings.lanes_at:
             self.turn = next((i for i in order if self._queues[i]), self.turn)
 
     def wave(self, lanes: Sequence[int]) -> Wave:
-        """Who enters these free lanes: as many as wait and as the prefix cache can hold prompts of at once."""
+        """The next requests for these free lanes, as far as the prefix cache has rows for their prompts."""
         wave = Wave()
         for lane in lanes:
             self.advance(idle=False)

@@ -5,9 +5,9 @@ finished is handed out. A prompt that several requests share is prefilled once a
 
     submit -> admission -> prefix cache (prefill) -> bank of lanes (decode, n tokens per dispatch) -> completion
 
-Banks take turns, always in the same order: `step` waits for one while the others decode. Where requests wait for
-lanes, it leaves that one's next dispatch under way, too, so that the device works while the caller looks at what
-finished. What is submitted meanwhile enters with the dispatch after that.
+Banks take turns, always in the same order: `step` waits for one while the others decode. If requests wait for lanes,
+`step` also begins the bank's next dispatch before it returns, so that the device works while the caller looks at the
+completions. A request that the caller then submits enters with the dispatch after that one.
 """
 
 import collections
@@ -40,16 +40,16 @@ class Stats:
 
     dispatches: int = 0
     prefilled_tokens: int = 0  # prompt tokens fed, padding not counted
-    reused_tokens: int = 0  # prompt tokens that did not have to be
-    sampled_tokens: int = 0  # those behind a stop string included
+    reused_tokens: int = 0  # prompt tokens that were in the prefix cache already
+    sampled_tokens: int = 0  # including tokens behind a stop string
     lane_steps: int = 0  # lanes x steps computed: sampled_tokens / lane_steps is the useful share
 
 
 class Engine:
     """Serves one base model and the adapters stacked on it. Not thread-safe: drive it from one thread.
 
-    Where there are several banks, they decode in threads of their own, which settings of JAX that a `with` makes do
-    not reach.
+    On a CPU each of several banks decodes in a thread of its own. JAX settings made by a `with` statement do not hold
+    there.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Engine:
         to_text: Callable[[Sequence[int]], str] | None = None,
         measured: bool = False,
     ):
-        """policies names the adapters in their stacked order; to_text decodes tokens, for stop strings.
+        """`policies` names the adapters in their stacked order; `to_text` decodes tokens, for stop strings.
 
-        The widths and lengths of `measured` settings are known to agree to the bit; others are measured first, and
-        those that do not are left out of the engine's own `settings`.
+        `measured` says that the widths and lengths of the settings are known to agree to the bit. Otherwise they are
+        measured here, and `self.settings` is without those that do not agree.
         """
         if len(set(policies)) < len(policies):
             raise ValueError(f"policies names one twice: {', '.join(policies)}")
@@ -104,7 +104,7 @@ class Engine:
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
         owner = request.policy, self._version
         waiting = Waiting(ticket, request, owner, self._adapter_of[request.policy])
-        self._admission.submit(waiting, self._columns(request))
+        self._admission.submit(waiting, columns=len(request.tokens) + request.max_new_tokens)
         return ticket
 
     def step(self) -> list[tuple[int, Completion]]:
@@ -125,7 +125,7 @@ class Engine:
         self.stats.sampled_tokens += bank.table.record(out)
         self.stats.lane_steps += out.sampled.size
         finished = self._finished(bank)
-        # With lanes to spare, what the caller submits on seeing what finished is waited for.
+        # With free lanes, the next dispatch waits for what the caller submits in answer to these completions.
         lanes = self.settings.banks * self.settings.widths_at(self._admission.turn)[0]
         in_lanes = self.pending - len(self._admission)
         full = in_lanes + self._admission.ready >= lanes
@@ -148,13 +148,13 @@ class Engine:
         self._admission = Admission(self.settings)
 
     def abandon(self) -> None:
-        """Start over: drop every request that is not finished, and every cached prompt.
+        """Drop all unfinished requests and cached prompts; the engine then serves as a new one.
 
-        Whatever moment the engine was stopped at, what follows is as from a new one.
+        It may have been interrupted at any moment.
         """
         for bank in self._banks:
             bank.abandon()
-        # If every request came to its end, all that was cached is known to be finite.
+        # Where every request has come to its end, all that is cached is known to be finite.
         if self.pending or not _is_whole(self._prefix_cache):
             self._prefix_cache = Cache((), ())  # the old one goes before the new one comes
             self._prefix_cache = empty_cache(
@@ -222,10 +222,6 @@ class Engine:
         )
 
     # -- admission ------------------------------------------------------------------------------------------
-
-    def _columns(self, request: Request) -> int:
-        """How many columns of a lane the request may come to need."""
-        return len(request.tokens) + request.max_new_tokens
 
     def _admit(self, bank: Bank) -> None:
         """Fill free lanes, wave by wave."""

@@ -60,18 +60,15 @@ def generate(
         check_whole("a request id", request_id)
     names = _adapter_names(adapters, adapter_index, count)
     columns = (
-        _per_prompt(name, value, count)
-        for name, value in (
-            ("max_new_tokens", max_new_tokens),
-            ("temperature", temperature),
-            ("top_p", top_p),
-            ("top_k", top_k),
-        )
+        _per_prompt("max_new_tokens", max_new_tokens, count),
+        _per_prompt("temperature", temperature, count),
+        _per_prompt("top_p", top_p, count),
+        _per_prompt("top_k", top_k, count),
     )
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     requests = [
         Request(
-            tokens=token_ids("prompt", tokens),
+            tokens=tokens,
             key=(seed, request_id),
             max_new_tokens=new,
             policy=name,

@@ -1,6 +1,6 @@
-"""The host's side of the lanes: who sits in which, how far each has come, and what it has sampled so far.
+"""The host's side of the lanes: the request in each, how far it has come, and its tokens so far.
 
-Plain numpy. A `LaneTable` is handed to the device as `Lanes` at each dispatch, and moved on by what comes back.
+Plain numpy. Each dispatch takes the table's `Lanes`, and `record` enters what the dispatch sampled.
 """
 
 import jax

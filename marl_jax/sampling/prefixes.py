@@ -1,8 +1,8 @@
 """Which prompt lies in which row of the prefix cache: the host's side of prompt reuse.
 
 An entry is keyed by (policy, its update count, token ids), so no other policy, adapter or update ever meets it.
-Of the rows that nobody waits for, those that are not kept for a later turn are given up first; then the kept ones, then
-those that are waited for; the oldest first.
+A row is taken first from an entry that no request waits for and no later turn continues, then from one kept for a later
+turn, then from one that requests wait for; among equals from the least recently used.
 """
 
 import collections
@@ -29,9 +29,7 @@ class Prefixes:
         self._entries: collections.OrderedDict[Key, Entry] = collections.OrderedDict()
         self._kept_lengths: collections.Counter[int] = collections.Counter()
         self._wanted: collections.Counter[Key] = collections.Counter()  # requests that wait for this prompt
-        self._history: dict[
-            Key, Key
-        ] = {}  # a prompt that is waited for -> the kept entry that it goes on from
+        self._history: dict[Key, Key] = {}  # a prompt that is waited for -> the kept entry that it continues
         self._claims: collections.Counter[Key] = collections.Counter()  # prompts that go on from this entry
 
     def want(self, owner: Owner, tokens: Tokens) -> None:
@@ -95,8 +93,8 @@ class Prefixes:
     ) -> int | None:
         """Give the prompt a row, taking one from the least useful entry; None if there is none to take.
 
-        Rows that are `locked` stay; for a `kept` one also those that somebody waits for, for a `spare` one all that
-        may be of use to anybody.
+        `locked` rows are never taken. A prompt that is `kept` for later takes no row that requests wait for, and a
+        `spare` one, prefilled early, none that is of any use.
         """
         if not self._free and not self._evict(locked, 0 if spare else 1 if kept else 3):
             return None

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from marl_jax.models import decode as model
-from marl_jax.models import lora as lora_lib
 from marl_jax.models import qwen3
 from marl_jax.models.decode import Cache
 from marl_jax.models.model_config import ModelConfig
@@ -77,7 +76,7 @@ def decode(
 ) -> tuple[Cache, Sampled]:
     """Sample up to `steps` tokens in every active lane. Lanes that end on the way idle until the dispatch does."""
     layers = model.unstack(params, config)
-    lora = model.unstack_lora(adapters, _select(adapters, lanes.adapter, scale), config)
+    lora = model.unstack_lora(adapters, lanes.adapter, scale, config)
 
     def step(carry: tuple[Cache, Lanes], _: None) -> tuple[tuple[Cache, Lanes], Any]:
         cache, lanes = carry
@@ -119,7 +118,7 @@ def prefill(
 ) -> Cache:
     """Feed tokens [B,C] at positions start [B].. to rows [B] of the cache; rows out of range are padding."""
     layers = model.unstack(params, config)
-    lora = model.unstack_lora(adapters, _select(adapters, adapter, scale), config)
+    lora = model.unstack_lora(adapters, adapter, scale, config)
     _, part = model.extend(params, layers, config, _cut(cache, rows, attended), tokens, start, lora)
     return _paste(cache, rows, part, attended)
 
@@ -203,7 +202,3 @@ def _sample(
     if features.candidates:
         kept = jnp.where(greedy[:, None], -1, methods.kept_ids(logits, features.candidates))
     return token, logprob, untempered, kept
-
-
-def _select(adapters: Tree | None, index: jax.Array, scale: float) -> jax.Array | None:
-    return None if adapters is None else lora_lib.select_rows(index, adapters, scale)

@@ -1,7 +1,7 @@
-"""What is asked of the engine, and what comes back: one request, one completion.
+"""A request to the engine, and the completion that answers it.
 
-A request carries all that decides its tokens, the key of its noise included; nothing else does: not its company,
-not its lane, not the moment it was submitted.
+A request holds everything that decides its tokens, the key of its noise included. The other requests in the batch, the
+lane and the moment of submission have no influence.
 """
 
 import dataclasses
@@ -60,9 +60,8 @@ class Completion:
     logprobs: list[float]
     finish_reason: Literal["stop", "length"]
     untempered_logprobs: list[float] | None = None  # at temperature 1, nothing cut
-    kept: np.ndarray | None = dataclasses.field(
-        default=None, compare=False
-    )  # [tokens,C] ids that top-k and top-p left, -1 behind the end of each row
+    # [tokens,C] ids that top-k and top-p left, -1 behind the end of each row
+    kept: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
 
 def check(

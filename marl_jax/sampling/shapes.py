@@ -26,7 +26,7 @@ STABLE_WIDTH = 64
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Where a kind of device runs at full speed: more would only be padded, or idle at the end, in vain."""
+    """The sizes at which a kind of device runs at full speed; larger ones only add padding and idle lanes."""
 
     lanes: int  # at most, unless told otherwise
     steps: int  # of a dispatch: many where dispatches are dear, few because lanes that end within one idle on
@@ -34,7 +34,7 @@ class Sizes:
     columns: int  # attended lengths are multiples of this
     banks: int  # more than one where a program leaves some of the device idle
     compacts: (
-        bool  # narrower batches may compute the same bits: none did on an H100, nor, it is assumed, on a TPU
+        bool  # narrower batches may compute the same bits; on an H100 none did, on TPUs none is assumed to
     )
 
 
@@ -157,15 +157,13 @@ def plan(
     stops: int = 8,
     platform: str | None = None,
 ) -> EngineSettings:
-    """Settings for prompts of min_prompt..max_prompt tokens with up to max_new new ones, within a byte budget.
+    """Settings for prompts of min_prompt..max_prompt tokens with min_new..max_new new ones, within a byte budget.
 
-    Every request allows at least min_new new ones.
-
-    Without `lanes` there are as many as there are requests, memory, and use for on this device; `steps` follow the
-    device, too. The budget (default: half of the memory that is free) covers caches and working memory, not the
-    weights; something that takes turns with the engine may need `beside_bytes` of it beside the caches. So many
-    `histories` are held for later turns at a time (`Request.keep`), if lanes leave room for them.
-    `platform` is that of the device (cpu, gpu, tpu), by default the one at hand.
+    `lanes` and `steps` default to what keeps this kind of device busy; the lanes are no more than `requests`, and fit
+    the budget. It covers caches and working memory, not the weights, and is half of the free memory by default. Where
+    something else runs in turn with the engine, it may need `beside_bytes` of the budget while the caches stay.
+    `histories` is how many prompts are kept for later turns at a time (`Request.keep`); they get rows as far as memory
+    is left. `platform` is that of the device (cpu, gpu, tpu), by default the one at hand.
     """
     for name, value in (("lanes", lanes), ("budget_bytes", budget_bytes)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -238,9 +236,9 @@ def plan(
 def _widened(
     config: ModelConfig, settings: EngineSettings, most: int, columns: int, budget: int, beside: int
 ) -> EngineSettings:
-    """More lanes over shorter lengths, in the memory that those over the longest take; `most` at most.
+    """More lanes over shorter lengths, at most `most`, in the memory that the lanes over the longest take.
 
-    A request needs at least so many columns; lengths below are for caches that grow.
+    Every request needs at least `columns`; lengths below that only serve caches that grow.
     """
     first = settings.lengths[settings.rung_of(columns)]
     while True:
@@ -254,9 +252,9 @@ def _widened(
 
 
 def memory_bytes(config: ModelConfig, settings: EngineSettings, beside: int = 0) -> int:
-    """What an engine takes beside the weights: lanes, prefixes, one array being reshaped, and working memory.
+    """What an engine takes in addition to the weights: lanes, prefixes, one array being reshaped, and working memory.
 
-    If something else needs more (`beside`) while the engine does not work, that instead.
+    While the engine rests, something else may take `beside` bytes; the larger of that and working memory counts.
     """
     lanes = cache_bytes(config, 1, settings.cells)
     prefixes = cache_bytes(config, settings.prefixes, settings.context)
@@ -283,7 +281,7 @@ def free_bytes() -> int:
 
 def host_bytes() -> int:
     """Memory of the host that is free."""
-    host = 8 << 30  # where nobody says
+    host = 8 << 30  # where the system does not say
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         host = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))

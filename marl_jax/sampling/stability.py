@@ -41,15 +41,14 @@ def stable_shapes(
     if key not in _MEASURED:
         # Adapters start at zero, which would hide how they round.
         adapters = jax.tree.map(lambda leaf: 0.1 * _numbers(jnp.array(leaf), leaf.ndim - 1), adapters)
-        outcome = functools.partial(_outcome, params, adapters, config, settings, mesh, scale)
 
         @functools.cache
-        def expected(width: int, length: int, filled: int) -> np.ndarray:
-            return outcome(width, length, filled)
+        def outcome(shape: Shape, filled: int) -> np.ndarray:
+            return _outcome(params, adapters, config, settings, mesh, scale, shape, filled)
 
         def same(shape: Shape, largest: Shape) -> bool:
             width, length = shape
-            return np.array_equal(outcome(width, length, length), expected(*largest, length)[:, :width])
+            return np.array_equal(outcome(shape, length), outcome(largest, length)[:, :width])
 
         _MEASURED[key] = _with_lanes_at(settings, same) if settings.lanes_at else _with_widths(settings, same)
     return _MEASURED[key]
@@ -86,14 +85,14 @@ def _outcome(
     settings: EngineSettings,
     mesh: Mesh | None,
     scale: float,
-    width: int,
-    length: int,
+    shape: Shape,
     filled: int,
 ) -> np.ndarray:
-    """The bits of what one dispatch logs and caches, [.., W]; lane i is fed the same whatever the width and length.
+    """A digest [4,W] of what one dispatch logs and caches in each lane. Lane i is fed the same whatever the shape.
 
-    Lanes reach up to `filled` columns, the first one all of them.
+    Lane 0 has `filled` columns of its cache filled at the end of the dispatch, the others fewer.
     """
+    width, length = shape
     empty = empty_cache(config, width, length, mesh)
     cache = Cache(tuple(_numbers(k, 3) for k in empty.keys), tuple(_numbers(v, 2) for v in empty.values))
     table, rows = LaneTable(width, 1, settings.stops, settings.features), np.arange(width, dtype=np.int32)

@@ -131,10 +131,3 @@ def plain_loss(params, rows, *, weights=None, on_policy=False, merge=lambda para
     options = tuple(sorted(options.items()))
     given = (tokens, start, mask, sampler, temperatures(rows), advantages, weights)
     return _plain(params, *given, options, on_policy, merge)
-
-
-def assert_trees_close(got, want, rtol=1e-5):
-    """Leaf by leaf, within `rtol` of the leaf's largest entry."""
-    for (path, w), g in zip(jax.tree_util.tree_leaves_with_path(want), jax.tree.leaves(got), strict=True):
-        scale = float(np.max(np.abs(w))) + 1e-12
-        np.testing.assert_allclose(g, w, atol=rtol * scale, rtol=0, err_msg=jax.tree_util.keystr(path))

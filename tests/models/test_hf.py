@@ -167,7 +167,8 @@ def test_half_precision_weights_load_when_a_dtype_is_named(directory):
     with pytest.raises(ValueError, match="dtype is 'float16'; load the weights as one of float32, bfloat16"):
         load_hf(directory)
     _, params = load_hf(directory, dtype="float32")
-    expected = init(0, SMALL)["layers"]["up"].astype(jnp.float16).astype(jnp.float32)
+    # By numpy: XLA has no such conversion for a processor without F16C.
+    expected = np.asarray(init(0, SMALL)["layers"]["up"]).astype(np.float16).astype(np.float32)
     np.testing.assert_array_equal(params["layers"]["up"], expected)
 
 

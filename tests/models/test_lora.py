@@ -1,12 +1,16 @@
 """Adapters: each row of a mixed batch computes its own adapter, exactly as alone and as merged."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import close
+from safetensors.numpy import load_file
 
 from marl_jax.models import ModelConfig, forward, init, lora
-from marl_jax.models.peft import load_peft, save_peft
+from marl_jax.models.peft import save_peft
 
 forward = jax.jit(forward, static_argnums=1)
 CONFIG = ModelConfig(
@@ -45,9 +49,8 @@ def with_adapters(params, adapters, index, tokens=TOKENS):
 
 def test_a_fresh_adapter_computes_the_base_model(params):
     fresh = lora.init_lora(1, CONFIG, RANK, ADAPTERS)
-    np.testing.assert_allclose(
-        with_adapters(params, fresh, INDEX), forward(params, CONFIG, TOKENS), atol=1e-6, rtol=0
-    )
+    plain = forward(params, CONFIG, TOKENS)
+    close(with_adapters(params, fresh, INDEX), plain, of=np.max(np.abs(plain)))
     assert all(np.abs(leaf["a"]).min(axis=(0, 1)).max() > 0 for leaf in fresh.values())
 
 
@@ -58,9 +61,9 @@ def test_a_mixed_batch_equals_each_adapter_alone_and_merged(params, adapters):
         if index < 0:
             alone = merged = forward(params, CONFIG, tokens)
         else:
-            only = jax.tree.map(lambda leaf, i=index: leaf[i : i + 1], adapters)
-            alone = with_adapters(params, only, jnp.array([0]), tokens)
-            merged = forward(lora.merge(params, adapters, index, SCALE), CONFIG, tokens)
+            one = jax.tree.map(lambda leaf, i=index: leaf[i], adapters)
+            alone = with_adapters(params, jax.tree.map(lambda leaf: leaf[None], one), jnp.array([0]), tokens)
+            merged = forward(lora.merge(params, one, SCALE), CONFIG, tokens)
             assert np.abs(merged - forward(params, CONFIG, tokens)).max() > 0.1
         np.testing.assert_allclose(together[row : row + 1], alone, atol=1e-5)
         np.testing.assert_allclose(together[row : row + 1], merged, atol=1e-4)
@@ -94,80 +97,27 @@ def test_adapters_and_their_index_come_together(params, adapters):
         forward(params, CONFIG, TOKENS, adapters=adapters)
 
 
-def test_merging_an_adapter_that_is_not_there_is_refused(params, adapters):
-    with pytest.raises(ValueError, match="adapter index 3 is not among the 3 adapters"):
-        lora.merge(params, adapters, 3, SCALE)
+PEFT = {"q": "self_attn.q", "k": "self_attn.k", "v": "self_attn.v", "o": "self_attn.o"} | {
+    name: f"mlp.{name}" for name in ("gate", "up", "down")
+}
 
 
-def test_peft_round_trip_keeps_every_bit(tmp_path, adapters):
-    for index in range(ADAPTERS):
-        save_peft(tmp_path / str(index), CONFIG, adapters, index, alpha=ALPHA)
-    loaded = [load_peft(tmp_path / str(index), CONFIG) for index in range(ADAPTERS)]
-    assert [alpha for _, alpha in loaded] == [ALPHA] * ADAPTERS
-    jax.tree.map(np.testing.assert_array_equal, lora.stack([tree for tree, _ in loaded]), adapters)
-
-
-def test_peft_names_and_shapes_are_those_of_the_peft_library(tmp_path, adapters):
-    from safetensors.numpy import load_file
-
-    save_peft(tmp_path, CONFIG, adapters, 1, alpha=ALPHA)
+def test_a_peft_adapter_holds_every_bit_under_the_names_of_the_peft_library(tmp_path, adapters):
+    one = jax.tree.map(lambda leaf: np.asarray(leaf[1]), adapters)
+    save_peft(tmp_path, CONFIG, one, alpha=ALPHA, base_model="base")
     written = load_file(tmp_path / "adapter_model.safetensors")
     assert len(written) == 3 * 7 * 2
+    for name, published in PEFT.items():
+        for layer in range(3):
+            stem = f"base_model.model.model.layers.{layer}.{published}_proj.lora"
+            a, b = written[f"{stem}_A.weight"], written[f"{stem}_B.weight"]
+            np.testing.assert_array_equal(a, one[name]["a"][layer].reshape(-1, RANK).T)
+            np.testing.assert_array_equal(b, one[name]["b"][layer].reshape(RANK, -1).T)
     a = written["base_model.model.model.layers.2.self_attn.o_proj.lora_A.weight"]
     b = written["base_model.model.model.layers.2.self_attn.q_proj.lora_B.weight"]
     assert (a.shape, b.shape) == ((RANK, 24), (24, RANK))
     assert a[3, 7] == adapters["o"]["a"][1, 2, 1, 1, 3]  # input 7 is head 1, dimension 1
     assert b[7, 3] == adapters["q"]["b"][1, 2, 3, 1, 1]
-
-
-def test_a_peft_adapter_of_some_modules_only_leaves_the_others_alone(tmp_path, params, adapters):
-    from safetensors.numpy import load_file, save_file
-
-    save_peft(tmp_path, CONFIG, adapters, 0, alpha=ALPHA)
-    path = tmp_path / "adapter_model.safetensors"
-    save_file({name: w for name, w in load_file(path).items() if "q_proj" in name}, path)
-    loaded, _ = load_peft(tmp_path, CONFIG)
-    np.testing.assert_array_equal(loaded["q"]["b"][0], adapters["q"]["b"][0])
-    assert not any(loaded[name]["b"].any() for name in loaded if name != "q")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"peft_type": "IA3"}, "peft_type is 'IA3'; only 'LORA'"),
-        ({"use_dora": True}, "use_dora is True"),
-        ({"use_rslora": True}, "use_rslora is True"),
-        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is"),
-        ({"r": 5}, r"lora_A.weight has shape \[4, 24\], not \[5, 24\]"),
-        ({"r": None}, "r is None"),
-    ],
-)
-def test_other_kinds_of_peft_adapters_are_refused(tmp_path, adapters, change, message):
-    import json
-
-    save_peft(tmp_path, CONFIG, adapters, 0, alpha=ALPHA)
-    path = tmp_path / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ValueError, match=message):
-        load_peft(tmp_path, CONFIG)
-
-
-def test_a_peft_weight_without_a_place_is_refused(tmp_path, adapters):
-    from safetensors.numpy import load_file, save_file
-
-    save_peft(tmp_path, CONFIG, adapters, 0, alpha=ALPHA)
-    path = tmp_path / "adapter_model.safetensors"
-    save_file(
-        load_file(path) | {"base_model.model.lm_head.lora_A.weight": np.ones((4, 24), np.float32)}, path
-    )
-    with pytest.raises(
-        ValueError, match=r"has base_model.model.lm_head.lora_A.weight, which no linear layer"
-    ):
-        load_peft(tmp_path, CONFIG)
-
-
-def test_a_directory_without_an_adapter_is_refused(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"adapter_config.json is missing; is this the directory of a PEFT"
-    ):
-        load_peft(tmp_path, CONFIG)
+    about = json.loads((tmp_path / "adapter_config.json").read_text())
+    stated = {name: about[name] for name in ("peft_type", "r", "lora_alpha", "base_model_name_or_path")}
+    assert stated == {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "base_model_name_or_path": "base"}

@@ -73,7 +73,7 @@ def test_an_axis_that_the_mesh_does_not_divide_stays_whole():
 
 def test_a_mesh_without_a_model_axis_replicates():
     mesh = AbstractMesh((8,), ("data",))
-    for weight in weight_table.leaves(ModelConfig.preset("m")):
+    for weight in jax.tree.leaves(weight_table.table(ModelConfig.preset("m"))):
         assert not any(weight_table.partition(weight, mesh))
 
 

@@ -3,11 +3,11 @@
 import dataclasses
 import re
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import close, close_trees
 
 from marl_jax.models import ModelConfig, forward, init, qwen3
 from marl_jax.models.weight_table import abstract
@@ -39,8 +39,9 @@ def test_packed_sequences_compute_what_each_computes_alone(params):
     segments = jnp.array([[1] * 7 + [2] * 5 + [0] * 3])
     logits = forward(params, CONFIG, packed, segment_ids=segments)
     assert np.isfinite(logits).all()
-    np.testing.assert_allclose(logits[:, :7], forward(params, CONFIG, first), atol=2e-6)
-    np.testing.assert_allclose(logits[:, 7:12], forward(params, CONFIG, second), atol=2e-5)
+    size = np.max(np.abs(logits))  # each has been through two layers
+    close(logits[:, :7], forward(params, CONFIG, first), of=size, roundings=32)
+    close(logits[:, 7:12], forward(params, CONFIG, second), of=size, roundings=32)
 
 
 @pytest.mark.parametrize("form", [np.ndarray.tolist, np.asarray, lambda row: row.astype(np.uint8)])
@@ -75,7 +76,7 @@ def test_rematerialisation_changes_no_gradient(params, remat):
     row = tokens(2, 9)
     loss = lambda p, how: jax.nn.log_softmax(forward(p, CONFIG, row, remat=how))[..., 0].sum()
     plain, saved = jax.grad(loss)(params, "none"), jax.grad(loss)(params, remat)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), plain, saved)
+    close_trees(saved, plain)
 
 
 def test_unknown_remat_is_refused(params):
@@ -101,7 +102,8 @@ def test_heads_are_turned_by_their_positions_alike_on_every_platform(platform, m
     turned = (x[..., :4] + 1j * x[..., 4:]) * np.exp(1j * angle)  # dimension i pairs with i + D/2
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
     got = qwen3.rope(jnp.asarray(x), qwen3.rotation(config, jnp.asarray(positions)))
-    np.testing.assert_allclose(got, np.concatenate([turned.real, turned.imag], axis=-1), atol=1e-6)
+    size = np.abs(x[..., :4]) + np.abs(x[..., 4:])
+    close(got, np.concatenate([turned.real, turned.imag], axis=-1), of=np.concatenate([size, size], axis=-1))
 
 
 def test_layers_are_unrolled_on_gpus_and_where_a_small_model_keeps_everything_on_cpu(monkeypatch):
@@ -175,4 +177,6 @@ def test_unrolled_layers_have_the_values_and_gradients_of_a_loop(remat, monkeypa
         loss = lambda params: qwen3.forward(params, CONFIG, some, remat=remat).var()  # no trace of it is kept
         return jax.jit(jax.value_and_grad(loss))(params)
 
-    chex.assert_trees_all_close(out(1), out(CONFIG.num_hidden_layers), rtol=1e-5, atol=1e-6)
+    (one, ones), (all_, alls) = out(1), out(CONFIG.num_hidden_layers)
+    close(all_, one, of=one)  # a variance, in which nothing cancels
+    close_trees(alls, ones)

@@ -4,6 +4,7 @@ import textwrap
 import time
 
 import pytest
+from pace import slowness
 
 from marl_jax.rewards import (
     Pool,
@@ -136,9 +137,9 @@ def test_a_called_program_is_imported_not_run(pool):
 
 
 def test_every_test_starts_afresh_and_has_its_own_time(pool):
-    source = "import time\nseen = []\ndef f(x):\n    time.sleep(0.4)\n    seen.append(x)\n    return seen"
+    source = "import time\nseen = []\ndef f(x):\n    time.sleep(1.0)\n    seen.append(x)\n    return seen"
     tests = [{"call": "f", "args": [n], "expected": [n]} for n in range(3)]
-    assert run_program(source, tests, time_limit_s=1, pool=pool).passed
+    assert run_program(source, tests, time_limit_s=2.5, pool=pool).passed  # in 3 s, all together
 
 
 def test_the_first_failing_test_is_named(pool):
@@ -349,7 +350,7 @@ def test_backticks_of_a_program_are_no_fences(program, response):
 def test_many_odd_fences_take_little_time(response):
     start = time.process_time()
     extract_program(response)
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 2 * slowness()
 
 
 def test_a_byte_order_mark_is_skipped(pool):

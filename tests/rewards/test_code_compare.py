@@ -6,6 +6,7 @@ import random
 import time
 
 import pytest
+from pace import slowness
 
 from marl_jax.rewards import same_output, same_value
 from marl_jax.rewards.compare import same_packed
@@ -173,20 +174,20 @@ def test_the_search_for_a_pairing_has_a_bound():
     begun = time.process_time()
     assert not same_packed(forged, close)
     assert not same_packed({"s": [forged] * 4}, {"s": [close] * 4})
-    assert time.process_time() - begun < 2
+    assert time.process_time() - begun < 2 * slowness()
 
 
 def test_hostile_values_cost_no_more_than_sorting():
     colliding = {"s": [n * (2**61 - 1) for n in range(20_000)]}
     expected = plain.pack({n * (2**61 - 1) + 1 for n in range(300)} | set(range(19_700)))
-    start = time.monotonic()
+    start = time.process_time()
     assert not same_packed(colliding, expected)
     assert not same_packed(plain.loads("[" * 900 + "]" * 900), plain.pack([[[1]]]))
     with pytest.raises(ValueError):
         plain.loads("[" * 1_000_000)
     with pytest.raises(ValueError):
         plain.loads("NaN")
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2 * slowness()
 
 
 SAME_TEXT = [

@@ -3,6 +3,7 @@ r"""The parser that finds the boxed answer."""
 import time
 
 import pytest
+from pace import slowness
 
 from marl_jax.rewards import extract_boxed
 
@@ -54,6 +55,6 @@ def test_the_last_complete_box_is_read(text, answer, why):
     ids=["boxes", "braces", "escapes", "bare boxes", "bare groups", "spaces", "no box"],
 )
 def test_a_megabyte_of_noise_is_read_at_once(text):
-    begun = time.perf_counter()
+    begun = time.thread_time()
     extract_boxed(text)
-    assert time.perf_counter() - begun < 1.0
+    assert time.thread_time() - begun < slowness()

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from pace import slowness
 
 from marl_jax.rewards import grade_math, math_pool
 from marl_jax.rewards import math as grader
@@ -28,6 +29,10 @@ def warm():
     assert ask("1", "1").same
     yield
     math_pool.close()
+
+
+# What a test waits for comes in a second or two, or, without what is tested, after hours or never.
+AT_ONCE_S = 30.0
 
 
 def ask(answer: str, gold: str, wall_s: float = 60.0) -> math_pool.Verdict:
@@ -73,7 +78,7 @@ def alive(pid: int) -> bool:
 def run(program: str, **more) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, **more)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, **more)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +123,7 @@ def test_a_hostile_answer_earns_nothing_at_once(answer, gold):
     with nothing_collected():
         begun = time.thread_time()
         assert grade_math(rf"\boxed{{{answer}}}", gold) == 0.0
-        assert time.thread_time() - begun < 0.3
+        assert time.thread_time() - begun < 0.3 * slowness()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +132,7 @@ def test_a_hostile_answer_earns_nothing_at_once(answer, gold):
 def test_a_comparison_that_runs_away_ends_within_the_limit(runaway):
     begun = time.perf_counter()
     assert not ask(runaway, "5", 1.2).same
-    assert time.perf_counter() - begun < 2.0
+    assert time.perf_counter() - begun < AT_ONCE_S
     assert ask("x + 1", "1 + x").same
 
 
@@ -189,7 +194,7 @@ def test_workers_that_hang_hold_nobody_up_and_are_killed_and_replaced(monkeypatc
     while any(alive(pid) for pid in before):
         begun = time.monotonic()
         verdict = ask("x + 1", "1 + x", 1.5)
-        assert time.monotonic() - begun < 2.0 or verdict.same  # the latter after the start of another
+        assert time.monotonic() - begun < AT_ONCE_S or verdict.same  # the latter after the start of another
     assert ask("x + 1", "1 + x").same
 
 
@@ -200,7 +205,7 @@ def test_a_worker_that_is_late_is_waited_for_in_the_background():
         os.kill(pid, signal.SIGSTOP)
     begun = time.monotonic()
     assert ask("x + 1", "1 + x", 0.3).same is None
-    assert time.monotonic() - begun < 1.0
+    assert time.monotonic() - begun < AT_ONCE_S
     for pid in before:
         os.kill(pid, signal.SIGCONT)
     assert ask("x + 1", "1 + x").same
@@ -257,7 +262,7 @@ def test_a_hostile_answer_that_is_the_first_of_a_process_earns_nothing_within_se
     assert done.returncode == 0, done.stderr
     reward, seconds = map(float, done.stdout.split())
     assert reward == 0.0
-    assert seconds < limit_s
+    assert seconds < limit_s * slowness(time.monotonic)
 
 
 @pytest.fixture
@@ -272,7 +277,8 @@ def test_the_first_question_waits_for_the_start_on_its_own_time(cold):
     begun = time.monotonic()
     verdict = ask(*HARD)
     assert verdict.same
-    assert verdict.wall_s == pytest.approx(time.monotonic() - begun, abs=0.1)
+    # The start takes a second, the comparison itself a few hundredths.
+    assert (time.monotonic() - begun) / 2 < verdict.wall_s <= time.monotonic() - begun
 
 
 def test_an_ordinary_first_answer_is_right_however_late_the_worker_is(cold, monkeypatch, tmp_path):
@@ -294,7 +300,7 @@ def test_a_dozen_hostile_answers_at_once_earn_nothing_each_within_seconds(limit_
     ]
     rewards, seconds = side_by_side([*BOMBS, *deep, *injections])
     assert set(rewards) == {0.0}
-    assert max(seconds) < limit_s, sorted(seconds)
+    assert max(seconds) < limit_s * slowness(time.monotonic), sorted(seconds)
     assert not (tmp_path / "ran").exists()
 
 
@@ -302,7 +308,7 @@ def test_a_dozen_hostile_answers_at_once_earn_nothing_each_within_seconds(limit_
 def test_what_hostile_answers_crowded_out_is_right_when_asked_again(monkeypatch, limit_s):
     honest = [(rf"\ln {n} + \ln 31", rf"\ln {31 * n}") for n in range(2, 8)]
     _, seconds = side_by_side([*BOMBS, *honest])
-    assert max(seconds) < limit_s, sorted(seconds)
+    assert max(seconds) < limit_s * slowness(time.monotonic), sorted(seconds)
     monkeypatch.setattr(grader, "WALL_LIMIT_S", 60.0)
     assert [grade_math(rf"\boxed{{{answer}}}", gold) for answer, gold in honest] == [1.0] * 6
 
@@ -332,7 +338,7 @@ def test_a_comparison_may_not_take_the_memory():
     ]
     peak = max(int(line[1]) for line in status if line[0] == "VmHWM:")
     assert peak < 1 << 20  # kB
-    assert time.perf_counter() - begun < 2.0
+    assert time.perf_counter() - begun < AT_ONCE_S
 
 
 def test_any_thread_may_grade_and_all_agree(patient):
@@ -384,7 +390,7 @@ def test_workers_end_with_a_parent_that_is_killed():
         os.kill(os.getpid(), signal.SIGKILL)
     """)
     pid = int(done.stdout)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(pid)
@@ -421,12 +427,11 @@ def test_importing_the_graders_loads_no_jax_and_no_sympy():
     assert done.stdout.strip() == "False", done.stderr
 
 
-def test_an_answer_is_graded_once(patient):
+def test_an_answer_is_graded_once(patient, monkeypatch):
     pair = (r"\boxed{\ln 22}", r"\ln 2 + \ln 11")
     assert grade_math(*pair) == 1.0
-    begun = time.perf_counter()
-    assert all(grade_math(*pair) == 1.0 for _ in range(1000))
-    assert time.perf_counter() - begun < 0.5
+    monkeypatch.setattr(math_pool, "equal", None)  # which algebra goes through
+    assert grade_math(*pair) == 1.0
 
 
 def test_ordinary_answers_are_graded_by_the_thousand():
@@ -443,4 +448,4 @@ def test_ordinary_answers_are_graded_by_the_thousand():
         right = sum(grade_math(*pair) for pair in pairs)
         speeds.append(len(pairs) / (time.process_time() - begun))
         assert right == sum(n % 2 == 0 for n in numbers)
-    assert max(speeds) > 2000
+    assert max(speeds) * slowness() > 2000

@@ -79,7 +79,7 @@ def test_attack_comes_to_nothing(attack, pool, world):
         assert re.search(attack.fails, verdict.reason), verdict.reason
     assert not verdict.lost, "the attack reached the zygote"
     assert world.secret not in verdict.reason
-    assert time.monotonic() - before < attack.seconds + 5
+    assert time.monotonic() - before < attack.seconds + 30  # what sleeps, sleeps for a minute
     assert world.harm() == []
 
 

@@ -49,7 +49,10 @@ def timeless(episodes):
 
 
 def merged(seed):
-    return {policy: merge(PARAMS, adapters(seed), i, SCALE) for i, policy in enumerate(POLICIES)}
+    return {
+        policy: merge(PARAMS, jax.tree.map(lambda leaf, i=i: leaf[i], adapters(seed)), SCALE)
+        for i, policy in enumerate(POLICIES)
+    }
 
 
 def prefills(episodes):

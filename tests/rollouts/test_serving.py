@@ -49,9 +49,7 @@ def fresh_adapter(policy):
 
 def whole(spec, tree):
     """The weights that a policy computes with, merged by hand."""
-    return (
-        merge(BASES[spec.base], jax.tree.map(lambda leaf: leaf[None], tree), 0, SCALE) if spec.lora else tree
-    )
+    return merge(BASES[spec.base], tree, SCALE) if spec.lora else tree
 
 
 def talk(service):

@@ -150,7 +150,7 @@ def test_sigterm_saves_and_ends_well_and_the_same_command_goes_on(base, whole, t
     live = Asked(8, ("generator", "aggregator"), io.StringIO())
     before = signal.getsignal(signal.SIGTERM)
     assert loop.train(tiny_config(base), tmp_path / "run", live=live) == 3
-    assert time.monotonic() - asked[0] < 30 and signal.getsignal(signal.SIGTERM) is before
+    assert time.monotonic() - asked[0] < 300 and signal.getsignal(signal.SIGTERM) is before
     assert steps(tmp_path / "run" / "checkpoints")[-1] == 3
     assert run(base, tmp_path / "run") == 8
     same(tmp_path / "run", whole)

@@ -179,7 +179,8 @@ def test_a_batch_of_several_adapters_is_each_alone_and_each_merged(params, adapt
         )
         assert alone[0].tokens == completion.tokens
         np.testing.assert_allclose(alone[0].logprobs, completion.logprobs, atol=2e-5)
-        merged = params if which < 0 else lora.merge(params, adapters, which, SCALE)
+        one = jax.tree.map(lambda leaf, which=which: leaf[which], adapters)
+        merged = params if which < 0 else lora.merge(params, one, SCALE)
         plain = generate(merged, CONFIG, [tokens], request_ids=[i], **options)
         request = dataclasses.replace(ask(tokens, new=12), key=(4, i))
         assert_same_but_for_near_ties(merged, [request], [completion], plain)

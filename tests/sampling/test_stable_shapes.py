@@ -27,7 +27,8 @@ def test_stable_shapes_are_measured_to_the_bit(monkeypatch):
     settings = dataclasses.replace(SETTINGS, widths=(32, 16, 8), lengths=(16, 32, 48))
     honest = np.random.default_rng(0).normal(size=(4, 32))
 
-    def measured(params, adapters, config, settings, mesh, scale, width, length, filled):
+    def measured(params, adapters, config, settings, mesh, scale, shape, filled):
+        width, length = shape
         moved = 1e-7 * (width == 16 or length == 16)
         return honest[:, :width] + moved
 
@@ -42,9 +43,9 @@ def test_lengths_with_lanes_of_their_own_agree_with_the_longest_of_each_width(mo
     honest, asked = np.random.default_rng(0).normal(size=(4, 32)), set()
 
     def chosen(strange):
-        def measured(params, adapters, config, settings, mesh, scale, width, length, filled):
-            asked.add((width, length))
-            return honest[:, :width] + 1e-7 * ((width, length) == strange) + width  # widths need not agree
+        def measured(params, adapters, config, settings, mesh, scale, shape, filled):
+            asked.add(shape)
+            return honest[:, : shape[0]] + 1e-7 * (shape == strange) + shape[0]  # widths need not agree
 
         monkeypatch.setattr(stability, "_outcome", measured)
         monkeypatch.setattr(stability, "_MEASURED", {})
@@ -60,8 +61,8 @@ def test_lengths_with_lanes_of_their_own_agree_with_the_longest_of_each_width(mo
 def test_the_measure_of_stability_sees_a_single_bit_of_a_single_lane(params, monkeypatch):
     settings = dataclasses.replace(SETTINGS, widths=(64,), lengths=(32, 48))
     asked = (params, None, CONFIG, settings, None, 1.0)
-    same = stability._outcome(*asked, 64, 32, 32)
-    np.testing.assert_array_equal(same, stability._outcome(*asked, 64, 32, 32))
+    same = stability._outcome(*asked, (64, 32), 32)
+    np.testing.assert_array_equal(same, stability._outcome(*asked, (64, 32), 32))
     scale = stability.programs.decode
 
     def moved(*args, **kwargs):
@@ -71,7 +72,7 @@ def test_the_measure_of_stability_sees_a_single_bit_of_a_single_lane(params, mon
         return dataclasses.replace(cache, keys=(*cache.keys[:-1], nudged)), out
 
     monkeypatch.setattr(stability.programs, "decode", moved)
-    other = stability._outcome(*asked, 64, 32, 32)
+    other = stability._outcome(*asked, (64, 32), 32)
     assert set(np.flatnonzero((same != other).any(axis=0))) == {7}
 
 

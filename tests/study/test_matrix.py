@@ -357,7 +357,7 @@ def test_a_matrix_that_is_asked_to_stop_asks_its_child_once_and_ends_well(tmp_pa
     try:
         assert running.stdout is not None and running.stdout.readline() == "there\n"
         os.killpg(running.pid, number)
-        assert running.wait(timeout=30) == 0
+        assert running.wait(timeout=120) == 0
         assert running.stdout.read() == "heard 1\n"  # and no other was begun
     finally:
         running.kill()

@@ -285,7 +285,7 @@ def test_two_runs_that_prepare_the_same_data_at_once_do_not_disturb_each_other(t
     runs = [
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]
-    said = [run.communicate(timeout=120)[0] for run in runs]
+    said = [run.communicate(timeout=300)[0] for run in runs]
     assert said[0] == said[1] and said[0].startswith("3000 ")
     assert len(list((tmp_path / "micro_math").iterdir())) == 1, "something was left behind"
 
@@ -310,7 +310,7 @@ def test_no_tensorflow_and_no_jax_at_run_time(tmp_path):
         "assert 'tensorflow_datasets' in sys.modules\n"
         "assert not {'tensorflow', 'jax', 'torch'} & set(sys.modules), sorted(sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
 
