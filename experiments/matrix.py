@@ -146,7 +146,7 @@ def many(count: int, what: str) -> str:
 
 def results(jobs: Sequence[Job], root: Path) -> None:
     """The tables over all cells, and the page, of the runs that can be read."""
-    from marl_jax.study.page import write_overview
+    from marl_jax.study.report import write_overview
 
     runs = []
     for job in jobs:
