@@ -34,7 +34,7 @@ MOST_PIXELS = 60_000  # of an image's height; matplotlib draws none of 65,536
 SMOOTH_FROM, WINDOWS = 40, 25  # so many steps get a running mean over a 25th of them
 
 
-def svg(panel: Panel, *, wide: bool = False, name: str = "") -> str:
+def svg(panel: Panel, name: str, wide: bool = False) -> str:
     """The picture as an <svg> element that takes its colours from the page; `name` keeps its ids apart."""
     with _style():
         from matplotlib.figure import Figure

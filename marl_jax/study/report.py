@@ -10,14 +10,12 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from marl_jax.runs.files import write_atomically
 from marl_jax.runs.folder import FolderError, path_errors
 from marl_jax.study import curves, drawing, record, run_tables, seeds
-from marl_jax.study.curves import Panel
 from marl_jax.study.record import Run
 
 LONGEST = 6000  # characters shown of one text; the middle of a longer one is left out
@@ -62,7 +60,7 @@ def write_overview(root: str | os.PathLike[str]) -> Path:
                 "name": name,
                 "about": f"{run.cell} · {run_tables.status(run)}",
                 "sentences": [] if record.trained(run) else run_tables.in_words(run),
-                "pictures": _pictures(shown, f"run-{number}"),
+                "pictures": shown,
                 "legend": drawing.legend(shown),
             }
         )
@@ -93,7 +91,7 @@ def _write_run(run: Run) -> Path:
         status=run_tables.status(run),
         key=run_tables.key_numbers(run),
         sentences=run_tables.in_words(run),
-        pictures=_pictures(pictures, "p", wide_first=True),
+        pictures=pictures,
         legend=drawing.legend(pictures),
         tables=run_tables.tables(run),
         warnings=run_tables.warnings(run),
@@ -102,19 +100,6 @@ def _write_run(run: Run) -> Path:
         unread=unread,
         config=json.dumps(run.about, indent=1, ensure_ascii=False),
     )
-
-
-def _pictures(panels: Sequence[Panel], name: str, wide_first: bool = False) -> list[dict[str, Any]]:
-    from markupsafe import Markup
-
-    return [
-        {
-            "title": panel.title,
-            "how": panel.how,
-            "svg": Markup(drawing.svg(panel, wide=wide_first and place == 0, name=f"{name}-{place}")),
-        }
-        for place, panel in enumerate(panels)
-    ]
 
 
 def shortened(said: Any) -> str:
@@ -129,6 +114,7 @@ def shortened(said: Any) -> str:
 @functools.cache
 def _environment() -> Any:
     import jinja2
+    import markupsafe
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -139,6 +125,7 @@ def _environment() -> Any:
         keep_trailing_newline=True,
     )
     environment.filters["shortened"] = shortened
+    environment.globals["svg"] = lambda *about: markupsafe.Markup(drawing.svg(*about))
     return environment
 
 

@@ -94,17 +94,12 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
 class Answers(NamedTuple):
     """Of a run, its share of right answers to each of some problems."""
 
-    problems: Any  # tells the problems from others; None where that was not recorded
+    problems: Any  # tells them from other problems
     right: PerProblem
 
 
-Measures = Mapping[
-    str, Answers
-]  # base, peak and terminal on val, test base and test final, where they are known
-
-
-def measures(run: Run) -> Measures:
-    """What a run is measured by; nothing while it is not finished."""
+def measures(run: Run) -> dict[str, Answers]:
+    """What a run is measured by, as far as it is known; nothing while the run is not finished."""
     if not run.finished:
         return {}
     end, pair = stability(run), held_out(run)
@@ -115,7 +110,7 @@ def measures(run: Run) -> Measures:
         "test base": _per_problem(pair[:1]),
         "test final": _per_problem(pair[1:]),
     }
-    on_val = (run.about.get("digests") or {}).get("data val")
+    on_val = (run.about.get("digests") or {}).get("data val", run.folder)  # not recorded: no other run's
     on_test = [record.get(key) for record in pair[1:] for key in ("data", "problems", "samples")]
     asked = {name: on_test if name.startswith("test") else on_val for name in found}
     return {name: Answers(asked[name], right) for name, right in found.items() if right is not None}
@@ -130,7 +125,7 @@ def held_out(run: Run) -> list[Record]:
     ]
     ends = [record for record in played if record["step"] == run.steps]
     last = max(reversed(ends), key=lambda record: record.get("problems") or 0, default=None)
-    if not run.finished or last is None:
+    if last is None:
         return []
     same = [(key, last.get(key)) for key in ("problems", "samples", "seed", "data")]
     starts = [record for record in played if record["step"] == 0]
@@ -140,7 +135,9 @@ def held_out(run: Run) -> list[Record]:
 
 def budget(run: Run) -> float | None:
     """Mean sampled tokens of an episode in the last evaluations, or in the final one on test; None in older runs."""
-    end = stability(run) if run.finished else None
+    if not run.finished:
+        return None
+    end = stability(run)
     spent = [record.get("tokens_per_episode") for record in (end.last if end else held_out(run)[1:])]
     known = [float(value) for value in spent if isinstance(value, int | float)]
     return float(np.mean(known)) if known and len(known) == len(spent) else None
@@ -157,21 +154,11 @@ def _per_problem(records: Sequence[Record | None]) -> PerProblem | None:
     return mean if np.isfinite(mean).all() else None
 
 
-def gain(run: Measures, measure: str, over: str) -> PerProblem | None:
-    """How much more a run has of one measure than of another."""
-    return _minus(run[measure].right, run[over].right) if measure in run and over in run else None
-
-
-def difference(run: Measures, other: Measures, measure: str) -> PerProblem | None:
-    """How much more a run has of a measure than another run, where both answered the same problems."""
-    one, its = run.get(measure), other.get(measure)
-    if one is None or its is None or one.problems is None or one.problems != its.problems:
+def difference(one: Answers | None, other: Answers | None) -> PerProblem | None:
+    """How much more the first has, problem by problem; None where these are not the same problems."""
+    if one is None or other is None or one.problems != other.problems or len(one.right) != len(other.right):
         return None
-    return _minus(one.right, its.right)
-
-
-def _minus(a: PerProblem, b: PerProblem) -> PerProblem | None:
-    return a - b if len(a) == len(b) else None
+    return one.right - other.right
 
 
 # ---------------------------------------------------------------- tables
@@ -198,7 +185,7 @@ def on_val(cells: Sequence[Cell]) -> Table:
         ends = [end for run in cell.runs if run.finished and (end := stability(run))]
         measured = list(map(measures, cell.runs))
         found = [_share(measured, measure) for measure in ("base", "peak", "terminal")]
-        over_base = _points([gain(run, "terminal", "base") for run in measured])
+        over_base = _points([difference(run.get("terminal"), run.get("base")) for run in measured])
         cliffs = f"{sum(end.cliff for end in ends)} of {len(ends)}" if ends else NONE
         if set(found) - {NONE}:
             rows.append((cell.label, str(len(cell.runs)), *found, over_base, cliffs))
@@ -213,7 +200,7 @@ def on_test(cells: Sequence[Cell]) -> Table:
     for cell in cells:
         measured = list(map(measures, cell.runs))
         found = [_share(measured, measure) for measure in ("test base", "test final")]
-        over_base = _points([gain(run, "test final", "test base") for run in measured])
+        over_base = _points([difference(run.get("test final"), run.get("test base")) for run in measured])
         if set(found) - {NONE}:
             rows.append((cell.label, str(len(cell.runs)), *found, over_base))
     head = ("", "seeds", "base", "final", "final over base,\npoints")
@@ -228,7 +215,10 @@ def contrasts(cells: Sequence[Cell]) -> Table:
         there = {run.config["seed"]: run for run in other.runs}
         both = [(run, there[run.config["seed"]]) for run in one.runs if run.config["seed"] in there]
         measured = [(measures(run), measures(its)) for run, its in both]
-        found = [_points([difference(*pair, measure) for pair in measured]) for measure in compared]
+        found = [
+            _points([difference(mine.get(measure), its.get(measure)) for mine, its in measured])
+            for measure in compared
+        ]
         if set(found) - {NONE}:
             spent = _budgets([(budget(run), budget(its)) for run, its in both])
             rows.append((one.label, other.label, str(len(both)), *found, spent))
@@ -258,7 +248,7 @@ def _pairs(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
                     yield cell, other
 
 
-def _share(runs: Sequence[Measures], measure: str) -> str:
+def _share(runs: Sequence[Mapping[str, Answers]], measure: str) -> str:
     """The mean of a measure over runs, the interval beneath."""
     known = [run[measure].right for run in runs if measure in run]
     if len({len(one) for one in known}) != 1:

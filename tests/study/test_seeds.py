@@ -60,10 +60,10 @@ def test_measures_are_of_each_run(tmp_path):
     one = seeds.measures(run(tmp_path / "a", 0, RISE, test=(answers(0, 1, 0), answers(1, 1, 0))))
     assert one["base"].right.tolist() == [0, 0] and one["peak"].right.tolist() == [1, 1]
     np.testing.assert_allclose(one["terminal"].right, [1, 1 / 3])
-    assert seeds.gain(one, "test final", "test base").tolist() == [1, 0, 0]
-    assert seeds.gain(one, "test final", "base") is None  # not of as many problems
+    assert seeds.difference(one["test final"], one["test base"]).tolist() == [1, 0, 0]
+    assert seeds.difference(one["test final"], one["base"]) is None  # other problems
     short = seeds.measures(run(tmp_path / "b", 0, along((0, 0), (1, 1))))
-    assert list(short) == ["base"] and seeds.gain(short, "test final", "base") is None
+    assert list(short) == ["base"] and seeds.difference(short.get("test final"), short["base"]) is None
 
 
 def test_the_test_split_counts_as_it_was_played_last_and_beside_its_own_base(tmp_path):
