@@ -76,6 +76,11 @@ def gain(record: Record | None) -> Interval | None:
     return None if None in map(by.get, Interval._fields) else Interval(**by)
 
 
+def share(of: Interval) -> str:
+    """An accuracy, its interval beneath."""
+    return f"{of.mean:.1%}\n{100 * of.low:.1f} – {100 * of.high:.1f}"
+
+
 def points(by: Interval | None) -> str:
     """A difference of accuracies, its interval beneath."""
     return f"{100 * by.mean:+.1f}\n{100 * by.low:+.1f} to {100 * by.high:+.1f}" if by else NONE

@@ -19,7 +19,7 @@ import numpy as np
 from marl_jax.runs.cells import POLICIES, WORKFLOWS
 from marl_jax.runs.intervals import over_seeds
 from marl_jax.study.record import Record, Run, base, stability
-from marl_jax.study.run_tables import NONE, Table, points
+from marl_jax.study.run_tables import NONE, Table, points, share
 from marl_jax.workflows import BUILT_IN
 
 PerProblem = np.ndarray  # [problems]
@@ -180,15 +180,7 @@ def tables_of(runs: Sequence[Run]) -> list[Table]:
 
 def on_val(cells: Sequence[Cell]) -> Table:
     """How each cell went along its runs."""
-    rows = []
-    for cell in cells:
-        ends = [end for run in cell.runs if run.finished and (end := stability(run))]
-        measured = list(map(measures, cell.runs))
-        found = [_share(measured, measure) for measure in ("base", "peak", "terminal")]
-        over_base = _points([difference(run.get("terminal"), run.get("base")) for run in measured])
-        cliffs = f"{sum(end.cliff for end in ends)} of {len(ends)}" if ends else NONE
-        if set(found) - {NONE}:
-            rows.append((cell.label, str(len(cell.runs)), *found, over_base, cliffs))
+    rows = _rows(cells, ("base", "peak", "terminal"), cliffs=True)
     head = ("", "seeds", "base", "peak", "terminal", "terminal over base,\npoints", "cliffs")
     how = f"On validation problems. {HOW} Peak, terminal and cliff are those of each run."
     return Table("Cells", rows, head, how)
@@ -196,15 +188,23 @@ def on_val(cells: Sequence[Cell]) -> Table:
 
 def on_test(cells: Sequence[Cell]) -> Table:
     """What the cells came to on problems that nothing was chosen by."""
+    head = ("", "seeds", "base", "final", "final over base,\npoints")
+    return Table("Cells on test problems", _rows(cells, ("test base", "test final")), head, HOW)
+
+
+def _rows(cells: Sequence[Cell], shown: Sequence[str], cliffs: bool = False) -> list[tuple[str, ...]]:
+    """Of each cell that has them some measures, and how much more it has of the last than of the first."""
     rows = []
     for cell in cells:
-        measured = list(map(measures, cell.runs))
-        found = [_share(measured, measure) for measure in ("test base", "test final")]
-        over_base = _points([difference(run.get("test final"), run.get("test base")) for run in measured])
+        runs = [measures(run) for run in cell.runs]
+        found = [_over_runs([run[name].right if name in run else None for run in runs]) for name in shown]
+        gains = [difference(run.get(shown[-1]), run.get(shown[0])) for run in runs]
+        ends = [end for run in cell.runs if run.finished and (end := stability(run))]
+        fallen = f"{sum(end.cliff for end in ends)} of {len(ends)}" if ends else NONE
         if set(found) - {NONE}:
-            rows.append((cell.label, str(len(cell.runs)), *found, over_base))
-    head = ("", "seeds", "base", "final", "final over base,\npoints")
-    return Table("Cells on test problems", rows, head, HOW)
+            row = (cell.label, str(len(runs)), *found, _over_runs(gains, differences=True))
+            rows.append((*row, fallen) if cliffs else row)
+    return rows
 
 
 def contrasts(cells: Sequence[Cell]) -> Table:
@@ -215,10 +215,8 @@ def contrasts(cells: Sequence[Cell]) -> Table:
         there = {run.config["seed"]: run for run in other.runs}
         both = [(run, there[run.config["seed"]]) for run in one.runs if run.config["seed"] in there]
         measured = [(measures(run), measures(its)) for run, its in both]
-        found = [
-            _points([difference(mine.get(measure), its.get(measure)) for mine, its in measured])
-            for measure in compared
-        ]
+        gaps = [[difference(mine.get(name), its.get(name)) for mine, its in measured] for name in compared]
+        found = [_over_runs(gap, differences=True) for gap in gaps]
         if set(found) - {NONE}:
             spent = _budgets([(budget(run), budget(its)) for run, its in both])
             rows.append((one.label, other.label, str(len(both)), *found, spent))
@@ -248,25 +246,14 @@ def _pairs(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
                     yield cell, other
 
 
-def _share(runs: Sequence[Mapping[str, Answers]], measure: str) -> str:
-    """The mean of a measure over runs, the interval beneath."""
-    known = [run[measure].right for run in runs if measure in run]
+def _over_runs(values: Sequence[PerProblem | None], differences: bool = False) -> str:
+    """Mean and interval over the runs that have values, of as many problems each; how many, where not all have."""
+    known = [one for one in values if one is not None]
     if len({len(one) for one in known}) != 1:
         return NONE
-    mean, low, high = over_seeds(np.array(known))
-    return f"{mean:.1%}\n{100 * low:.1f} – {100 * high:.1f}{_of(known, runs)}"
-
-
-def _points(differences: Sequence[PerProblem | None]) -> str:
-    """The mean of the differences that are known, in points, the interval beneath."""
-    known = [one for one in differences if one is not None]
-    if len({len(one) for one in known}) != 1:
-        return NONE
-    return points(over_seeds(np.array(known), bounds=(-1.0, 1.0))) + _of(known, differences)
-
-
-def _of(known: Sequence[Any], runs: Sequence[Any]) -> str:
-    return "" if len(known) == len(runs) else f", {len(known)} of {len(runs)} seeds"
+    found = over_seeds(np.array(known), bounds=(-1.0, 1.0) if differences else (0.0, 1.0))
+    count = "" if len(known) == len(values) else f", {len(known)} of {len(values)} seeds"
+    return (points if differences else share)(found) + count
 
 
 def _budgets(spent: Sequence[tuple[float | None, float | None]]) -> str:
