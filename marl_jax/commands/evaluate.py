@@ -122,11 +122,21 @@ def evaluate(
             return {"step": of.step, **record}
 
         asked = {"split": split, "seed": noise, "samples": samples, "problems": len(tasks), **made_of}
-        base = _recorded(path, before, stage.base, {**asked, **stage.base.about}) or played(
-            stage.base, start, None
-        )
+        base = _recorded(path, before, stage.base, {**asked, **stage.base.about})
+        base = base or played(stage.base, start, None)
         rest = itertools.chain(first, stored)
         return [base, *(played(stage.cast, one, base["per_problem"]) for one in rest)]
+
+
+def _learned_from(config: DataConfig, split: str, tasks: Sequence[Task]) -> str:
+    """A warning where the user's data has these problems in train, too; what is published is not read for that."""
+    if not (is_own(config.name) or config.directory):
+        return ""
+    try:
+        train = load_tasks(config, "train")
+    except Exception:
+        return ""  # it is not needed here and may be gone, which a function of the user's says as it likes
+    return shared_problems(config, split, tasks, train)
 
 
 def _check(
@@ -143,17 +153,6 @@ def _check(
             raise FolderError(f"--{name}={text} is unknown{fields.nearest(text, known)}")
     if role is not None and mode not in ("single_transfer", "generator_transfer"):
         raise FolderError(f"--role={role} means nothing to --mode={mode}: leave it out")
-
-
-def _learned_from(config: DataConfig, split: str, tasks: Sequence[Task]) -> str:
-    """A warning where the user's data has these problems in train, too; what is published is not read for that."""
-    if not (is_own(config.name) or config.directory):
-        return ""
-    try:
-        train = load_tasks(config, "train")
-    except Exception:
-        return ""  # it is not needed here and may be gone, which a function of the user's says as it likes
-    return shared_problems(config, split, tasks, train)
 
 
 def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[Asked]:
