@@ -44,57 +44,41 @@ def write_overview(root: str | os.PathLike[str]) -> Path:
             runs[folder.relative_to(directory).as_posix()] = run
         except FolderError as error:
             unread.append(str(error))
-    panels = {name: curves.panels(run) for name, run in runs.items()}
+    panels = {
+        name: [panel for panel in curves.panels(run) if panel.title in curves.OVERVIEW]
+        for name, run in runs.items()
+    }
     accuracies = [
         dataclasses.replace(panel, title=name)
         for name, shown in panels.items()
         for panel in shown
         if panel.title == curves.ACCURACY
     ]
-    sections = []
-    for number, (name, run) in enumerate(runs.items()):
-        shown = [panel for panel in panels[name] if panel.title in curves.OVERVIEW]
-        sections.append(
-            {
-                "anchor": f"run-{number}",
-                "name": name,
-                "about": f"{run.cell} · {run_tables.status(run)}",
-                "sentences": [] if record.trained(run) else run_tables.in_words(run),
-                "pictures": shown,
-                "legend": drawing.legend(shown),
-            }
-        )
     with path_errors(directory):
         drawing.png(accuracies, directory / "report.png", directory.name, wide_first=False)
     return _write_page(
         directory,
         "overview.html",
         title=directory.name,
+        runs=runs,
+        panels=panels,
         unread=unread,
         together=seeds.tables_of(list(runs.values())),
-        runs=run_tables.runs_table(runs, [f"#{section['anchor']}" for section in sections]),
         cliff=run_tables.CLIFF if any(map(record.stability, runs.values())) else "",
-        sections=sections,
     )
 
 
 def _write_run(run: Run) -> Path:
-    pictures = curves.panels(run)
+    panels = curves.panels(run)
     with path_errors(run.folder):
-        drawing.png(pictures, run.folder / "report.png", f"{run.cell}: {run_tables.status(run)}")
+        drawing.png(panels, run.folder / "report.png", f"{run.cell}: {run_tables.status(run)}")
     samples, unread = record.samples(run)
     return _write_page(
         run.folder,
         "run.html",
         title=run.cell,
-        folder=str(run.folder),
-        status=run_tables.status(run),
-        key=run_tables.key_numbers(run),
-        sentences=run_tables.in_words(run),
-        pictures=pictures,
-        legend=drawing.legend(pictures),
-        tables=run_tables.tables(run),
-        warnings=run_tables.warnings(run),
+        run=run,
+        panels=panels,
         samples=samples,
         tones={role: f"c{place % len(drawing.COLOURS)}" for place, role in enumerate(run.roles)},
         unread=unread,
@@ -125,7 +109,8 @@ def _environment() -> Any:
         keep_trailing_newline=True,
     )
     environment.filters["shortened"] = shortened
-    environment.globals["svg"] = lambda *about: markupsafe.Markup(drawing.svg(*about))
+    svg = lambda *about: markupsafe.Markup(drawing.svg(*about))
+    environment.globals.update(svg=svg, legend=drawing.legend, words=run_tables)
     return environment
 
 

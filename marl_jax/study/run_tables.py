@@ -153,8 +153,8 @@ def evaluations(run: Run) -> Table:
     return Table("Evaluations", rows, ("", "", *columns), how, words=4)
 
 
-def runs_table(runs: Mapping[str, Run], links: Sequence[str]) -> Table:
-    """How each of several runs went, by its name."""
+def runs_table(runs: Mapping[str, Run]) -> Table:
+    """How each of several runs went, by its name, which leads to its section of the page."""
 
     def accuracy(record: Record | None) -> str:
         return f"{percent(record['accuracy'])}\n{interval(record)}" if record else NONE
@@ -174,7 +174,7 @@ def runs_table(runs: Mapping[str, Run], links: Sequence[str]) -> Table:
         "warnings": lambda run: str(len(warnings(run)) or NONE),
     }
     rows = [(name, *(cell(run) for cell in columns.values())) for name, run in runs.items()]
-    return Table("Runs", rows, ("", *columns), words=2, links=links)
+    return Table("Runs", rows, ("", *columns), words=2, links=[f"#run-{i}" for i in range(len(runs))])
 
 
 # ---------------------------------------------------------------- first and last
