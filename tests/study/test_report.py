@@ -30,8 +30,8 @@ from marl_jax.rollouts.episodes import ToolRecord
 from marl_jax.runs import files
 from marl_jax.runs.folder import FolderError
 from marl_jax.study import curves, record, run_tables
-from marl_jax.study.report import write_overview, write_report
 from marl_jax.study.record import read_run
+from marl_jax.study.report import write_overview, write_report
 from marl_jax.tasks.task import Task
 
 pytestmark = pytest.mark.filterwarnings("error::UserWarning")  # matplotlib's, where a picture came out wrong
