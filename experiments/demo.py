@@ -37,7 +37,7 @@ def main(config: RunConfig | None, _: list[str]) -> int:
     from marl_jax.commands.evaluate import evaluate
     from marl_jax.runs import train
     from marl_jax.runs.tables import table
-    from marl_jax.study.page import write_report
+    from marl_jax.study.report import write_report
 
     began = time.perf_counter()
     accept = {"accept_changes": FLAGS.accept_changes}

@@ -8,7 +8,7 @@ from absl import flags
 
 from experiments import cli
 from marl_jax.runs.folder import FolderError
-from marl_jax.study.page import write_overview, write_report
+from marl_jax.study.report import write_overview, write_report
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", None, "the folder of one run")

@@ -30,7 +30,7 @@ def main(config: RunConfig | None, _: list[str]) -> int:
     if step < config.steps:  # asked to stop, perhaps by a machine that goes away soon: no time for pictures
         return 0
     if FLAGS.report:
-        from marl_jax.study.page import write_report
+        from marl_jax.study.report import write_report
 
         page = write_report(FLAGS.workdir)
         with contextlib.suppress(OSError):  # of a stream that nobody reads any more

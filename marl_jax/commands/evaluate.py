@@ -72,16 +72,7 @@ def evaluate(
       watch: called with the name of the checkpoint that is played next; what it returns is shown the progress.
     """
     path = path_of(workdir)
-    for name, value, least in (("samples", samples, 1), ("problems", problems, 1), ("seed", seed, 0)):
-        if value is not None and value < least:
-            raise FolderError(f"--{name} is {value}; it must be at least {least}")
-    if seed is not None and seed > LARGEST_SEED:
-        raise FolderError(f"--seed is {seed}; it must be at most {LARGEST_SEED}")
-    for name, text, known in (("mode", mode, MODES), ("split", split, SPLITS)):
-        if text not in known:
-            raise FolderError(f"--{name}={text} is unknown{fields.nearest(text, known)}")
-    if role is not None and mode not in ("single_transfer", "generator_transfer"):
-        raise FolderError(f"--role={role} means nothing to --mode={mode}: leave it out")
+    _check(samples, problems, mode, split, role, seed)
     wanted = _wanted(path, checkpoint, mode)
     with open_folder(path), contextlib.closing(JsonLines(path / "eval.jsonl")) as lines:
         before = list(read_lines(lines.path))
@@ -130,15 +121,9 @@ def evaluate(
             lines.write(of.step, record)
             return {"step": of.step, **record}
 
-        about = {
-            "split": split,
-            "seed": noise,
-            "samples": samples,
-            "problems": len(tasks),
-            **made_of,
-            **stage.base.about,
-        }
-        base = _recorded(path, before, stage.base, about) or played(stage.base, start, None)
+        asked = {"split": split, "seed": noise, "samples": samples, "problems": len(tasks), **made_of}
+        base = _recorded(path, before, stage.base, {**asked, **stage.base.about})
+        base = base or played(stage.base, start, None)
         rest = itertools.chain(first, stored)
         return [base, *(played(stage.cast, one, base["per_problem"]) for one in rest)]
 
@@ -152,6 +137,22 @@ def _learned_from(config: DataConfig, split: str, tasks: Sequence[Task]) -> str:
     except Exception:
         return ""  # it is not needed here and may be gone, which a function of the user's says as it likes
     return shared_problems(config, split, tasks, train)
+
+
+def _check(
+    samples: int, problems: int | None, mode: str, split: str, role: str | None, seed: int | None
+) -> None:
+    """Refuse what a flag cannot be."""
+    for name, value, least in (("samples", samples, 1), ("problems", problems, 1), ("seed", seed, 0)):
+        if value is not None and value < least:
+            raise FolderError(f"--{name} is {value}; it must be at least {least}")
+    if seed is not None and seed > LARGEST_SEED:
+        raise FolderError(f"--seed is {seed}; it must be at most {LARGEST_SEED}")
+    for name, text, known in (("mode", mode, MODES), ("split", split, SPLITS)):
+        if text not in known:
+            raise FolderError(f"--{name}={text} is unknown{fields.nearest(text, known)}")
+    if role is not None and mode not in ("single_transfer", "generator_transfer"):
+        raise FolderError(f"--role={role} means nothing to --mode={mode}: leave it out")
 
 
 def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[Asked]:

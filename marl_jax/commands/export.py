@@ -9,7 +9,6 @@ The tokenizer's files are the base's to the byte, so that a run may start polici
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -22,7 +21,7 @@ from marl_jax.policies import policy_names
 from marl_jax.runs.fields import nearest
 from marl_jax.runs.files import disk_errors
 from marl_jax.runs.folder import FolderError, read_config, run_around
-from marl_jax.runs.parts import Parts, digests, load_parts
+from marl_jax.runs.parts import digests, load_parts
 from marl_jax.runs.run_config import RunConfig
 from marl_jax.runs.stored import (
     check_unchanged,
@@ -80,32 +79,25 @@ def export(
     if not accept_changes:
         check_unchanged(path, digests(config, parts, {}))
     stored = policies_at(path, config, parts, which)
-    if format == "hf":
-        dtype = dtype or load_config(spec.base).dtype
-    dtype = dtype or "float32"
+    dtype = dtype or (load_config(spec.base).dtype if format == "hf" else "float32")
+    tree = stored.trees[policy]
     try:
         with disk_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
-            write = _write_hf if format == "hf" else _write_peft
-            write(directory, parts, policy, stored.trees[policy], dtype, config)
+            if format == "hf":
+                model = dataclasses.replace(parts.model, dtype=dtype)
+                save_hf(directory, model, whole_weights(parts, policy, tree, dtype), spec.base)
+            else:
+                adapter = jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+                base, alpha = str(Path(spec.base).absolute()), config.policies.lora_alpha
+                save_peft(directory, parts.model, adapter, alpha=alpha, base_model=base)
+                save_tokenizer(directory, spec.base)
     except OSError as error:
         raise FolderError(
             f"'{directory}' cannot be written ({error.strerror}): choose another --out"
         ) from None
     roles = tuple(role for role, name in config.policies.map.items() if name == policy)
     return Exported(directory, policy, roles, stored.step, dtype)
-
-
-def _write_hf(directory: Path, parts: Parts, policy: str, tree: Any, dtype: str, config: RunConfig) -> None:
-    model = dataclasses.replace(parts.model, dtype=dtype)
-    save_hf(directory, model, whole_weights(parts, policy, tree, dtype), parts.specs[policy].base)
-
-
-def _write_peft(directory: Path, parts: Parts, policy: str, tree: Any, dtype: str, config: RunConfig) -> None:
-    adapter = jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
-    base = str(Path(parts.specs[policy].base).absolute())
-    save_peft(directory, parts.model, adapter, alpha=config.policies.lora_alpha, base_model=base)
-    save_tokenizer(directory, parts.specs[policy].base)
 
 
 def _directory(out: str | os.PathLike[str], format: str, config: RunConfig) -> Path:

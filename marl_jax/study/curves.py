@@ -6,23 +6,12 @@ A panel is plain data, with the sentence that says how to read it.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from marl_jax.study.record import (
-    Run,
-    Series,
-    amplifications,
-    base,
-    best,
-    gradient_norms,
-    gradient_shares,
-    trained,
-)
-
-SMOOTH_FROM, WINDOWS = 40, 25  # so many steps get a running mean over a 25th of them
+from marl_jax.study import record
+from marl_jax.study.record import Run, Series
 
 ACCURACY, REWARD = "Accuracy on validation problems", "Reward"
 OVERVIEW = (ACCURACY, REWARD)  # of a page over many runs
@@ -34,9 +23,8 @@ class Line:
 
     name: str
     series: Series
-    colour: int | None = None  # the how-manyeth; None is ink
-    low: np.ndarray | None = None
-    high: np.ndarray | None = None
+    colour: int | None = None  # its place among the colours; None is ink
+    band: tuple[np.ndarray, np.ndarray] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,36 +38,99 @@ class Panel:
     points: bool = False  # marks at the values, and no running mean
     logarithmic: bool = False
     level: tuple[float, str] | None = None  # a horizontal line to compare with
-    mark: tuple[float, float, str] | None = None  # step and value of a point to be named
+    mark: tuple[float, float, str] | None = None  # step, value and name of a point
     bounds: tuple[float | None, float | None] = (None, None)
     last_step: int = 0
 
 
 def panels(run: Run) -> list[Panel]:
     """Every picture that the run has numbers for, accuracy first."""
-    found = [accuracy(run), *_of_roles(run)]
-    return [panel for panel in found if panel is not None]
+    tones = {role: place for place, role in enumerate(run.roles)}
+
+    def of_roles(series: Mapping[str, Series]) -> list[Line]:
+        return [
+            Line(name, one, tones.get(name.split(" (")[0], len(tones) + place))
+            for place, (name, one) in enumerate(series.items())
+            if len(one.known.steps)
+        ]
+
+    def statistic(key: str) -> list[Line]:
+        return of_roles({role: run.series(f"role/{role}/{key}") for role in run.roles})
+
+    outcome = Line("outcome", run.series("reward"))
+    rewards = of_roles({role: run.series(f"reward/{role}") for role in run.roles})
+    norms = record.gradient_norms(run)
+    logarithmic = _spread_widely(norms)
+    competing = len(set(run.policy_map.values())) < len(norms)
+    drawn_again = len(run.series("draws/first_reward").known.steps) > 0
+    found = [
+        accuracy(run),
+        Panel(
+            REWARD,
+            "Mean reward of each role's calls, and mean outcome of the episodes."
+            + " Problems that taught nothing were drawn again: what was kept is no fair sample of them."
+            * drawn_again,
+            [outcome, *rewards] if len(outcome.series.known.steps) else rewards,
+        ),
+        Panel(
+            "Gradient norm",
+            "Length of the part of the gradient that comes from a role's calls, before clipping"
+            + (", on a logarithmic scale." if logarithmic else "."),
+            of_roles(norms),
+            logarithmic=logarithmic,
+        ),
+        Panel(
+            "Share of gradient mass",
+            "A role's norm over the sum of all; "
+            + (
+                "a role far above the dashed equal share takes a shared policy over."
+                if competing
+                else "roles with policies of their own do not compete, so it only shows whose gradients are large."
+            ),
+            of_roles(record.gradient_shares(norms)) if len(norms) > 1 else [],
+            percent=True,
+            level=(1 / max(len(norms), 1), "equal"),
+            bounds=(0, 1),
+        ),
+        Panel(
+            "Amplification",
+            "Summed gradient over the mean length of its parts: their number where they agree, its square root where "
+            "they are unrelated, 0 where they cancel.",
+            of_roles(record.amplifications(run)),
+            bounds=(0, None),
+        ),
+        Panel(
+            "Completion length",
+            "Mean number of tokens of a role's completions.",
+            statistic("length"),
+            bounds=(0, None),
+        ),
+        Panel(
+            "Entropy",
+            "Mean entropy of a role's tokens in nats; near zero it no longer explores.",
+            statistic("entropy"),
+            bounds=(0, None),
+        ),
+    ]
+    return [dataclasses.replace(panel, last_step=run.step) for panel in found if panel and panel.lines]
 
 
 def accuracy(run: Run) -> Panel | None:
     """Accuracy of the whole workflow on the validation split."""
-    records = trained(run)
+    records = record.trained(run)
     if not records:
         return None
-    numbers = lambda key: np.array([np.nan if r.get(key) is None else r[key] for r in records], float)
-    line = Line(
-        "accuracy",
-        Series(numbers("step"), numbers("accuracy")),
-        None,
-        np.where(np.isnan(numbers("ci_low")), numbers("accuracy"), numbers("ci_low")),
-        np.where(np.isnan(numbers("ci_high")), numbers("accuracy"), numbers("ci_high")),
+    steps, values, low, high = (
+        np.array([np.nan if one.get(key) is None else one[key] for one in records], float)
+        for key in ("step", "accuracy", "ci_low", "ci_high")
     )
-    start, top = base(run), best(records)
+    band = np.where(np.isnan(low), values, low), np.where(np.isnan(high), values, high)
+    start, top = record.base(run), record.best(records)
     return Panel(
         ACCURACY,
         "Each point is an evaluation of the whole workflow, the band its 95% interval"
         + ("; the dashed line is the base, before training." if start else "; the base was not evaluated."),
-        [line],
+        [Line("accuracy", Series(steps, values), band=band)],
         percent=True,
         points=True,
         level=(start["accuracy"], "base") if start else None,
@@ -90,95 +141,7 @@ def accuracy(run: Run) -> Panel | None:
     )
 
 
-def _of_roles(run: Run) -> Iterator[Panel | None]:
-    tones = {role: i for i, role in enumerate(run.roles)}
-    rewards = {role: run.series(f"reward/{role}") for role in run.roles}
-    lines = _lines(rewards, tones)
-    outcome = Line("outcome", run.series("reward"))
-    if len(outcome.series.known.steps):
-        lines = [outcome, *lines]
-    how = "Mean reward of each role's calls, and mean outcome of the episodes."
-    if len(run.series("draws/first_reward").known.steps):
-        how += " Problems that taught nothing were drawn again: what was kept is no fair sample of them."
-    yield _panel(run, REWARD, how, lines)
-
-    norms = gradient_norms(run)
-    lines = _lines(norms, tones)
-    values = np.concatenate([line.series.known.values for line in lines]) if lines else np.array([])
-    positive = values[values > 0]
-    logarithmic = len(positive) == len(values) and len(values) > 0 and positive.max() > 30 * positive.min()
-    yield _panel(
-        run,
-        "Gradient norm",
-        "Length of the part of the gradient that comes from a role's calls, before clipping"
-        + (", on a logarithmic scale." if logarithmic else "."),
-        lines,
-        logarithmic=logarithmic,
-    )
-    if len(norms) > 1:
-        yield _panel(
-            run,
-            "Share of gradient mass",
-            "A role's norm over the sum of all; "
-            + (
-                "a role far above the dashed equal share takes a shared policy over."
-                if len(set(run.policy_map.values())) < len(norms)
-                else "roles with policies of their own do not compete, so it only shows whose gradients are large."
-            ),
-            _lines(gradient_shares(norms), tones),
-            percent=True,
-            level=(1 / len(norms), "equal"),
-            bounds=(0, 1),
-        )
-    yield _panel(
-        run,
-        "Amplification",
-        "Summed gradient over the mean length of its parts: their number where they agree, its square root where "
-        "they are unrelated, 0 where they cancel.",
-        _lines(amplifications(run), tones),
-        bounds=(0, None),
-    )
-    for title, how, key in (
-        ("Completion length", "Mean number of tokens of a role's completions.", "length"),
-        ("Entropy", "Mean entropy of a role's tokens in nats; near zero it no longer explores.", "entropy"),
-    ):
-        series = {role: run.series(f"role/{role}/{key}") for role in run.roles}
-        yield _panel(run, title, how, _lines(series, tones), bounds=(0, None))
-
-
-def _lines(series: Mapping[str, Series], tones: Mapping[str, int]) -> list[Line]:
-    return [
-        Line(name, one, tones.get(name.split(" (")[0], len(tones) + place))
-        for place, (name, one) in enumerate(series.items())
-        if len(one.known.steps)
-    ]
-
-
-def _panel(run: Run, title: str, how: str, lines: Sequence[Line], **more: Any) -> Panel | None:
-    return Panel(title, how, lines, last_step=run.step, **more) if lines else None
-
-
-def legend(pictures: Sequence[Panel]) -> str:
-    """What holds for all pictures of steps; nothing where their lines are not smoothed."""
-    windows = {
-        smoothing(len(line.series.steps)) for panel in pictures if not panel.points for line in panel.lines
-    }
-    if windows <= {1}:
-        return ""
-    return f"Thin lines are single steps, thick ones the mean of the last {max(windows)}; the number is where they end."
-
-
-def smoothing(steps: int) -> int:
-    """Steps that the running mean of so many is taken over; 1 is none."""
-    return 1 if steps < SMOOTH_FROM else max(3, steps // WINDOWS)
-
-
-def running_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """Mean of the last `window` values that are not NaN, up to each; NaN where there is none."""
-    there = np.isfinite(values)
-    totals = np.concatenate([[0.0], np.cumsum(np.where(there, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(there)])
-    stop = np.arange(1, len(values) + 1)
-    start = np.maximum(stop - window, 0)
-    count = counts[stop] - counts[start]
-    return np.where(count > 0, (totals[stop] - totals[start]) / np.maximum(count, 1), np.nan)
+def _spread_widely(norms: Mapping[str, Series]) -> bool:
+    """Whether a logarithmic scale is called for, and possible."""
+    values = np.concatenate([np.zeros(0), *(series.known.values for series in norms.values())])
+    return len(values) > 0 and values.min() > 0 and values.max() > 30 * values.min()

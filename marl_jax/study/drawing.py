@@ -19,20 +19,22 @@ from typing import Any
 import numpy as np
 
 from marl_jax.runs.files import write_atomically
-from marl_jax.study.curves import Panel, legend, running_mean, smoothing
+from marl_jax.study.curves import Panel
 from marl_jax.study.record import Series
 
 # Apart in lightness as well as hue, for the colour-blind, and dark enough for text; the page lightens them when dark.
 COLOURS = ("#0a6bdc", "#b84a00", "#0f5c40", "#7e3984")
+DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # where there are more roles than colours
 INK, MUTED, GRID = "#1b1f24", "#656c76", "#e2e5e9"
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid"} | {c: f"--c{i}" for i, c in enumerate(COLOURS)}
 WIDE, SMALL = (9.6, 3.0), (4.8, 2.3)  # inches
 LEFT, RIGHT, BOTTOM, TOP = 0.5, 1.45, 0.42, 0.12  # inches around the axes; the labels stand at the right
 LABEL_GAP = 0.085  # of the height of the axes
 MOST_PIXELS = 60_000  # of an image's height; matplotlib draws none of 65,536
+SMOOTH_FROM, WINDOWS = 40, 25  # so many steps get a running mean over a 25th of them
 
 
-def svg(panel: Panel, *, wide: bool = False, name: str = "") -> str:
+def svg(panel: Panel, name: str, wide: bool = False) -> str:
     """The picture as an <svg> element that takes its colours from the page; `name` keeps its ids apart."""
     with _style():
         from matplotlib.figure import Figure
@@ -40,7 +42,7 @@ def svg(panel: Panel, *, wide: bool = False, name: str = "") -> str:
         width, height = WIDE if wide else SMALL
         figure = Figure(figsize=(width, height))
         box = (LEFT / width, BOTTOM / height, 1 - (LEFT + RIGHT) / width, 1 - (BOTTOM + TOP) / height)
-        draw(panel, figure.add_axes(box), wrap=None)
+        draw(panel, figure.add_axes(box))
         text = io.StringIO()
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     return _inline(text.getvalue(), panel.title, name)
@@ -48,8 +50,8 @@ def svg(panel: Panel, *, wide: bool = False, name: str = "") -> str:
 
 def png(pictures: Sequence[Panel], path: Path, title: str, *, wide_first: bool = True) -> None:
     """All pictures in one image, the first over the whole width; the file appears once it is complete."""
-    wide, small = (list(pictures[:1]), pictures[1:]) if wide_first else ([], pictures)
-    heights = [WIDE[1]] * len(wide) + [SMALL[1] + 0.5] * math.ceil(len(small) / 2)
+    wide = len(pictures[:1]) if wide_first else 0
+    heights = [WIDE[1]] * wide + [SMALL[1] + 0.5] * math.ceil((len(pictures) - wide) / 2)
     height = sum(heights) + 0.6
     with _style():
         from matplotlib.figure import Figure
@@ -59,11 +61,12 @@ def png(pictures: Sequence[Panel], path: Path, title: str, *, wide_first: bool =
         figure = Figure(figsize=(WIDE[0], height), dpi=min(150, MOST_PIXELS / height), layout=layout)
         figure.suptitle(_printable(title), x=0.012, ha="left", fontsize=11.5, fontweight="bold")
         grid = figure.add_gridspec(max(len(heights), 1), 2, height_ratios=heights or None)
-        for panel in wide:
-            draw(panel, figure.add_subplot(grid[0, :]), wrap=160, rows=1)
-        for place, panel in enumerate(small):
-            row, column = divmod(place, 2)
-            draw(panel, figure.add_subplot(grid[len(wide) + row, column]))
+        for place, panel in enumerate(pictures):
+            row, column = divmod(place + wide, 2)  # a wide picture takes the places of two
+            whole = place < wide
+            axes = figure.add_subplot(grid[0, :] if whole else grid[row, column])
+            draw(panel, axes)
+            _explain(panel, axes, rows=1 if whole else 2, width=160 if whole else 78)
         if not pictures:
             figure.text(0.5, 0.3, "nothing is recorded yet", ha="center", color=MUTED)
         figure.supxlabel(legend(pictures), x=0.012, ha="left", fontsize=7, color=MUTED)
@@ -72,44 +75,58 @@ def png(pictures: Sequence[Panel], path: Path, title: str, *, wide_first: bool =
     write_atomically(path, image.getvalue())
 
 
-def draw(panel: Panel, axes: Any, *, wrap: int | None = 78, rows: int = 2) -> None:
-    """The panel on matplotlib axes; above it title and sentence, in so many rows of so many characters, or neither."""
+def legend(pictures: Sequence[Panel]) -> str:
+    """What holds for all pictures of steps; nothing where their lines are not smoothed."""
+    window = max((_window(panel, line.series) for panel in pictures for line in panel.lines), default=1)
+    if window == 1:
+        return ""
+    return f"Thin lines are single steps, thick ones the mean of the last {window}; the number is where they end."
+
+
+def draw(panel: Panel, axes: Any) -> None:
+    """The panel on matplotlib axes, without its title."""
     ends = []
     for line in panel.lines:
-        colour, dashes = _look(line.colour)
+        turn, place = divmod(line.colour or 0, len(COLOURS))
+        colour = INK if line.colour is None else COLOURS[place]
+        look: dict[str, Any] = {"color": colour, "linestyle": DASHES[turn % len(DASHES)]}
         steps, values = line.series
-        if line.low is not None and line.high is not None:
-            axes.fill_between(steps, line.low, line.high, color=colour, alpha=0.16, linewidth=0)
-        window = 1 if panel.points else smoothing(len(steps))
-        if window > 1:
-            axes.plot(steps, values, color=colour, alpha=0.28, linewidth=0.7, linestyle=dashes)
+        if line.band is not None:
+            axes.fill_between(steps, *line.band, color=colour, alpha=0.16, linewidth=0)
+        if (window := _window(panel, line.series)) > 1:
+            axes.plot(steps, values, **look, alpha=0.28, linewidth=0.7)
             values = running_mean(values, window)
-        style = {"color": colour, "linewidth": 1.6, "linestyle": dashes, "markersize": 4, "clip_on": False}
-        axes.plot(steps, values, **style)
+        axes.plot(steps, values, **look, clip_on=False)
         marked = np.isfinite(values) if panel.points else _lonely(values)
         if marked.any():
-            axes.plot(steps[marked], values[marked], **style | {"linestyle": "", "marker": "o"})
-        shown = Series(steps, values).known
-        if len(shown.steps):
-            ends.append((float(shown.values[-1]), line.name, colour))
+            axes.plot(steps[marked], values[marked], "o", color=colour, clip_on=False)
+        if len(shown := Series(steps, values).known.values):
+            ends.append((float(shown[-1]), line.name, colour))
     if panel.level is not None:
         axes.axhline(panel.level[0], color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
-        ends.append((panel.level[0], panel.level[1], MUTED))
+        ends.append((*panel.level, MUTED))
     if panel.mark is not None:
         *point, text = panel.mark
         axes.plot(*point, "o", color=INK, markersize=7, markerfacecolor="none", markeredgewidth=1)
         side = "left" if point[0] < 0.1 * panel.last_step else "center"
-        axes.annotate(text, point, xytext=(0, 8), textcoords="offset points", ha=side, fontsize=8.5)
+        _write(axes, text, point, (0, 8), xycoords="data", ha=side)
     _scales(panel, axes)
     _label_ends(ends, panel, axes)
-    if wrap is not None:
-        axes.set_title(
-            _printable(panel.title), loc="left", fontsize=9.5, fontweight="bold", pad=10 + 9 * rows
-        )
-        axes.annotate(
-            textwrap.fill(panel.how, wrap), (0, 1), xycoords="axes fraction", xytext=(0, 6 + 9 * rows),
-            textcoords="offset points", va="top", fontsize=7, color=MUTED,
-        )  # fmt: skip
+
+
+def running_mean(values: np.ndarray, window: int) -> np.ndarray:
+    """Mean of the last `window` values that are not NaN, up to each; NaN where there is none."""
+    there = np.isfinite(values)
+    totals, counts = (
+        np.convolve(one, np.ones(window))[: len(values)] for one in (np.where(there, values, 0.0), there)
+    )
+    return np.divide(totals, counts, out=np.full(len(values), np.nan), where=counts > 0.5)
+
+
+def _window(panel: Panel, series: Series) -> int:
+    """Steps that the running mean of a line is taken over; 1 is none."""
+    steps = len(series.steps)
+    return 1 if panel.points or steps < SMOOTH_FROM else max(3, steps // WINDOWS)
 
 
 def _lonely(values: np.ndarray) -> np.ndarray:
@@ -118,38 +135,32 @@ def _lonely(values: np.ndarray) -> np.ndarray:
     return there[1:-1] & ~there[:-2] & ~there[2:]
 
 
-def _look(colour: int | None) -> tuple[str, Any]:
-    """Colour and dashes; where there are more roles than colours, they come again with other dashes."""
-    if colour is None:
-        return INK, "-"
-    round_, place = divmod(colour, len(COLOURS))
-    return COLOURS[place], ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))[round_ % 3]
-
-
 def _scales(panel: Panel, axes: Any) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+    from matplotlib.ticker import LogLocator
 
     axes.set_xlim(0, max(panel.last_step, max(line.series.steps[-1] for line in panel.lines), 1))
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.annotate(
-        "step", (0, 0), xycoords="axes fraction", xytext=(-8, -6), textcoords="offset points",
-        ha="right", va="top", color=MUTED,
-    )  # fmt: skip
+    axes.locator_params(axis="x", nbins=6, integer=True)
+    _write(axes, "step", (0, 0), (-8, -6), ha="right", va="top", color=MUTED)
     if panel.logarithmic:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.tick_params(which="minor", length=0)
+        axes.yaxis.set_minor_formatter("")
     else:
         bottom, top = axes.get_ylim()
         low, high = panel.bounds
-        if high is None:  # room above, where the lower end is given and the upper one is not
+        if high is None:  # room above, where only the lower end is given
             high = top if low is None else low + 1.05 * (max(top, low) - low) or 1.0
         axes.set_ylim(bottom if low is None else low, high)
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-    percent = FuncFormatter(lambda value, _: f"{100 * value:.10g}%")
-    axes.yaxis.set_major_formatter(
-        percent if panel.percent else FuncFormatter(lambda value, _: f"{value:.6g}")
+        axes.locator_params(axis="y", nbins=6)
+    percent, number = lambda value, _: f"{100 * value:.10g}%", lambda value, _: f"{value:.6g}"
+    axes.yaxis.set_major_formatter(percent if panel.percent else number)
+
+
+def _explain(panel: Panel, axes: Any, rows: int, width: int) -> None:
+    """Title and sentence above the axes, the sentence in so many rows of so many characters."""
+    axes.set_title(_printable(panel.title), loc="left", fontsize=9.5, fontweight="bold", pad=10 + 9 * rows)
+    _write(
+        axes, textwrap.fill(panel.how, width), (0, 1), (0, 6 + 9 * rows), va="top", fontsize=7, color=MUTED
     )
 
 
@@ -160,16 +171,8 @@ def _label_ends(ends: Sequence[tuple[float, str, str]], panel: Panel, axes: Any)
     for (value, name, colour), height in zip(ends, spread):
         short = _printable(name if len(name) <= 13 else name[:12] + "…")
         number = f"{value:.1%}" if panel.percent else f"{value:.3g}"
-        axes.annotate(
-            f"{short} {number}",
-            (1, height),
-            xycoords="axes fraction",
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-            color=colour,
-            annotation_clip=False,
+        _write(
+            axes, f"{short} {number}", (1, height), (5, 0), va="center", color=colour, annotation_clip=False
         )
 
 
@@ -186,51 +189,32 @@ def _apart(heights: Sequence[float], gap: float) -> list[float]:
     return placed
 
 
-@contextlib.contextmanager
-def _style() -> Iterator[None]:
-    import matplotlib
-
-    sober: dict[Any, Any] = {
-        "font.family": "sans-serif",
-        "font.size": 8.5,
-        "text.color": INK,
-        "text.parse_math": False,
-        "axes.edgecolor": MUTED,
-        "axes.labelcolor": MUTED,
-        "axes.linewidth": 0.6,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.spines.left": False,
-        "axes.grid": True,
-        "axes.grid.axis": "y",
-        "axes.axisbelow": True,
-        "grid.color": GRID,
-        "grid.linewidth": 0.7,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "ytick.major.size": 0,
-        "xtick.major.size": 3,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "marl_jax",
-    }
-    with matplotlib.rc_context(sober), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # names in a script that the font lacks
-        yield
+def _write(axes: Any, text: str, at: Sequence[float], offset: tuple[float, float], **look: Any) -> None:
+    """A text so many points away from a place, which is a fraction of the axes unless `xycoords` says otherwise."""
+    look = {"xycoords": "axes fraction", **look}
+    axes.annotate(text, at, xytext=offset, textcoords="offset points", **look)
 
 
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    import matplotlib
+
+    with matplotlib.rc_context(fname=Path(__file__).with_name("drawing.mplstyle")), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # names in a script that the font lacks
+        yield
+
+
 def _inline(text: str, title: str, name: str) -> str:
-    """An <svg> file as an element of a page: no header, colours of the page, ids of its own."""
+    """An <svg> file as an element of a page: no header, colours of the page, ids that no other picture has."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<defs>\s*<style.*?</defs>", "", text, flags=re.DOTALL)
     text = re.sub(r" font-family: [^;\"]*;", "", text)
-    text = re.sub(r'\bid="', f'id="{name}-', text)
-    text = re.sub(r'href="#', f'href="#{name}-', text).replace("url(#", f"url(#{name}-")
+    text = re.sub(r'\b(id="|href="#)|(url\(#)', rf"\g<0>{name}-", text)
+    text = re.sub(r'^<svg([^>]*?) width="[^"]*"([^>]*?) height="[^"]*"', r"<svg\1\2", text)
     for colour, variable in VARIABLES.items():
         text = text.replace(colour, f"var({variable})")
-    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
-    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
     return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(title)}" ', 1).strip()

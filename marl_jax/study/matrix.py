@@ -45,7 +45,7 @@ class Job:
 
     @property
     def training(self) -> list[str]:
-        """What a person would type."""
+        """The command, as a person would type it."""
         texts = [f"--config.{path}" + ("" if text is None else f"={text}") for path, text in self.texts]
         where = [f"--workdir={self.folder}", "--noreport", *self._accept]
         return ["experiments.train", f"--config={self.spec}", *texts, *where]
@@ -54,11 +54,12 @@ class Job:
         """One command for the best and one for the final checkpoint, where they have not played all of test yet."""
         place = self.folder / "checkpoints"
         found = checkpoints.steps(place)
-        asked = {"split": "test", "mode": "trained", "samples": samples, "seed": self.config.seed}
+        wanted = {"split": "test", "mode": "trained", "samples": samples, "seed": self.config.seed}
         played = {
             record["step"]
             for record in read_lines(self.folder / "eval.jsonl")
-            if all(record.get(name) == value for name, value in asked.items()) and is_whole(record)
+            if all(record.get(name) == value for name, value in wanted.items())
+            and record.get("problems") == record.get("of_problems")
         }
         for step in dict.fromkeys([checkpoints.best_of(place, found), *found[-1:]]):
             if step and step not in played:
@@ -68,11 +69,6 @@ class Job:
     @property
     def _accept(self) -> list[str]:
         return ["--accept_changes"] if self.accept_changes else []
-
-
-def is_whole(record: dict[str, object]) -> bool:
-    """Whether an evaluation was of every problem of its split."""
-    return record.get("problems") == record.get("of_problems")
 
 
 def make_jobs(
@@ -89,7 +85,7 @@ def make_jobs(
     """
     file, _, cell = spec.partition(":")
     names = _chosen(file, cell, cells)
-    wrong: dict[str, list[str]] = {}
+    wrong: dict[str, list[str]] = {}  # each problem, and the cells that have it
     configs: dict[str, RunConfig] = {}
     for name in names:
         try:
@@ -118,18 +114,16 @@ def make_jobs(
 
 def _chosen(file: str, cell: str, patterns: str) -> list[str]:
     names = cells_of(file)
+    if cell and patterns == "*":
+        return _named(file, cell, names) or [cell]
     if cell or not names:
-        if cell and patterns == "*":
-            return [_canonical(file, cell, names) or cell]
         way = "leave one of them out" if cell else f"'{file}' defines no CELLS, the names of its cells"
         raise ConfigError(
             [f"--config={file}:{cell or 'CELL'} names a cell, --cells={patterns} others: {way}"]
         )
     chosen: set[str] = set()
     for pattern in map(str.strip, patterns.split(",")):
-        fitting = fnmatch.filter(names, pattern)
-        if not fitting and (same := _canonical(file, pattern, names)):
-            fitting = [same]
+        fitting = fnmatch.filter(names, pattern) or _named(file, pattern, names)
         if not fitting:
             close = difflib.get_close_matches(pattern, names, 1, 0.3)
             hint = f": did you mean '{close[0]}'?" if close else f", such as {names[0]}"
@@ -138,14 +132,13 @@ def _chosen(file: str, cell: str, patterns: str) -> list[str]:
     return [name for name in dict.fromkeys(names) if name in chosen]
 
 
-def _canonical(file: str, name: str, names: Sequence[str]) -> str | None:
-    """The cell that another name stands for: single-isolated-... is single-shared-..."""
+def _named(file: str, name: str, names: Sequence[str]) -> list[str]:
+    """The cell of a name, which may be another one than the cell's: single-isolated-... is single-shared-..."""
     if name in names:
-        return name
+        return [name]
     with contextlib.suppress(ConfigError):
-        if (cell := load_config(f"{file}:{name}").cell) in names:
-            return cell
-    return None
+        return [cell] if (cell := load_config(f"{file}:{name}").cell) in names else []
+    return []
 
 
 def _in_cells(problem: str, some: Sequence[str], names: Sequence[str]) -> str:
@@ -173,7 +166,7 @@ class State:
 
     kind: Kind
     step: int = 0
-    told: Sequence[str] = ()  # what is wrong, or differs
+    problems: Sequence[str] = ()  # what is wrong, or differs
 
     def __str__(self) -> str:
         if self.kind in (Kind.BEGUN, Kind.IN_USE) and self.step:
@@ -211,7 +204,7 @@ def _state(job: Job) -> State:
 def check(jobs: Sequence[Job]) -> None:
     """Refuse a matrix with a run that was begun under another configuration."""
     found = [(job, state(job)) for job in jobs]
-    lines = [f"  {job.folder}: {'; '.join(of.told)}" for job, of in found if of.kind is Kind.CHANGED]
+    lines = [f"  {job.folder}: {'; '.join(of.problems)}" for job, of in found if of.kind is Kind.CHANGED]
     if lines:
         raise FolderError(
             "these runs were begun with something else:\n"
@@ -249,7 +242,7 @@ def _do(job: Job, found: State, samples: int, stop: Stop) -> Iterator[str]:
     if found.kind is Kind.IN_USE:
         yield "another process is at it"
     elif found.kind in (Kind.CHANGED, Kind.LOST, Kind.DAMAGED):
-        yield "; ".join(found.told)
+        yield "; ".join(found.problems)
     elif found.kind is not Kind.DONE:
         code = _run(job.training, stop)
         found = state(job)

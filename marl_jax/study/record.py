@@ -2,14 +2,15 @@
 
     config.json ─┐
     metrics.jsonl ┼─► Run ─► curves, tables, transcripts
-    eval.jsonl ──┘                        (episodes are read when they are asked for)
+    eval.jsonl ──┘                        (episodes are read when a page shows them)
 
-A null is a NaN in a series and never a zero; what was not recorded is empty, and said so by whoever shows it.
+A null is a NaN in a series and never a zero. What was not recorded is empty, and whoever shows it says so.
 """
 
 import dataclasses
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,22 +53,22 @@ class Run:
         return self.about.get("config", {})
 
     @property
-    def name(self) -> str:
-        return self.folder.name
-
-    @property
     def cell(self) -> str:
-        return str(self.config.get("cell") or self.name)
+        return str(self.config.get("cell") or self.folder.name)
 
     @property
     def step(self) -> int:
-        """The last that is recorded."""
+        """The last step with a record."""
         return int(self.metrics[-1]["step"]) if self.metrics else 0
 
     @property
     def steps(self) -> int:
-        """That it was asked for."""
+        """The steps that the configuration asks for."""
         return int(self.config.get("steps") or 0)
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.steps
 
     @property
     def policy_map(self) -> Mapping[str, str]:
@@ -75,9 +76,9 @@ class Run:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """In the configuration's order, then whatever else the metrics name."""
+        """In the configuration's order, then the others that the metrics name."""
         named = [key.split("/")[0] for key in self.policy_map]
-        return tuple(dict.fromkeys([*named, *self.below("reward/")]))
+        return tuple(dict.fromkeys([*named, *(match[1] for match in self.keys("reward/(.+)"))]))
 
     def series(self, key: str) -> Series:
         """The values of one key, for the steps that have it."""
@@ -86,10 +87,12 @@ class Run:
         numbers = [np.nan if value is None else float(value) for value in values]
         return Series(np.array(steps, float), np.array(numbers, float))
 
-    def below(self, prefix: str) -> list[str]:
-        """What follows `prefix` in the keys of the metrics, in order of appearance."""
-        keys = dict.fromkeys(key for line in self.metrics for key in line)
-        return [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
+    def keys(self, pattern: str) -> list[re.Match[str]]:
+        """The keys of the metrics that fit a pattern as a whole, in order of appearance."""
+        matches = (
+            re.fullmatch(pattern, key) for key in dict.fromkeys(key for line in self.metrics for key in line)
+        )
+        return [match for match in matches if match]
 
 
 def read_run(workdir: str | os.PathLike[str]) -> Run:
@@ -100,7 +103,7 @@ def read_run(workdir: str | os.PathLike[str]) -> Run:
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:
-    """The run folders in and below a directory, by name; nothing is looked for inside a run."""
+    """The run folders in and below a directory, by name. A run is not searched for other runs."""
     found = []
     for directory, below, files in os.walk(root):
         below.sort()
@@ -114,22 +117,20 @@ def find_runs(root: str | os.PathLike[str]) -> list[Path]:
 
 
 def gradient_norms(run: Run) -> dict[str, Series]:
-    """Norm of each role's part of its policy's gradient; of each policy's whole one where roles were not kept apart.
+    """Norm of each role's part of its policy's gradient; of each policy's gradient where roles were not kept apart.
 
     A role that answers from several policies has a series for each, named "role (policy)".
     """
-    pairs = [re.fullmatch(r"([^/]+)/norm/(.+)", key) for key in run.below("gradient/")]
-    found = [(match[1], match[2]) for match in pairs if match]
-    roles = [role for _, role in found]
-    norms = {
-        role if roles.count(role) == 1 else f"{role} ({policy})": run.series(f"gradient/{policy}/norm/{role}")
-        for policy, role in found
+    order = {role: place for place, role in enumerate(run.roles)}
+    parts = sorted(run.keys("gradient/([^/]+)/norm/(.+)"), key=lambda match: order.get(match[2], len(order)))
+    owners = Counter(match[2] for match in parts)
+    if not parts:
+        return {match[1]: run.series(match[0]) for match in run.keys("policy/(.+)/grad_norm")}
+    return {
+        role if owners[role] == 1 else f"{role} ({policy})": run.series(match[0])
+        for match in parts
+        for policy, role in [match.groups()]
     }
-    if norms:
-        order = {role: place for place, role in enumerate(run.roles)}
-        return dict(sorted(norms.items(), key=lambda item: order.get(item[0].split(" (")[0], len(order))))
-    policies = [key.removesuffix("/grad_norm") for key in run.below("policy/") if key.endswith("/grad_norm")]
-    return {policy: run.series(f"policy/{policy}/grad_norm") for policy in policies}
 
 
 def gradient_shares(norms: Mapping[str, Series]) -> dict[str, Series]:
@@ -139,43 +140,42 @@ def gradient_shares(norms: Mapping[str, Series]) -> dict[str, Series]:
     for row, series in zip(table, norms.values()):
         row[np.searchsorted(steps, series.steps)] = np.nan_to_num(series.values)
     mass = table.sum(axis=0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        table = np.where(mass > 0, table / mass, np.nan)
-    return {name: Series(steps, row) for name, row in zip(norms, table)}
+    shares = np.divide(table, mass, out=np.full_like(table, np.nan), where=mass > 0)
+    return {name: Series(steps, row) for name, row in zip(norms, shares)}
 
 
 def amplifications(run: Run) -> dict[str, Series]:
     """|sum g| / mean |g|: of a role's parallel slots where those were kept apart, else of a policy's roles."""
-    keys = [key for key in run.below("gradient/") if key.endswith("/amplification")]
-    slots = [key for key in keys if "/slots/" in key]
-    several = [key for key in keys if key.count("/") == 1 and _parts(run, key.split("/")[0]) > 1]
-    found = {key.split("/")[2]: run.series(f"gradient/{key}") for key in slots}
-    found = {name: series for name, series in found.items() if np.any(series.known.values != 1)}
-    return found or {key.split("/")[0]: run.series(f"gradient/{key}") for key in several}
-
-
-def _parts(run: Run, policy: str) -> int:
-    return len(run.below(f"gradient/{policy}/norm/"))
+    slots = {match[1]: run.series(match[0]) for match in run.keys("gradient/[^/]+/slots/(.+)/amplification")}
+    slots = {role: series for role, series in slots.items() if np.any(series.known.values != 1)}
+    roles = Counter(match[1] for match in run.keys("gradient/([^/]+)/norm/.+"))
+    policies = [match for match in run.keys("gradient/([^/]+)/amplification") if roles[match[1]] > 1]
+    return slots or {match[1]: run.series(match[0]) for match in policies}
 
 
 # ---------------------------------------------------------------- evaluations
 
 
+def is_along(record: Record) -> bool:
+    """Whether an evaluation belongs to the run's course: of its own policies, on val."""
+    return record.get("mode", "trained") == "trained" and record.get("split", "val") == "val"
+
+
 def trained(run: Run) -> list[Record]:
-    """The evaluations along the run (trained, on val), one per step, rising."""
-    own = {
-        int(record["step"]): record
-        for record in run.evaluations
-        if record.get("mode", "trained") == "trained"
-        and record.get("split", "val") == "val"
-        and record.get("accuracy") is not None
-    }
-    return [own[step] for step in sorted(own)]
+    """The evaluations along the run, one per step, rising."""
+    found = [record for record in run.evaluations if is_along(record) and record.get("accuracy") is not None]
+    by_step = {int(record["step"]): record for record in found}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def base(run: Run) -> Record | None:
     """The evaluation of where the run started."""
     return next((record for record in trained(run) if record["step"] == 0), None)
+
+
+def final(run: Run) -> Record | None:
+    """The last evaluation along the run."""
+    return next(reversed(trained(run)), None)
 
 
 def best(records: Sequence[Record]) -> Record:
@@ -185,25 +185,27 @@ def best(records: Sequence[Record]) -> Record:
 
 @dataclasses.dataclass(frozen=True)
 class Stability:
-    """How a run ended against how high it came."""
+    """How a run ended, and how high it came before."""
 
     peak: Record
-    terminal: float  # mean accuracy of the last TERMINAL evaluations
-    steps: tuple[int, ...]  # of those
-    cliff: bool  # terminal lies below the lower end of the peak's interval
-    count: int  # evaluations that the peak is the highest of
+    last: Sequence[Record]  # TERMINAL evaluations
+
+    @property
+    def terminal(self) -> float:
+        """Mean accuracy of the last evaluations."""
+        return float(np.mean([record["accuracy"] for record in self.last]))
+
+    @property
+    def cliff(self) -> bool:
+        """Whether the terminal accuracy lies below the lower end of the peak's interval."""
+        low = self.peak.get("ci_low")
+        return low is not None and self.terminal < low
 
 
 def stability(run: Run) -> Stability | None:
-    """None where fewer than TERMINAL evaluations were made after the start."""
+    """None where there are fewer than TERMINAL evaluations after the start."""
     later = [record for record in trained(run) if record["step"] > 0]
-    if len(later) < TERMINAL:
-        return None
-    peak, last = best(later), later[-TERMINAL:]
-    terminal = float(np.mean([record["accuracy"] for record in last]))
-    low = peak.get("ci_low")
-    cliff = low is not None and terminal < low
-    return Stability(peak, terminal, tuple(record["step"] for record in last), cliff, len(later))
+    return Stability(best(later), later[-TERMINAL:]) if len(later) >= TERMINAL else None
 
 
 # ---------------------------------------------------------------- episodes
@@ -225,7 +227,7 @@ class Sample:
 
 
 def samples(run: Run) -> tuple[list[Sample], list[str]]:
-    """A right and a wrong episode of the first and of the last recorded step, and what could not be read."""
+    """A right and a wrong episode of the first and of the last step with episodes, and what could not be read."""
     files: dict[int, Path] = {}
     for path in (run.folder / "episodes").glob("step-*"):
         if match := re.fullmatch(r"step-(\d+)\.(?:parquet|jsonl\.gz)", path.name):
@@ -237,13 +239,13 @@ def samples(run: Run) -> tuple[list[Sample], list[str]]:
         except (ValueError, OSError, folder.FolderError) as error:
             problems.append(str(error))
             continue
-        firsts = {kind: next((s for s in found if s.right is kind), None) for kind in (True, False)}
-        picked = [sample for sample in firsts.values() if sample is not None]
-        chosen += picked or found[:2]
+        firsts = [next((sample for sample in found if sample.right is kind), None) for kind in (True, False)]
+        chosen += [sample for sample in firsts if sample] or found[:2]
     return chosen, problems
 
 
 def _read_samples(step: int, path: Path) -> list[Sample]:
+    """All episodes of a step, in their form on disk."""
     table = read_episodes(path)
 
     def by_episode(column: np.ndarray | None) -> list[list[float | None]]:

@@ -1,15 +1,15 @@
 """What a run was and what came of it, as tables of words: no markup, no numbers that were not recorded."""
 
-import dataclasses
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from marl_jax.runs.intervals import Interval
 from marl_jax.runs.tables import aligned
-from marl_jax.study.record import TERMINAL, Record, Run, base, best, stability, trained
+from marl_jax.study.record import TERMINAL, Record, Run, base, best, final, is_along, stability, trained
 
 NONE = "–"
 CLIFF = (
@@ -19,7 +19,7 @@ CLIFF = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Table:
     """Rows of texts; the first `words` columns are words, the others numbers. A text may have a line beneath it."""
 
@@ -29,14 +29,20 @@ class Table:
     how: str = ""
     words: int = 1
     facts: bool = False  # a name and what it was, not columns to compare
+    links: Sequence[str] = ()  # of each row, where its first text leads
 
 
 def plain(table: Table) -> str:
     """For a terminal."""
-    beside = lambda text: "{0} ({2})".format(*text.partition("\n")) if "\n" in text else text
-    head = [text.replace("\n", " ") for text in table.head]
-    rows = [list(map(beside, row)) for row in table.rows]
-    return f"{table.title}\n\n{aligned([head, *rows] if head else rows, left=table.words)}"
+    rows = [list(map(in_one_line, row)) for row in table.rows]
+    head = [[text.replace("\n", " ") for text in table.head]] if table.head else []
+    return f"{table.title}\n\n{aligned([*head, *rows], left=table.words)}"
+
+
+def in_one_line(text: str) -> str:
+    """What stands beneath goes into brackets."""
+    above, _, beneath = text.partition("\n")
+    return f"{above} ({beneath})" if beneath else above
 
 
 def tables(run: Run) -> list[Table]:
@@ -49,9 +55,35 @@ def status(run: Run) -> str:
     """How far it is."""
     if not run.metrics:
         return f"not one of {run.steps} steps is recorded yet"
-    if run.step >= run.steps:
-        return f"all {run.steps} steps"
-    return f"step {run.step} of {run.steps}: not finished"
+    return f"all {run.steps} steps" if run.finished else f"step {run.step} of {run.steps}: not finished"
+
+
+# ---------------------------------------------------------------- numbers as words
+
+
+def percent(value: float | None) -> str:
+    return NONE if value is None else f"{value:.1%}"
+
+
+def interval(record: Record) -> str:
+    low, high = record.get("ci_low"), record.get("ci_high")
+    return NONE if low is None or high is None else f"{100 * low:.1f} – {high:.1%}"
+
+
+def gain(record: Record | None) -> Interval | None:
+    """The paired difference to the base, where the evaluation has one."""
+    by = (record or {}).get("difference") or {}
+    return None if None in map(by.get, Interval._fields) else Interval(**by)
+
+
+def share(of: Interval) -> str:
+    """An accuracy, its interval beneath."""
+    return f"{of.mean:.1%}\n{100 * of.low:.1f} – {100 * of.high:.1f}"
+
+
+def points(by: Interval | None) -> str:
+    """A difference of accuracies, its interval beneath."""
+    return f"{100 * by.mean:+.1f}\n{100 * by.low:+.1f} to {100 * by.high:+.1f}" if by else NONE
 
 
 # ---------------------------------------------------------------- accuracy
@@ -65,12 +97,11 @@ def key_numbers(run: Run) -> list[tuple[str, str, str]]:
     start, last, top = base(run), records[-1], best(records)
     found = [("Base accuracy", percent(start["accuracy"]), interval(start))] if start else []
     if last is not start:
-        found += [("Final accuracy", percent(last["accuracy"]), f"step {last['step']}, {interval(last)}")]
-        found += [("Best accuracy", percent(top["accuracy"]), f"step {top['step']}, {interval(top)}")]
+        for name, record in (("Final accuracy", last), ("Best accuracy", top)):
+            found.append((name, percent(record["accuracy"]), f"step {record['step']}, {interval(record)}"))
     if by := gain(last):
-        found += [
-            ("Final over base", f"{100 * by['mean']:+.1f} points", f"{difference_interval(by)}, paired")
-        ]
+        mean, bounds = points(by).split("\n")
+        found.append(("Final over base", f"{mean} points", f"{bounds}, paired"))
     return found
 
 
@@ -79,64 +110,74 @@ def in_words(run: Run) -> list[str]:
     records = trained(run)
     if not records:
         return ["No evaluation is recorded, so there is no accuracy to show; rewards are those of training."]
-    said = []
-    by = gain(records[-1])
-    if by and by.get("low") is not None and by.get("high") is not None:
-        better, worse = by["low"] > 0, by["high"] < 0
-        verdict = "excludes zero: it became " + ("better" if better else "worse")
-        verdict = verdict if better or worse else "includes zero, so that no difference is shown"
-        said.append(
+    sentences = []
+    if by := gain(records[-1]):
+        verdict = "includes zero, so that no difference is shown"
+        if by.excludes_zero:
+            verdict = f"excludes zero: it became {'better' if by.low > 0 else 'worse'}"
+        sentences.append(
             f"The 95% interval of the paired difference between the final workflow and its base {verdict}."
         )
     if end := stability(run):
         drop = 100 * (end.peak["accuracy"] - end.terminal)
-        steps = ", ".join(map(str, end.steps))
-        said.append(
+        steps = ", ".join(str(record["step"]) for record in end.last)
+        sentences.append(
             f"Peak {percent(end.peak['accuracy'])} at step {end.peak['step']}, terminal {percent(end.terminal)} "
             f"(steps {steps}), {drop:.1f} points below: {'a cliff' if end.cliff else 'no cliff'}. {CLIFF}"
         )
-    return said
+    return sentences
 
 
 def evaluations(run: Run) -> Table:
     """The base, the best and the final one on val, and everything else that was evaluated."""
     along = trained(run)
-    named: list[tuple[str, Record]] = []
-    if along:
-        start = base(run)
-        named += [("base", start)] if start else []
-        named += [("best", best(along)), ("final", along[-1])]
-    named += [(NONE, record) for record in run.evaluations if not _is_along(record)]
+    named = [("base", base(run)), ("best", best(along)), ("final", final(run))] if along else []
+    named += [(NONE, record) for record in run.evaluations if not is_along(record)]
+    count = lambda value: NONE if value is None else f"{value:,}"
+    columns: dict[str, Callable[[Record], str]] = {
+        "split": lambda record: str(record.get("split", NONE)),
+        "mode": lambda record: str(record.get("mode", "trained")),
+        "accuracy": lambda record: percent(record.get("accuracy")),
+        "95% interval": interval,
+        "over base,\npoints": lambda record: in_one_line(points(gain(record))),
+        "any correct": lambda record: percent(record.get("any_correct")),
+        "problems": lambda record: count(record.get("problems")),
+        "samples": lambda record: count(record.get("samples")),
+    }
     rows = [
-        (
-            f"step {record.get('step', NONE)}",
-            name,
-            str(record.get("split", NONE)),
-            str(record.get("mode", "trained")),
-            percent(record.get("accuracy")),
-            interval(record),
-            difference(record),
-            percent(record.get("any_correct")),
-            _count(record.get("problems")),
-            _count(record.get("samples")),
-        )
+        (f"step {record.get('step', NONE)}", name, *(cell(record) for cell in columns.values()))
         for name, record in named
+        if record
     ]
-    head = (
-        "",
-        "",
-        "split",
-        "mode",
-        "accuracy",
-        "95% interval",
-        "over base,\npoints",
-        "any correct",
-        "problems",
-        "samples",
-    )
     how = "The difference to the base is paired: the same problems, one by one. Any correct: some call had the answer."
-    return Table("Evaluations", rows, head, how, words=4)
+    return Table("Evaluations", rows, ("", "", *columns), how, words=4)
 
+
+def runs_table(runs: Mapping[str, Run]) -> Table:
+    """How each of several runs went, by its name, which leads to its section of the page."""
+
+    def accuracy(record: Record | None) -> str:
+        return f"{percent(record['accuracy'])}\n{interval(record)}" if record else NONE
+
+    def terminal(run: Run) -> str:
+        end = stability(run)
+        return f"{percent(end.terminal)}\n{'cliff' if end.cliff else 'no cliff'}" if end else NONE
+
+    columns: dict[str, Callable[[Run], str]] = {
+        "cell": lambda run: run.cell,
+        "steps": lambda run: f"{run.step}/{run.steps}",
+        "base": lambda run: accuracy(base(run)),
+        "final": lambda run: accuracy(final(run)),
+        "best": lambda run: accuracy(best(along) if (along := trained(run)) else None),
+        "terminal": terminal,
+        "final over base,\npoints": lambda run: points(gain(final(run))),
+        "warnings": lambda run: str(len(warnings(run)) or NONE),
+    }
+    rows = [(name, *(cell(run) for cell in columns.values())) for name, run in runs.items()]
+    return Table("Runs", rows, ("", *columns), words=2, links=[f"#run-{i}" for i in range(len(runs))])
+
+
+# ---------------------------------------------------------------- first and last
 
 OWN_WORK = {
     "accuracy": "own answer or verdict right",
@@ -146,29 +187,6 @@ OWN_WORK = {
     "mean": "outcome of what it planned",
     "unreadable": "unreadable",
 }
-
-
-def own_work(run: Run) -> Table:
-    """What each role did by itself, in the first and the last evaluation along the run."""
-    along = [record for record in trained(run) if record.get("roles")]
-    ends = [*along[:1], *along[1:][-1:]]
-    roles = [role for role in run.roles if any(role in record["roles"] for record in ends)]
-    rows = []
-    for key, title in OWN_WORK.items():
-        cells = [percent(record["roles"].get(role, {}).get(key)) for role in roles for record in ends]
-        if set(cells) - {NONE}:
-            rows.append((title, *cells))
-    head = ("", *(f"{role}\nstep {record['step']}" for role in roles for record in ends))
-    how = "Of each role's calls on validation problems, whatever became of the episode."
-    return Table("Roles' own work, first and last evaluation", rows, head, how)
-
-
-def _is_along(record: Record) -> bool:
-    return record.get("mode", "trained") == "trained" and record.get("split", "val") == "val"
-
-
-# ---------------------------------------------------------------- first and last step
-
 CLIPPED = {
     "clip_fraction_low": "clipped low",
     "clip_fraction_high": "clipped high",
@@ -195,61 +213,74 @@ POLICY_STATISTICS = {
     "approx_kl": "KL to the old log-probs",
     "is_weight": "mean importance weight",
 }
-SHARES = re.compile(r"_share$|^clip_fraction")
+
+
+def own_work(run: Run) -> Table:
+    """What each role did by itself, in the first and the last evaluation along the run."""
+    along = [record for record in trained(run) if record.get("roles")]
+    ends = [*along[:1], *along[1:][-1:]]
+    roles = [role for role in run.roles if any(role in record["roles"] for record in ends)]
+    rows = {
+        title: [percent(record["roles"].get(role, {}).get(key)) for role in roles for record in ends]
+        for key, title in OWN_WORK.items()
+    }
+    how = "Of each role's calls on validation problems, whatever became of the episode."
+    return _first_and_last("Roles' own work, first and last evaluation", how, roles, ends, rows)
 
 
 def _roles(run: Run) -> Table:
-    table = _first_and_last(run, "role", run.roles, ROLE_STATISTICS)
-    idle = [
-        text
-        for role in run.roles
-        for text in _ends(_uninformative(run, f"groups/{role}/"), lambda value: f"{value:.1%}")
-    ]
-    rows = [*table.rows, ("groups that teach nothing", *idle)] if set(idle) - {NONE} else table.rows
-    return dataclasses.replace(
-        table,
-        title="Roles, first and last step",
-        rows=rows,
-        how="Single steps, so they are noisy. Perplexity and entropy are of sampled tokens; chi2 is 0 where the "
+    rows = {
+        title: _ends([run.series(f"role/{role}/{key}").values for role in run.roles], _form(key))
+        for key, title in ROLE_STATISTICS.items()
+    }
+    rows["groups that teach nothing"] = _ends([_uninformative(run, role) for role in run.roles], "{:.1%}")
+    how = (
+        "Single steps, so they are noisy. Perplexity and entropy are of sampled tokens; chi2 is 0 where the "
         "sampler and the trainer agree; clipped is the share of tokens whose ratio left the clip range; a group "
-        "teaches nothing where all its rewards are equal.",
+        "teaches nothing where all its rewards are equal."
     )
+    return _first_and_last("Roles, first and last step", how, run.roles, _end_lines(run), rows)
 
 
 def _policies(run: Run) -> Table:
-    names = dict.fromkeys(key.split("/")[0] for key in run.below("policy/"))
-    table = _first_and_last(run, "policy", list(names), POLICY_STATISTICS)
-    return dataclasses.replace(
-        table,
-        title="Policies, first and last step",
-        how="The update norm is what the optimiser moved. The old log-probs are those that the ratio is taken against: "
-        "the policy's own before its first update of the step, unless learner.old_logprobs=sampler.",
+    names = list(dict.fromkeys(match[1] for match in run.keys("policy/([^/]+)/.+")))
+    rows = {
+        title: _ends([run.series(f"policy/{name}/{key}").values for name in names], _form(key))
+        for key, title in POLICY_STATISTICS.items()
+    }
+    how = (
+        "The update norm is what the optimiser moved. The old log-probs are those that the ratio is taken against: "
+        "the policy's own before its first update of the step, unless learner.old_logprobs=sampler."
     )
+    return _first_and_last("Policies, first and last step", how, names, _end_lines(run), rows)
 
 
-def _first_and_last(run: Run, kind: str, names: Sequence[str], statistics: Mapping[str, str]) -> Table:
-    rows = []
-    for key, title in statistics.items():
-        form = (lambda value: f"{value:.1%}") if SHARES.search(key) else (lambda value: f"{value:.3g}")
-        cells = [text for name in names for text in _ends(run.series(f"{kind}/{name}/{key}").values, form)]
-        if set(cells) - {NONE}:
-            rows.append((title, *cells))
-    if not run.metrics:
-        return Table("", [])
-    ends = run.metrics[0]["step"], run.metrics[-1]["step"]
-    return Table("", rows, ("", *(f"{name}\nstep {step}" for name in names for step in ends)))
+def _first_and_last(
+    title: str, how: str, names: Sequence[str], ends: Sequence[Record], rows: Mapping[str, Sequence[str]]
+) -> Table:
+    """A row for each statistic that somebody has, and for each name a column per end."""
+    known = [(statistic, *cells) for statistic, cells in rows.items() if set(cells) - {NONE}]
+    return Table(title, known, ("", *(f"{name}\nstep {end['step']}" for name in names for end in ends)), how)
 
 
-def _ends(values: np.ndarray, form: Any) -> list[str]:
-    """First and last, as they were."""
-    ends = [values[0], values[-1]] if len(values) else [np.nan, np.nan]
-    return [form(value) if np.isfinite(value) else NONE for value in ends]
+def _end_lines(run: Run) -> list[Record]:
+    return [run.metrics[0], run.metrics[-1]] if run.metrics else []
 
 
-def _uninformative(run: Run, prefix: str) -> np.ndarray:
-    groups, alone, flat = (
-        run.series(prefix + name).values for name in ("groups", "singletons", "zero_variance")
-    )
+def _form(key: str) -> str:
+    return "{:.1%}" if re.search("_share$|^clip_fraction", key) else "{:.3g}"
+
+
+def _ends(columns: Iterable[np.ndarray], form: str) -> list[str]:
+    """The first and the last of each, as they were."""
+    ends = [value for values in columns for value in (values[[0, -1]] if len(values) else (np.nan, np.nan))]
+    return [form.format(value) if np.isfinite(value) else NONE for value in ends]
+
+
+def _uninformative(run: Run, role: str) -> np.ndarray:
+    """Share of a role's groups in which all rewards are equal, by step."""
+    names = ("groups", "singletons", "zero_variance")
+    groups, alone, flat = (run.series(f"groups/{role}/{name}").values for name in names)
     with np.errstate(divide="ignore", invalid="ignore"):
         return (alone + flat) / groups if len(groups) == len(alone) == len(flat) else np.array([])
 
@@ -259,64 +290,55 @@ def _uninformative(run: Run, prefix: str) -> np.ndarray:
 
 def what_it_was(run: Run) -> Table:
     """The settings that a reader asks for, the versions, and what it took."""
-    return Table("What the run was", [row for row in _facts(run) if row[1]], words=2, facts=True)
-
-
-def _facts(run: Run) -> Iterator[tuple[str, str]]:
-    config, about = run.config, run.about
-    part = lambda name: config.get(name) or {}
-    workflow, policies, data, sampling = map(part, ("workflow", "policies", "data", "sampling"))
-    yield "cell", str(config.get("cell", ""))
-    yield "workflow", _with(workflow.get("name"), workflow.get("settings"))
-    yield "roles", ", ".join(f"{role} → {policy}" for role, policy in run.policy_map.items())
-    yield "frozen roles", ", ".join(policies.get("frozen_roles") or ())
-    lora = policies.get("train") == "lora"
-    rank = f", rank {policies.get('lora_rank')}, alpha {policies.get('lora_alpha')}" if lora else ""
-    yield (
-        "trained",
-        f"LoRA adapters{rank}" if lora else "all weights" if policies.get("train") == "full" else "",
-    )
-    yield "base", _with(policies.get("base"), policies.get("bases"))
-    yield "data", _with(data.get("name"), {"seed": data.get("seed"), "levels": data.get("levels")})
+    part: Callable[[str], Mapping[str, Any]] = lambda name: run.config.get(name) or {}
+    policies, data, rewards, advantages = map(part, ("policies", "data", "rewards", "advantages"))
     samples = part("rollout").get("samples")
-    yield "a step", f"{data.get('problems')} problems × {samples} episodes" if samples else ""
-    yield "sampling", _with(None, sampling)
-    rewards = {key: value for key, value in part("rewards").items() if key != "name" and value}
-    yield "rewards", _with(part("rewards").get("name"), rewards)
-    yield (
-        "advantages",
-        _with(None, {key: part("advantages").get(key) for key in ("group", "estimator", "singleton")}),
+    adapters = f"LoRA adapters, rank {policies.get('lora_rank')}, alpha {policies.get('lora_alpha')}"
+    trainable = {"lora": adapters, "full": "all weights"}
+    digests, versions = (
+        ", ".join(f"{name} {str(value)[:12]}" for name, value in (run.about.get(kind) or {}).items())
+        for kind in ("digests", "versions")
     )
-    yield "steps", f"{run.step} of {run.steps}" if run.metrics else f"0 of {run.steps}"
-    yield "seed", str(config.get("seed", ""))
-    for kind in ("digests", "versions"):
-        yield kind, ", ".join(f"{name} {str(value)[:12]}" for name, value in (about.get(kind) or {}).items())
-    yield "took", _took(run)
+    facts = {
+        "cell": str(run.config.get("cell", "")),
+        "workflow": _listed(part("workflow").get("name"), part("workflow").get("settings")),
+        "roles": ", ".join(f"{role} → {policy}" for role, policy in run.policy_map.items()),
+        "frozen roles": ", ".join(policies.get("frozen_roles") or ()),
+        "trained": trainable.get(policies.get("train", ""), ""),
+        "base": _listed(policies.get("base"), policies.get("bases")),
+        "data": _listed(data.get("name"), {name: data.get(name) for name in ("seed", "levels")}),
+        "a step": f"{data.get('problems')} problems × {samples} episodes" if samples else "",
+        "sampling": _listed(None, part("sampling")),
+        "rewards": _listed(rewards.get("name"), {k: v for k, v in rewards.items() if k != "name" and v}),
+        "advantages": _listed(None, {k: advantages.get(k) for k in ("group", "estimator", "singleton")}),
+        "steps": f"{run.step} of {run.steps}",
+        "seed": str(run.config.get("seed", "")),
+        "digests": digests,
+        "versions": versions,
+        "took": _took(run),
+    }
+    rows = [(name, text) for name, text in facts.items() if text]
+    return Table("What the run was", rows, words=2, facts=True)
 
 
-def _with(name: str | None, details: Mapping[str, Any] | None) -> str:
+def _listed(name: str | None, details: Mapping[str, Any] | None) -> str:
     """A name and its details that are not empty."""
-    kept = [
-        f"{key} {_plain(value)}" for key, value in (details or {}).items() if value not in (None, "", [], {})
-    ]
-    inside = ", ".join(kept)
+    plainly = lambda value: " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    some = {key: value for key, value in (details or {}).items() if value not in (None, "", [], {})}
+    inside = ", ".join(f"{key} {plainly(value)}" for key, value in some.items())
     return f"{name} ({inside})" if name and inside else name or inside
 
 
-def _plain(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 def _took(run: Run) -> str:
-    total = float(np.nansum(run.series("time/step").values))
+    times = {match[1]: float(np.nansum(run.series(match[0]).values)) for match in run.keys("time/(.+)")}
+    total = times.get("step")
     if not total:
         return ""
-    parts = {name: float(np.nansum(run.series(f"time/{name}").values)) for name in run.below("time/")}
     kinds = ("rollout", "grade", "learn", "evaluate", "save")
-    shares = [f"{name} {parts[name] / total:.0%}" for name in kinds if parts.get(name)]
+    shares = ", ".join(f"{name} {times[name] / total:.0%}" for name in kinds if times.get(name))
     tokens = np.nansum(run.series("tokens").values)
     took = f"{total / 60:.1f} min" if total < 5400 else f"{total / 3600:.1f} h"
-    return f"{took} in steps ({', '.join(shares)}), {tokens:,.0f} sampled tokens"
+    return f"{took} in steps ({shares}), {tokens:,.0f} sampled tokens"
 
 
 # ---------------------------------------------------------------- warnings
@@ -324,65 +346,26 @@ def _took(run: Run) -> str:
 
 def warnings(run: Run) -> list[str]:
     """What went wrong or was lost, the same warning of many steps once, in its last words."""
-    groups: dict[str, list[tuple[int, str]]] = {}
+    alike: dict[str, dict[int, str]] = {}  # by its words without numbers: {step: text}
     for line in run.metrics:
-        for text in line.get("warnings") or ():
-            groups.setdefault(re.sub(r"[\d.]+(e[+-]?\d+)?", "#", str(text)), []).append(
-                (line["step"], str(text))
-            )
-    said = []
-    for seen in groups.values():
-        steps = sorted({step for step, _ in seen})
-        where = (
-            f"step {steps[0]}"
-            if len(steps) == 1
-            else f"{len(steps)} steps, {steps[0]} to {steps[-1]}; the last"
-        )
-        said.append(f"{where}: {seen[-1][1]}")
-    totals: Counter[str] = Counter()
+        for text in map(str, line.get("warnings") or ()):
+            alike.setdefault(re.sub(r"[\d.]+(e[+-]?\d+)?", "#", text), {})[line["step"]] = text
+    found = []
+    for seen in alike.values():
+        first, last = min(seen), max(seen)
+        where = f"step {first}" if len(seen) == 1 else f"{len(seen)} steps, {first} to {last}; the last"
+        found.append(f"{where}: {seen[last]}")
     for key, name in (
         ("failed", "episodes ended by an error"),
         ("prompts_cut", "prompts were shortened to fit"),
     ):
-        totals[name] = int(np.nansum(run.series(key).values))
-    said += [f"{count:,} {name}" for name, count in totals.items() if count]
-    for key in run.below("policy/"):
-        if key.endswith("/skipped") and (skips := np.nanmax(run.series(f"policy/{key}").values, initial=0)):
-            said.append(
-                f"policy {key.split('/')[0]}: {skips:.0f} updates were skipped for gradients that were not finite"
+        if count := int(np.nansum(run.series(key).values)):
+            found.append(f"{count:,} {name}")
+    for match in run.keys("policy/([^/]+)/skipped"):
+        if skips := np.nanmax(run.series(match[0]).values, initial=0):
+            found.append(
+                f"policy {match[1]}: {skips:.0f} updates were skipped for gradients that were not finite"
             )
     for change in run.about.get("changes") or ():
-        said.append("resumed with another configuration: " + "; ".join(map(str, change)))
-    return said
-
-
-# ---------------------------------------------------------------- numbers as words
-
-
-def percent(value: float | None) -> str:
-    return NONE if value is None else f"{value:.1%}"
-
-
-def interval(record: Record) -> str:
-    low, high = record.get("ci_low"), record.get("ci_high")
-    return NONE if low is None or high is None else f"{100 * low:.1f} – {high:.1%}"
-
-
-def gain(record: Record | None) -> Mapping[str, float] | None:
-    """The paired difference to the base, where one was made."""
-    by = (record or {}).get("difference") or {}
-    return by if by.get("mean") is not None else None
-
-
-def difference(record: Record) -> str:
-    by = gain(record)
-    return f"{100 * by['mean']:+.1f} ({difference_interval(by)})" if by else NONE
-
-
-def difference_interval(by: Mapping[str, Any]) -> str:
-    low, high = by.get("low"), by.get("high")
-    return NONE if low is None or high is None else f"{100 * low:+.1f} to {100 * high:+.1f}"
-
-
-def _count(value: int | None) -> str:
-    return NONE if value is None else f"{value:,}"
+        found.append("resumed with another configuration: " + "; ".join(map(str, change)))
+    return found

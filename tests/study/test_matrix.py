@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_read_is_damaged(jobs, file, text):
     leave(jobs[0])
     (jobs[0].folder / file).write_text(text)
     found = matrix.state(jobs[0])
-    assert found.kind is Kind.DAMAGED and file in found.told[0]
+    assert found.kind is Kind.DAMAGED and file in found.problems[0]
 
 
 def test_who_looks_whether_a_folder_is_in_use_keeps_nobody_out_of_it(jobs):

@@ -29,8 +29,8 @@ from marl_jax.rollouts import Episode, ToolRecord
 from marl_jax.runs import files
 from marl_jax.runs.folder import FolderError
 from marl_jax.study import curves, record, run_tables
-from marl_jax.study.page import write_overview, write_report
 from marl_jax.study.record import read_run
+from marl_jax.study.report import write_overview, write_report
 from marl_jax.tasks.task import Task
 
 pytestmark = pytest.mark.filterwarnings("error::UserWarning")  # matplotlib's, where a picture came out wrong
@@ -328,6 +328,19 @@ def test_episodes_that_cannot_be_read_are_named_on_the_page(tmp_path):
     (folder / "episodes" / "step-000009.parquet").write_bytes(b"no parquet")
     page = Page(write_report(folder))
     assert "step-000009.parquet' cannot be read as episodes" in page.words and "Step 1, right" in page.words
+
+
+def test_results_of_tools_stand_where_they_came_among_the_calls(tmp_path):
+    tools = [
+        ToolRecord(f"tool{after}", {"after": after}, None, after) for after in (-1, 1, 9)
+    ]  # 9: the call is lost
+    shown = replace(episode(), tools=(*tools, ToolRecord("late", None, "no time", 9)))
+    page = Page(write_report(write_run(tmp_path / "run", episodes={1: [(shown, RIGHT)]})))
+    assert re.findall(r"\[(?:\d|tool)\] \w+", page.words) == [
+        "[tool] tool", "[0] generator", "[1] generator", "[tool] tool1", "[2] generator", "[3] aggregator",
+        "[tool] tool9", "[tool] late",
+    ]  # fmt: skip
+    assert "{'after': 1}" in page.words and "error: no time" in page.words
 
 
 def test_a_task_of_odd_fields_is_shown(tmp_path):

@@ -57,13 +57,13 @@ def test_runs_are_of_a_cell_where_they_are_equal_but_for_their_seed(tmp_path):
 
 
 def test_measures_are_of_each_run(tmp_path):
-    one = run(tmp_path / "a", 0, RISE, test=(answers(0, 1, 0), answers(1, 1, 0)))
-    assert seeds.start(one).tolist() == [0, 0] and seeds.peak(one).tolist() == [1, 1]
-    np.testing.assert_allclose(seeds.terminal(one), [1, 1 / 3])
-    assert seeds.less(seeds.held_out, seeds.held_out_base)(one).tolist() == [1, 0, 0]
-    short = run(tmp_path / "b", 0, along((0, 0), (1, 1)))
-    assert seeds.start(short) is not None and seeds.peak(short) is None and seeds.terminal(short) is None
-    assert seeds.held_out(short) is None and seeds.less(seeds.held_out, seeds.start)(short) is None
+    one = seeds.measures(run(tmp_path / "a", 0, RISE, test=(answers(0, 1, 0), answers(1, 1, 0))))
+    assert one["base"].right.tolist() == [0, 0] and one["peak"].right.tolist() == [1, 1]
+    np.testing.assert_allclose(one["terminal"].right, [1, 1 / 3])
+    assert seeds.difference(one["test final"], one["test base"]).tolist() == [1, 0, 0]
+    assert seeds.difference(one["test final"], one["base"]) is None  # other problems
+    short = seeds.measures(run(tmp_path / "b", 0, along((0, 0), (1, 1))))
+    assert list(short) == ["base"] and seeds.difference(short.get("test final"), short["base"]) is None
 
 
 def test_the_test_split_counts_as_it_was_played_last_and_beside_its_own_base(tmp_path):
@@ -77,8 +77,8 @@ def test_the_test_split_counts_as_it_was_played_last_and_beside_its_own_base(tmp
         evaluation(30, 0.0, per_problem=answers(0, 0), **more, mode="swapped"),
     ]
     write_run(one.folder, about=one.about, evaluations=[*one.evaluations, *later])
-    again = read_run(one.folder)
-    assert seeds.held_out(again).tolist() == [1, 1] and seeds.held_out_base(again).tolist() == [0, 0]
+    again = seeds.measures(read_run(one.folder))
+    assert again["test final"].right.tolist() == [1, 1] and again["test base"].right.tolist() == [0, 0]
 
 
 def test_the_table_has_means_over_seeds_with_their_intervals(tmp_path):
@@ -98,8 +98,9 @@ def test_a_run_that_lacks_a_measure_is_left_out_and_counted(tmp_path):
     (table,) = seeds.tables_of(runs)
     assert table.rows[0][3].endswith(", 1 of 2 seeds") and ", " not in table.rows[0][2]
     assert table.rows[0][6] == "1 of 1"
-    odd = [run(tmp_path / "c", 0, RISE), run(tmp_path / "d", 1, along((1, 0, 1)))]
-    assert seeds.over(odd, seeds.start) is None  # not of as many problems
+    odd = [run(tmp_path / "c", 0, RISE), run(tmp_path / "d", 1, along((1, 0, 1), *[(1, 1, 1)] * 3))]
+    (cell,) = seeds.by_cell(odd)
+    assert not seeds.on_val([cell]).rows  # not of as many problems
 
 
 def test_a_run_that_is_not_finished_counts_nowhere(tmp_path):
@@ -109,8 +110,8 @@ def test_a_run_that_is_not_finished_counts_nowhere(tmp_path):
     about = {**early.about, "config": {**early.config, "steps": 40}}
     write_run(early.folder, about=about)
     early = read_run(early.folder)
-    for measure in (seeds.start, seeds.peak, seeds.terminal, seeds.held_out, seeds.held_out_base):
-        assert measure(whole) is not None and measure(early) is None
+    assert list(seeds.measures(whole)) == ["base", "peak", "terminal", "test base", "test final"]
+    assert seeds.measures(early) == {}
 
 
 @pytest.mark.parametrize("odd", ["abc", {"a": 1}, 3, [[1, 0], [0, 1]], [1, None], [], ["x"], [True]])
@@ -119,7 +120,7 @@ def test_an_odd_record_is_no_measure(tmp_path, odd):
     records = [{**record, "per_problem": odd} for record in one.evaluations]
     write_run(one.folder, about=one.about, evaluations=records)
     again = read_run(one.folder)
-    assert seeds.start(again) is seeds.peak(again) is seeds.terminal(again) is None
+    assert seeds.measures(again) == {}
     assert seeds.tables_of([again, run(tmp_path / "b", 1, RISE)])[0].rows[0][2].endswith("1 of 2 seeds")
 
 

@@ -1,0 +1,108 @@
+"""A matrix of runs from its jobs to its page: how much is left to do, the work, the tables over all cells."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from marl_jax.planning import devices
+from marl_jax.planning.plan import PlanError, find_model, make_plan
+from marl_jax.runs import folder
+from marl_jax.runs.folder import FolderError
+from marl_jax.runs.page import duration
+from marl_jax.study import matrix, record, run_tables, seeds
+from marl_jax.study.matrix import Job, State
+from marl_jax.study.run_tables import Table
+
+
+def checked_root(root: str | os.PathLike[str]) -> Path:
+    """The directory that holds the runs."""
+    if not os.fspath(root):
+        raise FolderError("--root is missing: give the directory that holds the runs")
+    path = Path(root).expanduser().absolute()
+    if path.exists() and not path.is_dir():
+        raise FolderError(f"--root={root} is no directory")
+    if around := folder.run_around(path):
+        raise FolderError(f"--root={root} lies in the run '{around}': choose another directory")
+    return path
+
+
+def run_matrix(jobs: Sequence[Job], root: Path, test_samples: int) -> int:
+    """Do what is left of the jobs and show what came of them; the exit code."""
+    matrix.check(jobs)
+    trouble = matrix.work(jobs, test_samples, lambda text: print(text, file=sys.stderr, flush=True))
+    if trouble is None:
+        return 0  # asked to stop
+    show_results(jobs, root)
+    for text in trouble:
+        print(text, file=sys.stderr)
+    return 1 if trouble else 0
+
+
+def show_results(jobs: Sequence[Job], root: Path) -> None:
+    """Print the tables over all cells and write the page, of the runs that can be read."""
+    from marl_jax.study.report import write_overview
+
+    runs = []
+    for job in jobs:
+        with contextlib.suppress(FolderError):  # the page says which runs cannot be read
+            runs.append(record.read_run(job.folder))
+    for table in seeds.tables_of(runs):
+        print(f"{run_tables.plain(table)}\n")
+    if runs:
+        print(f"the report: {write_overview(root)}")
+
+
+def overview(jobs: Sequence[Job], root: Path) -> str:
+    """How far every run is, and by the plan how long what is left takes."""
+    device = devices.here()
+    cells: dict[str, list[tuple[Job, State]]] = {}
+    for job in jobs:
+        cells.setdefault(job.cell, []).append((job, matrix.state(job)))
+    rows, left = [], []
+    for cell, runs in cells.items():
+        a_run, seconds = _times(runs, device)
+        left.append(seconds)
+        rows.append([cell, *(str(state) for _, state in runs), a_run, _about(seconds)])
+    seeds_of = [tuple(job.config.seed for job, _ in runs) for runs in cells.values()]
+    same = len(set(seeds_of)) == 1
+    titles = [f"seed {seed}" if same else f"seed +{more}" for more, seed in enumerate(seeds_of[0])]
+    count = f"{_many(len(cells), 'cell')} x {_many(len(titles), 'seed')} = {_many(len(jobs), 'run')}"
+    total = None if None in left else sum(filter(None, left))
+    title = f"{count} in {root}; left on {device.name}: {_about(total)}"
+    bases = {base for job in jobs for base in (job.config.policies.base, *job.config.policies.bases.values())}
+    notes = [
+        "Times are counted by experiments.plan, without compiling, grading and evaluating.",
+        *(
+            f"There is no model in '{base}' yet."
+            for base in sorted(bases)
+            if not (Path(base) / "config.json").exists()
+        ),
+        *(f"{job.name}: {text}" for runs in cells.values() for job, state in runs for text in state.problems),
+    ]
+    table = Table(title, rows, ("cell", *titles, "a run", "left"))
+    return run_tables.plain(table) + "\n\n" + "\n".join(notes)
+
+
+def _times(runs: Sequence[tuple[Job, State]], device: devices.Device) -> tuple[str, float | None]:
+    """How long a run of a cell takes, in words, and all that is left of the cell, in seconds."""
+    config = runs[0][0].config
+    try:
+        plan = make_plan(config, find_model(config)[0], device)
+    except PlanError:
+        return "not known", None
+    if not plan.fits:
+        return "does not fit", None
+    if plan.seconds is None:
+        return "not known", None
+    step = sum(plan.seconds.values())
+    return duration(step * config.steps), step * sum(config.steps - state.step for _, state in runs)
+
+
+def _about(seconds: float | None) -> str:
+    return "not known" if seconds is None else f"about {duration(seconds)}" if seconds else "nothing"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
