@@ -1,6 +1,6 @@
 """Which prompt lies in which row of the prefix cache: the host's side of prompt reuse.
 
-An entry is keyed by (policy, its update count, token ids), so no other policy, adapter or update ever meets it.
+An entry is keyed by (policy, token ids), so no other policy or adapter ever meets it; an update drops all entries.
 Of the rows that nobody waits for, those that are not kept for a later turn are given up first; then the kept ones, then
 those that are waited for; the oldest first.
 """
@@ -9,7 +9,7 @@ import collections
 import dataclasses
 
 Tokens = tuple[int, ...]
-Owner = tuple[str | None, int]  # policy and its update count
+Owner = str | None  # the policy; None is the base
 Key = tuple[Owner, Tokens]
 
 
