@@ -42,5 +42,5 @@ def test_a_run_takes_what_is_planned_and_what_a_process_takes_by_itself(scale, t
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     print(scale, train, found)
-    assert 0.85 * found["planned"] < found["taken"] + ITSELF
+    assert 0.85 * found["planned"] < found["taken"]
     assert found["taken"] < 1.15 * found["planned"] + ITSELF
