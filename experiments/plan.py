@@ -6,8 +6,9 @@ python -m experiments.plan --config=configs/qwen3.py:voting-isolated-0.6b-math [
 from absl import flags
 
 from experiments import cli
+from marl_jax.planning.account import account
 from marl_jax.planning.devices import KINDS, host
-from marl_jax.planning.plan import find_model, make_plan
+from marl_jax.planning.plan import demand_of, find_model, make_plan
 from marl_jax.runs.page import plan_page
 from marl_jax.runs.run_config import ConfigError, RunConfig
 
@@ -15,14 +16,20 @@ FLAGS = flags.FLAGS
 flags.DEFINE_float(
     "completion", 0.5, "mean length assumed of completions, as a share of max_new_tokens", 0.0, 1.0
 )
+flags.DEFINE_bool(
+    "compile", False, "compile the programs for the device at hand and say what XLA counts of each"
+)
 
 
 def main(config: RunConfig | None, _: list[str]) -> None:
     if config is None:
         raise ConfigError(["--config is missing: give --config=FILE:CELL"])
     model, source = find_model(config)
-    plans = [make_plan(config, model, device, completion=FLAGS.completion) for device in (host(), *KINDS)]
+    demand = demand_of(config, FLAGS.completion)
+    plans = [make_plan(config, model, device, demand) for device in (host(), *KINDS)]
     print(plan_page(config, model, source, plans))
+    if FLAGS.compile:
+        print(f"\n{account(config, model, demand)}")
 
 
 if __name__ == "__main__":

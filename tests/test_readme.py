@@ -15,8 +15,7 @@ import pytest
 from absl import flags
 
 from marl_jax.planning.devices import KINDS
-from marl_jax.planning.plan import find_model, make_plan
-from marl_jax.planning.workload import assume, calls_of
+from marl_jax.planning.plan import demand_of, find_model, make_plan
 from marl_jax.runs import fields
 from marl_jax.runs.run_config import RunConfig, load_config, load_file, split_argv
 from marl_jax.study.matrix import make_jobs
@@ -187,7 +186,7 @@ def test_the_control_makes_as_many_calls_as_the_page_says_that_a_workflow_does(f
 
     def calls(name, *texts):
         config = load_config(f"{ROOT}/configs/micro.py:{name}-shared-s-{family}", texts)
-        return sum(map(len, calls_of(config, assume(config))))
+        return demand_of(config).calls
 
     assert calls("single_matched") == said["voting"]
     for name, most in said.items():

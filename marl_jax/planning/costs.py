@@ -1,24 +1,28 @@
-"""What programs cost, counted from shapes: operations of matrix products, and bytes that are alive at the peak.
+"""What programs cost, counted from shapes: what a backward pass keeps, its scratch memory, operations.
 
-Per token and layer the backward pass keeps, without recomputation (I: MLP, H: hidden, N and K: heads and KV heads
-times head_dim), besides the keys and values that each block of queries attends to:
-
-    6 I + 5 H + 3 N + 2 K + 2 head_dim   numbers;   remat "dots": 2 I + 2 H + N + 2 K
-    (and N of every row that cuDNN's kernel attends);   remat "layer": H
-
-The counts follow XLA's buffers on a CPU, where they are tested; an accelerator's compiler may fuse more.
+What a token keeps is traced: the residuals of the learner's own log-probs. What attention keeps and computes besides
+grows with pairs of tokens and is a formula; so is scratch memory. They follow XLA's buffers on a CPU, where they are
+tested; an accelerator's compiler may fuse more.
 """
 
 import dataclasses
+import functools
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
+from marl_jax.learning import compiled
+from marl_jax.learning.losses import LossConfig
+from marl_jax.learning.network import Qwen3
 from marl_jax.learning.prefix import rows_pay
 from marl_jax.models import ModelConfig
 from marl_jax.models.attention import choose
-from marl_jax.models.decode import cache_bytes
-from marl_jax.models.weight_table import num_parameters
+from marl_jax.models.lora import init_lora
+from marl_jax.models.weight_table import abstract, num_parameters
 from marl_jax.planning.workload import Shape
+
+ONE_BLOCK = 64  # tokens of a row whose attention is one block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Model:
     capability: str = ""
     remat: str = "none"
     attention: str | None = None
+    lora_rank: int = 0  # 0: all weights are trained
 
     @property
     def heads(self) -> int:
@@ -50,6 +55,16 @@ class Model:
         return self.config.hidden_size * self.config.vocab_size
 
     @property
+    def weights(self) -> int:
+        """Bytes of the model as it is stored."""
+        return num_parameters(self.config) * jnp.dtype(self.config.dtype).itemsize
+
+    @property
+    def layers(self) -> int:
+        """Bytes of all layers' matrices."""
+        return self.config.num_hidden_layers * self.layer * jnp.dtype(self.config.dtype).itemsize
+
+    @property
     def width(self) -> int:
         """Bytes per number of an activation; a CPU computes bfloat16 in float32."""
         return 4 if self.platform == "cpu" else jnp.dtype(self.config.dtype).itemsize
@@ -59,15 +74,90 @@ class Model:
         """Whether the programs hold copies of weights and caches in float32."""
         return self.platform == "cpu" and self.config.dtype == "bfloat16"
 
-    def rank_one(self) -> int:
-        """Numbers of an adapter, per rank."""
-        c = self.config
-        inner_and_outer = (
-            2 * (c.hidden_size + self.heads)
-            + 2 * (c.hidden_size + self.kv_heads)
-            + 3 * (c.hidden_size + c.intermediate_size)
-        )
-        return c.num_hidden_layers * inner_and_outer
+    @property
+    def trained(self) -> int:
+        """Numbers of one policy that learns."""
+        return size(trained_tree(self.config, self.lora_rank)) // 4
+
+    def kept(self, remat: str) -> float:
+        """Numbers that a token leaves for the backward pass, of all layers."""
+        config = dataclasses.replace(self.config, dtype="float32")
+        network = Qwen3(config, 1.0 if self.lora_rank else None, remat, "blocks")
+        some, more = (_residuals(network, self.lora_rank, rows) for rows in (8, 16))
+        return (more - some) / (8 * ONE_BLOCK)
+
+
+def size(tree: Any) -> int:
+    """Bytes of a tree of arrays or of their shapes."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+@functools.lru_cache
+def trained_tree(config: ModelConfig, lora_rank: int) -> Any:
+    """The shapes of what one policy trains, in float32."""
+    config = dataclasses.replace(config, dtype="float32")
+    if not lora_rank:
+        return abstract(config)
+    first = lambda leaf: leaf[0]
+    return jax.eval_shape(lambda: jax.tree.map(first, init_lora(0, config, lora_rank, 1)))
+
+
+@functools.lru_cache
+def _residuals(network: Qwen3, lora_rank: int, rows: int) -> int:
+    """How many numbers the backward pass of so many rows of one block takes, weights and inputs not counted."""
+    settings = compiled.Settings(network, LossConfig(), chunk=4096, sampler_weights=True)
+    frozen = abstract(network.config) if lora_rank else None
+
+    def backward(tree: Any, frozen: Any, batch: Any) -> Any:
+        return jax.tree.leaves(jax.vjp(lambda tree: compiled.score(settings, tree, frozen, batch), tree)[1])
+
+    batch = Shape(rows, 0, ONE_BLOCK, 1, ONE_BLOCK).arrays()
+    traced = jax.make_jaxpr(backward)(trained_tree(network.config, lora_rank), frozen, batch).jaxpr
+    given = {id(one) for one in traced.invars}
+    found = {id(one): one.aval for one in traced.outvars if id(one) not in given}
+    return sum(aval.size * aval.dtype.itemsize for aval in found.values()) // 4  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- attention
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """How a layer attends over a micro-batch: plain causal rows, and branches whose scores are written out."""
+
+    rows: int  # of plain causal attention
+    length: int
+    blocks: int  # of queries
+    flash: bool  # in a kernel that writes no scores
+    by_rows: (
+        bool  # each branch of a tree is a row of its own (`prefix.attend_rows`); on TPUs never counted so
+    )
+    scored: int  # pairs of a query in a branch and what it sees
+
+    @property
+    def causal(self) -> float:
+        """Pairs of a query and a key in plain rows, without those that blocks leave out."""
+        return self.rows * self.length**2 * (self.blocks + 1) / (2 * self.blocks)
+
+
+def attention(model: Model, shape: Shape) -> Attention:
+    c = model.config
+
+    def flash(rows: int, length: int) -> bool:
+        chosen = (rows, length, c.num_attention_heads, c.head_dim)
+        kernel = model.attention or choose(model.platform, chosen, c.dtype, model.capability)
+        return kernel in ("cudnn", "splash")
+
+    rows, length = shape.rows, shape.prefix or shape.length
+    apart = shape.rows * shape.branches, shape.prefix + shape.length
+    by_rows = bool(shape.prefix) and model.platform == "gpu" and flash(*apart)
+    by_rows = by_rows and rows_pay(shape.prefix, shape.length)
+    if by_rows:
+        rows, length = apart
+    kernel = flash(rows, length)
+    blocks = -(-length // min(max(64, length // 8), 512))
+    scored = apart[0] * shape.length * apart[1] if shape.prefix and not by_rows else 0
+    return Attention(rows, length, blocks, kernel, by_rows, scored)
 
 
 # ---------------------------------------------------------------- bytes of the update
@@ -75,128 +165,45 @@ class Model:
 
 def kept(model: Model, shape: Shape) -> int:
     """Activations that wait for the backward pass, of all layers, and what stands around them."""
-    c, tokens = model.config, shape.tokens
-    tree = _scores(model, shape)[1] if model.remat == "none" else 0
-    # What cuDNN's kernel returns is kept, too; of TPUs' nothing is.
-    parts = _plain_parts(model, shape) if model.platform == "gpu" else []
-    returned = sum(rows * length for rows, length in parts if _flash(model, rows, length))
-    per_layer = {
-        "none": _layer_kept(model, shape) + tree,
-        "dots": model.width
-        * (
-            tokens * (2 * c.intermediate_size + 2 * c.hidden_size + model.heads + 2 * model.kv_heads)
-            + returned * model.heads
-        ),
-        "layer": tokens * c.hidden_size * model.width,
-    }[model.remat]
-    # Embedded tokens, the last layer's output and its norm; hidden states of what was sampled, and the head turned.
-    ends = (2 * tokens + shape.rows * shape.sampled) * c.hidden_size + model.head
-    own = shape.rows * shape.branches * shape.length * shape.length if _scored(model, shape) else 0
+    c, how = model.config, attention(model, shape)
+    if model.remat == "none":
+        layers = c.num_hidden_layers * _layer_kept(model, shape)
+    else:
+        layers = int(model.kept(model.remat) * shape.tokens) * model.width
+        if model.remat == "dots" and how.flash and model.platform == "gpu":  # what cuDNN's kernel returns
+            layers += c.num_hidden_layers * how.rows * how.length * model.heads * model.width
+    own = how.scored and shape.rows * shape.branches * shape.length**2
     mask = 4 * own * c.num_attention_heads // c.num_key_value_heads  # one for all layers
-    return c.num_hidden_layers * per_layer + ends * model.width + mask
+    return layers + model.head * model.width + mask
 
 
-def working(model: Model, shape: Shape, chunk: int, trained: int) -> int:
-    """What the backward pass holds besides: at its start logits of a chunk, later one layer and the gradient so far.
-
-    `trained` is the number of weights that the gradient is of.
-    """
-    c, tokens = model.config, shape.tokens
+def working(model: Model, shape: Shape, chunk: int) -> int:
+    """What the backward pass holds besides: at its start logits of a chunk, later one layer and the gradient so far."""
+    c, how, tokens = model.config, attention(model, shape), shape.tokens
     at_once = shape.rows * min(shape.sampled, max(1, chunk // shape.rows))
     logits = 2 * at_once * c.vocab_size * 4
-    plain, tree = _scores(model, shape)
-    again = 0 if model.remat == "none" else _layer_kept(model, shape)
+    plain, tree = 4 * c.num_attention_heads * how.causal, 4 * c.num_attention_heads * how.scored
+    if how.flash:
+        # The mask, and as a bias: too much where no row needs one.
+        plain = 3 * how.rows * how.length**2 if model.platform == "gpu" else 0
+    again = 0 if model.remat == "none" else _layer_kept(model, shape) - tree
     mlp = again + tokens * (2 * c.intermediate_size + c.hidden_size) * model.width + plain + tree
     held = max(0, again - 6 * tokens * c.intermediate_size * model.width)
-    attention = held + 3 * plain + (2 if model.remat == "none" else 3) * tree
-    return max(logits, max(mlp, attention) + 4 * trained)
+    attending = held + 3 * plain + (2 if model.remat == "none" else 3) * tree
+    return int(max(logits, max(mlp, attending) + 4 * model.trained))
 
 
 def _layer_kept(model: Model, shape: Shape) -> int:
-    c = model.config
-    numbers = 6 * c.intermediate_size + 5 * c.hidden_size + 3 * model.heads + 2 * model.kv_heads
-    numbers += 2 * c.head_dim  # cosines and sines
-    total = shape.tokens * numbers
-    for rows, length in _plain_parts(model, shape):
-        blocks = 1 if _flash(model, rows, length) else _blocks(length)
-        total += (
-            rows * length * model.kv_heads * (blocks + 1)
-        )  # of keys, and of values: (blocks + 1) / 2 each
-    if _by_rows(model, shape):  # queries, keys and values behind their prompts, and what they attended
-        row_tokens = shape.rows * shape.branches * (shape.prefix + shape.length)
-        total += row_tokens * 2 * (model.heads + model.kv_heads)
-    elif shape.prefix:  # queries, keys and values in the order of the branches, and what they attended
-        branches = shape.rows * shape.branches * shape.length
-        total += branches * (3 * model.heads + 4 * model.kv_heads)
-    return total * model.width
-
-
-def _scores(model: Model, shape: Shape) -> tuple[int, int]:
-    """Bytes of attention scores of one layer: (those of plain causal attention, those of branches behind a prompt)."""
-    heads = model.config.num_attention_heads
-    plain = 0
-    for rows, length in _plain_parts(model, shape):
-        if _flash(model, rows, length):
-            # The mask, and as a bias: too much where no row needs one.
-            plain += 3 * rows * length * length if model.platform == "gpu" else 0
-        else:
-            plain += int(4 * rows * heads * length * length * (_blocks(length) + 1) / (2 * _blocks(length)))
-    own = shape.rows * shape.branches * shape.length
-    return plain, 4 * heads * own * (shape.prefix + shape.length) if _scored(model, shape) else 0
-
-
-def _by_rows(model: Model, shape: Shape) -> bool:
-    """Whether each branch of a tree is a row of its own (`prefix.attend_rows`); on TPUs always counted as scored."""
-    if not shape.prefix or model.platform != "gpu":
-        return False
-    row = (shape.rows * shape.branches, shape.prefix + shape.length)
-    return _flash(model, *row) and rows_pay(shape.prefix, shape.length)
-
-
-def _scored(model: Model, shape: Shape) -> bool:
-    """Whether the scores of branches with their prompt are written out (`prefix.attend_scores`)."""
-    return bool(shape.prefix) and not _by_rows(model, shape)
-
-
-def _plain_parts(model: Model, shape: Shape) -> list[tuple[int, int]]:
-    """(rows, length) of plain causal attention: of whole rows, or of the shared prompts alone."""
-    if _by_rows(model, shape):
-        return [(shape.rows * shape.branches, shape.prefix + shape.length)]
-    return [(shape.rows, shape.prefix or shape.length)]
-
-
-def _blocks(length: int) -> int:
-    return -(-length // min(max(64, length // 8), 512))
-
-
-def _flash(model: Model, rows: int, length: int) -> bool:
-    c = model.config
-    shape = (rows, length, c.num_attention_heads, c.head_dim)
-    chosen = model.attention or choose(model.platform, shape, c.dtype, model.capability)
-    return chosen in ("cudnn", "splash")
-
-
-# ---------------------------------------------------------------- bytes of sampling
-
-
-def decode_working(model: Model, lanes: int, attended: int) -> int:
-    """Of one decode step: the layers cut apart, and four arrays of logits while a token is drawn."""
-    return _cut_out(model, cache_bytes(model.config, lanes, attended)) + 16 * lanes * model.config.vocab_size
-
-
-def prefill_working(model: Model, rows: int, chunk: int, attended: int) -> int:
-    """Of a prefill: its rows apart, and the scores beside their softmax, or the MLP, of one layer."""
-    c = model.config
-    scores = rows * chunk * attended * (8 * c.num_attention_heads + 1)
-    mlp = rows * chunk * 2 * (c.intermediate_size + c.hidden_size) * model.width
-    part = cache_bytes(c, rows, attended)
-    return _cut_out(model, part) + part + max(scores, mlp)
-
-
-def _cut_out(model: Model, cache: int) -> int:
-    """The weights of every layer on their own; where bfloat16 is widened, these and the cache in float32."""
-    layers = model.config.num_hidden_layers * model.layer * jnp.dtype(model.config.dtype).itemsize
-    return 3 * layers + 2 * cache if model.widened else layers
+    """What one layer keeps that computes nothing again."""
+    how = attention(model, shape)
+    numbers = model.kept("none") / model.config.num_hidden_layers * shape.tokens
+    if not how.flash:  # of keys and of values the first half of all blocks, on average; one block is traced
+        numbers += how.rows * how.length * model.kv_heads * (how.blocks - 1)
+    if how.by_rows:  # queries, keys and values behind their prompts, and what they attended
+        numbers += how.rows * how.length * 2 * (model.heads + model.kv_heads)
+    elif shape.prefix:  # what each branch attended to, before it is divided by the sum of its weights
+        numbers += shape.rows * shape.branches * shape.length * model.heads
+    return int(numbers * model.width) + 4 * model.config.num_attention_heads * how.scored
 
 
 # ---------------------------------------------------------------- operations
@@ -204,46 +211,29 @@ def _cut_out(model: Model, cache: int) -> int:
 
 def forward_operations(model: Model, shape: Shape) -> int:
     """Of the hidden states and the log-probs of one micro-batch."""
-    c = model.config
-    layers = c.num_hidden_layers * (2 * shape.tokens * model.layer + _attention_operations(model, shape))
+    layers = model.config.num_hidden_layers * (2 * shape.tokens * model.layer + _attending(model, shape))
     return layers + 2 * shape.rows * shape.sampled * model.head
 
 
-def update_operations(model: Model, shape: Shape, adapter: int) -> int:
-    """Forward, recomputation and backward; `adapter` is the size of what is trained over a frozen base, or 0."""
-    c = model.config
-    again = 1 if model.remat == "layer" else 0
+def update_operations(model: Model, shape: Shape) -> int:
+    """Forward, recomputation and backward."""
+    again, adapter = int(model.remat == "layer"), model.trained if model.lora_rank else 0
     linear = 2 * shape.tokens * model.layer * ((2 if adapter else 3) + again)
     # The backward pass of attention is two forward ones, and computes the scores of plain blocks again.
-    attention = _attention_operations(model, shape) * (3 + again + (0 if _scored(model, shape) else 1))
+    plain = not attention(model, shape).scored
+    attending = _attending(model, shape) * (3 + again + plain)
     head = 2 * shape.rows * shape.sampled * model.head * (3 if adapter else 4)
-    return c.num_hidden_layers * (linear + attention) + head + 2 * shape.tokens * adapter * (3 + again)
+    layers = model.config.num_hidden_layers * (linear + attending)
+    return layers + head + 2 * shape.tokens * adapter * (3 + again)
 
 
-def decode_operations(model: Model, attended: int, adapters: int) -> int:
-    """Of one sampled token that attends to so many; `adapters` is the size of all that are multiplied."""
-    c = model.config
-    layers = c.num_hidden_layers * (2 * model.layer + 4 * model.heads * attended)
-    return layers + 2 * model.head + 2 * adapters
+def serving_operations(model: Model, tokens: int, seen: float, adapters: int) -> float:
+    """Of the layers, for tokens that see so many on average; `adapters` is the size of all that are multiplied."""
+    layers = model.config.num_hidden_layers * (2 * model.layer + 4 * model.heads * seen)
+    return tokens * (layers + 2 * adapters)
 
 
-def prefill_operations(model: Model, fed: int, prompt: int, adapters: int) -> int:
-    """Of `fed` tokens at the end of a prompt."""
-    c = model.config
-    seen = prompt - fed / 2
-    return int(fed * (c.num_hidden_layers * (2 * model.layer + 4 * model.heads * seen) + 2 * adapters))
-
-
-def _attention_operations(model: Model, shape: Shape) -> int:
-    """Of one layer: two products per score."""
-    scores = 0.0
-    for rows, length in _plain_parts(model, shape):
-        scores += rows * length * length * (_blocks(length) + 1) / (2 * _blocks(length))
-    if _scored(model, shape):
-        scores += shape.rows * shape.branches * shape.length * (shape.prefix + shape.length)
-    return int(4 * model.heads * scores)
-
-
-def weights(config: ModelConfig) -> int:
-    """Bytes of the model as it is stored."""
-    return num_parameters(config) * jnp.dtype(config.dtype).itemsize
+def _attending(model: Model, shape: Shape) -> int:
+    """Of one layer: two products per pair."""
+    how = attention(model, shape)
+    return int(4 * model.heads * (how.causal + how.scored))

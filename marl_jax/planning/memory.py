@@ -1,35 +1,40 @@
-"""The parts of a run's memory, in bytes counted from shapes; and the shapes of its engines, which depend on them."""
+"""The parts of a run's memory, in bytes; and the shapes of its engines, which depend on them.
+
+Arrays are those of the run's own functions, asked for their shapes by `jax.eval_shape`.
+"""
 
 import dataclasses
 import functools
-import itertools
 import sys
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
+from marl_jax.learning import compiled
 from marl_jax.learning.compiled import slice_count
-from marl_jax.learning.optimiser import transformation
+from marl_jax.learning.network import Qwen3
 from marl_jax.learning.streams import stream_count
+from marl_jax.learning.update import Learner
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
-from marl_jax.models.lora import init_lora
-from marl_jax.models.weight_table import abstract, num_parameters
+from marl_jax.models.weight_table import abstract
 from marl_jax.planning import costs
-from marl_jax.planning.costs import Model
+from marl_jax.planning.costs import Model, size
 from marl_jax.planning.devices import Device
-from marl_jax.planning.workload import CallShape, Shape, all_shapes, assume, calls_of
-from marl_jax.policies import PolicySpec, decode_groups
+from marl_jax.planning.dry_run import Demand
+from marl_jax.planning.workload import Shape, all_shapes
+from marl_jax.policies import PolicySpec, decode_groups, init_policies
 from marl_jax.runs.parts import policy_specs
 from marl_jax.runs.run_config import RunConfig
 from marl_jax.sampling.programs import Features
 from marl_jax.sampling.shapes import EngineSettings, memory_bytes
 from marl_jax.sampling.shapes import plan as plan_engine
 
-BASES, CACHES = "base weights", ("caches of the lanes", "caches of prompts")
-Phase = Literal["always", "prefill", "decode", "resizing", "gradient", "optimiser"]
+BASES, LANES, PROMPTS = "base weights", "caches of the lanes", "caches of prompts"
+SAMPLING = "working memory of sampling"
+Phase = Literal["always", "sampling", "gradient", "optimiser"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,35 +46,125 @@ class Part:
     phase: Phase
 
 
-def standing(config: RunConfig, sizes: Model, specs: dict[str, PolicySpec]) -> list[Part]:
+def sizes_of(config: RunConfig, model: ModelConfig, device: Device) -> Model:
+    """The model as the run trains it on a device."""
+    chosen = config.policies
+    rank = chosen.lora_rank if chosen.train == "lora" else 0
+    return Model(model, device.platform, device.capability, chosen.remat, chosen.attention, rank)
+
+
+def standing(config: RunConfig, model: Model) -> list[Part]:
     """What lies in memory all the time but for the engines' caches."""
-    model, share = sizes.config, cut(config, sizes)
-    adapter = config.policies.lora_rank * sizes.rank_one()
-    itemsize = jnp.dtype(model.dtype).itemsize
-    bases = len({spec.base for spec in specs.values()}) * costs.weights(model)
-    served = 0
-    for group in decode_groups(specs):
-        if any(specs[name].lora for name in group):
-            served += len(group) * adapter * itemsize
-        elif not specs[group[0]].frozen and model.dtype != "float32":
-            served += costs.weights(model)
-    trained = {
-        name: adapter if spec.lora else num_parameters(model)
-        for name, spec in specs.items()
-        if not spec.frozen
-    }
-    numbers, states = sum(trained.values()), len(trained) * optimiser_bytes(config, model)
-    damps = config.learner.interventions.damps
-    damped = {policy for key, policy in config.policies.map.items() if damps(key.split("/")[0])}
-    averages = sum(trained[name] for name in damped & {*trained}) * 4
-    what = "adapters" if config.policies.train == "lora" else "trained weights"
+    specs, share = policy_specs(config.policies), cut(config, model)
+    bases = {spec.base: abstract(model.config) for spec in specs.values()}
+    adapter = costs.trained_tree(model.config, model.lora_rank) if model.lora_rank else None
+    trees = jax.eval_shape(lambda bases: init_policies(specs, bases, lambda name: _zeros(adapter)), bases)
+    trained = {name: trees[name] for name, spec in specs.items() if not spec.frozen}
+    learner = Learner(Qwen3(model.config), config.learner, config.policies.map)
+    states = jax.eval_shape(learner.init, trained).values()
+    served = sum(_served(group, specs, trees, model) for group in decode_groups(specs))
+    what = "adapters" if model.lora_rank else "trained weights"
+    anchored = model.lora_rank and config.learner.interventions.kl_coef
     parts = [
-        Part(BASES, bases // share, "always"),
-        Part(f"{what} (float32)", numbers * 4 // share, "always"),
+        Part(BASES, size(bases) // share, "always"),
+        Part(f"{what} (float32)", size(trained) // share, "always"),
+        Part("adapters of the reference", size(trained) // share if anchored else 0, "always"),
         Part("weights served to the sampler", served // share, "always"),
-        Part("optimiser states", (states + averages) // share, "always"),
+        Part(
+            "optimiser states",
+            size([(state.optimiser, state.damping) for state in states]) // share,
+            "always",
+        ),
     ]
     return [part for part in parts if part.bytes]
+
+
+def update(config: RunConfig, model: Model, demand: Demand) -> tuple[list[Part], Shape]:
+    """The update of the policy that needs most, at the micro-batch that needs most."""
+    batch, chunk = config.learner.batch, config.learner.logprob_chunk
+    longest = max(role.max_new_tokens for role in config.role_settings.values())
+    share, devices = cut(config, model), config.mesh.data * config.mesh.model
+    streams = stream_count(model.platform, devices, batch.streams)
+    slices = batch.slice_tokens if model.platform == "cpu" and devices == 1 else 0
+    spread = 1 if model.platform == "cpu" else config.mesh.data
+    whole = all_shapes(batch, config.engine.max_prompt, longest)
+    shapes = [
+        dataclasses.replace(s, rows=max(1, s.rows // spread) // slice_count(s.rows, s.width, slices))
+        for s in whole
+    ]
+    largest = max(shapes, key=lambda s: costs.kept(model, s) + costs.working(model, s, chunk))
+    tree, units = costs.trained_tree(model.config, model.lora_rank), most_units(config, demand)
+    trees = size(gradient_trees(tree, units)[0])
+    cast = 0 if model.lora_rank or model.config.dtype == "float32" else model.weights
+    cast += 2 * model.weights if model.widened else 0
+    # Dividing the parts takes them once more, and mixing them again, unless there is but one.
+    again = 0 if units == 1 else 2 if config.learner.interventions.needs_roles else 1
+    parts = [
+        Part("gradient trees", streams * trees // share, "gradient"),
+        Part("weights in the dtype of the products", streams * cast // share, "gradient"),
+        Part("activations", streams * costs.kept(model, largest), "gradient"),
+        Part("working memory of the backward pass", streams * costs.working(model, largest, chunk), "gradient"),
+        Part("gradient trees", trees // share, "optimiser"),
+        Part("working memory of the optimiser", (again * trees + 2 * size(tree)) // share, "optimiser"),
+    ]  # fmt: skip
+    return [part for part in parts if part.bytes], largest
+
+
+def sampling(config: RunConfig, model: Model, engine: EngineSettings) -> list[Part]:
+    """The engines' caches, and what one of them works with."""
+    engines = len(decode_groups(policy_specs(config.policies)))
+    spread = 1 if model.platform == "cpu" else config.mesh.data * config.mesh.model
+    lanes = cache_bytes(model.config, 1, engine.cells)
+    prompts = cache_bytes(model.config, engine.prefixes, engine.context)
+    working = memory_bytes(model.config, engine) - lanes - prompts
+    # The budget of an engine allows for a copy of the embedding in every bank, too, which no program makes.
+    working -= engine.banks * (model.weights - model.layers)
+    working += 2 * (lanes + model.weights) if model.widened else 0
+    return [
+        Part(LANES, engines * lanes // spread, "always"),
+        Part(PROMPTS, engines * prompts // spread, "always"),
+        Part(SAMPLING, working // spread, "sampling"),
+    ]
+
+
+def count_units(config: RunConfig, demand: Demand, policy: str) -> int:
+    """How many gradient trees a policy's update keeps apart."""
+    if config.learner.gradients == "slots":
+        return max(1, len({(call.role, call.slot) for call in demand.of([policy])}))
+    roles = {key.split("/")[0] for key, name in config.policies.map.items() if name == policy}
+    return len(roles) if config.learner.apart else 1
+
+
+def most_units(config: RunConfig, demand: Demand) -> int:
+    """Of the policy that has most."""
+    specs = policy_specs(config.policies)
+    return max(count_units(config, demand, name) for name, spec in specs.items() if not spec.frozen)
+
+
+def gradient_trees(tree: Any, units: int) -> Any:
+    """The shapes of what the gradient of a policy is added up in: its parts and their denominator."""
+    laid = (None,) * len(jax.tree.leaves(tree))
+    return jax.eval_shape(lambda tree: compiled.nothing(tree, units, laid), tree)
+
+
+def cut(config: RunConfig, model: Model) -> int:
+    """Over how many devices each weight is cut; the processor's devices share one memory."""
+    return 1 if model.platform == "cpu" else config.mesh.model
+
+
+def _served(group: tuple[str, ...], specs: dict[str, PolicySpec], trees: Any, model: Model) -> int:
+    """Bytes of the copies that an engine has: adapters side by side, or weights in its dtype if that is another."""
+    itemsize = jnp.dtype(model.config.dtype).itemsize
+    if adapters := [name for name in group if specs[name].lora]:
+        return len(group) * size(trees[adapters[0]]) * itemsize // 4
+    return 0 if specs[group[0]].frozen or itemsize == 4 else size(trees[group[0]]) * itemsize // 4
+
+
+def _zeros(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
+
+
+# ---------------------------------------------------------------- room for engines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,20 +176,19 @@ class Room:
     left: int = sys.maxsize  # what the engine may come to with rows for histories: an update leaves so much
 
 
-def room_to_train(config: RunConfig, model: ModelConfig, device: Device, free: int) -> Room:
+def room_to_train(config: RunConfig, model: ModelConfig, device: Device, free: int, demand: Demand) -> Room:
     """Where so much is free beside the bases, and an update takes turns with the engines.
 
     Half of a host's memory, which others use, too; nine tenths of what an accelerator has left.
     """
-    specs = policy_specs(config.policies)
-    engines = len(decode_groups(specs))
     if config.engine.budget_bytes:
         return Room(config.engine.budget_bytes)
-    sizes = Model(model, device.platform, device.capability, config.policies.remat, config.policies.attention)
-    others = sum(part.bytes for part in standing(config, sizes, specs) if part.name != BASES)
-    update, _ = gradient(config, sizes, specs, calls_of(config, assume(config)))
-    phases = {part.phase for part in update}
-    beside = max((sum(p.bytes for p in update if p.phase == phase) for phase in phases), default=0)
+    sizes = sizes_of(config, model, device)
+    engines = len(decode_groups(policy_specs(config.policies)))
+    others = sum(part.bytes for part in standing(config, sizes) if part.name != BASES)
+    parts, _ = update(config, sizes, demand)
+    phases = {part.phase for part in parts}
+    beside = max((sum(p.bytes for p in parts if p.phase == phase) for phase in phases), default=0)
     if device.platform == "cpu":
         return Room(max(1, free // (2 * engines)), left=(free - others - beside) // engines)
     return Room(max(1, int(0.9 * (free - others)) // engines), beside // engines)
@@ -107,19 +201,19 @@ def room_to_play(config: RunConfig, free: int, engines: int, platform: str) -> R
 
 
 def engine_settings(
-    config: RunConfig,
-    model: ModelConfig,
-    *,
-    lanes: int | None,
-    room: Room,
-    engines: int,
-    platform: str | None = None,
+    config: RunConfig, model: ModelConfig, room: Room, demand: Demand, platform: str | None = None
 ) -> EngineSettings:
     """The shapes of each engine of a run; ValueError where nothing fits."""
-    shapes = _shapes(config, model, room, platform)
+    shapes, lanes = _shapes(config, model, room, platform), config.engine.lanes
+    groups = decode_groups(policy_specs(config.policies))
     bare = shapes(lanes=lanes)
     fitting = max(0, room.left - memory_bytes(model, bare)) // cache_bytes(model, 1, bare.context)
-    return shapes(lanes=lanes, histories=min(fitting, histories(config, look_ahead(config, bare, engines))))
+    # Of the episodes that are under way at a time.
+    each = max(map(demand.histories, groups))
+    training, evaluation = config.data.problems * config.rollout.samples, config.evaluation
+    episodes = max(training, evaluation.problems * evaluation.samples)
+    histories = each * min(look_ahead(config, bare, len(groups)), episodes)
+    return shapes(lanes=lanes, histories=min(fitting, histories))
 
 
 def look_ahead(config: RunConfig, settings: EngineSettings, engines: int) -> int:
@@ -127,137 +221,42 @@ def look_ahead(config: RunConfig, settings: EngineSettings, engines: int) -> int
     return config.rollout.ahead or 2 * settings.lanes * engines
 
 
-def histories(config: RunConfig, ahead: int) -> int:
-    """About how many histories, which later turns will go on from, lie in an engine at a time."""
-    groups = decode_groups(policy_specs(config.policies))
-    calls = list(itertools.chain(*calls_of(config, assume(config))))
-    each = max(sum(call.opens_history and call.policy in group for call in calls) for group in groups)
-    training, evaluation = config.data.problems * config.rollout.samples, config.evaluation
-    return each * min(ahead, max(training, evaluation.problems * evaluation.samples))
+def engine_within(
+    config: RunConfig, model: ModelConfig, device: Device, free: int, demand: Demand
+) -> tuple[EngineSettings, str | None]:
+    """The engines' settings as a run would choose them with so much memory free, and why it could not."""
+    room = room_to_train(config, model, device, free, demand)
+    try:
+        return engine_settings(config, model, room, demand, device.platform), None
+    except ValueError as error:  # what the least would take is still told
+        positions = config.engine.max_prompt + max(r.max_new_tokens for r in config.role_settings.values())
+        positions = max(positions, model.max_position_embeddings)
+        roomy = dataclasses.replace(model, max_position_embeddings=positions)
+        least = _shapes(config, roomy, Room(sys.maxsize), device.platform)
+        return least(lanes=config.engine.lanes or 1), str(error)
 
 
 def _shapes(
     config: RunConfig, model: ModelConfig, room: Room, platform: str | None
 ) -> Callable[..., EngineSettings]:
     """`sampling.plan` for the calls of a run."""
-    sampling = config.role_settings.values()
-    truncate = any(role.top_p < 1 or role.top_k > 0 for role in sampling)
+    roles = config.role_settings.values()
+    truncate = any(role.top_p < 1 or role.top_k > 0 for role in roles)
     return functools.partial(
         plan_engine,
         model,
         max_prompt=config.engine.max_prompt,
-        max_new=max(role.max_new_tokens for role in sampling),
-        min_new=min(role.max_new_tokens for role in sampling),
+        max_new=max(role.max_new_tokens for role in roles),
+        min_new=min(role.max_new_tokens for role in roles),
         budget_bytes=room.budget,
         beside_bytes=room.beside,
         features=Features(
             truncate=truncate,
             # What the trainer renormalises over.
-            candidates=max(role.top_k for role in sampling) if truncate else 0,
-            min_new=any(role.min_new_tokens > 0 for role in sampling),
+            candidates=max(role.top_k for role in roles) if truncate else 0,
+            min_new=any(role.min_new_tokens > 0 for role in roles),
         ),
         steps=config.engine.steps,
-        stops=max(8, *(len(role.stop_tokens) + 1 for role in sampling)),  # and the template's end of turn
+        stops=max(8, *(len(role.stop_tokens) + 1 for role in roles)),  # and the template's end of turn
         platform=platform,
     )
-
-
-def engine_within(
-    config: RunConfig, model: ModelConfig, device: Device, free: int, engines: int
-) -> tuple[EngineSettings, str | None]:
-    """The engines' settings as a run would choose them with so much memory free, and why it could not."""
-    lanes, platform = config.engine.lanes, device.platform
-    room = room_to_train(config, model, device, free)
-    try:
-        settings = engine_settings(config, model, lanes=lanes, room=room, engines=engines, platform=platform)
-        return settings, None
-    except ValueError as error:  # what the least would take is still told
-        positions = config.engine.max_prompt + max(r.max_new_tokens for r in config.role_settings.values())
-        positions = max(positions, model.max_position_embeddings)
-        roomy = dataclasses.replace(model, max_position_embeddings=positions)
-        return _shapes(config, roomy, Room(sys.maxsize), platform)(lanes=lanes or 1), str(error)
-
-
-def sampling(config: RunConfig, sizes: Model, engine: EngineSettings, engines: int) -> list[Part]:
-    """The engines' caches, and what they work with."""
-    model = sizes.config
-    spread = 1 if sizes.platform == "cpu" else config.mesh.data * config.mesh.model
-    lanes = cache_bytes(model, 1, engine.cells)
-    prompts = cache_bytes(model, engine.prefixes, engine.context)
-    resized = lanes // engine.banks // (2 * model.num_hidden_layers)
-    chunk, context = engine.chunks[-1], engine.context
-    prefill = costs.prefill_working(sizes, engine.prefill_rows(chunk), chunk, context)
-    decode = costs.decode_working(sizes, engine.lanes // engine.banks, context)
-    others = (engine.banks - 1) * decode  # those that decode meanwhile
-    return [
-        Part(CACHES[0], engines * lanes // spread, "always"),
-        Part(CACHES[1], engines * prompts // spread, "always"),
-        Part("working memory of prefill", (prefill + others) // spread, "prefill"),
-        Part("working memory of decoding", (decode + others) // spread, "decode"),
-        Part("an array of a cache, resized", (resized + others) // spread, "resizing"),
-    ]
-
-
-def gradient(
-    config: RunConfig, sizes: Model, specs: dict[str, PolicySpec], rounds: list[list[CallShape]]
-) -> tuple[list[Part], Shape]:
-    """The update of the policy that needs most, at the micro-batch that needs most."""
-    longest = max(role.max_new_tokens for role in config.role_settings.values())
-    shapes = all_shapes(config.learner.batch, config.engine.max_prompt, longest)
-    adapter = config.policies.lora_rank * sizes.rank_one() if config.policies.train == "lora" else 0
-    numbers = adapter or num_parameters(sizes.config)
-    units = max(count_units(config, rounds, name) for name, spec in specs.items() if not spec.frozen)
-    share, data = cut(config, sizes), 1 if sizes.platform == "cpu" else config.mesh.data
-    single = sizes.platform == "cpu" and config.mesh.data * config.mesh.model == 1
-    slices = config.learner.batch.slice_tokens if single else 0
-    devices = config.mesh.data * config.mesh.model
-    streams = stream_count(sizes.platform, devices, config.learner.batch.streams)
-    alone = [
-        dataclasses.replace(s, rows=max(1, s.rows // data) // slice_count(s.rows, s.width, slices))
-        for s in shapes
-    ]
-    chunk = config.learner.logprob_chunk
-    largest = max(alone, key=lambda s: costs.kept(sizes, s) + costs.working(sizes, s, chunk, numbers))
-    cast = 0 if adapter or sizes.config.dtype == "float32" else costs.weights(sizes.config)
-    cast += 2 * costs.weights(sizes.config) if sizes.widened else 0
-    trees = units * numbers * 4
-    # Dividing the parts takes them once more, and mixing them again, unless there is but one.
-    again = 0 if units == 1 else 2 if config.learner.interventions.needs_roles else 1
-    mixing = (again * units + 2) * numbers * 4
-    parts = [
-        Part("gradient trees", streams * trees // share, "gradient"),
-        Part("weights in the dtype of the products", streams * cast // share, "gradient"),
-        Part("activations", streams * costs.kept(sizes, largest), "gradient"),
-        Part(
-            "working memory of the backward pass",
-            streams * costs.working(sizes, largest, chunk, numbers),
-            "gradient",
-        ),
-        Part("gradient trees", trees // share, "optimiser"),
-        Part("working memory of the optimiser", mixing // share, "optimiser"),
-    ]
-    return [part for part in parts if part.bytes], largest
-
-
-def count_units(config: RunConfig, rounds: list[list[CallShape]], policy: str) -> int:
-    """How many gradient trees a policy's update keeps apart."""
-    mine = [call for some in rounds for call in some if call.policy == policy]
-    if config.learner.gradients == "slots":
-        return max(1, len({(call.role, call.slot) for call in mine}))
-    roles = {key.split("/")[0] for key, name in config.policies.map.items() if name == policy}
-    return len(roles) if config.learner.apart else 1
-
-
-def optimiser_bytes(config: RunConfig, model: ModelConfig) -> int:
-    """What the optimiser carries for one policy."""
-    tree = abstract(model)
-    if config.policies.train == "lora":
-        tree = jax.eval_shape(lambda: init_lora(0, model, config.policies.lora_rank, 1))
-    trained = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), tree)
-    state = jax.eval_shape(transformation(config.learner.optimiser).init, trained)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-
-
-def cut(config: RunConfig, sizes: Model) -> int:
-    """Over how many devices each weight is cut; the processor's devices share one memory."""
-    return 1 if sizes.platform == "cpu" else config.mesh.model

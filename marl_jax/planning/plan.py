@@ -1,11 +1,13 @@
-"""Memory and time that a run needs on a device, counted from shapes: nothing is compiled, no weights are read.
+"""Memory and time that a run needs on a device, before it begins: nothing is compiled, no weights are read.
 
-    peak = what is always there + the largest of: prefill | decode | gradient of the largest micro-batch | optimiser
+    dry run ──► calls and their tokens ──► memory and operations of each program ──► Plan
+    peak = what is always there + the largest of: sampling | gradient of the largest micro-batch | optimiser
     time = sampling (prefill + decode) + update; grading is not counted
 
 Lengths are not known before a run, so times rest on stated assumptions; memory is that of the longest calls allowed.
 """
 
+import collections
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,21 +18,20 @@ from marl_jax.models.decode import cache_bytes
 from marl_jax.models.hf import load_config
 from marl_jax.models.model_config import PRESETS
 from marl_jax.models.tokenizer import load_tokenizer
-from marl_jax.models.weight_table import num_parameters
 from marl_jax.own import is_own
 from marl_jax.planning import costs, devices, memory
 from marl_jax.planning.costs import Model
 from marl_jax.planning.devices import Device
+from marl_jax.planning.dry_run import Assumptions, Demand, DryRunError, assume, dry_run, play
 from marl_jax.planning.memory import Part, Phase
-from marl_jax.planning.walks import shortest_episode
-from marl_jax.planning.workload import Assumptions, CallShape, Shape, assume, batches_of, calls_of
-from marl_jax.policies import PolicySpec, decode_groups
+from marl_jax.planning.workload import Shape, batches_of
+from marl_jax.policies import decode_groups
 from marl_jax.rollouts import Chat
 from marl_jax.runs.parts import policy_specs, words
 from marl_jax.runs.run_config import RunConfig
 from marl_jax.sampling.shapes import EngineSettings
-
-PROBLEMS = 4  # so many are batched to see how the rows of a step are packed
+from marl_jax.tasks.task import Task
+from marl_jax.workflows import find
 
 
 class PlanError(ValueError):
@@ -39,11 +40,12 @@ class PlanError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A part of a step: operations of matrix products, and bytes that must move."""
+    """A part of a step: operations of matrix products, bytes that must move, or how long it was measured to take."""
 
     name: str
     operations: float
     moved: float
+    measured: float | None = None  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +91,8 @@ class Plan:
         """{work: seconds of a step}; None where the device's rates or the workflow's calls are not known."""
         if not self.device.bandwidth or not self.calls:
             return None
-        times = {w.name: self.device.seconds(w.operations, w.moved, self.dtype) for w in self.works}
+        device, dtype = self.device, self.dtype
+        times = {w.name: w.measured or device.seconds(w.operations, w.moved, dtype) for w in self.works}
         return {name: value for name, value in times.items() if value}
 
     def trouble(self, config: RunConfig) -> str:
@@ -108,44 +111,47 @@ class Plan:
         )
 
 
+def demand_of(config: RunConfig, completion: float = 0.5, **answers: dict[str, float]) -> Demand:
+    """What the run asks of its engines; `answers` are those that roles are assumed to give (see `Assumptions`)."""
+    workflow = find(config.workflow.name).bind(**config.workflow.settings)
+    assumptions = dataclasses.replace(assume(config, completion), answers=answers)
+    try:
+        return dry_run(config, workflow, words(config), assumptions)
+    except DryRunError as error:
+        raise PlanError(str(error)) from None
+
+
 def make_plan(
     config: RunConfig,
     model: ModelConfig,
     device: Device,
+    demand: Demand | None = None,
     *,
-    completion: float = 0.5,
     engine: EngineSettings | None = None,
 ) -> Plan:
     """What the run needs on a device; over a mesh, what one of its devices does.
 
-    `completion` is the mean length that is assumed of completions, as a share of max_new_tokens. `engine` is what an
-    earlier start settled; without it the engines get the shapes that the device has room for.
+    `demand` is that of `demand_of`. `engine` is what an earlier start settled; without it the engines get the shapes
+    that the device has room for.
     """
     _check_tokens(config, model)
-    specs = policy_specs(config.policies)
-    sizes = Model(model, device.platform, device.capability, config.policies.remat, config.policies.attention)
-    assumptions = assume(config, completion)
-    rounds = calls_of(config, assumptions)
-    standing = memory.standing(config, sizes, specs)
+    demand, sizes = demand or demand_of(config), memory.sizes_of(config, model, device)
+    standing = memory.standing(config, sizes)
     bases = sum(part.bytes for part in standing if part.name == memory.BASES)
-    engines = len(decode_groups(specs))
     refusal = None
     if engine is None:
-        engine, refusal = memory.engine_within(config, model, device, device.memory - bases, engines)
-    gradient, largest = memory.gradient(config, sizes, specs, rounds)
+        engine, refusal = memory.engine_within(config, model, device, device.memory - bases, demand)
+    update, largest = memory.update(config, sizes, demand)
     return Plan(
         device=device,
         dtype=model.dtype,
-        parts=(*standing, *memory.sampling(config, sizes, engine, engines), *gradient),
-        works=(
-            *_decoding(config, sizes, specs, rounds, engine),
-            *_learning(config, sizes, specs, rounds),
-        ),
+        parts=(*standing, *memory.sampling(config, sizes, engine), *update),
+        works=(*_decoding(config, sizes, demand, engine), *_learning(config, sizes, demand, standing)),
         engine=engine,
-        engines=engines,
+        engines=len(decode_groups(policy_specs(config.policies))),
         largest=largest,
-        calls=sum(map(len, rounds)),
-        assumptions=assumptions,
+        calls=demand.calls,
+        assumptions=demand.assumptions,
         refusal=refusal,
     )
 
@@ -187,19 +193,29 @@ def _check_tokens(config: RunConfig, model: ModelConfig) -> None:
 
 def _check_prompts(config: RunConfig, engine: EngineSettings) -> None:
     """Refuse a built-in workflow with a role whose words leave no room for any question."""
-    directory = Path(config.policies.base)
     if is_own(config.workflow.name) or config.rollout.limits.overlong == "truncate":
         return
     try:
-        chat = Chat(load_tokenizer(directory))
+        tokenizer = load_tokenizer(config.policies.base)
+        nothing = [Chat(tokenizer).end_of_turn]
     except (OSError, ValueError):  # told when the model is loaded
         return
     limit = config.rollout.limits.context or engine.context
     context = min(limit, engine.context)
     way_out = "rollout.limits.context" if limit < engine.context else "engine.max_prompt"
-    for call in shortest_episode(config, words(config)):
-        room = context - config.role_settings[call.role].max_new_tokens
-        if not call.after and (needed := len(chat.start(call.messages))) > room:
+    asked = play(
+        find(config.workflow.name).bind(**config.workflow.settings),
+        [Task("0", config.data.family, "")],
+        words(config),
+        config.policies.map,
+        tokenizer,
+        lambda call, request: nothing,
+        settings=config.role_settings,
+        limits=config.rollout.limits,
+    )
+    for call in asked:
+        room, needed = context - config.role_settings[call.role].max_new_tokens, len(call.prompt)
+        if call.first and needed > room:
             raise PlanError(
                 f"the prompt of '{call.role}' takes {needed} tokens before any question, and there is room for {room}: "
                 f"raise --config.{way_out}"
@@ -234,80 +250,55 @@ def show(size: float) -> str:
 # ---------------------------------------------------------------- time
 
 
-def _decoding(
-    config: RunConfig,
-    sizes: Model,
-    specs: dict[str, PolicySpec],
-    rounds: list[list[CallShape]],
-    engine: EngineSettings,
-) -> Iterable[Work]:
+def _decoding(config: RunConfig, sizes: Model, demand: Demand, engine: EngineSettings) -> Iterable[Work]:
     """Prefill and decode of one step's episodes, engine by engine."""
     model, share = sizes.config, config.mesh.data * config.mesh.model
-    episodes = config.data.problems * config.rollout.samples
+    times = config.data.problems / demand.problems
     per_token = cache_bytes(model, 1, 1)
-    fed_operations = decode_operations = decode_moved = 0.0
-    for group in decode_groups(specs):
-        lora = any(specs[name].lora for name in group)
-        adapters = len(group) * config.policies.lora_rank * sizes.rank_one() if lora else 0
-        mine = [[call for call in some if call.policy in group] for some in rounds]
-        prompts: dict[tuple[str, str], CallShape] = {}
-        for call in (call for some in mine for call in some):
-            if call.same is not None:
-                prompts[call.policy, call.same] = call
-            else:
-                fed_operations += episodes * costs.prefill_operations(sizes, call.fed, call.prompt, adapters)
-            attended = call.prompt + call.new
-            decode_operations += episodes * call.new * costs.decode_operations(sizes, attended, adapters)
+    prefill = decode = moved = 0.0
+    for group in decode_groups(policy_specs(config.policies)):
+        adapters = len(group) * sizes.trained if sizes.lora_rank else 0
+        sampled: collections.Counter[int] = collections.Counter()  # tokens, by the cache that a call may need
+        in_turn: dict[int, int] = {}  # of the longest call of each wave
+        for call in demand.of(group):
+            prompt, attended = len(call.prompt), len(call.prompt) + call.new
+            prefill += costs.serving_operations(sizes, call.fed, prompt - call.fed / 2, adapters)
+            decode += (
+                costs.serving_operations(sizes, call.new, attended, adapters) + 2 * call.new * sizes.head
+            )
             # A step writes its logits and reads them twice; every lane reads its cache.
-            decode_moved += episodes * call.new * (attended * per_token + 12 * model.vocab_size)
-        for call in prompts.values():
-            fed_operations += config.data.problems * costs.prefill_operations(
-                sizes, call.fed, call.prompt, adapters
-            )
-        sampled: dict[int, int] = {}  # tokens, by the length of cache that their calls may need
-        for call in (call for some in mine for call in some):
-            rung = engine.rung_of(
-                min(engine.context, call.prompt + config.role_settings[call.role].max_new_tokens)
-            )
-            sampled[rung] = sampled.get(rung, 0) + episodes * call.new
-        in_turn = sum(max((call.new for call in some), default=0) for some in mine)
-        filled = sum(-(-tokens // engine.widths_at(rung)[0]) for rung, tokens in sampled.items())
-        decode_moved += max(filled, engine.banks * in_turn) * costs.weights(model)  # each bank reads them
+            moved += call.new * (attended * per_token + 12 * model.vocab_size)
+            most = min(engine.context, prompt + config.role_settings[call.role].max_new_tokens)
+            sampled[engine.rung_of(most)] += call.new
+            in_turn[call.wave] = max(in_turn.get(call.wave, 0), call.new)
+        filled = sum(-(-times * tokens // engine.widths_at(rung)[0]) for rung, tokens in sampled.items())
+        # Each bank reads the weights.
+        moved += max(filled, engine.banks * sum(in_turn.values())) * sizes.weights / times
     return (
-        Work("prefill", fed_operations / share, 0.0),
-        Work("decode", decode_operations / share, decode_moved / share),
+        Work("prefill", times * prefill / share, 0.0),
+        Work("decode", times * decode / share, times * moved / share),
     )
 
 
-def _learning(
-    config: RunConfig, sizes: Model, specs: dict[str, PolicySpec], rounds: list[list[CallShape]]
-) -> Iterable[Work]:
+def _learning(config: RunConfig, sizes: Model, demand: Demand, standing: Iterable[Part]) -> Iterable[Work]:
     """Reference pass, gradient and optimiser step of one training step, over all policies."""
-    share = config.mesh.data * config.mesh.model
-    adapter = config.policies.lora_rank * sizes.rank_one() if config.policies.train == "lora" else 0
-    numbers = adapter or num_parameters(sizes.config)
-    problems = min(PROBLEMS, config.data.problems)
-    scale = config.data.problems / problems
-    reference = gradient = moved = stepped = 0.0
-    anchors = config.learner.interventions.kl_coef
-    for policy in (name for name, spec in specs.items() if not spec.frozen):
-        anchored = any(
-            anchors.get(key.split("/")[0]) for key, p in config.policies.map.items() if p == policy
-        )
-        batches = batches_of(config, rounds, policy, problems)
-        for shape, count in batches:
-            times = count * scale * config.learner.epochs
-            gradient += times * costs.update_operations(sizes, shape, adapter)
+    share, epochs, numbers = config.mesh.data * config.mesh.model, config.learner.epochs, sizes.trained
+    anchors, times = config.learner.interventions.kl_coef, config.data.problems / demand.problems
+    reference = gradient = moved = 0.0
+    stepped = sum(2 * part.bytes for part in standing if part.name == "optimiser states")
+    for policy in (name for name, spec in policy_specs(config.policies).items() if not spec.frozen):
+        roles = {key.split("/")[0] for key, name in config.policies.map.items() if name == policy}
+        anchored = any(map(anchors.get, roles))
+        for shape, count in batches_of(config, demand, policy):
+            gradient += count * costs.update_operations(sizes, shape)
             # Activations are written and read, the gradient is added to its tree.
-            moved += times * (2 * costs.kept(sizes, shape) + 12 * numbers)
-            reference += count * scale * costs.forward_operations(sizes, shape) * anchored
-        units = memory.count_units(config, rounds, policy)
-        state = memory.optimiser_bytes(config, sizes.config)
-        stepped += config.learner.epochs * (8 * units * numbers + 2 * state + 12 * numbers)
+            moved += count * (2 * costs.kept(sizes, shape) + 12 * numbers)
+            reference += count * costs.forward_operations(sizes, shape) * anchored
+        stepped += (8 * memory.count_units(config, demand, policy) + 12) * numbers
     return (
-        Work("reference", reference / share, 0.0),
-        Work("gradient", gradient / share, moved / share),
-        Work("optimiser", 0.0, stepped / share),
+        Work("reference", times * reference / share, 0.0),
+        Work("gradient", epochs * times * gradient / share, epochs * times * moved / share),
+        Work("optimiser", 0.0, epochs * stepped / share),
     )
 
 
@@ -329,9 +320,7 @@ def _way_out(part: str, config: RunConfig) -> str:
         "base weights": [smaller, "--config.policies.dtype=bfloat16"],
         "caches of the lanes": [*fewer, shorter],
         "caches of prompts": [*fewer, shorter],
-        "working memory of prefill": ["shorten --config.engine.max_prompt"],
-        "working memory of decoding": [*fewer, shorter],
-        "an array of a cache, resized": [*fewer, shorter],
+        "working memory of sampling": [*fewer, shorter],
         "gradient trees": [*off, *lora, smaller],
         "optimiser states": [*lora, *factored, smaller],
         "activations": [*remat, "lower --config.learner.batch.token_budget", shorter],

@@ -1,13 +1,16 @@
-"""What calls an episode makes, told from the workflow's script without a model."""
+"""What calls the shortest episode of a workflow makes, for the checks of a configuration."""
 
 import collections
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from marl_jax.learning.groups import group_key
 from marl_jax.own import is_own
+from marl_jax.planning.dry_run import Asked, Assumptions, Speller, play
+from marl_jax.policies import shared
+from marl_jax.rollouts import Limits
 from marl_jax.tasks.task import Task
-from marl_jax.workflows import Call, Completion, find
-from marl_jax.workflows.walk import walk
+from marl_jax.workflows import find
 
 if TYPE_CHECKING:
     from marl_jax.runs.run_config import RunConfig
@@ -19,7 +22,8 @@ SLOTS = {  # {built-in workflow: the role that answers in several slots, and the
     "single_matched": ("generator", "calls"),
     "single_token_matched": ("generator", "calls"),
 }
-COUNTED = 10_000  # calls, at most, of a workflow that is walked
+COUNTED, LONGEST = 1000, 100_000  # calls, and tokens of each, that are played at most
+ACCEPTED = "\\boxed{Correct}"
 
 
 def left_open(config: "RunConfig") -> list[str]:
@@ -49,7 +53,7 @@ def alone(config: "RunConfig") -> bool:
         return False
     if is_own(name):
         return {*key} == {"task", "role", "slot", "turn"}
-    calls = [(call.role, call.slot) for call in shortest_episode(config, _Wordless(), said="")]
+    calls = [(call.role, call.slot) for call in _episode(config)]
     many, setting = SLOTS.get(name, ("", ""))
     if config.workflow.settings.get(setting, find(name).settings.get(setting, 1)) != 1:
         calls += [(many, slot) for slot in (0, 1) if (many, slot) not in calls]
@@ -62,6 +66,37 @@ def alone(config: "RunConfig") -> bool:
     return len({*groups}) == len(groups)
 
 
+def least_calls(config: "RunConfig") -> int:
+    """How many calls the shortest episode of a built-in workflow makes: its first draft is accepted."""
+    return len(_episode(config, {role: {ACCEPTED: 1.0} for role in config.roles}))
+
+
+def _episode(config: "RunConfig", answers: Any = {}) -> list[Asked]:  # noqa: B006 - never changed
+    """The calls of a built-in workflow where prompts are empty and completions as long as they may be."""
+    workflow, settings = find(config.workflow.name), dict(config.workflow.settings)
+    _, counted = SLOTS.get(workflow.name, ("", ""))
+    if counted in settings:
+        settings[counted] = min(settings[counted], COUNTED)
+    if left_open(config):
+        settings["tokens"] = 1  # the least that may yet be given
+    speller = Speller(Assumptions(completion=1.0, answers=answers))
+    sampling = {
+        role: dataclasses.replace(own, max_new_tokens=min(own.max_new_tokens, LONGEST), min_new_tokens=0)
+        for role, own in config.role_settings.items()
+    }
+    family: Any = config.data.family if config.data.family in workflow.families else workflow.families[0]
+    return play(
+        workflow.bind(**settings),
+        [Task("0", family, "")],
+        _Wordless(),
+        shared(workflow.roles),
+        speller,
+        speller.say,
+        settings=sampling,
+        limits=Limits(max_calls=2 * COUNTED),
+    )
+
+
 class _Wordless:
     """Prompts of any role and section, with nothing in them."""
 
@@ -70,33 +105,3 @@ class _Wordless:
 
     def __call__(self, **fields: Any) -> list[dict[str, str]]:
         return [{"role": "user", "content": ""}]
-
-
-def least_calls(config: "RunConfig") -> int:
-    """How many calls the shortest episode of a built-in workflow makes."""
-    return len(shortest_episode(config, _Wordless()))
-
-
-def shortest_episode(config: "RunConfig", prompts: Any, said: str = "\\boxed{Correct}") -> list[Call]:
-    """The calls of a built-in workflow on an empty question, with empty answers: its first draft is accepted.
-
-    Readers are given what is `said`; with another word nothing is accepted, and the episode is longer.
-    """
-    settings = dict(config.workflow.settings)
-    _, setting = SLOTS.get(config.workflow.name, ("", ""))
-    if setting in settings:
-        settings[setting] = min(settings[setting], COUNTED)
-    if left_open(config):
-        settings["tokens"] = 1  # the least that may yet be given
-    tokens: Any = {role: range(own.max_new_tokens) for role, own in config.role_settings.items()}
-
-    def accepted(call: Any, index: int) -> Completion:
-        return Completion("", tokens[call.role], (), "stop", call.read(said) if call.read else said, index)
-
-    script = find(config.workflow.name)(Task("0", config.data.family, ""), prompts, **settings)
-    calls: list[Call] = []
-    for turn in walk(script, accepted):
-        calls += [call for call in turn if isinstance(call, Call)]
-        if len(calls) >= COUNTED:
-            break
-    return calls

@@ -11,7 +11,7 @@ from marl_jax.learning.optimiser import OptimiserConfig
 from marl_jax.models import ModelConfig
 from marl_jax.models.weight_table import num_parameters
 from marl_jax.planning import devices
-from marl_jax.planning.costs import Model
+from marl_jax.planning.costs import size, trained_tree
 from marl_jax.planning.devices import BANDWIDTH, COMPUTE
 from marl_jax.planning.plan import Plan, make_plan, show
 from marl_jax.policies import policy_names, trained_policies
@@ -84,7 +84,7 @@ def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequenc
         body.append(_row(work, (duration((plan.seconds or {}).get(work, 0.0)) for plan in plans)))
     body.append(_row("in all", (duration(sum((plan.seconds or {}).values())) for plan in plans)))
     notes = [
-        "* only in its phase: prefill, decode, resizing, gradient or optimiser. Grading is not counted, nor the "
+        "* only in its phase: sampling, gradient or optimiser. Grading is not counted, nor the "
         "process itself (Python, JAX and compiled programs: about 1 GiB of the host)."
     ]
     notes += [_verdict(config, plan) for plan in plans]
@@ -118,13 +118,13 @@ def _row(label: str, cells: Iterable[str]) -> str:
 def _policies(config: RunConfig, model: ModelConfig) -> Iterator[str]:
     trained = trained_policies(config.policies.map, config.policies.frozen_roles)
     lora = config.policies.train == "lora"
-    size = config.policies.lora_rank * Model(model).rank_one() if lora else num_parameters(model)
+    count = size(trained_tree(model, config.policies.lora_rank if lora else 0)) // 4
     for policy in policy_names(config.policies.map):
         roles = [key for key, name in config.policies.map.items() if name == policy]
         named = ", ".join(f"{key} (frozen)" if key in config.policies.frozen_roles else key for key in roles)
         what = "frozen, served only"
         if policy in trained:
-            what = f"{_count(size)} trainable" + (
+            what = f"{_count(count)} trainable" + (
                 f" (LoRA, rank {config.policies.lora_rank})" if lora else ""
             )
         yield f"{named} -> {policy}: {what}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_jax.planning import devices, memory
-from marl_jax.planning.plan import PlanError
+from marl_jax.planning.plan import PlanError, demand_of
 from marl_jax.policies import Tree, decode_groups
 from marl_jax.rewards.grading import Grader
 from marl_jax.rollouts import Progress, ToolLog, rollout
@@ -27,14 +27,13 @@ from marl_jax.tasks import Task, parse
 def planned_engine(config: RunConfig, parts: Parts, *, training: bool = True) -> EngineSettings:
     """The shapes of each engine, planned from the configuration and the memory that the loaded weights leave here."""
     device, engines = devices.here(), len(decode_groups(parts.specs))
+    demand = demand_of(config)
     if training:
-        room = memory.room_to_train(config, parts.model, device, device.memory)
+        room = memory.room_to_train(config, parts.model, device, device.memory, demand)
     else:
         room = memory.room_to_play(config, device.memory, engines, device.platform)
     try:
-        return memory.engine_settings(
-            config, parts.model, lanes=config.engine.lanes, room=room, engines=engines
-        )
+        return memory.engine_settings(config, parts.model, room, demand)
     except ValueError as error:
         raise PlanError(f"the engines do not fit: {error}") from error
 

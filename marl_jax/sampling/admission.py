@@ -22,8 +22,11 @@ class Waiting(NamedTuple):
 
     ticket: int
     request: Request
-    owner: Owner
     adapter: int
+
+    @property
+    def owner(self) -> Owner:
+        return self.request.policy
 
     @property
     def prefix(self) -> Tokens:

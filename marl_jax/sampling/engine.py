@@ -80,7 +80,6 @@ class Engine:
         self._params, self._adapters, self._scale = params, adapters, float(adapter_scale)
         self._adapter_of: dict[str | None, int] = {None: -1}
         self._adapter_of |= {name: -1 if adapters is None else i for i, name in enumerate(policies)}
-        self._version = 0  # of the weights: how often they were replaced
         self._to_text = to_text
         self._next_ticket = 0
         self._admission = Admission(settings)
@@ -102,8 +101,7 @@ class Engine:
         """Queue a request, at any time; its completion comes out of a later `step` under the returned ticket."""
         self.check(request)
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-        owner = request.policy, self._version
-        waiting = Waiting(ticket, request, owner, self._adapter_of[request.policy])
+        waiting = Waiting(ticket, request, self._adapter_of[request.policy])
         self._admission.submit(waiting, columns=len(request.tokens) + request.max_new_tokens)
         return ticket
 
@@ -144,8 +142,7 @@ class Engine:
                 raise ValueError(f"the new {what} are not of the shapes that this engine was built with")
         self._params = self._params if params is None else params
         self._adapters = self._adapters if adapters is None else adapters
-        self._version += 1
-        self._admission = Admission(self.settings)
+        self._admission = Admission(self.settings)  # cached prompts were computed with the old weights
 
     def abandon(self) -> None:
         """Drop all unfinished requests and cached prompts; the engine then serves as a new one.

@@ -1,6 +1,6 @@
 """Which prompt lies in which row of the prefix cache: the host's side of prompt reuse.
 
-An entry is keyed by (policy, its update count, token ids), so no other policy, adapter or update ever meets it.
+An entry is keyed by (policy, token ids), so no other policy or adapter ever meets it; an update drops all entries.
 A row is taken first from an entry that no request waits for and no later turn continues, then from one kept for a later
 turn, then from one that requests wait for; among equals from the least recently used.
 """
@@ -9,7 +9,7 @@ import collections
 import dataclasses
 
 Tokens = tuple[int, ...]
-Owner = tuple[str | None, int]  # policy and its update count
+Owner = str | None  # the policy; None is the base
 Key = tuple[Owner, Tokens]
 
 

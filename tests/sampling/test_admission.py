@@ -20,7 +20,7 @@ def admission(prefixes, lengths=(64,)):
 
 def submit(queue, *tokens, ticket=0, policy="a"):
     request = Request(tokens, (ticket,), 8, policy)
-    queue.submit(Waiting(ticket, request, (policy, 0), 0), len(tokens) + 8)
+    queue.submit(Waiting(ticket, request, 0), len(tokens) + 8)
 
 
 def tickets(wave):
@@ -51,7 +51,7 @@ def test_a_wave_takes_as_many_prompts_as_there_are_rows():
 
 def test_a_history_is_fed_on_where_it_lies():
     queue = admission(prefixes=4)
-    row = queue.keep(("a", 0), (1, 2, 3))
+    row = queue.keep("a", (1, 2, 3))
     submit(queue, 1, 2, 3, 4, 5, 6)
     wave = queue.wave([0])
     assert wave.feeds == [Feed(row, (4, 5), 3, 0)] and not wave.moves
@@ -59,7 +59,7 @@ def test_a_history_is_fed_on_where_it_lies():
 
 def test_prompts_that_branch_from_one_history_each_get_it():
     queue = admission(prefixes=4)
-    row = queue.keep(("a", 0), (1, 2, 3))
+    row = queue.keep("a", (1, 2, 3))
     for ticket in range(3):
         submit(queue, 1, 2, 3, 4 + ticket, 5, ticket=ticket)
     wave = queue.wave(range(8))
@@ -71,7 +71,7 @@ def test_prompts_that_branch_from_one_history_each_get_it():
 @pytest.mark.parametrize("rows", [1, 2])
 def test_branches_enter_one_after_the_other_where_rows_are_short(rows):
     queue = admission(prefixes=rows)
-    queue.keep(("a", 0), (1, 2, 3))
+    queue.keep("a", (1, 2, 3))
     for ticket in range(3):
         submit(queue, 1, 2, 3, 4 + ticket, 5, ticket=ticket)
     entered = []
@@ -84,25 +84,25 @@ def test_branches_enter_one_after_the_other_where_rows_are_short(rows):
 
 def test_a_history_that_a_prompt_waits_for_outlives_newer_ones():
     queue = admission(prefixes=2)
-    kept = queue.keep(("a", 0), (1, 2, 3))
+    kept = queue.keep("a", (1, 2, 3))
     submit(queue, 1, 2, 3, 4, 5)
-    newer = [queue.keep(("a", 0), (9, number)) for number in range(5)]
+    newer = [queue.keep("a", (9, number)) for number in range(5)]
     assert kept not in newer and None not in newer  # they take the other row from each other
     assert queue.wave([0]).feeds == [Feed(kept, (4,), 3, 0)]
 
 
 def test_no_history_is_kept_where_every_row_is_waited_for():
     queue = admission(prefixes=1)
-    kept = queue.keep(("a", 0), (1, 2, 3))
+    kept = queue.keep("a", (1, 2, 3))
     submit(queue, 1, 2, 3, 4, 5)
-    assert queue.keep(("a", 0), (7, 8)) is None
+    assert queue.keep("a", (7, 8)) is None
     assert queue.wave([0]).feeds == [Feed(kept, (4,), 3, 0)]
 
 
 def test_a_prompt_that_becomes_a_history_gives_up_its_own():
     """A history continued by a prompt that is itself kept, and gone on from, while it still waits once more."""
     queue = admission(prefixes=2)
-    owner, first, second = ("a", 0), (1, 2, 3), (1, 2, 3, 4)
+    owner, first, second = "a", (1, 2, 3), (1, 2, 3, 4)
     row = queue.keep(owner, first)
     for ticket in range(2):
         submit(queue, *second, 5, ticket=ticket)
@@ -117,7 +117,7 @@ def test_a_prompt_that_becomes_a_history_gives_up_its_own():
 
 def test_another_policys_history_is_never_gone_on_from():
     queue = admission(prefixes=4)
-    queue.keep(("a", 0), (1, 2, 3))
+    queue.keep("a", (1, 2, 3))
     queue.keep(("b", 1), (1, 2, 3))  # of another update
     submit(queue, 1, 2, 3, 4, 5, policy="b")
     (feed,) = queue.wave([0]).feeds
@@ -148,7 +148,7 @@ def test_planned_histories_are_found_under_load(share, low, high):
         prompt = (*before, *words(20))
         fresh += len(prompt) - 1 - max(0, len(before) - 1)  # the last token of a turn is not cached yet
         request = Request(prompt, (episode, due[episode]), 64, keep=True)
-        queue.submit(Waiting(episode, request, (None, 0), -1), len(prompt) + 64)
+        queue.submit(Waiting(episode, request, -1), len(prompt) + 64)
 
     while started < 512 or len(queue) or seated:
         while started < 512 and len(queue) + len(seated) < ahead:

@@ -7,36 +7,27 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from marl_jax.learning.rows import Row
 
 from experiments import cli
-from marl_jax.learning import compiled
-from marl_jax.learning.batching import MicroBatch, make_batches
-from marl_jax.learning.interventions import PerRole
-from marl_jax.learning.losses import LossConfig
-from marl_jax.learning.network import Qwen3
-from marl_jax.learning.optimiser import transformation
+from marl_jax.learning.batching import make_batches
 from marl_jax.models import ModelConfig
-from marl_jax.models.decode import cache_bytes, empty_cache
+from marl_jax.models.decode import cache_bytes
 from marl_jax.models.lora import init_lora
 from marl_jax.models.qwen3 import UNROLLED
 from marl_jax.models.weight_table import abstract, num_parameters
-from marl_jax.planning import costs
+from marl_jax.planning import account, costs
 from marl_jax.planning.devices import BANDWIDTH, COMPUTE, KINDS, Device, host
 from marl_jax.planning.memory import count_units, room_to_play
-from marl_jax.planning.plan import Plan, PlanError, check_fits, find_model, make_plan
-from marl_jax.planning.workload import Shape, all_shapes, assume, calls_of
+from marl_jax.planning.plan import Plan, PlanError, check_fits, demand_of, find_model, make_plan
+from marl_jax.planning.workload import Shape, all_shapes
 from marl_jax.runs import fields
 from marl_jax.runs.page import plan_page
-from marl_jax.runs.parts import PartsError
 from marl_jax.runs.play import settled_shapes
 from marl_jax.runs.run_config import load_config
-from marl_jax.sampling import programs
-from marl_jax.sampling.lanes import LaneTable
 from marl_jax.sampling.shapes import EngineSettings
+from marl_jax.table import Table
 
 MODEL = ModelConfig(
     vocab_size=3000,
@@ -62,45 +53,13 @@ def size(plan: Plan, *names: str, phase: str | None = None) -> int:
     return sum(p.bytes for p in found)
 
 
+def compiled(run, model: ModelConfig, plan: Plan, name: str) -> jax.stages.Compiled:
+    """A program of the plan as `experiments.plan --compile` compiles it."""
+    return account.lowered(run, model, demand_of(run), plan)[name].compile(QUICK)
+
+
 def needed(program: jax.stages.Compiled) -> int:
-    m = program.memory_analysis()
-    return m.argument_size_in_bytes + m.temp_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
-
-
-def arrays(shape: tuple[int, ...], *names: str, dtype=jnp.float32):
-    return {name: jax.ShapeDtypeStruct(shape, dtype) for name in names}
-
-
-def micro_batch(s: Shape) -> MicroBatch:
-    each = (s.rows, s.sampled)
-    return MicroBatch(
-        **arrays((s.rows, s.width), "tokens", "positions", "segments", dtype=jnp.int32),
-        **arrays(each, "source", "targets", "sequences", dtype=jnp.int32),
-        **arrays(each, "advantages", "sampler_logp", "old_logp", "ref_logp", "kl_coef", "temperature"),
-        **arrays(each, "mask", dtype=jnp.bool_),
-        prefix=s.prefix,
-        branches=s.branches,
-    )
-
-
-def trees(model: ModelConfig, units: int):
-    tree = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), abstract(model))
-    parts = jax.tree.map(lambda x: jax.ShapeDtypeStruct((units, *x.shape), jnp.float32), tree)
-    return tree, (parts, jax.ShapeDtypeStruct((), jnp.float32))
-
-
-def gradient(run, model: ModelConfig, shape: Shape) -> jax.stages.Compiled:
-    """The learner's gradient program for two roles on one policy, compiled."""
-    tree, carry = trees(model, 2)
-    learner = run.learner
-    settings = compiled.Settings(
-        Qwen3(model, None, run.policies.remat), LossConfig(), learner.logprob_chunk, True
-    )
-    unit = jax.ShapeDtypeStruct((), jnp.int32)
-    lowered = compiled.accumulate.lower(
-        settings, carry, tree, None, micro_batch(shape), unit, anchored=False, on_policy=True
-    )
-    return lowered.compile(QUICK)
+    return account.needed(program.memory_analysis())
 
 
 def in_streams(plan, program: jax.stages.Compiled) -> int:
@@ -119,7 +78,7 @@ def test_the_gradient_of_trees_takes_the_memory_and_the_operations_that_xla_coun
     run = config(**batch, engine__max_prompt="80", sampling__max_new_tokens="48")
     plan = make_plan(run, model, HERE)
     assert plan.largest.prefix  # scores of branches behind a prompt are what takes most
-    program = gradient(run, model, plan.largest)
+    program = compiled(run, model, plan, "gradient")
     ours = (
         "trained weights (float32)",
         "gradient trees",
@@ -130,7 +89,7 @@ def test_the_gradient_of_trees_takes_the_memory_and_the_operations_that_xla_coun
     assert size(plan, *ours[2:]) > 0.8 * in_streams(plan, program)  # not swamped by weights
     # XLA counts the body of a loop once.
     once = dataclasses.replace(model, num_hidden_layers=1) if layers > UNROLLED else model
-    counted = costs.update_operations(costs.Model(once), plan.largest, adapter=0)
+    counted = costs.update_operations(costs.Model(once), plan.largest)
     assert counted == pytest.approx(program.cost_analysis()["flops"], rel=0.15)
 
 
@@ -148,64 +107,34 @@ def test_the_gradient_under_a_large_vocabulary_takes_the_memory_that_xla_counts(
         "activations",
         "working memory of the backward pass",
     )
-    program = gradient(run, model, plan.largest)
+    program = compiled(run, model, plan, "gradient")
     assert size(plan, *ours, phase="gradient") == pytest.approx(in_streams(plan, program), rel=0.15)
     logits = 2 * 2 * plan.largest.tokens * model.vocab_size * 4
     assert size(plan, "working memory of the backward pass") == pytest.approx(logits, rel=0.01)
 
 
-def test_decoding_takes_the_memory_that_xla_counts():
-    run = config(
-        "single-shared-xs-math", engine__max_prompt="32", sampling__max_new_tokens="32", engine__lanes="512"
-    )
-    plan = make_plan(run, MODEL, HERE)
-    banks, width = plan.engine.banks, plan.engine.widths[0]
-    cache = jax.eval_shape(lambda: empty_cache(MODEL, width, plan.engine.context))
-    program = programs.decode.lower(
-        abstract(MODEL),
-        None,
-        cache,
-        LaneTable(width, plan.engine.context, plan.engine.stops, plan.engine.features).lanes,
-        config=MODEL,
-        features=plan.engine.features,
-        steps=plan.engine.steps,
-        scale=1.0,
-    ).compile(QUICK)
-    ours = size(plan, "base weights", "caches of the lanes", "working memory of decoding")
-    once = size(plan, "base weights")  # all banks decode with the same
-    assert banks == 2 and ours == pytest.approx(once + banks * (needed(program) - once), rel=0.15)
-    assert size(plan, "working memory of decoding") > 0.5 * ours  # logits matter
-
-
-@pytest.mark.parametrize("train", ["full", "lora"])
-@pytest.mark.parametrize("prompt", [256, 1024])
-def test_prefill_takes_the_memory_that_xla_counts(train, prompt):
+@pytest.mark.parametrize(
+    ("train", "prompt", "lanes"),
+    [("full", 32, 512), ("full", 256, 8), ("full", 1024, 8), ("lora", 256, 8), ("lora", 1024, 8)],
+)
+def test_sampling_takes_the_memory_that_xla_counts(train, prompt, lanes):
+    """Of all banks that decode, or of one that prefills meanwhile; and an array of a cache that is resized."""
     chosen = {"policies__train": train, "policies__lora_rank": "8", "learner__batch__buckets": "2048"}
-    run = config("single-shared-xs-math", **chosen, engine__max_prompt=str(prompt), engine__lanes="8")
-    model = dataclasses.replace(MODEL, num_hidden_layers=2)
+    length = {"engine__max_prompt": str(prompt), "sampling__max_new_tokens": "32"}
+    run = config("single-shared-xs-math", **chosen, **length, engine__lanes=str(lanes))
+    model = dataclasses.replace(MODEL, num_hidden_layers=1 if lanes > 64 else 2)
     plan = make_plan(run, model, HERE)
-    shapes = plan.engine
-    chunk, rank = shapes.chunks[-1], run.policies.lora_rank
-    rows = shapes.prefill_rows(chunk)
-    number = jax.ShapeDtypeStruct((rows,), jnp.int32)
-    program = programs.prefill.lower(
-        abstract(model),
-        jax.eval_shape(lambda: init_lora(0, model, rank, 1)) if train == "lora" else None,
-        jax.eval_shape(lambda: empty_cache(model, shapes.prefixes, shapes.context)),
-        number,
-        jax.ShapeDtypeStruct((rows, chunk), jnp.int32),
-        number,
-        number,
-        config=model,
-        attended=shapes.context,
-        scale=1.0,
-    ).compile(QUICK)
-    other = costs.decode_working(costs.Model(model), shapes.lanes // shapes.banks, shapes.context)
-    working = size(plan, "working memory of prefill") - (shapes.banks - 1) * other
     served = size(plan, "weights served to the sampler") if train == "lora" else 0
-    ours = size(plan, "base weights", "caches of prompts") + served + working
-    assert ours == pytest.approx(needed(program), rel=0.15)
-    assert working > 0.3 * ours
+    cached = size(plan, "caches of the lanes"), size(plan, "caches of prompts")
+    weights = size(plan, "base weights") + served
+    banks = plan.engine.banks
+    decode = needed(compiled(run, model, plan, "decode")) - weights - cached[0] // banks
+    prefill = needed(compiled(run, model, plan, "prefill")) - weights - cached[1]
+    resized = cached[0] // banks // (2 * model.num_hidden_layers)
+    counted = weights + sum(cached) + max(banks * decode, (banks - 1) * decode + prefill) + resized
+    working = size(plan, "working memory of sampling")
+    assert weights + sum(cached) + working == pytest.approx(counted, rel=0.15)
+    assert working > 0.3 * counted and (banks == 2) == (lanes == 512)
 
 
 def test_an_average_of_gradients_is_kept_for_the_policies_that_are_damped():
@@ -224,19 +153,7 @@ def test_an_average_of_gradients_is_kept_for_the_policies_that_are_damped():
 def test_the_optimiser_takes_the_memory_that_xla_counts(balance):
     run = config(learner__interventions__mixing__balance=balance)
     plan = make_plan(run, MODEL, HERE)
-    tree, carry = trees(MODEL, 2)
-    state = jax.eval_shape(transformation(run.learner.optimiser).init, tree)
-    number = jax.ShapeDtypeStruct((), jnp.float32)
-    program = compiled.apply.lower(
-        tree,
-        state,
-        None,
-        carry,
-        number,
-        PerRole(np.ones(2), np.ones(2, bool), None, np.eye(2)),
-        config=run.learner.optimiser,
-        mixing=run.learner.interventions.mixing,
-    ).compile(QUICK)
+    program = compiled(run, MODEL, plan, "optimiser")
     names = (
         "trained weights (float32)",
         "optimiser states",
@@ -278,7 +195,7 @@ def test_every_tracked_role_or_slot_has_a_gradient_tree(cell, level, units):
     assert size(plan, "gradient trees", phase="optimiser") == units * tree
     # Two streams of micro-batches add up their own, and their sum is taken.
     assert size(plan, "gradient trees", phase="gradient") == 2 * units * tree
-    assert count_units(run, calls_of(run, assume(run)), "p0") == units
+    assert count_units(run, demand_of(run), "p0") == units
 
 
 def test_fully_trained_policies_have_an_engine_each_and_adapters_share_one():
@@ -290,17 +207,6 @@ def test_fully_trained_policies_have_an_engine_each_and_adapters_share_one():
     assert size(full, "caches of the lanes") == 2 * size(lora, "caches of the lanes")
     assert size(full, "base weights") == size(shared, "base weights")  # kept once, as the reference
     assert size(full, "optimiser states") == pytest.approx(2 * size(shared, "optimiser states"), abs=16)
-
-
-def test_the_calls_of_an_episode_are_the_most_that_it_makes():
-    def roles(cell):
-        run = config(cell)
-        return [[call.role for call in some] for some in calls_of(run, assume(run))]
-
-    assert roles("voting-shared-xs-math") == [["generator"] * 3, ["aggregator"]]
-    assert roles("orch_workers-shared-xs-code") == [["orchestrator"], ["worker"] * 3, ["synthesizer"]]
-    assert roles("eval_opt-shared-xs-math") == [["generator"], ["evaluator"]] * 3
-    assert roles("eval_opt-shared-xs-code") == [["generator"], ["evaluator"]] * 2
 
 
 @pytest.mark.parametrize(
@@ -328,88 +234,11 @@ def test_engines_have_room_for_the_histories_of_all_episodes_under_way(workflow,
     assert make_plan(few, MODEL, HERE).engine.prefixes == 8 // 2 + each * 3
 
 
-def test_a_workflow_is_walked_as_far_as_its_limit_of_calls(tmp_path, monkeypatch):
-    source = """
-from marl_jax.workflows import Call, workflow
-
-@workflow(roles=("solver",))
-def wide(task, prompts):
-    ask = [{"role": "user", "content": task.question}]
-    yield Call("solver", ask)
-    yield [Call("solver", ask, slot=i) for i in range(100)]
-"""
-    (tmp_path / "wide_workflow.py").write_text(source)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    mine = {"workflow__name": "wide_workflow:wide", "policies__map": '{"solver": "p0"}'}
-    for limit, rounds in ((64, [1]), (101, [1, 100])):
-        run = config("single-shared-xs-math", **mine, rollout__limits__max_calls=str(limit))
-        assert [len(calls) for calls in calls_of(run, assume(run))] == rounds
-
-
-def test_a_workflow_that_cannot_be_walked_without_a_task_is_planned_all_the_same(tmp_path, monkeypatch):
-    source = """
-from marl_jax.workflows import Call, Tool, workflow
-
-@workflow(roles=("solver",))
-def needy(task, prompts):
-    yield Tool(len, ("x",))
-    return (yield Call("solver", task.meta["messages"]))
-"""
-    (tmp_path / "needy_workflow.py").write_text(source)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    run = config(
-        "single-shared-xs-math", workflow__name="needy_workflow:needy", policies__map='{"solver": "p0"}'
-    )
-    plan = make_plan(run, MODEL, HERE)
-    assert plan.calls == 0 and plan.seconds is None
-    assert plan.total > 0
-
-
-def test_a_call_that_nobody_answers_is_told_in_one_line(tmp_path, monkeypatch):
-    source = """
-from marl_jax.workflows import Call, workflow
-
-@workflow(roles=("solver",))
-def astray(task, prompts):
-    ask = [{"role": "user", "content": task.question}]
-    yield [Call("solver", ask, slot=i) for i in range(2)]
-    yield Call("critic", ask)
-"""
-    (tmp_path / "astray_workflow.py").write_text(source)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    own = "astray_workflow:astray"
-    for map_, line in (
-        (
-            {"solver": "p0"},
-            f"workflow.name '{own}' calls 'critic', but declares only: solver: add it to its roles",
-        ),
-        (
-            {"solver/0": "p0"},
-            f"policies.map lacks 'solver/1', which '{own}' calls: add it, or 'solver' for all slots",
-        ),
-    ):
-        run = config("single-shared-xs-math", workflow__name=own, policies__map=json.dumps(map_))
-        with pytest.raises(PartsError, match=re.escape(line)) as error:
-            make_plan(run, MODEL, HERE)
-        assert "\n" not in str(error.value)
-
-
-def test_prompts_hold_what_they_show():
-    run = config("voting-shared-0.6b-math", sampling__max_new_tokens="2000")
-    drafts, (choice,) = calls_of(run, assume(run, completion=0.5))
-    assert {call.new for call in drafts} == {1000}
-    assert len({call.same for call in drafts}) == 1 and choice.same is None
-    assert 3000 + 128 < choice.prompt < 3000 + 128 + 200  # three drafts, the question, and some words
-    run = config("eval_opt-shared-0.6b-math", sampling__max_new_tokens="2000")
-    (first,), _, (second,), *_ = calls_of(run, assume(run, completion=0.5))
-    assert second.prompt - second.fed == first.prompt + 1000  # what the cache holds of the earlier turn
-
-
 def test_no_micro_batch_is_larger_than_the_largest():
     run = config(learner__batch__token_budget="2048", learner__batch__tree_limit="1024")
     sizes, chunk, most = costs.Model(MODEL), run.learner.logprob_chunk, 0
     shapes = list(all_shapes(run.learner.batch, run.engine.max_prompt, 64))
-    bound = max(costs.kept(sizes, s) + costs.working(sizes, s, chunk, 0) for s in shapes)
+    bound = max(costs.kept(sizes, s) + costs.working(sizes, s, chunk) for s in shapes)
     rng = np.random.default_rng(0)
     for _ in range(20):
         rows = []
@@ -417,12 +246,15 @@ def test_no_micro_batch_is_larger_than_the_largest():
             prompt = [task + 1] * int(rng.integers(1, run.engine.max_prompt + 1))
             for _ in range(8):
                 new = int(rng.integers(1, 65))
-                rows.append(Row("p0", "generator", task, 0, 0, prompt, [1] * new, [0.0] * new, 0.0))
-        for batch in make_batches(rows, ["generator"] * len(rows), run.learner.batch):
+                rows.append((prompt, [1] * new, [0.0] * new))
+        prompts, tokens, logprobs = zip(*rows)
+        names = {"role": ["generator"] * len(rows), "policy": ["p0"] * len(rows)}
+        table = Table.make(**names, prompt=prompts, tokens=tokens, logprobs=logprobs)
+        for batch in make_batches(table, names["role"], run.learner.batch):
             a = batch.arrays
             length = (a.tokens.shape[1] - a.prefix) // a.branches
             s = Shape(a.tokens.shape[0], a.prefix, length, a.branches, a.targets.shape[1])
-            most = max(most, costs.kept(sizes, s) + costs.working(sizes, s, chunk, 0))
+            most = max(most, costs.kept(sizes, s) + costs.working(sizes, s, chunk))
     assert 0.5 * bound < most <= bound
 
 
@@ -447,11 +279,11 @@ def test_time_is_the_slower_of_operations_and_bytes():
 
 def test_decoding_is_counted_by_hand():
     run = config("single-shared-xs-math", engine__lanes="512")
-    plan = make_plan(run, MODEL, HERE, completion=0.25)  # 16 tokens each
-    ((call,),) = calls_of(run, plan.assumptions)
+    demand = demand_of(run, completion=0.25)  # 16 tokens each
+    plan, call = make_plan(run, MODEL, HERE, demand), demand.asked[0]
     decode = next(work for work in plan.works if work.name == "decode")
     layer = 128 * (2 * 128 + 2 * 64 + 3 * 384)
-    attended = call.prompt + 16
+    attended = len(call.prompt) + 16
     per_token = 2 * layer + 2 * 128 * 3000 + 4 * 128 * attended
     assert decode.operations == 512 * 16 * per_token
     cache = 512 * 16 * attended * 2 * 64 * 4

@@ -1,0 +1,106 @@
+"""What XLA itself counts of a run's largest programs, compiled for the device at hand."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl_jax.learning import compiled
+from marl_jax.learning.interventions import PerRole
+from marl_jax.learning.network import Qwen3
+from marl_jax.learning.optimiser import transformation
+from marl_jax.models import ModelConfig
+from marl_jax.models.decode import empty_cache
+from marl_jax.models.lora import init_lora
+from marl_jax.models.weight_table import abstract
+from marl_jax.planning import devices
+from marl_jax.planning.costs import trained_tree
+from marl_jax.planning.dry_run import Demand
+from marl_jax.planning.memory import gradient_trees, most_units
+from marl_jax.planning.plan import Plan, make_plan, show
+from marl_jax.runs.run_config import RunConfig
+from marl_jax.sampling import programs
+from marl_jax.sampling.lanes import LaneTable
+
+
+def account(config: RunConfig, model: ModelConfig, demand: Demand) -> str:
+    """A line for each program, of the shapes that the device at hand has room for."""
+    plan = make_plan(config, model, devices.here(), demand)
+    lines = [f"counted by XLA for {plan.device.name}: arguments + output + temporary - aliased"]
+    for name, program in lowered(config, model, demand, plan).items():
+        m: Any = program.compile().memory_analysis()
+        parts = m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes, m.alias_size_in_bytes
+        lines.append(
+            f"{name:<10} {show(needed(m)):>10} = {' + '.join(map(show, parts[:3]))} - {show(parts[3])}"
+        )
+    return "\n".join(lines)
+
+
+def needed(m: Any) -> int:
+    """Bytes of a program by its `memory_analysis`; what it gives back in place counts once."""
+    return m.argument_size_in_bytes + m.output_size_in_bytes + m.temp_size_in_bytes - m.alias_size_in_bytes
+
+
+def lowered(
+    config: RunConfig, model: ModelConfig, demand: Demand, plan: Plan
+) -> dict[str, jax.stages.Lowered]:
+    """The programs at the largest shapes of a plan: of one device, stream, slice and bank."""
+    learner, shapes = config.learner, plan.engine
+    rank = config.policies.lora_rank if config.policies.train == "lora" else 0
+    tree, params = trained_tree(model, rank), abstract(model)
+    frozen, scale = (params, 1.0) if rank else (None, None)
+    adapters = jax.eval_shape(lambda: init_lora(0, model, rank, 1)) if rank else None
+    units = most_units(config, demand)
+    carry = gradient_trees(tree, units)
+    network = Qwen3(model, scale, config.policies.remat, config.policies.attention)
+    settings = compiled.Settings(
+        network, learner.loss, learner.logprob_chunk, learner.loss.is_cap is not None
+    )
+    number, unit = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
+    chunk = shapes.chunks[-1]
+    rows = shapes.prefill_rows(chunk)
+    row = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    width, length = max(shapes.shapes, key=lambda shape: shape[0] * shape[1])
+    cache = lambda rows, length: jax.eval_shape(lambda: empty_cache(model, rows, length))
+    table = LaneTable(width, shapes.context, shapes.stops, shapes.features)
+    each = np.ones(units)
+    return {
+        "gradient": compiled.accumulate.lower(
+            settings, carry, tree, frozen, plan.largest.arrays(), unit, anchored=False, on_policy=True
+        ),
+        "optimiser": compiled.apply.lower(
+            tree,
+            jax.eval_shape(transformation(learner.optimiser).init, tree),
+            None,
+            carry,
+            number,
+            PerRole(each, each > 0, None, np.eye(units)),
+            config=learner.optimiser,
+            mixing=learner.interventions.mixing,
+            apart=learner.apart,
+            layer_norms=learner.layer_norms,
+        ),
+        "prefill": programs.prefill.lower(
+            params,
+            adapters,
+            cache(shapes.prefixes, shapes.context),
+            row,
+            jax.ShapeDtypeStruct((rows, chunk), jnp.int32),
+            row,
+            row,
+            config=model,
+            attended=shapes.context,
+            scale=1.0,
+        ),
+        "decode": programs.decode.lower(
+            params,
+            adapters,
+            cache(width, length),
+            table.lanes,
+            config=model,
+            features=shapes.features,
+            steps=shapes.steps,
+            scale=1.0,
+        ),
+    }

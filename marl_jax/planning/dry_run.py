@@ -1,0 +1,320 @@
+"""The run's own scheduler over an engine that is silent: what episodes ask for, before there are weights or data.
+
+    tasks ──rollout──► requests ──SilentEngine──► completions of assumed length, with the answers that are assumed
+
+Loops, tools and random branches of a workflow are played as they are. No tool is called: each is given `NO_RESULT`.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from marl_jax.models.tokenizer import END, START
+from marl_jax.policies import policy_of
+from marl_jax.rollouts.scheduler import rollout
+from marl_jax.sampling.requests import Completion, Request
+from marl_jax.tasks import parse
+from marl_jax.tasks.task import Task
+from marl_jax.workflows import Call, Tool, Workflow
+from marl_jax.workflows.api import Script
+
+if TYPE_CHECKING:
+    from marl_jax.runs.run_config import RunConfig
+
+PROBLEMS = 4  # are played, to see how the rows of a step are packed
+NO_RESULT = {"passed": False, "reason": ""}
+# What calls with a reader of their own say: no verdict and no choice, but strategies for any number of workers.
+NO_VERDICT = "\nSTRATEGY 0: ." * 64
+Say = Callable[[Call, Request], list[int]]
+
+
+class DryRunError(ValueError):
+    """A workflow asks for what the configuration does not have; the text is one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Assumptions:
+    """What only the run itself can tell."""
+
+    completion: float = 0.5  # mean length of a completion, as a share of max_new_tokens
+    question: int = 128  # tokens
+    characters: float = 4.0  # per token
+    answers: Mapping[str, Mapping[str, float]] = dataclasses.field(
+        default_factory=dict
+    )  # {role: {what it says: how probable that is}}; otherwise it says what nobody can read
+
+    def length(self, role: str, most: int) -> int:
+        """Tokens of a completion that may have `most`. A distribution by role would be drawn from here."""
+        return max(1, round(self.completion * most))
+
+    def __str__(self) -> str:
+        said = [f"'{text}' {share:.0%}" for told in self.answers.values() for text, share in told.items()]
+        ends = f"answers are {', '.join(said)}" if said else "no verdict ends an episode early"
+        return (
+            f"completions are {self.completion:.0%} of max_new_tokens, questions {self.question} tokens, "
+            f"prompts {self.characters:g} characters per token, {ends}"
+        )
+
+
+def assume(config: "RunConfig", completion: float = 0.5) -> Assumptions:
+    """What is assumed of a run: the micro tokenizer spells out most words."""
+    return (
+        Assumptions(completion, 32, 1.25) if config.workflow.prompts == "micro" else Assumptions(completion)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """A call as it reached the engine."""
+
+    role: str
+    slot: int
+    policy: str
+    episode: tuple[int, ...]
+    wave: int  # calls of one wave run side by side
+    prompt: tuple[int, ...]
+    fed: int  # tokens of the prompt that lie in no cache
+    new: int  # sampled tokens
+    first: bool  # it begins a history
+    holds: bool  # its history is kept for a later turn, in a row that it does not share with an earlier one
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """What the episodes of a few problems asked for."""
+
+    asked: tuple[Asked, ...]
+    problems: int
+    assumptions: Assumptions
+
+    @property
+    def calls(self) -> int:
+        """Of an episode, at most."""
+        return max(collections.Counter(call.episode for call in self.asked).values(), default=0)
+
+    def of(self, policies: Sequence[str]) -> list[Asked]:
+        return [call for call in self.asked if call.policy in policies]
+
+    def histories(self, policies: Sequence[str]) -> int:
+        """How many of an episode are kept at a time for these policies, at most."""
+        kept = (call.episode for call in self.of(policies) if call.holds)
+        return max(collections.Counter(kept).values(), default=0)
+
+
+def dry_run(config: "RunConfig", workflow: Workflow, prompts: Any, assumptions: Assumptions) -> Demand:
+    """What a step of the run asks for, played with `PROBLEMS` problems; a prompt that is too long is cut.
+
+    Of a workflow that cannot go on from made-up tasks, tools and answers it is what comes before.
+    """
+    problems = min(PROBLEMS, config.data.problems)
+    question = "q" * round(assumptions.question * assumptions.characters)
+    tasks = [
+        Task(str(i), config.data.family, f"{i}{question[1:]}", public_tests=({},)) for i in range(problems)
+    ]
+    speller, longest = Speller(assumptions), config.engine.max_prompt
+    asked = play(
+        dataclasses.replace(workflow, name=config.workflow.name),
+        tasks,
+        prompts,
+        config.policies.map,
+        speller,
+        speller.say,
+        settings=config.role_settings,
+        samples=config.rollout.samples,
+        limits=dataclasses.replace(config.rollout.limits, context=None),
+    )
+    fitting = (
+        dataclasses.replace(call, prompt=call.prompt[-longest:], fed=min(call.fed, longest)) for call in asked
+    )
+    return Demand(tuple(fitting), problems, assumptions)
+
+
+def play(
+    workflow: Workflow,
+    tasks: Sequence[Task],
+    prompts: Any,
+    policy_map: Mapping[str, str],
+    tokenizer: Any,
+    say: Say,
+    **options: Any,  # of `rollout`
+) -> list[Asked]:
+    """Every call that the episodes make, where completions are what `say` makes of a call and its request."""
+    engine = SilentEngine(say)
+    rollout(
+        _heard(workflow, policy_map, engine),
+        tasks,
+        engine,
+        tokenizer,
+        policy_map,
+        prompts=prompts,
+        parse=parse,
+        tool_delay=1,
+        ahead=1 << 30,
+        **options,
+    )
+    if engine.trouble:
+        raise DryRunError(engine.trouble)
+    return engine.asked
+
+
+class SilentEngine:
+    """Answers at once all that waits. The workflow tells it which calls come next (`expect`)."""
+
+    def __init__(self, say: Say):
+        self.asked: list[Asked] = []
+        self.trouble = ""  # the first thing that the configuration lacks
+        self._say = say
+        self._calls: collections.deque[Call] = collections.deque()
+        self._waiting: list[tuple[int, Completion]] = []
+        self._wave = 0
+        self._fed: set[tuple[str | None, tuple[int, ...]]] = set()
+        # (policy, episode) -> prompts with their completions that later turns go on from
+        self._kept: dict[Any, list[tuple[int, ...]]] = collections.defaultdict(list)
+
+    def expect(self, calls: Sequence[Call]) -> None:
+        self._calls = collections.deque(calls)
+
+    @property
+    def pending(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, request: Request) -> int:
+        call, tokens = self._calls.popleft(), request.tokens
+        said = self._say(call, request)
+        kept = self._kept[request.policy, request.key[:-1]]
+        held = max((len(one) for one in kept if tokens[: len(one)] == one), default=0)
+        cached = len(tokens) if (request.policy, tokens) in self._fed else held
+        self._fed.add((request.policy, tokens))
+        if request.keep:
+            kept.append((*tokens, *said[:-1]))
+        asked = Asked(
+            role=call.role,
+            slot=call.slot,
+            policy=str(request.policy),
+            episode=request.key[:-1],
+            wave=self._wave,
+            prompt=tokens,
+            fed=len(tokens) - cached,
+            new=len(said),
+            first=call.after is None,
+            holds=request.keep and not held,
+        )
+        self.asked.append(asked)
+        ended = "stop" if len(said) < request.max_new_tokens else "length"
+        self._waiting.append((len(self.asked), Completion(said, [0.0] * len(said), ended)))  # type: ignore[arg-type]
+        return len(self.asked)
+
+    def step(self) -> list[tuple[int, Completion]]:
+        done, self._waiting = self._waiting, []
+        self._wave += 1
+        return done
+
+    def abandon(self) -> None:
+        self._waiting = []
+
+
+class Speller:
+    """A tokenizer, and what is said with it: so many characters are a token, whatever they are.
+
+    A text that is assumed to be said is one token, and the rest of a completion filler: so it is as long where a prompt
+    shows it as where it was sampled.
+    """
+
+    def __init__(self, assumptions: Assumptions):
+        self.added_tokens_decoder = {0: SimpleNamespace(content=END, special=True)}
+        self._assumptions, self._characters = assumptions, assumptions.characters
+        said = [text for told in assumptions.answers.values() for text in told]
+        whole = sorted({START, END, NO_VERDICT, *said}, key=len, reverse=True)
+        self._whole = re.compile("|".join((*map(re.escape, whole), r"<\d+>")))
+        self._texts: list[str] = []
+        self._ids: dict[str, int] = {}
+        self.id_of(END)
+        self._spelled = functools.lru_cache(self._spell)  # episodes show much the same
+
+    def say(self, call: Call, request: Request) -> list[int]:
+        """A completion of assumed length that begins with one of the role's answers."""
+        otherwise = NO_VERDICT if call.read else "a"
+        answers = {**self._assumptions.answers.get(call.role, {}), otherwise: math.inf}
+        at = np.random.default_rng(request.key).random()
+        reached = zip(answers, itertools.accumulate(answers.values()))
+        text = next(text for text, share in reached if at < share)
+        new = self._assumptions.length(call.role, request.max_new_tokens)
+        filler = self._spelled("a" * math.ceil(new * self._characters))
+        own = self.id_of(f"<{len(self._texts)}>")  # no two completions are equal
+        return [self.id_of(text), own, *filler][:new]
+
+    def id_of(self, text: str) -> int:
+        if text not in self._ids:
+            self._ids[text] = len(self._texts)
+            self._texts.append(text)
+        return self._ids[text]
+
+    convert_tokens_to_ids = id_of
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        ids, at = [], 0
+        for match in self._whole.finditer(text):
+            ids += [*self._spelled(text[at : match.start()]), self.id_of(match[0])]
+            at = match.end()
+        return [*ids, *self._spelled(text[at:])]
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:
+        return "".join(self._texts[token] for token in tokens if token or not skip_special_tokens)
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], **_: Any) -> str:
+        turns = (f"{START}{message['role']}\n{message['content']}{END}\n" for message in messages)
+        return "".join((*turns, f"{START}assistant\n"))
+
+    def _spell(self, text: str) -> list[int]:
+        cuts = [int(i * self._characters) for i in range(math.ceil(len(text) / self._characters) + 1)]
+        return [self.id_of(text[start:stop]) for start, stop in itertools.pairwise(cuts)]
+
+
+def _heard(workflow: Workflow, policy_map: Mapping[str, str], engine: SilentEngine) -> Workflow:
+    """The workflow as it is, but the engine hears which calls it yields, and its tools are silent."""
+
+    @functools.wraps(workflow.fn)
+    def played(*args: Any, **settings: Any) -> Script:
+        script, reply = workflow.fn(*args, **settings), None
+        try:
+            while True:
+                asked = script.send(reply)
+                many = list(asked) if isinstance(asked, list | tuple) else [asked]
+                calls = [one for one in many if isinstance(one, Call)]
+                engine.trouble = engine.trouble or _trouble(workflow, policy_map, calls)
+                engine.expect(calls)
+                many = [Tool(lambda: NO_RESULT) if isinstance(one, Tool) else one for one in many]
+                reply = yield many if isinstance(asked, list | tuple) else many[0]
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            script.close()
+
+    return dataclasses.replace(workflow, fn=played)
+
+
+def _trouble(workflow: Workflow, policy_map: Mapping[str, str], calls: Sequence[Call]) -> str:
+    """What a role or slot lacks that nobody answers."""
+    for call in calls:
+        if call.role not in workflow.roles:
+            known = ", ".join(workflow.roles)
+            return (
+                f"workflow.name '{workflow.name}' calls '{call.role}', but declares only: {known}: add it to its "
+                "roles, or correct the call"
+            )
+        try:
+            policy_of(policy_map, call.role, call.slot)
+        except ValueError:
+            return (
+                f"policies.map lacks '{call.role}/{call.slot}', which '{workflow.name}' calls: add it, or "
+                f"'{call.role}' for all slots without an entry of their own"
+            )
+    return ""
