@@ -15,13 +15,13 @@ from typing import Any
 from absl import logging
 
 from marl_jax.commands.casts import MODES, Cast, Donor, make_stage
+from marl_jax.learning.learner_config import LARGEST_SEED
 from marl_jax.own import is_own
 from marl_jax.policies import decode_groups
 from marl_jax.rewards.grading import Grader, grade_episodes
 from marl_jax.rollouts import Progress
 from marl_jax.runs import fields, folder
 from marl_jax.runs.checkpoints import CheckpointError, Damaged, steps
-from marl_jax.runs.config_checks import LARGEST_SEED
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.folder import FolderError, open_folder, read_config
 from marl_jax.runs.metrics import JsonLines, read_lines

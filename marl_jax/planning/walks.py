@@ -1,16 +1,14 @@
 """What calls an episode makes, told from the workflow's script without a model."""
 
 import collections
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marl_jax.learning.groups import group_key
 from marl_jax.own import is_own
+from marl_jax.runs.run_fields import RunFields
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import Call, Completion, find
 from marl_jax.workflows.walk import walk
-
-if TYPE_CHECKING:
-    from marl_jax.runs.run_config import RunConfig
 
 SLOTS = {  # {built-in workflow: the role that answers in several slots, and the setting that counts them}
     "voting": ("generator", "votes"),
@@ -22,7 +20,7 @@ SLOTS = {  # {built-in workflow: the role that answers in several slots, and the
 COUNTED = 10_000  # calls, at most, of a workflow that is walked
 
 
-def left_open(config: "RunConfig") -> list[str]:
+def left_open(config: RunFields) -> list[str]:
     """What a config file cannot know and whoever starts a run, not a plan, has to say."""
     matched = "single_token_matched"
     if config.workflow.name != matched or config.workflow.settings.get("tokens") is not None:
@@ -34,7 +32,7 @@ def left_open(config: "RunConfig") -> list[str]:
     ]
 
 
-def compared_by(config: "RunConfig") -> tuple[str, ...]:
+def compared_by(config: RunFields) -> tuple[str, ...]:
     """What calls have in common whose rewards are compared: the key of a group, or of agent-wise means."""
     chosen = config.advantages
     if chosen.estimator == "agent":
@@ -42,7 +40,7 @@ def compared_by(config: "RunConfig") -> tuple[str, ...]:
     return group_key(chosen.group, config.workflow.name)
 
 
-def alone(config: "RunConfig") -> bool:
+def alone(config: RunFields) -> bool:
     """Whether of a problem that is played once no two calls can be compared."""
     name, key = config.workflow.name, compared_by(config)
     if "task" not in key:
@@ -72,12 +70,12 @@ class _Wordless:
         return [{"role": "user", "content": ""}]
 
 
-def least_calls(config: "RunConfig") -> int:
+def least_calls(config: RunFields) -> int:
     """How many calls the shortest episode of a built-in workflow makes."""
     return len(shortest_episode(config, _Wordless()))
 
 
-def shortest_episode(config: "RunConfig", prompts: Any, said: str = "\\boxed{Correct}") -> list[Call]:
+def shortest_episode(config: RunFields, prompts: Any, said: str = "\\boxed{Correct}") -> list[Call]:
     """The calls of a built-in workflow on an empty question, with empty answers: its first draft is accepted.
 
     Readers are given what is `said`; with another word nothing is accepted, and the episode is longer.
