@@ -8,6 +8,7 @@ Only this reads the test split. Who plays is a matter of the mode, see `casts`.
 import contextlib
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from marl_jax.learning.learner_config import LARGEST_SEED
 from marl_jax.own import is_own
 from marl_jax.policies import decode_groups
 from marl_jax.rewards.grading import Grader, grade_episodes
-from marl_jax.rollouts import Progress
+from marl_jax.rollouts import Progress, progress_bar
 from marl_jax.runs import fields, folder
 from marl_jax.runs.checkpoints import CheckpointError, Damaged, steps
 from marl_jax.runs.evaluation import summary
@@ -141,6 +142,12 @@ def evaluate(
         base = _recorded(path, before, stage.base, about) or played(stage.base, start, None)
         rest = itertools.chain(first, stored)
         return [base, *(played(stage.cast, one, base["per_problem"]) for one in rest)]
+
+
+def announce(name: str) -> Callable[[Progress], None]:
+    """Say on the terminal which checkpoint is played, and show how far it is."""
+    print(f"evaluating {name}", file=sys.stderr)
+    return progress_bar()
 
 
 def _learned_from(config: DataConfig, split: str, tasks: Sequence[Task]) -> str:

@@ -45,7 +45,12 @@ class Exported:
     policy: str
     roles: tuple[str, ...]  # that it speaks for
     step: int
+    format: str
     dtype: str
+
+    def __str__(self) -> str:
+        roles = ", ".join(self.roles)
+        return f"policy {self.policy} ({roles}) after step {self.step}, {self.format}, {self.dtype}: {self.directory}"
 
 
 def export(
@@ -93,7 +98,7 @@ def export(
             f"'{directory}' cannot be written ({error.strerror}): choose another --out"
         ) from None
     roles = tuple(role for role, name in config.policies.map.items() if name == policy)
-    return Exported(directory, policy, roles, stored.step, dtype)
+    return Exported(directory, policy, roles, stored.step, format, dtype)
 
 
 def _write_hf(directory: Path, parts: Parts, policy: str, tree: Any, dtype: str, config: RunConfig) -> None:

@@ -106,8 +106,10 @@ def filled(cls: Any, value: Any) -> Any:
 def fit(tree: Any) -> tuple[dict[str, Any], list[str]]:
     """The fields of a tree as `from_json` would make them (1 as 1.0, a list as a tuple), and what does not fit."""
     problems: list[str] = []
-    hints = _hints(type(tree)).items()
-    return {name: _fit(hint, getattr(tree, name), (name,), problems) for name, hint in hints}, problems
+    cls: Any = type(tree)
+    return {
+        name: _fit(hint, getattr(tree, name), (name,), problems) for name, hint in _hints(cls).items()
+    }, problems
 
 
 def out_of_bounds(tree: Any, prefix: str = "") -> Iterator[str]:

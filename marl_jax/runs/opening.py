@@ -17,10 +17,11 @@ from marl_jax.planning.walks import left_open
 from marl_jax.policies import Tree
 from marl_jax.rollouts.serving import Service
 from marl_jax.runs import fields, page
+from marl_jax.runs.boards import Board, TensorBoard, WeightsAndBiases
 from marl_jax.runs.checkpoints import Checkpoints
 from marl_jax.runs.folder import begin, open_folder, settle, settled_for, taken_back
 from marl_jax.runs.live import Live
-from marl_jax.runs.metrics import Board, JsonLines, TensorBoard, WeightsAndBiases, recorded
+from marl_jax.runs.metrics import JsonLines, recorded
 from marl_jax.runs.parts import (
     Parts,
     check_answers,
