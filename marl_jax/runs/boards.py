@@ -35,7 +35,7 @@ class Board(Protocol):
 
 
 class TensorBoard:
-    """An event file; every call is in it when it returns. A resumed run begins another file, and its later steps win."""
+    """An event file; every call is in it when it returns. A resumed run begins another; its later steps win."""
 
     def __init__(self, directory: Path, resumed_at: int = 0) -> None:
         self._directory = directory
