@@ -76,7 +76,7 @@ def _measured(recipe: Recipe, out: str, problems: int, samples: int) -> dict[str
     """How often the base, as a run would load it, is right alone on held-out problems."""
     config, params = load_hf(out, dtype="float32")
     base = (params, config, load_tokenizer(out, config))
-    sizes = {"problems": problems, "samples": samples}
+    sizes: dict[str, Any] = {"problems": problems, "samples": samples}
     measured = {}
     for kind, levels in recipe.levels.items():
         graded = play_held_out(*base, single, kind, levels=levels, split="val", max_prompt=160, **sizes)
