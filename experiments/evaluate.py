@@ -10,14 +10,9 @@ Prints a table and appends to DIR/eval.jsonl. All checkpoints meet the same prob
 their differences are paired.
 """
 
-import sys
-from collections.abc import Callable
-
 from absl import flags
 
-from experiments import cli
-from marl_jax.rollouts import Progress, progress_bar
-from marl_jax.runs.folder import FolderError
+from marl_jax.commands import cli
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", "", "folder of the run")
@@ -37,37 +32,17 @@ flags.DEFINE_string("generator_from", None, "folder of a single agent's run, for
 flags.DEFINE_string("generator_checkpoint", None, "latest, best, base or a step of that run; None: latest")
 flags.DEFINE_integer("seed", None, "of the noise; None: the run's")
 cli.define_accept_changes()
+PASSED = ("checkpoint", "split", "samples", "problems", "mode", "role", "seed", "accept_changes")
 
 
 def main(_config: None, _: list[str]) -> None:
-    from marl_jax.commands.casts import Donor
-    from marl_jax.commands.evaluate import evaluate
+    from marl_jax.commands.casts import donor_of
+    from marl_jax.commands.evaluate import announce, evaluate
     from marl_jax.runs.tables import table
 
-    if FLAGS.generator_checkpoint and not FLAGS.generator_from:
-        raise FolderError("--generator_checkpoint belongs to --generator_from=DIR: give both or neither")
-    donor = None
-    if FLAGS.generator_from:
-        donor = Donor(FLAGS.generator_from, FLAGS.generator_checkpoint or "latest")
-    records = evaluate(
-        FLAGS.workdir,
-        checkpoint=FLAGS.checkpoint,
-        split=FLAGS.split,
-        samples=FLAGS.samples,
-        problems=FLAGS.problems,
-        mode=FLAGS.mode,
-        role=FLAGS.role,
-        donor=donor,
-        seed=FLAGS.seed,
-        accept_changes=FLAGS.accept_changes,
-        watch=watch,
-    )
-    print(table(records))
-
-
-def watch(name: str) -> Callable[[Progress], None]:
-    print(f"evaluating {name}", file=sys.stderr)
-    return progress_bar()
+    given = {name: FLAGS[name].value for name in PASSED}
+    giver = donor_of(FLAGS.generator_from, FLAGS.generator_checkpoint)
+    print(table(evaluate(FLAGS.workdir, donor=giver, watch=announce, **given)))
 
 
 if __name__ == "__main__":

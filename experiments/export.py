@@ -7,7 +7,7 @@ python -m experiments.export --workdir=DIR --policy=p0 --out=OUT --checkpoint=be
 
 from absl import flags
 
-from experiments import cli
+from marl_jax.commands import cli
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", "", "folder of the run")
@@ -24,19 +24,8 @@ cli.define_accept_changes()
 def main(_config: None, _: list[str]) -> None:
     from marl_jax.commands.export import export
 
-    done = export(
-        FLAGS.workdir,
-        FLAGS.policy,
-        FLAGS.out,
-        checkpoint=FLAGS.checkpoint,
-        format=FLAGS.format,
-        dtype=FLAGS.dtype,
-        accept_changes=FLAGS.accept_changes,
-    )
-    roles = ", ".join(done.roles)
-    print(
-        f"policy {done.policy} ({roles}) after step {done.step}, {FLAGS.format}, {done.dtype}: {done.directory}"
-    )
+    given = {name: FLAGS[name].value for name in ("checkpoint", "format", "dtype", "accept_changes")}
+    print(export(FLAGS.workdir, FLAGS.policy, FLAGS.out, **given))
 
 
 if __name__ == "__main__":

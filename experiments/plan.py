@@ -5,12 +5,12 @@ python -m experiments.plan --config=configs/qwen3.py:voting-isolated-0.6b-math [
 
 from absl import flags
 
-from experiments import cli
+from marl_jax.commands import cli
 from marl_jax.planning.account import account
 from marl_jax.planning.devices import KINDS, host
 from marl_jax.planning.plan import demand_of, find_model, make_plan
 from marl_jax.runs.page import plan_page
-from marl_jax.runs.run_config import ConfigError, RunConfig
+from marl_jax.runs.run_config import RunConfig
 
 FLAGS = flags.FLAGS
 flags.DEFINE_float(
@@ -21,9 +21,7 @@ flags.DEFINE_bool(
 )
 
 
-def main(config: RunConfig | None, _: list[str]) -> None:
-    if config is None:
-        raise ConfigError(["--config is missing: give --config=FILE:CELL"])
+def main(config: RunConfig, _: list[str]) -> None:
     model, source = find_model(config)
     demand = demand_of(config, FLAGS.completion)
     plans = [make_plan(config, model, device, demand) for device in (host(), *KINDS)]
@@ -33,4 +31,4 @@ def main(config: RunConfig | None, _: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, needs="FILE:CELL")

@@ -6,7 +6,7 @@ python -m experiments.report --root=DIR        # one page over all runs below DI
 
 from absl import flags
 
-from experiments import cli
+from marl_jax.commands import cli
 from marl_jax.runs.folder import FolderError
 from marl_jax.study.report import write_overview, write_report
 
@@ -15,11 +15,10 @@ flags.DEFINE_string("workdir", None, "the folder of one run")
 flags.DEFINE_string("root", None, "a directory that holds folders of runs")
 
 
-def main(_config: None, _: list[str]) -> int:
+def main(_config: None, _: list[str]) -> None:
     if bool(FLAGS.workdir) == bool(FLAGS.root):
         raise FolderError("give either --workdir=DIR of one run, or --root=DIR of a directory of runs")
     print(write_report(FLAGS.workdir) if FLAGS.workdir else write_overview(FLAGS.root))
-    return 0
 
 
 if __name__ == "__main__":

@@ -8,15 +8,14 @@ import pytest
 from absl import flags
 
 ROOT = Path(__file__).parents[1]
+SCRIPTS = ("experiments.", str(ROOT / "experiments"))  # owners of flags: modules, and files that are run
 
 
 def run(module, *arguments):
     """`python -m MODULE ARGUMENTS` from the root of the repository; its exit code."""
     # Those of a script that runs this one are put aside.
     outer = [
-        (_owner(name), name, flags.FLAGS[name])
-        for name in flags.FLAGS
-        if _owner(name).startswith("experiments.")
+        (_owner(name), name, flags.FLAGS[name]) for name in flags.FLAGS if _owner(name).startswith(SCRIPTS)
     ]
     for _, name, _ in outer:
         delattr(flags.FLAGS, name)
@@ -34,7 +33,7 @@ def run(module, *arguments):
         finally:
             for name in set(flags.FLAGS) - before:  # another script defines its own of that name
                 owner = _owner(name)
-                if owner not in sys.modules or owner.startswith("experiments."):  # not of a library
+                if owner not in sys.modules:  # not of a library
                     delattr(flags.FLAGS, name)
             for owner, name, flag in outer:
                 flags.FLAGS[name] = flag

@@ -51,6 +51,15 @@ class Donor:
     checkpoint: str = "latest"
 
 
+def donor_of(workdir: str | None, checkpoint: str | None) -> Donor | None:
+    """What --generator_from and --generator_checkpoint say."""
+    if workdir:
+        return Donor(workdir, checkpoint or "latest")
+    if checkpoint:
+        raise FolderError("--generator_checkpoint belongs to --generator_from=DIR: give both or neither")
+    return None
+
+
 def make_stage(
     mode: str, config: RunConfig, parts: Parts, role: str, donor: Donor | None, accept_changes: bool = False
 ) -> Stage:

@@ -8,6 +8,7 @@ Only this reads the test split. Who plays is a matter of the mode, see `casts`.
 import contextlib
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,13 @@ from typing import Any
 from absl import logging
 
 from marl_jax.commands.casts import MODES, Cast, Donor, make_stage
+from marl_jax.learning.learner_config import LARGEST_SEED
 from marl_jax.own import is_own
 from marl_jax.policies import decode_groups
 from marl_jax.rewards.grading import Grader, grade
-from marl_jax.rollouts import Progress
+from marl_jax.rollouts import Progress, progress_bar
 from marl_jax.runs import fields, folder
 from marl_jax.runs.checkpoints import CheckpointError, Damaged, steps
-from marl_jax.runs.config_checks import LARGEST_SEED
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.folder import FolderError, open_folder, read_config
 from marl_jax.runs.metrics import JsonLines, read_lines
@@ -126,6 +127,12 @@ def evaluate(
         base = base or played(stage.base, start, None)
         rest = itertools.chain(first, stored)
         return [base, *(played(stage.cast, one, base["per_problem"]) for one in rest)]
+
+
+def announce(name: str) -> Callable[[Progress], None]:
+    """Say on the terminal which checkpoint is played, and show how far it is."""
+    print(f"evaluating {name}", file=sys.stderr)
+    return progress_bar()
 
 
 def _learned_from(config: DataConfig, split: str, tasks: Sequence[Task]) -> str:

@@ -44,7 +44,12 @@ class Exported:
     policy: str
     roles: tuple[str, ...]  # that it speaks for
     step: int
+    format: str
     dtype: str
+
+    def __str__(self) -> str:
+        roles = ", ".join(self.roles)
+        return f"policy {self.policy} ({roles}) after step {self.step}, {self.format}, {self.dtype}: {self.directory}"
 
 
 def export(
@@ -97,7 +102,7 @@ def export(
             f"'{directory}' cannot be written ({error.strerror}): choose another --out"
         ) from None
     roles = tuple(role for role, name in config.policies.map.items() if name == policy)
-    return Exported(directory, policy, roles, stored.step, dtype)
+    return Exported(directory, policy, roles, stored.step, format, dtype)
 
 
 def _directory(out: str | os.PathLike[str], format: str, config: RunConfig) -> Path:

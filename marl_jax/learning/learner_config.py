@@ -3,12 +3,16 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Le
 
 from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning.interventions import InterventionConfig
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
+
+LARGEST_SEED = 2**31 - 1  # JAX would cut a larger one to 32 bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +36,7 @@ class LearnerConfig:
     max_skips: int = 10  # non-finite gradients of a policy before the run stops
     # Of policies that have their own, in place of the schedule's.
     learning_rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    seed: int = 0
+    seed: Annotated[int, Le(LARGEST_SEED)] = 0
 
     def __post_init__(self) -> None:
         for name, allowed in (

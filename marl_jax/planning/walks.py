@@ -2,18 +2,16 @@
 
 import collections
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marl_jax.learning.groups import group_key
 from marl_jax.own import is_own
 from marl_jax.planning.dry_run import Asked, Assumptions, Speller, play
 from marl_jax.policies import shared
 from marl_jax.rollouts import Limits
+from marl_jax.runs.run_fields import RunFields
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import find
-
-if TYPE_CHECKING:
-    from marl_jax.runs.run_config import RunConfig
 
 SLOTS = {  # {built-in workflow: the role that answers in several slots, and the setting that counts them}
     "voting": ("generator", "votes"),
@@ -26,7 +24,7 @@ COUNTED, LONGEST = 1000, 100_000  # calls, and tokens of each, that are played a
 ACCEPTED = "\\boxed{Correct}"
 
 
-def left_open(config: "RunConfig") -> list[str]:
+def left_open(config: RunFields) -> list[str]:
     """What a config file cannot know and whoever starts a run, not a plan, has to say."""
     matched = "single_token_matched"
     if config.workflow.name != matched or config.workflow.settings.get("tokens") is not None:
@@ -38,7 +36,7 @@ def left_open(config: "RunConfig") -> list[str]:
     ]
 
 
-def compared_by(config: "RunConfig") -> tuple[str, ...]:
+def compared_by(config: RunFields) -> tuple[str, ...]:
     """What calls have in common whose rewards are compared: the key of a group, or of agent-wise means."""
     chosen = config.advantages
     if chosen.estimator == "agent":
@@ -46,7 +44,7 @@ def compared_by(config: "RunConfig") -> tuple[str, ...]:
     return group_key(chosen.group, find(config.workflow.name).groups)
 
 
-def alone(config: "RunConfig") -> bool:
+def alone(config: RunFields) -> bool:
     """Whether of a problem that is played once no two calls can be compared."""
     name, key = config.workflow.name, compared_by(config)
     if "task" not in key:
@@ -66,12 +64,12 @@ def alone(config: "RunConfig") -> bool:
     return len({*groups}) == len(groups)
 
 
-def least_calls(config: "RunConfig") -> int:
+def least_calls(config: RunFields) -> int:
     """How many calls the shortest episode of a built-in workflow makes: its first draft is accepted."""
     return len(_episode(config, {role: {ACCEPTED: 1.0} for role in config.roles}))
 
 
-def _episode(config: "RunConfig", answers: Any = {}) -> list[Asked]:  # noqa: B006 - never changed
+def _episode(config: RunFields, answers: Any = {}) -> list[Asked]:  # noqa: B006 - never changed
     """The calls of a built-in workflow where prompts are empty and completions as long as they may be."""
     workflow, settings = find(config.workflow.name), dict(config.workflow.settings)
     _, counted = SLOTS.get(workflow.name, ("", ""))

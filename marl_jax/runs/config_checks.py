@@ -5,8 +5,8 @@ Every check runs whatever the others found, so that a command line is put right 
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from marl_jax.learning.groups import group_key
 from marl_jax.own import is_own, load_own
@@ -20,28 +20,28 @@ from marl_jax.policies import (
 )
 from marl_jax.rewards.credit import make_credit
 from marl_jax.runs import fields
+from marl_jax.runs.run_fields import RunFields
 from marl_jax.tasks import NAMES
 from marl_jax.tasks.datasets import SOURCES
 from marl_jax.tasks.micro import KINDS
-from marl_jax.workflows import Workflow, find
-
-if TYPE_CHECKING:
-    from marl_jax.runs.run_config import RunConfig
+from marl_jax.workflows import find
 
 Problems = Iterator[str]
 
 OF_FILES = ("directory", "bad_rows")  # fields of `data`
 DRAWN = ("train_size", "test_size")
-LARGEST_SEED = 2**31 - 1  # JAX would cut a larger one to 32 bits
 
 
-def problems(config: "RunConfig") -> list[str]:
+def problems(config: RunFields) -> list[str]:
     """All that is wrong with it, with the way out."""
-    checks = (_workflow, _policies, _sampling, _data, _learning, _ranges)
-    return [problem for check in checks for problem in check(config)]
+    found = [*fields.out_of_bounds(config), *_policies(config), *_data(config), *_learning(config)]
+    if refused := _refused(find, config.workflow.name):
+        return [f"workflow.name: {refused}", *found]
+    checks = (_workflow, _settings, _calls, _slots, _roles, _interventions, _sampling, _groups)
+    return [*(problem for check in checks for problem in check(config)), *found]
 
 
-def asked_in_vain(config: "RunConfig", asked: Iterable[str]) -> list[str]:
+def asked_in_vain(config: RunFields, asked: Iterable[str]) -> list[str]:
     """What a command line asks for and this run or this machine cannot give; `asked` are the paths that it sets."""
     found = []
     if "data.levels" in asked and config.data.name not in KINDS:
@@ -51,28 +51,22 @@ def asked_in_vain(config: "RunConfig", asked: Iterable[str]) -> list[str]:
     return found
 
 
-def _workflow(config: "RunConfig") -> Problems:
-    chosen = config.workflow
-    if refused := _refused(find, chosen.name):
-        yield f"workflow.name: {refused}"
-        return
-    workflow = find(chosen.name)
-    if config.data.family not in workflow.families:
-        yield f"workflow '{chosen.name}' is for {', '.join(workflow.families)}, not for {config.data.family}"
-    yield from _settings(config, workflow)
-    yield from _calls(config)
-    yield from _slots(config, workflow)
+def _workflow(config: RunFields) -> Problems:
+    name, family = config.workflow.name, config.data.family
+    if family not in find(name).families:
+        yield f"workflow '{name}' is for {', '.join(find(name).families)}, not for {family}"
+    if config.rewards.name == "voting_rubric" and name != "voting":
+        yield f"rewards.name 'voting_rubric' is defined for voting, not for '{name}': use outcome"
 
 
-def _settings(config: "RunConfig", workflow: Workflow) -> Problems:
-    chosen = config.workflow
+def _settings(config: RunFields) -> Problems:
+    chosen, known = config.workflow, find(config.workflow.name).settings
+    wanted = _alike if is_own(chosen.name) else _count
     for name, value in chosen.settings.items():
-        if name not in workflow.settings:
-            near = fields.nearest(name, workflow.settings)
+        if name not in known:
+            near = fields.nearest(name, known)
             yield f"workflow.settings.{name} is no setting of '{chosen.name}'{near}"
-            continue
-        wanted = _alike if is_own(chosen.name) else _count
-        if refused := wanted(value, workflow.settings[name]):
+        elif refused := wanted(value, known[name]):
             yield f"workflow.settings.{name} is {value!r}; it must be {refused}"
 
 
@@ -97,13 +91,12 @@ def _alike(value: Any, default: Any) -> str | None:
     return None if default is None or isinstance(value, type(default)) else f"a {type(default).__name__}"
 
 
-def _walks(config: "RunConfig") -> bool:
+def _walks(config: RunFields) -> bool:
     """Whether nothing is wrong with what the script of the workflow is given."""
-    wrong = any(_settings(config, find(config.workflow.name)))
-    return not (wrong or _refused(role_settings, config.roles, config.sampling, config.role_sampling))
+    return not (any(_settings(config)) or any(_samplers(config)))
 
 
-def _calls(config: "RunConfig") -> Problems:
+def _calls(config: RunFields) -> Problems:
     """A limit that every episode of a built-in workflow would break."""
     if is_own(config.workflow.name) or not _walks(config):
         return
@@ -121,8 +114,9 @@ def _calls(config: "RunConfig") -> Problems:
         )
 
 
-def _slots(config: "RunConfig", workflow: Workflow) -> Problems:
+def _slots(config: RunFields) -> Problems:
     """Entries of the map that no call of a built-in workflow comes to, and slots without any."""
+    workflow = find(config.workflow.name)
     if is_own(config.workflow.name) or _refused(validate_map, config.policies.map, workflow.roles):
         return
     many, setting = SLOTS.get(workflow.name, ("", ""))
@@ -141,40 +135,54 @@ def _slots(config: "RunConfig", workflow: Workflow) -> Problems:
             yield f"policies.map gives '{key}' a policy, and it never answers here: leave it out"
 
 
-def _policies(config: "RunConfig") -> Problems:
-    policies = config.policies
-    if not _refused(find, config.workflow.name):
-        yield from _refusal("policies.map", validate_map, policies.map, config.roles)
-        mistyped = list(_mistyped(config.role_sampling))
-        yield from mistyped
-        if not mistyped:
-            overrides = config.role_sampling
-            yield from _refusal("role_sampling", role_settings, config.roles, config.sampling, overrides)
-        yield from _interventions(config)
-    if not _refused(trained_policies, policies.map, policies.frozen_roles):
-        if policies.map and not trained_policies(policies.map, policies.frozen_roles):
-            yield "policies.frozen_roles names every role: nothing is left to train"
-    else:
-        yield from _refusal("policies.frozen_roles", trained_policies, policies.map, policies.frozen_roles)
-    if not policies.base:
-        yield "policies.base is empty: give the directory of the model to start from"
-    for name in sorted(set(policies.bases) - set(policies.map.values())):
-        near = fields.nearest(name, policy_names(policies.map))
-        yield f"policies.bases names '{name}', which is no policy of the map{near}"
-    if policies.lora_rank < 1 or policies.lora_alpha <= 0:
-        yield f"lora_rank {policies.lora_rank} must be at least 1 and lora_alpha {policies.lora_alpha} positive"
+def _roles(config: RunFields) -> Problems:
+    """Names of roles, in the map and elsewhere, that the workflow has not."""
+    yield from _refusal("policies.map", validate_map, config.policies.map, config.roles)
+    yield from _samplers(config)
+    named = {
+        f"learner.interventions.{key}": names for key, names in config.learner.interventions.named.items()
+    }
+    for where, names in {**named, "rewards.penalized_roles": config.rewards.penalized_roles}.items():
+        for name in names:
+            if name not in config.roles:
+                near = fields.nearest(name, config.roles)
+                yield f"{where} names '{name}', which is no role of the workflow{near}"
 
 
-def _mistyped(overrides: Mapping[str, Mapping[str, Any]]) -> Problems:
-    """Values of single roles that are of another type than the field of `sampling`."""
-    wanted = fields.annotations(SamplingSettings)
-    for role, own in overrides.items():
+def _samplers(config: RunFields) -> Problems:
+    """Sampling settings of single roles that are of another type than the field of `sampling`, or cannot be."""
+    wanted, mistyped = fields.annotations(SamplingSettings), False
+    for role, own in config.role_sampling.items():
         for name, value in own.items():
             if name in wanted and (refused := fields.misfit(wanted[name], value)):
+                mistyped = True
                 yield f"role_sampling.{role}.{name} is {value!r}; it must be {refused}"
+    if not mistyped:
+        yield from _refusal(
+            "role_sampling", role_settings, config.roles, config.sampling, config.role_sampling
+        )
 
 
-def _interventions(config: "RunConfig") -> Problems:
+def _policies(config: RunFields) -> Problems:
+    policies, known = config.policies, policy_names(config.policies.map)
+    owners = policies.map, policies.frozen_roles
+    trained = known if _refused(trained_policies, *owners) else trained_policies(*owners)
+    yield from _refusal("policies.frozen_roles", trained_policies, *owners)
+    if policies.map and not trained:
+        yield "policies.frozen_roles names every role: nothing is left to train"
+    if not policies.base:
+        yield "policies.base is empty: give the directory of the model to start from"
+    for where, names in (
+        ("policies.bases", policies.bases),
+        ("learner.learning_rates", config.learner.learning_rates),
+    ):
+        for name in sorted(set(names) - set(known)):
+            yield f"{where} names '{name}', which is no policy of policies.map{fields.nearest(name, known)}"
+    for name in sorted({*config.learner.learning_rates} & {*known} - {*trained}):
+        yield f"learner.learning_rates names '{name}', which is frozen: leave it out"
+
+
+def _interventions(config: RunFields) -> Problems:
     chosen = config.learner.interventions
     frozen = {*chosen.freeze, *config.policies.frozen_roles}
     if chosen.freeze and config.steps and frozen.issuperset(config.roles):
@@ -186,16 +194,6 @@ def _interventions(config: "RunConfig") -> Problems:
             f"learner.interventions.alternate names {', '.join(idle)}, frozen by policies.frozen_roles: in its turns "
             "nothing would be trained; leave it out"
         )
-    for name, roles in chosen.named.items():
-        yield from _no_roles(f"learner.interventions.{name}", roles, config.roles)
-    owners = config.policies.map, config.policies.frozen_roles
-    trained = None if _refused(trained_policies, *owners) else trained_policies(*owners)
-    for policy in config.learner.learning_rates:
-        if policy not in (known := policy_names(config.policies.map)):
-            near = fields.nearest(policy, known)
-            yield f"learner.learning_rates names '{policy}', which is no policy of policies.map{near}"
-        elif trained is not None and policy not in trained:
-            yield f"learner.learning_rates names '{policy}', which is frozen: leave it out"
     holders = [
         {key.split("/")[0] for key, p in config.policies.map.items() if p == name}
         for name in policy_names(config.policies.map)
@@ -207,16 +205,8 @@ def _interventions(config: "RunConfig") -> Problems:
         )
 
 
-def _no_roles(where: str, names: Iterable[str], roles: tuple[str, ...]) -> Problems:
-    for name in names:
-        if name not in roles:
-            yield f"{where} names '{name}', which is no role of the workflow{fields.nearest(name, roles)}"
-
-
-def _sampling(config: "RunConfig") -> Problems:
-    if _refused(find, config.workflow.name):
-        return
-    if _refused(role_settings, config.roles, config.sampling, config.role_sampling):
+def _sampling(config: RunFields) -> Problems:
+    if any(_samplers(config)):
         return
     longest = max(settings.max_new_tokens for settings in config.role_settings.values())
     room, context = config.engine.max_prompt + longest, config.rollout.limits.context
@@ -243,7 +233,7 @@ def _sampling(config: "RunConfig") -> Problems:
             )
 
 
-def _data(config: "RunConfig") -> Problems:
+def _data(config: RunFields) -> Problems:
     data = config.data
     if is_own(data.name):
         yield from _refusal("data.name", _data_function, data.name)
@@ -279,7 +269,7 @@ def _data_function(name: str) -> None:
         )
 
 
-def _ignored(config: "RunConfig", *names: str) -> Problems:
+def _ignored(config: RunFields, *names: str) -> Problems:
     """Fields of the data that this kind of data set has no use for, where they are set."""
     kinds = {**dict.fromkeys(OF_FILES, "data read from files"), **dict.fromkeys(DRAWN, "procedural data")}
     defaults = {field.name: field.default for field in dataclasses.fields(config.data)}
@@ -289,24 +279,18 @@ def _ignored(config: "RunConfig", *names: str) -> Problems:
             yield f"data.{name} is {value!r}; it is for {kind}, and '{config.data.name}' is not: leave it out"
 
 
-def _learning(config: "RunConfig") -> Problems:
-    if not _refused(find, config.workflow.name):
-        wrong = list(
-            _refusal(
-                "advantages.group", group_key, config.advantages.group, find(config.workflow.name).groups
-            )
-        )
-        yield from wrong or _singletons(config)
+def _learning(config: RunFields) -> Problems:
     yield from _refusal("rewards", make_credit, config.rewards)
-    if not _refused(find, config.workflow.name):
-        yield from _no_roles("rewards.penalized_roles", config.rewards.penalized_roles, config.roles)
-    if config.rewards.name == "voting_rubric" and config.workflow.name != "voting":
-        yield f"rewards.name 'voting_rubric' is defined for voting, not for '{config.workflow.name}': use outcome"
     if config.checkpoints.best and not config.evaluation.every:
         yield "checkpoints.best needs evaluations: set evaluation.every above 0, or checkpoints.best=false"
 
 
-def _singletons(config: "RunConfig") -> Problems:
+def _groups(config: RunFields) -> Problems:
+    wrong = _refused(group_key, config.advantages.group, find(config.workflow.name).groups)
+    yield from [f"advantages.group: {wrong}"] if wrong else _singletons(config)
+
+
+def _singletons(config: RunFields) -> Problems:
     """One sample of each problem, of which nothing can be learned by comparing its calls."""
     by_group = config.advantages.estimator != "agent"
     if config.rollout.samples > 1 or (by_group and config.advantages.singleton == "reward"):
@@ -322,45 +306,6 @@ def _singletons(config: "RunConfig") -> Problems:
             "rollout.samples is 1, and every call of an episode earns its outcome: nothing differs within a group; "
             "set it to 2 or more, or rewards.name to one that tells calls apart"
         )
-
-
-def _ranges(config: "RunConfig") -> Problems:
-    least = {
-        **{
-            "steps": 0,
-            "seed": 0,
-            "data.problems": 1,
-            "data.seed": 0,
-            "data.val_size": 0,
-            "data.train_size": 1,
-        },
-        **{"data.test_size": 1, "rollout.samples": 1, "rollout.tool_delay": 1, "rollout.tool_threads": 1},
-        **{
-            "rollout.ahead": 1,
-            "rollout.draws": 1,
-            "mesh.data": 1,
-            "mesh.model": 1,
-            "engine.max_prompt": 1,
-            "engine.lanes": 1,
-            "engine.budget_bytes": 1,
-        },
-        **{"engine.steps": 1, "evaluation.every": 0, "evaluation.problems": 1, "evaluation.samples": 1},
-        **{"checkpoints.every": 1, "checkpoints.latest": 1, "checkpoints.keep_every": 1},
-        **{"logging.episodes_every": 0, "logging.episodes_problems": 1},
-    }
-    for name, bound in least.items():
-        value: Any = config
-        for part in name.split("."):
-            value = getattr(value, part)
-        if value is not None and value < bound:
-            yield f"{name} is {value}; it must be at least {bound}"
-    for name, seed in (
-        ("seed", config.seed),
-        ("data.seed", config.data.seed),
-        ("learner.seed", config.learner.seed),
-    ):
-        if seed > LARGEST_SEED:
-            yield f"{name} is {seed}; it must be at most {LARGEST_SEED}"
 
 
 def _refusal(where: str, check: Callable[..., Any], *args: Any) -> Problems:

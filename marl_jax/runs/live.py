@@ -14,11 +14,11 @@ import os
 import shutil
 import sys
 import time
-import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, TextIO
+
+from rich.cells import cell_len, set_cell_size
 
 from marl_jax.rollouts.progress import Progress
 
@@ -58,9 +58,7 @@ class Live:
     def __enter__(self) -> "Live":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def resumed(
@@ -193,14 +191,15 @@ class Live:
             return
         self._next_draw = self._clock() + REDRAW_S
         columns, rows = self._size()
-        lines = [_cut(_printable(line), columns - 1) for line in self._lines()][: max(rows - 1, 1)]
+        lines = [_printable(line) for line in self._lines()[: max(rows - 1, 1)]]
+        lines = [set_cell_size(line, min(cell_len(line), columns - 1)) for line in lines]
         self._write(self._up() + "".join(f"\r\033[K{line}\n" for line in lines) + "\033[J")
         self._drawn = lines
 
     def _up(self) -> str:
         """To the first of the lines drawn before; a terminal that became narrower has wrapped them since."""
         columns, _ = self._size()
-        rows = sum(max(1, -(-_cells(line) // columns)) for line in self._drawn)
+        rows = sum(max(1, -(-cell_len(line) // columns)) for line in self._drawn)
         return f"\033[{rows}A" if rows else ""
 
     def _size(self) -> tuple[int, int]:
@@ -260,24 +259,3 @@ def _duration(seconds: float) -> str:
 def _printable(text: str) -> str:
     """One line, and nothing that a terminal obeys."""
     return "".join(c if c.isprintable() else " " for c in text)
-
-
-def _cells(text: str) -> int:
-    """Columns that a terminal gives it."""
-    return sum(map(_cell, text))
-
-
-def _cell(character: str) -> int:
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
-def _cut(text: str, columns: int) -> str:
-    """As much of it as fits into so many columns."""
-    used = 0
-    for index, character in enumerate(text):
-        used += _cell(character)
-        if used > columns:
-            return text[:index]
-    return text

@@ -4,22 +4,19 @@
     log.rewind(step)                    on resume: what the restored checkpoint has not seen is forgotten
     log.write(step, {"accuracy": 0.5, "time/step": 1.2})
 
-Everything under `time/` may differ between equal runs, nothing else. Other places to look at (TensorBoard, Weights &
-Biases) get the same numbers and are never read back.
+Everything under `time/` may differ between equal runs, nothing else.
 """
 
-import hashlib
 import io
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from marl_jax.runs.files import append, disk_errors, sync_directory, write_atomically
 from marl_jax.runs.folder import FolderError, path_errors
-from marl_jax.runs.run_config import ConfigError
 
 
 class JsonLines:
@@ -90,72 +87,6 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # of numpy or JAX
         return plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-# ---------------------------------------------------------------- other places to look at
-
-
-class Board(Protocol):
-    """Somewhere else that metrics are shown."""
-
-    def write(self, step: int, values: Mapping[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class TensorBoard:
-    """Event files that TensorBoard reads. A resumed run begins another file, and its later steps win."""
-
-    def __init__(self, directory: Path, resumed_at: int = 0) -> None:
-        from marl_jax.runs.events import EventFile
-
-        self._directory = directory
-        with path_errors(directory), disk_errors(directory):
-            self._file = EventFile(directory, purge_step=resumed_at + 1 if resumed_at else None)
-
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        with disk_errors(self._directory):
-            self._file.scalars(step, numbers(values))
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class WeightsAndBiases:
-    """One run on Weights & Biases for one run folder; needs the package and its own log-in."""
-
-    def __init__(self, folder: Path, project: str, config: Mapping[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise ConfigError(
-                ["logging.wandb is on and wandb is not installed: pip install wandb, or leave it off"]
-            ) from None
-        self._run = wandb.init(
-            project=project,
-            name=folder.name,
-            id=hashlib.sha256(str(folder).encode()).hexdigest()[:16],  # the same again on resume
-            resume="allow",
-            dir=str(folder),
-            config=dict(config),
-        )
-
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        self._run.log(numbers(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers in it by slash-separated name, of nested objects too; what is not finite is left out."""
-    found: dict[str, float] = {}
-    for name, value in plain(values).items():
-        if isinstance(value, Mapping):
-            found |= numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float):
-            found[prefix + name] = float(value)
-    return found
 
 
 # ---------------------------------------------------------------- lines

@@ -17,10 +17,11 @@ from marl_jax.planning.walks import left_open
 from marl_jax.policies import Tree
 from marl_jax.rollouts.serving import Service
 from marl_jax.runs import fields, page
+from marl_jax.runs.boards import Board, TensorBoard, WeightsAndBiases
 from marl_jax.runs.checkpoints import Checkpoints
 from marl_jax.runs.folder import begin, open_folder, settle, settled_for, taken_back
 from marl_jax.runs.live import Live
-from marl_jax.runs.metrics import Board, JsonLines, TensorBoard, WeightsAndBiases, recorded
+from marl_jax.runs.metrics import JsonLines, recorded
 from marl_jax.runs.parts import (
     Parts,
     check_answers,
@@ -84,7 +85,7 @@ class Run:
     watched: list[Task]  # the problems of evaluations; none: never evaluated
     about: dict[
         str, Any
-    ]  # what its lines in `eval.jsonl` are of; those of something else are none of its own
+    ]  # what its own lines in `eval.jsonl` are of: those of something else are not this run's
     service: Service
     learner: Learner
     references: dict[str, Tree] | None
@@ -206,19 +207,14 @@ def _records(
     for record in (metrics, evaluations):
         stack.callback(record.close)
         record.rewind(step or -1)
-    boards = _boards(config, folder, step)
-    for board in boards:
-        stack.callback(board.close)
-    return metrics, evaluations, boards
-
-
-def _boards(config: RunConfig, folder: Path, step: int) -> list[Board]:
     boards: list[Board] = []
     if config.logging.tensorboard:
         boards.append(TensorBoard(folder / "tensorboard", step))
+        stack.callback(boards[-1].close)
     if config.logging.wandb:
         boards.append(WeightsAndBiases(folder, config.logging.wandb_project, config.to_json()))
-    return boards
+        stack.callback(boards[-1].close)
+    return metrics, evaluations, boards
 
 
 def _check_enough(config: RunConfig, train: Sequence[Task]) -> None:

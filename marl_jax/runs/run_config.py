@@ -13,16 +13,21 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from marl_jax.learning.learner_config import LearnerConfig
-from marl_jax.learning.worth import AdvantageConfig
-from marl_jax.policies import SamplingSettings, role_settings
-from marl_jax.rewards.credit import CreditConfig
-from marl_jax.rollouts import Limits
 from marl_jax.runs import config_checks, fields
-from marl_jax.tasks.task import Family
-from marl_jax.workflows import find
+from marl_jax.runs.run_fields import (  # noqa: F401  config files import them from here
+    CheckpointConfig,
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    LogConfig,
+    MeshConfig,
+    PoliciesConfig,
+    RolloutConfig,
+    RunFields,
+    WorkflowConfig,
+)
 
 SCHEMA = 1  # another one where a field changes its meaning; a new field's default is what was done before it
 RETIRED = ("learner.interventions.mixing.clip_roles",)  # fields that said nothing which others do not say
@@ -38,148 +43,15 @@ class ConfigError(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class WorkflowConfig:
-    """Which workflow, its own settings (votes, rounds, workers, calls...), and its words."""
-
-    name: str = "single"  # a built-in one, or your own as "module:workflow"
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    prompts: Literal["full", "micro"] = "full"
-    prompts_folder: str | None = None  # your own, of the layout of marl_jax/workflows/prompts
-
-
-@dataclasses.dataclass(frozen=True)
-class PoliciesConfig:
-    """Who answers for which role, what it starts from, and what of it is trained."""
-
-    map: Mapping[str, str] = dataclasses.field(default_factory=dict)  # role or role/slot -> policy
-    frozen_roles: tuple[str, ...] = ()  # a policy of frozen roles alone is served, not trained
-    base: str = ""  # directory of the model that policies start from
-    bases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of those that start elsewhere
-    dtype: Literal["float32", "bfloat16"] | None = None  # None: as the base is stored
-    train: Literal["full", "lora"] = "full"
-    lora_rank: int = 64
-    lora_alpha: float = 32.0
-    remat: Literal["none", "layer", "dots"] = "none"  # what the backward pass computes again to save memory
-    attention: Literal["blocks", "plain"] | None = None  # of the update; None: the fastest of the platform
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-    """The problems. The draw or the carving of val follows `seed`, the order of problems the run's own."""
-
-    family: Family = "math"
-    name: str = "micro_math"  # a data set of `marl_jax.tasks`, or your own function (split) -> tasks, "module:function"
-    directory: str | None = None  # of its files; None: fetched from where it is published
-    cache: str | None = None
-    problems: int = 64  # per step
-    seed: int = 0
-    val_size: int | None = None  # 0: none is carved, for runs without evaluation
-    train_size: int | None = None  # of procedural data, like the next two
-    test_size: int | None = None
-    levels: tuple[int, ...] = (1, 2, 3)
-    bad_rows: Literal["refuse", "skip"] = "refuse"
-
-
-@dataclasses.dataclass(frozen=True)
-class RolloutConfig:
-    """How episodes are made."""
-
-    samples: int = 8  # episodes per problem
-    draws: int = 1  # above 1, dynamic sampling: problems that teach nothing are drawn again, so often in all
-    limits: Limits = dataclasses.field(default_factory=Limits)
-    mode: Literal["fixed", "free"] = "fixed"
-    tool_delay: int = 4
-    tool_threads: int = 8
-    ahead: int | None = None  # requests that may wait before new episodes begin; None: twice the lanes
-
-
-@dataclasses.dataclass(frozen=True)
-class EngineConfig:
-    """The engine's limits; the shapes that follow from them are settled at the first start."""
-
-    max_prompt: int = 512  # tokens, of any call
-    lanes: int | None = None
-    budget_bytes: int | None = None
-    steps: int | None = None  # decode steps per dispatch; None: as the platform likes
-
-
-@dataclasses.dataclass(frozen=True)
-class MeshConfig:
-    """How many devices share the work: `data` copies of the weights, each cut over `model` devices."""
-
-    data: int = 1
-    model: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class EvaluationConfig:
-    """Of the val split, while training."""
-
-    every: int = 10  # 0: never
-    problems: int = 64
-    samples: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointConfig:
-    """When to save, and what to keep."""
-
-    every: int = 10
-    latest: int = 2
-    best: bool = True
-    keep_every: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class LogConfig:
-    """What a run leaves behind besides its numbers."""
-
-    episodes_every: int = (
-        10  # of every so many steps, of the first and of the last, episodes are written; 0: none
-    )
-    episodes_problems: int = 4  # problems of such a step
-    tensorboard: bool = True
-    wandb: bool = False
-    wandb_project: str = "marl_jax"
-
-
-@dataclasses.dataclass(frozen=True)
-class RunConfig:
+class RunConfig(RunFields):
     """All of a run. What cannot be is refused when it is built, every reason at once; values of a wrong type first."""
 
-    cell: str
-    workflow: WorkflowConfig
-    policies: PoliciesConfig
-    data: DataConfig
-    sampling: SamplingSettings = dataclasses.field(default_factory=SamplingSettings)
-    role_sampling: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
-    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
-    rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
-    rewards: CreditConfig = dataclasses.field(default_factory=CreditConfig)
-    advantages: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
-    learner: LearnerConfig = dataclasses.field(default_factory=LearnerConfig)
-    evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
-    checkpoints: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
-    logging: LogConfig = dataclasses.field(default_factory=LogConfig)
-    steps: int = 200
-    seed: int = 0
-
     def __post_init__(self) -> None:
-        fitting, misfits = fields.fit(self)
-        if problems := misfits or config_checks.problems(fitting):
+        values, misfits = fields.fit(self)
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        if problems := misfits or config_checks.problems(self):
             raise ConfigError(problems)
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, getattr(fitting, field.name))
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        return find(self.workflow.name).roles
-
-    @property
-    def role_settings(self) -> dict[str, SamplingSettings]:
-        """{role: how it samples}."""
-        return role_settings(self.roles, self.sampling, self.role_sampling)
 
     def to_json(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **fields.to_json(self)}

@@ -257,7 +257,7 @@ def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
         ([("policies.frozen_roles", "generatr")], "frozen role 'generatr'"),
         ([("policies.bases.p9", "x")], "policies.bases names 'p9'"),
         ([("policies.base", "")], "policies.base is empty"),
-        ([("policies.lora_rank", "0")], "lora_rank 0"),
+        ([("policies.lora_rank", "0")], "policies.lora_rank is 0; it must be at least 1"),
         ([("role_sampling.aggregator.top_q", "1")], "no field 'top_q'"),
         ([("role_sampling.aggregator.temperature", "0")], "role 'aggregator' samples at temperature 0"),
         ([("sampling.max_new_tokens", "0")], "max_new_tokens is 0"),

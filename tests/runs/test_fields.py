@@ -3,10 +3,11 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
+from annotated_types import Ge, Gt, Le
 
 from marl_jax.runs import fields
 
@@ -163,7 +164,8 @@ def test_a_tree_built_in_python_is_as_json_gives_it_back():
     built = Tree(
         Leaf(np.int64(1)), 1, sizes=[1, np.int32(2)], pair=[3, 4], table={"a": 2}, deep={"r": {"k": [1]}}
     )
-    tree, problems = fields.fit(built)
+    values, problems = fields.fit(built)
+    tree = Tree(**values)
     assert not problems and built.sizes == [1, 2]
     assert repr(tree) == repr(fields.from_json(Tree, json.loads(json.dumps(fields.to_json(tree)))))
     assert tree == Tree(Leaf(1), 1.0, sizes=(1, 2), pair=(3, 4), table={"a": 2.0}, deep={"r": {"k": (1,)}})
@@ -181,4 +183,42 @@ def test_every_value_of_a_wrong_type_in_a_tree_built_in_python_is_told_by_its_pa
         "table.a is 'x'; it must be a finite number",
         'deep is None; it must be a JSON object such as {"role": ...}, or set entry by entry with .role=value',
     ]
-    assert fields.fit(Tree(leaf={"low": 1}))[1] == ["leaf is {'low': 1}; it must be Leaf(...)"]
+    assert fields.fit(Tree(leaf=3))[1] == ["leaf is 3; it must be Leaf(...)"]
+
+
+def test_a_group_of_fields_may_be_given_as_a_mapping():
+    assert fields.fit(Tree(leaf={"low": 1, "high": np.int32(2)}))[0]["leaf"] == Leaf(1, 2)
+    assert fields.fit(Tree(leaf={"low": 1}))[1] == ["leaf.high is missing"]
+    assert fields.fit(Tree(leaf={"low": 3, "high": 2}))[1] == ["leaf: low 3 is not below high 2"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounded:
+    count: Annotated[int, Ge(1)] = 1
+    share: Annotated[float, Gt(0), Le(1)] = 1.0
+    most: Annotated[int | None, Ge(1)] = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    inner: Bounded
+    seed: Annotated[int, Ge(0)] = 0
+
+
+def test_a_number_beyond_the_bounds_that_its_field_declares_is_told_by_its_path():
+    assert not list(fields.out_of_bounds(Group(Bounded())))
+    assert not list(fields.out_of_bounds(Group(Bounded(1, 1e-9, 1))))
+    assert list(fields.out_of_bounds(Group(Bounded(0, 0.0, 0), -1))) == [
+        "inner.count is 0; it must be at least 1",
+        "inner.share is 0.0; it must be more than 0",
+        "inner.most is 0; it must be at least 1",
+        "seed is -1; it must be at least 0",
+    ]
+    assert list(fields.out_of_bounds(Bounded(share=1.5))) == ["share is 1.5; it must be at most 1"]
+    changed, problems = fields.change(Bounded(), [("count", "2"), ("most", "none"), ("share", "x")])
+    assert changed == Bounded(2) and problems == ["share is 'x'; it must be a finite number"]
+
+
+def test_a_number_that_no_float_can_hold_is_refused():
+    assert fields.misfit(float, 10**400) == "a finite number"
+    assert fields.misfit(Any, 10**400) is None

@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from marl_jax.runs import events
+from marl_jax.runs import boards
+from marl_jax.runs.boards import TensorBoard, WeightsAndBiases, numbers
 from marl_jax.runs.checkpoints import Checkpoints
 from marl_jax.runs.files import DiskFull, append
 from marl_jax.runs.folder import FolderError
 from marl_jax.runs.metrics import (
     JsonLines,
-    TensorBoard,
-    WeightsAndBiases,
     comparable,
-    numbers,
     read_lines,
     recorded,
 )
@@ -168,9 +166,9 @@ def test_a_disk_that_fills_up_within_an_event_leaves_whole_events(tmp_path):
     board = TensorBoard(tmp_path)
     board.write(1, {"accuracy": 0.25})
     (path,) = tmp_path.iterdir()
-    board._file._file = Filling(path, "ab")
+    board._file = Filling(path, "ab")
     board.write(2, {"accuracy": 0.5})
-    board._file._file.room = 7
+    board._file.room = 7
     with pytest.raises(DiskFull):
         board.write(3, {"accuracy": 0.75})
     board.close()
@@ -250,7 +248,7 @@ def decode(path):
     ],
 )
 def test_crc32c_gives_the_published_values(data, expected):
-    assert events.crc32c(data) == expected
+    assert boards.crc32c(data) == expected
 
 
 def test_an_event_file_is_read_back_by_another_decoder(tmp_path):

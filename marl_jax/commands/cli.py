@@ -1,0 +1,145 @@
+"""What every command shares: --config is taken off the command line, and what a user can put right is told in a line.
+
+if __name__ == "__main__":
+    cli.run(main)          # main(config or None, the words that absl left over)
+
+Exit codes: 0, done; 1, it failed; 2, refused with what to put right.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from absl import app, flags, logging
+
+from marl_jax.runs.run_config import ConfigError, RunConfig, from_argv, split_argv
+
+REFUSED = 2  # exit code of what the user can put right
+PATIENCE = 15.0  # seconds of `runs.train`: a machine that is preempted goes away after 30
+flags.disclaim_key_flags()  # so that --helpshort of a command shows the flags that are defined for it here
+
+
+def define_accept_changes() -> None:
+    """The flag that a refusal advises when a run is not what it was begun with; for commands that open one."""
+    flags.DEFINE_bool(
+        "accept_changes",
+        False,
+        "go on although configuration, base, data, prompts or code are not the old ones",
+    )
+
+
+def run(
+    main: Callable[[Any, list[str]], int | None],
+    words: int = 0,
+    read: Callable[[Sequence[str]], tuple[Any, list[str]]] = from_argv,
+    needs: str = "",
+) -> None:
+    """Call main under absl, with what `read` makes of --config and --config.*; None without them.
+
+    The command line may hold so many `words` that are no flags. `needs` is the form of a --config that has to be given.
+    """
+    deterministic()
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is missing, at every start
+    try:
+        spec, texts, rest = split_argv(sys.argv)
+        asked = spec is not None or texts
+        config = read(sys.argv)[0] if asked else None
+    except ValueError as error:  # of a config file, the name of a cell, or a field
+        sys.exit(_refusal(error))
+    app.run(lambda left: _call(main, config, left[1:], words, needs), argv=rest, flags_parser=_parse)
+
+
+def no_config(argv: Sequence[str]) -> NoReturn:
+    """What `read` is for commands about runs that exist: they have their configuration."""
+    spec, texts, _ = split_argv(argv)
+    given = [] if spec is None else ["--config"]
+    wanted = []
+    for path, text in texts:
+        given.append(f"--config.{path}")
+        if (flag := path.rpartition(".")[2]) in flags.FLAGS:
+            wanted.append(f"--{flag}" if text is None else f"--{flag}={text}")
+    near = f": did you mean {' '.join(wanted)}?" if wanted else "; --helpshort tells what there is to set"
+    raise ValueError(f"the configuration is the run's own: leave {', '.join(given)} out{near}")
+
+
+def train(workdir: str, *defaults: str) -> None:
+    """Train what the defaults and the command line, which counts more, ask for; its one word is another folder."""
+    define_accept_changes()
+    sys.argv[1:1] = defaults
+
+    def main(config: RunConfig, left: list[str]) -> None:
+        from marl_jax.runs import train
+
+        folder = left[0] if left else workdir
+        train(config, folder, accept_changes=flags.FLAGS.accept_changes, patience=PATIENCE)
+
+    run(main, words=1)
+
+
+def deterministic() -> None:
+    """Ask for deterministic kernels, before a GPU is touched; what the user has set stays.
+
+    A run that was killed ends with the bits of one that was not, and is evaluated as it was trained.
+    """
+    given = os.environ.get("XLA_FLAGS", "")
+    if "xla_gpu_deterministic_ops" not in given:
+        os.environ["XLA_FLAGS"] = f"{given} --xla_gpu_deterministic_ops=true".strip()
+
+
+def _parse(argv: list[str]) -> list[str]:
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        sys.exit(_refusal(error))
+
+
+def _call(
+    main: Callable[..., int | None], config: Any, left: list[str], words: int, needs: str
+) -> int | None:
+    # Absl makes it INFO where it was not asked for, and libraries would talk into the live view.
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)
+    try:
+        for word in left[words:]:
+            raise ConfigError(
+                [f"'{word}' is no flag: fields of the configuration are set by --config.FIELD=VALUE"]
+            )
+        if config is None and needs:
+            raise ConfigError([f"--config is missing: give --config={needs}"])
+        return main(config, left)
+    except Exception as error:
+        if not isinstance(error, _expected()):
+            raise
+        return _refusal(error)
+
+
+def _refusal(error: Exception) -> int:
+    print(error, file=sys.stderr)
+    return REFUSED
+
+
+def _expected() -> tuple[type[Exception], ...]:
+    """Errors whose text is written for the user. Looked up when one is there: some of these modules are heavy."""
+    from marl_jax.learning.update import NonFiniteGradients
+    from marl_jax.planning.plan import PlanError
+    from marl_jax.rewards.credit import CreditError
+    from marl_jax.rewards.sandbox.worker import SandboxUnavailable
+    from marl_jax.runs.checkpoints import CheckpointError
+    from marl_jax.runs.files import DiskFull
+    from marl_jax.runs.folder import FolderError
+    from marl_jax.runs.parts import PartsError
+    from marl_jax.tasks.row_files import DataError
+
+    return (
+        CheckpointError,
+        ConfigError,
+        CreditError,
+        DataError,
+        DiskFull,
+        FolderError,
+        NonFiniteGradients,
+        PartsError,
+        PlanError,
+        SandboxUnavailable,
+    )

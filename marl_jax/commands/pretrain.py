@@ -1,0 +1,95 @@
+"""A micro base model from its recipe: trained, written as a directory, measured as a run would load it."""
+
+import dataclasses
+import os
+import platform
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from marl_jax.models import load_hf, save_hf
+from marl_jax.models.hf import write_json
+from marl_jax.models.tokenizer import build_micro_tokenizer, load_tokenizer
+from marl_jax.pretraining.measure import accuracy, play_held_out
+from marl_jax.pretraining.recipe import Recipe, train
+from marl_jax.runs import fields
+from marl_jax.runs.run_config import ConfigError, load_base, split_argv
+from marl_jax.workflows import single
+
+
+def recipe_from_argv(argv: Sequence[str]) -> tuple[Recipe, list[str]]:
+    """The recipe that --config and --config.* ask for, and the rest of the command line."""
+    spec, texts, rest = split_argv(argv)
+    if spec is None:
+        raise ConfigError(["--config is missing: give --config=FILE:SCALE"])
+    recipe, problems = fields.change(load_base(spec, "get_recipe", Recipe, texts), texts)
+    if problems:
+        raise ConfigError(problems)
+    return recipe, rest
+
+
+def make_base(recipe: Recipe, out: str, problems: int, samples: int) -> None:
+    """Train the base, write its directory, and measure it on so many held-out problems of each kind; 0: do not."""
+    if not out:
+        raise ConfigError(["--out is missing: give the directory to write the base to"])
+    _probe(Path(out))
+    tokenizer = build_micro_tokenizer()
+    began = time.perf_counter()
+
+    def progress(step: int, loss: jax.Array) -> None:
+        if step % 100 == 0 or step + 1 == recipe.steps:
+            print(f"step {step}: loss {float(loss):.3f}, {time.perf_counter() - began:.0f} s", flush=True)
+
+    config, params = train(recipe, tokenizer, progress)
+    half = dataclasses.replace(config, dtype="bfloat16")
+    save_hf(out, half, jax.tree.map(lambda leaf: leaf.astype(half.dtype), params), tokenizer)
+    about = {
+        "command": shlex.join(["python", "-m", "experiments.pretrain", *sys.argv[1:]]),
+        "recipe": fields.to_json(recipe),
+        "seconds": round(time.perf_counter() - began, 1),
+        "machine": _machine(),
+        "versions": {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__},
+        "single_agent": _measured(recipe, out, problems, samples) if problems else {},
+    }
+    write_json(Path(out) / "recipe.json", about)
+
+
+def _probe(directory: Path) -> None:
+    """Make the directory, and refuse one that cannot be written before anything is trained."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        raise ConfigError(
+            [f"--out={directory} cannot be written ({error.strerror}): choose another"]
+        ) from None
+
+
+def _measured(recipe: Recipe, out: str, problems: int, samples: int) -> dict[str, Any]:
+    """How often the base, as a run would load it, is right alone on held-out problems."""
+    config, params = load_hf(out, dtype="float32")
+    base = (params, config, load_tokenizer(out, config))
+    sizes: dict[str, Any] = {"problems": problems, "samples": samples}
+    measured = {}
+    for kind, levels in recipe.levels.items():
+        graded = play_held_out(*base, single, kind, levels=levels, split="val", max_prompt=160, **sizes)
+        mean, error = accuracy(graded, problems)
+        print(f"{kind}: {mean:.1%} +- {error:.1%} of {problems} held-out problems, single agent")
+        about = {"split": "val", "levels": list(levels), **sizes}
+        measured[kind] = {**about, "accuracy": round(mean, 4), "standard_error": round(error, 4)}
+    return measured
+
+
+def _machine() -> str:
+    """Number and kind of the processors."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{os.cpu_count()} x {names[0] if names else platform.processor() or platform.machine()}"

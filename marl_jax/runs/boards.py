@@ -1,0 +1,154 @@
+"""Other places that show the numbers of `metrics.jsonl`; they are never read back.
+
+TensorBoard's event files are written here, without TensorFlow: scalars only.
+
+    record = length: u64 | masked crc32c(length): u32 | event | masked crc32c(event): u32        little-endian
+    event  = 1: wall_time f64, 2: step i64, 3: file_version | 5: summary {1: {1: tag, 2: value f32}*}
+           | 7: session_log {1: status}                                                           protobuf
+"""
+
+import functools
+import hashlib
+import os
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from marl_jax.runs.files import append, disk_errors
+from marl_jax.runs.folder import path_errors
+from marl_jax.runs.metrics import plain
+from marl_jax.runs.run_config import ConfigError
+
+_START = 1  # status of a session log: TensorBoard forgets what earlier files say from its step on
+_LARGEST = 3.4028234663852886e38  # of float32
+
+
+class Board(Protocol):
+    """Somewhere else that metrics are shown."""
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    """An event file; every call is in it when it returns. A resumed run begins another; its later steps win."""
+
+    def __init__(self, directory: Path, resumed_at: int = 0) -> None:
+        self._directory = directory
+        name = f"events.out.tfevents.{time.time_ns() // 1000:016d}.{socket.gethostname()}.{os.getpid()}"
+        with path_errors(directory), disk_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = open(directory / name, "ab", buffering=0)  # noqa: SIM115
+            self._write(_text(3, b"brain.Event:2"))
+            if resumed_at:
+                self._write(_varint(2, resumed_at + 1) + _text(7, _varint(1, _START)))
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """One event with a value per tag."""
+        tags = (_text(1, tag.encode()) + _key(2, 5) + _float(value) for tag, value in numbers(values).items())
+        with disk_errors(self._directory):
+            self._write(_varint(2, step) + _text(5, b"".join(_text(1, tag) for tag in tags)))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, fields: bytes) -> None:
+        append(self._file, record(_key(1, 1) + struct.pack("<d", time.time()) + fields))
+
+
+class WeightsAndBiases:
+    """One run on Weights & Biases for one run folder; needs the package and its own log-in."""
+
+    def __init__(self, folder: Path, project: str, config: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise ConfigError(
+                ["logging.wandb is on and wandb is not installed: pip install wandb, or leave it off"]
+            ) from None
+        self._run = wandb.init(
+            project=project,
+            name=folder.name,
+            id=hashlib.sha256(str(folder).encode()).hexdigest()[:16],  # the same again on resume
+            resume="allow",
+            dir=str(folder),
+            config=dict(config),
+        )
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        self._run.log(numbers(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers in it by slash-separated name, of nested objects too; what is not finite is left out."""
+    found: dict[str, float] = {}
+    for name, value in plain(values).items():
+        if isinstance(value, Mapping):
+            found |= numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float):
+            found[prefix + name] = float(value)
+    return found
+
+
+# ---------------------------------------------------------------- event files
+
+
+def record(data: bytes) -> bytes:
+    """The data as one record of the file."""
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", masked_crc(length)) + data + struct.pack("<I", masked_crc(data))
+
+
+def masked_crc(data: bytes) -> int:
+    """CRC-32C, rotated right by 15 bits and moved by a constant, so that a CRC of data with CRCs is no trap."""
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32 with the Castagnoli polynomial."""
+    table, crc = _table(), 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+@functools.cache
+def _table() -> tuple[int, ...]:
+    def entry(value: int) -> int:
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        return value
+
+    return tuple(map(entry, range(256)))
+
+
+def _key(field: int, kind: int) -> bytes:
+    return _number(field << 3 | kind)
+
+
+def _varint(field: int, value: int) -> bytes:
+    return _key(field, 0) + _number(value)
+
+
+def _text(field: int, value: bytes) -> bytes:
+    return _key(field, 2) + _number(len(value)) + value
+
+
+def _float(value: float) -> bytes:
+    return struct.pack("<f", max(-_LARGEST, min(value, _LARGEST)))
+
+
+def _number(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
