@@ -6,13 +6,8 @@ reach is a matter of measuring them.
 """
 
 from marl_jax import policies
-from marl_jax.learning.batching import BatchConfig
-from marl_jax.learning.learner_config import LearnerConfig
-from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
-from marl_jax.pretraining.recipe import Recipe
-from marl_jax.pretraining.roles import Skill
-from marl_jax.runs.cells import all_cells, parse_cell
-from marl_jax.runs.run_config import (
+from marl_jax.config.cells import all_cells, parse_cell
+from marl_jax.config.run_config import (
     DataConfig,
     EngineConfig,
     PoliciesConfig,
@@ -20,6 +15,11 @@ from marl_jax.runs.run_config import (
     RunConfig,
     WorkflowConfig,
 )
+from marl_jax.learning.batching import BatchConfig
+from marl_jax.learning.learner_config import LearnerConfig
+from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
+from marl_jax.pretraining.recipe import Recipe
+from marl_jax.pretraining.roles import Skill
 from marl_jax.workflows import BUILT_IN
 
 SCALES = ("xs", "s", "m")

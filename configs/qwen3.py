@@ -8,12 +8,8 @@ been measured here.
 """
 
 from marl_jax import policies
-from marl_jax.learning.batching import BatchConfig
-from marl_jax.learning.learner_config import LearnerConfig
-from marl_jax.learning.losses import LossConfig
-from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
-from marl_jax.runs.cells import all_cells, parse_cell
-from marl_jax.runs.run_config import (
+from marl_jax.config.cells import all_cells, parse_cell
+from marl_jax.config.run_config import (
     CheckpointConfig,
     DataConfig,
     EngineConfig,
@@ -23,6 +19,10 @@ from marl_jax.runs.run_config import (
     RunConfig,
     WorkflowConfig,
 )
+from marl_jax.learning.batching import BatchConfig
+from marl_jax.learning.learner_config import LearnerConfig
+from marl_jax.learning.losses import LossConfig
+from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.workflows import BUILT_IN
 
 SCALES = ("0.6b", "1.7b", "4b")

@@ -9,10 +9,10 @@ same cell of its own file with equal seeds: what differs is the regime.
 import dataclasses
 
 from configs import micro, qwen3
+from marl_jax.config.cells import parse_cell
+from marl_jax.config.run_config import RunConfig
 from marl_jax.learning import AdvantageConfig, LearnerConfig, groups
 from marl_jax.learning.optimiser import ScheduleConfig
-from marl_jax.runs.cells import parse_cell
-from marl_jax.runs.run_config import RunConfig
 
 SCALES = (*micro.SCALES, *qwen3.SCALES)
 CELLS = (*micro.CELLS, *qwen3.CELLS)

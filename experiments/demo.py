@@ -9,7 +9,7 @@ policies answer the same held-out problems, with the same noise. The same comman
 from absl import flags
 
 from marl_jax.commands import cli
-from marl_jax.runs.run_config import RunConfig
+from marl_jax.config.run_config import RunConfig
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", "runs/demo", "the folder of the run")

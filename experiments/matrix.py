@@ -13,7 +13,7 @@ from absl import flags
 
 from experiments import cli
 from marl_jax.commands import run_matrix
-from marl_jax.runs.run_config import ConfigError, split_argv
+from marl_jax.config.run_config import ConfigError, split_argv
 from marl_jax.study.matrix import make_jobs
 
 FLAGS = flags.FLAGS

@@ -6,11 +6,11 @@ python -m experiments.plan --config=configs/qwen3.py:voting-isolated-0.6b-math [
 from absl import flags
 
 from marl_jax.commands import cli
+from marl_jax.config.run_config import RunConfig
 from marl_jax.planning.account import account
 from marl_jax.planning.devices import KINDS, host
 from marl_jax.planning.plan import demand_of, find_model, make_plan
 from marl_jax.runs.page import plan_page
-from marl_jax.runs.run_config import RunConfig
 
 FLAGS = flags.FLAGS
 flags.DEFINE_float(

@@ -7,7 +7,7 @@ python -m experiments.report --root=DIR        # one page over all runs below DI
 from absl import flags
 
 from marl_jax.commands import cli
-from marl_jax.runs.folder import FolderError
+from marl_jax.run_folder.folder import FolderError
 from marl_jax.study.report import write_overview, write_report
 
 FLAGS = flags.FLAGS

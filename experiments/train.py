@@ -8,7 +8,7 @@ Any field can be set: --config.steps=50 --config.learner.optimiser.schedule.lear
 from absl import flags
 
 from marl_jax.commands import cli
-from marl_jax.runs.run_config import RunConfig
+from marl_jax.config.run_config import RunConfig
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", "", "the folder of the run")

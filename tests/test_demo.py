@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from marl_jax.runs.metrics import read_lines
+from marl_jax.run_folder.metrics import read_lines
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 600  # twice what is promised of a quiet machine

@@ -12,8 +12,8 @@ from run_names import undocumented
 
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
+from marl_jax.run_folder.metrics import read_lines
 from marl_jax.runs import opening
-from marl_jax.runs.metrics import read_lines
 from marl_jax.runs.parts import load_tasks
 
 ROOT = Path(__file__).parents[1]

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from absl import flags
 
+from marl_jax.config import fields
+from marl_jax.config.run_config import RunConfig, load_config, load_file, split_argv
 from marl_jax.planning.devices import KINDS
 from marl_jax.planning.plan import demand_of, find_model, make_plan
-from marl_jax.runs import fields
-from marl_jax.runs.run_config import RunConfig, load_config, load_file, split_argv
 from marl_jax.study.matrix import make_jobs
 
 ROOT = Path(__file__).parents[1]

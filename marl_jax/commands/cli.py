@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
-from marl_jax.runs.run_config import ConfigError, RunConfig, from_argv, split_argv
+from marl_jax.config.run_config import ConfigError, RunConfig, from_argv, split_argv
 
 REFUSED = 2  # exit code of what the user can put right
 PATIENCE = 15.0  # seconds of `runs.train`: a machine that is preempted goes away after 30
@@ -125,9 +125,9 @@ def _expected() -> tuple[type[Exception], ...]:
     from marl_jax.planning.plan import PlanError
     from marl_jax.rewards.credit import CreditError
     from marl_jax.rewards.sandbox.worker import SandboxUnavailable
-    from marl_jax.runs.checkpoints import CheckpointError
-    from marl_jax.runs.files import DiskFull
-    from marl_jax.runs.folder import FolderError
+    from marl_jax.run_folder.checkpoints import CheckpointError
+    from marl_jax.run_folder.files import DiskFull
+    from marl_jax.run_folder.folder import FolderError
     from marl_jax.runs.parts import PartsError
     from marl_jax.tasks.row_files import DataError
 

@@ -5,8 +5,8 @@ import time
 
 from marl_jax.commands.cli import PATIENCE
 from marl_jax.commands.evaluate import evaluate
+from marl_jax.config.run_config import RunConfig, load_config
 from marl_jax.runs import train
-from marl_jax.runs.run_config import RunConfig, load_config
 from marl_jax.runs.tables import table
 from marl_jax.study.report import write_report
 

@@ -16,19 +16,20 @@ from typing import Any
 from absl import logging
 
 from marl_jax.commands.casts import MODES, Cast, Donor, make_stage
+from marl_jax.config import fields
+from marl_jax.config.run_config import DataConfig, RunConfig
 from marl_jax.learning.learner_config import LARGEST_SEED
 from marl_jax.own import is_own
 from marl_jax.policies import decode_groups
 from marl_jax.rewards.grading import Grader, grade
 from marl_jax.rollouts import Progress, progress_bar
-from marl_jax.runs import fields, folder
-from marl_jax.runs.checkpoints import CheckpointError, Damaged, steps
+from marl_jax.run_folder import folder
+from marl_jax.run_folder.checkpoints import CheckpointError, Damaged, steps
+from marl_jax.run_folder.folder import FolderError, open_folder, read_config
+from marl_jax.run_folder.metrics import JsonLines, read_lines
 from marl_jax.runs.evaluation import summary
-from marl_jax.runs.folder import FolderError, open_folder, read_config
-from marl_jax.runs.metrics import JsonLines, read_lines
 from marl_jax.runs.parts import Parts, check_answers, digests, load_parts, load_tasks, shared_problems
 from marl_jax.runs.play import make_service, planned_engine, play, settled_shapes, start_graders
-from marl_jax.runs.run_config import DataConfig, RunConfig
 from marl_jax.runs.stored import (
     Asked,
     Stored,

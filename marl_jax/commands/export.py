@@ -12,17 +12,17 @@ from pathlib import Path
 
 import jax
 
+from marl_jax.config.fields import nearest
+from marl_jax.config.run_config import RunConfig
 from marl_jax.models.hf import CONFIG as MODEL_FILE
 from marl_jax.models.hf import load_config, save_hf
 from marl_jax.models.peft import CONFIG as ADAPTER_FILE
 from marl_jax.models.peft import save_peft
 from marl_jax.models.tokenizer import save_tokenizer
 from marl_jax.policies import policy_names
-from marl_jax.runs.fields import nearest
-from marl_jax.runs.files import disk_errors
-from marl_jax.runs.folder import FolderError, read_config, run_around
+from marl_jax.run_folder.files import disk_errors
+from marl_jax.run_folder.folder import FolderError, read_config, run_around
 from marl_jax.runs.parts import digests, load_parts
-from marl_jax.runs.run_config import RunConfig
 from marl_jax.runs.stored import (
     check_unchanged,
     on_one_device,

@@ -14,13 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from marl_jax.config import fields
+from marl_jax.config.run_config import ConfigError, load_base, split_argv
 from marl_jax.models import load_hf, save_hf
 from marl_jax.models.hf import write_json
 from marl_jax.models.tokenizer import build_micro_tokenizer, load_tokenizer
 from marl_jax.pretraining.measure import accuracy, play_held_out
 from marl_jax.pretraining.recipe import Recipe, train
-from marl_jax.runs import fields
-from marl_jax.runs.run_config import ConfigError, load_base, split_argv
 from marl_jax.workflows import single
 
 

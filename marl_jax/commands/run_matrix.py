@@ -8,8 +8,8 @@ from pathlib import Path
 
 from marl_jax.planning import devices
 from marl_jax.planning.plan import PlanError, find_model, make_plan
-from marl_jax.runs import folder
-from marl_jax.runs.folder import FolderError
+from marl_jax.run_folder import folder
+from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.page import duration
 from marl_jax.study import matrix, record, run_tables, seeds
 from marl_jax.study.matrix import Job, State

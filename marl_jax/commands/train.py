@@ -4,8 +4,8 @@ import contextlib
 import sys
 
 from marl_jax.commands.cli import PATIENCE
+from marl_jax.config.run_config import RunConfig
 from marl_jax.runs import train
-from marl_jax.runs.run_config import RunConfig
 
 
 def train_and_report(

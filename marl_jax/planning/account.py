@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marl_jax.config.run_config import RunConfig
 from marl_jax.learning import compiled
 from marl_jax.learning.interventions import PerRole
 from marl_jax.learning.network import Qwen3
@@ -19,7 +20,6 @@ from marl_jax.planning.costs import trained_tree
 from marl_jax.planning.dry_run import Demand
 from marl_jax.planning.memory import gradient_trees, most_units
 from marl_jax.planning.plan import Plan, make_plan, show
-from marl_jax.runs.run_config import RunConfig
 from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
 

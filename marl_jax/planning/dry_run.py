@@ -27,7 +27,7 @@ from marl_jax.workflows import Call, Tool, Workflow
 from marl_jax.workflows.api import Script
 
 if TYPE_CHECKING:
-    from marl_jax.runs.run_config import RunConfig
+    from marl_jax.config.run_config import RunConfig
 
 PROBLEMS = 4  # are played, to see how the rows of a step are packed
 NO_RESULT = {"passed": False, "reason": ""}

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from marl_jax.config.run_config import RunConfig
 from marl_jax.learning import compiled
 from marl_jax.learning.compiled import slice_count
 from marl_jax.learning.network import Qwen3
@@ -27,7 +28,6 @@ from marl_jax.planning.dry_run import Demand
 from marl_jax.planning.workload import Shape, all_shapes
 from marl_jax.policies import PolicySpec, decode_groups, init_policies
 from marl_jax.runs.parts import policy_specs
-from marl_jax.runs.run_config import RunConfig
 from marl_jax.sampling.programs import Features
 from marl_jax.sampling.shapes import EngineSettings, memory_bytes
 from marl_jax.sampling.shapes import plan as plan_engine

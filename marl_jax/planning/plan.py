@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
+from marl_jax.config.run_config import RunConfig
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
 from marl_jax.models.hf import load_config
@@ -28,7 +29,6 @@ from marl_jax.planning.workload import Shape, batches_of
 from marl_jax.policies import decode_groups
 from marl_jax.rollouts import Chat
 from marl_jax.runs.parts import policy_specs, words
-from marl_jax.runs.run_config import RunConfig
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import find

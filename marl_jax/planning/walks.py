@@ -4,12 +4,12 @@ import collections
 import dataclasses
 from typing import Any
 
+from marl_jax.config.run_fields import RunFields
 from marl_jax.learning.groups import group_key
 from marl_jax.own import is_own
 from marl_jax.planning.dry_run import Asked, Assumptions, Speller, play
 from marl_jax.policies import shared
 from marl_jax.rollouts import Limits
-from marl_jax.runs.run_fields import RunFields
 from marl_jax.tasks.task import Task
 from marl_jax.workflows import find
 

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from marl_jax.config.run_config import RunConfig
 from marl_jax.learning.batching import BatchConfig, MicroBatch, make_batches
 from marl_jax.planning.dry_run import Demand
-from marl_jax.runs.run_config import RunConfig
 from marl_jax.table import Table
 
 

@@ -18,21 +18,21 @@ from typing import Any
 
 import numpy as np
 
+from marl_jax.config.run_config import RunConfig
 from marl_jax.learning import with_advantages
 from marl_jax.policies import is_frozen
 from marl_jax.rewards.crediting import Crediting
 from marl_jax.rewards.grading import grade
 from marl_jax.rollouts import ToolLog
+from marl_jax.run_folder.checkpoints import steps as saved_steps
+from marl_jax.run_folder.files import disk_errors
+from marl_jax.run_folder.metrics import read_lines
 from marl_jax.runs import measures
-from marl_jax.runs.checkpoints import steps as saved_steps
 from marl_jax.runs.evaluation import summary
-from marl_jax.runs.files import disk_errors
 from marl_jax.runs.live import Live
-from marl_jax.runs.metrics import read_lines
 from marl_jax.runs.opening import Run, State, open_run
 from marl_jax.runs.play import WatchedGrader, play
 from marl_jax.runs.resampling import resample
-from marl_jax.runs.run_config import RunConfig
 from marl_jax.runs.stopping import Stop, Stopped
 from marl_jax.table import Table
 from marl_jax.tasks import Task

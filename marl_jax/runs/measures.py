@@ -19,7 +19,7 @@ from marl_jax.learning.groups import GroupCounts
 from marl_jax.learning.role_statistics import form_drift
 from marl_jax.rewards.credit import own_work
 from marl_jax.rollouts import write_episodes
-from marl_jax.runs.files import disk_errors
+from marl_jax.run_folder.files import disk_errors
 from marl_jax.runs.resampling import ResampleCounts
 from marl_jax.table import Table
 

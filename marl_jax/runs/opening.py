@@ -11,17 +11,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from marl_jax.config import fields
+from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.learning import Learner, LearnerState
 from marl_jax.planning import plan
 from marl_jax.planning.walks import left_open
 from marl_jax.policies import Tree
 from marl_jax.rollouts.serving import Service
-from marl_jax.runs import fields, page
-from marl_jax.runs.boards import Board, TensorBoard, WeightsAndBiases
-from marl_jax.runs.checkpoints import Checkpoints
-from marl_jax.runs.folder import begin, open_folder, settle, settled_for, taken_back
+from marl_jax.run_folder.boards import Board, TensorBoard, WeightsAndBiases
+from marl_jax.run_folder.checkpoints import Checkpoints
+from marl_jax.run_folder.folder import begin, open_folder, settle, settled_for, taken_back
+from marl_jax.run_folder.metrics import JsonLines, recorded
+from marl_jax.runs import page
 from marl_jax.runs.live import Live
-from marl_jax.runs.metrics import JsonLines, recorded
 from marl_jax.runs.parts import (
     Parts,
     check_answers,
@@ -32,7 +34,6 @@ from marl_jax.runs.parts import (
     shared_problems,
 )
 from marl_jax.runs.play import make_service, planned_engine, settled_shapes, shapes_of, start_graders
-from marl_jax.runs.run_config import ConfigError, RunConfig
 from marl_jax.runs.stopping import Stop
 from marl_jax.tasks import DataError, Position, Task, TaskIterator
 from marl_jax.tasks.micro import KINDS

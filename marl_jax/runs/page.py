@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from marl_jax.config.run_config import RunConfig
 from marl_jax.learning.groups import group_key
 from marl_jax.learning.optimiser import OptimiserConfig
 from marl_jax.models import ModelConfig
@@ -15,7 +16,6 @@ from marl_jax.planning.costs import size, trained_tree
 from marl_jax.planning.devices import BANDWIDTH, COMPUTE
 from marl_jax.planning.plan import Plan, make_plan, show
 from marl_jax.policies import policy_names, trained_policies
-from marl_jax.runs.run_config import RunConfig
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.workflows import find
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 
+from marl_jax.config.run_config import DataConfig, PoliciesConfig, RunConfig
 from marl_jax.learning import Qwen3
 from marl_jax.models import ModelConfig, load_hf
 from marl_jax.models.hf import load_config
@@ -25,8 +26,7 @@ from marl_jax.own import digest_own, is_own, load_own
 from marl_jax.policies import PolicySpec, Tree, init_policies, policy_names, trained_policies
 from marl_jax.rewards.credit import Credit, make_credit
 from marl_jax.rollouts import Chat
-from marl_jax.runs.folder import digest_model, digest_tokenizer
-from marl_jax.runs.run_config import DataConfig, PoliciesConfig, RunConfig
+from marl_jax.run_folder.folder import digest_model, digest_tokenizer
 from marl_jax.tasks import DataError, Task, load
 from marl_jax.tasks.micro import KINDS
 from marl_jax.tasks.task_checks import check_tasks, shared

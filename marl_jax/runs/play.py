@@ -8,16 +8,16 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from marl_jax.config import fields
+from marl_jax.config.run_config import RunConfig
 from marl_jax.planning import devices, memory
 from marl_jax.planning.plan import PlanError, demand_of
 from marl_jax.policies import Tree, decode_groups
 from marl_jax.rewards.grading import Grader
 from marl_jax.rollouts import Progress, ToolLog, rollout
 from marl_jax.rollouts.serving import Service
-from marl_jax.runs import fields
-from marl_jax.runs.folder import CONFIG, FolderError
+from marl_jax.run_folder.folder import CONFIG, FolderError
 from marl_jax.runs.parts import Parts
-from marl_jax.runs.run_config import RunConfig
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.stability import common_shapes
 from marl_jax.table import Episode, Table

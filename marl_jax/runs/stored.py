@@ -16,14 +16,14 @@ import jax
 import jax.numpy as jnp
 from absl import logging
 
+from marl_jax.config.fields import nearest
+from marl_jax.config.run_config import MeshConfig, RunConfig
 from marl_jax.models.lora import merge
 from marl_jax.policies import Tree
-from marl_jax.runs import folder
-from marl_jax.runs.checkpoints import Which, restore
-from marl_jax.runs.fields import nearest
-from marl_jax.runs.folder import FolderError
+from marl_jax.run_folder import folder
+from marl_jax.run_folder.checkpoints import Which, restore
+from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.parts import Parts
-from marl_jax.runs.run_config import MeshConfig, RunConfig
 
 Asked = Which | Literal["base"]
 NAMED = ("latest", "best", "base")

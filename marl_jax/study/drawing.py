@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.runs.files import write_atomically
+from marl_jax.run_folder.files import write_atomically
 from marl_jax.study.curves import Panel
 from marl_jax.study.record import Series
 

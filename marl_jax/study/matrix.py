@@ -16,10 +16,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from marl_jax.runs import checkpoints, folder
-from marl_jax.runs.folder import FolderError, lock
-from marl_jax.runs.metrics import read_lines, recorded
-from marl_jax.runs.run_config import ConfigError, RunConfig, cells_of, load_config
+from marl_jax.config.run_config import ConfigError, RunConfig, cells_of, load_config
+from marl_jax.run_folder import checkpoints, folder
+from marl_jax.run_folder.folder import FolderError, lock
+from marl_jax.run_folder.metrics import read_lines, recorded
 from marl_jax.runs.stopping import Stop
 
 Texts = Sequence[tuple[str, str | None]]

@@ -19,8 +19,8 @@ import numpy as np
 
 from marl_jax.rewards.grading import RIGHT
 from marl_jax.rollouts import Episode, read_episodes
-from marl_jax.runs import folder
-from marl_jax.runs.metrics import read_lines
+from marl_jax.run_folder import folder
+from marl_jax.run_folder.metrics import read_lines
 
 Record = Mapping[str, Any]
 TERMINAL = 3  # evaluations whose mean is the terminal accuracy

@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from marl_jax.runs.files import write_atomically
-from marl_jax.runs.folder import FolderError, path_errors
+from marl_jax.run_folder.files import write_atomically
+from marl_jax.run_folder.folder import FolderError, path_errors
 from marl_jax.study import curves, drawing, record, run_tables, seeds
 from marl_jax.study.record import Run
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_jax.runs.cells import POLICIES, WORKFLOWS
+from marl_jax.config.cells import POLICIES, WORKFLOWS
 from marl_jax.runs.intervals import over_seeds
 from marl_jax.study.record import Record, Run, base, stability
 from marl_jax.study.run_tables import NONE, Table, points, share

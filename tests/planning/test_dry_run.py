@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
+from marl_jax.config.run_config import load_config
 from marl_jax.models import ModelConfig
 from marl_jax.planning.devices import Device
 from marl_jax.planning.dry_run import NO_RESULT
 from marl_jax.planning.plan import PlanError, check_fits, demand_of, make_plan
 from marl_jax.runs.page import plan_page
-from marl_jax.runs.run_config import load_config
 
 HERE = Device("test", "cpu", 8 << 30, bandwidth=1e9, bfloat16=1e10, float32=1e10)
 
@@ -204,7 +204,7 @@ jax.monitoring.register_event_duration_secs_listener(
 )
 from marl_jax.planning.devices import KINDS
 from marl_jax.planning.plan import find_model, make_plan
-from marl_jax.runs.run_config import load_config
+from marl_jax.config.run_config import load_config
 run = load_config("configs/micro.py:eval_opt-isolated-xs-math", [("policies.train", "{train}")])
 make_plan(run, find_model(run)[0], KINDS[0])
 assert not compiled, compiled

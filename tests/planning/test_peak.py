@@ -12,7 +12,7 @@ CHILD = """
 import json, resource, sys
 import orbax.checkpoint, transformers
 from marl_jax.runs import opening, train
-from marl_jax.runs.run_config import load_config
+from marl_jax.config.run_config import load_config
 
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 cell, workdir, *texts = sys.argv[1:]

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from experiments import cli
+from marl_jax.config import fields
+from marl_jax.config.run_config import load_config
 from marl_jax.learning.batching import make_batches
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
@@ -22,10 +24,8 @@ from marl_jax.planning.devices import BANDWIDTH, COMPUTE, KINDS, Device, host
 from marl_jax.planning.memory import count_units, room_to_play
 from marl_jax.planning.plan import Plan, PlanError, check_fits, demand_of, find_model, make_plan
 from marl_jax.planning.workload import Shape, all_shapes
-from marl_jax.runs import fields
 from marl_jax.runs.page import plan_page
 from marl_jax.runs.play import settled_shapes
-from marl_jax.runs.run_config import load_config
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.table import Table
 

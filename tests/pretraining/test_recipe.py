@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import script
 
+from marl_jax.config.run_config import load_file
 from marl_jax.models import ModelConfig, forward, init, load_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer, load_tokenizer
 from marl_jax.pretraining.recipe import batches, pack, train
 from marl_jax.pretraining.transcripts import History
-from marl_jax.runs.run_config import load_file
 
 TOKENIZER = build_micro_tokenizer()
 XS = load_file("configs/micro.py:xs", "get_recipe")[0]("xs")

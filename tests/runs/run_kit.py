@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from tiny_run import KINDS, tiny_config
 
+from marl_jax.run_folder.checkpoints import restore
+from marl_jax.run_folder.folder import differences
+from marl_jax.run_folder.metrics import comparable, read_lines
 from marl_jax.runs import loop, opening
-from marl_jax.runs.checkpoints import restore
-from marl_jax.runs.folder import differences
 from marl_jax.runs.live import Live
-from marl_jax.runs.metrics import comparable, read_lines
 
 
 def quiet(steps=8):

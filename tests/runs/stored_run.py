@@ -9,14 +9,14 @@ import contextlib
 import jax
 import numpy as np
 
+from marl_jax.config import fields
+from marl_jax.config.run_config import load_config
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
-from marl_jax.runs import fields
-from marl_jax.runs.checkpoints import Checkpoints
-from marl_jax.runs.folder import begin, open_folder
+from marl_jax.run_folder.checkpoints import Checkpoints
+from marl_jax.run_folder.folder import begin, open_folder
 from marl_jax.runs.parts import digests, load_parts, load_tasks
 from marl_jax.runs.play import planned_engine
-from marl_jax.runs.run_config import load_config
 from marl_jax.tasks import Task
 
 TOKENIZER = build_micro_tokenizer()

@@ -20,9 +20,9 @@ from marl_jax.learning.optimiser import OptimiserConfig, transformation
 from marl_jax.learning.update import LearnerState
 from marl_jax.models import ModelConfig, init
 from marl_jax.policies import PolicySpec, init_policies
-from marl_jax.runs import checkpoints, files
-from marl_jax.runs.checkpoints import CheckpointError, Checkpoints, restore, steps
-from marl_jax.runs.files import DiskFull
+from marl_jax.run_folder import checkpoints, files
+from marl_jax.run_folder.checkpoints import CheckpointError, Checkpoints, restore, steps
+from marl_jax.run_folder.files import DiskFull
 
 
 class State(flax.struct.PyTreeNode):
@@ -332,7 +332,7 @@ def test_a_disk_that_is_really_full_stops_at_once_and_goes_on_after_making_room(
 SAVER = """
 import sys, pathlib
 import jax.numpy as jnp
-from marl_jax.runs.checkpoints import Checkpoints
+from marl_jax.run_folder.checkpoints import Checkpoints
 store = Checkpoints(pathlib.Path(sys.argv[1]), latest=3)
 tree = lambda step: {"x": {str(i): jnp.full((50, 50), step + i) for i in range(8)}}
 found = store.resume(tree(0))

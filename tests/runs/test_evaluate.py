@@ -19,10 +19,10 @@ from marl_jax.commands.casts import Donor
 from marl_jax.commands.evaluate import evaluate
 from marl_jax.commands.export import export
 from marl_jax.models import init, load_hf
-from marl_jax.runs import folder
-from marl_jax.runs.checkpoints import CheckpointError
-from marl_jax.runs.folder import FolderError, open_folder
-from marl_jax.runs.metrics import read_lines
+from marl_jax.run_folder import folder
+from marl_jax.run_folder.checkpoints import CheckpointError
+from marl_jax.run_folder.folder import FolderError, open_folder
+from marl_jax.run_folder.metrics import read_lines
 from marl_jax.runs.parts import PartsError
 from marl_jax.runs.tables import table
 from marl_jax.tasks import DataError

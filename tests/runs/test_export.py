@@ -17,8 +17,8 @@ from marl_jax.commands.export import export
 from marl_jax.models import forward, init, load_hf
 from marl_jax.models.lora import init_lora
 from marl_jax.models.tokenizer import load_tokenizer
-from marl_jax.runs.checkpoints import CheckpointError
-from marl_jax.runs.folder import FolderError, digest_tokenizer, read_config
+from marl_jax.run_folder.checkpoints import CheckpointError
+from marl_jax.run_folder.folder import FolderError, digest_tokenizer, read_config
 from marl_jax.runs.parts import load_parts
 from marl_jax.sampling import generate
 

@@ -8,15 +8,15 @@ from run_names import undocumented
 from tiny_run import make_base, tiny_config
 
 from marl_jax import policies
+from marl_jax.config.run_config import CheckpointConfig, EvaluationConfig, LogConfig, WorkflowConfig
 from marl_jax.learning import InterventionConfig, LossConfig, NonFiniteGradients
 from marl_jax.learning.interventions import Mixing
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
+from marl_jax.run_folder.checkpoints import steps
+from marl_jax.run_folder.metrics import read_lines
 from marl_jax.runs import loop
-from marl_jax.runs.checkpoints import steps
 from marl_jax.runs.live import Live
-from marl_jax.runs.metrics import read_lines
-from marl_jax.runs.run_config import CheckpointConfig, EvaluationConfig, LogConfig, WorkflowConfig
 from marl_jax.workflows import Call, workflow
 
 

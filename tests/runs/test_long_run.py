@@ -9,11 +9,11 @@ import jax
 import pytest
 from tiny_run import make_base, packed, tiny_config
 
+from marl_jax.config.run_config import EngineConfig, LogConfig
 from marl_jax.learning import BatchConfig
 from marl_jax.policies import SamplingSettings
 from marl_jax.runs import loop
 from marl_jax.runs.live import Live
-from marl_jax.runs.run_config import EngineConfig, LogConfig
 
 MIB = 1 << 20
 

@@ -11,14 +11,14 @@ import pytest
 from run_kit import quiet, records, run, same
 from tiny_run import letters, tiny_config
 
+from marl_jax.config.run_config import CheckpointConfig, DataConfig, EvaluationConfig, WorkflowConfig
 from marl_jax.learning import AdvantageConfig
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
+from marl_jax.run_folder.checkpoints import restore, steps
+from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import loop, opening
-from marl_jax.runs.checkpoints import restore, steps
-from marl_jax.runs.folder import FolderError
 from marl_jax.runs.live import Live
-from marl_jax.runs.run_config import CheckpointConfig, DataConfig, EvaluationConfig, WorkflowConfig
 from marl_jax.sampling import engine
 from marl_jax.tasks import DataError, Task
 from marl_jax.workflows import Call, judge, solver, workflow

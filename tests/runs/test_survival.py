@@ -19,9 +19,9 @@ from run_kit import quiet, records, run, same, weights
 from tiny_run import KINDS, tiny_config
 
 from marl_jax.learning.update import NonFiniteGradients
+from marl_jax.run_folder.checkpoints import CheckpointError, steps
+from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import loop, opening
-from marl_jax.runs.checkpoints import CheckpointError, steps
-from marl_jax.runs.folder import FolderError
 from marl_jax.runs.live import Live
 
 SCRIPT = Path(__file__).with_name("tiny_run.py")
@@ -289,8 +289,8 @@ def test_a_second_process_on_the_folder_is_refused(base, tmp_path):
 
 
 def test_a_full_disk_stops_the_run_and_what_was_saved_goes_on(base, whole, tmp_path, monkeypatch):
+    from marl_jax.run_folder.files import DiskFull
     from marl_jax.runs import measures
-    from marl_jax.runs.files import DiskFull
 
     write = measures.write_episodes
 

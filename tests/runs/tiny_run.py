@@ -17,13 +17,7 @@ import time
 from pathlib import Path
 
 from marl_jax import policies
-from marl_jax.learning import BatchConfig, LearnerConfig, OptimiserConfig, ScheduleConfig
-from marl_jax.learning.interventions import InterventionConfig, Mixing
-from marl_jax.models import ModelConfig, init, save_hf
-from marl_jax.models.tokenizer import build_micro_tokenizer
-from marl_jax.rewards import run_program
-from marl_jax.rewards.credit import CreditConfig
-from marl_jax.runs.run_config import (
+from marl_jax.config.run_config import (
     CheckpointConfig,
     DataConfig,
     EngineConfig,
@@ -34,6 +28,12 @@ from marl_jax.runs.run_config import (
     RunConfig,
     WorkflowConfig,
 )
+from marl_jax.learning import BatchConfig, LearnerConfig, OptimiserConfig, ScheduleConfig
+from marl_jax.learning.interventions import InterventionConfig, Mixing
+from marl_jax.models import ModelConfig, init, save_hf
+from marl_jax.models.tokenizer import build_micro_tokenizer
+from marl_jax.rewards import run_program
+from marl_jax.rewards.credit import CreditConfig
 from marl_jax.workflows import BUILT_IN, Call, Tool, workflow
 
 MODEL = dataclasses.replace(

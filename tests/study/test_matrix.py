@@ -12,9 +12,9 @@ import threading
 import pytest
 import script
 
-from marl_jax.runs import folder
-from marl_jax.runs.files import write_atomically
-from marl_jax.runs.run_config import ConfigError, from_argv
+from marl_jax.config.run_config import ConfigError, from_argv
+from marl_jax.run_folder import folder
+from marl_jax.run_folder.files import write_atomically
 from marl_jax.runs.stopping import Stop
 from marl_jax.study import matrix
 from marl_jax.study.matrix import Kind, make_jobs

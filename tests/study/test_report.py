@@ -26,8 +26,8 @@ from run_folder import (
 )
 
 from marl_jax.rollouts import Episode, ToolRecord
-from marl_jax.runs import files
-from marl_jax.runs.folder import FolderError
+from marl_jax.run_folder import files
+from marl_jax.run_folder.folder import FolderError
 from marl_jax.study import curves, record, run_tables
 from marl_jax.study.record import read_run
 from marl_jax.study.report import write_overview, write_report

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from annotated_types import Ge, Gt, Le
 
-from marl_jax.runs import fields
+from marl_jax.config import fields
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from marl_jax.runs import boards
-from marl_jax.runs.boards import TensorBoard, WeightsAndBiases, numbers
-from marl_jax.runs.checkpoints import Checkpoints
-from marl_jax.runs.files import DiskFull, append
-from marl_jax.runs.folder import FolderError
-from marl_jax.runs.metrics import (
+from marl_jax.config.run_config import ConfigError
+from marl_jax.run_folder import boards
+from marl_jax.run_folder.boards import TensorBoard, WeightsAndBiases, numbers
+from marl_jax.run_folder.checkpoints import Checkpoints
+from marl_jax.run_folder.files import DiskFull, append
+from marl_jax.run_folder.folder import FolderError
+from marl_jax.run_folder.metrics import (
     JsonLines,
     comparable,
     read_lines,
     recorded,
 )
-from marl_jax.runs.run_config import ConfigError
 
 
 def write_steps(path, first, last, rewind=None):

@@ -24,8 +24,8 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 from absl import logging
 
-from marl_jax.runs.files import disk_errors, sync_directory, write_atomically
-from marl_jax.runs.folder import path_errors
+from marl_jax.run_folder.files import disk_errors, sync_directory, write_atomically
+from marl_jax.run_folder.folder import path_errors
 from marl_jax.threads import Workers
 
 Tree = Any

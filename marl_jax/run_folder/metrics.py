@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from marl_jax.runs.files import append, disk_errors, sync_directory, write_atomically
-from marl_jax.runs.folder import FolderError, path_errors
+from marl_jax.run_folder.files import append, disk_errors, sync_directory, write_atomically
+from marl_jax.run_folder.folder import FolderError, path_errors
 
 
 class JsonLines:

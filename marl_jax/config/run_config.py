@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from marl_jax.runs import config_checks, fields
-from marl_jax.runs.run_fields import (  # noqa: F401  config files import them from here
+from marl_jax.config import config_checks, fields
+from marl_jax.config.run_fields import (  # noqa: F401  config files import them from here
     CheckpointConfig,
     DataConfig,
     EngineConfig,

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from configs import micro, qwen3, study
+from marl_jax.config.cells import all_cells, parse_cell
+from marl_jax.config.run_config import ConfigError, RunConfig, from_argv, load_config, load_file, split_argv
 from marl_jax.planning import walks
 from marl_jax.planning.plan import demand_of
 from marl_jax.planning.walks import SLOTS, least_calls
 from marl_jax.policies import shared
 from marl_jax.runs import train
-from marl_jax.runs.cells import all_cells, parse_cell
 from marl_jax.runs.parts import load_parts
-from marl_jax.runs.run_config import ConfigError, RunConfig, from_argv, load_config, load_file, split_argv
 from marl_jax.workflows import BUILT_IN, Call, workflow
 
 VOTING = "configs/micro.py:voting-isolated-s-math"

@@ -23,9 +23,9 @@ from typing import Any
 import jax
 
 import marl_jax
+from marl_jax.config.run_config import RunConfig, current
 from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
-from marl_jax.runs.files import write_atomically
-from marl_jax.runs.run_config import RunConfig, current
+from marl_jax.run_folder.files import write_atomically
 
 CONFIG = "config.json"
 LOCK = ".lock"

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from marl_jax.runs.files import append, disk_errors
-from marl_jax.runs.folder import path_errors
-from marl_jax.runs.metrics import plain
-from marl_jax.runs.run_config import ConfigError
+from marl_jax.config.run_config import ConfigError
+from marl_jax.run_folder.files import append, disk_errors
+from marl_jax.run_folder.folder import path_errors
+from marl_jax.run_folder.metrics import plain
 
 _START = 1  # status of a session log: TensorBoard forgets what earlier files say from its step on
 _LARGEST = 3.4028234663852886e38  # of float32

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from marl_jax.runs import files, folder
-from marl_jax.runs.files import DiskFull, write_atomically
-from marl_jax.runs.folder import FolderError, begin, open_folder
-from marl_jax.runs.run_config import load_config
+from marl_jax.config.run_config import load_config
+from marl_jax.run_folder import files, folder
+from marl_jax.run_folder.files import DiskFull, write_atomically
+from marl_jax.run_folder.folder import FolderError, begin, open_folder
 
 CONFIG = load_config("configs/micro.py:voting-isolated-xs-math")
 VERSIONS = folder.versions()
@@ -22,7 +22,7 @@ DIGESTS = {"base": "a" * 64, "tokenizer": "b" * 64, "data": "c" * 64, "prompts":
 # Holds the folder, has a child that outlives it, and says when it is ready.
 HOLDER = """
 import subprocess, sys, time
-from marl_jax.runs.folder import open_folder
+from marl_jax.run_folder.folder import open_folder
 with open_folder(sys.argv[1]):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     print(child.pid, flush=True)

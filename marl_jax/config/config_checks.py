@@ -8,6 +8,8 @@ import importlib.util
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from marl_jax.config import fields
+from marl_jax.config.run_fields import RunFields
 from marl_jax.learning.groups import group_key
 from marl_jax.own import is_own, load_own
 from marl_jax.planning.walks import SLOTS, alone, compared_by, least_calls
@@ -19,8 +21,6 @@ from marl_jax.policies import (
     validate_map,
 )
 from marl_jax.rewards.credit import make_credit
-from marl_jax.runs import fields
-from marl_jax.runs.run_fields import RunFields
 from marl_jax.tasks import NAMES
 from marl_jax.tasks.datasets import SOURCES
 from marl_jax.tasks.micro import KINDS
