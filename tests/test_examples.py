@@ -5,11 +5,14 @@ import json
 import re
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 import script
 from absl import logging
 from run_names import undocumented
 
+from examples import own_loop
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.run_folder.metrics import read_lines
@@ -66,7 +69,7 @@ def trained(request, base, tmp_path_factory):
 
 
 def test_every_program_is_run_here():
-    assert set(PROGRAMS) == {*TRAINED, "sample", "losses"}
+    assert set(PROGRAMS) == {*TRAINED, "sample", "losses", "own_loop"}
 
 
 def test_a_model_directory_is_sampled_from(base, capsys):
@@ -83,6 +86,16 @@ def test_losses_push_towards_what_earned_more(capsys):
     assert numbers == pytest.approx([2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5, 0, 0, 0], abs=1e-4)
     gradient = [float(number) for number in re.findall(r"-?\d+\.\d*", loss.partition("by row")[2])]
     assert gradient == pytest.approx([-advantage / 6 for advantage in numbers], abs=1e-4)
+
+
+def test_a_loop_of_ones_own_tells_of_every_step_and_ends_with_policies(base, capsys):
+    params = own_loop.train(base, steps=2, problems=2, samples=2)
+    told = capsys.readouterr().out.splitlines()
+    assert [re.fullmatch(r"step (\d): [\d.]+% right, loss [+-][\d.]+", line)[1] for line in told] == [
+        "1",
+        "2",
+    ]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
 
 
 def test_training_never_reads_the_test_split(trained):

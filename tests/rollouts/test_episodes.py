@@ -111,12 +111,18 @@ def test_a_table_is_read_back_column_by_column(tmp_path):
 
 
 def test_what_a_table_does_not_have_yet_is_not_there_when_it_is_read(tmp_path):
-    for table in (Table.of([EPISODE]), Table.of([OTHER]), Table.of([])):
+    for table in (Table.of([EPISODE]), Table.of([OTHER])):
         write_episodes(tmp_path / "e.parquet", table)
         again = read_episodes(tmp_path / "e.parquet")
         assert again.episodes() == table.episodes() and len(again) == len(table)
         missing = ("grade", "outcome", "reward", "penalty", "group", "advantage")
         assert all(getattr(again, name) is None for name in missing) and again.components == {}
+
+
+def test_a_table_without_episodes_is_read_back(tmp_path):
+    write_episodes(tmp_path / "e.parquet", Table.of([]))
+    again = read_episodes(tmp_path / "e.parquet")
+    assert len(again) == 0 and again.episodes() == [] and again.role.dtype == np.int32
 
 
 def test_the_file_is_plain_parquet_with_a_row_for_each_call(tmp_path):
