@@ -28,11 +28,12 @@ from marl_jax.models import init
 from marl_jax.models.lora import init_lora
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.policies import SamplingSettings, isolated, policy_names, shared
+from marl_jax.rewards.families import parse
 from marl_jax.rollouts import Limits, rollout
 from marl_jax.sampling import Completion, Engine, Request, plan
 from marl_jax.sampling.engine import Stats
 from marl_jax.table import Table
-from marl_jax.tasks import Task, parse
+from marl_jax.tasks import Task
 from marl_jax.workflows import BUILT_IN, load_prompts
 
 FLAGS = flags.FLAGS

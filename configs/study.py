@@ -11,8 +11,9 @@ import dataclasses
 from configs import micro, qwen3
 from marl_jax.config.cells import parse_cell
 from marl_jax.config.run_config import RunConfig
-from marl_jax.learning import AdvantageConfig, LearnerConfig, groups
+from marl_jax.learning import AdvantageConfig, LearnerConfig
 from marl_jax.learning.optimiser import ScheduleConfig
+from marl_jax.workflows import find
 
 SCALES = (*micro.SCALES, *qwen3.SCALES)
 CELLS = (*micro.CELLS, *qwen3.CELLS)
@@ -31,6 +32,6 @@ def get_config(name: str) -> RunConfig:
         optimiser=dataclasses.replace(own.optimiser, schedule=ScheduleConfig.study(clean.steps, rate)),
     )
     advantages = AdvantageConfig.study()
-    if cell.workflow not in groups.STUDY:  # controls that the study has not
+    if "study" not in find(cell.workflow).groups:  # controls that the study has not
         advantages = dataclasses.replace(advantages, group=clean.advantages.group)
     return dataclasses.replace(clean, learner=learner, advantages=advantages)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 
 KINDS = ("solver", "judge", "picker", "planner", "team")  # what a role's own work is; see `workflows.Kind`
 SOLVER, JUDGE, PICKER, PLANNER, TEAM = range(len(KINDS))

@@ -10,7 +10,7 @@ from marl_jax import workflows
 from marl_jax.rewards.credit import outcome, with_rewards
 from marl_jax.rewards.grading import grade
 from marl_jax.table import JUDGE, KINDS, PICKER, SOLVER, TEAM, CallRecord, Episode, Ragged, Table, ToolRecord
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 
 ONE, TWO = Task("one", "math", "1?", gold="1"), Task("two", "math", "2?", gold="2")
 

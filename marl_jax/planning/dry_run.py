@@ -13,21 +13,19 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from marl_jax.config.run_fields import RunFields
 from marl_jax.models.tokenizer import END, START
 from marl_jax.policies import policy_of
+from marl_jax.rewards.families import parse
 from marl_jax.rollouts.scheduler import rollout
 from marl_jax.sampling.requests import Completion, Request
-from marl_jax.tasks import parse
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import Call, Tool, Workflow
 from marl_jax.workflows.api import Script
-
-if TYPE_CHECKING:
-    from marl_jax.config.run_config import RunConfig
 
 PROBLEMS = 4  # are played, to see how the rows of a step are packed
 NO_RESULT = {"passed": False, "reason": ""}
@@ -64,7 +62,7 @@ class Assumptions:
         )
 
 
-def assume(config: "RunConfig", completion: float = 0.5) -> Assumptions:
+def assume(config: RunFields, completion: float = 0.5) -> Assumptions:
     """What is assumed of a run: the micro tokenizer spells out most words."""
     return (
         Assumptions(completion, 32, 1.25) if config.workflow.prompts == "micro" else Assumptions(completion)
@@ -109,7 +107,7 @@ class Demand:
         return max(collections.Counter(kept).values(), default=0)
 
 
-def dry_run(config: "RunConfig", workflow: Workflow, prompts: Any, assumptions: Assumptions) -> Demand:
+def dry_run(config: RunFields, workflow: Workflow, prompts: Any, assumptions: Assumptions) -> Demand:
     """What a step of the run asks for, played with `PROBLEMS` problems; a prompt that is too long is cut.
 
     Of a workflow that cannot go on from made-up tasks, tools and answers it is what comes before.

@@ -30,7 +30,7 @@ from marl_jax.policies import decode_groups
 from marl_jax.rollouts import Chat
 from marl_jax.runs.parts import policy_specs, words
 from marl_jax.sampling.shapes import EngineSettings
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import find
 
 

@@ -10,7 +10,7 @@ from marl_jax.own import is_own
 from marl_jax.planning.dry_run import Asked, Assumptions, Speller, play
 from marl_jax.policies import shared
 from marl_jax.rollouts import Limits
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import find
 
 SLOTS = {  # {built-in workflow: the role that answers in several slots, and the setting that counts them}

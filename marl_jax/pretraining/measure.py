@@ -8,9 +8,10 @@ import numpy as np
 from marl_jax.models import ModelConfig
 from marl_jax.models.weight_table import Tree
 from marl_jax.policies import SamplingSettings, shared
+from marl_jax.rewards.families import parse
 from marl_jax.rewards.grading import grade
 from marl_jax.table import Table
-from marl_jax.tasks import micro, parse
+from marl_jax.tasks import micro
 from marl_jax.workflows import Workflow, load_prompts
 
 NEW_TOKENS = 64  # of a completion, at most

@@ -10,8 +10,9 @@ import random
 import re
 from collections.abc import Callable, Mapping
 
-from marl_jax.tasks import families, micro
-from marl_jax.tasks.task import Task
+from marl_jax.rewards import families
+from marl_jax.task import Task
+from marl_jax.tasks import micro
 from marl_jax.workflows.api import Call
 from marl_jax.workflows.parse import strategies
 

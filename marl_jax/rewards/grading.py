@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from marl_jax.rewards.families import start_answer
 from marl_jax.table import SOLVER, Episode, Table
-from marl_jax.tasks.families import start_answer
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 
 RIGHT = 0.5  # an answer graded at least so is right
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from marl_jax.table import CallRecord, Episode, Table, ToolRecord
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 
 FORMAT = 1
 SUFFIX = ".jsonl.gz"

@@ -18,7 +18,7 @@ import numpy as np
 from marl_jax.rollouts.history import Chat, Overlong, fit
 from marl_jax.rollouts.tools import TIMEOUT, say
 from marl_jax.table import CallRecord, Episode, ToolRecord
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows.api import Call, Completion, Message, Tool, ToolError, ToolTimeout, Workflow
 
 Parser = Callable[[Task, str], str | None]

@@ -20,7 +20,7 @@ from marl_jax.rollouts.running import Ask, Limits, Parser, Running
 from marl_jax.rollouts.tools import Errands, ToolLog
 from marl_jax.rollouts.voices import Engine, Voices
 from marl_jax.table import Episode, Table
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.threads import Workers
 from marl_jax.workflows.api import Tool, Workflow
 from marl_jax.workflows.render import Prompts

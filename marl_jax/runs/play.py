@@ -13,6 +13,7 @@ from marl_jax.config.run_config import RunConfig
 from marl_jax.planning import devices, memory
 from marl_jax.planning.plan import PlanError, demand_of
 from marl_jax.policies import Tree, decode_groups
+from marl_jax.rewards.families import parse
 from marl_jax.rewards.grading import Grader
 from marl_jax.rollouts import Progress, ToolLog, rollout
 from marl_jax.rollouts.serving import Service
@@ -21,7 +22,7 @@ from marl_jax.runs.parts import Parts
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.stability import common_shapes
 from marl_jax.table import Episode, Table
-from marl_jax.tasks import Task, parse
+from marl_jax.tasks import Task
 
 
 def planned_engine(config: RunConfig, parts: Parts, *, training: bool = True) -> EngineSettings:

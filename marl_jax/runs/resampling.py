@@ -13,7 +13,7 @@ import numpy as np
 
 from marl_jax.learning.worth import AdvantageConfig, Presets, with_advantages
 from marl_jax.table import Table
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 
 Sample = Callable[[Sequence[Task], int], Table]  # (tasks, first_sample), as `rollout` takes them
 Reward = Callable[[Table], Table]  # adds the column reward

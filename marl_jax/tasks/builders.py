@@ -26,8 +26,8 @@ from absl import logging
 from tensorflow_datasets.core import shuffle
 from tensorflow_datasets.core.download.util import DownloadError
 
+from marl_jax.task import Task
 from marl_jax.tasks.row_files import DataError
-from marl_jax.tasks.task import Task
 from marl_jax.tasks.task_checks import mark
 
 VERSION = "1.0.0"

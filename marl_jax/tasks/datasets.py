@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from absl import logging
 
+from marl_jax.task import Family, Task
 from marl_jax.tasks import micro, schemas
 from marl_jax.tasks.row_files import DataError, Row, RowError, list_files, read_rows
 from marl_jax.tasks.splits import assign
-from marl_jax.tasks.task import Family, Task
 from marl_jax.tasks.task_checks import check_task
 
 if TYPE_CHECKING:

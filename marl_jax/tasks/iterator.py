@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 
 
 @dataclasses.dataclass(frozen=True)

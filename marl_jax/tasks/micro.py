@@ -11,9 +11,9 @@ import random
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 
+from marl_jax.task import Task
 from marl_jax.tasks import micro_code, micro_math
 from marl_jax.tasks.row_files import DataError
-from marl_jax.tasks.task import Task
 
 KINDS = {"micro_math": micro_math, "micro_code": micro_code}
 _SPLITS = ("test", "val", *["train"] * 8)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 
 LEVELS = (1, 2, 3, 4, 5)
 STRATEGIES = ("steps", "expression")

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 
 LEVELS = (1, 2, 3, 4, 5)
 STRATEGIES = ("columns", "parts")

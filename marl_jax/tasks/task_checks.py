@@ -8,9 +8,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from marl_jax.task import Family, Task
 from marl_jax.tasks.row_files import DataError, RowError
 from marl_jax.tasks.schemas import check_text
-from marl_jax.tasks.task import Family, Task
 
 _TOLD = 3  # of the broken tasks
 

@@ -230,6 +230,11 @@ def workflow(
                 raise ValueError(
                     f"slots of role '{role}' name '{kind.slots}', which is no setting; there is: {known}"
                 )
+        for preset, fields in (groups or {}).items():
+            if isinstance(fields, str):
+                raise ValueError(
+                    f"group '{preset}' is the text {fields!r}; give a sequence of fields, such as ('task',)"
+                )
         presets = {preset: tuple(fields) for preset, fields in (groups or {}).items()}
         made = Workflow(title, tuple(roles), fn, settings, tuple(families), tuple(counts), kinds, presets)
         return made.bind(**{setting: settings.get(setting) for setting in counts})

@@ -1,5 +1,7 @@
 """Self-Refine with tests: the generator writes a program, sees which public test it fails, and repairs it."""
 
+from marl_jax.rewards.code import run_program
+from marl_jax.rewards.families import program
 from marl_jax.workflows.api import Call, Tool, ToolTimeout, solver, workflow
 
 TIME_LIMIT_S = 120.0  # of all public tests together
@@ -7,9 +9,6 @@ TIME_LIMIT_S = 120.0  # of all public tests together
 
 def run_public_tests(task, response):
     """Tool: {"passed": bool, "reason": text} of the program in a response on the tests that a role may see."""
-    from marl_jax.rewards import run_program
-    from marl_jax.tasks.families import program
-
     verdict = run_program(program(task, response), task.public_tests)
     return {"passed": verdict.passed, "reason": verdict.reason}
 

@@ -26,13 +26,13 @@ from marl_jax.models import ModelConfig, forward, init
 from marl_jax.models.tokenizer import END, build_micro_tokenizer
 from marl_jax.policies import SamplingSettings, shared
 from marl_jax.rewards.credit import outcome, with_rewards
+from marl_jax.rewards.families import grade_answer, parse
 from marl_jax.rewards.grading import grade
 from marl_jax.rollouts import rollout
 from marl_jax.runs.intervals import paired_bootstrap
 from marl_jax.runs.resampling import resample
 from marl_jax.sampling import Engine, plan
-from marl_jax.tasks import micro, parse
-from marl_jax.tasks.families import grade_answer
+from marl_jax.tasks import micro
 from marl_jax.workflows import load_prompts, single
 
 TOKENIZER = build_micro_tokenizer()

@@ -11,8 +11,9 @@ from marl_jax.models.tokenizer import END, build_micro_tokenizer
 from marl_jax.policies import shared
 from marl_jax.pretraining.roles import Skill, is_right, run_scripted
 from marl_jax.pretraining.transcripts import episodes, flows, histories, play, rows
+from marl_jax.rewards.families import grade, parse
 from marl_jax.rollouts import Chat, rollout
-from marl_jax.tasks import grade, micro, parse
+from marl_jax.tasks import micro
 from marl_jax.workflows import BUILT_IN, load_prompts
 from marl_jax.workflows.self_refine import run_public_tests
 

@@ -25,11 +25,11 @@ from marl_jax.rewards.credit import (
     voting_rubric,
     with_rewards,
 )
+from marl_jax.rewards.families import grade_answer
 from marl_jax.rewards.grading import Grader, grade
 from marl_jax.runs import measures
 from marl_jax.table import CallRecord, Episode, Table
-from marl_jax.tasks.families import grade_answer
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import BUILT_IN
 
 TASK = Task(id="t", family="math", question="6 times 7?", gold="42")

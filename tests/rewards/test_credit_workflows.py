@@ -8,11 +8,11 @@ import pytest
 
 from marl_jax.policies import shared
 from marl_jax.rewards.credit import own_work, voting_rubric, with_rewards
+from marl_jax.rewards.families import grade_answer, parse
 from marl_jax.rewards.grading import grade
 from marl_jax.rollouts import rollout
 from marl_jax.table import CallRecord, Episode, Table
-from marl_jax.tasks.families import grade_answer, parse
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import BUILT_IN, Call, Completion, load_prompts
 
 TASK = Task(id="t", family="math", question="6 times 7?", gold="42")

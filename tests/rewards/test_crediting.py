@@ -11,7 +11,7 @@ from marl_jax.rewards.credit import CreditConfig, by_episodes, load_credit, outc
 from marl_jax.rewards.crediting import LEAVE_S, Crediting
 from marl_jax.rewards.grading import grade
 from marl_jax.table import CallRecord, Episode, Table
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 
 TASKS = [Task(f"t{n}", "math", f"{n} + 1?", gold=str(n + 1)) for n in range(3)]
 WAIT_S = 20.0

@@ -7,7 +7,7 @@ from fake_engine import TOKENIZER, FakeEngine
 
 from marl_jax.policies import shared
 from marl_jax.rollouts import rollout
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import (
     Call,
     Prompts,

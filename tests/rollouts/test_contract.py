@@ -9,7 +9,7 @@ from fake_engine import END_ID, TOKENIZER, FakeEngine
 
 from marl_jax.policies import SamplingSettings, isolated
 from marl_jax.rollouts import Limits, read_episodes, replay, rollout, write_episodes
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import BUILT_IN, eval_opt, load_prompts, self_refine_with_tests
 
 TASKS = {

@@ -30,7 +30,7 @@ from marl_jax.rollouts import (
     write_episodes,
 )
 from marl_jax.table import COLUMNS, META, Ragged
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import Call, Prompts, Tool, ToolError, load_prompts, voting, workflow
 
 TASK = Task(

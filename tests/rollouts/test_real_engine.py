@@ -16,7 +16,7 @@ from marl_jax.models.lora import init_lora, merge
 from marl_jax.policies import SamplingSettings, isolated
 from marl_jax.rollouts import rollout
 from marl_jax.sampling import Engine, Request, programs
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import Call, Tool, eval_opt, load_prompts, voting, workflow
 
 PARAMS = init(jax.random.key(0), CONFIG)

@@ -10,7 +10,7 @@ from rollout_kit import MATH, PROMPTS, TASKS, ragged, run, speak, timeless
 
 from marl_jax.policies import SamplingSettings, isolated, shared
 from marl_jax.rollouts import Limits, replay
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import (
     Call,
     Tool,

@@ -8,7 +8,7 @@ from fake_engine import END_ID, FakeEngine
 from rollout_kit import MATH, TASKS, ragged, run, speak, timeless, tool_user
 
 from marl_jax.policies import SamplingSettings, isolated, role_settings
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import (
     Tool,
     ToolError,

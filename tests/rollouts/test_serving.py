@@ -13,7 +13,7 @@ from marl_jax.models.lora import init_lora, merge
 from marl_jax.policies import PolicySpec, SamplingSettings, init_policies
 from marl_jax.rollouts import rollout
 from marl_jax.rollouts.serving import Service
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import load_prompts, voting
 
 BASES = {"base": init(jax.random.key(0), CONFIG), "other": init(jax.random.key(1), CONFIG)}

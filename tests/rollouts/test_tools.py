@@ -8,10 +8,10 @@ from fake_engine import TOKENIZER, FakeEngine
 from rollout_kit import PROMPTS, TASKS, run, speak, timeless, tool_user
 
 from marl_jax.policies import shared
+from marl_jax.rewards.families import parse as family_parse
 from marl_jax.rollouts import ToolLog, ToolRecord, replay, rollout
 from marl_jax.rollouts.tools import MAX_RESULT
-from marl_jax.tasks.families import parse as family_parse
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import (
     Tool,
     ToolTimeout,

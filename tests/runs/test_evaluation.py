@@ -6,7 +6,7 @@ from run_names import undocumented
 from marl_jax.rewards.grading import grade
 from marl_jax.runs.evaluation import outcomes, summary
 from marl_jax.table import CallRecord, Episode, Table
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import BUILT_IN
 
 KINDS = {role: flow.kind_of(role) for flow in BUILT_IN.values() for role in flow.roles}

@@ -8,7 +8,7 @@ import pytest
 from marl_jax.learning.worth import AdvantageConfig, with_advantages
 from marl_jax.runs.resampling import ResampleCounts, resample
 from marl_jax.table import CallRecord, Episode, Table
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import voting
 
 SAMPLES, GROUPS = 4, AdvantageConfig()

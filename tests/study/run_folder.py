@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from marl_jax.rollouts import CallRecord, Episode, Table, write_episodes
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 
 ROLES = ("generator", "aggregator")
 

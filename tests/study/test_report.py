@@ -31,7 +31,7 @@ from marl_jax.run_folder.folder import FolderError
 from marl_jax.study import curves, record, run_tables
 from marl_jax.study.record import read_run
 from marl_jax.study.report import write_overview, write_report
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 
 pytestmark = pytest.mark.filterwarnings("error::UserWarning")  # matplotlib's, where a picture came out wrong
 VOID = {"meta", "br", "img", "link", "input", "hr"}

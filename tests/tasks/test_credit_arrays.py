@@ -11,7 +11,7 @@ from marl_jax.learning.advantages import group_advantages
 from marl_jax.rewards import credit
 from marl_jax.rewards.grading import grade
 from marl_jax.table import CallRecord, Episode, Table
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import BUILT_IN
 
 TASK = Task("one", "math", "1?", gold="1")

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from published import WRITERS, dapo_row, jsonl, mbpp_row
 
+from marl_jax.task import Task
 from marl_jax.tasks import builders, datasets, micro, schemas
 from marl_jax.tasks.datasets import NAMES, SOURCES, load
 from marl_jax.tasks.row_files import DataError
-from marl_jax.tasks.task import Task
 
 FAMILY = {name: source.family for name, source in SOURCES.items()} | {
     "micro_math": "math",

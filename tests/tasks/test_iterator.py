@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
+from marl_jax.task import Task
 from marl_jax.tasks.iterator import Position, TaskIterator, advance, order
-from marl_jax.tasks.task import Task
 
 TASKS = [Task(str(i), "math", f"q{i}", gold="1") for i in range(23)]
 

@@ -11,8 +11,9 @@ import pytest
 
 from marl_jax.models import ModelConfig, forward, init
 from marl_jax.models.tokenizer import build_micro_tokenizer
+from marl_jax.rewards.families import grade, parse
 from marl_jax.sampling import generate
-from marl_jax.tasks import grade, micro, parse
+from marl_jax.tasks import micro
 
 TOKENIZER = build_micro_tokenizer()
 END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")

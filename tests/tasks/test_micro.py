@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from marl_jax.models.tokenizer import build_micro_tokenizer
-from marl_jax.tasks import grade, load, micro, micro_code, micro_math, parse
-from marl_jax.tasks.task import Task
+from marl_jax.rewards.families import grade, parse
+from marl_jax.task import Task
+from marl_jax.tasks import load, micro, micro_code, micro_math
 
 KINDS = tuple(micro.KINDS)
 LEVELS = (1, 2, 3, 4, 5)

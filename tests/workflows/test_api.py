@@ -3,7 +3,7 @@ import math
 import pytest
 
 from marl_jax import table
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import (
     BUILT_IN,
     KINDS,

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from marl_jax.tasks.task import Task
+from marl_jax.task import Task
 from marl_jax.workflows import (
     Completion,
     Tool,

@@ -9,7 +9,10 @@ import io
 import tokenize
 from collections.abc import Callable
 
-from marl_jax.tasks.task import Family, Task
+from marl_jax.rewards.boxed import extract_boxed
+from marl_jax.rewards.code import extract_program, submit_program
+from marl_jax.rewards.math import start_equivalent
+from marl_jax.task import Family, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +46,7 @@ def start_answer(task: Task, answer: str) -> Callable[[], float]:
 
 def program(task: Task, response: str) -> str | None:
     """The program to run for a response: its code, after the imports and helpers that the task's prompt gave it."""
-    code = _parse_code(response)
+    code = extract_program(response)
     return None if code is None else _whole(task, code)
 
 
@@ -75,33 +78,17 @@ def _future_lines(code: str) -> int:
     return lines
 
 
-def _parse_math(response: str) -> str | None:
-    from marl_jax.rewards.boxed import extract_boxed
-
-    return extract_boxed(response)
-
-
 def _start_math(task: Task, answer: str) -> Callable[[], float]:
-    from marl_jax.rewards.math import start_equivalent
-
     same = start_equivalent(answer, task.gold)
     return lambda: float(same())
 
 
-def _parse_code(response: str) -> str | None:
-    from marl_jax.rewards.code import extract_program
-
-    return extract_program(response)
-
-
 def _start_code(task: Task, answer: str) -> Callable[[], float]:
-    from marl_jax.rewards.code import submit_program
-
     verdict = submit_program(_whole(task, answer), task.tests)
     return lambda: float(verdict.result().passed)
 
 
 FAMILIES: dict[Family, Grading] = {
-    "math": Grading(_parse_math, _start_math),
-    "code": Grading(_parse_code, _start_code),
+    "math": Grading(extract_boxed, _start_math),
+    "code": Grading(extract_program, _start_code),
 }

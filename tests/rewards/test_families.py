@@ -4,9 +4,9 @@ import pytest
 from published import helper_row, humaneval_row, jsonl
 
 from marl_jax.rewards import run_program
-from marl_jax.tasks import FAMILIES, grade, load, micro, parse
-from marl_jax.tasks.families import grade_answer, program, start_answer
-from marl_jax.tasks.task import Task
+from marl_jax.rewards.families import FAMILIES, grade, grade_answer, parse, program, start_answer
+from marl_jax.task import Task
+from marl_jax.tasks import load, micro
 
 SUM = Task("sum", "math", "1/4+1/4?", gold="\\frac{1}{2}")
 
