@@ -1,9 +1,9 @@
-"""Transcripts: workflows on micro tasks, played by scripted roles over the scheduler's own bookkeeping.
+"""Transcripts: workflows on micro tasks, played by scripted roles.
 
-    task, workflow ──play──► Episode ──histories──► one row of tokens per history, weights on what roles said
+    task, workflow ──play──► Episode ──histories──► one row of tokens per history, with the roles' tokens marked
 
-An episode is driven as `rollout` drives it (`rollouts.running`), so each prompt is to the token what an engine would
-be given. A history that goes on over several turns is one row; of a role's parallel calls the first makes one.
+Episodes run on the scheduler's own code (`rollouts.running`), so every prompt equals, token for token, the one that an
+engine would get. A history of several turns is one row; of a role's parallel calls only the first makes a row.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from marl_jax.workflows import (
     single_token_matched,
 )
 
-# How often each workflow is played; those that are not named, once.
+# Weight of each workflow in the draw; 1 for workflows that are not listed.
 SHARES = {"single": 12, "voting": 2, "eval_opt": 2, "orch_workers": 2}
 
 
@@ -56,7 +56,7 @@ def rows(
 def episodes(
     tokenizer: Any, *, seed: int = 0, skill: Skill | None = None, levels: Mapping[str, Sequence[int]]
 ) -> Iterator[Episode]:
-    """Played training problems without end, a pure function of the arguments."""
+    """An endless stream of episodes on training problems, a pure function of the arguments."""
     chat, rng = Chat(tokenizer), random.Random(f"transcripts {seed}")
     streams = {kind: micro.stream(kind, "train", seed=seed, levels=those) for kind, those in levels.items()}
     number = 0
