@@ -17,7 +17,7 @@ import numpy as np
 
 from marl_jax.table import Table
 
-LEAST_SAVING = 0.2  # of a unit's tokens; prompts are shared where it is more
+LEAST_SAVING = 0.2  # share of a unit's tokens that sharing prompts must save
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _arrange(rows: Table, mine: Sequence[int], config: BatchConfig) -> list[_Seq
             saved += apart - together
         else:
             alone += members
-    if saved < LEAST_SAVING * sum(lengths[i] for i in mine):  # not worth programs of their own
+    if saved < LEAST_SAVING * sum(lengths[i] for i in mine):  # not worth separate programs
         sequences, alone = [], list(mine)
     buckets = {i: _bucket(lengths[i], config.buckets) for i in alone}
     fitting = [i for i in alone if buckets[i] <= config.token_budget]
@@ -228,7 +228,7 @@ def _arrange(rows: Table, mine: Sequence[int], config: BatchConfig) -> list[_Seq
 def _trees(rows: Table, prompts: Sequence[Sequence[int]], config: BatchConfig) -> list[list[_Sequence]]:
     """The rows of each prompt as trees; none where they do not fit the limits.
 
-    All trees of a prompt length have as many branches: the power of two that computes the fewest tokens.
+    All trees of one shape have the same number of branches: the power of two that computes the fewest tokens.
     """
     bins: list[list[tuple[int, ...]]] = []
     shapes: list[tuple[int, int] | None] = []  # prefix and length of a branch
@@ -335,7 +335,7 @@ def row_lengths(rows: Table) -> list[int]:
 
 
 def check_rows(rows: Table, config: BatchConfig) -> None:
-    """Refuse rows that no micro-batch can hold; those that only a tree can are told when there is none for them."""
+    """Refuse rows that no micro-batch can hold. A row that fits only a tree is refused when it gets none."""
 
     def refuse(wrong: np.ndarray, why: Callable[[int], str]) -> None:
         for i in np.flatnonzero(wrong)[:1]:

@@ -83,7 +83,7 @@ def batches(recipe: Recipe, tokenizer: Any) -> Iterator[Batch]:
 
 
 def pack(stream: Iterable[History], count: int, length: int, prompt_weight: float) -> Iterator[Batch]:
-    """Rows in their order, each into the first of `count` packed ones with room; what has none opens the next batch."""
+    """Batches of `count` packed rows: each row goes into the first with room, or opens the next batch."""
     batch, used, segments = _empty(count, length)
     for row in stream:
         size = len(row.tokens)

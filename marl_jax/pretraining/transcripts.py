@@ -39,7 +39,7 @@ SHARES = {"single": 12, "voting": 2, "eval_opt": 2, "orch_workers": 2}
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """One history: its tokens, and where a role speaks."""
+    """One history: its tokens, and which of them a role sampled."""
 
     tokens: np.ndarray  # Int[T]
     spoken: np.ndarray  # Bool[T]
@@ -48,7 +48,7 @@ class History:
 def rows(
     tokenizer: Any, *, seed: int = 0, skill: Skill | None = None, levels: Mapping[str, Sequence[int]]
 ) -> Iterator[History]:
-    """Rows without end, of kinds of task in turn ({kind: levels}) and workflows by their share."""
+    """An endless stream of rows: kinds of task ({kind: levels}) in turn, workflows drawn by their share."""
     for episode in episodes(tokenizer, seed=seed, skill=skill, levels=levels):
         yield from histories(episode)
 
@@ -98,7 +98,7 @@ def play(
 
 
 def histories(episode: Episode) -> list[History]:
-    """The rows of an episode: of each role's first slot, what no later call continues."""
+    """The rows of an episode: histories of each role's first slot that no later call continues."""
     continued = {call.after for call in episode.calls}
     made = []
     for index, call in enumerate(episode.calls):
