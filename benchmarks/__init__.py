@@ -13,7 +13,7 @@ import jax
 from marl_jax.models import ModelConfig
 from marl_jax.sampling import programs
 
-BENCH = ModelConfig(  # 0.85M parameters, the micro shape that all of them measure
+BENCH = ModelConfig(  # 0.85M parameters, the micro shape of all benchmarks
     vocab_size=512,
     hidden_size=128,
     intermediate_size=384,
@@ -26,7 +26,7 @@ BENCH = ModelConfig(  # 0.85M parameters, the micro shape that all of them measu
 
 @dataclasses.dataclass
 class Decoding:
-    """What was decoded, and the seconds in which at least one dispatch was under way; filled in at the end."""
+    """All dispatches, and the seconds in which at least one was running; filled in at the end of the block."""
 
     seconds: float = 0.0
     dispatches: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)  # positions before, `Sampled`
@@ -34,7 +34,7 @@ class Decoding:
 
 @contextlib.contextmanager
 def watch_decoding() -> Iterator[Decoding]:
-    """Looks at every dispatch of every engine, and holds none of them up."""
+    """Record every dispatch of every engine without blocking any."""
     decode, watched, spans = programs.decode, Decoding(), []
 
     def wait(start: float, sampled: programs.Sampled) -> tuple[float, float]:

@@ -3,10 +3,10 @@
     python -m benchmarks.rollout        # voting, 3 voters, 64 problems x 8 episodes, micro model with random weights
 
 Lengths are imposed: every call ends after 4..64 tokens, drawn from its noise key, so all variants do the same work.
-Variants take turns, and ratios are medians of paired ones of whole-rollout times. Three rivals finish each turn of all
-episodes before the next begins: `barrier_static` decodes plain batches of `lanes` calls, one at a time and each until
-its longest call ends; `barrier_static_banks` decodes each of them in this engine's banks, side by side;
-`barrier_refilled` is this very engine, which refills and compacts its lanes within the turn.
+Variants take turns, and a ratio is the median over rounds of the ratio of whole-rollout times. Three baselines finish
+each turn of all episodes before the next begins: `barrier_static` decodes plain batches of `lanes` calls, one at a time
+and each until its longest call ends; `barrier_static_banks` decodes each of them in this engine's banks, side by side;
+`barrier_refilled` is this engine itself, which refills and compacts its lanes within the turn.
 The last line is one JSON object.
 """
 
@@ -42,14 +42,14 @@ flags.DEFINE_integer("samples", 8, "episodes of each problem")
 flags.DEFINE_integer("rank", 8, "of the adapters")
 flags.DEFINE_integer("lanes", None, "lanes of the engine; by default as planned")
 flags.DEFINE_integer("rounds", 3, "measured rounds")
-flags.DEFINE_list("variants", None, "only these, and what can be said of them")
+flags.DEFINE_list("variants", None, "only these variants, and the ratios between them")
 
 MAX_NEW, MAX_PROMPT = 64, 320
 Run = Callable[[int], Table]  # step -> the table of its calls
 
 
 class Unannounced(Engine):
-    """Queues every request as if it might run to the end: lengths are imposed on it, not known before."""
+    """Queues every request as if it might run to the limit, because imposed lengths are not known in advance."""
 
     def _columns(self, request: Request) -> int:
         return len(request.tokens) + MAX_NEW
@@ -79,7 +79,7 @@ class Ragged:
 
 
 class Refilled(Ragged):
-    """Turn by turn: nothing is handed out before everything is finished."""
+    """Turn by turn: no completion is returned before all are finished."""
 
     ahead = 1 << 30  # a turn is that of all episodes
 
@@ -202,7 +202,7 @@ def contender(name: str, policies: Callable[..., dict[str, str]], wrap: type[Rag
 
 
 def measure(run: Run, stats: Stats, seconds: float) -> dict[str, float]:
-    """What one more run did, and the share of its time in which no dispatch was under way."""
+    """Statistics of one more run, with the share of its time in which no dispatch was running."""
     before = dataclasses.replace(stats)
     start = time.perf_counter()
     with watch_decoding() as decoding:

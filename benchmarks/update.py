@@ -122,7 +122,7 @@ def make_rows(model: ModelConfig, prompts: int, samples: int, prompt: int, compl
 
 
 def our_step(model: ModelConfig, state: dict[str, Any], rows: Table, level: Any, *, share: bool) -> Step:
-    """A step of the learner on the one policy in `state`; the contenders share it, large ones fit but once."""
+    """A step of the learner on the policy in `state`; contenders share it, because a large one fits only once."""
     config = LearnerConfig(
         optimiser=OptimiserConfig("adamw", ScheduleConfig(1e-4)),
         batch=BatchConfig(token_budget=FLAGS.token_budget, share_prompts=share),

@@ -1,8 +1,8 @@
 """The study at micro scale: procedural tasks and models of 0.1 (xs), 0.4 (s) and 1.6 (m) million parameters.
 
 A cell is meant to run in minutes on two CPU cores: 200 steps of 64 problems x 8 episodes, all weights trained. The
-settings are those that took a 0.1M model from 50% to 85% on additions in 200 steps; what the cells themselves
-reach is a matter of measuring them.
+settings are those that took a 0.1M model from 50% to 85% on additions in 200 steps; the results of the cells are to be
+measured.
 """
 
 from marl_jax import policies
@@ -24,14 +24,14 @@ from marl_jax.workflows import BUILT_IN
 
 SCALES = ("xs", "s", "m")
 CELLS = tuple(map(str, all_cells(SCALES)))
-# What an episode of voting samples at the base, which single_token_matched is matched to: `tokens_per_episode` of
+# Tokens that a voting episode of the base samples, to which single_token_matched is matched: `tokens_per_episode` of
 # python -m experiments.train --config=configs/micro.py:voting-shared-SCALE-TASK --workdir=DIR --config.steps=0
 # python -m experiments.evaluate --workdir=DIR --checkpoint=base --mode=base --split=val --samples=4
 VOTING_TOKENS = {
     "math": {"xs": 70, "s": 70, "m": 70},
     "code": {"xs": 80, "s": 79, "m": 79},
 }
-# The teacher's drafts are right about half the time, so that every base leaves room on both sides.
+# The scripted drafts are right about half the time, so that a base can become better or worse.
 RECIPES = {
     "xs": Recipe("xs", steps=3000, learning_rate=3e-3, skill=Skill(draft=0.44), seed=1),
     "s": Recipe("s", steps=2000, learning_rate=2.5e-3, skill=Skill(draft=0.49)),
@@ -53,20 +53,19 @@ def get_config(name: str) -> RunConfig:
         policies=PoliciesConfig(share(roles), base=f"configs/bases/micro-{cell.scale}", dtype="float32"),
         data=DataConfig(cell.task, kind, problems=64, levels=RECIPES[cell.scale].levels[kind]),
         sampling=policies.SamplingSettings(max_new_tokens=64, temperature=1.0),
-        engine=EngineConfig(max_prompt=448),  # the longest are the histories of eval_opt, under 400
+        engine=EngineConfig(max_prompt=448),  # histories of eval_opt are the longest, under 400 tokens
         rollout=RolloutConfig(samples=8),
         learner=LearnerConfig(
             optimiser=OptimiserConfig(schedule=ScheduleConfig(3e-4, total_steps=200)),
-            batch=BatchConfig(
-                buckets=(256, 512), token_budget=4096
-            ),  # short rows, packed: few programs to compile
+            # Short rows, packed: few programs to compile.
+            batch=BatchConfig(buckets=(256, 512), token_budget=4096),
         ),
         steps=200,
     )
 
 
 def get_recipe(scale: str) -> Recipe:
-    """What `experiments.pretrain` makes the base of a scale by."""
+    """The recipe of a scale's base, for `experiments.pretrain`."""
     if scale not in RECIPES:
         raise ValueError(f"scale {scale!r} has no recipe; there is: {', '.join(RECIPES)}")
     return RECIPES[scale]

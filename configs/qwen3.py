@@ -26,8 +26,8 @@ from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.workflows import BUILT_IN
 
 SCALES = ("0.6b", "1.7b", "4b")
-# single_token_matched is a cell, too, but no number to match was measured here: it runs where one is given, by
-# --config.workflow.settings.tokens.
+# single_token_matched is not listed, because the number of tokens to match has not been measured. The cell runs where
+# --config.workflow.settings.tokens gives it.
 CELLS = tuple(str(cell) for cell in all_cells(SCALES) if cell.workflow != "single_token_matched")
 MAX_PROMPT = {
     "math": {

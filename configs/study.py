@@ -1,8 +1,8 @@
 """The cells of `micro` and `qwen3` under the original study's regime, confounds included, to be measured against them.
 
 An optimiser update for every 512 sequences, so that voting's generator gets three times as many as its aggregator; one
-cosine schedule that every adapter steps, so that isolated policies come to its end early and it comes back up; groups
-pooled as the study pooled them, where a group of one earns its reward as advantage. Run a cell of this file and the
+cosine schedule that every adapter steps, so that isolated policies reach its end early and it rises again; groups
+pooled as in the study, where a group of one has its reward as advantage. Run a cell of this file and the
 same cell of its own file with equal seeds: what differs is the regime.
 """
 
@@ -32,6 +32,6 @@ def get_config(name: str) -> RunConfig:
         optimiser=dataclasses.replace(own.optimiser, schedule=ScheduleConfig.study(clean.steps, rate)),
     )
     advantages = AdvantageConfig.study()
-    if "study" not in find(cell.workflow).groups:  # controls that the study has not
+    if "study" not in find(cell.workflow).groups:  # controls that the study did not have
         advantages = dataclasses.replace(advantages, group=clean.advantages.group)
     return dataclasses.replace(clean, learner=learner, advantages=advantages)

@@ -1,7 +1,7 @@
 """Policies: role -> policy maps, where each policy starts, and how each role samples.
 
-A policy is a name and roles point at names: {"generator": "p0", "evaluator": "p0"} is shared, two names are
-isolated, anything between partial. A key "generator/1" gives slot 1 of the generator a policy of its own.
+A policy is a name, and roles map to names: {"generator": "p0", "evaluator": "p0"} shares one policy, two names are
+isolated policies. A key "generator/1" gives slot 1 of the generator its own policy.
 """
 
 import dataclasses
@@ -62,9 +62,9 @@ def policy_names(policy_map: PolicyMap) -> tuple[str, ...]:
 
 
 def trained_policies(policy_map: PolicyMap, frozen_roles: Iterable[str] = ()) -> tuple[str, ...]:
-    """The policies that learn: those with a role that is not frozen. Frozen roles, or "role/slot", are served only.
+    """The policies that learn: those with a role that is not frozen. `frozen_roles` has roles or "role/slot".
 
-    A policy that answers other slots of the role as well goes on learning from those.
+    A policy that also has slots of the role that are not frozen learns from those.
     """
     roles = {key.rsplit("/", 1)[0] if key.rpartition("/")[2].isdecimal() else key for key in policy_map}
     frozen = set(frozen_roles)
@@ -83,14 +83,14 @@ def trained_policies(policy_map: PolicyMap, frozen_roles: Iterable[str] = ()) ->
 class PolicySpec:
     """Where a policy starts and what of it is trained."""
 
-    base: str = "base"  # name of the checkpoint it starts from, which is also its reference
+    base: str = "base"  # name of the checkpoint that it starts from, also its reference
     lora: bool = False  # train adapters over the frozen base, not the weights
     frozen: bool = False  # served, not trained
 
     def __post_init__(self) -> None:
         if self.lora and self.frozen:
             raise ValueError(
-                "a frozen policy has no adapters to train: it is its base; merge adapters into a base of its own"
+                "a frozen policy has no adapters to train: it is its base; merge the adapters into a base first"
             )
 
 
@@ -101,15 +101,15 @@ def init_policies(
 ) -> dict[str, Tree]:
     """Every policy at its start: {policy: tree}, float32 where it is trained.
 
-    A full one is a copy of its base (updates donate their buffers, and the base stays behind as the reference), one
-    with adapters what `adapters(policy)` makes, a frozen one the base itself.
+    A fully trained policy is a copy of its base, because updates donate their buffers and the base stays as the
+    reference. A LoRA policy is `adapters(policy)`. A frozen policy is the base itself.
     """
     trees = {}
     for name, spec in specs.items():
         if spec.base not in bases:
             known = _nearest(spec.base, bases)
             raise ValueError(
-                f"policy '{name}' starts from '{spec.base}', which is no base that was loaded{known}"
+                f"policy '{name}' starts from '{spec.base}', which is not among the loaded bases{known}"
             )
         if spec.lora and adapters is None:
             raise ValueError(f"policy '{name}' trains LoRA adapters: pass `adapters`, which makes them")
@@ -124,7 +124,7 @@ def init_policies(
 def decode_groups(specs: Mapping[str, PolicySpec]) -> list[tuple[str, ...]]:
     """Which policies decode in one batch: LoRA and frozen ones by base, each fully trained one alone.
 
-    A frozen policy without adapters is its base with the adapter off, so it rides along.
+    A frozen policy is its base with the adapter off, so it decodes with the LoRA policies of that base.
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for name, spec in specs.items():
@@ -147,7 +147,7 @@ def stack(trees: Mapping[str, Tree]) -> Tree:
     for name, tree in rest:
         if jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) != shapes:
             raise ValueError(
-                f"policies '{first}' and '{name}' differ in shape (another LoRA rank?): stack them apart"
+                f"policies '{first}' and '{name}' differ in shape (another LoRA rank?): stack them separately"
             )
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees.values())
 
@@ -203,7 +203,7 @@ def role_settings(
     default: SamplingSettings | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, SamplingSettings]:
-    """{role: settings}: the default with each role's own fields put over it."""
+    """{role: settings}: the default with the fields of each role's overrides replaced."""
     roles = _distinct(roles)
     fields = [field.name for field in dataclasses.fields(SamplingSettings)]
     for role, own in (overrides or {}).items():
@@ -238,7 +238,7 @@ def _distinct(roles: Iterable[str]) -> tuple[str, ...]:
 
 
 def _role(key: Any, roles: Iterable[str]) -> str | None:
-    """The role a key of a map speaks of: itself, or what stands before "/slot"."""
+    """The role that a key of a map names: the key itself, or its part before "/slot"; None for no known role."""
     if not isinstance(key, str):
         return None
     if key in roles:

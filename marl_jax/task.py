@@ -1,4 +1,4 @@
-"""What a task is: one problem, and all that is needed to show it, grade it and find it again.
+"""A task: one problem, with all that is needed to show, grade and identify it.
 
 A task is plain frozen data. It crosses every boundary of the library (data set -> workflow -> grader ->
 episode record), so it holds no arrays, no functions and nothing that cannot be written as JSON.

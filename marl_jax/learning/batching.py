@@ -17,7 +17,7 @@ import numpy as np
 
 from marl_jax.table import Table
 
-LEAST_SAVING = 0.2  # of a unit's tokens; prompts are shared where it is more
+LEAST_SAVING = 0.2  # share of a unit's tokens that sharing prompts must save
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class BatchConfig:
     buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     token_budget: int = 16384  # tokens of a micro-batch, padding included; a longer row is one by itself
     share_prompts: bool = True
-    tree_limit: int = 8192  # longest tree: where scores are written out, those of all branches exist at once
+    tree_limit: int = 8192  # longest tree; without a flash kernel, the scores of its branches exist at once
     slice_tokens: int = 1024  # of a micro-batch, differentiated at a time on one CPU; 0: all at once
     streams: int = 2  # micro-batches differentiated at a time on one CPU, see `streams`
 
@@ -49,7 +49,7 @@ class MicroBatch:
     tokens: Any  # int[G, S]
     positions: Any  # int[G, S]
     segments: Any  # int[G, S], 0 is padding
-    source: Any  # int[G, M], where in its sequence stands the token whose hidden state predicts the target
+    source: Any  # int[G, M], place in the sequence of the token whose hidden state predicts the target
     targets: Any  # int[G, M]
     mask: Any  # bool[G, M], the token counts in the loss
     sequences: Any  # int[G, M], equal for tokens of one row
@@ -58,7 +58,7 @@ class MicroBatch:
     old_logp: Any  # float[G, M]
     ref_logp: Any  # float[G, M]
     kl_coef: Any  # float[G, M], of the row's role
-    temperature: Any  # float[G, M], that the token was sampled at
+    temperature: Any  # float[G, M], at which the token was sampled
     kept: Any = None  # int[G, M, K]
     prefix: int = flax.struct.field(pytree_node=False, default=0)  # length of the shared prompt's part
     branches: int = flax.struct.field(pytree_node=False, default=1)
@@ -100,7 +100,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class _Sequence:
-    """What goes into one sequence of a micro-batch: rows by branch, behind a prompt they share (or none)."""
+    """The content of one sequence of a micro-batch: rows by branch, behind a shared prompt or none."""
 
     prefix: int
     length: int  # of a branch
@@ -127,8 +127,8 @@ def make_batches(
 ) -> list[Batch]:
     """Micro-batches over all rows, unit by unit; sequences come in multiples of `multiple_of`.
 
-    `mark_unmasked` says of a micro-batch whose sequences or branches hold one row each that only padding behind a
-    shared prompt is to be hidden: another program.
+    With `mark_unmasked`, micro-batches whose sequences or branches hold one row each are marked `unmasked`: attention
+    then hides only padding behind a shared prompt, which is another program.
     """
     check_rows(rows, config)
     batches = []
@@ -149,7 +149,7 @@ def make_batches(
 
 
 def _batch_size(left: int, width: int, multiple_of: int) -> int:
-    """Full micro-batches, then quarters of one for what is left: two programs a shape; with `mark_unmasked` four."""
+    """Full micro-batches, then quarters for the remainder: two programs a shape, or four with `mark_unmasked`."""
     quarter = max(1, width // 4 // multiple_of) * multiple_of
     return width if left > width - quarter else quarter
 
@@ -172,7 +172,7 @@ def by_row(count: int, batches: Sequence[Batch], values: Sequence[np.ndarray]) -
 
 
 def write(batches: Iterable[Batch], name: str, values: Sequence[Any]) -> None:
-    """Each row's values, one for each sampled token or one for all, into the arrays `name`."""
+    """Write each row's values, one for each sampled token or one for all, into the arrays `name`."""
     for batch in batches:
         for p in batch.placements:
             getattr(batch.arrays, name)[p.sequence, p.start : p.stop] = values[p.row]
@@ -213,7 +213,7 @@ def _arrange(rows: Table, mine: Sequence[int], config: BatchConfig) -> list[_Seq
             saved += apart - together
         else:
             alone += members
-    if saved < LEAST_SAVING * sum(lengths[i] for i in mine):  # not worth programs of their own
+    if saved < LEAST_SAVING * sum(lengths[i] for i in mine):  # not worth separate programs
         sequences, alone = [], list(mine)
     buckets = {i: _bucket(lengths[i], config.buckets) for i in alone}
     fitting = [i for i in alone if buckets[i] <= config.token_budget]
@@ -228,7 +228,7 @@ def _arrange(rows: Table, mine: Sequence[int], config: BatchConfig) -> list[_Seq
 def _trees(rows: Table, prompts: Sequence[Sequence[int]], config: BatchConfig) -> list[list[_Sequence]]:
     """The rows of each prompt as trees; none where they do not fit the limits.
 
-    All trees of a prompt length have as many branches: the power of two that computes the fewest tokens.
+    All trees of one shape have the same number of branches: the power of two that computes the fewest tokens.
     """
     bins: list[list[tuple[int, ...]]] = []
     shapes: list[tuple[int, int] | None] = []  # prefix and length of a branch
@@ -251,7 +251,7 @@ def _trees(rows: Table, prompts: Sequence[Sequence[int]], config: BatchConfig) -
 
 
 def _branches(prefix: int, length: int, counts: Sequence[int], config: BatchConfig) -> int:
-    """How many branches a tree shall have; 0 where not even one fits."""
+    """The number of branches of a tree; 0 where not even one fits."""
     most = (min(config.tree_limit, config.token_budget) - prefix) // length
     sizes = [1 << k for k in range(max(counts).bit_length() + 1) if 1 << k <= most]
     cost = {size: sum(-(-count // size) for count in counts) * (prefix + size * length) for size in sizes}
@@ -335,7 +335,7 @@ def row_lengths(rows: Table) -> list[int]:
 
 
 def check_rows(rows: Table, config: BatchConfig) -> None:
-    """Refuse rows that no micro-batch can hold; those that only a tree can are told when there is none for them."""
+    """Refuse rows that no micro-batch can hold. A row that fits only a tree is refused when it gets none."""
 
     def refuse(wrong: np.ndarray, why: Callable[[int], str]) -> None:
         for i in np.flatnonzero(wrong)[:1]:

@@ -1,7 +1,7 @@
 """The programs of the update: score rows, add up a role's gradient, take an optimiser step.
 
     score:      micro-batch -> log-probs and entropy of its tokens
-    nothing:    -> the carry of the next, (parts, denominator), all 0
+    nothing:    -> the first carry of `accumulate`, (parts, denominator), all 0
     accumulate: micro-batch -> parts[unit] += d numerator / d weights,  denominator += its own      (donated)
     apply:      parts / denominator -> Gram matrix -> interventions -> clip -> optimiser -> weights  (donated)
 
@@ -30,7 +30,7 @@ Tree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the first two programs are specialised to."""
+    """The static settings of `score` and `accumulate`."""
 
     network: Network
     loss: LossConfig
@@ -57,7 +57,7 @@ def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tu
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def nothing(tree: Tree, units: int, laid: tuple[NamedSharding | None, ...]) -> tuple[Tree, jax.Array]:
-    """What `accumulate` begins with, its leaves laid over a mesh or on one device."""
+    """The carry that `accumulate` starts from, its leaves sharded over a mesh or on one device."""
     leaves, structure = jax.tree.flatten(tree)
     parts = [jnp.zeros((units, *leaf.shape), jnp.float32) for leaf in leaves]
     parts = [x if on is None else jax.lax.with_sharding_constraint(x, on) for x, on in zip(parts, laid)]
@@ -74,8 +74,8 @@ def accumulate(
     batch: MicroBatch,
     unit: jax.Array,  # [] which part the micro-batch belongs to
     *,
-    anchored: bool,  # to the reference
-    on_policy: bool,  # the ratio is taken against the very weights that are differentiated
+    anchored: bool,  # whether the loss has a KL to the reference
+    on_policy: bool,  # the ratio is taken against the weights that are differentiated
 ) -> tuple[tuple[Tree, jax.Array], Any]:
     """The carry with the micro-batch added, and (loss, log-probs, entropy)."""
     parts, denominator = carry
@@ -123,7 +123,7 @@ def accumulate(
 
 
 def slice_count(sequences: int, length: int, tokens: int) -> int:
-    """Into how many equal slices [sequences, length] is cut: as few as hold `tokens` each, or one sequence."""
+    """The number of equal slices of [sequences, length]: the fewest of at most `tokens` each, or one per sequence."""
     if not tokens:
         return 1
     widths = [w for w in range(1, sequences + 1) if sequences % w == 0 and w * length <= tokens]
@@ -152,7 +152,7 @@ def apply(
     *,
     config: OptimiserConfig,
     mixing: interventions.Mixing,
-    apart: bool = True,  # the parts are those of roles; otherwise there is one, of everyone
+    apart: bool = True,  # the parts are those of roles; otherwise there is one part, of all rows
     layer_norms: bool = False,
 ) -> tuple[Tree, Any, Tree | None, dict[str, Any]]:
     """New weights, optimiser state and damping average; all unchanged where the gradient is not finite."""

@@ -1,10 +1,10 @@
-"""Which role moved which weights: everything that the Gram matrix of the roles' gradients tells.
+"""Which role moved which weights: diagnostics from the Gram matrix of the roles' gradients.
 
 Role i's part g_i is additive: the policy's gradient is sum_i g_i, exactly, whatever the loss aggregation.
 
     G_ij = <g_i, g_j>    contribution_i = |g_i|    coherence = |sum g| / sum |g|    amplification = |sum g| / mean |g|
 
-Roles of different policies have no common space: their cosine is None, never 0.
+Roles of different policies share no weights: their cosine is None, never 0.
 """
 
 import itertools
@@ -30,9 +30,9 @@ def gram_matrix(parts: Tree) -> jax.Array:
 
 
 def layer_norms(parts: Tree) -> dict[str, jax.Array]:
-    """Norm [K] of each top-level group of weights, stacked layers apart: {"embed": [K], "layers/0": [K], ...}.
+    """Norm [K] of each top-level group of weights, with stacked layers split: {"embed": [K], "layers/0": [K], ...}.
 
-    An adapter is a stack of layers throughout.
+    Every leaf of an adapter is a stack of layers.
     """
     squares: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(parts):
@@ -46,12 +46,12 @@ def layer_norms(parts: Tree) -> dict[str, jax.Array]:
 
 
 def describe(gram: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """The diagnostics of K parts of one gradient, `names` them; None where a ratio of zeros would stand."""
+    """The diagnostics of the K parts of one gradient, called `names`; None for a ratio of zeros."""
     gram = np.asarray(gram, np.float64)
     norms = np.sqrt(np.maximum(np.diag(gram), 0))
     mass, resultant = float(norms.sum()), float(np.sqrt(max(gram.sum(), 0)))
     shares = norms / mass if mass > 0 else norms
-    moving = int(np.sum(norms > 0))  # a part without a gradient is none of those that add up or cancel
+    moving = int(np.sum(norms > 0))  # a part without a gradient does not count in the ratios
     positive = shares[shares > 0]
     cosines = {
         (names[i], names[j]): float(gram[i, j] / (norms[i] * norms[j]))
@@ -82,7 +82,7 @@ def all_cosines(
     """Cosine of every pair of roles; None where they have separate weights, or one had no gradient.
 
     `described` is {policy: describe(...)}, `roles` is the map from roles (or "role/slot") to policies. A role
-    with slots in several policies is there once for each, under the first of its keys.
+    with slots in several policies appears once for each policy, under its first key there.
     """
     keys: dict[tuple[str, str], str] = {}  # (role, policy): its name here
     for key, policy in roles.items():

@@ -1,4 +1,4 @@
-"""Interventions on the roles' gradients, each a choice of coefficients read off their Gram matrix.
+"""Interventions on the roles' gradients, each a choice of coefficients that depends only on their Gram matrix.
 
     gradient = sum_i c_i g_i,    c = 1 for no intervention
 
@@ -22,7 +22,7 @@ Array = jax.Array | np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class Mixing:
-    """What is done to the roles' parts on the device; every switch is off by default."""
+    """Interventions on the roles' parts of the gradient; every switch is off by default."""
 
     normalise_multiplicity: bool = False  # divide a role's part by the number of its parallel calls
     balance: Literal["off", "equalise", "cap"] = "off"  # of the roles' shares of gradient mass
@@ -30,7 +30,7 @@ class Mixing:
     project_conflicts: bool = False  # PCGrad between roles
     damping: float = 0.0  # I6: lambda
     damping_window: int = 32
-    roles: tuple[str, ...] = ()  # whose parts these switches change; empty: those of all roles
+    roles: tuple[str, ...] = ()  # roles whose parts these switches change; empty: all roles
 
     def __post_init__(self) -> None:
         _check(
@@ -43,7 +43,7 @@ class Mixing:
 
     @property
     def weighs(self) -> bool:
-        """Whether roles' parts get weights of their own."""
+        """Whether the roles' parts get different coefficients."""
         return self.normalise_multiplicity or self.balance != "off" or self.project_conflicts
 
     def acts_on(self, role: str) -> bool:
@@ -59,7 +59,7 @@ class InterventionConfig:
     role_clip: Mapping[str, float] = dataclasses.field(default_factory=dict)  # {role: largest norm}
     freeze: tuple[str, ...] = ()
     alternate: tuple[str, ...] = ()  # train these roles in turn,
-    alternate_every: int = 1  # each for so many steps
+    alternate_every: int = 1  # each for this many steps
 
     def __post_init__(self) -> None:
         for role, beta in self.kl_coef.items():
@@ -80,7 +80,7 @@ class InterventionConfig:
 
     @property
     def needs_roles(self) -> bool:
-        """Whether the roles' parts must be kept apart even where nobody looks at them."""
+        """Whether the roles' parts must be kept apart even without diagnostics."""
         return self.mixing.weighs or bool(self.role_clip)
 
     def damps(self, role: str) -> bool:
@@ -88,7 +88,7 @@ class InterventionConfig:
 
     @property
     def named(self) -> dict[str, tuple[str, ...]]:
-        """{setting: the roles that it names}."""
+        """{setting: its roles}."""
         return {
             "kl_coef": tuple(self.kl_coef),
             "role_clip": tuple(self.role_clip),
@@ -105,7 +105,7 @@ class InterventionConfig:
 
 
 class PerRole(NamedTuple):
-    """What the roles of a policy are weighed by."""
+    """Inputs of `coefficients` for each role of a policy."""
 
     multiplicity: Array  # [R] mean number of parallel calls
     mixed: Array  # [R] whether `Mixing` acts on the role
@@ -115,7 +115,7 @@ class PerRole(NamedTuple):
 
 def coefficients(config: Mixing, gram: Array, roles: PerRole) -> jax.Array:
     """[R]: the weight of each role's part, given their Gram matrix [R, R]; all interventions but damping applied."""
-    mix = jnp.eye(gram.shape[0])  # row i: what role i's part has become, in terms of the original parts
+    mix = jnp.eye(gram.shape[0])  # row i: role i's new part as a combination of the original parts
     if config.normalise_multiplicity:
         mix = mix / jnp.where(roles.mixed, roles.multiplicity, 1.0)[:, None]
     if config.balance != "off":
@@ -136,15 +136,15 @@ def balance(gram: Array, max_share: float | None, mixed: Array | bool = True) ->
     """
     norms = _norms(gram)
     own = jnp.where(mixed, norms, 0.0)
-    kept = jnp.where(mixed, 0.0, norms).sum()  # by the others
+    kept = jnp.where(mixed, 0.0, norms).sum()  # mass of the other roles
     if max_share is None:
         target = norms.sum() / jnp.maximum((norms > 0).sum(), 1)
         return jnp.where(own > 0, target / jnp.where(own > 0, own, 1.0), 1.0)
-    # With the k largest cut to one level, level = max_share * (k * level + the rest): the smallest k for which
-    # no other role stands above that level. If the others have nothing, no cut below the smallest part changes a
-    # share any more, and a cap that so few roles cannot keep brings all of them to the smallest.
+    # Cutting the k largest norms to one level gives level = max_share * (k * level + rest). The smallest k is taken
+    # for which no other norm is above that level. If the other roles have no mass, the level is at least the smallest
+    # norm, because a further cut would change no share; a cap that so few roles cannot keep cuts all to that norm.
     ordered = jnp.sort(own)[::-1]
-    rest = jnp.cumsum(ordered[::-1])[::-1] + kept  # of the k-th and all below it, and of the others
+    rest = jnp.cumsum(ordered[::-1])[::-1] + kept  # mass of the k-th and all below it, and of the other roles
     room = 1 - jnp.arange(norms.size) * max_share
     levels = jnp.where(room > 1e-6, max_share * rest / jnp.maximum(room, 1e-6), 0.0)
     fits = levels >= ordered * (1 - 1e-6)
@@ -154,7 +154,7 @@ def balance(gram: Array, max_share: float | None, mixed: Array | bool = True) ->
 
 
 def project_conflicts(gram: Array) -> jax.Array:
-    """PCGrad: [R, R] mixing, each part in turn stripped of what opposes each of the others, in order."""
+    """PCGrad: [R, R] mixing that removes from each part its component against each of the others, in order."""
     size = gram.shape[0]
     rows = []
     for i in range(size):
@@ -168,19 +168,19 @@ def project_conflicts(gram: Array) -> jax.Array:
 
 
 def clip(gram: Array, limits: Array) -> jax.Array:
-    """[R] factors that bring every norm to its limit at most."""
+    """[R] factors that reduce every norm to its limit."""
     norms = _norms(gram)
     return jnp.where(norms > limits, limits / jnp.where(norms > 0, norms, 1.0), 1.0)
 
 
 def damp(gradient: Tree, ema: Tree, *, strength: float, window: int) -> tuple[Tree, Tree, jax.Array]:
-    """I6, coherence damping: g (1 - lambda max(0, cos(g, ema))); the new average of damped gradients; the cosine.
+    """I6, coherence damping: (g (1 - lambda max(0, cos(g, ema))), the new average of damped gradients, the cosine).
 
-    The average is 0 until there is a gradient, and starts at the first, so that its step is scaled by 1 - lambda.
+    The average starts at the first gradient that is not 0, so that this gradient is scaled by 1 - lambda.
     """
     begun = jnp.stack([jnp.any(x != 0) for x in jax.tree.leaves(ema)]).any()
     ema = jax.tree.map(lambda e, g: jnp.where(begun, e, g), ema, gradient)
-    # Each is brought to length 1 by itself: the square of a small norm may be no float32 any more.
+    # Each is normalised first: the square of a small norm may underflow in float32.
     cosine = jnp.clip(_dot(_unit(gradient), _unit(ema)), -1.0, 1.0)
     damped = jax.tree.map(lambda g: g * left(cosine, strength), gradient)
     ema = jax.tree.map(lambda e, g: e + (g - e) / window, ema, damped)
@@ -188,7 +188,7 @@ def damp(gradient: Tree, ema: Tree, *, strength: float, window: int) -> tuple[Tr
 
 
 def left(cosine: jax.Array, strength: float) -> jax.Array:
-    """What damping leaves of a gradient, as a factor."""
+    """The factor by which damping scales a gradient."""
     return 1 - strength * jnp.maximum(cosine, 0.0)
 
 
@@ -201,7 +201,7 @@ def _norms(gram: Array) -> jax.Array:
 
 
 def _unit(tree: Tree) -> Tree:
-    """The tree with norm 1; 0 as it is."""
+    """The tree scaled to norm 1; a tree of zeros is unchanged."""
     largest = jnp.max(jnp.stack([jnp.max(jnp.abs(x)) for x in jax.tree.leaves(tree)]))
     scaled = jax.tree.map(lambda x: x / jnp.where(largest > 0, largest, 1.0), tree)
     norm = optax.global_norm(scaled)

@@ -17,7 +17,7 @@ LARGEST_SEED = 2**31 - 1  # JAX would cut a larger one to 32 bits
 
 @dataclasses.dataclass(frozen=True)
 class LearnerConfig:
-    """All of it; `LearnerConfig.study()` is the original's."""
+    """All settings of the learner; `LearnerConfig.study()` has those of the original study."""
 
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     optimiser: OptimiserConfig = dataclasses.field(default_factory=OptimiserConfig)
@@ -25,16 +25,16 @@ class LearnerConfig:
     interventions: InterventionConfig = dataclasses.field(default_factory=InterventionConfig)
     gradients: Literal["off", "roles", "slots"] = "roles"
     layer_norms: bool = False  # also split every role's norm by layer
-    updates: Literal["one", "fixed", "sequences"] = "one"  # mini-batches of a policy per epoch:
-    updates_fixed: int = 1  # this many,
-    sequences_per_update: int = 512  # or one for each so many rows
+    updates: Literal["one", "fixed", "sequences"] = "one"  # mini-batches of a policy per epoch
+    updates_fixed: int = 1  # their number at "fixed"
+    sequences_per_update: int = 512  # rows of each at "sequences"
     epochs: int = 1
     old_logprobs: Literal["trainer", "sampler"] = "trainer"  # whose log-probs the ratio is taken against
     mask_truncated: bool = False  # leave out completions that were cut off
     logprob_chunk: int = 4096  # tokens whose logits exist at the same time
     gap_tolerance: float = 1e-3  # sampler and trainer log-probs further apart than this are reported
     max_skips: int = 10  # non-finite gradients of a policy before the run stops
-    # Of policies that have their own, in place of the schedule's.
+    # {policy: learning rate}, in place of the schedule's.
     learning_rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
     seed: Annotated[int, Le(LARGEST_SEED)] = 0
 
@@ -65,14 +65,14 @@ class LearnerConfig:
         return self.gradients != "off" or self.interventions.needs_roles
 
     def unit(self, role: str, slot: int) -> Any:
-        """Whose gradient a row's is part of: its role's, its slot's, or everyone's (None)."""
+        """The part of the gradient that a row adds to: that of its role, of its slot, or of all rows (None)."""
         if self.gradients == "slots":
             return role, slot
         return role if self.apart else None
 
     @classmethod
     def study(cls, total_steps: int = 500, **changes: Any) -> "LearnerConfig":
-        """The original's regime: an update per 512 sequences, dual clip, one schedule stepped by every adapter."""
+        """The original study's: an update per 512 sequences, dual clip, one schedule stepped by every adapter."""
         defaults: dict[str, Any] = {
             "loss": LossConfig(dual_clip=3.0, is_cap=None),
             "optimiser": OptimiserConfig(schedule=ScheduleConfig.study(total_steps)),

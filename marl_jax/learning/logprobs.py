@@ -1,9 +1,9 @@
-"""Log-probs and entropy of given tokens, without ever holding logits for more than a few of them.
+"""Log-probs and entropy of given tokens; logits exist only for a chunk of tokens at a time.
 
     z = hidden @ head / temperature,    logp = z[target] - logsumexp(z),    H = -sum exp(log p) log p
 
-Both passes walk over chunks of tokens and the backward pass computes their logits again: memory is chunk
-x vocabulary whatever the batch. The gradient of the head is summed in float32, whatever dtype is multiplied.
+The backward pass computes the logits of each chunk again, so memory is chunk x vocabulary for any batch. The gradient
+of the head is summed in float32, whatever the dtype of the products.
 """
 
 import functools
@@ -20,7 +20,7 @@ def token_logprobs(
     targets: jax.Array,  # [B, T]
     *,
     temperature: float | jax.Array = 1.0,  # [] or [B] or [B, T]
-    kept: jax.Array | None = None,  # [B, T, K] token ids that were not cut by top-k or top-p; -1 fills up
+    kept: jax.Array | None = None,  # [B, T, K] token ids that were not cut by top-k or top-p, padded with -1
     chunk: int = 4096,  # tokens whose logits exist at the same time
 ) -> tuple[jax.Array, jax.Array]:
     """(logp, entropy), both float32 [B, T], of the tempered distribution renormalised over the kept set.
@@ -38,7 +38,7 @@ def token_logprobs(
     temperature = temperature[:, None] if temperature.ndim == 1 else temperature
     temperature = jnp.broadcast_to(temperature, targets.shape)
     width = min(length, max(1, chunk // batch))
-    # Chunks run along T, so that a batch laid over several devices stays where it is.
+    # Chunks are cut along T, so that a batch sharded over devices is not moved.
     split = lambda x: _chunks(x, width)
     kept = None if kept is None else split(kept)
     logp, entropy = _chunked(split(hidden), head, split(targets), split(temperature), kept)
@@ -59,8 +59,8 @@ def _forward(hidden, head, targets, temperature, kept):  # type: ignore[no-untyp
     def step(_, chunk):  # type: ignore[no-untyped-def]
         h, target, heat, ids = chunk
         logits = _logits(h, weights, ids)
-        # In three parts, the largest taken off first: sums would round away what tells a near-certain token from a
-        # certain one, and a small temperature would blow up what the division rounds.
+        # The largest logit is subtracted first: otherwise sums would round away the difference between a nearly
+        # certain token and a certain one, and a small temperature would amplify the rounding error of the division.
         top = jnp.max(logits, axis=-1, keepdims=True)
         z = (logits - top) / heat[..., None]
         e = jnp.exp(z)
@@ -89,7 +89,7 @@ def _backward(saved, cotangents):  # type: ignore[no-untyped-def]
         d_z = d_logp[..., None] * (hit - p) - d_entropy[..., None] * p * surprise
         d_z = (d_z / heat[..., None]).astype(h.dtype)
         dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-        # Summed over one axis: over two, XLA for CPUs has no such product of bfloat16 into a transposed float32.
+        # One summed axis: with two, XLA on CPU has no such product of bfloat16 into a transposed float32.
         flat = lambda x: x.reshape(-1, x.shape[-1])
         head_grad = head_grad + dot("th,tv->hv", flat(h), flat(d_z))
         return head_grad, dot("btv,hv->bth", d_z, weights).astype(h.dtype)
@@ -119,7 +119,7 @@ def _logits(h: jax.Array, weights: jax.Array, kept: jax.Array | None) -> jax.Arr
     vocab = z.shape[-1]
     inside = jnp.zeros((flat.shape[0], vocab), bool)
     inside = inside.at[rows, jnp.where(flat < 0, vocab, flat)].set(True, mode="drop")
-    # Padding keeps no token at all; letting it keep every token spares it an empty softmax.
+    # Padding keeps no token; it is given all of them, to avoid an empty softmax.
     inside = inside | (flat < 0).all(axis=-1, keepdims=True)
     return jnp.where(inside.reshape(z.shape), z, -jnp.inf)
 

@@ -2,8 +2,8 @@
 
     loss = sum_t w_t l_t / D,    l_t = max(-A rho, -A clip(rho, 1 - low, 1 + high)),    rho = exp(logp - old)
 
-The aggregation chooses w and D. Numerators and denominators of micro-batches add up, so that no split of a
-batch bends the loss; a masked token may hold anything, even NaN, and changes nothing.
+The aggregation chooses w and D. Numerators and denominators of micro-batches add up, so the loss does not depend on
+how a batch is split. A masked token may hold anything, even NaN, without effect.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ AGGREGATIONS = (
     "sequence_mean_token_sum_norm",
 )
 LOG_RATIO_LIMIT = 20.0
-LARGEST_GAP = 1e4  # of log-probs, in an estimate of KL: an infinite one stays a number
+LARGEST_GAP = 1e4  # bound on gaps of log-probs in a KL estimate, so that it stays finite
 
 
 @flax.struct.dataclass
@@ -51,7 +51,7 @@ class Mean:
             return NotImplemented
         return Mean(self.numerator + other.numerator, self.denominator + other.denominator)
 
-    # Read as a number, it is its value.
+    # Used as a number, a mean is its value.
     def __float__(self) -> float:
         return float(self.value)
 
@@ -144,9 +144,9 @@ def policy_loss(
 ) -> Loss:
     """The loss of one (micro-)batch, to be minimised; gradients flow through `logp` and `entropy` only.
 
-    With `sampler_logp`, each token is weighed by min(exp(old_logp - sampler_logp), is_cap): truncated
-    importance sampling for a sampler whose numbers differ from the trainer's. The bounds may be traced; they are
-    checked where they are not.
+    With `sampler_logp`, each token is weighted by min(exp(old_logp - sampler_logp), is_cap): truncated importance
+    sampling for a sampler whose log-probs differ from the trainer's. Bounds that are traced cannot be checked here and
+    are assumed to be valid.
     """
     check_loss(kind, aggregation, clip_low, clip_high, dual_clip, is_cap, max_length)
     chex.assert_rank([logp, old_logp, mask], 2)
@@ -154,7 +154,7 @@ def policy_loss(
     mask = jnp.asarray(mask) != 0
     fixed = jax.lax.stop_gradient
     per_token = lambda x: jnp.broadcast_to(x if jnp.ndim(x) != 1 else x[:, None], mask.shape)
-    # Whatever stands on masked positions leaves here: NaN times zero would still be NaN.
+    # Masked positions are set to 0 here, because NaN times zero would still be NaN.
     clean = lambda x: jnp.where(mask, per_token(at_least_float32(x)), 0.0)
     logp, old_logp, advantages = clean(logp), clean(fixed(old_logp)), clean(fixed(advantages))
     weights, denominator = aggregation_weights(mask, aggregation, max_length=max_length, sequences=sequences)
@@ -202,7 +202,7 @@ def at_least_float32(x: jax.Array | float) -> jax.Array:
 def kl_estimate(logp: Any, ref_logp: Any, kind: KL = "k3", xp: Any = jnp) -> Any:
     """KL(policy || reference) at sampled tokens: k1 -d, k2 d^2 / 2, k3 exp(d) - d - 1; d = ref - logp.
 
-    Beyond d = 20 the exponential goes on as a straight line: it pulls as hard as there, and stays a number. `xp` is the
+    Beyond d = 20 the exponential is continued linearly, so that value and gradient stay finite. `xp` is the array
     module to compute with.
     """
     delta = xp.clip(ref_logp - logp, -LARGEST_GAP, LARGEST_GAP)
@@ -227,7 +227,7 @@ def aggregation_weights(
     if aggregation == "token_mean":
         return valid, jnp.sum(valid)
     length = _over_sequence(valid, sequences)
-    # Every token of a sequence carries 1 / length of it: summed over all tokens, that counts the sequences.
+    # Every token counts 1 / length of its sequence, so the sum over all tokens is the number of sequences.
     per_sequence = valid / jnp.maximum(length, 1.0)
     count = jnp.round(jnp.sum(per_sequence))
     if aggregation == "sequence_mean_token_mean":
@@ -267,7 +267,7 @@ def check_loss(
         _check(kind == "ppo", f"dual_clip belongs to kind 'ppo', not {kind!r}; leave it out")
         _check(
             fits(dual_clip, lambda value: value > 1),
-            f"dual_clip {dual_clip} must be above 1, where the ratio of the plain loss stands",
+            f"dual_clip {dual_clip} must be above 1, the ratio of an unchanged policy",
         )
     if aggregation == "sequence_mean_token_sum_norm":
         _check(
@@ -284,7 +284,7 @@ def check_loss(
 def clip_flags(
     kind: str, ratio: Any, advantages: Any, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> dict[str, Any]:
-    """Where a bound acts, for arrays of any kind: {"clip_fraction_low": bools, ...}."""
+    """Where a bound acts, for arrays of numpy and JAX: {"clip_fraction_low": bools, ...}."""
     low, high = ratio < 1 - clip_low, ratio > 1 + clip_high
     if kind == "pg" or is_own(kind):
         return {}

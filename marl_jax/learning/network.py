@@ -1,7 +1,7 @@
-"""What the learner knows of a model: hidden states of a micro-batch, and the output head.
+"""The learner's interface to a model: hidden states of a micro-batch, and the output head.
 
-Anything with these two methods, hashable, can be trained; `Qwen3` is the one there is. Parameters that are trained
-are kept in float32 and computed with in the model's dtype.
+Any hashable object with these two methods can be trained; `Qwen3` is the only one so far. Trained parameters are kept
+in float32 and cast to the model's dtype for computation.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
-"""The optimiser of one policy: optax, float32 states, one global-norm clip, a schedule that ends where it says.
+"""The optimiser of one policy: optax with float32 states, one global-norm clip, and a schedule.
 
-The learning rate is applied outside optax's chain, so that the schedule's clock is in plain sight: a policy's own
-steps, or in the study's regime one clock that all policies share and each of them advances.
+The learning rate is applied outside optax's chain, so that the schedule's clock is explicit: the steps of the policy,
+or in the study's regime one clock that all policies share and each of them advances.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class ScheduleConfig:
     total_steps: int = 1000
     final_ratio: float = 0.0
     clock: Literal["own", "shared"] = "own"
-    clamped: bool = True  # False: a cosine comes back up after its end
+    clamped: bool = True  # False: a cosine rises again after its end
 
     def __post_init__(self) -> None:
         if self.kind not in ("constant", "cosine", "linear"):
@@ -45,7 +45,7 @@ class ScheduleConfig:
 
     @classmethod
     def study(cls, total_steps: int = 500, learning_rate: float = 2e-5) -> "ScheduleConfig":
-        """The original's: one cosine for all policies, stepped once per adapter, free to come back up."""
+        """The original study's: one cosine for all policies, stepped once per adapter, that rises again at its end."""
         return cls(learning_rate, "cosine", 15, total_steps, clock="shared", clamped=False)
 
     def __call__(self, step: int) -> float:
@@ -65,7 +65,7 @@ class ScheduleConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimiserConfig:
-    """adamw and sgd (with momentum b1) as everywhere; adafactor keeps factored second moments and no first."""
+    """adamw, sgd (with momentum b1), or adafactor, which keeps factored second moments and no first moment."""
 
     kind: Literal["adamw", "sgd", "adafactor"] = "adamw"
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
@@ -115,5 +115,5 @@ def decay_mask(tree: Tree) -> Tree:
 
 
 def clip_factor(norm: jax.Array, limit: float | None) -> jax.Array:
-    """What brings a gradient of this norm to the limit at most."""
+    """The factor that reduces a gradient of this norm to the limit."""
     return jnp.ones(()) if limit is None else jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-30))

@@ -1,9 +1,9 @@
 """The hidden states of a micro-batch: plain packed sequences, or trees of completions behind a shared prompt.
 
-A completion's token attends to the prompt and to its own completion under one softmax. Where a flash kernel takes it,
-each branch is a row behind a copy of the prompt's queries, keys and values: the prompt's attention is computed once a
-branch, all else once. Elsewhere the softmax is written out over the two score blocks. (Two attentions joined
-afterwards by a log-sum-exp need the gradient through it; neither way has a seam.)
+A token of a completion attends to the prompt and to its own completion under one softmax. With a flash kernel, each
+branch is a row behind a copy of the prompt's queries, keys and values: the prompt's attention is computed once for
+each branch, everything else once. Otherwise the softmax is written out over the two blocks of scores. (Joining two
+attentions by their log-sum-exp would need the gradient through it.)
 """
 
 import functools
@@ -27,12 +27,11 @@ def hidden_states(
     segment_ids: jax.Array,  # [G, S]
     prefix: int,
     branches: int,
-    unmasked: bool = False,  # each sequence or branch holds one row: only padding behind a prompt is to be masked
+    unmasked: bool = False,  # each sequence or branch holds one row, so only padding behind a prompt is masked
     adapter: Any = None,
     adapter_scale: float = 1.0,
     remat: str = "none",
-    attention: str
-    | None = None,  # an implementation of `models.attention`; None: the fastest of the platform
+    attention: str | None = None,  # an implementation of `models.attention`; None: the fastest one
 ) -> jax.Array:
     """[G, S, H], equal to computing every row alone. `adapter`, without a policy axis, acts on every row."""
     trees, length = tokens.shape
@@ -93,7 +92,7 @@ def tree_attention(
 
 
 def rows_pay(prefix: int, length: int) -> bool:
-    """Whether a kernel over rows [prompt, branch] is to be faster than scores written out, `length` being a branch's.
+    """Whether a kernel over rows [prompt, branch] should be faster than scores written out; `length` is of a branch.
 
     Rows hold about (prefix + length) / (2 length) times as many pairs of query and key, and on an H100 a pair took
     an eighth of the time.
@@ -113,7 +112,7 @@ def attend_rows(
 ) -> jax.Array:
     """`tree_attention` with each branch as a row of its own, [prompt, branch].
 
-    Where each branch holds one row, padding behind the prompt goes to the row's end: nothing sees it there, and the
+    If each branch holds one row, padding behind the prompt is moved to the row's end, where no token sees it, and the
     kernel needs no mask.
     """
     trees, total = q.shape[0], prefix + (q.shape[1] - prefix) // branches
@@ -175,11 +174,11 @@ def attend_scores(
     group = heads // kv
     stem = lambda x: x[:, :prefix]
     branch = lambda x: x[:, prefix:].reshape(trees, branches, -1, *x.shape[2:])
-    # Nothing of it sees the padding behind it.
+    # Causal: no token of the prompt sees the padding behind it.
     prompt = self_attention(stem(q), stem(k), stem(v), implementation=implementation)
 
     # Axes: g trees, k KV heads, b branches, q queries of one KV head (all heads of a position, then the next), p prompt
-    # keys, s own keys. What is small is brought into the order of the scores, so that these stay as they are.
+    # keys, s own keys. The small arrays are transposed to the order of the scores, so that the scores are not.
     queries = branch(q).reshape(trees, branches, -1, kv, group, dim)
     length = queries.shape[2]
     queries = jnp.transpose(queries, (0, 3, 1, 2, 4, 5)).reshape(trees, kv, branches, length * group, dim)

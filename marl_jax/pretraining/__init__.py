@@ -2,5 +2,5 @@
 
     micro tasks ──► workflows played by scripted roles ──► token rows ──► next-token training ──► a base
 
-The roles are scripted to be right often and not always: what they lack is what RL is to add.
+The scripted roles are often wrong on purpose, so that RL has room to improve on the base.
 """

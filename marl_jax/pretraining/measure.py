@@ -16,7 +16,7 @@ from marl_jax.workflows import Workflow, load_prompts
 
 NEW_TOKENS = 64  # of a completion, at most
 MAX_PROMPT = 448  # of a history
-LANES = 64  # few: a short measurement is mostly compilation
+LANES = 64  # few, because a short measurement is mostly compilation
 
 
 def play_held_out(

@@ -1,8 +1,8 @@
 """Next-token training of a micro base model: a pure function of its recipe.
 
-    loss = sum_t w_t nll_t / sum_t w_t       w: 1 where a role speaks, `prompt_weight` in what it is shown
+    loss = sum_t w_t nll_t / sum_t w_t       w: 1 for tokens of a role, `prompt_weight` for tokens of its prompts
 
-Rows are packed into a few long ones, each seeing only itself, so that no step computes over padding.
+Rows are packed into a few long ones, so that little is computed over padding; each row attends only to itself.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from marl_jax.pretraining.transcripts import History, rows
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """All that a base model is made from."""
+    """All settings of a base model."""
 
     scale: str
     steps: int
@@ -76,14 +76,14 @@ def train(
 
 
 def batches(recipe: Recipe, tokenizer: Any) -> Iterator[Batch]:
-    """What each step trains on."""
+    """The batch of each step."""
     stream = rows(tokenizer, seed=recipe.seed, skill=recipe.skill, levels=recipe.levels)
     fitting = (row for row in stream if len(row.tokens) <= recipe.length)
     return pack(fitting, recipe.rows, recipe.length, recipe.prompt_weight)
 
 
 def pack(stream: Iterable[History], count: int, length: int, prompt_weight: float) -> Iterator[Batch]:
-    """Rows in their order, each into the first of `count` packed ones with room; what has none opens the next batch."""
+    """Batches of `count` packed rows: each row goes into the first with room, or opens the next batch."""
     batch, used, segments = _empty(count, length)
     for row in stream:
         size = len(row.tokens)
@@ -96,7 +96,7 @@ def pack(stream: Iterable[History], count: int, length: int, prompt_weight: floa
         batch.tokens[at, place] = row.tokens
         batch.segments[at, place] = segments[at]
         batch.weights[at, place] = np.where(row.spoken, 1, prompt_weight)
-        batch.weights[at, used[at]] = 0  # nothing foretells a first token
+        batch.weights[at, used[at]] = 0  # a first token is never a target
         used[at] += size
 
 

@@ -1,8 +1,8 @@
-"""What each role says on a micro task, right with a probability and plausibly wrong otherwise.
+"""Scripted roles for micro tasks: right with a given probability, plausibly wrong otherwise.
 
     say(task, call, rng, skill) -> text
 
-A role sees what its call shows it (`call.reads`, `call.after`); only whether an answer is right comes from the task.
+A role knows other answers only from its call (`call.reads`, `call.after`); answers are made from the task.
 """
 
 import dataclasses
@@ -21,30 +21,30 @@ from marl_jax.workflows.parse import strategies
 class Skill:
     """How often the roles are right."""
 
-    draft: float = 0.57  # a first answer, worked in the default strategy
-    program: float = 0.85  # the same of a program
-    other: float = 0.8  # of that, worked in another one
+    draft: float = 0.57  # a first answer by the default strategy
+    program: float = 0.85  # a first program
+    other: float = 0.8  # factor on these for another strategy
     again: float = 0.7  # an answer after criticism, or after hearing others
     judge: float = 0.85  # a verdict
-    pick: float = 0.8  # one right answer out of several, where there is one
-    plan: float = 0.7  # a plan: a program in words, a way to work
+    pick: float = 0.8  # the choice of a right answer, where there is one
+    plan: float = 0.7  # a plan: a program in words, or a strategy
     follow: float = 0.85  # a program that does what the plan says
 
 
 def say(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:
-    """What the role of this call says."""
+    """The text of the call's role."""
     return SCRIPTS[call.role](task, call, rng, skill)
 
 
 def is_right(task: Task, text: str) -> bool:
-    """Whether a scripted answer is right; no program is run for that."""
+    """Whether a scripted answer is right; programs are compared as text, not run."""
     return any(text == micro.solution(task, strategy) for strategy in micro.strategies(task))
 
 
 def run_scripted(task: Task, text: str) -> dict[str, object]:
     """What `self_refine.run_public_tests` would return for a scripted program, without its sandbox."""
     namespace: dict[str, Callable] = {}
-    exec(families.program(task, text) or "", namespace)  # a program of `micro`, nothing from outside
+    exec(families.program(task, text) or "", namespace)  # safe: a program made by `micro`
     for number, test in enumerate(task.public_tests):
         if namespace[test["call"]](*test["args"]) != test["expected"]:
             return {"passed": False, "reason": f"test {number}: wrong answer"}
@@ -134,20 +134,20 @@ def _work(task: Task, strategy: str, chance: float, rng: random.Random) -> str:
 
 
 def _choose(task: Task, call: Call, rng: random.Random, skill: Skill) -> int:
-    """A right one of the answers read, or any."""
+    """The index of an answer that the call reads: with probability `skill.pick` a right one, else any."""
     right = [i for i, read in enumerate(call.reads) if is_right(task, read.text)]
     return rng.choice(right) if right and rng.random() < skill.pick else rng.randrange(len(call.reads))
 
 
 def _slip(task: Task, draft: str) -> str:
-    """The first place where a draft leaves the right way of working, the one it follows longest."""
+    """The first place where a draft differs from the right answer that it agrees with longest."""
     places = _places(task, draft)
     agreed = [_agreed(draft, micro.solution(task, strategy)) for strategy in micro.strategies(task)]
     return places[min(max(agreed), len(places) - 1)]
 
 
 def _agreed(draft: str, solution: str) -> int:
-    """How many steps two worked answers share."""
+    """Number of first steps that two worked answers share."""
     pairs = zip(_steps(draft), _steps(solution))
     return next((i for i, (a, b) in enumerate(pairs) if a != b), len(_steps(draft)))
 

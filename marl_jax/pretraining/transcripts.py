@@ -1,9 +1,9 @@
-"""Transcripts: workflows on micro tasks, played by scripted roles over the scheduler's own bookkeeping.
+"""Transcripts: workflows on micro tasks, played by scripted roles.
 
-    task, workflow ──play──► Episode ──histories──► one row of tokens per history, weights on what roles said
+    task, workflow ──play──► Episode ──histories──► one row of tokens per history, with the roles' tokens marked
 
-An episode is driven as `rollout` drives it (`rollouts.running`), so each prompt is to the token what an engine would
-be given. A history that goes on over several turns is one row; of a role's parallel calls the first makes one.
+Episodes run on the scheduler's own code (`rollouts.running`), so every prompt equals, token for token, the one that an
+engine would get. A history of several turns is one row; of a role's parallel calls only the first makes a row.
 """
 
 import dataclasses
@@ -34,13 +34,13 @@ from marl_jax.workflows import (
     single_token_matched,
 )
 
-# How often each workflow is played; those that are not named, once.
+# Weight of each workflow in the draw; 1 for workflows that are not listed.
 SHARES = {"single": 12, "voting": 2, "eval_opt": 2, "orch_workers": 2}
 
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """One history: its tokens, and where a role speaks."""
+    """One history: its tokens, and which of them a role sampled."""
 
     tokens: np.ndarray  # Int[T]
     spoken: np.ndarray  # Bool[T]
@@ -49,7 +49,7 @@ class History:
 def rows(
     tokenizer: Any, *, seed: int = 0, skill: Skill | None = None, levels: Mapping[str, Sequence[int]]
 ) -> Iterator[History]:
-    """Rows without end, of kinds of task in turn ({kind: levels}) and workflows by their share."""
+    """An endless stream of rows: kinds of task ({kind: levels}) in turn, workflows drawn by their share."""
     for episode in episodes(tokenizer, seed=seed, skill=skill, levels=levels):
         yield from histories(episode)
 
@@ -57,7 +57,7 @@ def rows(
 def episodes(
     tokenizer: Any, *, seed: int = 0, skill: Skill | None = None, levels: Mapping[str, Sequence[int]]
 ) -> Iterator[Episode]:
-    """Played training problems without end, a pure function of the arguments."""
+    """An endless stream of episodes on training problems, a pure function of the arguments."""
     chat, rng = Chat(tokenizer), random.Random(f"transcripts {seed}")
     streams = {kind: micro.stream(kind, "train", seed=seed, levels=those) for kind, those in levels.items()}
     number = 0
@@ -99,7 +99,7 @@ def play(
 
 
 def histories(episode: Episode) -> list[History]:
-    """The rows of an episode: of each role's first slot, what no later call continues."""
+    """The rows of an episode: histories of each role's first slot that no later call continues."""
     continued = {call.after for call in episode.calls}
     made = []
     for index, call in enumerate(episode.calls):

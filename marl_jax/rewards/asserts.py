@@ -1,6 +1,6 @@
 """Assert-style tests (MBPP, HumanEval) as tests of `run_program`.
 
-`assert f(args) == literal` is a call test, so that the comparison happens outside; anything else stays code and
+`assert f(args) == literal` becomes a call test, which is compared outside the sandbox; anything else stays code and
 becomes a check test.
 """
 
@@ -16,7 +16,7 @@ def assert_tests(
 ) -> list[dict[str, Any]]:
     """Tests from assert statements, or from code that defines `check(candidate)` when the entry point is named.
 
-    `setup` is code the asserts rely on: it runs beside them, never beside the program.
+    `setup` is code that the asserts use: it runs in their process, never in the program's.
     """
     parts = [code] if isinstance(code, str) else list(code)
     tests: list[dict[str, Any]] = []
@@ -46,14 +46,14 @@ def free_functions(code: str, setup: str = "") -> tuple[str, ...]:
 
 
 def check_functions(functions: Sequence[str], code: str, setup: str = "") -> None:
-    """ValueError when test code calls what nobody defines, or can pass without the program's functions."""
+    """ValueError when test code calls an undefined function, or can pass without the program's functions."""
     if not functions:
         raise ValueError("the check uses no function of the program: any program would pass")
     parts = [ast.parse(code), ast.parse(setup)]
     nodes = [node for part in parts for node in ast.walk(part)]
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     if names & _BEYOND_READING or any(isinstance(node, ast.alias) and node.name == "*" for node in nodes):
-        return  # names come and go that cannot be told from the text
+        return  # names may be defined that the source does not show
     used = _used(code) | _used(setup)
     if not used & set(functions):
         raise ValueError(f"the check uses none of its functions {list(functions)}: any program would pass")
@@ -69,7 +69,7 @@ _BEYOND_READING = {"exec", "eval", "globals", "locals", "vars", "__import__", "_
 
 
 def _call_tests(body: Sequence[ast.stmt], entry_point: str | None) -> list[dict[str, Any]] | None:
-    """The statements as call tests, None when one of them is more than that."""
+    """The statements as call tests, None when one of them is anything else."""
     tests: list[dict[str, Any]] = []
     for statement in body:
         match statement:

@@ -2,8 +2,8 @@
 
 Three kinds of test: `{"stdin", "stdout"}` runs the program as a script; `{"call", "args", "expected"}` imports it and
 calls a function (or a method of its class `Solution`); `{"check"}` (optionally with `"functions"` and `"setup"`) is
-test code in a process of its own, whose use of the program's functions and objects goes through a pipe. Every test
-starts afresh.
+test code in a second process, which uses the program's functions and objects through a pipe. Every test runs in new
+processes.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from marl_jax.rewards.sandbox.worker import Ended, Limits, Process, first_frame
 
 TIME_LIMIT_S = 6.0  # per test, as LiveCodeBench has it
 MEMORY_LIMIT_MB = 1024.0
-_ROOM = 16  # an answer longer than so many times the expected one (and a bit) is wrong, whatever it says
+_ROOM = 16  # a longer answer than this many times the expected one, plus a constant, is wrong
 
 
 def run_program(
@@ -37,8 +37,8 @@ def run_program(
 ) -> Verdict:
     """Whether a program (not a response) passes every test, and if not, which failed first and why.
 
-    The time limit is wall-clock time per test. ValueError names a malformed test by its number, from 1; a verdict
-    counts from 0, which micro bases have learned to read.
+    The time limit is wall-clock time per test. ValueError names a malformed test by its number from 1. A verdict
+    counts from 0, because the micro bases were trained on that form.
     """
     return submit_program(
         source, tests, time_limit_s=time_limit_s, memory_limit_mb=memory_limit_mb, pool=pool
@@ -53,7 +53,7 @@ def submit_program(
     memory_limit_mb: float = MEMORY_LIMIT_MB,
     pool: Pool | None = None,
 ) -> "Future[Verdict]":
-    """`run_program` without the wait: submit a batch, then collect; equal submissions run once."""
+    """Start `run_program` and return its future, so that many can be submitted; equal submissions run once."""
     if source is not None and not isinstance(source, str):
         raise TypeError(
             f"source is {type(source).__name__}, expected the program's text (or None: no program found)"
@@ -62,7 +62,7 @@ def submit_program(
         if not 0 < value <= 1e6:
             raise ValueError(f"{name}={value}: expected a positive number, at most a million")
     prepared = parse_tests(tests)
-    source = source and source.removeprefix("\ufeff")  # the byte order mark of a file: Python skips it there
+    source = source and source.removeprefix("\ufeff")  # Python skips this mark in files only
     if source is None or not source.strip():
         return done(Verdict(False, "no program"))
     pool = default_pool() if pool is None else pool
@@ -79,7 +79,7 @@ def grade_code(response: str, tests: Sequence[Mapping[str, Any]], **limits: Any)
 
 
 def parse_tests(tests: Sequence[Mapping[str, Any]]) -> "tuple[Test, ...]":
-    """The tests, checked; ValueError names the first that is malformed, or says that there is none."""
+    """The checked tests; ValueError names the first malformed one, or says that there are none."""
     if not isinstance(tests, Sequence) or isinstance(tests, str | bytes):
         raise ValueError(f"tests is {type(tests).__name__}, expected a list of tests")
     if not tests:
@@ -137,9 +137,8 @@ class CheckTest:
     check: str
     functions: tuple[str, ...]
     setup: str = ""
-    named: bool = (
-        True  # whether the test names its functions: then they replace what its setup has by that name
-    )
+    # Whether the test lists its functions; they then replace definitions of these names in its setup.
+    named: bool = True
 
     def run(self, source: str, limits: Limits, seat: Seat) -> str | None:
         """None when the test code runs to its end, else why not."""
@@ -233,7 +232,7 @@ def _packed(number: int, name: str, value: Any) -> str:
 
 
 def _failure(ended: Ended, limits: Limits) -> str | None:
-    """What went wrong with a process, whatever it said; None when it ended well."""
+    """Why a process failed, by how it ended or else by the error that it sent; None when it ended well."""
     if not ended.in_time:
         return f"time limit of {limits.time_s:g} s"
     if ended.overflow:
@@ -249,7 +248,7 @@ def _failure(ended: Ended, limits: Limits) -> str | None:
 
 
 def _error(frame: bytes) -> str | None:
-    """The text of an error message, None of any other message."""
+    """The text of an error message, None for any other message."""
     try:
         kind, text = plain.loads(frame)
     except (ValueError, TypeError):
@@ -258,7 +257,7 @@ def _error(frame: bytes) -> str | None:
 
 
 def _answer(result: bytes) -> list[Any] | None:
-    """The packed value of the one message a call leaves, in a list; None when it left anything else."""
+    """The packed value of a call's single message, in a list; None for any other output."""
     frame = first_frame(result)
     if frame is None or len(result) != 4 + len(frame):
         return None

@@ -13,7 +13,7 @@ from typing import Any
 from marl_jax.rewards.sandbox import plain
 
 TOLERANCE = 1e-6
-SEARCH = 100_000  # pairs of members looked at for one value, where order alone does not pair them
+SEARCH = 100_000  # most pairs of members compared for one value, where sorting alone does not pair them
 
 
 def same_value(actual: Any, expected: Any) -> bool:
@@ -22,7 +22,7 @@ def same_value(actual: Any, expected: Any) -> bool:
 
 
 def same_packed(actual: Any, expected: Any) -> bool:
-    """`same_value` of packed values; anything that no value packs to equals nothing."""
+    """`same_value` of packed values; an invalid packed value equals nothing."""
     try:
         return _Comparison().same(_tagged(actual), _tagged(expected))
     except (ValueError, TypeError, RecursionError):
@@ -71,15 +71,15 @@ def _tagged(packed: Any) -> _Tagged:
 
 
 class _TooMuch(ValueError):
-    """The bound on the search was met."""
+    """The search for a pairing has reached its bound."""
 
 
 class _Comparison:
-    """One comparison, and how much of a search for pairings it may still do."""
+    """One comparison, with the remaining budget of its search for pairings."""
 
     def __init__(self) -> None:
         self.left, self.searches = SEARCH, 0
-        self.sorted: dict[tuple[int, bool], list[_Tagged]] = {}  # by the identity of what was sorted, and how
+        self.sorted: dict[tuple[int, bool], list[_Tagged]] = {}  # by the list's identity, and `coarse`
 
     def same(self, actual: _Tagged, expected: _Tagged) -> bool:
         self.left -= self.searches > 0
@@ -106,16 +106,16 @@ class _Comparison:
         name = id(body), coarse
         if name not in self.sorted:
             body = sorted(body, key=_order)
-            if coarse:  # what is close stays in the exact order
+            if coarse:  # a stable sort: members of equal keys keep their exact order
                 body.sort(key=lambda item: _order(item, coarse))
             self.sorted[name] = list(map(_tagged, body))
         return self.sorted[name]
 
     def paired(self, mine: list[_Tagged], other: list[_Tagged]) -> bool:
-        """Whether each member of one side has an equal of its own on the other, wherever it may be sorted.
+        """Whether the members of the two sides can be paired so that each pair is equal.
 
-        Members that are merely close, (1.0, 2) and (0.9999999, 3), may sort otherwise on the two sides. Numbers sorted
-        coarsely leave few such; those are paired along augmenting paths.
+        Members with close numbers, such as (1.0, 2) and (0.9999999, 3), may sort differently on the two sides. Sorting
+        by rounded numbers leaves few of them unpaired; these are paired along augmenting paths.
         """
         holders = [place if self.same(*pair) else -1 for place, pair in enumerate(zip(mine, other))]
         alone = [place for place, holder in enumerate(holders) if holder < 0]
@@ -125,7 +125,7 @@ class _Comparison:
         return found
 
     def find_place(self, alone: int, mine: list[_Tagged], other: list[_Tagged], holders: list[int]) -> bool:
-        """Give a place to one more of our members, the holders of places on the way moving to others."""
+        """Pair one more of our members, moving others along an augmenting path; False if there is none."""
         wanted_by: dict[int, int] = {}
         pending = [alone]
         for member in pending:
@@ -146,7 +146,7 @@ class _Comparison:
 
 
 def _order(packed: Any, coarse: bool = False) -> tuple:
-    """A sort key under which equal members take equal places; `coarse` also brings together those that are close."""
+    """A sort key that is equal for equal members; `coarse` rounds numbers, so that close members sort together."""
     kind, body = _tagged(packed)
     if kind in ("list", "c"):
         body = [_order(item, coarse) for item in body]
@@ -160,7 +160,7 @@ def _order(packed: Any, coarse: bool = False) -> tuple:
 def _rounded(value: float) -> float:
     try:
         return round(float(f"{value:.4g}"), 4)
-    except OverflowError:  # an int beyond every float, which equals only itself
+    except OverflowError:  # an int too large for a float, which equals only itself
         return value
 
 
@@ -171,7 +171,7 @@ def _close(a: float, b: float) -> bool:
         return False
     try:
         return math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    except OverflowError:  # an int beyond every float
+    except OverflowError:  # an int too large for a float
         return False
 
 

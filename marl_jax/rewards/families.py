@@ -1,4 +1,4 @@
-"""What a family of tasks is to the rest of the library: how its answers are read and graded.
+"""How the answers of each family of tasks are parsed and graded.
 
 response --parse--> answer (None where there is none) --grade_answer--> reward in [0, 1]
 """
@@ -24,7 +24,7 @@ class Grading:
 
 
 def parse(task: Task, response: str) -> str | None:
-    """The answer that a response gives: what is in its last box, or its last fenced block of code."""
+    """The answer of a response: the content of its last box, or its last fenced block of code."""
     return FAMILIES[task.family].parse(response)
 
 
@@ -40,7 +40,7 @@ def grade_answer(task: Task, answer: str) -> float:
 
 
 def start_answer(task: Task, answer: str) -> Callable[[], float]:
-    """`grade_answer` without the wait: what is returned waits. Of many, start all before the first is waited for."""
+    """Start grading; the returned function waits for the reward. Start all answers before waiting for the first."""
     return FAMILIES[task.family].start(task, answer)
 
 
@@ -54,17 +54,17 @@ def _whole(task: Task, code: str) -> str:
     preamble = task.meta.get("preamble", "")
     if not preamble:
         return code
-    code = code.removeprefix("\ufeff")  # a byte order mark is one at the start only
+    code = code.removeprefix("\ufeff")  # a byte order mark is only valid at the start
     lines, first = code.split("\n"), _future_lines(code)
     return "\n".join([*lines[:first], f"{preamble}\n", *lines[first:]])
 
 
 def _future_lines(code: str) -> int:
-    """How many lines of a program reach to the end of its `from __future__` imports, which must come first."""
+    """Number of lines up to the end of a program's `from __future__` imports, which must stay first."""
     lines, words = 0, list[str]()
     if "__future__" not in code:
         return lines
-    # Not parsed: an answer is a stranger's, and the parser of deep nesting can bring the process down.
+    # Tokenized, not parsed: deep nesting in a model's answer can crash the parser, and the process with it.
     with contextlib.suppress(tokenize.TokenError, SyntaxError, ValueError):
         for token in tokenize.generate_tokens(io.StringIO(code).readline):
             if token.type == tokenize.NEWLINE:

@@ -1,7 +1,7 @@
 """The program in a model's response: which of its fenced blocks, and where that block begins and ends.
 
-Markdown says what a fence is; models bend it. A response is read as Markdown has it first, then with fences that may
-also open after text or close after code, and the first reading under which every fence finds its other half counts.
+Models do not always follow Markdown. A response is first read by its rules, then with fences that may also open after
+text or close after code. The first reading in which every fence has a partner is used.
 """
 
 import operator
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 
 def extract_program(response: str) -> str | None:
-    """The last fenced block of a response that is not blank, whatever language it names; None without a block.
+    """The last fenced block of a response that is not blank, in any language; None without a block.
 
-    Fences are those of Markdown, also inside a list, whose indentation goes. A block cut off before its end counts.
-    Where it makes better sense of the fences, one may also open after text, or close after code or before a full stop.
+    Fences are those of Markdown, also inside a list, whose indentation is removed. A block without an end counts. If
+    the fences pair up better that way, one may also open after text, or close after code or before punctuation.
     """
     blocks = _best_blocks(_LINE_END.split(response))
     written = [block for block in blocks if _is_written(block)] or blocks
@@ -25,13 +25,13 @@ _LINE_END = re.compile(r"\r\n?|\n")
 _INDENT = re.compile(r"\s*(?:(?:[-*+]|\d{1,9}[.)])\s+)?")
 _OPENING = re.compile(_INDENT.pattern + r"(?P<fence>`{3,}(?=[^`]*$)|~{3,})")
 _CLOSING = re.compile(r"\s*(`{3,}|~{3,})\s*")
-# The same after other text, in a line without the blanks at its end.
+# The same after other text; trailing blanks of the line are removed before matching.
 _LATE_OPENING = re.compile(r"(?<!`)(?P<fence>`{3,})\s*(?P<language>[\w+#.-]*)$")
 _LATE_CLOSING = re.compile(r"(?<!`)(?P<fence>`{3,})(?:[.,;:!?)].*)?$")
 
 
 def _best_blocks(lines: Sequence[str]) -> list[list[str]]:
-    """The blocks of the first reading that fits, or else of the first among those that fit least ill."""
+    """The blocks of the first reading without a penalty, or else of the first with the least."""
     best = _read_blocks(lines, late_close=False, late_open=False)
     for late_close, late_open in ((False, True), (True, False), (True, True)):
         if best[0] == 0:
@@ -41,7 +41,7 @@ def _best_blocks(lines: Sequence[str]) -> list[list[str]]:
 
 
 def _read_blocks(lines: Sequence[str], late_close: bool, late_open: bool) -> tuple[int, list[list[str]]]:
-    """The fenced blocks of a response, after a mark for how ill that reading fits: 0 where it fits."""
+    """(penalty, fenced blocks) of one reading of a response; the penalty is 0 where all fences pair up."""
     blocks: list[list[str]] = []
     fence, indent, inner, strings, ill = "", 0, 0, 0, False
     for line in lines:
@@ -64,7 +64,7 @@ def _read_blocks(lines: Sequence[str], late_close: bool, late_open: bool) -> tup
                 fence, ill = "", ill or inner % 2 == 1
                 continue
         if late and late["fence"].startswith(fence) and not strings ^ _open_strings(line[: late.start()]):
-            inner += 1  # half of a pair, as of a comment that shows an example
+            inner += 1  # one of a pair inside the code, as in a comment with an example
             ill |= bool(late["language"]) and not line[: late.start()].strip() and late.start() < indent + 4
         blocks[-1].append(line)
         strings ^= _open_strings(line)
@@ -76,13 +76,13 @@ def _read_blocks(lines: Sequence[str], late_close: bool, late_open: bool) -> tup
 
 
 def _first_fence(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
-    """Where the pattern is found, if at the line's first fence: a second one ends a piece of code in running text."""
+    """The match of the pattern if it is the line's first fence; a second one ends inline code."""
     found = pattern.search(line.rstrip())
     return None if found is None or "```" in line[: found.start()] else found
 
 
 def _open_strings(text: str) -> int:
-    """A bit for each kind of triple quotes that a text opens or closes; those of many lines add up by `^`."""
+    """A bit for each kind of triple quotes that a text leaves open or closes; lines are combined by `^`."""
     return text.count('"""') % 2 | text.count("'''") % 2 << 1
 
 

@@ -2,8 +2,8 @@
 
     files or streams of tasks ──► TaskBuilder (one class per data set) ──► array_record ──► Tasks
 
-All of tensorflow-datasets is in this file, and TensorFlow itself is never imported. A prepared data set lies in a
-folder named after what went into it, so another file, seed or setting is another folder.
+This is the only file that uses tensorflow-datasets; TensorFlow itself is never imported. The folder of a prepared
+data set is named by a hash of its inputs, so a changed file, seed or setting gets a new folder.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ Rows = Iterator[tuple[int, Task | DataError]]  # row number from 0, and its task
 Download = Callable[[Mapping[str, Sequence[str]]], Mapping[str, Sequence[Path]]]
 Splits = Callable[[Download], Mapping[str, Rows]]  # published split -> its rows
 
-# Above this many bytes a split is sorted through files that only TensorFlow can write; tasks come sorted.
+# Above this size tensorflow-datasets sorts a split through files that only TensorFlow can write. Tasks need no sorting.
 shuffle.MAX_MEM_BUFFER_SIZE = 1 << 50
 _FEATURES = {name: tfds.features.Text() for name in ("id", "family", "question", "gold")}
 _JSON = ("tests", "public_tests", "meta")
@@ -43,11 +43,11 @@ _JSON = ("tests", "public_tests", "meta")
 
 class _Info(tfds.core.DatasetInfo):
     def initialize_from_bucket(self) -> None:
-        """Nothing of these data sets is there to be asked for, and asking leaves a temporary folder behind."""
+        """Do nothing: these data sets are in no public bucket, and the query would leave a temporary folder behind."""
 
 
 class TaskBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
-    """A builder of tasks; `builder_class` makes the one of a data set."""
+    """A builder of tasks; `builder_class` makes the subclass for each data set."""
 
     VERSION = tfds.core.Version(VERSION)
 
@@ -71,7 +71,7 @@ class TaskBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # t
             try:
                 _reach(next(iter(urls.values()))[0])
                 return dl_manager.download({split: list(links) for split, links in urls.items()})
-            except (OSError, DownloadError) as error:  # what requests raises is an OSError
+            except (OSError, DownloadError) as error:  # exceptions of requests are OSErrors
                 reason = str(error).splitlines()[0]
                 raise DataError(
                     f"{self.name}: cannot be fetched ({reason}): give the directory of its files"
@@ -109,9 +109,9 @@ class Tasks(Sequence[Task]):
         self._records, self._positions = records, positions
         self.name: str = about["name"]
         self.split: str = about["split"]
-        self.digest: str = about["digest"]  # of the content that was read, whatever file format it came in
-        self.marks: list[str] = about["marks"]  # of the questions, see `checks.mark`
-        # Broken rows left out, of all splits that were read with this one.
+        self.digest: str = about["digest"]  # of the rows' content, equal for every file format
+        self.marks: list[str] = about["marks"]  # hashes of the questions, see `task_checks.mark`
+        # Number of broken rows left out of all splits that were prepared together with this one.
         self.skipped: int = about["skipped"]
 
     def __len__(self) -> int:
@@ -134,7 +134,7 @@ def builder_class(name: str) -> type[TaskBuilder]:
 
 
 def prepare(name: str, key: str, splits: Splits, cache: Path) -> TaskBuilder:
-    """The builder of a data set, its data prepared: built under another name and moved into place when whole."""
+    """The builder of a data set with its data prepared, in a temporary folder that is renamed when it is complete."""
     home = cache / name / key
     make = functools.partial(builder_class(name), splits=splits)
     if not home.is_dir():
@@ -145,7 +145,7 @@ def prepare(name: str, key: str, splits: Splits, cache: Path) -> TaskBuilder:
                 make(data_dir=work).download_and_prepare(download_dir=cache / "downloads")
             os.rename(work, home)
         except OSError:
-            if not home.is_dir():  # else somebody was first, and theirs is the same
+            if not home.is_dir():  # otherwise another process was first, with equal data
                 raise
         finally:
             shutil.rmtree(work, ignore_errors=True)
@@ -154,7 +154,7 @@ def prepare(name: str, key: str, splits: Splits, cache: Path) -> TaskBuilder:
 
 
 def read(builder: TaskBuilder, split: str, published: str, rows: np.ndarray) -> Tasks:
-    """The given rows of a published split, in the given order, without those that were skipped, which it tells."""
+    """The given rows of a published split, in the given order; skipped rows are left out, with a warning."""
     report = builder.info.metadata
     skipped = np.asarray(report[published]["skipped"], np.int64)
     kept = ~np.isin(rows, skipped)
@@ -174,7 +174,7 @@ def read(builder: TaskBuilder, split: str, published: str, rows: np.ndarray) -> 
 
 
 def sizes(builder: TaskBuilder) -> dict[str, int]:
-    """Rows of each published split as found on disk, broken ones included."""
+    """Number of rows of each published split, broken rows included."""
     return {name: part["rows"] for name, part in builder.info.metadata.items()}
 
 
@@ -187,14 +187,14 @@ def _task(record: Mapping[str, Any]) -> Task:
 
 
 def _reach(url: str) -> None:
-    """Without a network, says so at once: the download itself would try for minutes."""
-    with contextlib.suppress(urllib.error.HTTPError):  # an answer, for the download to judge
+    """Fail at once where there is no network; the download itself would retry for minutes."""
+    with contextlib.suppress(urllib.error.HTTPError):  # the server answers; the download handles the status
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=10).close()
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Progress bars, banners and informal logs of tensorflow-datasets go nowhere."""
+    """Silence progress bars, banners and info logs of tensorflow-datasets."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.WARNING)
     try:
@@ -202,7 +202,7 @@ def _quiet() -> Iterator[None]:
             try:
                 with contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
                     yield
-            finally:  # absl gives a root logger without a handler one, which would write to the closed file
+            finally:  # absl may have added a root handler, which would write to the closed file
                 for handler in list(python_logging.root.handlers):
                     if getattr(handler, "stream", None) is null:
                         python_logging.root.removeHandler(handler)

@@ -1,7 +1,7 @@
 """The data sets by name, and `load`: name, directory, split -> a sequence of Task.
 
-A data set of files is read from a directory the user names (parquet or JSONL in the published schema), or fetched
-from where it is published if no directory is given. A procedural one is drawn.
+A data set of files is read from the user's directory (parquet or JSONL in the published schema), or downloaded if no
+directory is given. A procedural data set is generated.
 """
 
 import dataclasses
@@ -33,16 +33,16 @@ _SPLIT = re.compile(r"(?<![a-z])(train|test|val|valid|validation|dev)(?![a-z])")
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A published data set: how its rows read, where they are published, how they are split."""
+    """A published data set: the schema of its rows, the addresses of its files, and its splits."""
 
-    family: Family | None  # None: the row tells
+    family: Family | None  # None: each row states it
     schema: Callable[[Row], schemas.Fields]
     urls: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # published split -> files
-    folder: str = ""  # of the published repository
+    folder: str = ""  # of the data files in the published repository
     test: int | float = 0.1  # held out of train where no test split is published
     only: str = ""  # the one split that all rows belong to
-    split_of: Callable[[Row], str] | None = None  # where the row tells its split, not the file
-    study_rows: int = 0  # what the study split; of another number its splits cannot be reproduced
+    split_of: Callable[[Row], str] | None = None  # where the row states its split, not the file's name
+    study_rows: int = 0  # rows the study had; its splits follow from exactly this number
 
 
 SOURCES: dict[str, Source] = {
@@ -130,13 +130,13 @@ def load(
     family: Family | None = None,
     cache: str | os.PathLike[str] | None = None,
 ) -> "Tasks":
-    """The tasks of a split: train, val (carved from train by seed where none is published) or test.
+    """The tasks of a split: train, val (taken from train by seed where none is published) or test.
 
-    `val_size` is for data sets of files (0: no val split, train stays whole, as in the study), `size` and `levels`
-    for the procedural ones; `seed` is that of the carving, or of the draw. A broken row, or one of another than the
-    given `family`, is refused by file and number; "skip" leaves it out, counts it in `Tasks.skipped`, and moves no
-    other row to another split. Prepared data goes to `cache` (default $MARL_JAX_CACHE or ~/.cache/marl_jax). A test
-    split with files of its own is read for "test" alone, and nothing else is then.
+    `val_size` is for data sets of files (0: no val split, train stays whole, as in the study), `size` and `levels` are
+    for procedural ones; `seed` draws the val split, or the problems. A broken row, or a row of another family than
+    `family`, is an error that names its file and number. bad_rows="skip" leaves it out, counts it in `Tasks.skipped`,
+    and keeps every other row in its split. Prepared data goes to `cache` (default $MARL_JAX_CACHE or
+    ~/.cache/marl_jax). If the test split has its own files, "test" reads only these and other splits do not read them.
     """
     from marl_jax.tasks import builders
 
@@ -151,15 +151,13 @@ def load(
     built = build(name, directory, unread, bad_rows=bad_rows, family=family, cache=cache)
     rows = builders.sizes(built)
     if source.study_rows and rows.get("train") != source.study_rows:
-        logging.warning(
-            "%s: %s rows, the study split %s: its splits are other ones", name, rows, source.study_rows
-        )
+        logging.warning("%s: %s rows, the study split %s: its splits differ", name, rows, source.study_rows)
     if "test" in unread:
-        rows["test"] = 0  # is published, so that none is held out of train
+        rows["test"] = 0  # a test split is published, so none is held out of train
     parts = assign(rows, source.test, val_size=val_size, seed=seed)
     if split == "val" and val_size == 0:
         raise DataError(
-            f"{name} has no val split with val_size=0: set val_size to the rows it shall take of train"
+            f"{name} has no val split with val_size=0: set val_size to the number of rows to take from train"
         )
     if split not in parts:
         raise DataError(f"{name} has no {split} split: it has {', '.join(parts)}")
@@ -175,7 +173,7 @@ def build(
     family: Family | None = None,
     cache: str | os.PathLike[str] | None = None,
 ) -> "TaskBuilder":
-    """The tensorflow-datasets builder of a data set of files, prepared, with its published splits but the `unread`."""
+    """The prepared tensorflow-datasets builder of a data set of files, with its published splits except `unread`."""
     from marl_jax.tasks import builders
 
     source = _source(name)
@@ -220,7 +218,7 @@ def _draw(name: str, split: str, size: int, seed: int, levels: tuple[int, ...], 
 def _rows(
     name: str, source: Source, family: Family | None, split: str, paths: Sequence[Path], skip: bool
 ) -> "Rows":
-    """(row number in the split, task), or what is wrong with a broken row that is skipped."""
+    """Yields (row number in the split, task); a broken row that is skipped has its error in place of the task."""
     index = 0
     for path in paths:
         for number, row in read_rows(path):
@@ -256,7 +254,7 @@ def _source(name: str) -> Source:
 
 
 def _unread(source: Source, directory: str | os.PathLike[str] | None, split: str) -> set[str]:
-    """The published splits that a split of ours is not made of."""
+    """The published splits that are not needed to make `split`."""
     names = set(_published(source, directory))
     if source.split_of or not {"train", "test"} <= names:  # split by row
         return set()
@@ -264,7 +262,7 @@ def _unread(source: Source, directory: str | os.PathLike[str] | None, split: str
 
 
 def _published(source: Source, directory: str | os.PathLike[str] | None) -> Mapping[str, Sequence[Any]]:
-    """{published split: its files in a directory, by their names; train where they tell none}, or its addresses."""
+    """{published split: its addresses}, or its files in a directory, by the split in their names (default train)."""
     if directory is None:
         return source.urls
     found: dict[str, list[Path]] = {}
@@ -280,7 +278,7 @@ def _split_of(source: Source, row: Any) -> str:
     try:
         return source.split_of(row)  # type: ignore[misc]
     except (RowError, AttributeError):
-        return "train"  # where its schema will refuse it
+        return "train"  # the schema will refuse this row
 
 
 def _home(cache: str | os.PathLike[str] | None) -> Path:
@@ -296,7 +294,7 @@ def _digest(path: Path) -> str:
 
 
 def _key(*parts: Any) -> str:
-    """Names prepared data after all that went into it, with the code that reads rows and judges them broken."""
+    """A hash of all inputs of prepared data, and of the code that reads and checks rows."""
     here = Path(__file__).parent
     files = sorted(path for room in (here, here.parent / "rewards") for path in room.rglob("*.py"))
     code = b"".join(path.read_bytes() for path in files)

@@ -1,10 +1,10 @@
 """An endless, shuffled iterator over tasks whose whole position is three integers.
 
     stream = order(seed, 0) ++ order(seed, 1) ++ ...      every epoch a permutation of all problems
-    a batch is the next n of the stream, across the end of an epoch too; shard s of k takes its s-th k-th part
+    a batch is the next n of the stream, also across the end of an epoch; shard s of k takes every k-th from s on
 
-No batch holds a problem twice, unless it is larger than the data: what the end of an epoch shares with the beginning
-of the next is put off there until the batch is full. The position does not know the shard, so a run may resume on
+No batch holds a problem twice, unless it is larger than the data: where a batch spans two epochs, problems that it
+already holds are moved back in the second epoch. The position does not depend on the shard, so a run may resume with
 another number of shards.
 """
 
@@ -27,7 +27,7 @@ class Position:
 
 
 class TaskIterator(Iterator[list[Task]]):
-    """Batches of `batch` problems (of all shards together); assign `position` to go elsewhere in the stream."""
+    """Batches of `batch` problems (of all shards together); assign `position` to move in the stream."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class TaskIterator(Iterator[list[Task]]):
             raise ValueError(f"shard is {shard}, it must lie in 0..{num_shards - 1}")
         self._tasks, self._batch = tasks, batch
         self._shard, self._num_shards = shard, num_shards
-        self._order: tuple[Any, int, np.ndarray] | None = None  # what it follows from, epoch, order
+        self._order: tuple[Any, int, np.ndarray] | None = None  # (seed, phase of the batches), epoch, order
         self.position = position
 
     @property
     def position(self) -> Position:
-        """What to put into a checkpoint: the position of the next batch."""
+        """The position of the next batch, as saved in a checkpoint."""
         return self._position
 
     @position.setter
@@ -59,7 +59,7 @@ class TaskIterator(Iterator[list[Task]]):
         size = len(self._tasks)
         if position.epoch < 0 or position.seed < 0 or not 0 <= position.index < size:
             raise ValueError(
-                f"{position} lies outside of a stream over {size} tasks: other data than it was made for?"
+                f"{position} lies outside of a stream over {size} tasks: was it saved with other data?"
             )
         self._position = position
 
@@ -67,18 +67,18 @@ class TaskIterator(Iterator[list[Task]]):
         places, after = advance(self._position, self._batch, len(self._tasks))
         mine = places[self._shard :: self._num_shards]
         batch = [self._tasks[int(self._epoch(epoch)[index])] for epoch, index in mine]
-        self._position = after  # only now: a batch that could not be read is read again
+        self._position = after  # moved last, so that a batch that failed to load is read again
         return batch
 
     def _epoch(self, epoch: int) -> np.ndarray:
-        """The order of the problems in an epoch; it follows from the epochs before by the batches across their ends."""
+        """The order of the problems in an epoch. It depends on the epochs before, because batches span their ends."""
         seed, size, batch = self._position.seed, len(self._tasks), self._batch
-        first = (self._position.epoch * size + self._position.index) % batch  # where a batch begins
+        first = (self._position.epoch * size + self._position.index) % batch  # where batches begin
         if self._order is None or self._order[0] != (seed, first) or self._order[1] > epoch:
             self._order = (seed, first), 0, order(size, seed, 0)
         name, at, found = self._order
         for later in range(at + 1, epoch + 1):
-            before = (later * size - first) % batch  # so many of a batch lie before the epoch begins
+            before = (later * size - first) % batch  # problems of the batch before this epoch
             shuffled = order(size, seed, later)
             found = put_off(shuffled, found[size - before :], batch - before) if batch <= size else shuffled
         self._order = name, max(at, epoch), found
@@ -91,7 +91,7 @@ def order(size: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def put_off(order: np.ndarray, seen: np.ndarray, count: int) -> np.ndarray:
-    """The order with `count` that were not seen in front, and the rest as it was."""
+    """The order with its first `count` problems that are not in `seen` moved to the front."""
     fresh = order[~np.isin(order, seen)][:count]
     return np.concatenate([fresh, order[~np.isin(order, fresh)]])
 

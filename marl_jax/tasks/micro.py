@@ -1,9 +1,9 @@
-"""Procedural problems without end, for models of 0.1 to 2 million parameters.
+"""Endless procedural problems, for models of 0.1 to 2 million parameters.
 
-    split of a problem = sha256(what makes it the same problem) mod 10:  0 test, 1 val, 2..9 train
+    split of a problem = sha256(key of the problem) mod 10:  0 test, 1 val, 2..9 train
 
-So the splits are disjoint whatever the seed, the level or the size. A stream is a pure function of (seed, split,
-levels); it repeats a problem only where its level has few.
+So the splits are disjoint for every seed, level and size. A stream is a pure function of (seed, split, levels); it
+repeats problems only in levels that have few.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _SPLITS = ("test", "val", *["train"] * 8)
 
 
 def stream(kind: str, split: str, *, seed: int = 0, levels: Sequence[int] = (1, 2, 3)) -> Iterator[Task]:
-    """Problems of one split without end, each level as often as the others."""
+    """An endless stream of problems of one split, all levels equally often."""
     module = KINDS[kind]
     if split not in _SPLITS:
         raise DataError(f"{kind} has the splits train, val and test, not {split!r}")
@@ -35,9 +35,9 @@ def stream(kind: str, split: str, *, seed: int = 0, levels: Sequence[int] = (1, 
 def take(
     kind: str, split: str, size: int, *, seed: int = 0, levels: Sequence[int] = (1, 2, 3)
 ) -> Iterator[Task]:
-    """The first `size` problems of the stream that differ."""
+    """The first `size` distinct problems of the stream."""
     seen: set[str] = set()
-    repeats = lately = 0  # since a new one
+    repeats = lately = 0  # in total, and since the last new problem
     for task in stream(kind, split, seed=seed, levels=levels):
         if len(seen) == size:
             return
@@ -60,17 +60,17 @@ def split_of(task: Task) -> str:
 
 
 def solution(task: Task, strategy: str | None = None) -> str:
-    """A right worked answer; the strategies of a kind are `strategies(task)`, the first is the default."""
+    """A right worked answer by one of `strategies(task)`, by default the first."""
     return _module(task).solution(task, strategy or strategies(task)[0])
 
 
 def mistake(task: Task, seed: int, strategy: str | None = None) -> str:
-    """A plausible wrong worked answer, a pure function of (task, seed, strategy); without a strategy, by any."""
+    """A plausible wrong worked answer, a pure function of (task, seed, strategy); the default strategy is random."""
     return _module(task).mistake(task, random.Random(f"{task.id} {seed}"), strategy)
 
 
 def strategies(task: Task) -> tuple[str, ...]:
-    """The ways to work the problem that have a name."""
+    """The names of the ways to solve the problem."""
     return _module(task).STRATEGIES
 
 

@@ -1,12 +1,11 @@
-r"""Grading of micro_math as pure functions over tokens, under jit; `credit_arrays` goes on from its rewards.
+r"""Grading of micro_math as pure functions over tokens, usable under jit.
 
     tokens [B, T] ──char_table──► characters [B, N] ──one scan──► last box ──► integer ──► reward [B]
 
-It grades as `rewards.math` does where the box holds an integer written as one: any signs, then digits in one run (of
-at most nine without leading zeros), with white space, dollars and paired braces around and .,;: after them. Whatever
-else says that integer (7.0, 14/2, x=7, 7 apples) earns 0 here; `\fbox`, and a command or a brace in an argument
-without braces, are not read. Answers of micro_code are programs: only the sandbox can grade them, there is no such
-road for them, and their rewards enter `credit_arrays` from outside.
+It agrees with `rewards.math` where the box holds a plain integer: any signs, then one run of digits (at most nine after
+leading zeros), with white space, dollars and paired braces around it and .,;: behind it. Other forms of an integer
+(7.0, 14/2, x=7, 7 apples) earn 0 here. `\fbox` is not read, nor is a command or a brace in an argument without braces.
+Answers of micro_code are programs, which only the sandbox can grade.
 """
 
 from collections.abc import Sequence
@@ -18,13 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 _COMMAND = b"\\boxed"
-_OPEN = 8  # boxes that may be open at once; of more, the outermost are forgotten
+_OPEN = 8  # nesting depth of boxes; deeper nesting forgets the outermost
 _DIGITS = 9  # significant ones that fit into an int32
 
 
 def char_table(texts: Sequence[str]) -> np.ndarray:
-    """uint8 [V, C]: what each token spells, padded with 0. Control tokens are given as "", and spell nothing;
-    what is no ASCII text spells a `?`."""
+    """uint8 [V, C]: the characters of each token, padded with 0.
+
+    A control token is given as "" and has none. A character outside ASCII becomes `?`.
+    """
     spelled = [text.encode("ascii", "replace") for text in texts]
     table = np.zeros((len(spelled), max(map(len, spelled))), np.uint8)
     for row, text in zip(table, spelled):
@@ -59,16 +60,16 @@ def spell(tokens: jax.Array, mask: jax.Array, table: jax.Array) -> jax.Array:
 
 
 class _Boxes(NamedTuple):
-    """What is known after some characters of one response; a place is an index into them, -1 is none."""
+    """State of the scan over one response; a place is the index of a character, -1 is none."""
 
-    matched: jax.Array  # characters of the command read so far, and a blank after it
+    matched: jax.Array  # characters of the command read so far, one more for blanks after it
     command: jax.Array  # where it starts
-    escaped: jax.Array  # whether a backslash stands right before
+    escaped: jax.Array  # whether the character before is a backslash
     depth: jax.Array  # of braces
-    opened: jax.Array  # boxes open
-    stack: jax.Array  # Int[_OPEN, 4] of them: depth, command, first place inside, first non-blank inside
+    opened: jax.Array  # number of open boxes
+    stack: jax.Array  # Int[_OPEN, 4], of each: depth, command, first place inside, first non-blank inside
     bare: jax.Array  # start of an argument without braces
-    last: jax.Array  # the last non-blank
+    last: jax.Array  # the last non-blank character
     box: jax.Array  # Int[2] start and end of the last complete box
     cover: jax.Array  # Int[2] its command and its closing brace
 
@@ -94,13 +95,13 @@ def _read(state: _Boxes, step: tuple[jax.Array, jax.Array]) -> tuple[_Boxes, Non
     letter = ((char | 32) >= ord("a")) & ((char | 32) <= ord("z"))
     opens = (char == ord("{")) & ~state.escaped
     closes = (char == ord("}")) & ~state.escaped
-    commanded = state.matched >= len(_COMMAND)  # one more where a blank follows: then a letter may
+    commanded = state.matched >= len(_COMMAND)  # above that length after a blank, where a letter may follow
 
-    # An argument without braces goes on to a blank, a dollar or a closing brace.
+    # An argument without braces ends at a blank, a dollar or a closing brace.
     stops = (state.bare >= 0) & (blank | (char == ord("$")) | (char == ord("}")))
     box = jnp.where(stops, jnp.stack([state.bare, place]), state.box)
     cover = jnp.where(stops, jnp.stack([state.command, state.last]), state.cover)
-    names = letter & (state.matched == len(_COMMAND))  # of a longer command
+    names = letter & (state.matched == len(_COMMAND))  # a longer command
     begins = commanded & ~blank & ~names & ~jnp.isin(char, jnp.asarray(list(b"{}$\\"), jnp.uint8))
     bare = jnp.where(begins, place, jnp.where(stops | (char == ord("\\")), -1, state.bare))
 
@@ -109,7 +110,7 @@ def _read(state: _Boxes, step: tuple[jax.Array, jax.Array]) -> tuple[_Boxes, Non
     top = stack[(state.opened - 1) % _OPEN]
     depth = state.depth + opens - closes
     shut = closes & (state.opened > 0) & (depth == top[0])
-    # A box that holds nothing but a box leaves it standing.
+    # A box whose only content is a box: the inner one stays the result.
     only = (cover[0] >= 0) & (top[3] == cover[0]) & (state.last == cover[1])
     box = jnp.where(shut & ~only, jnp.stack([top[2], place]), box)
     cover = jnp.where(shut, jnp.stack([top[1], place]), cover)

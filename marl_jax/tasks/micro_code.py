@@ -79,7 +79,7 @@ _PROBES = {
 
 
 def draw(rng: random.Random, level: int, accept: Callable[[str], bool]) -> Task:
-    """A problem of a level, of an acceptable key: a chain that does something, in words or by examples."""
+    """A problem of the level with a key that `accept` accepts, described in words or by examples."""
     task = None
     while task is None:
         chain = tuple(_step(rng, table) for table in rng.choice(_CHAINS[level]))
@@ -89,9 +89,9 @@ def draw(rng: random.Random, level: int, accept: Callable[[str], bool]) -> Task:
 
 
 def key(task: Task) -> str:
-    """What makes two problems the same: what the function does, however it is told or written.
+    """The behaviour of the function, equal for every wording and every program of it.
 
-    The steps without a constant are the language itself: they are `taught`, that is, always train.
+    Single steps without a constant are the vocabulary: their keys are marked `taught`, and are always in train.
     """
     return _key(_chain(task))
 
@@ -102,7 +102,7 @@ def solution(task: Task, strategy: str = "steps") -> str:
 
 
 def mistake(task: Task, rng: random.Random, strategy: str | None = None) -> str:
-    """A wrong program: a constant off, a step swapped, lost or out of order; some test shows it."""
+    """A program that fails a test: a constant is off, or a step is swapped, lost or out of order."""
     chain = _chain(task)
     while True:
         wrong = _slip(chain, rng)
@@ -111,9 +111,9 @@ def mistake(task: Task, rng: random.Random, strategy: str | None = None) -> str:
 
 
 def _task(level: int, chain: tuple[Step, ...], rng: random.Random) -> Task | None:
-    """The problem of a chain, or None where its tests say too little."""
+    """The problem of a chain, or None where `_tests` finds no tests."""
     words = rng.random() < 0.5
-    drawn = random.Random(repr(chain)) if words else rng  # told in words, a chain is one problem
+    drawn = random.Random(repr(chain)) if words else rng  # in words, a chain is always the same problem
     examples = _tests(chain, drawn, 3 if _kind(chain) == "number" else 2, shown=True)
     if not examples:
         return None
@@ -123,7 +123,7 @@ def _task(level: int, chain: tuple[Step, ...], rng: random.Random) -> Task | Non
         told = " ".join(f"f({_show(test['args'][0])})={_show(test['expected'])}" for test in examples)
     question = f"Write f(x): {told}"
     name = repr((question, chain))
-    hidden = _tests(chain, random.Random(name), TESTS)  # the same problem has the same tests always
+    hidden = _tests(chain, random.Random(name), TESTS)  # equal problems have equal tests
     if not hidden:
         return None
     return Task(
@@ -192,9 +192,9 @@ def _kind(chain: Sequence[Step]) -> str:
 def _tests(
     chain: Sequence[Step], rng: random.Random, count: int, shown: bool = False
 ) -> tuple[dict[str, Any], ...] | None:
-    """Tests most of which differ in their results, so that no constant passes; None if they are hard to find.
+    """Tests with enough different results that no constant function passes; None if 20 attempts find none.
 
-    Those that are shown begin at zero, where many a constant can be read off.
+    Shown tests begin with the input zero, which reveals the constants of many chains.
     """
     for _ in range(20):
         inputs = [_input(rng, _kind(chain)) for _ in range(count)]
@@ -222,7 +222,7 @@ def _compiled(name: str) -> CodeType:
 
 
 def _run(chain: Sequence[Step], value: Any) -> Any:
-    for name, constant in chain:  # the expressions are those of the table above, nothing from outside
+    for name, constant in chain:  # safe: the expressions come from the table above
         value = eval(_compiled(name), {"x": value, "c": constant})
     return value
 
@@ -248,7 +248,7 @@ def _key(chain: tuple[Step, ...]) -> str:
 
 @functools.lru_cache(1 << 16)
 def _dull(chain: tuple[Step, ...]) -> bool:
-    """Chains that ignore their input or hand it back."""
+    """Whether a chain ignores its input or returns it unchanged."""
     kind = _kind(chain)
     outputs = [_run(chain, list(p) if isinstance(p, tuple) else p) for p in _PROBES[kind]]
     same = [list(p) if isinstance(p, tuple) else p for p in _PROBES[kind]]

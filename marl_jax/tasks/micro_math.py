@@ -4,7 +4,7 @@
     3x+5=26, x=?  3x=26-5=21, x=21/3=7, \\boxed{7}
 
 Levels: 1 sums and differences below 100; 2 the same up to 1000, of any sign; 3 three terms; 4 products with one
-digit; 5 linear equations. A slip is one wrong step (a lost carry, a digit or a sign off) that the rest follows.
+digit; 5 linear equations. A slip is one wrong step (a lost carry, a wrong digit or sign); later steps build on it.
 """
 
 import random
@@ -18,14 +18,14 @@ STRATEGIES = ("columns", "parts")
 
 
 def draw(rng: random.Random, level: int, accept: Callable[[str], bool]) -> Task:
-    """A problem of a level, of an acceptable key."""
+    """A problem of the level with a key that `accept` accepts."""
     while True:
         if accept(key(task := _draw(rng, level))):
             return task
 
 
 def key(task: Task) -> str:
-    """What makes two problems the same: the order of the terms of a sum does not tell them apart."""
+    """Equal for equal problems; the order of the terms of a sum does not matter."""
     kind, terms = task.meta["kind"], list(task.meta["terms"])
     return f"{kind} {sorted(terms) if kind in ('add', 'chain') else terms}"
 
@@ -76,7 +76,7 @@ def _task(level: int, kind: str, *terms: int) -> Task:
 
 
 class _Work:
-    """The lines of a worked answer, with at most one slip: the `slip`-th place where one can happen."""
+    """The lines of a worked answer, with at most one slip, at the `slip`-th place where one is possible."""
 
     def __init__(self, slip: int | None = None, rng: random.Random | None = None):
         self.slip, self.rng = slip, rng or random.Random(0)
@@ -84,7 +84,7 @@ class _Work:
         self.lines: list[str] = []
 
     def step(self, text: str, value: int) -> int:
-        """Writes `text=value`; a slip is off by one or by ten, and keeps a digit a digit."""
+        """Write `text=value`; a slip is off by one or by ten, and makes no value negative."""
         if self._slips():
             value += self.rng.choice([off for off in (-10, -1, 1, 10) if value < 0 or value + off >= 0])
         self.lines.append(f"{text}={value}")
@@ -95,7 +95,7 @@ class _Work:
         return 0 if value and self._slips() else value
 
     def sign(self, value: int) -> int:
-        """The sign of an answer; a slip turns it."""
+        """The sign of an answer; a slip loses a minus."""
         return -value if value < 0 and self._slips() else value
 
     def close(self, answer: int) -> tuple[str, int]:

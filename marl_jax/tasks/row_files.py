@@ -1,7 +1,7 @@
-"""Rows as people have them on disk: parquet, JSONL (gzipped or not) and JSON lists, read one by one.
+"""Rows of data files: parquet, JSONL (gzipped or not) and JSON lists, read one by one.
 
-Whatever is wrong with a file or a row comes out as one `DataError` that names the file and the row. Rows count
-from 1, as editors count lines, so the number in the message is the one to jump to.
+Every problem with a file or a row is one `DataError` that names the file and the row. Rows count from 1, as lines do
+in an editor.
 """
 
 import gzip
@@ -20,13 +20,13 @@ class DataError(ValueError):
 
 
 class RowError(ValueError):
-    """What is wrong with one row, told by the code that knows the row but not where it came from."""
+    """A row that cannot be used, raised by code that does not know the row's file and number."""
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yields (row number from 1, row) of a file; a row is whatever the file holds there, meant to be a dict.
+    """Yields (row number from 1, row) of a file; a row should be a dict, but can be any value.
 
-    A line that is no JSON comes as the `DataError` that says so.
+    A line that is not JSON is yielded as a `DataError`, so that the caller may skip it.
     """
     if path.name.endswith(".parquet"):
         yield from enumerate(_parquet(path), start=1)
@@ -37,9 +37,9 @@ def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def list_files(directory: Path, folder: str = "") -> list[Path]:
-    """The data files of a directory (or of its `folder`, or their `data`), all of one kind, in name order.
+    """The data files of a directory (or of its `folder`, or their `data`), all of one suffix, in name order.
 
-    A single file may be named in place of a directory.
+    `directory` may also be a single file.
     """
     if directory.is_file():
         if directory.name.endswith(SUFFIXES):
@@ -48,9 +48,8 @@ def list_files(directory: Path, folder: str = "") -> list[Path]:
     if not directory.is_dir():
         raise DataError(f"{directory}: no such directory; data.directory names where the files are")
     for place in (directory / folder / "data", directory / folder, directory / "data", directory):
-        for (
-            suffix
-        ) in SUFFIXES:  # one kind only: published repositories keep JSON descriptions beside the data
+        # One suffix only: published repositories keep JSON descriptions beside the data.
+        for suffix in SUFFIXES:
             if found := sorted(path for path in place.glob(f"[!.]*{suffix}") if path.is_file()):
                 return found
     raise DataError(f"{directory}: no data files here (looked for {', '.join(SUFFIXES)})")
@@ -73,7 +72,7 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
     number = 0
     try:
         with open(path, "rb") as file:
-            opener = gzip.open if file.read(2) == b"\x1f\x8b" else open  # whatever its name says
+            opener = gzip.open if file.read(2) == b"\x1f\x8b" else open  # by content, not by name
         with opener(path, "rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
@@ -98,7 +97,7 @@ def _line(line: bytes, where: str) -> Any:
     except DataError as error:
         if line.endswith(b"\n"):
             return error
-        raise DataError(f"{error}, and the file ends in the midst of it") from None  # who knows what is lost
+        raise DataError(f"{error}, and the file ends in the midst of it") from None  # rows may be missing
 
 
 def _parse(data: bytes, where: str) -> Any:

@@ -1,7 +1,6 @@
-"""From a published row to the fields of a Task: one small function per schema, nothing read, nothing guessed.
+"""Schemas of published data sets: one function each, from a row as it is on disk to fields of `Task`.
 
-A function takes the row as it is on disk and returns the fields of `Task` it fills; what is missing, of the wrong
-type or empty raises a `RowError` that says so.
+A field that is missing, empty or of the wrong type raises a `RowError` that names it.
 """
 
 import json
@@ -71,8 +70,8 @@ def aime(row: Row) -> Fields:
 def deepcoder(row: Row) -> Fields:
     """problem, solutions, tests: a JSON text; starter_code and metadata in some of its subsets.
 
-    A call's expected value is published inside a list of one, so a list of one is always that wrapping: `[5]` is
-    5, `[[5]]` is [5]. Any other value (a few are published bare) is expected as it stands.
+    A call's expected value is published inside a list of one, so a list of one is always unwrapped: `[5]` is 5,
+    `[[5]]` is [5]. Any other value (a few are published bare) is used as it is.
     """
     tests = row.get("tests")
     if isinstance(tests, str):
@@ -119,9 +118,9 @@ def humaneval(row: Row) -> Fields:
     preamble = prompt.partition(f"def {entry}(")[0].rstrip()
     return {
         "question": prompt,
-        # A check may rely on the prompt's helpers: it has them beside it, as published, never the program's own.
+        # A check may use the prompt's helpers. It gets the published ones as setup, never those of the program.
         "tests": assertions([text(row, "test")], entry, preamble),
-        # An answer that leaves the prompt's imports and helpers out still means them.
+        # Put in front of answers, which may use the prompt's imports and helpers without repeating them.
         "meta": _source_id(row, "task_id") | {"preamble": preamble},
     }
 
@@ -142,7 +141,7 @@ def generic(row: Row) -> Fields:
 
 
 def program_tests(tests: Any, function: str | None) -> tuple[Test, ...]:
-    """Tests in the form of `run_program`, of the primeintellect, LiveCodeBench, TACO or our own shape."""
+    """Tests in primeintellect, LiveCodeBench, TACO or our own form, as tests of `run_program`."""
     if isinstance(tests, dict) and {"inputs", "outputs"} <= tests.keys():  # TACO: columns
         inputs, outputs = tests["inputs"], tests["outputs"]
         if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):
@@ -159,9 +158,9 @@ def program_tests(tests: Any, function: str | None) -> tuple[Test, ...]:
 def assertions(parts: Sequence[str], entry_point: str | None = None, setup: str = "") -> tuple[Test, ...]:
     """Assert statements, or the code of a `check(candidate)`, as tests of `run_program`.
 
-    A call test stays one only if JSON holds its values exactly: a tuple among the arguments would come back as a
-    list. (Among the results that makes no difference.) What cannot stay becomes test code again. With an entry
-    point the test code may ask nothing else of the program.
+    A call test needs values that JSON holds exactly: a tuple among the arguments would come back as a list. (Among the
+    results that makes no difference.) Other asserts stay test code. If an entry point is given, test code may use no
+    other function of the program.
     """
     from marl_jax.rewards.asserts import assert_tests, free_functions
 
@@ -188,7 +187,7 @@ def assertions(parts: Sequence[str], entry_point: str | None = None, setup: str 
 
 
 def text(row: Row, *names: str, number: bool = False) -> str:
-    """The first of the named fields that the row has, as non-empty text (a number too, where allowed)."""
+    """The first of the named fields that the row has, as non-empty text; with `number`, a number is accepted too."""
     for name in names:
         value = row.get(name)
         if value is None:

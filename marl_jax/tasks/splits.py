@@ -3,9 +3,9 @@
     DAPO-Math:  order = default_rng(42).permutation(14116); test = order[:1412]; train = order[1412:]
     DeepCoder:  order = default_rng(42).permutation(n);     test = order[:1000]; train = order[1000:]
 
-These are the study's splits: its `train_test_split(test_size=0.1, seed=42)` takes ceil(0.1 n) rows, its
-`shuffle(seed=42)` the first thousand, both of this permutation. Val is carved from train by seed. (The study
-shuffled the code rows that were left after its own trial runs of the tests, a list outside of the data set.)
+These are the study's splits: `train_test_split(test_size=0.1, seed=42)` takes the first ceil(0.1 n) rows of this
+permutation, `shuffle(seed=42)` its first thousand. Val is taken from train by seed. (The study shuffled only the code
+rows that remained after its own trial runs of the tests; that list is not part of the data set.)
 """
 
 import math
@@ -43,10 +43,10 @@ def carve(train: np.ndarray, size: int | None, seed: int) -> tuple[np.ndarray, n
 def assign(
     rows: Mapping[str, int], test: int | float, *, val_size: int | None = None, seed: int = 0
 ) -> dict[str, Split]:
-    """Our train, val and test from the published splits, of which `rows` gives the sizes.
+    """Train, val and test from the published splits, whose sizes are `rows`.
 
-    A published test or val split is used as it is; what is missing is taken from train. A set published as
-    test alone stays test alone; `val_size=0` carves no val split and leaves train whole, as the study trained.
+    A published test or val split is used as it is; a missing one is taken from train. A data set with only a test
+    split gets no other. `val_size=0` makes no val split and leaves train whole, as in the study.
     """
     splits: dict[str, Split] = {name: (name, np.arange(size)) for name, size in rows.items()}
     if "train" in splits:

@@ -1,6 +1,6 @@
-"""What every task must be, whoever made it: a row of a file, or a function of the user's own.
+"""Checks of tasks, for rows of files and for the results of a user's function alike.
 
-A task that cannot be shown or graded is told when it is loaded, not in the midst of a run.
+A task that cannot be shown or graded is refused when it is loaded, not in the middle of a run.
 """
 
 import hashlib
@@ -12,11 +12,11 @@ from marl_jax.task import Family, Task
 from marl_jax.tasks.row_files import DataError, RowError
 from marl_jax.tasks.schemas import check_text
 
-_TOLD = 3  # of the broken tasks
+_TOLD = 3  # broken tasks that a message names
 
 
 def check_task(task: Task, family: Family | None = None, graded: bool = True) -> None:
-    """Raise a `RowError` that says why a task cannot be shown, graded and stored, or that it is of another family."""
+    """Raise a `RowError` if a task cannot be shown, graded or stored, or is of another family."""
     check_text("id", task.id)
     if task.family not in ((family,) if family else ("math", "code")):
         raise RowError(f"is of the family {task.family!r}, where {family or 'math or code'!r} is asked for")
@@ -34,7 +34,7 @@ def check_task(task: Task, family: Family | None = None, graded: bool = True) ->
 
 
 def check_tasks(made: Any, name: str, split: str, family: Family, graded: bool = True) -> list[Task]:
-    """What a data set of one's own gave for a split, as a list; its mistakes are one `DataError` of one line."""
+    """The tasks that a user's data set returned for a split, as a list; all mistakes are one `DataError`."""
     tasks: list[Any] = list(made) if isinstance(made, Iterable) else [made]
     broken: list[str] = []
     seen: dict[str, int] = {}
@@ -60,12 +60,12 @@ def check_tasks(made: Any, name: str, split: str, family: Family, graded: bool =
 
 
 def mark(question: str) -> str:
-    """The same for equal questions, and short."""
+    """A short hash of a question."""
     return hashlib.sha256(question.strip().encode()).hexdigest()[:16]
 
 
 def shared(tasks: Sequence[Task], train: Sequence[Task]) -> list[int]:
-    """Which of the tasks are in train, too, by their question: ids may begin anew in each split."""
+    """Indices of the tasks whose question is also in train. Ids are not compared: they may repeat across splits."""
     theirs = set(_marks(train))
     return [i for i, own in enumerate(_marks(tasks)) if own in theirs]
 

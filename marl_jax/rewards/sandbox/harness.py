@@ -1,9 +1,9 @@
 """What runs inside an isolated process: one program, once, in one of four roles.
 
 `stdin`: the program is the main module, its standard output is the answer. `call`: it is imported, one function is
-called, the returned value is the answer. `serve`: it is imported and does what a check asks until it asks no more.
-`check`: test code is the main module, and the names it does not define are those of a program served elsewhere.
-Nothing here decides anything: an answer, forged or not, is judged outside against what never came in.
+called, the returned value is the answer. `serve`: it is imported and answers the requests of a check. `check`: test
+code is the main module, and names that it does not define are those of a program in a `serve` process. No verdict is
+made here: answers may be forged, and are compared outside with values that never enter this process.
 """
 
 import atexit
@@ -24,12 +24,12 @@ import remote
 RESULT, COMMANDS = 3, 4  # file descriptors, next to the standard three
 _ERROR_CHARS = 500
 _Namespace = dict[str, Any]
-# What answers to LeetCode's problems take for granted: these modules, and all their public names.
+# Modules that answers to LeetCode's problems use without imports, with all their public names.
 _LENT = "typing collections math heapq bisect itertools functools operator string re random datetime copy statistics"
 
 
 def run(job: dict) -> None:
-    """Play the job's role to its end; never returns."""
+    """Run the job to its end; never returns."""
     mode, source = job["mode"], job["source"]
     namespace = _fresh_module("__main__" if mode in ("stdin", "check") else "solution")
     if mode == "stdin":
@@ -43,7 +43,8 @@ def run(job: dict) -> None:
             namespace.update({**link.helpers(), **functions})
             setup, source = map(remote.identified, (job["setup"], source))
             exec(compile(setup, "setup.py", "exec", dont_inherit=True), namespace)
-            if job["named"]:  # over a stub in the setup; guessed ones give way, to `import *` for one
+            # Named functions replace stubs in the setup; guessed ones do not, for an `import *` may define them.
+            if job["named"]:
                 namespace.update(functions)
         exec(compile(source, "solution.py", "exec", dont_inherit=True), namespace)
         if mode == "call":
@@ -59,7 +60,7 @@ def run(job: dict) -> None:
 
 
 def _lend() -> None:
-    """Let a function's file use what its site would have imported; its own names and Python's come first."""
+    """Make these modules and names builtins; names of the program and of Python take precedence."""
     for name in _LENT.split():
         module = importlib.import_module(name)
         public = getattr(module, "__all__", None) or [n for n in dir(module) if not n.startswith("_")]
@@ -68,7 +69,7 @@ def _lend() -> None:
 
 
 def _fresh_module(name: str) -> _Namespace:
-    """The state a script or module would find in an interpreter of its own; returns the module's namespace."""
+    """Set up the state of a new interpreter for a script or module; returns the module's namespace."""
     module = types.ModuleType(name)
     module.__dict__.update(__builtins__=builtins, __file__="solution.py")
     sys.modules[name] = module
@@ -78,7 +79,7 @@ def _fresh_module(name: str) -> _Namespace:
         setattr(sys, stream, text)
         setattr(sys, f"__{stream}__", text)
     sys.set_int_max_str_digits(0)
-    random.seed(0)  # the same program gives the same answer; forks would share the state anyway
+    random.seed(0)  # so that answers are reproducible; forks would share the state anyway
     gc.enable()
     return module.__dict__
 
@@ -152,7 +153,7 @@ def _read(size: int) -> bytes:
     while size:
         part = os.read(COMMANDS, min(size, 1 << 20))
         if not part:
-            os._exit(0)  # nobody is asking any more
+            os._exit(0)  # the caller has closed the pipe
         parts.append(part)
         size -= len(part)
     return b"".join(parts)

@@ -1,4 +1,4 @@
-"""Isolation by Linux namespaces, in two strides: once for a zygote, and once more for each process it forks.
+"""Isolation by Linux namespaces, in two steps: once for a zygote, and once more for each process it forks.
 
 The zygote's root holds the standard library (read-only, without installed packages), five harmless devices and
 `/box`, a small file system in memory that is new for each process; no /proc, no /sys, nothing of the host.
@@ -32,9 +32,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def isolate_zygote() -> None:
-    """Move into namespaces and a root of our own; returns in a fresh process that is the first of its own.
+    """Move into new namespaces and a new root; returns in a child that is the first process of its namespace.
 
-    OSError says which step the machine does not allow.
+    OSError names the step that the machine does not allow.
     """
     if not seccomp.supported():
         raise OSError(f"needs Linux on x86_64 or aarch64, this is {sys.platform} on {os.uname().machine}")
@@ -66,7 +66,7 @@ def isolate_zygote() -> None:
 
 
 def renew(box_bytes: int) -> str:
-    """Before a fork: the next child is the only process of a new process namespace, with an empty box; its path."""
+    """Prepare a fork: the next child gets a new process namespace and an empty box. Returns the path of the box."""
     with _step("pidfd_open"):
         own = os.pidfd_open(os.getpid())
     try:
@@ -80,7 +80,7 @@ def renew(box_bytes: int) -> str:
 
 
 def discard() -> None:
-    """After the child's end: its files go."""
+    """Remove the files of a child that has ended."""
     _check(_libc.umount2(BOX.encode(), _DETACH), f"umount {BOX}")
 
 
@@ -112,7 +112,7 @@ def limit(memory_bytes: int, cpu_s: int, file_bytes: int, threads: int | None) -
 
 
 def drop_privileges() -> None:
-    """Give up the powers that a user namespace brings, for this process and for ever."""
+    """Give up the capabilities that a user namespace brings, for good."""
     drop_bounding, set_dumpable, capabilities = 24, 4, 64
     for capability in range(capabilities):
         if _libc.prctl(drop_bounding, capability, 0, 0, 0):
@@ -127,7 +127,7 @@ def drop_privileges() -> None:
 
 
 def confine_files(box: str) -> None:
-    """Without a root of our own: by Landlock, where the kernel has it, nothing but the library and the box opens."""
+    """Without a new root: where the kernel has Landlock, let only the standard library and the box be opened."""
     create_ruleset, add_rule, restrict_self = 444, 445, 446  # the same numbers everywhere
     version = _libc.syscall(create_ruleset, None, ctypes.c_size_t(0), 1) if seccomp.supported() else 0
     if version < 1:
@@ -152,9 +152,8 @@ def _new_root() -> None:
     _mount(None, "/", None, _REC | _PRIVATE)
     root, libraries = "/tmp", _libraries()
     devices = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
-    opened = {
-        path: os.open(path, os.O_PATH) for path in (*libraries, *devices)
-    }  # before the new root hides them
+    # Opened before the new root hides them.
+    opened = {path: os.open(path, os.O_PATH) for path in (*libraries, *devices)}
     _mount("tmpfs", root, "tmpfs", _NOSUID | _NODEV, "size=1m,mode=0755")
     for path, source in opened.items():
         target = root + path
@@ -195,7 +194,7 @@ def _libraries() -> list[str]:
 def spare_id(table: str) -> int | None:
     """The id that root of a user namespace becomes: NOBODY, or the last of the few that a rootless container has.
 
-    `table` is its uid_map or gid_map. None where it has its own id alone: to the host it is an ordinary user.
+    `table` is its uid_map or gid_map. None where only one id is mapped: to the host, root is an ordinary user then.
     """
     ranges = [tuple(map(int, line.split())) for line in table.splitlines()]
     if any(first <= NOBODY < first + count for first, _, count in ranges):
@@ -225,12 +224,12 @@ def _set_limit(what: str, which: int, soft: int, hard: int) -> None:
     try:
         resource.setrlimit(which, (soft, hard))
     except (ValueError, OSError) as error:
-        if sys.platform == "linux":  # elsewhere nothing is promised
+        if sys.platform == "linux":  # limits are best effort on other systems
             raise OSError(errno.EPERM, f"{what}: {error}") from None
 
 
 def _wait_as_shell_of(child: int) -> None:
-    os.closerange(0, 1 << 16)  # the control socket above all: its last holder is the zygote
+    os.closerange(0, 1 << 16)  # above all the control socket, which only the zygote may hold open
     _, status = os.waitpid(child, 0)
     os._exit(1 if status else 0)
 

@@ -1,9 +1,9 @@
 """Plain Python values as JSON, the only form in which values cross the sandbox's border.
 
-What JSON has is written as it is; the rest is an object of one key: `{"t": [...]}` tuple, `{"s": [...]}` set,
+JSON's own types are written as they are; the rest is an object of one key: `{"t": [...]}` tuple, `{"s": [...]}` set,
 `{"z": [...]}` frozenset, `{"d": [[key, value], ...]}` dict, `{"b": hex}` bytes, `{"i": hex}` wide int,
 `{"f": "nan"}` float without digits, `{"c": [re, im]}` complex. A subclass (named tuple, Counter) counts as its base.
-`{"o": ...}` stands for an object that is not plain and stays where it is; only the two processes of a check use it.
+`{"o": ...}` refers to an object that is not plain and is not sent; only the two processes of a check use it.
 """
 
 import json
@@ -32,7 +32,7 @@ def dumps(packed) -> str:
 
 
 def loads(text):
-    """The packed value of a JSON text; ValueError on any other text, however it was made."""
+    """The packed value of a JSON text; ValueError for any other text, also a hostile one."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
@@ -40,7 +40,7 @@ def loads(text):
 
 
 def pack(value, depth=0, other=None):
-    """A plain value in its JSON form; `NotPlain` names the type that does not belong, unless `other` describes it."""
+    """A plain value in its JSON form; `NotPlain` names an unsupported type, unless `other` describes such objects."""
     kind = type(value)
     if kind in _AS_THEY_ARE:
         return value
@@ -76,7 +76,7 @@ def pack(value, depth=0, other=None):
 
 
 def unpack(packed, other=None):
-    """The value of a packed form, objects that are not plain as `other` has them.
+    """The value of a packed form; `other` makes the objects that are not plain.
 
     Only for children of the sandbox: outside, packed forms are compared as they are.
     """

@@ -1,12 +1,12 @@
-"""The program's objects in the hands of test code: they stay in the program's process, a `Remote` stands for each.
+"""Objects of the program in test code: they stay in the program's process, and a `Remote` stands for each.
 
     test code ── Remote ── Link ──(plain data, and numbers for objects)── Table ── the program's objects
 
-Whatever a `Remote` is asked, the program answers, and the program may lie. It must gain nothing by it over answering
-with plain data, which cannot change between two looks. So no comparison with plain data asks the program, and only
-the check's own objects do all that objects do: those it makes with a name written like a class's, `Stack()`, and what
-their operators make of them. Any other, and what comes back as a result, may stand where plain data was due: it has
-the attributes that plain data does not have, it can be called and handed back, and its items can be read once.
+The program answers every operation on a `Remote`, and it may lie. It must not gain more by that than by returning wrong
+plain data, which cannot change between two reads. So a comparison with plain data never asks the program, and only the
+check's own objects support all operations: those it makes by calling a name written like a class's, `Stack()`, and the
+results of operators on them. Any other object may stand where plain data was expected. It has only attributes that
+plain data does not have, it can be called and passed back, and its items can be read once.
 """
 
 import ast
@@ -21,24 +21,25 @@ import plain
 _CLASS_NAME = re.compile(r"_?[A-Z][A-Za-z0-9]*")
 _PLAIN_TYPES = (str, bytes, int, float, complex, list, tuple, dict, set)
 _PLAIN_NAMES = {name for kind in _PLAIN_TYPES for name in dir(kind)}
-_ENDS_LOOPS = (StopIteration, StopAsyncIteration)  # `all(map(f, cases))` would hold after the first
+# Raised by `f`, they would end `all(map(f, cases))` early, as true.
+_ENDS_LOOPS = (StopIteration, StopAsyncIteration)
 _IDENTITY = "<identity>"  # no name that test code could have
 _END = object()
 
 
 class Table:
-    """The program's end: its objects that went out, by number; `find` knows those that have a name."""
+    """The program's side: the objects that the check refers to, by number; `find` looks up names."""
 
     def __init__(self, find):
         self._find = find
         self._objects: list[Any] = []
-        self._numbers: dict[int, int] = {}  # by identity: what is in the list stays alive
+        self._numbers: dict[int, int] = {}  # by identity: the list keeps the objects alive
 
     def answer(self, operation, args, kwargs):
-        """Do what the check asks; the result in its packed form."""
+        """Perform an operation for the check; returns the packed result."""
         args, kwargs = plain.unpack(args, self._object), plain.unpack(kwargs, self._object)
         value = _OPERATIONS[operation](*args, **kwargs)
-        # A named tuple that the check makes is to stay one, with its names.
+        # A named tuple that the check makes stays an object, so that its field names work.
         if operation == "call" and type(value) is args[0] and args[0].__module__ == "solution":
             return {"o": self._described(value)}
         return plain.pack(value, other=self._described)
@@ -54,13 +55,13 @@ class Table:
 
 
 def _next(iterator):
-    """The next item in a list, or none: an end is no exception, which any function can raise."""
+    """The next item in a list, or an empty list at the end. No exception, because any function can raise one."""
     item = next(iterator, _END)
     return [] if item is _END else [item]
 
 
 def _state(value):
-    """What a copy of the object would be made from."""
+    """The state from which a copy of the object would be made."""
     parts = value.__reduce_ex__(4)
     return [list(part) if hasattr(part, "__next__") else part for part in parts]
 
@@ -85,7 +86,7 @@ _OPERATIONS: dict[str, Any] = {
 
 
 def identified(source):
-    """Test code as a tree, in which `is` asks which objects are one: each answer brings a new `Remote`."""
+    """Test code as a tree in which `is` compares the program's objects: each answer makes a new `Remote`."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
@@ -99,7 +100,7 @@ def _identified(operand):
 
 
 class Link:
-    """The check's end: asks by `exchange`, which takes a message and returns the answer to it."""
+    """The check's side; `exchange` sends a message and returns the answer to it."""
 
     def __init__(self, exchange):
         self._exchange = exchange
@@ -111,18 +112,18 @@ class Link:
         return Remote(_Facts(self, name, ["type"], own=True))
 
     def ask(self, operation, /, *args, **kwargs):
-        """Have the program do that; what comes of it, or the exception, as one of Python's own."""
+        """Have the program perform the operation; returns its result, or raises its exception as a builtin one."""
         return plain.unpack(self._answer(operation, args, kwargs), self._remote)
 
     def make(self, operation, /, *args, **kwargs):
-        """The same, an object being the check's own."""
+        """`ask`, with an object that is returned marked as the check's own."""
         value = self.ask(operation, *args, **kwargs)
         if type(value) is Remote:
             value._remote_.own = True
         return value
 
     def helpers(self):
-        """What test code uses besides the program's names."""
+        """Names that test code gets besides those of the program."""
         return {_IDENTITY: self._identity, "id": lambda value: id(self._identity(value))}
 
     def _identity(self, value):
@@ -152,7 +153,7 @@ class _Facts:
     key: int | str
     kinds: list[str]  # the names of its type and of that type's bases
     own: bool = False
-    used: str = ""  # "truth" or "items": what it was read for, where it may stand for plain data
+    used: str = ""  # "truth" or "items": how it was read, if it is not the check's own
 
 
 class Remote:
@@ -186,7 +187,7 @@ class Remote:
         return hash(self._remote_.key)
 
     def __eq__(self, other):
-        """The same object; or of one type and one state, where the program calls them equal too."""
+        """Equal if they are one object, or if type and state are equal and the program's `==` agrees."""
         if type(other) is not Remote:
             return NotImplemented
         mine, theirs = self._remote_, other._remote_
@@ -232,7 +233,7 @@ class Remote:
 
 
 class _Items:
-    """An iterator of the program's."""
+    """An iterator of the program."""
 
     def __init__(self, remote):
         self._remote = remote

@@ -44,16 +44,10 @@ _CLONE, _CLONE3, _IOCTL = (56, 220), (435, 435), (16, 29)
 _FCNTL, _PRLIMIT, _PRCTL, _SOCKETPAIR, _SENDTO = (72, 25), (302, 261), (157, 167), (53, 199), (44, 206)
 _CLONE_THREAD = 0x00010000
 _CLONE_NEW_ANY = 0x7E020080  # every namespace flag
-_IOCTLS = (
-    0x5401,
-    0x5413,
-    0x541B,
-    0x5421,
-    0x5450,
-    0x5451,
-)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIO(N)CLEX
-# F_DUPFD, F_(GET/SET)FD, F_(GET/SET)FL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ: no locks or leases, which programs with the
-# same library open could see of each other, and no owner, to whom the kernel would send a signal of choice.
+# TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
+_IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+# F_DUPFD, F_(GET/SET)FD, F_(GET/SET)FL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. No locks or leases, which are visible
+# to other programs that have the same library open, and no owner, to whom the kernel would send a chosen signal.
 _FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
 _PRCTLS = (15, 16)  # the thread's name
 _FIRST_SHARED_NUMBER = 424  # from here on numbers are the same everywhere, and the calls are recent
@@ -68,7 +62,7 @@ def supported() -> bool:
 
 
 def program(alone: bool = True) -> bytes:
-    """The filter as BPF instructions; `alone=False` where processes and files of others are in sight."""
+    """The filter as BPF instructions; `alone=False` where processes and files of others are visible."""
     column = _COLUMN[platform.machine()]
     code = [
         (_LOAD, 0, 0, 4),  # seccomp_data.arch
@@ -87,7 +81,8 @@ def program(alone: bool = True) -> bytes:
 
     deny = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
     allow = (_RETURN, 0, 0, _ALLOW)
-    special(_CLONE3, [(_RETURN, 0, 0, _ERRNO | errno.ENOSYS)])  # its flags are out of a filter's sight
+    # Its flags are in memory, which a filter cannot read.
+    special(_CLONE3, [(_RETURN, 0, 0, _ERRNO | errno.ENOSYS)])
     special(
         _CLONE,
         [_argument(0), (_ANY_BIT, 0, 2, _CLONE_THREAD), (_ANY_BIT, 1, 0, _CLONE_NEW_ANY), allow, deny],

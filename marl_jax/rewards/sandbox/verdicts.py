@@ -1,4 +1,4 @@
-"""What a pool said last: equal submissions share one verdict while they run and after."""
+"""Cache of verdicts: equal submissions to a pool share one verdict, while they run and afterwards."""
 
 import functools
 import os
@@ -17,11 +17,11 @@ class Verdicts:
     """The latest verdicts of a pool, by a digest of what was submitted."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a finished future calls back at once
+        self._lock = threading.RLock()  # reentrant: a finished future calls `_keep` from within `get`
         self._known: OrderedDict[bytes, Future[Verdict] | Verdict] = OrderedDict()
 
     def get(self, key: bytes, submit: Callable[[], "Future[Verdict]"]) -> "Future[Verdict]":
-        """The verdict under that key, known, awaited or asked for."""
+        """The verdict for the key: cached, pending, or of a new submission."""
         with self._lock:
             known = self._known.get(key)
             if known is None:
@@ -44,13 +44,13 @@ class Verdicts:
 
 
 def verdicts_of(pool: Pool) -> Verdicts:
-    """Those of that pool, kept as long as it lives."""
+    """The cache of a pool, kept as long as the pool lives."""
     with _lock:
         return _of_pools.setdefault(pool, Verdicts())
 
 
 def done(verdict: Verdict) -> "Future[Verdict]":
-    """A verdict that needs no waiting for."""
+    """A finished future with the verdict."""
     future: Future[Verdict] = Future()
     future.set_result(verdict)
     return future
@@ -62,7 +62,7 @@ _lock = threading.Lock()
 
 def _after_fork() -> None:
     global _lock
-    _lock = threading.Lock()  # its holder may not exist here
+    _lock = threading.Lock()  # the thread that held it may not exist in the child
 
 
 if hasattr(os, "register_at_fork"):

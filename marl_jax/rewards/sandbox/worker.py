@@ -1,4 +1,4 @@
-"""The caller's end of a zygote: start it, run one job in a fresh isolated process, replace it when it is lost."""
+"""The caller's side of a zygote: start it, run each job in a new isolated process, notice when it is lost."""
 
 import contextlib
 import dataclasses
@@ -15,8 +15,8 @@ from typing import Any
 
 from marl_jax.rewards.sandbox import zygote
 
-_START_S = 30.0  # a zygote that says nothing for so long has failed to start
-_GRACE_S = 10.0  # so long after a job's deadline the zygote itself is taken for dead
+_START_S = 30.0  # a zygote that is silent for this long has failed to start
+_GRACE_S = 10.0  # a zygote that is silent this long after a job's deadline is dead
 _NEEDED_TO_START = ("LD_LIBRARY_PATH",)  # where some installations have libpython; wiped before programs run
 _CHUNK = 1 << 16  # what a pipe holds
 _TRIAL = {"mode": "call", "source": "def f():\n    return 7", "call": "f", "args": []}
@@ -24,7 +24,7 @@ _TRIAL_RESULT = b"\0\0\0\x08" + b'["ok",7]'
 
 
 class SandboxUnavailable(RuntimeError):
-    """This machine cannot isolate programs; the message says why and what would accept the risk."""
+    """This machine cannot isolate programs; the message says why, and how to accept the risk."""
 
 
 class ZygoteLost(RuntimeError):
@@ -44,7 +44,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """What one process left."""
+    """The result of one process."""
 
     status: int  # as of wait(2)
     in_time: bool
@@ -60,7 +60,7 @@ class Zygote:
         if not sys.executable:
             raise SandboxUnavailable("sys.executable is empty: there is no Python to start a sandbox with")
         self._last_words = ""
-        # A plain spawn: nothing of this process (JAX, its threads, its environment) goes along.
+        # Spawned, not forked: nothing of this process (JAX, its threads, its environment) is inherited.
         options = ("-S", "-s", "-P", "-B", "-X", "utf8")
         environment = {name: os.environ[name] for name in _NEEDED_TO_START if name in os.environ}
         with contextlib.ExitStack() as opened:
@@ -78,7 +78,7 @@ class Zygote:
                         stderr=self._errors,
                         pass_fds=[theirs.fileno()],
                         cwd="/",
-                        start_new_session=True,  # a Ctrl-C meant for the caller is not for its workers
+                        start_new_session=True,  # so that Ctrl-C reaches the caller alone
                     )
             except OSError as error:
                 raise SandboxUnavailable(f"the sandbox did not start: {error}") from None
@@ -93,7 +93,7 @@ class Zygote:
             raise SandboxUnavailable(
                 word.decode(errors="replace") or f"the sandbox did not start: {self._last_words}"
             )
-        # Half of what isolates is done anew for each program, so only a program shows that it can be done.
+        # Half of the isolation is set up for each program, so only a trial program shows that it works.
         try:
             answered = self.run(_TRIAL, Limits(_START_S, 1 << 28)).result == _TRIAL_RESULT
             why = "a trial program gave no answer"
@@ -104,7 +104,7 @@ class Zygote:
             raise SandboxUnavailable(f"the sandbox runs no programs: {self._last_words or why}")
 
     def run(self, job: Mapping[str, Any], limits: Limits) -> Ended:
-        """Run one job to its end; `ZygoteLost` when the zygote does not live to tell."""
+        """Run one job to its end; `ZygoteLost` when the zygote ends first."""
         with Process(self, job, limits) as process:
             return process.finish()
 
@@ -153,7 +153,7 @@ class Process:
                 file.write(data)
                 file.seek(0)
                 socket.send_fds(self._control, [request], [file.fileno(), *ends])
-        except OSError as error:  # no descriptors or no memory left here, or nobody there
+        except OSError as error:  # no descriptors or no memory left here, or the zygote has ended
             self._close()
             raise ZygoteLost(str(error)) from None
         self._poll = select.poll()
@@ -161,7 +161,7 @@ class Process:
             self._poll.register(fd, select.POLLIN)
 
     def _pipe(self, theirs: contextlib.ExitStack, buffer: bytearray, most: int) -> int:
-        """A pipe whose content goes to `buffer`; the end to write to, which `theirs` closes."""
+        """A pipe whose content goes to `buffer`; returns the end to write to, which `theirs` closes."""
         ours, end = os.pipe()
         self._streams[ours] = (buffer, most)
         theirs.callback(os.close, end)
@@ -179,7 +179,7 @@ class Process:
             self._close()
 
     def finish(self) -> Ended:
-        """Wait for the end; what the process left. `ZygoteLost` when the program never began to run."""
+        """Wait for the end and return the result. `ZygoteLost` when the program never began to run."""
         status, in_time = self._wait()
         for fd in list(self._streams):
             # The process is gone, so what it wrote is in the pipe by now.
@@ -200,7 +200,7 @@ class Process:
         return frame
 
     def send(self, data: bytes) -> None:
-        """Send a frame; a process that does not take it meets its own time limit."""
+        """Send a frame; a process that does not read it runs into its time limit."""
         data = len(data).to_bytes(4, "big") + data
         poll = select.poll()
         poll.register(self._commands, select.POLLOUT)
@@ -242,7 +242,7 @@ class Process:
                 self._reply = zygote.REPLY.unpack(message)
 
     def _read(self, fd: int) -> bool:
-        """Take what a stream holds; False when there is no more."""
+        """Read from a stream; False when it is empty or at its end."""
         buffer, most = self._streams[fd]
         try:
             data = os.read(fd, _CHUNK)

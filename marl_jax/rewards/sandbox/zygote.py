@@ -30,9 +30,9 @@ RUN, KILL = 1, 2
 REQUEST = struct.Struct("=BdQQ")  # RUN or KILL, wall-clock seconds, memory bytes, file bytes
 REPLY = struct.Struct("=iB")  # wait status, whether it ended in time
 READY = b"ready"
-SET_UP = b"\x06"  # a child's first byte on its result pipe; without it, what is there says why it never ran
+SET_UP = b"\x06"  # a child's first byte on its result pipe; without it, the pipe holds why it never ran
 
-# Loaded before the first fork: to be there at once, and because shared libraries lie outside the new root.
+# Imported before the first fork, to save time and because shared libraries are outside the new root.
 _PRELOADED = """
 abc array ast asyncio base64 bisect bz2 cmath collections contextlib copy csv ctypes dataclasses datetime decimal enum
 fractions functools hashlib heapq io itertools lzma math operator pickle pprint queue random re secrets signal sqlite3
@@ -41,7 +41,7 @@ ssl statistics string textwrap threading traceback typing unicodedata uuid zlib
 
 
 def main() -> None:
-    """Isolate, say so, and serve until the other end closes."""
+    """Isolate this process, report that it is ready, and serve until the other end closes."""
     given = int(sys.argv[1])
     control = socket.socket(fileno=os.dup(given))  # a low number, whatever the caller had open
     os.close(given)
@@ -73,7 +73,7 @@ def main() -> None:
             try:
                 job = _arrange(fds, box)
                 try:
-                    # Threads are counted by user, and so cannot be where the user is the caller's.
+                    # The kernel counts threads by user, so there is no limit where the user is the caller's.
                     threads = 128 if isolated else None
                     kernel.limit(own_bytes + memory_bytes, int(wall_s) + 2, file_bytes, threads)
                     if isolated:
@@ -109,7 +109,7 @@ def _receive(control: socket.socket) -> tuple:
 
 
 def _watch(control: socket.socket, child: int, deadline: float) -> tuple[int, bool]:
-    """Wait for the child's end, or bring it about, on request or at the deadline: wait status, whether in time."""
+    """Wait for the child; kill it on request or at the deadline. Returns (wait status, whether it ended in time)."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     wait_ms = 2.0
@@ -125,7 +125,7 @@ def _watch(control: socket.socket, child: int, deadline: float) -> tuple[int, bo
             os.kill(child, signal.SIGKILL)
         ready = [fd for fd, _ in poll.poll(min(max(left_ms, 1) + 1, wait_ms))]
         if control.fileno() in ready:
-            _receive(control)  # ends this process, and the child with it, when nobody listens any more
+            _receive(control)  # exits, and the child with it, when the caller has closed the socket
             os.kill(child, signal.SIGKILL)
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
@@ -135,7 +135,7 @@ def _watch(control: socket.socket, child: int, deadline: float) -> tuple[int, bo
 
 
 def _arrange(fds: list[int], box: str) -> dict:
-    """In the child: put files, working directory and session in place; the job, read."""
+    """In the child: set up files, working directory and session. Returns the job."""
     os.setsid()  # kill(0, ...) reaches a whole process group, across namespaces
     sources = [fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in fds]  # job, stdout, result, and commands if any
     with open(sources[0], "rb") as file:
@@ -158,7 +158,7 @@ def _arrange(fds: list[int], box: str) -> dict:
 
 
 def _siblings(*names: str) -> list[ModuleType]:
-    """The modules beside this file, which programs shall not find under their names."""
+    """The modules beside this file, removed from `sys.modules` so that programs cannot import them."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path.insert(0, here)
     found = [importlib.import_module(name) for name in names]
@@ -188,7 +188,7 @@ def _forget_environment() -> None:
 
 
 def _prepare_memory() -> int:
-    """Offer this process first where memory runs out, rather than the caller; the bytes of its address space."""
+    """Have the kernel kill this process first where memory runs out. Returns the bytes of its address space."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
