@@ -76,7 +76,7 @@ def _future_lines(code: str) -> int:
 
 
 def _parse_math(response: str) -> str | None:
-    from marl_jax.rewards.boxed import extract_boxed
+    from marl_jax.rewards.math.boxed import extract_boxed
 
     return extract_boxed(response)
 

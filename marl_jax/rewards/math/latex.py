@@ -8,7 +8,7 @@ import contextlib
 import re
 from fractions import Fraction
 
-from marl_jax.rewards.expressions import (
+from marl_jax.rewards.math.expressions import (
     EXACT_FUNCTIONS,
     FLOAT_FUNCTIONS,
     ONE,

@@ -12,10 +12,10 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from marl_jax.rewards.expressions import TooBig, Tree, Unreadable, add, multiply, number, variables
-from marl_jax.rewards.intervals import combine
-from marl_jax.rewards.latex import MAX_DEPTH, parse
-from marl_jax.rewards.units import has_words, measure
+from marl_jax.rewards.math.expressions import TooBig, Tree, Unreadable, add, multiply, number, variables
+from marl_jax.rewards.math.latex import MAX_DEPTH, parse
+from marl_jax.rewards.math.real_sets import combine
+from marl_jax.rewards.math.units import has_words, measure
 
 Node = tuple
 

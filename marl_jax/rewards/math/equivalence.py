@@ -28,10 +28,10 @@ from concurrent.futures import Future
 from fractions import Fraction
 from functools import lru_cache
 
-from marl_jax.rewards import math_pool
-from marl_jax.rewards.answers import Node, is_asked, is_label, read, readings
-from marl_jax.rewards.boxed import extract_boxed
-from marl_jax.rewards.expressions import (
+from marl_jax.rewards.math import math_pool
+from marl_jax.rewards.math.answers import Node, is_asked, is_label, read, readings
+from marl_jax.rewards.math.boxed import extract_boxed
+from marl_jax.rewards.math.expressions import (
     POINTS,
     NoValue,
     TooBig,
@@ -46,9 +46,9 @@ from marl_jax.rewards.expressions import (
     rename,
     variables,
 )
-from marl_jax.rewards.latex import parse
-from marl_jax.rewards.spelling import choice, clean, squeeze
-from marl_jax.rewards.units import agree
+from marl_jax.rewards.math.latex import parse
+from marl_jax.rewards.math.spelling import choice, clean, squeeze
+from marl_jax.rewards.math.units import agree
 from marl_jax.rewards.warn import warn
 
 MAX_CHARS = 1000  # of an answer that is read; a longer one must be the gold answer's text
