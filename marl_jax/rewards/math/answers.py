@@ -24,7 +24,7 @@ def readings(text: str) -> Iterator[Node]:
     """What a cleaned answer may mean: 1,000 is a number, or else a list of two; 10 am is 10:00 am, too; x = 1, y = 2
     is a point, or two equations. Nested too deep, it is mere text.
     """
-    if sum(map(text.count, "([{")) > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+    if max(itertools.accumulate(map(_step, _BRACKET.findall(text))), default=0) > MAX_DEPTH:
         yield _text(text)
         return
     joined = _THOUSANDS.sub(lambda found: found.group().replace(",", ""), text)
@@ -130,10 +130,6 @@ def _both(text: str) -> tuple[Node, ...]:
         return ()
     both = [text.replace("\\pm", plus).replace("\\mp", minus) for plus, minus in ("+-", "-+")]
     return tuple(map(_finished, map(read, both)))
-
-
-def _depth(text: str) -> int:
-    return max(itertools.accumulate(map(_step, _BRACKET.findall(text))), default=0)
 
 
 def _bracket(text: str) -> Node:

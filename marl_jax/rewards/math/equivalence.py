@@ -179,9 +179,10 @@ class _Comparison:
             return self.same_equation(a, g)
         if kinds <= {"list", "set"}:
             return self.same_items(a[1], g[1], distinct="set" in kinds)
-        if "set" in kinds:  # {5} and 5
-            one, other = (a, g) if a[0] == "set" else (g, a)
-            return len(one[1]) == 1 and self.same(*((one[1][0], other) if one is a else (other, one[1][0])))
+        if a[0] == "set":  # {5} for 5
+            return len(a[1]) == 1 and self.same(a[1][0], g)
+        if g[0] == "set":
+            return len(g[1]) == 1 and self.same(a, g[1][0])
         if len(kinds) > 1:
             return False
         match a[0]:

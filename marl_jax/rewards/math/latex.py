@@ -126,7 +126,7 @@ class _Parser:
             if operator in ("*", "/", "\\cdot", "\\times", "\\div"):
                 self.take()
                 sign *= self.sign()
-                ten = self.next() in ("10",) and self.tokens[self.at + 1] == "^"
+                ten = self.tokens[self.at : self.at + 2] == ["10", "^"]  # 3 * 10^8 is one number
                 factor = self.factor()
                 if factors[-1][0] == factor[0] == "n" and operator != "/" and not ten:
                     self.unfinished = True
