@@ -135,7 +135,7 @@ def _by_algebra(answer: str, gold: str) -> bool:
     compare = _Comparison()
     same = _compared(answer, gold, compare)
     if compare.undecided and not same:
-        # Said, because whoever sees only rewards would take a busy machine for wrong answers.
+        # In the rewards alone, a busy machine looks like wrong answers.
         warn("no time for the algebra of a math answer, which earns 0: %s", answer)
         raise _Undecided
     return same
