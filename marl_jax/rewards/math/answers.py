@@ -24,7 +24,8 @@ def readings(text: str) -> Iterator[Node]:
     """What a cleaned answer may mean: 1,000 is a number, or else a list of two; 10 am is 10:00 am, too; x = 1, y = 2
     is a point, or two equations. Nested too deep, it is mere text.
     """
-    if max(itertools.accumulate(map(_step, _BRACKET.findall(text))), default=0) > MAX_DEPTH:
+    depths = itertools.accumulate(map(_step, _BRACKET.findall(text) if len(text) > MAX_DEPTH else ()))
+    if max(depths, default=0) > MAX_DEPTH:
         yield _text(text)
         return
     joined = _THOUSANDS.sub(lambda found: found.group().replace(",", ""), text)

@@ -125,7 +125,8 @@ def multiply(factors: list[Tree]) -> Tree:
     root = power(number(radicand), HALF) if radicand != 1 else ONE
     outside, root = _coefficient(root)
     count *= outside
-    parts = [power(base, add(exponents)) for base, exponents in powers.items()]
+    exponents = {base: terms[0] if len(terms) == 1 else add(terms) for base, terms in powers.items()}
+    parts = [power(base, exponent) for base, exponent in exponents.items()]
     parts = [part for part in (root, *parts) if part != ONE]
     if len(parts) == 1 and parts[0][0] == "+" and count != 1:
         return add([multiply([number(count), part]) for part in parts[0][1:]])
