@@ -9,7 +9,8 @@ import time
 
 from absl import app, flags
 
-from marl_jax.rewards import grade_math, math_pool
+from marl_jax.rewards import grade_math
+from marl_jax.rewards.math import math_pool
 
 COUNT = flags.DEFINE_integer("count", 4000, "ordinary answers to grade")
 

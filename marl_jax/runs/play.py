@@ -58,7 +58,7 @@ def start_graders(config: RunConfig) -> None:
 
         default_pool()
     else:
-        from marl_jax.rewards import math_pool
+        from marl_jax.rewards.math import math_pool
 
         math_pool.start()
 

@@ -3,7 +3,7 @@ r"""What counts as the same answer, and what does not: tables of (boxed answer, 
 import pytest
 
 from marl_jax.rewards import equivalent, grade_math
-from marl_jax.rewards import math as grader
+from marl_jax.rewards.math import equivalence as grader
 
 SAME = {
     "numbers are compared by value": [

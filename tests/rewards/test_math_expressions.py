@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from marl_jax.rewards.expressions import NoValue, TooBig, Unreadable, evaluate, rename, variables
-from marl_jax.rewards.latex import parse
+from marl_jax.rewards.math.expressions import NoValue, TooBig, Unreadable, evaluate, rename, variables
+from marl_jax.rewards.math.latex import parse
 
 
 def random_expression(draw: random.Random, depth: int) -> tuple[str, float]:

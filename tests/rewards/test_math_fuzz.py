@@ -7,9 +7,8 @@ import time
 import pytest
 from pace import slowness
 
-from marl_jax.rewards import math_pool
-from marl_jax.rewards.math import equivalent
-from marl_jax.rewards.spelling import clean
+from marl_jax.rewards.math import equivalent, math_pool
+from marl_jax.rewards.math.spelling import clean
 
 SOUP = r"""
     \frac \sqrt ( ) [ ] { } \{ \} | ^ _ ! , ; : = < > \le \ge \in \cup \pm \mp + - * / \cdot \times 1 2 10 0 0.5 .5 1e5

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from pace import slowness
 
-from marl_jax.rewards import grade_math, math_pool
-from marl_jax.rewards import math as grader
-from marl_jax.rewards.latex import parse
-from marl_jax.rewards.math import start_equivalent
+from marl_jax.rewards import grade_math
+from marl_jax.rewards.math import equivalence as grader
+from marl_jax.rewards.math import math_pool, start_equivalent
+from marl_jax.rewards.math.latex import parse
 
 ROOT = Path(__file__).parents[2]
 HARD = (r"\ln 6", r"\ln 2 + \ln 3")  # equal, and only algebra tells
@@ -384,7 +384,8 @@ def test_a_process_with_jax_grades_in_workers_without_it_and_leaves_none_behind(
 def test_workers_end_with_a_parent_that_is_killed():
     done = run(rf"""
         import os, signal
-        from marl_jax.rewards import grade_math, math_pool
+        from marl_jax.rewards import grade_math
+        from marl_jax.rewards.math import math_pool
         grade_math(r"\boxed{{{HARD[0]}}}", r"{HARD[1]}")
         print(math_pool._pool.idle[0].process.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -399,7 +400,8 @@ def test_workers_end_with_a_parent_that_is_killed():
 def test_a_forked_copy_starts_its_own_workers():
     done = run(rf"""
         import os
-        from marl_jax.rewards import grade_math, math_pool
+        from marl_jax.rewards import grade_math
+        from marl_jax.rewards.math import math_pool
         grade_math(r"\boxed{{{HARD[0]}}}", r"{HARD[1]}")
         mine = math_pool._pool.idle[0].process.pid
         child = os.fork()
@@ -416,7 +418,7 @@ def test_a_forked_copy_starts_its_own_workers():
 def test_a_worker_that_cannot_start_says_how_to_find_out_why(monkeypatch):
     monkeypatch.setattr(math_pool, "_pool", math_pool._Pool())
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(RuntimeError, match=r"exit status 1\).*marl_jax.rewards.math_worker"):
+    with pytest.raises(RuntimeError, match=r"exit status 1\).*marl_jax.rewards.math.math_worker"):
         ask("1", "1")
 
 

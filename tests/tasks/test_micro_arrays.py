@@ -10,8 +10,8 @@ import pytest
 
 from marl_jax.learning.advantages import group_advantages
 from marl_jax.models.tokenizer import build_micro_tokenizer
-from marl_jax.rewards.boxed import extract_boxed
 from marl_jax.rewards.math import grade_math
+from marl_jax.rewards.math.boxed import extract_boxed
 from marl_jax.tasks import micro
 from marl_jax.tasks.micro_arrays import (
     char_table,

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Iterator
 from fractions import Fraction
 
-from marl_jax.rewards.expressions import NoValue, TooBig, Tree, evaluate, variables
+from marl_jax.rewards.math.expressions import NoValue, TooBig, Tree, evaluate, variables
 
 Node = tuple  # as in `answers`
 

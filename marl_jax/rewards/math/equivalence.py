@@ -28,10 +28,10 @@ from concurrent.futures import Future
 from fractions import Fraction
 from functools import lru_cache
 
-from marl_jax.rewards import math_pool
-from marl_jax.rewards.answers import Node, is_asked, is_label, read, readings
-from marl_jax.rewards.boxed import extract_boxed
-from marl_jax.rewards.expressions import (
+from marl_jax.rewards.math import math_pool
+from marl_jax.rewards.math.answers import Node, is_asked, is_label, read, readings
+from marl_jax.rewards.math.boxed import extract_boxed
+from marl_jax.rewards.math.expressions import (
     POINTS,
     NoValue,
     TooBig,
@@ -46,9 +46,9 @@ from marl_jax.rewards.expressions import (
     rename,
     variables,
 )
-from marl_jax.rewards.latex import parse
-from marl_jax.rewards.spelling import choice, clean, squeeze
-from marl_jax.rewards.units import agree
+from marl_jax.rewards.math.latex import parse
+from marl_jax.rewards.math.spelling import choice, clean, squeeze
+from marl_jax.rewards.math.units import agree
 from marl_jax.rewards.warn import warn
 
 MAX_CHARS = 1000  # of an answer that is read; a longer one must be the gold answer's text
@@ -135,7 +135,7 @@ def _by_algebra(answer: str, gold: str) -> bool:
     compare = _Comparison()
     same = _compared(answer, gold, compare)
     if compare.undecided and not same:
-        # Said, because whoever sees only rewards would take a busy machine for wrong answers.
+        # In the rewards alone, a busy machine looks like wrong answers.
         warn("no time for the algebra of a math answer, which earns 0: %s", answer)
         raise _Undecided
     return same
@@ -179,9 +179,10 @@ class _Comparison:
             return self.same_equation(a, g)
         if kinds <= {"list", "set"}:
             return self.same_items(a[1], g[1], distinct="set" in kinds)
-        if "set" in kinds:  # {5} and 5
-            one, other = (a, g) if a[0] == "set" else (g, a)
-            return len(one[1]) == 1 and self.same(*((one[1][0], other) if one is a else (other, one[1][0])))
+        if a[0] == "set":  # {5} for 5
+            return len(a[1]) == 1 and self.same(a[1][0], g)
+        if g[0] == "set":
+            return len(g[1]) == 1 and self.same(a, g[1][0])
         if len(kinds) > 1:
             return False
         match a[0]:

@@ -8,7 +8,7 @@ import contextlib
 import re
 from fractions import Fraction
 
-from marl_jax.rewards.expressions import (
+from marl_jax.rewards.math.expressions import (
     EXACT_FUNCTIONS,
     FLOAT_FUNCTIONS,
     ONE,
@@ -126,7 +126,7 @@ class _Parser:
             if operator in ("*", "/", "\\cdot", "\\times", "\\div"):
                 self.take()
                 sign *= self.sign()
-                ten = self.next() in ("10",) and self.tokens[self.at + 1] == "^"
+                ten = self.tokens[self.at : self.at + 2] == ["10", "^"]  # 3 * 10^8 is one number
                 factor = self.factor()
                 if factors[-1][0] == factor[0] == "n" and operator != "/" and not ten:
                     self.unfinished = True

@@ -12,10 +12,10 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from marl_jax.rewards.expressions import TooBig, Tree, Unreadable, add, multiply, number, variables
-from marl_jax.rewards.intervals import combine
-from marl_jax.rewards.latex import MAX_DEPTH, parse
-from marl_jax.rewards.units import has_words, measure
+from marl_jax.rewards.math.expressions import TooBig, Tree, Unreadable, add, multiply, number, variables
+from marl_jax.rewards.math.latex import MAX_DEPTH, parse
+from marl_jax.rewards.math.real_sets import combine
+from marl_jax.rewards.math.units import has_words, measure
 
 Node = tuple
 
@@ -24,11 +24,12 @@ def readings(text: str) -> Iterator[Node]:
     """What a cleaned answer may mean: 1,000 is a number, or else a list of two; 10 am is 10:00 am, too; x = 1, y = 2
     is a point, or two equations. Nested too deep, it is mere text.
     """
-    if sum(map(text.count, "([{")) > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+    depths = itertools.accumulate(map(_step, _BRACKET.findall(text) if len(text) > MAX_DEPTH else ()))
+    if max(depths, default=0) > MAX_DEPTH:
         yield _text(text)
         return
     joined = _THOUSANDS.sub(lambda found: found.group().replace(",", ""), text)
-    if joined != text and not _BRACKET.search(text):
+    if joined != text and not any(map(text.count, "([{")):
         yield read(joined)
     if _HOUR.fullmatch(text):
         yield read(text.replace(" ", ":00 "))
@@ -66,13 +67,12 @@ def read(text: str) -> Node:
 # --- structure ------------------------------------------------------------------------------------------------
 
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
-_BRACKET = re.compile(r"[(\[{]")
 _COORDINATES = {"xy", "xyz", "ab", "abc", "mn", "pq"}
 _HOUR = re.compile(r"\d{1,2} [ap]m")
 _SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![A-Za-z])")
 _SEPARATOR = re.compile(r"[,;]\s*(?:(?:and|or)(?![A-Za-z]))?|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 _RELATION = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|[=<>]")
-_DEPTH = re.compile(r"\\begin|\\end|\\[{}]|[()\[\]{}]")
+_BRACKET = re.compile(r"(\\begin|\\end|\\[{}]|[()\[\]{}])")
 _OPENING = {"(", "[", "{", "\\{", "\\begin"}
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _NAME = r"(?:[A-Za-z]|\\[a-zA-Z]+)(?:_(?:\{[^{}]*\}|[A-Za-z\d]))?'*"
@@ -93,15 +93,22 @@ def _split(text: str, separator: re.Pattern) -> list[str]:
     """The parts between separators that stand outside of all brackets."""
     if not separator.search(text):
         return [text]
-    depth, at, start, parts = 0, 0, 0, []
-    while at < len(text):
-        if (found := _DEPTH.match(text, at)) is not None:
-            depth += 1 if found.group() in _OPENING else -1
-        elif depth == 0 and (found := separator.match(text, at)) is not None:
-            parts.append(text[start:at].strip())
-            start = found.end()
-        at = found.end() if found is not None else at + 1
-    return [*parts, text[start:].strip()]
+    cuts = [at for found in separator.finditer(_outside(text)) for at in found.span()]
+    ends = [0, *cuts, len(text)]
+    return [text[start:end].strip() for start, end in zip(ends[::2], ends[1::2])]
+
+
+def _outside(text: str) -> str:
+    """The text with its brackets and all that stands in them blotted out; every position stays."""
+    depth, kept = 0, ""
+    for at, part in enumerate(_BRACKET.split(text)):  # texts and brackets take turns
+        kept += "\0" * len(part) if depth or at % 2 else part
+        depth += _step(part) if at % 2 else 0
+    return kept
+
+
+def _step(bracket: str) -> int:
+    return 1 if bracket in _OPENING else -1
 
 
 def _set_algebra(sign: str, items: tuple[Node, ...]) -> Node | None:
@@ -126,15 +133,10 @@ def _both(text: str) -> tuple[Node, ...]:
     return tuple(map(_finished, map(read, both)))
 
 
-def _depth(text: str) -> int:
-    depths = itertools.accumulate(1 if found.group() in _OPENING else -1 for found in _DEPTH.finditer(text))
-    return max(depths, default=0)
-
-
 def _bracket(text: str) -> Node:
     depth = 0
-    for found in _DEPTH.finditer(text):
-        depth += 1 if found.group() in _OPENING else -1
+    for found in _BRACKET.finditer(text):
+        depth += _step(found.group())
         if depth == 0:
             break
     left = "\\{" if text[0] == "\\" else text[0]
@@ -201,10 +203,8 @@ def _times(scale: Tree, cell: Node) -> Node:
 
 
 def _relation(text: str) -> Node:
-    parts = _split(text, _RELATION)
-    depth_free = "".join(_outside(text))
-    signs = [found.group() for found in _RELATION.finditer(depth_free)]
-    if len(parts) != len(signs) + 1 or not signs or not all(parts):
+    parts, signs = _split(text, _RELATION), _RELATION.findall(_outside(text))
+    if not signs or not all(parts):
         return _text(text)
     if set(signs) == {"="}:
         return ("equation", tuple(parts))
@@ -243,18 +243,6 @@ def _ordered(text: str, parts: list[str], strict: list[bool]) -> Node:
 
 def _interval(items: tuple[Node, Node], open_ends: tuple[bool, bool], variable: str) -> Node:
     return ("bracket", "(" if open_ends[0] else "[", ")" if open_ends[1] else "]", items, variable)
-
-
-def _outside(text: str) -> Iterator[str]:
-    """The stretches of the text that stand outside of all brackets."""
-    depth, start = 0, 0
-    for found in _DEPTH.finditer(text):
-        if depth == 0:
-            yield text[start : found.start()]
-        depth += 1 if found.group() in _OPENING else -1
-        start = found.end()
-    if depth == 0:
-        yield text[start:]
 
 
 def _finished(node: Node) -> Node:

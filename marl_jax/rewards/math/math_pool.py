@@ -20,7 +20,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from marl_jax.rewards.expressions import Tree
+from marl_jax.rewards.math.expressions import Tree
 
 START_LIMIT_S = 120.0  # loading the library on a slow disk is no verdict about an answer
 AFTER_START_S = 0.5  # of its time that a question keeps while no worker is up
@@ -222,7 +222,7 @@ class _Pool:
             if worker in self.all and not worker.ready:
                 self.failure = RuntimeError(
                     f"the math worker did not start (exit status {worker.process.returncode}): "
-                    f"run `{sys.executable} -m marl_jax.rewards.math_worker` to see why"
+                    f"run `{sys.executable} -m marl_jax.rewards.math.math_worker` to see why"
                 )
             self.all.discard(worker)
             self.changed.notify_all()

@@ -125,7 +125,8 @@ def multiply(factors: list[Tree]) -> Tree:
     root = power(number(radicand), HALF) if radicand != 1 else ONE
     outside, root = _coefficient(root)
     count *= outside
-    parts = [_join(base, exponents) for base, exponents in powers.items()]
+    exponents = {base: terms[0] if len(terms) == 1 else add(terms) for base, terms in powers.items()}
+    parts = [power(base, exponent) for base, exponent in exponents.items()]
     parts = [part for part in (root, *parts) if part != ONE]
     if len(parts) == 1 and parts[0][0] == "+" and count != 1:
         return add([multiply([number(count), part]) for part in parts[0][1:]])
@@ -157,21 +158,19 @@ def power(base: Tree, exponent: Tree) -> Tree:
 def _number_power(base: Fraction, exponent: Fraction) -> Tree:
     kept = ("^", number(base), number(exponent))
     whole = exponent.numerator
-    if base == 0 and exponent < 0:
-        raise Unreadable("division by zero")
+    if base == 0:
+        if exponent < 0:
+            raise Unreadable("division by zero")
+        return ZERO if exponent else ONE
     if exponent.denominator == 1:
-        if base == 0:
-            return ZERO if whole > 0 else ONE
         bits = max(base.numerator.bit_length(), base.denominator.bit_length())
         return number(base**whole) if bits * abs(whole) <= MAX_BITS or abs(base) == 1 else kept
     if base < 0 and exponent == Fraction(1, 2):
         return multiply([("c", "i"), power(number(-base), HALF)])
-    if base <= 0 and exponent.denominator % 2 == 0:
-        return ZERO if base == 0 and whole > 0 else kept
-    if exponent.denominator > 64 or abs(whole) > 64:
+    if (base < 0 and exponent.denominator % 2 == 0) or exponent.denominator > 64 or abs(whole) > 64:
         return kept
     n, d = (_root(part, exponent.denominator) for part in (base.numerator, base.denominator))
-    if n is not None and d is not None and base:
+    if n is not None and d is not None:
         return _number_power(Fraction(n, d), Fraction(whole))
     if exponent.denominator == 2:
         if whole < 0:
@@ -217,10 +216,6 @@ def _coefficient(tree: Tree) -> tuple[Fraction, Tree]:
     if tree[0] == "*" and tree[1][0] == "n":
         return tree[1][1], tree[2] if len(tree) == 3 else ("*", *tree[2:])
     return Fraction(1), tree
-
-
-def _join(base: Tree, exponents: list[Tree]) -> Tree:
-    return power(base, exponents[0] if len(exponents) == 1 else add(exponents))
 
 
 # --- values ---------------------------------------------------------------------------------------------------
