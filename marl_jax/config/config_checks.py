@@ -8,10 +8,11 @@ import importlib.util
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from marl_jax import table
 from marl_jax.config import fields
 from marl_jax.config.run_fields import RunFields
 from marl_jax.learning.groups import group_key
-from marl_jax.own import is_own, load_own
+from marl_jax.own import is_own, load_own, own_function
 from marl_jax.planning.walks import SLOTS, alone, compared_by, least_calls
 from marl_jax.policies import (
     SamplingSettings,
@@ -20,7 +21,7 @@ from marl_jax.policies import (
     trained_policies,
     validate_map,
 )
-from marl_jax.rewards.credit import make_credit
+from marl_jax.rewards.credit import NEED_KINDS, make_credit
 from marl_jax.tasks import NAMES
 from marl_jax.tasks.datasets import SOURCES
 from marl_jax.tasks.micro import KINDS
@@ -53,10 +54,20 @@ def asked_in_vain(config: RunFields, asked: Iterable[str]) -> list[str]:
 
 def _workflow(config: RunFields) -> Problems:
     name, family = config.workflow.name, config.data.family
-    if family not in find(name).families:
-        yield f"workflow '{name}' is for {', '.join(find(name).families)}, not for {family}"
-    if config.rewards.name == "voting_rubric" and name != "voting":
-        yield f"rewards.name 'voting_rubric' is defined for voting, not for '{name}': use outcome"
+    workflow = find(name)
+    if family not in workflow.families:
+        yield f"workflow '{name}' is for {', '.join(workflow.families)}, not for {family}"
+    if config.rewards.name in NEED_KINDS and not workflow.kinds:
+        roles = ", ".join(f'"{role}": solver' for role in workflow.roles)
+        yield (
+            f"rewards.name '{config.rewards.name}' rewards each role's own work, which '{name}' does not declare: "
+            f"write @workflow(roles={{{roles}}}), each role with its kind ({', '.join(table.KINDS)})"
+        )
+    elif config.rewards.name == "voting_rubric" and {*map(workflow.kind_of, workflow.roles)} - {
+        "solver",
+        "picker",
+    }:
+        yield f"rewards.name 'voting_rubric' is for solvers and pickers, as in voting, not for '{name}': use outcome"
 
 
 def _settings(config: RunFields) -> Problems:
@@ -218,7 +229,7 @@ def _sampling(config: RunFields) -> Problems:
             f"learner.batch.buckets is {config.learner.batch.buckets[-1]}: add a longer bucket"
         )
     sampled = {role: own for role, own in config.role_settings.items() if own.temperature > 0}
-    if any(own.top_p < 1 or own.top_k for own in sampled.values()):
+    if config.engine.sampler or any(own.top_p < 1 or own.top_k for own in sampled.values()):
         for role in (role for role, own in sampled.items() if not own.top_k):
             yield (
                 f"role '{role}' has top_k 0 in a run that truncates: training renormalises over what was kept, "
@@ -280,6 +291,8 @@ def _ignored(config: RunFields, *names: str) -> Problems:
 
 
 def _learning(config: RunFields) -> Problems:
+    if config.engine.sampler:
+        yield from _refusal("engine.sampler", own_function, config.engine.sampler, "sampler")
     yield from _refusal("rewards", make_credit, config.rewards)
     if config.checkpoints.best and not config.evaluation.every:
         yield "checkpoints.best needs evaluations: set evaluation.every above 0, or checkpoints.best=false"

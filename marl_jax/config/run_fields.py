@@ -89,6 +89,8 @@ class EngineConfig:
     lanes: OptionalCount = None
     budget_bytes: OptionalCount = None
     steps: OptionalCount = None  # decode steps per dispatch; None: as the platform likes
+    # Your own, "module:function": tempered logits [lanes, V] to the same with -inf for tokens that shall not be drawn.
+    sampler: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -255,6 +255,7 @@ def _shapes(
             # What the trainer renormalises over.
             candidates=max(role.top_k for role in roles) if truncate else 0,
             min_new=any(role.min_new_tokens > 0 for role in roles),
+            sampler=config.engine.sampler,
         ),
         steps=config.engine.steps,
         stops=max(8, *(len(role.stop_tokens) + 1 for role in roles)),  # and the template's end of turn

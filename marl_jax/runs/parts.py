@@ -211,8 +211,11 @@ def digests(config: RunConfig, parts: Parts, splits: dict[str, Sequence[Task]]) 
             "workflow": config.workflow.name,
             "rewards": config.rewards.name,
             "data": config.data.name,
+            "estimator": config.advantages.estimator,
+            "loss": config.learner.loss.kind,
+            "sampler": config.engine.sampler,
         }.items()
-        if is_own(name)
+        if name and is_own(name)
     }
     return {
         **{f"base {directory}": digest_model(directory) for directory in parts.bases},

@@ -17,6 +17,7 @@ from marl_jax.models import qwen3
 from marl_jax.models.decode import Cache
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.weight_table import Tree
+from marl_jax.own import own_function
 from marl_jax.sampling import methods
 
 Array = Any  # of numpy on the host, of JAX inside a program
@@ -30,6 +31,9 @@ class Features:
     min_new: bool = False  # stop tokens barred from a completion's first tokens
     untempered: bool = False  # the log-probs at temperature 1 without truncation, too
     candidates: int = 0  # C > 0: record the kept set, of at most C tokens
+    sampler: str | None = (
+        None  # a function of your own, "module:function", that cuts tokens off after top-k and top-p
+    )
 
 
 @flax.struct.dataclass
@@ -194,6 +198,8 @@ def _sample(
     if features.truncate:
         top_k, top_p = jnp.where(greedy, 0, lanes.top_k), jnp.where(greedy, 1.0, lanes.top_p)
         logits = methods.truncate(logits, top_k, top_p)
+    if features.sampler:
+        logits = jnp.where(greedy[:, None], logits, own_function(features.sampler, "sampler")(logits))
     token, logprob = methods.draw(logits, methods.noise(lanes.noise, lanes.generated), greedy)
     untempered = kept = None
     if features.untempered:

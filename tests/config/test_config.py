@@ -24,6 +24,12 @@ MIXING = f"{INTERVENTIONS}.mixing"
 OWN_DATA = ("data.name", "json:loads")
 
 
+@workflow(roles=("generator", "evaluator"))
+def unsaid(task, prompts):
+    """Its roles are named, and what their work is is not."""
+    yield Call("generator", prompts.generator(question=task.question))
+
+
 def refused(*texts, spec=VOTING):
     with pytest.raises(ConfigError) as error:
         load_config(spec, texts)
@@ -353,7 +359,18 @@ def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
         ),
         ([("learner.optimiser.weight_decay", "-1")], "weight_decay -1.0 must not be negative"),
         ([("learner.optimiser.schedule.total_steps", "0")], "total_steps 0 must be at least 1"),
-        ([("workflow.name", "eval_opt"), ("rewards.name", "voting_rubric")], "is defined for voting"),
+        ([("workflow.name", "eval_opt"), ("rewards.name", "voting_rubric")], "is for solvers and pickers"),
+        (
+            [("workflow.name", f"{__name__}:unsaid"), ("rewards.name", "own_correctness")],
+            'write @workflow(roles={"generator": solver, "evaluator": solver})',
+        ),
+        ([("engine.sampler", "json:nothing")], "engine.sampler: sampler 'json:nothing'"),
+        ([("engine.sampler", "json:loads")], "has top_k 0 in a run that truncates"),
+        ([("learner.loss.kind", "json:nothing")], "loss 'json:nothing': module 'json' has no 'nothing'"),
+        (
+            [("advantages.estimator", "json:nothing")],
+            "estimator 'json:nothing': module 'json' has no 'nothing'",
+        ),
         ([("rewards.name", "rubric")], "credit 'rubric' is unknown"),
         (
             [("rewards.penalized_roles", "generater")],

@@ -129,3 +129,30 @@ def test_an_eps_that_would_turn_signs_is_refused(eps):
         group_advantages([0.0, 1.0], [0, 0], eps=eps)
     with pytest.raises(ValueError, match="must be finite and not negative"):
         agent_advantages([0.0, 1.0], [0, 0], [0, 0], eps=eps)
+
+
+def half_of_the_rest(rewards, groups):
+    """An estimator of one's own: half of what a reward is above the smallest of its group."""
+    xp = jnp if isinstance(rewards, jax.Array) else np
+    same = groups[:, None] == groups[None, :]
+    return (rewards - xp.min(xp.where(same, rewards[None, :], xp.inf), axis=1)) / 2
+
+
+def test_an_estimator_of_ones_own_is_given_rewards_and_groups():
+    lowest = {7: 0.0, 3: -2.0, 5: 0.25}
+    want = [(r - lowest[g]) / 2 for r, g in zip(REWARDS, GROUPS)]
+    got = group_advantages(REWARDS, GROUPS, estimator=f"{__name__}:half_of_the_rest")
+    np.testing.assert_allclose(got, want, atol=1e-7)
+    traced = jax.jit(lambda r, g: group_advantages(r, g, estimator=f"{__name__}:half_of_the_rest"))
+    np.testing.assert_allclose(traced(REWARDS, GROUPS), want, atol=1e-7)
+
+
+def one_number(rewards, groups):
+    return rewards.sum()
+
+
+def test_an_estimator_of_ones_own_returns_as_many_advantages_as_there_are_rewards():
+    with pytest.raises(ValueError, match="for 8 rewards; return an array of as many"):
+        group_advantages(REWARDS, GROUPS, estimator=f"{__name__}:one_number")
+    with pytest.raises(ValueError, match="is a str, not a function"):
+        group_advantages(REWARDS, GROUPS, estimator="string:digits")

@@ -336,3 +336,18 @@ def test_a_metric_reads_as_the_number_that_it_is():
     assert (metric + Mean(jnp.array(1.0), jnp.array(4.0))).value == 0.5
     with pytest.raises(TypeError):
         metric + 1
+
+
+def linear(logp, ratio, advantages):
+    """A loss of one's own: the ratio without any clip."""
+    return -advantages * ratio
+
+
+def test_a_loss_of_ones_own_is_given_log_probs_ratios_and_advantages():
+    logp = jnp.log(jnp.array([[0.5, 0.25], [0.9, 0.1]]))
+    old = jnp.log(jnp.array([[0.25, 0.25], [0.3, 0.2]]))
+    mask, advantages = jnp.array([[1, 1], [1, 0]]), jnp.array([2.0, -1.0])
+    loss = policy_loss(logp, old, advantages, mask, kind=f"{__name__}:linear", aggregation="token_mean")
+    assert float(loss.value) == pytest.approx((-2 * 2 - 2 * 1 + 1 * 3) / 3, rel=1e-6)
+    with pytest.raises(ValueError, match="loss 'json:nothing': module 'json' has no 'nothing'"):
+        LossConfig(kind="json:nothing")

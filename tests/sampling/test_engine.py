@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from kit import (
@@ -22,7 +23,7 @@ from kit import (
     serve,
 )
 
-from marl_jax.models import init, lora
+from marl_jax.models import forward, init, lora
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.sampling import Engine, Features, generate, plan, programs
 from marl_jax.sampling.transfer import Transfers, fetch
@@ -431,6 +432,29 @@ def test_a_greedy_request_among_recorded_kept_sets_logs_the_whole_distribution(p
     assert greedy.tokens == plain.tokens
     np.testing.assert_allclose(greedy.logprobs, plain.logprobs, atol=1e-5)
     assert (greedy.kept == -1).all() and (sampled.kept >= 0).all()
+
+
+def even_ids(logits):
+    """A sampler of one's own: tokens of odd ids are never drawn."""
+    return jnp.where(jnp.arange(logits.shape[-1]) % 2 == 0, logits, -jnp.inf)
+
+
+def test_a_sampler_of_ones_own_cuts_tokens_off_and_the_logged_distribution_is_what_is_left(params):
+    features = Features(truncate=True, candidates=64, sampler=f"{__name__}:even_ids")
+    requests = [ask(prompt(7, n), n, new=12, top_k=64) for n in range(4)]
+    for request, done in zip(
+        requests, serve(Engine(params, CONFIG, dataclasses.replace(SETTINGS, features=features)), requests)
+    ):
+        assert not np.any(np.asarray(done.tokens) % 2)
+        logits = np.asarray(
+            forward(params, CONFIG, np.array([[*request.tokens, *done.tokens]]))[0], np.float64
+        )
+        at = logits[len(request.tokens) - 1 : -1] / request.temperature
+        largest = np.sort(at, axis=-1)[:, -64:-63]
+        left = np.where((at >= largest) & (np.arange(CONFIG.vocab_size) % 2 == 0), at, -np.inf)
+        logp = left - np.log(np.exp(left).sum(-1, keepdims=True))
+        np.testing.assert_allclose(done.logprobs, logp[np.arange(len(at)), done.tokens], atol=1e-4)
+        assert {i for row in done.kept for i in row if i >= 0} <= set(range(0, CONFIG.vocab_size, 2))
 
 
 def test_prompts_of_about_the_same_length_share_their_programs():
