@@ -464,7 +464,7 @@ def test_a_crash_fails_one_program_and_is_repaired(generation):
         assert all(future.result().passed for future in quick)
         # The last of them may still be there for a moment.
         assert eventually(lambda: not any(len(descendants(pid)) == 2 for pid in zygote_pids(pool)))
-        slow = "import time\ntime.sleep(1)\nprint(input())"
+        slow = "import time\ntime.sleep(3)\nprint(input())"
         hit = submit_program(slow, ECHO, pool=pool)
         assert eventually(lambda: any(len(descendants(pid)) == 2 for pid in zygote_pids(pool)))
         (shell,) = (pid for pid in zygote_pids(pool) if len(descendants(pid)) == 2)
