@@ -156,7 +156,7 @@ def test_a_grader_starts_each_distinct_answer_once_and_before_any_is_waited_for(
 
 
 def test_an_episode_that_failed_has_nothing_to_grade(monkeypatch):
-    monkeypatch.setattr("marl_jax.rewards.math.start_equivalent", lambda *asked: pytest.fail("graded"))
+    monkeypatch.setattr("marl_jax.rewards.families.start_equivalent", lambda *asked: pytest.fail("graded"))
     (one,) = grade(Table.of([voting(["42"], "1", "42", error="lost")])).episodes()
     assert (one.outcome, one.answers) == (0.0, (0.0, None))
 
