@@ -1,0 +1,53 @@
+"""A run folder of the last schema, written by commit facd658, is still read by evaluate, export and report."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from marl_jax.commands.evaluate import evaluate
+from marl_jax.commands.export import export
+from marl_jax.models import load_hf
+from marl_jax.rollouts import read_episodes
+from marl_jax.run_folder.folder import FolderError, read_config
+from marl_jax.runs import train
+from marl_jax.study.report import write_report
+
+ROOT = Path(__file__).parents[2]
+OLD = ROOT / "tests/fixtures/old_run/run"
+
+
+@pytest.fixture
+def old(tmp_path, monkeypatch):
+    """A copy that may be written to; its base is named as seen from the repository's root."""
+    monkeypatch.chdir(ROOT)
+    return Path(shutil.copytree(OLD, tmp_path / "run"))
+
+
+def test_its_policies_answer_as_they_did(old):
+    recorded = [json.loads(line) for line in (OLD / "eval.jsonl").read_text().splitlines()]
+    again = evaluate(old, checkpoint="all", split="val", problems=4, samples=1)
+    assert [record["step"] for record in again] == [0, 2]
+    for record, line in zip(again, recorded):
+        assert (record["accuracy"], record["calls_per_episode"]) == (line["accuracy"], line["calls_per_episode"])
+        assert record["roles"].keys() == line["roles"].keys()
+
+
+def test_its_policies_are_exported(old, tmp_path):
+    export(old, "p0", tmp_path / "out", checkpoint="latest", dtype="float32")
+    config, params = load_hf(tmp_path / "out")
+    assert config.hidden_size == 16 and np.isfinite(np.asarray(params["embed"])).all()
+
+
+def test_its_page_shows_what_was_said_and_earned(old):
+    page = Path(write_report(old)).read_text()
+    table = read_episodes(old / "episodes" / "step-000002.jsonl.gz")
+    assert len(table.heads) == 4 and table.reward.shape == table.advantage.shape == (12,)
+    assert table.heads[0].task.question in page and "aggregator" in page
+
+
+def test_training_does_not_go_on_in_it_unasked(old):
+    with pytest.raises(FolderError, match="versions.code: "):
+        train(read_config(old), old)
