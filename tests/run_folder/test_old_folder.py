@@ -31,7 +31,10 @@ def test_its_policies_answer_as_they_did(old):
     again = evaluate(old, checkpoint="all", split="val", problems=4, samples=1)
     assert [record["step"] for record in again] == [0, 2]
     for record, line in zip(again, recorded):
-        assert (record["accuracy"], record["calls_per_episode"]) == (line["accuracy"], line["calls_per_episode"])
+        assert (record["accuracy"], record["calls_per_episode"]) == (
+            line["accuracy"],
+            line["calls_per_episode"],
+        )
         assert record["roles"].keys() == line["roles"].keys()
 
 
@@ -49,5 +52,5 @@ def test_its_page_shows_what_was_said_and_earned(old):
 
 
 def test_training_does_not_go_on_in_it_unasked(old):
-    with pytest.raises(FolderError, match="versions.code: "):
+    with pytest.raises(FolderError, match=r"versions\.code: "):
         train(read_config(old), old)
