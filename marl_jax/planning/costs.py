@@ -122,14 +122,13 @@ class Attention:
 
     rows: int  # of plain causal attention
     length: int
-    block: int  # queries at a time
     flash: bool  # in a kernel that writes no scores
     scored: int  # pairs of a query in a branch and what it sees
 
     @property
     def causal(self) -> float:
         """Pairs of a query and a key in plain rows, without those that blocks leave out."""
-        return self.rows * self.length * (self.length + min(self.block, self.length)) / 2
+        return self.rows * self.length * (self.length + min(block_size(self.length), self.length)) / 2
 
 
 def attention(model: Model, shape: Shape) -> Attention:
@@ -147,7 +146,7 @@ def attention(model: Model, shape: Shape) -> Attention:
         else:
             scored = apart[0] * shape.length * apart[1]
     flash = kernel(rows, length) in ("cudnn", "splash")
-    return Attention(rows, length, block_size(length), flash, scored)
+    return Attention(rows, length, flash, scored)
 
 
 # ---------------------------------------------------------------- bytes of the update
@@ -185,7 +184,7 @@ def _layer_kept(model: Model, shape: Shape) -> int:
     how = attention(model, shape)
     numbers = model.kept("none") / model.config.num_hidden_layers * shape.tokens
     if not how.flash:  # keys and values in front of each block, half of them on average; one block is traced
-        numbers += how.rows * how.length * model.kv_heads * max(0, how.length / how.block - 1)
+        numbers += how.rows * model.kv_heads * max(0, how.length**2 / block_size(how.length) - how.length)
     if how.scored:  # what each branch attended to, before it is divided by the sum of its weights
         numbers += shape.rows * shape.branches * shape.length * model.heads
     elif shape.prefix:  # queries, keys and values of the rows, and what they attended to
@@ -199,25 +198,28 @@ def _layer_kept(model: Model, shape: Shape) -> int:
 def forward_operations(model: Model, shape: Shape) -> int:
     """Of the hidden states and the log-probs of one micro-batch."""
     how = attention(model, shape)
-    pairs = how.causal + how.scored
-    layers = 2 * shape.tokens * model.layer + 4 * model.heads * pairs  # two products per pair
-    return int(model.config.num_hidden_layers * layers) + 2 * shape.rows * shape.sampled * model.head
+    layers = _layers_forward(model, shape.tokens, how.causal + how.scored)
+    return int(layers) + 2 * shape.rows * shape.sampled * model.head
 
 
 def update_operations(model: Model, shape: Shape) -> int:
     """Forward, recomputation and twice the forward pass backward; frozen weights have no gradient."""
-    times, layers = 4 if model.remat == "layer" else 3, model.config.num_hidden_layers
+    times = 4 if model.remat == "layer" else 3
     head = 2 * shape.rows * shape.sampled * model.head
     # Logits are computed twice, and so are scores that nothing keeps.
-    again = head + int(4 * layers * model.heads * attention(model, shape).causal)
+    again = head + int(_layers_forward(model, 0, attention(model, shape).causal))
     whole = times * forward_operations(model, shape) + again
     if not model.lora_rank:
         return whole
-    frozen = 2 * shape.tokens * layers * model.layer + head
+    frozen = head + int(_layers_forward(model, shape.tokens, 0))
     return whole - frozen + times * 2 * shape.tokens * model.trained
 
 
 def serving_operations(model: Model, tokens: int, seen: float, adapters: int) -> float:
     """Of the layers, for tokens that see so many on average; `adapters` is the size of all that are multiplied."""
-    layers = model.config.num_hidden_layers * (2 * model.layer + 4 * model.heads * seen)
-    return tokens * (layers + 2 * adapters)
+    return _layers_forward(model, tokens, tokens * seen) + 2 * tokens * adapters
+
+
+def _layers_forward(model: Model, tokens: int, pairs: float) -> float:
+    """All matrices, and two products for each pair of a query and a key."""
+    return model.config.num_hidden_layers * (2 * tokens * model.layer + 4 * model.heads * pairs)

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from marl_jax.config.run_config import RunConfig
-from marl_jax.learning.batching import BatchConfig, MicroBatch, make_batches
+from marl_jax.learning.batching import BatchConfig, MicroBatch, blank_arrays, make_batches
 from marl_jax.planning.dry_run import Demand
 from marl_jax.table import Table
 
@@ -35,13 +34,7 @@ class Shape:
 
     def arrays(self) -> MicroBatch:
         """Such a micro-batch without contents."""
-        whole = dict.fromkeys(("tokens", "positions", "segments"), (self.width, jnp.int32))
-        ints = dict.fromkeys(("source", "targets", "sequences"), (self.sampled, jnp.int32))
-        names = ("advantages", "sampler_logp", "old_logp", "ref_logp", "kl_coef", "temperature")
-        floats = dict.fromkeys(names, (self.sampled, jnp.float32))
-        kinds = {**whole, **ints, **floats, "mask": (self.sampled, jnp.bool_)}
-        shaped = lambda width, dtype: jax.ShapeDtypeStruct((self.rows, width), dtype)
-        arrays: dict[str, Any] = {name: shaped(*kind) for name, kind in kinds.items()}
+        arrays: Any = jax.eval_shape(lambda: blank_arrays(self.rows, self.width, self.sampled))
         return MicroBatch(**arrays, prefix=self.prefix, branches=self.branches)
 
 
