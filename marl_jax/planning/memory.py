@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -50,8 +50,13 @@ def sizes_of(config: RunConfig, model: ModelConfig, device: Device) -> Model:
     return Model(model, device.platform, device.capability, chosen.remat, chosen.attention, rank)
 
 
-def standing(config: RunConfig, model: Model) -> list[Part]:
-    """What lies in memory all the time but for the engines' caches."""
+def training(config: RunConfig, model: Model, demand: Demand) -> tuple[list[Part], Shape]:
+    """All but the engines: what lies in memory all the time, and what updates need at their largest micro-batch."""
+    passing, largest = _update(config, model, demand)
+    return [*_standing(config, model), *passing], largest
+
+
+def _standing(config: RunConfig, model: Model) -> list[Part]:
     specs = policy_specs(config.policies)
     learning = [name for name, spec in specs.items() if not spec.frozen]
     learner = Learner(Qwen3(model.config), config.learner, config.policies.map)
@@ -78,7 +83,7 @@ def standing(config: RunConfig, model: Model) -> list[Part]:
     return [Part(name, count // share, "always") for name, count in sizes.items() if count]
 
 
-def update(config: RunConfig, model: Model, demand: Demand) -> tuple[list[Part], Shape]:
+def _update(config: RunConfig, model: Model, demand: Demand) -> tuple[list[Part], Shape]:
     """The update of the policy that needs most, at the micro-batch that needs most."""
     batch, chunk = config.learner.batch, config.learner.logprob_chunk
     longest = max(role.max_new_tokens for role in config.role_settings.values())
@@ -153,26 +158,22 @@ class Room:
     left: int = sys.maxsize  # what the engine may come to with rows for histories: an update leaves so much
 
 
-def room(
-    config: RunConfig, model: ModelConfig, device: Device, free: int, demand: Demand | None = None
-) -> Room:
-    """Where so much is free beside all weights; or beside the bases, if the run trains and `demand` is given.
+def room(config: RunConfig, device: Device, free: int, training: Sequence[Part] = ()) -> Room:
+    """Where so much is free beside all weights; or beside the bases, if the run also needs these parts to train.
 
     Half of a host's memory, which others use, too; nine tenths of what an accelerator has left. An update takes turns
     with the engines.
     """
     engines = len(decode_groups(policy_specs(config.policies)))
-    host, others, beside = device.platform == "cpu", 0, 0
     if config.engine.budget_bytes:
         return Room(config.engine.budget_bytes)
-    if demand:
-        sizes = sizes_of(config, model, device)
-        others = sum(part.bytes for part in standing(config, sizes) if part.name != BASES)
-        parts, _ = update(config, sizes, demand)
-        phases = {part.phase for part in parts}
-        beside = max(sum(part.bytes for part in parts if part.phase == phase) for phase in phases)
-    if host:
-        left = (free - others - beside) // engines if demand else sys.maxsize
+    phases = dict.fromkeys(get_args(Phase), 0)
+    for part in training:
+        phases[part.phase] += part.bytes if part.name != BASES else 0
+    others = phases.pop("always")
+    beside = max(phases.values())
+    if device.platform == "cpu":
+        left = (free - others - beside) // engines if training else sys.maxsize
         return Room(max(1, free // (2 * engines)), left=left)
     return Room(max(1, int(0.9 * (free - others)) // engines), beside // engines)
 

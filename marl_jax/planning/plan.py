@@ -123,21 +123,21 @@ def make_plan(
     """
     _check_tokens(config, model)
     demand, sizes = demand or demand_of(config), memory.sizes_of(config, model, device)
-    standing = memory.standing(config, sizes)
-    bases = sum(part.bytes for part in standing if part.name == memory.BASES)
+    training, largest = memory.training(config, sizes, demand)
     refusal = None
     if engine is None:
-        room = memory.room(config, model, device, device.memory - bases, demand)
+        bases = sum(part.bytes for part in training if part.name == memory.BASES)
+        room = memory.room(config, device, device.memory - bases, training)
         try:
             engine = memory.engine_settings(config, model, room, demand, device.platform)
         except ValueError as error:  # what the least would take is still told
             engine, refusal = memory.least_engine(config, model, device.platform), str(error)
-    update, largest = memory.update(config, sizes, demand)
+    parts, order = [*training, *memory.sampling(config, sizes, engine)], get_args(Phase)
     return Plan(
         device=device,
         dtype=model.dtype,
-        parts=(*standing, *memory.sampling(config, sizes, engine), *update),
-        works=(*_decoding(config, sizes, demand, engine), *_learning(config, sizes, demand, standing)),
+        parts=tuple(sorted(parts, key=lambda part: order.index(part.phase))),
+        works=(*_decoding(config, sizes, demand, engine), *_learning(config, sizes, demand, training)),
         engine=engine,
         engines=len(decode_groups(policy_specs(config.policies))),
         largest=largest,
@@ -264,12 +264,12 @@ def _decoding(config: RunConfig, sizes: Model, demand: Demand, engine: EngineSet
     )
 
 
-def _learning(config: RunConfig, sizes: Model, demand: Demand, standing: Iterable[Part]) -> Iterable[Work]:
+def _learning(config: RunConfig, sizes: Model, demand: Demand, parts: Iterable[Part]) -> Iterable[Work]:
     """Reference pass, gradient and optimiser step of one training step, over all policies."""
     share, epochs, numbers = config.mesh.data * config.mesh.model, config.learner.epochs, sizes.trained
     anchors, times = config.learner.interventions.kl_coef, config.data.problems / demand.problems
     reference = gradient = moved = 0.0
-    stepped = sum(2 * part.bytes for part in standing if part.name == memory.STATES)
+    stepped = sum(2 * part.bytes for part in parts if part.name == memory.STATES)
     for policy in (name for name, spec in policy_specs(config.policies).items() if not spec.frozen):
         roles = {key.split("/")[0] for key, name in config.policies.map.items() if name == policy}
         anchored = any(map(anchors.get, roles))

@@ -28,7 +28,9 @@ from marl_jax.tasks import Task
 def planned_engine(config: RunConfig, parts: Parts, *, training: bool = True) -> EngineSettings:
     """The shapes of each engine, planned from the configuration and the memory that the loaded weights leave here."""
     device, demand = devices.here(), demand_of(config)
-    room = memory.room(config, parts.model, device, device.memory, demand if training else None)
+    sizes = memory.sizes_of(config, parts.model, device)
+    needed = memory.training(config, sizes, demand)[0] if training else ()
+    room = memory.room(config, device, device.memory, needed)
     try:
         return memory.engine_settings(config, parts.model, room, demand, device.platform)
     except ValueError as error:

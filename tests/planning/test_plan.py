@@ -483,7 +483,7 @@ def test_a_run_that_no_engine_would_save_is_told_what_is_too_big():
 def test_engines_that_only_play_share_the_memory_that_is_free(platform):
     device = Device("test", platform, 1000)
     cells = ("voting-shared-xs-math", "voting-isolated-xs-math")
-    one, two = (room(config(cell), MODEL, device, 1000) for cell in cells)  # engines
+    one, two = (room(config(cell), device, 1000) for cell in cells)  # engines
     assert (one.budget, two.budget) == ((500, 250) if platform == "cpu" else (900, 450))
     assert one.beside == 0  # nothing is trained
 
