@@ -13,7 +13,7 @@ from marl_jax.config import fields
 from marl_jax.config.run_fields import RunFields
 from marl_jax.learning.groups import group_key
 from marl_jax.own import is_own, load_own, own_function
-from marl_jax.planning.walks import SLOTS, alone, compared_by, least_calls
+from marl_jax.planning.walks import alone, compared_by, least_calls
 from marl_jax.policies import (
     SamplingSettings,
     policy_names,
@@ -130,14 +130,12 @@ def _slots(config: RunFields) -> Problems:
     workflow = find(config.workflow.name)
     if is_own(config.workflow.name) or _refused(validate_map, config.policies.map, workflow.roles):
         return
-    many, setting = SLOTS.get(workflow.name, ("", ""))
-    count = config.workflow.settings.get(setting, workflow.settings.get(setting, 1))
-    if type(count) is not int or count < 1:  # told as a setting
+    counts = {role: workflow.slots_of(role, config.workflow.settings) for role in workflow.roles}
+    if any(type(count) is not int or count < 1 for count in counts.values()):  # told as a setting
         return
     answering = set()
-    for role in workflow.roles:
-        slots = count if role == many else 1
-        for key in (f"{role}/{slot}" for slot in range(slots)):
+    for role, count in counts.items():
+        for key in (f"{role}/{slot}" for slot in range(count)):
             answering.add(key if key in config.policies.map else role)
             if not {key, role} & set(config.policies.map):
                 yield f"policies.map lacks '{key}': add it, or '{role}' for all slots without an entry of their own"

@@ -264,14 +264,7 @@ def _fill(rows: Table, sequences: Sequence[_Sequence], size: int, unit: Hashable
     # Few widths, so that few programs are compiled.
     sampled = max(sum(int(rows.length[i]) for some in s.branches for i in some) for s in sequences)
     sampled = min(max(16, _power_of_two(sampled)), max(branches * length, sampled))
-    whole = {name: np.zeros((size, total), np.int32) for name in ("tokens", "positions", "segments")}
-    ints = {name: np.zeros((size, sampled), np.int32) for name in ("source", "targets", "sequences")}
-    floats = {
-        n: np.zeros((size, sampled), np.float32)
-        for n in ("advantages", "sampler_logp", "old_logp", "ref_logp", "kl_coef")
-    }
-    floats["temperature"] = np.ones((size, sampled), np.float32)
-    mask = np.zeros((size, sampled), bool)
+    arrays: dict[str, Any] = blank_arrays(size, total, sampled)
     every = [i for s in sequences for some in s.branches for i in some]
     kept = _kept(rows, every, (size, sampled))
     placements: list[Placement] = []
@@ -279,32 +272,45 @@ def _fill(rows: Table, sequences: Sequence[_Sequence], size: int, unit: Hashable
         at, segment = 0, 1
         if prefix:
             prompt = rows.prompt[sequence.branches[0][0]]
-            _write(whole, g, 0, prompt, 0, segment)
+            _write(arrays, g, 0, prompt, 0, segment)
         for b, members in enumerate(sequence.branches):
             start = prefix + b * length
             for i in members:
                 prompt, tokens, segment = rows.prompt[i], rows.tokens[i], segment + 1
                 end = at + len(tokens)
                 seen = tokens[:-1] if prefix else np.concatenate([prompt, tokens[:-1]])
-                _write(whole, g, start, seen, len(prompt) if prefix else 0, segment)
+                _write(arrays, g, start, seen, len(prompt) if prefix else 0, segment)
                 first = start - 1 if prefix else start + len(prompt) - 1
-                ints["source"][g, at:end] = first + np.arange(len(tokens))
+                arrays["source"][g, at:end] = first + np.arange(len(tokens))
                 if prefix:
-                    ints["source"][g, at] = len(prompt) - 1
-                ints["targets"][g, at:end] = tokens
-                ints["sequences"][g, at:end] = len(placements)
-                mask[g, at:end] = True
-                floats["advantages"][g, at:end] = 0.0 if rows.advantage is None else rows.advantage[i]
-                floats["sampler_logp"][g, at:end] = rows.logprobs[i]
-                floats["temperature"][g, at:end] = rows.temperature[i]
+                    arrays["source"][g, at] = len(prompt) - 1
+                arrays["targets"][g, at:end] = tokens
+                arrays["sequences"][g, at:end] = len(placements)
+                arrays["mask"][g, at:end] = True
+                arrays["advantages"][g, at:end] = 0.0 if rows.advantage is None else rows.advantage[i]
+                arrays["sampler_logp"][g, at:end] = rows.logprobs[i]
+                arrays["temperature"][g, at:end] = rows.temperature[i]
                 if kept is not None:
                     width = min(kept.shape[2], rows.kept.values.shape[1])
                     kept[g, at:end, :width] = rows.kept[i][:, :width]
                 placements.append(Placement(i, g, at, end))
                 start, at = start + len(seen), end
-    every_array: dict[str, Any] = {**whole, **ints, **floats, "mask": mask, "kept": kept}
-    arrays = MicroBatch(**every_array, prefix=prefix, branches=branches, unmasked=unmasked)
-    return Batch(unit, arrays, tuple(placements))
+    batch = MicroBatch(**arrays, kept=kept, prefix=prefix, branches=branches, unmasked=unmasked)
+    return Batch(unit, batch, tuple(placements))
+
+
+def blank_arrays(size: int, total: int, sampled: int) -> dict[str, np.ndarray]:
+    """The arrays of a micro-batch of `size` sequences of `total` tokens, with nothing in them."""
+    whole = ("tokens", "positions", "segments")
+    ints = ("source", "targets", "sequences")
+    floats = ("advantages", "sampler_logp", "old_logp", "ref_logp", "kl_coef")
+    return {
+        **{name: np.zeros((size, total), np.int32) for name in whole},
+        **{name: np.zeros((size, sampled), np.int32) for name in ints},
+        **{name: np.zeros((size, sampled), np.float32) for name in floats},
+        "temperature": np.ones((size, sampled), np.float32),
+        "mask": np.zeros((size, sampled), bool),
+    }
 
 
 def _write(

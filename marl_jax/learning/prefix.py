@@ -83,21 +83,21 @@ def tree_attention(
     trees, total, heads, dim = q.shape
     length = (total - prefix) // branches
     kernel = implementation or chosen_here((trees * branches, prefix + length, heads, dim), q.dtype)
-    takes = kernel == "cudnn" or (kernel == "splash" and unmasked)
-    if takes and rows_pay(prefix, length):
+    if takes_rows(kernel, prefix, length, unmasked):
         return attend_rows(q, k, v, segment_ids, prefix=prefix, branches=branches, unmasked=unmasked)
     return attend_scores(
         q, k, v, segment_ids, prefix=prefix, branches=branches, implementation=implementation
     )
 
 
-def rows_pay(prefix: int, length: int) -> bool:
-    """Whether a kernel over rows [prompt, branch] should be faster than scores written out; `length` is of a branch.
+def takes_rows(kernel: str, prefix: int, length: int, unmasked: bool) -> bool:
+    """Whether a kernel takes rows [prompt, branch], and should be faster than scores written out.
 
-    Rows hold about (prefix + length) / (2 length) times as many pairs of query and key, and on an H100 a pair took
-    an eighth of the time.
+    Rows hold about (prefix + length) / (2 length) times as many pairs of query and key, where `length` is of a branch,
+    and on an H100 a pair took an eighth of the time.
     """
-    return prefix + length <= 16 * length
+    takes = kernel == "cudnn" or (kernel == "splash" and unmasked)
+    return takes and prefix + length <= 16 * length
 
 
 def attend_rows(

@@ -124,9 +124,14 @@ def deterministic_kernels() -> bool:
     return any(asked.values())
 
 
+def block_size(length: int) -> int:
+    """How many queries the implementation "blocks" takes at a time."""
+    return min(max(64, length // 8), 512)
+
+
 def _blocks(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array | None, stem: int) -> jax.Array:
     length = q.shape[1]
-    size = min(max(64, length // 8), 512)
+    size = block_size(length)
     part = jax.checkpoint(attend)  # the backward pass, too, holds the scores of one block only
     done = []
     for start in range(0, length, size):

@@ -18,7 +18,7 @@ from marl_jax.models.weight_table import abstract
 from marl_jax.planning import devices
 from marl_jax.planning.costs import trained_tree
 from marl_jax.planning.dry_run import Demand
-from marl_jax.planning.memory import gradient_trees, most_units
+from marl_jax.planning.memory import most_units
 from marl_jax.planning.plan import Plan, make_plan, show
 from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
@@ -52,29 +52,28 @@ def lowered(
     frozen, scale = (params, 1.0) if rank else (None, None)
     adapters = jax.eval_shape(lambda: init_lora(0, model, rank, 1)) if rank else None
     units = most_units(config, demand)
-    carry = gradient_trees(tree, units)
+    laid = (None,) * len(jax.tree.leaves(tree))
+    carry = jax.eval_shape(lambda tree: compiled.nothing(tree, units, laid), tree)
     network = Qwen3(model, scale, config.policies.remat, config.policies.attention)
     settings = compiled.Settings(
         network, learner.loss, learner.logprob_chunk, learner.loss.is_cap is not None
     )
-    number, unit = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
-    chunk = shapes.chunks[-1]
-    rows = shapes.prefill_rows(chunk)
-    row = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    rows, chunk = shapes.prefill_rows(shapes.chunks[-1]), shapes.chunks[-1]
+    ints = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
     width, length = max(shapes.shapes, key=lambda shape: shape[0] * shape[1])
     cache = lambda rows, length: jax.eval_shape(lambda: empty_cache(model, rows, length))
     table = LaneTable(width, shapes.context, shapes.stops, shapes.features)
     each = np.ones(units)
     return {
         "gradient": compiled.accumulate.lower(
-            settings, carry, tree, frozen, plan.largest.arrays(), unit, anchored=False, on_policy=True
+            settings, carry, tree, frozen, plan.largest.arrays(), ints(), anchored=False, on_policy=True
         ),
         "optimiser": compiled.apply.lower(
             tree,
             jax.eval_shape(transformation(learner.optimiser).init, tree),
             None,
             carry,
-            number,
+            jax.ShapeDtypeStruct((), jnp.float32),
             PerRole(each, each > 0, None, np.eye(units)),
             config=learner.optimiser,
             mixing=learner.interventions.mixing,
@@ -85,10 +84,10 @@ def lowered(
             params,
             adapters,
             cache(shapes.prefixes, shapes.context),
-            row,
-            jax.ShapeDtypeStruct((rows, chunk), jnp.int32),
-            row,
-            row,
+            ints(rows),
+            ints(rows, chunk),
+            ints(rows),
+            ints(rows),
             config=model,
             attended=shapes.context,
             scale=1.0,

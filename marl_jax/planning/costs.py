@@ -1,8 +1,8 @@
 """What programs cost, counted from shapes: what a backward pass keeps, its scratch memory, operations.
 
 What a token keeps is traced: the residuals of the learner's own log-probs. What attention keeps and computes besides
-grows with pairs of tokens and is a formula; so is scratch memory. They follow XLA's buffers on a CPU, where they are
-tested; an accelerator's compiler may fuse more.
+grows with pairs of tokens and is a formula; so is scratch memory, from above. They follow XLA's buffers on a CPU, where
+they are tested; an accelerator's compiler may fuse more.
 """
 
 import dataclasses
@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from marl_jax.learning import compiled
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.network import Qwen3
-from marl_jax.learning.prefix import rows_pay
+from marl_jax.learning.prefix import takes_rows
 from marl_jax.models import ModelConfig
-from marl_jax.models.attention import choose
+from marl_jax.models.attention import block_size, choose
 from marl_jax.models.lora import init_lora
-from marl_jax.models.weight_table import abstract, num_parameters
+from marl_jax.models.weight_table import abstract
 from marl_jax.planning.workload import Shape
 
 ONE_BLOCK = 64  # tokens of a row whose attention is one block
@@ -57,12 +57,7 @@ class Model:
     @property
     def weights(self) -> int:
         """Bytes of the model as it is stored."""
-        return num_parameters(self.config) * jnp.dtype(self.config.dtype).itemsize
-
-    @property
-    def layers(self) -> int:
-        """Bytes of all layers' matrices."""
-        return self.config.num_hidden_layers * self.layer * jnp.dtype(self.config.dtype).itemsize
+        return size(abstract(self.config))
 
     @property
     def width(self) -> int:
@@ -127,44 +122,38 @@ class Attention:
 
     rows: int  # of plain causal attention
     length: int
-    blocks: int  # of queries
     flash: bool  # in a kernel that writes no scores
-    by_rows: (
-        bool  # each branch of a tree is a row of its own (`prefix.attend_rows`); on TPUs never counted so
-    )
     scored: int  # pairs of a query in a branch and what it sees
 
     @property
     def causal(self) -> float:
         """Pairs of a query and a key in plain rows, without those that blocks leave out."""
-        return self.rows * self.length**2 * (self.blocks + 1) / (2 * self.blocks)
+        return self.rows * self.length * (self.length + min(block_size(self.length), self.length)) / 2
 
 
 def attention(model: Model, shape: Shape) -> Attention:
     c = model.config
 
-    def flash(rows: int, length: int) -> bool:
-        chosen = (rows, length, c.num_attention_heads, c.head_dim)
-        kernel = model.attention or choose(model.platform, chosen, c.dtype, model.capability)
-        return kernel in ("cudnn", "splash")
+    def kernel(rows: int, length: int) -> str:
+        queries = (rows, length, c.num_attention_heads, c.head_dim)
+        return model.attention or choose(model.platform, queries, c.dtype, model.capability)
 
-    rows, length = shape.rows, shape.prefix or shape.length
-    apart = shape.rows * shape.branches, shape.prefix + shape.length
-    by_rows = bool(shape.prefix) and model.platform == "gpu" and flash(*apart)
-    by_rows = by_rows and rows_pay(shape.prefix, shape.length)
-    if by_rows:
-        rows, length = apart
-    kernel = flash(rows, length)
-    blocks = -(-length // min(max(64, length // 8), 512))
-    scored = apart[0] * shape.length * apart[1] if shape.prefix and not by_rows else 0
-    return Attention(rows, length, blocks, kernel, by_rows, scored)
+    rows, length, scored = shape.rows, shape.prefix or shape.length, 0
+    if shape.prefix:
+        apart = shape.rows * shape.branches, shape.prefix + shape.length
+        if takes_rows(kernel(*apart), shape.prefix, shape.length, unmasked=False):
+            rows, length = apart
+        else:
+            scored = apart[0] * shape.length * apart[1]
+    flash = kernel(rows, length) in ("cudnn", "splash")
+    return Attention(rows, length, flash, scored)
 
 
 # ---------------------------------------------------------------- bytes of the update
 
 
 def kept(model: Model, shape: Shape) -> int:
-    """Activations that wait for the backward pass, of all layers, and what stands around them."""
+    """Activations that wait for the backward pass, of all layers, and the head that they end in."""
     c, how = model.config, attention(model, shape)
     if model.remat == "none":
         layers = c.num_hidden_layers * _layer_kept(model, shape)
@@ -172,37 +161,34 @@ def kept(model: Model, shape: Shape) -> int:
         layers = int(model.kept(model.remat) * shape.tokens) * model.width
         if model.remat == "dots" and how.flash and model.platform == "gpu":  # what cuDNN's kernel returns
             layers += c.num_hidden_layers * how.rows * how.length * model.heads * model.width
-    own = how.scored and shape.rows * shape.branches * shape.length**2
-    mask = 4 * own * c.num_attention_heads // c.num_key_value_heads  # one for all layers
-    return layers + model.head * model.width + mask
+    return layers + model.head * model.width
 
 
 def working(model: Model, shape: Shape, chunk: int) -> int:
     """What the backward pass holds besides: at its start logits of a chunk, later one layer and the gradient so far."""
-    c, how, tokens = model.config, attention(model, shape), shape.tokens
+    c, how = model.config, attention(model, shape)
     at_once = shape.rows * min(shape.sampled, max(1, chunk // shape.rows))
     logits = 2 * at_once * c.vocab_size * 4
     plain, tree = 4 * c.num_attention_heads * how.causal, 4 * c.num_attention_heads * how.scored
     if how.flash:
         # The mask, and as a bias: too much where no row needs one.
         plain = 3 * how.rows * how.length**2 if model.platform == "gpu" else 0
-    again = 0 if model.remat == "none" else _layer_kept(model, shape) - tree
-    mlp = again + tokens * (2 * c.intermediate_size + c.hidden_size) * model.width + plain + tree
-    held = max(0, again - 6 * tokens * c.intermediate_size * model.width)
-    attending = held + 3 * plain + (2 if model.remat == "none" else 3) * tree
-    return int(max(logits, max(mlp, attending) + 4 * model.trained))
+    again = 0 if model.remat == "none" else _layer_kept(model, shape)
+    mlp = shape.tokens * (2 * c.intermediate_size + c.hidden_size) * model.width
+    layer = again + plain + tree + max(mlp, 2 * plain + tree)
+    return int(max(logits, layer + 4 * model.trained))
 
 
 def _layer_kept(model: Model, shape: Shape) -> int:
     """What one layer keeps that computes nothing again."""
     how = attention(model, shape)
     numbers = model.kept("none") / model.config.num_hidden_layers * shape.tokens
-    if not how.flash:  # of keys and of values the first half of all blocks, on average; one block is traced
-        numbers += how.rows * how.length * model.kv_heads * (how.blocks - 1)
-    if how.by_rows:  # queries, keys and values behind their prompts, and what they attended
-        numbers += how.rows * how.length * 2 * (model.heads + model.kv_heads)
-    elif shape.prefix:  # what each branch attended to, before it is divided by the sum of its weights
+    if not how.flash:  # keys and values in front of each block, half of them on average; one block is traced
+        numbers += how.rows * model.kv_heads * max(0, how.length**2 / block_size(how.length) - how.length)
+    if how.scored:  # what each branch attended to, before it is divided by the sum of its weights
         numbers += shape.rows * shape.branches * shape.length * model.heads
+    elif shape.prefix:  # queries, keys and values of the rows, and what they attended to
+        numbers += how.rows * how.length * 2 * (model.heads + model.kv_heads)
     return int(numbers * model.width) + 4 * model.config.num_attention_heads * how.scored
 
 
@@ -211,29 +197,29 @@ def _layer_kept(model: Model, shape: Shape) -> int:
 
 def forward_operations(model: Model, shape: Shape) -> int:
     """Of the hidden states and the log-probs of one micro-batch."""
-    layers = model.config.num_hidden_layers * (2 * shape.tokens * model.layer + _attending(model, shape))
-    return layers + 2 * shape.rows * shape.sampled * model.head
+    how = attention(model, shape)
+    layers = _layers_forward(model, shape.tokens, how.causal + how.scored)
+    return int(layers) + 2 * shape.rows * shape.sampled * model.head
 
 
 def update_operations(model: Model, shape: Shape) -> int:
-    """Forward, recomputation and backward."""
-    again, adapter = int(model.remat == "layer"), model.trained if model.lora_rank else 0
-    linear = 2 * shape.tokens * model.layer * ((2 if adapter else 3) + again)
-    # The backward pass of attention is two forward ones, and computes the scores of plain blocks again.
-    plain = not attention(model, shape).scored
-    attending = _attending(model, shape) * (3 + again + plain)
-    head = 2 * shape.rows * shape.sampled * model.head * (3 if adapter else 4)
-    layers = model.config.num_hidden_layers * (linear + attending)
-    return layers + head + 2 * shape.tokens * adapter * (3 + again)
+    """Forward, recomputation and twice the forward pass backward; frozen weights have no gradient."""
+    times = 4 if model.remat == "layer" else 3
+    head = 2 * shape.rows * shape.sampled * model.head
+    # Logits are computed twice, and so are scores that nothing keeps.
+    again = head + int(_layers_forward(model, 0, attention(model, shape).causal))
+    whole = times * forward_operations(model, shape) + again
+    if not model.lora_rank:
+        return whole
+    frozen = head + int(_layers_forward(model, shape.tokens, 0))
+    return whole - frozen + times * 2 * shape.tokens * model.trained
 
 
 def serving_operations(model: Model, tokens: int, seen: float, adapters: int) -> float:
     """Of the layers, for tokens that see so many on average; `adapters` is the size of all that are multiplied."""
-    layers = model.config.num_hidden_layers * (2 * model.layer + 4 * model.heads * seen)
-    return tokens * (layers + 2 * adapters)
+    return _layers_forward(model, tokens, tokens * seen) + 2 * tokens * adapters
 
 
-def _attending(model: Model, shape: Shape) -> int:
-    """Of one layer: two products per pair."""
-    how = attention(model, shape)
-    return int(4 * model.heads * (how.causal + how.scored))
+def _layers_forward(model: Model, tokens: int, pairs: float) -> float:
+    """All matrices, and two products for each pair of a query and a key."""
+    return model.config.num_hidden_layers * (2 * tokens * model.layer + 4 * model.heads * pairs)

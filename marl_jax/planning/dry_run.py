@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,13 +29,13 @@ from marl_jax.workflows.api import Script
 
 PROBLEMS = 4  # are played, to see how the rows of a step are packed
 NO_RESULT = {"passed": False, "reason": ""}
-# What calls with a reader of their own say: no verdict and no choice, but strategies for any number of workers.
-NO_VERDICT = "\nSTRATEGY 0: ." * 64
+# What calls say: no answer, no verdict and no choice, but strategies for any number of workers.
+NO_VERDICT = "\n".join(["STRATEGY 0: ."] * 64)
 Say = Callable[[Call, Request], list[int]]
 
 
-class DryRunError(ValueError):
-    """A workflow asks for what the configuration does not have; the text is one line."""
+class PlanError(ValueError):
+    """A run that asks for what its configuration, its model or its device does not have; the text is one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,17 +45,14 @@ class Assumptions:
     completion: float = 0.5  # mean length of a completion, as a share of max_new_tokens
     question: int = 128  # tokens
     characters: float = 4.0  # per token
-    answers: Mapping[str, Mapping[str, float]] = dataclasses.field(
-        default_factory=dict
-    )  # {role: {what it says: how probable that is}}; otherwise it says what nobody can read
-
-    def length(self, role: str, most: int) -> int:
-        """Tokens of a completion that may have `most`. A distribution by role would be drawn from here."""
-        return max(1, round(self.completion * most))
+    # {role: {text: how probable it is that the role says it}}; otherwise it says `NO_VERDICT`.
+    answers: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
-        said = [f"'{text}' {share:.0%}" for told in self.answers.values() for text, share in told.items()]
-        ends = f"answers are {', '.join(said)}" if said else "no verdict ends an episode early"
+        told = [
+            f"{role} '{text}' {p:.0%}" for role, texts in self.answers.items() for text, p in texts.items()
+        ]
+        ends = f"verdicts are {', '.join(told)}" if told else "no verdict ends an episode early"
         return (
             f"completions are {self.completion:.0%} of max_new_tokens, questions {self.question} tokens, "
             f"prompts {self.characters:g} characters per token, {ends}"
@@ -64,9 +61,8 @@ class Assumptions:
 
 def assume(config: RunFields, completion: float = 0.5) -> Assumptions:
     """What is assumed of a run: the micro tokenizer spells out most words."""
-    return (
-        Assumptions(completion, 32, 1.25) if config.workflow.prompts == "micro" else Assumptions(completion)
-    )
+    micro = config.workflow.prompts == "micro"
+    return Assumptions(completion, 32, 1.25) if micro else Assumptions(completion)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,33 +155,30 @@ def play(
         **options,
     )
     if engine.trouble:
-        raise DryRunError(engine.trouble)
+        raise PlanError(engine.trouble)
     return engine.asked
 
 
 class SilentEngine:
-    """Answers at once all that waits. The workflow tells it which calls come next (`expect`)."""
+    """Answers at once all that waits. The workflow tells it which calls come next."""
 
     def __init__(self, say: Say):
         self.asked: list[Asked] = []
         self.trouble = ""  # the first thing that the configuration lacks
+        self.calls: Iterator[Call] = iter(())
         self._say = say
-        self._calls: collections.deque[Call] = collections.deque()
         self._waiting: list[tuple[int, Completion]] = []
         self._wave = 0
         self._fed: set[tuple[str | None, tuple[int, ...]]] = set()
         # (policy, episode) -> prompts with their completions that later turns go on from
         self._kept: dict[Any, list[tuple[int, ...]]] = collections.defaultdict(list)
 
-    def expect(self, calls: Sequence[Call]) -> None:
-        self._calls = collections.deque(calls)
-
     @property
     def pending(self) -> int:
         return len(self._waiting)
 
     def submit(self, request: Request) -> int:
-        call, tokens = self._calls.popleft(), request.tokens
+        call, tokens = next(self.calls), request.tokens
         said = self._say(call, request)
         kept = self._kept[request.policy, request.key[:-1]]
         held = max((len(one) for one in kept if tokens[: len(one)] == one), default=0)
@@ -222,15 +215,15 @@ class SilentEngine:
 class Speller:
     """A tokenizer, and what is said with it: so many characters are a token, whatever they are.
 
-    A text that is assumed to be said is one token, and the rest of a completion filler: so it is as long where a prompt
-    shows it as where it was sampled.
+    A text that is said is one token, and the rest of a completion filler: so it is as long where a prompt shows it as
+    where it was sampled.
     """
 
-    def __init__(self, assumptions: Assumptions):
+    def __init__(self, assumptions: Assumptions, text: str = NO_VERDICT):
         self.added_tokens_decoder = {0: SimpleNamespace(content=END, special=True)}
-        self._assumptions, self._characters = assumptions, assumptions.characters
-        said = [text for told in assumptions.answers.values() for text in told]
-        whole = sorted({START, END, NO_VERDICT, *said}, key=len, reverse=True)
+        self._assumptions, self._text = assumptions, text
+        answers = (answer for texts in assumptions.answers.values() for answer in texts)
+        whole = sorted({START, END, text, *answers}, key=len, reverse=True)
         self._whole = re.compile("|".join((*map(re.escape, whole), r"<\d+>")))
         self._texts: list[str] = []
         self._ids: dict[str, int] = {}
@@ -239,14 +232,12 @@ class Speller:
 
     def say(self, call: Call, request: Request) -> list[int]:
         """A completion of assumed length that begins with one of the role's answers."""
-        otherwise = NO_VERDICT if call.read else "a"
-        answers = {**self._assumptions.answers.get(call.role, {}), otherwise: math.inf}
+        answers = {**self._assumptions.answers.get(call.role, {}), self._text: math.inf}
         at = np.random.default_rng(request.key).random()
-        reached = zip(answers, itertools.accumulate(answers.values()))
-        text = next(text for text, share in reached if at < share)
-        new = self._assumptions.length(call.role, request.max_new_tokens)
-        filler = self._spelled("a" * math.ceil(new * self._characters))
+        text = next(text for text, p in zip(answers, itertools.accumulate(answers.values())) if at < p)
+        new = max(1, round(self._assumptions.completion * request.max_new_tokens))
         own = self.id_of(f"<{len(self._texts)}>")  # no two completions are equal
+        filler = self._spelled("a" * math.ceil(new * self._assumptions.characters))
         return [self.id_of(text), own, *filler][:new]
 
     def id_of(self, text: str) -> int:
@@ -272,7 +263,8 @@ class Speller:
         return "".join((*turns, f"{START}assistant\n"))
 
     def _spell(self, text: str) -> list[int]:
-        cuts = [int(i * self._characters) for i in range(math.ceil(len(text) / self._characters) + 1)]
+        each = self._assumptions.characters
+        cuts = [int(i * each) for i in range(math.ceil(len(text) / each) + 1)]
         return [self.id_of(text[start:stop]) for start, stop in itertools.pairwise(cuts)]
 
 
@@ -288,7 +280,7 @@ def _heard(workflow: Workflow, policy_map: Mapping[str, str], engine: SilentEngi
                 many = list(asked) if isinstance(asked, list | tuple) else [asked]
                 calls = [one for one in many if isinstance(one, Call)]
                 engine.trouble = engine.trouble or _trouble(workflow, policy_map, calls)
-                engine.expect(calls)
+                engine.calls = iter(calls)
                 many = [Tool(lambda: NO_RESULT) if isinstance(one, Tool) else one for one in many]
                 reply = yield many if isinstance(asked, list | tuple) else many[0]
         except StopIteration as stop:

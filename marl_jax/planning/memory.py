@@ -1,19 +1,15 @@
-"""The parts of a run's memory, in bytes; and the shapes of its engines, which depend on them.
-
-Arrays are those of the run's own functions, asked for their shapes by `jax.eval_shape`.
-"""
+"""The parts of a run's memory, in bytes; and the shapes of its engines, which depend on them."""
 
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 
 from marl_jax.config.run_config import RunConfig
-from marl_jax.learning import compiled
 from marl_jax.learning.compiled import slice_count
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.streams import stream_count
@@ -26,14 +22,16 @@ from marl_jax.planning.costs import Model, size
 from marl_jax.planning.devices import Device
 from marl_jax.planning.dry_run import Demand
 from marl_jax.planning.workload import Shape, all_shapes
-from marl_jax.policies import PolicySpec, decode_groups, init_policies
+from marl_jax.policies import decode_groups
 from marl_jax.runs.parts import policy_specs
 from marl_jax.sampling.programs import Features
 from marl_jax.sampling.shapes import EngineSettings, memory_bytes
 from marl_jax.sampling.shapes import plan as plan_engine
 
-BASES, LANES, PROMPTS = "base weights", "caches of the lanes", "caches of prompts"
-SAMPLING = "working memory of sampling"
+BASES, STATES, GRADIENTS = "base weights", "optimiser states", "gradient trees"
+LANES, PROMPTS, SAMPLING = "caches of the lanes", "caches of prompts", "working memory of sampling"
+ACTIVATIONS, BACKWARD = "activations", "working memory of the backward pass"
+OPTIMISER = "working memory of the optimiser"
 Phase = Literal["always", "sampling", "gradient", "optimiser"]
 
 
@@ -53,60 +51,65 @@ def sizes_of(config: RunConfig, model: ModelConfig, device: Device) -> Model:
     return Model(model, device.platform, device.capability, chosen.remat, chosen.attention, rank)
 
 
-def standing(config: RunConfig, model: Model) -> list[Part]:
-    """What lies in memory all the time but for the engines' caches."""
-    specs, share = policy_specs(config.policies), cut(config, model)
-    bases = {spec.base: abstract(model.config) for spec in specs.values()}
-    adapter = costs.trained_tree(model.config, model.lora_rank) if model.lora_rank else None
-    trees = jax.eval_shape(lambda bases: init_policies(specs, bases, lambda name: _zeros(adapter)), bases)
-    trained = {name: trees[name] for name, spec in specs.items() if not spec.frozen}
+def training(config: RunConfig, model: Model, demand: Demand) -> tuple[list[Part], Shape]:
+    """All but the engines: what lies in memory all the time, and what updates need at their largest micro-batch."""
+    passing, largest = _update(config, model, demand)
+    return [*_standing(config, model), *passing], largest
+
+
+def _standing(config: RunConfig, model: Model) -> list[Part]:
+    specs = policy_specs(config.policies)
+    learning = [name for name, spec in specs.items() if not spec.frozen]
     learner = Learner(Qwen3(model.config), config.learner, config.policies.map)
-    states = jax.eval_shape(learner.init, trained).values()
-    served = sum(_served(group, specs, trees, model) for group in decode_groups(specs))
-    what = "adapters" if model.lora_rank else "trained weights"
+    tree = costs.trained_tree(model.config, model.lora_rank)
+    states = jax.eval_shape(learner.init, dict.fromkeys(learning, tree)).values()
+    itemsize = jnp.dtype(model.config.dtype).itemsize
+
+    def served(group: tuple[str, ...]) -> int:
+        """Copies that an engine has: adapters side by side, or weights in its dtype if that is another."""
+        if all(specs[name].frozen for name in group):
+            return 0
+        return len(group) if model.lora_rank else int(itemsize < 4)
+
+    trained = len(learning) * size(tree)
     anchored = model.lora_rank and config.learner.interventions.kl_coef
-    parts = [
-        Part(BASES, size(bases) // share, "always"),
-        Part(f"{what} (float32)", size(trained) // share, "always"),
-        Part("adapters of the reference", size(trained) // share if anchored else 0, "always"),
-        Part("weights served to the sampler", served // share, "always"),
-        Part(
-            "optimiser states",
-            size([(state.optimiser, state.damping) for state in states]) // share,
-            "always",
-        ),
-    ]
-    return [part for part in parts if part.bytes]
+    sizes = {
+        BASES: len({spec.base for spec in specs.values()}) * model.weights,
+        f"{'adapters' if model.lora_rank else 'trained weights'} (float32)": trained,
+        "adapters of the reference": trained if anchored else 0,
+        "weights served to the sampler": sum(map(served, decode_groups(specs))) * model.trained * itemsize,
+        STATES: size([(state.optimiser, state.damping) for state in states]),
+    }
+    share = weight_share(config, model)
+    return [Part(name, count // share, "always") for name, count in sizes.items() if count]
 
 
-def update(config: RunConfig, model: Model, demand: Demand) -> tuple[list[Part], Shape]:
+def _update(config: RunConfig, model: Model, demand: Demand) -> tuple[list[Part], Shape]:
     """The update of the policy that needs most, at the micro-batch that needs most."""
     batch, chunk = config.learner.batch, config.learner.logprob_chunk
     longest = max(role.max_new_tokens for role in config.role_settings.values())
-    share, devices = cut(config, model), config.mesh.data * config.mesh.model
+    share, devices = weight_share(config, model), config.mesh.data * config.mesh.model
     streams = stream_count(model.platform, devices, batch.streams)
     slices = batch.slice_tokens if model.platform == "cpu" and devices == 1 else 0
     spread = 1 if model.platform == "cpu" else config.mesh.data
-    whole = all_shapes(batch, config.engine.max_prompt, longest)
     shapes = [
         dataclasses.replace(s, rows=max(1, s.rows // spread) // slice_count(s.rows, s.width, slices))
-        for s in whole
+        for s in all_shapes(batch, config.engine.max_prompt, longest)
     ]
     largest = max(shapes, key=lambda s: costs.kept(model, s) + costs.working(model, s, chunk))
-    tree, units = costs.trained_tree(model.config, model.lora_rank), most_units(config, demand)
-    trees = size(gradient_trees(tree, units)[0])
+    tree, units = 4 * model.trained, most_units(config, demand)
     cast = 0 if model.lora_rank or model.config.dtype == "float32" else model.weights
     cast += 2 * model.weights if model.widened else 0
     # Dividing the parts takes them once more, and mixing them again, unless there is but one.
     again = 0 if units == 1 else 2 if config.learner.interventions.needs_roles else 1
     parts = [
-        Part("gradient trees", streams * trees // share, "gradient"),
+        Part(GRADIENTS, streams * units * tree // share, "gradient"),
         Part("weights in the dtype of the products", streams * cast // share, "gradient"),
-        Part("activations", streams * costs.kept(model, largest), "gradient"),
-        Part("working memory of the backward pass", streams * costs.working(model, largest, chunk), "gradient"),
-        Part("gradient trees", trees // share, "optimiser"),
-        Part("working memory of the optimiser", (again * trees + 2 * size(tree)) // share, "optimiser"),
-    ]  # fmt: skip
+        Part(ACTIVATIONS, streams * costs.kept(model, largest), "gradient"),
+        Part(BACKWARD, streams * costs.working(model, largest, chunk), "gradient"),
+        Part(GRADIENTS, units * tree // share, "optimiser"),
+        Part(OPTIMISER, (again * units + 2) * tree // share, "optimiser"),
+    ]
     return [part for part in parts if part.bytes], largest
 
 
@@ -118,7 +121,7 @@ def sampling(config: RunConfig, model: Model, engine: EngineSettings) -> list[Pa
     prompts = cache_bytes(model.config, engine.prefixes, engine.context)
     working = memory_bytes(model.config, engine) - lanes - prompts
     # The budget of an engine allows for a copy of the embedding in every bank, too, which no program makes.
-    working -= engine.banks * (model.weights - model.layers)
+    working -= engine.banks * (model.weights - size(abstract(model.config)["layers"]))
     working += 2 * (lanes + model.weights) if model.widened else 0
     return [
         Part(LANES, engines * lanes // spread, "always"),
@@ -141,27 +144,9 @@ def most_units(config: RunConfig, demand: Demand) -> int:
     return max(count_units(config, demand, name) for name, spec in specs.items() if not spec.frozen)
 
 
-def gradient_trees(tree: Any, units: int) -> Any:
-    """The shapes of what the gradient of a policy is added up in: its parts and their denominator."""
-    laid = (None,) * len(jax.tree.leaves(tree))
-    return jax.eval_shape(lambda tree: compiled.nothing(tree, units, laid), tree)
-
-
-def cut(config: RunConfig, model: Model) -> int:
+def weight_share(config: RunConfig, model: Model) -> int:
     """Over how many devices each weight is cut; the processor's devices share one memory."""
     return 1 if model.platform == "cpu" else config.mesh.model
-
-
-def _served(group: tuple[str, ...], specs: dict[str, PolicySpec], trees: Any, model: Model) -> int:
-    """Bytes of the copies that an engine has: adapters side by side, or weights in its dtype if that is another."""
-    itemsize = jnp.dtype(model.config.dtype).itemsize
-    if adapters := [name for name in group if specs[name].lora]:
-        return len(group) * size(trees[adapters[0]]) * itemsize // 4
-    return 0 if specs[group[0]].frozen or itemsize == 4 else size(trees[group[0]]) * itemsize // 4
-
-
-def _zeros(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
 
 
 # ---------------------------------------------------------------- room for engines
@@ -176,32 +161,28 @@ class Room:
     left: int = sys.maxsize  # what the engine may come to with rows for histories: an update leaves so much
 
 
-def room_to_train(config: RunConfig, model: ModelConfig, device: Device, free: int, demand: Demand) -> Room:
-    """Where so much is free beside the bases, and an update takes turns with the engines.
+def room(config: RunConfig, device: Device, free: int, training: Sequence[Part] = ()) -> Room:
+    """Where so much is free beside all weights; or beside the bases, if the run also needs these parts to train.
 
-    Half of a host's memory, which others use, too; nine tenths of what an accelerator has left.
+    Half of a host's memory, which others use, too; nine tenths of what an accelerator has left. An update takes turns
+    with the engines.
     """
+    engines = len(decode_groups(policy_specs(config.policies)))
     if config.engine.budget_bytes:
         return Room(config.engine.budget_bytes)
-    sizes = sizes_of(config, model, device)
-    engines = len(decode_groups(policy_specs(config.policies)))
-    others = sum(part.bytes for part in standing(config, sizes) if part.name != BASES)
-    parts, _ = update(config, sizes, demand)
-    phases = {part.phase for part in parts}
-    beside = max((sum(p.bytes for p in parts if p.phase == phase) for phase in phases), default=0)
+    phases = dict.fromkeys(get_args(Phase), 0)
+    for part in training:
+        phases[part.phase] += part.bytes if part.name != BASES else 0
+    others = phases.pop("always")
+    beside = max(phases.values())
     if device.platform == "cpu":
-        return Room(max(1, free // (2 * engines)), left=(free - others - beside) // engines)
+        left = (free - others - beside) // engines if training else sys.maxsize
+        return Room(max(1, free // (2 * engines)), left=left)
     return Room(max(1, int(0.9 * (free - others)) // engines), beside // engines)
 
 
-def room_to_play(config: RunConfig, free: int, engines: int, platform: str) -> Room:
-    """Where so much is free beside all weights, and nothing is trained."""
-    share = 0.5 if platform == "cpu" else 0.9
-    return Room(config.engine.budget_bytes or max(1, int(share * free) // engines))
-
-
 def engine_settings(
-    config: RunConfig, model: ModelConfig, room: Room, demand: Demand, platform: str | None = None
+    config: RunConfig, model: ModelConfig, room: Room, demand: Demand, platform: str
 ) -> EngineSettings:
     """The shapes of each engine of a run; ValueError where nothing fits."""
     shapes, lanes = _shapes(config, model, room, platform), config.engine.lanes
@@ -216,28 +197,21 @@ def engine_settings(
     return shapes(lanes=lanes, histories=min(fitting, histories))
 
 
+def least_engine(config: RunConfig, model: ModelConfig, platform: str) -> EngineSettings:
+    """The shapes that would be needed where nothing fits, of a model that had the positions."""
+    positions = config.engine.max_prompt + max(r.max_new_tokens for r in config.role_settings.values())
+    positions = max(positions, model.max_position_embeddings)
+    roomy = dataclasses.replace(model, max_position_embeddings=positions)
+    return _shapes(config, roomy, Room(sys.maxsize), platform)(lanes=config.engine.lanes or 1)
+
+
 def look_ahead(config: RunConfig, settings: EngineSettings, engines: int) -> int:
     """How many requests are unfinished before new episodes have to wait: enough to fill the lanes of all engines."""
     return config.rollout.ahead or 2 * settings.lanes * engines
 
 
-def engine_within(
-    config: RunConfig, model: ModelConfig, device: Device, free: int, demand: Demand
-) -> tuple[EngineSettings, str | None]:
-    """The engines' settings as a run would choose them with so much memory free, and why it could not."""
-    room = room_to_train(config, model, device, free, demand)
-    try:
-        return engine_settings(config, model, room, demand, device.platform), None
-    except ValueError as error:  # what the least would take is still told
-        positions = config.engine.max_prompt + max(r.max_new_tokens for r in config.role_settings.values())
-        positions = max(positions, model.max_position_embeddings)
-        roomy = dataclasses.replace(model, max_position_embeddings=positions)
-        least = _shapes(config, roomy, Room(sys.maxsize), device.platform)
-        return least(lanes=config.engine.lanes or 1), str(error)
-
-
 def _shapes(
-    config: RunConfig, model: ModelConfig, room: Room, platform: str | None
+    config: RunConfig, model: ModelConfig, room: Room, platform: str
 ) -> Callable[..., EngineSettings]:
     """`sampling.plan` for the calls of a run."""
     roles = config.role_settings.values()

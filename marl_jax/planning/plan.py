@@ -20,10 +20,10 @@ from marl_jax.models.hf import load_config
 from marl_jax.models.model_config import PRESETS
 from marl_jax.models.tokenizer import load_tokenizer
 from marl_jax.own import is_own
-from marl_jax.planning import costs, devices, memory
+from marl_jax.planning import costs, memory
 from marl_jax.planning.costs import Model
 from marl_jax.planning.devices import Device
-from marl_jax.planning.dry_run import Assumptions, Demand, DryRunError, assume, dry_run, play
+from marl_jax.planning.dry_run import Assumptions, Demand, PlanError, assume, dry_run, play
 from marl_jax.planning.memory import Part, Phase
 from marl_jax.planning.workload import Shape, batches_of
 from marl_jax.policies import decode_groups
@@ -34,18 +34,13 @@ from marl_jax.task import Task
 from marl_jax.workflows import find
 
 
-class PlanError(ValueError):
-    """A run that does not fit its device or its model; the text is one line."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A part of a step: operations of matrix products, bytes that must move, or how long it was measured to take."""
+    """A part of a step: operations of matrix products, and bytes that must move."""
 
     name: str
     operations: float
     moved: float
-    measured: float | None = None  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +61,8 @@ class Plan:
     @property
     def phase(self) -> Phase:
         """When most is needed."""
-        return max((phase for phase in get_args(Phase) if phase != "always"), key=self.during)
-
-    def during(self, phase: Phase) -> int:
-        """Bytes of what only this phase needs."""
-        return sum(part.bytes for part in self.parts if part.phase == phase)
+        during = lambda phase: sum(part.bytes for part in self.parts if part.phase == phase)
+        return max((phase for phase in get_args(Phase) if phase != "always"), key=during)
 
     @property
     def at_peak(self) -> list[Part]:
@@ -91,8 +83,7 @@ class Plan:
         """{work: seconds of a step}; None where the device's rates or the workflow's calls are not known."""
         if not self.device.bandwidth or not self.calls:
             return None
-        device, dtype = self.device, self.dtype
-        times = {w.name: w.measured or device.seconds(w.operations, w.moved, dtype) for w in self.works}
+        times = {w.name: self.device.seconds(w.operations, w.moved, self.dtype) for w in self.works}
         return {name: value for name, value in times.items() if value}
 
     def trouble(self, config: RunConfig) -> str:
@@ -115,10 +106,7 @@ def demand_of(config: RunConfig, completion: float = 0.5, **answers: dict[str, f
     """What the run asks of its engines; `answers` are those that roles are assumed to give (see `Assumptions`)."""
     workflow = find(config.workflow.name).bind(**config.workflow.settings)
     assumptions = dataclasses.replace(assume(config, completion), answers=answers)
-    try:
-        return dry_run(config, workflow, words(config), assumptions)
-    except DryRunError as error:
-        raise PlanError(str(error)) from None
+    return dry_run(config, workflow, words(config), assumptions)
 
 
 def make_plan(
@@ -136,17 +124,21 @@ def make_plan(
     """
     _check_tokens(config, model)
     demand, sizes = demand or demand_of(config), memory.sizes_of(config, model, device)
-    standing = memory.standing(config, sizes)
-    bases = sum(part.bytes for part in standing if part.name == memory.BASES)
+    training, largest = memory.training(config, sizes, demand)
     refusal = None
     if engine is None:
-        engine, refusal = memory.engine_within(config, model, device, device.memory - bases, demand)
-    update, largest = memory.update(config, sizes, demand)
+        bases = sum(part.bytes for part in training if part.name == memory.BASES)
+        room = memory.room(config, device, device.memory - bases, training)
+        try:
+            engine = memory.engine_settings(config, model, room, demand, device.platform)
+        except ValueError as error:  # what the least would take is still told
+            engine, refusal = memory.least_engine(config, model, device.platform), str(error)
+    parts, order = [*training, *memory.sampling(config, sizes, engine)], get_args(Phase)
     return Plan(
         device=device,
         dtype=model.dtype,
-        parts=(*standing, *memory.sampling(config, sizes, engine), *update),
-        works=(*_decoding(config, sizes, demand, engine), *_learning(config, sizes, demand, standing)),
+        parts=tuple(sorted(parts, key=lambda part: order.index(part.phase))),
+        works=(*_decoding(config, sizes, demand, engine), *_learning(config, sizes, demand, training)),
         engine=engine,
         engines=len(decode_groups(policy_specs(config.policies))),
         largest=largest,
@@ -157,16 +149,9 @@ def make_plan(
 
 
 def check_fits(
-    config: RunConfig,
-    model: ModelConfig,
-    available_bytes: int | None = None,
-    *,
-    engine: EngineSettings | None = None,
+    config: RunConfig, model: ModelConfig, device: Device, engine: EngineSettings | None = None
 ) -> Plan:
-    """The plan for the device at hand; refused with one line if the run cannot fit it, or no prompt its engines."""
-    device = devices.here()
-    if available_bytes is not None:
-        device = dataclasses.replace(device, memory=available_bytes)
+    """The plan for a device; refused with one line if the run cannot fit it, or no prompt its engines."""
     made = make_plan(config, model, device, engine=engine)
     if not made.fits:
         raise PlanError(made.trouble(config))
@@ -180,14 +165,14 @@ def _check_tokens(config: RunConfig, model: ModelConfig) -> None:
     for role, own in config.role_settings.items():
         of = {name: f"role_sampling.{role}.{name}" for name in config.role_sampling.get(role, {})}
         if own.top_k > vocab:
-            name = of.get("top_k", "sampling.top_k")
             raise PlanError(
-                f"{name} is {own.top_k}, and the model has {vocab} tokens: lower it, or 0 to keep all"
+                f"{of.get('top_k', 'sampling.top_k')} is {own.top_k}, and the model has {vocab} tokens: lower it, or 0 "
+                "to keep all"
             )
         if own.stop_tokens and (largest := max(own.stop_tokens)) >= vocab:
-            name = of.get("stop_tokens", "sampling.stop_tokens")
             raise PlanError(
-                f"{name} holds {largest}, and the model's tokens are 0..{vocab - 1}: leave it out"
+                f"{of.get('stop_tokens', 'sampling.stop_tokens')} holds {largest}, and the model's tokens are "
+                f"0..{vocab - 1}: leave it out"
             )
 
 
@@ -280,12 +265,12 @@ def _decoding(config: RunConfig, sizes: Model, demand: Demand, engine: EngineSet
     )
 
 
-def _learning(config: RunConfig, sizes: Model, demand: Demand, standing: Iterable[Part]) -> Iterable[Work]:
+def _learning(config: RunConfig, sizes: Model, demand: Demand, parts: Iterable[Part]) -> Iterable[Work]:
     """Reference pass, gradient and optimiser step of one training step, over all policies."""
     share, epochs, numbers = config.mesh.data * config.mesh.model, config.learner.epochs, sizes.trained
     anchors, times = config.learner.interventions.kl_coef, config.data.problems / demand.problems
     reference = gradient = moved = 0.0
-    stepped = sum(2 * part.bytes for part in standing if part.name == "optimiser states")
+    stepped = sum(2 * part.bytes for part in parts if part.name == memory.STATES)
     for policy in (name for name, spec in policy_specs(config.policies).items() if not spec.frozen):
         roles = {key.split("/")[0] for key, name in config.policies.map.items() if name == policy}
         anchored = any(map(anchors.get, roles))
@@ -313,21 +298,17 @@ def _way_out(part: str, config: RunConfig) -> str:
     off = ["--config.learner.gradients=off"] * (learner.gradients != "off")
     remat = ["--config.policies.remat=layer"] * (policies.remat != "layer")
     factored = ["--config.learner.optimiser.kind=adafactor"] * (learner.optimiser.kind != "adafactor")
+    tokens = "lower --config.learner.batch.token_budget"
     lora = ["--config.policies.train=lora"]
     if policies.train == "lora":
         lora = [f"lower --config.policies.lora_rank ({policies.lora_rank})"] * (policies.lora_rank > 1)
     ways = {
-        "base weights": [smaller, "--config.policies.dtype=bfloat16"],
-        "caches of the lanes": [*fewer, shorter],
-        "caches of prompts": [*fewer, shorter],
-        "working memory of sampling": [*fewer, shorter],
-        "gradient trees": [*off, *lora, smaller],
-        "optimiser states": [*lora, *factored, smaller],
-        "activations": [*remat, "lower --config.learner.batch.token_budget", shorter],
-        "working memory of the backward pass": [
-            "lower --config.learner.batch.token_budget, tree_limit or logprob_chunk",
-            shorter,
-        ],
-        "working memory of the optimiser": [*off, *lora, smaller],
+        **{part: [*fewer, shorter] for part in (memory.LANES, memory.PROMPTS, memory.SAMPLING)},
+        memory.BASES: [smaller, "--config.policies.dtype=bfloat16"],
+        memory.GRADIENTS: [*off, *lora, smaller],
+        memory.STATES: [*lora, *factored, smaller],
+        memory.ACTIVATIONS: [*remat, tokens, shorter],
+        memory.BACKWARD: [f"{tokens}, tree_limit or logprob_chunk", shorter],
+        memory.OPTIMISER: [*off, *lora, smaller],
     }
     return ", or ".join(ways.get(part, [*lora, smaller]))

@@ -7,19 +7,12 @@ from typing import Any
 from marl_jax.config.run_fields import RunFields
 from marl_jax.learning.groups import group_key
 from marl_jax.own import is_own
-from marl_jax.planning.dry_run import Asked, Assumptions, Speller, play
+from marl_jax.planning.dry_run import NO_VERDICT, Asked, Assumptions, Speller, play
 from marl_jax.policies import shared
 from marl_jax.rollouts import Limits
 from marl_jax.task import Task
 from marl_jax.workflows import find
 
-SLOTS = {  # {built-in workflow: the role that answers in several slots, and the setting that counts them}
-    "voting": ("generator", "votes"),
-    "orch_workers": ("worker", "workers"),
-    "debate": ("debater", "agents"),
-    "single_matched": ("generator", "calls"),
-    "single_token_matched": ("generator", "calls"),
-}
 COUNTED, LONGEST = 1000, 100_000  # calls, and tokens of each, that are played at most
 ACCEPTED = "\\boxed{Correct}"
 
@@ -51,10 +44,10 @@ def alone(config: RunFields) -> bool:
         return False
     if is_own(name):
         return {*key} == {"task", "role", "slot", "turn"}
-    calls = [(call.role, call.slot) for call in _episode(config)]
-    many, setting = SLOTS.get(name, ("", ""))
-    if config.workflow.settings.get(setting, find(name).settings.get(setting, 1)) != 1:
-        calls += [(many, slot) for slot in (0, 1) if (many, slot) not in calls]
+    workflow, calls = find(name), [(call.role, call.slot) for call in _episode(config)]
+    # Calls that are shorter than they may be leave a budget of tokens room for another slot.
+    several = [role for role in workflow.roles if workflow.slots_of(role, config.workflow.settings) != 1]
+    calls += [(role, 1) for role in several if (role, 1) not in calls]
     turns: collections.Counter[tuple[str, int]] = collections.Counter()
     groups = []
     for call in calls:
@@ -66,18 +59,18 @@ def alone(config: RunFields) -> bool:
 
 def least_calls(config: RunFields) -> int:
     """How many calls the shortest episode of a built-in workflow makes: its first draft is accepted."""
-    return len(_episode(config, {role: {ACCEPTED: 1.0} for role in config.roles}))
+    return len(_episode(config, ACCEPTED))
 
 
-def _episode(config: RunFields, answers: Any = {}) -> list[Asked]:  # noqa: B006 - never changed
-    """The calls of a built-in workflow where prompts are empty and completions as long as they may be."""
+def _episode(config: RunFields, text: str = NO_VERDICT) -> list[Asked]:
+    """The calls of a built-in workflow where prompts are empty and completions, as long as they may be, say `text`."""
     workflow, settings = find(config.workflow.name), dict(config.workflow.settings)
-    _, counted = SLOTS.get(workflow.name, ("", ""))
-    if counted in settings:
-        settings[counted] = min(settings[counted], COUNTED)
+    for kind in workflow.kinds.values():
+        if kind.slots in settings:
+            settings[kind.slots] = min(settings[kind.slots], COUNTED)
     if left_open(config):
         settings["tokens"] = 1  # the least that may yet be given
-    speller = Speller(Assumptions(completion=1.0, answers=answers))
+    speller = Speller(Assumptions(completion=1.0), text)
     sampling = {
         role: dataclasses.replace(own, max_new_tokens=min(own.max_new_tokens, LONGEST), min_new_tokens=0)
         for role, own in config.role_settings.items()

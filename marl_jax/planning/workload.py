@@ -1,15 +1,15 @@
 """The micro-batches of an update: those that the calls of a dry run make, and the largest that any calls could."""
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from marl_jax.config.run_config import RunConfig
-from marl_jax.learning.batching import BatchConfig, MicroBatch, make_batches
+from marl_jax.learning.batching import BatchConfig, MicroBatch, blank_arrays, make_batches
 from marl_jax.planning.dry_run import Demand
 from marl_jax.table import Table
 
@@ -34,19 +34,7 @@ class Shape:
 
     def arrays(self) -> MicroBatch:
         """Such a micro-batch without contents."""
-
-        def like(width: int, dtype: Any, *names: str) -> dict[str, Any]:
-            return dict.fromkeys(names, jax.ShapeDtypeStruct((self.rows, width), dtype))
-
-        arrays = {
-            **like(self.width, jnp.int32, "tokens", "positions", "segments"),
-            **like(self.sampled, jnp.int32, "source", "targets", "sequences"),
-            **like(
-                self.sampled, jnp.float32, "advantages", "sampler_logp", "old_logp", "ref_logp", "kl_coef"
-            ),
-            **like(self.sampled, jnp.float32, "temperature"),
-            **like(self.sampled, jnp.bool_, "mask"),
-        }
+        arrays: Any = jax.eval_shape(lambda: blank_arrays(self.rows, self.width, self.sampled))
         return MicroBatch(**arrays, prefix=self.prefix, branches=self.branches)
 
 
@@ -60,13 +48,14 @@ def batches_of(config: RunConfig, demand: Demand, policy: str) -> list[tuple[Sha
         tokens=[[0] * call.new for call in calls],
         logprobs=[[0.0] * call.new for call in calls],
     )
-    counted: dict[Shape, int] = {}
+    counted: collections.Counter[Shape] = collections.Counter()
     units = [config.learner.unit(call.role, call.slot) for call in calls]
     for batch in make_batches(table, units, config.learner.batch):
         arrays = batch.arrays
         length = (arrays.tokens.shape[1] - arrays.prefix) // arrays.branches
-        shape = Shape(len(arrays.tokens), arrays.prefix, length, arrays.branches, arrays.targets.shape[1])
-        counted[shape] = counted.get(shape, 0) + 1
+        counted[
+            Shape(len(arrays.tokens), arrays.prefix, length, arrays.branches, arrays.targets.shape[1])
+        ] += 1
     return list(counted.items())
 
 

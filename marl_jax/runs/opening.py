@@ -14,7 +14,7 @@ from typing import Any
 from marl_jax.config import fields
 from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.learning import Learner, LearnerState
-from marl_jax.planning import plan
+from marl_jax.planning import devices, plan
 from marl_jax.planning.walks import left_open
 from marl_jax.policies import Tree
 from marl_jax.rollouts.serving import Service
@@ -164,7 +164,7 @@ def _load(config: RunConfig, folder: Path, accept_changes: bool, live: Live, sto
         raise ConfigError(problems)
     shapes = settled_shapes(settled_for(folder, config))
     # Before the weights are there: it counts them.
-    planned = plan.check_fits(config, model_config(config), engine=shapes)
+    planned = plan.check_fits(config, model_config(config), devices.here(), shapes)
     parts = load_parts(config)
     start_graders(config)
     names = ("train", "val") if config.evaluation.every else ("train",)

@@ -12,7 +12,7 @@ from marl_jax.config import fields
 from marl_jax.config.run_config import RunConfig
 from marl_jax.planning import devices, memory
 from marl_jax.planning.plan import PlanError, demand_of
-from marl_jax.policies import Tree, decode_groups
+from marl_jax.policies import Tree
 from marl_jax.rewards.families import parse
 from marl_jax.rewards.grading import Grader
 from marl_jax.rollouts import Progress, ToolLog, rollout
@@ -27,14 +27,12 @@ from marl_jax.tasks import Task
 
 def planned_engine(config: RunConfig, parts: Parts, *, training: bool = True) -> EngineSettings:
     """The shapes of each engine, planned from the configuration and the memory that the loaded weights leave here."""
-    device, engines = devices.here(), len(decode_groups(parts.specs))
-    demand = demand_of(config)
-    if training:
-        room = memory.room_to_train(config, parts.model, device, device.memory, demand)
-    else:
-        room = memory.room_to_play(config, device.memory, engines, device.platform)
+    device, demand = devices.here(), demand_of(config)
+    sizes = memory.sizes_of(config, parts.model, device)
+    needed = memory.training(config, sizes, demand)[0] if training else ()
+    room = memory.room(config, device, device.memory, needed)
     try:
-        return memory.engine_settings(config, parts.model, room, demand)
+        return memory.engine_settings(config, parts.model, room, demand, device.platform)
     except ValueError as error:
         raise PlanError(f"the engines do not fit: {error}") from error
 

@@ -12,7 +12,7 @@ from marl_jax.config.cells import all_cells, parse_cell
 from marl_jax.config.run_config import ConfigError, RunConfig, from_argv, load_config, load_file, split_argv
 from marl_jax.planning import walks
 from marl_jax.planning.plan import demand_of
-from marl_jax.planning.walks import SLOTS, least_calls
+from marl_jax.planning.walks import least_calls
 from marl_jax.policies import shared
 from marl_jax.runs import train
 from marl_jax.runs.parts import load_parts
@@ -444,11 +444,7 @@ def test_the_slots_that_are_known_are_those_that_a_workflow_calls(name):
     )
     short = demand_of(config, completion=0.01)  # so that a budget of tokens is not what ends an episode
     called = {(call.role, call.slot) for call in short.asked}
-    many, setting = SLOTS.get(name, ("", ""))
-    known = {
-        (role, s) for role in roles for s in range(BUILT_IN[name].settings[setting] if role == many else 1)
-    }
-    assert called == known
+    assert called == {(role, slot) for role in roles for slot in range(BUILT_IN[name].slots_of(role))}
 
 
 @pytest.mark.parametrize(

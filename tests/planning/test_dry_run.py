@@ -64,7 +64,7 @@ def test_verdicts_end_episodes_as_often_as_is_assumed():
     assert rounds(0.5) == pytest.approx(1 + 0.5 + 0.25, abs=0.15)
     plan = make_plan(run, ModelConfig.preset("xs"), HERE, demand_of(run, evaluator={"\\boxed{Correct}": 0.5}))
     page = " ".join(plan_page(run, ModelConfig.preset("xs"), "here", [plan]).split())
-    assert "answers are '\\boxed{Correct}' 50%" in page
+    assert "verdicts are evaluator '\\boxed{Correct}' 50%" in page
 
 
 def test_tuples_loops_and_random_branches_are_played_as_they_run(own):
@@ -155,7 +155,7 @@ def mine(task, prompts):
         ),
     ):
         with pytest.raises(PlanError, match=re.escape(line)) as error:
-            check_fits(own(source, "astray", map_), ModelConfig.preset("xs"), 8 << 30)
+            check_fits(own(source, "astray", map_), ModelConfig.preset("xs"), HERE)
         assert "\n" not in str(error.value)
 
 

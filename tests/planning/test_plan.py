@@ -21,7 +21,7 @@ from marl_jax.models.qwen3 import UNROLLED
 from marl_jax.models.weight_table import abstract, num_parameters
 from marl_jax.planning import account, costs
 from marl_jax.planning.devices import BANDWIDTH, COMPUTE, KINDS, Device, host
-from marl_jax.planning.memory import count_units, room_to_play
+from marl_jax.planning.memory import count_units, room
 from marl_jax.planning.plan import Plan, PlanError, check_fits, demand_of, find_model, make_plan
 from marl_jax.planning.workload import Shape, all_shapes
 from marl_jax.runs.page import plan_page
@@ -45,6 +45,10 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes
 def config(cell: str = "voting-shared-xs-math", **overrides: str):
     file = "qwen3" if cell.split("-")[2].endswith("b") else "micro"
     return load_config(f"configs/{file}.py:{cell}", [(k.replace("__", "."), v) for k, v in overrides.items()])
+
+
+def with_memory(count: int) -> Device:
+    return dataclasses.replace(HERE, memory=count)
 
 
 def size(plan: Plan, *names: str, phase: str | None = None) -> int:
@@ -305,24 +309,24 @@ def test_a_reference_pass_costs_only_where_a_role_is_anchored():
 def test_a_run_that_cannot_fit_is_refused_in_one_line_with_the_way_out():
     run = config(engine__lanes="64", engine__budget_bytes=str(1 << 30))
     model = ModelConfig.preset("xs")
-    needs = check_fits(run, model, 8 << 30).total
-    check_fits(run, model, needs)
+    needs = check_fits(run, model, HERE).total
+    check_fits(run, model, with_memory(needs))
     with pytest.raises(PlanError) as refused:
-        check_fits(run, model, needs - 1)
+        check_fits(run, model, with_memory(needs - 1))
     message = str(refused.value)
     assert "\n" not in message
     assert "the biggest part is activations" in message and "--config.policies.remat=layer" in message
     changed = dataclasses.replace(run, policies=dataclasses.replace(run.policies, remat="layer"))
-    check_fits(changed, model, needs - 1)
+    check_fits(changed, model, with_memory(needs - 1))
 
 
 def test_the_plan_of_a_resumed_run_is_of_the_shapes_that_it_settled():
     run, model = config(), ModelConfig.preset("xs")
-    settled = dataclasses.replace(check_fits(run, model, 8 << 30).engine, widths=(8,))
-    needs = check_fits(run, model, 8 << 30, engine=settled)
-    assert needs.engine == settled and needs.total < check_fits(run, model, 8 << 30).total
+    settled = dataclasses.replace(check_fits(run, model, HERE).engine, widths=(8,))
+    needs = check_fits(run, model, HERE, settled)
+    assert needs.engine == settled and needs.total < check_fits(run, model, HERE).total
     with pytest.raises(PlanError, match="the run needs"):
-        check_fits(run, model, needs.total - 1, engine=settled)
+        check_fits(run, model, with_memory(needs.total - 1), settled)
 
 
 def test_lanes_that_do_not_fit_their_budget_are_refused():
@@ -330,12 +334,12 @@ def test_lanes_that_do_not_fit_their_budget_are_refused():
     with pytest.raises(
         PlanError, match=r"engines cannot be made: 64 lanes of 512 tokens need .* budget is 1\.0 MiB"
     ):
-        check_fits(narrow, ModelConfig.preset("xs"), 8 << 30)
+        check_fits(narrow, ModelConfig.preset("xs"), HERE)
     with pytest.raises(PlanError, match="the model has 4096"):
         check_fits(
             config(engine__max_prompt="5000", learner__batch__buckets="8192"),
             ModelConfig.preset("s"),
-            8 << 30,
+            HERE,
         )
 
 
@@ -346,7 +350,7 @@ def test_far_too_many_lanes_are_what_to_lower(train, lanes):
     with pytest.raises(
         PlanError, match=rf"biggest part is caches of the lanes.*: lower --config.engine.lanes \({lanes}\)"
     ):
-        check_fits(run, ModelConfig.preset("xs"), 1 << 30)
+        check_fits(run, ModelConfig.preset("xs"), with_memory(1 << 30))
 
 
 @pytest.mark.parametrize(
@@ -403,7 +407,7 @@ def test_engines_take_all_stop_tokens_of_a_role_and_the_end_of_its_turn():
 def test_prompts_that_leave_no_room_for_a_question_are_refused(workflow):
     def check(length, **others):
         new = {"sampling__max_new_tokens": "8", "engine__max_prompt": str(length), **others}
-        check_fits(config(f"{workflow}-shared-xs-math", **new), ModelConfig.preset("xs"), 8 << 30)
+        check_fits(config(f"{workflow}-shared-xs-math", **new), ModelConfig.preset("xs"), HERE)
 
     with pytest.raises(
         PlanError, match=r"tokens before any question, and there is room for .* --config.engine.max_p"
@@ -476,15 +480,16 @@ def test_a_run_that_no_engine_would_save_is_told_what_is_too_big():
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_engines_that_only_play_share_the_memory_that_is_free(platform):
-    run = config("voting-isolated-xs-math")
-    one, two = (room_to_play(run, 1000, engines, platform) for engines in (1, 2))
+    device = Device("test", platform, 1000)
+    cells = ("voting-shared-xs-math", "voting-isolated-xs-math")
+    one, two = (room(config(cell), device, 1000) for cell in cells)  # engines
     assert (one.budget, two.budget) == ((500, 250) if platform == "cpu" else (900, 450))
     assert one.beside == 0  # nothing is trained
 
 
 def test_the_page_names_every_kind_of_device_and_what_dominates():
     run, model = config("voting-isolated-0.6b-math", policies__remat="layer"), ModelConfig.preset("0.6b")
-    plans = [make_plan(run, model, device) for device in (dataclasses.replace(HERE, memory=8 << 30), *KINDS)]
+    plans = [make_plan(run, model, device) for device in (HERE, *KINDS)]
     text = plan_page(run, model, "the preset '0.6b'", plans)
     assert max(map(len, text.splitlines())) <= 100
     for kind in ("A100", "H100", "H200", "TPU v5e", "TPU v6e"):
