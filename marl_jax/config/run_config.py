@@ -15,7 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from marl_jax.config import config_checks, fields
+from marl_jax import fields
+from marl_jax.config import config_checks
 from marl_jax.config.run_fields import (  # noqa: F401  config files import them from here
     CheckpointConfig,
     DataConfig,
