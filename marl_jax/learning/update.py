@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from marl_jax.errors import UserError
 from marl_jax.learning import compiled, gradients
 from marl_jax.learning.batching import (
     Batch,
@@ -58,7 +59,7 @@ class LearnerState(flax.struct.PyTreeNode):
     empty: int = 0  # learner steps without a row for it
 
 
-class NonFiniteGradients(RuntimeError):
+class NonFiniteGradients(UserError, RuntimeError):
     """A policy's gradients were not finite more often than the configuration allows."""
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from marl_jax.config.run_config import RunConfig
+from marl_jax.errors import UserError
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
 from marl_jax.models.hf import load_config
@@ -34,7 +35,7 @@ from marl_jax.task import Task
 from marl_jax.workflows import find
 
 
-class PlanError(ValueError):
+class PlanError(UserError, ValueError):
     """A run that does not fit its device or its model; the text is one line."""
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax import fields
+from marl_jax.errors import UserError
 from marl_jax.fields import Count
 from marl_jax.own import is_own, own_function
 from marl_jax.rewards.grading import RIGHT, finite
@@ -28,7 +29,7 @@ Credit = Callable[[Table], Components]
 jax.tree_util.register_dataclass(Table, [*COLUMNS, "components"], [*META])
 
 
-class CreditError(ValueError):
+class CreditError(UserError, ValueError):
     """A credit function returned what is no credit; the text is one line."""
 
 
