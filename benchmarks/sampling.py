@@ -159,12 +159,9 @@ def take_turns(runs: dict[str, Run], lengths: list[int]) -> dict[str, list[float
 def transformers_run(config: ModelConfig, prompts: list[list[int]]) -> Run:
     """One `generate` over all rows on torch CPU, each row ending at its imposed length."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM, StoppingCriteria, StoppingCriteriaList
+    from transformers import StoppingCriteria, StoppingCriteriaList
 
-    published = {
-        k: v for k, v in config.to_hf().items() if k not in ("torch_dtype", "dtype", "architectures")
-    }
-    model = Qwen3ForCausalLM(Qwen3Config(**published)).eval()
+    model = transformers_model(config)
     tokens = torch.tensor(prompts)
 
     class AtLength(StoppingCriteria):

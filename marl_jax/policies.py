@@ -5,15 +5,17 @@ isolated policies. A key "generator/1" gives slot 1 of the generator its own pol
 """
 
 import dataclasses
-import difflib
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Gt, Le, MinLen
 
-Tree = Any
+from marl_jax import fields
+from marl_jax.fields import Count, NotNegative, Whole, nearest
+from marl_jax.models.weight_table import Tree
+
 PolicyMap = Mapping[str, str]
 
 
@@ -36,7 +38,7 @@ def validate_map(policy_map: PolicyMap, roles: Iterable[str]) -> None:
     for key, policy in policy_map.items():
         if _role(key, roles) is None:
             raise ValueError(
-                f"policy map names '{key}', which is no role of the workflow{_nearest(str(key), roles)}"
+                f"policy map names '{key}', which is no role of the workflow{nearest(str(key), roles)}"
             )
         if not isinstance(policy, str) or not policy:
             raise ValueError(f"policy map gives '{key}' the policy {policy!r}; a policy is a non-empty name")
@@ -69,7 +71,7 @@ def trained_policies(policy_map: PolicyMap, frozen_roles: Iterable[str] = ()) ->
     roles = {key.rsplit("/", 1)[0] if key.rpartition("/")[2].isdecimal() else key for key in policy_map}
     frozen = set(frozen_roles)
     if unknown := [name for name in sorted(frozen - roles) if _role(name, policy_map) is None]:
-        raise ValueError(f"frozen role '{unknown[0]}' is not in the policy map{_nearest(unknown[0], roles)}")
+        raise ValueError(f"frozen role '{unknown[0]}' is not in the policy map{nearest(unknown[0], roles)}")
     free = {
         key: policy for key, policy in policy_map.items() if key not in frozen and _role(key, frozen) is None
     }
@@ -107,7 +109,7 @@ def init_policies(
     trees = {}
     for name, spec in specs.items():
         if spec.base not in bases:
-            known = _nearest(spec.base, bases)
+            known = nearest(spec.base, bases)
             raise ValueError(
                 f"policy '{name}' starts from '{spec.base}', which is not among the loaded bases{known}"
             )
@@ -152,14 +154,6 @@ def stack(trees: Mapping[str, Tree]) -> Tree:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees.values())
 
 
-def unstack(tree: Tree, policies: Sequence[str]) -> dict[str, Tree]:
-    """The inverse of `stack`."""
-    axis = {leaf.shape[0] for leaf in jax.tree.leaves(tree)}
-    if axis != {len(policies)}:
-        raise ValueError(f"leading axis is {sorted(axis)} for {len(policies)} policies {tuple(policies)}")
-    return {name: jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i, name in enumerate(policies)}
-
-
 # ---------------------------------------------------------------- sampling
 
 
@@ -167,35 +161,20 @@ def unstack(tree: Tree, policies: Sequence[str]) -> dict[str, Tree]:
 class SamplingSettings:
     """How a role samples. top_p 1 and top_k 0 are off; temperature 0 is greedy."""
 
-    max_new_tokens: int = 256
-    min_new_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    stop_tokens: tuple[int, ...] = ()  # besides the template's end of turn
-    stop_strings: tuple[str, ...] = ()
+    max_new_tokens: Count = 256
+    min_new_tokens: Whole = 0
+    temperature: NotNegative = 1.0
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    top_k: Whole = 0
+    stop_tokens: tuple[Whole, ...] = ()  # besides the template's end of turn
+    stop_strings: tuple[Annotated[str, MinLen(1)], ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("stop_tokens", "stop_strings"):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                raise ValueError(f"{name} is {value!r}; it must be a sequence")
-            object.__setattr__(self, name, tuple(value))
-        checks = {
-            "max_new_tokens": (_integer(self.max_new_tokens) and self.max_new_tokens >= 1, "at least 1"),
-            "min_new_tokens": (
-                _integer(self.min_new_tokens) and 0 <= self.min_new_tokens <= self.max_new_tokens,
-                f"from 0 to max_new_tokens ({self.max_new_tokens})",
-            ),
-            "temperature": (_finite(self.temperature) and self.temperature >= 0, "0 (greedy) or more"),
-            "top_p": (_finite(self.top_p) and 0 < self.top_p <= 1, "in (0, 1]; 1 is off"),
-            "top_k": (_integer(self.top_k) and self.top_k >= 0, "0 (off) or more"),
-            "stop_tokens": (all(_integer(t) and t >= 0 for t in self.stop_tokens), "token ids"),
-            "stop_strings": (all(isinstance(s, str) and s for s in self.stop_strings), "non-empty texts"),
-        }
-        for name, (valid, range_) in checks.items():
-            if not valid:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {range_}")
+        fields.check(self)
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens is {self.min_new_tokens}; it must be at most max_new_tokens ({self.max_new_tokens})"
+            )
 
 
 def role_settings(
@@ -205,16 +184,16 @@ def role_settings(
 ) -> dict[str, SamplingSettings]:
     """{role: settings}: the default with the fields of each role's overrides replaced."""
     roles = _distinct(roles)
-    fields = [field.name for field in dataclasses.fields(SamplingSettings)]
+    known = [field.name for field in dataclasses.fields(SamplingSettings)]
     for role, own in (overrides or {}).items():
         if role not in roles:
             raise ValueError(
-                f"sampling settings name '{role}', which is no role of the workflow{_nearest(role, roles)}"
+                f"sampling settings name '{role}', which is no role of the workflow{nearest(role, roles)}"
             )
         for name in own:
-            if name not in fields:
+            if name not in known:
                 raise ValueError(
-                    f"sampling settings of '{role}' have no field '{name}'{_nearest(name, fields)}"
+                    f"sampling settings of '{role}' have no field '{name}'{nearest(name, known)}"
                 )
     default = default or SamplingSettings()
     return {role: dataclasses.replace(default, **(overrides or {}).get(role, {})) for role in roles}
@@ -245,17 +224,3 @@ def _role(key: Any, roles: Iterable[str]) -> str | None:
         return key
     role, _, slot = key.rpartition("/")
     return role if slot.isdecimal() and str(int(slot)) == slot and role in roles else None
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = difflib.get_close_matches(name, known, 1, 0.5)
-    return f": did you mean '{close[0]}'?" if close else f"; there is: {', '.join(known)}"
-
-
-def _integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from marl_jax.config import fields
+from marl_jax import fields
 from marl_jax.config.run_config import RunConfig, load_config, load_file, split_argv
 from marl_jax.planning.devices import KINDS
 from marl_jax.planning.plan import demand_of, find_model, make_plan

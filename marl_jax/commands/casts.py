@@ -11,8 +11,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from marl_jax.config.fields import nearest
 from marl_jax.config.run_config import RunConfig
+from marl_jax.fields import nearest
 from marl_jax.learning.interventions import InterventionConfig
 from marl_jax.learning.worth import AdvantageConfig
 from marl_jax.policies import PolicySpec, policy_names, policy_of

@@ -15,8 +15,8 @@ from typing import Any
 
 from absl import logging
 
+from marl_jax import fields
 from marl_jax.commands.casts import MODES, Cast, Donor, make_stage
-from marl_jax.config import fields
 from marl_jax.config.run_config import DataConfig, RunConfig
 from marl_jax.learning.learner_config import LARGEST_SEED
 from marl_jax.own import is_own

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import jax
 
-from marl_jax.config.fields import nearest
 from marl_jax.config.run_config import RunConfig
+from marl_jax.fields import nearest
 from marl_jax.models.hf import CONFIG as MODEL_FILE
 from marl_jax.models.hf import load_config, save_hf
 from marl_jax.models.peft import CONFIG as ADAPTER_FILE

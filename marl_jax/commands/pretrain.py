@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from marl_jax.config import fields
+from marl_jax import fields
 from marl_jax.config.run_config import ConfigError, load_base, split_argv
 from marl_jax.models import load_hf, save_hf
 from marl_jax.models.hf import write_json

@@ -1,9 +1,10 @@
 """Cells of the study by name: {workflow}-{policy}-{scale}-{task}, such as voting-isolated-s-math."""
 
 import dataclasses
-import difflib
 import itertools
 from collections.abc import Sequence
+
+from marl_jax.fields import nearest
 
 WORKFLOWS = ("single", "voting", "eval_opt", "orch_workers", "single_matched", "single_token_matched")
 POLICIES = ("shared", "isolated")
@@ -29,10 +30,9 @@ def parse_cell(name: str, scales: Sequence[str]) -> Cell:
     cells = {str(cell): cell for cell in all_cells(scales)}
     if named in cells:
         return cells[named]
-    close = difflib.get_close_matches(name, cells, 1, 0.3)
-    hint = f"did you mean '{close[0]}'? " if close else ""
+    near = nearest(name, cells, ".", 0.3)
     raise ValueError(
-        f"cell {name!r} does not exist: {hint}It is {{workflow}}-{{policy}}-{{scale}}-{{task}} with workflow "
+        f"cell {name!r} does not exist{near} It is {{workflow}}-{{policy}}-{{scale}}-{{task}} with workflow "
         f"{'|'.join(WORKFLOWS)}, policy {'|'.join(POLICIES)}, scale {'|'.join(scales)}, task {'|'.join(TASKS)}"
     )
 

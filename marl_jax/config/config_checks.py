@@ -8,8 +8,7 @@ import importlib.util
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from marl_jax import table
-from marl_jax.config import fields
+from marl_jax import fields, table
 from marl_jax.config.run_fields import RunFields
 from marl_jax.learning.groups import group_key
 from marl_jax.own import is_own, load_own, own_function

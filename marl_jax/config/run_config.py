@@ -15,7 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from marl_jax.config import config_checks, fields
+from marl_jax import fields
+from marl_jax.config import config_checks
 from marl_jax.config.run_fields import (  # noqa: F401  config files import them from here
     CheckpointConfig,
     DataConfig,
@@ -28,13 +29,14 @@ from marl_jax.config.run_fields import (  # noqa: F401  config files import them
     RunFields,
     WorkflowConfig,
 )
+from marl_jax.errors import UserError
 
 SCHEMA = 1  # another one where a field changes its meaning; a new field's default is what was done before it
 RETIRED = ("learner.interventions.mixing.clip_roles",)  # fields that said nothing which others do not say
 T = TypeVar("T")
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """Everything that is wrong with a configuration, one line each."""
 
     def __init__(self, problems: Sequence[str]):

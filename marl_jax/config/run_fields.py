@@ -7,8 +7,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
+from marl_jax.fields import Count, OptionalCount, Positive, Whole
 from marl_jax.learning.learner_config import LARGEST_SEED, LearnerConfig
 from marl_jax.learning.worth import AdvantageConfig
 from marl_jax.policies import SamplingSettings, role_settings
@@ -17,9 +18,6 @@ from marl_jax.rollouts import Limits
 from marl_jax.task import Family
 from marl_jax.workflows import find
 
-Count = Annotated[int, Ge(1)]
-OptionalCount = Annotated[int | None, Ge(1)]
-Whole = Annotated[int, Ge(0)]
 Seed = Annotated[int, Ge(0), Le(LARGEST_SEED)]
 
 
@@ -44,7 +42,7 @@ class PoliciesConfig:
     dtype: Literal["float32", "bfloat16"] | None = None  # None: as the base is stored
     train: Literal["full", "lora"] = "full"
     lora_rank: Count = 64
-    lora_alpha: Annotated[float, Gt(0)] = 32.0
+    lora_alpha: Positive = 32.0
     remat: Literal["none", "layer", "dots"] = "none"  # what the backward pass computes again to save memory
     attention: Literal["blocks", "plain"] | None = None  # of the update; None: the fastest of the platform
 

@@ -9,22 +9,24 @@ numpy computes: the number of rows changes from step to step, and XLA would comp
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marl_jax.fields import require
 from marl_jax.learning.groups import as_rewards, precision
 from marl_jax.own import is_own, own_function
 from marl_jax.table import dense
 
 Estimator = str  # one of ESTIMATORS, or your own as "module:function"
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
+Std = Literal["unbiased", "biased"]
+Singleton = Literal["zero", "reward"]  # the advantage of a group of one
+Over = Literal["task", "role"]  # of agent-wise means and scales
 DDOF = {"unbiased": 1, "biased": 0}
-SINGLETON = ("zero", "reward")
-OVER = ("task", "role")  # of agent-wise means and scales
 
 Groups = Sequence[Hashable] | np.ndarray | jax.Array
 
@@ -34,9 +36,9 @@ def group_advantages(
     groups: Groups,  # [B]
     *,
     estimator: Estimator = "grpo",
-    std: Literal["unbiased", "biased"] = "unbiased",
+    std: Std = "unbiased",
     eps: float = 1e-6,
-    singleton: Literal["zero", "reward"] = "zero",
+    singleton: Singleton = "zero",
 ) -> jax.Array:
     """Advantages [B].
 
@@ -45,9 +47,12 @@ def group_advantages(
     is `function(rewards, groups)` of arrays [B], groups being integers below B, to advantages [B].
     """
     check_estimator(estimator)
-    _check(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
-    _check(singleton in SINGLETON, f"singleton {singleton!r} is unknown; use one of {SINGLETON}")
-    _check(0 <= eps < math.inf, f"eps {eps} must be finite and not negative")
+    require(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
+    require(
+        singleton in get_args(Singleton),
+        f"singleton {singleton!r} is unknown; use one of {get_args(Singleton)}",
+    )
+    require(0 <= eps < math.inf, f"eps {eps} must be finite and not negative")
     xp, values, ids = _inputs(rewards, groups)
     if is_own(estimator):
         return _own(estimator, values, ids)
@@ -68,7 +73,7 @@ def group_advantages(
 def check_estimator(name: str, *more: str) -> None:
     """Refuse a name that is neither one of these, nor a function of one's own."""
     known = (*ESTIMATORS, *more)
-    _check(
+    require(
         name in known or is_own(name),
         f"estimator {name!r} is unknown; use one of {known}, or your own as 'module:function'",
     )
@@ -81,16 +86,16 @@ def agent_advantages(
     tasks: Groups,  # [B]
     roles: Groups,  # [B]
     *,
-    mean: Literal["task", "role"] = "role",
-    scale: Literal["task", "role"] = "role",
-    std: Literal["unbiased", "biased"] = "unbiased",
+    mean: Over = "role",
+    scale: Over = "role",
+    std: Std = "unbiased",
     eps: float = 1e-6,
 ) -> jax.Array:
     """Dr.MAS: mean and standard deviation each over all calls of the task, or over the role's own. [B]"""
     for name, over in (("mean", mean), ("scale", scale)):
-        _check(over in OVER, f"{name} {over!r} is unknown; use one of {OVER}")
-    _check(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
-    _check(0 <= eps < math.inf, f"eps {eps} must be finite and not negative")
+        require(over in get_args(Over), f"{name} {over!r} is unknown; use one of {get_args(Over)}")
+    require(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
+    require(0 <= eps < math.inf, f"eps {eps} must be finite and not negative")
     xp, values, task, role = _inputs(rewards, tasks, roles)
     # Pairs of ids below B are ids below B * B.
     ids = {"task": task, "role": _dense(xp, task * values.shape[0] + role)}
@@ -105,7 +110,7 @@ def agent_advantages(
 
 def overlong_penalty(lengths: jax.Array | np.ndarray, *, max_length: int, buffer: int) -> jax.Array:
     """DAPO's soft overlong punishment, added to the reward: 0, down to -1 over the last `buffer` tokens."""
-    _check(0 < buffer <= max_length, f"overlong buffer {buffer} must lie in 1..max_length={max_length}")
+    require(0 < buffer <= max_length, f"overlong buffer {buffer} must lie in 1..max_length={max_length}")
     xp = jnp if isinstance(lengths, jax.Array) else np
     over = xp.asarray(lengths, xp.float32) - (max_length - buffer)
     return jax.device_put(xp.clip(-over / buffer, -1.0, 0.0))
@@ -156,7 +161,7 @@ def _centre(xp: Any, rewards: Any, ids: Any) -> tuple[Any, Any]:
 
 def _own(name: str, rewards: Any, ids: Any) -> jax.Array:
     advantages = own_function(name, "estimator")(rewards, ids)
-    _check(
+    require(
         getattr(advantages, "shape", None) == rewards.shape,
         f"estimator '{name}' returned {advantages!r:.60} for {len(rewards)} rewards; return an array of as many",
     )
@@ -177,8 +182,3 @@ def _total(xp: Any, values: Any, ids: Any) -> Any:
     count = values.shape[0]
     sums = jax.ops.segment_sum(values, ids, count) if xp is jnp else np.bincount(ids, values, count)
     return sums[ids]
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)

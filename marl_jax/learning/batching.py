@@ -15,6 +15,8 @@ import flax.struct
 import jax
 import numpy as np
 
+from marl_jax import fields
+from marl_jax.fields import Count, Whole
 from marl_jax.table import Table
 
 LEAST_SAVING = 0.2  # share of a unit's tokens that sharing prompts must save
@@ -25,19 +27,14 @@ class BatchConfig:
     """The shapes that micro-batches may have."""
 
     buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-    token_budget: int = 16384  # tokens of a micro-batch, padding included; a longer row is one by itself
+    token_budget: Count = 16384  # tokens of a micro-batch, padding included; a longer row is one by itself
     share_prompts: bool = True
     tree_limit: int = 8192  # longest tree; without a flash kernel, the scores of its branches exist at once
-    slice_tokens: int = 1024  # of a micro-batch, differentiated at a time on one CPU; 0: all at once
-    streams: int = 2  # micro-batches differentiated at a time on one CPU, see `streams`
+    slice_tokens: Whole = 1024  # of a micro-batch, differentiated at a time on one CPU; 0: all at once
+    streams: Count = 2  # micro-batches differentiated at a time on one CPU, see `streams`
 
     def __post_init__(self) -> None:
-        if self.token_budget < 1:
-            raise ValueError(f"token_budget {self.token_budget} must be at least 1")
-        if self.streams < 1:
-            raise ValueError(f"streams {self.streams} must be at least 1")
-        if self.slice_tokens < 0:
-            raise ValueError(f"slice_tokens {self.slice_tokens} must not be negative; 0 cuts nothing")
+        fields.check(self)
         if not self.buckets or list(self.buckets) != sorted(set(self.buckets)) or self.buckets[0] < 1:
             raise ValueError(f"length buckets {self.buckets} must be positive and increasing")
 

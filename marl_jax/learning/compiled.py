@@ -24,8 +24,7 @@ from marl_jax.learning.losses import LossConfig, policy_loss
 from marl_jax.learning.network import Network
 from marl_jax.learning.optimiser import OptimiserConfig, clip_factor, transformation
 from marl_jax.models.qwen3 import full_precision
-
-Tree = Any
+from marl_jax.models.weight_table import Tree
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Tree = Any
+from marl_jax.models.weight_table import Tree
 
 
 def gram_matrix(parts: Tree) -> jax.Array:

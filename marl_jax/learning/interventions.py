@@ -8,16 +8,21 @@ order of this file, before clipping. The KL anchor (I1) is a term of the loss: `
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from annotated_types import Ge, Gt, Le
 
-Tree = Any
+from marl_jax import fields
+from marl_jax.fields import Count, Positive
+from marl_jax.models.weight_table import Tree
+
 Array = jax.Array | np.ndarray
+Coefficient = Annotated[float, Ge(0), Le(float(np.finfo(np.float32).max))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,20 +31,14 @@ class Mixing:
 
     normalise_multiplicity: bool = False  # divide a role's part by the number of its parallel calls
     balance: Literal["off", "equalise", "cap"] = "off"  # of the roles' shares of gradient mass
-    max_share: float = 0.5  # of balance "cap"
+    max_share: Annotated[float, Gt(0), Le(1)] = 0.5  # of balance "cap"
     project_conflicts: bool = False  # PCGrad between roles
-    damping: float = 0.0  # I6: lambda
-    damping_window: int = 32
+    damping: Annotated[float, Ge(0), Le(0.3)] = 0.0  # I6: lambda
+    damping_window: Count = 32
     roles: tuple[str, ...] = ()  # roles whose parts these switches change; empty: all roles
 
     def __post_init__(self) -> None:
-        _check(
-            self.balance in ("off", "equalise", "cap"), f"balance {self.balance!r}: use off, equalise or cap"
-        )
-        object.__setattr__(self, "roles", _names("roles", self.roles))
-        _check(0 < self.max_share <= 1, f"max_share {self.max_share} must lie in (0, 1]")
-        _check(0 <= self.damping <= 0.3, f"damping {self.damping} must lie in [0, 0.3]")
-        _check(self.damping_window >= 1, f"damping_window {self.damping_window} must be at least 1")
+        fields.check(self)
 
     @property
     def weighs(self) -> bool:
@@ -55,28 +54,21 @@ class InterventionConfig:
     """Every switch is off by default."""
 
     mixing: Mixing = dataclasses.field(default_factory=Mixing)
-    kl_coef: Mapping[str, float] = dataclasses.field(default_factory=dict)  # I1: {role: beta}; 0 measures
-    role_clip: Mapping[str, float] = dataclasses.field(default_factory=dict)  # {role: largest norm}
+    kl_coef: Mapping[str, Coefficient] = dataclasses.field(
+        default_factory=dict
+    )  # I1: {role: beta}; 0 measures
+    role_clip: Mapping[str, Positive] = dataclasses.field(default_factory=dict)  # {role: largest norm}
     freeze: tuple[str, ...] = ()
     alternate: tuple[str, ...] = ()  # train these roles in turn,
-    alternate_every: int = 1  # each for this many steps
+    alternate_every: Count = 1  # each for this many steps
 
     def __post_init__(self) -> None:
-        for role, beta in self.kl_coef.items():
-            finite = 0 <= beta <= float(np.finfo(np.float32).max)
-            _check(finite, f"kl_coef of {role!r} is {beta}; it must be finite in float32 and not negative")
-        for role, norm in self.role_clip.items():
-            _check(norm > 0, f"role_clip of {role!r} is {norm}; it must be positive")
-        for name in ("freeze", "alternate"):
-            object.__setattr__(self, name, _names(name, getattr(self, name)))
-        both = sorted({*self.freeze} & {*self.alternate})
-        _check(not both, f"{both} are both frozen and alternated; choose one")
+        fields.check(self)
+        if both := sorted({*self.freeze} & {*self.alternate}):
+            raise ValueError(f"{both} are both frozen and alternated; choose one")
         turns = self.alternate
-        _check(
-            not turns or len({*turns}) == len(turns) > 1,
-            f"alternate is {', '.join(turns)}; it must name two roles or more, each once",
-        )
-        _check(self.alternate_every >= 1, f"alternate_every {self.alternate_every} must be at least 1")
+        if turns and not len({*turns}) == len(turns) > 1:
+            raise ValueError(f"alternate is {', '.join(turns)}; it must name two roles or more, each once")
 
     @property
     def needs_roles(self) -> bool:
@@ -210,13 +202,3 @@ def _unit(tree: Tree) -> Tree:
 
 def _dot(a: Tree, b: Tree) -> jax.Array:
     return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)), jnp.zeros(()))
-
-
-def _names(field: str, roles: Iterable[str]) -> tuple[str, ...]:
-    _check(not isinstance(roles, str), f"{field} is {roles!r}; it must be a tuple of roles")
-    return tuple(roles)
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)

@@ -1,12 +1,13 @@
 """How rows become updates: the learner's part of a configuration."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from annotated_types import Le
 
+from marl_jax import fields
+from marl_jax.fields import Count, NotNegative, Positive
 from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning.interventions import InterventionConfig
 from marl_jax.learning.losses import LossConfig
@@ -26,38 +27,24 @@ class LearnerConfig:
     gradients: Literal["off", "roles", "slots"] = "roles"
     layer_norms: bool = False  # also split every role's norm by layer
     updates: Literal["one", "fixed", "sequences"] = "one"  # mini-batches of a policy per epoch
-    updates_fixed: int = 1  # their number at "fixed"
-    sequences_per_update: int = 512  # rows of each at "sequences"
-    epochs: int = 1
+    updates_fixed: Count = 1  # their number at "fixed"
+    sequences_per_update: Count = 512  # rows of each at "sequences"
+    epochs: Count = 1
     old_logprobs: Literal["trainer", "sampler"] = "trainer"  # whose log-probs the ratio is taken against
     mask_truncated: bool = False  # leave out completions that were cut off
-    logprob_chunk: int = 4096  # tokens whose logits exist at the same time
-    gap_tolerance: float = 1e-3  # sampler and trainer log-probs further apart than this are reported
-    max_skips: int = 10  # non-finite gradients of a policy before the run stops
+    logprob_chunk: Count = 4096  # tokens whose logits exist at the same time
+    gap_tolerance: Positive = 1e-3  # sampler and trainer log-probs further apart than this are reported
+    max_skips: Count = 10  # non-finite gradients of a policy before the run stops
     # {policy: learning rate}, in place of the schedule's.
-    learning_rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    learning_rates: Mapping[str, NotNegative] = dataclasses.field(default_factory=dict)
     seed: Annotated[int, Le(LARGEST_SEED)] = 0
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("gradients", ("off", "roles", "slots")),
-            ("updates", ("one", "fixed", "sequences")),
-            ("old_logprobs", ("trainer", "sampler")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} {getattr(self, name)!r} is unknown; use one of {allowed}")
-        for name in ("updates_fixed", "sequences_per_update", "epochs", "max_skips", "logprob_chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} must be at least 1")
+        fields.check(self)
         if self.layer_norms and self.gradients == "off":
             raise ValueError(
                 "layer_norms are of the parts that gradients keeps apart: set it to roles or slots"
             )
-        if not self.gap_tolerance > 0:
-            raise ValueError(f"gap_tolerance {self.gap_tolerance} must be positive")
-        for policy, rate in self.learning_rates.items():
-            if not 0 <= rate < math.inf:
-                raise ValueError(f"learning rate {rate} of policy {policy!r} must be finite and not negative")
 
     @property
     def apart(self) -> bool:

@@ -7,8 +7,7 @@ how a batch is split. A masked token may hold anything, even NaN, without effect
 """
 
 import dataclasses
-import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import chex
 import flax.struct
@@ -16,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marl_jax import fields
+from marl_jax.fields import require
 from marl_jax.own import is_own, own_function
 
 Kind = str  # one of KINDS, or a token loss of your own as "module:function"
@@ -25,12 +26,7 @@ Aggregation = Literal[
 KL = Literal["k1", "k2", "k3"]
 
 KINDS = ("ppo", "gspo", "cispo", "pg")
-AGGREGATIONS = (
-    "token_mean",
-    "sequence_mean_token_mean",
-    "sequence_mean_token_sum",
-    "sequence_mean_token_sum_norm",
-)
+AGGREGATIONS = get_args(Aggregation)
 LOG_RATIO_LIMIT = 20.0
 LARGEST_GAP = 1e4  # bound on gaps of log-probs in a KL estimate, so that it stays finite
 
@@ -108,6 +104,7 @@ class LossConfig:
     entropy_coef: float = 0.0
 
     def __post_init__(self) -> None:
+        fields.check(self)
         check_loss(
             self.kind,
             self.aggregation,
@@ -117,8 +114,6 @@ class LossConfig:
             self.is_cap,
             self.max_length,
         )
-        _check(self.kl in ("k1", "k2", "k3"), f"kl estimator {self.kl!r} is unknown; use 'k1', 'k2' or 'k3'")
-        _check(math.isfinite(self.entropy_coef), f"entropy_coef {self.entropy_coef} must be a finite number")
 
 
 def policy_loss(
@@ -181,14 +176,14 @@ def policy_loss(
         loss = loss + clean(fixed(kl_coef)) * divergence
         metrics["kl"] = _mean(divergence, mask)
     else:
-        _check(
+        require(
             _is_zero(kl_coef), f"kl_coef {kl_coef} needs ref_logp, the log-probs under the reference policy"
         )
     if entropy is not None:
         loss = loss - entropy_coef * clean(entropy)
         metrics["entropy"] = _mean(clean(entropy), mask)
     else:
-        _check(
+        require(
             _is_zero(entropy_coef), f"entropy_coef {entropy_coef} needs entropy, the entropy at each token"
         )
     return Loss(jnp.sum(weights * loss), denominator, jax.lax.stop_gradient(metrics))
@@ -210,7 +205,7 @@ def kl_estimate(logp: Any, ref_logp: Any, kind: KL = "k3", xp: Any = jnp) -> Any
         return -delta
     if kind == "k2":
         return delta**2 / 2
-    _check(kind == "k3", f"kl estimator {kind!r} is unknown; use 'k1', 'k2' or 'k3'")
+    require(kind == "k3", f"kl estimator {kind!r} is unknown; use 'k1', 'k2' or 'k3'")
     bounded = xp.minimum(delta, LOG_RATIO_LIMIT)
     return xp.expm1(bounded) + xp.exp(bounded) * (delta - bounded) - delta
 
@@ -246,39 +241,39 @@ def check_loss(
 ) -> None:
     """Refuse settings that make no sense together; bounds that are traced cannot be checked and are assumed valid."""
     known = f"loss kind {kind!r} is unknown; use one of {KINDS}, or your own as 'module:function'"
-    _check(kind in KINDS or is_own(kind), known)
+    require(kind in KINDS or is_own(kind), known)
     if is_own(kind):
         own_function(kind, "loss")
-    _check(aggregation in AGGREGATIONS, f"aggregation {aggregation!r} is unknown; use one of {AGGREGATIONS}")
+    require(aggregation in AGGREGATIONS, f"aggregation {aggregation!r} is unknown; use one of {AGGREGATIONS}")
     fits = lambda value, holds: isinstance(value, jax.core.Tracer) or holds(value)
-    _check(
+    require(
         all(fits(bound, lambda value: value >= 0) for bound in (clip_low, clip_high)),
         f"clip range ({clip_low}, {clip_high}) must be two numbers, not negative",
     )
-    _check(
+    require(
         is_cap is None or fits(is_cap, lambda value: value > 0), f"is_cap {is_cap} must be positive, or none"
     )
     if kind == "gspo":
-        _check(
+        require(
             aggregation == "sequence_mean_token_mean",
             f"gspo weighs whole sequences, not {aggregation!r}; use aggregation 'sequence_mean_token_mean'",
         )
     if dual_clip is not None:
-        _check(kind == "ppo", f"dual_clip belongs to kind 'ppo', not {kind!r}; leave it out")
-        _check(
+        require(kind == "ppo", f"dual_clip belongs to kind 'ppo', not {kind!r}; leave it out")
+        require(
             fits(dual_clip, lambda value: value > 1),
             f"dual_clip {dual_clip} must be above 1, the ratio of an unchanged policy",
         )
     if aggregation == "sequence_mean_token_sum_norm":
-        _check(
+        require(
             max_length is not None,
             f"{aggregation!r} divides by max_length: set it, such as to max_new_tokens",
         )
     else:
-        _check(
+        require(
             max_length is None, f"max_length {max_length} is for 'sequence_mean_token_sum_norm': leave it out"
         )
-    _check(max_length is None or max_length >= 1, f"max_length {max_length} must be at least 1")
+    require(max_length is None or max_length >= 1, f"max_length {max_length} must be at least 1")
 
 
 def clip_flags(
@@ -342,8 +337,3 @@ def _mean(x: jax.Array, mask: jax.Array) -> Mean:
 
 def _is_zero(coefficient: float | jax.Array) -> bool:
     return isinstance(coefficient, int | float) and coefficient == 0
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)

@@ -5,15 +5,14 @@ in float32 and cast to the model's dtype for computation.
 """
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 
 from marl_jax.learning import prefix
 from marl_jax.learning.batching import MicroBatch
 from marl_jax.models.model_config import ModelConfig
-
-Tree = Any
+from marl_jax.models.weight_table import Tree
 
 
 class Network(Protocol):

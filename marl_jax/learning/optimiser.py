@@ -6,41 +6,37 @@ or in the study's regime one clock that all policies share and each of them adva
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
+from annotated_types import Ge, Gt, Lt
 
-Tree = Any
+from marl_jax import fields
+from marl_jax.fields import Count, NotNegative, Positive, Whole
+from marl_jax.models.weight_table import Tree
+
+Decay = Annotated[float, Ge(0), Lt(1)]
 
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleConfig:
     """Linear warm-up, then `kind` down to `final_ratio` at `total_steps`."""
 
-    learning_rate: float = 1e-4
+    learning_rate: NotNegative = 1e-4
     kind: Literal["constant", "cosine", "linear"] = "constant"
-    warmup_steps: int = 0
-    total_steps: int = 1000
-    final_ratio: float = 0.0
+    warmup_steps: Whole = 0
+    total_steps: Count = 1000
+    final_ratio: NotNegative = 0.0
     clock: Literal["own", "shared"] = "own"
     clamped: bool = True  # False: a cosine rises again after its end
 
     def __post_init__(self) -> None:
-        if self.kind not in ("constant", "cosine", "linear"):
-            raise ValueError(f"schedule {self.kind!r} is unknown; use 'constant', 'cosine' or 'linear'")
-        if self.clock not in ("own", "shared"):
-            raise ValueError(f"schedule clock {self.clock!r} is unknown; use 'own' or 'shared'")
-        if not (0 <= self.learning_rate < math.inf and 0 <= self.final_ratio < math.inf):
+        fields.check(self)
+        if self.warmup_steps >= self.total_steps:
             raise ValueError(
-                f"learning_rate {self.learning_rate} and final_ratio {self.final_ratio} must be finite and not negative"
-            )
-        if self.total_steps < 1:
-            raise ValueError(f"total_steps {self.total_steps} must be at least 1")
-        if not 0 <= self.warmup_steps < self.total_steps:
-            raise ValueError(
-                f"warmup_steps {self.warmup_steps} must be at least 0 and less than total_steps {self.total_steps}"
+                f"warmup_steps is {self.warmup_steps}; it must be less than total_steps {self.total_steps}"
             )
 
     @classmethod
@@ -69,24 +65,14 @@ class OptimiserConfig:
 
     kind: Literal["adamw", "sgd", "adafactor"] = "adamw"
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.01  # not of norms, biases and embeddings
-    grad_clip: float | None = 1.0
+    b1: Decay = 0.9
+    b2: Decay = 0.999
+    eps: Positive = 1e-8
+    weight_decay: NotNegative = 0.01  # not of norms, biases and embeddings
+    grad_clip: Annotated[float | None, Gt(0)] = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("adamw", "sgd", "adafactor"):
-            raise ValueError(f"optimiser {self.kind!r} is unknown; use 'adamw', 'sgd' or 'adafactor'")
-        for name in ("b1", "b2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} must lie in [0, 1)")
-        if not self.eps > 0:
-            raise ValueError(f"eps {self.eps} must be positive")
-        if not self.weight_decay >= 0:
-            raise ValueError(f"weight_decay {self.weight_decay} must not be negative")
-        if self.grad_clip is not None and not self.grad_clip > 0:
-            raise ValueError(f"grad_clip {self.grad_clip} must be positive, or none")
+        fields.check(self)
 
 
 def transformation(config: OptimiserConfig) -> optax.GradientTransformation:

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from marl_jax.errors import UserError
 from marl_jax.learning import compiled, gradients
 from marl_jax.learning.batching import (
     Batch,
@@ -43,9 +44,8 @@ from marl_jax.learning.step_report import (
 )
 from marl_jax.learning.streams import Streams, stream_count
 from marl_jax.learning.work import Work, mini_batches_of, per_role_of, units_of
+from marl_jax.models.weight_table import Tree
 from marl_jax.table import Table
-
-Tree = Any
 
 
 class LearnerState(flax.struct.PyTreeNode):
@@ -59,7 +59,7 @@ class LearnerState(flax.struct.PyTreeNode):
     empty: int = 0  # learner steps without a row for it
 
 
-class NonFiniteGradients(RuntimeError):
+class NonFiniteGradients(UserError, RuntimeError):
     """A policy's gradients were not finite more often than the configuration allows."""
 
 
@@ -153,7 +153,7 @@ class Learner:
         warnings = gap_warnings(role_stats, self.config.gap_tolerance) + skip_warnings(lost)
         return policies, states, Report(reports, role_stats, described, cosines, warnings)
 
-    def logprobs(self, tree: Tree, rows: Table, *, frozen: Tree = None) -> list[np.ndarray]:
+    def logprobs(self, tree: Tree, rows: Table, *, frozen: Tree | None = None) -> list[np.ndarray]:
         """Log-probs of every row's tokens under one policy."""
         batches = self._batches(rows)
 
@@ -171,7 +171,7 @@ class Learner:
         tree: Tree,
         states: Mapping[str, LearnerState],
         work: Work,
-        frozen: Tree,
+        frozen: Tree | None,
         check: Callable[[], None] | None,
     ) -> tuple[Tree, LearnerState, dict[str, float], dict[str, Any], list[list[Batch]], list[Any]]:
         config, state = self.config, states[policy]
@@ -226,8 +226,8 @@ class Learner:
         everyone: Table,  # with the rows that are not trained on
         *,
         step: int,
-        frozen: Tree,
-        reference: Tree,
+        frozen: Tree | None,
+        reference: Tree | None,
     ) -> Work:
         """What a step asks of one policy."""
         mini_batches = mini_batches_of(self.config, policy, len(rows), step)
@@ -303,7 +303,7 @@ class Learner:
         self,
         policy: str,
         tree: Tree,
-        frozen: Tree,
+        frozen: Tree | None,
         batches: Sequence[Batch],
         index: Mapping[Any, int],  # the part of each unit
         check: Callable[[], None] | None,
@@ -413,7 +413,7 @@ class Learner:
         learns = np.array([self.config.interventions.trains(role, step) for role in rows.roles], bool)
         return learns[rows.role] & ~(rows.truncated & self.config.mask_truncated)
 
-    def _reference(self, policy: str, references: Mapping[str, Tree] | None) -> Tree:
+    def _reference(self, policy: str, references: Mapping[str, Tree] | None) -> Tree | None:
         anchored = [role for role in self._roles_of(policy) if role in self.config.interventions.kl_coef]
         if not anchored:
             return None

@@ -1,17 +1,17 @@
 """From rewards to advantages: the columns penalty, group and advantage of the table."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 
+from marl_jax import fields
+from marl_jax.fields import NotNegative
 from marl_jax.learning.advantages import (
-    DDOF,
-    OVER,
-    SINGLETON,
     Estimator,
+    Over,
+    Singleton,
+    Std,
     agent_advantages,
     check_estimator,
     group_advantages,
@@ -37,28 +37,19 @@ class AdvantageConfig:
 
     group: str = "role"  # a preset of `groups`, or fields such as "task,role,turn"
     estimator: Estimator = "grpo"  # or "agent"
-    std: Literal["unbiased", "biased"] = "unbiased"
-    singleton: Literal["zero", "reward"] = "zero"
-    eps: float = 1e-6
+    std: Std = "unbiased"
+    singleton: Singleton = "zero"
+    eps: NotNegative = 1e-6
     # Of the estimator "agent" (Dr.MAS), which has its own groups.
-    agent_mean: Literal["task", "role"] = "role"
-    agent_scale: Literal["task", "role"] = "role"
+    agent_mean: Over = "role"
+    agent_scale: Over = "role"
     overlong: tuple[int, int] | None = None  # DAPO's (max_length, buffer) of the soft punishment for length
 
     def __post_init__(self) -> None:
+        fields.check(self)
         check_estimator(self.estimator, "agent")
-        for name, allowed in (
-            ("std", tuple(DDOF)),
-            ("singleton", SINGLETON),
-            ("agent_mean", OVER),
-            ("agent_scale", OVER),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} {getattr(self, name)!r} is unknown; use one of {allowed}")
         if "," in self.group:  # a single word may be a preset that the workflow declares
             group_key(self.group)
-        if not 0 <= self.eps < math.inf:
-            raise ValueError(f"eps {self.eps} must be finite and not negative")
         if self.overlong is not None and not 0 < self.overlong[1] <= self.overlong[0]:
             raise ValueError(
                 f"overlong {self.overlong} must be (max_length, buffer) with 0 < buffer <= max_length"

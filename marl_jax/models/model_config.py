@@ -8,6 +8,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from marl_jax import fields
+from marl_jax.fields import Count, Positive
+
 ARCHITECTURE = "Qwen3ForCausalLM"
 DTYPES = ("float32", "bfloat16")
 _REQUIRED = (
@@ -28,34 +31,24 @@ _REQUIRED = (
 class ModelConfig:
     """A dense Qwen3. `dtype` is that of the parameters; norms, softmax and logits are always float32."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rope_theta: float = 1e6
-    rms_norm_eps: float = 1e-6
+    vocab_size: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count
+    head_dim: Count
+    rope_theta: Positive = 1e6
+    rms_norm_eps: Positive = 1e-6
     tie_word_embeddings: bool = True
-    max_position_embeddings: int = 40960
+    max_position_embeddings: Count = 40960
     dtype: str = "float32"
     bos_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        for name in (*_REQUIRED[:7], "max_position_embeddings"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} is {value!r}; it must be a positive integer")
-        for name in ("rope_theta", "rms_norm_eps"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise ValueError(f"{name} is {value!r}; it must be a positive number")
-            object.__setattr__(self, name, float(value))
-        if not isinstance(self.tie_word_embeddings, bool):
-            raise ValueError(f"tie_word_embeddings is {self.tie_word_embeddings!r}; it must be true or false")
+        fields.check(self)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "

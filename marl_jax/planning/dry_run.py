@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from marl_jax.config.run_fields import RunFields
+from marl_jax.errors import UserError
 from marl_jax.models.tokenizer import END, START
 from marl_jax.policies import policy_of
 from marl_jax.rewards.families import parse
@@ -34,7 +35,7 @@ NO_VERDICT = "\n".join(["STRATEGY 0: ."] * 64)
 Say = Callable[[Call, Request], list[int]]
 
 
-class PlanError(ValueError):
+class PlanError(UserError, ValueError):
     """A run that asks for what its configuration, its model or its device does not have; the text is one line."""
 
 

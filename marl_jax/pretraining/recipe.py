@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from marl_jax import fields
+from marl_jax.fields import Count
 from marl_jax.models import ModelConfig, forward, init
 from marl_jax.models.weight_table import Tree
 from marl_jax.pretraining.roles import Skill
@@ -26,13 +28,13 @@ class Recipe:
     """All settings of a base model."""
 
     scale: str
-    steps: int
+    steps: Count
     learning_rate: float = 3e-3
     final_ratio: float = 0.1
     warmup_steps: int = 50
     weight_decay: float = 0.01
-    rows: int = 8  # packed ones, per step
-    length: int = 256  # of a packed row; the few histories that are longer are left out
+    rows: Count = 8  # packed ones, per step
+    length: Count = 256  # of a packed row; the few histories that are longer are left out
     prompt_weight: float = 0.1
     math_levels: tuple[int, ...] = (1,)
     code_levels: tuple[int, ...] = (1, 2)
@@ -40,10 +42,7 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        small = [name for name in ("steps", "rows", "length") if getattr(self, name) < 1]
-        if small:
-            found = " and ".join(f"{name} is {getattr(self, name)}" for name in small)
-            raise ValueError(f"{found}; it must be at least 1")
+        fields.check(self)
 
     @property
     def levels(self) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,6 @@
 
 from marl_jax.rewards.asserts import assert_tests as assert_tests
 from marl_jax.rewards.code import extract_program as extract_program
-from marl_jax.rewards.code import grade_code as grade_code
 from marl_jax.rewards.code import parse_tests as parse_tests
 from marl_jax.rewards.code import run_program as run_program
 from marl_jax.rewards.code import submit_program as submit_program

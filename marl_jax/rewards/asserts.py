@@ -11,32 +11,24 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 
-def assert_tests(
-    code: str | Sequence[str], entry_point: str | None = None, setup: str = ""
-) -> list[dict[str, Any]]:
+def assert_tests(code: str, entry_point: str | None = None, setup: str = "") -> list[dict[str, Any]]:
     """Tests from assert statements, or from code that defines `check(candidate)` when the entry point is named.
 
     `setup` is code that the asserts use: it runs in their process, never in the program's.
     """
-    parts = [code] if isinstance(code, str) else list(code)
-    tests: list[dict[str, Any]] = []
-    for part in parts:
-        try:
-            calls = _call_tests(ast.parse(part).body, entry_point)
-        except SyntaxError as error:
-            raise ValueError(f"the test code is not Python: {error}") from None
-        if calls is not None:
-            tests.extend(calls)
-            continue
-        if entry_point is not None and "check" in _defined(part):
-            part = f"{part}\n\ncheck({entry_point})\n"
-        check: dict[str, Any] = {"check": part}
-        if setup:
-            check["setup"] = setup
-        if entry_point is not None:
-            check["functions"] = [entry_point]
-        tests.append(check)
-    return tests
+    try:
+        calls = _call_tests(ast.parse(code).body, entry_point)
+    except SyntaxError as error:
+        raise ValueError(f"the test code is not Python: {error}") from None
+    return [check_test(code, entry_point, setup)] if calls is None else calls
+
+
+def check_test(code: str, entry_point: str | None = None, setup: str = "") -> dict[str, Any]:
+    """The code as one test, which calls the `check` that it defines."""
+    if entry_point is not None and "check" in _defined(code):
+        code = f"{code}\n\ncheck({entry_point})\n"
+    functions = {} if entry_point is None else {"functions": [entry_point]}
+    return {"check": code, **({"setup": setup} if setup else {}), **functions}
 
 
 def free_functions(code: str, setup: str = "") -> tuple[str, ...]:

@@ -73,11 +73,6 @@ def submit_program(
     )
 
 
-def grade_code(response: str, tests: Sequence[Mapping[str, Any]], **limits: Any) -> float:
-    """1.0 when the program in a model's response passes every test, else 0.0."""
-    return float(run_program(extract_program(response), tests, **limits).passed)
-
-
 def parse_tests(tests: Sequence[Mapping[str, Any]]) -> "tuple[Test, ...]":
     """The checked tests; ValueError names the first malformed one, or says that there are none."""
     if not isinstance(tests, Sequence) or isinstance(tests, str | bytes):

@@ -15,6 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marl_jax import fields
+from marl_jax.errors import UserError
+from marl_jax.fields import Count
 from marl_jax.own import is_own, own_function
 from marl_jax.rewards.grading import RIGHT, finite
 from marl_jax.table import COLUMNS, JUDGE, META, PICKER, PLANNER, SOLVER, TEAM, Episode, Table
@@ -26,7 +29,7 @@ Credit = Callable[[Table], Components]
 jax.tree_util.register_dataclass(Table, [*COLUMNS, "components"], [*META])
 
 
-class CreditError(ValueError):
+class CreditError(UserError, ValueError):
     """A credit function returned what is no credit; the text is one line."""
 
 
@@ -190,13 +193,10 @@ class CreditConfig:
     length_limit: int = 0  # tokens that cost the whole penalty
     penalized_roles: tuple[str, ...] = ()  # empty: all
     batch: Literal["task", "step"] = "task"  # whose episodes it sees together
-    threads: int = 1  # calls of it at a time
+    threads: Count = 1  # calls of it at a time
 
     def __post_init__(self) -> None:
-        if self.batch not in ("task", "step"):
-            raise ValueError(f"batch is {self.batch!r}; it must be 'task' or 'step'")
-        if self.threads < 1:
-            raise ValueError(f"threads are {self.threads}; at least 1 is needed")
+        fields.check(self)
         if self.batch == "step" and self.threads > 1:
             raise ValueError(f"batch is 'step', which is one call, and threads are {self.threads}")
 

@@ -11,10 +11,13 @@ import itertools
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
+from annotated_types import Ge
 
+from marl_jax import fields
+from marl_jax.fields import Count
 from marl_jax.rollouts.history import Chat, Overlong, fit
 from marl_jax.rollouts.tools import TIMEOUT, say
 from marl_jax.table import CallRecord, Episode, ToolRecord
@@ -32,17 +35,12 @@ class Ended(Exception):
 class Limits:
     """What ends an episode early."""
 
-    max_calls: int = 64  # calls and tools of one episode
-    context: int | None = None  # tokens of prompt and completion together
+    max_calls: Count = 64  # calls and tools of one episode
+    context: Annotated[int | None, Ge(2)] = None  # tokens of prompt and completion together
     overlong: Literal["refuse", "truncate"] = "refuse"  # a prompt that leaves no room for its completion
 
     def __post_init__(self) -> None:
-        if self.max_calls < 1 or (self.context is not None and self.context < 2):
-            raise ValueError(
-                f"max_calls is {self.max_calls} and context {self.context}; at least 1 and 2 are needed"
-            )
-        if self.overlong not in ("refuse", "truncate"):
-            raise ValueError(f"overlong is {self.overlong!r}; it must be 'refuse' or 'truncate'")
+        fields.check(self)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,11 +73,6 @@ def recorded(path: Path) -> int:
     return last
 
 
-def comparable(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What two equal runs agree on: everything but the clock."""
-    return {name: value for name, value in values.items() if name != "time" and not name.startswith("time/")}
-
-
 def plain(value: Any) -> Any:
     """As JSON holds it: numbers of arrays as numbers, exactly; NaN and infinities as null."""
     if isinstance(value, Mapping):

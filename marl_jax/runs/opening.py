@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from marl_jax.config import fields
+from marl_jax import fields
 from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.learning import Learner, LearnerState
 from marl_jax.planning import devices, plan

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 
 from marl_jax.config.run_config import DataConfig, PoliciesConfig, RunConfig
+from marl_jax.errors import UserError
 from marl_jax.learning import Qwen3
 from marl_jax.models import ModelConfig, load_hf
 from marl_jax.models.hf import load_config
@@ -33,7 +34,7 @@ from marl_jax.tasks.task_checks import check_tasks, shared
 from marl_jax.workflows import Prompts, Workflow, find, load_prompts
 
 
-class PartsError(ValueError):
+class PartsError(UserError, ValueError):
     """Something that a configuration names is missing or does not fit; the text is one line."""
 
 

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from marl_jax.config import fields
+from marl_jax import fields
 from marl_jax.config.run_config import RunConfig
 from marl_jax.planning import devices, memory
 from marl_jax.planning.plan import PlanError, demand_of

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from absl import logging
 
-from marl_jax.config.fields import nearest
 from marl_jax.config.run_config import MeshConfig, RunConfig
+from marl_jax.fields import nearest
 from marl_jax.models.lora import merge
 from marl_jax.policies import Tree
 from marl_jax.run_folder import folder

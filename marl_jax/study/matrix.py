@@ -8,7 +8,6 @@ the same matrix again goes on where it was stopped, and several processes or hos
 
 import contextlib
 import dataclasses
-import difflib
 import enum
 import fnmatch
 import subprocess
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from marl_jax.config.run_config import ConfigError, RunConfig, cells_of, load_config
+from marl_jax.fields import nearest
 from marl_jax.run_folder import checkpoints, folder
 from marl_jax.run_folder.folder import FolderError, lock
 from marl_jax.run_folder.metrics import read_lines, recorded
@@ -125,9 +125,8 @@ def _chosen(file: str, cell: str, patterns: str) -> list[str]:
     for pattern in map(str.strip, patterns.split(",")):
         fitting = fnmatch.filter(names, pattern) or _named(file, pattern, names)
         if not fitting:
-            close = difflib.get_close_matches(pattern, names, 1, 0.3)
-            hint = f": did you mean '{close[0]}'?" if close else f", such as {names[0]}"
-            raise ConfigError([f"--cells={pattern} fits none of the {len(names)} cells{hint}"])
+            near = nearest(pattern, names, f", such as {names[0]}", 0.3)
+            raise ConfigError([f"--cells={pattern} fits none of the {len(names)} cells{near}"])
         chosen.update(fitting)
     return [name for name in dict.fromkeys(names) if name in chosen]
 

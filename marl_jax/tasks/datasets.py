@@ -5,7 +5,6 @@ directory is given. A procedural data set is generated.
 """
 
 import dataclasses
-import difflib
 import hashlib
 import os
 import re
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from absl import logging
 
+from marl_jax.fields import nearest
 from marl_jax.task import Family, Task
 from marl_jax.tasks import micro, schemas
 from marl_jax.tasks.row_files import DataError, Row, RowError, list_files, read_rows
@@ -146,9 +146,12 @@ def load(
         count = _MICRO_SIZES[split] if size is None else size
         drawn = _draw(name, split, count, seed, tuple(levels), _home(cache))
         return builders.read(drawn, split, split, np.arange(count))
-    source = _source(name)
+    if name not in SOURCES:
+        near = nearest(name, NAMES, ".", 0.4)
+        raise DataError(f"unknown data set {name!r}{near} There are {', '.join(NAMES)}")
+    source = SOURCES[name]
     unread = _unread(source, directory, split)
-    built = build(name, directory, unread, bad_rows=bad_rows, family=family, cache=cache)
+    built = _build(name, directory, unread, bad_rows, family or source.family, _home(cache))
     rows = builders.sizes(built)
     if source.study_rows and rows.get("train") != source.study_rows:
         logging.warning("%s: %s rows, the study split %s: its splits differ", name, rows, source.study_rows)
@@ -164,20 +167,18 @@ def load(
     return builders.read(built, split, *parts[split])
 
 
-def build(
+def _build(
     name: str,
-    directory: str | os.PathLike[str] | None = None,
-    unread: Collection[str] = (),
-    *,
-    bad_rows: BadRows = "refuse",
-    family: Family | None = None,
-    cache: str | os.PathLike[str] | None = None,
+    directory: str | os.PathLike[str] | None,
+    unread: Collection[str],
+    bad_rows: BadRows,
+    family: Family | None,
+    home: Path,
 ) -> "TaskBuilder":
     """The prepared tensorflow-datasets builder of a data set of files, with its published splits except `unread`."""
     from marl_jax.tasks import builders
 
-    source = _source(name)
-    family = family or source.family
+    source = SOURCES[name]
     if bad_rows not in ("refuse", "skip"):
         raise DataError(f"bad_rows is {bad_rows!r}: it is 'refuse' or 'skip'")
     if directory is None and not source.urls:
@@ -198,7 +199,7 @@ def build(
             for split, paths in found.items()
         }
 
-    return builders.prepare(name, _key(origin, bad_rows, family), splits, _home(cache))
+    return builders.prepare(name, _key(origin, bad_rows, family), splits, home)
 
 
 def _draw(name: str, split: str, size: int, seed: int, levels: tuple[int, ...], home: Path) -> "TaskBuilder":
@@ -247,12 +248,6 @@ def _task(name: str, source: Source, family: Family | None, row: Any) -> Task:
     return task
 
 
-def _source(name: str) -> Source:
-    if name not in SOURCES:
-        raise DataError(_unknown(name))
-    return SOURCES[name]
-
-
 def _unread(source: Source, directory: str | os.PathLike[str] | None, split: str) -> set[str]:
     """The published splits that are not needed to make `split`."""
     names = set(_published(source, directory))
@@ -299,9 +294,3 @@ def _key(*parts: Any) -> str:
     files = sorted(path for room in (here, here.parent / "rewards") for path in room.rglob("*.py"))
     code = b"".join(path.read_bytes() for path in files)
     return hashlib.sha256(repr(parts).encode() + code).hexdigest()[:16]
-
-
-def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, NAMES, 1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown data set {name!r}: {hint}There are {', '.join(NAMES)}"

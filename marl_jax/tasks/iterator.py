@@ -1,11 +1,10 @@
 """An endless, shuffled iterator over tasks whose whole position is three integers.
 
     stream = order(seed, 0) ++ order(seed, 1) ++ ...      every epoch a permutation of all problems
-    a batch is the next n of the stream, also across the end of an epoch; shard s of k takes every k-th from s on
+    a batch is the next n of the stream, also across the end of an epoch
 
 No batch holds a problem twice, unless it is larger than the data: where a batch spans two epochs, problems that it
-already holds are moved back in the second epoch. The position does not depend on the shard, so a run may resume with
-another number of shards.
+already holds are moved back in the second epoch.
 """
 
 import dataclasses
@@ -27,25 +26,14 @@ class Position:
 
 
 class TaskIterator(Iterator[list[Task]]):
-    """Batches of `batch` problems (of all shards together); assign `position` to move in the stream."""
+    """Batches of `batch` problems; assign `position` to move in the stream."""
 
-    def __init__(
-        self,
-        tasks: Sequence[Task],
-        batch: int,
-        position: Position = Position(),
-        *,
-        shard: int = 0,
-        num_shards: int = 1,
-    ):
+    def __init__(self, tasks: Sequence[Task], batch: int, position: Position = Position()):
         if not len(tasks):
             raise ValueError("there are no tasks to iterate over")
-        if batch < 1 or batch % num_shards:
-            raise ValueError(f"a batch of {batch} problems cannot be shared by {num_shards} shards evenly")
-        if not 0 <= shard < num_shards:
-            raise ValueError(f"shard is {shard}, it must lie in 0..{num_shards - 1}")
+        if batch < 1:
+            raise ValueError(f"a batch of {batch} problems cannot be drawn; it must have at least 1")
         self._tasks, self._batch = tasks, batch
-        self._shard, self._num_shards = shard, num_shards
         self._order: tuple[Any, int, np.ndarray] | None = None  # (seed, phase of the batches), epoch, order
         self.position = position
 
@@ -65,8 +53,7 @@ class TaskIterator(Iterator[list[Task]]):
 
     def __next__(self) -> list[Task]:
         places, after = advance(self._position, self._batch, len(self._tasks))
-        mine = places[self._shard :: self._num_shards]
-        batch = [self._tasks[int(self._epoch(epoch)[index])] for epoch, index in mine]
+        batch = [self._tasks[int(self._epoch(epoch)[index])] for epoch, index in places]
         self._position = after  # moved last, so that a batch that failed to load is read again
         return batch
 

@@ -29,7 +29,7 @@ def stream(kind: str, split: str, *, seed: int = 0, levels: Sequence[int] = (1, 
     rng = random.Random(f"{kind} {split} {seed}")
     while True:
         for level in levels:
-            yield module.draw(rng, level, lambda key: _split(key) == split)
+            yield module.draw(rng, level, lambda key: split_of(key) == split)
 
 
 def take(
@@ -54,9 +54,11 @@ def take(
         yield task
 
 
-def split_of(task: Task) -> str:
-    """The split that a problem belongs to."""
-    return _split(_module(task).key(task))
+def split_of(key: str) -> str:
+    """The split of the problems with this key."""
+    if key.startswith("taught "):
+        return "train"
+    return _SPLITS[int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 10]
 
 
 def solution(task: Task, strategy: str | None = None) -> str:
@@ -72,12 +74,6 @@ def mistake(task: Task, seed: int, strategy: str | None = None) -> str:
 def strategies(task: Task) -> tuple[str, ...]:
     """The names of the ways to solve the problem."""
     return _module(task).STRATEGIES
-
-
-def _split(key: str) -> str:
-    if key.startswith("taught "):
-        return "train"
-    return _SPLITS[int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 10]
 
 
 def _module(task: Task) -> ModuleType:

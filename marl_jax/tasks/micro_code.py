@@ -63,18 +63,18 @@ _CHAINS: Mapping[int, tuple[tuple[Mapping[str, Any], ...], ...]] = {
     4: ((_LIST, _LIST), (_LIST, _REDUCE)),
     5: ((_LIST, _LIST, _LIST), (_LIST, _LIST, _REDUCE)),
 }
-_PROBES = {
-    "number": (-40, -13, -7, -3, -2, -1, 0, 1, 2, 3, 5, 8, 13, 21, 40, 99, 150),
-    "list": (
-        (),
-        (4,),
-        (3, 1, 2),
-        (0, 9, 5, 2),
-        (7, 7, 1, 8),
-        (2, 4, 6, 8, 1),
-        (9, 0, 3, 3, 6),
-        (1, 8, 2, 5, 4, 7),
-    ),
+_PROBES: Mapping[str, list[Any]] = {
+    "number": [-40, -13, -7, -3, -2, -1, 0, 1, 2, 3, 5, 8, 13, 21, 40, 99, 150],
+    "list": [
+        [],
+        [4],
+        [3, 1, 2],
+        [0, 9, 5, 2],
+        [7, 7, 1, 8],
+        [2, 4, 6, 8, 1],
+        [9, 0, 3, 3, 6],
+        [1, 8, 2, 5, 4, 7],
+    ],
 }
 
 
@@ -229,8 +229,7 @@ def _run(chain: Sequence[Step], value: Any) -> Any:
 
 @functools.lru_cache(1 << 16)
 def _behaviour(chain: tuple[Step, ...]) -> str:
-    kind = _kind(chain)
-    return f"{kind} {[_run(chain, list(p) if isinstance(p, tuple) else p) for p in _PROBES[kind]]}"
+    return f"{_kind(chain)} {_outputs(chain)}"
 
 
 @functools.cache
@@ -249,7 +248,9 @@ def _key(chain: tuple[Step, ...]) -> str:
 @functools.lru_cache(1 << 16)
 def _dull(chain: tuple[Step, ...]) -> bool:
     """Whether a chain ignores its input or returns it unchanged."""
-    kind = _kind(chain)
-    outputs = [_run(chain, list(p) if isinstance(p, tuple) else p) for p in _PROBES[kind]]
-    same = [list(p) if isinstance(p, tuple) else p for p in _PROBES[kind]]
-    return outputs == same or len({str(output) for output in outputs}) < 4
+    outputs = _outputs(chain)
+    return outputs == _PROBES[_kind(chain)] or len(set(map(str, outputs))) < 4
+
+
+def _outputs(chain: tuple[Step, ...]) -> list[Any]:
+    return [_run(chain, probe) for probe in _PROBES[_kind(chain)]]

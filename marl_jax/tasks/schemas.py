@@ -162,7 +162,7 @@ def assertions(parts: Sequence[str], entry_point: str | None = None, setup: str 
     results that makes no difference.) Other asserts stay test code. If an entry point is given, test code may use no
     other function of the program.
     """
-    from marl_jax.rewards.asserts import assert_tests, free_functions
+    from marl_jax.rewards.asserts import assert_tests, check_test, free_functions
 
     tests: list[Test] = []
     for number, part in enumerate(parts, start=1):
@@ -179,9 +179,7 @@ def assertions(parts: Sequence[str], entry_point: str | None = None, setup: str 
         if not all(
             "check" in test or (_is_json(test["args"]) and _is_json(test["expected"], True)) for test in found
         ):
-            call = f"\n\ncheck({entry_point})\n" if entry_point else ""
-            names = {"functions": [entry_point]} if entry_point else {}
-            found = [{"check": part + call, **({"setup": setup} if setup else {}), **names}]
+            found = [check_test(part, entry_point, setup)]
         tests += found
     return tuple(tests)
 

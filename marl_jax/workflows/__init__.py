@@ -3,8 +3,7 @@
 `BUILT_IN` is all there is to a registry; one of your own is used as it is, or named "module:workflow" in a config.
 """
 
-import difflib
-
+from marl_jax.fields import nearest
 from marl_jax.own import is_own, load_own
 from marl_jax.workflows.api import (
     KINDS,
@@ -57,9 +56,7 @@ def find(name: str) -> Workflow:
             )
         return own
     if name not in BUILT_IN:
-        close = difflib.get_close_matches(name, BUILT_IN, 1, 0.5)
-        hint = f"did you mean '{close[0]}'?" if close else f"there is: {', '.join(BUILT_IN)}"
-        raise ValueError(f"'{name}' is no workflow: {hint}")
+        raise ValueError(f"'{name}' is no workflow{nearest(name, BUILT_IN)}")
     return BUILT_IN[name]
 
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 
-from marl_jax.config import fields
+from marl_jax import fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,3 +222,60 @@ def test_a_number_beyond_the_bounds_that_its_field_declares_is_told_by_its_path(
 def test_a_number_that_no_float_can_hold_is_refused():
     assert fields.misfit(float, 10**400) == "a finite number"
     assert fields.misfit(Any, 10**400) is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    mode: Literal["sum", "mean"] = "sum"
+    counts: tuple[Annotated[int, Ge(1)], ...] = ()
+    rates: Mapping[str, Annotated[float, Ge(0), Lt(1)]] = dataclasses.field(default_factory=dict)
+    words: tuple[Annotated[str, MinLen(1)], ...] = ()
+    inner: Bounded = Bounded()
+
+    def __post_init__(self):
+        fields.check(self)
+
+
+def test_a_dataclass_that_checks_itself_holds_values_of_its_types():
+    made = Checked(counts=[1, np.int64(2)], rates={"a": 0}, inner=Bounded(2))
+    assert made == Checked(counts=(1, 2), rates={"a": 0.0}, inner=Bounded(2))
+    assert type(made.counts) is tuple and type(made.counts[1]) is int and type(made.rates["a"]) is float
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"mode": "median"}, "mode is 'median'; it must be 'sum' or 'mean'"),
+        ({"counts": (1, 0)}, "counts is 0; it must be at least 1"),
+        ({"counts": 3}, "counts is 3; it must be any number of values with commas between, each an integer"),
+        ({"rates": {"a": 0.5, "b": 1}}, "rates.b is 1.0; it must be less than 1"),
+        ({"rates": {"a": float("nan")}}, "rates.a is nan; it must be a finite number"),
+        ({"words": ("a", "")}, "words is ''; it must not be empty"),
+        ({"inner": Bounded(0)}, "inner.count is 0; it must be at least 1"),
+        ({"inner": None}, "inner is None; it must be Bounded(...)"),
+        (
+            {"mode": 3, "words": 4},
+            "mode is 3; it must be 'sum' or 'mean'; words is 4; it must be any number of "
+            "values with commas between, each a text",
+        ),
+    ],
+)
+def test_a_dataclass_that_checks_itself_refuses_the_rest_in_one_line(wrong, message):
+    with pytest.raises(ValueError) as error:
+        Checked(**wrong)
+    assert str(error.value) == message
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    checked: Checked = Checked()
+
+
+def test_every_mistake_that_a_dataclass_finds_in_itself_is_told_once():
+    wrong = [("checked.counts", "0,2"), ("checked.mode", "mean"), ("checked.rates.a", "7")]
+    changed, problems = fields.change(Holder(), wrong)
+    assert problems == [
+        "checked: counts is 0; it must be at least 1",
+        "checked: rates.a is 7.0; it must be less than 1",
+    ]
+    assert changed == Holder(Checked("mean"))

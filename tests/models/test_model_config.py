@@ -123,7 +123,7 @@ def test_several_end_tokens_are_kept():
         ({"torch_dtype": "float16"}, "dtype is 'float16'; load the weights as one of float32, bfloat16"),
         ({"head_dim": None}, "lacks head_dim"),
         ({"vocab_size": None, "hidden_size": None}, "lacks vocab_size, hidden_size"),
-        ({"hidden_size": 0}, "hidden_size is 0; it must be a positive integer"),
+        ({"hidden_size": 0}, "hidden_size is 0; it must be at least 1"),
         ({"num_hidden_layers": "28"}, "num_hidden_layers is '28'"),
         (
             {"num_key_value_heads": 6},

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from marl_jax.config import fields
+from marl_jax import fields
 from marl_jax.config.run_config import load_file
 from marl_jax.models import ModelConfig, load_hf
 from marl_jax.models.hf import load_config

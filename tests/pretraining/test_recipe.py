@@ -117,7 +117,7 @@ def test_the_command_writes_a_base_that_loads_and_says_how_it_was_made(tmp_path,
         (["--config=configs/micro.py:xl", "--config.step=3"], "step is unknown: did you mean 'steps'?"),
         (
             ["--config=configs/micro.py:xs", "--config.steps=-1", "--config.rows=0"],
-            "steps is -1 and rows is 0;",
+            "steps is -1; it must be at least 1\n  rows is 0; it must be at least 1",
         ),
         (["--config=configs/micro.py:xs", "--out="], "--out is missing: give the directory"),
         (["--config=configs/micro.py:xs", "--samples=0"], "--samples=0: 0 is not a positive integer"),

@@ -10,7 +10,6 @@ from marl_jax.rewards import (
     Pool,
     assert_tests,
     extract_program,
-    grade_code,
     parse_tests,
     run_program,
     submit_program,
@@ -365,10 +364,10 @@ def test_the_last_block_counts_whatever_its_language():
 
 
 def test_grades_of_responses():
-    tests = [{"stdin": "4", "stdout": "8"}]
-    assert grade_code(f"So:\n```python\n{DOUBLE}\n```\n", tests) == 1.0
-    assert grade_code("So:\n```python\nprint(9)\n```\n", tests) == 0.0
-    assert grade_code(DOUBLE, tests) == 0.0
+    passes = lambda response: run_program(extract_program(response), [{"stdin": "4", "stdout": "8"}]).passed
+    assert passes(f"So:\n```python\n{DOUBLE}\n```\n")
+    assert not passes("So:\n```python\nprint(9)\n```\n")
+    assert not passes(DOUBLE)
 
 
 MBPP = [
@@ -390,7 +389,7 @@ def check(candidate):
 
 
 def test_asserts_of_literals_become_calls_and_others_checks():
-    tests = assert_tests(MBPP, setup="import math")
+    tests = [test for code in MBPP for test in assert_tests(code, setup="import math")]
     assert tests[:2] == [
         {"call": "remove_odd", "args": [[1, 2, 3]], "expected": [2]},
         {"call": "remove_odd", "args": [[]], "expected": []},
@@ -424,8 +423,9 @@ def test_asserts_that_are_not_python_are_refused():
 
 def test_checks_call_the_program_in_another_process(pool):
     good = "def remove_odd(xs): return [x for x in xs if x % 2 == 0]"
-    assert run_program(good, assert_tests(MBPP, setup="import math"), pool=pool).passed
-    verdict = run_program("def remove_odd(xs): return []", assert_tests(MBPP[2:]), pool=pool)
+    tests = [test for code in MBPP for test in assert_tests(code, setup="import math")]
+    assert run_program(good, tests, pool=pool).passed
+    verdict = run_program("def remove_odd(xs): return []", assert_tests(MBPP[2]), pool=pool)
     assert verdict.reason == "test 0: check failed: AssertionError"
 
 

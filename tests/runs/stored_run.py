@@ -9,7 +9,7 @@ import contextlib
 import jax
 import numpy as np
 
-from marl_jax.config import fields
+from marl_jax import fields
 from marl_jax.config.run_config import load_config
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer

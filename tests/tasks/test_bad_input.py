@@ -434,7 +434,7 @@ def test_of_many_broken_tasks_the_first_are_told_and_the_rest_counted():
         ("gsm8", "unknown data set 'gsm8': did you mean 'gsm8k'\\? There are .*dapo_math"),
         ("micro-math", "did you mean 'micro_math'"),
         ("MATH500", "did you mean 'math500'"),
-        ("zzz", "unknown data set 'zzz': There are"),
+        ("zzz", "unknown data set 'zzz'. There are"),
     ],
 )
 def test_an_unknown_name_suggests_the_nearest(name, message, tmp_path):

@@ -84,20 +84,6 @@ def test_a_batch_that_could_not_be_read_is_neither_skipped_nor_torn():
     assert read(iterator, 9) == read(sound, 9)
 
 
-@pytest.mark.parametrize("num_shards", [1, 2, 3, 4, 6])
-def test_shards_share_each_batch_and_may_change_in_number_on_resume(num_shards):
-    whole = TaskIterator(TASKS, 12, Position(seed=5))
-    shards = [
-        TaskIterator(TASKS, 12, Position(seed=5), shard=s, num_shards=num_shards) for s in range(num_shards)
-    ]
-    for _ in range(7):
-        batch = ids(next(whole))
-        parts = [ids(next(shard)) for shard in shards]
-        assert {len(part) for part in parts} == {12 // num_shards}
-        assert [parts[i % num_shards][i // num_shards] for i in range(12)] == batch
-        assert {shard.position for shard in shards} == {whole.position}
-
-
 def test_a_batch_larger_than_the_data_takes_several_epochs():
     batch = ids(next(TaskIterator(TASKS[:3], 8)))
     assert sorted(batch[:3]) == sorted(batch[3:6]) == ["0", "1", "2"] and len(batch) == 8
@@ -114,9 +100,7 @@ def test_the_order_is_a_pure_function_and_places_are_counted_without_drawing():
     "make, message",
     [
         (lambda: TaskIterator([], 4), "no tasks"),
-        (lambda: TaskIterator(TASKS, 10, num_shards=4), "cannot be shared by 4"),
         (lambda: TaskIterator(TASKS, 0), "batch of 0"),
-        (lambda: TaskIterator(TASKS, 4, shard=2, num_shards=2), "shard is 2"),
         (lambda: TaskIterator(TASKS, 4, Position(index=23)), "other data"),
     ],
 )

@@ -2,8 +2,9 @@
 
     {"learner.loss.clip_low": "0.1"}  ──►  the value that the field's annotation asks for  ──►  a tree with that field
 
-Nothing here stops at the first mistake: mistakes are collected, one line each, and the valid rest is still checked.
-A field declares its bounds with its type: `steps: Annotated[int, Ge(0)]`.
+A field declares its bounds with its type: `steps: Annotated[int, Ge(0)]`. A dataclass that calls `check` when it is
+made refuses everything else. Nothing here stops at the first mistake: mistakes are collected, one line each, and the
+valid rest is still checked.
 """
 
 import contextlib
@@ -17,13 +18,20 @@ import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 Path = tuple[str, ...]
 T = TypeVar("T")
+
+Count = Annotated[int, Ge(1)]
+OptionalCount = Annotated[int | None, Ge(1)]
+Whole = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _WORDS = {"true": True, "false": False, "none": None, "null": None}  # where any value may stand
 _NAMES = {int: "an integer", float: "a finite number", bool: "true or false", str: "a text"}
@@ -31,6 +39,14 @@ _NAMES = {int: "an integer", float: "a finite number", bool: "true or false", st
 
 class Mismatch(ValueError):
     """A value does not fit an annotation; the text is what would."""
+
+
+class Refused(ValueError):
+    """Mistakes in the fields of a dataclass, one line each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
 
 
 class Text(str):
@@ -84,7 +100,7 @@ def from_json(cls: type[T], value: Any) -> T:
     problems: list[str] = []
     built = _fit(cls, value, (), problems)
     if problems:
-        raise ValueError("; ".join(problems))
+        raise Refused(problems)
     return built
 
 
@@ -112,20 +128,25 @@ def fit(tree: Any) -> tuple[dict[str, Any], list[str]]:
     }, problems
 
 
+def check(tree: Any) -> None:
+    """Refuse a field that is not of its type, or beyond a bound; for `__post_init__`.
+
+    Values become what `from_json` would make them. A field that is a dataclass has checked itself.
+    """
+    problems: list[str] = []
+    for name, hint in annotations(type(tree)).items():
+        value = getattr(tree, name)
+        if not (_is_tree(hint) and isinstance(value, hint)):
+            object.__setattr__(tree, name, _fit(hint, value, (name,), problems))
+    if problems := problems or list(out_of_bounds(tree)):
+        raise Refused(problems)
+
+
 def out_of_bounds(tree: Any, prefix: str = "") -> Iterator[str]:
-    """A line for every number that is beyond a bound of its field; None is within all bounds."""
-    for name, hint in typing.get_type_hints(type(tree), include_extras=True).items():
-        value, where = getattr(tree, name), prefix + name
-        if dataclasses.is_dataclass(value):
-            yield from out_of_bounds(value, f"{where}.")
-        for bound in getattr(hint, "__metadata__", ()) if value is not None else ():
-            match bound:
-                case Ge(least) if value < least:
-                    yield f"{where} is {value}; it must be at least {least}"
-                case Gt(least) if value <= least:
-                    yield f"{where} is {value}; it must be more than {least}"
-                case Le(most) if value > most:
-                    yield f"{where} is {value}; it must be at most {most}"
+    """A line for every value that is beyond a bound of its field; None is within all bounds."""
+    cls: Any = type(tree)
+    for name, hint in _bounded_hints(cls).items():
+        yield from _beyond(hint, getattr(tree, name), prefix + name)
 
 
 def misfit(annotation: Any, value: Any) -> str | None:
@@ -142,11 +163,18 @@ def annotations(cls: type) -> dict[str, Any]:
     return dict(_hints(cls))
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """ ": did you mean 'x'?", or what there is."""
+def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float = 0.5) -> str:
+    """ ": did you mean 'x'?"; where nothing is near, `otherwise`, or what there is."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, 1, 0.5)
-    return f": did you mean '{close[0]}'?" if close else f"; there is: {', '.join(known) or 'nothing'}"
+    if close := difflib.get_close_matches(name, known, 1, cutoff):
+        return f": did you mean '{close[0]}'?"
+    return otherwise or f"; there is: {', '.join(known) or 'nothing'}"
+
+
+def require(condition: Any, message: str) -> None:
+    """A ValueError with this message where the condition does not hold."""
+    if not condition:
+        raise ValueError(message)
 
 
 def paths(cls: Any, prefix: str = "") -> Iterator[str]:
@@ -159,6 +187,30 @@ def paths(cls: Any, prefix: str = "") -> Iterator[str]:
 
 
 # ---------------------------------------------------------------- values
+
+
+def _beyond(hint: Any, value: Any, where: str) -> Iterator[str]:
+    """A line for every bound of the annotation that this value, or an entry of it, is beyond."""
+    if dataclasses.is_dataclass(value):
+        yield from out_of_bounds(value, f"{where}.")
+    elif _is_mapping(hint):
+        for key, entry in value.items():
+            yield from _beyond(typing.get_args(hint)[1], entry, f"{where}.{key}")
+    elif typing.get_origin(hint) is tuple:
+        for entry in value:
+            yield from _beyond(typing.get_args(hint)[0], entry, where)
+    for bound in getattr(hint, "__metadata__", ()) if value is not None else ():
+        match bound:
+            case Ge(least) if value < least:
+                yield f"{where} is {value}; it must be at least {least}"
+            case Gt(least) if value <= least:
+                yield f"{where} is {value}; it must be more than {least}"
+            case Le(most) if value > most:
+                yield f"{where} is {value}; it must be at most {most}"
+            case Lt(most) if value >= most:
+                yield f"{where} is {value}; it must be less than {most}"
+            case MinLen(1) if not value:
+                yield f"{where} is {value!r}; it must not be empty"
 
 
 def _cast(annotation: Any, value: Any) -> Any:
@@ -250,6 +302,12 @@ def _hints(cls: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
 
 
+@functools.cache
+def _bounded_hints(cls: Any) -> dict[str, Any]:
+    """{field: its annotation, with its bounds}."""
+    return typing.get_type_hints(cls, include_extras=True)
+
+
 def _is_tree(annotation: Any) -> bool:
     return dataclasses.is_dataclass(annotation)
 
@@ -288,8 +346,7 @@ def _suggest(name: str, cls: type, siblings: Sequence[str]) -> str:
     close = difflib.get_close_matches(last, siblings, 1, 0.5)
     if close:
         return f": did you mean '{name.rpartition('.')[0]}.{close[0]}'?"
-    close = difflib.get_close_matches(name, [*known, *_hints(cls)], 1, 0.6)
-    return f": did you mean '{close[0]}'?" if close else f"; there is: {', '.join(siblings or _hints(cls))}"
+    return nearest(name, [*known, *_hints(cls)], f"; there is: {', '.join(siblings or _hints(cls))}", 0.6)
 
 
 def _put(mapping: Mapping[str, Any] | None, keys: Path, value: Any) -> dict[str, Any]:
@@ -304,7 +361,8 @@ def _rebuild(base: Any, changes: Mapping[Path, Any], at: Path, problems: list[st
         below = {path[1:]: value for path, value in changes.items() if path[0] == name}
         values[name] = _rebuild(getattr(base, name), below, (*at, name), problems)
     while refusal := _refusal(base, values):
-        problems.extend(f"{'.'.join(at)}: {line}" if at else line for line in refusal)
+        lines = [f"{'.'.join(at)}: {line}" if at else line for line in refusal]
+        problems.extend(line for line in lines if line not in problems)
         if not at:
             return _unchecked(base, values)
         without = ({k: v for k, v in values.items() if k != name} for name in values)
