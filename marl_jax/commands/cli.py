@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from marl_jax.config.run_config import ConfigError, RunConfig, from_argv, split_argv
+from marl_jax.refused import Refused
 
 REFUSED = 2  # exit code of what the user can put right
 PATIENCE = 15.0  # seconds of `runs.train`: a machine that is preempted goes away after 30
@@ -108,38 +109,10 @@ def _call(
         if config is None and needs:
             raise ConfigError([f"--config is missing: give --config={needs}"])
         return main(config, left)
-    except Exception as error:
-        if not isinstance(error, _expected()):
-            raise
+    except Refused as error:
         return _refusal(error)
 
 
 def _refusal(error: Exception) -> int:
     print(error, file=sys.stderr)
     return REFUSED
-
-
-def _expected() -> tuple[type[Exception], ...]:
-    """Errors whose text is written for the user. Looked up when one is there: some of these modules are heavy."""
-    from marl_jax.learning.update import NonFiniteGradients
-    from marl_jax.planning.plan import PlanError
-    from marl_jax.rewards.credit import CreditError
-    from marl_jax.rewards.sandbox.worker import SandboxUnavailable
-    from marl_jax.run_folder.checkpoints import CheckpointError
-    from marl_jax.run_folder.files import DiskFull
-    from marl_jax.run_folder.folder import FolderError
-    from marl_jax.runs.parts import PartsError
-    from marl_jax.tasks.row_files import DataError
-
-    return (
-        CheckpointError,
-        ConfigError,
-        CreditError,
-        DataError,
-        DiskFull,
-        FolderError,
-        NonFiniteGradients,
-        PartsError,
-        PlanError,
-        SandboxUnavailable,
-    )

@@ -28,13 +28,14 @@ from marl_jax.config.run_fields import (  # noqa: F401  config files import them
     RunFields,
     WorkflowConfig,
 )
+from marl_jax.refused import Refused
 
 SCHEMA = 1  # another one where a field changes its meaning; a new field's default is what was done before it
 RETIRED = ("learner.interventions.mixing.clip_roles",)  # fields that said nothing which others do not say
 T = TypeVar("T")
 
 
-class ConfigError(ValueError):
+class ConfigError(Refused, ValueError):
     """Everything that is wrong with a configuration, one line each."""
 
     def __init__(self, problems: Sequence[str]):

@@ -43,6 +43,7 @@ from marl_jax.learning.step_report import (
 )
 from marl_jax.learning.streams import Streams, stream_count
 from marl_jax.learning.work import Work, mini_batches_of, per_role_of, units_of
+from marl_jax.refused import Refused
 from marl_jax.table import Table
 
 Tree = Any
@@ -59,7 +60,7 @@ class LearnerState(flax.struct.PyTreeNode):
     empty: int = 0  # learner steps without a row for it
 
 
-class NonFiniteGradients(RuntimeError):
+class NonFiniteGradients(Refused, RuntimeError):
     """A policy's gradients were not finite more often than the configuration allows."""
 
 

@@ -27,6 +27,7 @@ from marl_jax.planning.dry_run import Assumptions, Demand, DryRunError, assume, 
 from marl_jax.planning.memory import Part, Phase
 from marl_jax.planning.workload import Shape, batches_of
 from marl_jax.policies import decode_groups
+from marl_jax.refused import Refused
 from marl_jax.rollouts import Chat
 from marl_jax.runs.parts import policy_specs, words
 from marl_jax.sampling.shapes import EngineSettings
@@ -34,7 +35,7 @@ from marl_jax.task import Task
 from marl_jax.workflows import find
 
 
-class PlanError(ValueError):
+class PlanError(Refused, ValueError):
     """A run that does not fit its device or its model; the text is one line."""
 
 

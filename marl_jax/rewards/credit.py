@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.own import is_own, own_function
+from marl_jax.refused import Refused
 from marl_jax.rewards.grading import RIGHT, finite
 from marl_jax.table import COLUMNS, JUDGE, META, PICKER, PLANNER, SOLVER, TEAM, Episode, Table
 
@@ -26,7 +27,7 @@ Credit = Callable[[Table], Components]
 jax.tree_util.register_dataclass(Table, [*COLUMNS, "components"], [*META])
 
 
-class CreditError(ValueError):
+class CreditError(Refused, ValueError):
     """A credit function returned what is no credit; the text is one line."""
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 from absl import logging
 
+from marl_jax.refused import Refused
 from marl_jax.run_folder.files import disk_errors, sync_directory, write_atomically
 from marl_jax.run_folder.folder import path_errors
 from marl_jax.threads import Workers
@@ -33,7 +34,7 @@ Which = Literal["latest", "best"] | int
 SEAL = "seal.json"
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(Refused, RuntimeError):
     """A checkpoint cannot be had; the text is one line."""
 
 

@@ -8,11 +8,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from marl_jax.refused import Refused
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
 
 
-class DiskFull(RuntimeError):
+class DiskFull(Refused, RuntimeError):
     """There is no space left; what was complete before is as it was."""
 
 

@@ -25,6 +25,7 @@ import jax
 import marl_jax
 from marl_jax.config.run_config import RunConfig, current
 from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
+from marl_jax.refused import Refused
 from marl_jax.run_folder.files import write_atomically
 
 CONFIG = "config.json"
@@ -45,7 +46,7 @@ _READS_ITS_OWN = "versions.orbax-checkpoint"  # of any version, to the bit: a ch
 _NOTHING = object()
 
 
-class FolderError(RuntimeError):
+class FolderError(Refused, RuntimeError):
     """A run folder cannot be used as asked; the text is one line, or one line per difference."""
 
 

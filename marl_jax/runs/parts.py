@@ -24,6 +24,7 @@ from marl_jax.models.tokenizer import load_tokenizer
 from marl_jax.models.weight_table import shardings
 from marl_jax.own import digest_own, is_own, load_own
 from marl_jax.policies import PolicySpec, Tree, init_policies, policy_names, trained_policies
+from marl_jax.refused import Refused
 from marl_jax.rewards.credit import Credit, make_credit
 from marl_jax.rollouts import Chat
 from marl_jax.run_folder.folder import digest_model, digest_tokenizer
@@ -33,7 +34,7 @@ from marl_jax.tasks.task_checks import check_tasks, shared
 from marl_jax.workflows import Prompts, Workflow, find, load_prompts
 
 
-class PartsError(ValueError):
+class PartsError(Refused, ValueError):
     """Something that a configuration names is missing or does not fit; the text is one line."""
 
 

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from marl_jax.refused import Refused
+
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
 Row = dict[str, Any]
 
 
-class DataError(ValueError):
+class DataError(Refused, ValueError):
     """A file or a row that cannot be used."""
 
 

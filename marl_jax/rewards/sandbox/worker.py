@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from marl_jax.refused import Refused
 from marl_jax.rewards.sandbox import zygote
 
 _START_S = 30.0  # a zygote that is silent for this long has failed to start
@@ -23,7 +24,7 @@ _TRIAL = {"mode": "call", "source": "def f():\n    return 7", "call": "f", "args
 _TRIAL_RESULT = b"\0\0\0\x08" + b'["ok",7]'
 
 
-class SandboxUnavailable(RuntimeError):
+class SandboxUnavailable(Refused, RuntimeError):
     """This machine cannot isolate programs; the message says why, and how to accept the risk."""
 
 
