@@ -7,6 +7,7 @@ files is damage: the checkpoint before is taken. Of what is kept for good, the t
 given up: first by the seal, in one stroke, then on the disk. All of Orbax is in this file.
 """
 
+import contextlib
 import hashlib
 import json
 import logging as python_logging
@@ -167,7 +168,7 @@ class Checkpoints:
             doomed = self.directory / f".deleting-{step}"
             os.rename(self.directory / str(step), doomed)
             _remove(doomed)
-        for step in sorted(keep & set(found))[: -self._latest]:
+        for step in sorted(keep)[: -self._latest]:
             _strip(self.directory / str(step), self._passing)
 
 
@@ -306,23 +307,19 @@ def _read_seal(place: Path) -> dict[str, Any]:
 def is_sealed(place: Path) -> bool:
     """Whether a checkpoint has its seal; its files are not looked at."""
     try:
-        _read_seal(place)
+        return bool(_read_seal(place))
     except Damaged:
         return False
-    return True
 
 
 def best_of(directory: Path, found: list[int]) -> int | None:
     """The step of the highest score, the earliest of several."""
     scores = {}
     for step in found:
-        try:
-            score = _read_seal(directory / str(step))["score"]
-        except Damaged:
-            continue
-        if score is not None:
-            scores[step] = score
-    return max(scores, key=lambda step: (scores[step], -step)) if scores else None
+        with contextlib.suppress(Damaged):
+            scores[step] = _read_seal(directory / str(step))["score"]
+    scored = (step for step, score in scores.items() if score is not None)
+    return max(scored, key=lambda step: (scores[step], -step), default=None)
 
 
 # ---------------------------------------------------------------- trees and files

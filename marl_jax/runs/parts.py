@@ -95,7 +95,7 @@ def load_parts(config: RunConfig) -> Parts:
     chosen = config.policies
     specs = policy_specs(chosen)
     mesh = make_mesh(config)
-    models = {directory: _model(directory, chosen.dtype) for directory in _directories(specs)}
+    models = {spec.base: _model(spec.base, chosen.dtype) for spec in specs.values()}
     model = models[chosen.base] if chosen.base in models else next(iter(models.values()))
     for directory, other in models.items():
         if other != model:
@@ -206,29 +206,17 @@ def shared_problems(config: DataConfig, split: str, tasks: Sequence[Task], train
 
 def digests(config: RunConfig, parts: Parts, splits: dict[str, Sequence[Task]]) -> dict[str, str]:
     """Of all that a run depends on besides its configuration."""
-    own = {
-        what: digest_own(name)
-        for what, name in {
-            "workflow": config.workflow.name,
-            "rewards": config.rewards.name,
-            "data": config.data.name,
-        }.items()
-        if is_own(name)
-    }
+    own = {"workflow": config.workflow.name, "rewards": config.rewards.name, "data": config.data.name}
     return {
         **{f"base {directory}": digest_model(directory) for directory in parts.bases},
         "tokenizer": digest_tokenizer(config.policies.base),
         "prompts": parts.prompts.digest(),
         **{f"data {split}": _data_digest(tasks) for split, tasks in splits.items()},
-        **{f"code of {what}": digest for what, digest in own.items()},
+        **{f"code of {what}": digest_own(name) for what, name in own.items() if is_own(name)},
     }
 
 
 # ---------------------------------------------------------------- one by one
-
-
-def _directories(specs: dict[str, PolicySpec]) -> list[str]:
-    return list(dict.fromkeys(spec.base for spec in specs.values()))
 
 
 def _model(directory: str, dtype: str | None) -> ModelConfig:

@@ -20,7 +20,6 @@ from marl_jax.run_folder.files import DiskFull, append
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.run_folder.metrics import (
     JsonLines,
-    comparable,
     read_lines,
     recorded,
 )
@@ -173,13 +172,6 @@ def test_a_disk_that_fills_up_within_an_event_leaves_whole_events(tmp_path):
         board.write(3, {"accuracy": 0.75})
     board.close()
     assert [event.step for event in decode(path)] == [0, 1, 2]
-
-
-def test_only_the_clock_may_differ():
-    assert comparable({"step": 1, "time/step": 2.0, "time": {"x": 1}, "timely": 3}) == {
-        "step": 1,
-        "timely": 3,
-    }
 
 
 def test_numbers_are_flat_and_finite():

@@ -11,7 +11,7 @@ from tiny_run import KINDS, tiny_config
 
 from marl_jax.run_folder.checkpoints import restore
 from marl_jax.run_folder.folder import differences
-from marl_jax.run_folder.metrics import comparable, read_lines
+from marl_jax.run_folder.metrics import read_lines
 from marl_jax.runs import loop, opening
 from marl_jax.runs.live import Live
 
@@ -36,8 +36,9 @@ def weights(workdir, which="latest", kind="plain"):
 
 def records(workdir):
     workdir = Path(workdir)
-    lines = [comparable(line) for line in read_lines(workdir / "metrics.jsonl")]
-    return lines, list(read_lines(workdir / "eval.jsonl"))
+    lines = read_lines(workdir / "metrics.jsonl")
+    same = [{name: line[name] for name in line if not name.startswith("time/")} for line in lines]
+    return same, list(read_lines(workdir / "eval.jsonl"))
 
 
 def same(workdir, whole, kind="plain"):
