@@ -23,7 +23,7 @@ from marl_jax.learning import with_advantages
 from marl_jax.policies import is_frozen
 from marl_jax.rewards.crediting import Crediting
 from marl_jax.rewards.grading import grade
-from marl_jax.rollouts import ToolLog
+from marl_jax.rollouts import ToolLog, write_episodes
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.metrics import read_lines
@@ -170,8 +170,9 @@ def step(run: Run, state: State) -> State:
         board.write(number, values)
     every = config.logging.episodes_every
     if every and (number % every == 0 or number in (1, config.steps)):
-        some = config.logging.episodes_problems * samples
-        measures.write_episodes_of(run.folder / "episodes", number, table, some)
+        some = table.of_episodes(range(min(config.logging.episodes_problems * samples, len(table.heads))))
+        with disk_errors(run.folder / "episodes"):
+            write_episodes(run.folder / "episodes" / f"step-{number:06d}.parquet", some)
     run.live.step(number, values)
     run.live.failing(number, [head.error for head in table.heads])
     for warning in report.warnings:

@@ -84,9 +84,7 @@ class Run:
     folder: Path
     problems: TaskIterator
     watched: list[Task]  # the problems of evaluations; none: never evaluated
-    about: dict[
-        str, Any
-    ]  # what its own lines in `eval.jsonl` are of: those of something else are not this run's
+    about: dict[str, Any]  # what its own lines in `eval.jsonl` say that they are of
     service: Service
     learner: Learner
     references: dict[str, Tree] | None

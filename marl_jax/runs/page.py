@@ -1,6 +1,7 @@
 """Pages of plain text for a terminal: what a run begins with, and what a plan says for every kind of device."""
 
 import dataclasses
+import functools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,10 +12,9 @@ from marl_jax.learning.groups import group_key
 from marl_jax.learning.optimiser import OptimiserConfig
 from marl_jax.models import ModelConfig
 from marl_jax.models.weight_table import num_parameters
-from marl_jax.planning import devices
 from marl_jax.planning.costs import size, trained_tree
 from marl_jax.planning.devices import BANDWIDTH, COMPUTE
-from marl_jax.planning.plan import Plan, make_plan, show
+from marl_jax.planning.plan import Plan, show
 from marl_jax.policies import policy_names, trained_policies
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.workflows import find
@@ -29,10 +29,9 @@ def page(
     folder: Path,
     tasks: Mapping[str, int],
     settled: Mapping[str, Any],
-    plan: Plan | None = None,
+    plan: Plan,
 ) -> str:
     """The start-up page; `tasks` counts the problems of each split, `settled` is what the machine decided."""
-    plan = plan or make_plan(config, model, devices.here())
     lines = [
         ("cell", f"{config.cell}: workflow {config.workflow.name} on {config.data.name}"),
         ("model", f"{_count(num_parameters(model))} parameters, {model.dtype}, from {config.policies.base}"),
@@ -47,8 +46,8 @@ def page(
         ("time", _time(plan)),
         ("written to", f"{folder}: config.json, metrics.jsonl, eval.jsonl, episodes/, checkpoints/"),
     ]
-    rows = [row for label, text in lines for row in _wrapped(label, text)]
-    return "\n".join(rows)
+    fill = functools.partial(textwrap.fill, width=WIDTH, subsequent_indent=" " * LABEL)
+    return "\n".join(fill(text, initial_indent=f"{label:<{LABEL}}") for label, text in lines)
 
 
 def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequence[Plan]) -> str:
@@ -194,11 +193,6 @@ def _time(plan: Plan) -> str:
 
 
 # ---------------------------------------------------------------- helpers
-
-
-def _wrapped(label: str, text: str) -> list[str]:
-    indent = " " * LABEL
-    return textwrap.wrap(text, WIDTH, initial_indent=f"{label:<{LABEL}}", subsequent_indent=indent)
 
 
 def _count(number: int) -> str:

@@ -87,11 +87,6 @@ def _star(interval: Record) -> str:
 def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
     """Columns of equal width, the first `left` of them to the left."""
     widths = [max(map(len, column)) for column in zip(*rows)]
-    cells = [
-        [
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths))
-        ]
-        for row in rows
-    ]
-    return "\n".join("  ".join(row).rstrip() for row in cells)
+    sides = "<" * left + ">" * (len(widths) - left)
+    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths))
+    return "\n".join(form.format(*row).rstrip() for row in rows)

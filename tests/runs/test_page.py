@@ -109,9 +109,3 @@ def test_memory_and_time_are_those_of_the_plan():
     assert "without grading and compilation" in time and "50% of max_new_tokens" in time
     unknown = dataclasses.replace(KINDS[0], name="NVIDIA L4", bandwidth=0.0, bfloat16=0.0, float32=0.0)
     assert "not known for NVIDIA L4" in line(text_of(device=unknown), "time")
-
-
-def test_without_a_plan_it_makes_one_for_this_machine():
-    config = load_config("configs/micro.py:single-shared-xs-math")
-    text = page(config, ModelConfig.preset("xs"), folder=Path("/runs/a"), tasks=TASKS, settled={})
-    assert "at the peak" in line(text, "memory") and "per step" in line(text, "time")
