@@ -26,8 +26,15 @@ from marl_jax.run_folder.checkpoints import CheckpointError, Damaged, steps
 from marl_jax.run_folder.folder import FolderError, open_folder, read_config
 from marl_jax.run_folder.metrics import JsonLines, read_lines
 from marl_jax.runs.evaluation import summary
-from marl_jax.runs.parts import Parts, check_answers, digests, load_parts, load_tasks, shared_problems
-from marl_jax.runs.play import make_service, planned_engine, play, settled_shapes, start_graders
+from marl_jax.runs.parts import Parts, load_tasks, shared_problems
+from marl_jax.runs.play import (
+    EVALUATION_NOISE,
+    load_named,
+    make_service,
+    planned_engine,
+    play,
+    settled_shapes,
+)
 from marl_jax.runs.stored import (
     Asked,
     Stored,
@@ -40,7 +47,6 @@ from marl_jax.runs.stored import (
 from marl_jax.sampling.shapes import EngineSettings, free_bytes, memory_bytes
 from marl_jax.tasks import Task
 
-NOISE = 0  # the step whose noise every evaluation has, the run's own too: checkpoints meet the same draws
 Watch = Callable[[str], Callable[[Progress], None] | None]
 
 
@@ -62,11 +68,8 @@ def evaluate(
     with open_folder(path), contextlib.closing(JsonLines(path / "eval.jsonl")) as lines:
         before = list(read_lines(lines.path))
         config = on_these_devices(read_config(path))
-        parts = load_parts(config)
-        start_graders(config)
-        drawn = load_tasks(config.data, split)
-        check_answers(config, split, drawn)
-        now = digests(config, parts, {split: drawn})
+        named = load_named(config, [split])
+        parts, drawn, now = named.parts, named.splits[split], dict(named.digests)
         if not accept_changes:
             check_unchanged(path, now)
         stored = _each(path, config, parts, wanted)
@@ -95,7 +98,7 @@ def evaluate(
                 service,
                 tasks,
                 samples=samples,
-                step=NOISE,
+                step=EVALUATION_NOISE,
                 seed=noise,
                 progress=watch(of.name),
                 finished=grader.start,

@@ -232,7 +232,12 @@ def _load_newest(
 
 
 def _load(place: Path, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], dict[str, Any]]:
-    seal = _verify(place)
+    seal = _read_seal(place)
+    for name, digest in seal["files"].items():
+        if not (place / name).is_file():
+            raise Damaged(f"checkpoint {place.name} is damaged ({name} is missing)")
+        if _digest(place / name) != digest:
+            raise Damaged(f"checkpoint {place.name} is damaged ({name} is not what was written)")
     wanted: dict[str, Any] = {}
     for name, template in templates.items():
         if name in seal.get("stripped", ()):
@@ -281,17 +286,6 @@ def _strip(place: Path, names: Sequence[str]) -> None:
         write_atomically(place / SEAL, json.dumps(seal, allow_nan=False))
     for name in seal.get("stripped", ()):
         _remove(place / name)
-
-
-def _verify(place: Path) -> dict[str, Any]:
-    seal = _read_seal(place)
-    for name, digest in seal["files"].items():
-        path = place / name
-        if not path.is_file():
-            raise Damaged(f"checkpoint {place.name} is damaged ({name} is missing)")
-        if _digest(path) != digest:
-            raise Damaged(f"checkpoint {place.name} is damaged ({name} is not what was written)")
-    return seal
 
 
 def _read_seal(place: Path) -> dict[str, Any]:

@@ -45,9 +45,7 @@ class Live:
         self._step = 0
         self._metrics: Mapping[str, Any] = {}
         self._phase, self._progress = "starting", ""
-        self._now: Mapping[str, Any] | None = None  # the last evaluation
-        self._base: Mapping[str, Any] | None = None
-        self._best: Mapping[str, Any] | None = None
+        self._evaluations: list[Mapping[str, Any]] = []
         self._durations: deque[float] = deque(maxlen=RECENT)
         self._first_duration: float | None = None  # holds the compilation
         self._failing: str | None = None  # the error of a step without any other episode
@@ -65,10 +63,8 @@ class Live:
         self, step: int, metrics: Mapping[str, Any], evaluations: Iterable[Mapping[str, Any]]
     ) -> None:
         """Before the first step of a run that goes on: the line of its last step, and all its evaluations."""
-        self._step, self._metrics = step, metrics
-        for record in evaluations:
-            self._take(record)
-        self._phase = ""
+        self._step, self._metrics, self._phase = step, metrics, ""
+        self._evaluations += evaluations
         self.note(f"resumed after step {step}")
 
     def phase(self, name: str) -> None:
@@ -113,7 +109,7 @@ class Live:
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """After every evaluation, with what goes to `eval.jsonl`."""
-        self._take(record)
+        self._evaluations.append(record)
         self._phase, self._progress = "", ""
         problems = f", {record['problems']} problems" if record.get("problems") is not None else ""
         split = f"{record.get('split', '')} accuracy {_accuracy(record)}".strip()
@@ -137,14 +133,6 @@ class Live:
 
     # ---------------------------------------------------------------- what is shown
 
-    def _take(self, record: Mapping[str, Any]) -> None:
-        self._now = record
-        if record.get("step") == 0:
-            self._base = record
-        accuracy = record.get("accuracy")
-        if accuracy is not None and (self._best is None or accuracy > self._best["accuracy"]):
-            self._best = record
-
     def _position(self, step: int) -> str:
         return f"step {step}/{self._steps}"
 
@@ -154,12 +142,16 @@ class Live:
         doing = " ".join(part for part in (self._phase, self._progress) if part)
         lines = [f"step      {self._step}/{self._steps} |{'#' * filled}{'-' * (BAR - filled)}| {share:4.0%}"]
         lines += [f"now       {doing}"]
-        if self._now is not None:
-            parts = [f"{_accuracy(self._now)} at step {self._now.get('step')}"]
-            if self._base is not None and self._base.get("step") != self._now.get("step"):
-                parts += [f"base {_percent(self._base.get('accuracy'))}"]
-            if self._best is not None and self._best.get("step") != self._now.get("step"):
-                parts += [f"best {_percent(self._best['accuracy'])} at step {self._best.get('step')}"]
+        if self._evaluations:
+            step = self._evaluations[-1].get("step")
+            parts = [f"{_accuracy(self._evaluations[-1])} at step {step}"]
+            base = [record for record in self._evaluations if record.get("step") == 0]
+            if base and step != 0:
+                parts += [f"base {_percent(base[-1].get('accuracy'))}"]
+            known = [record for record in self._evaluations if record.get("accuracy") is not None]
+            best = max(known, key=lambda record: record["accuracy"], default=self._evaluations[-1])
+            if best.get("step") != step:
+                parts += [f"best {_percent(best['accuracy'])} at step {best.get('step')}"]
             lines += ["accuracy  " + ", ".join(parts)]
         if self._metrics:
             lines += [f"reward    {self._rewards('   ')}", f"time      {self._pace()}"]

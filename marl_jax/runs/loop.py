@@ -22,7 +22,7 @@ from marl_jax.config.run_config import RunConfig
 from marl_jax.learning import with_advantages
 from marl_jax.policies import is_frozen
 from marl_jax.rewards.crediting import Crediting
-from marl_jax.rewards.grading import grade
+from marl_jax.rewards.grading import Grader, grade
 from marl_jax.rollouts import ToolLog, write_episodes
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import disk_errors
@@ -31,13 +31,11 @@ from marl_jax.runs import measures
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.live import Live
 from marl_jax.runs.opening import Run, State, open_run
-from marl_jax.runs.play import WatchedGrader, play
+from marl_jax.runs.play import EVALUATION_NOISE, play
 from marl_jax.runs.resampling import resample
 from marl_jax.runs.stopping import Stop, Stopped
 from marl_jax.table import Table
 from marl_jax.tasks import Task
-
-EVALUATION_NOISE = 0  # the step whose noise every evaluation has: checkpoints are compared on the same draws
 
 
 def train(
@@ -208,7 +206,7 @@ def _evaluated(run: Run) -> dict[int, dict[str, Any]]:
 
 def _played(run: Run, state: State, base: Mapping[str, Any] | None) -> dict[str, Any]:
     """The line of an evaluation, which is played, paired with the line of the base, and written."""
-    samples, grader = run.config.evaluation.samples, WatchedGrader(run.stop.check)
+    samples, grader = run.config.evaluation.samples, Grader(run.stop.check)
     with disk_errors(run.folder):
         table = play(
             run.config,

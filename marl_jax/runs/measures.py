@@ -20,8 +20,6 @@ from marl_jax.rewards.credit import own_work
 from marl_jax.runs.resampling import ResampleCounts
 from marl_jax.table import Table
 
-FORM = ("length", "truncated_share", "unreadable_share")
-
 
 class Clock:
     """Seconds by phase of one step, added up."""
@@ -96,6 +94,6 @@ def form(table: Table) -> dict[str, dict[str, float]]:
     found = {}
     for role in (said := table.take(table.length > 0)).present():
         own = said.take(said.having(role=role))
-        shares = (np.mean(own.length), np.mean(own.truncated), np.mean(~own.readable))
-        found[role] = dict(zip(FORM, map(float, shares)))
+        shares = {"length": own.length, "truncated_share": own.truncated, "unreadable_share": ~own.readable}
+        found[role] = {name: float(np.mean(share)) for name, share in shares.items()}
     return found
