@@ -8,6 +8,7 @@ given up: first by the seal, in one stroke, then on the disk. All of Orbax is in
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging as python_logging
@@ -364,5 +365,4 @@ def _digest(path: Path, sync: bool = False) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
+_remove = functools.partial(shutil.rmtree, ignore_errors=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from marl_jax.config import fields
 from marl_jax.config.run_config import ConfigError, RunConfig
-from marl_jax.learning import Learner, LearnerState
+from marl_jax.learning import Learner, LearnerState, Qwen3
 from marl_jax.planning import plan
 from marl_jax.planning.walks import left_open
 from marl_jax.policies import Tree
@@ -102,9 +102,8 @@ def open_run(
         named, settled = _load(config, folder, accept_changes, live, stop)
         parts = named.parts
         policies = parts.start(config.seed)
-        learner = Learner(
-            parts.network(config.policies), config.learner, config.policies.map, mesh=parts.mesh
-        )
+        network = Qwen3(parts.model, parts.lora_scale, config.policies.remat, config.policies.attention)
+        learner = Learner(network, config.learner, config.policies.map, mesh=parts.mesh)
         trees = {name: policies[name] for name in parts.trained}
         state = State(0, trees, learner.init(trees), Position(seed=config.seed))
         kinds = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
@@ -117,7 +116,11 @@ def open_run(
     stop.check()
 
     metrics, evaluations, boards = _records(config, folder, state.step, stack)
-    service = _serve(config, folder, parts, settled, policies | state.trees, state.updates)
+    shapes = settled_shapes(settled) or planned_engine(config, parts)
+    measured = settled.get("measured", False)
+    service = make_service(config, parts, policies | state.trees, shapes, state.updates, measured=measured)
+    if not measured:  # for the starts that follow
+        settle(folder, {"engine": fields.to_json(shapes_of(service)), "measured": True})
     references = parts.references(state.trees) if config.learner.interventions.kl_coef else None
     watched = list(named.splits["val"][: config.evaluation.problems]) if "val" in named.splits else []
     about = {
@@ -158,23 +161,6 @@ def _load(
     if "val" in splits and (warning := shared_problems(config.data, "val", splits["val"], splits["train"])):
         live.note(warning)
     return named, settled
-
-
-def _serve(
-    config: RunConfig,
-    folder: Path,
-    parts: Parts,
-    settled: Mapping[str, Any],
-    trees: Mapping[str, Tree],
-    updates: Mapping[str, int],
-) -> Service:
-    """The engines; the shapes that the first start measured are written down for the others."""
-    measured = settled.get("measured", False)
-    shapes = settled_shapes(settled) or planned_engine(config, parts)
-    service = make_service(config, parts, trees, shapes, updates, measured=measured)
-    if not measured:
-        settle(folder, {"engine": fields.to_json(shapes_of(service)), "measured": True})
-    return service
 
 
 def _records(

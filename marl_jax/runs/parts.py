@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 
 from marl_jax.config.run_config import DataConfig, PoliciesConfig, RunConfig
-from marl_jax.learning import Qwen3
 from marl_jax.models import ModelConfig, load_hf
 from marl_jax.models.hf import load_config
 from marl_jax.models.lora import init_lora
@@ -67,10 +66,6 @@ class Parts:
             return jax.tree.map(lambda leaf: leaf[0], fresh)
 
         return init_policies(self.specs, self.bases, adapter)
-
-    def network(self, chosen: PoliciesConfig) -> Qwen3:
-        """What the learner differentiates."""
-        return Qwen3(self.model, self.lora_scale, chosen.remat, chosen.attention)
 
     def frozen_trees(self) -> dict[str, Tree]:
         """The policies that are served and never change."""
@@ -168,7 +163,6 @@ def load_tasks(config: DataConfig, split: str) -> Sequence[Task]:
         made = load_own(config.name, "data set")(split)
         found: Sequence[Task] = check_tasks(made, config.name, split, config.family, graded=False)
     else:
-        sizes = {"train": config.train_size, "val": config.val_size, "test": config.test_size}
         procedural = config.name in KINDS
         found = load(
             config.name,
@@ -176,7 +170,7 @@ def load_tasks(config: DataConfig, split: str) -> Sequence[Task]:
             split,
             seed=config.seed,
             val_size=None if procedural else config.val_size,
-            size=sizes[split] if procedural else None,
+            size=getattr(config, f"{split}_size") if procedural else None,
             levels=config.levels,
             bad_rows=config.bad_rows,
             family=config.family,
