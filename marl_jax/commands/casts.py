@@ -86,13 +86,12 @@ class Stage:
 def make_stage(asked: Evaluation, config: RunConfig, parts: Parts, accept_changes: bool) -> Stage:
     """The stage of the mode that is asked for."""
     match asked.mode:
-        case "swapped":
-            return Stage(Cast(_swapped(config), asked.mode), Cast(config, "base"), parts)
         case "single_transfer":
             return _alone(config, parts, asked.role or "generator")
         case "generator_transfer":
             return _transferred(asked, config, parts, accept_changes)
-    return Stage(Cast(config, asked.mode), Cast(config, "base"), parts)
+    played = _swapped(config) if asked.mode == "swapped" else config
+    return Stage(Cast(played, asked.mode), Cast(config, "base"), parts)
 
 
 def _swapped(config: RunConfig) -> RunConfig:

@@ -6,7 +6,6 @@ All randomness follows from the seed and the step, and everything else that a st
 so the same command goes on where it was and ends with the same numbers.
 """
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -66,8 +65,8 @@ def train(
             stop.farewell()
             return max(saved_steps(Path(workdir).expanduser() / "checkpoints"), default=0)
         if state.step:
-            last = collections.deque(read_lines(run.metrics.path), maxlen=1)
-            live.resumed(state.step, last[0] if last else {}, _evaluated(run).values())
+            *_, last = {}, *read_lines(run.metrics.path)
+            live.resumed(state.step, last, _evaluated(run).values())
         if state.step > config.steps:
             live.note(f"the run is already past its last step, {config.steps}: it ends as it is")
         kept, saving = (state.step, state.accuracy), threading.Lock()
