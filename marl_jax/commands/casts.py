@@ -102,7 +102,8 @@ def _swapped(config: RunConfig) -> RunConfig:
             f"--mode=swapped needs several policies; in this run '{names[0]}' speaks for all roles"
         )
     following = dict(zip(names, (*names[1:], names[0])))
-    return _mapped(config, {key: following[policy] for key, policy in config.policies.map.items()})
+    policy_map = {key: following[policy] for key, policy in config.policies.map.items()}
+    return dataclasses.replace(config, policies=_pruned(config, policy_map))
 
 
 def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
@@ -165,7 +166,7 @@ def _transferred(asked: Evaluation, config: RunConfig, parts: Parts, accept_chan
     }
     about = {"role": role, "generator_from": str(path), "generator_step": stored.step}
     return Stage(
-        Cast(_mapped(config, taken), "generator_transfer", about),
+        Cast(dataclasses.replace(config, policies=_pruned(config, taken)), asked.mode, about),
         Cast(config, "base"),
         dataclasses.replace(parts, specs=specs, bases={**parts.bases, name: weights}),
     )
@@ -180,10 +181,6 @@ def _policy(config: RunConfig, role: str) -> str:
     if role not in config.policies.map and role not in config.roles:
         raise FolderError(f"--role is '{role}', which is no role of this run{nearest(role, config.roles)}")
     return policy_of(config.policies.map, name, int(slot or 0))
-
-
-def _mapped(config: RunConfig, policy_map: Mapping[str, str]) -> RunConfig:
-    return dataclasses.replace(config, policies=_pruned(config, policy_map))
 
 
 def _pruned(config: RunConfig, policy_map: Mapping[str, str], **changes: Any) -> Any:

@@ -157,7 +157,8 @@ def _load(
     engine = lambda: {"engine": fields.to_json(planned_engine(config, parts))}
     settled = begin(folder, config, named.digests, engine, accept_changes=accept_changes)
     sizes = {name: len(tasks) for name, tasks in splits.items()}
-    live.note(page.page(config, parts.model, folder=folder, tasks=sizes, settled=settled, plan=planned))
+    shapes = settled_shapes(settled) or planned.engine
+    live.note(page.page(config, parts.model, folder=folder, tasks=sizes, engine=shapes, plan=planned))
     if "val" in splits and (warning := shared_problems(config.data, "val", splits["val"], splits["train"])):
         live.note(warning)
     return named, settled

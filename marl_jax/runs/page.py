@@ -1,11 +1,9 @@
 """Pages of plain text for a terminal: what a run begins with, and what a plan says for every kind of device."""
 
-import dataclasses
 import functools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from marl_jax.config.run_config import RunConfig
 from marl_jax.learning.groups import group_key
@@ -28,10 +26,10 @@ def page(
     *,
     folder: Path,
     tasks: Mapping[str, int],
-    settled: Mapping[str, Any],
+    engine: EngineSettings,
     plan: Plan,
 ) -> str:
-    """The start-up page; `tasks` counts the problems of each split, `settled` is what the machine decided."""
+    """The start-up page; `tasks` counts the problems of each split, `engine` has the shapes that are settled on."""
     lines = [
         ("cell", f"{config.cell}: workflow {config.workflow.name} on {config.data.name}"),
         ("model", f"{_count(num_parameters(model))} parameters, {model.dtype}, from {config.policies.base}"),
@@ -42,7 +40,7 @@ def page(
         ("steps", f"{config.steps:,}{_evaluations(config, tasks)}"),
         ("optimiser", _optimiser(config.learner.optimiser)),
         ("memory", _memory(plan)),
-        ("engine", _engine(plan, settled)),
+        ("engine", _engine(plan, engine)),
         ("time", _time(plan)),
         ("written to", f"{folder}: config.json, metrics.jsonl, eval.jsonl, episodes/, checkpoints/"),
     ]
@@ -170,11 +168,9 @@ def _memory(plan: Plan) -> str:
     )
 
 
-def _engine(plan: Plan, settled: Mapping[str, Any]) -> str:
-    engine = settled.get("engine") or dataclasses.asdict(plan.engine)
+def _engine(plan: Plan, engine: EngineSettings) -> str:
     count = f"{plan.engines} engines, each of " if plan.engines > 1 else ""
-    banks, lengths = engine.get("banks", 1), engine["lengths"]
-    lanes = [banks * width for width in engine.get("lanes_at") or engine["widths"][:1]]
+    lengths, lanes = engine.lengths, [engine.banks * width for width in engine.lanes_at or engine.widths[:1]]
     served = [n for n, length in zip(lanes, lengths) if n == lanes[0]]
     shorter = f"{lanes[0]} lanes of {lengths[len(served) - 1]:,} tokens to " if len(lanes) > 1 else ""
     return f"{count}{shorter}{lanes[-1]} lanes of {lengths[-1]:,} tokens"
