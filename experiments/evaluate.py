@@ -10,6 +10,8 @@ Prints a table and appends to DIR/eval.jsonl. All checkpoints meet the same prob
 their differences are paired.
 """
 
+import dataclasses
+
 from absl import flags
 
 from marl_jax.commands import cli
@@ -32,17 +34,15 @@ flags.DEFINE_string("generator_from", None, "folder of a single agent's run, for
 flags.DEFINE_string("generator_checkpoint", None, "latest, best, base or a step of that run; None: latest")
 flags.DEFINE_integer("seed", None, "of the noise; None: the run's")
 cli.define_accept_changes()
-PASSED = ("checkpoint", "split", "samples", "problems", "mode", "role", "seed", "accept_changes")
 
 
 def main(_config: None, _: list[str]) -> None:
-    from marl_jax.commands.casts import donor_of
+    from marl_jax.commands.casts import Evaluation
     from marl_jax.commands.evaluate import announce, evaluate
     from marl_jax.runs.tables import table
 
-    given = {name: FLAGS[name].value for name in PASSED}
-    giver = donor_of(FLAGS.generator_from, FLAGS.generator_checkpoint)
-    print(table(evaluate(FLAGS.workdir, donor=giver, watch=announce, **given)))
+    asked = Evaluation(**{field.name: FLAGS[field.name].value for field in dataclasses.fields(Evaluation)})
+    print(table(evaluate(FLAGS.workdir, asked, accept_changes=FLAGS.accept_changes, watch=announce)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from examples import own_loop
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.run_folder.metrics import read_lines
-from marl_jax.runs import opening
+from marl_jax.runs import play
 from marl_jax.runs.parts import load_tasks
 
 ROOT = Path(__file__).parents[1]
@@ -60,9 +60,7 @@ def trained(request, base, tmp_path_factory):
     workdir = tmp_path_factory.mktemp(request.param) / "run"
     small = [f"--config.{setting}" for setting in (*SMALL, f"policies.base={base}")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            opening, "load_tasks", lambda data, split: READ.append(split) or load_tasks(data, split)
-        )
+        patch.setattr(play, "load_tasks", lambda data, split: READ.append(split) or load_tasks(data, split))
         run(request.param, workdir, *small)
     assert logging.get_verbosity() == logging.WARNING  # no library talks into the live view
     return request.param, workdir

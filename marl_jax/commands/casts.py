@@ -14,6 +14,7 @@ from typing import Any
 from marl_jax.config.run_config import RunConfig
 from marl_jax.fields import nearest
 from marl_jax.learning.interventions import InterventionConfig
+from marl_jax.learning.learner_config import LARGEST_SEED
 from marl_jax.learning.worth import AdvantageConfig
 from marl_jax.policies import PolicySpec, policy_names, policy_of
 from marl_jax.rewards.credit import CreditConfig
@@ -23,6 +24,45 @@ from marl_jax.runs.stored import check_unchanged, path_of, policies_at, read_whi
 from marl_jax.workflows import single
 
 MODES = ("trained", "base", "single_transfer", "generator_transfer", "swapped")
+SPLITS = ("test", "val")
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """What to play, as the flags of the command say it."""
+
+    # all, latest, best, base or a step. None: latest, but base for generator_transfer, so that the other roles are as
+    # they began.
+    checkpoint: str | None = None
+    split: str = "test"
+    samples: int = 1  # episodes of each problem
+    problems: int | None = None  # the first so many; None: all
+    mode: str = "trained"
+    role: str | None = None  # who plays alone, or is replaced; None: the generator
+    generator_from: str | os.PathLike[str] | None = (
+        None  # the folder of the run that a transferred policy is of
+    )
+    generator_checkpoint: str | None = None  # None: latest
+    seed: int | None = None  # of the noise; None: the run's
+
+    def __post_init__(self) -> None:
+        """Refuse what a flag cannot be."""
+        for name, least in (("samples", 1), ("problems", 1), ("seed", 0)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise FolderError(f"--{name} is {value}; it must be at least {least}")
+        if (self.seed or 0) > LARGEST_SEED:
+            raise FolderError(f"--seed is {self.seed}; it must be at most {LARGEST_SEED}")
+        for name, known in (("mode", MODES), ("split", SPLITS)):
+            if (text := getattr(self, name)) not in known:
+                raise FolderError(f"--{name}={text} is unknown{nearest(text, known)}")
+        if self.role is not None and self.mode not in ("single_transfer", "generator_transfer"):
+            raise FolderError(f"--role={self.role} means nothing to --mode={self.mode}: leave it out")
+        if self.generator_checkpoint and not self.generator_from:
+            raise FolderError("--generator_checkpoint belongs to --generator_from=DIR: give both or neither")
+        if bool(self.generator_from) != (self.mode == "generator_transfer"):
+            raise FolderError(
+                "--generator_from=DIR belongs to --mode=generator_transfer: give both or neither"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,38 +83,15 @@ class Stage:
     parts: Parts
 
 
-@dataclasses.dataclass(frozen=True)
-class Donor:
-    """Where a transferred policy comes from."""
-
-    workdir: str | os.PathLike[str]
-    checkpoint: str = "latest"
-
-
-def donor_of(workdir: str | None, checkpoint: str | None) -> Donor | None:
-    """What --generator_from and --generator_checkpoint say."""
-    if workdir:
-        return Donor(workdir, checkpoint or "latest")
-    if checkpoint:
-        raise FolderError("--generator_checkpoint belongs to --generator_from=DIR: give both or neither")
-    return None
-
-
-def make_stage(
-    mode: str, config: RunConfig, parts: Parts, role: str, donor: Donor | None, accept_changes: bool = False
-) -> Stage:
-    """The stage of a mode; `role` is who plays alone, or who is replaced by the donor's policy."""
-    if (donor is not None) != (mode == "generator_transfer"):
-        raise FolderError("--generator_from=DIR belongs to --mode=generator_transfer: give both or neither")
-    base = Cast(config, "base")
-    match mode:
-        case "swapped":
-            return Stage(Cast(_swapped(config), mode), base, parts)
+def make_stage(asked: Evaluation, config: RunConfig, parts: Parts, accept_changes: bool) -> Stage:
+    """The stage of the mode that is asked for."""
+    match asked.mode:
         case "single_transfer":
-            return _alone(config, parts, role)
-        case "generator_transfer" if donor is not None:
-            return _transferred(config, parts, role, donor, accept_changes)
-    return Stage(Cast(config, mode), base, parts)
+            return _alone(config, parts, asked.role or "generator")
+        case "generator_transfer":
+            return _transferred(asked, config, parts, accept_changes)
+    played = _swapped(config) if asked.mode == "swapped" else config
+    return Stage(Cast(played, asked.mode), Cast(config, "base"), parts)
 
 
 def _swapped(config: RunConfig) -> RunConfig:
@@ -85,7 +102,8 @@ def _swapped(config: RunConfig) -> RunConfig:
             f"--mode=swapped needs several policies; in this run '{names[0]}' speaks for all roles"
         )
     following = dict(zip(names, (*names[1:], names[0])))
-    return _mapped(config, {key: following[policy] for key, policy in config.policies.map.items()})
+    policy_map = {key: following[policy] for key, policy in config.policies.map.items()}
+    return dataclasses.replace(config, policies=_pruned(config, policy_map))
 
 
 def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
@@ -116,10 +134,11 @@ def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
     return Stage(cast, cast, dataclasses.replace(parts, workflow=single, specs=own))
 
 
-def _transferred(config: RunConfig, parts: Parts, role: str, donor: Donor, accept_changes: bool) -> Stage:
+def _transferred(asked: Evaluation, config: RunConfig, parts: Parts, accept_changes: bool) -> Stage:
     """A role of the workflow spoken for by the policy of a single agent, which is served as it is."""
+    role = asked.role or "generator"
     _policy(config, role)
-    path = path_of(donor.workdir)
+    path = path_of(asked.generator_from or "")
     theirs = dataclasses.replace(read_config(path), mesh=config.mesh)
     if len(theirs.roles) != 1:
         roles = ", ".join(theirs.roles)
@@ -135,7 +154,7 @@ def _transferred(config: RunConfig, parts: Parts, role: str, donor: Donor, accep
         )
     if digest_tokenizer(theirs.policies.base) != digest_tokenizer(config.policies.base):
         raise FolderError(f"the run in '{path}' has another tokenizer than this run: it cannot play here")
-    which = read_which(donor.checkpoint, "--generator_checkpoint")
+    which = read_which(asked.generator_checkpoint or "latest", "--generator_checkpoint")
     stored = policies_at(path, theirs, their_parts, which)
     policy = policy_of(theirs.policies.map, theirs.roles[0])
     name = f"{path}@{stored.name}"
@@ -147,7 +166,7 @@ def _transferred(config: RunConfig, parts: Parts, role: str, donor: Donor, accep
     }
     about = {"role": role, "generator_from": str(path), "generator_step": stored.step}
     return Stage(
-        Cast(_mapped(config, taken), "generator_transfer", about),
+        Cast(dataclasses.replace(config, policies=_pruned(config, taken)), asked.mode, about),
         Cast(config, "base"),
         dataclasses.replace(parts, specs=specs, bases={**parts.bases, name: weights}),
     )
@@ -162,10 +181,6 @@ def _policy(config: RunConfig, role: str) -> str:
     if role not in config.policies.map and role not in config.roles:
         raise FolderError(f"--role is '{role}', which is no role of this run{nearest(role, config.roles)}")
     return policy_of(config.policies.map, name, int(slot or 0))
-
-
-def _mapped(config: RunConfig, policy_map: Mapping[str, str]) -> RunConfig:
-    return dataclasses.replace(config, policies=_pruned(config, policy_map))
 
 
 def _pruned(config: RunConfig, policy_map: Mapping[str, str], **changes: Any) -> Any:

@@ -40,7 +40,10 @@ def run(
 
     The command line may hold so many `words` that are no flags. `needs` is the form of a --config that has to be given.
     """
-    deterministic()
+    # Deterministic kernels, before a GPU is touched, unless the user has set otherwise: a run that was killed ends with
+    # the bits of one that was not, and is evaluated as it was trained.
+    if "xla_gpu_deterministic_ops" not in (given := os.environ.get("XLA_FLAGS", "")):
+        os.environ["XLA_FLAGS"] = f"{given} --xla_gpu_deterministic_ops=true".strip()
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is missing, at every start
     try:
         spec, texts, rest = split_argv(sys.argv)
@@ -76,16 +79,6 @@ def train(workdir: str, *defaults: str) -> None:
         train(config, folder, accept_changes=flags.FLAGS.accept_changes, patience=PATIENCE)
 
     run(main, words=1)
-
-
-def deterministic() -> None:
-    """Ask for deterministic kernels, before a GPU is touched; what the user has set stays.
-
-    A run that was killed ends with the bits of one that was not, and is evaluated as it was trained.
-    """
-    given = os.environ.get("XLA_FLAGS", "")
-    if "xla_gpu_deterministic_ops" not in given:
-        os.environ["XLA_FLAGS"] = f"{given} --xla_gpu_deterministic_ops=true".strip()
 
 
 def _parse(argv: list[str]) -> list[str]:

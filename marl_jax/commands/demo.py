@@ -3,6 +3,7 @@
 import sys
 import time
 
+from marl_jax.commands.casts import Evaluation
 from marl_jax.commands.cli import PATIENCE
 from marl_jax.commands.evaluate import evaluate
 from marl_jax.config.run_config import RunConfig, load_config
@@ -29,9 +30,8 @@ def demo(config: RunConfig | None, workdir: str, problems: int, samples: int, ac
     if train(config, workdir, accept_changes=accept_changes, patience=PATIENCE) < config.steps:
         return 0
     trained = time.perf_counter() - began
-    records = evaluate(
-        workdir, split="test", problems=problems, samples=samples, accept_changes=accept_changes
-    )
+    asked = Evaluation(problems=problems, samples=samples)
+    records = evaluate(workdir, asked, accept_changes=accept_changes)
     seconds = time.perf_counter() - began
     print(table(records))
     print(f"\ntrained in {trained:.0f} s, {seconds:.0f} s in all")

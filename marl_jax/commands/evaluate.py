@@ -15,10 +15,8 @@ from typing import Any
 
 from absl import logging
 
-from marl_jax import fields
-from marl_jax.commands.casts import MODES, Cast, Donor, make_stage
+from marl_jax.commands.casts import Cast, Evaluation, make_stage
 from marl_jax.config.run_config import DataConfig, RunConfig
-from marl_jax.learning.learner_config import LARGEST_SEED
 from marl_jax.own import is_own
 from marl_jax.policies import decode_groups
 from marl_jax.rewards.grading import Grader, grade
@@ -28,8 +26,15 @@ from marl_jax.run_folder.checkpoints import CheckpointError, Damaged, steps
 from marl_jax.run_folder.folder import FolderError, open_folder, read_config
 from marl_jax.run_folder.metrics import JsonLines, read_lines
 from marl_jax.runs.evaluation import summary
-from marl_jax.runs.parts import Parts, check_answers, digests, load_parts, load_tasks, shared_problems
-from marl_jax.runs.play import make_service, planned_engine, play, settled_shapes, start_graders
+from marl_jax.runs.parts import Parts, load_tasks, shared_problems
+from marl_jax.runs.play import (
+    EVALUATION_NOISE,
+    load_named,
+    make_service,
+    planned_engine,
+    play,
+    settled_shapes,
+)
 from marl_jax.runs.stored import (
     Asked,
     Stored,
@@ -42,48 +47,29 @@ from marl_jax.runs.stored import (
 from marl_jax.sampling.shapes import EngineSettings, free_bytes, memory_bytes
 from marl_jax.tasks import Task
 
-SPLITS = ("test", "val")
-NOISE = 0  # the step whose noise every evaluation has, the run's own too: checkpoints meet the same draws
 Watch = Callable[[str], Callable[[Progress], None] | None]
 
 
 def evaluate(
     workdir: str | os.PathLike[str],
+    asked: Evaluation,
     *,
-    checkpoint: str | None = None,
-    split: str = "test",
-    samples: int = 1,
-    problems: int | None = None,
-    mode: str = "trained",
-    role: str | None = None,
-    donor: Donor | None = None,
-    seed: int | None = None,
     accept_changes: bool = False,
     watch: Watch = lambda name: None,
 ) -> list[dict[str, Any]]:
-    """Play `samples` episodes of each of the first `problems` (None: all) of a split: one record per checkpoint.
+    """Play what is asked for: one record per checkpoint, appended to `eval.jsonl` unless it was there.
 
-    The base comes first, and the others carry their difference to it. What was played is appended to `eval.jsonl`.
-
-    Args:
-      checkpoint: all, latest, best, base or a step. None: latest, but base for generator_transfer, so that the other
-        roles are as they began.
-      mode, role, donor: who plays, see `casts`; the role is the generator where none is named.
-      seed: of the noise; None: the run's.
-      accept_changes: evaluate although the base, the data or the prompts are not what the run began with.
-      watch: called with the name of the checkpoint that is played next; what it returns is shown the progress.
+    The base comes first, and the others carry their difference to it. `accept_changes` evaluates although the base, the
+    data or the prompts are not what the run began with. `watch` is called with the name of the checkpoint that is
+    played next; what it returns is shown the progress.
     """
-    path = path_of(workdir)
-    _check(samples, problems, mode, split, role, seed)
-    wanted = _wanted(path, checkpoint, mode)
+    path, split, samples = path_of(workdir), asked.split, asked.samples
+    wanted = _wanted(path, asked.checkpoint, asked.mode)
     with open_folder(path), contextlib.closing(JsonLines(path / "eval.jsonl")) as lines:
         before = list(read_lines(lines.path))
         config = on_these_devices(read_config(path))
-        parts = load_parts(config)
-        start_graders(config)
-        drawn = load_tasks(config.data, split)
-        check_answers(config, split, drawn)
-        now = digests(config, parts, {split: drawn})
+        named = load_named(config, [split])
+        parts, drawn, now = named.parts, named.splits[split], dict(named.digests)
         if not accept_changes:
             check_unchanged(path, now)
         stored = _each(path, config, parts, wanted)
@@ -93,13 +79,13 @@ def evaluate(
                 f"every checkpoint in '{path / 'checkpoints'}' is damaged: nothing to evaluate"
             )
         start = policies_at(path, config, parts, "base")
-        stage = make_stage(mode, config, parts, role or "generator", donor, accept_changes)
+        stage = make_stage(asked, config, parts, accept_changes)
         settings, measured = _shapes(path, config, stage.parts)
         service = make_service(config, stage.parts, start.trees, settings, measured=measured)
-        tasks = list(drawn[:problems])
+        tasks = list(drawn[: asked.problems])
         if warning := _learned_from(config.data, split, drawn):
             logging.warning("%s", warning)
-        noise = config.seed if seed is None else seed
+        noise = config.seed if asked.seed is None else asked.seed
         made_of = {"data": now.pop(f"data {split}"), "of_problems": len(drawn)}
         made_of["made_with"] = folder.versions() | now
 
@@ -112,7 +98,7 @@ def evaluate(
                 service,
                 tasks,
                 samples=samples,
-                step=NOISE,
+                step=EVALUATION_NOISE,
                 seed=noise,
                 progress=watch(of.name),
                 finished=grader.start,
@@ -123,8 +109,8 @@ def evaluate(
             lines.write(of.step, record)
             return {"step": of.step, **record}
 
-        asked = {"split": split, "seed": noise, "samples": samples, "problems": len(tasks), **made_of}
-        base = _recorded(path, before, stage.base, {**asked, **stage.base.about})
+        same = {"split": split, "seed": noise, "samples": samples, "problems": len(tasks), **made_of}
+        base = _recorded(path, before, stage.base, {**same, **stage.base.about})
         base = base or played(stage.base, start, None)
         rest = itertools.chain(first, stored)
         return [base, *(played(stage.cast, one, base["per_problem"]) for one in rest)]
@@ -145,22 +131,6 @@ def _learned_from(config: DataConfig, split: str, tasks: Sequence[Task]) -> str:
     except Exception:
         return ""  # it is not needed here and may be gone, which a function of the user's says as it likes
     return shared_problems(config, split, tasks, train)
-
-
-def _check(
-    samples: int, problems: int | None, mode: str, split: str, role: str | None, seed: int | None
-) -> None:
-    """Refuse what a flag cannot be."""
-    for name, value, least in (("samples", samples, 1), ("problems", problems, 1), ("seed", seed, 0)):
-        if value is not None and value < least:
-            raise FolderError(f"--{name} is {value}; it must be at least {least}")
-    if seed is not None and seed > LARGEST_SEED:
-        raise FolderError(f"--seed is {seed}; it must be at most {LARGEST_SEED}")
-    for name, text, known in (("mode", mode, MODES), ("split", split, SPLITS)):
-        if text not in known:
-            raise FolderError(f"--{name}={text} is unknown{fields.nearest(text, known)}")
-    if role is not None and mode not in ("single_transfer", "generator_transfer"):
-        raise FolderError(f"--role={role} means nothing to --mode={mode}: leave it out")
 
 
 def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[Asked]:

@@ -10,7 +10,6 @@ So a slow credit function (a reward model, a service) costs a step only what it 
 import collections
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 
 from marl_jax.rewards.credit import Credit, CreditConfig, with_rewards
 from marl_jax.rewards.grading import Grader, grade
@@ -49,9 +48,7 @@ class Crediting:
     def __enter__(self) -> "Crediting":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._workers.close(LEAVE_S)
 
     def finished(self, episode: Episode) -> None:

@@ -24,7 +24,9 @@ _Pair = tuple[str, ...]  # an answer to a task, whoever gave it
 class Grader:
     """The grades that the tasks' own families give; programs and algebra are worked on from `start` on."""
 
-    def __init__(self) -> None:
+    def __init__(self, check: Callable[[], None] = lambda: None) -> None:
+        """`check` is called before every grade; what it raises ends the grading."""
+        self._check = check
         self._started: dict[_Pair, Callable[[], float]] = {}
 
     def start(self, episode: Episode) -> None:
@@ -41,6 +43,7 @@ class Grader:
 
     def __call__(self, task: Task, answer: str) -> float:
         """The grade of an answer; waits for it."""
+        self._check()
         self.begin(task, answer)
         return self._started[_pair(task, answer)]()
 

@@ -91,7 +91,8 @@ class Running:
         try:
             reply = self._close_batch()
             while True:
-                yielded = self._send(reply)
+                send = self.script.throw if isinstance(reply, ToolError) else self.script.send
+                yielded = send(reply)
                 self._single = not isinstance(yielded, list | tuple)
                 items = [yielded] if self._single else list(yielded)
                 self._spend(len(items))
@@ -193,9 +194,6 @@ class Running:
             raise Ended(self.error)
         failed = [result for result in results if isinstance(result, ToolError)]
         return failed[0] if failed else results[0] if self._single else results
-
-    def _send(self, reply: Any) -> Any:
-        return self.script.throw(reply) if isinstance(reply, ToolError) else self.script.send(reply)
 
     def _spend(self, items: int) -> None:
         self._spent += items or 1  # an empty list counts, or a workflow could yield them forever

@@ -71,7 +71,7 @@ class Voices:
             role, engine = key.split("/")[0], self.engines[self._engine_of[policy]]
             if hasattr(engine, "check"):
                 try:
-                    engine.check(_request((0,), (), policy, self.settings[role]))
+                    engine.check(Request((0,), (), policy=policy, **vars(self.settings[role])))
                 except ValueError as error:
                     raise ValueError(f"role '{role}' cannot answer: {error}") from None
 
@@ -89,28 +89,7 @@ class Voices:
         role, slot = ask.call.role, ask.call.slot
         policy, own = policy_of(self.policy_map, role, slot), self.settings[role]
         number = self._engine_of[policy]
-        request = _request(ask.prompt, (*key, ask.index), policy, own, ask.call.keep)
-        facts = {
-            "policy": policy,
-            "version": self.versions.get(policy, 0),
-            "temperature": own.temperature,
-        }
+        key = (*key, ask.index)
+        request = Request(ask.prompt, key, policy=policy, keep=ask.call.keep, **vars(own))
+        facts = {"policy": policy, "version": self.versions.get(policy, 0), "temperature": own.temperature}
         return number, self.engines[number].submit(request), facts
-
-
-def _request(
-    prompt: Sequence[int], key: tuple[int, ...], policy: str, own: SamplingSettings, keep: bool = False
-) -> Request:
-    return Request(
-        tokens=tuple(prompt),
-        key=key,
-        policy=policy,
-        keep=keep,
-        max_new_tokens=own.max_new_tokens,
-        min_new_tokens=own.min_new_tokens,
-        temperature=own.temperature,
-        top_p=own.top_p,
-        top_k=own.top_k,
-        stop_tokens=own.stop_tokens,
-        stop_strings=own.stop_strings,
-    )

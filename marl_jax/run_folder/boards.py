@@ -7,7 +7,6 @@ TensorBoard's event files are written here, without TensorFlow: scalars only.
            | 7: session_log {1: status}                                                           protobuf
 """
 
-import functools
 import hashlib
 import os
 import socket
@@ -15,7 +14,7 @@ import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from marl_jax.config.run_config import ConfigError
 from marl_jax.run_folder.files import append, disk_errors
@@ -24,14 +23,6 @@ from marl_jax.run_folder.metrics import plain
 
 _START = 1  # status of a session log: TensorBoard forgets what earlier files say from its step on
 _LARGEST = 3.4028234663852886e38  # of float32
-
-
-class Board(Protocol):
-    """Somewhere else that metrics are shown."""
-
-    def write(self, step: int, values: Mapping[str, Any]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class TensorBoard:
@@ -86,6 +77,9 @@ class WeightsAndBiases:
         self._run.finish()
 
 
+Board = TensorBoard | WeightsAndBiases
+
+
 def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """The numbers in it by slash-separated name, of nested objects too; what is not finite is left out."""
     found: dict[str, float] = {}
@@ -114,20 +108,12 @@ def masked_crc(data: bytes) -> int:
 
 def crc32c(data: bytes) -> int:
     """CRC-32 with the Castagnoli polynomial."""
-    table, crc = _table(), 0xFFFFFFFF
+    crc = 0xFFFFFFFF
     for byte in data:
-        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
-    return crc ^ 0xFFFFFFFF
-
-
-@functools.cache
-def _table() -> tuple[int, ...]:
-    def entry(value: int) -> int:
+        crc ^= byte
         for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        return value
-
-    return tuple(map(entry, range(256)))
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
 
 
 def _key(field: int, kind: int) -> bytes:

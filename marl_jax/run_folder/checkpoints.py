@@ -7,6 +7,8 @@ files is damage: the checkpoint before is taken. Of what is kept for good, the t
 given up: first by the seal, in one stroke, then on the disk. All of Orbax is in this file.
 """
 
+import contextlib
+import functools
 import hashlib
 import json
 import logging as python_logging
@@ -167,7 +169,7 @@ class Checkpoints:
             doomed = self.directory / f".deleting-{step}"
             os.rename(self.directory / str(step), doomed)
             _remove(doomed)
-        for step in sorted(keep & set(found))[: -self._latest]:
+        for step in sorted(keep)[: -self._latest]:
             _strip(self.directory / str(step), self._passing)
 
 
@@ -231,7 +233,12 @@ def _load_newest(
 
 
 def _load(place: Path, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], dict[str, Any]]:
-    seal = _verify(place)
+    seal = _read_seal(place)
+    for name, digest in seal["files"].items():
+        if not (place / name).is_file():
+            raise Damaged(f"checkpoint {place.name} is damaged ({name} is missing)")
+        if _digest(place / name) != digest:
+            raise Damaged(f"checkpoint {place.name} is damaged ({name} is not what was written)")
     wanted: dict[str, Any] = {}
     for name, template in templates.items():
         if name in seal.get("stripped", ()):
@@ -282,17 +289,6 @@ def _strip(place: Path, names: Sequence[str]) -> None:
         _remove(place / name)
 
 
-def _verify(place: Path) -> dict[str, Any]:
-    seal = _read_seal(place)
-    for name, digest in seal["files"].items():
-        path = place / name
-        if not path.is_file():
-            raise Damaged(f"checkpoint {place.name} is damaged ({name} is missing)")
-        if _digest(path) != digest:
-            raise Damaged(f"checkpoint {place.name} is damaged ({name} is not what was written)")
-    return seal
-
-
 def _read_seal(place: Path) -> dict[str, Any]:
     try:
         seal = json.loads((place / SEAL).read_text(encoding="utf-8"))
@@ -306,23 +302,19 @@ def _read_seal(place: Path) -> dict[str, Any]:
 def is_sealed(place: Path) -> bool:
     """Whether a checkpoint has its seal; its files are not looked at."""
     try:
-        _read_seal(place)
+        return bool(_read_seal(place))
     except Damaged:
         return False
-    return True
 
 
 def best_of(directory: Path, found: list[int]) -> int | None:
     """The step of the highest score, the earliest of several."""
     scores = {}
     for step in found:
-        try:
-            score = _read_seal(directory / str(step))["score"]
-        except Damaged:
-            continue
-        if score is not None:
-            scores[step] = score
-    return max(scores, key=lambda step: (scores[step], -step)) if scores else None
+        with contextlib.suppress(Damaged):
+            scores[step] = _read_seal(directory / str(step))["score"]
+    scored = (step for step, score in scores.items() if score is not None)
+    return max(scored, key=lambda step: (scores[step], -step), default=None)
 
 
 # ---------------------------------------------------------------- trees and files
@@ -373,5 +365,4 @@ def _digest(path: Path, sync: bool = False) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
+_remove = functools.partial(shutil.rmtree, ignore_errors=True)

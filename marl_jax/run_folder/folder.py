@@ -91,17 +91,12 @@ def lock(path: Path) -> Iterator[str | None]:
 def in_use(workdir: str | os.PathLike[str]) -> bool:
     """Whether a process has the folder open at this moment."""
     try:
-        descriptor = os.open(Path(workdir) / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open(Path(workdir) / LOCK, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+        pass  # nobody has opened it yet, or it cannot be locked
     return False
 
 

@@ -7,7 +7,6 @@
 Everything under `time/` may differ between equal runs, nothing else.
 """
 
-import io
 import json
 import math
 import os
@@ -28,7 +27,10 @@ class JsonLines:
         with path_errors(path), disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
-            self._cut(_end_of_whole_lines(self._file))
+            size = self._file.seek(0, os.SEEK_END)
+            if size and (whole := path.read_bytes().rfind(b"\n") + 1) < size:
+                self._file.truncate(whole)
+                os.fsync(self._file.fileno())
             sync_directory(path.parent)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
@@ -49,19 +51,14 @@ class JsonLines:
     def close(self) -> None:
         self._file.close()
 
-    def _cut(self, size: int) -> None:
-        if size < self._file.seek(0, os.SEEK_END):
-            self._file.truncate(size)
-            os.fsync(self._file.fileno())
 
-
-def read_lines(path: Path, key: str | None = "step") -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines, also of one that is being written to; each is to have an integer `key`."""
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines, also of one that is being written to; each is to have an integer `step`."""
     if path.exists():
         with path_errors(path):
             lines = path.read_bytes().split(b"\n")[:-1]
         for line in lines:
-            yield _parse(line, path, key)
+            yield _parse(line, path)
 
 
 def recorded(path: Path) -> int:
@@ -84,28 +81,13 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# ---------------------------------------------------------------- lines
-
-
-def _end_of_whole_lines(file: io.RawIOBase) -> int:
-    """Where the last line break stands; a JSON line holds none inside."""
-    end = file.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - 65536)
-        file.seek(start)
-        found = (file.read(end - start) or b"").rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0
-
-
-def _parse(line: bytes, path: Path, key: str | None = "step") -> dict[str, Any]:
+def _parse(line: bytes, path: Path) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except ValueError:
         found = None
-    if isinstance(found, dict) and (key is None or isinstance(found.get(key), int)):
+    if isinstance(found, dict) and isinstance(found.get("step"), int):
         return found
-    wanted = "JSON object" + (f" with a {key}" if key else "")
-    raise FolderError(f"'{path}' holds a line that is no {wanted}: {line[:60]!r}; restore it, or remove it")
+    raise FolderError(
+        f"'{path}' holds a line that is no JSON object with a step: {line[:60]!r}; restore it, or remove it"
+    )

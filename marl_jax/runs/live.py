@@ -14,13 +14,13 @@ import os
 import shutil
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from rich.cells import cell_len, set_cell_size
 
 from marl_jax.rollouts.progress import Progress
+from marl_jax.runs.tables import share
 
 BAR = 30
 REDRAW_S = 0.1  # on a terminal
@@ -45,11 +45,8 @@ class Live:
         self._step = 0
         self._metrics: Mapping[str, Any] = {}
         self._phase, self._progress = "starting", ""
-        self._now: Mapping[str, Any] | None = None  # the last evaluation
-        self._base: Mapping[str, Any] | None = None
-        self._best: Mapping[str, Any] | None = None
-        self._durations: deque[float] = deque(maxlen=RECENT)
-        self._first_duration: float | None = None  # holds the compilation
+        self._evaluations: list[Mapping[str, Any]] = []
+        self._durations: list[float] = []  # of all steps; the first holds the compilation
         self._failing: str | None = None  # the error of a step without any other episode
         self._step_began = self._last_line = clock()
         self._next_draw = 0.0
@@ -65,10 +62,8 @@ class Live:
         self, step: int, metrics: Mapping[str, Any], evaluations: Iterable[Mapping[str, Any]]
     ) -> None:
         """Before the first step of a run that goes on: the line of its last step, and all its evaluations."""
-        self._step, self._metrics = step, metrics
-        for record in evaluations:
-            self._take(record)
-        self._phase = ""
+        self._step, self._metrics, self._phase = step, metrics, ""
+        self._evaluations += evaluations
         self.note(f"resumed after step {step}")
 
     def phase(self, name: str) -> None:
@@ -93,11 +88,8 @@ class Live:
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """After every training step, with what goes to `metrics.jsonl`."""
         now = self._clock()
-        first = self._first_duration is None
-        if first:
-            self._first_duration = now - self._step_began
-        else:
-            self._durations.append(now - self._step_began)
+        first = not self._durations
+        self._durations.append(now - self._step_began)
         self._step_began, self._step, self._metrics = now, step, metrics
         self._phase, self._progress = "", ""
         if self._terminal:
@@ -113,7 +105,7 @@ class Live:
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """After every evaluation, with what goes to `eval.jsonl`."""
-        self._take(record)
+        self._evaluations.append(record)
         self._phase, self._progress = "", ""
         problems = f", {record['problems']} problems" if record.get("problems") is not None else ""
         split = f"{record.get('split', '')} accuracy {_accuracy(record)}".strip()
@@ -137,29 +129,25 @@ class Live:
 
     # ---------------------------------------------------------------- what is shown
 
-    def _take(self, record: Mapping[str, Any]) -> None:
-        self._now = record
-        if record.get("step") == 0:
-            self._base = record
-        accuracy = record.get("accuracy")
-        if accuracy is not None and (self._best is None or accuracy > self._best["accuracy"]):
-            self._best = record
-
     def _position(self, step: int) -> str:
         return f"step {step}/{self._steps}"
 
     def _lines(self) -> list[str]:
-        share = min(max(self._step / self._steps, 0.0), 1.0) if self._steps else 1.0
-        filled = int(BAR * share)
+        made = min(max(self._step / self._steps, 0.0), 1.0) if self._steps else 1.0
+        filled = int(BAR * made)
         doing = " ".join(part for part in (self._phase, self._progress) if part)
-        lines = [f"step      {self._step}/{self._steps} |{'#' * filled}{'-' * (BAR - filled)}| {share:4.0%}"]
+        lines = [f"step      {self._step}/{self._steps} |{'#' * filled}{'-' * (BAR - filled)}| {made:4.0%}"]
         lines += [f"now       {doing}"]
-        if self._now is not None:
-            parts = [f"{_accuracy(self._now)} at step {self._now.get('step')}"]
-            if self._base is not None and self._base.get("step") != self._now.get("step"):
-                parts += [f"base {_percent(self._base.get('accuracy'))}"]
-            if self._best is not None and self._best.get("step") != self._now.get("step"):
-                parts += [f"best {_percent(self._best['accuracy'])} at step {self._best.get('step')}"]
+        if self._evaluations:
+            step = self._evaluations[-1].get("step")
+            parts = [f"{_accuracy(self._evaluations[-1])} at step {step}"]
+            base = [record for record in self._evaluations if record.get("step") == 0]
+            if base and step != 0:
+                parts += [f"base {share(base[-1].get('accuracy'))}"]
+            known = [record for record in self._evaluations if record.get("accuracy") is not None]
+            best = max(known, key=lambda record: record["accuracy"], default=self._evaluations[-1])
+            if best.get("step") != step:
+                parts += [f"best {share(best['accuracy'])} at step {best.get('step')}"]
             lines += ["accuracy  " + ", ".join(parts)]
         if self._metrics:
             lines += [f"reward    {self._rewards('   ')}", f"time      {self._pace()}"]
@@ -171,8 +159,7 @@ class Live:
 
     def _pace(self) -> str:
         parts = []
-        measured = self._durations or ([self._first_duration] if self._first_duration else [])
-        if measured:
+        if measured := self._durations[1:][-RECENT:] or list(filter(None, self._durations)):
             mean = sum(measured) / len(measured)
             parts += [f"{_duration(mean)} a step"]
             if self._step < self._steps:
@@ -224,7 +211,7 @@ class Live:
 
 
 def _accuracy(record: Mapping[str, Any]) -> str:
-    return _percent(record.get("accuracy")) + _interval(record.get("ci_low"), record.get("ci_high"), ".1f")
+    return share(record.get("accuracy")) + _interval(record.get("ci_low"), record.get("ci_high"), ".1f")
 
 
 def _difference(record: Mapping[str, Any]) -> str:
@@ -237,10 +224,6 @@ def _difference(record: Mapping[str, Any]) -> str:
 
 def _interval(low: float | None, high: float | None, form: str) -> str:
     return "" if low is None or high is None else f" ({100 * low:{form}} .. {100 * high:{form}})"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
 
 
 def _number(value: float | None) -> str:

@@ -6,7 +6,6 @@ All randomness follows from the seed and the step, and everything else that a st
 so the same command goes on where it was and ends with the same numbers.
 """
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -22,8 +21,8 @@ from marl_jax.config.run_config import RunConfig
 from marl_jax.learning import with_advantages
 from marl_jax.policies import is_frozen
 from marl_jax.rewards.crediting import Crediting
-from marl_jax.rewards.grading import grade
-from marl_jax.rollouts import ToolLog
+from marl_jax.rewards.grading import Grader, grade
+from marl_jax.rollouts import ToolLog, write_episodes
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.metrics import read_lines
@@ -31,13 +30,11 @@ from marl_jax.runs import measures
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.live import Live
 from marl_jax.runs.opening import Run, State, open_run
-from marl_jax.runs.play import WatchedGrader, play
+from marl_jax.runs.play import EVALUATION_NOISE, play
 from marl_jax.runs.resampling import resample
 from marl_jax.runs.stopping import Stop, Stopped
 from marl_jax.table import Table
 from marl_jax.tasks import Task
-
-EVALUATION_NOISE = 0  # the step whose noise every evaluation has: checkpoints are compared on the same draws
 
 
 def train(
@@ -68,8 +65,8 @@ def train(
             stop.farewell()
             return max(saved_steps(Path(workdir).expanduser() / "checkpoints"), default=0)
         if state.step:
-            last = collections.deque(read_lines(run.metrics.path), maxlen=1)
-            live.resumed(state.step, last[0] if last else {}, _evaluated(run).values())
+            *_, last = {}, *read_lines(run.metrics.path)
+            live.resumed(state.step, last, _evaluated(run).values())
         if state.step > config.steps:
             live.note(f"the run is already past its last step, {config.steps}: it ends as it is")
         kept, saving = (state.step, state.accuracy), threading.Lock()
@@ -170,8 +167,9 @@ def step(run: Run, state: State) -> State:
         board.write(number, values)
     every = config.logging.episodes_every
     if every and (number % every == 0 or number in (1, config.steps)):
-        some = config.logging.episodes_problems * samples
-        measures.write_episodes_of(run.folder / "episodes", number, table, some)
+        some = table.of_episodes(range(min(config.logging.episodes_problems * samples, len(table.heads))))
+        with disk_errors(run.folder / "episodes"):
+            write_episodes(run.folder / "episodes" / f"step-{number:06d}.parquet", some)
     run.live.step(number, values)
     run.live.failing(number, [head.error for head in table.heads])
     for warning in report.warnings:
@@ -207,7 +205,7 @@ def _evaluated(run: Run) -> dict[int, dict[str, Any]]:
 
 def _played(run: Run, state: State, base: Mapping[str, Any] | None) -> dict[str, Any]:
     """The line of an evaluation, which is played, paired with the line of the base, and written."""
-    samples, grader = run.config.evaluation.samples, WatchedGrader(run.stop.check)
+    samples, grader = run.config.evaluation.samples, Grader(run.stop.check)
     with disk_errors(run.folder):
         table = play(
             run.config,

@@ -1,4 +1,4 @@
-"""What a training step did, as one flat line of numbers; and the episodes that are kept to be read.
+"""What a training step did, as one flat line of numbers.
 
 reward, reward/ROLE, credit/ROLE/COMPONENT, own/ROLE, groups/ROLE/..., drift/ROLE/...
 policy/..., role/..., gradient/..., cosine/... from the learner's report;  time/... is all that may differ
@@ -9,7 +9,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,8 @@ from marl_jax.learning import Report
 from marl_jax.learning.groups import GroupCounts
 from marl_jax.learning.role_statistics import form_drift
 from marl_jax.rewards.credit import own_work
-from marl_jax.rollouts import write_episodes
-from marl_jax.run_folder.files import disk_errors
 from marl_jax.runs.resampling import ResampleCounts
 from marl_jax.table import Table
-
-FORM = ("length", "truncated_share", "unreadable_share")
 
 
 class Clock:
@@ -68,23 +63,21 @@ def of_step(
     }
     if draws is not None:
         values |= {f"draws/{name}": value for name, value in dataclasses.asdict(draws).items()}
+    worth, known = own_work(table)
     for role in table.present():
         mine = table.having(role=role)
         values[f"reward/{role}"] = mean(table.reward[mine])
         for name, component in table.components.items():
             if len(there := component[mine & ~np.isnan(component)]):
                 values[f"credit/{role}/{name}"] = mean(there)
-    worth, known = own_work(table)
-    for role in table.present():
-        if len(own := worth[table.having(role=role) & known & table.sound]):
+        if len(own := worth[mine & known & table.sound]):
             values[f"own/{role}"] = float(np.mean(own))
     for role, counts in groups.items():
         values |= {f"groups/{role}/{name}": value for name, value in dataclasses.asdict(counts).items()}
     now = form(table)
     for role in (role for role in now if role in base_form):
-        values |= {
-            f"drift/{role}/{name}": value for name, value in form_drift(now[role], base_form[role]).items()
-        }
+        drift = form_drift(now[role], base_form[role])
+        values |= {f"drift/{role}/{name}": value for name, value in drift.items()}
     values |= report.flat()
     if report.warnings:
         values["warnings"] = list(report.warnings)
@@ -101,14 +94,6 @@ def form(table: Table) -> dict[str, dict[str, float]]:
     found = {}
     for role in (said := table.take(table.length > 0)).present():
         own = said.take(said.having(role=role))
-        shares = (np.mean(own.length), np.mean(own.truncated), np.mean(~own.readable))
-        found[role] = dict(zip(FORM, map(float, shares)))
+        shares = {"length": own.length, "truncated_share": own.truncated, "unreadable_share": ~own.readable}
+        found[role] = {name: float(np.mean(share)) for name, share in shares.items()}
     return found
-
-
-def write_episodes_of(folder: Path, step: int, table: Table, count: int) -> None:
-    """The first `count` episodes, with what each call earned."""
-    with disk_errors(folder):
-        write_episodes(
-            folder / f"step-{step:06d}.parquet", table.of_episodes(range(min(count, len(table.heads))))
-        )

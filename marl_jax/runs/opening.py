@@ -13,7 +13,7 @@ from typing import Any
 
 from marl_jax import fields
 from marl_jax.config.run_config import ConfigError, RunConfig
-from marl_jax.learning import Learner, LearnerState
+from marl_jax.learning import Learner, LearnerState, Qwen3
 from marl_jax.planning import devices, plan
 from marl_jax.planning.walks import left_open
 from marl_jax.policies import Tree
@@ -24,16 +24,8 @@ from marl_jax.run_folder.folder import begin, open_folder, settle, settled_for, 
 from marl_jax.run_folder.metrics import JsonLines, recorded
 from marl_jax.runs import page
 from marl_jax.runs.live import Live
-from marl_jax.runs.parts import (
-    Parts,
-    check_answers,
-    digests,
-    load_parts,
-    load_tasks,
-    model_config,
-    shared_problems,
-)
-from marl_jax.runs.play import make_service, planned_engine, settled_shapes, shapes_of, start_graders
+from marl_jax.runs.parts import Parts, model_config, shared_problems
+from marl_jax.runs.play import Named, load_named, make_service, planned_engine, settled_shapes, shapes_of
 from marl_jax.runs.stopping import Stop
 from marl_jax.tasks import DataError, Position, Task, TaskIterator
 from marl_jax.tasks.micro import KINDS
@@ -84,9 +76,7 @@ class Run:
     folder: Path
     problems: TaskIterator
     watched: list[Task]  # the problems of evaluations; none: never evaluated
-    about: dict[
-        str, Any
-    ]  # what its own lines in `eval.jsonl` are of: those of something else are not this run's
+    about: dict[str, Any]  # what its own lines in `eval.jsonl` say that they are of
     service: Service
     learner: Learner
     references: dict[str, Tree] | None
@@ -96,16 +86,6 @@ class Run:
     boards: list[Board]
     live: Live
     stop: Stop
-
-
-@dataclasses.dataclass(frozen=True)
-class Named:
-    """What the configuration names, loaded, and what the first start settled."""
-
-    parts: Parts
-    splits: dict[str, Sequence[Task]]
-    digests: dict[str, str]
-    settled: dict[str, Any]
 
 
 def open_run(
@@ -119,12 +99,11 @@ def open_run(
     """The run at its start, or where its newest checkpoint is; what it holds open is closed with the stack."""
     folder = stack.enter_context(open_folder(workdir))
     with taken_back(folder):
-        named = _load(config, folder, accept_changes, live, stop)
+        named, settled = _load(config, folder, accept_changes, live, stop)
         parts = named.parts
         policies = parts.start(config.seed)
-        learner = Learner(
-            parts.network(config.policies), config.learner, config.policies.map, mesh=parts.mesh
-        )
+        network = Qwen3(parts.model, parts.lora_scale, config.policies.remat, config.policies.attention)
+        learner = Learner(network, config.learner, config.policies.map, mesh=parts.mesh)
         trees = {name: policies[name] for name in parts.trained}
         state = State(0, trees, learner.init(trees), Position(seed=config.seed))
         kinds = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
@@ -137,7 +116,11 @@ def open_run(
     stop.check()
 
     metrics, evaluations, boards = _records(config, folder, state.step, stack)
-    service = _serve(config, folder, named, policies | state.trees, state.updates)
+    shapes = settled_shapes(settled) or planned_engine(config, parts)
+    measured = settled.get("measured", False)
+    service = make_service(config, parts, policies | state.trees, shapes, state.updates, measured=measured)
+    if not measured:  # for the starts that follow
+        settle(folder, {"engine": fields.to_json(shapes_of(service)), "measured": True})
     references = parts.references(state.trees) if config.learner.interventions.kl_coef else None
     watched = list(named.splits["val"][: config.evaluation.problems]) if "val" in named.splits else []
     about = {
@@ -158,46 +141,27 @@ def open_run(
     return run, state
 
 
-def _load(config: RunConfig, folder: Path, accept_changes: bool, live: Live, stop: Stop) -> Named:
-    """All of what is named, checked before anything is compiled."""
+def _load(
+    config: RunConfig, folder: Path, accept_changes: bool, live: Live, stop: Stop
+) -> tuple[Named, dict[str, Any]]:
+    """All of what is named, checked before anything is compiled; and what the first start settled."""
     if problems := left_open(config):
         raise ConfigError(problems)
     shapes = settled_shapes(settled_for(folder, config))
     # Before the weights are there: it counts them.
     planned = plan.check_fits(config, model_config(config), devices.here(), shapes)
-    parts = load_parts(config)
-    start_graders(config)
-    names = ("train", "val") if config.evaluation.every else ("train",)
-    splits = {name: load_tasks(config.data, name) for name in names}
-    for name, tasks in splits.items():
-        check_answers(config, name, tasks)
+    named = load_named(config, ("train", "val") if config.evaluation.every else ("train",))
+    parts, splits = named.parts, named.splits
     _check_enough(config, splits["train"])
     stop.check()
-    on_what = digests(config, parts, splits)
-    settled = begin(
-        folder,
-        config,
-        on_what,
-        lambda: {"engine": fields.to_json(planned_engine(config, parts))},
-        accept_changes=accept_changes,
-    )
+    engine = lambda: {"engine": fields.to_json(planned_engine(config, parts))}
+    settled = begin(folder, config, named.digests, engine, accept_changes=accept_changes)
     sizes = {name: len(tasks) for name, tasks in splits.items()}
-    live.note(page.page(config, parts.model, folder=folder, tasks=sizes, settled=settled, plan=planned))
+    shapes = settled_shapes(settled) or planned.engine
+    live.note(page.page(config, parts.model, folder=folder, tasks=sizes, engine=shapes, plan=planned))
     if "val" in splits and (warning := shared_problems(config.data, "val", splits["val"], splits["train"])):
         live.note(warning)
-    return Named(parts, splits, on_what, settled)
-
-
-def _serve(
-    config: RunConfig, folder: Path, named: Named, trees: Mapping[str, Tree], updates: Mapping[str, int]
-) -> Service:
-    """The engines; the shapes that the first start measured are written down for the others."""
-    measured = named.settled.get("measured", False)
-    shapes = settled_shapes(named.settled) or planned_engine(config, named.parts)
-    service = make_service(config, named.parts, trees, shapes, updates, measured=measured)
-    if not measured:
-        settle(folder, {"engine": fields.to_json(shapes_of(service)), "measured": True})
-    return service
+    return named, settled
 
 
 def _records(

@@ -1,20 +1,18 @@
 """Pages of plain text for a terminal: what a run begins with, and what a plan says for every kind of device."""
 
-import dataclasses
+import functools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from marl_jax.config.run_config import RunConfig
 from marl_jax.learning.groups import group_key
 from marl_jax.learning.optimiser import OptimiserConfig
 from marl_jax.models import ModelConfig
 from marl_jax.models.weight_table import num_parameters
-from marl_jax.planning import devices
 from marl_jax.planning.costs import size, trained_tree
 from marl_jax.planning.devices import BANDWIDTH, COMPUTE
-from marl_jax.planning.plan import Plan, make_plan, show
+from marl_jax.planning.plan import Plan, show
 from marl_jax.policies import policy_names, trained_policies
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.workflows import find
@@ -28,11 +26,10 @@ def page(
     *,
     folder: Path,
     tasks: Mapping[str, int],
-    settled: Mapping[str, Any],
-    plan: Plan | None = None,
+    engine: EngineSettings,
+    plan: Plan,
 ) -> str:
-    """The start-up page; `tasks` counts the problems of each split, `settled` is what the machine decided."""
-    plan = plan or make_plan(config, model, devices.here())
+    """The start-up page; `tasks` counts the problems of each split, `engine` has the shapes that are settled on."""
     lines = [
         ("cell", f"{config.cell}: workflow {config.workflow.name} on {config.data.name}"),
         ("model", f"{_count(num_parameters(model))} parameters, {model.dtype}, from {config.policies.base}"),
@@ -43,12 +40,12 @@ def page(
         ("steps", f"{config.steps:,}{_evaluations(config, tasks)}"),
         ("optimiser", _optimiser(config.learner.optimiser)),
         ("memory", _memory(plan)),
-        ("engine", _engine(plan, settled)),
+        ("engine", _engine(plan, engine)),
         ("time", _time(plan)),
         ("written to", f"{folder}: config.json, metrics.jsonl, eval.jsonl, episodes/, checkpoints/"),
     ]
-    rows = [row for label, text in lines for row in _wrapped(label, text)]
-    return "\n".join(rows)
+    fill = functools.partial(textwrap.fill, width=WIDTH, subsequent_indent=" " * LABEL)
+    return "\n".join(fill(text, initial_indent=f"{label:<{LABEL}}") for label, text in lines)
 
 
 def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequence[Plan]) -> str:
@@ -171,11 +168,9 @@ def _memory(plan: Plan) -> str:
     )
 
 
-def _engine(plan: Plan, settled: Mapping[str, Any]) -> str:
-    engine = settled.get("engine") or dataclasses.asdict(plan.engine)
+def _engine(plan: Plan, engine: EngineSettings) -> str:
     count = f"{plan.engines} engines, each of " if plan.engines > 1 else ""
-    banks, lengths = engine.get("banks", 1), engine["lengths"]
-    lanes = [banks * width for width in engine.get("lanes_at") or engine["widths"][:1]]
+    lengths, lanes = engine.lengths, [engine.banks * width for width in engine.lanes_at or engine.widths[:1]]
     served = [n for n, length in zip(lanes, lengths) if n == lanes[0]]
     shorter = f"{lanes[0]} lanes of {lengths[len(served) - 1]:,} tokens to " if len(lanes) > 1 else ""
     return f"{count}{shorter}{lanes[-1]} lanes of {lengths[-1]:,} tokens"
@@ -194,11 +189,6 @@ def _time(plan: Plan) -> str:
 
 
 # ---------------------------------------------------------------- helpers
-
-
-def _wrapped(label: str, text: str) -> list[str]:
-    indent = " " * LABEL
-    return textwrap.wrap(text, WIDTH, initial_indent=f"{label:<{LABEL}}", subsequent_indent=indent)
 
 
 def _count(number: int) -> str:

@@ -17,7 +17,6 @@ from jax.sharding import AxisType, Mesh
 
 from marl_jax.config.run_config import DataConfig, PoliciesConfig, RunConfig
 from marl_jax.errors import UserError
-from marl_jax.learning import Qwen3
 from marl_jax.models import ModelConfig, load_hf
 from marl_jax.models.hf import load_config
 from marl_jax.models.lora import init_lora
@@ -68,10 +67,6 @@ class Parts:
 
         return init_policies(self.specs, self.bases, adapter)
 
-    def network(self, chosen: PoliciesConfig) -> Qwen3:
-        """What the learner differentiates."""
-        return Qwen3(self.model, self.lora_scale, chosen.remat, chosen.attention)
-
     def frozen_trees(self) -> dict[str, Tree]:
         """The policies that are served and never change."""
         return {name: self.bases[spec.base] for name, spec in self.specs.items() if spec.frozen}
@@ -95,7 +90,7 @@ def load_parts(config: RunConfig) -> Parts:
     chosen = config.policies
     specs = policy_specs(chosen)
     mesh = make_mesh(config)
-    models = {directory: _model(directory, chosen.dtype) for directory in _directories(specs)}
+    models = {spec.base: _model(spec.base, chosen.dtype) for spec in specs.values()}
     model = models[chosen.base] if chosen.base in models else next(iter(models.values()))
     for directory, other in models.items():
         if other != model:
@@ -168,7 +163,6 @@ def load_tasks(config: DataConfig, split: str) -> Sequence[Task]:
         made = load_own(config.name, "data set")(split)
         found: Sequence[Task] = check_tasks(made, config.name, split, config.family, graded=False)
     else:
-        sizes = {"train": config.train_size, "val": config.val_size, "test": config.test_size}
         procedural = config.name in KINDS
         found = load(
             config.name,
@@ -176,7 +170,7 @@ def load_tasks(config: DataConfig, split: str) -> Sequence[Task]:
             split,
             seed=config.seed,
             val_size=None if procedural else config.val_size,
-            size=sizes[split] if procedural else None,
+            size=getattr(config, f"{split}_size") if procedural else None,
             levels=config.levels,
             bad_rows=config.bad_rows,
             family=config.family,
@@ -207,31 +201,23 @@ def shared_problems(config: DataConfig, split: str, tasks: Sequence[Task], train
 def digests(config: RunConfig, parts: Parts, splits: dict[str, Sequence[Task]]) -> dict[str, str]:
     """Of all that a run depends on besides its configuration."""
     own = {
-        what: digest_own(name)
-        for what, name in {
-            "workflow": config.workflow.name,
-            "rewards": config.rewards.name,
-            "data": config.data.name,
-            "estimator": config.advantages.estimator,
-            "loss": config.learner.loss.kind,
-            "sampler": config.engine.sampler,
-        }.items()
-        if name and is_own(name)
+        "workflow": config.workflow.name,
+        "rewards": config.rewards.name,
+        "data": config.data.name,
+        "estimator": config.advantages.estimator,
+        "loss": config.learner.loss.kind,
+        "sampler": config.engine.sampler or "",
     }
     return {
         **{f"base {directory}": digest_model(directory) for directory in parts.bases},
         "tokenizer": digest_tokenizer(config.policies.base),
         "prompts": parts.prompts.digest(),
         **{f"data {split}": _data_digest(tasks) for split, tasks in splits.items()},
-        **{f"code of {what}": digest for what, digest in own.items()},
+        **{f"code of {what}": digest_own(name) for what, name in own.items() if is_own(name)},
     }
 
 
 # ---------------------------------------------------------------- one by one
-
-
-def _directories(specs: dict[str, PolicySpec]) -> list[str]:
-    return list(dict.fromkeys(spec.base for spec in specs.values()))
 
 
 def _model(directory: str, dtype: str | None) -> ModelConfig:

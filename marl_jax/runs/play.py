@@ -14,15 +14,35 @@ from marl_jax.planning import devices, memory
 from marl_jax.planning.plan import PlanError, demand_of
 from marl_jax.policies import Tree
 from marl_jax.rewards.families import parse
-from marl_jax.rewards.grading import Grader
 from marl_jax.rollouts import Progress, ToolLog, rollout
 from marl_jax.rollouts.serving import Service
 from marl_jax.run_folder.folder import CONFIG, FolderError
-from marl_jax.runs.parts import Parts
+from marl_jax.runs.parts import Parts, check_answers, digests, load_parts, load_tasks
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.stability import common_shapes
 from marl_jax.table import Episode, Table
 from marl_jax.tasks import Task
+
+EVALUATION_NOISE = 0  # the step whose noise every evaluation has: checkpoints are compared on the same draws
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """What a configuration names, loaded, and the digests of all of it."""
+
+    parts: Parts
+    splits: dict[str, Sequence[Task]]
+    digests: dict[str, str]
+
+
+def load_named(config: RunConfig, splits: Sequence[str]) -> Named:
+    """The parts and the tasks of these splits, which can be graded on this machine."""
+    parts = load_parts(config)
+    start_graders(config)
+    tasks = {split: load_tasks(config.data, split) for split in splits}
+    for split, those in tasks.items():
+        check_answers(config, split, those)
+    return Named(parts, tasks, digests(config, parts, tasks))
 
 
 def planned_engine(config: RunConfig, parts: Parts, *, training: bool = True) -> EngineSettings:
@@ -96,18 +116,6 @@ def make_service(
 def shapes_of(service: Service) -> EngineSettings:
     """The shapes of its engines."""
     return next(iter(service.engines.values())).settings
-
-
-class WatchedGrader(Grader):
-    """A grader that calls `check` before every grade; what that raises ends the grading."""
-
-    def __init__(self, check: Callable[[], None]):
-        super().__init__()
-        self._check = check
-
-    def __call__(self, task: Task, answer: str) -> float:
-        self._check()
-        return super().__call__(task, answer)
 
 
 def play(

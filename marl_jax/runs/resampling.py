@@ -48,16 +48,15 @@ def resample(
     if draws < 1:
         raise ValueError(f"draws is {draws}; a problem is sampled at least once")
     tables: list[Table] = []
-    kept: dict[str, tuple[int, list[int]]] = {}  # by task: the draw that counts, and its episodes there
+    kept: dict[str, list[int]] = {}  # by task: the episodes of the draw that counts, among those of all draws
     flat, first_flat, first_reward = list(tasks), 0, 0.0
     drawn, first = 0, 0
     while flat and len(tables) < draws:
         table = reward(sample(flat, first))
         _check_draw(flat, table, first)
-        for task in flat:
-            kept[task.id] = len(tables), []
-        for number, head in enumerate(table.heads):
-            kept[head.task.id][1].append(number)
+        kept |= {task.id: [] for task in flat}
+        for number, head in enumerate(table.heads, drawn):
+            kept[head.task.id].append(number)
         teaching = _teaching(table, advantages, presets)
         flat = [task for task in flat if task.id not in teaching]
         if not tables:
@@ -68,9 +67,7 @@ def resample(
     counts = ResampleCounts(len(tasks), first_flat, first_flat - len(flat), len(tables), drawn, first_reward)
     if not tables:
         return Table.of([]), counts
-    offsets = np.cumsum([0, *(len(table.heads) for table in tables)])
-    numbers = [offsets[draw] + number for draw, some in (kept[task.id] for task in tasks) for number in some]
-    return Table.concat(tables).of_episodes(numbers), counts
+    return Table.concat(tables).of_episodes([number for task in tasks for number in kept[task.id]]), counts
 
 
 def _teaching(table: Table, advantages: AdvantageConfig, presets: Presets | None) -> set[str]:

@@ -6,7 +6,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from marl_jax.rollouts import Progress
@@ -45,9 +45,7 @@ class Stop:
             self._before = {number: signal.signal(number, self._on_signal) for number in wanted}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._give_back()
         with self._leaving:
             self._heeded.set()

@@ -47,12 +47,12 @@ def _name(record: Record) -> str:
 def _numbers(record: Record, sizes: Sequence[str]) -> list[str]:
     by = record["difference"]
     return [
-        _share(record["accuracy"]),
-        f"{_share(record['ci_low'], '')} .. {_share(record['ci_high'])}",
+        share(record["accuracy"]),
+        f"{share(record['ci_low'], '')} .. {share(record['ci_high'])}",
         "" if by is None else f"{by['mean']:+.1%}",
         "" if by is None else f"{100 * by['low']:+.1f} .. {100 * by['high']:+.1f}{_star(by)}",
-        *(_share(record["pass_at_k"][k]) for k in sizes),
-        _share(record["any_correct"]),
+        *(share(record["pass_at_k"][k]) for k in sizes),
+        share(record["any_correct"]),
         f"{record['calls_per_episode']:.1f}",
         f"{record['tokens_per_episode']:.1f}",
         str(record["errors"]),
@@ -63,20 +63,20 @@ def _work(role: Record) -> str:
     match role["kind"]:
         case "judge":
             text = (
-                f"{_share(role['accuracy'])} of {role['verdicts']} verdicts right; 'Correct': precision "
-                f"{_share(role['precision'])} of {role['said_correct']}, recall {_share(role['recall'])} of "
+                f"{share(role['accuracy'])} of {role['verdicts']} verdicts right; 'Correct': precision "
+                f"{share(role['precision'])} of {role['said_correct']}, recall {share(role['recall'])} of "
                 f"{role['was_correct']}"
             )
         case "picker":
-            text = f"picks a right one in {_share(role['pick_when_possible'])} of {role['possible']} cases with one"
+            text = f"picks a right one in {share(role['pick_when_possible'])} of {role['possible']} cases with one"
         case "planner":
-            text = f"{_share(role['mean'])} right of what followed {role['calls']} plans"
+            text = f"{share(role['mean'])} right of what followed {role['calls']} plans"
         case _:
-            text = f"{_share(role['accuracy'])} of {role['calls']} answers right"
-    return f"{text}; unreadable {_share(role['unreadable'])}"
+            text = f"{share(role['accuracy'])} of {role['calls']} answers right"
+    return f"{text}; unreadable {share(role['unreadable'])}"
 
 
-def _share(value: float | None, unit: str = "%") -> str:
+def share(value: float | None, unit: str = "%") -> str:
     return "-" if value is None else f"{100 * value:.1f}{unit}"
 
 
@@ -87,11 +87,6 @@ def _star(interval: Record) -> str:
 def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
     """Columns of equal width, the first `left` of them to the left."""
     widths = [max(map(len, column)) for column in zip(*rows)]
-    cells = [
-        [
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths))
-        ]
-        for row in rows
-    ]
-    return "\n".join("  ".join(row).rstrip() for row in cells)
+    sides = "<" * left + ">" * (len(widths) - left)
+    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths))
+    return "\n".join(form.format(*row).rstrip() for row in rows)

@@ -12,8 +12,9 @@ from tiny_run import KINDS, tiny_config
 from marl_jax.run_folder.checkpoints import restore
 from marl_jax.run_folder.folder import differences
 from marl_jax.run_folder.metrics import read_lines
-from marl_jax.runs import loop, opening
+from marl_jax.runs import loop
 from marl_jax.runs.live import Live
+from marl_jax.runs.parts import load_parts
 
 
 def quiet(steps=8):
@@ -27,7 +28,7 @@ def run(base, workdir, **changes):
 def weights(workdir, which="latest", kind="plain"):
     """Every array of a checkpoint, as bytes by file-independent path."""
     base = json.loads((Path(workdir) / "config.json").read_text())["config"]["policies"]["base"]
-    parts = opening.load_parts(KINDS[kind](tiny_config(base)))
+    parts = load_parts(KINDS[kind](tiny_config(base)))
     templates = {"policies": {name: parts.start(0)[name] for name in parts.trained}}
     trees, data = restore(Path(workdir) / "checkpoints", which, templates)
     leaves = jax.tree_util.tree_flatten_with_path(trees)[0]
@@ -37,10 +38,8 @@ def weights(workdir, which="latest", kind="plain"):
 def records(workdir):
     workdir = Path(workdir)
     lines = read_lines(workdir / "metrics.jsonl")
-    clockless = [
-        {name: value for name, value in line.items() if not name.startswith("time/")} for line in lines
-    ]
-    return clockless, list(read_lines(workdir / "eval.jsonl"))
+    same = [{name: line[name] for name in line if not name.startswith("time/")} for line in lines]
+    return same, list(read_lines(workdir / "eval.jsonl"))
 
 
 def same(workdir, whole, kind="plain"):

@@ -15,8 +15,7 @@ import script
 from stored_run import MODEL, SIZES, make_base, make_run, says
 
 from marl_jax.commands import evaluate as evaluation_of_runs
-from marl_jax.commands.casts import Donor
-from marl_jax.commands.evaluate import evaluate
+from marl_jax.commands.casts import Evaluation
 from marl_jax.commands.export import export
 from marl_jax.models import init, load_hf
 from marl_jax.run_folder import folder
@@ -45,6 +44,10 @@ def trained(base, tmp_path_factory):
 def run(trained, tmp_path):
     """A copy of one's own."""
     return shutil.copytree(trained, tmp_path / "run")
+
+
+def evaluate(run, accept_changes=False, watch=lambda name: None, **asked):
+    return evaluation_of_runs.evaluate(run, Evaluation(**asked), accept_changes=accept_changes, watch=watch)
 
 
 def lines(run):
@@ -156,14 +159,16 @@ def test_a_roles_policy_plays_alone_and_is_compared_with_its_start_alone(run):
 def test_a_single_agents_policy_plays_the_generator(run, base, tmp_path):
     saved = {5: {"p0": says("1")}, 6: {"p0": says("2")}}
     donor = make_run(tmp_path / "donor", base, saved, "single-shared-xs-math", scores={5: 1.0})
-    start, with_it = evaluate(run, mode="generator_transfer", donor=Donor(donor, "best"), samples=4)
+    start, with_it = evaluate(
+        run, mode="generator_transfer", generator_from=donor, generator_checkpoint="best", samples=4
+    )
     # The others are as they began, unless asked for otherwise.
     assert (start["mode"], with_it["mode"], with_it["checkpoint"]) == ("base", "generator_transfer", "base")
     assert (with_it["generator_step"], with_it["role"]) == (5, "generator")
     assert (with_it["accuracy"], with_it["roles"]["generator"]["accuracy"]) == (1.0, 1.0)
     assert with_it["roles"]["aggregator"]["possible"] == 32
     assert with_it["difference"]["mean"] == pytest.approx(1 - start["accuracy"])
-    _, latest = evaluate(run, mode="generator_transfer", donor=Donor(donor), checkpoint="latest")
+    _, latest = evaluate(run, mode="generator_transfer", generator_from=donor, checkpoint="latest")
     assert (latest["step"], latest["generator_step"], latest["accuracy"]) == (20, 6, 0.0)
 
 
@@ -217,8 +222,8 @@ def refused(what):
             for mode in ("trained", "swapped")
         ),
         ({"mode": "generator_transfer"}, "--generator_from=DIR belongs to --mode=generator_transfer"),
-        ({"donor": Donor("x")}, "--generator_from=DIR belongs to --mode=generator_transfer"),
-        ({"mode": "generator_transfer", "donor": Donor("x")}, "there is no run in '.*/x'"),
+        ({"generator_from": "x"}, "--generator_from=DIR belongs to --mode=generator_transfer"),
+        ({"mode": "generator_transfer", "generator_from": "x"}, "there is no run in '.*/x'"),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_line(trained, asked, message):
@@ -298,7 +303,7 @@ def test_policies_that_cannot_play_here_are_refused(trained, base, tmp_path):
         evaluate(shared, mode="swapped", watch=refused("roles share"))
 
     def transfer(workdir):
-        evaluate(trained, mode="generator_transfer", donor=Donor(workdir), watch=refused("it does not fit"))
+        evaluate(trained, mode="generator_transfer", generator_from=workdir, watch=refused("it does not fit"))
 
     with pytest.raises(
         FolderError, match="has the roles generator, aggregator: --generator_from must be of a single"

@@ -17,8 +17,9 @@ from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
 from marl_jax.run_folder.checkpoints import restore, steps
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.runs import loop, opening
+from marl_jax.runs import loop
 from marl_jax.runs.live import Live
+from marl_jax.runs.parts import load_parts
 from marl_jax.sampling import engine
 from marl_jax.tasks import DataError, Task
 from marl_jax.workflows import Call, judge, solver, workflow
@@ -247,7 +248,7 @@ def test_adapters_alone_are_saved_under_lora(base, tmp_path):
     loop.train(config, tmp_path / "run", live=quiet())
     lines = records(tmp_path / "run")[0]
     assert lines[-1]["role/generator/gap_max"] < 1e-4 and lines[-1]["policy/p0/updates"] == 2
-    parts = opening.load_parts(config)
+    parts = load_parts(config)
     templates = {"policies": {name: parts.start(0)[name] for name in parts.trained}}
     trees, _ = restore(tmp_path / "run" / "checkpoints", "latest", templates)
     assert all("a" in leaf and "b" in leaf for tree in trees["policies"].values() for leaf in tree.values())

@@ -10,19 +10,20 @@ from marl_jax.models import ModelConfig
 from marl_jax.planning.devices import KINDS, Device
 from marl_jax.planning.plan import make_plan
 from marl_jax.runs.page import page
+from marl_jax.sampling.shapes import EngineSettings
 
 DEVICE = Device("CPU", "cpu", 8 << 30, bandwidth=1e10, bfloat16=1e11, float32=1e11)
 TASKS = {"train": 12704, "val": 256}
-SETTLED = {"engine": {"widths": [96, 48], "lengths": [128, 640]}}
+SETTLED = EngineSettings((96, 48), (128, 640), chunks=(64,), prefill_tokens=640, prefixes=8)
 
 
 def text_of(
-    cell="configs/micro.py:voting-isolated-s-math", scale="s", device=DEVICE, settled=SETTLED, **overrides
+    cell="configs/micro.py:voting-isolated-s-math", scale="s", device=DEVICE, engine=SETTLED, **overrides
 ) -> str:
     config = load_config(cell, [(key.replace("__", "."), value) for key, value in overrides.items()])
     model = ModelConfig.preset(scale)
     plan = make_plan(config, model, device)
-    return page(config, model, folder=Path("/runs/a"), tasks=TASKS, settled=settled, plan=plan)
+    return page(config, model, folder=Path("/runs/a"), tasks=TASKS, engine=engine, plan=plan)
 
 
 def line(text: str, label: str) -> str:
@@ -101,17 +102,11 @@ def test_memory_and_time_are_those_of_the_plan():
     assert f"caches of the lanes {256 * 512 * 4 * 2 * 64 * 4 * 2 / 2**20:.1f} MiB" in memory  # two engines
     assert memory.index(plan.at_peak[0].name) < memory.index(plan.at_peak[1].name)
     assert line(text_of(), "engine") == "2 engines, each of 96 lanes of 640 tokens"
-    by_length = {"engine": {"widths": [96], "lanes_at": [96, 48], "lengths": [128, 640]}}
+    by_length = dataclasses.replace(SETTLED, widths=(96,), lanes_at=(96, 48))
     said = "2 engines, each of 96 lanes of 128 tokens to 48 lanes of 640 tokens"
-    assert line(text_of(settled=by_length), "engine") == said
+    assert line(text_of(engine=by_length), "engine") == said
     time = line(text_of(), "time")
     assert time.startswith(f"about {sum(plan.seconds.values()):.1f} s per step (prefill ")
     assert "without grading and compilation" in time and "50% of max_new_tokens" in time
     unknown = dataclasses.replace(KINDS[0], name="NVIDIA L4", bandwidth=0.0, bfloat16=0.0, float32=0.0)
     assert "not known for NVIDIA L4" in line(text_of(device=unknown), "time")
-
-
-def test_without_a_plan_it_makes_one_for_this_machine():
-    config = load_config("configs/micro.py:single-shared-xs-math")
-    text = page(config, ModelConfig.preset("xs"), folder=Path("/runs/a"), tasks=TASKS, settled={})
-    assert "at the peak" in line(text, "memory") and "per step" in line(text, "time")

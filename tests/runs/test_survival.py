@@ -290,9 +290,8 @@ def test_a_second_process_on_the_folder_is_refused(base, tmp_path):
 
 def test_a_full_disk_stops_the_run_and_what_was_saved_goes_on(base, whole, tmp_path, monkeypatch):
     from marl_jax.run_folder.files import DiskFull
-    from marl_jax.runs import measures
 
-    write = measures.write_episodes
+    write = loop.write_episodes
 
     def full(path, *rest):
         if "000004" in str(path):  # a checkpoint has been written
@@ -300,7 +299,7 @@ def test_a_full_disk_stops_the_run_and_what_was_saved_goes_on(base, whole, tmp_p
         return write(path, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(measures, "write_episodes", full)
+        patch.setattr(loop, "write_episodes", full)
         with pytest.raises(DiskFull, match="start the same command again"):
             run(base, tmp_path / "run")
     assert run(base, tmp_path / "run") == 8

@@ -163,10 +163,10 @@ def main():
     parser.add_argument("--stuck", type=float, default=0.0)
     asked = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
-    from marl_jax.runs import loop, opening
+    from marl_jax.runs import loop, opening, play
 
     places = {
-        "opening": (opening, "load_parts"),
+        "opening": (play, "load_parts"),
         "step": (loop, "step"),
         "learning": (opening.Learner, "step"),
         "policy": (opening.Learner, "_update"),
