@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from marl_jax.commands.casts import Evaluation
 from marl_jax.commands.evaluate import evaluate
 from marl_jax.commands.export import export
 from marl_jax.models import load_hf
@@ -28,7 +29,7 @@ def old(tmp_path, monkeypatch):
 
 def test_its_policies_answer_as_they_did(old):
     recorded = [json.loads(line) for line in (OLD / "eval.jsonl").read_text().splitlines()]
-    again = evaluate(old, checkpoint="all", split="val", problems=4, samples=1)
+    again = evaluate(old, Evaluation(checkpoint="all", split="val", problems=4))
     assert [record["step"] for record in again] == [0, 2]
     for record, line in zip(again, recorded):
         assert (record["accuracy"], record["calls_per_episode"]) == (
