@@ -11,7 +11,7 @@ Each later stage is a function that adds columns or reads them. Columns of numbe
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -47,12 +47,12 @@ class CallRecord:
     kept: tuple[tuple[int, ...], ...] | None = (
         None  # per token, the ids that top-k/top-p left, if they cut any
     )
-    kind: str = "team"  # of its role
+    kind: str = "team"  # what its role's own work is, one of KINDS
 
 
 @dataclasses.dataclass(frozen=True)
 class ToolRecord:
-    """One tool result, replayed instead of run again."""
+    """The result of one tool; a replay uses it instead of running the tool."""
 
     name: str
     result: Any  # JSON-like
@@ -80,7 +80,7 @@ class Episode:
 
     @property
     def episode(self) -> "Episode":
-        """Itself, for rewards that ask a graded episode for its record."""
+        """Itself: rewards of one's own may say `graded.episode.calls` or `graded.calls`."""
         return self
 
     @property
@@ -101,7 +101,7 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Sequence[Any], dtype: Any) -> "Ragged":
-        """Equal neighbours, such as the prompts of a group, are stored once."""
+        """Equal neighbouring tuples (the prompts of a group) are stored once."""
         parts: list[np.ndarray] = []
         starts, lengths = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         end, last = 0, None
@@ -154,7 +154,7 @@ class Table:
     kept: Any  # Ragged Int[T, K] like `tokens`: ids that top-k or top-p left, filled up with -1; None where all stay
     length: Any  # Int[N], sampled tokens
     temperature: Any  # Float[N], that they were sampled at
-    truncated: Any  # Bool[N], it ended at its longest length
+    truncated: Any  # Bool[N], it reached max_new_tokens without a stop
     cut: Any  # Int[N], tokens taken out of the prompt so that it fits
     # Read
     kind: Any  # Int[N], into KINDS
@@ -208,7 +208,7 @@ class Table:
                 np.int32
             ),
             call=_ints(i for one in episodes for i in range(len(one.calls))),
-            reads=_padded([call.reads for call in calls]),
+            reads=padded([call.reads for call in calls]),
             after=_ints(-1 if call.after is None else call.after for call in calls),
             kind=_ints(KINDS.index(call.kind) for call in calls),
             choice=_ints(_choice(call.kind, call.answer) for call in calls),
@@ -271,7 +271,10 @@ class Table:
         return dataclasses.replace(self, **columns)
 
     def take(self, rows: Any) -> "Table":
-        """These rows (indices, or a mask), in this order; `call`, `reads` and `after` still count in whole episodes."""
+        """These rows (indices, or a mask), in this order; `call`, `reads` and `after` still count in whole episodes.
+
+        For the learner; credit and views need whole episodes, see `of_episodes`.
+        """
         rows = np.asarray(rows)
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows.astype(np.int64)
         taken = {name: _take(getattr(self, name), rows) for name in COLUMNS}
@@ -283,6 +286,7 @@ class Table:
 
     def of_episodes(self, numbers: Sequence[int]) -> "Table":
         """These whole episodes, in this order."""
+        self.need_episodes()
         first = np.searchsorted(self.episode, np.arange(len(self.heads) + 1))
         rows = [np.arange(first[number], first[number + 1]) for number in numbers]
         sizes = [len(some) for some in rows]
@@ -322,24 +326,32 @@ class Table:
         """The columns that may enter `jit`; `rewards.credit` makes tables known to JAX."""
         return self.replace(text=(), answer=(), heads=(), prompt=None, tokens=None, logprobs=None, kept=None)
 
+    def need_episodes(self) -> None:
+        """Refuse a table of `make`, which knows calls and not whose episodes they are."""
+        if len(self) and not self.heads:
+            raise ValueError(
+                "this table has calls without episodes: it can be learned from, not graded, stored or shown"
+            )
+
     def role_of(self, row: int) -> str:
         return self.roles[self.role[row]]
 
-    def present(self, column: str = "role") -> list[str]:
+    def present(self, column: Literal["role", "policy"] = "role") -> list[str]:
         """The roles, or the policies, that have rows, in order of appearance."""
         names = self.roles if column == "role" else self.policies
         return [names[code] for code in dict.fromkeys(getattr(self, column).tolist())]
 
-    def having(self, **names: str) -> np.ndarray:
-        """Bool[N]: rows of this role="...", or policy="..."."""
+    def having(self, *, role: str | None = None, policy: str | None = None) -> np.ndarray:
+        """Bool[N]: the rows of this role, or of this policy."""
         found = np.ones(len(self), bool)
-        for column, name in names.items():
-            known = self.roles if column == "role" else self.policies
-            found &= getattr(self, column) == (known.index(name) if name in known else -1)
+        for codes, names, name in ((self.role, self.roles, role), (self.policy, self.policies, policy)):
+            if name is not None:
+                found &= codes == (names.index(name) if name in names else -1)
         return found
 
     def episodes(self) -> list[Episode]:
         """Views by episode: calls in order, texts, who read whom, and grades once they are given."""
+        self.need_episodes()
         calls: list[list[CallRecord]] = [[] for _ in self.heads]
         for row, number in enumerate(self.episode.tolist()):
             calls[number].append(self._record(row))
@@ -408,7 +420,7 @@ def _floats(values: Iterable[float | None]) -> np.ndarray:
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
-def _padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
+def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
     padded = np.full((len(rows), max([1, *map(len, rows)])), -1, np.int32)
     for line, row in zip(padded, rows):
         line[: len(row)] = row
@@ -420,7 +432,7 @@ def _kept(rows: Sequence[Any]) -> Ragged | None:
     if all(row is None for row in rows):
         return None
     sets = [list(row) if row is not None else [] for row in rows]
-    flat = _padded([[i for i in ids if i >= 0] for some in sets for ids in some])
+    flat = padded([[i for i in ids if i >= 0] for some in sets for ids in some])
     counts = np.array([len(some) for some in sets], np.int64)
     return Ragged(flat, np.cumsum(counts) - counts, counts)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from marl_jax import workflows
-from marl_jax.rewards.credit import outcome, with_rewards
+from marl_jax.rewards.credit import CreditError, outcome, own_work, with_rewards
 from marl_jax.rewards.grading import grade
 from marl_jax.table import JUDGE, KINDS, PICKER, SOLVER, TEAM, CallRecord, Episode, Ragged, Table, ToolRecord
 from marl_jax.task import Task
@@ -288,3 +288,21 @@ def test_absent_grades_stay_absent_under_jit():
 def test_kinds_are_those_that_workflows_declare():
     kinds = (workflows.solver, workflows.judge, workflows.picker, workflows.planner, workflows.team)
     assert tuple(kind.name for kind in kinds) == KINDS
+
+
+def test_a_table_of_bare_calls_says_what_it_is_not_for():
+    bare = Table.make(role=["g"], policy=["p0"], prompt=[(1,)], tokens=[(2,)], logprobs=[(-1.0,)])
+    for use in (bare.episodes, lambda: bare.of_episodes([0]), lambda: grade(bare)):
+        with pytest.raises(ValueError, match="not graded, stored or shown"):
+            use()
+
+
+def test_rows_that_are_no_whole_episodes_have_no_credit():
+    call = CallRecord("generator", "p0", 0, 0, (1,), (2,), (-1.0,), "7", "stop", "7", kind="solver")
+    picker = dataclasses.replace(call, role="aggregator", answer="1", reads=(0,), kind="picker")
+    episodes = [Episode(Task("t", "math", "?", gold="7"), n, "voting", (call, picker), "7") for n in range(2)]
+    table = grade(Table.of(episodes))
+    assert own_work(table)[0].tolist() == own_work(table.of_episodes([1, 0]))[0].tolist() == [1.0] * 4
+    for rows in ([1, 3], [0, 3], [2, 3, 0, 1]):
+        with pytest.raises(CreditError, match="select them with of_episodes"):
+            own_work(table.take(rows))

@@ -165,6 +165,9 @@ def _own(name: str, rewards: Any, ids: Any) -> jax.Array:
         getattr(advantages, "shape", None) == rewards.shape,
         f"estimator '{name}' returned {advantages!r:.60} for {len(rewards)} rewards; return an array of as many",
     )
+    if not isinstance(advantages, jax.core.Tracer):
+        finite = bool(np.isfinite(np.asarray(advantages)).all())
+        require(finite, f"estimator '{name}' returned advantages that are not finite")
     return jax.device_put(advantages.astype(rewards.dtype))
 
 

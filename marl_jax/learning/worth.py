@@ -33,10 +33,10 @@ Presets = Mapping[str, Sequence[str]]  # of the workflow: {name: fields}
 
 @dataclasses.dataclass(frozen=True)
 class AdvantageConfig:
-    """How rewards become advantages; `AdvantageConfig.study()` is the original's."""
+    """How rewards become advantages; `AdvantageConfig.study()` has the settings of the study."""
 
     group: str = "role"  # a preset of `groups`, or fields such as "task,role,turn"
-    estimator: Estimator = "grpo"  # or "agent"
+    estimator: Estimator = "grpo"  # one of `advantages.ESTIMATORS`, "agent", or "module:function"
     std: Std = "unbiased"
     singleton: Singleton = "zero"
     eps: NotNegative = 1e-6
@@ -96,9 +96,9 @@ def with_advantages(
 
 
 def penalised(table: Table, config: AdvantageConfig) -> Table:
-    """The table with what calls pay for their length, where `config` says so."""
+    """The table with the column penalty; None unless `config.overlong` is set."""
     if config.overlong is None:
-        return table
+        return table.replace(penalty=None)
     length, buffer = config.overlong
     penalty = overlong_penalty(table.length, max_length=length, buffer=buffer)
     return table.replace(penalty=np.asarray(penalty, np.float64))

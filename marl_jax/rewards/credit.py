@@ -25,12 +25,12 @@ from marl_jax.table import COLUMNS, JUDGE, META, PICKER, PLANNER, SOLVER, TEAM, 
 Components = Mapping[str, Any]  # {name: Float[N]}
 Credit = Callable[[Table], Components]
 
-# A table enters `jit` as its columns. Said here, so that tables are read and graded without JAX.
+# A table enters `jit` as its columns. Registered here, not in `table`, so that tables are read without importing JAX.
 jax.tree_util.register_dataclass(Table, [*COLUMNS, "components"], [*META])
 
 
 class CreditError(UserError, ValueError):
-    """A credit function returned what is no credit; the text is one line."""
+    """No credit can be computed: a function returned something else, or has no rule for a role; in one line."""
 
 
 def with_rewards(table: Table, credit: Credit) -> Table:
@@ -206,11 +206,8 @@ NAMED: Mapping[str, Credit] = {
     "voting_rubric": voting_rubric,
     "own_correctness": own_correctness,
 }
-NEED_KINDS = (
-    "voting_rubric",
-    "own_correctness",
-    "team_and_local",
-)  # what a role's own work is, must be declared
+# These reward a role's own work, so every role's kind must be declared.
+NEED_KINDS = ("voting_rubric", "own_correctness", "team_and_local")
 
 
 def make_credit(config: CreditConfig) -> Credit:
@@ -266,6 +263,12 @@ def by_episodes(function: Callable[[list[Episode]], Any], who: str = "the credit
 def _shown(table: Table) -> tuple[Any, Any, Any]:
     """Of the calls that each call was shown, [N, R]: their rows, whether they are solvers', whether they are right."""
     xp = namespace(table)
+    if xp is np and table.heads:
+        first = np.searchsorted(table.episode, table.episode)
+        if (np.diff(table.episode) < 0).any() or (table.call != np.arange(len(table)) - first).any():
+            raise CreditError(
+                "credit needs whole episodes in order: select them with of_episodes, not with take"
+            )
     rows = (xp.arange(len(table)) - table.call)[:, None] + table.reads
     rows = xp.where(table.reads >= 0, rows, 0)
     solved = (table.reads >= 0) & (table.kind == SOLVER)[rows]

@@ -16,7 +16,7 @@ from marl_jax.rewards.families import start_answer
 from marl_jax.table import SOLVER, Episode, Table
 from marl_jax.task import Task
 
-RIGHT = 0.5  # an answer graded at least so is right
+RIGHT = 0.5  # answers graded at least this are right
 
 _Pair = tuple[str, ...]  # an answer to a task, whoever gave it
 
@@ -30,7 +30,7 @@ class Grader:
         self._started: dict[_Pair, Callable[[], float]] = {}
 
     def start(self, episode: Episode) -> None:
-        """Begin with all that the grade of a finished episode will ask for; does not wait."""
+        """Start grading every answer of a finished episode; does not wait."""
         solved = [call.answer for call in episode.calls if call.kind == "solver"]
         for answer in (episode.answer, *solved) if episode.error is None else ():
             if answer is not None:
@@ -51,8 +51,9 @@ class Grader:
 def grade(table: Table, by: Callable[[Task, str], float] | None = None) -> Table:
     """The table with every solver's grade and every outcome; `by(task, answer)` is asked once for each distinct pair.
 
-    Without a grader of one's own, or with a `Grader`, programs and algebra run side by side.
+    With `by` None or a `Grader`, programs and algebra are graded side by side.
     """
+    table.need_episodes()
     by = by or Grader()
     wanted = {_pair(task, answer): (task, answer) for task, answer in _answers(table)}
     if isinstance(by, Grader):

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marl_jax.rollouts.old_storage import DAMAGE, SUFFIX, read_old, unpack_task
-from marl_jax.table import KINDS, Episode, Ragged, Table, ToolRecord
+from marl_jax.table import KINDS, Episode, Ragged, Table, ToolRecord, padded
 
 FORMAT = 2
-META = b"marl_jax"
+METADATA_KEY = b"marl_jax"
 LISTS = {"prompt": np.int32, "tokens": np.int32, "logprobs": np.float32}
 INTS = ("episode", "call", "slot", "turn", "version", "after", "cut", "choice", "group")
 FLOATS = ("temperature", "grade", "outcome", "reward", "penalty", "advantage")
@@ -31,6 +31,7 @@ NAMES = {"role": "roles", "policy": "policies"}
 
 def write_episodes(path: str | os.PathLike[str], table: Table) -> None:
     """Write the whole table; the file appears only once it is complete."""
+    table.need_episodes()
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     owners = [table.heads[number] for number in table.episode.tolist()]
@@ -61,7 +62,7 @@ def write_episodes(path: str | os.PathLike[str], table: Table) -> None:
         "tasks": list(tasks.values()),
         "episodes": [_facts(head) for head in table.heads],
     }
-    written = pa.table(columns).replace_schema_metadata({META: json.dumps(facts)})
+    written = pa.table(columns).replace_schema_metadata({METADATA_KEY: json.dumps(facts)})
     unfinished = path.with_name(path.name + ".unfinished")
     # Plain numbers: the compression finds prompts that repeat, or go on from a history.
     pq.write_table(written, unfinished, compression="zstd", use_dictionary=False)
@@ -69,14 +70,14 @@ def write_episodes(path: str | os.PathLike[str], table: Table) -> None:
 
 
 def read_episodes(path: str | os.PathLike[str]) -> Table:
-    """The table that was written; of files of an earlier version what they held."""
+    """The table that was written; files of earlier versions have fewer columns."""
     path = pathlib.Path(path)
     if path.name.endswith(SUFFIX):
         return read_old(path)
     try:
         with open(path, "rb") as file:
             read = pq.read_table(file)
-        facts = json.loads((read.schema.metadata or {}).get(META, b"{}"))
+        facts = json.loads((read.schema.metadata or {}).get(METADATA_KEY, b"{}"))
         if facts.get("format") != FORMAT:
             raise ValueError(f"its format is {facts.get('format')!r}, this version reads {FORMAT}")
         return _table(read, facts)
@@ -102,12 +103,8 @@ def _table(read: pa.Table, facts: dict[str, Any]) -> Table:
         task=read["task"].to_pylist(),
         **columns,
     )
-    reads = read["reads"].to_pylist()
-    padded = np.full((len(reads), max([1, *map(len, reads)])), -1, np.int32)
-    for line, row in zip(padded, reads):
-        line[: len(row)] = row
     return table.replace(
-        reads=padded,
+        reads=padded(read["reads"].to_pylist()),
         kind=np.array([KINDS.index(kind) for kind in texts["kind"]], np.int32),
         text=tuple(texts["text"]),
         answer=tuple(texts["answer"]),

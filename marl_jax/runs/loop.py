@@ -47,9 +47,9 @@ def train(
 ) -> int:
     """Train until `config.steps`, or until asked to stop (SIGTERM, Ctrl-C); the step that was reached.
 
-    It begins where the folder's newest checkpoint is. `accept_changes` goes on although the configuration, the data
-    or the code is not what the run was started with. With `patience`, a process that is asked to stop while XLA
-    compiles ends so many seconds later, the last state saved, instead of coming back from here.
+    It begins where the folder's newest checkpoint is. With `accept_changes`, a changed configuration, data set or code
+    is accepted. With `patience`, a process that is asked to stop while XLA compiles saves the last state and exits so
+    many seconds later, instead of returning.
     """
     if not isinstance(config, RunConfig):
         raise TypeError(f"config is {config!r:.80}; give a RunConfig, such as load_config makes of FILE:CELL")

@@ -92,7 +92,8 @@ def mean(values: np.ndarray) -> float:
 def form(table: Table) -> dict[str, dict[str, float]]:
     """{role: length and readability of what it says}, to be compared with what it said at first."""
     found = {}
-    for role in (said := table.take(table.length > 0)).present():
+    said = table.take(table.length > 0)
+    for role in said.present():
         own = said.take(said.having(role=role))
         shares = {"length": own.length, "truncated_share": own.truncated, "unreadable_share": ~own.readable}
         found[role] = {name: float(np.mean(share)) for name, share in shares.items()}

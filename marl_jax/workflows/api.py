@@ -4,13 +4,7 @@ A workflow is a generator function `(task, prompts, *, rng, **settings)`; `rng` 
 `Call` or `Tool`, or a list of parallel ones, and receives the results in the same shape; it returns
 the final answer.
 
-    @workflow(roles={"generator": solver(slots="votes"), "aggregator": picker})
-    def voting(task, prompts, *, votes=3):
-        ask = prompts.generator(question=task.question)
-        drafts = yield [Call("generator", ask, slot=i) for i in range(votes)]
-        ask = prompts.aggregator(question=task.question, candidates=drafts)
-        choice = yield Call("aggregator", ask, reads=drafts, read=lambda text: pick(text, votes))
-        return drafts[int(choice.answer or 1) - 1]
+`workflows/voting.py` is a complete one in 20 lines.
 """
 
 import dataclasses

@@ -156,3 +156,12 @@ def test_an_estimator_of_ones_own_returns_as_many_advantages_as_there_are_reward
         group_advantages(REWARDS, GROUPS, estimator=f"{__name__}:one_number")
     with pytest.raises(ValueError, match="is a str, not a function"):
         group_advantages(REWARDS, GROUPS, estimator="string:digits")
+
+
+def infinite(rewards, groups):
+    return rewards / 0.0
+
+
+def test_an_estimator_of_ones_own_returns_finite_advantages():
+    with np.errstate(all="ignore"), pytest.raises(ValueError, match="not finite"):
+        group_advantages(REWARDS, GROUPS, estimator=f"{__name__}:infinite")

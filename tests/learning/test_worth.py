@@ -97,3 +97,11 @@ def test_what_a_row_pays_for_its_length_is_told_beside_its_reward():
     assert stats["reward"] == pytest.approx(TABLE.reward.mean())
     free, _ = with_advantages(TABLE, dataclasses.replace(config, overlong=None))
     assert "overlong_penalty" not in row_statistics(free)
+
+
+def test_a_penalty_of_before_is_not_paid_again():
+    paid, _ = with_advantages(TABLE, AdvantageConfig(overlong=(2, 2), estimator="dr_grpo"))
+    again, _ = with_advantages(paid, AdvantageConfig(estimator="dr_grpo"))
+    fresh, _ = with_advantages(TABLE, AdvantageConfig(estimator="dr_grpo"))
+    assert paid.penalty.tolist() == [-1.0] * 6 and again.penalty is None
+    assert again.advantage.tolist() == fresh.advantage.tolist()

@@ -192,8 +192,8 @@ def test_a_prompt_that_does_not_follow_its_history_is_stored_as_it_is(tmp_path):
 def rewritten(path, change):
     """The file with other facts in its metadata."""
     table = pq.read_table(path)
-    facts = json.loads(table.schema.metadata[storage.META])
-    pq.write_table(table.replace_schema_metadata({storage.META: change(facts)}), path)
+    facts = json.loads(table.schema.metadata[storage.METADATA_KEY])
+    pq.write_table(table.replace_schema_metadata({storage.METADATA_KEY: change(facts)}), path)
 
 
 def test_a_damaged_file_is_refused_by_name(tmp_path):
@@ -222,10 +222,10 @@ def test_whatever_is_broken_in_a_file_it_is_refused_by_name(tmp_path):
     path, dice = tmp_path / "e.parquet", np.random.default_rng(0)
     write_episodes(path, Table.of([EPISODE] * 3))
     whole, table = path.read_bytes(), pq.read_table(path)
-    facts = table.schema.metadata[storage.META]
+    facts = table.schema.metadata[storage.METADATA_KEY]
 
     def with_facts(broken):
-        pq.write_table(table.replace_schema_metadata({storage.META: bytes(broken)}), path)
+        pq.write_table(table.replace_schema_metadata({storage.METADATA_KEY: bytes(broken)}), path)
 
     for data, write in ((whole, path.write_bytes), (facts, with_facts)):
         for _ in range(300):
