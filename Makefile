@@ -24,8 +24,9 @@ LEFT_OUT = FNR == 1 {all = marked = 0} /mark\.(campaign|parity)/ {marked = 1} /^
 
 READY := $(VENV)/.ready-$(VERSION)
 PARITY := $(VENV)/.parity-$(VERSION)
+DOCS := $(VENV)/.docs-$(VERSION)
 
-.PHONY: demo test core parity campaign lint format clean
+.PHONY: demo test core parity campaign docs package lint format clean
 
 demo: $(READY)
 	$(BIN)/python -m experiments.demo
@@ -55,6 +56,14 @@ campaign: $(READY)
 	      -m "not campaign and not parity and not shipped" tests/learning tests/models tests/sampling || exit 1; done; } 2>&1 \
 	  | tee .cache/campaign-$$(git describe --always --dirty).log
 
+# All pages, and the reference made from docstrings, in build/docs; a broken link or an unknown name is an error.
+docs: $(DOCS)
+	$(BIN)/python -m mkdocs build --quiet --strict
+	@echo "The pages are in build/docs/index.html"
+# A wheel in an empty environment, used from an empty folder.
+package:
+	PYTHON=$(PYTHON) .ci/package
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -74,6 +83,10 @@ $(READY): pyproject.toml $(wildcard $(LOCK))
 $(PARITY): $(READY)
 	$(BIN)/python -m pip install --quiet --no-compile $(CONSTRAINTS) -e '.[dev,parity]'
 	@$(COMPILE)
+	@touch $@
+
+$(DOCS): $(READY)
+	$(BIN)/python -m pip install --quiet --no-compile $(CONSTRAINTS) -e '.[dev,docs]'
 	@touch $@
 
 clean:

@@ -8,7 +8,7 @@ been measured here.
 """
 
 from marl_jax import policies
-from marl_jax.config.cells import all_cells, parse_cell
+from marl_jax.config.cells import all_cells, of_study, parse_cell
 from marl_jax.config.run_config import (
     CheckpointConfig,
     DataConfig,
@@ -29,6 +29,7 @@ SCALES = ("0.6b", "1.7b", "4b")
 # single_token_matched is not listed, because the number of tokens to match has not been measured. The cell runs where
 # --config.workflow.settings.tokens gives it.
 CELLS = tuple(str(cell) for cell in all_cells(SCALES) if cell.workflow != "single_token_matched")
+SETS = {"study": tuple(filter(of_study, CELLS))}  # what a matrix runs unless it is asked for others
 MAX_PROMPT = {
     "math": {
         "single": 15360,
@@ -37,6 +38,7 @@ MAX_PROMPT = {
         "eval_opt": 30720,
         "single_matched": 15360,
         "single_token_matched": 15360,
+        "debate": 20480,
     },
     "code": {
         "single": 4096,
@@ -45,6 +47,9 @@ MAX_PROMPT = {
         "eval_opt": 10240,
         "single_matched": 4096,
         "single_token_matched": 4096,
+        "debate": 10240,
+        "planner_coder": 6144,
+        "self_refine_with_tests": 10240,
     },
 }
 MAX_NEW = {"math": 5120, "code": 2048}

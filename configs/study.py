@@ -7,16 +7,18 @@ same cell of its own file with equal seeds: what differs is the regime.
 """
 
 import dataclasses
+from pathlib import Path
 
-from configs import micro, qwen3
 from marl_jax.config.cells import parse_cell
-from marl_jax.config.run_config import RunConfig
+from marl_jax.config.run_config import RunConfig, config_module
 from marl_jax.learning import AdvantageConfig, LearnerConfig
 from marl_jax.learning.optimiser import ScheduleConfig
 from marl_jax.workflows import find
 
+micro, qwen3 = (config_module(Path(__file__).with_name(f"{name}.py")) for name in ("micro", "qwen3"))
 SCALES = (*micro.SCALES, *qwen3.SCALES)
 CELLS = (*micro.CELLS, *qwen3.CELLS)
+SETS = {"study": (*micro.SETS["study"], *qwen3.SETS["study"])}
 
 
 def get_config(name: str) -> RunConfig:
@@ -32,6 +34,6 @@ def get_config(name: str) -> RunConfig:
         optimiser=dataclasses.replace(own.optimiser, schedule=ScheduleConfig.study(clean.steps, rate)),
     )
     advantages = AdvantageConfig.study()
-    if "study" not in find(cell.workflow).groups:  # controls that the study did not have
+    if "study" not in find(cell.workflow).groups:  # controls and workflows that the study did not have
         advantages = dataclasses.replace(advantages, group=clean.advantages.group)
     return dataclasses.replace(clean, learner=learner, advantages=advantages)

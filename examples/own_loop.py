@@ -1,42 +1,33 @@
-"""A GRPO loop of one's own: sample, grade, compare, learn; each line is a function of the library.
+"""A GRPO loop of one's own: play, grade, compare, learn; each line is a function of the library.
 
-python -m examples.own_loop [BASE]
+python -m examples.own_loop [BASE]; examples/own_loop.ipynb has the same, cell by cell.
 """
 
 import sys
 
-from marl_jax import learning, models, rewards, sampling
-from marl_jax.models.tokenizer import load_tokenizer
-from marl_jax.rollouts import Chat
-from marl_jax.table import Table
+from marl_jax import learning, policies
+from marl_jax.rewards.credit import outcome, with_rewards
+from marl_jax.rewards.grading import grade
+from marl_jax.rollouts import player_for
 from marl_jax.tasks import micro
-from marl_jax.workflows import load_prompts
+from marl_jax.workflows import voting
 
 
 def train(base="configs/bases/micro-xs", steps=5, problems=16, samples=8):
-    config, params = models.load_hf(base, dtype="float32")
-    chat, words = Chat(load_tokenizer(base, config)), load_prompts("math", "micro")
-    learner = learning.Learner(learning.Qwen3(config), learning.LearnerConfig(), {"generator": "p0"})
-    policies, problem_stream = {"p0": params}, micro.stream("micro_math", "train", levels=(1,))
-    states = learner.init(policies)
+    player = player_for(voting, base, policies=policies.isolated(voting.roles))
+    learner = learning.Learner(learning.Qwen3(player.model), learning.LearnerConfig(), player.policies)
+    trees, stream = player.start(), micro.stream("micro_math", "train", levels=(1,))
+    states = learner.init(trees)
     for step in range(steps):
-        tasks = [task for task in (next(problem_stream) for _ in range(problems)) for _ in range(samples)]
-        prompts = [chat.start(words.generator(question=task.question)) for task in tasks]
-        limits = {"max_new_tokens": 64, "temperature": 1.0, "stop_tokens": (chat.end_of_turn,)}
-        answers = sampling.generate(policies["p0"], config, prompts, seed=step, **limits)
-        table = Table.make(
-            role=["generator"] * len(tasks),
-            policy=["p0"] * len(tasks),
-            prompt=prompts,
-            tokens=[answer.tokens for answer in answers],
-            logprobs=[answer.logprobs for answer in answers],
-            task=[task.id for task in tasks],
-            reward=[rewards.grade_math(chat.decode(a.tokens), task.gold) for a, task in zip(answers, tasks)],
-        )
+        tasks = [next(stream) for _ in range(problems)]
+        table = player.play(tasks, samples=samples, step=step)  # a row for each call
+        table = with_rewards(grade(table), outcome)
         table, _ = learning.with_advantages(table, learning.AdvantageConfig())
-        policies, states, report = learner.step(policies, states, table, step=step)
-        print(f"step {step + 1}: {table.reward.mean():.1%} right, loss {report.policies['p0']['loss']:+.3f}")
-    return policies["p0"]
+        trees, states, report = learner.step(trees, states, table, step=step)
+        player.update(trees)
+        right = sum(episode.outcome for episode in table.heads) / len(table.heads)
+        print(f"step {step + 1}: {right:.1%} right, loss {report.policies['p0']['loss']:+.3f}")
+    return trees
 
 
 if __name__ == "__main__":

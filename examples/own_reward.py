@@ -3,7 +3,7 @@
 python -m examples.own_reward [WORKDIR] [--config.steps=200 ...]
 """
 
-from experiments import cli
+from marl_jax.commands import cli
 
 
 def brief_voters(graded):

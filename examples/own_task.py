@@ -5,7 +5,7 @@ python -m examples.own_task [WORKDIR] [--config.steps=200 ...]
 
 import random
 
-from experiments import cli
+from marl_jax.commands import cli
 from marl_jax.tasks import Task
 
 SPLITS = {"test": slice(0, 256), "val": slice(256, 512), "train": slice(512, None)}

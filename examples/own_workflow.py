@@ -3,7 +3,7 @@
 python -m examples.own_workflow [WORKDIR] [--config.steps=200 ...]
 """
 
-from experiments import cli
+from marl_jax.commands import cli
 from marl_jax.workflows import Call, judge, solver, workflow
 
 

@@ -33,6 +33,7 @@ flags.DEFINE_string(
 flags.DEFINE_string("generator_from", None, "folder of a single agent's run, for generator_transfer")
 flags.DEFINE_string("generator_checkpoint", None, "latest, best, base or a step of that run; None: latest")
 flags.DEFINE_integer("seed", None, "of the noise; None: the run's")
+flags.DEFINE_string("out", None, "another folder for eval.jsonl, where the run's can only be read")
 cli.define_accept_changes()
 
 
@@ -42,7 +43,8 @@ def main(_config: None, _: list[str]) -> None:
     from marl_jax.runs.tables import table
 
     asked = Evaluation(**{field.name: FLAGS[field.name].value for field in dataclasses.fields(Evaluation)})
-    print(table(evaluate(FLAGS.workdir, asked, accept_changes=FLAGS.accept_changes, watch=announce)))
+    about = {"accept_changes": FLAGS.accept_changes, "out": FLAGS.out}
+    print(table(evaluate(FLAGS.workdir, asked, watch=announce, **about)))
 
 
 if __name__ == "__main__":

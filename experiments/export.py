@@ -16,15 +16,20 @@ flags.DEFINE_string("out", "", "directory to write")
 flags.DEFINE_string("checkpoint", "latest", "latest, best, base or a step")
 flags.DEFINE_string("format", "hf", "hf or peft")
 flags.DEFINE_string(
-    "dtype", None, "float32 or bfloat16; None: weights as the base is stored, adapters in float32"
+    "dtype",
+    None,
+    "float32 or bfloat16; None: what was trained in float32 stays so, else as the base is stored",
 )
+flags.DEFINE_bool("overwrite", False, "replace the files of a model that is in the directory already")
 cli.define_accept_changes()
 
 
 def main(_config: None, _: list[str]) -> None:
     from marl_jax.commands.export import export
 
-    given = {name: FLAGS[name].value for name in ("checkpoint", "format", "dtype", "accept_changes")}
+    given = {
+        name: FLAGS[name].value for name in ("checkpoint", "format", "dtype", "accept_changes", "overwrite")
+    }
     print(export(FLAGS.workdir, FLAGS.policy, FLAGS.out, **given))
 
 

@@ -11,14 +11,17 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from experiments import cli
-from marl_jax.commands import run_matrix
+from marl_jax.commands import cli, run_matrix
 from marl_jax.config.run_config import ConfigError, split_argv
 from marl_jax.study.matrix import make_jobs
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("root", "", "the directory that holds the runs")
-flags.DEFINE_string("cells", "*", "patterns of cells, with commas between: voting-*,single-shared-*")
+flags.DEFINE_string(
+    "cells",
+    "",
+    "patterns of cells or names of sets, with commas between: voting-*,single-shared-*; none: the study's cells",
+)
 flags.DEFINE_integer("seeds", 1, "runs of every cell; seeds count up from the configuration's", lower_bound=1)
 flags.DEFINE_integer(
     "test_samples",

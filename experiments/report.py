@@ -13,12 +13,13 @@ from marl_jax.study.report import write_overview, write_report
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", None, "the folder of one run")
 flags.DEFINE_string("root", None, "a directory that holds folders of runs")
+flags.DEFINE_string("out", None, "another folder for the pages, where the runs can only be read")
 
 
 def main(_config: None, _: list[str]) -> None:
     if bool(FLAGS.workdir) == bool(FLAGS.root):
         raise FolderError("give either --workdir=DIR of one run, or --root=DIR of a directory of runs")
-    print(write_report(FLAGS.workdir) if FLAGS.workdir else write_overview(FLAGS.root))
+    print(write_report(FLAGS.workdir, FLAGS.out) if FLAGS.workdir else write_overview(FLAGS.root, FLAGS.out))
 
 
 if __name__ == "__main__":

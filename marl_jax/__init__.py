@@ -4,4 +4,6 @@ Every room is imported by its own name (`from marl_jax import models`), so that 
 nothing and each part can be used alone.
 """
 
+__all__ = ["__version__"]
+
 __version__ = "0.1.0"

@@ -7,7 +7,6 @@ made refuses everything else. Nothing here stops at the first mistake: mistakes 
 valid rest is still checked.
 """
 
-import contextlib
 import copy
 import dataclasses
 import difflib
@@ -22,6 +21,33 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt, MinLen
+
+__all__ = [
+    "Count",
+    "Misbuilt",
+    "Mismatch",
+    "NotNegative",
+    "OptionalCount",
+    "Path",
+    "Positive",
+    "Refused",
+    "T",
+    "Text",
+    "Whole",
+    "annotations",
+    "change",
+    "check",
+    "filled",
+    "fit",
+    "from_json",
+    "misfit",
+    "nearest",
+    "out_of_bounds",
+    "paths",
+    "read_texts",
+    "require",
+    "to_json",
+]
 
 Path = tuple[str, ...]
 T = TypeVar("T")
@@ -39,6 +65,10 @@ _NAMES = {int: "an integer", float: "a finite number", bool: "true or false", st
 
 class Mismatch(ValueError):
     """A value does not fit an annotation; the text is what would."""
+
+
+class Misbuilt(Mismatch):
+    """A value that should become a dataclass; the text is what this one has against it."""
 
 
 class Refused(ValueError):
@@ -218,8 +248,12 @@ def _cast(annotation: Any, value: Any) -> Any:
     for option in sorted(
         _options(annotation), key=lambda option: option is not type(None)
     ):  # "none" is a text, too
-        with contextlib.suppress(Mismatch):
+        try:
             return _as(option, _meant(option, value) if isinstance(value, Text) else _plain(value))
+        except Misbuilt:
+            raise
+        except Mismatch:
+            continue
     raise Mismatch(_describe(annotation))
 
 
@@ -245,6 +279,16 @@ def _as(option: Any, value: Any) -> Any:
             return tuple(map(_cast, each, value))
     if _is_mapping(option) and isinstance(value, Mapping):
         return {_cast(args[0], key): _cast(args[1], entry) for key, entry in value.items()}
+    if _is_tree(option) and isinstance(value, option):
+        return value
+    if _is_tree(option) and isinstance(value, Mapping):
+        known = _hints(option)
+        if unknown := [name for name in value if name not in known]:
+            raise Misbuilt(f"without '{unknown[0]}'{nearest(str(unknown[0]), known)}")
+        try:
+            return option(**value)
+        except (ValueError, TypeError) as error:
+            raise Misbuilt(f"{option.__name__}(...) that holds: {error}") from None
     raise Mismatch
 
 
@@ -266,6 +310,11 @@ def _meant(option: Any, text: Text) -> Any:
         return _WORDS[word]
     if option is str or origin is Literal:
         return str(text)
+    if origin is tuple and _is_tree(typing.get_args(option)[0]):
+        try:
+            return json.loads(text or "[]")
+        except ValueError:
+            return str(text)
     if origin is tuple:
         inside = text.strip()
         if inside[:1] + inside[-1:] in ("()", "[]"):
@@ -285,6 +334,8 @@ def _describe(annotation: Any) -> str:
         return f"set field by field: {', '.join(_hints(annotation))}"
     if origin is Literal:
         return " or ".join(f"'{choice}'" for choice in args)
+    if origin is tuple and _is_tree(args[0]):
+        return f"a JSON list of objects with the fields {', '.join(_hints(args[0]))}"
     if origin is tuple:
         count = "any number of" if args[-1] is Ellipsis else len(args)
         return f"{count} values with commas between, each {_describe(args[0])}"
@@ -405,7 +456,8 @@ def _fit(annotation: Any, value: Any, at: Path, problems: list[str]) -> Any:
         try:
             return annotation(**fields) if len(problems) == count else None
         except (ValueError, TypeError) as error:
-            problems.append(f"{where}: {error}")
+            own = getattr(error, "problems", [str(error)])
+            problems.extend(f"{where}: {line}" if at else line for line in own)
             return None
     if _is_mapping(annotation) and isinstance(value, Mapping):
         inner = typing.get_args(annotation)[1]

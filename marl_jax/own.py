@@ -3,9 +3,12 @@
 import hashlib
 import importlib
 import inspect
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+__all__ = ["called", "digest_own", "home_of", "is_own", "load_own", "own_function", "say", "told"]
 
 
 def is_own(name: str) -> bool:
@@ -38,3 +41,34 @@ def digest_own(name: str) -> str:
     """Of the file that the module was read from: changes when the user's code does."""
     source = inspect.getsourcefile(importlib.import_module(name.partition(":")[0]))
     return hashlib.sha256(Path(source).read_bytes() if source else b"").hexdigest()
+
+
+def called(function: Callable[..., Any], who: str, refusal: type[Exception], *args: Any) -> Any:
+    """What a user's function returns; whatever it raises is one line that names it and the place in its file."""
+    try:
+        return function(*args)
+    except (Exception, SystemExit) as error:
+        raise refusal(f"{who} raised {told(error, home_of(function))}") from error
+
+
+def say(error: BaseException) -> str:
+    """An exception as records put it: its type and its text; the type alone where asking for the text raises."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except BaseException:
+        return name
+
+
+def told(error: BaseException, home: str | None = None) -> str:
+    """What a user's code raised, in one line, and where: the last place in the file `home`, else the last of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = [frame for frame in frames if frame.filename == home][-1:] or frames[-1:]
+    where = f" (in {frame[0].name}, line {frame[0].lineno})" if frame else ""
+    return " ".join(say(error).split()) + where
+
+
+def home_of(function: Callable[..., Any]) -> str | None:
+    """The file that a function is written in; None where that cannot be said."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return None if code is None else code.co_filename

@@ -16,6 +16,23 @@ from marl_jax import fields
 from marl_jax.fields import Count, NotNegative, Whole, nearest
 from marl_jax.models.weight_table import Tree
 
+__all__ = [
+    "PolicyMap",
+    "PolicySpec",
+    "SamplingSettings",
+    "decode_groups",
+    "init_policies",
+    "is_frozen",
+    "isolated",
+    "policy_names",
+    "policy_of",
+    "role_settings",
+    "shared",
+    "stack",
+    "trained_policies",
+    "validate_map",
+]
+
 PolicyMap = Mapping[str, str]
 
 
@@ -161,13 +178,13 @@ def stack(trees: Mapping[str, Tree]) -> Tree:
 class SamplingSettings:
     """How a role samples. top_p 1 and top_k 0 are off; temperature 0 is greedy."""
 
-    max_new_tokens: Count = 256
-    min_new_tokens: Whole = 0
-    temperature: NotNegative = 1.0
-    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
-    top_k: Whole = 0
+    max_new_tokens: Count = 256  # longest completion
+    min_new_tokens: Whole = 0  # no stop token before so many
+    temperature: NotNegative = 1.0  # 0 is greedy
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0  # nucleus; 1 is off
+    top_k: Whole = 0  # 0 is off
     stop_tokens: tuple[Whole, ...] = ()  # besides the template's end of turn
-    stop_strings: tuple[Annotated[str, MinLen(1)], ...] = ()
+    stop_strings: tuple[Annotated[str, MinLen(1)], ...] = ()  # texts that end a completion
 
     def __post_init__(self) -> None:
         fields.check(self)

@@ -1,6 +1,6 @@
 """The table of a step: one row per call, from the end of a rollout to the gradient and the report.
 
-    whose   episode task call role slot turn policy version       the rollout
+    whose   episode path task call role slot turn policy version  the rollout
     said    prompt tokens logprobs kept (ragged), temperature     the rollout
     read    text answer kind choice; grade outcome                the rollout; `rewards.grading`
     worth   components reward; group advantage penalty; trains    `rewards.credit`; `learning.advantages`; the run
@@ -9,6 +9,7 @@ Each later stage is a function that adds columns or reads them. Columns of numbe
 `jit`; texts and the episodes' own facts stay on the host. `Table.episodes()` shows the same rows episode by episode.
 """
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -16,6 +17,22 @@ from typing import Any, Literal
 import numpy as np
 
 from marl_jax.task import Task
+
+__all__ = [
+    "COLUMNS",
+    "KINDS",
+    "META",
+    "VERDICTS",
+    "CallRecord",
+    "Episode",
+    "Leaf",
+    "Ragged",
+    "Table",
+    "ToolRecord",
+    "dense",
+    "padded",
+    "path_tuples",
+]
 
 KINDS = ("solver", "judge", "picker", "planner", "team")  # what a role's own work is; see `workflows.Kind`
 SOLVER, JUDGE, PICKER, PLANNER, TEAM = range(len(KINDS))
@@ -29,54 +46,75 @@ VERDICTS = {"Correct": 1, "Incorrect": 0}
 class CallRecord:
     """One call as it happened: a row of the table."""
 
-    role: str
-    policy: str
+    role: str  # who was asked
+    policy: str  # which one answered
     slot: int  # which of the role's parallel calls
     turn: int  # how many calls of the same (role, slot) came before in the episode
-    prompt_tokens: tuple[int, ...]
+    prompt_tokens: tuple[int, ...]  # what it was shown
     tokens: tuple[int, ...]  # sampled, including the stop token
     logprobs: tuple[float, ...]  # of the distribution sampled from
-    text: str
+    text: str  # what it said, as words
     finish_reason: str  # "stop" | "length"
     answer: str | None  # as the call's reader, or the task's parser, read it; None when unreadable
     reads: tuple[int, ...] = ()  # indices of the calls whose outputs the prompt showed
     after: int | None = None  # index of the call whose history this one continues
     version: int = 0  # update count of the policy that sampled it
     cut: int = 0  # tokens taken out of the prompt's middle so that it fits
-    temperature: float = 1.0
-    kept: tuple[tuple[int, ...], ...] | None = (
-        None  # per token, the ids that top-k/top-p left, if they cut any
-    )
+    temperature: float = 1.0  # that it was sampled at
+    # Per token, the ids that top-k/top-p left, if they cut any.
+    kept: tuple[tuple[int, ...], ...] | None = None
     kind: str = "team"  # what its role's own work is, one of KINDS
+    about: Task | None = None  # the task that it answers, where that is not its episode's
+    path: tuple[int, ...] = ()  # the branches taken before it, fork by fork
+    labels: Mapping[str, Any] | None = None  # given by the workflow, for groups
 
 
 @dataclasses.dataclass(frozen=True)
 class ToolRecord:
     """The result of one tool; a replay uses it instead of running the tool."""
 
-    name: str
+    name: str  # of the function
     result: Any  # JSON-like
     error: str | None = None  # "timeout", or the exception's text
     after_call: int = -1  # index of the last call issued before it
+    path: tuple[int, ...] = ()  # the branches taken before it
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", tuple(self.path))  # JSON has lists
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """How one path through the forks of an episode ended."""
+
+    path: tuple[int, ...]  # the branches taken
+    answer: str | None  # what the workflow returned there
+    error: str | None = None  # the exception that ended it early, if one did
+    outcome: Any = None  # grade of the answer; None until it is graded
 
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """One run of a workflow on one task: its calls in order, and once it is graded what they came to."""
+    """One run of a workflow on one task: its calls in order, and once it is graded what they came to.
 
-    task: Task
+    One that forks is a tree. It is seen path by path: each is an episode as it would be without its sisters. Places of
+    calls (`reads`, `after`, `after_call`) count on the path.
+    """
+
+    task: Task  # the problem
     sample: int  # which of the task's episodes
-    workflow: str
-    calls: tuple[CallRecord, ...]
+    workflow: str  # its name
+    calls: tuple[CallRecord, ...]  # in the order in which they were made
     answer: str | None  # what the workflow returned
-    tools: tuple[ToolRecord, ...] = ()
+    tools: tuple[ToolRecord, ...] = ()  # likewise
     error: str | None = None  # the exception that ended it early, if one did
     seconds: float = 0.0  # wall time; the only field that two equal runs may not share
     key: tuple[int, ...] = ()  # (run seed, step, task, sample): root of all its randomness
     outcome: Any = None  # grade of the answer, between 0 and 1; None until it is graded
-    answers: tuple[
-        float | None, ...
-    ] = ()  # grade of each solver's own answer (0 if unreadable); None for others
+    # By call, the grade of a solver's own answer (0 if unreadable); None for others.
+    answers: tuple[float | None, ...] = ()
+    path: tuple[int, ...] = ()  # the branches taken at its forks
+    leaves: tuple[Leaf, ...] = ()  # of a tree: how its paths ended; its `outcome` is their mean
 
     @property
     def episode(self) -> "Episode":
@@ -85,6 +123,7 @@ class Episode:
 
     @property
     def kinds(self) -> tuple[str, ...]:
+        """The kind of each call."""
         return tuple(call.kind for call in self.calls)
 
 
@@ -120,10 +159,12 @@ class Ragged:
         return self.values[self.starts[row] : self.starts[row] + self.lengths[row]]
 
     def take(self, rows: np.ndarray) -> "Ragged":
+        """These rows, in this order; nothing is copied."""
         return Ragged(self.values, self.starts[rows], self.lengths[rows])
 
     @staticmethod
     def concat(parts: Sequence["Ragged"]) -> "Ragged":
+        """The rows of all parts, one after the other."""
         offsets = np.cumsum([0, *(len(part.values) for part in parts)])
         return Ragged(
             np.concatenate([part.values for part in parts]),
@@ -134,21 +175,25 @@ class Ragged:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of N calls; those of an episode stand together and in order. NaN stands for "there is none"."""
+    """Columns of N calls; those of an episode stand together and in order. NaN stands for "there is none".
+
+    A call before a fork is one row, whatever number of paths goes on from it; `paths` gives each path rows of its own.
+    """
 
     # Whose
-    episode: Any  # Int[N], into `heads`
-    task: Any  # Int[N], equal for calls about one task
-    call: Any  # Int[N], its place in its episode
+    episode: Any  # Int[N], its episode, an index into `heads`
+    task: Any  # Int[N], equal for calls about one task: their episode's, or one of their own
+    path: Any  # Int[N, D], branches taken before it, filled up with -1
+    call: Any  # Int[N], its place on its path
     role: Any  # Int[N], into `roles`
-    slot: Any  # Int[N]
-    turn: Any  # Int[N]
+    slot: Any  # Int[N], which of the role's parallel calls
+    turn: Any  # Int[N], calls of the same role and slot before it in the episode
     policy: Any  # Int[N], into `policies`
     version: Any  # Int[N], update count of the policy
-    reads: Any  # Int[N, R], places in the episode of the calls whose outputs it was shown, filled up with -1
+    reads: Any  # Int[N, R], places on the path of the calls whose outputs it was shown, filled up with -1
     after: Any  # Int[N], place of the call whose history it goes on from; -1 for none
     # Said
-    prompt: Any  # Ragged Int
+    prompt: Any  # Ragged Int: the tokens that it was shown
     tokens: Any  # Ragged Int: sampled, including the stop token
     logprobs: Any  # Ragged Float, of the distribution sampled from
     kept: Any  # Ragged Int[T, K] like `tokens`: ids that top-k or top-p left, filled up with -1; None where all stay
@@ -158,23 +203,31 @@ class Table:
     cut: Any  # Int[N], tokens taken out of the prompt so that it fits
     # Read
     kind: Any  # Int[N], into KINDS
-    readable: Any  # Bool[N]
+    readable: Any  # Bool[N], an answer could be read in it
     choice: Any  # Int[N]: a judge's 1 for Correct and 0 for Incorrect, a picker's number from 1; else -1
-    sound: Any  # Bool[N], its episode ended without an error
+    sound: Any  # Bool[N], its episode, or a path that it is on, ended without an error
     grade: Any = None  # Float[N], of a solver's own answer, 0 if unreadable; NaN for others
-    outcome: Any = None  # Float[N], of its episode's answer
+    outcome: Any = None  # Float[N], of its episode's answer; the mean over the paths that it is on
     # Worth
     components: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # {name: Float[N]} of the reward
-    reward: Any = None  # Float[N]
+    reward: Any = None  # Float[N], the sum of its components
     penalty: Any = None  # Float[N] for its length, on top of the reward; None where none is to be paid
     group: Any = None  # Int[N], which rewards it is compared with
-    advantage: Any = None  # Float[N]
+    advantage: Any = None  # Float[N], how much better it did than its group
+    weight: Any = None  # Float[N], a factor of its loss; None: 1
+    clip_low: Any = None  # Float[N], its own clip range in place of the loss's
+    clip_high: Any = None  # Float[N], the upper end of that range
+    spoken: Any = None  # Ragged Bool like `tokens`: those that count in the loss; None: all
     trains: Any = None  # Bool[N], whether its policy learns from it
     # On the host
-    roles: tuple[str, ...] = ()
-    policies: tuple[str, ...] = ()
-    text: tuple[str, ...] = ()  # [N]
-    answer: tuple[str | None, ...] = ()  # [N]
+    roles: tuple[str, ...] = ()  # names that `role` points at
+    policies: tuple[str, ...] = ()  # names that `policy` points at
+    text: tuple[str, ...] = ()  # [N], what it said
+    answer: tuple[str | None, ...] = ()  # [N], what was read in it; None where nothing could be
+    about: tuple[
+        Task | None, ...
+    ] = ()  # [N], of calls about another task than their episode's; () if none is
+    labels: tuple[Mapping[str, Any] | None, ...] = ()  # [N], what the workflow labelled each call with
     heads: tuple[Episode, ...] = ()  # of the episodes, without their calls
 
     def __len__(self) -> int:
@@ -194,7 +247,7 @@ class Table:
             tokens=[call.tokens for call in calls],
             logprobs=[call.logprobs for call in calls],
             kept=[call.kept for call in calls],
-            task=[one.task.id for one in owners],
+            task=[(call.about or one.task).id for call, one in zip(calls, owners)],
             slot=[call.slot for call in calls],
             turn=[call.turn for call in calls],
             version=[call.version for call in calls],
@@ -207,16 +260,23 @@ class Table:
             episode=np.repeat(np.arange(len(episodes)), [len(one.calls) for one in episodes]).astype(
                 np.int32
             ),
-            call=_ints(i for one in episodes for i in range(len(one.calls))),
+            path=padded([call.path for call in calls]),
+            call=_ints(place for one in episodes for place in _places(one)),
             reads=padded([call.reads for call in calls]),
             after=_ints(-1 if call.after is None else call.after for call in calls),
             kind=_ints(KINDS.index(call.kind) for call in calls),
             choice=_ints(_choice(call.kind, call.answer) for call in calls),
-            sound=np.array([one.error is None for one in owners], bool),
+            sound=np.array(
+                [any(end.error is None for end in _ends(o, c)) for o, c in zip(owners, calls)], bool
+            ),
             grade=_floats(grade for one in episodes for grade in one.answers) if graded else None,
-            outcome=_floats(one.outcome for one in owners) if ended else None,
+            outcome=np.array([_mean(_ends(o, c)) for o, c in zip(owners, calls)], np.float64)
+            if ended
+            else None,
             text=tuple(call.text for call in calls),
             answer=tuple(call.answer for call in calls),
+            about=_abouts(call.about for call in calls),
+            labels=tuple(call.labels for call in calls),
             heads=tuple(dataclasses.replace(one, calls=(), answers=()) for one in episodes),
             reward=None,
             advantage=None,
@@ -240,12 +300,19 @@ class Table:
         zeros = np.zeros(count, np.int32)
         if "task" in columns:
             columns["task"] = dense(columns["task"])
-        given = {name: np.asarray(values, DTYPES.get(name, np.int32)) for name, values in columns.items()}
+        if columns.get("spoken") is not None:
+            columns["spoken"] = Ragged.of(columns["spoken"], bool)
+        given = {
+            name: values if isinstance(values, Ragged) else np.asarray(values, DTYPES.get(name, np.int32))
+            for name, values in columns.items()
+            if values is not None
+        }
         roles, policies = tuple(dict.fromkeys(role)), tuple(dict.fromkeys(policy))
         table = cls(
             episode=zeros, task=zeros, call=zeros, slot=zeros, turn=zeros, version=zeros, cut=zeros,
             role=_ints(map(roles.index, role)),
             policy=_ints(map(policies.index, policy)),
+            path=np.full((count, 1), -1, np.int32),
             reads=np.full((count, 1), -1, np.int32),
             after=zeros - 1,
             prompt=Ragged.of(prompt, np.int32),
@@ -268,6 +335,7 @@ class Table:
         return table.replace(**given)
 
     def replace(self, **columns: Any) -> "Table":
+        """The same table with these columns."""
         return dataclasses.replace(self, **columns)
 
     def take(self, rows: Any) -> "Table":
@@ -314,17 +382,26 @@ class Table:
         joined["episode"] = np.concatenate([t.episode + k for t, k in zip(tables, offsets)]).astype(np.int32)
         heads = tuple(head for table in tables for head in table.heads)
         if heads:
-            joined["task"] = dense([heads[number].task.id for number in joined["episode"].tolist()])
+            tasks = (table.task_of(row) for table in tables for row in range(len(table)))
+            joined["task"] = dense([task.id for task in tasks])
         components = {}
         for name in dict.fromkeys(name for table in tables for name in table.components):
             parts = [table.components.get(name, np.full(len(table), np.nan)) for table in tables]
             components[name] = np.concatenate(parts)
-        texts = {name: tuple(entry for table in tables for entry in getattr(table, name)) for name in TEXTS}
+        texts = {
+            name: tuple(entry for table in tables for entry in getattr(table, name)) for name in TEXTS[:2]
+        }
+        texts["about"] = _abouts(one for t in tables for one in t.about or (None,) * len(t))
+        if any(table.labels for table in tables):
+            texts["labels"] = tuple(one for t in tables for one in t.labels or (None,) * len(t))
         return first.replace(**joined, **texts, components=components, heads=heads)
 
     def numbers(self) -> "Table":
         """The columns that may enter `jit`; `rewards.credit` makes tables known to JAX."""
-        return self.replace(text=(), answer=(), heads=(), prompt=None, tokens=None, logprobs=None, kept=None)
+        if self.forked:
+            raise ValueError("this table has episodes that fork: take the numbers of its paths()")
+        ragged = dict.fromkeys(("prompt", "tokens", "logprobs", "kept", "spoken"))
+        return self.replace(**dict.fromkeys(TEXTS, ()), heads=(), **ragged)
 
     def need_episodes(self) -> None:
         """Refuse a table of `make`, which knows calls and not whose episodes they are."""
@@ -333,8 +410,57 @@ class Table:
                 "this table has calls without episodes: it can be learned from, not graded, stored or shown"
             )
 
+    @property
+    def forked(self) -> bool:
+        """Whether some calls are on several paths."""
+        return any(head.leaves for head in self.heads)
+
+    @property
+    def parent(self) -> np.ndarray:
+        """Int[N]: the fork that it is below, equal for the calls of all its branches; -1 where there was none."""
+        owners = zip(self.episode.tolist(), path_tuples(self.path))
+        return dense([None, *((number, path[:-1]) if path else None for number, path in owners)])[1:] - 1
+
+    @property
+    def branch(self) -> np.ndarray:
+        """Int[N]: which branch of that fork it is in; -1 where there was none."""
+        return _ints(path[-1] if path else -1 for path in path_tuples(self.path))
+
+    def paths(self) -> tuple["Table", np.ndarray]:
+        """Every path as an episode without forks, each with its own row of every call; and each row's row here."""
+        if not self.forked:
+            return self, np.arange(len(self))
+        heads: list[Episode] = []
+        rows: list[np.ndarray] = []
+        first = np.searchsorted(self.episode, np.arange(len(self.heads) + 1))
+        for number, head in enumerate(self.heads):
+            mine = np.arange(first[number], first[number + 1])
+            for leaf in head.leaves:
+                heads.append(_path_of(head, leaf))
+                rows.append(mine[_on(self.path[mine], leaf.path)])
+            if not head.leaves:
+                heads.append(head)
+                rows.append(mine)
+        sizes = [len(some) for some in rows]
+        every = np.concatenate([*rows, np.zeros(0, np.int64)])
+        owners = np.repeat(np.arange(len(heads)), sizes).astype(np.int32)
+        ends = [heads[owner] for owner in owners.tolist()]
+        flat = self.take(every).replace(
+            episode=owners,
+            heads=tuple(heads),
+            sound=np.array([end.error is None for end in ends], bool),
+            outcome=None if self.outcome is None else _floats(end.outcome for end in ends),
+        )
+        return flat, every
+
     def role_of(self, row: int) -> str:
+        """Name of a row's role."""
         return self.roles[self.role[row]]
+
+    def task_of(self, row: int) -> Task:
+        """What the call is about: its episode's task, unless it has one of its own."""
+        own = self.about[row] if self.about else None
+        return own or self.heads[self.episode[row]].task
 
     def present(self, column: Literal["role", "policy"] = "role") -> list[str]:
         """The roles, or the policies, that have rows, in order of appearance."""
@@ -350,8 +476,10 @@ class Table:
         return found
 
     def episodes(self) -> list[Episode]:
-        """Views by episode: calls in order, texts, who read whom, and grades once they are given."""
+        """Views by episode, path by path: calls in order, texts, who read whom, and grades once they are given."""
         self.need_episodes()
+        if self.forked:
+            return self.paths()[0].episodes()
         calls: list[list[CallRecord]] = [[] for _ in self.heads]
         for row, number in enumerate(self.episode.tolist()):
             calls[number].append(self._record(row))
@@ -387,15 +515,19 @@ class Table:
             temperature=float(self.temperature[row]),
             kept=kept,
             kind=KINDS[self.kind[row]],
+            about=self.about[row] if self.about else None,
+            path=tuple(way for way in self.path[row].tolist() if way >= 0),
+            labels=self.labels[row] if self.labels else None,
         )
 
 
-TEXTS = ("text", "answer")
+TEXTS = ("text", "answer", "about", "labels")
 META = ("roles", "policies", *TEXTS, "heads")
 COLUMNS = tuple(f.name for f in dataclasses.fields(Table) if f.name not in (*META, "components"))
 DTYPES = {
     **dict.fromkeys(("truncated", "readable", "sound", "trains"), bool),
     **dict.fromkeys(("temperature", "reward", "penalty", "advantage", "grade", "outcome"), np.float64),
+    **dict.fromkeys(("weight", "clip_low", "clip_high"), np.float64),
 }
 
 
@@ -403,6 +535,53 @@ def dense(keys: Iterable[Any]) -> np.ndarray:
     """Int[N]: hashable keys as 0, 1, 2, ... in order of appearance."""
     seen: dict[Any, int] = {}
     return _ints(seen.setdefault(key, len(seen)) for key in keys)
+
+
+def _abouts(tasks: Iterable[Task | None]) -> tuple[Task | None, ...]:
+    """() where every call is about its episode's task."""
+    given = tuple(tasks)
+    return given if any(given) else ()
+
+
+def path_tuples(path: np.ndarray) -> list[tuple[int, ...]]:
+    """The column `path`, row by row."""
+    return [tuple(way for way in row if way >= 0) for row in path.tolist()]
+
+
+def _ends(episode: Episode, call: CallRecord) -> list[Any]:
+    """The paths that a call is on; the episode itself where it does not fork."""
+    return [leaf for leaf in episode.leaves if leaf.path[: len(call.path)] == call.path] or [episode]
+
+
+def _mean(ends: Sequence[Any]) -> float:
+    return sum(end.outcome for end in ends) / len(ends)
+
+
+def _places(episode: Episode) -> Iterable[int]:
+    """Where each call stands on its path."""
+    if not episode.leaves:
+        return range(len(episode.calls))
+    sizes = collections.Counter(call.path for call in episode.calls)
+    before = {path: sum(sizes[path[:depth]] for depth in range(len(path))) for path in sizes}
+    count: collections.Counter[tuple[int, ...]] = collections.Counter()
+    places = []
+    for call in episode.calls:
+        places.append(before[call.path] + count[call.path])
+        count[call.path] += 1
+    return places
+
+
+def _path_of(head: Episode, leaf: Leaf) -> Episode:
+    tools = tuple(tool for tool in head.tools if leaf.path[: len(tool.path)] == tool.path)
+    ending = {"path": leaf.path, "answer": leaf.answer, "error": leaf.error, "outcome": leaf.outcome}
+    return dataclasses.replace(head, tools=tools, leaves=(), **ending)
+
+
+def _on(paths: np.ndarray, leaf: tuple[int, ...]) -> np.ndarray:
+    """Bool[n]: the calls, by their paths [n, D], that are on the path to this leaf."""
+    ways = np.full(max(paths.shape[1], len(leaf)), -1)
+    ways[: len(leaf)] = leaf
+    return ((paths == ways[: paths.shape[1]]) | (paths < 0)).all(axis=1)
 
 
 def _choice(kind: str, answer: str | None) -> int:
@@ -421,6 +600,7 @@ def _floats(values: Iterable[float | None]) -> np.ndarray:
 
 
 def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """Int[N, R]: rows filled up with -1 to the longest."""
     padded = np.full((len(rows), max([1, *map(len, rows)])), -1, np.int32)
     for line, row in zip(padded, rows):
         line[: len(row)] = row

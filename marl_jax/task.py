@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+__all__ = ["Family", "Task"]
+
 Family = Literal["math", "code"]
 
 
@@ -16,10 +18,11 @@ class Task:
     """One problem of a data set."""
 
     id: str  # unique within its data set, stable across runs
-    family: Family
-    question: str
+    family: Family  # how it is read and graded
+    question: str  # what roles are shown
     gold: str = ""  # math: the reference answer
     tests: tuple[Mapping[str, Any], ...] = ()  # code: hidden tests, see `rewards.run_program`
     public_tests: tuple[Mapping[str, Any], ...] = ()  # code: tests that a role may be shown
     level: int = 0  # difficulty, where the data set states one
+    # What its data set knows besides, as JSON.
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)

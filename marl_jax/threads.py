@@ -19,6 +19,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError
 from concurrent.futures import wait as wait_for
 from typing import Any, TypeVar
 
+__all__ = ["Workers"]
+
 LOOK_S = 0.1  # between two looks at what else may end a wait
 
 _T = TypeVar("_T")

@@ -1,9 +1,9 @@
-"""The names that docs/run-folder.md has for what stands in a run's lines."""
+"""The names that docs/metrics.md has for what stands in a run's lines."""
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "run-folder.md"
+PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 
 
 def undocumented(file, line):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import script
 from absl import logging
+from notebook import notebook_of
 from run_names import undocumented
 
 from examples import own_loop
@@ -25,6 +26,7 @@ TRAINED = {  # {program: roles}
     "own_workflow": {"generator", "evaluator"},
     "own_task": {"generator"},
     "own_reward": {"generator", "aggregator"},
+    "forks": {"orchestrator", "worker"},
 }
 READ = []  # splits, by training
 SMALL = (
@@ -67,7 +69,7 @@ def trained(request, base, tmp_path_factory):
 
 
 def test_every_program_is_run_here():
-    assert set(PROGRAMS) == {*TRAINED, "sample", "losses", "own_loop"}
+    assert set(PROGRAMS) == {*TRAINED, "sample", "losses", "own_loop", "compiled_step"}
 
 
 def test_a_model_directory_is_sampled_from(base, capsys):
@@ -96,6 +98,28 @@ def test_a_loop_of_ones_own_tells_of_every_step_and_ends_with_policies(base, cap
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
 
 
+def test_the_notebook_is_the_script_cell_by_cell_and_runs_as_it_stands(capsys, monkeypatch):
+    made = notebook_of((ROOT / "examples" / "own_loop.py").read_text())
+    kept = json.loads((ROOT / "examples" / "own_loop.ipynb").read_text())
+    assert kept == made
+    monkeypatch.chdir(ROOT / "examples")  # where a notebook runs
+    names = {}
+    for cell in kept["cells"]:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 2 and all(re.match(r"step \d: [\d.]+% right, loss [+-]", line) for line in told)
+    assert set(names["trees"]) == {"p0", "p1"}
+    # 20 lines of code from the player to the weights
+    assert len("".join(kept["cells"][2]["source"]).splitlines()) <= 20
+
+
+def test_the_compiled_step_tells_of_every_step(base, capsys):
+    run("compiled_step", *[f"--config.{setting}" for setting in (*SMALL, f"policies.base={base}")])
+    told = capsys.readouterr().out.splitlines()
+    assert [re.fullmatch(r"(\d) reward [01]\.\d+ tokens \d+", line)[1] for line in told] == ["1", "2"]
+
+
 def test_training_never_reads_the_test_split(trained):
     assert set(READ) == {"train", "val"}
 
@@ -109,8 +133,8 @@ def test_it_trains_every_role_it_names(trained):
     assert f"examples.{program}:" in (workdir / "config.json").read_text()
 
 
-def test_the_page_is_left_to_the_command_that_writes_it(trained):
-    assert not list(trained[1].glob("report.*"))
+def test_it_ends_with_its_report(trained):
+    assert {path.name for path in trained[1].glob("report.*")} == {"report.html", "report.png"}
 
 
 def test_a_resume_would_notice_that_the_program_changed(trained):

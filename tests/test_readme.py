@@ -2,12 +2,16 @@
 
 import dataclasses
 import functools
+import importlib
 import importlib.util
 import inspect
+import itertools
 import re
 import runpy
 import shlex
+import textwrap
 import tomllib
+import types
 import typing
 from pathlib import Path
 
@@ -19,11 +23,13 @@ from marl_jax.config.run_config import RunConfig, load_config, load_file, split_
 from marl_jax.planning.devices import KINDS
 from marl_jax.planning.plan import demand_of, find_model, make_plan
 from marl_jax.study.matrix import make_jobs
+from marl_jax.tasks.datasets import NAMES, SOURCES
+from marl_jax.workflows import BUILT_IN
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
-    for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))
+    for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))
 }
 README, MEASURED = PAGES["README.md"], PAGES["docs/measured.md"]
 PROGRAMS = [path.read_text() for path in (*ROOT.glob("examples/*.py"), ROOT / "marl_jax/workflows/voting.py")]
@@ -39,6 +45,15 @@ def everywhere(pattern):
     return sorted(found)
 
 
+def import_name(name):
+    """A module, or what a module has."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        module, _, member = name.rpartition(".")
+        return getattr(importlib.import_module(module), member)
+
+
 # ---------------------------------------------------------------- programs and commands
 
 
@@ -47,7 +62,19 @@ BLOCKS = [block for text in PAGES.values() for block in re.findall(r"```python\n
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_program_on_a_page_is_one_that_is_executed(block):
-    assert block in PROGRAMS  # see test_examples.py
+    assert any(block in program for program in PROGRAMS)  # see test_examples.py
+
+
+LINES = [
+    block
+    for text in PAGES.values()
+    for block in re.findall(r"^    (?:import|from) .*\n(?:(?:    .*)?\n)*", text, re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("block", LINES)
+def test_lines_of_python_on_a_page_can_be_compiled(block):
+    compile(textwrap.dedent(block), "page", "exec")
 
 
 COMMANDS = sorted({match for _, match in everywhere(r"(?:^    (?:\w+=\S+ )?|`)(python -m [^`\n]+)")})
@@ -117,7 +144,10 @@ def test_a_pytest_command_has_files_and_a_mark_that_exist(command):
 # ---------------------------------------------------------------- places
 
 
-@pytest.mark.parametrize("page, target", everywhere(r"\]\(([^)\s]+)\)"))
+LINKS = everywhere(r"\]\(([^)\s]+)\)")
+
+
+@pytest.mark.parametrize("page, target", [link for link in LINKS if not link[1].startswith("https://")])
 def test_a_link_leads_somewhere(page, target):
     file, _, anchor = target.partition("#")
     place = (ROOT / page).parent / file if file else ROOT / page
@@ -137,6 +167,18 @@ def test_a_place_that_is_named_exists(page, place):
     assert (ROOT / place).exists()
 
 
+def test_a_file_that_the_map_names_is_in_its_room():
+    rows = re.findall(r"^\| `(marl_jax/\w+)` \| (.*) \|$", README, re.MULTILINE)
+    named = [f"{room}/{file}" for room, words in rows for file in re.findall(r"`(\w+\.py)`", words)]
+    found = {"marl_jax/workflows/voting.py", "marl_jax/learning/losses.py", "marl_jax/rewards/credit.py"}
+    assert found <= set(named) and all((ROOT / file).exists() for file in named)
+
+
+@pytest.mark.parametrize("page, name", everywhere(r"`(marl_jax(?:\.\w+)+)"))
+def test_a_name_of_the_library_exists(page, name):
+    import_name(name)
+
+
 def test_a_room_of_the_library_is_on_the_map():
     rooms = {path.parent.name for path in (ROOT / "marl_jax").glob("*/__init__.py")}
     assert rooms == set(re.findall(r"^\| `marl_jax/(\w+)`", README, re.MULTILINE))
@@ -153,20 +195,19 @@ def leaf(path):
     return cls, next(field for field in dataclasses.fields(cls) if field.name == rest[-1])
 
 
-def documented(page):
-    rows = re.findall(r"^\| `([\w.]+)` \| (?:`(.+?)`|required) \| (.+) \|$", PAGES[page], re.MULTILINE)
+def documented():
+    text = PAGES["docs/config.md"] + PAGES["docs/config-learner.md"]
+    rows = re.findall(r"^\| `([\w.]+)` \| (?:`(.+?)`|required) \| (.+) \|$", text, re.MULTILINE)
     return {path: (text, what) for path, text, what in rows}
 
 
 def test_every_field_of_the_configuration_is_documented_and_no_other():
-    assert list(documented("docs/config.md")) and set(documented("docs/config.md")) == set(
-        fields.paths(RunConfig)
-    )
+    assert list(documented()) and set(documented()) == set(fields.paths(RunConfig))
 
 
 @pytest.mark.parametrize("path", list(fields.paths(RunConfig)))
 def test_the_documented_default_is_the_one_of_the_dataclass(path):
-    text, what = documented("docs/config.md")[path]
+    text, what = documented()[path]
     assert what.endswith((".", ",", ";"))
     cls, field = leaf(path)
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
@@ -194,6 +235,34 @@ def test_the_control_makes_as_many_calls_as_the_page_says_that_a_workflow_does(f
     assert calls("voting", ("workflow.settings.votes", "7")) == 8
     assert calls("eval_opt", ("workflow.settings.rounds", "7")) == 14
     assert calls("orch_workers", ("workflow.settings.workers", "7")) == 9
+
+
+OF_VERL = {"rollout.n", "rollout.name"}
+GROUPS = {path.partition(".")[0] for path in fields.paths(RunConfig) if "." in path}
+FLAGS = everywhere(r"--config\.([\w.]+)")
+FIELDS = everywhere(rf"`((?:{'|'.join(GROUPS)})\.[a-z_.]+)[=`]")
+
+
+@pytest.mark.parametrize("page, name", sorted({*FLAGS, *FIELDS}))
+def test_a_field_that_a_page_names_exists(page, name):
+    known = fields.paths(RunConfig)
+    assert name in OF_VERL or any(
+        name == path or name.startswith(f"{path}.") or path.startswith(f"{name}.") for path in known
+    )
+
+
+def test_the_reward_of_the_page_pays_drafts_by_their_verdicts_and_others_by_the_outcome():
+    (block,) = (text for text in PAGES["docs/how-to.md"].split("\n\n") if "def by_verdict" in text)
+    start = PAGES["docs/how-to.md"].index(block)
+    lines = itertools.takewhile(
+        lambda line: not line or line.startswith("    "), PAGES["docs/how-to.md"][start:].splitlines()
+    )
+    space = {}
+    exec(textwrap.dedent("\n".join(lines)), space)
+    said = lambda role, answer, *reads: types.SimpleNamespace(role=role, answer=answer, reads=reads)
+    calls = [said("generator", "7"), said("evaluator", "Incorrect", 0), said("generator", "8", 1)]
+    calls.append(said("evaluator", "Correct", 2))
+    assert space["by_verdict"]([types.SimpleNamespace(calls=calls, outcome=0.25)]) == [[0.0, 0.25, 1.0, 0.25]]
 
 
 # ---------------------------------------------------------------- what plan counts
@@ -228,5 +297,46 @@ def test_a_page_can_be_read_in_one_sitting(page):
 
 
 def test_every_page_is_in_the_navigation_of_the_documentation():
-    named = set(re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
-    assert named == {path.name for path in ROOT.glob("docs/*.md")}
+    named = set(re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert named == {path.removeprefix("docs/") for path in PAGES} | {"BUILD_NOTES.md"}
+
+
+def test_a_built_in_workflow_is_on_its_page_with_its_roles_kinds_families_and_settings():
+    page = PAGES["docs/built-in-workflows.md"]
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+? \| .+?) \|", page, re.MULTILINE))
+    assert set(rows) == set(BUILT_IN)
+    for name, found in BUILT_IN.items():
+        roles = ", ".join(f"{role}: {found.kind_of(role)}" for role in found.roles)
+        assert rows[name] == f"{roles} | {', '.join(found.families)}"
+        values = [setting for setting, value in found.settings.items() if not callable(value)]
+        assert all(re.search(rf"`{setting}(=\w+)?`", page) for setting in values), (name, values)
+
+
+def test_a_data_set_is_on_the_page_of_tasks_with_its_family():
+    rows = dict(re.findall(r"^\| (`.+`) \| (math|code|either) \|", PAGES["docs/tasks.md"], re.MULTILINE))
+    families = {name: source.family or "either" for name, source in SOURCES.items()}
+    families |= {"micro_math": "math", "micro_code": "code", "module:function": "either"}
+    assert rows == {f"`{name}`": family for name, family in families.items()}
+    assert set(NAMES) < set(families)
+
+
+# ---------------------------------------------------------------- the reference
+
+
+DOCUMENTED = [name for _, name in everywhere(r"^::: (\S+)$")]
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_a_name_of_the_reference_can_be_imported(name):
+    import_name(name)
+
+
+@pytest.mark.parametrize(
+    "room", ["learning", "models", "rewards", "rollouts", "runs", "sampling", "tasks", "workflows"]
+)
+def test_what_a_room_offers_is_in_the_reference(room):
+    offered = importlib.import_module(f"marl_jax.{room}")
+    for name in offered.__all__:
+        home = getattr(getattr(offered, name), "__module__", None)
+        if home and home.startswith("marl_jax"):
+            assert home in DOCUMENTED or f"{home}.{name}" in DOCUMENTED, f"{home}.{name}"

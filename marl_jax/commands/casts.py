@@ -23,6 +23,8 @@ from marl_jax.runs.parts import Parts, digests, load_parts
 from marl_jax.runs.stored import check_unchanged, path_of, policies_at, read_which, whole_weights
 from marl_jax.workflows import single
 
+__all__ = ["Cast", "Evaluation", "Stage", "make_stage"]
+
 MODES = ("trained", "base", "single_transfer", "generator_transfer", "swapped")
 SPLITS = ("test", "val")
 
@@ -34,14 +36,13 @@ class Evaluation:
     # all, latest, best, base or a step. None: latest, but base for generator_transfer, so that the other roles are as
     # they began.
     checkpoint: str | None = None
-    split: str = "test"
+    split: str = "test"  # or val
     samples: int = 1  # episodes of each problem
     problems: int | None = None  # the first so many; None: all
-    mode: str = "trained"
+    mode: str = "trained"  # one of MODES
     role: str | None = None  # who plays alone, or is replaced; None: the generator
-    generator_from: str | os.PathLike[str] | None = (
-        None  # the folder of the run that a transferred policy is of
-    )
+    # The folder of the run that a transferred policy is of.
+    generator_from: str | os.PathLike[str] | None = None
     generator_checkpoint: str | None = None  # None: latest
     seed: int | None = None  # of the noise; None: the run's
 
@@ -85,6 +86,7 @@ class Stage:
 
 def make_stage(asked: Evaluation, config: RunConfig, parts: Parts, accept_changes: bool) -> Stage:
     """The stage of the mode that is asked for."""
+    config = dataclasses.replace(config, phases=())  # they are of training
     match asked.mode:
         case "single_transfer":
             return _alone(config, parts, asked.role or "generator")

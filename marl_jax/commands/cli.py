@@ -6,6 +6,7 @@ if __name__ == "__main__":
 Exit codes: 0, done; 1, it failed; 2, refused with what to put right.
 """
 
+import logging as python_logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,10 +14,13 @@ from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
+from marl_jax import compile_cache
 from marl_jax.config.run_config import ConfigError, RunConfig, from_argv, split_argv
-from marl_jax.errors import UserError
+from marl_jax.errors import RunError, UserError
 
-REFUSED = 2  # exit code of what the user can put right
+__all__ = ["FAILED", "PATIENCE", "REFUSED", "define_accept_changes", "no_config", "run", "train"]
+
+FAILED, REFUSED = 1, 2  # exit codes: the run ended by an error; what was asked for has to be put right
 PATIENCE = 15.0  # seconds of `runs.train`: a machine that is preempted goes away after 30
 flags.disclaim_key_flags()  # so that --helpshort of a command shows the flags that are defined for it here
 
@@ -44,6 +48,10 @@ def run(
     # the bits of one that was not, and is evaluated as it was trained.
     if "xla_gpu_deterministic_ops" not in (given := os.environ.get("XLA_FLAGS", "")):
         os.environ["XLA_FLAGS"] = f"{given} --xla_gpu_deterministic_ops=true".strip()
+    if "cache" not in flags.FLAGS:
+        flags.DEFINE_bool(
+            "cache", True, "keep compiled programs for the next start, see marl_jax/compile_cache.py"
+        )
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is missing, at every start
     try:
         spec, texts, rest = split_argv(sys.argv)
@@ -68,15 +76,18 @@ def no_config(argv: Sequence[str]) -> NoReturn:
 
 
 def train(workdir: str, *defaults: str) -> None:
-    """Train what the defaults and the command line, which counts more, ask for; its one word is another folder."""
+    """Train and report what the defaults and the command line, which counts more, ask for.
+
+    The one word of the command line is another folder.
+    """
     define_accept_changes()
     sys.argv[1:1] = defaults
 
     def main(config: RunConfig, left: list[str]) -> None:
-        from marl_jax.runs import train
+        from marl_jax.commands.train import train_and_report
 
         folder = left[0] if left else workdir
-        train(config, folder, accept_changes=flags.FLAGS.accept_changes, patience=PATIENCE)
+        train_and_report(config, folder, accept_changes=flags.FLAGS.accept_changes)
 
     run(main, words=1)
 
@@ -88,12 +99,21 @@ def _parse(argv: list[str]) -> list[str]:
         sys.exit(_refusal(error))
 
 
+class _Sentences(python_logging.Formatter):
+    """Warnings as a user reads them, without absl's letter, date and place."""
+
+    def format(self, record: python_logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if record.levelno < python_logging.WARNING else f"{record.levelname.lower()}: {text}"
+
+
 def _call(
     main: Callable[..., int | None], config: Any, left: list[str], words: int, needs: str
 ) -> int | None:
     # Absl makes it INFO where it was not asked for, and libraries would talk into the live view.
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
+    logging.get_absl_handler().setFormatter(_Sentences())
     try:
         for word in left[words:]:
             raise ConfigError(
@@ -101,9 +121,16 @@ def _call(
             )
         if config is None and needs:
             raise ConfigError([f"--config is missing: give --config={needs}"])
+        if flags.FLAGS.cache:
+            compile_cache.keep_programs()
+        else:
+            compile_cache.keep_nothing()
         return main(config, left)
     except UserError as error:
         return _refusal(error)
+    except RunError as error:
+        print(error, file=sys.stderr)
+        return FAILED
 
 
 def _refusal(error: Exception) -> int:

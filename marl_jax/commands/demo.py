@@ -11,6 +11,8 @@ from marl_jax.runs import train
 from marl_jax.runs.tables import table
 from marl_jax.study.report import write_report
 
+__all__ = ["demo"]
+
 CELL = "configs/micro.py:voting-isolated-xs-math"
 SMALLER = (  # than the cell: minutes instead of half an hour
     ("steps", "40"),

@@ -6,7 +6,9 @@ Only this reads the test split. Who plays is a matter of the mode, see `casts`.
 """
 
 import contextlib
+import hashlib
 import itertools
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,9 +22,10 @@ from marl_jax.config.run_config import DataConfig, RunConfig
 from marl_jax.own import is_own
 from marl_jax.policies import decode_groups
 from marl_jax.rewards.grading import Grader, grade
-from marl_jax.rollouts import Progress, progress_bar
+from marl_jax.rollouts import Progress, progress_bar, write_episodes
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.checkpoints import CheckpointError, Damaged, steps
+from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import FolderError, open_folder, read_config
 from marl_jax.run_folder.metrics import JsonLines, read_lines
 from marl_jax.runs.evaluation import summary
@@ -32,7 +35,7 @@ from marl_jax.runs.play import (
     load_named,
     make_service,
     planned_engine,
-    play,
+    player_of,
     settled_shapes,
 )
 from marl_jax.runs.stored import (
@@ -45,7 +48,10 @@ from marl_jax.runs.stored import (
     read_which,
 )
 from marl_jax.sampling.shapes import EngineSettings, free_bytes, memory_bytes
+from marl_jax.table import Table
 from marl_jax.tasks import Task
+
+__all__ = ["announce", "evaluate"]
 
 Watch = Callable[[str], Callable[[Progress], None] | None]
 
@@ -56,8 +62,11 @@ def evaluate(
     *,
     accept_changes: bool = False,
     watch: Watch = lambda name: None,
+    out: str | os.PathLike[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Play what is asked for: one record per checkpoint, appended to `eval.jsonl` unless it was there.
+
+    With `out`, that file is in another folder, and nothing is written to the run's.
 
     The base comes first, and the others carry their difference to it. `accept_changes` evaluates although the base, the
     data or the prompts are not what the run began with. `watch` is called with the name of the checkpoint that is
@@ -65,8 +74,8 @@ def evaluate(
     """
     path, split, samples = path_of(workdir), asked.split, asked.samples
     wanted = _wanted(path, asked.checkpoint, asked.mode)
-    with open_folder(path), contextlib.closing(JsonLines(path / "eval.jsonl")) as lines:
-        before = list(read_lines(lines.path))
+    with _opened(path, out) as lines:
+        before = [line for file in {path / "eval.jsonl", lines.path} for line in read_lines(file)]
         config = on_these_devices(read_config(path))
         named = load_named(config, [split])
         parts, drawn, now = named.parts, named.splits[split], dict(named.digests)
@@ -86,16 +95,14 @@ def evaluate(
         if warning := _learned_from(config.data, split, drawn):
             logging.warning("%s", warning)
         noise = config.seed if asked.seed is None else asked.seed
+        metric = config.evaluation.metric
         made_of = {"data": now.pop(f"data {split}"), "of_problems": len(drawn)}
         made_of["made_with"] = folder.versions() | now
 
         def played(cast: Cast, of: Stored, base: list[float] | None) -> dict[str, Any]:
             service.update(of.trees, of.updates)
             grader = Grader()
-            table = play(
-                cast.config,
-                stage.parts,
-                service,
+            table = player_of(cast.config, stage.parts, service).play(
                 tasks,
                 samples=samples,
                 step=EVALUATION_NOISE,
@@ -103,23 +110,49 @@ def evaluate(
                 progress=watch(of.name),
                 finished=grader.start,
             )
-            found = summary(grade(table, grader), samples, base)
+            table = grade(table, grader)
+            found = summary(table, samples, base, parts.metric)
             about = {"split": split, "mode": cast.mode, "seed": noise, "checkpoint": of.name, **cast.about}
+            about |= {"metric": metric} if metric else {}
             record = {**about, **found, **made_of}
+            record["episodes"] = _keep(lines.path.parent, of.step, table, record)
             lines.write(of.step, record)
             return {"step": of.step, **record}
 
         same = {"split": split, "seed": noise, "samples": samples, "problems": len(tasks), **made_of}
+        same["metric"] = metric
         base = _recorded(path, before, stage.base, {**same, **stage.base.about})
         base = base or played(stage.base, start, None)
         rest = itertools.chain(first, stored)
         return [base, *(played(stage.cast, one, base["per_problem"]) for one in rest)]
 
 
+@contextlib.contextmanager
+def _opened(path: Path, out: str | os.PathLike[str] | None) -> Iterator[JsonLines]:
+    """The file that records go to: of the run, whose folder is locked meanwhile, or of another folder."""
+    if out is None:
+        elsewhere = "give --out=DIR to write elsewhere"
+        with open_folder(path, elsewhere), contextlib.closing(JsonLines(path / "eval.jsonl")) as lines:
+            yield lines
+        return
+    with contextlib.closing(JsonLines(folder.outside(out) / "eval.jsonl")) as lines:
+        yield lines
+
+
 def announce(name: str) -> Callable[[Progress], None]:
     """Say on the terminal which checkpoint is played, and show how far it is."""
     print(f"evaluating {name}", file=sys.stderr)
     return progress_bar()
+
+
+def _keep(path: Path, step: int, table: Table, record: Mapping[str, Any]) -> str:
+    """Write what was said, in the form of a step's episodes; where, within the folder that has the records."""
+    told = json.dumps([record[name] for name in sorted(record) if name not in ("per_problem", "roles")])
+    name = f"{record['split']}-{step:06d}-{record['mode']}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+    file = path / "episodes" / f"{name}.parquet"
+    with disk_errors(file.parent):
+        write_episodes(file, table)
+    return str(file.relative_to(path))
 
 
 def _learned_from(config: DataConfig, split: str, tasks: Sequence[Task]) -> str:

@@ -18,8 +18,10 @@ from marl_jax.models.hf import CONFIG as MODEL_FILE
 from marl_jax.models.hf import load_config, save_hf
 from marl_jax.models.peft import CONFIG as ADAPTER_FILE
 from marl_jax.models.peft import save_peft
+from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
 from marl_jax.models.tokenizer import save_tokenizer
-from marl_jax.policies import policy_names
+from marl_jax.packaged import located
+from marl_jax.policies import PolicySpec, policy_names
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import FolderError, read_config, run_around
 from marl_jax.runs.parts import digests, load_parts
@@ -32,8 +34,16 @@ from marl_jax.runs.stored import (
     whole_weights,
 )
 
+__all__ = ["Exported", "export"]
+
 FORMATS = ("hf", "peft")
 DTYPES = ("float32", "bfloat16")
+_WRITTEN = (
+    "config.json",
+    "generation_config.json",
+    "model",
+    "adapter_",
+)  # how names of files begin that are written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +56,14 @@ class Exported:
     step: int
     format: str
     dtype: str
+    note: str = ""  # on the type of its numbers, where there is something to say
 
     def __str__(self) -> str:
         roles = ", ".join(self.roles)
-        return f"policy {self.policy} ({roles}) after step {self.step}, {self.format}, {self.dtype}: {self.directory}"
+        where = f"{self.format}, {self.dtype}: {self.directory}"
+        return "\n".join(
+            filter(None, [f"policy {self.policy} ({roles}) after step {self.step}, {where}", self.note])
+        )
 
 
 def export(
@@ -61,10 +75,13 @@ def export(
     format: str = "hf",
     dtype: str | None = None,
     accept_changes: bool = False,
+    overwrite: bool = False,
 ) -> Exported:
     """Write a policy at a checkpoint (latest, best, base or a step) to the directory `out`.
 
-    `dtype` is float32 or bfloat16; None: weights as the base is stored, an adapter in float32 as it is trained.
+    `dtype` is float32 or bfloat16. None: what was trained in float32 stays so, all weights as well as an adapter; an
+    adapter's sum with its base, and a policy that was not trained, are as the base is stored. Files of a model that is
+    there already are refused, or with `overwrite` replaced.
     """
     path = path_of(workdir)
     which = read_which(checkpoint, "--checkpoint")
@@ -75,7 +92,7 @@ def export(
     named = policy_names(config.policies.map)
     if policy not in named:
         raise FolderError(f"--policy is '{policy}', which is no policy of this run{nearest(policy, named)}")
-    directory = _directory(out, format, config)
+    directory = _directory(out, format, config, overwrite)
     parts = load_parts(config)
     spec = parts.specs[policy]
     if format == "peft" and not spec.lora:
@@ -84,7 +101,10 @@ def export(
     if not accept_changes:
         check_unchanged(path, digests(config, parts, {}))
     stored = policies_at(path, config, parts, which)
-    dtype = dtype or (load_config(spec.base).dtype if format == "hf" else "float32")
+    trained = not spec.frozen and stored.step > 0
+    kept = "float32" if format == "peft" or (trained and not spec.lora) else load_config(spec.base).dtype
+    note = _note(dtype or kept, kept, spec, trained) if format == "hf" else ""
+    dtype = dtype or kept
     tree = stored.trees[policy]
     try:
         with disk_errors(directory):
@@ -94,7 +114,7 @@ def export(
                 save_hf(directory, model, whole_weights(parts, policy, tree, dtype), spec.base)
             else:
                 adapter = jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
-                base, alpha = str(Path(spec.base).absolute()), config.policies.lora_alpha
+                base, alpha = str(located(spec.base).absolute()), config.policies.lora_alpha
                 save_peft(directory, parts.model, adapter, alpha=alpha, base_model=base)
                 save_tokenizer(directory, spec.base)
     except OSError as error:
@@ -102,16 +122,30 @@ def export(
             f"'{directory}' cannot be written ({error.strerror}): choose another --out"
         ) from None
     roles = tuple(role for role, name in config.policies.map.items() if name == policy)
-    return Exported(directory, policy, roles, stored.step, format, dtype)
+    return Exported(directory, policy, roles, stored.step, format, dtype, note)
 
 
-def _directory(out: str | os.PathLike[str], format: str, config: RunConfig) -> Path:
+def _note(dtype: str, kept: str, spec: PolicySpec, trained: bool) -> str:
+    """Why the weights have this type, where they were of more bits once."""
+    if dtype == "float32":
+        return ""
+    if kept == "float32":
+        return f"The weights were trained in float32 and are rounded to {dtype}, as it was asked for."
+    if spec.lora and trained:
+        return (
+            f"The adapter was added to its base in float32, and the sum is rounded to {dtype}, as the base is stored: "
+            "--dtype=float32 keeps it whole."
+        )
+    return ""
+
+
+def _directory(out: str | os.PathLike[str], format: str, config: RunConfig, overwrite: bool) -> Path:
     """Where to write; not over a base, not into a run, and not a model beside an adapter, which would load as one."""
     if not os.fspath(out):
         raise FolderError("--out is missing: give the directory to write")
     directory = Path(out).expanduser().absolute()
     bases = [config.policies.base, *config.policies.bases.values()]
-    if directory.resolve() in {Path(base).resolve() for base in bases}:
+    if directory.resolve() in {located(base).resolve() for base in bases}:
         raise FolderError(f"'{directory}' is a base of the run: choose another --out")
     if (run := run_around(directory)) is not None:
         raise FolderError(f"'{directory}' belongs to the run in '{run}': choose another --out")
@@ -119,5 +153,13 @@ def _directory(out: str | os.PathLike[str], format: str, config: RunConfig) -> P
     if (directory / other).exists():
         raise FolderError(
             f"'{directory}' holds {other}, of another format than {format}: choose another --out"
+        )
+    there = [] if overwrite or not directory.is_dir() else sorted(directory.glob("*"))
+    if replaced := [
+        path.name for path in there if path.name in TOKENIZER_FILES or path.name.startswith(_WRITTEN)
+    ]:
+        raise FolderError(
+            f"'{directory}' holds {replaced[0]}, which would be replaced: choose another --out, or replace it with "
+            "--overwrite"
         )
     return directory

@@ -20,8 +20,12 @@ from marl_jax.models import load_hf, save_hf
 from marl_jax.models.hf import write_json
 from marl_jax.models.tokenizer import build_micro_tokenizer, load_tokenizer
 from marl_jax.pretraining.measure import accuracy, play_held_out
+from marl_jax.pretraining.pairs import count_pairs, write_pairs
 from marl_jax.pretraining.recipe import Recipe, train
+from marl_jax.pretraining.taught import RECIPE, words_of
 from marl_jax.workflows import single
+
+__all__ = ["make_base", "recipe_from_argv"]
 
 
 def recipe_from_argv(argv: Sequence[str]) -> tuple[Recipe, list[str]]:
@@ -50,15 +54,17 @@ def make_base(recipe: Recipe, out: str, problems: int, samples: int) -> None:
     config, params = train(recipe, tokenizer, progress)
     half = dataclasses.replace(config, dtype="bfloat16")
     save_hf(out, half, jax.tree.map(lambda leaf: leaf.astype(half.dtype), params), tokenizer)
+    write_pairs(out, count_pairs(recipe, tokenizer))
     about = {
         "command": shlex.join(["python", "-m", "experiments.pretrain", *sys.argv[1:]]),
         "recipe": fields.to_json(recipe),
+        "words": words_of(recipe, tokenizer),
         "seconds": round(time.perf_counter() - began, 1),
         "machine": _machine(),
         "versions": {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__},
         "single_agent": _measured(recipe, out, problems, samples) if problems else {},
     }
-    write_json(Path(out) / "recipe.json", about)
+    write_json(Path(out) / RECIPE, about)
 
 
 def _probe(directory: Path) -> None:

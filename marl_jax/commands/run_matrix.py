@@ -6,7 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from marl_jax.packaged import located
 from marl_jax.planning import devices
+from marl_jax.planning.measured import guess
 from marl_jax.planning.plan import PlanError, find_model, make_plan
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.folder import FolderError
@@ -14,6 +16,8 @@ from marl_jax.runs.page import duration
 from marl_jax.study import matrix, record, run_tables, seeds
 from marl_jax.study.matrix import Job, State
 from marl_jax.study.run_tables import Table
+
+__all__ = ["checked_root", "overview", "run_matrix", "show_results"]
 
 
 def checked_root(root: str | os.PathLike[str]) -> Path:
@@ -73,11 +77,12 @@ def overview(jobs: Sequence[Job], root: Path) -> str:
     title = f"{count} in {root}; left on {device.name}: {_about(total)}"
     bases = {base for job in jobs for base in (job.config.policies.base, *job.config.policies.bases.values())}
     notes = [
-        "Times are counted by experiments.plan, without compiling, grading and evaluating.",
+        "Times are those of steps on this machine where runs of a cell left some, else counted as `plan` does and "
+        "corrected by other cells' steps; without compiling and evaluating.",
         *(
             f"There is no model in '{base}' yet."
             for base in sorted(bases)
-            if not (Path(base) / "config.json").exists()
+            if not (located(base) / "config.json").exists()
         ),
         *(f"{job.name}: {text}" for runs in cells.values() for job, state in runs for text in state.problems),
     ]
@@ -92,11 +97,12 @@ def _times(runs: Sequence[tuple[Job, State]], device: devices.Device) -> tuple[s
         plan = make_plan(config, find_model(config)[0], device)
     except PlanError:
         return "not known", None
+    known = guess(config, plan)
     if not plan.fits:
         return "does not fit", None
-    if plan.seconds is None:
+    if plan.seconds is None and known is None:
         return "not known", None
-    step = sum(plan.seconds.values())
+    step = known.seconds if known else sum((plan.seconds or {}).values())
     return duration(step * config.steps), step * sum(config.steps - state.step for _, state in runs)
 
 

@@ -7,6 +7,8 @@ from marl_jax.commands.cli import PATIENCE
 from marl_jax.config.run_config import RunConfig
 from marl_jax.runs import train
 
+__all__ = ["train_and_report"]
+
 
 def train_and_report(
     config: RunConfig, workdir: str, *, accept_changes: bool = False, report: bool = True

@@ -1,12 +1,19 @@
-"""Cells of the study by name: {workflow}-{policy}-{scale}-{task}, such as voting-isolated-s-math."""
+"""Cells by name: {workflow}-{policy}-{scale}-{task}, such as voting-isolated-s-math.
+
+Every built-in workflow has cells for the families of tasks that it declares. Those of the study are a set of their own.
+"""
 
 import dataclasses
 import itertools
 from collections.abc import Sequence
 
 from marl_jax.fields import nearest
+from marl_jax.workflows import BUILT_IN
 
-WORKFLOWS = ("single", "voting", "eval_opt", "orch_workers", "single_matched", "single_token_matched")
+__all__ = ["POLICIES", "STUDY", "WORKFLOWS", "Cell", "all_cells", "of_study", "parse_cell"]
+
+STUDY = ("single", "voting", "eval_opt", "orch_workers", "single_matched", "single_token_matched")
+WORKFLOWS = (*STUDY, *(name for name in BUILT_IN if name not in STUDY))
 POLICIES = ("shared", "isolated")
 TASKS = ("math", "code")
 
@@ -15,10 +22,10 @@ TASKS = ("math", "code")
 class Cell:
     """One cell. A workflow of one role has one cell, whatever the policy is called."""
 
-    workflow: str
-    policy: str
-    scale: str
-    task: str
+    workflow: str  # one of WORKFLOWS
+    policy: str  # one of POLICIES
+    scale: str  # of the model, such as `s` or `0.6b`
+    task: str  # the family of the data, `math` or `code`
 
     def __str__(self) -> str:
         return f"{self.workflow}-{self.policy}-{self.scale}-{self.task}"
@@ -26,7 +33,7 @@ class Cell:
 
 def parse_cell(name: str, scales: Sequence[str]) -> Cell:
     """The cell of a name; the error for a name that has none suggests the nearest."""
-    named = name.replace("-isolated-", "-shared-") if name.startswith("single") else name
+    named = name.replace("-isolated-", "-shared-") if _alone(name.partition("-")[0]) else name
     cells = {str(cell): cell for cell in all_cells(scales)}
     if named in cells:
         return cells[named]
@@ -40,4 +47,19 @@ def parse_cell(name: str, scales: Sequence[str]) -> Cell:
 def all_cells(scales: Sequence[str]) -> list[Cell]:
     """Every cell once."""
     cells = itertools.starmap(Cell, itertools.product(WORKFLOWS, POLICIES, scales, TASKS))
-    return [cell for cell in cells if cell.policy == "shared" or not cell.workflow.startswith("single")]
+    return [
+        cell
+        for cell in cells
+        if cell.task in BUILT_IN[cell.workflow].families
+        and (cell.policy == "shared" or not _alone(cell.workflow))
+    ]
+
+
+def of_study(name: str) -> bool:
+    """Whether a cell is one of the study's."""
+    return name.partition("-")[0] in STUDY
+
+
+def _alone(workflow: str) -> bool:
+    """Whether a workflow has but one role, and so one policy."""
+    return workflow in BUILT_IN and len(BUILT_IN[workflow].roles) == 1

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from marl_jax import fields, table
+from marl_jax.config import phase_fields
 from marl_jax.config.run_fields import RunFields
 from marl_jax.learning.groups import group_key
 from marl_jax.own import is_own, load_own, own_function
@@ -21,10 +22,13 @@ from marl_jax.policies import (
     validate_map,
 )
 from marl_jax.rewards.credit import NEED_KINDS, make_credit
+from marl_jax.rewards.own_metric import load_metric
 from marl_jax.tasks import NAMES
 from marl_jax.tasks.datasets import SOURCES
 from marl_jax.tasks.micro import KINDS
 from marl_jax.workflows import find
+
+__all__ = ["asked_in_vain", "problems"]
 
 Problems = Iterator[str]
 
@@ -37,7 +41,7 @@ def problems(config: RunFields) -> list[str]:
     found = [*fields.out_of_bounds(config), *_policies(config), *_data(config), *_learning(config)]
     if refused := _refused(find, config.workflow.name):
         return [f"workflow.name: {refused}", *found]
-    checks = (_workflow, _settings, _calls, _slots, _roles, _interventions, _sampling, _groups)
+    checks = (_workflow, _settings, _calls, _slots, _roles, _interventions, _sampling, _groups, _phases)
     return [*(problem for check in checks for problem in check(config)), *found]
 
 
@@ -290,9 +294,24 @@ def _ignored(config: RunFields, *names: str) -> Problems:
 def _learning(config: RunFields) -> Problems:
     if config.engine.sampler:
         yield from _refusal("engine.sampler", own_function, config.engine.sampler, "sampler")
+    if config.evaluation.metric:
+        yield from _refusal("evaluation.metric", load_metric, config.evaluation.metric)
     yield from _refusal("rewards", make_credit, config.rewards)
     if config.checkpoints.best and not config.evaluation.every:
         yield "checkpoints.best needs evaluations: set evaluation.every above 0, or checkpoints.best=false"
+
+
+def _phases(config: RunFields) -> Problems:
+    if _refused(trained_policies, config.policies.map, config.policies.frozen_roles):
+        return  # told as it is
+    yield from phase_fields.problems(
+        config.phases,
+        steps=config.steps,
+        policy_map=config.policies.map,
+        frozen_roles=config.policies.frozen_roles,
+        roles=config.roles,
+        learner=config.learner,
+    )
 
 
 def _groups(config: RunFields) -> Problems:
@@ -302,8 +321,13 @@ def _groups(config: RunFields) -> Problems:
 
 def _singletons(config: RunFields) -> Problems:
     """One sample of each problem, of which nothing can be learned by comparing its calls."""
+    kinds = {phase.objective or config.learner.loss.kind for phase in config.phases}
+    if (kinds or {config.learner.loss.kind}) <= {"sft", "kto"}:
+        return  # they compare no calls
     by_group = config.advantages.estimator != "agent"
     if config.rollout.samples > 1 or (by_group and config.advantages.singleton == "reward"):
+        return
+    if find(config.workflow.name).may_fork:  # its branches may be compared
         return
     otherwise = ", or advantages.singleton=reward" if by_group else ""
     if _walks(config) and alone(config):

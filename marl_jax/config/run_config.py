@@ -1,9 +1,10 @@
 """The configuration of a run: frozen dataclasses, from a config file's cell and typed overrides.
 
     --config=configs/micro.py:voting-isolated-s-math --config.sampling.temperature=0.7 --config.steps=50
+    --config=micro:voting-isolated-s-math       the packaged file of that name, where there is no such file
 
-All that is wrong with it is told at once, before anything is compiled. It is passed whole to the run, and taken
-apart there; `to_json` writes it, `from_json` reads it back equal.
+All mistakes are reported together, before anything is compiled. It is passed whole to the run, and taken apart
+there; `to_json` writes it, `from_json` reads it back equal.
 """
 
 import copy
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 from marl_jax import fields
 from marl_jax.config import config_checks
-from marl_jax.config.run_fields import (  # noqa: F401  config files import them from here
+from marl_jax.config.run_fields import (
     CheckpointConfig,
     DataConfig,
     EngineConfig,
@@ -30,6 +31,31 @@ from marl_jax.config.run_fields import (  # noqa: F401  config files import them
     WorkflowConfig,
 )
 from marl_jax.errors import UserError
+from marl_jax.packaged import config_file, config_names
+
+# The groups of fields are here, too, for config files.
+__all__ = [
+    "CheckpointConfig",
+    "ConfigError",
+    "DataConfig",
+    "EngineConfig",
+    "EvaluationConfig",
+    "LogConfig",
+    "MeshConfig",
+    "PoliciesConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "WorkflowConfig",
+    "cells_of",
+    "config_module",
+    "current",
+    "from_argv",
+    "load_base",
+    "load_config",
+    "load_file",
+    "sets_of",
+    "split_argv",
+]
 
 SCHEMA = 1  # another one where a field changes its meaning; a new field's default is what was done before it
 RETIRED = ("learner.interventions.mixing.clip_roles",)  # fields that said nothing which others do not say
@@ -56,10 +82,12 @@ class RunConfig(RunFields):
             raise ConfigError(problems)
 
     def to_json(self) -> dict[str, Any]:
+        """As JSON, with the number of the schema."""
         return {"schema": SCHEMA, **fields.to_json(self)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "RunConfig":
+        """The configuration that `to_json` wrote; another schema is refused."""
         if value.get("schema") != SCHEMA:
             raise ValueError(
                 f"the configuration has schema {value.get('schema')!r}, this version reads {SCHEMA}"
@@ -128,7 +156,7 @@ def load_config(spec: str, texts: Sequence[tuple[str, str | None]] = ()) -> RunC
 def load_base(spec: str, entry: str, cls: type[T], texts: Sequence[tuple[str, str | None]] = ()) -> T:
     """What the function `entry` of FILE makes of the name behind the colon.
 
-    Where it refuses the name, mistakes in the texts that show without it are told, too.
+    Where it refuses the name, mistakes in the texts that show without it are reported as well.
     """
     make, name = load_file(spec, entry)
     try:
@@ -161,6 +189,11 @@ def cells_of(spec: str) -> list[str]:
     return names
 
 
+def sets_of(spec: str) -> dict[str, list[str]]:
+    """Cells by the name of their set, as FILE has them in `SETS`; the first is what a matrix runs by default."""
+    return {name: list(cells) for name, cells in getattr(_load_module(spec)[0], "SETS", {}).items()}
+
+
 def _is_cell(name: Any) -> bool:
     return isinstance(name, str) and bool(name.strip(". ")) and not set(name) & {"/", "\0", ","}
 
@@ -168,20 +201,31 @@ def _is_cell(name: Any) -> bool:
 def _load_module(spec: str) -> tuple[ModuleType, str, str]:
     """(FILE as a module, its path, what stands behind the colon)."""
     file, _, cell = spec.rpartition(":") if ":" in spec else (spec, "", "")
-    if not Path(file).is_file():
-        near = fields.nearest(file, (str(path) for path in Path("configs").glob("*.py")))
+    path = config_file(file)
+    if path is None:
+        names = config_names()
+        files = [f"configs/{name}.py" for name in names]
+        near = fields.nearest(file, files if "/" in file or file.endswith(".py") else names)
         raise ConfigError([f"--config={spec}: there is no file '{file}'{near}"])
-    module_spec = importlib.util.spec_from_file_location(f"config_{Path(file).stem}", file)
-    if module_spec is None or module_spec.loader is None:
-        raise ConfigError([f"--config={spec}: '{file}' is no Python file"])
-    module = importlib.util.module_from_spec(module_spec)
     try:
-        module_spec.loader.exec_module(module)
+        return config_module(path), file, cell
     except SyntaxError as error:
         raise ConfigError([f"--config={spec}: line {error.lineno} of '{file}': {error.msg}"]) from None
     except ImportError as error:
-        raise ConfigError([f"--config={spec}: '{file}' cannot be loaded: {error}"]) from None
-    return module, file, cell
+        raise ConfigError([f"--config={spec}: '{file}' {error}"]) from None
+
+
+def config_module(path: Path) -> ModuleType:
+    """A file of cells as a module; for files that build on others beside them, too."""
+    module_spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+    if module_spec is None or module_spec.loader is None:
+        raise ImportError("is no Python file")
+    module = importlib.util.module_from_spec(module_spec)
+    try:
+        module_spec.loader.exec_module(module)
+    except ImportError as error:
+        raise ImportError(f"cannot be loaded: {error}") from None
+    return module
 
 
 def _takes_a_name(make: Callable[..., Any]) -> bool:

@@ -7,8 +7,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 
+from marl_jax.config.phase_fields import Phase
 from marl_jax.fields import Count, OptionalCount, Positive, Whole
 from marl_jax.learning.learner_config import LARGEST_SEED, LearnerConfig
 from marl_jax.learning.worth import AdvantageConfig
@@ -16,7 +17,21 @@ from marl_jax.policies import SamplingSettings, role_settings
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import Limits
 from marl_jax.task import Family
+from marl_jax.tasks.buffer import BufferConfig
 from marl_jax.workflows import find
+
+__all__ = [
+    "CheckpointConfig",
+    "DataConfig",
+    "EngineConfig",
+    "EvaluationConfig",
+    "LogConfig",
+    "MeshConfig",
+    "PoliciesConfig",
+    "RolloutConfig",
+    "RunFields",
+    "WorkflowConfig",
+]
 
 Seed = Annotated[int, Ge(0), Le(LARGEST_SEED)]
 
@@ -26,8 +41,9 @@ class WorkflowConfig:
     """Which workflow, its own settings (votes, rounds, workers, calls...), and its words."""
 
     name: str = "single"  # a built-in one, or your own as "module:workflow"
+    # Its keywords, such as votes or rounds.
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    prompts: Literal["full", "micro"] = "full"
+    prompts: Literal["full", "micro"] = "full"  # which built-in words; `micro` for micro models
     prompts_folder: str | None = None  # your own, of the layout of marl_jax/workflows/prompts
 
 
@@ -40,9 +56,9 @@ class PoliciesConfig:
     base: str = ""  # directory of the model that policies start from
     bases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of those that start elsewhere
     dtype: Literal["float32", "bfloat16"] | None = None  # None: as the base is stored
-    train: Literal["full", "lora"] = "full"
-    lora_rank: Count = 64
-    lora_alpha: Positive = 32.0
+    train: Literal["full", "lora"] = "full"  # all weights, or adapters on a frozen base
+    lora_rank: Count = 64  # of the adapters
+    lora_alpha: Positive = 32.0  # their scale is alpha / rank
     remat: Literal["none", "layer", "dots"] = "none"  # what the backward pass computes again to save memory
     attention: Literal["blocks", "plain"] | None = None  # of the update; None: the fastest of the platform
 
@@ -51,17 +67,18 @@ class PoliciesConfig:
 class DataConfig:
     """The problems. The draw or the carving of val follows `seed`, the order of problems the run's own."""
 
-    family: Family = "math"
+    family: Family = "math"  # how answers are read and graded, and which prompts
     name: str = "micro_math"  # a data set of `marl_jax.tasks`, or your own function (split) -> tasks, "module:function"
     directory: str | None = None  # of its files; None: fetched from where it is published
-    cache: str | None = None
+    cache: str | None = None  # where prepared data goes; None: $MARL_JAX_CACHE, or ~/.cache/marl_jax
     problems: Count = 64  # per step
-    seed: Seed = 0
+    seed: Seed = 0  # of the draw of procedural data, or of carving val out of train
     val_size: Annotated[int | None, Ge(0)] = None  # 0: none is carved, for runs without evaluation
     train_size: OptionalCount = None  # of procedural data, like the next two
-    test_size: OptionalCount = None
-    levels: tuple[int, ...] = (1, 2, 3)
-    bad_rows: Literal["refuse", "skip"] = "refuse"
+    test_size: OptionalCount = None  # of procedural data
+    levels: tuple[int, ...] = (1, 2, 3)  # of procedural data, each as often as the others
+    bad_rows: Literal["refuse", "skip"] = "refuse"  # what to do with rows of files that cannot be used
+    buffer: BufferConfig = dataclasses.field(default_factory=BufferConfig)  # of tasks that calls were about
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,14 +86,16 @@ class RolloutConfig:
     """How episodes are made."""
 
     samples: Count = 8  # episodes per problem
-    draws: Count = (
-        1  # above 1, dynamic sampling: problems that teach nothing are drawn again, so often in all
-    )
-    limits: Limits = dataclasses.field(default_factory=Limits)
+    # Above 1, dynamic sampling: problems that teach nothing are drawn again, so often in all.
+    draws: Count = 1
+    limits: Limits = dataclasses.field(default_factory=Limits)  # of one episode
+    # `fixed`: tools answer after a fixed number of dispatches, so that runs repeat; `free`: at once.
     mode: Literal["fixed", "free"] = "fixed"
-    tool_delay: Count = 4
-    tool_threads: Count = 8
+    tool_delay: Count = 4  # that number
+    tool_threads: Count = 8  # tools that run at a time
     ahead: OptionalCount = None  # requests that may wait before new episodes begin; None: twice the lanes
+    # Share of a rollout's episodes that end in an error from which on the run ends; None: it is told, once.
+    max_failed: Annotated[float | None, Gt(0), Le(1)] = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +103,8 @@ class EngineConfig:
     """The engine's limits; the shapes that follow from them are settled at the first start."""
 
     max_prompt: Count = 512  # tokens, of any call
-    lanes: OptionalCount = None
+    lanes: OptionalCount = None  # sequences decoded at once; None: as the memory allows
+    # Memory of one engine, working memory included; None: what is free, less what the update needs.
     budget_bytes: OptionalCount = None
     steps: OptionalCount = None  # decode steps per dispatch; None: as the platform likes
     # Your own, "module:function": tempered logits [lanes, V] to the same with -inf for tokens that shall not be drawn.
@@ -95,8 +115,8 @@ class EngineConfig:
 class MeshConfig:
     """How many devices share the work: `data` copies of the weights, each cut over `model` devices."""
 
-    data: Count = 1
-    model: Count = 1
+    data: Count = 1  # devices that hold copies of the weights and share lanes and rows
+    model: Count = 1  # devices that each copy of the weights is cut over
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,18 +124,21 @@ class EvaluationConfig:
     """Of the val split, while training."""
 
     every: Whole = 10  # 0: never
-    problems: Count = 64
-    samples: Count = 1
+    problems: Count = 64  # of val, in one evaluation
+    samples: Count = 1  # episodes per problem
+    # What is called accuracy, your own "module:function": graded table to one value of 0 to 1 per episode. None: the
+    # grade of the answer.
+    metric: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
     """When to save, and what to keep."""
 
-    every: Count = 10
-    latest: Count = 2
-    best: bool = True
-    keep_every: OptionalCount = None
+    every: Count = 10  # steps between two checkpoints
+    latest: Count = 2  # newest ones that are kept
+    best: bool = True  # keep the one with the best accuracy on val
+    keep_every: OptionalCount = None  # keep every checkpoint of a multiple of so many steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,35 +148,43 @@ class LogConfig:
     # Of every so many steps, of the first and of the last, episodes are written; 0: none.
     episodes_every: Whole = 10
     episodes_problems: Count = 4  # problems of such a step
-    tensorboard: bool = True
-    wandb: bool = False
-    wandb_project: str = "marl_jax"
+    tensorboard: bool = True  # write the numbers of metrics.jsonl as event files, too
+    wandb: bool = False  # and send them to Weights & Biases
+    wandb_project: str = "marl_jax"  # under this name
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFields:
     """All of a run."""
 
-    cell: str
-    workflow: WorkflowConfig
-    policies: PoliciesConfig
-    data: DataConfig
-    sampling: SamplingSettings = dataclasses.field(default_factory=SamplingSettings)
+    cell: str  # the name that the run is shown under
+    workflow: WorkflowConfig  # which workflow, and its words
+    policies: PoliciesConfig  # who answers for which role
+    data: DataConfig  # the problems
+    sampling: SamplingSettings = dataclasses.field(default_factory=SamplingSettings)  # how roles sample
+    # Role -> the fields of `sampling` that differ for it.
     role_sampling: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)
-    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
-    rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)
-    rewards: CreditConfig = dataclasses.field(default_factory=CreditConfig)
+    engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)  # limits of the engine
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)  # devices
+    rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)  # how episodes are made
+    rewards: CreditConfig = dataclasses.field(default_factory=CreditConfig)  # what a call earns
+    # What earnings are compared with.
     advantages: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
+    # The loss, the optimiser, the batches.
     learner: LearnerConfig = dataclasses.field(default_factory=LearnerConfig)
+    # Of val, while training.
     evaluation: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
+    # When to save, and what to keep.
     checkpoints: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
-    logging: LogConfig = dataclasses.field(default_factory=LogConfig)
-    steps: Whole = 200
-    seed: Seed = 0
+    logging: LogConfig = dataclasses.field(default_factory=LogConfig)  # what else is left behind
+    alarms: Literal["tell", "stop"] = "tell"  # what an alarm that begins does, see docs/alarms.md
+    steps: Whole = 200  # training steps of the whole run
+    seed: Seed = 0  # of all noise: sampling, order of problems, first adapters
+    phases: tuple[Phase, ...] = ()  # in turn, again and again; none: the whole run is one phase
 
     @property
     def roles(self) -> tuple[str, ...]:
+        """Roles of the workflow."""
         return find(self.workflow.name).roles
 
     @property

@@ -8,6 +8,7 @@ from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.logprobs import token_logprobs
 from marl_jax.learning.losses import LossConfig, kl_estimate, policy_loss
 from marl_jax.learning.network import Network, Qwen3
+from marl_jax.learning.objectives import PreferenceConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.step_report import Report
 from marl_jax.learning.update import Learner, LearnerState, NonFiniteGradients
@@ -25,6 +26,7 @@ __all__ = [
     "Network",
     "NonFiniteGradients",
     "OptimiserConfig",
+    "PreferenceConfig",
     "Qwen3",
     "Report",
     "ScheduleConfig",

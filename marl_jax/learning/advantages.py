@@ -21,6 +21,18 @@ from marl_jax.learning.groups import as_rewards, precision
 from marl_jax.own import is_own, own_function
 from marl_jax.table import dense
 
+__all__ = [
+    "ESTIMATORS",
+    "Estimator",
+    "Over",
+    "Singleton",
+    "Std",
+    "agent_advantages",
+    "check_estimator",
+    "group_advantages",
+    "overlong_penalty",
+]
+
 Estimator = str  # one of ESTIMATORS, or your own as "module:function"
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
 Std = Literal["unbiased", "biased"]
@@ -181,7 +193,8 @@ def _spread(xp: Any, centred: Any, size: Any, ids: Any, std: str) -> Any:
 
 
 def _total(xp: Any, values: Any, ids: Any) -> Any:
-    """The sum of each row's group. [B]"""
+    """The sum of each row's group [B], in float64 on the host, and under `jit` where JAX has it enabled."""
     count = values.shape[0]
-    sums = jax.ops.segment_sum(values, ids, count) if xp is jnp else np.bincount(ids, values, count)
-    return sums[ids]
+    if xp is np:
+        return np.bincount(ids, values, count)[ids]
+    return jax.ops.segment_sum(values.astype(precision(np.float64)), ids, count)[ids]

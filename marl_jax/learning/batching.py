@@ -19,6 +19,21 @@ from marl_jax import fields
 from marl_jax.fields import Count, Whole
 from marl_jax.table import Table
 
+__all__ = [
+    "Batch",
+    "BatchConfig",
+    "MicroBatch",
+    "Placement",
+    "blank_arrays",
+    "by_row",
+    "check_rows",
+    "first_fit_decreasing",
+    "make_batches",
+    "padding_share",
+    "row_lengths",
+    "write",
+]
+
 LEAST_SAVING = 0.2  # share of a unit's tokens that sharing prompts must save
 
 
@@ -26,9 +41,10 @@ LEAST_SAVING = 0.2  # share of a unit's tokens that sharing prompts must save
 class BatchConfig:
     """The shapes that micro-batches may have."""
 
+    # Lengths that micro-batches are padded to.
     buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     token_budget: Count = 16384  # tokens of a micro-batch, padding included; a longer row is one by itself
-    share_prompts: bool = True
+    share_prompts: bool = True  # completions of one prompt are computed behind one copy of it
     tree_limit: int = 8192  # longest tree; without a flash kernel, the scores of its branches exist at once
     slice_tokens: Whole = 1024  # of a micro-batch, differentiated at a time on one CPU; 0: all at once
     streams: Count = 2  # micro-batches differentiated at a time on one CPU, see `streams`
@@ -57,8 +73,10 @@ class MicroBatch:
     kl_coef: Any  # float[G, M], of the row's role
     temperature: Any  # float[G, M], at which the token was sampled
     kept: Any = None  # int[G, M, K]
+    clip_low: Any = None  # float[G, M], of the row, where rows have clip ranges of their own
+    clip_high: Any = None  # float[G, M]
     prefix: int = flax.struct.field(pytree_node=False, default=0)  # length of the shared prompt's part
-    branches: int = flax.struct.field(pytree_node=False, default=1)
+    branches: int = flax.struct.field(pytree_node=False, default=1)  # of each tree
     unmasked: bool = flax.struct.field(pytree_node=False, default=False)  # see `make_batches`
 
 
@@ -66,26 +84,28 @@ class MicroBatch:
 class Placement:
     """Row `row` holds the sampled tokens `start` to `stop` of sequence `sequence`."""
 
-    row: int
-    sequence: int
-    start: int
-    stop: int
+    row: int  # of the table
+    sequence: int  # of the micro-batch
+    start: int  # first of the row's places among the sampled tokens of the sequence
+    stop: int  # one past the last
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """One micro-batch and where its rows went."""
 
-    unit: Hashable
-    arrays: MicroBatch
-    placements: tuple[Placement, ...]
+    unit: Hashable  # whose rows these are: a role, a slot, or everyone
+    arrays: MicroBatch  # what the loss is computed from
+    placements: tuple[Placement, ...]  # where its rows went
 
     @property
     def padding(self) -> int:
+        """Places that hold no token."""
         return int(np.sum(self.arrays.segments == 0))
 
     @property
     def size(self) -> int:
+        """All places."""
         return self.arrays.segments.size
 
     @property
@@ -264,6 +284,10 @@ def _fill(rows: Table, sequences: Sequence[_Sequence], size: int, unit: Hashable
     arrays: dict[str, Any] = blank_arrays(size, total, sampled)
     every = [i for s in sequences for some in s.branches for i in some]
     kept = _kept(rows, every, (size, sampled))
+    worth = np.zeros(len(rows)) if rows.advantage is None else rows.advantage
+    worth = worth if rows.weight is None else worth * rows.weight
+    own_clips = [name for name in ("clip_low", "clip_high") if getattr(rows, name) is not None]
+    arrays |= {name: np.zeros((size, sampled), np.float32) for name in own_clips}
     placements: list[Placement] = []
     for g, sequence in enumerate(sequences):
         at, segment = 0, 1
@@ -283,8 +307,10 @@ def _fill(rows: Table, sequences: Sequence[_Sequence], size: int, unit: Hashable
                     arrays["source"][g, at] = len(prompt) - 1
                 arrays["targets"][g, at:end] = tokens
                 arrays["sequences"][g, at:end] = len(placements)
-                arrays["mask"][g, at:end] = True
-                arrays["advantages"][g, at:end] = 0.0 if rows.advantage is None else rows.advantage[i]
+                arrays["mask"][g, at:end] = True if rows.spoken is None else rows.spoken[i]
+                arrays["advantages"][g, at:end] = worth[i]
+                for name in own_clips:
+                    arrays[name][g, at:end] = getattr(rows, name)[i]
                 arrays["sampler_logp"][g, at:end] = rows.logprobs[i]
                 arrays["temperature"][g, at:end] = rows.temperature[i]
                 if kept is not None:
@@ -350,6 +376,12 @@ def check_rows(rows: Table, config: BatchConfig) -> None:
     )
     apart = rows.length != rows.logprobs.lengths
     refuse(apart, lambda i: f"{rows.length[i]} tokens, {rows.logprobs.lengths[i]} log-probs")
+    if rows.spoken is not None:
+        marks = [rows.spoken[i] for i in range(len(rows))]
+        bad = np.array([len(some) != n or not some.any() for some, n in zip(marks, rows.length)], bool)
+        refuse(
+            bad, lambda i: f"{rows.length[i]} tokens; `spoken` must mark as many, at least one of them true"
+        )
     cold = ~(rows.temperature > 0)
     refuse(cold, lambda i: f"temperature {rows.temperature[i]}; only above 0 can be learned from")
     _bucket(int(np.maximum(prompts, rows.length - 1).max(initial=1)), config.buckets)

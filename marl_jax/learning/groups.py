@@ -1,7 +1,12 @@
 """Groups: which rows are compared with each other when rewards become advantages.
 
-A group is everything that agrees on an explicit key over (task, role, slot, turn). The key is named in the
-config, by a preset or by its fields: `"role"`, `"study"`, `"task,role,turn"`.
+A group is everything that agrees on an explicit key. The key is named in the config, by a preset or by its fields:
+`"role"`, `"study"`, `"task,role,turn"`.
+
+    task role slot turn    whose calls, and the how-manieth
+    path                   the episode, and the branches taken in it: calls that may be candidates from one state
+    parent branch          the fork that the call is below, and in which branch; before any fork all calls agree
+    task.NAME call.NAME    an attribute: `level` or an entry of `meta` of the task, an entry of `labels` of the call
 """
 
 import dataclasses
@@ -14,11 +19,27 @@ import numpy as np
 
 from marl_jax.table import dense
 
-FIELDS = ("task", "role", "slot", "turn")
+__all__ = [
+    "FIELDS",
+    "PRESETS",
+    "GroupCounts",
+    "as_rewards",
+    "count_groups",
+    "group_ids",
+    "group_key",
+    "informative",
+    "is_attribute",
+    "precision",
+]
+
+FIELDS = ("task", "role", "slot", "turn", "path", "parent", "branch")
+OWNERS = ("task.", "call.")  # of attributes
 PRESETS = {
     "task": ("task",),  # every call made for a problem
     "role": ("task", "role"),  # Dr.MAS
-    "role_turn": ("task", "role", "turn"),  # AT-GRPO
+    "role_turn": ("task", "role", "turn"),  # AT-GRPO, where all calls of a turn have one state
+    "state": ("task", "role", "turn", "path"),  # AT-GRPO: parallel candidates from one state
+    "siblings": ("task", "role", "turn", "parent"),  # the branches of one fork; before it, all samples
 }
 
 
@@ -26,7 +47,7 @@ PRESETS = {
 class GroupCounts:
     """How many of a role's groups can teach it something."""
 
-    groups: int
+    groups: int  # all of them
     singletons: int  # one member: nothing to compare with
     zero_variance: int  # several members, one reward
 
@@ -45,24 +66,22 @@ def group_key(
                 "task,role, or declare it with @workflow(..., groups={'study': ('task', 'role')})"
             )
         name = [field.strip() for field in name.split(",")]
-    if not name or any(field not in FIELDS for field in name):
+    if not name or any(field not in FIELDS and not is_attribute(field) for field in name):
         raise ValueError(
             f"group key {','.join(name)!r} is no preset ({', '.join(PRESETS)}, study) and names no fields "
-            f"({', '.join(FIELDS)}, with commas between)"
+            f"({', '.join(FIELDS)}, or attributes such as task.level, with commas between)"
         )
-    return tuple(field for field in FIELDS if field in name)
+    own = dict.fromkeys(field for field in name if field not in FIELDS)
+    return (*(field for field in FIELDS if field in name), *own)
 
 
-def group_ids(
-    key: Sequence[str],
-    *,
-    task: Sequence[Hashable],
-    role: Sequence[str],
-    slot: Sequence[int],
-    turn: Sequence[int],
-) -> np.ndarray:
-    """Int[B]: rows with equal ids are one group; ids count groups in order of appearance."""
-    columns = {"task": task, "role": role, "slot": slot, "turn": turn}
+def is_attribute(field: str) -> bool:
+    """Whether a field of a key is "task.NAME" or "call.NAME"."""
+    return field.startswith(OWNERS) and len(field) > len("task.")
+
+
+def group_ids(key: Sequence[str], **columns: Sequence[Hashable]) -> np.ndarray:
+    """Int[B]: rows with equal ids are one group; ids count groups in order of appearance. Columns by their field."""
     return dense(list(zip(*(columns[field] for field in group_key(key)), strict=True)))
 
 

@@ -21,6 +21,19 @@ from marl_jax import fields
 from marl_jax.fields import Count, Positive
 from marl_jax.models.weight_table import Tree
 
+__all__ = [
+    "Array",
+    "InterventionConfig",
+    "Mixing",
+    "PerRole",
+    "balance",
+    "clip",
+    "coefficients",
+    "damp",
+    "left",
+    "project_conflicts",
+]
+
 Array = jax.Array | np.ndarray
 Coefficient = Annotated[float, Ge(0), Le(float(np.finfo(np.float32).max))]
 
@@ -34,7 +47,7 @@ class Mixing:
     max_share: Annotated[float, Gt(0), Le(1)] = 0.5  # of balance "cap"
     project_conflicts: bool = False  # PCGrad between roles
     damping: Annotated[float, Ge(0), Le(0.3)] = 0.0  # I6: lambda
-    damping_window: Count = 32
+    damping_window: Count = 32  # of the moving average that damping compares with
     roles: tuple[str, ...] = ()  # roles whose parts these switches change; empty: all roles
 
     def __post_init__(self) -> None:
@@ -46,6 +59,7 @@ class Mixing:
         return self.normalise_multiplicity or self.balance != "off" or self.project_conflicts
 
     def acts_on(self, role: str) -> bool:
+        """Whether the role's part of a gradient is changed."""
         return not self.roles or role in self.roles
 
 
@@ -53,12 +67,12 @@ class Mixing:
 class InterventionConfig:
     """Every switch is off by default."""
 
+    # How the roles' parts of a gradient are weighted.
     mixing: Mixing = dataclasses.field(default_factory=Mixing)
-    kl_coef: Mapping[str, Coefficient] = dataclasses.field(
-        default_factory=dict
-    )  # I1: {role: beta}; 0 measures
+    # {role: weight of the KL to its policy's own start}; 0 measures the KL without a loss. The study's I1.
+    kl_coef: Mapping[str, Coefficient] = dataclasses.field(default_factory=dict)
     role_clip: Mapping[str, Positive] = dataclasses.field(default_factory=dict)  # {role: largest norm}
-    freeze: tuple[str, ...] = ()
+    freeze: tuple[str, ...] = ()  # roles whose calls do not train
     alternate: tuple[str, ...] = ()  # train these roles in turn,
     alternate_every: Count = 1  # each for this many steps
 
@@ -76,6 +90,7 @@ class InterventionConfig:
         return self.mixing.weighs or bool(self.role_clip)
 
     def damps(self, role: str) -> bool:
+        """Whether the role's part is damped."""
         return self.mixing.damping > 0 and self.mixing.acts_on(role)
 
     @property

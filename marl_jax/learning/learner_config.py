@@ -11,7 +11,10 @@ from marl_jax.fields import Count, NotNegative, Positive
 from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning.interventions import InterventionConfig
 from marl_jax.learning.losses import LossConfig
+from marl_jax.learning.objectives import PreferenceConfig, check_objective
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
+
+__all__ = ["LARGEST_SEED", "LearnerConfig"]
 
 LARGEST_SEED = 2**31 - 1  # JAX would cut a larger one to 32 bits
 
@@ -20,16 +23,17 @@ LARGEST_SEED = 2**31 - 1  # JAX would cut a larger one to 32 bits
 class LearnerConfig:
     """All settings of the learner; `LearnerConfig.study()` has those of the original study."""
 
-    loss: LossConfig = dataclasses.field(default_factory=LossConfig)
-    optimiser: OptimiserConfig = dataclasses.field(default_factory=OptimiserConfig)
-    batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)
+    loss: LossConfig = dataclasses.field(default_factory=LossConfig)  # which loss
+    optimiser: OptimiserConfig = dataclasses.field(default_factory=OptimiserConfig)  # and which optimiser
+    batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)  # shapes of micro-batches
+    # Changes to the roles' parts of a gradient.
     interventions: InterventionConfig = dataclasses.field(default_factory=InterventionConfig)
-    gradients: Literal["off", "roles", "slots"] = "roles"
+    gradients: Literal["off", "roles", "slots"] = "roles"  # what is kept apart and measured in every gradient
     layer_norms: bool = False  # also split every role's norm by layer
     updates: Literal["one", "fixed", "sequences"] = "one"  # mini-batches of a policy per epoch
     updates_fixed: Count = 1  # their number at "fixed"
     sequences_per_update: Count = 512  # rows of each at "sequences"
-    epochs: Count = 1
+    epochs: Count = 1  # passes over the rows of a step
     old_logprobs: Literal["trainer", "sampler"] = "trainer"  # whose log-probs the ratio is taken against
     mask_truncated: bool = False  # leave out completions that were cut off
     logprob_chunk: Count = 4096  # tokens whose logits exist at the same time
@@ -37,10 +41,13 @@ class LearnerConfig:
     max_skips: Count = 10  # non-finite gradients of a policy before the run stops
     # {policy: learning rate}, in place of the schedule's.
     learning_rates: Mapping[str, NotNegative] = dataclasses.field(default_factory=dict)
-    seed: Annotated[int, Le(LARGEST_SEED)] = 0
+    seed: Annotated[int, Le(LARGEST_SEED)] = 0  # of the order of rows in an epoch
+    # Of the objectives of whole sequences.
+    preference: PreferenceConfig = dataclasses.field(default_factory=PreferenceConfig)
 
     def __post_init__(self) -> None:
         fields.check(self)
+        check_objective(self.loss, self.preference)
         if self.layer_norms and self.gradients == "off":
             raise ValueError(
                 "layer_norms are of the parts that gradients keeps apart: set it to roles or slots"

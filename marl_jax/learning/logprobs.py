@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+__all__ = ["token_logprobs"]
+
 
 def token_logprobs(
     hidden: jax.Array,  # [B, T, H]

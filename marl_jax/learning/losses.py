@@ -19,13 +19,28 @@ from marl_jax import fields
 from marl_jax.fields import require
 from marl_jax.own import is_own, own_function
 
-Kind = str  # one of KINDS, or a token loss of your own as "module:function"
+__all__ = [
+    "KL",
+    "LOG_RATIO_LIMIT",
+    "Loss",
+    "LossConfig",
+    "Mean",
+    "aggregation_weights",
+    "at_least_float32",
+    "check_loss",
+    "clip_flags",
+    "kl_estimate",
+    "policy_loss",
+]
+
+Kind = str  # one of KINDS or OBJECTIVES, or a token loss of your own as "module:function"
 Aggregation = Literal[
     "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
 ]
 KL = Literal["k1", "k2", "k3"]
 
 KINDS = ("ppo", "gspo", "cispo", "pg")
+OBJECTIVES = ("sft", "dpo", "kto", "sppo")  # of whole sequences, see `objectives`
 AGGREGATIONS = get_args(Aggregation)
 LOG_RATIO_LIMIT = 20.0
 LARGEST_GAP = 1e4  # bound on gaps of log-probs in a KL estimate, so that it stays finite
@@ -40,6 +55,7 @@ class Mean:
 
     @property
     def value(self) -> jax.Array:
+        """Numerator / denominator."""
         return self.numerator / jnp.where(self.denominator == 0, 1.0, self.denominator)
 
     def __add__(self, other: Any) -> "Mean":
@@ -73,6 +89,7 @@ class Mean:
         return self.value >= other
 
     def item(self) -> float:
+        """The mean as a number of Python."""
         return float(self)
 
 
@@ -82,10 +99,11 @@ class Loss:
 
     numerator: jax.Array  # []
     denominator: jax.Array  # []
-    metrics: dict[str, Mean]
+    metrics: dict[str, Mean]  # means over the tokens, such as the clip fractions
 
     @property
     def value(self) -> jax.Array:
+        """Numerator / denominator."""
         return Mean(self.numerator, self.denominator).value
 
 
@@ -93,20 +111,20 @@ class Loss:
 class LossConfig:
     """Which loss: the static arguments of `policy_loss`, checked before anything is compiled."""
 
-    kind: Kind = "ppo"
-    aggregation: Aggregation = "sequence_mean_token_mean"
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    dual_clip: float | None = None
+    kind: Kind = "ppo"  # a name of KINDS, or "module:function"
+    aggregation: Aggregation = "sequence_mean_token_mean"  # how tokens become one number
+    clip_low: float = 0.2  # the ratio is clipped at 1 - this
+    clip_high: float = 0.28  # and at 1 + this
+    dual_clip: float | None = None  # bound of the loss for negative advantages, as a ratio
     is_cap: float | None = 2.0  # of the weights for sampler/trainer mismatch; None leaves them out
     max_length: int | None = None  # the constant of sequence_mean_token_sum_norm
-    kl: KL = "k3"
-    entropy_coef: float = 0.0
+    kl: KL = "k3"  # estimator of the KL to the reference
+    entropy_coef: float = 0.0  # weight of the entropy bonus
 
     def __post_init__(self) -> None:
         fields.check(self)
         check_loss(
-            self.kind,
+            "pg" if self.kind in OBJECTIVES else self.kind,
             self.aggregation,
             self.clip_low,
             self.clip_high,
@@ -122,8 +140,8 @@ def policy_loss(
     advantages: jax.Array,  # [B] or [B, T]
     mask: jax.Array,  # [B, T], true where a token was sampled
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
+    clip_low: float | jax.Array = 0.2,  # [] or [B] or [B, T], like the next
+    clip_high: float | jax.Array = 0.28,
     dual_clip: float | None = None,
     aggregation: Aggregation = "sequence_mean_token_mean",
     sampler_logp: jax.Array | None = None,  # [B, T]
@@ -152,6 +170,7 @@ def policy_loss(
     # Masked positions are set to 0 here, because NaN times zero would still be NaN.
     clean = lambda x: jnp.where(mask, per_token(at_least_float32(x)), 0.0)
     logp, old_logp, advantages = clean(logp), clean(fixed(old_logp)), clean(fixed(advantages))
+    clip_low, clip_high = (x if isinstance(x, int | float) else per_token(x) for x in (clip_low, clip_high))
     weights, denominator = aggregation_weights(mask, aggregation, max_length=max_length, sequences=sequences)
 
     log_ratio = jnp.clip(logp - old_logp, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -190,6 +209,7 @@ def policy_loss(
 
 
 def at_least_float32(x: jax.Array | float) -> jax.Array:
+    """The values in float32, or in what they are where that is more."""
     x = jnp.asarray(x)
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
@@ -233,19 +253,20 @@ def aggregation_weights(
 def check_loss(
     kind: str,
     aggregation: str,
-    clip_low: float,
-    clip_high: float,
+    clip_low: float | jax.Array,
+    clip_high: float | jax.Array,
     dual_clip: float | None,
     is_cap: float | None,
     max_length: int | None,
 ) -> None:
     """Refuse settings that make no sense together; bounds that are traced cannot be checked and are assumed valid."""
     known = f"loss kind {kind!r} is unknown; use one of {KINDS}, or your own as 'module:function'"
-    require(kind in KINDS or is_own(kind), known)
+    require(kind not in OBJECTIVES, f"{kind!r} is no loss of single tokens: it is for `learner.loss.kind`")
+    require(kind in KINDS or is_own(kind), f"{known}; of whole sequences there are {OBJECTIVES}")
     if is_own(kind):
         own_function(kind, "loss")
     require(aggregation in AGGREGATIONS, f"aggregation {aggregation!r} is unknown; use one of {AGGREGATIONS}")
-    fits = lambda value, holds: isinstance(value, jax.core.Tracer) or holds(value)
+    fits = lambda value, holds: isinstance(value, jax.core.Tracer) or np.all(holds(value))
     require(
         all(fits(bound, lambda value: value >= 0) for bound in (clip_low, clip_high)),
         f"clip range ({clip_low}, {clip_high}) must be two numbers, not negative",
@@ -277,7 +298,7 @@ def check_loss(
 
 
 def clip_flags(
-    kind: str, ratio: Any, advantages: Any, clip_low: float, clip_high: float, dual_clip: float | None
+    kind: str, ratio: Any, advantages: Any, clip_low: Any, clip_high: Any, dual_clip: float | None
 ) -> dict[str, Any]:
     """Where a bound acts, for arrays of numpy and JAX: {"clip_fraction_low": bools, ...}."""
     low, high = ratio < 1 - clip_low, ratio > 1 + clip_high
@@ -296,8 +317,8 @@ def _token_loss(
     logp: jax.Array,
     ratio: jax.Array,
     advantages: jax.Array,
-    clip_low: float,
-    clip_high: float,
+    clip_low: float | jax.Array,
+    clip_high: float | jax.Array,
     dual_clip: float | None,
 ) -> jax.Array:
     """Of every token, [B, T]; one of your own is `function(logp, ratio, advantages)`, all [B, T]."""

@@ -14,8 +14,12 @@ from marl_jax.learning.batching import MicroBatch
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.weight_table import Tree
 
+__all__ = ["Network", "Qwen3"]
+
 
 class Network(Protocol):
+    """What the update needs of a model: hidden states of a micro-batch, and the matrix that makes logits of them."""
+
     def hidden(self, trained: Tree, frozen: Tree, batch: MicroBatch) -> jax.Array:
         """[G, S, H]"""
 
@@ -27,12 +31,13 @@ class Network(Protocol):
 class Qwen3:
     """Trains all weights (`frozen` is None), or one adapter (no policy axis) on a frozen base."""
 
-    config: ModelConfig
+    config: ModelConfig  # the model's shape
     lora_scale: float | None = None  # alpha / rank; None trains all weights
-    remat: str = "none"
+    remat: str = "none"  # what the backward pass computes again: none, layer or dots
     attention: str | None = None  # an implementation of `models.attention`; None: the fastest of the platform
 
     def hidden(self, trained: Tree, frozen: Tree, batch: MicroBatch) -> jax.Array:
+        """Hidden states [G, S, H] of a micro-batch."""
         trained = jax.tree.map(lambda x: x.astype(self.config.dtype), trained)
         alone = self.lora_scale is None
         params, adapter = (trained, None) if alone else (frozen, trained)
@@ -52,5 +57,6 @@ class Qwen3:
         )
 
     def head(self, trained: Tree, frozen: Tree) -> jax.Array:
+        """The matrix [H, V] from hidden states to logits."""
         params = trained if self.lora_scale is None else frozen
         return params["embed"].T if self.config.tie_word_embeddings else params["lm_head"]

@@ -17,6 +17,8 @@ from marl_jax import fields
 from marl_jax.fields import Count, NotNegative, Positive, Whole
 from marl_jax.models.weight_table import Tree
 
+__all__ = ["OptimiserConfig", "ScheduleConfig", "clip_factor", "decay_mask", "transformation"]
+
 Decay = Annotated[float, Ge(0), Lt(1)]
 
 
@@ -24,11 +26,12 @@ Decay = Annotated[float, Ge(0), Lt(1)]
 class ScheduleConfig:
     """Linear warm-up, then `kind` down to `final_ratio` at `total_steps`."""
 
-    learning_rate: NotNegative = 1e-4
-    kind: Literal["constant", "cosine", "linear"] = "constant"
-    warmup_steps: Whole = 0
-    total_steps: Count = 1000
-    final_ratio: NotNegative = 0.0
+    learning_rate: NotNegative = 1e-4  # at the top of the schedule
+    kind: Literal["constant", "cosine", "linear"] = "constant"  # its form behind the warm-up
+    warmup_steps: Whole = 0  # linear, from near 0
+    total_steps: Count = 1000  # where the schedule ends
+    final_ratio: NotNegative = 0.0  # what is left of the learning rate at the end, as a share
+    # `own`: each policy counts its own steps; `shared`: one count for all.
     clock: Literal["own", "shared"] = "own"
     clamped: bool = True  # False: a cosine rises again after its end
 
@@ -63,13 +66,13 @@ class ScheduleConfig:
 class OptimiserConfig:
     """adamw, sgd (with momentum b1), or adafactor, which keeps factored second moments and no first moment."""
 
-    kind: Literal["adamw", "sgd", "adafactor"] = "adamw"
-    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
-    b1: Decay = 0.9
-    b2: Decay = 0.999
-    eps: Positive = 1e-8
+    kind: Literal["adamw", "sgd", "adafactor"] = "adamw"  # sgd has the momentum b1
+    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)  # of the learning rate
+    b1: Decay = 0.9  # decay of the first moment
+    b2: Decay = 0.999  # decay of the second moment
+    eps: Positive = 1e-8  # AdamW's epsilon
     weight_decay: NotNegative = 0.01  # not of norms, biases and embeddings
-    grad_clip: Annotated[float | None, Gt(0)] = 1.0
+    grad_clip: Annotated[float | None, Gt(0)] = 1.0  # largest norm of a policy's gradient; None: any
 
     def __post_init__(self) -> None:
         fields.check(self)

@@ -17,6 +17,16 @@ from marl_jax.models import qwen3
 from marl_jax.models.attention import causal_mask, chosen_here, self_attention
 from marl_jax.models.model_config import ModelConfig
 
+__all__ = [
+    "attend_rows",
+    "attend_scores",
+    "hidden_states",
+    "padding_last",
+    "permuted",
+    "takes_rows",
+    "tree_attention",
+]
+
 
 def hidden_states(
     params: Any,

@@ -9,6 +9,8 @@ import numpy as np
 from marl_jax.learning.losses import LOG_RATIO_LIMIT, LossConfig, clip_flags, kl_estimate
 from marl_jax.table import Table
 
+__all__ = ["Evidence", "form_drift", "role_statistics", "row_statistics"]
+
 QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
 
@@ -24,9 +26,19 @@ class Evidence:
 
     @classmethod
     def of_nothing(cls, rows: int) -> "Evidence":
+        """Columns of so many rows without a value yet."""
         return cls(*([None] * rows for _ in dataclasses.fields(cls)))
 
+    def of_tokens(self, counted: Any, rows: Sequence[int]) -> "Evidence":
+        """The same of the tokens that count, for these rows."""
+        columns = {field.name: list(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        for column in columns.values():
+            for i in rows:
+                column[i] = None if column[i] is None else np.asarray(column[i])[counted[i]]
+        return Evidence(**columns)
+
     def note(self, name: str, rows: Iterable[int], values: Iterable[Any]) -> None:
+        """Write the values of some rows into a column."""
         column = getattr(self, name)
         for row, value in zip(rows, values, strict=True):
             column[row] = value
@@ -56,13 +68,19 @@ def role_statistics(
 
     `corrected`: the loss weighs tokens for what the sampler computed otherwise.
     """
+    if rows.spoken is not None:
+        evidence = evidence.of_tokens(rows.spoken, mine)
     new, old, bits = (
         np.concatenate([column[i] for i in mine]).astype(np.float64)
         for column in (evidence.logp, evidence.old_logp, evidence.entropy)
     )
     ratio = np.exp(np.concatenate([_log_ratio(evidence.logp[i], evidence.old_logp[i], loss) for i in mine]))
-    advantages = np.concatenate([np.full(rows.length[i], rows.advantage[i]) for i in mine])
-    flags = clip_flags(loss.kind, ratio, advantages, loss.clip_low, loss.clip_high, loss.dual_clip)
+    by_token = lambda column: np.concatenate([np.full(len(evidence.logp[i]), column[i]) for i in mine])
+    low, high = (
+        getattr(loss, name) if getattr(rows, name) is None else by_token(getattr(rows, name))
+        for name in ("clip_low", "clip_high")
+    )
+    flags = clip_flags(loss.kind, ratio, by_token(rows.advantage), low, high, loss.dual_clip)
     stats = {
         "tokens": float(len(new)),
         "perplexity": np.exp(min(-new.mean(), 700.0)),  # the largest power that float64 holds
@@ -72,7 +90,8 @@ def role_statistics(
         **{f"ratio_{name}": np.quantile(ratio, q) for name, q in QUANTILES.items()},
         **{name: flag.mean() for name, flag in flags.items()},
     }
-    sampler = [rows.logprobs[i].astype(np.float64) for i in mine]
+    counted = [slice(None) if rows.spoken is None else rows.spoken[i] for i in mine]
+    sampler = [rows.logprobs[i].astype(np.float64)[some] for i, some in zip(mine, counted)]
     if corrected and loss.is_cap is not None:
         weight = np.exp(np.clip(old - np.concatenate(sampler), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
         stats |= {

@@ -12,6 +12,8 @@ from marl_jax.learning.losses import Loss, LossConfig, Mean
 from marl_jax.learning.role_statistics import Evidence, role_statistics, row_statistics
 from marl_jax.table import Table
 
+__all__ = ["Report", "gap_warnings", "gradient_report", "policy_report", "role_reports", "skip_warnings"]
+
 Unit = Any  # a role, or (role, slot)
 
 
@@ -19,11 +21,11 @@ Unit = Any  # a role, or (role, slot)
 class Report:
     """What one step did."""
 
-    policies: dict[str, dict[str, float]]
-    roles: dict[str, dict[str, float]]
+    policies: dict[str, dict[str, float]]  # {policy: {metric: value}}
+    roles: dict[str, dict[str, float]]  # {role: {metric: value}}
     gradients: dict[str, dict[str, Any]]  # by policy, see `gradients.describe`
     cosines: dict[tuple[str, str], float | None]  # of roles; None between separate weights
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...]  # sentences, such as a gradient that was not finite
 
     def flat(self) -> dict[str, Any]:
         """{"policy/p0/grad_norm": ..., "role/judge/entropy": ..., "cosine/a/b": ...}; None for what is no number."""

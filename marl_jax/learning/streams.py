@@ -19,6 +19,8 @@ import jax.numpy as jnp
 
 from marl_jax.threads import Workers
 
+__all__ = ["Streams", "stream_count"]
+
 Carry = Any
 # (carry, micro-batch) -> (carry, what it says of the micro-batch)
 Step = Callable[[Carry, Any], tuple[Carry, Any]]

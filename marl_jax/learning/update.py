@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.errors import UserError
-from marl_jax.learning import compiled, gradients
+from marl_jax.learning import gradients, objectives, update_programs
 from marl_jax.learning.batching import (
     Batch,
     MicroBatch,
@@ -30,7 +30,9 @@ from marl_jax.learning.batching import (
     padding_share,
     write,
 )
+from marl_jax.learning.learner_checks import check_interventions, check_learnable, roles_of
 from marl_jax.learning.learner_config import LearnerConfig
+from marl_jax.learning.losses import OBJECTIVES
 from marl_jax.learning.network import Network
 from marl_jax.learning.optimiser import transformation
 from marl_jax.learning.role_statistics import Evidence
@@ -47,6 +49,8 @@ from marl_jax.learning.work import Work, mini_batches_of, per_role_of, units_of
 from marl_jax.models.weight_table import Tree
 from marl_jax.table import Table
 
+__all__ = ["Learner", "LearnerState", "NonFiniteGradients"]
+
 
 class LearnerState(flax.struct.PyTreeNode):
     """What the learner carries for a policy from step to step besides its weights; it belongs in a checkpoint."""
@@ -60,7 +64,14 @@ class LearnerState(flax.struct.PyTreeNode):
 
 
 class NonFiniteGradients(UserError, RuntimeError):
-    """A policy's gradients were not finite more often than the configuration allows."""
+    """A policy's gradients were not finite more often than the configuration allows.
+
+    They were left out: `outcome` is what the step came to all the same (policies, states, report), all of it finite.
+    """
+
+    def __init__(self, text: str, outcome: Any = None) -> None:
+        super().__init__(text)
+        self.outcome = outcome
 
 
 class Learner:
@@ -71,16 +82,18 @@ class Learner:
     ):
         """`roles` maps each role (or "role/slot") to its policy. On a mesh, batches are laid over its axis "data"."""
         self.network, self.config, self.roles, self.mesh = network, config, dict(roles), mesh
-        self._check_interventions()
-        if strangers := sorted({*config.learning_rates} - {*roles.values()}):
-            raise ValueError(
-                f"learning_rates name {strangers}, no policies; there are {sorted({*roles.values()})}"
-            )
-        self._corrected = config.loss.is_cap is not None and config.old_logprobs == "trainer"
+        check_interventions(config, self.roles)
+        self._objective = config.loss.kind if config.loss.kind in OBJECTIVES else None
+        # What an objective learns from need not be the policy's own words: there is no sampler to correct for.
+        self._own_words = self._objective is None
+        self._loss = objectives.surrogate(config.loss)
+        self._corrected = (
+            self._own_words and config.loss.is_cap is not None and config.old_logprobs == "trainer"
+        )
         # On CPU the buffers of a slice stay in cache, and memory that the system has to map is reused by the next.
         slices = config.batch.slice_tokens if mesh is None and jax.default_backend() == "cpu" else 0
-        self._settings = compiled.Settings(
-            network, config.loss, config.logprob_chunk, self._corrected, slices
+        self._settings = update_programs.Settings(
+            network, self._loss, config.logprob_chunk, self._corrected, slices
         )
         devices = 1 if mesh is None else mesh.size
         self._streams = Streams(stream_count(jax.default_backend(), devices, config.batch.streams))
@@ -115,22 +128,32 @@ class Learner:
     ) -> tuple[dict[str, Tree], dict[str, LearnerState], Report]:
         """New policies and states; the old ones are donated. Steps count from 0.
 
-        By policy: `bases` are the frozen weights under its adapter, `references` the trees of the KL anchor. `check`
-        is called before every micro-batch for as long as the old policies and states are whole: it may raise.
+        By policy: `bases` are the frozen weights under its adapter, `references` the trees of the KL anchor and of
+        objectives. Rows whose column `trains` is false are described in the report, not learned from. `check` is called
+        before every micro-batch for as long as the old policies and states are whole: it may raise.
         """
-        self._check_rows(policies, states, rows, bases)
+        check_learnable(rows, policies, states, self.roles)
+        lora = getattr(self.network, "lora_scale", None) is not None
+        if lora and (absent := sorted({*policies} - {*(bases or {})})):
+            raise ValueError(f"policies {absent} are adapters: hand over the weights under them as `bases`")
+        check_rows(rows, self.config.batch)
         policies, states = dict(policies), dict(states)
         skipped = {policy: state.skipped for policy, state in states.items()}
         reports: dict[str, dict[str, float]] = {}
         evidence = Evidence.of_nothing(len(rows))
         described: dict[str, dict[str, Any]] = {}
-        trains = self._trained(rows, step)
+        trains, missing = self._trained(rows, step), list[str]()
         for policy in policies:
             own = rows.having(policy=policy)
             mine = np.flatnonzero(own & trains)
+            aim = None
+            if self._objective and len(mine):
+                aim = objectives.aim(self._objective, rows.take(mine), self.config.preference)
+                mine = mine[aim.rows]
             if not len(mine):
                 states[policy] = states[policy].replace(empty=states[policy].empty + 1)
-                reports[policy] = _counters(states[policy])
+                reports[policy] = _counters(states[policy]) | (aim.said if aim else {})
+                missing += [f"policy {policy!r} learned nothing: {aim.missing}"] if aim else []
                 continue
             frozen, reference = (bases or {}).get(policy), self._reference(policy, references)
             work = self._work(
@@ -141,27 +164,38 @@ class Learner:
                 step=step,
                 frozen=frozen,
                 reference=reference,
+                aim=aim,
             )
             policies[policy], states[policy], reports[policy], described[policy], batches_of, done = (
                 self._update(policy, policies[policy], states, work, frozen, check)
             )
+            reports[policy] |= aim.said if aim else {}
             check = None  # the first policy is a new one now
             self._note(evidence, mine, work, batches_of, done)
-        role_stats = role_reports(rows, evidence, self.config.loss, self._corrected)
+        role_stats = role_reports(rows, evidence, self._loss, self._corrected)
         cosines = gradients.all_cosines(described, self.roles) if self.config.gradients != "off" else {}
         lost = {policy: state.skipped - skipped[policy] for policy, state in states.items()}
-        warnings = gap_warnings(role_stats, self.config.gap_tolerance) + skip_warnings(lost)
-        return policies, states, Report(reports, role_stats, described, cosines, warnings)
+        warnings = (*gap_warnings(role_stats, self.config.gap_tolerance), *skip_warnings(lost), *missing)
+        outcome = policies, states, Report(reports, role_stats, described, cosines, warnings)
+        most = self.config.max_skips
+        for policy, state in states.items():
+            if lost[policy] and state.skipped >= most:
+                raise NonFiniteGradients(
+                    f"policy {policy!r}: {state.skipped} gradients were not finite, and left out (max_skips {most})",
+                    outcome,
+                )
+        return outcome
 
     def logprobs(self, tree: Tree, rows: Table, *, frozen: Tree | None = None) -> list[np.ndarray]:
         """Log-probs of every row's tokens under one policy."""
-        batches = self._batches(rows)
+        return self._scores(tree, frozen, self._batches(rows), len(rows))
 
+    def _scores(self, tree: Tree, frozen: Tree | None, batches: list[Batch], rows: int) -> list[np.ndarray]:
         def step(nothing: tuple[()], batch: Batch) -> tuple[tuple[()], jax.Array]:
-            return nothing, compiled.score(self._settings, tree, frozen, self._place(batch.arrays))[0]
+            return nothing, update_programs.score(self._settings, tree, frozen, self._place(batch.arrays))[0]
 
         _, out = self._streams.run(step, tuple, batches, program=lambda batch: batch.shapes)
-        return by_row(len(rows), batches, jax.device_get(out))
+        return by_row(rows, batches, jax.device_get(out))
 
     # One policy, one step
 
@@ -179,9 +213,12 @@ class Learner:
         index = {unit: k for k, unit in enumerate(work.units)}
         optimiser, damping = state.optimiser, state.damping
         done: list[Any] = []  # of every mini-batch: what its micro-batches and its optimiser step came to
+        values: list[objectives.Value] = []
         batches_of: list[list[Batch]] = []
         for members in work.mini_batches:
             batches = self._written(work, members)
+            if work.aim is not None and work.aim.kind != "sft":
+                values.append(self._sloped(work, members, batches, tree, frozen))
             carry, outs = self._gradient(
                 policy,
                 tree,
@@ -193,7 +230,7 @@ class Learner:
                 on_policy=work.on_policy,
             )
             check = None  # the old tree and state are given away next
-            tree, optimiser, damping, applied = compiled.apply(
+            tree, optimiser, damping, applied = update_programs.apply(
                 tree,
                 optimiser,
                 damping,
@@ -208,10 +245,11 @@ class Learner:
             done.append((outs, applied))
             batches_of.append(batches)
         done = jax.device_get(done)
-        state = self._counted(policy, state.replace(optimiser=optimiser, damping=damping), done)
+        state = self._counted(state.replace(optimiser=optimiser, damping=damping), done)
         report = _counters(state) | policy_report(
             [([out[0] for out in outs], applied) for outs, applied in done], rate
         )
+        report |= objectives.means(values)
         report["padding_share"] = padding_share(itertools.chain(*batches_of))
         described = {}
         if config.gradients != "off":
@@ -228,10 +266,15 @@ class Learner:
         step: int,
         frozen: Tree | None,
         reference: Tree | None,
+        aim: objectives.Aim | None,
     ) -> Work:
         """What a step asks of one policy."""
-        mini_batches = mini_batches_of(self.config, policy, len(rows), step)
-        on_policy = len(mini_batches) == 1 and self.config.old_logprobs == "trainer"
+        if aim is not None:
+            rows = rows.replace(advantage=aim.weight, weight=None)
+        together = None if aim is None else aim.together
+        mini_batches = mini_batches_of(self.config, policy, len(rows), step, together)
+        alone = len(mini_batches) == 1 and self.config.old_logprobs == "trainer"
+        on_policy = alone or aim is not None  # an objective has no ratio
         old = [rows.logprobs[i] for i in range(len(rows))]
         if self.config.old_logprobs == "trainer" and not on_policy:
             old = self.logprobs(tree, rows, frozen=frozen)
@@ -239,7 +282,13 @@ class Learner:
         roles = self._roles_of(policy)
         units, unit_roles = units_of(self.config, roles, rows)
         per_role = per_role_of(self.config, roles, everyone, unit_roles)
-        return Work(rows, mini_batches, old, ref, on_policy, units, unit_roles, per_role)
+        work = Work(rows, mini_batches, old, ref, on_policy, units, unit_roles, per_role, aim)
+        if aim is not None and aim.kind == "kto" and reference is not None:
+            other = objectives.mismatched(rows)
+            return dataclasses.replace(
+                work, other=other, other_ref=self.logprobs(reference, other, frozen=frozen)
+            )
+        return work
 
     def _rate(self, policy: str, states: Mapping[str, LearnerState]) -> float:
         """The learning rate by the policy's clock, or by that which all policies share."""
@@ -261,20 +310,31 @@ class Learner:
             write(batches, "kl_coef", [anchors.get(rows.roles[code], 0.0) for code in rows.role])
         return batches
 
-    def _counted(self, policy: str, state: LearnerState, done: Sequence[Any]) -> LearnerState:
-        """The state after a step; refused where too many gradients were not finite."""
+    def _sloped(
+        self, work: Work, members: np.ndarray, batches: list[Batch], tree: Tree, frozen: Tree | None
+    ) -> objectives.Value:
+        """The objective at these weights; its slopes become the advantages in the micro-batches."""
+        assert work.aim is not None and work.ref is not None
+        logp = self._scores(tree, frozen, batches, len(members))
+        scores = objectives.log_ratios(logp, [work.ref[i] for i in members], work.rows.take(members))
+        divergence = 0.0
+        if work.other is not None:
+            other = work.other.take(members)
+            logp = self.logprobs(tree, other, frozen=frozen)
+            ratios = objectives.log_ratios(logp, [work.other_ref[i] for i in members], other)
+            divergence = max(0.0, float(np.mean(ratios)))
+        value = work.aim.value(members, scores, divergence)
+        write(batches, "advantages", (-len(members) * value.slope).tolist())
+        return value
+
+    def _counted(self, state: LearnerState, done: Sequence[Any]) -> LearnerState:
+        """The state after a step."""
         finite = [bool(applied["finite"]) for _, applied in done]
-        state = state.replace(
+        return state.replace(
             steps=state.steps + 1,
             updates=state.updates + sum(finite),
             skipped=state.skipped + finite.count(False),
         )
-        if state.skipped >= self.config.max_skips:
-            raise NonFiniteGradients(
-                f"policy {policy!r}: {state.skipped} gradients were not finite (max_skips {self.config.max_skips}); "
-                "go back to the last good checkpoint, with a smaller learning rate or a tighter clip"
-            )
-        return state
 
     def _note(
         self,
@@ -290,11 +350,11 @@ class Learner:
             evidence.note("logp", rows[members], logp)
             evidence.note("entropy", rows[members], entropy)
             # With the sampler's as the old ones, the trainer's are known of the rows of the first update.
-            if self.config.old_logprobs == "sampler" and update == 0:
+            if self.config.old_logprobs == "sampler" and update == 0 and self._own_words:
                 evidence.note("trainer_logp", rows[members], logp)
         old = [evidence.logp[i] for i in rows] if work.on_policy else work.old
         evidence.note("old_logp", rows, old)
-        if self.config.old_logprobs != "sampler":
+        if self.config.old_logprobs != "sampler" and self._own_words:
             evidence.note("trainer_logp", rows, old)
         if work.ref is not None:
             evidence.note("ref_logp", rows, work.ref)
@@ -314,7 +374,7 @@ class Learner:
         def step(carry: Any, batch: Batch) -> tuple[Any, Any]:
             arrays = self._place(batch.arrays)
             try:
-                return compiled.accumulate(
+                return update_programs.accumulate(
                     self._settings, carry, tree, frozen, arrays, index[batch.unit], **flags
                 )
             except IndexError as error:  # what XLA raised on an H100, see docs/hosts.md
@@ -332,7 +392,7 @@ class Learner:
         )
 
     def _roles_of(self, policy: str) -> list[str]:
-        return list(dict.fromkeys(_role(key) for key, name in self.roles.items() if name == policy))
+        return roles_of(policy, self.roles)
 
     def _damped(self, policy: str) -> bool:
         return any(self.config.interventions.damps(role) for role in self._roles_of(policy))
@@ -353,7 +413,7 @@ class Learner:
             spec = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else ()
             return NamedSharding(self.mesh, PartitionSpec(None, *spec))
 
-        return compiled.nothing(tree, units, tuple(map(laid, jax.tree.leaves(tree))))
+        return update_programs.nothing(tree, units, tuple(map(laid, jax.tree.leaves(tree))))
 
     def _place(self, arrays: MicroBatch) -> MicroBatch:
         if self.mesh is None:
@@ -362,71 +422,21 @@ class Learner:
 
     # On the host
 
-    def _check_interventions(self) -> None:
-        config = self.config.interventions
-        known = {_role(key) for key in self.roles}
-        for setting, roles in config.named.items():
-            if strangers := sorted({*roles} - known):
-                raise ValueError(
-                    f"interventions.{setting} names {strangers}, which are no roles; there are {sorted(known)}"
-                )
-        for policy in self.roles.values():
-            if self._damped(policy) and len(self._roles_of(policy)) > 1:
-                raise ValueError(
-                    f"coherence damping is defined for isolated policies, and {policy!r} is shared: give every role "
-                    "that it acts on its own policy, or leave the role out of mixing.roles"
-                )
-
-    def _check_rows(
-        self,
-        policies: Mapping[str, Tree],
-        states: Mapping[str, LearnerState],
-        rows: Table,
-        bases: Mapping[str, Tree] | None,
-    ) -> None:
-        """Refuse what cannot be learned from while all policies are whole."""
-        codes = set(zip(rows.role.tolist(), rows.slot.tolist(), rows.policy.tolist()))
-        said = [(rows.roles[role], slot, rows.policies[policy]) for role, slot, policy in codes]
-        if strangers := [whose for whose in said if not self._mapped(*whose)]:
-            raise ValueError(
-                f"rows of (role, slot, policy) {sorted(strangers)} do not follow the map {self.roles}"
-            )
-        if absent := sorted({*rows.present("policy")} - {*policies}):
-            raise ValueError(
-                f"rows are for the policies {absent}, which were not handed over; leave such rows out"
-            )
-        if absent := sorted({*policies} - {*states}):
-            raise ValueError(f"policies {absent} have no state: take it from `init`")
-        lora = getattr(self.network, "lora_scale", None) is not None
-        if lora and (absent := sorted({*policies} - {*(bases or {})})):
-            raise ValueError(f"policies {absent} are adapters: hand over the weights under them as `bases`")
-        for column, adds in {"reward": "rewards.credit.with_rewards", "advantage": "with_advantages"}.items():
-            if getattr(rows, column) is None:
-                raise ValueError(f"the table has no column {column!r}: {adds}() adds it")
-        check_rows(rows, self.config.batch)
-
-    def _mapped(self, role: str, slot: int, policy: str) -> bool:
-        return self.roles.get(f"{role}/{slot}", self.roles.get(role)) == policy
-
     def _trained(self, rows: Table, step: int) -> np.ndarray:
         """Bool[N]: the rows whose role learns in this step."""
         learns = np.array([self.config.interventions.trains(role, step) for role in rows.roles], bool)
-        return learns[rows.role] & ~(rows.truncated & self.config.mask_truncated)
+        return learns[rows.role] & ~(rows.truncated & self.config.mask_truncated) & rows.trains
 
     def _reference(self, policy: str, references: Mapping[str, Tree] | None) -> Tree | None:
         anchored = [role for role in self._roles_of(policy) if role in self.config.interventions.kl_coef]
-        if not anchored:
+        compared = self._objective in objectives.NEED_REFERENCE
+        if not anchored and not compared:
             return None
         if references is None or policy not in references:
-            raise ValueError(
-                f"kl_coef of {anchored} needs references[{policy!r}], the tree it is anchored to"
-            )
+            what = f"loss.kind {self._objective!r}" if compared else f"kl_coef of {anchored}"
+            raise ValueError(f"{what} needs references[{policy!r}], the tree it is anchored to")
         return references[policy]
 
 
 def _counters(state: LearnerState) -> dict[str, float]:
     return {name: getattr(state, name) for name in ("steps", "updates", "skipped", "empty")}
-
-
-def _role(key: str) -> str:
-    return key.split("/")[0]

@@ -1,4 +1,4 @@
-"""What a step asks of one policy: its rows, in which mini-batches, and what is told apart in their gradient."""
+"""The work of a step for one policy: its rows, their mini-batches, and the units whose gradients are kept apart."""
 
 import collections
 import dataclasses
@@ -11,7 +11,10 @@ import numpy as np
 from marl_jax.learning import gradients
 from marl_jax.learning.interventions import PerRole
 from marl_jax.learning.learner_config import LearnerConfig
+from marl_jax.learning.objectives import Aim
 from marl_jax.table import Table
+
+__all__ = ["Work", "mini_batches_of", "per_role_of", "units_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,19 +29,27 @@ class Work:
     units: list[Any]  # what gradients are kept apart
     unit_roles: list[str]
     per_role: PerRole
+    aim: Aim | None = None  # of an objective of whole sequences
+    other: Table | None = None  # kto: rows with the prompts of others,
+    other_ref: Sequence[np.ndarray] = ()  # and their log-probs under the reference
 
 
-def mini_batches_of(config: LearnerConfig, policy: str, count: int, step: int) -> list[np.ndarray]:
-    """Indices of `count` rows for every optimiser step, in order."""
+def mini_batches_of(
+    config: LearnerConfig, policy: str, count: int, step: int, together: np.ndarray | None = None
+) -> list[np.ndarray]:
+    """Indices of `count` rows for every optimiser step, in order; rows with equal numbers in `together` are in one."""
     parts = {"one": 1, "fixed": config.updates_fixed}.get(
         config.updates, -(-count // config.sequences_per_update)
     )
-    parts = min(parts, count)
+    members = np.arange(count) if together is None else np.unique(together, return_inverse=True)[1]
+    items = count if together is None else int(members.max(initial=-1)) + 1
+    parts = min(parts, items)
     if parts == 1:
         return [np.arange(count)] * config.epochs
     rng = np.random.default_rng([config.seed, step, zlib.crc32(policy.encode())])
-    shuffled = [rng.permutation(count) for _ in range(config.epochs)]
-    return [np.sort(part) for order in shuffled for part in np.array_split(order, parts)]
+    shuffled = [rng.permutation(items) for _ in range(config.epochs)]
+    split = [part for order in shuffled for part in np.array_split(order, parts)]
+    return [np.flatnonzero(np.isin(members, part)) for part in split]
 
 
 def units_of(config: LearnerConfig, roles: list[str], rows: Table) -> tuple[list[Any], list[str]]:

@@ -2,10 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from marl_jax import fields
+from marl_jax.errors import UserError
 from marl_jax.fields import NotNegative
 from marl_jax.learning.advantages import (
     Estimator,
@@ -18,15 +20,22 @@ from marl_jax.learning.advantages import (
     overlong_penalty,
 )
 from marl_jax.learning.groups import (
-    FIELDS,
     PRESETS,
     GroupCounts,
     as_rewards,
     count_groups,
     group_ids,
     group_key,
+    is_attribute,
 )
-from marl_jax.table import Table
+from marl_jax.table import Table, path_tuples
+
+
+class GroupError(UserError, ValueError):
+    """A group's key names an attribute that a call or its task does not have."""
+
+
+__all__ = ["AdvantageConfig", "GroupError", "Presets", "group_column", "penalised", "with_advantages"]
 
 Presets = Mapping[str, Sequence[str]]  # of the workflow: {name: fields}
 
@@ -37,12 +46,12 @@ class AdvantageConfig:
 
     group: str = "role"  # a preset of `groups`, or fields such as "task,role,turn"
     estimator: Estimator = "grpo"  # one of `advantages.ESTIMATORS`, "agent", or "module:function"
-    std: Std = "unbiased"
-    singleton: Singleton = "zero"
-    eps: NotNegative = 1e-6
+    std: Std = "unbiased"  # which standard deviation
+    singleton: Singleton = "zero"  # the advantage of a group of one: 0, or its reward
+    eps: NotNegative = 1e-6  # added to the standard deviation
     # Of the estimator "agent" (Dr.MAS), which has its own groups.
     agent_mean: Over = "role"
-    agent_scale: Over = "role"
+    agent_scale: Over = "role"  # and the deviation it divides by
     overlong: tuple[int, int] | None = None  # DAPO's (max_length, buffer) of the soft punishment for length
 
     def __post_init__(self) -> None:
@@ -57,6 +66,7 @@ class AdvantageConfig:
 
     @classmethod
     def study(cls) -> "AdvantageConfig":
+        """The groups and the singletons of the study."""
         return cls(group="study", singleton="reward")
 
 
@@ -110,7 +120,35 @@ def group_column(table: Table, config: AdvantageConfig, presets: Presets | None 
         key = PRESETS["task" if config.agent_mean == config.agent_scale == "task" else "role"]
     else:
         key = group_key(config.group, presets)
-    return group_ids(key, **{name: getattr(table, name).tolist() for name in FIELDS})
+    return group_ids(key, **{field: _field(table, field) for field in key})
+
+
+def _field(table: Table, field: str) -> list[Any]:
+    """What the calls have of one field of a group's key."""
+    if field == "path":
+        return list(zip(table.episode.tolist(), path_tuples(table.path)))
+    if not is_attribute(field):
+        return getattr(table, field).tolist()
+    owner, _, name = field.partition(".")
+    if owner == "call":
+        of_calls = table.labels or [None] * len(table)
+        return [
+            _attribute(field, labels or {}, f"a call of '{table.role_of(i)}'")
+            for i, labels in enumerate(of_calls)
+        ]
+    table.need_episodes()
+    tasks = [table.heads[number].task for number in table.episode.tolist()]
+    return [
+        task.level if name == "level" else _attribute(field, task.meta, f"task '{task.id}'") for task in tasks
+    ]
+
+
+def _attribute(field: str, given: Mapping[str, Any], whose: str) -> Any:
+    name = field.partition(".")[2]
+    if name not in given:
+        there = f"it has: {', '.join(given)}" if given else "it has none"
+        raise GroupError(f"group field '{field}': {whose} has no attribute '{name}'; {there}")
+    return given[name]
 
 
 def _spread(table: Table, some: Table) -> Table:

@@ -20,6 +20,8 @@ from marl_jax.models.lora import LayerLora
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.weight_table import Tree
 
+__all__ = ["Cache", "cache_bytes", "empty_cache", "extend", "unstack", "unstack_lora"]
+
 
 @flax.struct.dataclass
 class Cache:
@@ -30,10 +32,12 @@ class Cache:
 
     @property
     def rows(self) -> int:
+        """Rows that the cache has room for."""
         return self.keys[0].shape[0]
 
     @property
     def length(self) -> int:
+        """Tokens that each row has room for."""
         return self.keys[0].shape[-1]
 
 

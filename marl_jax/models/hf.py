@@ -22,6 +22,9 @@ from marl_jax.models.tensor_file import Tensor, save_tensors, tensors
 from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
 from marl_jax.models.tokenizer import check_vocabulary, save_tokenizer, tokenizer_files
 from marl_jax.models.weight_table import Tree, Weight, abstract, table
+from marl_jax.packaged import located
+
+__all__ = ["CONFIG", "load_config", "load_hf", "read_json", "save_hf", "write_json"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -42,7 +45,7 @@ def load_hf(
     `dtype` ("float32" or "bfloat16") overrides the one in `config.json`. `shardings` lays the parameters over
     devices: a tree like `weight_table.shardings(config, mesh)`, or a function that makes one from the config.
     """
-    directory = Path(directory)
+    directory = located(directory)
     config = load_config(directory, dtype=dtype)
     found = _find_tensors(directory)
     _check(directory, config, found)
@@ -56,7 +59,7 @@ def load_hf(
 
 def load_config(directory: str | os.PathLike[str], *, dtype: str | None = None) -> ModelConfig:
     """Read the `config.json` of a Qwen3 directory."""
-    path = Path(directory) / CONFIG
+    path = located(directory) / CONFIG
     published = read_json(path, "is this the directory of a Qwen3 model?")
     try:
         return ModelConfig.from_hf(published, dtype=dtype)

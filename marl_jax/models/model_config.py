@@ -11,6 +11,8 @@ from typing import Any
 from marl_jax import fields
 from marl_jax.fields import Count, Positive
 
+__all__ = ["PRESETS", "ModelConfig"]
+
 ARCHITECTURE = "Qwen3ForCausalLM"
 DTYPES = ("float32", "bfloat16")
 _REQUIRED = (
@@ -31,21 +33,21 @@ _REQUIRED = (
 class ModelConfig:
     """A dense Qwen3. `dtype` is that of the parameters; norms, softmax and logits are always float32."""
 
-    vocab_size: Count
-    hidden_size: Count
-    intermediate_size: Count
-    num_hidden_layers: Count
-    num_attention_heads: Count
-    num_key_value_heads: Count
-    head_dim: Count
-    rope_theta: Positive = 1e6
-    rms_norm_eps: Positive = 1e-6
-    tie_word_embeddings: bool = True
-    max_position_embeddings: Count = 40960
-    dtype: str = "float32"
-    bos_token_id: int | None = None
-    eos_token_id: int | tuple[int, ...] | None = None
-    pad_token_id: int | None = None
+    vocab_size: Count  # tokens that can be read and sampled
+    hidden_size: Count  # width of the residual stream
+    intermediate_size: Count  # width inside the MLP
+    num_hidden_layers: Count  # depth
+    num_attention_heads: Count  # query heads
+    num_key_value_heads: Count  # key and value heads; several query heads share one
+    head_dim: Count  # width of a head
+    rope_theta: Positive = 1e6  # base of the rotary frequencies
+    rms_norm_eps: Positive = 1e-6  # added under the root of every norm
+    tie_word_embeddings: bool = True  # logits use the embedding table
+    max_position_embeddings: Count = 40960  # longest context
+    dtype: str = "float32"  # of the stored weights
+    bos_token_id: int | None = None  # begins a text, where there is one
+    eos_token_id: int | tuple[int, ...] | None = None  # ends it
+    pad_token_id: int | None = None  # fills up
 
     def __post_init__(self) -> None:
         fields.check(self)

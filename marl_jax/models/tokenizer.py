@@ -11,6 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from marl_jax.models.model_config import ModelConfig
+from marl_jax.packaged import located
+
+__all__ = [
+    "CHARACTERS",
+    "FILES",
+    "WORDS",
+    "build_micro_tokenizer",
+    "check_vocabulary",
+    "load_tokenizer",
+    "render_chat",
+    "save_tokenizer",
+    "tokenizer_files",
+]
 
 FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt"),
@@ -57,7 +70,7 @@ def load_tokenizer(directory: str | os.PathLike[str], config: ModelConfig | None
     """The tokenizer of a local directory; with `config`, one with ids that the model lacks is refused."""
     from transformers import AutoTokenizer
 
-    directory = Path(directory)
+    directory = located(directory)
     if not any((directory / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise FileNotFoundError(f"{directory} has no tokenizer.json; is this the directory of a model?")
     try:
@@ -84,7 +97,7 @@ def save_tokenizer(directory: str | os.PathLike[str], tokenizer: Any) -> None:
 
 def tokenizer_files(directory: str | os.PathLike[str]) -> list[Path]:
     """All that decides how text becomes tokens, the chat template included."""
-    return sorted(path for path in Path(directory).iterdir() if path.name in FILES and path.is_file())
+    return sorted(path for path in located(directory).iterdir() if path.name in FILES and path.is_file())
 
 
 def render_chat(

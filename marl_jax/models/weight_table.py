@@ -15,6 +15,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.models.model_config import ModelConfig
 
+__all__ = [
+    "RULES",
+    "Tree",
+    "Weight",
+    "abstract",
+    "num_parameters",
+    "partition",
+    "random",
+    "shardings",
+    "table",
+]
+
 Tree = dict[str, Any]  # nested dictionaries of arrays, or of anything that stands for one
 
 # Which mesh axis each logical axis is laid over. Adding {"embed": "data"} also spreads the weights over the
@@ -26,7 +38,7 @@ RULES: Mapping[str, str] = {"vocab": "model", "heads": "model", "kv_heads": "mod
 class Weight:
     """One array of the model, layers stacked first. A published matrix is [out, in]; ours is [*in, *out]."""
 
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # layers first where they are stacked
     axes: tuple[str, ...]  # logical names, one per dimension
     init: Callable[..., jax.Array]  # (key, shape, dtype) -> array
     hf: str  # published name; "{layer}" where the layers are stacked
@@ -34,6 +46,7 @@ class Weight:
 
     @property
     def stacked(self) -> bool:
+        """Whether the array holds all layers."""
         return self.axes[0] == "layers"
 
     @property

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.config.run_config import RunConfig
-from marl_jax.learning import compiled
+from marl_jax.learning import update_programs
 from marl_jax.learning.interventions import PerRole
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import transformation
@@ -22,6 +22,8 @@ from marl_jax.planning.memory import most_units
 from marl_jax.planning.plan import Plan, make_plan, show
 from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
+
+__all__ = ["account", "lowered", "needed"]
 
 
 def account(config: RunConfig, model: ModelConfig, demand: Demand) -> str:
@@ -53,9 +55,9 @@ def lowered(
     adapters = jax.eval_shape(lambda: init_lora(0, model, rank, 1)) if rank else None
     units = most_units(config, demand)
     laid = (None,) * len(jax.tree.leaves(tree))
-    carry = jax.eval_shape(lambda tree: compiled.nothing(tree, units, laid), tree)
+    carry = jax.eval_shape(lambda tree: update_programs.nothing(tree, units, laid), tree)
     network = Qwen3(model, scale, config.policies.remat, config.policies.attention)
-    settings = compiled.Settings(
+    settings = update_programs.Settings(
         network, learner.loss, learner.logprob_chunk, learner.loss.is_cap is not None
     )
     rows, chunk = shapes.prefill_rows(shapes.chunks[-1]), shapes.chunks[-1]
@@ -65,10 +67,10 @@ def lowered(
     table = LaneTable(width, shapes.context, shapes.stops, shapes.features)
     each = np.ones(units)
     return {
-        "gradient": compiled.accumulate.lower(
+        "gradient": update_programs.accumulate.lower(
             settings, carry, tree, frozen, plan.largest.arrays(), ints(), anchored=False, on_policy=True
         ),
-        "optimiser": compiled.apply.lower(
+        "optimiser": update_programs.apply.lower(
             tree,
             jax.eval_shape(transformation(learner.optimiser).init, tree),
             None,

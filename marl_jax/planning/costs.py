@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from marl_jax.learning import compiled
+from marl_jax.learning import update_programs
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.prefix import takes_rows
@@ -21,6 +21,19 @@ from marl_jax.models.attention import block_size, choose
 from marl_jax.models.lora import init_lora
 from marl_jax.models.weight_table import abstract
 from marl_jax.planning.workload import Shape
+
+__all__ = [
+    "Attention",
+    "Model",
+    "attention",
+    "forward_operations",
+    "kept",
+    "serving_operations",
+    "size",
+    "trained_tree",
+    "update_operations",
+    "working",
+]
 
 ONE_BLOCK = 64  # tokens of a row whose attention is one block
 
@@ -38,10 +51,12 @@ class Model:
 
     @property
     def heads(self) -> int:
+        """Width of all query heads together."""
         return self.config.num_attention_heads * self.config.head_dim
 
     @property
     def kv_heads(self) -> int:
+        """Width of all key heads together."""
         return self.config.num_key_value_heads * self.config.head_dim
 
     @property
@@ -52,6 +67,7 @@ class Model:
 
     @property
     def head(self) -> int:
+        """Weights of the matrix that makes logits."""
         return self.config.hidden_size * self.config.vocab_size
 
     @property
@@ -100,11 +116,13 @@ def trained_tree(config: ModelConfig, lora_rank: int) -> Any:
 @functools.lru_cache
 def _residuals(network: Qwen3, lora_rank: int, rows: int) -> int:
     """How many numbers the backward pass of so many rows of one block takes, weights and inputs not counted."""
-    settings = compiled.Settings(network, LossConfig(), chunk=4096, sampler_weights=True)
+    settings = update_programs.Settings(network, LossConfig(), chunk=4096, sampler_weights=True)
     frozen = abstract(network.config) if lora_rank else None
 
     def backward(tree: Any, frozen: Any, batch: Any) -> Any:
-        return jax.tree.leaves(jax.vjp(lambda tree: compiled.score(settings, tree, frozen, batch), tree)[1])
+        return jax.tree.leaves(
+            jax.vjp(lambda tree: update_programs.score(settings, tree, frozen, batch), tree)[1]
+        )
 
     batch = Shape(rows, 0, ONE_BLOCK, 1, ONE_BLOCK).arrays()
     traced = jax.make_jaxpr(backward)(trained_tree(network.config, lora_rank), frozen, batch).jaxpr
@@ -132,6 +150,7 @@ class Attention:
 
 
 def attention(model: Model, shape: Shape) -> Attention:
+    """What attention computes and keeps for a micro-batch of this shape."""
     c = model.config
 
     def kernel(rows: int, length: int) -> str:

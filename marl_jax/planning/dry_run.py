@@ -28,7 +28,22 @@ from marl_jax.task import Task
 from marl_jax.workflows import Call, Tool, Workflow
 from marl_jax.workflows.api import Script
 
+__all__ = [
+    "NO_RESULT",
+    "NO_VERDICT",
+    "Asked",
+    "Assumptions",
+    "Demand",
+    "PlanError",
+    "SilentEngine",
+    "Speller",
+    "assume",
+    "dry_run",
+    "play",
+]
+
 PROBLEMS = 4  # are played, to see how the rows of a step are packed
+EPISODE = 4  # parts of a request's key that say whose it is; its path and the call follow
 NO_RESULT = {"passed": False, "reason": ""}
 # What calls say: no answer, no verdict and no choice, but strategies for any number of workers.
 NO_VERDICT = "\n".join(["STRATEGY 0: ."] * 64)
@@ -96,6 +111,7 @@ class Demand:
         return max(collections.Counter(call.episode for call in self.asked).values(), default=0)
 
     def of(self, policies: Sequence[str]) -> list[Asked]:
+        """The calls that these policies answer."""
         return [call for call in self.asked if call.policy in policies]
 
     def histories(self, policies: Sequence[str]) -> int:
@@ -176,12 +192,15 @@ class SilentEngine:
 
     @property
     def pending(self) -> int:
+        """Requests that are not answered yet."""
         return len(self._waiting)
 
     def submit(self, request: Request) -> int:
+        """Count a request, and answer it in the next step."""
         call, tokens = next(self.calls), request.tokens
         said = self._say(call, request)
-        kept = self._kept[request.policy, request.key[:-1]]
+        episode = request.key[:EPISODE]
+        kept = self._kept[request.policy, episode]
         held = max((len(one) for one in kept if tokens[: len(one)] == one), default=0)
         cached = len(tokens) if (request.policy, tokens) in self._fed else held
         self._fed.add((request.policy, tokens))
@@ -191,7 +210,7 @@ class SilentEngine:
             role=call.role,
             slot=call.slot,
             policy=str(request.policy),
-            episode=request.key[:-1],
+            episode=episode,
             wave=self._wave,
             prompt=tokens,
             fed=len(tokens) - cached,
@@ -205,11 +224,13 @@ class SilentEngine:
         return len(self.asked)
 
     def step(self) -> list[tuple[int, Completion]]:
+        """Answer all that waits."""
         done, self._waiting = self._waiting, []
         self._wave += 1
         return done
 
     def abandon(self) -> None:
+        """Forget all that waits."""
         self._waiting = []
 
 
@@ -242,6 +263,7 @@ class Speller:
         return [self.id_of(text), own, *filler][:new]
 
     def id_of(self, text: str) -> int:
+        """The token that stands for a whole text."""
         if text not in self._ids:
             self._ids[text] = len(self._texts)
             self._texts.append(text)
@@ -250,6 +272,7 @@ class Speller:
     convert_tokens_to_ids = id_of
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """The tokens of a text."""
         ids, at = [], 0
         for match in self._whole.finditer(text):
             ids += [*self._spelled(text[at : match.start()]), self.id_of(match[0])]
@@ -257,9 +280,11 @@ class Speller:
         return [*ids, *self._spelled(text[at:])]
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False, **_: Any) -> str:
+        """The text of tokens."""
         return "".join(self._texts[token] for token in tokens if token or not skip_special_tokens)
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]], **_: Any) -> str:
+        """The text of messages, with marks around each."""
         turns = (f"{START}{message['role']}\n{message['content']}{END}\n" for message in messages)
         return "".join((*turns, f"{START}assistant\n"))
 

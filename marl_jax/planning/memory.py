@@ -9,11 +9,12 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 
+from marl_jax.config.phase_fields import references
 from marl_jax.config.run_config import RunConfig
-from marl_jax.learning.compiled import slice_count
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.streams import stream_count
 from marl_jax.learning.update import Learner
+from marl_jax.learning.update_programs import slice_count
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
 from marl_jax.models.weight_table import abstract
@@ -23,10 +24,27 @@ from marl_jax.planning.devices import Device
 from marl_jax.planning.dry_run import Demand
 from marl_jax.planning.workload import Shape, all_shapes
 from marl_jax.policies import decode_groups
+from marl_jax.rollouts.voices import needs_of
 from marl_jax.runs.parts import policy_specs
-from marl_jax.sampling.programs import Features
 from marl_jax.sampling.shapes import EngineSettings, memory_bytes
 from marl_jax.sampling.shapes import plan as plan_engine
+
+__all__ = [
+    "OPTIMISER",
+    "Part",
+    "Phase",
+    "Room",
+    "count_units",
+    "engine_settings",
+    "least_engine",
+    "look_ahead",
+    "most_units",
+    "room",
+    "sampling",
+    "sizes_of",
+    "training",
+    "weight_share",
+]
 
 BASES, STATES, GRADIENTS = "base weights", "optimiser states", "gradient trees"
 LANES, PROMPTS, SAMPLING = "caches of the lanes", "caches of prompts", "working memory of sampling"
@@ -72,11 +90,12 @@ def _standing(config: RunConfig, model: Model) -> list[Part]:
         return len(group) if model.lora_rank else int(itemsize < 4)
 
     trained = len(learning) * size(tree)
-    anchored = model.lora_rank and config.learner.interventions.kl_coef
+    to_base, to_others = references(config.learner, config.phases)
     sizes = {
         BASES: len({spec.base for spec in specs.values()}) * model.weights,
         f"{'adapters' if model.lora_rank else 'trained weights'} (float32)": trained,
-        "adapters of the reference": trained if anchored else 0,
+        "adapters of the reference": trained if to_base and model.lora_rank else 0,
+        "weights that a phase began with": trained if to_others else 0,
         "weights served to the sampler": sum(map(served, decode_groups(specs))) * model.trained * itemsize,
         STATES: size([(state.optimiser, state.damping) for state in states]),
     }
@@ -214,24 +233,13 @@ def _shapes(
     config: RunConfig, model: ModelConfig, room: Room, platform: str
 ) -> Callable[..., EngineSettings]:
     """`sampling.plan` for the calls of a run."""
-    roles = config.role_settings.values()
-    truncate = any(role.top_p < 1 or role.top_k > 0 for role in roles)
     return functools.partial(
         plan_engine,
         model,
         max_prompt=config.engine.max_prompt,
-        max_new=max(role.max_new_tokens for role in roles),
-        min_new=min(role.max_new_tokens for role in roles),
         budget_bytes=room.budget,
         beside_bytes=room.beside,
-        features=Features(
-            truncate=truncate,
-            # What the trainer renormalises over.
-            candidates=max(role.top_k for role in roles) if truncate else 0,
-            min_new=any(role.min_new_tokens > 0 for role in roles),
-            sampler=config.engine.sampler,
-        ),
         steps=config.engine.steps,
-        stops=max(8, *(len(role.stop_tokens) + 1 for role in roles)),  # and the template's end of turn
         platform=platform,
+        **needs_of(config.role_settings.values(), config.engine.sampler),
     )

@@ -10,16 +10,17 @@ Lengths are not known before a run, so times rest on stated assumptions; memory 
 import collections
 import dataclasses
 from collections.abc import Iterable
-from pathlib import Path
 from typing import get_args
 
 from marl_jax.config.run_config import RunConfig
+from marl_jax.learning.objectives import PASSES
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
 from marl_jax.models.hf import load_config
 from marl_jax.models.model_config import PRESETS
 from marl_jax.models.tokenizer import load_tokenizer
 from marl_jax.own import is_own
+from marl_jax.packaged import located
 from marl_jax.planning import costs, memory
 from marl_jax.planning.costs import Model
 from marl_jax.planning.devices import Device
@@ -32,6 +33,8 @@ from marl_jax.runs.parts import policy_specs, words
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.task import Task
 from marl_jax.workflows import find
+
+__all__ = ["Plan", "Work", "check_fits", "demand_of", "find_model", "make_plan", "show"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +75,12 @@ class Plan:
 
     @property
     def total(self) -> int:
+        """Bytes at the peak."""
         return sum(part.bytes for part in self.at_peak)
 
     @property
     def fits(self) -> bool:
+        """Whether the device can hold the peak."""
         return self.refusal is None and self.total <= self.device.memory
 
     @property
@@ -210,7 +215,7 @@ def _check_prompts(config: RunConfig, engine: EngineSettings) -> None:
 def find_model(config: RunConfig) -> tuple[ModelConfig, str]:
     """The model's shape and where it is known from: its directory, or the preset of the cell's scale."""
     directory, dtype = config.policies.base, config.policies.dtype
-    if (Path(directory) / "config.json").is_file():
+    if (located(directory) / "config.json").is_file():
         try:
             return load_config(directory, dtype=dtype), f"'{directory}/config.json'"
         except (OSError, ValueError) as error:
@@ -273,12 +278,12 @@ def _learning(config: RunConfig, sizes: Model, demand: Demand, parts: Iterable[P
     stepped = sum(2 * part.bytes for part in parts if part.name == memory.STATES)
     for policy in (name for name, spec in policy_specs(config.policies).items() if not spec.frozen):
         roles = {key.split("/")[0] for key, name in config.policies.map.items() if name == policy}
-        anchored = any(map(anchors.get, roles))
+        passes = PASSES.get(config.learner.loss.kind, int(any(map(anchors.get, roles))))
         for shape, count in batches_of(config, demand, policy):
             gradient += count * costs.update_operations(sizes, shape)
             # Activations are written and read, the gradient is added to its tree.
             moved += count * (2 * costs.kept(sizes, shape) + 12 * numbers)
-            reference += count * costs.forward_operations(sizes, shape) * anchored
+            reference += count * costs.forward_operations(sizes, shape) * passes
         stepped += (8 * memory.count_units(config, demand, policy) + 12) * numbers
     return (
         Work("reference", times * reference / share, 0.0),

@@ -13,6 +13,8 @@ from marl_jax.rollouts import Limits
 from marl_jax.task import Task
 from marl_jax.workflows import find
 
+__all__ = ["alone", "compared_by", "least_calls", "left_open"]
+
 COUNTED, LONGEST = 1000, 100_000  # calls, and tokens of each, that are played at most
 ACCEPTED = "\\boxed{Correct}"
 
@@ -43,7 +45,7 @@ def alone(config: RunFields) -> bool:
     if "task" not in key:
         return False
     if is_own(name):
-        return {*key} == {"task", "role", "slot", "turn"}
+        return {*key} >= {"task", "role", "slot", "turn"}
     workflow, calls = find(name), [(call.role, call.slot) for call in _episode(config)]
     # Calls that are shorter than they may be leave a budget of tokens room for another slot.
     several = [role for role in workflow.roles if workflow.slots_of(role, config.workflow.settings) != 1]
@@ -52,7 +54,7 @@ def alone(config: RunFields) -> bool:
     groups = []
     for call in calls:
         place = {"task": 0, "role": call[0], "slot": call[1], "turn": turns[call]}
-        groups.append(tuple(place[field] for field in key))
+        groups.append(tuple(place.get(field) for field in key))  # its calls are alike in all else
         turns[call] += 1
     return len({*groups}) == len(groups)
 

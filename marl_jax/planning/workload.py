@@ -13,6 +13,8 @@ from marl_jax.learning.batching import BatchConfig, MicroBatch, blank_arrays, ma
 from marl_jax.planning.dry_run import Demand
 from marl_jax.table import Table
 
+__all__ = ["Shape", "all_shapes", "batches_of"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
@@ -26,10 +28,12 @@ class Shape:
 
     @property
     def width(self) -> int:
+        """Tokens of a row, padding included."""
         return self.prefix + self.branches * self.length
 
     @property
     def tokens(self) -> int:
+        """Tokens of the micro-batch, padding included."""
         return self.rows * self.width
 
     def arrays(self) -> MicroBatch:

@@ -14,6 +14,8 @@ from marl_jax.table import Table
 from marl_jax.tasks import micro
 from marl_jax.workflows import Workflow, load_prompts
 
+__all__ = ["accuracy", "play_held_out"]
+
 NEW_TOKENS = 64  # of a completion, at most
 MAX_PROMPT = 448  # of a history
 LANES = 64  # few, because a short measurement is mostly compilation

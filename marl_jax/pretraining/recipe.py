@@ -22,24 +22,26 @@ from marl_jax.models.weight_table import Tree
 from marl_jax.pretraining.roles import Skill
 from marl_jax.pretraining.transcripts import History, rows
 
+__all__ = ["Batch", "Recipe", "batches", "pack", "train"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """All settings of a base model."""
 
-    scale: str
-    steps: Count
-    learning_rate: float = 3e-3
-    final_ratio: float = 0.1
-    warmup_steps: int = 50
-    weight_decay: float = 0.01
+    scale: str  # which size of model
+    steps: Count  # of the optimiser
+    learning_rate: float = 3e-3  # at the top of the cosine
+    final_ratio: float = 0.1  # what is left of it at the end, as a share
+    warmup_steps: int = 50  # linear
+    weight_decay: float = 0.01  # of AdamW
     rows: Count = 8  # packed ones, per step
     length: Count = 256  # of a packed row; the few histories that are longer are left out
-    prompt_weight: float = 0.1
-    math_levels: tuple[int, ...] = (1,)
-    code_levels: tuple[int, ...] = (1, 2)
-    skill: Skill = dataclasses.field(default_factory=Skill)
-    seed: int = 0
+    prompt_weight: float = 0.1  # of prompt tokens in the loss, next to sampled ones
+    math_levels: tuple[int, ...] = (1,)  # of micro_math
+    code_levels: tuple[int, ...] = (1, 2)  # of micro_code
+    skill: Skill = dataclasses.field(default_factory=Skill)  # how often the scripted roles are right
+    seed: int = 0  # of transcripts and weights
 
     def __post_init__(self) -> None:
         fields.check(self)

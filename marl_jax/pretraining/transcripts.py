@@ -34,6 +34,8 @@ from marl_jax.workflows import (
     single_token_matched,
 )
 
+__all__ = ["History", "episodes", "flows", "histories", "play", "rows"]
+
 # Weight of each workflow in the draw; 1 for workflows that are not listed.
 SHARES = {"single": 12, "voting": 2, "eval_opt": 2, "orch_workers": 2}
 

@@ -22,6 +22,16 @@ from marl_jax.rewards.sandbox.pool import Pool, Seat, Verdict, default_pool
 from marl_jax.rewards.sandbox.verdicts import done, verdicts_of
 from marl_jax.rewards.sandbox.worker import Ended, Limits, Process, first_frame
 
+__all__ = [
+    "TIME_LIMIT_S",
+    "CallTest",
+    "CheckTest",
+    "StdinTest",
+    "parse_tests",
+    "run_program",
+    "submit_program",
+]
+
 TIME_LIMIT_S = 6.0  # per test, as LiveCodeBench has it
 MEMORY_LIMIT_MB = 1024.0
 _ROOM = 16  # a longer answer than this many times the expected one, plus a constant, is wrong
@@ -86,8 +96,8 @@ def parse_tests(tests: Sequence[Mapping[str, Any]]) -> "tuple[Test, ...]":
 class StdinTest:
     """Run as a script: what it prints must agree, and it must not fail."""
 
-    stdin: str
-    stdout: str
+    stdin: str  # given to the program
+    stdout: str  # expected of it
 
     def run(self, source: str, limits: Limits, seat: Seat) -> str | None:
         """None when the program passes, else why not."""
@@ -106,9 +116,9 @@ class StdinTest:
 class CallTest:
     """Call one function: the value it returns must be equal."""
 
-    call: str
+    call: str  # name of the function
     args: str  # packed, as JSON
-    expected: str
+    expected: str  # the value that it must return, packed as JSON
 
     def run(self, source: str, limits: Limits, seat: Seat) -> str | None:
         """None when the program passes, else why not."""
@@ -129,9 +139,9 @@ class CallTest:
 class CheckTest:
     """Run test code that uses the program's functions and classes from another process."""
 
-    check: str
-    functions: tuple[str, ...]
-    setup: str = ""
+    check: str  # test code that may use the program's functions
+    functions: tuple[str, ...]  # their names
+    setup: str = ""  # code in front of the check
     # Whether the test lists its functions; they then replace definitions of these names in its setup.
     named: bool = True
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from marl_jax.rewards.sandbox import plain
 
+__all__ = ["same_output", "same_packed", "same_value"]
+
 TOLERANCE = 1e-6
 SEARCH = 100_000  # most pairs of members compared for one value, where sorting alone does not pair them
 

@@ -7,6 +7,7 @@ compute on numpy and under `jit` alike. Calls of an episode that ended in an err
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal
@@ -18,9 +19,32 @@ import numpy as np
 from marl_jax import fields
 from marl_jax.errors import UserError
 from marl_jax.fields import Count
-from marl_jax.own import is_own, own_function
+from marl_jax.own import called, is_own, own_function
 from marl_jax.rewards.grading import RIGHT, finite
+from marl_jax.rewards.leaves import check_function, over_leaves
 from marl_jax.table import COLUMNS, JUDGE, META, PICKER, PLANNER, SOLVER, TEAM, Episode, Table
+
+__all__ = [
+    "NEED_KINDS",
+    "Credit",
+    "CreditConfig",
+    "CreditError",
+    "by_episodes",
+    "combine",
+    "format_penalty",
+    "last_read",
+    "length_penalty",
+    "load_credit",
+    "make_credit",
+    "namespace",
+    "outcome",
+    "own_correctness",
+    "own_work",
+    "shown",
+    "team_and_local",
+    "voting_rubric",
+    "with_rewards",
+]
 
 Components = Mapping[str, Any]  # {name: Float[N]}
 Credit = Callable[[Table], Components]
@@ -33,9 +57,16 @@ class CreditError(UserError, ValueError):
     """No credit can be computed: a function returned something else, or has no rule for a role; in one line."""
 
 
-def with_rewards(table: Table, credit: Credit) -> Table:
-    """The table with the components of every call, and their sum."""
-    components = credit(table)
+def with_rewards(table: Table, credit: Credit, leaves: str = "mean") -> Table:
+    """The table with the components of every call, and their sum.
+
+    A credit sees paths, as episodes without forks. Where a call is on several, each of its components is a function of
+    theirs (see `rewards.leaves`).
+    """
+    flat, rows = table.paths()
+    components = credit(flat)
+    if flat is not table:
+        components = {name: over_leaves(part, rows, len(table), leaves) for name, part in components.items()}
     xp = namespace(table)
     reward = sum((xp.where(xp.isnan(part), 0.0, part) for part in components.values()), xp.zeros(len(table)))
     return table.replace(components=dict(components), reward=reward)
@@ -144,10 +175,17 @@ def own_work(table: Table) -> tuple[Any, Any]:
     """What each call's own work is worth [N], between 0 and 1, and whether there was something to get right [N].
 
     A solver: its answer. A judge: 1 if its verdict on the last answer it read is right. A picker: whether its pick
-    is right, if a candidate was. A planner: the mean of the solvers that read it. Others: the outcome.
+    is right, if a candidate was. A planner: the mean of the solvers that read it. Others: the outcome. Of a call on
+    several paths, the mean over those in which there was something to get right.
     """
+    if table.forked:
+        flat, in_tree = table.paths()
+        value, known = own_work(flat)
+        times = np.bincount(in_tree, known, len(table))
+        added = np.bincount(in_tree, np.where(known, value, 0.0), len(table))
+        return added / np.maximum(times, 1), times > 0
     xp = namespace(table)
-    rows, _, right = _shown(table)
+    rows, _, right = shown(table)
     judged, any_solved = last_read(table)
     # A pick that cannot be read means the first.
     pick = xp.where(
@@ -172,10 +210,30 @@ def own_work(table: Table) -> tuple[Any, Any]:
 
 def last_read(table: Table) -> tuple[Any, Any]:
     """Bool[N] and Bool[N]: whether the last answer that a call was shown is right, and whether it was shown one."""
+    if table.forked:  # what a call was shown is the same on all of its paths
+        flat, in_tree = table.paths()
+        first = np.unique(in_tree, return_index=True)[1]
+        right, was_shown = last_read(flat)
+        return right[first], was_shown[first]
     xp = namespace(table)
-    _, solved, right = _shown(table)
+    _, solved, right = shown(table)
     last = xp.max(xp.where(solved, xp.arange(table.reads.shape[1]), 0), axis=1)
     return xp.take_along_axis(right, last[:, None], axis=1)[:, 0], solved.any(axis=1)
+
+
+def shown(table: Table) -> tuple[Any, Any, Any]:
+    """Of the calls that each call was shown, [N, R]: their rows, whether they are solvers', whether they are right."""
+    xp = namespace(table)
+    if xp is np and table.heads:
+        first = np.searchsorted(table.episode, table.episode)
+        if (np.diff(table.episode) < 0).any() or (table.call != np.arange(len(table)) - first).any():
+            raise CreditError(
+                "credit needs whole episodes in order: select them with of_episodes, not with take"
+            )
+    rows = (xp.arange(len(table)) - table.call)[:, None] + table.reads
+    rows = xp.where(table.reads >= 0, rows, 0)
+    solved = (table.reads >= 0) & (table.kind == SOLVER)[rows]
+    return rows, solved, solved & (xp.where(solved, table.grade[rows], 0.0) >= RIGHT)
 
 
 # --- a credit named in a config -------------------------------------------------------------------------------
@@ -185,18 +243,20 @@ def last_read(table: Table) -> tuple[Any, Any]:
 class CreditConfig:
     """A credit by name: outcome, voting_rubric, own_correctness, team_and_local, or "module:function"."""
 
-    name: str = "outcome"
+    name: str = "outcome"  # a built-in reward, or "module:function"
     alpha: float = 1.0  # of team_and_local
-    format_penalty: float = 0.0
-    length_penalty: float = 0.0
+    format_penalty: float = 0.0  # taken from a call whose answer cannot be read
+    length_penalty: float = 0.0  # taken from a call of `length_limit` tokens, in part from `length_free` on
     length_free: int = 0  # tokens that cost nothing
     length_limit: int = 0  # tokens that cost the whole penalty
     penalized_roles: tuple[str, ...] = ()  # empty: all
     batch: Literal["task", "step"] = "task"  # whose episodes it sees together
+    leaves: str = "mean"  # of a call before a fork: mean, max or min of its paths, or "module:function"
     threads: Count = 1  # calls of it at a time
 
     def __post_init__(self) -> None:
         fields.check(self)
+        check_function(self.leaves)
         if self.batch == "step" and self.threads > 1:
             raise ValueError(f"batch is 'step', which is one call, and threads are {self.threads}")
 
@@ -240,13 +300,14 @@ def load_credit(name: str) -> Credit:
 
 
 def by_episodes(function: Callable[[list[Episode]], Any], who: str = "the credit function") -> Credit:
-    """A function of graded episodes as a credit."""
+    """A function of graded episodes as a credit; what it raises is told in one line, with the place."""
+    given = functools.partial(called, function, who, CreditError)
 
     def credit(table: Table) -> Components:
+        if table.forked:
+            raise CreditError("a credit sees paths, and this table has episodes that fork: use with_rewards")
         sound = [one for one in table.episodes() if one.error is None]
-        earned = (
-            [parts for calls in _checked(function(sound), sound, who) for parts in calls] if sound else []
-        )
+        earned = [parts for calls in _checked(given(sound), sound, who) for parts in calls] if sound else []
         rows = np.flatnonzero(table.sound)
         components: dict[str, np.ndarray] = {}
         for row, parts in zip(rows, earned, strict=True):
@@ -258,21 +319,6 @@ def by_episodes(function: Callable[[list[Episode]], Any], who: str = "the credit
 
 
 # --- details --------------------------------------------------------------------------------------------------
-
-
-def _shown(table: Table) -> tuple[Any, Any, Any]:
-    """Of the calls that each call was shown, [N, R]: their rows, whether they are solvers', whether they are right."""
-    xp = namespace(table)
-    if xp is np and table.heads:
-        first = np.searchsorted(table.episode, table.episode)
-        if (np.diff(table.episode) < 0).any() or (table.call != np.arange(len(table)) - first).any():
-            raise CreditError(
-                "credit needs whole episodes in order: select them with of_episodes, not with take"
-            )
-    rows = (xp.arange(len(table)) - table.call)[:, None] + table.reads
-    rows = xp.where(table.reads >= 0, rows, 0)
-    solved = (table.reads >= 0) & (table.kind == SOLVER)[rows]
-    return rows, solved, solved & (xp.where(solved, table.grade[rows], 0.0) >= RIGHT)
 
 
 def _added(xp: Any, count: int, rows: Any, values: Any) -> Any:

@@ -16,6 +16,8 @@ from marl_jax.rewards.grading import Grader, grade
 from marl_jax.table import Episode, Table
 from marl_jax.threads import Workers
 
+__all__ = ["LEAVE_S", "Crediting"]
+
 LEAVE_S = 2.0  # for threads to end; one that is in a slow credit is left behind
 
 
@@ -71,7 +73,7 @@ class Crediting:
         for batch in late.values():
             self._send(batch)
         if not table.heads:
-            return with_rewards(grade(table, self._grader), self._credit)
+            return with_rewards(grade(table, self._grader), self._credit, self._config.leaves)
         batches = dict.fromkeys(self._sent[_id_of(head)] for head in table.heads)
         done = Table.concat([self._wait(batch) for batch in batches])
         place = {_id_of(head): number for number, head in enumerate(done.heads)}
@@ -98,7 +100,7 @@ class Crediting:
     def _worth_of(self, episodes: Sequence[Episode]) -> Table:
         self._raise_error()
         try:
-            return with_rewards(grade(Table.of(episodes), self._grader), self._credit)
+            return with_rewards(grade(Table.of(episodes), self._grader), self._credit, self._config.leaves)
         except BaseException as error:  # its own exit() fails the step, not this thread in silence
             self._error = error
             raise

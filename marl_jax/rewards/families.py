@@ -14,6 +14,8 @@ from marl_jax.rewards.math import start_equivalent
 from marl_jax.rewards.math.boxed import extract_boxed
 from marl_jax.task import Family, Task
 
+__all__ = ["FAMILIES", "Grading", "grade", "grade_answer", "parse", "program", "start_answer"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Grading:

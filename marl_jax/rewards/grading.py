@@ -16,6 +16,8 @@ from marl_jax.rewards.families import start_answer
 from marl_jax.table import SOLVER, Episode, Table
 from marl_jax.task import Task
 
+__all__ = ["RIGHT", "Grader", "finite", "grade", "is_right"]
+
 RIGHT = 0.5  # answers graded at least this are right
 
 _Pair = tuple[str, ...]  # an answer to a task, whoever gave it
@@ -31,12 +33,16 @@ class Grader:
 
     def start(self, episode: Episode) -> None:
         """Start grading every answer of a finished episode; does not wait."""
-        solved = [call.answer for call in episode.calls if call.kind == "solver"]
-        for answer in (episode.answer, *solved) if episode.error is None else ():
+        ends = [end for end in episode.leaves or (episode,) if end.error is None]
+        solved = (
+            [(call.about, call.answer) for call in episode.calls if call.kind == "solver"] if ends else []
+        )
+        for about, answer in (*((None, end.answer) for end in ends), *solved):
             if answer is not None:
-                self.begin(episode.task, answer)
+                self.begin(about or episode.task, answer)
 
     def begin(self, task: Task, answer: str) -> None:
+        """Start to grade an answer, where it is not under way yet."""
         pair = _pair(task, answer)
         if pair not in self._started:
             self._started[pair] = start_answer(task, answer)
@@ -51,6 +57,8 @@ class Grader:
 def grade(table: Table, by: Callable[[Task, str], float] | None = None) -> Table:
     """The table with every solver's grade and every outcome; `by(task, answer)` is asked once for each distinct pair.
 
+    The outcome of an episode that forks is the mean over its paths, that of a call the mean over those it is on.
+
     With `by` None or a `Grader`, programs and algebra are graded side by side.
     """
     table.need_episodes()
@@ -61,28 +69,40 @@ def grade(table: Table, by: Callable[[Task, str], float] | None = None) -> Table
             by.begin(*pair)
     grades = {key: finite(by(*pair), f"the grade of task {key[0]!r}") for key, pair in wanted.items()}
 
-    def of(head: Episode, answer: str | None) -> float:
-        return 0.0 if answer is None or head.error is not None else grades[_pair(head.task, answer)]
+    def of(task: Task, answer: str | None, sound: bool) -> float:
+        return grades[_pair(task, answer)] if sound and answer is not None else 0.0
 
-    heads = tuple(dataclasses.replace(head, outcome=of(head, head.answer)) for head in table.heads)
+    def ended(head: Episode) -> Episode:
+        if not head.leaves:
+            return dataclasses.replace(head, outcome=of(head.task, head.answer, head.error is None))
+        worth = [of(head.task, leaf.answer, leaf.error is None) for leaf in head.leaves]
+        leaves = tuple(dataclasses.replace(leaf, outcome=one) for leaf, one in zip(head.leaves, worth))
+        return dataclasses.replace(head, leaves=leaves, outcome=sum(worth) / len(worth))
+
+    heads = tuple(map(ended, table.heads))
     owners = [heads[number] for number in table.episode.tolist()]
     own = [
-        of(head, answer) if kind == SOLVER else math.nan
-        for head, answer, kind in zip(owners, table.answer, table.kind.tolist())
+        of(table.task_of(row), table.answer[row], sound) if kind == SOLVER else math.nan
+        for row, (kind, sound) in enumerate(zip(table.kind.tolist(), table.sound.tolist()))
     ]
     outcome = np.array([head.outcome for head in owners], np.float64)
-    return table.replace(grade=np.array(own, np.float64), outcome=outcome, heads=heads)
+    graded = table.replace(grade=np.array(own, np.float64), outcome=outcome, heads=heads)
+    if table.forked:
+        flat, rows = graded.paths()
+        graded = graded.replace(outcome=np.bincount(rows, flat.outcome) / np.bincount(rows))
+    return graded
 
 
 def _answers(table: Table) -> Iterator[tuple[Task, str]]:
     """The answers that need a grade: those of the episodes and of their solvers, episode by episode."""
-    solved: list[list[str | None]] = [[] for _ in table.heads]
-    for row in np.flatnonzero(table.kind == SOLVER).tolist():
-        solved[table.episode[row]].append(table.answer[row])
+    solved: list[list[tuple[Task, str | None]]] = [[] for _ in table.heads]
+    for row in np.flatnonzero((table.kind == SOLVER) & table.sound).tolist():
+        solved[table.episode[row]].append((table.task_of(row), table.answer[row]))
     for head, own in zip(table.heads, solved):
-        for answer in (head.answer, *own) if head.error is None else ():
+        ends = [(head.task, end.answer) for end in head.leaves or (head,) if end.error is None]
+        for task, answer in (*ends, *own):
             if answer is not None:
-                yield head.task, answer
+                yield task, answer
 
 
 def _pair(task: Task, answer: str) -> _Pair:

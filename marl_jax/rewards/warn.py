@@ -4,6 +4,8 @@ import logging
 import math
 import time
 
+__all__ = ["warn"]
+
 EVERY_S = 60.0
 
 _said: dict[str, float] = {}  # message -> when

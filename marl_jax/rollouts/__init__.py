@@ -1,8 +1,9 @@
 """The scheduler that drives workflows over the engine, and the record of an episode.
 
-Only `rollout` meets JAX, and loads when it is first asked for: graders and their workers read episodes without.
+What meets JAX loads when it is first asked for: graders and their workers read episodes without.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from marl_jax.rollouts.history import Chat
@@ -11,22 +12,32 @@ from marl_jax.rollouts.replay import replay
 from marl_jax.rollouts.running import Limits
 from marl_jax.rollouts.storage import read_episodes, write_episodes
 from marl_jax.rollouts.tools import ToolLog
-from marl_jax.rollouts.transcript import transcript
+from marl_jax.rollouts.transcript import prompts_of, transcript
 from marl_jax.table import CallRecord, Episode, Table, ToolRecord
 
 if TYPE_CHECKING:
+    from marl_jax.rollouts.player import EpisodesFailed, Player, player_for
     from marl_jax.rollouts.scheduler import rollout
+
+_OF_JAX = {
+    **dict.fromkeys(("EpisodesFailed", "Player", "player_for"), "player"),
+    "rollout": "scheduler",
+}
 
 __all__ = [
     "CallRecord",
     "Chat",
     "Episode",
+    "EpisodesFailed",
     "Limits",
+    "Player",
     "Progress",
     "Table",
     "ToolLog",
     "ToolRecord",
+    "player_for",
     "progress_bar",
+    "prompts_of",
     "read_episodes",
     "replay",
     "rollout",
@@ -36,8 +47,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name != "rollout":
+    if name not in _OF_JAX:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    from marl_jax.rollouts.scheduler import rollout
-
-    return rollout
+    return getattr(importlib.import_module(f"{__name__}.{_OF_JAX[name]}"), name)

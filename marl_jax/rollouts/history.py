@@ -16,12 +16,14 @@ from typing import Any
 
 from marl_jax.workflows.api import Message
 
+__all__ = ["Chat", "Overlong", "fit"]
+
 OPENING = {"role": "user", "content": "opening words"}
 REPLY = {"role": "assistant", "content": "a reply to take apart"}
 NEXT = {"role": "user", "content": "words that follow"}
 EARLIER = [{"role": "user", "content": "first words"}, {"role": "assistant", "content": "a first reply"}]
 
-LONGER = "raise engine.max_prompt (and rollout.limits.context, if set)"
+LONGER = "raise max_prompt (and the limits' context, if set)"
 
 
 class Overlong(ValueError):
@@ -63,6 +65,7 @@ class Chat:
         return (() if closed else (self.end_of_turn,)) + self._encode(messages, after=True)
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones left out."""
         return self.tokenizer.decode(
             list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -70,14 +73,17 @@ class Chat:
     def _start(self, messages: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
         return self._encode([{"role": role, "content": content} for role, content in messages])
 
-    def _encode(self, messages: Sequence[Message], after: bool = False) -> tuple[int, ...]:
-        """The template's text in tokens; encoding is split inside each control word that a message spells."""
+    def texts(self, messages: Sequence[Message], after: bool = False) -> list[str]:
+        """What the template writes, cut inside each control word that a message spells: the parts are encoded apart."""
         contents = [message["content"] for message in messages]
         mark = next(chr(code) for code in range(0xE000, 0xF8FF) if not any(chr(code) in c for c in contents))
         split = functools.partial(self._inside_control.sub, rf"\1{mark}")
         safe = [{**message, "content": split(message["content"])} for message in messages]
         text = self._tail(safe)[len(self.end_text) :] if after else self._render(safe)
-        return tuple(token for piece in text.split(mark) for token in self._ids(piece))
+        return text.split(mark)
+
+    def _encode(self, messages: Sequence[Message], after: bool = False) -> tuple[int, ...]:
+        return tuple(token for text in self.texts(messages, after) for token in self._ids(text))
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False) if text else []
@@ -107,7 +113,7 @@ def fit(
         if not truncate:
             raise Overlong(
                 f"the prompt adds {full} tokens where {max(room, 0)} fit: {LONGER}, or set "
-                "rollout.limits.overlong=truncate"
+                "overlong=truncate in the limits"
             )
         cut += math.ceil((len(tokens) - room) * len(text) / full)  # characters; again, where that was too few
         keep = len(text) - cut

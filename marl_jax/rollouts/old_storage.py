@@ -18,6 +18,8 @@ import numpy as np
 from marl_jax.table import CallRecord, Episode, Table, ToolRecord
 from marl_jax.task import Task
 
+__all__ = ["DAMAGE", "FORMAT", "SUFFIX", "read_old", "unpack_task"]
+
 FORMAT = 1
 SUFFIX = ".jsonl.gz"
 
@@ -107,6 +109,7 @@ def _history(after: int | None, calls: Sequence[CallRecord]) -> tuple[int, ...]:
 
 
 def unpack_task(packed: dict[str, Any]) -> Task:
+    """A task from the JSON that it was stored as."""
     tests = {name: tuple(packed[name]) for name in ("tests", "public_tests")}
     return Task(**{**packed, **tests})
 

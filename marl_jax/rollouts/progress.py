@@ -7,22 +7,26 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+__all__ = ["Progress", "progress_bar"]
+
 
 @dataclasses.dataclass
 class Progress:
     """Counts of one rollout; the scheduler updates it and hands it to the callback after each dispatch."""
 
-    episodes: int
+    episodes: int  # that the rollout will play
     done: int = 0  # episodes
     failed: int = 0  # episodes that ended by an error
-    calls: int = 0
+    silent: int = 0  # episodes whose workflow returned nothing
+    calls: int = 0  # answered
     tokens: int = 0  # sampled
     prompts_cut: int = 0  # prompts shortened to fit the context
     prompts_refused: int = 0  # episodes ended because a prompt did not fit
-    tools: int = 0
-    tools_failed: int = 0
-    dispatches: int = 0
-    seconds: float = 0.0
+    tools: int = 0  # returned
+    tools_failed: int = 0  # of these, with an error
+    dispatches: int = 0  # of the engine
+    seconds: float = 0.0  # since the rollout began
+    trouble: str = ""  # of the first episode that failed: its traceback where there is one, else its error
 
     def __str__(self) -> str:
         per = max(self.seconds, 1e-9)

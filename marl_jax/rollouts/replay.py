@@ -1,13 +1,56 @@
-"""Replay: a workflow driven by an episode's record instead of a model must make the same calls."""
+"""Replay: a workflow driven by an episode's record instead of a model must make the same calls.
 
-from collections.abc import Callable, Sequence
+So a record is checked (`replay`), and so the branches of a fork come to it (`branches`): a generator cannot be copied.
+
+    one path plays --fork--> it goes on as branch 0; each other branch: a new generator, given what came back so far
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from marl_jax.rollouts.history import Chat
 from marl_jax.rollouts.running import Ask, Limits, Running
-from marl_jax.table import CallRecord, Episode, ToolRecord
+from marl_jax.table import CallRecord, Episode, Leaf, ToolRecord
 from marl_jax.workflows.api import Tool, Workflow
 from marl_jax.workflows.render import Prompts
+
+__all__ = ["Differs", "branches", "replay", "tree"]
+
+Batch = list[Ask | Tool]
+
+
+class Differs(ValueError):
+    """The workflow does not do again what its record says."""
+
+
+def branches(running: Running) -> Iterator[tuple[Running, Batch]]:
+    """The other branches of the forks that it has just passed, each with the first batch that is its own."""
+    past = dataclasses.replace(running.episode(), error=None)
+    paths, running.others = running.others, []
+    for path in paths:
+        other = running.along(path)
+        yield other, _come(other, path, past)
+
+
+def tree(paths: Sequence[Episode]) -> Episode:
+    """The episode whose paths these are; what they share is there once."""
+    if not any(one.path for one in paths):
+        (flat,) = paths
+        return flat
+    calls = {(call.path, place): call for one in paths for place, call in enumerate(one.calls)}
+    tools = {(tool.path, place): tool for one in paths for place, tool in enumerate(one.tools)}
+    ordered = sorted(paths, key=lambda one: one.path)
+    return dataclasses.replace(
+        ordered[0],
+        path=(),
+        answer=None,
+        calls=tuple(calls[key] for key in sorted(calls)),
+        tools=tuple(tools[key] for key in sorted(tools)),
+        error=next((one.error for one in ordered if one.error), None),
+        seconds=max(one.seconds for one in ordered),
+        leaves=tuple(Leaf(one.path, one.answer, one.error) for one in ordered),
+    )
 
 
 def replay(
@@ -21,8 +64,8 @@ def replay(
 ) -> Episode:
     """Run the workflow on what the record says came back, tool results included; the episode that comes out.
 
-    Raises ValueError at the first call, tool or ending that differs. `new_tokens`, the longest completion of a
-    role, matters only where `limits.context` cut prompts.
+    It is an episode without forks, or one path. Raises ValueError at the first call, tool or ending that differs.
+    `new_tokens`, the longest completion of a role, matters only where `limits.context` cut prompts.
     """
     running = Running(
         episode.task,
@@ -33,6 +76,7 @@ def replay(
         Chat(tokenizer),
         limits or Limits(),
         new_tokens,
+        episode.path,
     )
     try:
         while batch := running.advance():
@@ -41,11 +85,29 @@ def replay(
     finally:
         running.close()
     again = running.episode()
-    for name in ("answer", "error"):
+    for name in ("answer", "error", "path"):
         _expect(episode, "ending", name, getattr(again, name), getattr(episode, name))
     _expect(episode, "ending", "number of calls", len(again.calls), len(episode.calls))
     _expect(episode, "ending", "number of tools", len(again.tools), len(episode.tools))
     return again
+
+
+def _come(other: Running, path: tuple[int, ...], past: Episode) -> Batch:
+    """Let a branch receive what came back before its fork; the batch that it asks for then, or none if it has ended."""
+    try:
+        while batch := other.advance():
+            if (len(other.calls), len(other.tools)) == (len(past.calls), len(past.tools)):
+                break
+            _answer(other, batch, past)
+        if other.path[: len(path)] != path:
+            raise Differs(f"it ends at path {other.path} ({other.error})")
+        return batch
+    except Differs as error:
+        other.stop(
+            f"the workflow did not come to its fork again: {error}; what it yields may depend on its task, its results "
+            "and rng alone"
+        )
+        return []
 
 
 def _answer(running: Running, batch: Sequence[Ask | Tool], episode: Episode) -> bool:
@@ -87,6 +149,7 @@ def _same_call(ask: Ask, episode: Episode) -> CallRecord:
         "reads": tuple(read.call for read in call.reads),
         "prompt_tokens": ask.prompt,
         "cut": ask.cut,
+        "about": call.about,
     }.items():
         _expect(episode, where, name, value, getattr(record, name))
     return record
@@ -95,4 +158,4 @@ def _same_call(ask: Ask, episode: Episode) -> CallRecord:
 def _expect(episode: Episode, where: str, name: str, now: Any, recorded: Any) -> None:
     if now != recorded:
         title = f"task '{episode.task.id}', sample {episode.sample}, {where}"
-        raise ValueError(f"replay differs at {title}: {name} is {now!r:.80}, recorded {recorded!r:.80}")
+        raise Differs(f"replay differs at {title}: {name} is {now!r:.80}, recorded {recorded!r:.80}")

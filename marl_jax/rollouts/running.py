@@ -1,7 +1,7 @@
 """One episode on its way: a workflow's generator, what it waits for, and the record so far.
 
 Whoever drives it (the scheduler, a replay) asks for the next batch of calls and tools, fills in every result,
-and asks again, until the batch is empty.
+and asks again, until the batch is empty. At a fork it takes one branch; `replay.branches` makes the others.
 """
 
 import copy
@@ -18,11 +18,14 @@ from annotated_types import Ge
 
 from marl_jax import fields
 from marl_jax.fields import Count
+from marl_jax.own import told
 from marl_jax.rollouts.history import Chat, Overlong, fit
-from marl_jax.rollouts.tools import TIMEOUT, say
+from marl_jax.rollouts.tools import TIMEOUT
 from marl_jax.table import CallRecord, Episode, ToolRecord
 from marl_jax.task import Task
-from marl_jax.workflows.api import Call, Completion, Message, Tool, ToolError, ToolTimeout, Workflow
+from marl_jax.workflows.api import Call, Completion, Fork, Message, Tool, ToolError, ToolTimeout, Workflow
+
+__all__ = ["Ask", "Ended", "Limits", "Parser", "Running"]
 
 Parser = Callable[[Task, str], str | None]
 
@@ -35,7 +38,8 @@ class Ended(Exception):
 class Limits:
     """What ends an episode early."""
 
-    max_calls: Count = 64  # calls and tools of one episode
+    max_calls: Count = 64  # calls, tools and forks of one episode, on one path through its forks
+    max_leaves: Count = 64  # paths through the forks of one episode
     context: Annotated[int | None, Ge(2)] = None  # tokens of prompt and completion together
     overlong: Literal["refuse", "truncate"] = "refuse"  # a prompt that leaves no room for its completion
 
@@ -52,10 +56,11 @@ class Ask:
     turn: int
     prompt: tuple[int, ...]
     cut: int
+    path: tuple[int, ...] = ()  # the branches taken before it
 
 
 class Running:
-    """The episode of one (task, sample)."""
+    """The episode of one (task, sample), on one path through its forks: the given branches first, then branch 0."""
 
     def __init__(
         self,
@@ -67,16 +72,23 @@ class Running:
         chat: Chat,
         limits: Limits,
         new_tokens: Callable[[str], int] = lambda role: 1,
+        path: tuple[int, ...] = (),
     ):
         self.task, self.sample, self.key = task, sample, key
-        self.workflow, self.chat, self.limits = workflow, chat, limits
+        self.workflow, self.prompts, self.chat, self.limits = workflow, prompts, chat, limits
         self.new_tokens = new_tokens  # role -> tokens its completion may need
-        self.script = workflow(task, prompts, rng=np.random.default_rng(key))
+        self.path: tuple[int, ...] = ()  # the branches taken so far
+        self.others: list[tuple[int, ...]] = []  # paths that begin where the last forks were passed
+        self._due, self._leaves = path, 1
+        self._rng = np.random.default_rng(key)
+        self.script = workflow(task, prompts, rng=self._rng)
         self.calls: list[CallRecord] = []
         self.tools: list[ToolRecord] = []
         self.answer: str | None = None
         self.error: str | None = None
+        self.trace = ""  # of what was raised, where it was
         self.refused = False  # because a prompt did not fit
+        self.silent = False  # it returned nothing
         self.waiting = 0  # results that the current batch still lacks
         self._began = time.monotonic()
         self._batch: list[Ask | Tool] = []
@@ -93,6 +105,9 @@ class Running:
             while True:
                 send = self.script.throw if isinstance(reply, ToolError) else self.script.send
                 yielded = send(reply)
+                if isinstance(yielded, Fork):
+                    reply = self._fork(yielded)
+                    continue
                 self._single = not isinstance(yielded, list | tuple)
                 items = [yielded] if self._single else list(yielded)
                 self._spend(len(items))
@@ -106,6 +121,8 @@ class Running:
         except BaseException as error:  # a workflow's own exit() ends its episode, not the run
             self.error = self._describe(error)
             self.refused = isinstance(error, Overlong)
+            if not isinstance(error, Ended | Overlong):
+                self.trace = self.trace or _trace(error)
         self.close()
         return []
 
@@ -115,7 +132,7 @@ class Running:
         assert isinstance(ask, Ask)
         call, text, answer = ask.call, self.chat.decode(completion.tokens), None
         try:
-            answer = call.read(text) if call.read else parse(self.task, text)
+            answer = call.read(text) if call.read else parse(call.about or self.task, text)
             if not isinstance(answer, str | None):
                 raise TypeError(
                     f"the reader of '{call.role}' returned {type(answer).__name__}, not text or None"
@@ -124,6 +141,7 @@ class Running:
             raise
         except BaseException as error:
             answer, self.error = None, self.error or self._describe(error)
+            self.trace = self.trace or _trace(error)
         kept = getattr(completion, "kept", None)
         record = CallRecord(
             role=call.role,
@@ -140,6 +158,9 @@ class Running:
             cut=ask.cut,
             kept=None if kept is None else tuple(tuple(int(i) for i in row if i >= 0) for row in kept),
             kind=self.workflow.kind_of(call.role),
+            about=call.about,
+            path=ask.path,
+            labels=None if call.labels is None else dict(call.labels),
             **facts,
         )
         self.put(position, record)
@@ -150,6 +171,7 @@ class Running:
         self.waiting -= 1
 
     def episode(self) -> Episode:
+        """Its calls and tools so far, as an episode."""
         return Episode(
             task=self.task,
             sample=self.sample,
@@ -160,7 +182,27 @@ class Running:
             error=self.error,
             seconds=time.monotonic() - self._began,
             key=self.key,
+            path=self.path,
         )
+
+    def along(self, path: tuple[int, ...]) -> "Running":
+        """The same episode from its beginning, on another path."""
+        return Running(
+            self.task,
+            self.sample,
+            self.key,
+            self.workflow,
+            self.prompts,
+            self.chat,
+            self.limits,
+            self.new_tokens,
+            path,
+        )
+
+    def stop(self, error: str) -> None:
+        """End it where it is; it has the path that it was to take."""
+        self.error, self.path = error, self._due
+        self.close()
 
     def close(self) -> None:
         """Let go of the generator, whatever it does about it."""
@@ -187,13 +229,34 @@ class Running:
                 results.append(_completion(record, len(self._completions)))
                 self._completions.append(results[-1])
             elif isinstance(record, ToolRecord):
-                self.tools.append(record)
+                self.tools.append(dataclasses.replace(record, path=self.path) if self.path else record)
                 results.append(_result(record))
         self._batch = []
         if self.error:
             raise Ended(self.error)
         failed = [result for result in results if isinstance(result, ToolError)]
         return failed[0] if failed else results[0] if self._single else results
+
+    def _fork(self, fork: Fork) -> int:
+        """The branch that is taken; noise from here on follows from the path."""
+        self._spend(1)
+        self._leaves *= fork.ways
+        if self._leaves > self.limits.max_leaves:
+            raise Ended(
+                f"a fork of {fork.ways} ways makes {self._leaves} paths of this episode, of at most "
+                f"{self.limits.max_leaves}: fork fewer ways, or raise rollout.limits.max_leaves"
+            )
+        branch = 0
+        if len(self.path) < len(self._due):
+            branch = self._due[len(self.path)]
+            if branch >= fork.ways:
+                raise Ended(f"path {self._due} takes branch {branch} of a fork of {fork.ways} ways")
+        else:
+            self.others += [(*self.path, other) for other in range(1, fork.ways)]
+        self.path = (*self.path, branch)
+        seeds = np.random.SeedSequence(self.key, spawn_key=self.path)
+        self._rng.bit_generator.state = np.random.default_rng(seeds).bit_generator.state
+        return branch
 
     def _spend(self, items: int) -> None:
         self._spent += items or 1  # an empty list counts, or a workflow could yield them forever
@@ -216,7 +279,9 @@ class Running:
                 index += 1
             else:
                 kind, name = type(item).__name__, self.workflow.name
-                raise Ended(f"workflow '{name}' yielded {kind}; yield a Call, a Tool, or a list of them")
+                raise Ended(
+                    f"workflow '{name}' yielded {kind}; yield a Call, a Tool, a list of them, or a Fork"
+                )
         self._records = [None] * len(self._batch)
         self.waiting = len(self._batch)
         return self._batch
@@ -242,19 +307,16 @@ class Running:
             added, cut = fit(call.messages, render, room, self.limits.overlong == "truncate")
         turn = self._turns.get((call.role, call.slot), 0)
         self._turns[call.role, call.slot] = turn + 1
-        return Ask(call, index, turn, before + added, cut)
+        return Ask(call, index, turn, before + added, cut, self.path)
 
     def _describe(self, error: BaseException) -> str:
         """One line: what was raised, and where in the workflow's file."""
         if isinstance(error, Ended | Overlong):
             return str(error)
-        frames = traceback.extract_tb(error.__traceback__)
-        home = self.workflow.fn.__code__.co_filename
-        frame = [frame for frame in frames if frame.filename == home][-1:] or frames[-1:]
-        where = f" (in {frame[0].name}, line {frame[0].lineno})" if frame else ""
-        return " ".join(say(error).split()) + where
+        return told(error, self.workflow.fn.__code__.co_filename)
 
     def _finish(self, answer: Any) -> None:
+        self.silent = answer is None
         if isinstance(answer, Completion):
             answer = answer.answer
         if isinstance(answer, str | None):
@@ -264,6 +326,17 @@ class Running:
                 f"workflow '{self.workflow.name}' returned {type(answer).__name__}; "
                 "return a Completion, a text or None"
             )
+
+
+def _trace(error: BaseException) -> str:
+    """The traceback from the workflow's own code on: frames of this file say nothing to its author."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = list(itertools.dropwhile(lambda frame: frame.filename == __file__, frames))
+    try:
+        last = traceback.format_exception_only(error)
+    except BaseException:  # asking for its text raises
+        last = [f"{type(error).__name__}\n"]
+    return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own), *last])
 
 
 def _completion(record: CallRecord, call: int) -> Completion:

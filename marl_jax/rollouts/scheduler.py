@@ -16,6 +16,7 @@ from typing import Any, Literal
 from marl_jax.policies import PolicyMap, SamplingSettings
 from marl_jax.rollouts.history import Chat
 from marl_jax.rollouts.progress import Progress
+from marl_jax.rollouts.replay import Batch, branches, tree
 from marl_jax.rollouts.running import Ask, Limits, Parser, Running
 from marl_jax.rollouts.tools import Errands, ToolLog
 from marl_jax.rollouts.voices import Engine, Voices
@@ -24,6 +25,9 @@ from marl_jax.task import Task
 from marl_jax.threads import Workers
 from marl_jax.workflows.api import Tool, Workflow
 from marl_jax.workflows.render import Prompts
+
+__all__ = ["rollout", "task_key"]
+Seat = tuple[int, tuple[int, ...]]  # the number of an episode, and one of its paths
 
 
 def rollout(
@@ -37,6 +41,7 @@ def rollout(
     parse: Parser,
     samples: int = 1,
     first_sample: int = 0,
+    path: Sequence[int] = (),
     seed: int = 0,
     step: int = 0,
     settings: SamplingSettings | Mapping[str, SamplingSettings] | None = None,
@@ -61,7 +66,10 @@ def rollout(
       prompts: the words of the roles.
       parse: how the task's answer is read in a completion's text.
       samples: episodes per task, numbered from `first_sample` on.
-      seed, step: of the run. All noise follows from them, the task, the sample and the call.
+      path: the branch to take at the first fork, at the second, ...; forks after that are played whole, as all are by
+        default. What is played is what the whole episode has on this path, to the bit.
+      seed: of the run. All noise follows from it, the step, the task, the sample, the path and the call.
+      step: of the run.
       settings: how every role samples, or {role: settings} (see `policies.role_settings`).
       limits: what ends an episode early; its `context` is the engine's own (the shortest of them) unless given.
       versions: {policy: update count}, for the record.
@@ -106,7 +114,7 @@ def rollout(
 
     def begin(task: Task, sample: int) -> Running:
         key = (seed, step, task_key(task), sample)
-        return Running(task, sample, key, workflow, prompts, chat, limits, voices.new_tokens)
+        return Running(task, sample, key, workflow, prompts, chat, limits, voices.new_tokens, tuple(path))
 
     numbers = range(first_sample, first_sample + samples)
     fresh = ([begin(task, sample) for sample in numbers] for task in tasks)  # made when their time comes
@@ -143,10 +151,14 @@ class _Schedule:
     ):
         self.voices, self.tools, self.parse, self.progress = voices, tools, parse, progress
         self.finished = finished
-        self.live: dict[int, Running] = {}
+        self.live: dict[Seat, Running] = {}
         self.done: dict[int, Episode] = {}
-        # (engine, ticket) -> the episode that waits for it, the position in its batch, what its record says
-        self._calls: dict[tuple[int, int], tuple[int, int, dict[str, Any]]] = {}
+        self._open: collections.Counter[int] = (
+            collections.Counter()
+        )  # paths of an episode that have not ended
+        self._ended: dict[int, list[Episode]] = collections.defaultdict(list)  # those that have
+        # (engine, ticket) -> who waits for it, the position in the batch, what its record says
+        self._calls: dict[tuple[int, int], tuple[Seat, int, dict[str, Any]]] = {}
         self._now = 0  # dispatches so far: the clock of the schedule
         self._turn = 0  # the engine whose turn it is
         self._began = time.monotonic()
@@ -154,16 +166,17 @@ class _Schedule:
     def run(self, fresh: Iterator[list[Running]], ahead: int) -> Iterator[None]:
         """Drive everything to its end; yields after each dispatch."""
         started = 0
-        ready: list[int] = []
+        ready: list[Seat] = []
         while True:
             ready += self._take_tools()
-            for number in sorted(ready):
-                self._speak(number)
+            for seat in sorted(ready):
+                running = self.live.pop(seat)
+                self._speak(seat[0], running, running.advance())
             ready = []
             while self._pending() < ahead and (group := next(fresh, None)) is not None:
                 for running in group:
-                    self.live[started] = running
-                    self._speak(started)
+                    self._open[started] += 1
+                    self._speak(started, running, running.advance())
                     started += 1
             if self._pending():
                 ready = self._dispatch()
@@ -178,6 +191,7 @@ class _Schedule:
         yield
 
     def close(self) -> None:
+        """Stop the threads that tools run on."""
         self.tools.pool.close()
         for running in self.live.values():
             running.close()
@@ -185,41 +199,60 @@ class _Schedule:
     def _pending(self) -> int:
         return sum(engine.pending for engine in self.voices.engines)
 
-    def _speak(self, number: int) -> None:
-        """Let an episode run on to a batch that it has to wait for, or to its end."""
-        running = self.live[number]
-        while batch := running.advance():
-            calls, tools = len(running.calls), len(running.tools)
-            for position, item in enumerate(batch):
-                if isinstance(item, Tool):
-                    key = (*running.key, tools)
-                    self.tools.send(item, self._now, number, position, key, calls - 1)
-                    tools += 1
-                else:
-                    self._ask(item, number, position)
-                    calls += 1
+    def _speak(self, number: int, running: Running, batch: Batch) -> None:
+        """Let a path run on from this batch to one that it has to wait for, or to its end, and its other branches."""
+        while True:
+            seat = number, running.path
+            if batch:
+                self.live[seat] = running
+                self._send(seat, batch)
+            for other, first in branches(running):
+                self._open[number] += 1
+                self._speak(number, other, first)
+            if not batch:
+                return self._end(number, running)
             if running.waiting:
-                return
-        del self.live[number]
-        self.done[number] = running.episode()
-        if self.finished:
-            self.finished(self.done[number])
-        self.progress.done += 1
-        self.progress.failed += running.error is not None
-        self.progress.prompts_refused += running.refused
+                return None
+            batch = self.live.pop(seat).advance()
 
-    def _ask(self, ask: Ask, number: int, position: int) -> None:
-        running = self.live[number]
+    def _send(self, seat: Seat, batch: Batch) -> None:
+        running = self.live[seat]
+        calls, tools = len(running.calls), len(running.tools)
+        for position, item in enumerate(batch):
+            if isinstance(item, Tool):
+                key = (*running.key, *running.path, tools)
+                self.tools.send(item, self._now, seat, position, key, calls - 1)
+                tools += 1
+            else:
+                self._ask(item, seat, position)
+                calls += 1
+
+    def _end(self, number: int, running: Running) -> None:
+        self._open[number] -= 1
+        self._ended[number].append(running.episode())
+        self.progress.silent += running.silent
+        self.progress.trouble = self.progress.trouble or running.trace or running.error or ""
+        self.progress.prompts_refused += running.refused
+        if self._open[number]:
+            return
+        self.done[number] = episode = tree(self._ended.pop(number))
+        if self.finished:
+            self.finished(episode)
+        self.progress.done += 1
+        self.progress.failed += episode.error is not None
+
+    def _ask(self, ask: Ask, seat: Seat, position: int) -> None:
+        running = self.live[seat]
         self.progress.prompts_cut += ask.cut > 0
         try:
             engine, ticket, facts = self.voices.submit(ask, running.key)
         except (ValueError, TypeError) as error:  # a request that the engine refuses ends its own episode
             running.fail(position, error)
         else:
-            self._calls[engine, ticket] = number, position, facts
+            self._calls[engine, ticket] = seat, position, facts
 
-    def _dispatch(self) -> list[int]:
-        """One dispatch of the next engine that has work; the episodes that lack nothing now."""
+    def _dispatch(self) -> list[Seat]:
+        """One dispatch of the next engine that has work; the paths that lack nothing now."""
         engines = self.voices.engines
         while not engines[self._turn % len(engines)].pending:
             self._turn += 1
@@ -228,22 +261,23 @@ class _Schedule:
         self._turn, self._now = which + 1, self._now + 1
         ready = []
         for ticket, completion in finished:
-            number, position, facts = self._calls.pop((which, ticket))
-            running = self.live[number]
+            seat, position, facts = self._calls.pop((which, ticket))
+            running = self.live[seat]
             running.give_call(position, completion, self.parse, **facts)
             self.progress.calls += 1
             self.progress.tokens += len(completion.tokens)
-            ready += [] if running.waiting else [number]
+            ready += [] if running.waiting else [seat]
         self.progress.dispatches += 1
         self.progress.seconds = time.monotonic() - self._began
         return ready
 
-    def _take_tools(self) -> list[int]:
-        """Hand out the tool results that enter now; the episodes that lack nothing now."""
+    def _take_tools(self) -> list[Seat]:
+        """Hand out the tool results that enter now; the paths that lack nothing now."""
         come = self.tools.come(self._now)
         for errand in come:
             assert errand.record is not None
-            self.live[errand.episode].put(errand.position, errand.record)
+            self.live[errand.seat].put(errand.position, errand.record)
             self.progress.tools += 1
             self.progress.tools_failed += errand.record.error is not None
-        return [n for n in dict.fromkeys(errand.episode for errand in come) if not self.live[n].waiting]
+        seats = dict.fromkeys(errand.seat for errand in come)
+        return [seat for seat in seats if not self.live[seat].waiting]

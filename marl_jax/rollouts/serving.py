@@ -15,6 +15,8 @@ from marl_jax.policies import PolicySpec, Tree, decode_groups, stack
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.shapes import EngineSettings
 
+__all__ = ["Service"]
+
 
 class Service:
     """The engines of a run. `engines` and `versions` are what `rollout` asks for."""

@@ -1,6 +1,6 @@
 """A step's table on disk: one parquet file, one row per call, readable by any tool that reads parquet.
 
-    task question role text answer reward advantage ...  prompt tokens logprobs (lists)
+    task question role asked text answer reward advantage ...  prompt tokens logprobs (lists)
 
 What belongs to whole episodes (task, key of the noise, answer, results of tools, error) is JSON in the file's metadata.
 """
@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,19 +18,37 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marl_jax.rollouts.old_storage import DAMAGE, SUFFIX, read_old, unpack_task
-from marl_jax.table import KINDS, Episode, Ragged, Table, ToolRecord, padded
+from marl_jax.rollouts.transcript import prompts_of
+from marl_jax.table import KINDS, Episode, Leaf, Ragged, Table, ToolRecord, padded, path_tuples
+
+__all__ = ["read_asked", "read_episodes", "write_episodes"]
 
 FORMAT = 2
 METADATA_KEY = b"marl_jax"
 LISTS = {"prompt": np.int32, "tokens": np.int32, "logprobs": np.float32}
 INTS = ("episode", "call", "slot", "turn", "version", "after", "cut", "choice", "group")
-FLOATS = ("temperature", "grade", "outcome", "reward", "penalty", "advantage")
+FLOATS = (
+    "temperature",
+    "grade",
+    "outcome",
+    "reward",
+    "penalty",
+    "advantage",
+    "weight",
+    "clip_low",
+    "clip_high",
+)
 BOOLS = ("truncated", "readable", "sound", "trains")
 NAMES = {"role": "roles", "policy": "policies"}
 
 
-def write_episodes(path: str | os.PathLike[str], table: Table) -> None:
-    """Write the whole table; the file appears only once it is complete."""
+def write_episodes(
+    path: str | os.PathLike[str], table: Table, decode: Callable[[Sequence[int]], str] | None = None
+) -> None:
+    """Write the whole table; the file appears only once it is complete.
+
+    With `decode`, what each call was asked is there in words, too; of a call `after` another, what was added.
+    """
     table.need_episodes()
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,17 +64,29 @@ def write_episodes(path: str | os.PathLike[str], table: Table) -> None:
         "kind": [KINDS[code] for code in table.kind],
         "text": _texts(table.text),
         "answer": _texts(table.answer),
+        **({"about": _texts(None if one is None else one.id for one in table.about)} if table.about else {}),
         "reads": [[place for place in row if place >= 0] for row in table.reads.tolist()],
+        "path": path_tuples(table.path),
+        "parent": table.parent,
+        "branch": table.branch,
+        "labels": _texts(json.dumps(some) if some else None for some in table.labels),
         **{name: _lists(getattr(table, name)) for name in LISTS},
     }
-    columns["reads"] = pa.array(columns["reads"], pa.list_(pa.int32()))
+    if decode is not None:
+        columns["asked"] = _texts(_asked(table, decode))
+    columns |= {name: pa.array(columns[name], pa.list_(pa.int32())) for name in ("reads", "path")}
     if table.kept is not None:
         kept = [[[i for i in ids if i >= 0] for ids in table.kept[row].tolist()] for row in range(len(table))]
         columns["kept"] = pa.array(kept, pa.list_(pa.list_(pa.int32())))
+    if table.spoken is not None:
+        columns["spoken"] = pa.array(
+            [table.spoken[row].tolist() for row in range(len(table))], pa.list_(pa.bool_())
+        )
     plain = {name: getattr(table, name) for name in (*INTS, *FLOATS, *BOOLS)}
     columns |= {name: values for name, values in plain.items() if values is not None}
     columns |= {f"component/{name}": values for name, values in table.components.items()}
-    tasks = {head.task.id: dataclasses.asdict(head.task) for head in table.heads}
+    told = (*(head.task for head in table.heads), *filter(None, table.about))
+    tasks = {task.id: dataclasses.asdict(task) for task in told}
     facts = {
         "format": FORMAT,
         "tasks": list(tasks.values()),
@@ -87,11 +117,21 @@ def read_episodes(path: str | os.PathLike[str]) -> Table:
         raise ValueError(f"'{path}' cannot be read as episodes: {error}") from error
 
 
+def read_asked(path: str | os.PathLike[str]) -> list[str | None]:
+    """What each call was asked, in words, row by row; nothing where a file was written without."""
+    path = pathlib.Path(path)
+    if path.name.endswith(SUFFIX) or "asked" not in pq.read_schema(path).names:
+        return []
+    return pq.read_table(path, columns=["asked"])["asked"].to_pylist()
+
+
 def _table(read: pa.Table, facts: dict[str, Any]) -> Table:
     tasks = {task["id"]: unpack_task(task) for task in facts["tasks"]}
     heads = tuple(_head(packed, tasks) for packed in facts["episodes"])
     texts = {name: read[name].to_pylist() for name in ("role", "policy", "kind", "text", "answer")}
     there = {*read.column_names}
+    about: list[str | None] = read["about"].to_pylist() if "about" in there else [None] * len(read)
+    labels = read["labels"].to_pylist() if "labels" in there else [None] * len(read)
     columns: dict[str, Any] = {
         name: read[name].to_numpy().copy() for name in (*INTS, *FLOATS, *BOOLS) if name in there
     }
@@ -100,11 +140,15 @@ def _table(read: pa.Table, facts: dict[str, Any]) -> Table:
         role=texts["role"],
         policy=texts["policy"],
         kept=read["kept"].to_pylist() if "kept" in there else None,
-        task=read["task"].to_pylist(),
+        task=[own or task for own, task in zip(about, read["task"].to_pylist())],
+        spoken=read["spoken"].to_pylist() if "spoken" in there else None,
         **columns,
     )
     return table.replace(
+        about=tuple(None if own is None else tasks[own] for own in about) if any(about) else (),
         reads=padded(read["reads"].to_pylist()),
+        path=padded(read["path"].to_pylist() if "path" in there else [()] * len(read)),
+        labels=tuple(some and json.loads(some) for some in labels),
         kind=np.array([KINDS.index(kind) for kind in texts["kind"]], np.int32),
         text=tuple(texts["text"]),
         answer=tuple(texts["answer"]),
@@ -122,14 +166,25 @@ def _facts(head: Episode) -> dict[str, Any]:
     facts = {field.name: getattr(head, field.name) for field in dataclasses.fields(head)}
     for name in ("calls", "answers"):
         del facts[name]
-    return {**facts, "task": head.task.id, "tools": [dataclasses.asdict(tool) for tool in head.tools]}
+    listed = {name: [dataclasses.asdict(one) for one in facts[name]] for name in ("tools", "leaves")}
+    return {**facts, **listed, "task": head.task.id}
 
 
 def _head(packed: dict[str, Any], tasks: dict[str, Any]) -> Episode:
     tools = tuple(ToolRecord(**tool) for tool in packed["tools"])
+    leaves = tuple(Leaf(**{**leaf, "path": tuple(leaf["path"])}) for leaf in packed.get("leaves", ()))
+    tuples = {name: tuple(packed.get(name, ())) for name in ("key", "path")}
     return Episode(
-        **{**packed, "task": tasks[packed["task"]], "tools": tools, "key": tuple(packed["key"]), "calls": ()}
+        **{**packed, **tuples, "task": tasks[packed["task"]], "tools": tools, "leaves": leaves, "calls": ()}
     )
+
+
+def _asked(table: Table, decode: Callable[[Sequence[int]], str]) -> list[str]:
+    """What each row was asked; a call before a fork is asked the same on all of its paths."""
+    flat, rows = table.paths()
+    said = [words for one in flat.episodes() for words in prompts_of(one, decode)]
+    by_row = dict(zip(rows.tolist(), said))
+    return [by_row[row] for row in range(len(table))]
 
 
 def _texts(values: Iterable[str | None]) -> pa.Array:

@@ -8,9 +8,12 @@ import pathlib
 from concurrent.futures import Future
 from typing import Any
 
+from marl_jax.own import say
 from marl_jax.table import ToolRecord
 from marl_jax.threads import Workers
 from marl_jax.workflows.api import Tool
+
+__all__ = ["MAX_RESULT", "TIMEOUT", "Errand", "Errands", "ToolLog", "run_tool", "say"]
 
 TIMEOUT = "timeout"  # the error of a tool that had not ended in time
 MAX_RESULT = 1 << 20  # bytes of JSON: results are recorded, shown and kept on disk
@@ -31,15 +34,6 @@ def run_tool(tool: Tool) -> tuple[Any, str | None]:
         return None, say(error)
 
 
-def say(error: BaseException) -> str:
-    """An exception as records put it: its type and its text; the type alone where asking for the text raises."""
-    name = type(error).__name__
-    try:
-        return f"{name}: {error}"
-    except BaseException:
-        return name
-
-
 class ToolLog:
     """Tool results on disk: a step that runs again after a kill sees what it saw before (a time-out, say)."""
 
@@ -53,9 +47,11 @@ class ToolLog:
             os.truncate(self._path, whole)
 
     def get(self, key: tuple[int, ...]) -> ToolRecord | None:
+        """The recorded result of a tool, if there is one."""
         return self._known.get(key)
 
     def put(self, key: tuple[int, ...], record: ToolRecord) -> None:
+        """Record the result of a tool."""
         if key in self._known:
             return
         line = json.dumps({"key": key, "record": vars(record)}) + "\n"
@@ -83,13 +79,13 @@ class ToolLog:
 
 @dataclasses.dataclass(frozen=True)
 class Errand:
-    """A tool that an episode waits for."""
+    """A tool that a path of an episode waits for."""
 
     due: int  # the dispatch before which its result re-enters
-    episode: int
-    position: int  # in the episode's batch
-    key: tuple[int, ...]
-    job: Future[ToolRecord]
+    seat: Any  # which path of which episode under way asked
+    position: int  # in that path's batch
+    key: tuple[int, ...]  # of its noise and of its record
+    job: Future[ToolRecord]  # the result, once there is one
     late: ToolRecord  # where it takes too long
 
     @property
@@ -107,9 +103,8 @@ class Errands:
         self.pool, self.log, self.delay, self.free = pool, log, delay, free
         self.errands: list[Errand] = []
 
-    def send(
-        self, tool: Tool, now: int, episode: int, position: int, key: tuple[int, ...], after: int
-    ) -> None:
+    def send(self, tool: Tool, now: int, seat: Any, position: int, key: tuple[int, ...], after: int) -> None:
+        """Start a tool, or take its recorded result."""
         known = self.log.get(key) if self.log else None
         job: Future[ToolRecord] = Future()
         if known:
@@ -117,7 +112,7 @@ class Errands:
         else:
             job = self.pool.submit(_record, tool, after, limit_s=tool.timeout_s)
         late = ToolRecord(tool.name, None, TIMEOUT, after)
-        self.errands.append(Errand(now + self.delay, episode, position, key, job, late))
+        self.errands.append(Errand(now + self.delay, seat, position, key, job, late))
 
     def come(self, now: int) -> list[Errand]:
         """Those whose results enter now."""

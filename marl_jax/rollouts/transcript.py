@@ -1,38 +1,93 @@
-"""An episode as a person reads it: who said what to whom, in order."""
+"""An episode as a person reads it: who was asked what, and said what, in order.
+
+What models write is hostile: control characters are spelled out, so that a terminal obeys none of them.
+"""
 
 import textwrap
+from collections.abc import Callable, Sequence
 
 from marl_jax.table import CallRecord, Episode, ToolRecord
 
+__all__ = ["prompts_of", "transcript"]
 
-def transcript(episode: Episode) -> str:
-    """The question, every call and tool result in the order they were issued, and how it ended."""
+INDENT = "    "
+
+
+def transcript(episode: Episode, asked: Sequence[str] | None = None, width: int | None = None) -> str:
+    """The question, every call and tool result in the order they were issued, and how it ended.
+
+    With `asked` (see `prompts_of`), what each call was asked stands above what it said. With `width`, lines are broken.
+    """
     lines = [f"task {episode.task.id}, sample {episode.sample}, workflow {episode.workflow}"]
-    lines += [_block(episode.task.question)]
+    lines[0] += f", path {'.'.join(map(str, episode.path))}" if episode.path else ""
+    lines += [_block(str(episode.task.question), width)]
     tools = list(episode.tools)
     for index, call in enumerate(episode.calls):
         while tools and tools[0].after_call < index:
-            lines += _tool(tools.pop(0))
-        lines += _call(index, call)
+            lines += _tool(tools.pop(0), width)
+        lines += [*_call(index, call, width, asked), *_graded(episode, index)]
     for tool in tools:
-        lines += _tool(tool)
-    lines += [f"answer: {episode.answer}"] + ([f"error: {episode.error}"] if episode.error else [])
+        lines += _tool(tool, width)
+    lines += [f"answer: {_inert(str(episode.answer))}"]
+    lines += [f"error: {_inert(episode.error)}"] if episode.error else []
     return "\n".join(lines) + "\n"
 
 
-def _call(index: int, call: CallRecord) -> list[str]:
+def prompts_of(episode: Episode, decode: Callable[[Sequence[int]], str]) -> list[str]:
+    """What each call was asked, in words; of one that goes on in a history, what was added to it."""
+    words = []
+    for call in episode.calls:
+        shown = 0
+        if call.after is not None and not call.cut:
+            before = episode.calls[call.after]
+            shown = len(before.prompt_tokens) + len(before.tokens)
+        words.append(decode(call.prompt_tokens[shown:]))
+    return words
+
+
+def _call(index: int, call: CallRecord, width: int | None, asked: Sequence[str] | None) -> list[str]:
     facts = [f"policy {call.policy}@{call.version}", f"{len(call.prompt_tokens)}+{len(call.tokens)} tokens"]
     facts += ["cut off"] if call.finish_reason == "length" else []
     facts += [f"prompt cut by {call.cut}"] if call.cut else []
     facts += [f"after {call.after}"] if call.after is not None else []
     facts += [f"reads {', '.join(map(str, call.reads))}"] if call.reads else []
     facts += [f"answer {call.answer!r}"]
-    return [f"[{index}] {call.role}/{call.slot}, turn {call.turn} ({'; '.join(facts)})", _block(call.text)]
+    head = _wrapped(
+        f"[{index}] {call.role}/{call.slot}, turn {call.turn} ({'; '.join(facts)})", width, INDENT
+    )
+    if asked is None:
+        return [head, _block(call.text, width)]
+    return [head, "  was asked:", _block(asked[index], width), "  said:", _block(call.text, width)]
 
 
-def _tool(tool: ToolRecord) -> list[str]:
-    return [f"[tool] {tool.name}", _block(f"error: {tool.error}" if tool.error else str(tool.result))]
+def _graded(episode: Episode, index: int) -> list[str]:
+    """The grade of a solver's own answer, where there is one."""
+    grade = episode.answers[index] if index < len(episode.answers) else None
+    return [] if grade is None else [f"  its own answer is worth {grade:g}"]
 
 
-def _block(text: str) -> str:
-    return textwrap.indent(text.strip() or "(nothing)", "    ", lambda line: True)
+def _tool(tool: ToolRecord, width: int | None) -> list[str]:
+    return [
+        f"[tool] {_inert(tool.name)}",
+        _block(f"error: {tool.error}" if tool.error else str(tool.result), width),
+    ]
+
+
+def _block(text: str, width: int | None) -> str:
+    lines = (text.strip() or "(nothing)").split("\n")
+    return "\n".join(_wrapped(INDENT + line, width, INDENT) for line in lines)
+
+
+def _wrapped(line: str, width: int | None, indent: str) -> str:
+    """One line, in several where it is too long; spaces that it begins with stay."""
+    line = _inert(line)
+    if width is None or len(line) <= width:
+        return line
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, drop_whitespace=False, replace_whitespace=False
+    )
+
+
+def _inert(text: str) -> str:
+    """Nothing that a terminal obeys: control characters as Python spells them."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

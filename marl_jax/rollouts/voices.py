@@ -1,7 +1,7 @@
 """Who answers a call: role and slot -> policy -> engine, and how it samples."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from marl_jax.policies import (
@@ -13,8 +13,26 @@ from marl_jax.policies import (
     validate_map,
 )
 from marl_jax.rollouts.running import Ask
+from marl_jax.sampling.programs import Features
 from marl_jax.sampling.requests import Request
 from marl_jax.workflows.api import Workflow
+
+__all__ = ["Engine", "Voices", "needs_of"]
+
+
+def needs_of(roles: Collection[SamplingSettings], sampler: str | None = None) -> dict[str, Any]:
+    """What the engine of these roles has to be planned for: arguments of `sampling.plan`."""
+    truncate = any(role.top_p < 1 or role.top_k > 0 for role in roles)
+    features = Features(
+        truncate=truncate,
+        # What the trainer renormalises over.
+        candidates=max(role.top_k for role in roles) if truncate else 0,
+        min_new=any(role.min_new_tokens > 0 for role in roles),
+        sampler=sampler,
+    )
+    lengths = [role.max_new_tokens for role in roles]
+    stops = max(8, *(len(role.stop_tokens) + 1 for role in roles))  # and the template's end of turn
+    return {"max_new": max(lengths), "min_new": min(lengths), "features": features, "stops": stops}
 
 
 class Engine(Protocol):
@@ -82,6 +100,7 @@ class Voices:
         return min(known, default=None)
 
     def new_tokens(self, role: str) -> int:
+        """The longest completion of a role."""
         return self.settings[role].max_new_tokens
 
     def submit(self, ask: Ask, key: tuple[int, ...]) -> tuple[int, int, dict[str, Any]]:
@@ -89,7 +108,7 @@ class Voices:
         role, slot = ask.call.role, ask.call.slot
         policy, own = policy_of(self.policy_map, role, slot), self.settings[role]
         number = self._engine_of[policy]
-        key = (*key, ask.index)
+        key = (*key, *ask.path, ask.index)
         request = Request(ask.prompt, key, policy=policy, keep=ask.call.keep, **vars(own))
         facts = {"policy": policy, "version": self.versions.get(policy, 0), "temperature": own.temperature}
         return number, self.engines[number].submit(request), facts

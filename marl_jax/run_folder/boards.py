@@ -21,6 +21,8 @@ from marl_jax.run_folder.files import append, disk_errors
 from marl_jax.run_folder.folder import path_errors
 from marl_jax.run_folder.metrics import plain
 
+__all__ = ["Board", "TensorBoard", "WeightsAndBiases", "crc32c", "masked_crc", "numbers", "record"]
+
 _START = 1  # status of a session log: TensorBoard forgets what earlier files say from its step on
 _LARGEST = 3.4028234663852886e38  # of float32
 
@@ -45,6 +47,7 @@ class TensorBoard:
             self._write(_varint(2, step) + _text(5, b"".join(_text(1, tag) for tag in tags)))
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def _write(self, fields: bytes) -> None:
@@ -71,9 +74,11 @@ class WeightsAndBiases:
         )
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Send the numbers of a step."""
         self._run.log(numbers(values), step=step)
 
     def close(self) -> None:
+        """End the run there."""
         self._run.finish()
 
 

@@ -31,6 +31,19 @@ from marl_jax.run_folder.files import disk_errors, sync_directory, write_atomica
 from marl_jax.run_folder.folder import path_errors
 from marl_jax.threads import Workers
 
+__all__ = [
+    "CheckpointError",
+    "Checkpoints",
+    "Damaged",
+    "Stripped",
+    "Tree",
+    "Which",
+    "best_of",
+    "is_sealed",
+    "restore",
+    "steps",
+]
+
 Tree = Any
 Which = Literal["latest", "best"] | int
 SEAL = "seal.json"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from marl_jax.errors import UserError
 
+__all__ = ["DiskFull", "append", "disk_errors", "sync_directory", "write_atomically"]
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
 

@@ -26,7 +26,31 @@ import marl_jax
 from marl_jax.config.run_config import RunConfig, current
 from marl_jax.errors import UserError
 from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
+from marl_jax.packaged import BROUGHT, located
 from marl_jax.run_folder.files import write_atomically
+
+__all__ = [
+    "CONFIG",
+    "LOCK",
+    "FolderError",
+    "begin",
+    "differences",
+    "digest_model",
+    "digest_tokenizer",
+    "has_results",
+    "in_use",
+    "lock",
+    "open_folder",
+    "outside",
+    "path_errors",
+    "read",
+    "read_config",
+    "run_around",
+    "settle",
+    "settled_for",
+    "taken_back",
+    "versions",
+]
 
 CONFIG = "config.json"
 LOCK = ".lock"
@@ -42,7 +66,9 @@ _PACKAGES = (
     *("jax", "jaxlib", "optax", "numpy", "math-verify", "sympy", "jinja2", "tokenizers", "transformers"),
     "orbax-checkpoint",
 )
-_READS_ITS_OWN = "versions.orbax-checkpoint"  # of any version, to the bit: a change is no reason to refuse
+# What may change between two starts: Orbax reads its own files of any version to the bit, alarms change no number.
+_FREE = ("versions.orbax-checkpoint", "config.alarms")
+_LOGS = (".log", ".out", ".err")  # that whoever starts a run may have opened in its folder
 _NOTHING = object()
 
 
@@ -51,7 +77,7 @@ class FolderError(UserError, RuntimeError):
 
 
 @contextlib.contextmanager
-def open_folder(workdir: str | os.PathLike[str]) -> Iterator[Path]:
+def open_folder(workdir: str | os.PathLike[str], way_out: str = "choose another --workdir") -> Iterator[Path]:
     """The folder, made if need be and locked for this process while the context lasts.
 
     A folder of something else is refused and left as it is.
@@ -66,7 +92,7 @@ def open_folder(workdir: str | os.PathLike[str]) -> Iterator[Path]:
             owner = stack.enter_context(lock(path / LOCK))
         except OSError as error:
             raise FolderError(
-                f"the run folder '{path}' cannot be written ({error.strerror}): choose another --workdir"
+                f"the run folder '{path}' cannot be written ({error.strerror}): {way_out}"
             ) from None
         if owner is not None:
             raise FolderError(
@@ -116,7 +142,7 @@ def begin(
     now = {"config": config.to_json(), "digests": dict(digests), "versions": versions()}
     before = _before(folder)
     lines = differences({name: before.get(name, {}) for name in _COMPARED}, now)
-    lines = [line for line in lines if not line.startswith(_READS_ITS_OWN)]
+    lines = [line for line in lines if not line.startswith(_FREE)]
     now = {"schema": now["config"]["schema"], **now}
     if not before or (lines and not has_results(folder)):
         _forget_tools(folder)
@@ -177,6 +203,20 @@ def run_around(path: Path) -> Path | None:
     return None
 
 
+def outside(out: str | os.PathLike[str]) -> Path:
+    """A folder of the user's for what is made of a run, made if need be; not in a run."""
+    path = Path(out).expanduser().absolute()
+    if around := run_around(path):
+        raise FolderError(f"--out={out} lies in the run '{around}': choose another folder, or leave it out")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FolderError(
+            f"--out={out} cannot be written ({error.strerror}): choose another folder"
+        ) from None
+    return path
+
+
 def read_config(workdir: str | os.PathLike[str]) -> RunConfig:
     """The configuration that a run was started with."""
     try:
@@ -201,14 +241,12 @@ def taken_back(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def path_errors(path: Path) -> Iterator[None]:
+def path_errors(path: Path, way_out: str = "move it away, or choose another --workdir") -> Iterator[None]:
     """What the system has against a file or a directory of a run, in one line."""
     try:
         yield
     except OSError as error:
-        raise FolderError(
-            f"'{path}' cannot be used ({error.strerror}): move it away, or choose another --workdir"
-        ) from None
+        raise FolderError(f"'{path}' cannot be used ({error.strerror}): {way_out}") from None
 
 
 def differences(before: Any, now: Any, at: str = "") -> list[str]:
@@ -228,12 +266,12 @@ def differences(before: Any, now: Any, at: str = "") -> list[str]:
 
 def digest_model(directory: str | os.PathLike[str]) -> str:
     """Of the weights and the configuration of a model's directory."""
-    return _digest(Path(directory), lambda name: name.endswith(".safetensors") or name == "config.json")
+    return _digest(located(directory), lambda name: name.endswith(".safetensors") or name == "config.json")
 
 
 def digest_tokenizer(directory: str | os.PathLike[str]) -> str:
     """Of all that decides how text becomes tokens, the chat template included."""
-    return _digest(Path(directory), lambda name: name in TOKENIZER_FILES)
+    return _digest(located(directory), lambda name: name in TOKENIZER_FILES)
 
 
 def versions() -> dict[str, str]:
@@ -241,6 +279,8 @@ def versions() -> dict[str, str]:
     home = Path(marl_jax.__file__).parent
     code = hashlib.sha256()
     for path in sorted(home.rglob("*.py")):
+        if path.relative_to(home).parts[0] in BROUGHT:  # a wheel and a clone have the same code
+            continue
         code.update(f"{path.relative_to(home)}\0".encode() + path.read_bytes())
     found = {name: importlib.metadata.version(name) for name in _PACKAGES}
     machine = {
@@ -290,6 +330,12 @@ def _before(folder: Path) -> dict[str, Any]:
         raise FolderError(
             f"'{folder}' holds what a run left, but no {CONFIG}: restore it, or choose another --workdir"
         )
+    if strange := _strangers(folder):
+        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+        raise FolderError(
+            f"'{folder}' holds files that are no run's ({strange[0]}{more}): choose another --workdir, "
+            "one that is new or empty"
+        )
     return {}
 
 
@@ -299,6 +345,13 @@ def has_results(folder: Path) -> bool:
     return any(log.exists() and log.stat().st_size for log in logs) or any(
         (folder / "checkpoints").glob("[0-9]*")
     )
+
+
+def _strangers(folder: Path) -> list[str]:
+    """What lies in a folder and no start of a run leaves there; hidden files and logs of a shell are let be."""
+    mine = {"checkpoints", "episodes", "eval.jsonl", "metrics.jsonl", "tensorboard", "tools", "wandb"}
+    found = (path for path in folder.iterdir() if not path.name.startswith(".") and path.suffix not in _LOGS)
+    return sorted(path.name for path in found if path.name not in mine)
 
 
 def _forget_tools(folder: Path) -> None:

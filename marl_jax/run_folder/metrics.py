@@ -10,12 +10,14 @@ Everything under `time/` may differ between equal runs, nothing else.
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from marl_jax.run_folder.files import append, disk_errors, sync_directory, write_atomically
 from marl_jax.run_folder.folder import FolderError, path_errors
+
+__all__ = ["JsonLines", "lacking", "plain", "read_lines", "recorded"]
 
 
 class JsonLines:
@@ -49,6 +51,7 @@ class JsonLines:
             self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 
@@ -68,6 +71,13 @@ def recorded(path: Path) -> int:
         if line["step"] != last:
             return last - 1
     return last
+
+
+def lacking(evaluations: Iterable[Mapping[str, Any]], every: int, step: int) -> list[int]:
+    """The steps before `step` that a run evaluates every so many steps, and that have no accuracy in these lines."""
+    own = (line for line in evaluations if "checkpoint" not in line)
+    there = {line["step"] for line in own if isinstance(line.get("accuracy"), int | float)}
+    return [due for due in range(0, step, every) if due not in there] if every else []
 
 
 def plain(value: Any) -> Any:

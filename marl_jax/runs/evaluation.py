@@ -1,10 +1,11 @@
 """What a graded table says of a workflow: one line of `eval.jsonl`, as pure functions of its columns.
 
     table, task by task ──► right [problems, samples] ──► accuracy, interval, pass@k, difference to base
+                            (or the values of a metric of one's own)
                        └──► rows by role ──► own answers, verdicts, picks, plans
 
-The unit of every interval is the problem. An episode that ended by an error is wrong, and its calls are in no role's
-numbers.
+The unit of every interval is the problem. An episode that forks counts by the share of its paths that are right.
+An episode, or path, that ended by an error is wrong, and its own calls are in no role's numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,14 +13,21 @@ from typing import Any
 
 import numpy as np
 
+from marl_jax.alarms.signs import choices
 from marl_jax.rewards.credit import last_read, own_work
 from marl_jax.rewards.grading import RIGHT
+from marl_jax.rewards.own_metric import Metric, with_metric
 from marl_jax.runs.intervals import bootstrap, paired_bootstrap, pass_at_k, wilson
-from marl_jax.table import KINDS, SOLVER, VERDICTS, Table
+from marl_jax.table import KINDS, SOLVER, VERDICTS, Episode, Table
+
+__all__ = ["any_right", "by_role", "outcomes", "summary"]
 
 
 def outcomes(table: Table, samples: int) -> np.ndarray:
-    """Bool[problems, samples]: whether each episode's answer is right. The episodes come task by task."""
+    """Bool[problems, samples]: whether each episode's answer is right. The episodes come task by task.
+
+    Of episodes that fork, Float[problems, samples]: the share of their paths whose answer is right.
+    """
     heads = table.heads
     if samples < 1 or not heads or len(heads) % samples:
         raise ValueError(f"{len(heads)} episodes are not {samples} of each of some problems")
@@ -27,14 +35,30 @@ def outcomes(table: Table, samples: int) -> np.ndarray:
     for episodes in problems:
         if len(ids := {head.task.id for head in episodes}) > 1:
             raise ValueError(f"episodes of {', '.join(sorted(ids))} are mixed: they must come task by task")
+    if table.forked:
+        return np.array([[np.mean(_right(head)) for head in episodes] for episodes in problems])
     return np.array([[head.outcome >= RIGHT for head in episodes] for episodes in problems])
 
 
-def summary(table: Table, samples: int, base: Sequence[float] | None = None) -> dict[str, Any]:
-    """All that a line of `eval.jsonl` says of the episodes; `base` is the `per_problem` of what to compare with."""
-    right = outcomes(table, samples)
-    interval = wilson(int(right.sum()), right.size) if samples == 1 else bootstrap(right)
-    per_problem = right.mean(axis=1)
+def _right(head: Episode) -> list[bool]:
+    """Of each path."""
+    return [end.outcome >= RIGHT for end in head.leaves or (head,)]
+
+
+def summary(
+    table: Table, samples: int, base: Sequence[float] | None = None, metric: Metric | None = None
+) -> dict[str, Any]:
+    """All that a line of `eval.jsonl` says of the episodes; `base` is the `per_problem` of what to compare with.
+
+    With a `metric` the accuracy is the mean of its values, and an episode of value 0.5 or more counts as right.
+    """
+    table = table if metric is None else with_metric(table, metric)
+    worth = right = outcomes(table, samples)
+    if metric is not None:
+        worth = np.array([head.outcome for head in table.heads]).reshape(right.shape)
+    binary = samples == 1 and not table.forked and np.isin(worth, (0, 1)).all()
+    interval = wilson(int(worth.sum()), worth.size) if binary else bootstrap(worth)
+    per_problem = worth.mean(axis=1)
     sizes = sorted({samples, *(1 << power for power in range(samples.bit_length()))})
     return {
         "accuracy": interval.mean,
@@ -55,7 +79,7 @@ def summary(table: Table, samples: int, base: Sequence[float] | None = None) -> 
 
 def any_right(table: Table) -> np.ndarray:
     """Bool[episodes]: whether a right answer was there: the workflow's, or one of a solver's own."""
-    there = np.array([head.outcome for head in table.heads]) >= RIGHT
+    there = np.array([any(_right(head)) for head in table.heads])
     np.logical_or.at(there, table.episode, (table.kind == SOLVER) & (table.grade >= RIGHT))
     return there
 
@@ -74,11 +98,13 @@ def by_role(table: Table) -> dict[str, dict[str, Any]]:
 
 def _role(table: Table, mine: np.ndarray, worth: np.ndarray, known: np.ndarray) -> dict[str, Any]:
     kind = KINDS[table.kind[np.argmax(mine)]]
+    chosen = choices(table, mine)
     return {
         "kind": kind,
         "calls": int(mine.sum()),
         "unreadable": 1 - int(table.readable[mine].sum()) / int(mine.sum()),
         **(_verdicts(table, mine & known, worth) if kind == "judge" else _own(kind, worth[mine & known])),
+        **({"choice": chosen} if chosen else {}),
     }
 
 

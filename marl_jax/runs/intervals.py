@@ -10,10 +10,22 @@ two-way layout, in which seeds and problems are both drawn at random.
 
 import math
 import statistics
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy import special
+
+__all__ = [
+    "Interval",
+    "bootstrap",
+    "holm",
+    "over_seeds",
+    "p_value",
+    "paired_bootstrap",
+    "pass_at_k",
+    "wilson",
+]
 
 Array = np.ndarray
 
@@ -21,12 +33,13 @@ Array = np.ndarray
 class Interval(NamedTuple):
     """A mean, and the bounds that hold it at the level asked for."""
 
-    mean: float
-    low: float
-    high: float
+    mean: float  # the estimate
+    low: float  # lower end of the interval
+    high: float  # upper end
 
     @property
     def excludes_zero(self) -> bool:
+        """Whether all of it lies on one side of 0."""
         return self.low > 0 or self.high < 0
 
 
@@ -94,12 +107,41 @@ def over_seeds(
     with degrees of freedom by Satterthwaite. Where chance makes it less than one of the three alone gives, that one
     counts. Of one seed, or where all values agree, it is the bootstrap over problems; of one problem, that over seeds.
     """
-    values = np.asarray(values, np.float64)
-    if values.ndim != 2 or not values.size:
-        raise ValueError(f"values have the shape {values.shape}; [seeds, problems] is needed")
+    values = _seeds_and_problems(values)
     seeds, problems = values.shape
     if min(seeds, problems) == 1 or np.ptp(values) < 1e-9:
         return bootstrap(values.mean(axis=1 if problems == 1 else 0), level, bounds=bounds)
+    mean, (square, freedom) = values.mean(), _two_way(values)
+    half = special.stdtrit(freedom, (1 + _checked(level)) / 2) * math.sqrt(square / values.size)
+    low, high = bounds
+    return Interval(float(mean), max(low, float(mean - half)), min(high, float(mean + half)))
+
+
+def p_value(values: Array) -> float | None:  # [S, P]
+    """Two-sided, of a mean of zero, by the t test that the interval of `over_seeds` inverts.
+
+    None for fewer than two seeds or problems, or where all values agree: there is nothing to test by.
+    """
+    values = np.asarray(values, np.float64)
+    if values.ndim != 2 or min(values.shape) < 2 or np.ptp(values) < 1e-9:
+        return None
+    square, freedom = _two_way(values)
+    return float(2 * special.stdtr(freedom, -abs(values.mean()) / math.sqrt(square / values.size)))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Each corrected for all of them: the chance that any is called too early stays at the level they are held to."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    held, floor = [0.0] * len(p_values), 0.0
+    for place, i in enumerate(order):
+        floor = max(floor, min(1.0, (len(order) - place) * p_values[i]))
+        held[i] = floor
+    return held
+
+
+def _two_way(values: Array) -> tuple[float, float]:
+    """The mean square that the variance of the mean of [S, P] rests on, and its degrees of freedom."""
+    seeds, problems = values.shape
     mean, by_seed, by_problem = values.mean(), values.mean(axis=1), values.mean(axis=0)
     left = values - by_seed[:, None] - by_problem + mean
     sums = (
@@ -110,22 +152,36 @@ def over_seeds(
     free = np.array([seeds - 1, problems - 1, (seeds - 1) * (problems - 1)])
     a, b, e = squares = sums / free
     both = a + b - e
-    candidates = [(both, both**2 / np.sum(squares**2 / free)), *zip(squares, free)]
-    square, freedom = max(candidates)
-    half = special.stdtrit(freedom, (1 + _checked(level)) / 2) * math.sqrt(square / values.size)
-    low, high = bounds
-    return Interval(float(mean), max(low, float(mean - half)), min(high, float(mean + half)))
+    return max([(both, both**2 / np.sum(squares**2 / free)), *zip(squares, free)])
+
+
+def _seeds_and_problems(values: Array) -> Array:
+    values = np.asarray(values, np.float64)
+    if values.ndim != 2 or not values.size:
+        raise ValueError(f"values have the shape {values.shape}; [seeds, problems] is needed")
+    return values
 
 
 def pass_at_k(
-    correct: Array,  # Bool[P, n]: whether each of n samples was right
+    correct: Array,  # Bool[P, n]: whether each of n samples was right; Float[P, n]: which share of its paths was
     k: int,
 ) -> Array:
-    """Float[P]: 1 - C(n - c, k) / C(n, k), the unbiased chance that one of k samples is right (c of n were)."""
-    correct = np.asarray(correct, bool)
+    """Float[P]: 1 - C(n - c, k) / C(n, k), the unbiased chance that one of k samples is right (c of n were).
+
+    Of shares, the chance that one of k samples is right where a path of each is drawn.
+    """
+    correct = np.asarray(correct)
     if correct.ndim != 2 or not 1 <= k <= correct.shape[1]:
         raise ValueError(f"pass@{k} needs at least {k} samples of each problem, the shape is {correct.shape}")
     n = correct.shape[1]
+    if correct.dtype.kind == "f":
+        wrong = np.eye(1, k + 1).repeat(
+            len(correct), axis=0
+        )  # sums over the sets of j samples that all are wrong
+        for share in correct.T:
+            wrong[:, 1:] += wrong[:, :-1] * (1 - share[:, None])
+        return 1 - wrong[:, k] / math.comb(n, k)
+    correct = correct.astype(bool)
     of = [1 - math.comb(n - c, k) / math.comb(n, k) for c in range(n + 1)]
     return np.array(of)[correct.sum(axis=1)]
 

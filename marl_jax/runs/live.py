@@ -5,9 +5,11 @@
     accuracy  57.8% (50.1 .. 65.2) at step 30, base 42.1%, best 58.3% at step 20
     reward    0.55   generator 0.52   aggregator 0.61
     time      8.2 s a step, about 22 min left, 3,054 tokens/s
+    alarms    one choice (aggregator) since step 31
 
-What lasts (evaluations, notes) scrolls away above those lines. The cursor always rests at the start of the line
-below them and is never hidden, so a killed run leaves nothing to restore; a broken stream ends the view, not the run.
+What lasts (evaluations, alarms as they begin, notes) scrolls away above those lines. The cursor always rests at the
+start of the line below them and is never hidden, so a killed run leaves nothing to restore; a broken stream ends the
+view, not the run.
 """
 
 import os
@@ -19,14 +21,18 @@ from typing import Any, TextIO
 
 from rich.cells import cell_len, set_cell_size
 
+from marl_jax.alarms.watch import Alarm
+from marl_jax.planning.measured import quartile
 from marl_jax.rollouts.progress import Progress
 from marl_jax.runs.tables import share
+
+__all__ = ["Live"]
 
 BAR = 30
 REDRAW_S = 0.1  # on a terminal
 LINE_S = 10.0  # between plain lines of steps
 ROLLOUT_LINE_S = 60.0  # of silence, before a plain line tells how far a rollout is
-RECENT = 20  # steps whose mean gives the time left
+RECENT = 20  # steps whose lower quartile gives the time left
 
 
 class Live:
@@ -47,6 +53,7 @@ class Live:
         self._phase, self._progress = "starting", ""
         self._evaluations: list[Mapping[str, Any]] = []
         self._durations: list[float] = []  # of all steps; the first holds the compilation
+        self._holding: Sequence[Alarm] = ()
         self._failing: str | None = None  # the error of a step without any other episode
         self._step_began = self._last_line = clock()
         self._next_draw = 0.0
@@ -59,12 +66,17 @@ class Live:
         self.close()
 
     def resumed(
-        self, step: int, metrics: Mapping[str, Any], evaluations: Iterable[Mapping[str, Any]]
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        evaluations: Iterable[Mapping[str, Any]],
+        holding: Sequence[Alarm] = (),
     ) -> None:
-        """Before the first step of a run that goes on: the line of its last step, and all its evaluations."""
+        """Before the first step of a run that goes on: the line of its last step, all its evaluations, its alarms."""
         self._step, self._metrics, self._phase = step, metrics, ""
         self._evaluations += evaluations
         self.note(f"resumed after step {step}")
+        self.alarms(holding, holding)
 
     def phase(self, name: str) -> None:
         """What the run does now: sampling, grading, learning, evaluating, saving."""
@@ -111,6 +123,12 @@ class Live:
         split = f"{record.get('split', '')} accuracy {_accuracy(record)}".strip()
         self.note(f"step {record.get('step')}: {split}{problems}{_difference(record)}")
 
+    def alarms(self, begun: Sequence[Alarm], holding: Sequence[Alarm]) -> None:
+        """After every training step and evaluation: the alarms that begin with it, and all that hold now."""
+        self._holding = holding
+        for alarm in begun:
+            self.note(f"ALARM at step {alarm.step}: {alarm.title}: {alarm.text}")
+
     def note(self, text: str) -> None:
         """What stays, in one line or several: the page of the start, warnings, where the run was resumed."""
         if self._terminal:
@@ -151,6 +169,8 @@ class Live:
             lines += ["accuracy  " + ", ".join(parts)]
         if self._metrics:
             lines += [f"reward    {self._rewards('   ')}", f"time      {self._pace()}"]
+        if self._holding:
+            lines += ["alarms    " + ", ".join(f"{one.title} since step {one.step}" for one in self._holding)]
         return lines
 
     def _rewards(self, separator: str) -> str:
@@ -160,10 +180,10 @@ class Live:
     def _pace(self) -> str:
         parts = []
         if measured := self._durations[1:][-RECENT:] or list(filter(None, self._durations)):
-            mean = sum(measured) / len(measured)
-            parts += [f"{_duration(mean)} a step"]
+            one = quartile(measured)
+            parts += [f"{_duration(one)} a step"]
             if self._step < self._steps:
-                parts += [f"about {_duration(mean * (self._steps - self._step))} left"]
+                parts += [f"about {_duration(one * (self._steps - self._step))} left"]
         rate = self._metrics.get("time/tokens_per_second")
         return ", ".join([*parts, *([f"{rate:,.0f} tokens/s"] if rate is not None else [])])
 

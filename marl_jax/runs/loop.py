@@ -15,26 +15,34 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from marl_jax.alarms.watch import Alarm
+from marl_jax.compile_cache import keep_programs
+from marl_jax.config.phase_fields import Place
 from marl_jax.config.run_config import RunConfig
-from marl_jax.learning import with_advantages
-from marl_jax.policies import is_frozen
+from marl_jax.learning import NonFiniteGradients, Report, with_advantages
+from marl_jax.pretraining.pairs import unfamiliar
 from marl_jax.rewards.crediting import Crediting
 from marl_jax.rewards.grading import Grader, grade
-from marl_jax.rollouts import ToolLog, write_episodes
+from marl_jax.rollouts import Chat, ToolLog, write_episodes
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import disk_errors
-from marl_jax.run_folder.metrics import read_lines
+from marl_jax.run_folder.folder import read as read_record
+from marl_jax.run_folder.metrics import lacking, plain, read_lines
 from marl_jax.runs import measures
+from marl_jax.runs.divergence import Diverged, broken_update, diverged, ways_out
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.live import Live
-from marl_jax.runs.opening import Run, State, open_run
-from marl_jax.runs.play import EVALUATION_NOISE, play
-from marl_jax.runs.resampling import resample
+from marl_jax.runs.opening import Run, open_run
+from marl_jax.runs.play import EVALUATION_NOISE
+from marl_jax.runs.resampling import ResampleCounts, resample
+from marl_jax.runs.state import State
 from marl_jax.runs.stopping import Stop, Stopped
+from marl_jax.sampling.engine import NotFinite
 from marl_jax.table import Table
 from marl_jax.tasks import Task
+from marl_jax.tasks.buffer import learned, mixed
+
+__all__ = ["evaluate", "save", "step", "train"]
 
 
 def train(
@@ -53,6 +61,7 @@ def train(
     """
     if not isinstance(config, RunConfig):
         raise TypeError(f"config is {config!r:.80}; give a RunConfig, such as load_config makes of FILE:CELL")
+    keep_programs()
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop(patience))
         live = live or stack.enter_context(Live(config.steps, config.roles))
@@ -66,7 +75,8 @@ def train(
             return max(saved_steps(Path(workdir).expanduser() / "checkpoints"), default=0)
         if state.step:
             *_, last = {}, *read_lines(run.metrics.path)
-            live.resumed(state.step, last, _evaluated(run).values())
+            live.resumed(state.step, last, _evaluated(run).values(), run.watch.holding)
+            _tell_lost(run, state)
         if state.step > config.steps:
             live.note(f"the run is already past its last step, {config.steps}: it ends as it is")
         kept, saving = (state.step, state.accuracy), threading.Lock()
@@ -94,9 +104,24 @@ def train(
                     keep()
                 if state.step >= config.steps or stop.heed():
                     break
+                if config.alarms == "stop" and run.watch.holding:
+                    keep(whole=True)
+                    live.note(_stopped_by(run.watch.holding, state.step))
+                    break
                 state = step(run, state)
+                if state.failure:
+                    keep(whole=True)
+                    raise Diverged(
+                        f"{state.failure}; step {state.step} is saved without them, and the same command goes on from "
+                        f"there: or {ways_out(config)}"
+                    )
         except Stopped:
             pass  # the step under way is abandoned; it will be made again
+        except NotFinite as error:  # of the policies that answer: those of this state
+            if not state.step:
+                raise
+            run.checkpoints.wait()
+            raise diverged(run.folder, config, state.step + 1, str(error), bad=state.step) from error
         if stop.heed():
             farewell()
         run.checkpoints.wait()
@@ -106,17 +131,69 @@ def train(
 def step(run: Run, state: State) -> State:
     """One step: the whole road, from problems to policies that have learned from them."""
     config, parts, number = run.config, run.parts, state.step + 1
-    clock, samples = measures.Clock(), config.rollout.samples
+    clock, at = measures.Clock(), run.phases.at(state.step)
+    state, moved = run.phases.enter(at, state)
+    if moved:
+        run.service.update(parts.frozen_trees() | state.trees, state.updates)
+    given = run.phases.given(at, state.step)
+    table, counts = _played_step(run, state, clock) if given is None else (given, None)
 
-    # problems -> episodes -> rewards (again and again for problems that teach nothing, if asked to)
-    tasks = next(run.problems)
-    play_step = functools.partial(
-        play,
-        config,
-        parts,
-        run.service,
+    # rewards -> advantages -> update -> engines
+    run.live.phase("learning")
+    with clock("learn"):
+        table, groups = with_advantages(table, config.advantages, parts.workflow.groups)
+        table = table.replace(trains=run.phases.trains(at.phase, table))
+        trees, states, report, failure = _learned(run, state, at, table.take(run.phases.described(table)))
+        buffer, about_buffer = learned(state.buffer, table, config.data.buffer, number)
+        after = dataclasses.replace(
+            state,
+            step=number,
+            trees=trees,
+            learner=states,
+            position=run.problems.position,
+            buffer=buffer,
+            accuracy=None,
+            form=measures.form(table) | (state.form or {}),
+            failure=failure,
+        )
+        run.service.update(parts.frozen_trees() | trees, after.updates)
+    run.phases.collect(at.phase, number, table)
+
+    # what happened
+    values = measures.of_step(table, groups, counts, report, after.form, clock)
+    values |= run.phases.about(at) | about_buffer
+    if number == 1 and (strange := unfamiliar(table, parts.pairs, parts.tokenizer)):
+        values["warnings"] = [*values.get("warnings", ()), *strange]
+    if begun := run.watch.row(plain({"step": number, **values})):
+        values["alarms"] = [alarm.to_json() for alarm in begun]
+    run.metrics.write(number, values)
+    run.pace.step(values["time/step"])
+    for board in run.boards:
+        board.write(number, values)
+    every = config.logging.episodes_every
+    if every and (number % every == 0 or number in (1, config.steps)):
+        wanted = config.logging.episodes_problems * config.rollout.samples
+        some = table.of_episodes(range(min(wanted, len(table.heads))))
+        with disk_errors(run.folder / "episodes"):
+            path = run.folder / "episodes" / f"step-{number:06d}.parquet"
+            write_episodes(path, some, Chat(parts.tokenizer).decode)
+    run.live.step(number, values)
+    run.live.failing(number, [head.error for head in table.heads])
+    for warning in values.get("warnings", ()):
+        run.live.note(f"step {number}: {warning}")
+    run.live.alarms([alarm for alarm in begun if alarm.step == number], run.watch.holding)
+    return after
+
+
+def _played_step(run: Run, state: State, clock: measures.Clock) -> tuple[Table, ResampleCounts | None]:
+    """Problems -> episodes -> rewards, again and again for problems that teach nothing, if asked to."""
+    config, parts, samples, number = run.config, run.parts, run.config.rollout.samples, state.step + 1
+    tasks = mixed(next(run.problems), state.buffer, config.data.buffer, config.seed, number)
+    play = functools.partial(
+        run.player.play,
         samples=samples,
         step=number,
+        seed=config.seed,
         tool_log=ToolLog(run.folder / "tools" / f"step-{number}.jsonl"),
         progress=run.stop.watch(run.live.rollout),
     )
@@ -126,7 +203,7 @@ def step(run: Run, state: State) -> State:
         def sample(some: Sequence[Task], first: int) -> Table:
             run.live.phase("sampling")
             with clock("rollout"), disk_errors(run.folder):
-                return play_step(some, first_sample=first, finished=crediting.finished)
+                return play(some, first_sample=first, finished=crediting.finished)
 
         def reward(table: Table) -> Table:
             run.live.phase("grading")
@@ -134,54 +211,33 @@ def step(run: Run, state: State) -> State:
                 return crediting(table)
 
         table, counts = resample(sample, reward, tasks, config.advantages, draws=draws, presets=presets)
+    return table, counts if draws > 1 else None
 
-    # rewards -> advantages -> update -> engines
-    run.live.phase("learning")
-    with clock("learn"):
-        table, groups = with_advantages(table, config.advantages, presets)
-        table = table.replace(trains=_trains(table, config))
-        trees, states, report = run.learner.step(
+
+def _learned(
+    run: Run, state: State, at: Place, rows: Table
+) -> tuple[dict[str, Any], dict[str, Any], Report, str]:
+    """(policies, states, report) of an update, and why it is the last one; empty where it is not."""
+    failure = ""
+    try:
+        trees, states, report = run.phases.learner(at.phase).step(
             state.trees,
             state.learner,
-            table.take(table.trains),
+            rows,
             step=state.step,
-            bases=parts.learned_bases(),
-            references=run.references,
+            bases=run.parts.learned_bases(),
+            references=run.phases.references(at.phase, state),
             check=run.stop.check,
         )
-        after = dataclasses.replace(
-            state,
-            step=number,
-            trees=trees,
-            learner=states,
-            position=run.problems.position,
-            accuracy=None,
-            form=measures.form(table) | (state.form or {}),
-        )
-        run.service.update(parts.frozen_trees() | trees, after.updates)
-
-    # what happened
-    values = measures.of_step(table, groups, counts if draws > 1 else None, report, after.form, clock)
-    run.metrics.write(number, values)
-    for board in run.boards:
-        board.write(number, values)
-    every = config.logging.episodes_every
-    if every and (number % every == 0 or number in (1, config.steps)):
-        some = table.of_episodes(range(min(config.logging.episodes_problems * samples, len(table.heads))))
-        with disk_errors(run.folder / "episodes"):
-            write_episodes(run.folder / "episodes" / f"step-{number:06d}.parquet", some)
-    run.live.step(number, values)
-    run.live.failing(number, [head.error for head in table.heads])
-    for warning in report.warnings:
-        run.live.note(f"step {number}: {warning}")
-    return after
-
-
-def _trains(table: Table, config: RunConfig) -> np.ndarray:
-    """Bool[N]: calls that sampled something, of roles that are not frozen."""
-    slots = zip(table.role.tolist(), table.slot.tolist())
-    frozen = [is_frozen(table.roles[role], slot, config.policies.frozen_roles) for role, slot in slots]
-    return (table.length > 0) & ~np.array(frozen, bool)
+    except NonFiniteGradients as error:  # they were left out: the policies are good, and can be saved
+        if error.outcome is None:
+            raise
+        trees, states, report = error.outcome
+        states = {name: one.replace(skipped=0) for name, one in states.items()}  # the next start counts anew
+        failure = str(error)
+    if what := broken_update(report, state.updates, {name: one.updates for name, one in states.items()}):
+        raise diverged(run.folder, run.config, state.step + 1, what)
+    return trees, states, report, failure
 
 
 def evaluate(run: Run, state: State) -> State:
@@ -191,6 +247,7 @@ def evaluate(run: Run, state: State) -> State:
     # Killed between the line and the checkpoint that knows of it, a run finds its line and goes on from there.
     record = before.get(state.step) or _played(run, state, before.get(0))
     run.live.evaluation(record)
+    run.live.alarms(run.watch.evaluation(plain(record)), run.watch.holding)
     best = state.best
     if best is None or record["accuracy"] > best["accuracy"]:
         best = {"step": state.step, "accuracy": record["accuracy"]}
@@ -203,22 +260,33 @@ def _evaluated(run: Run) -> dict[int, dict[str, Any]]:
     return {line["step"]: line for line in own if "checkpoint" not in line}
 
 
+def _tell_lost(run: Run, state: State) -> None:
+    """Say which evaluations of the steps before are not in `eval.jsonl` any more."""
+    every = 0 if read_record(run.folder)["changes"] or not run.watched else run.config.evaluation.every
+    made = state.step + (state.accuracy is not None)
+    if lost := lacking(read_lines(run.evaluations.path), every, made):
+        base = ", and without that of step 0 no difference to base is known" if 0 in lost else ""
+        run.live.note(
+            f"eval.jsonl was damaged: it lacks the evaluation of step {', '.join(map(str, lost))}{base}; restore it, "
+            "or go on without"
+        )
+
+
 def _played(run: Run, state: State, base: Mapping[str, Any] | None) -> dict[str, Any]:
     """The line of an evaluation, which is played, paired with the line of the base, and written."""
     samples, grader = run.config.evaluation.samples, Grader(run.stop.check)
     with disk_errors(run.folder):
-        table = play(
-            run.config,
-            run.parts,
-            run.service,
+        table = run.player.play(
             run.watched,
             samples=samples,
             step=EVALUATION_NOISE,
+            seed=run.config.seed,
             tool_log=ToolLog(run.folder / "tools" / f"eval-{state.step}.jsonl"),
             progress=run.stop.watch(run.live.rollout),
             finished=grader.start,
         )
-    found = summary(grade(table, grader), samples, base["per_problem"] if base else None)
+    graded, before = grade(table, grader), base["per_problem"] if base else None
+    found = summary(graded, samples, before, run.parts.metric)
     run.evaluations.write(state.step, run.about | found)
     for board in run.boards:
         board.write(state.step, {"eval": found})
@@ -229,9 +297,19 @@ def save(run: Run, state: State) -> None:
     """Begin to save; results of tools that no checkpoint can come back to are forgotten."""
     complete = saved_steps(run.checkpoints.directory)
     run.checkpoints.save(state.step, state.arrays, state.numbers, state.accuracy)
+    run.pace.keep()
     for path in (run.folder / "tools").glob("*-*.jsonl"):
         if complete and int(path.stem.rpartition("-")[2]) < complete[0]:
             path.unlink(missing_ok=True)
+
+
+def _stopped_by(alarms: Sequence[Alarm], step: int) -> str:
+    """The line of a run that `config.alarms=stop` ends."""
+    names = ", ".join(f"{alarm.title} since step {alarm.step}" for alarm in alarms)
+    return (
+        f"stopped after step {step} by {'an alarm' if len(alarms) == 1 else 'alarms'}: {names}; everything is saved, "
+        "and the same command goes on from there with --config.alarms=tell"
+    )
 
 
 def _evaluation_due(run: Run, state: State) -> bool:

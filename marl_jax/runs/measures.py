@@ -1,24 +1,28 @@
 """What a training step did, as one flat line of numbers.
 
-reward, reward/ROLE, credit/ROLE/COMPONENT, own/ROLE, groups/ROLE/..., drift/ROLE/...
+reward, reward/ROLE, credit/ROLE/COMPONENT, own/ROLE, groups/ROLE/..., choice/ROLE/..., copied/ROLE, drift/ROLE/...
 policy/..., role/..., gradient/..., cosine/... from the learner's report;  time/... is all that may differ
 """
 
+import collections
 import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from marl_jax.alarms.signs import signs
 from marl_jax.learning import Report
 from marl_jax.learning.groups import GroupCounts
 from marl_jax.learning.role_statistics import form_drift
 from marl_jax.rewards.credit import own_work
 from marl_jax.runs.resampling import ResampleCounts
-from marl_jax.table import Table
+from marl_jax.table import Episode, Table
+
+__all__ = ["Clock", "branching", "form", "mean", "of_step"]
 
 
 class Clock:
@@ -37,6 +41,7 @@ class Clock:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
 
     def measures(self, tokens: int) -> dict[str, float]:
+        """The lines `time/NAME` of a step."""
         whole = time.perf_counter() - self.began
         spent = {f"time/{phase}": seconds for phase, seconds in self.seconds.items()}
         return {**spent, "time/step": whole, "time/tokens_per_second": tokens / whole}
@@ -61,6 +66,7 @@ def of_step(
         "prompts_cut": int((table.cut > 0).sum()),
         "tools_failed": sum(tool.error is not None for head in heads for tool in head.tools),
     }
+    values |= branching(heads)
     if draws is not None:
         values |= {f"draws/{name}": value for name, value in dataclasses.asdict(draws).items()}
     worth, known = own_work(table)
@@ -74,6 +80,7 @@ def of_step(
             values[f"own/{role}"] = float(np.mean(own))
     for role, counts in groups.items():
         values |= {f"groups/{role}/{name}": value for name, value in dataclasses.asdict(counts).items()}
+    values |= signs(table)
     now = form(table)
     for role in (role for role in now if role in base_form):
         drift = form_drift(now[role], base_form[role])
@@ -82,6 +89,25 @@ def of_step(
     if report.warnings:
         values["warnings"] = list(report.warnings)
     return values | clock.measures(tokens)
+
+
+def branching(heads: Sequence[Episode]) -> dict[str, float]:
+    """Of episodes that fork: paths per episode, and by level how far the branches of a fork are apart in outcome."""
+    if not any(head.leaves for head in heads):
+        return {}
+    apart: dict[int, list[float]] = collections.defaultdict(list)
+    for head in heads:
+        below: dict[tuple[int, ...], list[float]] = collections.defaultdict(list)
+        for leaf in head.leaves:
+            for depth in range(len(leaf.path) + 1):
+                below[leaf.path[:depth]].append(leaf.outcome)
+        forks: dict[tuple[int, ...], list[float]] = collections.defaultdict(list)
+        for path in filter(None, below):
+            forks[path[:-1]].append(float(np.mean(below[path])))
+        for fork, means in forks.items():
+            apart[len(fork) + 1].append(float(np.std(means)))
+    found = {f"tree/apart/{level}": float(np.mean(apart[level])) for level in sorted(apart)}
+    return {"tree/paths": sum(len(head.leaves) or 1 for head in heads) / len(heads), **found}
 
 
 def mean(values: np.ndarray) -> float:

@@ -7,64 +7,45 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from marl_jax import fields
+from marl_jax.alarms.watch import Watch, judge
 from marl_jax.config.run_config import ConfigError, RunConfig
-from marl_jax.learning import Learner, LearnerState, Qwen3
+from marl_jax.learning import Qwen3
 from marl_jax.planning import devices, plan
+from marl_jax.planning.measured import Pace
 from marl_jax.planning.walks import left_open
-from marl_jax.policies import Tree
+from marl_jax.pretraining.taught import warning_of
+from marl_jax.rollouts import Player
 from marl_jax.rollouts.serving import Service
 from marl_jax.run_folder.boards import Board, TensorBoard, WeightsAndBiases
 from marl_jax.run_folder.checkpoints import Checkpoints
 from marl_jax.run_folder.folder import begin, open_folder, settle, settled_for, taken_back
-from marl_jax.run_folder.metrics import JsonLines, recorded
+from marl_jax.run_folder.metrics import JsonLines, read_lines, recorded
 from marl_jax.runs import page
+from marl_jax.runs.divergence import refuse_the_same
 from marl_jax.runs.live import Live
 from marl_jax.runs.parts import Parts, model_config, shared_problems
-from marl_jax.runs.play import Named, load_named, make_service, planned_engine, settled_shapes, shapes_of
+from marl_jax.runs.phases import Phases, phase_digests
+from marl_jax.runs.play import (
+    Named,
+    check_prompts,
+    load_named,
+    make_service,
+    planned_engine,
+    player_of,
+    settled_shapes,
+    shapes_of,
+)
+from marl_jax.runs.state import State
 from marl_jax.runs.stopping import Stop
 from marl_jax.tasks import DataError, Position, Task, TaskIterator
 from marl_jax.tasks.micro import KINDS
 
-
-@dataclasses.dataclass(frozen=True)
-class State:
-    """All that changes from step to step; a checkpoint holds it."""
-
-    step: int
-    trees: dict[str, Tree]  # of the policies that learn
-    learner: dict[str, LearnerState]
-    position: Position  # in the stream of tasks
-    accuracy: float | None = None  # of these policies, once they are evaluated
-    best: dict[str, Any] | None = None  # step and accuracy of the best evaluation so far
-    # Length and readability of every role when it first spoke.
-    form: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def updates(self) -> dict[str, int]:
-        """Optimiser updates of every policy so far."""
-        return {name: state.updates for name, state in self.learner.items()}
-
-    @property
-    def arrays(self) -> dict[str, Any]:
-        """The trees of a checkpoint."""
-        return {"policies": self.trees, "learner": self.learner}
-
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """The rest of a checkpoint, as JSON."""
-        rest = {name: getattr(self, name) for name in ("step", "updates", "accuracy", "best", "form")}
-        return rest | {"position": dataclasses.asdict(self.position)}
-
-    def restored(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any]) -> "State":
-        """The state that a checkpoint holds."""
-        rest = {name: numbers[name] for name in ("step", "accuracy", "best", "form")}
-        position = Position(**numbers["position"])
-        return State(trees=arrays["policies"], learner=arrays["learner"], position=position, **rest)
+__all__ = ["Run", "State", "open_run"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +59,16 @@ class Run:
     watched: list[Task]  # the problems of evaluations; none: never evaluated
     about: dict[str, Any]  # what its own lines in `eval.jsonl` say that they are of
     service: Service
-    learner: Learner
-    references: dict[str, Tree] | None
+    player: Player  # plays over the service
+    phases: Phases
     checkpoints: Checkpoints
     metrics: JsonLines
     evaluations: JsonLines
+    watch: Watch  # the alarms that follow from both
     boards: list[Board]
     live: Live
     stop: Stop
+    pace: Pace
 
 
 def open_run(
@@ -98,16 +81,18 @@ def open_run(
 ) -> tuple[Run, State]:
     """The run at its start, or where its newest checkpoint is; what it holds open is closed with the stack."""
     folder = stack.enter_context(open_folder(workdir))
+    refuse_the_same(folder, config, accept_changes)
     with taken_back(folder):
-        named, settled = _load(config, folder, accept_changes, live, stop)
+        named, settled, pace = _load(config, folder, accept_changes, live, stop)
         parts = named.parts
         policies = parts.start(config.seed)
         network = Qwen3(parts.model, parts.lora_scale, config.policies.remat, config.policies.attention)
-        learner = Learner(network, config.learner, config.policies.map, mesh=parts.mesh)
+        phases = Phases(config, parts, network, folder)
         trees = {name: policies[name] for name in parts.trained}
-        state = State(0, trees, learner.init(trees), Position(seed=config.seed))
+        reference = phases.reference_at_start(trees)
+        state = State(0, trees, phases.init(trees), Position(seed=config.seed), reference=reference)
         kinds = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
-        checkpoints = Checkpoints(folder / "checkpoints", passing=("learner",), **kinds)
+        checkpoints = Checkpoints(folder / "checkpoints", passing=("learner", "reference"), **kinds)
         stack.callback(checkpoints.close)
         reached = math.inf if accept_changes else recorded(folder / "metrics.jsonl")
         found = checkpoints.resume(state.arrays, reached)
@@ -121,7 +106,6 @@ def open_run(
     service = make_service(config, parts, policies | state.trees, shapes, state.updates, measured=measured)
     if not measured:  # for the starts that follow
         settle(folder, {"engine": fields.to_json(shapes_of(service)), "measured": True})
-    references = parts.references(state.trees) if config.learner.interventions.kl_coef else None
     watched = list(named.splits["val"][: config.evaluation.problems]) if "val" in named.splits else []
     about = {
         "split": "val",
@@ -132,19 +116,22 @@ def open_run(
         "samples": config.evaluation.samples,
         "data": named.digests.get("data val"),
     }
+    if config.evaluation.metric:
+        about["metric"] = config.evaluation.metric
     stop.check()
     problems = TaskIterator(named.splits["train"], config.data.problems, state.position)
     run = Run(
-        config, parts, folder, problems, watched, about, service, learner, references, checkpoints, metrics,
-        evaluations, boards, live, stop,
+        config, parts, folder, problems, watched, about, service, player_of(config, parts, service), phases,
+        checkpoints, metrics, evaluations, judge(read_lines(metrics.path), read_lines(evaluations.path)), boards,
+        live, stop, pace,
     )  # fmt: skip
     return run, state
 
 
 def _load(
     config: RunConfig, folder: Path, accept_changes: bool, live: Live, stop: Stop
-) -> tuple[Named, dict[str, Any]]:
-    """All of what is named, checked before anything is compiled; and what the first start settled."""
+) -> tuple[Named, dict[str, Any], Pace]:
+    """All of what is named, checked before anything is compiled; what the first start settled; how fast steps are."""
     if problems := left_open(config):
         raise ConfigError(problems)
     shapes = settled_shapes(settled_for(folder, config))
@@ -153,15 +140,19 @@ def _load(
     named = load_named(config, ("train", "val") if config.evaluation.every else ("train",))
     parts, splits = named.parts, named.splits
     _check_enough(config, splits["train"])
+    check_prompts(config, parts, splits["train"])
     stop.check()
     engine = lambda: {"engine": fields.to_json(planned_engine(config, parts))}
-    settled = begin(folder, config, named.digests, engine, accept_changes=accept_changes)
+    found = named.digests | phase_digests(config)
+    settled = begin(folder, config, found, engine, accept_changes=accept_changes)
     sizes = {name: len(tasks) for name, tasks in splits.items()}
     shapes = settled_shapes(settled) or planned.engine
     live.note(page.page(config, parts.model, folder=folder, tasks=sizes, engine=shapes, plan=planned))
+    if warning := warning_of(config, parts.prompts):
+        live.note(warning)
     if "val" in splits and (warning := shared_problems(config.data, "val", splits["val"], splits["train"])):
         live.note(warning)
-    return named, settled
+    return named, settled, Pace(config, planned)
 
 
 def _records(

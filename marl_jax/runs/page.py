@@ -1,8 +1,7 @@
 """Pages of plain text for a terminal: what a run begins with, and what a plan says for every kind of device."""
 
 import functools
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from marl_jax.config.run_config import RunConfig
@@ -12,12 +11,16 @@ from marl_jax.models import ModelConfig
 from marl_jax.models.weight_table import num_parameters
 from marl_jax.planning.costs import size, trained_tree
 from marl_jax.planning.devices import BANDWIDTH, COMPUTE
+from marl_jax.planning.measured import Guess, guess
 from marl_jax.planning.plan import Plan, show
 from marl_jax.policies import policy_names, trained_policies
+from marl_jax.runs.tables import aligned, filled
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.workflows import find
 
-WIDTH, LABEL = 100, 14
+__all__ = ["duration", "page", "plan_page", "too_many_adapters"]
+
+LABEL = 14
 
 
 def page(
@@ -38,13 +41,14 @@ def page(
         ("advantages", _groups(config)),
         ("step", _step(config)),
         ("steps", f"{config.steps:,}{_evaluations(config, tasks)}"),
+        *(("phases" if not i else "", text) for i, text in enumerate(_phases(config))),
         ("optimiser", _optimiser(config.learner.optimiser)),
         ("memory", _memory(plan)),
         ("engine", _engine(plan, engine)),
-        ("time", _time(plan)),
+        ("time", _time(plan, guess(config, plan))),
         ("written to", f"{folder}: config.json, metrics.jsonl, eval.jsonl, episodes/, checkpoints/"),
     ]
-    fill = functools.partial(textwrap.fill, width=WIDTH, subsequent_indent=" " * LABEL)
+    fill = functools.partial(filled, subsequent_indent=" " * LABEL)
     return "\n".join(fill(text, initial_indent=f"{label:<{LABEL}}") for label, text in lines)
 
 
@@ -52,6 +56,8 @@ def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequenc
     """What the cell needs on each of the devices."""
     first, lora = plans[0], config.policies.train == "lora"
     trained = f"LoRA {config.policies.lora_rank}" if lora else "full"
+    if lora:
+        trained += too_many_adapters(config, model, size(trained_tree(model, config.policies.lora_rank)) // 4)
     head = [
         f"{config.cell}: {_count(num_parameters(model))} parameters, {model.dtype}, from {source}; {trained}, "
         f"remat {config.policies.remat}; {first.engines} engine{'s' * (first.engines > 1)}",
@@ -60,35 +66,38 @@ def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequenc
     ]
     if config.mesh.data * config.mesh.model > 1:
         head.append(f"for each device of a mesh of {config.mesh.data} x {config.mesh.model}")
-    body = [_row("memory", (plan.device.name for plan in plans))]
+    memory = [["memory", *(plan.device.name for plan in plans)]]
     for name in dict.fromkeys(part.name for plan in plans for part in plan.parts):
         found = [[part for part in plan.parts if part.name == name] for plan in plans]
         passing = any(part.phase != "always" for parts in found for part in parts)
         sizes = [max((part.bytes for part in parts), default=0) for parts in found]
-        body.append(_row(f"{name} *" if passing else name, (show(size) if size else "-" for size in sizes)))
-    body.append(_row("at the peak", (show(plan.total) for plan in plans)))
-    body.append(_row("which is in the phase", (plan.phase for plan in plans)))
-    body.append(_row("available", (show(plan.device.memory) for plan in plans)))
+        memory.append([f"{name} *" if passing else name, *(show(size) if size else "-" for size in sizes)])
+    memory.append(["at the peak", *(show(plan.total) for plan in plans)])
+    memory.append(["which is in the phase", *(plan.phase for plan in plans)])
+    memory.append(["available", *(show(plan.device.memory) for plan in plans)])
     engines = [plan.engine for plan in plans]
     longest = [engine.banks * engine.widths_at(len(engine.lengths) - 1)[0] for engine in engines]
-    body.append(_row("lanes x tokens", (f"{n}x{engine.context}" for n, engine in zip(longest, engines))))
+    memory.append(["lanes x tokens", *(f"{n}x{engine.context}" for n, engine in zip(longest, engines))])
     if any(plan.engine.lanes_at for plan in plans):
-        body.append(_row("of the shortest calls", (_shortest(plan.engine) for plan in plans)))
-    body.append(_row("largest micro-batch", (f"{p.largest.rows}x{p.largest.width}" for p in plans)))
-    body.append(_row("fits", ("yes" if plan.fits else "NO" for plan in plans)))
-    body += ["", _row("time per step", (plan.device.name for plan in plans))]
+        memory.append(["of the shortest calls", *(_shortest(plan.engine) for plan in plans)])
+    memory.append(["largest micro-batch", *(f"{p.largest.rows}x{p.largest.width}" for p in plans)])
+    memory.append(["fits", *("yes" if plan.fits else "NO" for plan in plans)])
+    times = [["time per step", *(plan.device.name for plan in plans)]]
     for work in dict.fromkeys(work.name for plan in plans for work in plan.works):
-        body.append(_row(work, (duration((plan.seconds or {}).get(work, 0.0)) for plan in plans)))
-    body.append(_row("in all", (duration(sum((plan.seconds or {}).values())) for plan in plans)))
+        times.append([work, *(duration((plan.seconds or {}).get(work, 0.0)) for plan in plans)])
+    times.append(["in all", *(duration(sum((plan.seconds or {}).values())) for plan in plans)])
+    known = guess(config, first)
+    if known is not None:
+        times.append(["measured", duration(known.seconds), *["-"] * (len(plans) - 1)])
     notes = [
         "* only in its phase: sampling, gradient or optimiser. Grading is not counted, nor the "
         "process itself (Python, JAX and compiled programs: about 1 GiB of the host)."
     ]
+    notes += [f"Measured: {known.how}."] if known else []
     notes += [_verdict(config, plan) for plan in plans]
-    paragraphs = [
-        textwrap.fill(text, WIDTH, subsequent_indent="  ") for text in (*head, "", *body, "", *notes)
-    ]
-    return "\n".join(text if text.strip() else "" for text in paragraphs)
+    fill = functools.partial(filled, subsequent_indent="  ")
+    tables = [aligned(memory, left=1), aligned(times, left=1)]
+    return "\n\n".join(["\n".join(map(fill, head)), *tables, "\n".join(map(fill, notes))])
 
 
 def _shortest(engine: EngineSettings) -> str:
@@ -103,10 +112,6 @@ def _verdict(config: RunConfig, plan: Plan) -> str:
     biggest = plan.at_peak[0]
     share = biggest.bytes / plan.total
     return f"{plan.device.name} fits: {share:.0%} of the peak is {biggest.name} ({show(biggest.bytes)})"
-
-
-def _row(label: str, cells: Iterable[str]) -> str:
-    return f"{label:<38.38}" + "".join(f"{cell:>10.10}" for cell in cells)
 
 
 # ---------------------------------------------------------------- lines of the start-up page
@@ -124,7 +129,19 @@ def _policies(config: RunConfig, model: ModelConfig) -> Iterator[str]:
             what = f"{_count(count)} trainable" + (
                 f" (LoRA, rank {config.policies.lora_rank})" if lora else ""
             )
+            what += too_many_adapters(config, model, count)
         yield f"{named} -> {policy}: {what}"
+
+
+def too_many_adapters(config: RunConfig, model: ModelConfig, count: int) -> str:
+    """A hint where adapters have more parameters than the model that they are to save from being trained."""
+    whole, rank = num_parameters(model), config.policies.lora_rank
+    if config.policies.train != "lora" or count <= whole:
+        return ""
+    return (
+        f", more than the {_count(whole)} of the whole model: lower --config.policies.lora_rank to "
+        f"{max(1, rank * whole // (4 * count))}, a quarter of it, or set --config.policies.train=full"
+    )
 
 
 def _groups(config: RunConfig) -> str:
@@ -153,6 +170,15 @@ def _evaluations(config: RunConfig, tasks: Mapping[str, int]) -> str:
     return f", evaluated every {every} on {problems} problems of val"
 
 
+def _phases(config: RunConfig) -> Iterator[str]:
+    for number, phase in enumerate(config.phases, 1):
+        who = " and ".join(filter(None, (", ".join(phase.roles), ", ".join(phase.policies)))) or "everything"
+        kind = phase.objective or config.learner.loss.kind
+        calls = "" if phase.source == "play" else f" on {phase.source}"
+        start = "" if phase.start == "last" else f", from {phase.start}"
+        yield f"{phase.name or number}: {phase.steps} steps of {who}, {kind}{calls}{start}"
+
+
 def _optimiser(config: OptimiserConfig) -> str:
     schedule = config.schedule
     warm = f", {schedule.warmup_steps} steps of warm-up" if schedule.warmup_steps else ""
@@ -176,8 +202,10 @@ def _engine(plan: Plan, engine: EngineSettings) -> str:
     return f"{count}{shorter}{lanes[-1]} lanes of {lengths[-1]:,} tokens"
 
 
-def _time(plan: Plan) -> str:
+def _time(plan: Plan, known: Guess | None) -> str:
     seconds = plan.seconds
+    if known is not None:
+        return f"about {duration(known.seconds)} per step, {known.how}; without compilation and evaluation"
     if seconds is None:
         why = "it is not in the table of devices" if plan.calls else "the workflow's calls depend on its task"
         return f"not known for {plan.device.name}: {why}"
@@ -199,6 +227,7 @@ def _count(number: int) -> str:
 
 
 def duration(seconds: float) -> str:
+    """A time in words, in the largest unit that fits."""
     if seconds >= 48 * 3600:
         return f"{seconds / 86400:,.0f} days"
     if seconds >= 3600:

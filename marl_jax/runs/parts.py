@@ -7,8 +7,7 @@ Training, evaluation and export begin here. Nothing is compiled; whatever is mis
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,15 +21,32 @@ from marl_jax.models.hf import load_config
 from marl_jax.models.lora import init_lora
 from marl_jax.models.tokenizer import load_tokenizer
 from marl_jax.models.weight_table import shardings
-from marl_jax.own import digest_own, is_own, load_own
+from marl_jax.own import called, digest_own, is_own, load_own
+from marl_jax.packaged import located
 from marl_jax.policies import PolicySpec, Tree, init_policies, policy_names, trained_policies
+from marl_jax.pretraining.pairs import Pairs, read_pairs
 from marl_jax.rewards.credit import Credit, make_credit
+from marl_jax.rewards.own_metric import Metric, load_metric
 from marl_jax.rollouts import Chat
 from marl_jax.run_folder.folder import digest_model, digest_tokenizer
 from marl_jax.tasks import DataError, Task, load
 from marl_jax.tasks.micro import KINDS
 from marl_jax.tasks.task_checks import check_tasks, shared
 from marl_jax.workflows import Prompts, Workflow, find, load_prompts
+
+__all__ = [
+    "Parts",
+    "PartsError",
+    "check_answers",
+    "digests",
+    "load_parts",
+    "load_tasks",
+    "make_mesh",
+    "model_config",
+    "policy_specs",
+    "shared_problems",
+    "words",
+]
 
 
 class PartsError(UserError, ValueError):
@@ -51,6 +67,9 @@ class Parts:
     mesh: Mesh | None
     lora_rank: int
     lora_scale: float | None  # None where all weights are trained
+    metric: Metric | None = None  # what is called accuracy; None: the grade of the answer
+    # {policy: pairs of tokens that its base has seen}, None where the base does not tell.
+    pairs: Mapping[str, Pairs | None] = dataclasses.field(default_factory=dict)
 
     @property
     def trained(self) -> list[str]:
@@ -108,6 +127,8 @@ def load_parts(config: RunConfig) -> Parts:
         mesh=mesh,
         lora_rank=chosen.lora_rank,
         lora_scale=scale,
+        metric=load_metric(config.evaluation.metric) if config.evaluation.metric else None,
+        pairs={name: _pairs(spec.base) for name, spec in specs.items()},
     )
 
 
@@ -160,7 +181,7 @@ def make_mesh(config: RunConfig) -> Mesh | None:
 def load_tasks(config: DataConfig, split: str) -> Sequence[Task]:
     """The tasks of a split; none at all is refused."""
     if is_own(config.name):
-        made = load_own(config.name, "data set")(split)
+        made = called(load_own(config.name, "data set"), f"data set '{config.name}'", DataError, split)
         found: Sequence[Task] = check_tasks(made, config.name, split, config.family, graded=False)
     else:
         procedural = config.name in KINDS
@@ -203,10 +224,12 @@ def digests(config: RunConfig, parts: Parts, splits: dict[str, Sequence[Task]]) 
     own = {
         "workflow": config.workflow.name,
         "rewards": config.rewards.name,
+        "leaves": config.rewards.leaves,
         "data": config.data.name,
         "estimator": config.advantages.estimator,
         "loss": config.learner.loss.kind,
         "sampler": config.engine.sampler or "",
+        "metric": config.evaluation.metric or "",
     }
     return {
         **{f"base {directory}": digest_model(directory) for directory in parts.bases},
@@ -221,7 +244,7 @@ def digests(config: RunConfig, parts: Parts, splits: dict[str, Sequence[Task]]) 
 
 
 def _model(directory: str, dtype: str | None) -> ModelConfig:
-    if not Path(directory).is_dir():
+    if not located(directory).is_dir():
         raise PartsError(
             f"there is no model in '{directory}': put one there (config.json, *.safetensors, tokenizer.json), or name "
             "another directory with --config.policies.base"
@@ -237,6 +260,13 @@ def _weights(directory: str, dtype: str | None, mesh: Mesh | None) -> Tree:
         laid = None if mesh is None else lambda model: shardings(model, mesh)
         return load_hf(directory, dtype=dtype, shardings=laid)[1]
     except (OSError, ValueError) as error:
+        raise PartsError(str(error)) from None
+
+
+def _pairs(directory: str) -> Pairs | None:
+    try:
+        return read_pairs(directory)
+    except ValueError as error:
         raise PartsError(str(error)) from None
 
 

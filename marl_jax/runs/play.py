@@ -1,28 +1,43 @@
-"""Playing tasks: the parts of a run and its engines come together here, for training and for evaluation alike.
+"""From a configuration to a player: the parts of a run and its engines come together here.
 
-tasks ──rollout──► the table of their calls; each episode as it ends ──finished──► whoever begins with its grade
+parts, shapes ──► engines ──► Player ──play(tasks)──► the table of their calls
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_jax import fields
 from marl_jax.config.run_config import RunConfig
+from marl_jax.own import is_own
 from marl_jax.planning import devices, memory
 from marl_jax.planning.plan import PlanError, demand_of
 from marl_jax.policies import Tree
-from marl_jax.rewards.families import parse
-from marl_jax.rollouts import Progress, ToolLog, rollout
+from marl_jax.rollouts import Chat, EpisodesFailed, Player
+from marl_jax.rollouts.running import Ask, Running
+from marl_jax.rollouts.scheduler import task_key
 from marl_jax.rollouts.serving import Service
 from marl_jax.run_folder.folder import CONFIG, FolderError
-from marl_jax.runs.parts import Parts, check_answers, digests, load_parts, load_tasks
+from marl_jax.runs.parts import Parts, PartsError, check_answers, digests, load_parts, load_tasks
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.stability import common_shapes
-from marl_jax.table import Episode, Table
 from marl_jax.tasks import Task
 
+__all__ = [
+    "EVALUATION_NOISE",
+    "Named",
+    "check_prompts",
+    "load_named",
+    "make_service",
+    "planned_engine",
+    "player_of",
+    "settled_shapes",
+    "shapes_of",
+    "start_graders",
+]
+
+BEGUN = 16  # problems that a workflow is tried on before anything is compiled
 EVALUATION_NOISE = 0  # the step whose noise every evaluation has: checkpoints are compared on the same draws
 
 
@@ -43,6 +58,32 @@ def load_named(config: RunConfig, splits: Sequence[str]) -> Named:
     for split, those in tasks.items():
         check_answers(config, split, those)
     return Named(parts, tasks, digests(config, parts, tasks))
+
+
+def check_prompts(config: RunConfig, parts: Parts, tasks: Sequence[Task]) -> None:
+    """Refuse, before anything is compiled, a run in which no episode comes to its first answer.
+
+    The workflow is begun on a few problems: either it raises on all, or its shortest prompt is longer than allowed.
+    """
+    lengths, traces, chat, longest = [], [], Chat(parts.tokenizer), config.engine.max_prompt
+    some = [tasks[i] for i in range(min(BEGUN, len(tasks)))]
+    limits = dataclasses.replace(config.rollout.limits, context=None)
+    for task in some:
+        key = (config.seed, 1, task_key(task), 0)
+        episode = Running(task, 0, key, parts.workflow, parts.prompts, chat, limits)
+        lengths += [len(item.prompt) for item in episode.advance() if isinstance(item, Ask)]
+        traces += [episode.trace or episode.error or ""] if episode.error else []
+        episode.close()
+    if some and len(traces) == len(some) and config.rollout.max_failed is not None:
+        raise EpisodesFailed(
+            f"workflow '{parts.workflow.name}' ended in an error on all {len(some)} problems that it was tried on; the "
+            f"first:\n{traces[0].rstrip()}"
+        )
+    if lengths and min(lengths) > longest and limits.overlong == "refuse":
+        raise PartsError(
+            f"engine.max_prompt is {longest}, and the shortest prompt of {len(some)} problems has {min(lengths)} "
+            f"tokens (the longest {max(lengths)}): raise it, with room for what later prompts show"
+        )
 
 
 def planned_engine(config: RunConfig, parts: Parts, *, training: bool = True) -> EngineSettings:
@@ -118,49 +159,25 @@ def shapes_of(service: Service) -> EngineSettings:
     return next(iter(service.engines.values())).settings
 
 
-def play(
-    config: RunConfig,
-    parts: Parts,
-    service: Service,
-    tasks: Sequence[Task],
-    *,
-    samples: int,
-    step: int,
-    first_sample: int = 0,
-    seed: int | None = None,
-    tool_log: ToolLog | None = None,
-    progress: Callable[[Progress], None] | None = None,
-    finished: Callable[[Episode], None] | None = None,
-) -> Table:
-    """The table of `samples` episodes of every task.
-
-    Their noise follows from the seed (None: the run's), step, task and sample.
-
-    `finished` is called with each episode as it ends, while the others are still sampled: to begin with its grading.
-    """
+def player_of(config: RunConfig, parts: Parts, service: Service) -> Player:
+    """What a configuration asks for, ready to play: for training and for evaluation alike."""
     settings, engines = shapes_of(service), len({id(engine) for engine in service.engines.values()})
-    limits = config.rollout.limits
-    context = min(limits.context or settings.context, settings.context)
-    return rollout(
+    chosen, context = config.rollout, config.rollout.limits.context or settings.context
+    return Player(
         parts.workflow,
-        tasks,
-        service.engines,
+        parts.model,
         parts.tokenizer,
+        service,
         config.policies.map,
-        prompts=parts.prompts,
-        parse=parse,
-        samples=samples,
-        first_sample=first_sample,
-        seed=config.seed if seed is None else seed,
-        step=step,
-        settings=config.role_settings,
-        limits=dataclasses.replace(limits, context=context),
-        versions=service.versions,
-        mode=config.rollout.mode,
-        tool_delay=config.rollout.tool_delay,
-        tool_threads=config.rollout.tool_threads,
-        tool_log=tool_log,
-        ahead=memory.look_ahead(config, settings, engines),
-        progress=progress,
-        finished=finished,
+        config.role_settings,
+        parts.prompts,
+        limits=dataclasses.replace(chosen.limits, context=min(context, settings.context)),
+        pace={
+            "mode": chosen.mode,
+            "tool_delay": chosen.tool_delay,
+            "tool_threads": chosen.tool_threads,
+            "ahead": memory.look_ahead(config, settings, engines),
+        },
+        max_failed=chosen.max_failed,
+        answers=not is_own(config.rewards.name),
     )

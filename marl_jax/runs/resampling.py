@@ -15,6 +15,8 @@ from marl_jax.learning.worth import AdvantageConfig, Presets, with_advantages
 from marl_jax.table import Table
 from marl_jax.task import Task
 
+__all__ = ["ResampleCounts", "resample"]
+
 Sample = Callable[[Sequence[Task], int], Table]  # (tasks, first_sample), as `rollout` takes them
 Reward = Callable[[Table], Table]  # adds the column reward
 

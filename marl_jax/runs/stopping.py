@@ -12,6 +12,8 @@ from typing import Any
 from marl_jax.rollouts import Progress
 from marl_jax.threads import Workers
 
+__all__ = ["Stop", "Stopped"]
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 

@@ -25,6 +25,18 @@ from marl_jax.run_folder.checkpoints import Which, restore
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.parts import Parts
 
+__all__ = [
+    "Asked",
+    "Stored",
+    "check_unchanged",
+    "on_one_device",
+    "on_these_devices",
+    "path_of",
+    "policies_at",
+    "read_which",
+    "whole_weights",
+]
+
 Asked = Which | Literal["base"]
 NAMED = ("latest", "best", "base")
 

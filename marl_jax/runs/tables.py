@@ -7,10 +7,14 @@
 A star stands at a difference whose interval excludes zero.
 """
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+__all__ = ["Record", "aligned", "filled", "share", "table"]
+
 Record = Mapping[str, Any]
+WIDTH, GAP = 80, 2  # of a terminal, and between columns
 
 
 def table(records: Sequence[Record]) -> str:
@@ -29,7 +33,7 @@ def table(records: Sequence[Record]) -> str:
         for record in records
         if role in record["roles"]
     ]
-    parts = [title, aligned([head, *lines], left=1)]
+    parts = [filled(title), aligned([head, *lines], left=1)]
     if work:
         parts.append(aligned([["role", "checkpoint", "own work"], *work], left=3))
     if any(record["difference"] and _star(record["difference"]) == "*" for record in records):
@@ -77,6 +81,7 @@ def _work(role: Record) -> str:
 
 
 def share(value: float | None, unit: str = "%") -> str:
+    """A share in percent."""
     return "-" if value is None else f"{100 * value:.1f}{unit}"
 
 
@@ -84,9 +89,46 @@ def _star(interval: Record) -> str:
     return "*" if interval["low"] > 0 or interval["high"] < 0 else " "
 
 
-def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
-    """Columns of equal width, the first `left` of them to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
+def aligned(rows: Sequence[Sequence[str]], left: int, width: int = WIDTH) -> str:
+    """Columns of equal width, the first `left` of them to the left; no line is wider, as far as words allow.
+
+    Columns that do not fit stand below the others, behind the first one again. A last column of words is wrapped.
+    """
+    columns = [list(column) for column in zip(*rows)]
+    widths = [max(map(len, column)) for column in columns]
+    if len(columns) == left:
+        return _wrapped(columns, widths, width)
+    first, blocks = left, list[str]()
+    while first < len(columns):
+        names = list(range(left if not blocks else min(left, 1)))
+        used, last = sum(widths[i] + GAP for i in names), first
+        while last < len(columns) and (last == first or used + widths[last] <= width):
+            used, last = used + widths[last] + GAP, last + 1
+        names, first = [*names, *range(first, last)], last
+        blocks.append(
+            _block([columns[i] for i in names], [widths[i] for i in names], sum(i < left for i in names))
+        )
+    return "\n\n".join(blocks)
+
+
+def filled(text: str, **options: Any) -> str:
+    """A paragraph of lines as wide as a terminal; no word is broken."""
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False, **options)
+
+
+def _block(columns: Sequence[Sequence[str]], widths: Sequence[int], left: int) -> str:
     sides = "<" * left + ">" * (len(widths) - left)
-    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths))
-    return "\n".join(form.format(*row).rstrip() for row in rows)
+    form = (" " * GAP).join(f"{{:{side}{width}}}" for side, width in zip(sides, widths))
+    return "\n".join(form.format(*row).rstrip() for row in zip(*columns))
+
+
+def _wrapped(columns: Sequence[Sequence[str]], widths: Sequence[int], width: int) -> str:
+    """Columns of words; the last goes on in lines of its own where it is too wide."""
+    indent = sum(widths[:-1]) + GAP * (len(widths) - 1)
+    lines = []
+    for *before, text in zip(*columns):
+        head = "".join(f"{cell:<{size + GAP}}" for cell, size in zip(before, widths))
+        room = max(width - indent, 24)
+        parts = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
+        lines += [(head + parts[0]).rstrip(), *(" " * indent + part for part in parts[1:])]
+    return "\n".join(lines)

@@ -13,6 +13,8 @@ from marl_jax.sampling.prefixes import Owner, Prefixes, Tokens
 from marl_jax.sampling.requests import Request
 from marl_jax.sampling.shapes import EngineSettings
 
+__all__ = ["NOWHERE", "Admission", "Feed", "Waiting", "Wave"]
+
 LOOK_AHEAD = 128  # how many waiting requests are looked through for prompts to prefill early
 NOWHERE = 1 << 30  # a row out of range: reads there are harmless, writes are dropped
 
@@ -26,6 +28,7 @@ class Waiting(NamedTuple):
 
     @property
     def owner(self) -> Owner:
+        """Whose prompt cache the request may use."""
         return self.request.policy
 
     @property

@@ -26,6 +26,8 @@ from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.transfer import fetch
 from marl_jax.threads import Workers
 
+__all__ = ["Bank"]
+
 Decoded = tuple[Cache, programs.Sampled]
 Decode = Callable[[Cache, programs.Lanes], Decoded]
 

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from marl_jax.errors import UserError
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import Cache, empty_cache
 from marl_jax.models.lora import num_adapters
@@ -31,6 +32,13 @@ from marl_jax.sampling.requests import Completion, Request, check
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.stability import stable_shapes
 
+__all__ = ["Engine", "NotFinite", "Stats", "mesh_of"]
+
+
+class NotFinite(UserError, FloatingPointError):
+    """What a model computes is not finite, so nothing can be sampled."""
+
+
 COPY_ROWS = 64  # how many lanes one copy from the prefix cache fills, at most
 
 
@@ -38,7 +46,7 @@ COPY_ROWS = 64  # how many lanes one copy from the prefix cache fills, at most
 class Stats:
     """What the engine did so far."""
 
-    dispatches: int = 0
+    dispatches: int = 0  # decode programs that were started
     prefilled_tokens: int = 0  # prompt tokens fed, padding not counted
     reused_tokens: int = 0  # prompt tokens that were in the prefix cache already
     sampled_tokens: int = 0  # including tokens behind a stop string
@@ -291,7 +299,7 @@ class Engine:
         broken = np.flatnonzero((out.sampled & ~np.isfinite(out.logprob)).any(axis=0))
         if broken.size:
             ticket = int(bank.table.tickets[broken[0]])
-            raise FloatingPointError(
+            raise NotFinite(
                 f"the model gives no finite log-probability for request {ticket} (prompt of "
                 f"{len(bank.requests[ticket].request.tokens)} tokens): are its weights finite?"
             )

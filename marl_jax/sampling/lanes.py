@@ -9,6 +9,8 @@ import numpy as np
 from marl_jax.sampling.programs import Features, Lanes, Sampled
 from marl_jax.sampling.requests import Completion, Request, noise_key
 
+__all__ = ["FREE", "LaneTable"]
+
 FREE = -1  # the ticket of an empty lane
 
 

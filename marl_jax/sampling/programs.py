@@ -20,6 +20,20 @@ from marl_jax.models.weight_table import Tree
 from marl_jax.own import own_function
 from marl_jax.sampling import methods
 
+__all__ = [
+    "Array",
+    "Features",
+    "Lanes",
+    "Sampled",
+    "copy_rows",
+    "copy_rows_within",
+    "decode",
+    "grow",
+    "prefill",
+    "sample",
+    "take",
+]
+
 Array = Any  # of numpy on the host, of JAX inside a program
 
 
@@ -31,9 +45,8 @@ class Features:
     min_new: bool = False  # stop tokens barred from a completion's first tokens
     untempered: bool = False  # the log-probs at temperature 1 without truncation, too
     candidates: int = 0  # C > 0: record the kept set, of at most C tokens
-    sampler: str | None = (
-        None  # a function of your own, "module:function", that cuts tokens off after top-k and top-p
-    )
+    # A function of your own, "module:function", that cuts tokens off after top-k and top-p.
+    sampler: str | None = None
 
 
 @flax.struct.dataclass
@@ -88,7 +101,7 @@ def decode(
             params, layers, config, cache, lanes.token[:, None], lanes.position, lora
         )
         logits = qwen3.unembed(params, config, hidden[:, 0])
-        token, logprob, untempered, kept = _sample(logits, lanes, features)
+        token, logprob, untempered, kept = sample(logits, lanes, features)
         ends = jnp.any(token[:, None] == lanes.stops, axis=1) | (lanes.generated + 1 >= lanes.max_new)
         moved = lanes.active.astype(jnp.int32)
         after = dataclasses.replace(
@@ -185,10 +198,13 @@ def _paste(cache: Cache, rows: jax.Array, part: Cache, length: int) -> Cache:
     )
 
 
-def _sample(
-    logits: jax.Array, lanes: Lanes, features: Features
+def sample(
+    logits: jax.Array, lanes: Lanes, features: Features, forced: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
-    """From logits [W,V] a token per lane and its log-prob; where asked for, the untempered one and the kept ids."""
+    """From logits [W,V] a token per lane and its log-prob; where asked for, the untempered one and the kept ids.
+
+    Tokens that are `forced` [W] are taken instead of drawn; -1 leaves a lane free.
+    """
     raw, greedy = logits, lanes.temperature == 0
     if features.min_new:
         barred = (lanes.generated < lanes.min_new)[:, None] & (lanes.stops >= 0)
@@ -201,6 +217,9 @@ def _sample(
     if features.sampler:
         logits = jnp.where(greedy[:, None], logits, own_function(features.sampler, "sampler")(logits))
     token, logprob = methods.draw(logits, methods.noise(lanes.noise, lanes.generated), greedy)
+    if forced is not None:
+        given = jnp.take_along_axis(jax.nn.log_softmax(logits), forced[:, None], axis=1)[:, 0]
+        token, logprob = jnp.where(forced < 0, token, forced), jnp.where(forced < 0, logprob, given)
     untempered = kept = None
     if features.untempered:
         chosen = jnp.take_along_axis(raw, token[:, None], axis=1)[:, 0]

@@ -16,21 +16,23 @@ import numpy as np
 from marl_jax.models import ModelConfig
 from marl_jax.sampling.shapes import EngineSettings
 
+__all__ = ["Completion", "Request", "check", "check_range", "check_whole", "noise_key", "token_ids"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Request:
     """Sample one completion of `tokens`. The integers of `key` (run seed, step, task, ...) are all its noise."""
 
-    tokens: tuple[int, ...]
-    key: tuple[int, ...]
-    max_new_tokens: int
+    tokens: tuple[int, ...]  # the prompt
+    key: tuple[int, ...]  # decides the noise, and with it the tokens
+    max_new_tokens: int  # longest completion
     policy: str | None = None  # which of the engine's adapters answers; None is the base
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # 1 is off
     top_k: int = 0  # 0 is off
     min_new_tokens: int = 0  # stop tokens are barred before
-    stop_tokens: tuple[int, ...] = ()
-    stop_strings: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()  # ids that end the completion
+    stop_strings: tuple[str, ...] = ()  # texts that end it
     keep: bool = False  # hold its cache: a later prompt will begin with this prompt and completion
 
     def __post_init__(self) -> None:
@@ -56,9 +58,9 @@ class Request:
 class Completion:
     """What was sampled. `tokens` include the stop token; `logprobs` are of the distribution sampled from."""
 
-    tokens: list[int]
-    logprobs: list[float]
-    finish_reason: Literal["stop", "length"]
+    tokens: list[int]  # sampled, including the stop token
+    logprobs: list[float]  # one per token
+    finish_reason: Literal["stop", "length"]  # a stop token or text, or max_new_tokens
     untempered_logprobs: list[float] | None = None  # at temperature 1, nothing cut
     # [tokens,C] ids that top-k and top-p left, -1 behind the end of each row
     kept: np.ndarray | None = dataclasses.field(default=None, compare=False)

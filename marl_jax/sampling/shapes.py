@@ -18,6 +18,20 @@ from marl_jax.models.decode import cache_bytes
 from marl_jax.models.weight_table import num_parameters
 from marl_jax.sampling.programs import Features
 
+__all__ = [
+    "CPU",
+    "MAX_PROGRAMS",
+    "STABLE_WIDTH",
+    "EngineSettings",
+    "Sizes",
+    "free_bytes",
+    "host_bytes",
+    "memory_bytes",
+    "plan",
+    "round_down",
+    "round_up",
+]
+
 MAX_PROGRAMS = 12  # decode shapes per configuration
 # Below this many rows the matrix products of a CPU round differently, so a batch that thins out is never made
 # narrower; whether the wider ones agree to the bit is measured (`stability`).
@@ -30,12 +44,11 @@ class Sizes:
 
     lanes: int  # at most, unless told otherwise
     steps: int  # of a dispatch: many where dispatches are dear, few because lanes that end within one idle on
-    prefill_tokens: int
+    prefill_tokens: int  # in one prefill
     columns: int  # attended lengths are multiples of this
     banks: int  # more than one where a program leaves some of the device idle
-    compacts: (
-        bool  # narrower batches may compute the same bits; on an H100 none did, on TPUs none is assumed to
-    )
+    # Narrower batches may compute the same bits; on an H100 none did, on TPUs none is assumed to.
+    compacts: bool
 
 
 CPU = Sizes(lanes=256, steps=4, prefill_tokens=512, columns=16, banks=2, compacts=True)
@@ -53,7 +66,7 @@ class EngineSettings:
     prefixes: int  # prompts held for reuse
     steps: int = 8  # decode steps per dispatch
     stops: int = 8  # stop tokens per request, at most
-    features: Features = Features()
+    features: Features = Features()  # what its programs can do
     lanes_at: tuple[int, ...] = ()  # where memory is short: how many lanes there are over each of the lengths
     grows: bool = True  # with lanes_at, whether these begin over the shortest length and grow to their own
     banks: int = 1  # of lanes; they take turns (`banks`)
@@ -93,6 +106,7 @@ class EngineSettings:
 
     @property
     def context(self) -> int:
+        """The longest cache, in tokens."""
         return self.lengths[-1]
 
     @property

@@ -22,6 +22,8 @@ from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
 from marl_jax.sampling.shapes import EngineSettings
 
+__all__ = ["common_shapes", "stable_shapes"]
+
 Shape = tuple[int, int]  # width and length
 Same = Callable[[Shape, Shape], bool]  # whether the lanes of one get the bits of the other
 _MEASURED: dict[Any, EngineSettings] = {}  # what one process measured, it need not measure again

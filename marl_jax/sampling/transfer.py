@@ -4,6 +4,8 @@ from typing import Any
 
 import jax
 
+__all__ = ["Transfers", "fetch"]
+
 
 class Transfers:
     """Counts device-to-host reads, so that a test can hold their number per dispatch."""

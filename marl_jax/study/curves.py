@@ -13,6 +13,8 @@ import numpy as np
 from marl_jax.study import record
 from marl_jax.study.record import Run, Series
 
+__all__ = ["OVERVIEW", "Line", "Panel", "accuracy", "panels"]
+
 ACCURACY, REWARD = "Accuracy on validation problems", "Reward"
 OVERVIEW = (ACCURACY, REWARD)  # of a page over many runs
 

@@ -22,6 +22,8 @@ from marl_jax.run_folder.files import write_atomically
 from marl_jax.study.curves import Panel
 from marl_jax.study.record import Series
 
+__all__ = ["COLOURS", "VARIABLES", "draw", "legend", "png", "running_mean", "svg"]
+
 # Apart in lightness as well as hue, for the colour-blind, and dark enough for text; the page lightens them when dark.
 COLOURS = ("#0a6bdc", "#b84a00", "#0f5c40", "#7e3984")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # where there are more roles than colours

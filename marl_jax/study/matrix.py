@@ -15,12 +15,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from marl_jax.config.run_config import ConfigError, RunConfig, cells_of, load_config
+from marl_jax.config.run_config import ConfigError, RunConfig, cells_of, load_config, sets_of
 from marl_jax.fields import nearest
 from marl_jax.run_folder import checkpoints, folder
 from marl_jax.run_folder.folder import FolderError, lock
 from marl_jax.run_folder.metrics import read_lines, recorded
 from marl_jax.runs.stopping import Stop
+
+__all__ = ["Job", "Kind", "State", "check", "make_jobs", "state", "work"]
 
 Texts = Sequence[tuple[str, str | None]]
 
@@ -37,10 +39,12 @@ class Job:
 
     @property
     def cell(self) -> str:
+        """The cell's name, without the file."""
         return self.spec.rpartition(":")[2]
 
     @property
     def name(self) -> str:
+        """The cell and the seed, for people."""
         return f"{self.cell}, seed {self.config.seed}"
 
     @property
@@ -48,7 +52,7 @@ class Job:
         """The command, as a person would type it."""
         texts = [f"--config.{path}" + ("" if text is None else f"={text}") for path, text in self.texts]
         where = [f"--workdir={self.folder}", "--noreport", *self._accept]
-        return ["experiments.train", f"--config={self.spec}", *texts, *where]
+        return ["marl_jax", "train", f"--config={self.spec}", *texts, *where]
 
     def testing(self, samples: int) -> Iterator[list[str]]:
         """One command for the best and one for the final checkpoint, where they have not played all of test yet."""
@@ -64,7 +68,7 @@ class Job:
         for step in dict.fromkeys([checkpoints.best_of(place, found), *found[-1:]]):
             if step and step not in played:
                 which = [f"--checkpoint={step}", f"--samples={samples}", *self._accept]
-                yield ["experiments.evaluate", f"--workdir={self.folder}", *which]
+                yield ["marl_jax", "evaluate", f"--workdir={self.folder}", *which]
 
     @property
     def _accept(self) -> list[str]:
@@ -75,11 +79,13 @@ def make_jobs(
     spec: str,
     texts: Texts,
     root: Path,
-    cells: str = "*",
+    cells: str = "",
     seeds: int = 1,
     accept_changes: bool = False,
 ) -> list[Job]:
-    """The runs of FILE:CELL, or of all cells of FILE that fit one of the patterns; the first seed of every cell first.
+    """The runs of FILE:CELL, or of the cells of FILE that fit one of the patterns; the first seed of every cell first.
+
+    A pattern may be the name of a set; without any, the first set of FILE is meant, or else all its cells.
 
     Seeds count up from the configuration's. Whatever is wrong with any cell is refused, all of it at once.
     """
@@ -114,6 +120,9 @@ def make_jobs(
 
 def _chosen(file: str, cell: str, patterns: str) -> list[str]:
     names = cells_of(file)
+    sets = sets_of(file)
+    if not patterns:
+        patterns = "*" if cell else next(iter(sets), "*")
     if cell and patterns == "*":
         return _named(file, cell, names) or [cell]
     if cell or not names:
@@ -123,7 +132,7 @@ def _chosen(file: str, cell: str, patterns: str) -> list[str]:
         )
     chosen: set[str] = set()
     for pattern in map(str.strip, patterns.split(",")):
-        fitting = fnmatch.filter(names, pattern) or _named(file, pattern, names)
+        fitting = sets.get(pattern) or fnmatch.filter(names, pattern) or _named(file, pattern, names)
         if not fitting:
             near = nearest(pattern, names, f", such as {names[0]}", 0.3)
             raise ConfigError([f"--cells={pattern} fits none of the {len(names)} cells{near}"])
@@ -150,6 +159,8 @@ def _in_cells(problem: str, some: Sequence[str], names: Sequence[str]) -> str:
 
 
 class Kind(enum.Enum):
+    """How far the folder of a job is."""
+
     NEW = "–"
     BEGUN = "begun"
     DONE = "done"
@@ -188,7 +199,8 @@ def _state(job: Job) -> State:
         return State(Kind.IN_USE, step)
     if not (place / folder.CONFIG).exists() or not folder.has_results(place):
         return State(Kind.NEW)  # a start that came to nothing is none
-    changes = folder.differences(folder.read(place)["config"], job.config.to_json())
+    began = folder.read(place)["config"]
+    changes = folder.differences(began, job.config.to_json() | {"alarms": began.get("alarms")})
     if changes and not job.accept_changes:
         return State(Kind.CHANGED, step, changes)
     saved = checkpoints.steps(place / "checkpoints")

@@ -8,6 +8,7 @@ A null is a NaN in a series and never a zero. What was not recorded is empty, an
 """
 
 import dataclasses
+import functools
 import os
 import re
 from collections import Counter
@@ -17,20 +18,40 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from marl_jax.alarms.watch import Watch, judge
 from marl_jax.rewards.grading import RIGHT
 from marl_jax.rollouts import Episode, read_episodes
+from marl_jax.rollouts.storage import read_asked
 from marl_jax.run_folder import folder
-from marl_jax.run_folder.metrics import read_lines
+from marl_jax.run_folder.metrics import lacking, read_lines
+
+__all__ = [
+    "Record",
+    "Run",
+    "Sample",
+    "Series",
+    "amplifications",
+    "base",
+    "best",
+    "final",
+    "find_runs",
+    "gradient_norms",
+    "gradient_shares",
+    "is_along",
+    "lost_evaluations",
+    "read_run",
+    "samples",
+    "trained",
+]
 
 Record = Mapping[str, Any]
-TERMINAL = 3  # evaluations whose mean is the terminal accuracy
 
 
 class Series(NamedTuple):
     """One number over steps; NaN where it was null."""
 
-    steps: np.ndarray
-    values: np.ndarray
+    steps: np.ndarray  # that have a value
+    values: np.ndarray  # one each
 
     @property
     def known(self) -> "Series":
@@ -43,17 +64,19 @@ class Series(NamedTuple):
 class Run:
     """All numbers of a run folder."""
 
-    folder: Path
+    folder: Path  # where it lies
     about: Mapping[str, Any]  # config.json: config, digests, versions, settled, changes
-    metrics: tuple[Record, ...]
-    evaluations: tuple[Record, ...]
+    metrics: tuple[Record, ...]  # lines of metrics.jsonl
+    evaluations: tuple[Record, ...]  # lines of eval.jsonl
 
     @property
     def config(self) -> Mapping[str, Any]:
+        """The configuration, as JSON."""
         return self.about.get("config", {})
 
     @property
     def cell(self) -> str:
+        """The name that the run is shown under."""
         return str(self.config.get("cell") or self.folder.name)
 
     @property
@@ -68,10 +91,12 @@ class Run:
 
     @property
     def finished(self) -> bool:
+        """Whether all steps are done."""
         return self.step >= self.steps
 
     @property
     def policy_map(self) -> Mapping[str, str]:
+        """{role: policy}."""
         return self.config.get("policies", {}).get("map", {})
 
     @property
@@ -79,6 +104,11 @@ class Run:
         """In the configuration's order, then the others that the metrics name."""
         named = [key.split("/")[0] for key in self.policy_map]
         return tuple(dict.fromkeys([*named, *(match[1] for match in self.keys("reward/(.+)"))]))
+
+    @functools.cached_property
+    def watch(self) -> Watch:
+        """The alarms that follow from its rows, as this version defines them."""
+        return judge(self.metrics, self.evaluations)
 
     def series(self, key: str) -> Series:
         """The values of one key, for the steps that have it."""
@@ -183,29 +213,10 @@ def best(records: Sequence[Record]) -> Record:
     return max(records, key=lambda record: (record["accuracy"], -record["step"]))
 
 
-@dataclasses.dataclass(frozen=True)
-class Stability:
-    """How a run ended, and how high it came before."""
-
-    peak: Record
-    last: Sequence[Record]  # TERMINAL evaluations
-
-    @property
-    def terminal(self) -> float:
-        """Mean accuracy of the last evaluations."""
-        return float(np.mean([record["accuracy"] for record in self.last]))
-
-    @property
-    def cliff(self) -> bool:
-        """Whether the terminal accuracy lies below the lower end of the peak's interval."""
-        low = self.peak.get("ci_low")
-        return low is not None and self.terminal < low
-
-
-def stability(run: Run) -> Stability | None:
-    """None where there are fewer than TERMINAL evaluations after the start."""
-    later = [record for record in trained(run) if record["step"] > 0]
-    return Stability(best(later), later[-TERMINAL:]) if len(later) >= TERMINAL else None
+def lost_evaluations(run: Run) -> list[int]:
+    """Steps whose evaluation the run made and `eval.jsonl` has not; none where what is evaluated was changed."""
+    every = (run.config.get("evaluation") or {}).get("every") or 0
+    return [] if run.about.get("changes") else lacking(run.evaluations, every, run.step)
 
 
 # ---------------------------------------------------------------- episodes
@@ -215,14 +226,16 @@ def stability(run: Run) -> Stability | None:
 class Sample:
     """An episode of some step with what it earned."""
 
-    step: int
-    episode: Episode
-    outcome: float | None
+    step: int  # that it was played in
+    episode: Episode  # with its calls
+    outcome: float | None  # its grade; None before it is graded
     rewards: Sequence[float | None]  # one per call, or none at all
-    advantages: Sequence[float | None]
+    advantages: Sequence[float | None]  # one per call
+    asked: Sequence[str | None] = ()  # what each call was asked; nothing where it was not stored
 
     @property
     def right(self) -> bool | None:
+        """Whether the episode's answer was right; None before it is graded."""
         return None if self.outcome is None else self.outcome >= RIGHT
 
 
@@ -246,16 +259,16 @@ def samples(run: Run) -> tuple[list[Sample], list[str]]:
 
 def _read_samples(step: int, path: Path) -> list[Sample]:
     """All episodes of a step, in their form on disk."""
-    table = read_episodes(path)
+    table, rows = read_episodes(path).paths()
 
-    def by_episode(column: np.ndarray | None) -> list[list[float | None]]:
-        lists: list[list[float | None]] = [[] for _ in table.heads]
-        for number, value in zip(table.episode.tolist(), () if column is None else column.tolist()):
+    def by_episode(values: Sequence[Any]) -> list[list[Any]]:
+        lists: list[list[Any]] = [[] for _ in table.heads]
+        for number, value in zip(table.episode.tolist(), values):
             lists[number].append(None if value != value else value)
         return lists
 
-    columns = zip(table.episodes(), by_episode(table.reward), by_episode(table.advantage))
-    return [
-        Sample(step, episode, episode.outcome, rewards, advantages)
-        for episode, rewards, advantages in columns
-    ]
+    earned = (() if column is None else column.tolist() for column in (table.reward, table.advantage))
+    asked = read_asked(path)
+    of_paths = [asked[row] for row in rows.tolist()] if asked else ()
+    columns = zip(table.episodes(), *map(by_episode, (*earned, of_paths)))
+    return [Sample(step, episode, episode.outcome, *rest) for episode, *rest in columns]

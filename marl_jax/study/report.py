@@ -14,20 +14,35 @@ from pathlib import Path
 from typing import Any
 
 from marl_jax.run_folder.files import write_atomically
-from marl_jax.run_folder.folder import FolderError, path_errors
-from marl_jax.study import curves, drawing, record, run_tables, seeds
+from marl_jax.run_folder.folder import FolderError, outside, path_errors
+from marl_jax.run_folder.metrics import read_lines
+from marl_jax.study import cliffs, curves, drawing, record, run_tables, seeds
 from marl_jax.study.record import Run
 
+__all__ = ["shortened", "write_overview", "write_report"]
+
+ELSEWHERE = "give --out=DIR to write the page elsewhere"
 LONGEST = 6000  # characters shown of one text; the middle of a longer one is left out
 
 
-def write_report(workdir: str | os.PathLike[str]) -> Path:
-    """Write `report.html` and `report.png` into a run's folder; where the page is."""
-    return _write_run(record.read_run(workdir))
+def write_report(workdir: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write `report.html` and `report.png` into a run's folder, or into `out`; where the page is.
+
+    Evaluations that `experiments.evaluate --out` left there are on the page, too.
+    """
+    run = record.read_run(workdir)
+    if out is None:
+        return _write_run(run, run.folder)
+    place = outside(out)
+    more = tuple(read_lines(place / "eval.jsonl"))
+    return _write_run(dataclasses.replace(run, evaluations=run.evaluations + more), place)
 
 
-def write_overview(root: str | os.PathLike[str]) -> Path:
-    """Write the pages of all runs below a directory, and `report.html` and `report.png` over all of them there."""
+def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write the pages of all runs below a directory, and `report.html` and `report.png` over all of them there.
+
+    With `out`, all of them are written there, in folders of the same names.
+    """
     directory = Path(root).expanduser().absolute()
     folders = record.find_runs(directory)
     if not folders:
@@ -36,12 +51,16 @@ def write_overview(root: str | os.PathLike[str]) -> Path:
         )
     if directory in folders:
         raise FolderError(f"'{root}' is itself a run: give --workdir={root}")
+    place = directory if out is None else outside(out)
     runs, unread = {}, []
     for folder in folders:
+        name = folder.relative_to(directory)
         try:
             run = record.read_run(folder)
-            _write_run(run)
-            runs[folder.relative_to(directory).as_posix()] = run
+            with path_errors(place / name, ELSEWHERE):
+                (place / name).mkdir(parents=True, exist_ok=True)
+            _write_run(run, place / name)
+            runs[name.as_posix()] = run
         except FolderError as error:
             unread.append(str(error))
     panels = {
@@ -54,27 +73,27 @@ def write_overview(root: str | os.PathLike[str]) -> Path:
         for panel in shown
         if panel.title == curves.ACCURACY
     ]
-    with path_errors(directory):
-        drawing.png(accuracies, directory / "report.png", directory.name, wide_first=False)
+    with path_errors(place, ELSEWHERE):
+        drawing.png(accuracies, place / "report.png", directory.name, wide_first=False)
     return _write_page(
-        directory,
+        place,
         "overview.html",
         title=directory.name,
         runs=runs,
         panels=panels,
         unread=unread,
         together=seeds.tables_of(list(runs.values())),
-        cliff=run_tables.CLIFF if any(map(record.stability, runs.values())) else "",
+        cliff=cliffs.CLIFF if any(map(cliffs.course, runs.values())) else "",
     )
 
 
-def _write_run(run: Run) -> Path:
+def _write_run(run: Run, place: Path) -> Path:
     panels = curves.panels(run)
-    with path_errors(run.folder):
-        drawing.png(panels, run.folder / "report.png", f"{run.cell}: {run_tables.status(run)}")
+    with path_errors(place, ELSEWHERE):
+        drawing.png(panels, place / "report.png", f"{run.cell}: {run_tables.status(run)}")
     samples, unread = record.samples(run)
     return _write_page(
-        run.folder,
+        place,
         "run.html",
         title=run.cell,
         run=run,
@@ -117,7 +136,7 @@ def _environment() -> Any:
 def _write_page(directory: Path, template: str, **values: Any) -> Path:
     """`report.html` in a directory, from a template and what it shows."""
     page = _environment().get_template(template).render(values)
-    with path_errors(directory):
+    with path_errors(directory, ELSEWHERE):
         # Half of a surrogate pair is no text.
         write_atomically(directory / "report.html", page.encode("utf-8", "replace"))
     return directory / "report.html"

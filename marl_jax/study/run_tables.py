@@ -7,16 +7,38 @@ from typing import Any
 
 import numpy as np
 
+from marl_jax.alarms.monitors import MONITORS, recalls
 from marl_jax.runs.intervals import Interval
 from marl_jax.runs.tables import aligned
-from marl_jax.study.record import TERMINAL, Record, Run, base, best, final, is_along, stability, trained
+from marl_jax.study.cliffs import CLIFF, TERMINAL, course, is_cliff, why_none
+from marl_jax.study.record import Record, Run, base, best, final, is_along, lost_evaluations, trained
+
+__all__ = [
+    "CLIFF",
+    "NONE",
+    "Table",
+    "alarms",
+    "evaluations",
+    "gain",
+    "in_one_line",
+    "in_words",
+    "interval",
+    "key_numbers",
+    "metric_of",
+    "no_alarm",
+    "own_work",
+    "percent",
+    "plain",
+    "points",
+    "runs_table",
+    "share",
+    "status",
+    "tables",
+    "warnings",
+    "what_it_was",
+]
 
 NONE = "–"
-CLIFF = (
-    f"Terminal is the mean of the last {TERMINAL} evaluations, the peak the highest after the start; we call it a "
-    "cliff where the terminal accuracy lies below the lower end of the peak's 95% interval. The highest of several "
-    "noisy values flatters, so some of any drop is chance."
-)
 
 
 @dataclass(frozen=True)
@@ -62,10 +84,12 @@ def status(run: Run) -> str:
 
 
 def percent(value: float | None) -> str:
+    """A share in percent; a dash for None."""
     return NONE if value is None else f"{value:.1%}"
 
 
 def interval(record: Record) -> str:
+    """The ends of the interval of an accuracy."""
     low, high = record.get("ci_low"), record.get("ci_high")
     return NONE if low is None or high is None else f"{100 * low:.1f} – {high:.1%}"
 
@@ -115,17 +139,49 @@ def in_words(run: Run) -> list[str]:
         verdict = "includes zero, so that no difference is shown"
         if by.excludes_zero:
             verdict = f"excludes zero: it became {'better' if by.low > 0 else 'worse'}"
+            if by.low > 0 and (doubts := run.watch.holding):
+                named = ", ".join(f"{alarm.title} since step {alarm.step}" for alarm in doubts)
+                verdict = (
+                    f"excludes zero: accuracy is higher, and alarms hold that put the gain in doubt: {named}"
+                )
         sentences.append(
             f"The 95% interval of the paired difference between the final workflow and its base {verdict}."
         )
-    if end := stability(run):
-        drop = 100 * (end.peak["accuracy"] - end.terminal)
-        steps = ", ".join(str(record["step"]) for record in end.last)
+    if end := course(run):
+        peak, terminal = float(end.peak.mean()), float(end.terminal.mean())
+        chosen = " and ".join(str(step) for step in dict.fromkeys(end.peak_steps))
+        last = ", ".join(map(str, end.steps[-TERMINAL:]))
+        fell = is_cliff([end])
+        verdict = "the base was not evaluated" if fell is None else "a cliff" if fell else "no cliff"
+        early = "" if end.finished else f" The run was stopped at step {run.step} of {run.steps}."
         sentences.append(
-            f"Peak {percent(end.peak['accuracy'])} at step {end.peak['step']}, terminal {percent(end.terminal)} "
-            f"(steps {steps}), {drop:.1f} points below: {'a cliff' if end.cliff else 'no cliff'}. {CLIFF}"
+            f"Peak {percent(peak)} (chosen at {'steps' if ' and ' in chosen else 'step'} {chosen}), terminal "
+            f"{percent(terminal)} (steps {last}), {100 * (peak - terminal):.1f} points below: {verdict}.{early} {CLIFF}"
         )
+    else:
+        sentences.append(why_none(run))
+    if metric := metric_of(run):
+        sentences.append(f"What is called accuracy here is the mean of '{metric}' over the episodes.")
     return sentences
+
+
+def alarms(run: Run) -> list[tuple[str, str]]:
+    """(its name and since when, what it says) of every alarm, those that hold at the end first."""
+    found = []
+    for alarm in sorted(run.watch.alarms, key=lambda alarm: alarm.until is not None):
+        end = "" if alarm.until is None else f", no longer at step {alarm.until}"
+        found.append((f"{alarm.title} since step {alarm.step}{end}", alarm.text))
+    return found
+
+
+def no_alarm(run: Run) -> str:
+    """What stands in the place of alarms."""
+    return f"None of {len(MONITORS)} monitors found anything." if run.metrics else "No step is recorded yet."
+
+
+def metric_of(run: Run) -> str:
+    """The function of the user's that accuracies are made by; empty for the grade of the answer."""
+    return str((run.config.get("evaluation") or {}).get("metric") or "")
 
 
 def evaluations(run: Run) -> Table:
@@ -160,8 +216,10 @@ def runs_table(runs: Mapping[str, Run]) -> Table:
         return f"{percent(record['accuracy'])}\n{interval(record)}" if record else NONE
 
     def terminal(run: Run) -> str:
-        end = stability(run)
-        return f"{percent(end.terminal)}\n{'cliff' if end.cliff else 'no cliff'}" if end else NONE
+        if (end := course(run)) is None:
+            return f"{NONE}\n{sum(record['step'] > 0 for record in trained(run))} of {TERMINAL} evaluations"
+        fell = {None: "", True: "cliff", False: "no cliff"}[is_cliff([end])]
+        return f"{percent(float(end.terminal.mean()))}\n{fell if end.finished else 'not finished'}"
 
     columns: dict[str, Callable[[Run], str]] = {
         "cell": lambda run: run.cell,
@@ -171,6 +229,7 @@ def runs_table(runs: Mapping[str, Run]) -> Table:
         "best": lambda run: accuracy(best(along) if (along := trained(run)) else None),
         "terminal": terminal,
         "final over base,\npoints": lambda run: points(gain(final(run))),
+        "alarms": lambda run: str(len(run.watch.holding) or NONE),
         "warnings": lambda run: str(len(warnings(run)) or NONE),
     }
     rows = [(name, *(cell(run) for cell in columns.values())) for name, run in runs.items()]
@@ -183,6 +242,8 @@ OWN_WORK = {
     "accuracy": "own answer or verdict right",
     "precision": "accepted answers that were right",
     "recall": "right answers that were accepted",
+    "recall_wrong": "wrong answers that were rejected",
+    "balanced_accuracy": "balanced accuracy",
     "pick_when_possible": "right pick where there was one",
     "mean": "outcome of what it planned",
     "unreadable": "unreadable",
@@ -221,11 +282,24 @@ def own_work(run: Run) -> Table:
     ends = [*along[:1], *along[1:][-1:]]
     roles = [role for role in run.roles if any(role in record["roles"] for record in ends)]
     rows = {
-        title: [percent(record["roles"].get(role, {}).get(key)) for role in roles for record in ends]
+        title: [
+            percent(_of_choice(record["roles"].get(role, {})).get(key)) for role in roles for record in ends
+        ]
         for key, title in OWN_WORK.items()
     }
-    how = "Of each role's calls on validation problems, whatever became of the episode."
+    how = (
+        "Of each role's calls on validation problems, whatever became of the episode. Balanced accuracy is 50% for a "
+        "judge or picker that does not look: always one verdict, or a blind pick where there was a choice."
+    )
     return _first_and_last("Roles' own work, first and last evaluation", how, roles, ends, rows)
+
+
+def _of_choice(said: Record) -> Record:
+    """A role's numbers, with those of its choices; earlier versions left a judge's to be counted."""
+    chosen = said.get("choice") or {}
+    if not chosen and (known := recalls(said)):
+        chosen = {"recall_wrong": known[1], "balanced_accuracy": sum(known) / 2}
+    return {name: chosen.get(name) for name in ("recall_wrong", "balanced_accuracy")} | dict(said)
 
 
 def _roles(run: Run) -> Table:
@@ -309,6 +383,7 @@ def what_it_was(run: Run) -> Table:
         "data": _listed(data.get("name"), {name: data.get(name) for name in ("seed", "levels")}),
         "a step": f"{data.get('problems')} problems × {samples} episodes" if samples else "",
         "sampling": _listed(None, part("sampling")),
+        "accuracy is": metric_of(run),
         "rewards": _listed(rewards.get("name"), {k: v for k, v in rewards.items() if k != "name" and v}),
         "advantages": _listed(None, {k: advantages.get(k) for k in ("group", "estimator", "singleton")}),
         "steps": f"{run.step} of {run.steps}",
@@ -366,6 +441,8 @@ def warnings(run: Run) -> list[str]:
             found.append(
                 f"policy {match[1]}: {skips:.0f} updates were skipped for gradients that were not finite"
             )
+    if lost := lost_evaluations(run):
+        found.append(f"eval.jsonl is damaged: it lacks the evaluation of step {', '.join(map(str, lost))}")
     for change in run.about.get("changes") or ():
         found.append("resumed with another configuration: " + "; ".join(map(str, change)))
     return found

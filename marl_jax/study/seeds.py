@@ -2,9 +2,10 @@
 
     runs ──► cells ──► values [seeds, problems] ──► mean and interval over both
 
-Only finished runs count. Two cells are compared run by run and problem by problem, over the seeds that both have,
-where they differ in workflow and policies alone and met the same problems. A cell is what its runs were configured as;
-one that is not what its name says is labelled with the difference, and no other cell is compared with it.
+Runs that were stopped early stand apart, marked. Two cells are compared run by run and problem by problem, over the
+seeds that both have, where they differ in workflow and policies alone and met the same problems. A cell is what its
+runs were configured as; one that is not what its name says is labelled with the difference, and no other cell is
+compared with it.
 """
 
 import collections
@@ -17,10 +18,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marl_jax.config.cells import POLICIES, WORKFLOWS
-from marl_jax.runs.intervals import over_seeds
-from marl_jax.study.record import Record, Run, base, stability
+from marl_jax.runs.intervals import holm, over_seeds, p_value
+from marl_jax.study.cliffs import TERMINAL, Course, course, is_cliff
+from marl_jax.study.record import Record, Run, base, trained
 from marl_jax.study.run_tables import NONE, Table, points, share
 from marl_jax.workflows import BUILT_IN
+
+__all__ = [
+    "Answers",
+    "Cell",
+    "budget",
+    "by_cell",
+    "claims",
+    "contrasts",
+    "difference",
+    "held_out",
+    "measures",
+    "on_test",
+    "on_val",
+    "tables_of",
+]
 
 PerProblem = np.ndarray  # [problems]
 
@@ -68,16 +85,22 @@ class Cell:
         settings = chosen.get("settings") or {}
         return [f"{name} {value}" for name, value in settings.items() if value != usual.get(name)]
 
+    @property
+    def early(self) -> list[str]:
+        """At which steps its runs were stopped, if they were."""
+        steps = sorted({run.step for run in self.runs if not run.finished})
+        return [f"stopped at step {' and '.join(map(str, steps))}"] if steps else []
+
 
 def by_cell(runs: Sequence[Run]) -> list[Cell]:
     """Runs together that are equal but for their seed, in order of appearance; a copy of a run is no other run."""
     together: dict[str, dict[int, Run]] = {}
     for run in runs:
         if type(seed := run.config.get("seed")) is int:
-            same = [run.cell, _without(run.config, "seed"), run.about.get("digests")]
+            same = [run.cell, _without(run.config, "seed"), run.about.get("digests"), run.finished]
             together.setdefault(json.dumps(same, sort_keys=True), {}).setdefault(seed, run)
     cells = [Cell(tuple(some[seed] for seed in sorted(some))) for some in together.values()]
-    details = [", ".join(cell.odd + cell.settings) for cell in cells]
+    details = [", ".join(cell.odd + cell.settings + cell.early) for cell in cells]
     labels = [f"{cell.name} ({more})" if more else cell.name for cell, more in zip(cells, details)]
     common = collections.Counter(labels)
     root = os.path.commonpath([run.folder.parent for run in runs]) if runs else ""
@@ -99,14 +122,12 @@ class Answers(NamedTuple):
 
 
 def measures(run: Run) -> dict[str, Answers]:
-    """What a run is measured by, as far as it is known; nothing while the run is not finished."""
-    if not run.finished:
-        return {}
-    end, pair = stability(run), held_out(run)
+    """What a run is measured by, as far as it is known."""
+    end, pair = course(run), held_out(run)
     found = {
         "base": _per_problem([base(run)]),
-        "peak": _per_problem([end.peak] if end else []),
-        "terminal": _per_problem(end.last if end else []),
+        "peak": end.peak if end else None,
+        "terminal": end.terminal if end else None,
         "test base": _per_problem(pair[:1]),
         "test final": _per_problem(pair[1:]),
     }
@@ -135,10 +156,8 @@ def held_out(run: Run) -> list[Record]:
 
 def budget(run: Run) -> float | None:
     """Mean sampled tokens of an episode in the last evaluations, or in the final one on test; None in older runs."""
-    if not run.finished:
-        return None
-    end = stability(run)
-    spent = [record.get("tokens_per_episode") for record in (end.last if end else held_out(run)[1:])]
+    last = trained(run)[-TERMINAL:] if course(run) else held_out(run)[1:]
+    spent = [record.get("tokens_per_episode") for record in last]
     known = [float(value) for value in spent if isinstance(value, int | float)]
     return float(np.mean(known)) if known and len(known) == len(spent) else None
 
@@ -165,7 +184,7 @@ def difference(one: Answers | None, other: Answers | None) -> PerProblem | None:
 
 
 HOW = (
-    "Means over finished runs that differ in their seed alone, with 95% intervals over seeds and problems, both drawn "
+    "Means over runs that differ in their seed alone, with 95% intervals over seeds and problems, both drawn "
     "at random; of one seed over its problems alone. Intervals of two or three seeds are wide, and still somewhat too "
     "narrow where seeds differ much."
 )
@@ -175,14 +194,17 @@ def tables_of(runs: Sequence[Run]) -> list[Table]:
     """All that have a row; none where every cell has one run and nothing is to be compared."""
     cells = by_cell(runs)
     found = [on_val(cells), on_test(cells)] if any(len(cell.runs) > 1 for cell in cells) else []
-    return [table for table in (*found, contrasts(cells)) if table.rows]
+    return [table for table in (*found, contrasts(cells), claims(cells)) if table.rows]
 
 
 def on_val(cells: Sequence[Cell]) -> Table:
     """How each cell went along its runs."""
     rows = _rows(cells, ("base", "peak", "terminal"), cliffs=True)
     head = ("", "seeds", "base", "peak", "terminal", "terminal over base,\npoints", "cliffs")
-    how = f"On validation problems. {HOW} Peak, terminal and cliff are those of each run."
+    how = (
+        f"On validation problems. {HOW} Peak and terminal need {TERMINAL} evaluations after the start. Cliffs: of so "
+        "many runs, and whether the runs fell together."
+    )
     return Table("Cells", rows, head, how)
 
 
@@ -199,12 +221,28 @@ def _rows(cells: Sequence[Cell], shown: Sequence[str], cliffs: bool = False) -> 
         runs = [measures(run) for run in cell.runs]
         found = [_over_runs([run[name].right if name in run else None for run in runs]) for name in shown]
         gains = [difference(run.get(shown[-1]), run.get(shown[0])) for run in runs]
-        ends = [end for run in cell.runs if run.finished and (end := stability(run))]
-        fallen = f"{sum(end.cliff for end in ends)} of {len(ends)}" if ends else NONE
+        ends = [end for run in cell.runs if (end := course(run))]
         if set(found) - {NONE}:
+            found = [
+                f"{NONE}\n{_too_few(cell)}" if text == NONE and name in ("peak", "terminal") else text
+                for name, text in zip(shown, found)
+            ]
             row = (cell.label, str(len(runs)), *found, _over_runs(gains, differences=True))
-            rows.append((*row, fallen) if cliffs else row)
+            rows.append((*row, _fallen(ends)) if cliffs else row)
     return rows
+
+
+def _fallen(ends: Sequence[Course]) -> str:
+    """How many runs fell by themselves, beneath it whether they did together."""
+    alone = [fell for end in ends if (fell := is_cliff([end])) is not None]
+    together = {None: "", True: "\na cliff", False: "\nno cliff"}[is_cliff(ends) if len(ends) > 1 else None]
+    return f"{sum(alone)} of {len(alone)}{together}" if alone else NONE
+
+
+def _too_few(cell: Cell) -> str:
+    """Why a cell has no peak and no terminal accuracy."""
+    counts = [sum(record["step"] > 0 for record in trained(run)) for run in cell.runs]
+    return f"{min(counts)} of {TERMINAL} evaluations"
 
 
 def contrasts(cells: Sequence[Cell]) -> Table:
@@ -212,8 +250,7 @@ def contrasts(cells: Sequence[Cell]) -> Table:
     compared = ("base", "peak", "terminal", "test final")
     rows = []
     for one, other in _pairs(cells):
-        there = {run.config["seed"]: run for run in other.runs}
-        both = [(run, there[run.config["seed"]]) for run in one.runs if run.config["seed"] in there]
+        both = _by_seed(one, other)
         measured = [(measures(run), measures(its)) for run, its in both]
         gaps = [[difference(mine.get(name), its.get(name)) for mine, its in measured] for name in compared]
         found = [_over_runs(gap, differences=True) for gap in gaps]
@@ -230,10 +267,51 @@ def contrasts(cells: Sequence[Cell]) -> Table:
     return Table("Cells against each other", rows, head, how, words=2)
 
 
+LEVEL = 0.05  # of the chance that any of the claims is made wrongly
+
+
+def claims(cells: Sequence[Cell]) -> Table:
+    """What may be claimed of all cells together: gains and contrasts of the terminal accuracy, by Holm's correction."""
+    tested = [
+        (f"{cell.label} above its base", _gaps([(run, run) for run in cell.runs], "terminal", "base"))
+        for cell in cells
+    ]
+    tested += [
+        (f"{one.label} above {other.label}", _gaps(_by_seed(one, other), "terminal", "terminal"))
+        for one, other in _pairs(cells)
+    ]
+    known = [(claim, gaps, p) for claim, gaps in tested if (p := p_value(gaps)) is not None]
+    rows = []
+    for (claim, gaps, p), held in zip(known, holm([p for *_, p in known])):
+        verdict = "not shown" if held > LEVEL else "shown" if gaps.mean() > 0 else "the opposite is shown"
+        by = points(over_seeds(gaps, bounds=(-1.0, 1.0)))
+        rows.append((claim, verdict, str(len(gaps)), by, f"{p:.2g}", f"{held:.2g}"))
+    how = (
+        "Two-sided t tests of the paired difference in terminal accuracy over seeds and problems; p by Holm is "
+        f"corrected for all {len(rows)} claims of this table, and a claim is shown where it is at most {LEVEL}. One "
+        "seed makes no claim."
+    )
+    return Table("Claims", rows, ("", "", "seeds", "points", "p", "p by Holm"), how, words=2)
+
+
+def _gaps(pairs: Sequence[tuple[Run, Run]], mine: str, its: str) -> np.ndarray:
+    """Float[S, P]: how much more the first of each pair has; empty where some lack it or met other problems."""
+    gaps = [difference(measures(one).get(mine), measures(other).get(its)) for one, other in pairs]
+    known = [gap for gap in gaps if gap is not None]
+    complete = known and len(known) == len(gaps) and len({len(gap) for gap in known}) == 1
+    return np.array(known) if complete else np.zeros((0, 0))
+
+
+def _by_seed(one: Cell, other: Cell) -> list[tuple[Run, Run]]:
+    """Runs of both with the same seed."""
+    there = {run.config["seed"]: run for run in other.runs}
+    return [(run, there[run.config["seed"]]) for run in one.runs if run.config["seed"] in there]
+
+
 def _pairs(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
     """Each cell with those that it is compared with."""
     for cell in cells:
-        if cell.name.count("-") != 3 or cell.name.startswith("single"):
+        if cell.name.count("-") != 3 or cell.name.startswith("single") or cell.early:
             continue
         workflow, policies, scale, task = cell.name.split("-")
         others: dict[str, tuple[str, ...]] = {}
@@ -241,7 +319,7 @@ def _pairs(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
             others[f"{workflow}-shared-{scale}-{task}"] = OTHER_POLICIES
         others |= {f"{control}-shared-{scale}-{task}": OTHER_WORKFLOW for control in CONTROLS}
         for name, free in others.items():
-            for other in (other for other in cells if other.name == name and not other.odd):
+            for other in (other for other in cells if other.name == name and not other.odd + other.early):
                 if _without(cell.config, *free) == _without(other.config, *free):
                     yield cell, other
 

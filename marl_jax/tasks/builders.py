@@ -30,6 +30,8 @@ from marl_jax.task import Task
 from marl_jax.tasks.row_files import DataError
 from marl_jax.tasks.task_checks import mark
 
+__all__ = ["Download", "Rows", "TaskBuilder", "Tasks", "builder_class", "prepare", "read", "sizes"]
+
 VERSION = "1.0.0"
 Rows = Iterator[tuple[int, Task | DataError]]  # row number from 0, and its task, or why the row is skipped
 Download = Callable[[Mapping[str, Sequence[str]]], Mapping[str, Sequence[Path]]]

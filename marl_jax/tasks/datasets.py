@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from absl import logging
 
+from marl_jax import user_cache
 from marl_jax.fields import nearest
 from marl_jax.task import Family, Task
 from marl_jax.tasks import micro, schemas
@@ -24,6 +25,8 @@ from marl_jax.tasks.task_checks import check_task
 
 if TYPE_CHECKING:
     from marl_jax.tasks.builders import Download, Rows, TaskBuilder, Tasks
+
+__all__ = ["NAMES", "SOURCES", "Source", "load"]
 
 BadRows = Literal["refuse", "skip"]
 _HUB = "https://huggingface.co/datasets/{}/resolve/main/{}"
@@ -36,7 +39,8 @@ class Source:
     """A published data set: the schema of its rows, the addresses of its files, and its splits."""
 
     family: Family | None  # None: each row states it
-    schema: Callable[[Row], schemas.Fields]
+    schema: Callable[[Row], schemas.Fields]  # from a row to the fields of a task
+    what: str  # in a few words
     urls: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # published split -> files
     folder: str = ""  # of the data files in the published repository
     test: int | float = 0.1  # held out of train where no test split is published
@@ -49,6 +53,7 @@ SOURCES: dict[str, Source] = {
     "dapo_math": Source(
         "math",
         schemas.dapo_math,
+        "competition problems with integer answers; the study's",
         {"train": (_HUB.format("open-r1/DAPO-Math-17k-Processed", "en/train-00000-of-00001.parquet"),)},
         folder="en",
         study_rows=14116,
@@ -56,6 +61,7 @@ SOURCES: dict[str, Source] = {
     "deepcoder": Source(
         "code",
         schemas.deepcoder,
+        "programming problems with many tests; the study's",
         {
             "train": tuple(
                 _HUB.format(
@@ -70,6 +76,7 @@ SOURCES: dict[str, Source] = {
     "gsm8k": Source(
         "math",
         schemas.gsm8k,
+        "grade-school word problems",
         {
             split: (_HUB.format("openai/gsm8k", f"main/{split}-00000-of-00001.parquet"),)
             for split in ("train", "test")
@@ -79,18 +86,21 @@ SOURCES: dict[str, Source] = {
     "math500": Source(
         "math",
         schemas.math500,
+        "500 competition problems of MATH; for tests",
         {"test": (_HUB.format("HuggingFaceH4/MATH-500", "test.jsonl"),)},
         only="test",
     ),
     "aime24": Source(
         "math",
         schemas.aime,
+        "the 30 problems of AIME 2024; for tests",
         {"test": (_HUB.format("HuggingFaceH4/aime_2024", "data/train-00000-of-00001.parquet"),)},
         only="test",
     ),
     "aime25": Source(
         "math",
         schemas.aime,
+        "the 30 problems of AIME 2025; for tests",
         {
             "test": tuple(
                 _HUB.format("opencompass/AIME2025", f"aime2025-{part}.jsonl") for part in ("I", "II")
@@ -101,6 +111,7 @@ SOURCES: dict[str, Source] = {
     "mbpp": Source(
         "code",
         schemas.mbpp,
+        "short Python functions with assertions",
         {"all": (_RAW.format("google-research/google-research/master/mbpp/mbpp.jsonl"),)},
         folder="full",
         split_of=schemas.mbpp_split,
@@ -108,10 +119,11 @@ SOURCES: dict[str, Source] = {
     "humaneval": Source(
         "code",
         schemas.humaneval,
+        "164 Python functions to complete; for tests",
         {"test": (_RAW.format("openai/human-eval/master/data/HumanEval.jsonl.gz"),)},
         only="test",
     ),
-    "jsonl": Source(None, schemas.generic),
+    "jsonl": Source(None, schemas.generic, "rows of your own in data.directory: question, and gold or tests"),
 }
 NAMES = (*micro.KINDS, *SOURCES)
 _MICRO_SIZES = {"train": 4096, "val": 256, "test": 512}
@@ -135,8 +147,8 @@ def load(
     `val_size` is for data sets of files (0: no val split, train stays whole, as in the study), `size` and `levels` are
     for procedural ones; `seed` draws the val split, or the problems. A broken row, or a row of another family than
     `family`, is an error that names its file and number. bad_rows="skip" leaves it out, counts it in `Tasks.skipped`,
-    and keeps every other row in its split. Prepared data goes to `cache` (default $MARL_JAX_CACHE or
-    ~/.cache/marl_jax). If the test split has its own files, "test" reads only these and other splits do not read them.
+    and keeps every other row in its split. Prepared data goes to `cache` (default: the user's, see
+    `user_cache`). If the test split has its own files, "test" reads only these and other splits do not read them.
     """
     from marl_jax.tasks import builders
 
@@ -144,14 +156,14 @@ def load(
         raise DataError(f"unknown split {split!r}: there are train, val and test")
     if name in micro.KINDS:
         count = _MICRO_SIZES[split] if size is None else size
-        drawn = _draw(name, split, count, seed, tuple(levels), _home(cache))
+        drawn = _draw(name, split, count, seed, tuple(levels), user_cache.home(cache))
         return builders.read(drawn, split, split, np.arange(count))
     if name not in SOURCES:
         near = nearest(name, NAMES, ".", 0.4)
         raise DataError(f"unknown data set {name!r}{near} There are {', '.join(NAMES)}")
     source = SOURCES[name]
     unread = _unread(source, directory, split)
-    built = _build(name, directory, unread, bad_rows, family or source.family, _home(cache))
+    built = _build(name, directory, unread, bad_rows, family or source.family, user_cache.home(cache))
     rows = builders.sizes(built)
     if source.study_rows and rows.get("train") != source.study_rows:
         logging.warning("%s: %s rows, the study split %s: its splits differ", name, rows, source.study_rows)
@@ -274,10 +286,6 @@ def _split_of(source: Source, row: Any) -> str:
         return source.split_of(row)  # type: ignore[misc]
     except (RowError, AttributeError):
         return "train"  # the schema will refuse this row
-
-
-def _home(cache: str | os.PathLike[str] | None) -> Path:
-    return Path(cache or os.environ.get("MARL_JAX_CACHE") or "~/.cache/marl_jax").expanduser()
 
 
 def _digest(path: Path) -> str:

@@ -15,14 +15,16 @@ import numpy as np
 
 from marl_jax.task import Task
 
+__all__ = ["Position", "TaskIterator", "advance", "order", "put_off"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Position:
     """How far a stream has been read: `index` problems into `epoch` of the stream of `seed`."""
 
-    epoch: int = 0
-    index: int = 0
-    seed: int = 0
+    epoch: int = 0  # passes over the data that are complete
+    index: int = 0  # next problem of the pass
+    seed: int = 0  # of its order
 
 
 class TaskIterator(Iterator[list[Task]]):

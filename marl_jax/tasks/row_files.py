@@ -13,6 +13,8 @@ from typing import Any
 
 from marl_jax.errors import UserError
 
+__all__ = ["DataError", "Row", "RowError", "list_files", "read_rows"]
+
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
 Row = dict[str, Any]
 

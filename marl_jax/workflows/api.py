@@ -1,10 +1,10 @@
-"""The words a workflow is written in: Call, Tool, Completion, the kinds of roles, and the `@workflow` decorator.
+"""The words a workflow is written in: Call, Tool, Fork, Completion, the kinds of roles, and the `@workflow` decorator.
 
 A workflow is a generator function `(task, prompts, *, rng, **settings)`; `rng` is optional. It yields one
 `Call` or `Tool`, or a list of parallel ones, and receives the results in the same shape; it returns
-the final answer.
+the final answer. A `Fork` plays what follows several times.
 
-`workflows/voting.py` is a complete one in 20 lines.
+`workflows/voting.py` is a short and complete one.
 """
 
 import dataclasses
@@ -14,6 +14,26 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Literal
 
 from marl_jax.table import KINDS
+from marl_jax.task import Task
+
+__all__ = [
+    "Call",
+    "Completion",
+    "Fork",
+    "Kind",
+    "Message",
+    "Script",
+    "Tool",
+    "ToolError",
+    "ToolTimeout",
+    "Workflow",
+    "judge",
+    "picker",
+    "planner",
+    "solver",
+    "team",
+    "workflow",
+]
 
 Message = Mapping[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 Reader = Callable[[str], str | None]
@@ -25,10 +45,9 @@ SPEAKERS = ("system", "user", "assistant")
 class Kind:
     """What a role's own work is, so that it can be graded; `solver(slots="votes")` says how many work side by side."""
 
-    name: Literal["solver", "judge", "picker", "planner", "team"]
-    slots: str | None = (
-        None  # the setting that counts the role's parallel calls; None: it makes one at a time
-    )
+    name: Literal["solver", "judge", "picker", "planner", "team"]  # decides how the role's own work is graded
+    # The setting that counts the role's parallel calls; None: it makes one at a time.
+    slots: str | None = None
 
     def __call__(self, *, slots: str) -> "Kind":
         return dataclasses.replace(self, slots=slots)
@@ -45,13 +64,12 @@ team = Kind("team")  # what the whole episode comes to
 class Completion:
     """What came back for one call: the text, its tokens, and the answer read in it."""
 
-    text: str
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: Literal["stop", "length"]
-    answer: (
-        str | None
-    )  # what the call's reader found (boxed answer, last code block...), None when unreadable
+    text: str  # without the stop token
+    tokens: tuple[int, ...]  # sampled, including the stop token
+    logprobs: tuple[float, ...]  # of these tokens, under the distribution sampled from
+    finish_reason: Literal["stop", "length"]  # length: cut at max_new_tokens
+    # What the call's reader found in the text (boxed answer, last code block, ...); None when unreadable.
+    answer: str | None
     call: int  # index of the call in its episode
 
     def __str__(self) -> str:
@@ -62,14 +80,17 @@ class Completion:
 class Call:
     """One request to a role."""
 
-    role: str
-    messages: Sequence[Message]
+    role: str  # who is asked, one of the declared roles
+    messages: Sequence[Message]  # the new messages; `prompts.ROLE(...)` makes them
     slot: int = 0  # which of several parallel calls of the role this is
-    after: Completion | None = None  # go on in the history that ended there: `messages` are appended to it.
-    # Usually the role's own history; another role's makes a conversation that both share.
+    # Go on in the history that ended there: `messages` are appended to it. Usually the role's own history;
+    # another role's makes a conversation that both share.
+    after: Completion | None = None
     reads: Sequence[Completion] = ()  # whose outputs the prompt shows: the edges of the episode's graph
     keep: bool = False  # a later call will go on `after` this one: its cache is worth keeping
     read: Reader | None = None  # what `Completion.answer` is for this call; None: the task's own parser
+    about: Task | None = None  # the task that it answers, is graded and grouped by; None: the episode's
+    labels: Mapping[str, Any] | None = None  # what groups may tell it apart by: "call.type" is labels["type"]
 
     def __post_init__(self) -> None:
         if not _whole(self.slot) or self.slot < 0:
@@ -79,6 +100,11 @@ class Call:
         if not isinstance(self.messages, list | tuple) or not self.messages:
             raise ValueError(
                 f"messages of a call to '{self.role}' must be a non-empty list of role/content mappings"
+            )
+        if not isinstance(self.about, Task | None):
+            raise ValueError(
+                f"about of a call to '{self.role}' is {self.about!r:.80}; it must be a Task with an id, a family, a "
+                "question and what its answers are graded by"
             )
         for message in self.messages:
             if not _is_message(message):
@@ -90,6 +116,10 @@ class Call:
                 raise ValueError(
                     f"a message to '{self.role}' is of {message['role']!r:.80}; its role must be one of: {known}"
                 )
+        if self.labels is not None and not _are_labels(self.labels):
+            raise ValueError(
+                f"labels of a call to '{self.role}' are {self.labels!r:.80}; they must map names to texts or numbers"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,8 +129,8 @@ class Tool:
     If it raises, times out or returns something that JSON cannot hold, `ToolError` is raised at the `yield`.
     """
 
-    fn: Callable[..., Any]
-    args: Sequence[Any] = ()
+    fn: Callable[..., Any]  # called on a thread
+    args: Sequence[Any] = ()  # its positional arguments
     timeout_s: float = 30.0  # math.inf: as long as it takes
 
     def __post_init__(self) -> None:
@@ -116,7 +146,23 @@ class Tool:
 
     @property
     def name(self) -> str:
+        """Name of the function."""
         return getattr(self.fn, "__name__", type(self.fn).__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fork:
+    """What follows is played so many times, each from the calls and results that came before.
+
+    `branch = yield Fork(4)` is 0, 1, 2 and 3. To bring each branch to the fork, the workflow begins anew and receives
+    the same results again; so what it yields may depend on its task, its results and `rng` alone.
+    """
+
+    ways: int  # how often what follows is played
+
+    def __post_init__(self) -> None:
+        if not _whole(self.ways) or self.ways < 1:
+            raise ValueError(f"ways of a fork are {self.ways!r:.80}; they must be an integer from 1 on")
 
 
 class ToolError(RuntimeError):
@@ -134,18 +180,22 @@ Script = Generator[Any, Any, Any]
 class Workflow:
     """A generator function, the roles that talk in it, and its settings."""
 
-    name: str
-    roles: tuple[str, ...]
-    fn: Callable[..., Script]
+    name: str  # in configurations and records
+    roles: tuple[str, ...]  # in the order of their declaration
+    fn: Callable[..., Script]  # the generator function
     settings: Mapping[str, Any]  # every keyword of `fn` but rng, with the value it will get
-    families: tuple[str, ...] = ("math", "code")
+    families: tuple[str, ...] = ("math", "code")  # of the tasks that it is for
     counts: tuple[str, ...] = ()  # settings that are whole numbers from 1 on
-    kinds: Mapping[str, Kind] = dataclasses.field(
-        default_factory=dict
-    )  # {role: what its own work is}; may be empty
-    groups: Mapping[str, tuple[str, ...]] = dataclasses.field(
-        default_factory=dict
-    )  # {preset: fields of its groups}
+    # {role: what its own work is}; empty where roles were given as names alone.
+    kinds: Mapping[str, Kind] = dataclasses.field(default_factory=dict)
+    # {preset of `advantages.group`: fields of its groups}.
+    groups: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    in_arrays: Callable[..., Any] | None = None  # its form on the compiled road, see `arrays`
+
+    def arrays(self, form: Callable[..., Any]) -> Callable[..., Any]:
+        """Declare its form in arrays: `form(stage, **settings)` says its calls in order, see `compiled.stage`."""
+        object.__setattr__(self, "in_arrays", form)
+        return form
 
     def __call__(self, task: Any, prompts: Any, *, rng: Any = None, **settings: Any) -> Script:
         """Begin it on one task. Inside another workflow: `answer = yield from voting(task, prompts)`."""
@@ -157,6 +207,12 @@ class Workflow:
     def kind_of(self, role: str) -> str:
         """The name of a role's kind; "team" where none is declared."""
         return self.kinds.get(role, team).name
+
+    @property
+    def may_fork(self) -> bool:
+        """Whether its module knows `Fork`; whether it yields one is seen when it is played."""
+        known = self.fn.__globals__.values()  # type: ignore[attr-defined]
+        return any(value is Fork for value in known) or "Fork" in self.fn.__code__.co_names
 
     def slots_of(self, role: str, settings: Mapping[str, Any] | None = None) -> Any:
         """How many calls of a role run side by side under these settings, by its declaration."""
@@ -193,7 +249,7 @@ def workflow(
       families: of the tasks that it is for.
       name: of the workflow; the function's own by default.
       counts: settings that must be integers from 1 on.
-      groups: {preset: fields of (task, role, slot, turn)}: which calls a preset of `advantages.group` compares.
+      groups: {preset: fields, such as ("task", "role")}: which calls a preset of `advantages.group` compares.
     """
     named = not isinstance(roles, str) and all(isinstance(role, str) and role for role in roles)
     if not named or not roles or len(set(roles)) != len(roles):
@@ -238,6 +294,11 @@ def workflow(
 
 def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_labels(value: Any) -> bool:
+    texts = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+    return texts and all(isinstance(label, str | int | float) for label in value.values())
 
 
 def _is_message(value: Any) -> bool:

@@ -3,6 +3,8 @@
 from marl_jax.workflows.api import Call, solver, workflow
 from marl_jax.workflows.parse import majority
 
+__all__ = ["debate", "debate_in_arrays"]
+
 
 @workflow(roles={"debater": solver(slots="agents")}, counts=("agents", "rounds"))
 def debate(task, prompts, *, agents=3, rounds=2):
@@ -17,3 +19,11 @@ def debate(task, prompts, *, agents=3, rounds=2):
             Call("debater", asks[i], slot=i, after=said[i], reads=others[i], keep=more) for i in range(agents)
         ]
     return said[majority([answer.answer for answer in said])]
+
+
+@debate.arrays
+def debate_in_arrays(stage, *, agents, rounds):
+    """The same in arrays, for the compiled road."""
+    for _ in range(rounds):
+        said = stage.say()
+    return said.majority()

@@ -1,7 +1,10 @@
 """Eval-Opt: the generator answers, the evaluator judges and criticises, the generator refines."""
 
+from marl_jax.table import VERDICTS
 from marl_jax.workflows.api import Call, judge, solver, workflow
 from marl_jax.workflows.parse import verdict
+
+__all__ = ["eval_opt", "eval_opt_in_arrays"]
 
 ROUNDS = {"math": 3, "code": 2}
 
@@ -33,3 +36,13 @@ def eval_opt(task, prompts, *, rounds=None, shared=False):
         if judged.answer == "Correct":
             break
     return draft
+
+
+@eval_opt.arrays
+def eval_opt_in_arrays(stage, *, rounds, shared):
+    """The same in arrays, for the compiled road."""
+    answer = None
+    for _ in range(rounds or ROUNDS[stage.family]):
+        answer = stage.say().over(answer)
+        stage.end(stage.say().choice[:, 0] == VERDICTS["Correct"])
+    return answer

@@ -8,6 +8,8 @@ import collections
 import re
 from collections.abc import Sequence
 
+__all__ = ["STRATEGY", "boxed", "majority", "pick", "plan_of", "strategies", "verdict"]
+
 BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 STRATEGY = re.compile(r"^[ \t*#>-]*STRATEGY[ \t]*[0-9]+[ \t*]*:(.*)$", re.MULTILINE | re.IGNORECASE)
 
@@ -32,6 +34,11 @@ def strategies(text: str, limit: int) -> list[str]:
     """What stands on the `STRATEGY k: ...` lines, in order; those past the limit are dropped."""
     lines = (line.strip(" \t\r*") for line in STRATEGY.findall(text))
     return [line for line in lines if line][:limit]
+
+
+def plan_of(text: str, limit: int) -> str | None:
+    """The strategies, one a line."""
+    return "\n".join(strategies(text, limit)) or None
 
 
 def majority(answers: Sequence[str | None]) -> int:

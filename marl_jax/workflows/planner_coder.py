@@ -2,6 +2,8 @@
 
 from marl_jax.workflows.api import Call, planner, solver, workflow
 
+__all__ = ["planner_coder"]
+
 
 @workflow(roles={"planner": planner, "coder": solver}, families=("code",))
 def planner_coder(task, prompts):

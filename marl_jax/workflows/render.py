@@ -3,20 +3,27 @@
 A file has sections (`## name`). `prompts.critic(text=...)` gives the system message and the section `user`,
 `prompts.critic.again(text=...)` one user message from the section `again`. A field stands in double braces;
 one given as a list is rendered item by item through the section of its own name ({{number}}, {{text}}).
+A field is a text, a number, a completion, or a list of these.
 """
 
 import dataclasses
 import functools
 import hashlib
+import numbers
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from marl_jax.workflows.api import Completion
+
+__all__ = ["Prompts", "RolePrompt", "fill", "load_prompts", "sections"]
+
 Messages = list[dict[str, str]]
 
 FOLDER = pathlib.Path(__file__).parent / "prompts"
 FIELD = re.compile(r"\{\{(\w+)\}\}")
+ITEM = {"number", "text"}  # fields of a section that renders one item of a list
 SECTION = re.compile(r"^## (\w+)[ \t]*$\n?", re.MULTILINE)
 
 
@@ -34,7 +41,7 @@ def load_prompts(family: str, size: str = "full", folder: str | pathlib.Path = F
 class Prompts:
     """{role: text of its file}; `prompts.role` renders."""
 
-    files: Mapping[str, str]
+    files: Mapping[str, str]  # {role: text}
 
     def __getattr__(self, role: str) -> "RolePrompt":
         if role.startswith("__"):  # asked by copy and pickle, before there are files
@@ -53,14 +60,15 @@ class Prompts:
 class RolePrompt:
     """The sections of one role."""
 
-    role: str
-    sections: Mapping[str, str]
+    role: str  # whose file it is
+    sections: Mapping[str, str]  # {name: text behind its heading}
 
     def __call__(self, **fields: Any) -> Messages:
         """The messages of a first turn: system, where the file has one, and user."""
         return self.system() + self.user(**fields)
 
     def system(self) -> Messages:
+        """The system message, where the file has one."""
         text = self.sections.get("system")
         return [{"role": "system", "content": text}] if text else []
 
@@ -79,7 +87,13 @@ class RolePrompt:
 
     def _text(self, name: str, value: Any, where: str) -> str:
         if isinstance(value, str) or not isinstance(value, Sequence):
-            return _said(value, name, where)
+            said = _said(value, name, where)
+            if ITEM >= set(FIELD.findall(self.sections.get(name, ""))) > set():
+                raise ValueError(
+                    f"{where}: field '{name}' is {_kind(value)}, and '## {name}' renders the items of a list: "
+                    "give a list"
+                )
+            return said
         if name not in self.sections:
             raise ValueError(f"{where}: field '{name}' is a list, so the file needs a section '## {name}'")
         items = ({"number": str(i), "text": _said(item, name, where)} for i, item in enumerate(value, 1))
@@ -104,7 +118,16 @@ def _said(value: Any, name: str, where: str) -> str:
         raise ValueError(
             f"{where}: field '{name}' is None: give a text, such as a completion and not its answer"
         )
+    if not isinstance(value, str | Completion | numbers.Real):
+        raise ValueError(
+            f"{where}: field '{name}' holds {_kind(value)}, {value!r:.60}: give a text, a number or a completion, or a "
+            "list of these"
+        )
     return str(value)
+
+
+def _kind(value: Any) -> str:
+    return "a text" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 @functools.lru_cache(maxsize=256)

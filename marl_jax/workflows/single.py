@@ -3,11 +3,19 @@
 from marl_jax.workflows.api import Call, Completion, solver, workflow
 from marl_jax.workflows.parse import majority
 
+__all__ = ["single", "single_in_arrays", "single_matched", "single_matched_in_arrays", "single_token_matched"]
+
 
 @workflow(roles={"generator": solver}, groups={"study": ("task", "role")})
 def single(task, prompts):
     """One call."""
     return (yield Call("generator", prompts.generator(question=task.question)))
+
+
+@single.arrays
+def single_in_arrays(stage):
+    """The same in arrays, for the compiled road."""
+    return stage.say().at(0)
 
 
 @workflow(roles={"generator": solver(slots="calls")}, counts=("calls",))
@@ -19,6 +27,12 @@ def single_matched(task, prompts, *, calls=4):
     ask = prompts.generator(question=task.question)
     drafts = yield [Call("generator", ask, slot=i) for i in range(calls)]
     return drafts[majority([draft.answer for draft in drafts])]
+
+
+@single_matched.arrays
+def single_matched_in_arrays(stage, *, calls):
+    """The same in arrays, for the compiled road."""
+    return stage.say().majority()
 
 
 @workflow(roles={"generator": solver(slots="calls")}, counts=("tokens", "calls"))

@@ -5,6 +5,8 @@ import functools
 from marl_jax.workflows.api import Call, picker, solver, workflow
 from marl_jax.workflows.parse import pick
 
+__all__ = ["voting", "voting_in_arrays"]
+
 
 @workflow(
     roles={"generator": solver(slots="votes"), "aggregator": picker},
@@ -18,3 +20,10 @@ def voting(task, prompts, *, votes=3):
     ask = prompts.aggregator(question=task.question, candidates=drafts)
     choice = yield Call("aggregator", ask, reads=drafts, read=functools.partial(pick, n=votes))
     return drafts[int(choice.answer or 1) - 1]
+
+
+@voting.arrays
+def voting_in_arrays(stage, *, votes):
+    """The same in arrays, for the compiled road."""
+    drafts = stage.say()
+    return drafts.at(stage.say().choice[:, 0].clip(1) - 1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs import micro, qwen3, study
-from marl_jax.config.cells import all_cells, parse_cell
+from marl_jax.config.cells import all_cells, of_study, parse_cell
 from marl_jax.config.run_config import ConfigError, RunConfig, from_argv, load_config, load_file, split_argv
 from marl_jax.planning import walks
 from marl_jax.planning.plan import demand_of
@@ -105,7 +105,10 @@ def test_the_studys_regime_is_the_same_cell_with_another_learner(name):
 def test_single_has_one_cell_whatever_its_policy_is_called():
     cells = [load_config(f"configs/micro.py:single-{policy}-xs-code") for policy in ("shared", "isolated")]
     assert cells[0] == cells[1]
-    assert len(all_cells(micro.SCALES)) == 3 * 2 * (3 + 3 * 2)
+    assert len([cell for cell in all_cells(micro.SCALES) if of_study(str(cell))]) == 3 * 2 * (3 + 3 * 2)
+    assert len(all_cells(micro.SCALES)) == 3 * 2 * (3 + 3 * 2) + 3 * (
+        2 + 2 + 1
+    )  # debate, planner_coder, self_refine
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from closeness import close_trees
 from learning_rows import as_table
 from test_mechanisms import LogitTable, row
 
-from marl_jax.learning import compiled
+from marl_jax.learning import update_programs
 from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning.interventions import InterventionConfig, Mixing
 from marl_jax.learning.learner_config import LearnerConfig
@@ -407,7 +407,7 @@ def test_where_xla_fails_on_a_gpu_the_way_out_is_named(monkeypatch):
     def fails(*_, **__):
         raise IndexError("absl::container_internal::raw_hash_map<>::at")
 
-    monkeypatch.setattr(compiled, "accumulate", fails)
+    monkeypatch.setattr(update_programs, "accumulate", fails)
     run = learner()
     with pytest.raises(IndexError, match="raw_hash_map") as error:
         run.step(*start(run), as_table(ROWS))

@@ -11,15 +11,15 @@ import pytest
 from closeness import close, close_trees
 from learning_rows import TINY, as_table, make_rows, plain_loss
 
-from marl_jax.learning import compiled
+from marl_jax.learning import update_programs
 from marl_jax.learning.batching import BatchConfig, make_batches
-from marl_jax.learning.compiled import slice_count
 from marl_jax.learning.interventions import InterventionConfig, Mixing, PerRole
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig, transformation
 from marl_jax.learning.update import Learner
+from marl_jax.learning.update_programs import slice_count
 from marl_jax.models import qwen3
 from marl_jax.models.lora import init_lora, merge
 
@@ -125,7 +125,7 @@ def test_every_product_of_the_update_asks_for_full_precision(share):
     )[0]
     assert bool(batch.arrays.prefix) == share
     carry = learner._zeros(PARAMS, 1)
-    run = lambda carry, tree: compiled.accumulate(
+    run = lambda carry, tree: update_programs.accumulate(
         learner._settings, carry, tree, None, batch.arrays, 0, anchored=True, on_policy=True
     )
     text = str(jax.make_jaxpr(run)(carry, PARAMS))
@@ -140,7 +140,9 @@ def test_every_product_of_the_interventions_asks_for_full_precision():
     carry = jax.tree.map(lambda x: jnp.zeros((2, *x.shape)), PARAMS), jnp.ones(())
     state, damping = transformation(optimiser).init(PARAMS), PARAMS
     given = (PARAMS, state, damping, carry, 0.1, roles)
-    text = str(jax.make_jaxpr(functools.partial(compiled.apply, config=optimiser, mixing=mixing))(*given))
+    text = str(
+        jax.make_jaxpr(functools.partial(update_programs.apply, config=optimiser, mixing=mixing))(*given)
+    )
     assert text.count("dot_general[") > 20
     assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") >= text.count("dot_general[")
 

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import cli
 from marl_jax import fields
+from marl_jax.commands import cli
 from marl_jax.config.run_config import load_config
 from marl_jax.learning.batching import make_batches
 from marl_jax.models import ModelConfig

@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from experiments import cli
+from marl_jax.commands import cli
 from marl_jax.learning import Report
 from marl_jax.rewards.credit import (
     CreditConfig,
@@ -445,14 +445,18 @@ def test_a_wrong_result_is_refused_in_one_line(mine, result, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_script_tells_a_wrong_result_in_one_line_and_a_bug_with_its_traceback(mine, monkeypatch, capsys):
+def test_a_script_tells_a_wrong_result_and_a_bug_in_one_line(mine, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["script"])
     with pytest.raises(SystemExit) as end:
         cli.run(lambda *_: earned(mine(lambda graded: None), *TWO))
     line = "credit 'my_credits:reward' returned a NoneType for 2 episodes; return one item per episode\n"
     assert end.value.code == cli.REFUSED and capsys.readouterr().err == line
-    with pytest.raises(ValueError, match="invalid literal"):
+    with pytest.raises(SystemExit) as end:
         cli.run(lambda *_: earned(mine(lambda graded: int("x")), *TWO))
+    told = capsys.readouterr().err
+    assert end.value.code == cli.REFUSED and told.count("\n") == 1
+    assert told.startswith("credit 'my_credits:reward' raised ValueError: invalid literal for int()")
+    assert "(in <lambda>, line " in told
 
 
 @pytest.mark.parametrize(

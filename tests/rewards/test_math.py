@@ -747,3 +747,8 @@ def test_grading_is_a_float_of_zero_or_one():
 def test_what_is_no_text_is_named(response, gold, named):
     with pytest.raises(TypeError, match=f"^{named} is "):
         grade_math(response, gold)
+
+
+@pytest.mark.parametrize("response", ["\\boxed{*/*0}", "\\boxed{0())}", "\\boxed{)0}", "\\boxed{/0}"])
+def test_an_operator_in_the_place_of_a_number_is_no_variable(response):
+    assert grade_math(response, "0") == 0.0

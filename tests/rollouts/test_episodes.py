@@ -90,6 +90,10 @@ def worth_of_a_step():
         penalty=np.array([0.0, -0.125, 0.0, 0.0, 0.0]),
         group=np.array([0, 1, -1, 0, 0], np.int32),
         advantage=np.array([1 / 3, -1.25, nothing, 0.0, nothing]),
+        weight=np.array([1.0, 0.5, 0.0, 2.0, 1.0]),
+        clip_low=np.full(5, 0.1),
+        clip_high=np.linspace(0.2, 0.3, 5),
+        spoken=Ragged.of([np.arange(n) % 2 == 0 for n in table.length], bool),
         trains=np.array([True, True, False, True, False]),
     )
 
@@ -342,7 +346,7 @@ def test_a_transcript_shows_who_said_what_in_order():
         "[tool] run_public_tests\n"
         "    {'passed': False, 'got': [41, None, 'é']}\n"
         "[1] generator/0, turn 1 (policy p0@0; 7+1 tokens; cut off; prompt cut by 2; after 0; reads 0; answer None)\n"
-        "    \0 ¶😀\n"
+        "    \\x00 ¶😀\n"
         "answer: 42\n"
         "error: RuntimeError: boom\n"
     )

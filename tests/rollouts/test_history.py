@@ -213,5 +213,5 @@ def test_cutting_leaves_control_words_spelled_out(tokenizer):
 
 def test_a_prompt_without_anything_left_to_cut_is_refused(tokenizer):
     chat = Chat(tokenizer)
-    with pytest.raises(Overlong, match=r"even without its longest message.*: raise engine\.max_prompt"):
+    with pytest.raises(Overlong, match=r"even without its longest message.*: raise max_prompt"):
         fit([ASK], chat.start, 3, True)

@@ -157,7 +157,7 @@ ERRORS = {
     "leaves while it is closed": "workflow 'flow' yielded str",
     "unspeakable": r"Unspeakable \(in flow, line \d+\)",
     "bad time-out": "ValueError: timeout_s of tool 'len' is None",
-    "not a call": "workflow 'flow' yielded str; yield a Call, a Tool, or a list of them",
+    "not a call": "workflow 'flow' yielded str; yield a Call, a Tool, a list of them, or a Fork",
     "list of not calls": "workflow 'flow' yielded int; yield a Call",
     "unknown role": "workflow 'flow' calls 'speakr', but declares only: speaker",
     "bad call": "ValueError: a message to 'speaker' needs 'role' and 'content'",
@@ -292,7 +292,7 @@ def test_a_prompt_longer_than_the_context_is_refused_and_counted():
     reply = FakeEngine(lambda p, r: "ok")
     episodes = run(wordy, TASKS[:3], reply, limits=Limits(context=150), **options)
     assert [e.error is None for e in episodes] == [True, False, True]
-    way_out = "raise engine.max_prompt (and rollout.limits.context, if set), or set rollout.limits.overlong=truncate"
+    way_out = "raise max_prompt (and the limits' context, if set), or set overlong=truncate in the limits"
     assert episodes[1].error.endswith(way_out)
     assert (last[-1].prompts_refused, last[-1].prompts_cut, last[-1].failed) == (1, 0, 1)
 

@@ -74,6 +74,25 @@ def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path, place)
     assert "\n" not in str(error.value)
 
 
+def test_a_folder_with_files_of_something_else_is_refused_and_left_as_it_is(tmp_path):
+    (tmp_path / "index.md").write_text("a page")
+    (tmp_path / "more").mkdir()
+    strange = pytest.raises(FolderError, match=r"holds files that are no run's \(index\.md and 1 more\)")
+    with strange, open_folder(tmp_path):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index.md", "more"]
+
+
+def test_a_folder_in_which_a_start_came_to_nothing_can_be_used(tmp_path):
+    with open_folder(tmp_path):
+        pass
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "train.log").write_text("what a shell keeps of the run")
+    (tmp_path / "metrics.jsonl").write_text("")
+    with open_folder(tmp_path):
+        pass
+
+
 def leave_results(folder):
     """As a run does that made a step."""
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
@@ -127,6 +146,18 @@ def test_a_folder_from_before_a_field_came_and_another_went_is_the_same_run(tmp_
     (tmp_path / "config.json").write_text(json.dumps(record))
     with pytest.raises(FolderError, match=r"cannot be used: learner.interventions.mixing.another is unknown"):
         folder.read_config(tmp_path)
+
+
+def test_what_is_wrong_with_a_stored_configuration_is_told_once(tmp_path):
+    begin(tmp_path, CONFIG, DIGESTS)
+    record = json.loads((tmp_path / "config.json").read_text())
+    record["config"]["workflow"]["name"] = "votin"
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    with pytest.raises(FolderError) as error:
+        folder.read_config(tmp_path)
+    told = str(error.value)
+    assert told.count("cannot be used") == 1 and " it: " not in told and "\n" not in told
+    assert told.endswith("did you mean 'voting'?")
 
 
 def test_a_change_that_was_accepted_and_fails_is_taken_back(tmp_path):

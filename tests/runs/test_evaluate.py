@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import script
 from stored_run import MODEL, SIZES, make_base, make_run, says
@@ -18,12 +19,14 @@ from marl_jax.commands import evaluate as evaluation_of_runs
 from marl_jax.commands.casts import Evaluation
 from marl_jax.commands.export import export
 from marl_jax.models import init, load_hf
+from marl_jax.rollouts import read_episodes
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.checkpoints import CheckpointError
 from marl_jax.run_folder.folder import FolderError, open_folder
 from marl_jax.run_folder.metrics import read_lines
 from marl_jax.runs.parts import PartsError
 from marl_jax.runs.tables import table
+from marl_jax.study.report import write_report
 from marl_jax.tasks import DataError
 
 
@@ -47,7 +50,10 @@ def run(trained, tmp_path):
 
 
 def evaluate(run, accept_changes=False, watch=lambda name: None, **asked):
-    return evaluation_of_runs.evaluate(run, Evaluation(**asked), accept_changes=accept_changes, watch=watch)
+    out = asked.pop("out", None)
+    return evaluation_of_runs.evaluate(
+        run, Evaluation(**asked), accept_changes=accept_changes, watch=watch, out=out
+    )
 
 
 def lines(run):
@@ -73,11 +79,11 @@ def test_all_checkpoints_are_one_paired_table(run):
     shown = table(records)
     assert shown.splitlines()[0] == "test: 8 problems x 4 samples, mode trained, seed 0"
     rows = [line.split() for line in shown.splitlines()]
-    (row,) = (row for row in rows if row[:1] == ["20"])
+    row, rest = (row for row in rows if row[:1] == ["20"])  # what is too wide for a terminal stands below
+    assert max(map(len, shown.splitlines())) <= 80 and len(rest) > 1
     assert row[1] == "100.0%" and row[5].startswith("+") and row[8].endswith("*")
-    assert (
-        "aggregator  20          picks a right one in 100.0% of 32 cases with one; unreadable 0.0%" in shown
-    )
+    words = " ".join(shown.split())
+    assert "aggregator 20 picks a right one in 100.0% of 32 cases with one; unreadable 0.0%" in words
 
 
 def test_the_base_is_played_once_on_the_same_problems_and_noise(run):
@@ -128,6 +134,22 @@ def test_a_base_that_answered_other_problems_or_was_graded_by_other_code_is_play
     assert names == ["base", "20"] * 4
     monkeypatch.undo()
     assert evaluate(run, watch=names.append) == first and names[8:] == ["20"]
+
+
+def test_with_out_nothing_is_written_to_the_run(run, tmp_path):
+    state = lambda: {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != ".lock"}
+    before, out = state(), tmp_path / "beside"
+    with open_folder(run):  # somebody else may be at it
+        records = evaluate(run, out=out)
+    assert state() == before
+    assert [line["checkpoint"] for line in read_lines(out / "eval.jsonl")] == ["base", "20"]
+    assert all((out / line["episodes"]).exists() for line in records)
+    names = []
+    assert evaluate(run, out=out, watch=names.append)[0] == records[0] and names == ["20"]
+    with pytest.raises(FolderError, match="lies in the run"):
+        evaluate(run, out=run / "checkpoints")
+    page = write_report(run, out)
+    assert page == out / "report.html" and page.exists() and not (run / "report.html").exists()
 
 
 def test_latest_best_and_a_step(run):
@@ -369,3 +391,37 @@ def test_the_script_prints_the_table_and_refuses_in_one_line(run, capsys):
     assert capsys.readouterr() == ("", "--samples is 0; it must be at least 1\n")
     assert script.run("experiments.evaluate", f"--workdir={run}", "--generator_checkpoint=best") == 2
     assert capsys.readouterr().err.startswith("--generator_checkpoint belongs to --generator_from=DIR")
+
+
+def ones(table):
+    """A metric: the share of an episode's calls that say 1."""
+    said = np.array([answer == "1" for answer in table.answer], float)
+    return np.bincount(table.episode, said, len(table.heads)) / np.bincount(table.episode)
+
+
+def test_episodes_of_an_evaluation_are_kept_and_their_rows_have_a_key(run):
+    (start, late) = evaluate(run, checkpoint="20", samples=2)
+    assert start["episodes"] != late["episodes"]
+    for record in (start, late):
+        told = read_episodes(run / record["episodes"])
+        assert len(told.heads) == record["problems"] * record["samples"]
+        right = [head.outcome for head in told.heads]
+        assert np.reshape(right, (-1, 2)).mean(axis=1).tolist() == record["per_problem"]
+    rows = pq.read_table(run / late["episodes"]).to_pylist()
+    assert len({(row["task"], row["sample"], row["call"]) for row in rows}) == len(rows) > 0
+    assert {row["question"] for row in rows} == {f"{i}*{i}=?" for i in range(SIZES["test"])}
+    again = evaluate(run, checkpoint="20", samples=2)[-1]
+    assert again["episodes"] == late["episodes"]  # the same play, in the same file
+
+
+def test_an_evaluation_is_by_the_metric_of_the_run(base, tmp_path):
+    folder = make_run(tmp_path / "run", base, {10: {"p0": says("1")}}, evaluation__metric=f"{__name__}:ones")
+    start, late = evaluate(folder, samples=4)
+    assert start["metric"] == late["metric"] == f"{__name__}:ones"
+    rows = pq.read_table(folder / late["episodes"]).to_pylist()
+    by_task = {}
+    for row in rows:
+        by_task.setdefault(row["task"], []).append(row["answer"] == "1")
+    assert late["per_problem"] == pytest.approx([np.mean(said) for said in by_task.values()])
+    assert 0.75 < late["accuracy"] < 1  # three generators say 1, the aggregator 1 or 2
+    assert evaluate(folder, samples=4, checkpoint="10")[0] == start  # found again

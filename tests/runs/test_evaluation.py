@@ -1,9 +1,11 @@
 """What an evaluation says of episodes, counted by hand."""
 
+import numpy as np
 import pytest
 from run_names import undocumented
 
 from marl_jax.rewards.grading import grade
+from marl_jax.rewards.own_metric import MetricError, load_metric
 from marl_jax.runs.evaluation import outcomes, summary
 from marl_jax.table import CallRecord, Episode, Table
 from marl_jax.task import Task
@@ -125,6 +127,14 @@ def test_voters_picks_and_what_was_to_be_had():
         "unreadable": 0.25,
         "pick_when_possible": pytest.approx(2 / 3),
         "possible": 3,
+        "choice": {  # a, b and d show right and wrong answers
+            "calls": 2,
+            "commonest": 1.0,
+            "asked": 3,
+            "accuracy": pytest.approx(2 / 3),
+            "chance": pytest.approx(4 / 9),
+            "balanced_accuracy": pytest.approx(0.7),
+        },
     }
     assert (found["calls_per_episode"], found["tokens_per_episode"]) == (4, 13)
 
@@ -161,6 +171,15 @@ def test_verdicts_have_precision_recall_and_the_counts_behind_them():
         "said_correct": 3,
         "was_correct": 3,
         "both_correct": 1,
+        "choice": {
+            "calls": 5,
+            "commonest": 3 / 5,
+            "right": 3,
+            "wrong": 3,
+            "recall_right": pytest.approx(1 / 3),
+            "recall_wrong": pytest.approx(1 / 3),
+            "balanced_accuracy": pytest.approx(1 / 3),
+        },
     }
 
 
@@ -198,3 +217,71 @@ def test_planners_are_worth_what_they_led_to_and_synthesizers_the_outcome():
 def test_a_part_of_a_point_is_right_from_one_half_on():
     table = Table.of([episode("a", [], answer) for answer in ("0.5", "0.49")])
     assert outcomes(grade(table, lambda task, answer: float(answer)), 2).tolist() == [[True, False]]
+
+
+# ---------------------------------------------------------------- a metric of one's own
+
+
+def tokens_left(table):
+    """The share of 10 tokens that an episode did not need."""
+    return 1 - np.bincount(table.episode, table.length, len(table.heads)) / 10
+
+
+def odd(table):
+    return [head.task.id in "ac" for head in table.heads]
+
+
+def wrong(value):
+    return lambda table: value
+
+
+PERCENT, TOO_FEW, WORDS = wrong([50.0, 60.0]), wrong([1.0]), wrong("good")
+
+
+def broken(table):
+    return table.colour
+
+
+def test_the_accuracy_is_the_mean_of_a_metric_and_what_failed_is_worth_nothing():
+    episodes = [single("a", "1"), single("b", "42"), single("c", "42", error="a tool failed")]
+    found = summary(graded(*episodes), 1, [0.1, 0.1, 0.1], load_metric(f"{__name__}:tokens_left"))
+    # One call of 4 tokens leaves 0.6, whatever it answered.
+    assert found["per_problem"] == pytest.approx([0.6, 0.6, 0.0]) and found["accuracy"] == pytest.approx(0.4)
+    assert found["pass_at_k"] == pytest.approx({"1": 2 / 3})  # 0.6 is 0.5 or more
+    assert (
+        found["difference"]["mean"] == pytest.approx(0.3) and 0 <= found["ci_low"] <= 0.4 <= found["ci_high"]
+    )
+    assert found["roles"]["generator"]["accuracy"] == 0.5  # the role's own answers are graded as ever
+
+
+def test_a_metric_of_right_and_wrong_has_wilsons_interval():
+    found = summary(graded(*(single(t, "0") for t in "abc")), 1, metric=load_metric(f"{__name__}:odd"))
+    by_grade = summary(graded(*(single(t, "42" if t in "ac" else "0") for t in "abc")), 1)
+    same = ("accuracy", "ci_low", "ci_high", "per_problem", "pass_at_k")
+    assert [found[name] for name in same] == [by_grade[name] for name in same]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("PERCENT", "returned 50 for episode 0; it is shown as a share, so scale it to 0 .. 1"),
+        ("TOO_FEW", "returned 1 values for 2 episodes; return one number per episode"),
+        ("WORDS", "returned 'good'; return one number per episode"),
+        (
+            "broken",
+            r"raised AttributeError: 'Table' object has no attribute 'colour' \(in broken, line \d+\)$",
+        ),
+    ],
+)
+def test_what_is_no_metric_is_one_line_by_its_name(name, told):
+    with pytest.raises(MetricError, match=f"^metric '{__name__}:{name}' {told}") as error:
+        summary(graded(single("a", "1"), single("b", "1")), 1, metric=load_metric(f"{__name__}:{name}"))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("accuracy", "give 'module:function'"), ("math:pi", "is a float, not a function")]
+)
+def test_a_metric_that_is_no_function_is_refused_before_anything_is_played(name, told):
+    with pytest.raises(ValueError, match=told):
+        load_metric(name)

@@ -86,7 +86,7 @@ def test_an_export_has_the_tokenizer_of_its_base_and_modes_like_other_files(
     (tmp_path / "vocab.json").write_text("of another export")
     umask = os.umask(0o027)
     try:
-        export(request.getfixturevalue(trained), "p1", tmp_path, format=format)
+        export(request.getfixturevalue(trained), "p1", tmp_path, format=format, overwrite=True)
     finally:
         os.umask(umask)
     assert digest_tokenizer(tmp_path) == digest_tokenizer(base)
@@ -129,20 +129,59 @@ def test_tied_embeddings_stay_tied(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, params, trained)
 
 
-def test_weights_are_rounded_once_to_what_the_base_is_stored_in(tmp_path):
+def test_weights_that_were_trained_in_float32_stay_so_unless_they_are_asked_for_rounded(tmp_path):
     half = dataclasses.replace(MODEL, dtype="bfloat16")
     base = make_base(
         tmp_path / "base", jax.tree.map(lambda leaf: leaf.astype("bfloat16"), init(0, MODEL)), half
     )
     run = make_run(tmp_path / "run", base, {3: {"p0": FULL}}, policies__dtype="float32")
-    assert export(run, "p0", tmp_path / "a").dtype == "bfloat16"
+    rounded = export(run, "p0", tmp_path / "a", dtype="bfloat16")
+    assert str(rounded).endswith(
+        "\nThe weights were trained in float32 and are rounded to bfloat16, as it was asked for."
+    )
     config, params = load_hf(tmp_path / "a")
     assert config == half
     jax.tree.map(
         lambda ours, leaf: np.testing.assert_array_equal(ours, leaf.astype("bfloat16")), params, FULL
     )
-    export(run, "p0", tmp_path / "b", dtype="float32")
+    assert export(run, "p0", tmp_path / "b").dtype == "float32"
     jax.tree.map(np.testing.assert_array_equal, load_hf(tmp_path / "b")[1], FULL)
+    start = export(run, "p0", tmp_path / "c", checkpoint="base")
+    assert (start.dtype, start.note) == ("bfloat16", "")  # nothing of it was ever more
+
+
+def test_an_adapter_in_a_base_of_bfloat16_says_that_the_sum_is_rounded(tmp_path):
+    half = dataclasses.replace(MODEL, dtype="bfloat16")
+    weights = jax.tree.map(lambda leaf: leaf.astype("bfloat16"), init(0, MODEL))
+    base, low = make_base(tmp_path / "base", weights, half), {"policies__train": "lora"}
+    low |= {"policies__lora_rank": RANK, "policies__lora_alpha": ALPHA}
+    run = make_run(tmp_path / "run", base, {3: {"p0": adapter(5), "p1": adapter(6)}}, **low)
+    done = export(run, "p1", tmp_path / "a")
+    assert done.dtype == "bfloat16" and done.note.endswith(
+        "the sum is rounded to bfloat16, as the base is stored: --dtype=float32 keeps it whole."
+    )
+    whole = export(run, "p1", tmp_path / "b", dtype="float32")
+    assert (whole.dtype, whole.note) == ("float32", "")
+
+
+@pytest.mark.parametrize("format", ["hf", "peft"])
+def test_files_of_a_model_are_not_replaced_unasked(lora, tmp_path, format):
+    (tmp_path / "notes.txt").write_text("mine")
+    export(lora, "p0", tmp_path, format=format)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(
+        FolderError, match="which would be replaced: choose another --out, or replace it with --ov"
+    ):
+        export(lora, "p1", tmp_path, format=format)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    export(lora, "p1", tmp_path, format=format, overwrite=True)
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert after != before and after["notes.txt"] == b"mine"
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "tokenizer.json").write_text("{}")
+    with pytest.raises(FolderError, match=r"holds tokenizer\.json, which would be replaced"):
+        export(lora, "p1", other, format=format)
 
 
 def test_a_merged_adapter_computes_what_the_policy_computed(lora, tmp_path):

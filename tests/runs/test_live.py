@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from marl_jax.alarms.watch import judge
 from marl_jax.rollouts import Progress
 from marl_jax.runs import live
 from marl_jax.runs.live import Live
@@ -111,6 +112,24 @@ def test_a_terminal_shows_where_the_run_is(monkeypatch):
         "reward    0.55   generator 0.52   aggregator 0.61",
         "time      8.0 s a step, about 20 min left, 3,054 tokens/s",
     ]
+
+
+def test_an_alarm_is_told_when_it_begins_and_stands_there_while_it_holds():
+    clock, stream = Clock(), Terminal()
+    view = Live(100, ROLES, stream, clock)
+    idle = {
+        "groups/aggregator/groups": 4,
+        "groups/aggregator/singletons": 4,
+        "groups/aggregator/zero_variance": 0,
+    }
+    watch = judge([{"step": step, **idle} for step in (1, 2, 3)])
+    view.alarms(watch.alarms, watch.holding)
+    run(view, clock, (3, 4))
+    assert stream.screen()[0].startswith("ALARM at step 3: nothing to learn (aggregator): 100% of 12 groups")
+    assert stream.screen()[-1] == "alarms    nothing to learn (aggregator) since step 3"
+    view.alarms([], [])
+    run(view, clock, (5,))
+    assert stream.screen()[-1].startswith("time")
 
 
 def test_the_time_left_follows_recent_steps_not_the_compilation():

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import shutil
+import sys
 import threading
 
 import numpy as np
@@ -13,13 +14,15 @@ from tiny_run import letters, tiny_config
 
 from marl_jax.config.run_config import CheckpointConfig, DataConfig, EvaluationConfig, WorkflowConfig
 from marl_jax.learning import AdvantageConfig
-from marl_jax.rewards.credit import CreditConfig
-from marl_jax.rollouts import read_episodes
+from marl_jax.models.tokenizer import build_micro_tokenizer
+from marl_jax.pretraining.pairs import write_pairs
+from marl_jax.rewards.credit import CreditConfig, CreditError
+from marl_jax.rollouts import EpisodesFailed, read_episodes
 from marl_jax.run_folder.checkpoints import restore, steps
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.runs import loop
+from marl_jax.runs import loop, opening
 from marl_jax.runs.live import Live
-from marl_jax.runs.parts import load_parts
+from marl_jax.runs.parts import PartsError, load_parts
 from marl_jax.sampling import engine
 from marl_jax.tasks import DataError, Task
 from marl_jax.workflows import Call, judge, solver, workflow
@@ -206,15 +209,67 @@ def failing(task, prompts):
     raise ValueError("no such word")
 
 
-def test_steps_in_which_every_episode_failed_are_told_once(base, tmp_path):
-    config = tiny_config(
+@workflow(roles=("generator", "aggregator"), families=("math",))
+def mute(task, prompts):
+    yield Call("generator", prompts.generator(question=task.question))
+
+
+@workflow(roles=("generator", "aggregator"), families=("math",))
+def misspelt(task, prompts):
+    yield Call("generator", prompts.generater(question=task.question))
+
+
+def own_workflow(base, flow, **changes):
+    """Two steps of a workflow, graded, without evaluations."""
+    return tiny_config(
         base,
         steps=2,
-        workflow=WorkflowConfig(f"{__name__}:failing", prompts="micro"),
+        workflow=WorkflowConfig(f"{__name__}:{flow.name}", prompts="micro"),
         rewards=CreditConfig(),
-        evaluation=EvaluationConfig(every=0),
         checkpoints=CheckpointConfig(best=False),
+        **{"evaluation": EvaluationConfig(every=0), **changes},
     )
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_run_ends_with_the_first_traceback_where_every_episode_failed(base, tmp_path, every):
+    config = own_workflow(base, failing, evaluation=EvaluationConfig(every=every, problems=4))
+    with pytest.raises(EpisodesFailed) as error:
+        loop.train(config, tmp_path / "run", live=quiet(2))
+    told = str(error.value)
+    assert told.startswith(f"workflow 'failing': all {4 if every else 16} episodes ended in an error")
+    assert "Traceback (most recent call last):" in told and told.endswith("ValueError: no such word")
+    assert records(tmp_path / "run") == ([], [])
+
+
+def test_a_workflow_that_returns_nothing_ends_the_run_unless_a_reward_of_ones_own_does_without(
+    base, tmp_path
+):
+    with pytest.raises(EpisodesFailed, match="workflow 'mute' returned nothing in all 16 episodes"):
+        loop.train(own_workflow(base, mute), tmp_path / "run", live=quiet(2))
+    own = dataclasses.replace(own_workflow(base, mute), rewards=CreditConfig("tiny_run:letters"))
+    assert loop.train(own, tmp_path / "own", live=quiet(2)) == 2
+
+
+def test_a_workflow_that_cannot_begin_is_told_before_anything_is_compiled(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "make_service", lambda *_, **__: pytest.fail("an engine was built"))
+    with pytest.raises(EpisodesFailed, match=r"on all 16 problems(.|\n)*no prompt file for role 'generater'"):
+        loop.train(own_workflow(base, misspelt), tmp_path / "run", live=quiet(2))
+
+
+def test_prompts_that_are_all_too_long_are_told_before_anything_is_compiled(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "make_service", lambda *_, **__: pytest.fail("an engine was built"))
+    config = own_workflow(base, drafted)
+    short = dataclasses.replace(config, engine=dataclasses.replace(config.engine, max_prompt=4))
+    with pytest.raises(
+        PartsError, match=r"engine\.max_prompt is 4, and the shortest prompt of 16 problems has \d\d tokens"
+    ):
+        loop.train(short, tmp_path / "run", live=quiet())
+
+
+def test_failures_below_the_threshold_of_the_configuration_are_told_once(base, tmp_path):
+    config = own_workflow(base, failing)
+    config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, max_failed=None))
     said = io.StringIO()
     assert loop.train(config, tmp_path / "run", live=Live(2, config.roles, said)) == 2
     told = [line for line in said.getvalue().splitlines() if "every episode" in line]
@@ -222,6 +277,68 @@ def test_steps_in_which_every_episode_failed_are_told_once(base, tmp_path):
     assert told[0].startswith(
         "step 1: every episode ended in an error, the first in ValueError: no such word"
     )
+
+
+def raising(graded):
+    return [None.worth for _ in graded]
+
+
+def test_a_reward_that_raises_is_one_line_with_the_place(base, tmp_path):
+    config = tiny_config(base, steps=1, rewards=CreditConfig(f"{__name__}:raising"))
+    line = raising.__code__.co_firstlineno + 1
+    with pytest.raises(CreditError) as error:
+        loop.train(config, tmp_path / "run", live=quiet(1))
+    assert str(error.value) == (
+        f"credit '{__name__}:raising' raised AttributeError: 'NoneType' object has no attribute 'worth' "
+        f"(in <listcomp>, line {line})"
+        if sys.version_info < (3, 12)
+        else f"credit '{__name__}:raising' raised AttributeError: 'NoneType' object has no attribute 'worth' "
+        f"(in raising, line {line})"
+    )
+
+
+def test_evaluations_that_are_lost_are_told_when_a_run_goes_on(base, whole, tmp_path):
+    copy, said = shutil.copytree(whole, tmp_path / "run"), io.StringIO()
+    lines = (copy / "eval.jsonl").read_text().splitlines(keepends=True)
+    (copy / "eval.jsonl").write_text(lines[1] + lines[2][:40])
+    assert loop.train(tiny_config(base), copy, live=Live(8, ("generator", "aggregator"), said)) == 8
+    assert (
+        "eval.jsonl was damaged: it lacks the evaluation of step 0, 8, and without that of step 0"
+        in said.getvalue()
+    )
+
+
+def test_prompts_far_from_what_the_base_was_trained_on_are_told_in_the_first_step(base, tmp_path):
+    strange, tokens = shutil.copytree(base, tmp_path / "base"), len(build_micro_tokenizer())
+    write_pairs(strange, np.zeros((tokens, tokens), bool))
+    run(strange, tmp_path / "run", steps=2)
+    first, second = records(tmp_path / "run")[0]
+    told = [text for text in first["warnings"] if "far from what the base was trained on: 100%" in text]
+    assert len(told) == 2 and "'generator'" in told[0] and "'aggregator'" in told[1]  # once per template
+    assert "warnings" not in second
+
+
+def calls_of_all(table):
+    """A metric: the share of an episode's calls that are cut off."""
+    return np.bincount(table.episode, table.truncated, len(table.heads)) / 3
+
+
+def test_a_metric_of_ones_own_is_the_accuracy_decides_best_and_is_named(base, tmp_path):
+    config = own_data(base, unanswerable, steps=2)
+    config = dataclasses.replace(
+        config, evaluation=EvaluationConfig(every=1, problems=4, metric=f"{__name__}:calls_of_all")
+    )
+    loop.train(config, tmp_path / "run", live=quiet(2))
+    lines = records(tmp_path / "run")[1]
+    assert [line["metric"] for line in lines] == [f"{__name__}:calls_of_all"] * 3
+    for line in lines:
+        assert line["accuracy"] == pytest.approx(np.mean(line["per_problem"])) and 0 < line["accuracy"] <= 1
+        assert {round(3 * value, 9) for value in line["per_problem"]} <= {0.0, 1.0, 2.0, 3.0}
+    best = max(lines, key=lambda line: (line["accuracy"], -line["step"]))
+    _, data = restore(tmp_path / "run" / "checkpoints", "latest", {})
+    assert data["best"] == {"step": best["step"], "accuracy": best["accuracy"]}
+    digests = json.loads((tmp_path / "run" / "config.json").read_text())["digests"]
+    assert "code of metric" in digests
 
 
 def test_a_changed_configuration_is_refused_by_field_unless_accepted(base, whole):

@@ -1,6 +1,7 @@
 """The page that a run begins with says what will happen, to whom, and where it is written."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,18 @@ from marl_jax.config.run_config import load_config
 from marl_jax.models import ModelConfig
 from marl_jax.planning.devices import KINDS, Device
 from marl_jax.planning.plan import make_plan
-from marl_jax.runs.page import page
+from marl_jax.runs.page import page, plan_page
 from marl_jax.sampling.shapes import EngineSettings
 
 DEVICE = Device("CPU", "cpu", 8 << 30, bandwidth=1e10, bfloat16=1e11, float32=1e11)
 TASKS = {"train": 12704, "val": 256}
 SETTLED = EngineSettings((96, 48), (128, 640), chunks=(64,), prefill_tokens=640, prefixes=8)
+
+
+@pytest.fixture(autouse=True)
+def no_step_was_measured(monkeypatch, tmp_path):
+    """Other tests train here, and a plan goes by their steps where there are any."""
+    monkeypatch.setenv("MARL_JAX_CACHE", str(tmp_path))
 
 
 def text_of(
@@ -43,8 +50,8 @@ def line(text: str, label: str) -> str:
 )
 def test_it_is_one_page_of_a_terminal(cell, scale):
     text = text_of(cell, scale)
-    assert len(text.splitlines()) <= 30
-    assert max(map(len, text.splitlines())) <= 100
+    assert len(text.splitlines()) <= 36
+    assert max(map(len, text.splitlines())) <= 80
     assert text == text.rstrip() and "\t" not in text
 
 
@@ -110,3 +117,27 @@ def test_memory_and_time_are_those_of_the_plan():
     assert "without grading and compilation" in time and "50% of max_new_tokens" in time
     unknown = dataclasses.replace(KINDS[0], name="NVIDIA L4", bandwidth=0.0, bfloat16=0.0, float32=0.0)
     assert "not known for NVIDIA L4" in line(text_of(device=unknown), "time")
+
+
+@pytest.mark.parametrize(
+    "cell", ["configs/micro.py:voting-isolated-s-math", "configs/qwen3.py:orch_workers-isolated-4b-code"]
+)
+def test_the_plan_fits_a_terminal_of_80_columns_and_breaks_no_word(cell):
+    config = load_config(cell)
+    model = ModelConfig.preset(cell.split("-")[2])
+    devices = [*KINDS.values(), DEVICE] if isinstance(KINDS, dict) else [*KINDS, DEVICE]
+    plans = [make_plan(config, model, device) for device in devices]
+    text = plan_page(config, model, "configs/bases/micro-s", plans)
+    assert max(map(len, text.splitlines())) <= 80
+    for plan in plans:  # whole names, and every device has its verdict
+        assert f"{plan.device.name} " in text or plan.device.name in text.split()
+        assert f"{plan.device.name} fits" in " ".join(text.split()) or "does not fit" in text
+
+
+@pytest.mark.parametrize(("rank", "told"), [(64, True), (4, False)])
+def test_adapters_larger_than_the_model_are_told_with_a_rank_that_is_not(rank, told):
+    text = " ".join(text_of(policies__train="lora", policies__lora_rank=rank).split())
+    assert ("more than the 385.1k of the whole model: lower --config.policies.lora_rank to" in text) is told
+    if told:
+        lower = int(re.search(r"lora_rank to (\d+)", text)[1])
+        assert "of the whole model" not in text_of(policies__train="lora", policies__lora_rank=lower)

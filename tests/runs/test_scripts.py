@@ -1,6 +1,7 @@
 """What a user can put right is told in one line by every script, before anything is compiled."""
 
 import dataclasses
+import io
 import json
 import os
 import shutil
@@ -8,12 +9,13 @@ import sys
 
 import pytest
 import script
-from absl import flags
+from absl import flags, logging
 from stored_run import make_base
 
-from experiments import cli
+from marl_jax.commands import cli
 from marl_jax.models import ModelConfig
 from marl_jax.models.hf import write_json
+from marl_jax.rollouts import EpisodesFailed
 from marl_jax.study import matrix
 
 CELL = "--config=configs/micro.py:voting-isolated-s-math"
@@ -185,3 +187,31 @@ def test_a_small_matrix_from_the_command_line_to_its_page(base, tmp_path, monkey
     assert "<h2>Cells</h2>" in page and "2 runs." in page
     assert script.run("experiments.matrix", *asked) == 0  # nothing is left to do
     assert "[2/2] single-shared-xs-math, seed 1: done" in capfd.readouterr().err
+
+
+def test_warnings_are_sentences_and_not_lines_of_a_log(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["script"])
+    told = io.StringIO()
+
+    def main(*_):
+        handler = logging.get_absl_handler().python_handler
+        monkeypatch.setattr(handler, "stream", told)
+        logging.warning("%d rows are broken", 3)
+        logging.error("the disk is slow")
+
+    with pytest.raises(SystemExit) as end:
+        cli.run(main)
+    assert not end.value.code
+    assert told.getvalue() == "warning: 3 rows are broken\nerror: the disk is slow\n"
+
+
+def test_a_run_that_fails_is_told_without_a_traceback_of_the_library(capfd, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["script"])
+
+    def main(*_):
+        raise EpisodesFailed("workflow 'x': all 4 episodes ended in an error; the first:\nTraceback ...")
+
+    with pytest.raises(SystemExit) as end:
+        cli.run(main)
+    assert end.value.code == cli.FAILED == 1
+    assert capfd.readouterr().err.splitlines()[1:] == ["Traceback ..."]

@@ -10,7 +10,9 @@ from scipy import stats
 from marl_jax.runs.intervals import (
     Interval,
     bootstrap,
+    holm,
     over_seeds,
+    p_value,
     paired_bootstrap,
     pass_at_k,
     wilson,
@@ -217,3 +219,28 @@ def test_intervals_over_seeds_hold_the_mean_about_as_often_as_they_say(
         found = over_seeds(values, bounds=(-9.0, 9.0))
         held += found.low <= 0 <= found.high
     assert least <= held / times <= 0.975
+
+
+def test_the_p_value_of_a_layout_where_seeds_differ_most_is_that_of_a_t_test_over_seeds():
+    by_seed = np.array([0.1, 0.3, 0.25, 0.2])
+    values = by_seed[:, None] + np.array(
+        [-0.001, 0.001]
+    )  # problems hardly differ, and in the same way in each run
+    assert p_value(values) == pytest.approx(stats.ttest_1samp(by_seed, 0).pvalue, rel=0.01)
+
+
+def test_a_p_value_is_small_just_where_the_interval_excludes_zero():
+    rng, agree = np.random.default_rng(0), []
+    for _ in range(200):
+        values = rng.normal(rng.normal(0, 0.2), 0.5, (3, 30)) + rng.normal(0, 0.1, (3, 1))
+        agree.append((p_value(values) < 0.05) == over_seeds(values, bounds=(-9.0, 9.0)).excludes_zero)
+    assert all(agree)
+
+
+def test_one_seed_or_equal_values_are_no_test():
+    assert p_value(np.ones((1, 5))) is None and p_value(np.ones((3, 5))) is None
+
+
+def test_holm_multiplies_by_how_many_are_left_and_never_falls():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0] and holm([]) == []

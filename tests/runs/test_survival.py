@@ -18,7 +18,7 @@ import pytest
 from run_kit import quiet, records, run, same, weights
 from tiny_run import KINDS, tiny_config
 
-from marl_jax.learning.update import NonFiniteGradients
+from marl_jax.learning.update import Learner, NonFiniteGradients
 from marl_jax.run_folder.checkpoints import CheckpointError, steps
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import loop, opening
@@ -175,7 +175,7 @@ def test_a_stop_while_evaluating_loses_no_evaluation(base, whole, tmp_path, monk
 
 
 def test_a_run_stopped_by_broken_gradients_keeps_its_last_good_checkpoint(base, whole, tmp_path, monkeypatch):
-    steps_made, real = itertools.count(1), opening.Learner.step
+    steps_made, real = itertools.count(1), Learner.step
 
     def step(self, *args, **options):
         if next(steps_made) == 6:
@@ -183,7 +183,7 @@ def test_a_run_stopped_by_broken_gradients_keeps_its_last_good_checkpoint(base, 
         return real(self, *args, **options)
 
     with monkeypatch.context() as patch, pytest.raises(NonFiniteGradients):
-        patch.setattr(opening.Learner, "step", step)
+        patch.setattr(Learner, "step", step)
         run(base, tmp_path / "run")
     assert steps(tmp_path / "run" / "checkpoints")[-1] == 4
     assert run(base, tmp_path / "run") == 8

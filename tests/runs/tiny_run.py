@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from marl_jax import policies
+from marl_jax.config.phase_fields import Phase
 from marl_jax.config.run_config import (
     CheckpointConfig,
     DataConfig,
@@ -34,7 +35,7 @@ from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.rewards import run_program
 from marl_jax.rewards.credit import CreditConfig
-from marl_jax.workflows import BUILT_IN, Call, Tool, workflow
+from marl_jax.workflows import BUILT_IN, Call, Fork, Tool, workflow
 
 MODEL = dataclasses.replace(
     ModelConfig.preset("xs"), num_hidden_layers=1, hidden_size=32, intermediate_size=64
@@ -89,6 +90,19 @@ def tooled(task, prompts):
     return (yield Call("aggregator", [{"role": "user", "content": f"{draft.text} {right}"}]))
 
 
+@workflow(roles=("generator", "aggregator"))
+def forking(task, prompts, *, rng):
+    """A tree of six paths, with a tool before the first fork and one behind it."""
+    draft = yield Call("generator", prompts.generator(question=task.question), keep=True)
+    told = yield Tool(len, (draft.text,), timeout_s=60.0)
+    branch = yield Fork(2)
+    also = yield Tool(int, (branch,), timeout_s=60.0)
+    word = "ab"[rng.integers(2)]
+    more = yield Call("generator", [{"role": "user", "content": f"{told}{also}{word}"}], after=draft)
+    yield Fork(2 + 2 * branch)
+    return (yield Call("aggregator", [{"role": "user", "content": more.text}], reads=[more]))
+
+
 def lora(config):
     chosen = dataclasses.replace(config.policies, train="lora", lora_rank=2, lora_alpha=4.0)
     return dataclasses.replace(config, policies=chosen)
@@ -123,12 +137,33 @@ def with_tools(config):
     )
 
 
+def branching(config):
+    """Episodes that fork, their siblings packed behind the prompts that they share."""
+    return dataclasses.replace(
+        packed(config),
+        workflow=WorkflowConfig("tiny_run:forking", prompts="micro"),
+        engine=dataclasses.replace(config.engine, max_prompt=160),
+        rollout=RolloutConfig(samples=2),
+    )
+
+
 def packed(config):
     """Prompts shared and rows packed, in micro-batches of several shapes."""
     return dataclasses.replace(config, learner=dataclasses.replace(config.learner, batch=BatchConfig()))
 
 
-_CHANGED = (lora, intervened, redrawn, wide, with_tools, packed)
+def phased(config):
+    """Play and collect, SFT from the base, DPO against its start, policies that change places, and again."""
+    phases = (
+        Phase(2, "play", collect=True),
+        Phase(2, "sft", objective="sft", source="collected", start="base", learner={"preference.best": 1}),
+        Phase(2, "dpo", objective="dpo", source="collected:play", reference="start", optimiser="fresh"),
+        Phase(1, "swap", copies={"p0": "p1", "p1": "p0"}, roles=("generator",)),
+    )
+    return dataclasses.replace(config, phases=phases)
+
+
+_CHANGED = (lora, intervened, redrawn, wide, with_tools, packed, branching, phased)
 KINDS = {"plain": lambda config: config, **{kind.__name__: kind for kind in _CHANGED}}
 
 
@@ -163,13 +198,14 @@ def main():
     parser.add_argument("--stuck", type=float, default=0.0)
     asked = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
-    from marl_jax.runs import loop, opening, play
+    from marl_jax.learning import Learner
+    from marl_jax.runs import loop, play
 
     places = {
         "opening": (play, "load_parts"),
         "step": (loop, "step"),
-        "learning": (opening.Learner, "step"),
-        "policy": (opening.Learner, "_update"),
+        "learning": (Learner, "step"),
+        "policy": (Learner, "_update"),
     }
     if asked.at:
         number = signal.Signals[asked.signal]

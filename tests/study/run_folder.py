@@ -82,6 +82,7 @@ def metrics(step, roles=ROLES, isolated=True, **more):
 
 def evaluation(step, accuracy, difference=None, **more):
     record = {"step": step, "split": "val", "mode": "trained", "accuracy": accuracy}
+    record |= {"per_problem": [float(k < round(128 * accuracy)) for k in range(128)]}
     record |= {"ci_low": accuracy - 0.06, "ci_high": accuracy + 0.055, "problems": 128, "samples": 1}
     return (
         record

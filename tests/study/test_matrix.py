@@ -67,7 +67,7 @@ def test_a_job_is_the_command_that_a_person_would_type(tmp_path):
     for job in make_jobs(MICRO, texts, tmp_path, TWO, seeds=2):
         config, rest = from_argv(job.training)
         assert config == job.config and config.seed in (7, 8) and config.policies.base == "a b"
-        assert rest == ["experiments.train", f"--workdir={job.folder}", "--noreport"]
+        assert rest == ["marl_jax", "train", f"--workdir={job.folder}", "--noreport"]
 
 
 def test_cells_are_those_that_fit_a_pattern_in_the_order_of_the_file(tmp_path):
@@ -76,7 +76,10 @@ def test_cells_are_those_that_fit_a_pattern_in_the_order_of_the_file(tmp_path):
         "single-shared-xs-math",
         "voting-shared-xs-math",
     ]
-    assert len(cells(MICRO)) == 54 and len(set(cells(MICRO))) == 54
+    assert len(cells(MICRO, "*")) == len(set(cells(MICRO, "*"))) == 69
+    of_study = [job.cell for job in make_jobs(MICRO, [], tmp_path)]  # without a pattern
+    assert of_study == cells(MICRO, "study") and len(set(of_study)) == 54
+    assert not any(name.startswith(("debate", "planner_coder", "self_refine")) for name in of_study)
     assert len(cells("configs/study.py", "voting-*-4b-*")) == 4
     assert cells(f"{MICRO}:eval_opt-shared-m-code") == ["eval_opt-shared-m-code"]
     assert cells(MICRO, "single-isolated-s-math") == cells(f"{MICRO}:single-isolated-s-math")
@@ -86,7 +89,7 @@ def test_cells_are_those_that_fit_a_pattern_in_the_order_of_the_file(tmp_path):
 @pytest.mark.parametrize(
     "spec, texts, patterns, message",
     [
-        (MICRO, (), "votng-*-xs-math", "fits none of the 54 cells: did you mean 'voting-"),
+        (MICRO, (), "votng-*-xs-math", "fits none of the 69 cells: did you mean 'voting-"),
         (
             f"{MICRO}:voting-shared-s-math",
             (),
@@ -94,7 +97,7 @@ def test_cells_are_those_that_fit_a_pattern_in_the_order_of_the_file(tmp_path):
             "names a cell, --cells=voting-.* others: leave one of them out",
         ),
         (MICRO, [("steps", "0")], TWO, "steps is 0, so that there is nothing to train"),
-        (MICRO, (), "*,", "--cells= fits none of the 54 cells, such as single-shared-xs-math"),
+        (MICRO, (), "*,", "--cells= fits none of the 69 cells, such as single-shared-xs-math"),
         (
             MICRO,
             [("stps", "1"), ("seed", "x")],
@@ -136,6 +139,8 @@ def test_the_folder_says_how_far_a_job_is(jobs):
     accepted = dataclasses.replace(changed, accept_changes=True)
     matrix.check([accepted])
     assert matrix.state(accepted).kind is Kind.DONE and "--accept_changes" in accepted.training
+    leave(done, alarms="stop")  # changes no number
+    assert matrix.state(done).kind is Kind.DONE
 
 
 def test_a_start_that_came_to_nothing_is_none(jobs):
@@ -194,7 +199,7 @@ def test_who_looks_whether_a_folder_is_in_use_keeps_nobody_out_of_it(jobs):
 )
 def test_the_best_and_the_final_policies_play_all_of_test_once(jobs, played, left):
     leave(jobs[0], played=played)  # the score falls from step 2 to step 4
-    found = [command[2] for command in jobs[0].testing(1)]
+    found = [command[3] for command in jobs[0].testing(1)]
     assert found == [f"--checkpoint={step}" for step in left]
 
 
@@ -211,8 +216,8 @@ def worked(monkeypatch):
 
         def instead(command, stop):
             job = next(by_folder[word] for word in command if word in by_folder)
-            ran.append((command[0].removeprefix("experiments."), job.cell, job.config.seed))
-            return does(job, command[0].removeprefix("experiments."), stop)
+            ran.append((command[1], job.cell, job.config.seed))
+            return does(job, command[1], stop)
 
         monkeypatch.setattr(matrix, "_run", instead)
         return matrix.work(jobs, samples, said.append), ran, said
@@ -269,8 +274,8 @@ def test_several_at_once_share_the_jobs_and_what_follows_them(jobs, monkeypatch)
             next(job for job in jobs if f"--workdir={job.folder}" in command),
             threading.current_thread().name,
         )
-        ran.append((command[0], job.name, me))
-        if command[0] == "experiments.train":
+        ran.append((command[1], job.name, me))
+        if command[1] == "train":
             training[me].set()
             training["second"].wait(30)  # which comes by the job that the first is at
             leave(job)
@@ -287,7 +292,7 @@ def test_several_at_once_share_the_jobs_and_what_follows_them(jobs, monkeypatch)
         thread.start()
     for thread in both:
         thread.join(60)
-    assert len([one for one in ran if one[0] == "experiments.train"]) == 2
+    assert len([one for one in ran if one[0] == "train"]) == 2
     assert len(trouble) == 2
     assert all("another process is at it" in text for some in trouble for text in some)
 
@@ -336,7 +341,8 @@ def test_a_matrix_that_is_asked_to_stop_asks_its_child_once_and_ends_well(tmp_pa
         "from marl_jax.study import matrix\n"
         "matrix.Job.training = property(lambda job: ['slow_child'])\n"
         "from absl import flags\n"
-        "from experiments import cli, matrix as script\n"
+        "from marl_jax.commands import cli\n"
+        "from experiments import matrix as script\n"
         "cli.run(script.main, read=script.read)\n"
     )
     (tmp_path / "slow_child.py").write_text(CHILD)

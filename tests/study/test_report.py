@@ -154,7 +154,7 @@ def test_the_page_tells_what_the_run_was_and_how_it_went(whole):
         "64 problems × 8 episodes",
         "base configs/bases/micro-s data",
         "base configs/bases/micro-s aaaaaaaaaaaa, tokenizer bbbbbbbbbbbb, data train dddddddddddd",
-        "rubric (alpha 0.5, batch task, threads 1)",
+        "rubric (alpha 0.5, batch task, leaves mean, threads 1)",
         "max_new_tokens 64, temperature 1.0",
         "jax 0.10.2",
         "rollout 62%, grade 5%, learn 31%",
@@ -388,7 +388,8 @@ def test_a_folder_of_runs_has_a_row_and_a_section_for_each_and_links_that_lead_s
     assert "2 runs." in page.words
     assert page.tags.count("section") == 2
     assert "b & <c>/seed 0 voting-isolated-s-math 3/200 40.0%" in page.words
-    assert "50.0% no cliff +10.0 +2.0 to +18.0" in page.words and "we call it a cliff where" in page.words
+    assert "50.0% not finished +10.0 +2.0 to +18.0" in page.words
+    assert "We call it a cliff where" in page.words
     assert "broken/metrics.jsonl' holds a line that is no JSON" in page.words
     assert "blocked/eval.jsonl' cannot be used" in page.words
     for number, told in enumerate(("is no run's", "is damaged (config, ", "is no JSON")):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from run_folder import config, evaluation, metrics, write_run
 
-from marl_jax.runs.intervals import over_seeds
+from marl_jax.runs.intervals import holm, over_seeds
 from marl_jax.study import seeds
 from marl_jax.study.record import read_run
 from marl_jax.study.run_tables import NONE, plain
@@ -58,7 +58,8 @@ def test_runs_are_of_a_cell_where_they_are_equal_but_for_their_seed(tmp_path):
 
 def test_measures_are_of_each_run(tmp_path):
     one = seeds.measures(run(tmp_path / "a", 0, RISE, test=(answers(0, 1, 0), answers(1, 1, 0))))
-    assert one["base"].right.tolist() == [0, 0] and one["peak"].right.tolist() == [1, 1]
+    # The odd problem chooses step 20 for the even one, the even problem step 10 for the odd one.
+    assert one["base"].right.tolist() == [0, 0] and one["peak"].right.tolist() == [1, 0]
     np.testing.assert_allclose(one["terminal"].right, [1, 1 / 3])
     assert seeds.difference(one["test final"], one["test base"]).tolist() == [1, 0, 0]
     assert seeds.difference(one["test final"], one["base"]) is None  # other problems
@@ -88,8 +89,8 @@ def test_the_table_has_means_over_seeds_with_their_intervals(tmp_path):
     (row,) = table.rows
     low, high = 100 * np.array(over_seeds(np.array([[0, 0], [0, 1], [0, 0]]))[1:])
     assert row[:3] == ("voting-isolated-s-math", "3", f"16.7%\n{low:.1f} – {high:.1f}")
-    # Terminal: (1 + 1/3 + 1/3 + 1/3) / 6.
-    assert [text.partition("\n")[0] for text in row[3:]] == ["66.7%", "33.3%", "+16.7", "2 of 3"]
+    # Peak: (1 + 0 + 1 + 1) / 6, terminal: (1 + 1/3 + 1/3 + 1/3) / 6.
+    assert [text.partition("\n")[0] for text in row[3:]] == ["50.0%", "33.3%", "+16.7", "0 of 3"]
     assert "voting-isolated-s-math      3  16.7% (" in plain(table)
 
 
@@ -97,21 +98,27 @@ def test_a_run_that_lacks_a_measure_is_left_out_and_counted(tmp_path):
     runs = [run(tmp_path / "a", 0, RISE), run(tmp_path / "b", 1, {0: answers(1, 1), 30: answers(1, 1)})]
     (table,) = seeds.tables_of(runs)
     assert table.rows[0][3].endswith(", 1 of 2 seeds") and ", " not in table.rows[0][2]
-    assert table.rows[0][6] == "1 of 1"
+    assert table.rows[0][6] == "0 of 1"
     odd = [run(tmp_path / "c", 0, RISE), run(tmp_path / "d", 1, along((1, 0, 1), *[(1, 1, 1)] * 3))]
     (cell,) = seeds.by_cell(odd)
     assert not seeds.on_val([cell]).rows  # not of as many problems
 
 
-def test_a_run_that_is_not_finished_counts_nowhere(tmp_path):
+def test_a_run_that_was_stopped_early_stands_apart_and_is_compared_with_none(tmp_path):
     up = (answers(0, 0), answers(1, 1))
-    whole = run(tmp_path / "a", 0, RISE, test=up)
     early = run(tmp_path / "b", 1, RISE, test=up)
-    about = {**early.about, "config": {**early.config, "steps": 40}}
-    write_run(early.folder, about=about)
-    early = read_run(early.folder)
-    assert list(seeds.measures(whole)) == ["base", "peak", "terminal", "test base", "test final"]
-    assert seeds.measures(early) == {}
+    write_run(early.folder, about={**early.about, "config": {**early.config, "steps": 40}})
+    runs = [
+        run(tmp_path / "a", 0, {**RISE, 40: answers(1, 0)}, test=up),
+        read_run(early.folder),
+        run(tmp_path / "c", 1, {**RISE, 40: answers(1, 0)}, "voting-shared-s-math"),
+    ]
+    cells = seeds.by_cell(runs)
+    assert [cell.label for cell in cells] == [
+        "voting-isolated-s-math", "voting-isolated-s-math (stopped at step 30)", "voting-shared-s-math",
+    ]  # fmt: skip
+    assert list(seeds.measures(runs[1])) == ["base", "peak", "terminal"]
+    assert seeds.contrasts(cells).rows == []
 
 
 @pytest.mark.parametrize("odd", ["abc", {"a": 1}, 3, [[1, 0], [0, 1]], [1, None], [], ["x"], [True]])
@@ -147,8 +154,8 @@ def test_cells_are_compared_over_the_seeds_and_problems_that_both_have(tmp_path)
         run(tmp_path / "m0", 0, FALL, "voting-shared-m-math"),  # another scale
     ]
     assert shown(runs) == [
-        # base 0, 0 against 0, 1; peak 1, 1 against 1, 1; terminal 1, 1/3 against 1/3, 1/3; test 1, 1 against 0, 1
-        ("voting-isolated-s-math", "voting-shared-s-math", "2", "-50.0", "+0.0", "+33.3", "+50.0"),
+        # base 0, 0 against 0, 1; peak 1, 0 against 1, 1; terminal 1, 1/3 against 1/3, 1/3; test 1, 1 against 0, 1
+        ("voting-isolated-s-math", "voting-shared-s-math", "2", "-50.0", "-50.0", "+33.3", "+50.0"),
         ("voting-isolated-s-math", "single-shared-s-math", "1", NONE, NONE, NONE, "+50.0"),
         ("voting-shared-s-math", "single-shared-s-math", "1", NONE, NONE, NONE, "+0.0"),
     ]
@@ -237,3 +244,22 @@ def test_nothing_is_said_of_runs_that_have_nothing_in_common(tmp_path):
 @pytest.mark.parametrize("cell", ["mine", "a-b-c-d", "voting-isolated-s-math", "single-shared-s-math"])
 def test_a_cell_without_another_to_be_compared_with_is_in_no_comparison(tmp_path, cell):
     assert not seeds.contrasts(seeds.by_cell([run(tmp_path / "a", 0, RISE, cell)])).rows
+
+
+def test_claims_are_gains_and_contrasts_corrected_for_each_other(tmp_path):
+    rng = np.random.default_rng(0)
+    weak, strong = (lambda: answers(*(rng.random(40) < 0.2))), (lambda: answers(*(rng.random(40) < 0.9)))
+    rising = lambda: {0: weak(), 10: strong(), 20: strong(), 30: strong()}
+    flat = lambda: {0: weak(), 10: weak(), 20: weak(), 30: weak()}
+    runs = [run(tmp_path / f"i{k}", k, rising()) for k in range(3)]
+    runs += [run(tmp_path / f"s{k}", k, flat(), "voting-shared-s-math") for k in range(3)]
+    table = seeds.claims(seeds.by_cell(runs))
+    verdicts = {row[0]: row[1] for row in table.rows}
+    assert verdicts == {
+        "voting-isolated-s-math above its base": "shown",
+        "voting-shared-s-math above its base": "not shown",
+        "voting-isolated-s-math above voting-shared-s-math": "shown",
+    }
+    raw, held = ([float(row[place]) for row in table.rows] for place in (4, 5))
+    assert held == pytest.approx(holm(raw), rel=0.05)
+    assert seeds.claims(seeds.by_cell(runs[:1])).rows == []  # one seed

@@ -1,14 +1,14 @@
-"""What is read and worked out from a run's folder: episodes, shares, stability, warnings."""
+"""What is read and worked out from a run's folder: episodes, shares, warnings."""
 
 import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
 from run_folder import RIGHT, config, episode, evaluation, metrics, write_lines, write_run
 
 from marl_jax.study import drawing, record, run_tables
 from marl_jax.study.record import Series, read_run
+from marl_jax.study.report import write_report
 
 OLD_EPISODES = Path(__file__).parents[1] / "fixtures" / "episodes"
 
@@ -87,23 +87,6 @@ def test_amplification_is_that_of_parallel_slots_where_they_were_kept_apart(tmp_
     assert {n: s.values.tolist() for n, s in record.amplifications(shared).items()} == {"p0": [1.4, 1.4]}
 
 
-def stability_of(tmp_path, accuracies):
-    records = [evaluation(10 * k, a) for k, a in enumerate(accuracies)]
-    return record.stability(read_run(write_run(tmp_path / "run", evaluations=records)))
-
-
-def test_terminal_is_the_mean_of_the_last_three_evaluations(tmp_path):
-    end = stability_of(tmp_path, [0.9, 0.5, 0.7, 0.6, 0.7, 0.65])
-    assert (end.peak["step"], end.terminal) == (20, pytest.approx(0.65))
-    assert [one["step"] for one in end.last] == [30, 40, 50]
-    assert not end.cliff  # the peak's interval begins at 0.64
-    assert stability_of(tmp_path, [0.9, 0.5, 0.7, 0.6, 0.65, 0.66]).cliff
-
-
-def test_two_evaluations_after_the_start_show_no_terminal_accuracy(tmp_path):
-    assert stability_of(tmp_path, [0.4, 0.5, 0.6]) is None
-
-
 def test_the_same_warning_of_many_steps_is_told_once(tmp_path):
     lines = [{"step": k, "warnings": [f"gap 1e-0{k} apart", "other"][: 1 + (k == 2)]} for k in (1, 2, 3)]
     lines[1] |= {"failed": 3, "policy/p0/skipped": 1}
@@ -147,4 +130,60 @@ def test_each_role_is_shown_by_its_own_work_at_the_first_and_the_last_evaluation
             read_run(write_run(tmp_path / "none", evaluations=[evaluation(0, 0.4, roles={})]))
         ).rows
         == []
+    )
+
+
+def counts(said, right, both, of=100, wrong_rejected=0):
+    """A judge's numbers in an evaluation, as versions without balanced accuracy wrote them."""
+    return {
+        "kind": "judge", "calls": of, "unreadable": 0.0, "accuracy": (both + wrong_rejected) / of,
+        "verdicts": of, "said_correct": said, "was_correct": right, "both_correct": both,
+    }  # fmt: skip
+
+
+def test_a_gain_under_an_evaluator_that_always_says_correct_is_not_called_better(tmp_path):
+    """Counts of a run whose accuracy rose: 57 of 107 verdicts Correct at first, 64 of 64 at the end."""
+    by = {"mean": 0.1, "low": 0.04, "high": 0.16}
+    honest = {"evaluator": counts(57, 50, 36, of=107, wrong_rejected=36)}
+    constant = {"evaluator": counts(64, 51, 51, of=64)}
+    records = [evaluation(0, 0.5, roles=honest), evaluation(15, 0.6, by, roles=constant)]
+    lines = [{"step": step, "reward": 0.5, "reward/evaluator": 0.5} for step in range(1, 16)]
+    run = read_run(write_run(tmp_path / "run", lines=lines, evaluations=records))
+    ((name, text),) = run_tables.alarms(run)
+    assert name == "one choice (evaluator) since step 15"
+    assert text.startswith(
+        "evaluator makes the same choice in 100% of 64 calls, at a balanced accuracy of 0.50."
+    )
+    said = " ".join(run_tables.in_words(run))
+    assert "better" not in said and "accuracy is higher" in said and name in said
+    rows = {row[0]: row[1:] for row in run_tables.own_work(run).rows}
+    assert rows["own answer or verdict right"] == ("67.3%", "79.7%")
+    assert rows["wrong answers that were rejected"] == ("63.2%", "0.0%")  # 36 of 57, none of 13
+    assert rows["balanced accuracy"] == ("67.6%", "50.0%")  # with 36 of 50 and 51 of 51
+    page = write_report(run.folder).read_text()
+    assert page.index(name) < page.index("<svg") and "became better" not in page
+
+
+def test_peak_and_terminal_say_why_there_are_none(tmp_path):
+    some = [evaluation(step, 0.5) for step in (0, 10, 20)]
+    run = read_run(write_run(tmp_path / "run", lines=[metrics(s) for s in range(1, 21)], evaluations=some))
+    (sentence,) = [text for text in run_tables.in_words(run) if "Peak" in text]
+    assert sentence.startswith("Peak and terminal accuracy need 3 evaluations after the start")
+    assert sentence.endswith("there are 2.")
+    (row,) = run_tables.runs_table({"a": run}).rows
+    assert "–\n2 of 3 evaluations" in row
+
+
+def test_a_damaged_record_of_evaluations_is_told(tmp_path):
+    every = 10  # by default
+    lines = [metrics(step) for step in range(1, 3 * every + 1)]
+    whole = [evaluation(step, 0.5) for step in range(0, 3 * every + 1, every)]
+    assert (
+        record.lost_evaluations(read_run(write_run(tmp_path / "whole", lines=lines, evaluations=whole))) == []
+    )
+    damaged = [whole[0], {"step": every}, whole[3]]  # one without its numbers, one gone
+    run = read_run(write_run(tmp_path / "damaged", lines=lines, evaluations=damaged))
+    assert (
+        f"eval.jsonl is damaged: it lacks the evaluation of step {every}, {2 * every}"
+        in run_tables.warnings(run)
     )

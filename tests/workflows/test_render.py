@@ -1,8 +1,9 @@
 import pickle
 
+import numpy as np
 import pytest
 
-from marl_jax.workflows import BUILT_IN, Prompts, load_prompts
+from marl_jax.workflows import BUILT_IN, Completion, Prompts, load_prompts
 
 FILE = """## system
 You judge.
@@ -106,3 +107,27 @@ def test_micro_prompts_are_a_few_characters_long(family):
 
 def test_prompts_travel_between_processes():
     assert pickle.loads(pickle.dumps(prompts())) == prompts()
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (
+            [{"text": "four"}],
+            r"field 'drafts' holds a dict, \{'text': 'four'\}: give a text, a number or a comp",
+        ),
+        ({"text": "four"}, "field 'drafts' holds a dict"),
+        ([["four"]], "field 'drafts' holds a list"),
+        ((text for text in ("four", "five")), "field 'drafts' holds a generator"),
+        ("four", "field 'drafts' is a text, and '## drafts' renders the items of a list"),
+    ],
+)
+def test_what_a_template_does_not_take_is_refused_and_never_rendered_as_python(value, told):
+    with pytest.raises(ValueError, match=r"prompt 'judge\.user': " + told):
+        prompts().judge(question="2+2?", drafts=value)
+
+
+def test_numbers_and_completions_are_taken_as_they_read():
+    said = Completion("four", (1,), (0.0,), "stop", None, 0)
+    made = prompts().judge(question=4, drafts=(said, np.int32(5), 2.5))
+    assert made[1]["content"] == "4\n\nDraft 1: four\nDraft 2: 5\nDraft 3: 2.5"

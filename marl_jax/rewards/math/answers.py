@@ -17,6 +17,8 @@ from marl_jax.rewards.math.latex import MAX_DEPTH, parse
 from marl_jax.rewards.math.real_sets import combine
 from marl_jax.rewards.math.units import has_words, measure
 
+__all__ = ["Node", "is_asked", "is_label", "read", "readings"]
+
 Node = tuple
 
 

@@ -6,6 +6,8 @@ closing brace is no answer, so the last complete one before it counts.
 
 import re
 
+__all__ = ["extract_boxed"]
+
 MAX_ANSWER = 10_000  # characters; nothing longer is an answer
 MAX_BOXES = 64  # how many boxes are looked at, from the end
 

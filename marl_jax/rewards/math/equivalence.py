@@ -21,10 +21,8 @@ What is the same about quantities; the last column says what is not:
               make a text, to be written alike                 5 zorble is not 5; 5 at most is not 5
 """
 
-import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
 from fractions import Fraction
 from functools import lru_cache
 
@@ -51,9 +49,10 @@ from marl_jax.rewards.math.spelling import choice, clean, squeeze
 from marl_jax.rewards.math.units import agree
 from marl_jax.rewards.warn import warn
 
+__all__ = ["WALL_LIMIT_S", "equivalent", "grade_math", "start_equivalent"]
+
 MAX_CHARS = 1000  # of an answer that is read; a longer one must be the gold answer's text
 MAX_ITEMS = 40  # of a list whose items are matched by meaning
-MAX_WAITING = 256  # threads; past them, answers of a batch are worked on when they are waited for
 CPU_LIMIT_S = 0.7  # of algebra, for all questions that one answer raises
 WALL_LIMIT_S = 1.5  # the same by the clock, waiting for a worker included
 
@@ -89,27 +88,12 @@ def equivalent(answer: str, gold: str) -> bool:
 def start_equivalent(answer: str, gold: str) -> Callable[[], bool]:
     """`equivalent` without the wait: the algebra of a batch is under way before its first verdict is waited for.
 
-    Each waits for its turn without competing for workers, so that the time of one is not spent waiting for others.
+    No more of them run at a time than there are workers, so that the time of one is not spent waiting for others.
     """
     if _known(answer, gold) is not None:
         return lambda: equivalent(answer, gold)
 
-    def in_turn() -> bool:
-        with math_pool.turn():
-            return equivalent(answer, gold)
-
-    if threading.active_count() > MAX_WAITING:
-        return in_turn
-    verdict: Future[bool] = Future()
-
-    def work() -> None:
-        try:
-            verdict.set_result(in_turn())
-        except BaseException as error:
-            verdict.set_exception(error)
-
-    threading.Thread(target=work, name="math-answer", daemon=True).start()
-    return verdict.result
+    return math_pool.ask(equivalent, answer, gold).result
 
 
 class _Undecided(Exception):

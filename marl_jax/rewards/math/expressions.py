@@ -15,6 +15,25 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+__all__ = [
+    "EXACT_FUNCTIONS",
+    "FLOAT_FUNCTIONS",
+    "POINTS",
+    "NoValue",
+    "TooBig",
+    "Tree",
+    "Unreadable",
+    "Value",
+    "add",
+    "evaluate",
+    "is_rational",
+    "multiply",
+    "number",
+    "power",
+    "rename",
+    "variables",
+]
+
 Tree = tuple  # ("n", Fraction) | ("v", name) | ("c", "pi" | "e" | "i") | (operator, *trees) | ("f", name, *trees)
 Value = Fraction | complex
 
@@ -84,6 +103,7 @@ def rename(a: Tree, b: Tree) -> tuple[Tree, Tree]:
 
 
 def number(value: Fraction | int) -> Tree:
+    """The tree of a number."""
     return ("n", _bound(Fraction(value)))
 
 

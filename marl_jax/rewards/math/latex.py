@@ -23,6 +23,8 @@ from marl_jax.rewards.math.expressions import (
     power,
 )
 
+__all__ = ["MAX_DEPTH", "parse"]
+
 MAX_DEPTH = 40
 
 
@@ -236,6 +238,8 @@ class _Parser:
         if token[0].isdigit() or token[0] == ".":
             return number(_number(token))
         name = token.lstrip("\\")
+        if token[0] != "\\" and not token.isalpha():
+            raise Unreadable(token)
         if token[0] != "\\" or name in _GREEK:
             return self.letter(name)
         if name == "pi":

@@ -16,11 +16,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
 from marl_jax.rewards.math.expressions import Tree
+from marl_jax.threads import Workers
+
+__all__ = ["LATE_LIMIT_S", "Verdict", "WorkerDied", "ask", "close", "equal", "start"]
 
 START_LIMIT_S = 120.0  # loading the library on a slow disk is no verdict about an answer
 AFTER_START_S = 0.5  # of its time that a question keeps while no worker is up
@@ -36,6 +40,8 @@ class WorkerDied(Exception):
 
 
 class Verdict(NamedTuple):
+    """What a worker said of two expressions, and what it took."""
+
     same: bool | None  # None where the clock ran out or the worker died: no word about the answer
     cpu_s: float  # spent on algebra
     wall_s: float  # spent here, of what was given
@@ -55,9 +61,9 @@ def start() -> None:
     _pool.start()
 
 
-def turn() -> threading.Semaphore:
-    """To be held by those who would rather wait for their turn than compete for workers against the clock."""
-    return _pool.turns
+def ask(question: Callable[..., bool], *about: str) -> "Future[bool]":
+    """Ask on a thread; as many questions are under way as there are workers, and the others wait in a queue."""
+    return _pool.askers.submit(question, *about)
 
 
 def close() -> None:
@@ -120,7 +126,8 @@ class _Worker:
 class _Pool:
     def __init__(self) -> None:
         self.size = min(MAX_WORKERS, os.cpu_count() or 1)
-        self.turns = threading.Semaphore(self.size)
+        self.askers = Workers("math-answer", self.size)
+        self.waiters = Workers("math-worker", self.size)  # one for each worker that starts, or is late
         self.changed = threading.Condition()
         self.idle: list[_Worker] = []
         self.all: set[_Worker] = set()  # those that start, and those that are late, among them
@@ -201,7 +208,7 @@ class _Pool:
             else:
                 self._give_back(worker)
 
-        threading.Thread(target=finish, name="math-worker", daemon=True).start()
+        self.waiters.submit(finish)
 
     def close(self) -> None:
         with self.changed:

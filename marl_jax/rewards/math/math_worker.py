@@ -16,6 +16,8 @@ import resource
 import signal
 import sys
 
+__all__ = ["equal", "main"]
+
 MEMORY_LIMIT = 1 << 30
 DIGITS = 50  # two constants that agree to this many digits are equal
 
@@ -51,6 +53,7 @@ def equal(answer: list, gold: list) -> bool:
 
 
 def main() -> None:
+    """Answer pairs of trees, one a line, until the input ends."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)  # what a library prints is no verdict

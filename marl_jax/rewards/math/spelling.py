@@ -6,6 +6,8 @@
 import re
 import unicodedata
 
+__all__ = ["choice", "clean", "squeeze"]
+
 
 def clean(text: str) -> str:
     """The answer without delimiters, styling, and variants of spelling."""

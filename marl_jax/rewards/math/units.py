@@ -7,6 +7,8 @@ Anything else (5 squared, 5 at most, 2 negative) is no unit, which makes the who
 
 import re
 
+__all__ = ["agree", "has_words", "measure"]
+
 
 def measure(text: str) -> tuple[str, str, int]:
     """What stands before the unit, the unit's name ("" for none), and the factor of a number word."""

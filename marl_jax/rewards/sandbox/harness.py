@@ -21,6 +21,8 @@ from typing import Any
 import plain
 import remote
 
+__all__ = ["run"]
+
 RESULT, COMMANDS = 3, 4  # file descriptors, next to the standard three
 _ERROR_CHARS = 500
 _Namespace = dict[str, Any]

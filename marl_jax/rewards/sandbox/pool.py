@@ -21,6 +21,8 @@ from marl_jax.rewards.sandbox.worker import SandboxUnavailable, Zygote, ZygoteLo
 from marl_jax.rewards.warn import warn
 from marl_jax.threads import Workers
 
+__all__ = ["Pool", "Seat", "Verdict", "default_pool"]
+
 UNSAFE_FLAG = "MARL_JAX_UNSAFE_CODE"
 
 
@@ -28,8 +30,8 @@ UNSAFE_FLAG = "MARL_JAX_UNSAFE_CODE"
 class Verdict:
     """What became of a program."""
 
-    passed: bool
-    reason: str
+    passed: bool  # every test
+    reason: str  # why not, in words
     lost: bool = False  # the sandbox itself failed: says nothing about the program
 
 

@@ -10,6 +10,8 @@ from concurrent.futures import Future
 
 from marl_jax.rewards.sandbox.pool import Pool, Verdict
 
+__all__ = ["Verdicts", "done", "verdicts_of"]
+
 _MOST = 1 << 16
 
 

@@ -16,6 +16,8 @@ from typing import Any
 from marl_jax.errors import UserError
 from marl_jax.rewards.sandbox import zygote
 
+__all__ = ["Ended", "Limits", "Process", "SandboxUnavailable", "Zygote", "ZygoteLost", "first_frame"]
+
 _START_S = 30.0  # a zygote that is silent for this long has failed to start
 _GRACE_S = 10.0  # a zygote that is silent this long after a job's deadline is dead
 _NEEDED_TO_START = ("LD_LIBRARY_PATH",)  # where some installations have libpython; wiped before programs run
@@ -36,11 +38,11 @@ class ZygoteLost(RuntimeError):
 class Limits:
     """What one process may use."""
 
-    time_s: float
-    memory_bytes: int
+    time_s: float  # wall clock
+    memory_bytes: int  # of the address space
     file_bytes: int = 64 << 20  # all of its files together
-    stdout_bytes: int = 1 << 20
-    result_bytes: int = 1 << 16
+    stdout_bytes: int = 1 << 20  # of printed text
+    result_bytes: int = 1 << 16  # of returned values
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,14 +26,16 @@ from marl_jax.learning.optimiser import OptimiserConfig, clip_factor, transforma
 from marl_jax.models.qwen3 import full_precision
 from marl_jax.models.weight_table import Tree
 
+__all__ = ["Settings", "accumulate", "apply", "nothing", "score", "slice_count"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """The static settings of `score` and `accumulate`."""
 
-    network: Network
-    loss: LossConfig
-    chunk: int
+    network: Network  # what computes hidden states and logits
+    loss: LossConfig  # which loss
+    chunk: int  # tokens whose logits exist at one time
     sampler_weights: bool  # correct for the sampler's numbers (truncated importance sampling)
     slice_tokens: int = 0  # of a micro-batch, differentiated at a time; 0: all at once
 
@@ -87,8 +89,8 @@ def accumulate(
             jax.lax.stop_gradient(logp) if on_policy else batch.old_logp,
             batch.advantages,
             batch.mask,
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
+            clip_low=config.clip_low if batch.clip_low is None else batch.clip_low,
+            clip_high=config.clip_high if batch.clip_high is None else batch.clip_high,
             dual_clip=config.dual_clip,
             aggregation=config.aggregation,
             sampler_logp=batch.sampler_logp if settings.sampler_weights else None,

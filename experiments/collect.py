@@ -1,0 +1,26 @@
+"""Runs as compact JSON, one small file each, without weights and words: what is kept of a study beside its code.
+
+python -m experiments.collect --root=DIR --out=results/study     # the finished runs below DIR
+"""
+
+from absl import flags
+
+from marl_jax.commands import cli
+from marl_jax.run_folder.folder import FolderError
+from marl_jax.study.results import collect
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("root", None, "a directory that holds folders of runs")
+flags.DEFINE_string("out", None, "where the files go")
+flags.DEFINE_bool("unfinished", False, "runs that were stopped early, too")
+
+
+def main(_config: None, _: list[str]) -> None:
+    if not FLAGS.root or not FLAGS.out:
+        raise FolderError("give --root=DIR of the runs and --out=DIR of the results")
+    written = collect(FLAGS.root, FLAGS.out, unfinished=FLAGS.unfinished)
+    print(f"{len(written)} results in {FLAGS.out}")
+
+
+if __name__ == "__main__":
+    cli.run(main, read=cli.no_config)

@@ -1,0 +1,10 @@
+"""`python -m marl_jax COMMAND ...`: the console command where it is not on the PATH."""
+
+import sys
+
+from marl_jax.commands.console import main
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,349 @@
+"""The alarms: what each one watches, from which number on it speaks, what it means, and what to look at.
+
+    rows of metrics.jsonl, evaluations so far ──► History ──MONITORS──► {who: evidence}
+
+A monitor judges the mean over the last WINDOW steps, mostly against the first step, which the base plays: a collapse
+may be over with the first update. Everything about it stands in its entry of `MONITORS`. `marl_jax.alarms.watch` says
+since when it speaks.
+"""
+
+import dataclasses
+import math
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["MONITORS", "WINDOW", "History", "Monitor", "mean", "recalls"]
+
+WINDOW = 3  # steps that a number is the mean of, so that one odd step is no alarm
+Limits = Mapping[str, float]
+Found = Iterator[tuple[str, dict[str, Any]]]  # (role or policy, evidence); the workflow as a whole is ""
+
+
+class History:
+    """What the monitors read: the first and the last values of every key, and the evaluations at both ends."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.evaluation: Mapping[str, Any] | None = None  # the last one
+        self._first: dict[str, list[float]] = {}
+        self._last: dict[str, deque[tuple[int, float]]] = {}
+
+    def row(self, line: Mapping[str, Any]) -> None:
+        """Take in one line of `metrics.jsonl`."""
+        self.step = line["step"]
+        for key, value in line.items():
+            if isinstance(value, int | float) and math.isfinite(value) and not key.startswith("time/"):
+                self._last.setdefault(key, deque(maxlen=WINDOW)).append((self.step, float(value)))
+                first = self._first.setdefault(key, [])
+                if len(first) < WINDOW:
+                    first.append(float(value))
+
+    def names(self, pattern: str) -> list[str]:
+        """What stands in the place of the group, of the keys that fit the pattern as a whole."""
+        matches = (re.fullmatch(pattern, key) for key in self._last)
+        return list(dict.fromkeys(match[1] for match in matches if match))
+
+    def last(self, key: str) -> list[float]:
+        """The values in the last WINDOW steps; none where a step lacks it: what is not there now is not judged."""
+        found = [value for step, value in self._last.get(key, ()) if step > self.step - WINDOW]
+        return found if len(found) == WINDOW else []
+
+    def first(self, key: str) -> list[float]:
+        """The first WINDOW values there were, or as many as there are yet."""
+        return self._first.get(key, [])
+
+    def ends(self, key: str) -> tuple[float, float] | None:
+        """The first value, and the mean of the last ones; None before there are enough."""
+        last = self.last(key)
+        return (self.first(key)[0], mean(last)) if last else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Monitor:
+    """One kind of alarm. Texts may name limits and, in `says`, evidence, in braces; `{who}` is the role or policy."""
+
+    name: str
+    when: str  # the condition, in words
+    limits: Limits
+    says: str  # the evidence, in words
+    means: str
+    look: str
+    find: Callable[[History, Limits], Found]
+
+    @property
+    def condition(self) -> str:
+        """`when`, with its limits."""
+        return self.when.format(WINDOW, **self.limits)
+
+
+def mean(values: list[float]) -> float:
+    """The mean, summed exactly."""
+    return math.fsum(values) / len(values)
+
+
+# ---------------------------------------------------------------- what they find
+
+
+def _one_choice(past: History, limits: Limits) -> Found:
+    """From the rows; from the last evaluation where an earlier version wrote rows without choices."""
+    roles = past.names("choice/([^/]+)/commonest")
+    for role in roles:
+        calls, commonest = (past.last(f"choice/{role}/{name}") for name in ("calls", "commonest"))
+        if not calls or not commonest or sum(calls) < limits["calls"]:
+            continue
+        share = float(np.average(commonest, weights=calls))
+        evidence = {"commonest": share, "calls": sum(calls)}
+        balanced = past.last(f"choice/{role}/balanced_accuracy")
+        if balanced:
+            evidence["balanced_accuracy"] = mean(balanced)
+        if share >= limits["share"] and evidence.get("balanced_accuracy", 1.0) <= limits["balanced"]:
+            yield role, evidence
+    for role, said in ((past.evaluation or {}).get("roles") or {}).items():
+        known = recalls(said) if said.get("kind") == "judge" and role not in roles else None
+        if known is None or said["verdicts"] < limits["calls"]:
+            continue
+        share = max(said["said_correct"], said["verdicts"] - said["said_correct"]) / said["verdicts"]
+        if share >= limits["share"] and (balanced_accuracy := sum(known) / 2) <= limits["balanced"]:
+            evidence = {"commonest": share, "calls": said["verdicts"], "balanced_accuracy": balanced_accuracy}
+            yield role, evidence
+
+
+def recalls(said: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Of a judge's counts in an evaluation: the share of right answers it accepts, and of wrong ones it rejects."""
+    counts = [said.get(name) for name in ("verdicts", "was_correct", "both_correct", "accuracy")]
+    if None in counts:
+        return None
+    verdicts, right, both, accuracy = map(float, counts)  # type: ignore[arg-type]
+    wrong = verdicts - right
+    return (both / right, (accuracy * verdicts - both) / wrong) if right and wrong else None
+
+
+def _calls(past: History, limits: Limits) -> Found:
+    ends = [past.ends(key) for key in ("calls", "episodes")]
+    if all(ends):
+        before, now = (calls / episodes for calls, episodes in zip(*ends))  # type: ignore[arg-type]
+        if now <= limits["low"] * before or now >= limits["high"] * before:
+            yield "", {"before": before, "now": now}
+
+
+def _entropy(past: History, limits: Limits) -> Found:
+    for role, before, now in _by_role(past, "role/{}/entropy"):
+        if (now <= limits["low"] * before and now <= limits["floor"]) or now >= limits["high"] * before:
+            yield role, {"before": before, "now": now}
+
+
+def _readability(past: History, limits: Limits) -> Found:
+    for role, before, now in _by_role(past, "role/{}/unreadable_share"):
+        if now - before >= limits["rise"]:
+            yield role, {"before": before, "now": now}
+
+
+def _length(past: History, limits: Limits) -> Found:
+    for role, before, now in _by_role(past, "role/{}/length"):
+        if now <= limits["low"] * before or now >= limits["high"] * before:
+            yield role, {"before": before, "now": now}
+
+
+def _truncation(past: History, limits: Limits) -> Found:
+    for role, before, now in _by_role(past, "role/{}/truncated_share"):
+        if now - before >= limits["rise"]:
+            yield role, {"before": before, "now": now}
+
+
+def _copying(past: History, limits: Limits) -> Found:
+    for role, before, now in _by_role(past, "copied/{}"):
+        length = past.last(f"role/{role}/length")
+        long = length and mean(length) >= limits["tokens"]
+        if long and now >= limits["share"] and now - before >= limits["rise"]:
+            yield role, {"before": before, "now": now}
+
+
+def _capture(past: History, limits: Limits) -> Found:
+    for policy in past.names("gradient/([^/]+)/share/.+"):
+        shares = {}
+        for role in past.names(f"gradient/{re.escape(policy)}/share/(.+)"):
+            if last := past.last(f"gradient/{policy}/share/{role}"):
+                shares[role] = mean(last)
+        role = max(shares, key=lambda name: shares[name], default="")
+        if len(shares) > 1 and shares[role] >= limits["share"]:
+            yield policy, {"role": role, "share": shares[role]}
+
+
+def _nothing_to_learn(past: History, limits: Limits) -> Found:
+    for role in past.names("groups/([^/]+)/groups"):
+        groups, *idle = (
+            past.last(f"groups/{role}/{name}") for name in ("groups", "singletons", "zero_variance")
+        )
+        reward = past.last("reward")
+        if not groups or not all(idle) or not sum(groups) or (reward and mean(reward) >= limits["solved"]):
+            continue
+        share = sum(map(sum, idle)) / sum(groups)
+        if share >= limits["share"]:
+            yield role, {"share": share, "groups": sum(groups)}
+
+
+def _below_base(past: History, limits: Limits) -> Found:
+    by = (past.evaluation or {}).get("difference") or {}
+    if by.get("high") is not None and by["high"] < limits["points"]:
+        yield "", {name: by[name] for name in ("mean", "low", "high")}
+
+
+def _paid_for_less(past: History, limits: Limits) -> Found:
+    fall = _change(past, "reward")
+    if fall is None or fall[0] > -limits["fall"] or fall[1] > -limits["errors"]:
+        return
+    for role in past.names("reward/([^/]+)"):
+        rise = _change(past, f"reward/{role}")
+        if rise is not None and rise[1] >= limits["errors"]:
+            yield role, {"reward_change": rise[0], "outcome_change": fall[0]}
+
+
+def _change(past: History, key: str) -> tuple[float, float] | None:
+    """How far the last values lie above the first ones, and that in standard errors; None before they are apart."""
+    first, last = past.first(key), past.last(key)
+    if not last or past.step < 2 * WINDOW:
+        return None
+    by = mean(last) - mean(first)
+    error = math.sqrt((np.var(first, ddof=1) + np.var(last, ddof=1)) / WINDOW)
+    return by, by / max(error, 1e-9)
+
+
+def _apart(past: History, limits: Limits) -> Found:
+    for role in past.names("role/([^/]+)/chi2"):
+        if (last := past.last(f"role/{role}/chi2")) and mean(last) >= limits["chi2"]:
+            yield role, {"chi2": mean(last)}
+
+
+def _by_role(past: History, key: str) -> Iterator[tuple[str, float, float]]:
+    """(role, its first value, the mean of its last) of the roles that have both."""
+    for role in past.names(key.format("([^/]+)")):
+        if ends := past.ends(key.format(role)):
+            yield role, *ends
+
+
+# ---------------------------------------------------------------- the table of all alarms
+
+MONITORS = (
+    Monitor(
+        "one choice",
+        "a judge or picker makes the same choice in {share:.0%} or more of at least {calls:.0f} calls, at a balanced "
+        "accuracy of {balanced} or less",
+        {"share": 0.9, "calls": 50, "balanced": 0.55},
+        "{who} makes the same choice in {commonest:.0%} of {calls:,.0f} calls, at a balanced accuracy of "
+        "{balanced_accuracy:.2f}",
+        "It no longer looks at what it is shown; its accuracy is only how often that choice happens to be right.",
+        "its texts in episodes/, and what it is paid for: under the workflow's outcome alone, a verdict that ends the "
+        "episode pays whenever the draft is right; rewards.name=own_correctness or team_and_local pays the verdict",
+        _one_choice,
+    ),
+    Monitor(
+        "calls",
+        "calls per episode fell to {low:.0%} of the first step or less, or rose to {high:.0%} or more",
+        {"low": 0.65, "high": 1.5},
+        "calls per episode went from {before:.2f} to {now:.2f}",
+        "The workflow has another form than the one that was begun with: turns are skipped, or loops never end.",
+        "who decides whether there is another call (a judge, a planner), and its choices",
+        _calls,
+    ),
+    Monitor(
+        "entropy",
+        "the entropy of a role's tokens fell to {low:.0%} of the first step or less and below {floor} nats, or rose "
+        "to {high:.0%} or more",
+        {"low": 0.1, "floor": 0.02, "high": 2.0},
+        "the entropy of {who} went from {before:.3f} to {now:.3f} nats",
+        "Near zero all samples of a problem are the same and teach nothing; where it rises, the role talks at random.",
+        "learning rate, temperature, learner.loss.entropy_coef, and a KL coefficient to hold the policy",
+        _entropy,
+    ),
+    Monitor(
+        "readability",
+        "the share of a role's completions that cannot be read rose by {rise:.0%} of all or more",
+        {"rise": 0.2},
+        "unreadable completions of {who} went from {before:.0%} to {now:.0%}",
+        "The role has lost the form of its answers; what cannot be read counts as wrong, or as a default choice.",
+        "its texts in episodes/; the learning rate; rewards.format_penalty",
+        _readability,
+    ),
+    Monitor(
+        "length",
+        "the mean length of a role's completions fell to {low:.0%} of the first step or less, or rose to {high:.0%} "
+        "or more",
+        {"low": 0.5, "high": 2.0},
+        "completions of {who} went from {before:.1f} to {now:.1f} tokens",
+        "The role writes in another form than it began with: it pads, rambles, or leaves its work out.",
+        "its texts in episodes/; what its reward says of length; the loss's aggregation",
+        _length,
+    ),
+    Monitor(
+        "truncation",
+        "the share of a role's completions that are cut off rose by {rise:.0%} of all or more",
+        {"rise": 0.2},
+        "completions of {who} that are cut off went from {before:.0%} to {now:.0%}",
+        "The role no longer comes to an end within sampling.max_new_tokens, so its answers are lost.",
+        "its length; advantages.overlong or rewards.length_penalty; a larger max_new_tokens",
+        _truncation,
+    ),
+    Monitor(
+        "copying",
+        "the share of a role's tokens that stand in its prompt in runs of 8 or more rose by {rise:.0%} of all or more, "
+        "to {share:.0%} or more, where its completions have {tokens:.0f} tokens or more",
+        {"rise": 0.25, "share": 0.5, "tokens": 12},
+        "tokens that {who} copies from its prompt went from {before:.0%} to {now:.0%}",
+        "The role repeats its input instead of working on it.",
+        "its texts in episodes/, and whether its reward can be had by repeating what it read",
+        _copying,
+    ),
+    Monitor(
+        "capture",
+        "one role has {share:.0%} or more of the gradient norms of the roles on a policy",
+        {"share": 0.9},
+        "{role} has {share:.0%} of the gradient mass of policy {who}",
+        "The shared policy learns that role alone; the others drift with it.",
+        "rewards and group sizes by role; advantages that are scaled (estimator=grpo), learner.interventions.mixing, "
+        "or isolated policies",
+        _capture,
+    ),
+    Monitor(
+        "nothing to learn",
+        "{share:.0%} or more of a role's groups have one reward or one member, while the mean outcome is below "
+        "{solved:.0%}",
+        {"share": 0.95, "solved": 0.95},
+        "{share:.0%} of {groups:,.0f} groups of {who} teach nothing",
+        "Calls that are compared with each other earn the same, so the role hardly learns, and mostly noise.",
+        "entropy and temperature, the difficulty of the problems, whether the reward can tell answers apart, "
+        "rollout.draws above 1",
+        _nothing_to_learn,
+    ),
+    Monitor(
+        "below base",
+        "the interval of an evaluation's paired difference to the base lies below {points:.0f}",
+        {"points": 0.0},
+        "accuracy is {mean:+.1%} against the base ({low:+.1%} to {high:+.1%})",
+        "The trained workflow is worse than the one that training began with.",
+        "the other alarms, the learning rate, and the checkpoint of the best evaluation",
+        _below_base,
+    ),
+    Monitor(
+        "paid for less",
+        "from the first {0} steps to the last {0}, a role's reward rose and the episodes' outcome fell, both by "
+        "{errors:.0f} standard errors or more, the outcome by {fall:.0%} or more",
+        {"errors": 4.0, "fall": 0.1},
+        "the reward of {who} changed by {reward_change:+.3f} while the outcome changed by {outcome_change:+.3f}",
+        "What the role is paid for is no longer what the workflow is for.",
+        "credit/ROLE/NAME in metrics.jsonl: the component that rises; texts that earn it",
+        _paid_for_less,
+    ),
+    Monitor(
+        "sampler apart",
+        "the chi-squared divergence of the trainer from the sampler is {chi2} or more for a role",
+        {"chi2": 0.05},
+        "trainer and sampler of {who} are apart: chi2 {chi2:.3g}",
+        "Completions come from another distribution than the one that is trained, so the gradient is biased.",
+        "engine.sampler, precision (policies.dtype), an engine of another library, and the warnings of the step",
+        _apart,
+    ),
+)

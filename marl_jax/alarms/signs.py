@@ -1,0 +1,146 @@
+"""What a step's table shows of roles that decide without looking: columns to numbers, for metrics and evaluations.
+
+choice, grades of what was read ──choices──► how common the commonest choice is, how well right is told from wrong
+prompt, tokens ──copied──► the share of a completion that already stands in its prompt
+"""
+
+from typing import Any
+
+import numpy as np
+
+from marl_jax.rewards.credit import last_read, own_work, shown
+from marl_jax.rewards.grading import RIGHT
+from marl_jax.table import JUDGE, PICKER, VERDICTS, Ragged, Table
+
+__all__ = ["COPY", "choices", "copied", "signs"]
+
+COPY = 8  # tokens in a row that also stand in the prompt are copied; fewer may meet by chance
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that products modulo 2^64 keep all bits
+
+
+def signs(table: Table) -> dict[str, Any]:
+    """{"choice/ROLE/NAME", "copied/ROLE"} of a graded table, for its line of `metrics.jsonl`."""
+    found: dict[str, Any] = {}
+    share = copied(table)
+    for role in table.present():
+        mine = table.having(role=role)
+        found |= {f"choice/{role}/{name}": value for name, value in choices(table, mine).items()}
+        if len(known := share[mine & ~np.isnan(share)]):
+            found[f"copied/{role}"] = float(known.mean())
+    return found
+
+
+def choices(table: Table, mine: np.ndarray) -> dict[str, Any]:
+    """How the judges or pickers among these rows choose; nothing for other roles. A share of nothing is None.
+
+    A judge is asked about the last answer that it read. `recall_right` is the share of right answers that it accepts,
+    `recall_wrong` that of wrong ones that it rejects, and the balanced accuracy their mean: 0.5 for a judge that always
+    says one thing, however many answers are right.
+
+    A picker is asked where it was shown right and wrong answers; elsewhere every pick is as good. `accuracy` is then
+    the share of right picks, `chance` that of a blind one, and the balanced accuracy 0.5 for a blind pick and 1 for a
+    perfect one.
+
+    `commonest` is the share of the choice that is made most, `calls` of how many: of a judge all verdicts that can be
+    read, of a picker the picks where it was asked.
+    """
+    mine = mine & table.sound
+    kinds = set(table.kind[mine].tolist())
+    if kinds == {JUDGE}:
+        return _judged(table, mine)
+    return _picked(table, mine) if kinds == {PICKER} else {}
+
+
+def copied(table: Table, run: int = COPY) -> np.ndarray:
+    """Float[N]: the share of sampled tokens in stretches of `run` or more that stand in the prompt just so.
+
+    NaN for completions that are shorter than that.
+    """
+    share = np.full(len(table), np.nan)
+    long = np.flatnonzero(table.length >= run)
+    if not len(long):
+        return share
+    prompts = table.prompt.take(long)
+    # A prompt that several rows share is looked at once.
+    keys = prompts.starts * (int(prompts.lengths.max()) + 1) + prompts.lengths
+    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+    there, whose, _ = _windows(prompts.take(first), run)
+    said, row, place = _windows(table.tokens.take(long), run)
+    same = np.isin(_of(said, which[row]), _of(there, whose))
+    # Every token that some copied window covers, once.
+    ends = np.cumsum(table.length[long])
+    edges = np.zeros(int(ends[-1]) + run + 1, np.int64)
+    np.add.at(edges, place[same], 1)
+    np.add.at(edges, place[same] + run, -1)
+    covered = np.cumsum(edges)[: ends[-1]] > 0
+    share[long] = np.add.reduceat(covered.astype(np.int64), ends - table.length[long]) / table.length[long]
+    return share
+
+
+# ---------------------------------------------------------------- details
+
+
+def _judged(table: Table, mine: np.ndarray) -> dict[str, Any]:
+    was, asked = last_read(table)
+    said, right, wrong = table.choice[mine & asked], mine & asked & was, mine & asked & ~was
+    recalls = {
+        "recall_right": _share(table.choice[right] == VERDICTS["Correct"]),
+        "recall_wrong": _share(table.choice[wrong] == VERDICTS["Incorrect"]),
+    }
+    known = [recall for recall in recalls.values() if recall is not None]
+    return {
+        **_commonest(said),
+        "right": int(right.sum()),
+        "wrong": int(wrong.sum()),
+        **recalls,
+        "balanced_accuracy": sum(known) / 2 if len(known) == 2 else None,
+    }
+
+
+def _picked(table: Table, mine: np.ndarray) -> dict[str, Any]:
+    _, solved, good = shown(table)
+    count, right = solved.sum(axis=1), good.sum(axis=1)
+    asked = mine & (right > 0) & (right < count)
+    accuracy = _share(own_work(table)[0][asked] >= RIGHT)
+    chance = float(np.mean(right[asked] / count[asked])) if asked.any() else None
+    balanced = None
+    if accuracy is not None and chance is not None:
+        balanced = 0.5 + 0.5 * (accuracy - chance) / (1 - chance)
+    return {
+        **_commonest(table.choice[asked]),
+        "asked": int(asked.sum()),
+        "accuracy": accuracy,
+        "chance": chance,
+        "balanced_accuracy": balanced,
+    }
+
+
+def _commonest(choice: np.ndarray) -> dict[str, Any]:
+    """Of the choices that can be read."""
+    counts = np.unique(choice[choice >= 0], return_counts=True)[1]
+    return {
+        "calls": int(counts.sum()),
+        "commonest": float(counts.max() / counts.sum()) if len(counts) else None,
+    }
+
+
+def _windows(rows: Ragged, run: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of every stretch of `run` tokens: a hash, its row, and its place among the tokens of all rows end to end."""
+    offsets = np.cumsum(rows.lengths) - rows.lengths
+    counts = np.maximum(rows.lengths - run + 1, 0)
+    row = np.repeat(np.arange(len(rows)), counts)
+    inside = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    source = rows.starts[row] + inside
+    found = np.zeros(len(row), np.uint64)
+    for k in range(run):
+        found = found * _BASE + rows.values[source + k].astype(np.uint64) + np.uint64(1)
+    return found, row, offsets[row] + inside
+
+
+def _of(hashes: np.ndarray, owner: np.ndarray) -> np.ndarray:
+    """The hashes, told apart by the prompt that they belong to."""
+    return (hashes ^ (owner.astype(np.uint64) + np.uint64(1)) * _BASE) * _BASE
+
+
+def _share(values: np.ndarray) -> float | None:
+    return float(np.mean(values)) if len(values) else None

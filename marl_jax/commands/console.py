@@ -1,0 +1,68 @@
+"""The console command: `marl-jax COMMAND ...` is `python -m experiments.COMMAND ...`, from any folder.
+
+marl-jax train --config=micro:voting-isolated-s-math --workdir=runs/voting
+marl-jax COMMAND --helpshort
+"""
+
+import ast
+import functools
+import os
+import runpy
+import sys
+import textwrap
+from pathlib import Path
+
+from marl_jax.fields import nearest
+from marl_jax.packaged import packaged
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = [
+    "list",
+    "try",
+    "new",
+    "train",
+    "evaluate",
+    "report",
+    "plan",
+    "matrix",
+    "export",
+    "collect",
+    "pretrain",
+    "demo",
+]
+REFUSED = 2
+
+
+def main() -> int | None:
+    """Run the main of the command that is asked for; whatever a command needs loads there."""
+    name, *_ = [*sys.argv[1:], "--help"]
+    if name in ("--help", "-h", "--helpshort", "help"):
+        print(_help())
+        return None
+    if name not in COMMANDS:
+        print(f"'{name}' is no command{nearest(name, COMMANDS)}", file=sys.stderr)
+        return REFUSED
+    file = _file(name)
+    if not sys.flags.safe_path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does, for workflows, tasks and rewards of one's own
+    sys.argv[1:2] = []
+    runpy.run_path(str(file), run_name="__main__")
+    return None
+
+
+def _help() -> str:
+    fill = functools.partial(textwrap.fill, width=80, subsequent_indent=" " * 12)
+    lines = [fill(f"  {name:<10}{_summary(_file(name))}") for name in COMMANDS]
+    return "\n".join(
+        ["marl-jax COMMAND ...", "", *lines, "", "marl-jax COMMAND --helpshort says what there is to set."]
+    )
+
+
+def _file(name: str) -> Path:
+    return packaged("experiments") / f"{name}.py"
+
+
+def _summary(file: Path) -> str:
+    """The first line of the command's docstring."""
+    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]

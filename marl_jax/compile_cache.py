@@ -1,0 +1,115 @@
+"""Programs that JAX compiled are kept between processes, in the user's cache folder.
+
+    home/compiled/jax-VERSION-DIGEST/     of the processor, the platforms asked for and XLA's flags
+
+JAX keeps the programs and drops those unused for longest; its keys tell the rest apart. A program that was kept has the
+bits of one that is compiled anew. A folder that the user set (JAX_COMPILATION_CACHE_DIR, or jax.config) stays as it is.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import filelock
+import jax
+
+from marl_jax import user_cache
+
+__all__ = ["keep_nothing", "keep_programs"]
+
+LIMIT = 1 << 30  # bytes of programs in a folder
+UNUSED_S = 30 * 86400.0  # after so long without use, a folder of another version or machine goes
+WORTH_S = 0.1  # of compilation, from which on a program is kept; many are small
+_ABOUT = re.compile(r"persistent compilation cache entry for '([^']+)'")
+_told = False
+
+
+def keep_programs() -> None:
+    """From here on JAX keeps what it compiles; where it cannot, one line says so. The user's own settings stay."""
+    if _set("compilation_cache_dir") is not None or not _set("enable_compilation_cache"):
+        return
+    folder = _folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        _mend(folder)
+    except (OSError, filelock.Timeout) as error:
+        why = getattr(error, "strerror", None) or "another process holds it"
+        _tell(f"compiled programs are not kept: '{folder}' cannot be used ({why})")
+        return
+    _forget(folder.parent, folder)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    for name, value in (
+        ("compilation_cache_max_size", LIMIT),
+        ("persistent_cache_min_compile_time_secs", WORTH_S),
+    ):
+        if f"JAX_{name}".upper() not in os.environ:
+            jax.config.update(f"jax_{name}", value)
+    _pass_over(folder)
+
+
+def keep_nothing() -> None:
+    """Neither read nor keep any, in the user's own folder either."""
+    jax.config.update("jax_enable_compilation_cache", False)
+
+
+def _set(name: str) -> Any:
+    """A setting of JAX as it is now."""
+    return getattr(jax.config, f"jax_{name}")
+
+
+def _folder() -> Path:
+    machine = user_cache.processor(), _set("platforms"), os.environ.get("XLA_FLAGS", "")
+    return user_cache.home() / "compiled" / f"jax-{jax.__version__}-{user_cache.digest(*machine)}"
+
+
+def _mend(folder: Path) -> None:
+    """Remove programs without the time of their last use: a process was killed while it wrote them."""
+    with filelock.FileLock(folder / ".lockfile", timeout=10):  # the one that JAX takes
+        whole = {path.name.removesuffix("-atime") for path in folder.glob("*-atime") if path.stat().st_size}
+        for path in folder.glob("*-cache"):
+            if path.name.removesuffix("-cache") not in whole:
+                path.unlink(missing_ok=True)
+
+
+def _forget(home: Path, mine: Path) -> None:
+    """Remove the folders of other versions and machines that were not used for long."""
+    with contextlib.suppress(OSError):
+        os.utime(mine)
+        for folder in home.iterdir():
+            if folder.is_dir() and folder != mine and time.time() - folder.stat().st_mtime > UNUSED_S:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _pass_over(folder: Path) -> None:
+    """JAX warns of every program that cannot be read or written: tell it once, and remove what is damaged."""
+    show: Callable[..., Any] = warnings.showwarning
+
+    def shown(message: Any, *rest: Any, **more: Any) -> None:
+        found = _ABOUT.search(str(message))
+        if found is None:
+            show(message, *rest, **more)
+            return
+        for path in folder.glob(f"{found[1]}-*"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        reason = str(message).partition(f"'{found[1]}': ")[2]
+        _tell(f"a compiled program in '{folder}' cannot be used, so it is compiled again ({reason:.80})")
+
+    warnings.showwarning = shown
+    warnings.filterwarnings("always", message="Error (reading|writing) persistent compilation cache")
+
+
+def _tell(text: str) -> None:
+    global _told
+    if not _told:
+        print(" ".join(text.split()), file=sys.stderr, flush=True)
+    _told = True

@@ -1,0 +1,21 @@
+"""The compiled road: a whole training step as one pure jitted function, for what can be said in arrays."""
+
+from marl_jax.compiled.cast import cast_of
+from marl_jax.compiled.columns import Columns, to_host
+from marl_jax.compiled.refusal import NoArrayForm
+from marl_jax.compiled.step import State, Tasks, batches, make_step, noise_words, start, state_of, tasks_of
+
+__all__ = [
+    "Columns",
+    "NoArrayForm",
+    "State",
+    "Tasks",
+    "batches",
+    "cast_of",
+    "make_step",
+    "noise_words",
+    "start",
+    "state_of",
+    "tasks_of",
+    "to_host",
+]

@@ -1,0 +1,177 @@
+"""Text in arrays, for tokenizers of single characters and whole words: what `decode` and `encode` do, as programs.
+
+    tokens [B, M] --spell--> codes [B, S] --join with other pieces--> codes [B, N] --tokenise--> tokens [B, P]
+
+A code is an ASCII character, or from 128 on a control token of the chat template; 0 is none. A text that is put into
+another may be read otherwise than it was sampled ("C", "o", .. "t" becomes the word "Correct"), also across the seam;
+so prompts are joined as codes and tokenised whole, as on the host. Byte-pair tokenizers have no such form.
+"""
+
+import dataclasses
+import functools
+import json
+import operator
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl_jax.compiled.refusal import NoArrayForm
+
+__all__ = ["Alphabet", "alphabet_of", "join", "sizes_of", "spell", "tokenise"]
+
+CONTROL = 128  # the code of the first control token
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Alphabet:
+    """What the tokens of one tokenizer spell, and how its words are found."""
+
+    spelled: np.ndarray  # uint8 [V, C] the codes of every token as `decode` writes it, 0 behind the end
+    ids: np.ndarray  # int32 [256] the token of every code alone
+    words: tuple[tuple[bytes, int], ...]  # whole words and their tokens, the longest first
+    control: dict[str, int]  # control word -> its code
+    unknown: int  # the code of what no token spells
+
+    @property
+    def longest(self) -> int:
+        """Characters of the longest token."""
+        return self.spelled.shape[1]
+
+    def codes(self, text: str, control: bool = False) -> np.ndarray:
+        """uint8 [n]: a text of the host; with `control`, control words in it are control tokens."""
+        words = "|".join(re.escape(word) for word in self.control)
+        parts = re.split(f"({words})", text) if control else [text]
+        found: list[int] = []
+        for part in parts:
+            if control and part in self.control:
+                found.append(self.control[part])
+            else:
+                found += [ord(char) if self._known(char) else self.unknown for char in part]
+        return np.array(found, np.uint8)
+
+    def count(self, text: str) -> int:
+        """How many tokens a text of the host is, with its control words."""
+        words = [*self.control, *(word.decode() for word, _ in self.words)]
+        return len(re.findall("|".join(map(re.escape, words)) + r"|[\s\S]", text))
+
+    def _known(self, char: str) -> bool:
+        return ord(char) < CONTROL and self.ids[ord(char)] >= 0
+
+
+def alphabet_of(tokenizer: Any, vocabulary: int) -> Alphabet:
+    """The alphabet of a tokenizer, for a model of so many ids; others than of characters and words are refused."""
+    inner = json.loads(tokenizer.backend_tokenizer.to_str())
+    added = inner["added_tokens"]
+    plain = {
+        "its model is WordLevel": inner["model"]["type"] == "WordLevel",
+        "it does not normalise": inner["normalizer"] is None,
+        "it splits into characters": (inner["pre_tokenizer"] or {}).get("pattern") == {"Regex": r"[\s\S]"},
+        "words match anywhere": not any(
+            token[flag] for token in added for flag in ("single_word", "lstrip", "rstrip", "normalized")
+        ),
+    }
+    characters = {text: i for text, i in inner["model"]["vocab"].items() if len(text) == 1}
+    words = {token["content"]: token["id"] for token in added if not token["special"]}
+    plain["it is ASCII"] = all(text.isascii() for text in (*characters, *words)) and "\0" not in characters
+    if broken := [what for what, holds in plain.items() if not holds]:
+        raise NoArrayForm(
+            f"the tokenizer {tokenizer.name_or_path!r} may merge texts where they meet (it is not so that "
+            f"{broken[0]}); the compiled road takes tokenizers of single characters and whole words"
+        )
+    special = {token["content"]: token["id"] for token in added if token["special"]}
+    control = {word: CONTROL + k for k, word in enumerate(special)}
+    ids = np.full(256, -1, np.int32)
+    for text, token in characters.items():
+        ids[ord(text)] = token
+    for word, code in control.items():
+        ids[code] = special[word]
+    texts = [
+        tokenizer.decode([i], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        for i in range(vocabulary)
+    ]
+    spelled = np.zeros((vocabulary, max(map(len, texts))), np.uint8)
+    for row, text in zip(spelled, texts):
+        row[: len(text)] = list(text.encode())
+    longest_first = sorted(words.items(), key=lambda word: -len(word[0]))
+    words_first = tuple((text.encode(), i) for text, i in longest_first)
+    return Alphabet(spelled, ids, words_first, control, control[inner["model"]["unk_token"]])
+
+
+def sizes_of(alphabet: Alphabet, tokens: jax.Array, length: jax.Array) -> jax.Array:
+    """Int[B, M]: how many characters each token is, 0 behind the lengths [B]."""
+    sizes = jnp.asarray((alphabet.spelled > 0).sum(axis=1), jnp.int32)[tokens]
+    return jnp.where(jnp.arange(tokens.shape[1]) < length[:, None], sizes, 0)
+
+
+def spell(
+    alphabet: Alphabet, tokens: jax.Array, length: jax.Array, width: int
+) -> tuple[jax.Array, jax.Array]:
+    """tokens [B, M] of lengths [B] -> their codes [B, width], 0 behind the end, and how many there are [B]."""
+    sizes = sizes_of(alphabet, tokens, length)
+    start = jnp.cumsum(sizes, axis=1) - sizes
+    size = sizes.sum(axis=1)
+    rows = jnp.arange(len(tokens))[:, None]
+    # Which token stands at a column: as many as begin up to it, without those that spell nothing.
+    begins = jnp.zeros((len(tokens), width), jnp.int32)
+    begins = begins.at[rows, jnp.where(sizes > 0, start, width)].add(1, mode="drop")
+    order = jnp.argsort(sizes == 0, axis=1, stable=True)  # the tokens that spell something, first
+    some, first = (jnp.take_along_axis(x, order, axis=1) for x in (tokens, start))
+    which = jnp.maximum(jnp.cumsum(begins, axis=1) - 1, 0)
+    column = jnp.arange(width) - jnp.take_along_axis(first, which, axis=1)
+    token = jnp.take_along_axis(some, which, axis=1)
+    codes = jnp.asarray(alphabet.spelled)[token, jnp.clip(column, 0, alphabet.longest - 1)]
+    return jnp.where(jnp.arange(width) < size[:, None], codes, 0), size
+
+
+def join(pieces: list[tuple[jax.Array, jax.Array]], width: int) -> tuple[jax.Array, jax.Array]:
+    """Rows of pieces (values [B, n], length [B]) end to end -> [B, width], 0 behind the end, and the lengths [B]."""
+    total = sum((length for _, length in pieces), jnp.zeros((), jnp.int32))
+    columns = jnp.arange(width)
+    place = jnp.zeros((len(total), width), jnp.int32)
+    start, offset = jnp.zeros_like(total), 0
+    for values, length in pieces:
+        mine = columns >= start[:, None]
+        place = jnp.where(mine, offset + columns - start[:, None], place)
+        start, offset = start + length, offset + values.shape[1]
+    together = jnp.concatenate([values for values, _ in pieces], axis=1)
+    joined = jnp.take_along_axis(together, jnp.minimum(place, offset - 1), axis=1)
+    return jnp.where(columns < total[:, None], joined, 0), total
+
+
+def tokenise(
+    alphabet: Alphabet, codes: jax.Array, size: jax.Array, width: int
+) -> tuple[jax.Array, jax.Array]:
+    """codes [B, N] of sizes [B] -> tokens [B, width], 0 behind the end, and their number [B].
+
+    From the left, the longest word that stands there; else the character. More tokens than `width` are cut.
+    """
+    rows, count = codes.shape
+    reach = max(len(word) for word, _ in alphabet.words)
+    padded = jnp.pad(codes, ((0, 0), (0, reach)))
+    longest_last = alphabet.words[::-1]  # so that it stays
+    table = jnp.array([list(word.ljust(reach, b"\0")) for word, _ in longest_last], jnp.uint8)
+    numbers = jnp.array([number for _, number in longest_last])
+
+    def find(found: tuple[jax.Array, jax.Array], word: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        spelled, number = word
+        same = [(padded[:, k : k + count] == spelled[k]) | (spelled[k] == 0) for k in range(reach)]
+        here = functools.reduce(operator.and_, same)
+        new = number, jnp.sum(spelled > 0, dtype=jnp.int32)
+        return jax.tree.map(lambda old, value: jnp.where(here, value, old), found, new), None
+
+    alone = jnp.asarray(alphabet.ids)[codes], jnp.ones((rows, count), jnp.int32)
+    (token, jump), _ = jax.lax.scan(find, alone, (table, numbers))
+
+    def read(left: jax.Array, jump: jax.Array) -> tuple[jax.Array, jax.Array]:
+        begins = left == 0
+        return jnp.where(begins, jump, left) - 1, begins
+
+    _, begins = jax.lax.scan(read, jnp.zeros_like(jump[:, 0]), jump.T)
+    begins = begins.T & (jnp.arange(count) < size[:, None])
+    place = jnp.where(begins, jnp.cumsum(begins, axis=1) - 1, width)
+    tokens = jnp.zeros((rows, width), jnp.int32)
+    tokens = tokens.at[jnp.arange(rows)[:, None], place].set(token, mode="drop")
+    return tokens, begins.sum(axis=1, dtype=jnp.int32)

@@ -1,0 +1,108 @@
+"""What a configuration gives the compiled road, loaded and checked: everything that does not change from step to step.
+
+Whatever has no form in arrays is refused here, before anything is compiled.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+
+from marl_jax.compiled.alphabet import Alphabet, alphabet_of
+from marl_jax.compiled.refusal import NoArrayForm
+from marl_jax.compiled.script import Cue, dry_run
+from marl_jax.config.run_config import RunConfig
+from marl_jax.learning.groups import group_key
+from marl_jax.own import is_own
+from marl_jax.policies import SamplingSettings
+from marl_jax.rollouts import Chat
+from marl_jax.runs.parts import Parts, load_parts
+from marl_jax.tasks.micro import KINDS
+from marl_jax.workflows import BUILT_IN
+
+__all__ = ["Cast", "cast_of", "check", "rates"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cast:
+    """The static parts of a step."""
+
+    config: RunConfig
+    parts: Parts
+    chat: Chat
+    alphabet: Alphabet
+    settings: Mapping[str, SamplingSettings]  # by role
+
+    @property
+    def samples(self) -> int:
+        """Episodes of a problem."""
+        return self.config.rollout.samples
+
+    @property
+    def stops(self) -> dict[str, np.ndarray]:
+        """{role: int [S]}, as many for all."""
+        own = {
+            role: dict.fromkeys((*settings.stop_tokens, self.chat.end_of_turn))
+            for role, settings in self.settings.items()
+        }
+        most = max(map(len, own.values()))
+        return {role: np.array([*some, *[-1] * (most - len(some))], np.int32) for role, some in own.items()}
+
+    def script(self, texts: Mapping[int, str]) -> list[list[Cue]]:
+        """The calls of an episode in which these calls say these texts."""
+        parts, family = self.parts, self.config.data.family
+        return dry_run(parts.workflow, parts.prompts, self.chat, self.alphabet, family, texts)
+
+
+def cast_of(config: RunConfig, parts: Parts | None = None) -> Cast:
+    """Load what the configuration names; refuse what the compiled road cannot take."""
+    check(config)
+    parts = parts or load_parts(config)
+    if parts.workflow.in_arrays is None:
+        known = ", ".join(name for name, flow in BUILT_IN.items() if flow.in_arrays is not None)
+        raise NoArrayForm(
+            f"workflow '{parts.workflow.name}' has no form in arrays (there is one of {known}; write one under "
+            f"@{parts.workflow.name}.arrays)"
+        )
+    alphabet = alphabet_of(parts.tokenizer, parts.model.vocab_size)
+    return Cast(config, parts, Chat(parts.tokenizer), alphabet, config.role_settings)
+
+
+def check(config: RunConfig) -> None:
+    """Refuse settings that only the hosted road has."""
+    settings, learner, advantages = config.role_settings.values(), config.learner, config.advantages
+    keys = (
+        group_key(advantages.group, BUILT_IN[config.workflow.name].groups)
+        if not is_own(config.workflow.name)
+        else ()
+    )
+    whole_batch = advantages.estimator == "reinforce_pp_baseline" or is_own(advantages.estimator)
+    refused = {
+        f"tasks of {config.data.name}": config.data.name not in KINDS or config.data.family != "math",
+        "stop strings": any(role.stop_strings for role in settings),
+        "top-k and top-p": any(role.top_k or role.top_p < 1 for role in settings),
+        "a sampler of one's own": config.engine.sampler is not None,
+        "a temperature of 0": any(role.temperature == 0 for role in settings),
+        "several draws of problems (rollout.draws)": config.rollout.draws > 1,
+        "prompts that are cut (rollout.limits.overlong=truncate)": config.rollout.limits.overlong != "refuse",
+        f"rewards by {config.rewards.name}": is_own(config.rewards.name),
+        f"several updates a step (learner.updates={learner.updates})": learner.updates != "one",
+        "several epochs (learner.epochs)": learner.epochs > 1,
+        f"advantages over the whole batch ({advantages.estimator})": whole_batch,
+        "groups of several problems": bool(keys) and "task" not in keys,
+        "a mesh (mesh.data, mesh.model): use shard_map around the step": config.mesh.data * config.mesh.model
+        > 1,
+    }
+    for what, holds in refused.items():
+        if holds:
+            raise NoArrayForm(f"{what} has no form in arrays")
+
+
+def rates(config: RunConfig, policy: str, policies: int) -> jnp.ndarray:
+    """Float[n]: the learning rate of a policy by its clock, for all steps of a run; the last holds beyond them."""
+    schedule = config.learner.optimiser.schedule
+    own = config.learner.learning_rates.get(policy, schedule.learning_rate)
+    schedule = dataclasses.replace(schedule, learning_rate=own)
+    ticks = max(config.steps, schedule.total_steps, 1) * (policies if schedule.clock != "own" else 1)
+    return jnp.asarray(np.array([schedule(tick) for tick in range(ticks + 1)], np.float32))

@@ -1,0 +1,217 @@
+"""The table of a step in arrays: the columns of `marl_jax.table`, with a row for every call that could be made.
+
+    lines of the stage ──table_of──► columns ──worth──► reward, group, advantage ──to_host──► the Table of the house
+
+What was said is padded: prompt [N, P], tokens and logprobs [N, M], with lengths. A call that was not made has length 0,
+is not sound, and belongs to a group of its own; `to_host` leaves it out.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl_jax.compiled.cast import Cast
+from marl_jax.compiled.script import Cue
+from marl_jax.compiled.stage import Answer, Line, Stage
+from marl_jax.learning.advantages import agent_advantages, group_advantages, overlong_penalty
+from marl_jax.learning.groups import PRESETS, group_key
+from marl_jax.rewards.credit import with_rewards
+from marl_jax.rewards.families import parse
+from marl_jax.rollouts.scheduler import task_key
+from marl_jax.table import KINDS, SOLVER, CallRecord, Episode, Table, dense
+from marl_jax.task import Task
+
+__all__ = ["Columns", "table_of", "to_host", "worth"]
+
+WORTH = ("reward", "penalty", "group", "advantage", "trains")
+
+
+class Columns(flax.struct.PyTreeNode):
+    """The calls of one step on the device."""
+
+    table: Table  # N = E x C rows: episode by episode, the calls of the script in order
+    prompt_length: jax.Array  # Int[N]
+    number: jax.Array  # Int[N], of the call in its episode; `table.call` is its place on the stage
+    answer: jax.Array  # Int[E], the place of the call that the episode ends with
+    sample: jax.Array  # Int[E]
+    logp: Any = None  # [N, M] as the learner computed them; None before it did
+    entropy: Any = None  # [N, M]
+    beyond: Any = None  # Bool[N], answers that count as wrong because arrays do not know
+    cues: tuple[Cue, ...] = flax.struct.field(pytree_node=False, default=())  # of the C calls
+    # Of each, the most tokens of its prompt and of what it says.
+    widths: tuple[tuple[int, int], ...] = flax.struct.field(pytree_node=False, default=())
+
+
+def table_of(stage: Stage, answer: Answer, versions: Mapping[str, Any]) -> Columns:
+    """What was said and read, graded."""
+    cast, lines, episodes = stage.cast, stage.lines, stage.episodes
+    roles, policies = cast.parts.workflow.roles, tuple(cast.parts.specs)
+    kinds = [KINDS.index(cast.parts.workflow.kind_of(line.cue.role)) for line in lines]
+    widest = lambda of: max(of(line).shape[1] for line in lines)
+
+    def rows(values: Sequence[jax.Array]) -> jax.Array:
+        stacked = jnp.stack([jnp.broadcast_to(x, (episodes, *jnp.shape(x)[1:])) for x in values], axis=1)
+        return stacked.reshape(episodes * len(lines), *stacked.shape[2:])
+
+    def wide(of, fill=0):  # type: ignore[no-untyped-def]
+        most = widest(of)
+        return rows(
+            [jnp.pad(x, ((0, 0), (0, most - x.shape[1])), constant_values=fill) for x in map(of, lines)]
+        )
+
+    def same(values: Sequence[float], dtype: type = np.int32) -> jax.Array:
+        return rows([jnp.full((episodes,), value, dtype) for value in values])
+
+    made = rows([line.made for line in lines])
+    graded = [jnp.where(line.made, 1.0 * line.read.right, 0.0) for line in lines]
+    alone = jnp.arange(episodes, dtype=jnp.int32)
+    places = lambda line: -1 if line.cue.after is None else line.cue.after
+    read = lambda line: line.read
+    columns = Table(
+        episode=jnp.repeat(alone, len(lines)),
+        task=jnp.repeat(alone // cast.samples, len(lines)),
+        path=same([-1] * len(lines))[:, None],
+        call=same(range(len(lines))),
+        role=same([roles.index(line.cue.role) for line in lines]),
+        slot=same([line.cue.slot for line in lines]),
+        turn=same([line.cue.turn for line in lines]),
+        policy=same([policies.index(line.policy) for line in lines]),
+        version=rows([jnp.full((episodes,), versions.get(line.policy, 0), jnp.int32) for line in lines]),
+        reads=wide(lambda line: line.reads, -1),
+        after=jnp.where(made, same([places(line) for line in lines]), -1),
+        prompt=wide(lambda line: line.prompt[0]),
+        tokens=wide(lambda line: line.tokens),
+        logprobs=wide(lambda line: line.logprobs),
+        kept=None,
+        length=rows([line.length for line in lines]),
+        temperature=same([cast.settings[line.cue.role].temperature for line in lines], np.float32),
+        truncated=rows([_truncated(cast, line) for line in lines]),
+        cut=same([0] * len(lines)),
+        kind=same(kinds),
+        readable=rows([read(line).readable for line in lines]),
+        choice=rows([jnp.where(line.made, read(line).choice, -1) for line in lines]),
+        sound=made,
+        grade=rows(
+            [own if kind == SOLVER else jnp.full_like(own, jnp.nan) for own, kind in zip(graded, kinds)]
+        ),
+        outcome=jnp.repeat(1.0 * answer.right, len(lines)),
+        roles=roles,
+        policies=policies,
+    )
+    shown = rows([line.prompt[1] for line in lines])
+    number = jnp.cumsum(made.reshape(episodes, -1), axis=1).reshape(-1) - 1
+    return Columns(
+        columns,
+        jnp.where(made, shown, 0),
+        number,
+        answer.place,
+        alone % cast.samples,
+        beyond=made & rows([line.read.beyond for line in lines]),
+        cues=tuple(line.cue for line in lines),
+        widths=tuple((line.prompt[0].shape[1], line.tokens.shape[1]) for line in lines),
+    )
+
+
+def _truncated(cast: Cast, line: Line) -> jax.Array:
+    """It has no stop token at its end."""
+    last = jnp.take_along_axis(line.tokens, jnp.maximum(line.length - 1, 0)[:, None], axis=1)
+    return line.made & ~jnp.any(last == cast.stops[line.cue.role], axis=1)
+
+
+def worth(cast: Cast, columns: Columns) -> Columns:
+    """With components and rewards, groups and advantages: by the functions that the hosted road runs.
+
+    In float64, as numpy computes there; kept in float32, as advantages are there, too.
+    """
+    config, table = cast.config.advantages, columns.table
+    made, places = table.length > 0, len(table.length) // len(columns.answer)
+    key = group_key(config.group, cast.parts.workflow.groups)
+    if config.estimator == "agent":
+        key = PRESETS["task" if config.agent_mean == config.agent_scale == "task" else "role"]
+    group = jnp.zeros_like(table.task)
+    for field in key:  # the first is the task
+        group = group * max(places, len(table.roles)) + getattr(table, field)
+    group = jnp.where(made, group, -1)
+    with jax.enable_x64(True):
+        double = lambda x: x.astype(jnp.float64)
+        exact = with_rewards(
+            table.replace(grade=double(table.grade), outcome=double(table.outcome)), cast.parts.credit
+        )
+        rewards, penalty = exact.reward, None
+        if config.overlong is not None:
+            most, buffer = config.overlong
+            penalty = overlong_penalty(table.length, max_length=most, buffer=buffer)
+            rewards = rewards + penalty
+        rewards = rewards.astype(jnp.float32)
+        settings: dict[str, Any] = {"std": config.std, "eps": config.eps}
+        if config.estimator == "agent":
+            over: dict[str, Any] = {"mean": config.agent_mean, "scale": config.agent_scale}
+            task = jnp.where(made, table.task, -1)
+            advantage = agent_advantages(rewards, task, table.role, **over, **settings)
+        else:
+            chosen: dict[str, Any] = {"estimator": config.estimator, "singleton": config.singleton}
+            advantage = group_advantages(rewards, group, **chosen, **settings)
+        single = lambda x: x.astype(jnp.float32)
+        components = {name: single(values) for name, values in exact.components.items()}
+        reward, advantage = single(exact.reward), jnp.where(made, single(advantage), 0.0)
+    return columns.replace(
+        table=table.replace(
+            components=components, reward=reward, penalty=penalty, group=group, advantage=single(advantage)
+        )
+    )
+
+
+def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 0, step: int = 0) -> Table:
+    """The step as the Table of the house: the calls that were made, in order, with texts and answers.
+
+    Texts are read here by the hosted readers; grades, rewards and advantages are those of the device.
+    """
+    columns = jax.tree.map(np.asarray, columns)
+    table, places = columns.table, len(columns.cues)
+    made = np.flatnonzero(table.length)
+    number = columns.number.reshape(-1, places)
+    calls: list[list[CallRecord]] = [[] for _ in columns.answer]
+    for row in made.tolist():
+        (episode, place), length = divmod(row, places), table.length[row]
+        cue, text = columns.cues[place], cast.chat.decode(table.tokens[row, :length].tolist())
+        after = table.after[row]
+        calls[episode].append(
+            CallRecord(
+                role=cue.role,
+                policy=table.policies[table.policy[row]],
+                slot=cue.slot,
+                turn=cue.turn,
+                prompt_tokens=tuple(table.prompt[row, : columns.prompt_length[row]].tolist()),
+                tokens=tuple(table.tokens[row, :length].tolist()),
+                logprobs=tuple(table.logprobs[row, :length].tolist()),
+                text=text,
+                finish_reason="length" if table.truncated[row] else "stop",
+                answer=cue.read(text) if cue.read else parse(tasks[episode // cast.samples], text),
+                reads=tuple(int(number[episode, shown]) for shown in table.reads[row] if shown >= 0),
+                after=None if after < 0 else int(number[episode, after]),
+                version=int(table.version[row]),
+                temperature=float(table.temperature[row]),
+                kind=KINDS[table.kind[row]],
+            )
+        )
+    episodes = []
+    for episode, place in enumerate(columns.answer.tolist()):
+        task, sample = tasks[episode // cast.samples], int(columns.sample[episode])
+        answer = calls[episode][number[episode, place]].answer
+        key = (seed, step, task_key(task), sample)
+        name, own = cast.parts.workflow.name, tuple(calls[episode])
+        episodes.append(Episode(task, sample, name, own, answer, key=key))
+    kept = {name: getattr(table, name) for name in ("grade", "outcome", *WORTH)}
+    outcome = table.outcome.reshape(-1, places)[:, 0].tolist()
+    made_of = Table.of(episodes)
+    heads = tuple(dataclasses.replace(head, outcome=value) for head, value in zip(made_of.heads, outcome))
+    taken = {name: None if values is None else values[made] for name, values in kept.items()}
+    # Of shards, each counts from 0; a group is of one problem.
+    taken["group"] = dense(zip((made // places // cast.samples).tolist(), table.group[made].tolist()))
+    components = {name: values[made] for name, values in table.components.items()}
+    return made_of.replace(**taken, components=components, heads=heads)

@@ -1,0 +1,261 @@
+"""Prefill and decoding of a whole batch as two loops: a prompt once, behind it the lanes that share it.
+
+    stem [G, P]  keys and values of each prompt but its last token            prefilled in blocks by length
+    own [W, M]   those of each lane, W = G x S: the prompt's last token, then what is sampled
+
+All lanes write the same column at the same time. The loop ends when all lanes have; at set steps the lanes that are
+left are gathered into fewer. The noise of a token follows from the lane's key and its number, as in the engine.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from marl_jax.compiled.widths import by_width, in_blocks, over_seeds
+from marl_jax.models import qwen3
+from marl_jax.models.attention import self_attention
+from marl_jax.models.decode import unstack, unstack_lora
+from marl_jax.models.lora import LayerLora
+from marl_jax.models.model_config import ModelConfig
+from marl_jax.models.weight_table import Tree
+from marl_jax.sampling.programs import Features, Lanes, sample
+
+__all__ = ["BLOCK", "Out", "Own", "Stem", "Voice", "speak"]
+
+BLOCK = 32  # prompts that are prefilled together
+STAGES = (16, 32)  # steps after which finished lanes are left out, before the last
+
+
+@dataclasses.dataclass(frozen=True)
+class Voice:
+    """Who speaks: the static half."""
+
+    model: ModelConfig
+    scale: float | None  # of its adapter; None: all weights are its own
+    features: Features
+    max_new: int
+    widths: tuple[int, ...]  # of prompts in a block
+    seeds_axis: str | None = None
+
+
+class Stem(NamedTuple):
+    """What the lanes of a prompt attend to before their own tokens."""
+
+    keys: tuple[jax.Array, ...]  # [G, K, D, P] per layer
+    values: tuple[jax.Array, ...]  # [G, K, P, D]
+    length: jax.Array  # [G]
+
+
+class Own(NamedTuple):
+    """What each lane has added."""
+
+    keys: tuple[jax.Array, ...]  # [W, K, D, M] per layer
+    values: tuple[jax.Array, ...]  # [W, K, M, D]
+
+
+class Out(NamedTuple):
+    """What was sampled."""
+
+    tokens: jax.Array  # [W, M], 0 behind the end
+    logprobs: jax.Array  # [W, M]
+    length: jax.Array  # [W]
+
+
+class _Weights(NamedTuple):
+    params: Tree
+    layers: list[Tree]
+    adapter: Tree | None
+
+    def lora(self, rows: int, voice: Voice) -> list[LayerLora | None]:
+        index = jnp.zeros(rows, jnp.int32)
+        return unstack_lora(self.adapter, index, voice.scale or 1.0, voice.model)
+
+
+@qwen3.full_precision
+def speak(
+    voice: Voice,
+    params: Tree,
+    adapter: Tree | None,  # without a policy axis
+    tokens: jax.Array,  # [G, P] the prompts
+    length: jax.Array,  # [G]
+    lanes: Lanes,  # [W] in the order of the prompts; token, position and generated are set here
+    forced: jax.Array | None = None,  # [W, M] what is sampled, instead of drawing it
+) -> Out:
+    """The completions of all active lanes."""
+    stacked = None if adapter is None else jax.tree.map(lambda leaf: leaf[None], adapter)
+    weights = _Weights(params, unstack(params, voice.model), stacked)
+    each = lanes.active.reshape(len(tokens), -1)
+    wanted = jnp.where(each.any(axis=1), length - 1, 0)
+    stem = _prefill(voice, weights, tokens, wanted)
+    share = each.shape[1]
+    last = jnp.take_along_axis(tokens, (length - 1)[:, None], axis=1)[:, 0]
+    lanes = dataclasses.replace(
+        lanes, token=jnp.repeat(last, share), position=jnp.repeat(length - 1, share), generated=None
+    )
+    return _decode(voice, weights, stem, lanes, forced)
+
+
+def _prefill(voice: Voice, weights: _Weights, tokens: jax.Array, length: jax.Array) -> Stem:
+    """Keys and values of the first `length` [G] tokens of each prompt."""
+    config, width = voice.model, tokens.shape[1]
+
+    def block(_: tuple[()], rows: jax.Array, width_here: int) -> tuple[tuple[()], Any]:
+        fed = tokens.at[rows].get(mode="clip")[:, :width_here]
+        x, angles = (
+            qwen3.embed(weights.params, fed),
+            qwen3.rotation(config, jnp.broadcast_to(jnp.arange(width_here), fed.shape)),
+        )
+        keys, values = [], []
+        for layer, lora in zip(weights.layers, weights.lora(len(rows), voice)):
+            q, k, v = qwen3.project_qkv(layer, config, x, angles, lora)
+            x = x + qwen3.project_out(layer, self_attention(q, k, v), lora)
+            x = x + qwen3.mlp(layer, config, x, lora)
+            room = ((0, 0), (0, 0), (0, 0), (0, width - width_here))
+            keys.append(jnp.pad(jnp.transpose(k, (0, 2, 3, 1)), room))
+            values.append(jnp.pad(jnp.transpose(v, (0, 2, 1, 3)), (*room[:2], room[3], room[2])))
+        return (), (tuple(keys), tuple(values))
+
+    _, (keys, values) = in_blocks(length, BLOCK, voice.widths, block, (), voice.seeds_axis)
+    return Stem(keys, values, length)
+
+
+class _Loop(NamedTuple):
+    step: jax.Array  # []
+    lanes: Lanes
+    own: Own
+    out: Out
+
+
+def _decode(voice: Voice, weights: _Weights, stem: Stem, lanes: Lanes, forced: jax.Array | None) -> Out:
+    config, count, most = voice.model, len(lanes.token), voice.max_new
+    shape = (count, config.num_key_value_heads, config.head_dim)
+    zeros = lambda *more: tuple(
+        jnp.zeros((*shape[:2], *more), config.dtype) for _ in range(config.num_hidden_layers)
+    )
+    own = Own(zeros(shape[2], most), zeros(most, shape[2]))
+    out = Out(
+        jnp.zeros((count, most), jnp.int32),
+        jnp.zeros((count, most), jnp.float32),
+        jnp.zeros(count, jnp.int32),
+    )
+    loop = _Loop(jnp.zeros((), jnp.int32), lanes, own, out)
+    few = count < 4 * BLOCK
+    ends = [end for end in STAGES if end < most and not few] + [most]
+    share = count // len(stem.length)
+    for number, end in enumerate(ends):
+        widths = (count // 4, count) if number else (count,)
+        alive = jnp.sum(loop.lanes.active)
+        run = functools.partial(_stage, voice, weights, stem, loop, forced, end, share)
+        loop = by_width(alive, widths, run, voice.seeds_axis)
+    return loop.out
+
+
+def _stage(
+    voice: Voice,
+    weights: _Weights,
+    stem: Stem,
+    loop: _Loop,
+    forced: jax.Array | None,
+    end: int,
+    share: int,
+    width: int,
+) -> _Loop:
+    """Decode up to step `end` in `width` lanes, which hold all that are active."""
+    count = len(loop.lanes.token)
+    here, seat = loop, None
+    if width < count:
+        seat = jnp.argsort(~loop.lanes.active, stable=True)[:width]
+        take = lambda x: x[seat]
+        stem = Stem(*jax.tree.map(lambda x: x[seat // share], tuple(stem)))
+        lanes, own, out = jax.tree.map(take, (loop.lanes, loop.own, loop.out))
+        here = _Loop(loop.step, lanes, own, out)
+        forced = None if forced is None else take(forced)
+
+    def goes_on(now: _Loop) -> jax.Array:
+        return over_seeds((now.step < end) & jnp.any(now.lanes.active), voice.seeds_axis)
+
+    here = jax.lax.while_loop(goes_on, lambda now: _one(voice, weights, stem, now, forced, end), here)
+    if seat is None:
+        return here
+    back = jax.tree.map(
+        lambda old, new: old.at[seat].set(new), (loop.lanes, loop.own, loop.out), tuple(here)[1:]
+    )
+    return _Loop(here.step, *back)
+
+
+def _one(
+    voice: Voice, weights: _Weights, stem: Stem, now: _Loop, forced: jax.Array | None, reach: int
+) -> _Loop:
+    """One token in every lane; `reach` columns hold all that lanes have added so far."""
+    step, lanes, config = now.step, now.lanes, voice.model
+    x = qwen3.embed(weights.params, lanes.token)
+    angles = qwen3.rotation(config, lanes.position)
+    keys, values = list(now.own.keys), list(now.own.values)
+    lora = weights.lora(len(lanes.token), voice)
+    for i, layer in enumerate(weights.layers):
+        q, k, v = qwen3.project_qkv(layer, config, x, angles, lora[i])
+        keys[i] = jax.lax.dynamic_update_slice_in_dim(keys[i], k[..., None], step, axis=3)
+        values[i] = jax.lax.dynamic_update_slice_in_dim(values[i], v[:, :, None], step, axis=2)
+        own = keys[i][..., :reach], values[i][:, :, :reach]
+        mixed = _attend(q, (stem.keys[i], stem.values[i], stem.length), own, step)
+        x = x + qwen3.project_out(layer, mixed, lora[i])
+        x = x + qwen3.mlp(layer, config, x, lora[i])
+    hidden = qwen3.rms_norm(x, weights.params["final_norm"], config.rms_norm_eps)
+    logits = qwen3.unembed(weights.params, config, hidden)
+    lanes = dataclasses.replace(lanes, generated=jnp.full_like(lanes.position, step))
+    given = None if forced is None else jax.lax.dynamic_index_in_dim(forced, step, axis=1, keepdims=False)
+    token, logprob, _, _ = sample(logits, lanes, voice.features, given)
+    ends = jnp.any(token[:, None] == lanes.stops, axis=1) | (step + 1 >= lanes.max_new)
+    moved = lanes.active.astype(jnp.int32)
+    put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=step, axis=1)
+    out = Out(
+        put(now.out.tokens, jnp.where(lanes.active, token, 0)),
+        put(now.out.logprobs, jnp.where(lanes.active, logprob, 0.0)),
+        now.out.length + moved,
+    )
+    lanes = dataclasses.replace(
+        lanes,
+        token=jnp.where(lanes.active, token, lanes.token),
+        position=lanes.position + moved,
+        active=lanes.active & ~ends,
+        generated=None,
+    )
+    return _Loop(step + 1, lanes, Own(tuple(keys), tuple(values)), out)
+
+
+def _attend(
+    q: jax.Array,  # [W, N, D]
+    stem: tuple[jax.Array, jax.Array, jax.Array],
+    own: tuple[jax.Array, jax.Array],
+    step: jax.Array,
+) -> jax.Array:
+    """Each lane over the stem of its prompt and its own columns up to `step`, under one softmax in float32."""
+    stem_keys, stem_values, length = stem
+    own_keys, own_values = own
+    lanes, heads, dim = q.shape
+    prompts, kv = stem_keys.shape[:2]
+    share, group = lanes // prompts, heads // kv
+    # All lanes of a prompt are rows of one product: its keys are read once.
+    queries = (
+        q.reshape(prompts, share, kv, group, dim).swapaxes(1, 2).reshape(prompts, kv, share * group, dim)
+    )
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    seen = product("gkqd,gkdp->gkqp", queries, stem_keys)
+    hidden = jnp.arange(stem_keys.shape[3]) >= length[:, None]
+    seen = jnp.where(hidden[:, None, None], -jnp.inf, seen * dim**-0.5)
+    mine = product("wkqd,wkdm->wkqm", q.reshape(lanes, kv, group, dim), own_keys)
+    mine = jnp.where(jnp.arange(own_keys.shape[3]) > step, -jnp.inf, mine * dim**-0.5)
+    by_lane = lambda x: x.reshape(prompts, kv, share, group, -1).swapaxes(1, 2).reshape(lanes, kv, group, -1)
+    by_prompt = lambda x: (
+        x.reshape(prompts, share, kv, group, -1).swapaxes(1, 2).reshape(prompts, kv, share * group, -1)
+    )
+    weights = jax.nn.softmax(jnp.concatenate([by_lane(seen), mine], axis=-1), axis=-1).astype(
+        own_values.dtype
+    )
+    first, second = weights[..., : stem_keys.shape[3]], weights[..., stem_keys.shape[3] :]
+    out = by_lane(jnp.einsum("gkqp,gkpd->gkqd", by_prompt(first), stem_values))
+    out = out + jnp.einsum("wkqm,wkmd->wkqd", second, own_values)
+    return out.reshape(q.shape)

@@ -1,0 +1,100 @@
+"""Which form in arrays a call's hosted reader has: the readers of `workflows.parse`, and the answers of tasks.
+
+codes uint8 [B, N] (0 behind the end) ──► Read: what was read in each of B texts
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from marl_jax.compiled.refusal import NoArrayForm
+from marl_jax.rewards import arrays
+from marl_jax.rewards.arrays import Text
+from marl_jax.table import VERDICTS
+from marl_jax.workflows import parse
+
+__all__ = ["Read", "answer", "form_of", "pick", "plan", "same_reader", "verdict"]
+
+
+class Read(NamedTuple):
+    """What was read in each of B texts."""
+
+    readable: jax.Array  # Bool[B]
+    choice: jax.Array  # Int[B], as in the table: a verdict, a pick, else -1
+    right: jax.Array  # Bool[B], of an answer
+    beyond: jax.Array  # Bool[B], an answer that is right or wrong in a way that arrays do not know
+    key: jax.Array  # uint32 [B, 2], equal for equal answers
+    parts: jax.Array  # uint8 [B, K, N], the parts of a plan
+    count: jax.Array  # type: ignore[assignment]  # Int[B], of them
+
+
+Reader = Callable[[Text, jax.Array], Read]  # texts, golds Int[B]
+
+
+def answer(text: Text, gold: jax.Array) -> Read:
+    """The boxed answer, and whether it is the gold integer."""
+    solved = arrays.read_answers(text)
+    verdict = arrays.grade_integers(text, solved, gold, width=text.chars.shape[1])
+    read = _blank(text)
+    return read._replace(
+        readable=solved.readable,
+        right=solved.readable & verdict.right,
+        beyond=solved.readable & verdict.beyond,
+        key=solved.key,
+    )
+
+
+def pick(text: Text, _: jax.Array, *, n: int) -> Read:
+    """`parse.pick`."""
+    if n > 9:
+        raise NoArrayForm(f"a pick among {n} answers is read in arrays only up to 9")
+    found = arrays.read_picks(text, n)
+    return _blank(text)._replace(readable=found > 0, choice=jnp.where(found > 0, found, -1))
+
+
+def verdict(text: Text, _: jax.Array) -> Read:
+    """`parse.verdict`."""
+    found = arrays.read_verdicts(text)
+    choice = jnp.where(found == arrays.CORRECT, VERDICTS["Correct"], -1)
+    choice = jnp.where(found == arrays.INCORRECT, VERDICTS["Incorrect"], choice)
+    return _blank(text)._replace(readable=choice >= 0, choice=choice)
+
+
+def plan(text: Text, _: jax.Array, *, limit: int) -> Read:
+    """`parse.plan_of`."""
+    ways, count = arrays.read_strategies(text, limit)
+    return _blank(text)._replace(readable=count > 0, parts=ways.chars, count=count)
+
+
+FORMS: dict[Callable[..., Any], Callable[..., Read]] = {
+    parse.pick: pick,
+    parse.verdict: verdict,
+    parse.plan_of: plan,
+}
+
+
+def form_of(reader: Callable[..., Any] | None, role: str) -> Reader:
+    """The array form of a call's hosted reader; None reads the task's answer."""
+    if reader is None:
+        return answer
+    inner = reader.func if isinstance(reader, functools.partial) else reader
+    if inner not in FORMS:
+        raise NoArrayForm(f"role '{role}' reads with {inner!r:.60}, which has no form in arrays")
+    return functools.partial(FORMS[inner], **getattr(reader, "keywords", {}))
+
+
+def same_reader(reader: Any) -> Any:
+    """Equal for readers that read alike."""
+    return (
+        (reader.func, *sorted(reader.keywords.items())) if isinstance(reader, functools.partial) else reader
+    )
+
+
+def _blank(text: Text) -> Read:
+    rows = len(text.chars)
+    nothing, none = jnp.zeros(rows, bool), jnp.full(rows, -1, jnp.int32)
+    key, parts = jnp.zeros((rows, 2), jnp.uint32), jnp.zeros((rows, 0, text.chars.shape[1]), jnp.uint8)
+    return Read(nothing, none, nothing, nothing, key, parts, jnp.zeros(rows, jnp.int32))

@@ -1,0 +1,127 @@
+"""The script of a workflow: a dry run of its hosted generator on placeholders, call by call.
+
+    task and completions are marks ──generator, prompts, chat template──► texts with marks ──► pieces of each prompt
+
+So the Markdown of the prompts is their only source. A piece is a text in codes, or a field that an episode fills: the
+question, what an earlier call said, or one part of that.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from marl_jax.compiled.alphabet import Alphabet
+from marl_jax.compiled.refusal import NoArrayForm
+from marl_jax.rollouts import Chat
+from marl_jax.task import Family, Task
+from marl_jax.workflows.api import Call, Completion, Workflow
+from marl_jax.workflows.render import Prompts
+
+__all__ = ["Cue", "Field", "Piece", "Text", "dry_run", "mark"]
+
+PARTS = 32  # of one call's text, that prompts may show
+_FIRST, _LAST = 0xF0000, 0xFFFFD  # marks are characters of a private plane
+_MARK = re.compile(f"([{chr(_FIRST)}-{chr(_LAST)}])")
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A place of a prompt that is filled for every episode."""
+
+    call: int | None = None  # whose text it is, counted in the order of the script; None: the question
+    part: int | None = None  # of that text; None: all of it
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A part of a prompt that is always the same."""
+
+    codes: bytes
+    tokens: int  # that it is by itself
+
+
+Piece = Text | Field
+
+
+@dataclasses.dataclass(frozen=True)
+class Cue:
+    """One call of the script."""
+
+    role: str
+    slot: int
+    turn: int
+    call: int  # its number in the episode
+    pieces: tuple[Piece, ...]  # of the prompt, or of what is appended to the history
+    reads: tuple[int, ...]
+    after: int | None
+    read: Callable[[str], str | None] | None
+
+
+def mark(call: int | None = None, part: int | None = None) -> str:
+    """The character that stands for a field in a dry run."""
+    number = 0 if call is None else 1 + call * (PARTS + 1) + (0 if part is None else part + 1)
+    return chr(_FIRST + number)
+
+
+def dry_run(
+    workflow: Workflow,
+    prompts: Prompts,
+    chat: Chat,
+    alphabet: Alphabet,
+    family: Family,
+    texts: Mapping[int, str],
+) -> list[list[Cue]]:
+    """The calls of an episode by batch. `texts` are what calls say in place of their marks, by their number."""
+    script = workflow(Task("a task", family, mark()), prompts)
+    calls, turns = itertools.count(), dict[tuple[str, int], int]()
+    batches: list[list[Cue]] = []
+    reply: Any = None
+    while True:
+        try:
+            asked = script.send(reply)
+        except StopIteration:
+            return batches
+        items = asked if isinstance(asked, list | tuple) else [asked]
+        batch, replies = list[Cue](), list[Completion]()
+        for item in items:
+            if not isinstance(item, Call):
+                raise NoArrayForm(f"workflow '{workflow.name}' uses tools, which are no arrays")
+            number, seat = next(calls), (item.role, item.slot)
+            batch.append(
+                Cue(
+                    item.role,
+                    item.slot,
+                    turns.get(seat, 0),
+                    number,
+                    _pieces(chat.texts(item.messages, after=item.after is not None), alphabet, item.role),
+                    tuple(read.call for read in item.reads),
+                    None if item.after is None else item.after.call,
+                    item.read,
+                )
+            )
+            turns[seat] = turns.get(seat, 0) + 1
+            said = texts.get(number, mark(number))
+            replies.append(Completion(said, (), (), "stop", None, number))
+        batches += [batch] if batch else []
+        reply = replies if isinstance(asked, list | tuple) else replies[0]
+
+
+def _pieces(texts: Sequence[str], alphabet: Alphabet, role: str) -> tuple[Piece, ...]:
+    if len(texts) > 1:
+        raise NoArrayForm(f"a prompt of role '{role}' spells out a control word of the chat template")
+    found: list[Piece] = []
+    for part in _MARK.split(texts[0]):
+        if _MARK.fullmatch(part):
+            found.append(_field(ord(part) - _FIRST))
+        elif part:
+            found.append(Text(alphabet.codes(part, control=True).tobytes(), alphabet.count(part)))
+    return tuple(found)
+
+
+def _field(number: int) -> Field:
+    if number == 0:
+        return Field()
+    call, part = divmod(number - 1, PARTS + 1)
+    return Field(call, part - 1 if part else None)

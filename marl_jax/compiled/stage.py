@@ -1,0 +1,379 @@
+"""The stage: the vocabulary in which a workflow is said in arrays, all episodes at once.
+
+    @voting.arrays
+    def voting_in_arrays(stage, *, votes):
+        drafts = stage.say()                                    # the next calls of the script, in all episodes
+        return drafts.at(stage.say().choice[:, 0].clip(1) - 1)  # the answer that each episode ends with
+
+Who is called, with which prompt, reader and history, is in the script (see `script`); the form says only what follows
+from what was read: `end` masks episodes that are over, `follow` takes another path of the script by what a plan holds.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl_jax.compiled.alphabet import join, sizes_of, spell, tokenise
+from marl_jax.compiled.cast import Cast
+from marl_jax.compiled.decoding import BLOCK, Voice, speak
+from marl_jax.compiled.readers import Read, form_of, same_reader
+from marl_jax.compiled.refusal import NoArrayForm
+from marl_jax.compiled.script import Cue, Field, Piece, mark
+from marl_jax.compiled.widths import by_width, ladder
+from marl_jax.models.weight_table import Tree
+from marl_jax.policies import policy_of
+from marl_jax.rewards.arrays import Text, majorities
+from marl_jax.sampling.programs import Features, Lanes
+
+__all__ = ["Answer", "Line", "Said", "Stage", "count_calls"]
+
+FEW = 1 << 16  # characters that are read as fast at any width: not worth a second program
+Rows = tuple[jax.Array, jax.Array]  # values [B, n] and their lengths [B]
+
+
+class Answer(NamedTuple):
+    """The call whose answer an episode ends with."""
+
+    place: jax.Array  # Int[E]
+    right: jax.Array  # Bool[E]
+
+
+@dataclasses.dataclass
+class Line:
+    """One call of all episodes: what becomes a row of the table for each."""
+
+    cue: Cue  # as on the first path that has it
+    policy: str
+    made: Any  # Bool[E]
+    reads: Any  # Int[E, R], places on the stage
+    bound: int  # the most tokens of its prompt
+    prompt: Any = None  # Rows [E, P]
+    tokens: Any = None  # Int[E, M]
+    logprobs: Any = None
+    length: Any = None  # Int[E], 0 where it was not made
+    read: Any = None  # `Read` of E texts
+    codes: Any = None  # what it spells, Rows [E, S]
+
+
+class Said:
+    """What parallel calls said, in E episodes."""
+
+    def __init__(self, stage: "Stage", first: int, lines: Sequence[Line]):
+        self._stage, self._first, self._lines = stage, first, lines
+        side_by_side = lambda of: jnp.stack([of(line) for line in lines], axis=1)
+        self.made: jax.Array = side_by_side(lambda line: line.made)  # Bool[E, n]
+        self.right: jax.Array = side_by_side(lambda line: line.read.right)  # Bool[E, n]
+        self.readable: jax.Array = side_by_side(lambda line: line.read.readable)  # Bool[E, n]
+        # Int[E, n]: a verdict or a pick, else -1; and the parts of a plan
+        self.choice: jax.Array = side_by_side(lambda line: line.read.choice)
+        self.count: jax.Array = side_by_side(lambda line: line.read.count)
+
+    def at(self, slot: jax.Array | int) -> Answer:
+        """The answer of one slot [E]."""
+        slot = jnp.broadcast_to(jnp.asarray(slot, jnp.int32), self.made.shape[:1])
+        return Answer(self._first + slot, jnp.take_along_axis(self.right, slot[:, None], axis=1)[:, 0])
+
+    def over(self, before: Answer | None) -> Answer:
+        """The answer of the one call; that from before in episodes that did not make it."""
+        now = self.at(0)
+        if before is None:
+            return now
+        return Answer(*(jnp.where(self.made[:, 0], new, old) for new, old in zip(now, before)))
+
+    def majority(self) -> Answer:
+        """The first answer among the most frequent readable ones."""
+        keys = jnp.stack([line.read.key for line in self._lines], axis=1)
+        return self.at(majorities(keys, self.readable & self.made))
+
+    def part(self, number: int) -> str:
+        """The mark of a part of the one call's text, for the texts of `Stage.follow`."""
+        return mark(self._lines[0].cue.call, number)
+
+
+class Stage:
+    """All episodes of a step while they are played."""
+
+    def __init__(
+        self,
+        cast: Cast,
+        weights: Mapping[str, tuple[Tree, Tree | None]],  # by policy: all weights, and the adapter on them
+        tasks: Any,  # `step.Tasks`
+        noise: Callable[[jax.Array], jax.Array],  # Int[E, n], numbers of calls -> uint32 [E, n, 2]
+        seeds_axis: str | None = None,
+        episodes: int | None = None,
+    ):
+        self.cast, self.family = cast, cast.config.data.family
+        self.lines: list[Line] = []
+        self._weights, self._tasks, self._noise, self._seeds_axis = weights, tasks, noise, seeds_axis
+        self.episodes = episodes or len(tasks.id) * cast.samples
+        self.live = jnp.ones(self.episodes, bool)
+        self._scripts, self._path = [cast.script({})], jnp.zeros(self.episodes, jnp.int32)
+        self._place: list[dict[int, int]] = [{}]  # by path: the place here of each call there
+        self._batch = 0
+
+    def say(self) -> Said:
+        """The next calls of the script, in the episodes that are not over."""
+        options = [script[self._batch] if self._batch < len(script) else [] for script in self._scripts]
+        self._batch += 1
+        width, first = max(map(len, options)), len(self.lines)
+        seats = [[batch[i] if i < len(batch) else None for batch in options] for i in range(width)]
+        seats = [[cue and self._here(path, cue) for path, cue in enumerate(seat)] for seat in seats]
+        for i, seat in enumerate(seats):
+            for place, cue in zip(self._place, seat):
+                if cue is not None:
+                    place[cue.call] = first + i
+        lines = [self._line(seat) for seat in seats]
+        if len({(line.cue.role, same_reader(line.cue.read)) for line in lines}) > 1:
+            raise NoArrayForm("parallel calls of several roles, or with several readers, are calls that")
+        for policy in dict.fromkeys(line.policy for line in lines):
+            mine = [i for i, line in enumerate(lines) if line.policy == policy]
+            self._speak(policy, [lines[i] for i in mine], [seats[i] for i in mine])
+        self.lines += lines
+        self._read(lines)
+        return Said(self, first, lines)
+
+    def end(self, over: jax.Array) -> None:
+        """Episodes that are `over` [E] make no more calls."""
+        self.live &= ~over
+
+    def follow(self, said: Said, texts: Sequence[str], which: jax.Array) -> None:
+        """Go on by the script in which the one call says `texts[which]`, `which` being Int[E]."""
+        call = said._lines[0].cue.call
+        self._scripts = [self.cast.script({call: text}) for text in texts]
+        self._place, self._path = [dict(self._place[0]) for _ in texts], which
+
+    # -- one call
+
+    def _here(self, path: int, cue: Cue) -> Cue:
+        """The cue with places on the stage in place of the numbers of calls, but for its own."""
+        place = self._place[path]
+
+        def here(piece: Piece) -> Piece:
+            told = isinstance(piece, Field) and piece.call is not None
+            return Field(place[piece.call], piece.part) if told else piece  # type: ignore[index,union-attr]
+
+        pieces = tuple(map(here, cue.pieces))
+        reads, after = tuple(map(place.__getitem__, cue.reads)), cue.after
+        return dataclasses.replace(
+            cue, pieces=pieces, reads=reads, after=None if after is None else place[after]
+        )
+
+    def _line(self, seat: Sequence[Cue | None]) -> Line:
+        cue = next(cue for cue in seat if cue is not None)
+        made = self.live & self._by_path([cue is not None for cue in seat])
+        shown = [own.reads if own else () for own in seat]
+        most = max(1, *map(len, shown))
+        reads = self._by_path([[*some, *[-1] * (most - len(some))] for some in shown])
+        policy = policy_of(self.cast.config.policies.map, cue.role, cue.slot)
+        bound = max(self._bound(own) for own in seat if own)
+        return Line(cue, policy, made, jnp.where(made[:, None], reads, -1), bound)
+
+    def _by_path(self, values: Sequence[Any]) -> jax.Array:
+        return jnp.asarray(values)[self._path]
+
+    def _speak(self, policy: str, lines: list[Line], seats: list[list[Cue | None]]) -> None:
+        cast, role, count = self.cast, lines[0].cue.role, len(lines)
+        settings = cast.settings[role]
+        prompts, length = self._prompts(lines, seats)
+        calls = [self._by_path([0 if cue is None else cue.call for cue in seat]) for seat in seats]
+        made = jnp.stack([line.made for line in lines], axis=1).reshape(-1)
+        noise = self._noise(jnp.stack(calls, axis=1)).reshape(-1, 2)
+        forced = None
+        if self._tasks.forced is not None:
+            given = self._tasks.forced.reshape(self.episodes, *self._tasks.forced.shape[2:])
+            forced = jnp.stack([given[jnp.arange(self.episodes), call] for call in calls], axis=1)
+            forced = forced.reshape(len(made), -1)[:, : settings.max_new_tokens]
+        every = lambda value, dtype: jnp.full(len(made), value, dtype)
+        lanes = Lanes(
+            token=None,
+            position=None,
+            active=made,
+            generated=None,
+            max_new=every(settings.max_new_tokens, jnp.int32),
+            min_new=every(settings.min_new_tokens, jnp.int32),
+            temperature=every(settings.temperature, jnp.float32),
+            top_k=every(0, jnp.int32),
+            top_p=every(1, jnp.float32),
+            stops=jnp.broadcast_to(cast.stops[role], (len(made), len(cast.stops[role]))),
+            noise=noise,
+            adapter=None,
+        )
+        voice = Voice(
+            cast.parts.model,
+            cast.parts.lora_scale,
+            Features(min_new=settings.min_new_tokens > 0),
+            settings.max_new_tokens,
+            ladder(prompts.shape[1], min(3, -(-len(prompts) // BLOCK))),
+            self._seeds_axis,
+        )
+        out = speak(voice, *self._weights[policy], prompts, length, lanes, forced)
+        share = self.episodes * count // len(prompts)
+        apart = lambda x: x.reshape(self.episodes, count, *x.shape[1:])
+        shown, shown_length = apart(jnp.repeat(prompts, share, axis=0)), apart(jnp.repeat(length, share))
+        tokens, logprobs, lengths = map(apart, out)
+        for i, line in enumerate(lines):
+            line.prompt = shown[:, i], shown_length[:, i]
+            line.tokens, line.logprobs, line.length = tokens[:, i], logprobs[:, i], lengths[:, i]
+
+    def _bound(self, cue: Cue) -> int:
+        """The most tokens that the prompt of a call takes; refused where they may not fit."""
+        said = lambda place: self.cast.settings[self.lines[place].cue.role].max_new_tokens
+        tokens = 0
+        for piece in cue.pieces:
+            if not isinstance(piece, Field):
+                tokens += piece.tokens
+            else:
+                tokens += self._tasks.question.shape[1] if piece.call is None else said(piece.call)
+        if cue.after is not None:
+            tokens += self.lines[cue.after].bound + said(cue.after) + 1
+        config, own = self.cast.config, self.cast.settings[cue.role].max_new_tokens
+        most = min(config.engine.max_prompt, (config.rollout.limits.context or 1 << 30) - own)
+        if tokens > most:
+            raise NoArrayForm(
+                f"prompts of role '{cue.role}' may take {tokens} tokens, and {most} fit (raise engine.max_prompt "
+                "and rollout.limits.context, or let calls say less)"
+            )
+        return tokens
+
+    # -- prompts
+
+    def _prompts(self, lines: list[Line], seats: list[list[Cue | None]]) -> Rows:
+        """The prompts of some lines, each as seldom as it is the same: by task, by episode, or by call."""
+        wanted = [tuple(None if cue is None else (cue.pieces, cue.after) for cue in seat) for seat in seats]
+        alike = len(set(wanted)) == 1
+        some = [cue for seat in seats for cue in seat if cue is not None]
+        told = any(
+            isinstance(piece, Field) and piece.call is not None for cue in some for piece in cue.pieces
+        )
+        after = any(cue.after is not None for cue in some)
+        if alike and not told and not after and len({cue.pieces for cue in some}) == 1:
+            return self._written(some[0].pieces, by_task=True)
+        if alike and not after:
+            return self._of_seat(seats[0])
+        each = _equally_wide([self._of_seat(seat) for seat in seats])
+        flat = lambda xs: jnp.stack(xs, axis=1).reshape(self.episodes * len(xs), *xs[0].shape[1:])
+        return flat([tokens for tokens, _ in each]), flat([length for _, length in each])
+
+    def _of_seat(self, seat: list[Cue | None]) -> Rows:
+        """The prompts [E, P] of one seat, whatever path an episode is on."""
+        variants: dict[Any, list[int]] = {}
+        for path, cue in enumerate(seat):
+            if cue is not None:
+                variants.setdefault((cue.pieces, cue.after), []).append(path)
+        written = []
+        for pieces, after in variants:
+            rows = self._written(pieces, by_task=False)
+            written.append(rows if after is None else self._behind(self.lines[after], rows))
+        (tokens, length), *others = _equally_wide(written)
+        for (other, more), paths in zip(others, list(variants.values())[1:]):
+            mine = self._by_path([path in paths for path in range(len(seat))])
+            tokens, length = jnp.where(mine[:, None], other, tokens), jnp.where(mine, more, length)
+        return tokens, length
+
+    def _behind(self, line: Line, added: Rows) -> Rows:
+        """A history that goes on: its prompt, what was said, the end of that turn if it was cut, and what is added."""
+        end = self.cast.chat.end_of_turn
+        last = jnp.take_along_axis(line.tokens, jnp.maximum(line.length - 1, 0)[:, None], axis=1)[:, 0]
+        open_still = ((line.length == 0) | (last != end)).astype(jnp.int32)
+        closing = jnp.full((self.episodes, 1), end, jnp.int32), open_still
+        pieces = [line.prompt, (line.tokens, line.length), closing, added]
+        return join(pieces, sum(values.shape[1] for values, _ in pieces))
+
+    def _written(self, pieces: Sequence[Piece], *, by_task: bool) -> Rows:
+        """The tokens of a text in which every field is filled."""
+        rows = len(self._tasks.id) if by_task else self.episodes
+        filled = [self._piece(piece, rows) for piece in pieces]
+        most = sum(values.shape[1] for (values, _), _ in filled)
+        tokens = sum(bound for _, bound in filled)
+        need = sum((length for (_, length), _ in filled), jnp.zeros((), jnp.int32)).max()
+
+        def of(width: int) -> Rows:
+            return tokenise(self.cast.alphabet, *join([rows for rows, _ in filled], width), tokens)
+
+        return by_width(need, _short_or_long(rows, most), of, self._seeds_axis)
+
+    def _piece(self, piece: Piece, count: int) -> tuple[Rows, int]:
+        """(codes and sizes, the most tokens that they are)."""
+        tasks = self._tasks
+        if not isinstance(piece, Field):
+            codes = jnp.frombuffer(piece.codes, jnp.uint8)
+            return (jnp.broadcast_to(codes, (count, len(codes))), jnp.full(count, len(codes))), piece.tokens
+        if piece.call is None:
+            each = lambda x: jnp.repeat(x, count // len(tasks.id), axis=0)
+            return (each(tasks.question), each(tasks.question_size)), tasks.question.shape[1]
+        line = self.lines[piece.call]
+        rows = line.codes
+        if piece.part is not None:
+            part = line.read.parts[:, piece.part]
+            rows = part, jnp.sum(part > 0, axis=1)
+        return rows, line.tokens.shape[1]
+
+    # -- reading
+
+    def _read(self, lines: list[Line]) -> None:
+        cue, count = lines[0].cue, len(lines)
+        together = lambda of: jnp.stack([of(line) for line in lines], axis=1)
+        flat = lambda x: x.reshape(self.episodes * count, *x.shape[2:])
+        tokens, length = flat(together(lambda line: line.tokens)), flat(together(lambda line: line.length))
+        alphabet, reader = self.cast.alphabet, form_of(cue.read, cue.role)
+        gold = jnp.repeat(jnp.asarray(self._tasks.gold), self.cast.samples * count)
+        most = tokens.shape[1] * alphabet.longest
+        wide = lambda x: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, most - x.shape[-1])])
+
+        def of(width: int) -> tuple[jax.Array, jax.Array, Read]:
+            codes, size = spell(alphabet, tokens, length, width)
+            read = reader(Text(codes, size), gold)
+            read = read._replace(readable=read.readable & (length > 0), parts=wide(read.parts))
+            return wide(codes), size, read
+
+        need = sizes_of(alphabet, tokens, length).sum(axis=1).max()
+        codes, sizes, read = by_width(need, _short_or_long(len(tokens), most), of, self._seeds_axis)
+        for i, line in enumerate(lines):
+            of_line = lambda x, i=i: x.reshape(self.episodes, count, *x.shape[1:])[:, i]
+            line.codes, line.read = (of_line(codes), of_line(sizes)), Read(*map(of_line, read))
+
+
+def _equally_wide(rows: Sequence[Rows]) -> list[Rows]:
+    """All as wide as the widest."""
+    width = max(values.shape[1] for values, _ in rows)
+    return [(jnp.pad(values, ((0, 0), (0, width - values.shape[1]))), length) for values, length in rows]
+
+
+def _short_or_long(rows: int, most: int) -> tuple[int, ...]:
+    """Texts are mostly characters; a quarter of the room holds them unless many tokens are long words."""
+    return (-(-most // 4), most) if rows * most > FEW else (most,)
+
+
+def count_calls(cast: Cast) -> int:
+    """How many calls an episode makes at most."""
+    stage = _Rehearsal(cast)
+    cast.parts.workflow.in_arrays(stage, **cast.parts.workflow.settings)  # type: ignore[misc]
+    calls, most = len(stage.lines), cast.config.rollout.limits.max_calls
+    if calls > most:
+        raise NoArrayForm(
+            f"an episode of up to {calls} calls, where rollout.limits.max_calls ends it after {most},"
+        )
+    return calls
+
+
+class _Rehearsal(Stage):
+    """One episode in which nobody says anything."""
+
+    def __init__(self, cast: Cast):
+        class Nothing:
+            id, question = (0,), np.zeros((1, 0), np.uint8)  # as short as can be
+
+        super().__init__(cast, {}, Nothing, lambda calls: calls, episodes=1)
+
+    def _speak(self, policy: str, lines: list[Line], seats: list[list[Cue | None]]) -> None:
+        pass
+
+    def _read(self, lines: list[Line]) -> None:
+        form_of(lines[0].cue.read, lines[0].cue.role)
+        none = jnp.zeros(1, jnp.int32)
+        for line in lines:
+            line.read = Read(none > 0, none - 1, none > 0, none > 0, none[:, None], none[:, None], none)

@@ -1,0 +1,211 @@
+"""A whole training step as one pure function: `step(state, key, tasks) -> state, table, metrics`.
+
+    tasks ─stage─► prompts, completions, answers ─columns─► grades, rewards, advantages ─learn─► new weights
+
+It has no side effect and asks nothing of the host: `jax.jit`, `vmap` over seeds, `lax.scan` over steps and `shard_map`
+over devices go around it. Under `vmap` and `shard_map` it is told the axes that it may sum over.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl_jax.compiled.cast import Cast, cast_of
+from marl_jax.compiled.columns import Columns, table_of, worth
+from marl_jax.compiled.learn import Axes, learn, trains
+from marl_jax.compiled.refusal import NoArrayForm
+from marl_jax.compiled.stage import Stage, count_calls
+from marl_jax.config.run_config import RunConfig
+from marl_jax.learning.network import Qwen3
+from marl_jax.learning.update import Learner, LearnerState
+from marl_jax.models.weight_table import Tree
+from marl_jax.rollouts.scheduler import task_key
+from marl_jax.runs.parts import Parts, load_parts, load_tasks
+from marl_jax.sampling.requests import noise_key
+from marl_jax.task import Task
+from marl_jax.tasks import Position, TaskIterator
+
+__all__ = ["State", "Tasks", "batches", "make_step", "noise_words", "start", "state_of", "tasks_of"]
+
+INTEGER = re.compile(r"-?[0-9]{1,9}")
+
+
+class State(flax.struct.PyTreeNode):
+    """All that a step needs and changes, and the weights that it only reads."""
+
+    trees: dict[str, Tree]  # by policy that learns
+    learner: dict[str, LearnerState]
+    step: jax.Array  # [] steps taken
+    bases: dict[str, Tree]  # by policy: frozen weights, its own or those under its adapter
+    references: dict[str, Tree]  # by policy: what its KL term is anchored to; empty without one
+
+
+class Tasks(flax.struct.PyTreeNode):
+    """The problems of a step."""
+
+    question: Any  # uint8 [T, Q] codes, 0 behind the end
+    question_size: Any  # Int[T]
+    gold: Any  # Int[T], the reference answers
+    id: Any  # uint32 [T], the same wherever a problem stands
+    forced: Any = None  # Int[T, samples, calls, M]: what calls say, -1 where they are free
+
+
+Step = Callable[[State, jax.Array, Tasks], tuple[State, Columns, dict[str, Any]]]
+
+
+def make_step(
+    config: RunConfig,
+    *,
+    parts: Parts | None = None,
+    seeds_axis: str | None = None,
+    data_axis: str | None = None,
+) -> Step:
+    """The step of a configuration.
+
+    `seeds_axis` names the axis of a `vmap` over seeds: a loop goes on while any seed needs it. `data_axis` names the
+    axis that problems are sharded over: gradients and counts are added up over it. The key is a key of `jax.random`, or
+    the words of `noise_words`, with which the tokens are those of the hosted road.
+    """
+    cast = cast_of(config, parts)
+    axes = Axes(seeds_axis, data_axis)
+    count_calls(cast)  # refuses what its script cannot say
+    workflow = cast.parts.workflow
+    assert workflow.in_arrays is not None
+
+    def step(state: State, key: jax.Array, tasks: Tasks) -> tuple[State, Columns, dict[str, Any]]:
+        stage = Stage(cast, _weights(cast, state), tasks, _noise(cast, key, tasks), seeds_axis)
+        answer = workflow.in_arrays(stage, **workflow.settings)  # type: ignore[misc]
+        versions = {policy: own.updates for policy, own in state.learner.items()}
+        columns = worth(cast, table_of(stage, answer, versions))
+        columns = columns.replace(table=columns.table.replace(trains=trains(cast, columns)))
+        trees, learner, columns, told = learn(
+            cast, state.trees, state.learner, columns, state.step, state.bases, state.references, axes
+        )
+        after = state.replace(trees=trees, learner=learner, step=state.step + 1)
+        return after, columns, {"policy": told, **_means(columns, axes)}
+
+    return step
+
+
+def start(config: RunConfig, *, parts: Parts | None = None) -> State:
+    """The state before the first step, as a run of this configuration begins."""
+    parts = parts or load_parts(config)
+    policies = parts.start(config.seed)
+    trees = {name: policies[name] for name in parts.trained}
+    learner = Learner(Qwen3(parts.model, parts.lora_scale), config.learner, config.policies.map)
+    anchored = config.learner.interventions.kl_coef
+    return state_of(parts, trees, learner.init(trees), references=parts.references(trees) if anchored else {})
+
+
+def state_of(
+    parts: Parts,
+    trees: Mapping[str, Tree],
+    learner: Mapping[str, LearnerState],
+    *,
+    step: int = 0,
+    references: Mapping[str, Tree] | None = None,
+) -> State:
+    """The state of a hosted run."""
+    counts = ("steps", "updates", "skipped", "empty")
+    learner = {
+        name: own.replace(**{count: jnp.int32(getattr(own, count)) for count in counts})
+        for name, own in learner.items()
+    }
+    return State(
+        dict(trees),
+        dict(learner),
+        jnp.int32(step),
+        {**parts.learned_bases(), **parts.frozen_trees()},
+        dict(references or {}),
+    )
+
+
+def tasks_of(cast: Cast, tasks: Sequence[Task], width: int) -> Tasks:
+    """Problems in arrays; `width` is that of the longest question of all steps."""
+    questions = [cast.alphabet.codes(task.question) for task in tasks]
+    if strange := [task for task in tasks if not INTEGER.fullmatch(task.gold)]:
+        raise NoArrayForm(
+            f"the answer {strange[0].gold!r} of task {strange[0].id!r}, which is no small integer,"
+        )
+    return Tasks(
+        _padded(questions, width),
+        np.array([len(codes) for codes in questions], np.int32),
+        np.array([int(task.gold) for task in tasks], np.int32),
+        np.array([task_key(task) for task in tasks], np.uint32),
+    )
+
+
+def noise_words(cast: Cast, tasks: Sequence[Task], *, seed: int, step: int) -> np.ndarray:
+    """uint32 [T, samples, calls, 2]: what keys the noise of every call on the hosted road at this step, from 1 on."""
+    calls = count_calls(cast)
+    words = [
+        noise_key((seed, step, task_key(task), sample, call))
+        for task in tasks
+        for sample in range(cast.samples)
+        for call in range(calls)
+    ]
+    return np.stack(words).reshape(len(tasks), cast.samples, calls, 2)
+
+
+def batches(
+    config: RunConfig, *, parts: Parts | None = None, seed: int | None = None
+) -> Iterator[tuple[np.ndarray, Tasks]]:
+    """(key, tasks) of step 1, 2, ..: the problems and the noise of the hosted run."""
+    cast, seed = cast_of(config, parts), config.seed if seed is None else seed
+    train = load_tasks(config.data, "train")
+    width = max(len(task.question) for task in train)
+    problems = TaskIterator(train, config.data.problems, Position(seed=seed))
+    for step, tasks in enumerate(problems, 1):
+        yield noise_words(cast, tasks, seed=seed, step=step), tasks_of(cast, tasks, width)
+
+
+def _padded(rows: Sequence[np.ndarray], width: int) -> np.ndarray:
+    padded = np.zeros((len(rows), width), np.uint8)
+    for line, row in zip(padded, rows):
+        line[: len(row)] = row
+    return padded
+
+
+def _weights(cast: Cast, state: State) -> dict[str, tuple[Tree, Tree | None]]:
+    """What answers for each policy, in the model's dtype."""
+    dtype = cast.parts.model.dtype
+    served = {name: jax.tree.map(lambda leaf: leaf.astype(dtype), tree) for name, tree in state.trees.items()}
+    found: dict[str, tuple[Tree, Tree | None]] = {}
+    for name, spec in cast.parts.specs.items():
+        found[name] = (state.bases[name], served.get(name)) if name in state.bases else (served[name], None)
+        assert spec.lora == (found[name][1] is not None)
+    return found
+
+
+def _noise(cast: Cast, key: jax.Array, tasks: Tasks) -> Callable[[jax.Array], jax.Array]:
+    """From the numbers of calls Int[E, n] to what keys their noise, uint32 [E, n, 2]."""
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        words = key.reshape(-1, *key.shape[2:])
+        return lambda calls: jnp.take_along_axis(words, calls[..., None], axis=1)
+    ids = jnp.repeat(jnp.asarray(tasks.id), cast.samples)
+    samples = jnp.tile(jnp.arange(cast.samples), len(tasks.id))
+    fold = jax.vmap(jax.random.fold_in)
+    own = fold(fold(jnp.broadcast_to(key, ids.shape), ids), samples)  # by (task, sample), wherever they stand
+    of_call = lambda key, call: jax.random.bits(jax.random.fold_in(key, call), (2,))
+    return lambda calls: jax.vmap(jax.vmap(of_call, (None, 0)))(own, calls)
+
+
+def _means(columns: Columns, axes: Axes) -> dict[str, Any]:
+    """Of the episodes and of each role's calls."""
+    table = columns.table
+    made, places = table.length > 0, len(columns.cues)
+    outcome = table.outcome.reshape(-1, places)[:, 0]
+    total = axes.sum({"reward": (outcome.sum(), jnp.float32(len(outcome)))})
+    for code, role in enumerate(table.roles):
+        mine = made & (table.role == code)
+        for name in ("reward", "length", "readable", "truncated"):
+            values = jnp.where(mine, getattr(table, name), 0).astype(jnp.float32)
+            total[f"{name}/{role}"] = axes.sum((values.sum(), mine.sum().astype(jnp.float32)))
+    means = {name: value / jnp.maximum(count, 1) for name, (value, count) in total.items()}
+    counts = {"tokens": table.length.sum(), "beyond": jnp.sum(columns.beyond)}
+    return means | axes.sum(counts)

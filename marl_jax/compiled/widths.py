@@ -1,0 +1,74 @@
+"""Static widths for what varies: a switch over a few of them, and rows sorted into blocks that each take one.
+
+    rows by length ─sort─► blocks of R rows ─scan─► each block in the smallest of a few widths that holds it
+
+A switch stays one only while its index is no batch: under `vmap` over seeds it is the largest over their axis.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["by_width", "in_blocks", "ladder", "over_seeds"]
+
+T = TypeVar("T")
+
+
+def ladder(longest: int, rungs: int, step: int = 16) -> tuple[int, ...]:
+    """At most `rungs` increasing widths up to `longest`, multiples of `step` but for the last. Each is a program."""
+    some = {-(-longest * (k + 1) // (rungs * step)) * step for k in range(rungs - 1)}
+    return (*sorted(width for width in some if width < longest), longest)
+
+
+def over_seeds(value: jax.Array, seeds_axis: str | None) -> jax.Array:
+    """The largest over the seeds that are computed side by side: one number for all of them."""
+    return value if seeds_axis is None else jax.lax.pmax(value, seeds_axis)
+
+
+def by_width(need: jax.Array, widths: Sequence[int], of: Callable[[int], T], seeds_axis: str | None) -> T:
+    """`of(width)` for the smallest width that is at least `need` []; all must return the same shapes."""
+    if len(widths) == 1:
+        return of(widths[0])
+    which = jnp.searchsorted(jnp.asarray(widths), over_seeds(need, seeds_axis))
+    branches = [lambda _, width=width: of(width) for width in widths]
+    return jax.lax.switch(jnp.minimum(which, len(widths) - 1), branches, None)
+
+
+def in_blocks(
+    length: jax.Array,  # [N], 0 for rows that need nothing
+    rows: int,
+    widths: Sequence[int],
+    of: Callable[[Any, jax.Array, int], tuple[Any, Any]],
+    carry: Any,
+    seeds_axis: str | None,
+) -> tuple[Any, Any]:
+    """`of(carry, rows [R], width) -> (carry, values [R, ...])` over all rows, block by block; (carry, values [N, ...]).
+
+    Rows beyond the last are N. Blocks of rows that need nothing are skipped; their values are 0.
+    """
+    count = len(length)
+    rows = min(rows, count)
+    blocks = -(-count // rows)
+    order = jnp.argsort(length, stable=True)
+    order = jnp.pad(order, (0, blocks * rows - count), constant_values=count).reshape(blocks, rows)
+    blank = jax.eval_shape(lambda carry, some: of(carry, some, widths[0])[1], carry, order[0])
+
+    def nothing(carry: Any, _: jax.Array) -> tuple[Any, Any]:
+        return carry, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
+
+    branches = [nothing, *(lambda carry, some, width=width: of(carry, some, width) for width in widths)]
+
+    def block(carry: Any, some: jax.Array) -> tuple[Any, Any]:
+        need = over_seeds(jnp.max(length.at[some].get(mode="fill", fill_value=0)), seeds_axis)
+        which = jnp.searchsorted(jnp.asarray((0, *widths)), need)
+        return jax.lax.switch(jnp.minimum(which, len(widths)), branches, carry, some)
+
+    carry, values = jax.lax.scan(block, carry, order)
+
+    def back(x: jax.Array) -> jax.Array:
+        flat = x.reshape(-1, *x.shape[2:])
+        return jnp.zeros((count, *x.shape[2:]), x.dtype).at[order.reshape(-1)].set(flat, mode="drop")
+
+    return carry, jax.tree.map(back, values)

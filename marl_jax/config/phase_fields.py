@@ -1,0 +1,181 @@
+"""Phases: what a run does in turn, each for so many steps. After the last one the list begins again, until `steps`.
+
+    phases = (Phase(20, roles=("coder",)), Phase(10, roles=("planner",)))     step ──place──► phase, and where it began
+
+A run without phases is one phase, in which everything trains that is not frozen.
+"""
+
+import bisect
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from marl_jax import fields
+from marl_jax.fields import Count
+from marl_jax.learning.learner_config import LearnerConfig
+from marl_jax.learning.objectives import NEED_REFERENCE
+from marl_jax.policies import is_frozen, policy_names, trained_policies
+
+__all__ = ["Phase", "Place", "learner_of", "place", "problems", "references"]
+
+# Settings of the learner that decide what its state looks like, or how gradients are kept apart: the run's own.
+KEPT = ("optimiser.kind", "optimiser.b1", "interventions.mixing", "batch", "gradients", "layer_norms", "seed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """For how long, who trains, on what objective, from which calls, from which start, against which reference."""
+
+    steps: Count
+    name: str = ""
+    roles: tuple[str, ...] = ()  # that train, as "role" or "role/slot"; none: all that are not frozen
+    policies: tuple[str, ...] = ()  # that train; none: all
+    objective: str | None = None  # in place of learner.loss.kind
+    learner: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # other settings of it, by path
+    source: str = "play"  # play; collected, or collected:NAME of a phase; else a file or folder of episodes
+    flatten: str = ""  # with calls from a source: the role that says each of its episodes as one sequence
+    collect: bool = False  # keep all calls of its steps in the run's folder
+    start: str = "last"  # of what trains: last, base, or RUN@STEP, a checkpoint of a run
+    copies: Mapping[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # policy -> whose weights it begins with
+    optimiser: Literal["keep", "fresh"] = "keep"  # fresh: no moments, and its schedule from the beginning
+    reference: str = "base"  # of KL and pair objectives: base, start (of the phase), or RUN@STEP
+
+    def __post_init__(self) -> None:
+        fields.check(self)
+        for name, words in (("start", ("last", "base")), ("reference", ("base", "start"))):
+            value = getattr(self, name)
+            if value not in words and "@" not in value:
+                raise ValueError(f"{name} is {value!r}; it must be {' or '.join(words)}, or RUN@STEP")
+        if self.flatten and self.source == "play":
+            raise ValueError("flatten is for calls from a source: set source, or leave it out")
+        if self.collect and self.source != "play":
+            raise ValueError(f"collect keeps what is played, and source is {self.source!r}: leave it out")
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing of it holds some policies or roles back."""
+        return not self.roles and not self.policies
+
+    def trains(self, role: str, slot: int, policy: str) -> bool:
+        """Whether a call of this role, slot and policy may train."""
+        mine = not self.roles or is_frozen(role, slot, self.roles)
+        return mine and (not self.policies or policy in self.policies)
+
+    def moves(self, policy_map: Mapping[str, str], frozen_roles: Sequence[str]) -> tuple[str, ...]:
+        """The policies that it trains."""
+        free = set(trained_policies(policy_map, frozen_roles))
+        return tuple(dict.fromkeys(p for _, _, p in self._voices(policy_map, frozen_roles) if p in free))
+
+    def _voices(
+        self, policy_map: Mapping[str, str], frozen_roles: Sequence[str]
+    ) -> Iterator[tuple[str, int, str]]:
+        """(role, slot, policy) of entries of the map that train; of a whole role, the slots that are named."""
+        for key, policy in policy_map.items():
+            role, slash, slot = key.rpartition("/")
+            role = role if slash else key
+            named = [int(n.rpartition("/")[2]) for n in self.roles if n.startswith(f"{role}/")]
+            for number in [int(slot)] if slash else [-1, *named]:
+                if not is_frozen(role, number, frozen_roles) and self.trains(role, number, policy):
+                    yield role, number, policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a step is in the phases."""
+
+    number: int  # phases that came before, rounds through the list included
+    phase: Phase
+    first: int  # the step count at which it began: its steps are first + 1 to first + phase.steps
+
+
+def place(phases: Sequence[Phase], step: int) -> Place:
+    """The phase of the step that comes after `step` others."""
+    whole = sum(phase.steps for phase in phases)
+    rounds, left = divmod(step, whole)
+    ends = list(itertools.accumulate(phase.steps for phase in phases))
+    index = bisect.bisect_right(ends, left)
+    return Place(
+        rounds * len(phases) + index, phases[index], rounds * whole + ends[index] - phases[index].steps
+    )
+
+
+def learner_of(config: LearnerConfig, phase: Phase) -> LearnerConfig:
+    """The learner's settings in a phase; what is wrong with them is one ValueError."""
+    settings = dict(phase.learner) | ({"loss.kind": phase.objective} if phase.objective else {})
+    if not settings:
+        return config
+    for path in settings:
+        if any(path == kept or path.startswith(f"{kept}.") for kept in KEPT):
+            raise ValueError(f"learner.{path} is the whole run's, and cannot change from phase to phase")
+    texts = [
+        (path, value if isinstance(value, str) else json.dumps(fields.to_json(value)))
+        for path, value in settings.items()
+    ]
+    changed, problems = fields.change(config, texts)
+    if problems:
+        raise ValueError("; ".join(problems))
+    return changed
+
+
+def references(config: LearnerConfig, phases: Sequence[Phase]) -> tuple[bool, bool]:
+    """Whether some phase is compared with the policies' base, and some with other weights."""
+    needing = []
+    for phase in phases or (Phase(1),):
+        chosen = learner_of(config, phase)
+        if chosen.interventions.kl_coef or chosen.loss.kind in NEED_REFERENCE:
+            needing.append(phase.reference == "base")
+    return True in needing, any(phase.reference != "base" for phase in phases)
+
+
+def problems(
+    phases: Sequence[Phase],
+    *,
+    steps: int,
+    policy_map: Mapping[str, str],
+    frozen_roles: Sequence[str],
+    roles: Sequence[str],
+    learner: LearnerConfig,
+) -> Iterator[str]:
+    """All that is wrong with the phases of a run, one line each."""
+    known = policy_names(policy_map)
+    begun = 0
+    for number, phase in enumerate(phases):
+        where = f"phases[{number}]{f' ({phase.name})' if phase.name else ''}"
+        for name in phase.roles:
+            if name not in roles and name.rpartition("/")[0] not in roles:
+                yield f"{where}.roles names '{name}', which is no role of the workflow{fields.nearest(name, roles)}"
+        for name in (*phase.policies, *phase.copies, *phase.copies.values()):
+            if name not in known:
+                yield f"{where} names '{name}', which is no policy of policies.map{fields.nearest(name, known)}"
+        if phase.flatten and phase.flatten not in roles:
+            yield f"{where}.flatten is '{phase.flatten}', which is no role{fields.nearest(phase.flatten, roles)}"
+        moved = phase.moves(policy_map, frozen_roles)
+        frozen = {*learner.interventions.freeze}
+        held = bool(frozen) and {role for role, _, _ in phase._voices(policy_map, frozen_roles)} <= frozen
+        strange = any(name not in roles and name.rpartition("/")[0] not in roles for name in phase.roles)
+        if (not moved or held) and not strange and {*phase.policies} <= {*known}:
+            yield f"{where} trains nothing: name roles or policies that are not frozen, or leave the phase out"
+        for name in sorted({*phase.copies} - {*trained_policies(policy_map, frozen_roles)}):
+            yield f"{where}.copies names '{name}', whose roles are all in policies.frozen_roles: take one out"
+        try:
+            learner_of(learner, phase)
+        except ValueError as error:
+            yield f"{where}: {error}"
+        if phase.source == "collected" or phase.source.startswith("collected:"):
+            wanted = phase.source.partition(":")[2]
+            before = [one.name for one in phases[:number] if one.collect]
+            if not before or (wanted and wanted not in before):
+                what = f"'{wanted}'" if wanted else "any phase before it"
+                yield f"{where}.source is {phase.source!r}, and {what} collects nothing: set collect=true there"
+        if begun >= steps > 0:
+            yield f"{where} is never reached: it would begin after step {begun}, and steps is {steps}"
+        begun += phase.steps
+    named = [phase.name for phase in phases if phase.name]
+    for name in sorted({name for name in named if named.count(name) > 1}):
+        yield f"two phases are called '{name}': give them different names"
+    if learner.interventions.alternate and any(not phase.is_free for phase in phases):
+        yield "learner.interventions.alternate and phases both say who trains when: leave one of them out"

@@ -1,0 +1,58 @@
+"""What a learner refuses while all policies are whole: names that there are not, and rows that follow no map."""
+
+from collections.abc import Mapping
+
+from marl_jax.learning.learner_config import LearnerConfig
+from marl_jax.table import Table
+
+__all__ = ["check_interventions", "check_learnable", "roles_of"]
+
+
+def roles_of(policy: str, roles: Mapping[str, str]) -> list[str]:
+    """The roles that a policy speaks for, wholly or in some slots, of a map from roles (or "role/slot") to policies."""
+    return list(dict.fromkeys(_role(key) for key, name in roles.items() if name == policy))
+
+
+def check_interventions(config: LearnerConfig, roles: Mapping[str, str]) -> None:
+    """Refuse settings of roles or policies that the map does not have, and damping of several roles together."""
+    known = {_role(key) for key in roles}
+    for setting, names in config.interventions.named.items():
+        if strangers := sorted({*names} - known):
+            raise ValueError(
+                f"interventions.{setting} names {strangers}, which are no roles; there are {sorted(known)}"
+            )
+    for policy in roles.values():
+        own = roles_of(policy, roles)
+        if any(map(config.interventions.damps, own)) and len(own) > 1:
+            raise ValueError(
+                f"coherence damping is defined for isolated policies, and {policy!r} is shared: give every role "
+                "that it acts on its own policy, or leave the role out of mixing.roles"
+            )
+    if strangers := sorted({*config.learning_rates} - {*roles.values()}):
+        raise ValueError(
+            f"learning_rates name {strangers}, no policies; there are {sorted({*roles.values()})}"
+        )
+
+
+def check_learnable(
+    rows: Table, policies: Mapping[str, object], states: Mapping[str, object], roles: Mapping[str, str]
+) -> None:
+    """Refuse rows that do not follow the map, or lack a policy, a state or a column."""
+    codes = set(zip(rows.role.tolist(), rows.slot.tolist(), rows.policy.tolist()))
+    said = [(rows.roles[role], slot, rows.policies[policy]) for role, slot, policy in codes]
+    mapped = lambda role, slot, policy: roles.get(f"{role}/{slot}", roles.get(role)) == policy
+    if strangers := [whose for whose in said if not mapped(*whose)]:
+        raise ValueError(f"rows of (role, slot, policy) {sorted(strangers)} do not follow the map {roles}")
+    if absent := sorted({*rows.present("policy")} - {*policies}):
+        raise ValueError(
+            f"rows are for the policies {absent}, which were not handed over; leave such rows out"
+        )
+    if absent := sorted({*policies} - {*states}):
+        raise ValueError(f"policies {absent} have no state: take it from `init`")
+    for column, adds in {"reward": "rewards.credit.with_rewards", "advantage": "with_advantages"}.items():
+        if getattr(rows, column) is None:
+            raise ValueError(f"the table has no column {column!r}: {adds}() adds it")
+
+
+def _role(key: str) -> str:
+    return key.split("/")[0]

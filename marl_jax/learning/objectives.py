@@ -1,0 +1,292 @@
+"""Objectives besides policy gradients: SFT, DPO, KTO, and SPPO's square, over sequences and a reference.
+
+    s_i = sum_t (log p(t) - log ref(t)) of row i      L(s_1, .., s_n)      dL/dw = sum_i dL/ds_i sum_t d log p(t)/dw
+
+Whatever L is, its gradient is that of a policy gradient whose advantages are -n dL/ds_i. So an objective is two numbers
+per row, computed here in float64 from one more pass of log-probs, and the update is the one there is: exact under any
+packing, with the roles' parts, their Gram matrix and all interventions. SFT needs no pass: its advantages are weights.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from marl_jax import fields
+from marl_jax.fields import NotNegative, Positive, Whole
+from marl_jax.learning.losses import OBJECTIVES, LossConfig
+from marl_jax.table import Table, dense
+
+__all__ = [
+    "NEED_REFERENCE",
+    "PASSES",
+    "Aim",
+    "PreferenceConfig",
+    "Value",
+    "aim",
+    "best_of_groups",
+    "check_objective",
+    "contrasts",
+    "dpo",
+    "kto",
+    "log_ratios",
+    "means",
+    "mismatched",
+    "same_prompt",
+    "sigmoid",
+    "sppo",
+    "surrogate",
+    "win_share",
+]
+
+PASSES = {"dpo": 2, "kto": 4, "sppo": 2}  # of log-probs besides the update, those of the reference included
+NEED_REFERENCE = tuple(PASSES)
+
+
+@dataclasses.dataclass(frozen=True)
+class PreferenceConfig:
+    """Which calls an objective learns from, and how; each field says for which kinds of `loss.kind` it is."""
+
+    by: Literal["reward", "grade", "outcome", "advantage"] = "reward"  # the column that values are read from
+    above: float | None = None  # sft: calls of a larger value only; kto: these are desirable
+    best: Whole = 0  # sft: of each group only so many, the best first; 0: all
+    beta: Positive = 0.1  # dpo, kto, sppo: how much a log-ratio to the reference counts
+    pairs: Literal["best_worst", "all"] = "best_worst"  # dpo: of the calls of a role with the same prompt
+    gap: NotNegative = 0.0  # dpo: by more than so much the values of a pair differ
+    desirable: NotNegative = 1.0  # kto: weight of desirable calls
+    undesirable: NotNegative = 1.0  # kto: weight of the others
+
+    def __post_init__(self) -> None:
+        fields.check(self)
+
+
+class Value(NamedTuple):
+    """An objective at some log-ratios."""
+
+    loss: float
+    slope: np.ndarray  # Float[n], dL/ds_i
+    metrics: dict[str, float]
+
+
+# ---------------------------------------------------------------- the formulas
+
+
+def dpo(scores: np.ndarray, pairs: np.ndarray, beta: float, weight: np.ndarray | None = None) -> Value:
+    """mean over pairs (a better than b) of -log sigmoid(beta (s_a - s_b)), arXiv 2305.18290 (7).
+
+    A pair weighs the product of its rows' weights.
+    """
+    scores = np.asarray(scores, np.float64)
+    better, worse = pairs[:, 0], pairs[:, 1]
+    of_pair = np.ones(len(pairs)) if weight is None else weight[better] * weight[worse]
+    margin = beta * (scores[better] - scores[worse])
+    pull = -beta * of_pair * sigmoid(-margin) / len(pairs)
+    slope = np.zeros(len(scores))
+    np.add.at(slope, better, pull)
+    np.add.at(slope, worse, -pull)
+    loss = float(np.sum(of_pair * np.logaddexp(0, -margin))) / len(pairs)
+    return Value(loss, slope, {"margin": float(margin.mean()), "preferred": float(np.mean(margin > 0))})
+
+
+def kto(
+    scores: np.ndarray, desirable: np.ndarray, divergence: float, beta: float, weight: np.ndarray
+) -> Value:
+    """mean of w_i (1 - sigmoid(+-beta (s_i - z))), - where a row is not desirable, arXiv 2402.01306 (8).
+
+    `divergence` is z, an estimate of KL(policy || reference) that carries no gradient.
+    """
+    scores = np.asarray(scores, np.float64)
+    sign = np.where(desirable, 1.0, -1.0)
+    worth = sigmoid(sign * beta * (scores - divergence))
+    slope = -sign * beta * weight * worth * (1 - worth) / len(scores)
+    loss = float(np.mean(weight * (1 - worth)))
+    return Value(loss, slope, {"desirable_share": float(np.mean(desirable)), "divergence": float(divergence)})
+
+
+def sppo(scores: np.ndarray, wins: np.ndarray, beta: float, weight: np.ndarray | None = None) -> Value:
+    """mean of (s_i - (P_i - 1/2) / beta)^2, where P_i is how often row i wins, arXiv 2405.00675 (4)."""
+    scores = np.asarray(scores, np.float64)
+    weight = np.ones(len(scores)) if weight is None else weight
+    off = scores - (wins - 0.5) / beta
+    loss = float(np.mean(weight * off**2))
+    return Value(loss, 2 * weight * off / len(scores), {"off_target": float(np.mean(np.abs(off)))})
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x)), without overflow."""
+    return 0.5 * (1 + np.tanh(np.asarray(x, np.float64) / 2))
+
+
+# ---------------------------------------------------------------- which rows, and how they compare
+
+
+def contrasts(values: np.ndarray, groups: np.ndarray, how: str, gap: float) -> tuple[np.ndarray, int]:
+    """(Int[P, 2] rows of one group, the better one first, that differ by more than `gap`; groups without any).
+
+    "best_worst" is one pair a group, the first of equals; "all" is every pair.
+    """
+    found: list[tuple[int, int]] = []
+    without = 0
+    for group in np.unique(groups):
+        rows = np.flatnonzero((groups == group) & ~np.isnan(values))
+        rows = rows[np.argsort(-values[rows], kind="stable")]
+        if how == "best_worst":
+            last = rows[values[rows] == values[rows[-1]]][:1] if len(rows) else rows
+            candidates = [(int(rows[0]), int(last[0]))] if len(rows) else []
+        else:
+            candidates = [(int(a), int(b)) for i, a in enumerate(rows) for b in rows[i + 1 :]]
+        mine = [pair for pair in candidates if values[pair[0]] - values[pair[1]] > gap]
+        found += mine
+        without += not mine
+    return np.array(found, np.int64).reshape(-1, 2), without
+
+
+def win_share(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Float[n]: the share of the others of its group that a row beats, a tie counted half; 1/2 where it is alone."""
+    share = np.full(len(values), 0.5)
+    for group in np.unique(groups):
+        rows = np.flatnonzero(groups == group)
+        if len(rows) > 1:
+            own = values[rows]
+            beats = (own[:, None] > own).sum(1) + 0.5 * ((own[:, None] == own).sum(1) - 1)
+            share[rows] = beats / (len(rows) - 1)
+    return share
+
+
+def best_of_groups(values: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
+    """Bool[n]: the `count` largest values of each group, the first of equals."""
+    chosen = np.zeros(len(values), bool)
+    for group in np.unique(groups):
+        rows = np.flatnonzero(groups == group)
+        chosen[rows[np.argsort(-values[rows], kind="stable")][:count]] = True
+    return chosen
+
+
+def same_prompt(rows: Table) -> np.ndarray:
+    """Int[n]: equal for the calls of one role with one prompt, which alone may be a pair."""
+    return dense((role, rows.prompt[i].tobytes()) for i, role in enumerate(rows.role.tolist()))
+
+
+def mismatched(rows: Table) -> Table:
+    """Each row's tokens behind the next other prompt of its role: what KTO measures its divergence on."""
+    prompts = same_prompt(rows)
+    first = np.unique(prompts, return_index=True)[1]
+    other = np.empty(len(rows), np.int64)
+    for role in np.unique(rows.role):
+        known = [k for k in range(len(first)) if rows.role[first[k]] == role]
+        for k, following in zip(known, known[1:] + known[:1]):
+            other[prompts == k] = first[following]
+    return rows.replace(prompt=rows.prompt.take(other), kept=None)
+
+
+# ---------------------------------------------------------------- for the learner
+
+
+@dataclasses.dataclass(frozen=True)
+class Aim:
+    """What an objective asks of the rows of one policy, before a log-prob is known."""
+
+    kind: str  # one of OBJECTIVES
+    beta: float  # how much a log-ratio to the reference counts
+    rows: np.ndarray  # Int[n], those of the rows offered that it learns from
+    weight: np.ndarray  # Float[n]
+    said: dict[str, float]  # for the report
+    target: np.ndarray | None = None  # kto: Bool[n] desirable; sppo: Float[n] share of wins
+    pairs: np.ndarray | None = None  # dpo: Int[P, 2] into the n rows
+    together: np.ndarray | None = None  # dpo: Int[n], rows that must be in one mini-batch
+    missing: str = ""  # why it has nothing to learn, and the way out
+
+    def value(self, members: np.ndarray, scores: np.ndarray, divergence: float) -> Value:
+        """The objective of these of its rows."""
+        weight = self.weight[members]
+        if self.kind == "dpo":
+            assert self.pairs is not None
+            place = np.full(len(self.rows), -1)
+            place[members] = np.arange(len(members))
+            inside = place[self.pairs]
+            return dpo(scores, inside[(inside >= 0).all(1)], self.beta, weight)
+        assert self.target is not None
+        if self.kind == "kto":
+            return kto(scores, self.target[members], divergence, self.beta, weight)
+        return sppo(scores, self.target[members], self.beta, weight)
+
+
+def aim(kind: str, rows: Table, config: PreferenceConfig) -> Aim:
+    """What the objective learns from these rows; those that it has no use for are counted and left out."""
+    column = getattr(rows, config.by)
+    if column is None:
+        raise ValueError(f"preference.by is {config.by!r}, and the table has no such column: add it first")
+    values = np.asarray(column, np.float64)
+    weight = np.ones(len(rows)) if rows.weight is None else np.asarray(rows.weight, np.float64)
+    groups = same_prompt(rows) if rows.group is None else np.asarray(rows.group)
+    if kind == "dpo":
+        prompts = same_prompt(rows)
+        pairs, without = contrasts(values, prompts, config.pairs, config.gap)
+        used, places = np.unique(pairs, return_inverse=True)
+        said = {"pairs": float(len(pairs)), "without_contrast": float(without)}
+        why = (
+            f"none of its {without} prompts has two calls whose {config.by} differs by more than {config.gap:g}: "
+            "raise rollout.samples, or lower learner.preference.gap"
+        )
+        return Aim(
+            kind, config.beta, used, weight[used], said, None, places.reshape(-1, 2), prompts[used], why
+        )
+    chosen = (weight > 0) & ~np.isnan(values)
+    target = None
+    if kind == "sft":
+        if config.above is not None:
+            chosen &= values > config.above
+        if config.best:
+            ranked = np.where(chosen, values, -np.inf)
+            chosen &= best_of_groups(ranked, groups, config.best)
+    elif kind == "kto":
+        assert config.above is not None
+        target = values > config.above
+        weight = weight * np.where(target, config.desirable, config.undesirable)
+    else:
+        target = win_share(values, groups)
+    used = np.flatnonzero(chosen)
+    said = {"chosen": float(len(used)), "left_out": float(len(rows) - len(used))}
+    why = (
+        f"none of its {len(rows)} calls has a weight above 0 and a {config.by} that its filter lets pass: "
+        "lower learner.preference.above"
+    )
+    target = None if target is None else target[used]
+    return Aim(kind, config.beta, used, weight[used], said, target, missing=why)
+
+
+def means(values: Sequence[Value]) -> dict[str, float]:
+    """Loss and metrics over the mini-batches; nothing where there are none."""
+    names = values[0].metrics if values else ()
+    found = {name: float(np.mean([value.metrics[name] for value in values])) for name in names}
+    return found | ({"loss": float(np.mean([value.loss for value in values]))} if values else {})
+
+
+def surrogate(loss: LossConfig) -> LossConfig:
+    """The policy gradient that has the objective's gradient, once the advantages are the slopes."""
+    if loss.kind not in OBJECTIVES:
+        return loss
+    if loss.kind == "sft":
+        return dataclasses.replace(loss, kind="pg")
+    return dataclasses.replace(loss, kind="pg", aggregation="sequence_mean_token_sum", max_length=None)
+
+
+def check_objective(loss: LossConfig, preference: PreferenceConfig) -> None:
+    """Refuse settings that make no sense together."""
+    if loss.kind == "kto" and preference.above is None:
+        raise ValueError(
+            "loss.kind 'kto' needs preference.above, the value above which a call is desirable: such as 0.5"
+        )
+
+
+def log_ratios(logp: Sequence[np.ndarray], ref: Sequence[np.ndarray], rows: Table) -> np.ndarray:
+    """Float64[n]: s_i, over the tokens that count."""
+    counted = [slice(None) if rows.spoken is None else rows.spoken[i] for i in range(len(rows))]
+    return np.array(
+        [
+            math.fsum((np.asarray(a, np.float64) - b)[some].tolist())
+            for a, b, some in zip(logp, ref, counted, strict=True)
+        ]
+    )

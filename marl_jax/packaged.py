@@ -1,0 +1,41 @@
+"""What comes with the package beside its code: cells and micro bases, the commands' mains, the project of `new`.
+
+In a clone they lie beside `marl_jax/`; a wheel holds them inside, as `marl_jax/_configs` and so on (pyproject.toml).
+"""
+
+import os
+from pathlib import Path
+
+__all__ = ["BROUGHT", "HOME", "config_file", "config_names", "located", "packaged"]
+
+HOME = Path(__file__).parent
+IN_A_CLONE = {"configs": "configs", "experiments": "experiments", "project": "examples/project"}
+BROUGHT = tuple(f"_{name}" for name in IN_A_CLONE)  # folders of a wheel that are no code of the library
+
+
+def packaged(name: str) -> Path:
+    """The folder of that name, in a wheel or in a clone."""
+    inside = HOME / f"_{name}"
+    return inside if inside.is_dir() else HOME.parent / IN_A_CLONE[name]
+
+
+def located(path: str | os.PathLike[str]) -> Path:
+    """The file or folder of that name; one below `configs/` that is not there is the package's."""
+    given = Path(path)
+    if given.exists() or given.parts[:1] != ("configs",):
+        return given
+    inside = packaged("configs").joinpath(*given.parts[1:])
+    return inside if inside.exists() else given
+
+
+def config_file(name: str) -> Path | None:
+    """The file of cells of that name: a path, or else the stem of a packaged one, such as `micro`; None: neither."""
+    for path in (located(name), packaged("configs") / f"{name}.py"):
+        if path.is_file():
+            return path
+    return None
+
+
+def config_names() -> list[str]:
+    """The stems of the packaged files of cells."""
+    return sorted(path.stem for path in packaged("configs").glob("*.py"))

@@ -1,0 +1,87 @@
+"""Seconds that training steps took on this machine, which correct what a plan counts.
+
+    run ──Pace──► home/measured/MACHINE/CELL.json: {counted, seconds, steps}  ──guess──► the next plan
+
+The load of a moment makes steps slower, never faster: the lower quartile of several steps stands for all of them.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from marl_jax import fields, user_cache
+from marl_jax.config.run_config import RunConfig
+from marl_jax.planning.plan import Plan
+
+__all__ = ["Guess", "Pace", "guess", "quartile"]
+
+LEAST, RECENT = 3, 50  # steps that are enough to say something; steps that are looked at
+# What does not change how long a step takes.
+_ASIDE = ("cell", "steps", "seed", "alarms", "evaluation", "checkpoints", "logging")
+
+
+def quartile(seconds: Sequence[float]) -> float:
+    """The lower quartile: of up to four values the smallest."""
+    return sorted(seconds)[(len(seconds) - 1) // 4]
+
+
+class Pace:
+    """The steps of a run while it goes on; the first holds the compilation and does not count."""
+
+    def __init__(self, config: RunConfig, plan: Plan) -> None:
+        self._file = _file(config, plan)
+        self._about = {"cell": config.cell, "counted": sum((plan.seconds or {}).values())}
+        self._seconds: list[float] = []
+
+    def step(self, seconds: float) -> None:
+        """Take in the time of one step."""
+        self._seconds.append(seconds)
+
+    def keep(self) -> None:
+        """For the plans to come."""
+        recent = self._seconds[1:][-RECENT:]
+        if len(recent) >= LEAST:
+            found = {"seconds": quartile(recent), "steps": len(recent)}
+            user_cache.store(self._file, self._about | found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Guess:
+    """How long a step takes, and how that is known."""
+
+    seconds: float
+    how: str
+
+
+def guess(config: RunConfig, plan: Plan) -> Guess | None:
+    """By steps of this cell, or else by how far the plans of others were off, on this machine; None without any."""
+    if own := _numbers(_file(config, plan)):
+        return Guess(own["seconds"], f"as {own['steps']} steps here took")
+    known = [found for file in sorted(_file(config, plan).parent.glob("*.json")) if (found := _numbers(file))]
+    ratios = [found["seconds"] / found["counted"] for found in known if found["counted"] > 0]
+    counted = sum((plan.seconds or {}).values())
+    if not ratios or not counted:
+        return None
+    factor = statistics.median(ratios)
+    cells = f"{len(ratios)} other cell{'s' * (len(ratios) > 1)}"
+    return Guess(counted * factor, f"{factor:.2g} times what is counted, as steps of {cells} took here")
+
+
+def _file(config: RunConfig, plan: Plan) -> Path:
+    values = {name: value for name, value in fields.to_json(config).items() if name not in _ASIDE}
+    del values["learner"]["optimiser"]["schedule"]
+    machine = f"{plan.device.name}-{user_cache.digest(user_cache.processor())}"
+    return user_cache.home() / "measured" / machine / f"{user_cache.digest(values)}.json"
+
+
+def _numbers(file: Path) -> dict[str, Any]:
+    """What a run left; nothing where a file is not one of these."""
+    found = user_cache.load(file)
+    whole = isinstance(found.get("steps"), int)
+    return (
+        found
+        if whole and all(isinstance(found.get(name), int | float) for name in ("seconds", "counted"))
+        else {}
+    )

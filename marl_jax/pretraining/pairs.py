@@ -1,0 +1,103 @@
+"""Which pairs of tokens stand next to each other in what a base was trained on, and which pairs of a prompt do not.
+
+    rows of the recipe ──count_pairs──► pairs.json beside the base ──unfamiliar(table)──► a line per strange template
+
+A micro tokenizer spells any text, so no prompt is unknown to it; but a base that never saw "Pl" does not read "Please".
+"""
+
+import base64
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marl_jax.models.hf import write_json
+from marl_jax.pretraining.recipe import Recipe, batches
+from marl_jax.table import Table
+
+__all__ = ["FILE", "Pairs", "count_pairs", "read_pairs", "unfamiliar", "write_pairs"]
+
+FILE = "pairs.json"
+STEPS = 100  # of the recipe, some 200,000 tokens
+FAR = 0.05  # share of a template's pairs that its base never saw, from which on it is told
+PROMPTS = 256  # of a template are looked at
+EXAMPLES = 5
+
+Pairs = np.ndarray  # Bool[V, V]: whether the second token ever followed the first
+
+
+def count_pairs(recipe: Recipe, tokenizer: Any) -> Pairs:
+    """The pairs in the rows of the first steps of a recipe: what comes later and not there is rare."""
+    seen = np.zeros((len(tokenizer), len(tokenizer)), bool)
+    for batch in itertools.islice(batches(recipe, tokenizer), min(STEPS, recipe.steps)):
+        within = (batch.segments[:, 1:] == batch.segments[:, :-1]) & (batch.segments[:, 1:] > 0)
+        seen[batch.tokens[:, :-1][within], batch.tokens[:, 1:][within]] = True
+    return seen
+
+
+def write_pairs(directory: str | os.PathLike[str], seen: Pairs) -> None:
+    """Into the directory of the base."""
+    bits = base64.b64encode(np.packbits(seen).tobytes()).decode()
+    write_json(Path(directory) / FILE, {"tokens": len(seen), "pairs": int(seen.sum()), "bits": bits})
+
+
+def read_pairs(directory: str | os.PathLike[str]) -> Pairs | None:
+    """None for a base that has no such file, as published ones."""
+    path = Path(directory) / FILE
+    if not path.exists():
+        return None
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        bits = np.unpackbits(np.frombuffer(base64.b64decode(said["bits"]), np.uint8))
+        return bits[: said["tokens"] ** 2].reshape(said["tokens"], said["tokens"]).astype(bool)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"'{path}' cannot be read as pairs of tokens ({error}): restore it, or remove it"
+        ) from None
+
+
+def unfamiliar(table: Table, seen: Mapping[str, Pairs | None], tokenizer: Any) -> list[str]:
+    """A line for each template (a role's first prompt, or its later ones) that is far from what the base knows.
+
+    `seen` is {policy: the pairs of its base, None where they are not known}.
+    """
+    lines = []
+    for role in table.present():
+        for later in (False, True):
+            rows = np.flatnonzero(table.having(role=role) & ((table.after >= 0) == later))
+            share, examples = _unseen(table, rows[:PROMPTS].tolist(), seen, tokenizer)
+            if share > FAR:
+                which = "later prompts" if later else "prompts"
+                lines.append(
+                    f"the {which} of '{role}' are far from what the base was trained on: {share:.0%} of their pairs of "
+                    f"tokens are new to it, such as {', '.join(map(repr, examples))}; a micro base knows those of "
+                    "--config.workflow.prompts=micro"
+                )
+    return lines
+
+
+def _unseen(
+    table: Table, rows: list[int], seen: Mapping[str, Pairs | None], tokenizer: Any
+) -> tuple[float, list[str]]:
+    """Share of the pairs that no row of the base has, and the most frequent ones; of what each prompt adds."""
+    found: Counter[tuple[int, int]] = Counter()
+    count = 0
+    for row in rows:
+        known = seen.get(table.policies[table.policy[row]])
+        if known is None:
+            continue
+        tokens, start = table.prompt[row], 0
+        if (after := int(table.after[row])) >= 0:
+            last = row - int(table.call[row]) + after
+            start = len(table.prompt[last]) + len(table.tokens[last])
+        first, second = tokens[start:-1], tokens[start + 1 :]
+        new = ~known[first, second]
+        found.update(zip(first[new].tolist(), second[new].tolist()))
+        count += len(first)
+    examples = [tokenizer.decode(list(pair)) for pair, _ in found.most_common(EXAMPLES)]
+    return (found.total() / count if count else 0.0), examples

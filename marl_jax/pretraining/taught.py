@@ -1,0 +1,75 @@
+"""Which roles' words a micro base was trained on, as `recipe.json` beside its weights says.
+
+    {"words": {"math_micro/generator": digest of its prompt file, ...}}
+
+A directory without such a list (a published model) is taken to understand any words.
+"""
+
+import hashlib
+import itertools
+import json
+from typing import Any
+
+from marl_jax.config.run_fields import RunFields
+from marl_jax.packaged import located
+from marl_jax.pretraining.recipe import Recipe
+from marl_jax.pretraining.transcripts import episodes
+from marl_jax.workflows import Prompts, load_prompts
+
+__all__ = ["RECIPE", "digest", "untaught", "warning_of", "words_of"]
+
+RECIPE = "recipe.json"
+EPISODES = 1000  # of both kinds of task, which are many of every workflow
+
+
+def digest(text: str) -> str:
+    """Of the prompt file of a role."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def words_of(recipe: Recipe, tokenizer: Any) -> dict[str, str]:
+    """The list for a recipe: roles with a history that is short enough, in its first episodes."""
+    stream = episodes(tokenizer, seed=recipe.seed, skill=recipe.skill, levels=recipe.levels)
+    found = set()
+    for episode in itertools.islice(stream, EPISODES):
+        continued = {call.after for call in episode.calls}
+        for index, call in enumerate(episode.calls):
+            whole = len(call.prompt_tokens) + len(call.tokens)
+            if index in continued or call.slot or whole > recipe.length:
+                continue
+            link: int | None = index
+            while link is not None:
+                found.add((episode.task.family, episode.calls[link].role))
+                link = episode.calls[link].after
+    return {
+        f"{family}_micro/{role}": digest(load_prompts(family, "micro").files[role])
+        for family, role in sorted(found)
+    }
+
+
+def untaught(config: RunFields, prompts: Prompts) -> list[str]:
+    """The roles that speak with a base which never saw their words, as they are now."""
+    found = []
+    for role in config.roles:
+        speakers = {name for key, name in config.policies.map.items() if key.split("/")[0] == role}
+        known = [_known(config, policy) for policy in speakers] if role in prompts.files else []
+        if any(words is not None and digest(prompts.files[role]) not in words for words in known):
+            found.append(role)
+    return found
+
+
+def warning_of(config: RunFields, prompts: Prompts) -> str:
+    """One line on such roles; nothing where there are none."""
+    roles = untaught(config, prompts)
+    if not roles:
+        return ""
+    return f"the base was never trained on the words of {', '.join(roles)}: what such a role says may mean nothing"
+
+
+def _known(config: RunFields, policy: str) -> set[str] | None:
+    base = config.policies.bases.get(policy, config.policies.base)
+    try:
+        recipe = json.loads((located(base) / RECIPE).read_text(encoding="utf-8"))
+        return set(recipe["words"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,326 @@
+"""Programs of the chain language of micro_code, read and run in arrays; functions of one row, for `vmap`.
+
+    ```python            each line:       x=E, and at last return E, indented by one blank
+    def f(x):            E from inside:   x, then what stands around it, step by step
+     x=x+7                 operators      E+c E-c E*c E%c E//c  -E  E*E  (E)   with Python's precedence
+     return max(x,3)*2     on a number    max(E,c) min(E,c) abs(E)
+    ```                    on a list      [i+c for i in E] [i-c ..] [i*c ..] [i for i in E if i>c] [.. i<c] [.. i%c==d]
+                                          E[:c] E[c:] E[::-1] sorted(E) sum(E) len(E) max(E,default=0) min(E,default=0)
+
+Reading is running: each step takes the innermost value outwards by one operation, on all tests at once. Constants
+have at most nine digits. A program of this form gets the sandbox's verdict. Any other is *beyond* the arrays: it is
+wrong here and counted, as is one whose integers pass 2**30, or that repeats a list.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl_jax.rewards.arrays.boxed_spans import Span, is_digit, is_letter
+from marl_jax.rewards.arrays.chain_values import LARGEST, OPERATIONS, Value, apply, same
+from marl_jax.rewards.arrays.integer_answers import Verdict
+from marl_jax.rewards.arrays.texts import following, next_place, place_before, starts
+from marl_jax.task import Task
+
+__all__ = ["Tests", "grade_program", "pack_tests", "program_span"]
+
+ITEMS = 8  # longest list of a test
+_DIGITS = 9
+_HEADER = "def f(x):\n"
+_ATOM, _PRODUCT, _SUM = 3, 2, 1  # how tightly the outermost operation of an expression binds
+_CODE = {name: i for i, name in enumerate(OPERATIONS)}
+
+
+@flax.struct.dataclass
+class Tests:
+    """Inputs and expected results: leaves [B, K, ...], or [K, ...] of one task."""
+
+    given: Value
+    expected: Value
+
+
+def pack_tests(tasks: Sequence[Task]) -> Tests:
+    """The hidden tests of tasks as arrays; a task whose tests are of another form is refused."""
+    counts = {len(task.tests) for task in tasks}
+    if len(counts) != 1:
+        raise ValueError(f"the tasks have {sorted(counts)} tests: arrays need as many for each")
+    rows = [[_values(task, test) for test in task.tests] for task in tasks]
+    given, expected = ([[pair[side] for pair in row] for row in rows] for side in (0, 1))
+    stack = lambda values: jax.tree.map(lambda *leaves: np.stack(leaves), *values)
+    return Tests(*(stack([stack(row) for row in side]) for side in (given, expected)))
+
+
+def _values(task: Task, test: Any) -> tuple[Value, Value]:
+    match test:
+        case {"call": "f", "args": [given], "expected": expected}:
+            return _value(task, given), _value(task, expected)
+    raise ValueError(f"a test of task {task.id!r} is {test!r:.80}: arrays run f(x) of one argument only")
+
+
+def _value(task: Task, value: Any) -> Value:
+    is_list = isinstance(value, list)
+    numbers = value if is_list else [value]
+    if len(numbers) > ITEMS or not all(type(n) is int and abs(n) <= LARGEST for n in numbers):
+        raise ValueError(
+            f"a test of task {task.id!r} has the value {value!r:.80}: arrays hold integers, {ITEMS} of them in a list"
+        )
+    items: Any = np.zeros(ITEMS, np.int32)
+    if is_list:
+        items[: len(numbers)] = numbers
+    counted: Any = np.array([0 if is_list else value, len(numbers) if is_list else 0], np.int32)
+    flags: Any = np.array([is_list, False, False])
+    return Value(flags[0], counted[0], items, counted[1], flags[1], flags[2])
+
+
+# ---------------------------------------------------------------- where the program is
+
+
+def program_span(chars: jax.Array, length: jax.Array) -> tuple[Span, jax.Array, jax.Array]:
+    """(start, end) of the fenced program, whether there is one, and whether its fences are beyond the arrays.
+
+    In the arrays' reach: no fence at all; one at the very start, and one that ends the text or none.
+    """
+    place = jnp.arange(len(chars), dtype=jnp.int32)
+    fence = starts(chars, "```")
+    any_fence = fence.any() | starts(chars, "~~~").any()
+    newline = chars == ord("\n")
+    first_line = jnp.min(jnp.where(newline, place, length))
+    opened = (
+        fence[0] & ~jnp.any((chars == ord("`")) & (place >= 3) & (place < first_line)) & (first_line < length)
+    )
+    last = jnp.max(jnp.where(fence, place, 0))
+    shut = (last > 0) & (last == length - 3) & (chars.at[last - 1].get(mode="clip") == ord("\n"))
+    ticks = jnp.sum(chars == ord("`"))
+    plain = opened & (ticks == jnp.where(shut, 6, 3))
+    start, end = first_line + 1, jnp.where(shut, last - 1, length)
+    begun = ~jnp.isin(chars.at[start].get(mode="fill", fill_value=0), jnp.asarray([0, 9, 10, 32], jnp.uint8))
+    plain &= begun & (end > start)  # neither empty nor indented
+    return (jnp.where(plain, start, 0), jnp.where(plain, end, 0)), plain, any_fence & ~plain
+
+
+# ---------------------------------------------------------------- one program
+
+
+@flax.struct.dataclass
+class _Place:
+    """What reading and running have come to."""
+
+    value: Value  # [K]: of the expression read so far
+    start: jax.Array  # the expression is start..end
+    end: jax.Array
+    binds: jax.Array
+    line: jax.Array  # where the expression of this line begins
+    returns: jax.Array  # whether this line is the last
+    done: jax.Array
+    lost: jax.Array  # beyond
+
+
+@flax.struct.dataclass
+class _Source:
+    """A program with what is known of each place in it."""
+
+    chars: jax.Array
+    digits_end: jax.Array  # one past the run of digits that a place is in
+    digits_start: jax.Array
+    worth: jax.Array  # UInt32: sums of digits times their powers of ten, up to each place
+    variable: jax.Array  # the next x that is a name of its own
+
+    def char(self, at: jax.Array) -> jax.Array:
+        return self.chars.at[jnp.maximum(at, 0)].get(mode="fill", fill_value=0)
+
+    def has(self, at: jax.Array, text: str) -> jax.Array:
+        return functools.reduce(jnp.logical_and, (self.char(at + k) == ord(c) for k, c in enumerate(text)))
+
+    def ends(self, at: jax.Array, text: str) -> jax.Array:
+        """Whether the text stands just before a place."""
+        return self.has(at - len(text), text) & (at >= len(text))
+
+    def literal(self, at: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """(whether a number begins here, its value, where it ends)."""
+        there = is_digit(self.char(at))
+        end = jnp.where(there, self.digits_end.at[at].get(mode="clip"), at)
+        return there, (self.worth.at[end].get(mode="clip") - self.worth[at]).astype(jnp.int32), end
+
+    def literal_before(self, at: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """(whether a number ends here, its value, where it begins)."""
+        there = is_digit(self.char(at - 1)) & (at > 0)
+        start = jnp.where(there, self.digits_start[jnp.maximum(at - 1, 0)], at)
+        return there, (self.worth.at[at].get(mode="clip") - self.worth[start]).astype(jnp.int32), start
+
+
+def grade_program(chars: jax.Array, length: jax.Array, tests: Tests) -> tuple[Verdict, jax.Array, Span]:
+    """Whether the program of a response passes the tests, whether there is a program, and where it is."""
+    (start, end), readable, strange = program_span(chars, length)
+    place = jnp.arange(len(chars), dtype=jnp.int32)
+    chars = jnp.where((place >= start) & (place < end), chars, 0)
+    source, odd = _prepared(chars)
+    body = start + len(_HEADER)
+    begun = _Place(
+        jax.tree.map(jnp.asarray, tests.given),
+        *(jnp.int32(0),) * 2,
+        jnp.int32(_ATOM),
+        jnp.int32(0),
+        *(jnp.bool_(False),) * 2,
+        strange | odd | ~source.has(start, _HEADER),
+    )
+    begun = _begin_line(source, begun, body)
+    grow = functools.partial(_grow, source)
+    there = jax.lax.while_loop(lambda state: ~(state.done | state.lost) & readable, grow, begun)
+    beyond = strange | (readable & (there.lost | jnp.any(there.value.strange & ~there.value.failed)))
+    right = readable & there.done & ~beyond & jnp.all(jax.vmap(same)(there.value, tests.expected))
+    return Verdict(right, beyond), readable, (start, end)
+
+
+def _prepared(chars: jax.Array) -> tuple[_Source, jax.Array]:
+    """The source, and whether it has a number or power that puts it beyond the arrays."""
+    width = len(chars)
+    place = jnp.arange(width, dtype=jnp.int32)
+    digit = is_digit(chars)
+    digits_end, digits_start = next_place(~digit), place_before(~digit) + 1
+    size = digits_end - digits_start
+    leading_zero = digit & (place == digits_start) & (chars == ord("0")) & (size > 1)
+    power = jnp.asarray(10 ** np.arange(_DIGITS), jnp.uint32)[
+        jnp.clip(digits_end - 1 - place, 0, _DIGITS - 1)
+    ]
+    figure = jnp.where(digit, chars - ord("0"), 0).astype(jnp.uint32)
+    worth = jnp.pad(jnp.cumsum(figure * power, dtype=jnp.uint32), (1, 0))
+    named = is_letter(chars) | digit | (chars == ord("_"))
+    alone = (chars == ord("x")) & ~following(named, -1) & ~following(named)
+    odd = jnp.any(leading_zero | (digit & (size > _DIGITS)) | starts(chars, "**"))
+    return _Source(chars, digits_end, digits_start, worth, next_place(alone)), odd
+
+
+def _begin_line(source: _Source, state: _Place, line: jax.Array) -> _Place:
+    """The first variable of a line; the value is that of x."""
+    assigns, returns = source.has(line, " x="), source.has(line, " return ")
+    expression = line + jnp.where(returns, len(" return "), len(" x="))
+    at = source.variable.at[expression].get(mode="fill", fill_value=len(source.chars))
+    return replace(
+        state,
+        start=at,
+        end=at + 1,
+        binds=jnp.int32(_ATOM),
+        line=expression,
+        returns=returns,
+        lost=state.lost | ~(assigns | returns) | (at >= len(source.chars)),
+    )
+
+
+def _grow(source: _Source, state: _Place) -> _Place:
+    """One operation further out, or the end of a line."""
+    forms = _forms(source, state)
+    fits = jnp.stack([form[0] for form in forms])
+    chosen = jnp.argmax(fits)  # the first: it binds most tightly
+    pick = lambda i: jnp.stack([jnp.asarray(form[i], jnp.int32) for form in forms])[chosen]
+    operation, c, d, start, end, binds = map(pick, range(1, 7))
+    value = jax.vmap(apply, in_axes=(None, None, None, 0))(operation, c, d, state.value)
+    grown = replace(state, value=value, start=start, end=end, binds=binds)
+
+    after = source.char(state.end)
+    ends = (state.start == state.line) & ((after == ord("\n")) | (after == 0))
+    last = (after == 0) | (source.char(state.end + 1) == 0)
+    done = ends & state.returns & last
+    goes_on = ends & ~state.returns & (after == ord("\n"))
+    lost = ~fits.any() & ~(done | goes_on)
+    turned = _begin_line(source, state, state.end + 1)
+    state = jax.tree.map(
+        lambda stay, grow, turn: jnp.where(goes_on, turn, jnp.where(fits.any(), grow, stay)),
+        state,
+        grown,
+        turned,
+    )
+    return replace(state, done=done, lost=state.lost | lost)
+
+
+def _forms(source: _Source, state: _Place) -> list[tuple]:
+    """(fits, operation, c, d, start, end, binds) of all that may stand around the expression, tightest first."""
+    start, end, binds = state.start, state.end, state.binds
+    before, after = source.char(start - 1), source.char(end)
+    forms: list[tuple] = []
+
+    def form(fits, name, c=0, d=0, left=0, right=0, tight=_ATOM):
+        forms.append((fits, _CODE[name], c, d, start - left, end + right, tight))
+
+    # Slices.
+    atom = binds == _ATOM
+    there, c, stop = source.literal(end + 2)
+    form(atom & source.has(end, "[:") & there & source.has(stop, "]"), "first", c, right=stop + 1 - end)
+    there, c, stop = source.literal(end + 1)
+    form(atom & source.has(end, "[") & there & source.has(stop, ":]"), "drop", c, right=stop + 2 - end)
+    form(atom & source.has(end, "[::-1]"), "reverse", right=6)
+
+    # E*E, and a sign before E.
+    width = end - start
+    place = jnp.arange(len(source.chars))
+    again = source.chars.at[place + width + 1].get(mode="fill", fill_value=0)
+    twice = jnp.all((source.chars == again) | (place < start) | (place >= end)) & (after == ord("*"))
+    past = source.char(end + 1 + width)
+    form(atom & twice & (past != ord("[")), "square", right=1 + width, tight=_PRODUCT)
+    behind = source.char(start - 2)
+    opens = (behind == ord("=")) | (behind == ord("(")) | (behind == ord(" "))
+    form(atom & (before == ord("-")) & opens & (after != ord("[")), "negate", left=1, tight=_PRODUCT)
+
+    # Operators with a number on the right.
+    product = binds >= _PRODUCT
+    for sign, name in (("*", "times"), ("%", "modulo"), ("//", "floor")):
+        there, c, stop = source.literal(end + len(sign))
+        form(product & source.has(end, sign) & there, name, c, right=stop - end, tight=_PRODUCT)
+    there, c, stop = source.literal(end + 1)
+    then = source.char(stop)
+    tighter = (then == ord("*")) | (then == ord("%")) | (then == ord("/"))
+    for sign, name in (("+", "add"), ("-", "subtract")):
+        form(source.has(end, sign) & there & ~tighter, name, c, right=stop - end, tight=_SUM)
+
+    # Calls and parentheses.
+    closes = (before == ord("(")) & (after == ord(")"))
+    for call, name in (("abs(", "absolute"), ("sorted(", "sort"), ("sum(", "sum"), ("len(", "count")):
+        form(closes & _calls(source, start, call), name, left=len(call), right=1)
+    comma = after == ord(",")
+    there, c, stop = source.literal(end + 1)
+    for call, number, reduced in (("max(", "least", "largest"), ("min(", "most", "smallest")):
+        here = comma & _calls(source, start, call)
+        form(here & there & source.has(stop, ")"), number, c, left=4, right=stop + 1 - end)
+        form(here & source.has(end, ",default=0)"), reduced, left=4, right=len(",default=0)"))
+    form(closes & ~_is_value(behind), "none", left=1, right=1)
+
+    # Lists.
+    loop = " for i in "
+    looped = source.ends(start, loop)
+    edge = start - len(loop)
+    there, c, first = source.literal_before(edge)
+    shut = looped & (after == ord("]")) & there
+    for sign, name in (("+", "add each"), ("-", "subtract each"), ("*", "times each")):
+        opening = f"[i{sign}"
+        form(shut & _opens(source, first, opening), name, c, left=start - first + len(opening), right=1)
+    plain = looped & _opens(source, edge, "[i")
+    left = len("[i" + loop)
+    there, c, stop = source.literal(end + len(" if i>"))
+    for sign, name in ((">", "above"), ("<", "below")):
+        fits = plain & source.has(end, f" if i{sign}") & there & source.has(stop, "]")
+        form(fits, name, c, left=left, right=stop + 1 - end)
+    equal, d, last = source.literal(stop + 2)
+    fits = plain & source.has(end, " if i%") & there & source.has(stop, "==") & equal & source.has(last, "]")
+    form(fits, "remainder", c, d, left=left, right=last + 1 - end)
+    return forms
+
+
+def _calls(source: _Source, at: jax.Array, call: str) -> jax.Array:
+    """Whether the call, and no longer name, stands just before a place."""
+    before = source.char(at - len(call) - 1)
+    return source.ends(at, call) & ~_is_value(before) & (before != ord("."))
+
+
+def _opens(source: _Source, at: jax.Array, text: str) -> jax.Array:
+    """Whether the text stands just before a place and begins a list, and no subscript."""
+    return source.ends(at, text) & ~_is_value(source.char(at - len(text) - 1))
+
+
+def _is_value(char: jax.Array) -> jax.Array:
+    """Whether a name, a number or a closed bracket ends with the character."""
+    return is_letter(char) | is_digit(char) | (char == ord("_")) | (char == ord(")")) | (char == ord("]"))

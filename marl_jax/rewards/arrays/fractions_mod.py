@@ -1,0 +1,84 @@
+"""Exact fractions as residues: numerator and denominator modulo four primes below 2**16.
+
+Sums and products of any length stay inside uint32. Two fractions are taken as equal where all four residues of the
+cross product agree, which holds for equal ones always, and for others only where the difference is a multiple of the
+product of the primes (above 2**63).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = [
+    "PRIMES",
+    "Fraction",
+    "add",
+    "choose",
+    "constant",
+    "divide",
+    "equal",
+    "integer",
+    "is_zero",
+    "multiply",
+    "signed",
+]
+
+PRIMES = np.array([65521, 65519, 65497, 65479], np.uint32)
+
+
+class Fraction(NamedTuple):
+    """A fraction by its numerator and denominator modulo each of PRIMES."""
+
+    above: jax.Array  # UInt32[4]
+    below: jax.Array  # UInt32[4]
+
+
+def constant(value: int) -> Fraction:
+    """Of a number known to Python."""
+    return Fraction(
+        jnp.asarray(np.array([value % int(p) for p in PRIMES], np.uint32)), jnp.ones(4, jnp.uint32)
+    )
+
+
+def integer(value: jax.Array) -> Fraction:
+    """Of an int32, negative ones too."""
+    size = jnp.abs(value).astype(jnp.uint32) % PRIMES
+    return Fraction(jnp.where(value < 0, (PRIMES - size) % PRIMES, size), jnp.ones(4, jnp.uint32))
+
+
+def add(a: Fraction, b: Fraction) -> Fraction:
+    """a + b."""
+    above = a.above * b.below % PRIMES + b.above * a.below % PRIMES
+    return Fraction(above % PRIMES, a.below * b.below % PRIMES)
+
+
+def multiply(a: Fraction, b: Fraction) -> Fraction:
+    """a b."""
+    return Fraction(a.above * b.above % PRIMES, a.below * b.below % PRIMES)
+
+
+def divide(a: Fraction, b: Fraction) -> Fraction:
+    """Of a `b` that is not zero."""
+    return multiply(a, Fraction(b.below, b.above))
+
+
+def equal(a: Fraction, b: Fraction) -> jax.Array:
+    """Bool: whether they are one number."""
+    return jnp.all(a.above * b.below % PRIMES == b.above * a.below % PRIMES)
+
+
+def is_zero(a: Fraction) -> jax.Array:
+    """Bool: whether it is zero."""
+    return jnp.all(a.above == 0)
+
+
+def choose(condition: jax.Array, a: Fraction, b: Fraction) -> Fraction:
+    """One of two, by a condition."""
+    return Fraction(jnp.where(condition, a.above, b.above), jnp.where(condition, a.below, b.below))
+
+
+def signed(negative: jax.Array, a: Fraction) -> Fraction:
+    """With the sign turned where asked."""
+    return Fraction(jnp.where(negative, (PRIMES - a.above) % PRIMES, a.above), a.below)

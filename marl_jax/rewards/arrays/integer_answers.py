@@ -1,0 +1,504 @@
+r"""Boxed answers against integer references: `rewards.math.equivalent` for answers written in a small alphabet.
+
+    box ──clean──► digits + - * / . , ; : = ( ) { } x and blanks ──scan──► values joined by = ──► right or wrong
+
+The scan works the arithmetic out in exact fractions: 7.0, 14/2, -(-7), 6 3/3, x=7, x=21/3=7 and 3+4=7 are 7; 3+4 and
+7*1 are sums and products left undone, which are no answer; lists, ratios and divisions by zero are wrong. `x` stands
+for a large integer that the rest of an answer cannot hit, so 0x is 0 and x-x+7 is 7 as they are there.
+
+An answer is *beyond* the arrays where it has another character, or a form that is read elsewhere by its layout:
+1,234 and 1 234 as thousands, ** as a power, a sign where a number should be (which is a variable there), a bracket
+closed by the other kind, an equation inside an equation, a label with commas, two mixed numbers in a row, brackets or
+text too deep or too long. It earns nothing here and is counted; elsewhere it may be right (7\%, \frac{14}{2}, 7
+apples).
+"""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from marl_jax.rewards.arrays import fractions_mod as fractions
+from marl_jax.rewards.arrays.boxed_spans import is_blank, is_digit, strip
+from marl_jax.rewards.arrays.fractions_mod import Fraction, choose
+from marl_jax.rewards.arrays.texts import following, place_before
+
+__all__ = ["Verdict", "grade_answer"]
+
+ALPHABET = b"0123456789+-*/.,;:=(){}x$ \t\n"
+_DEPTH = 8  # of brackets that the scan keeps
+_LABEL = 40  # characters of the longest label
+_LETTERS = 4  # the longest run of x that is a product; a longer one is a word
+_BLANK = 32
+
+
+@flax.struct.dataclass
+class Verdict:
+    """Of an answer; `right` is false where it is beyond the arrays."""
+
+    right: jax.Array  # Bool
+    beyond: jax.Array  # Bool
+
+
+def grade_answer(chars: jax.Array, start: jax.Array, end: jax.Array, gold: jax.Array, width: int) -> Verdict:
+    """Of the content start..end of one row; an answer of more than `width` characters is beyond."""
+    text, price, beyond = _compact(chars, start, end, width)
+    text, length, wrong, strange = _clean(text, price)
+    beyond |= strange
+    text, unbalanced = _unwrap(text, length)
+    wrong |= unbalanced | (length == 0)
+    scanned = jax.lax.while_loop(lambda state: state.at < length, functools.partial(_read, text), _begin())
+    right, odd = _judge(scanned, gold, price)
+    beyond |= odd
+    return Verdict(right & ~wrong & ~beyond, beyond & (end > start))
+
+
+# ---------------------------------------------------------------- from the box to a clean text
+
+
+def _compact(chars: jax.Array, start: jax.Array, end: jax.Array, width: int) -> tuple[jax.Array, ...]:
+    """The content without dollars and repeated blanks in UInt8[width]; whether it is a price, or beyond."""
+    place = jnp.arange(len(chars), dtype=jnp.int32)
+    inside = (place >= start) & (place < end)
+    dollar = inside & (chars == ord("$"))
+    first = jnp.min(jnp.where(dollar, place, len(chars)))
+    blank = is_blank(chars)
+    ahead = inside & (place < first) & ~blank
+    price = (jnp.sum(dollar) == 1) & (jnp.sum(ahead) <= 1) & jnp.all(~ahead | (chars == ord("-")))
+    kept = inside & ~dollar
+    before = jnp.pad(place_before(kept), (1, 0), constant_values=-1)[:-1]
+    kept &= ~(blank & ((before < 0) | blank[before]))
+    foreign = jnp.any(inside & ~jnp.isin(chars, jnp.asarray(list(ALPHABET), jnp.uint8)))
+    into = jnp.where(kept, jnp.cumsum(kept) - 1, width)
+    text = (
+        jnp.zeros(width, jnp.uint8)
+        .at[into]
+        .set(jnp.where(blank, _BLANK, chars).astype(jnp.uint8), mode="drop")
+    )
+    return text, price, foreign | (jnp.sum(kept) > width)
+
+
+def _clean(text: jax.Array, price: jax.Array) -> tuple[jax.Array, ...]:
+    """(text, its length, whether it is wrong, whether it is beyond) without what a clean answer leaves out."""
+    before, after = following(text, -1), following(text)
+    digit = is_digit(text)
+    thousand = functools.reduce(jnp.logical_and, (following(digit, k) for k in (1, 2, 3))) & ~following(
+        digit, 4
+    )
+    thousand &= is_digit(before)
+    bracket = jnp.isin(text, jnp.asarray(list(b"({"), jnp.uint8))
+    beyond = jnp.any(
+        ((text == ord("*")) & (after == ord("*")))
+        | ((before == ord("{")) & (after == ord("}")) & jnp.isin(text, jnp.asarray(list(b",:"), jnp.uint8)))
+        | (thousand & (text == _BLANK))
+        | (thousand & (text == ord(",")) & ~bracket.any())
+    )
+    # == is =, pair by pair
+    equals = text == ord("=")
+    place = jnp.arange(len(text), dtype=jnp.int32)
+    odd = equals & ((place - place_before(~equals)) % 2 == 0)
+    text = jnp.where(odd, _BLANK, text).astype(jnp.uint8)
+
+    used = jnp.max(jnp.where(text != 0, place + 1, 0))
+    edge = (text == _BLANK) | (text == ord("="))
+    start, end = strip(text, jnp.int32(0), used, edge, edge)
+    start = jnp.where(price, 0, start)  # the sign of the price stands before an =
+    dots = functools.reduce(
+        jnp.logical_and, (text.at[end - k].get(mode="clip") == ord(".") for k in (1, 2, 3))
+    )
+    comma, further = (text.at[jnp.maximum(end - k, 0)].get() == ord(",") for k in (4, 5))
+    gap = text.at[jnp.maximum(end - 4, 0)].get() == _BLANK
+    goes_on = (end >= 4) & dots & (comma | (gap & further & (end >= 5)))  # 1, 2, ...
+    tail = jnp.isin(text, jnp.asarray(list(b" .,;:"), jnp.uint8))
+    _, end = strip(text, start, end, jnp.zeros_like(tail), tail)
+    text = text.at[place + start].get(mode="fill", fill_value=0)
+    length = jnp.maximum(end - start, 0)
+    return jnp.where(place < length, text, 0).astype(jnp.uint8), length, goes_on, beyond
+
+
+def _unwrap(text: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Without the pairs of brackets that hold all of it, and whether brackets are unbalanced."""
+    place = jnp.arange(len(text), dtype=jnp.int32)
+    inside = place < length
+    opens, closes = _among(text, b"({"), _among(text, b")}")
+    depth = jnp.cumsum(opens.astype(jnp.int32) - closes)
+    total = depth.at[jnp.maximum(length - 1, 0)].get()
+    low = jnp.any(inside & (depth < 0)) | (total != 0)
+    blank = text == _BLANK
+    head = jnp.min(jnp.where(inside & ~(opens | blank), place, length))  # the first that is neither
+    tail = jnp.max(jnp.where(inside & ~(closes | blank), place + 1, 0))
+    opened, closed = jnp.cumsum(opens), jnp.cumsum((closes & inside)[::-1])[::-1]
+    leading = jnp.sum(opens & (place < head))
+    trailing = jnp.sum(closes & inside & (place >= tail))
+    floor = jnp.min(jnp.where((place >= head - 1) & (place < tail), depth, leading))
+    wraps = jnp.maximum(jnp.minimum(jnp.minimum(leading, trailing), floor), 0)
+    wrapping = (opens & (place < head) & (opened <= wraps)) | (closes & (place >= tail) & (closed <= wraps))
+    return jnp.where(wrapping & inside, _BLANK, text).astype(jnp.uint8), low
+
+
+def _among(chars: jax.Array, which: bytes) -> jax.Array:
+    return jnp.isin(chars, jnp.asarray(list(which), jnp.uint8))
+
+
+# ---------------------------------------------------------------- the scan
+
+
+@flax.struct.dataclass
+class _Term:
+    """The sum that is being read at one depth."""
+
+    sum: Fraction  # of the terms before
+    product: Fraction  # of the factors before, with the sign of the term
+    negative: jax.Array  # whether the term began with a minus
+    divides: jax.Array  # whether the next factor divides
+    factors: jax.Array  # Int32: of this term
+
+
+@flax.struct.dataclass
+class _Number:
+    """The literal that is being read."""
+
+    value: Fraction
+    on: jax.Array
+    dotted: jax.Array
+    whole: jax.Array  # whether only zeros stand behind its point
+    use: jax.Array  # _FACTOR, _ABOVE or _BELOW
+
+
+@flax.struct.dataclass
+class _State:
+    at: jax.Array
+    term: _Term
+    number: _Number
+    stack: Any  # _Term, each leaf with a leading axis of _DEPTH
+    depth: jax.Array
+    kinds: jax.Array  # UInt32: a bit for each open bracket, 1 for a brace
+    expects: jax.Array  # a factor must come
+    counted: jax.Array  # whether a number came last
+    mixable: jax.Array  # the term is one whole number, which a fraction may follow
+    mixed: jax.Array  # the last number closed a mixed one
+    wants: jax.Array  # _NOTHING, _SLASH or _BELOW: what the rest of a mixed number begins with
+    above: Fraction  # its numerator
+    # of the part between two =
+    invalid: jax.Array
+    undone: jax.Array
+    named: jax.Array  # it has an x
+    run: jax.Array  # of x just now
+    worded: jax.Array  # it has a run of x that is a word
+    # of the whole
+    first: jax.Array  # no = has come
+    label: jax.Array  # where the automaton of labels is
+    names: jax.Array  # where that of sums of names is
+    span: jax.Array  # Int32[2]: first and last non-blank of the first part
+    step: Fraction  # the value of the steps before
+    stepped: jax.Array
+    wrong: jax.Array
+    chained: jax.Array  # an = has come
+    nested: jax.Array  # an = has come inside brackets
+    commas: jax.Array  # the first part had a comma and was no label
+    beyond: jax.Array
+
+
+_FACTOR, _ABOVE, _BELOW, _NOTHING, _SLASH = range(5)
+_NO_LABEL = 7
+# Next state of the two automata, by the class of a character: x, blank, {, }, (, ), +, = and others.
+_CLASSES = b"x {}()+="
+_LABELS = (
+    (2, 0, 1, 7, 7, 7, 7, 7, 7),  # 0 nothing yet
+    (2, 2, 7, 7, 7, 7, 7, 7, 7),  # 1 after {
+    (2, 2, 7, 3, 4, 7, 7, 7, 7),  # 2 in names
+    (7, 6, 7, 7, 4, 7, 7, 7, 7),  # 3 after }
+    (4, 4, 4, 4, 7, 5, 4, 7, 4),  # 4 in arguments
+    (7, 6, 7, 7, 7, 7, 7, 7, 7),  # 5 after arguments
+    (7, 6, 7, 7, 7, 7, 7, 7, 7),  # 6 at the end
+    (7, 7, 7, 7, 7, 7, 7, 7, 7),
+)
+_LABEL_ENDS = (False, False, True, True, False, True, True, False)
+_NAMES = (
+    (1, 0, 7, 7, 7, 7, 7, 7, 7),  # 0 nothing yet
+    (7, 1, 7, 7, 7, 7, 2, 7, 7),  # 1 one name
+    (3, 2, 7, 7, 7, 7, 7, 7, 7),  # 2 after +
+    (7, 3, 7, 7, 7, 7, 2, 7, 7),  # 3 two names or more
+    *[(7,) * 9] * 4,
+)
+_X = 0x9E37_79B9_7F4A_7C15  # what x stands for
+
+
+def _fresh() -> _Term:
+    no = jnp.bool_(False)
+    return _Term(fractions.constant(0), fractions.constant(1), no, no, jnp.int32(0))
+
+
+def _begin() -> _State:
+    no, yes, zero = jnp.bool_(False), jnp.bool_(True), jnp.int32(0)
+    nought, term = fractions.constant(0), _fresh()
+    return _State(
+        at=zero,
+        term=term,
+        number=_Number(nought, no, no, yes, zero),
+        stack=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (_DEPTH, *leaf.shape)), term),
+        depth=zero,
+        kinds=jnp.uint32(0),
+        expects=yes,
+        counted=no,
+        mixable=no,
+        mixed=no,
+        wants=jnp.int32(_NOTHING),
+        above=nought,
+        invalid=no,
+        undone=no,
+        named=no,
+        run=zero,
+        worded=no,
+        first=yes,
+        label=zero,
+        names=zero,
+        span=jnp.array([-1, -1], jnp.int32),
+        step=nought,
+        stepped=no,
+        wrong=no,
+        chained=no,
+        nested=no,
+        commas=no,
+        beyond=no,
+    )
+
+
+def _read(text: jax.Array, state: _State) -> _State:
+    """One character."""
+    char = text[state.at]
+    after = text.at[state.at + 1].get(mode="fill", fill_value=0)
+    before = state
+    state = _follow_label(state, char)
+    for read in (_read_number, _read_x, _read_bracket, _read_sign, _read_equals):
+        state = read(state, char, after)
+    stray = _among(char, b",;:")
+    top = before.depth == 0
+    return replace(
+        state,
+        at=before.at + 1,
+        invalid=state.invalid | stray,
+        wrong=state.wrong | (stray & top),
+        run=jnp.where(char == ord("x"), before.run + 1, 0),
+        worded=state.worded | (before.run + 1 > _LETTERS) & (char == ord("x")),
+        commas=state.commas | (before.first & (char == ord(","))),
+        beyond=state.beyond | (before.expects & (char == ord(","))),
+    )
+
+
+def _follow_label(state: _State, char: jax.Array) -> _State:
+    classes = jnp.asarray(list(_CLASSES), jnp.uint8)
+    kind = jnp.min(jnp.where(classes == char, jnp.arange(len(_CLASSES)), len(_CLASSES)))
+    ends = state.first & (char == ord("=")) & (state.depth == 0)
+    moves = state.first & ~ends
+    solid = moves & (char != _BLANK)
+    span = jnp.stack([jnp.where(solid & (state.span[0] < 0), state.at, state.span[0]), state.at])
+    return replace(
+        state,
+        label=jnp.where(moves, jnp.asarray(_LABELS)[state.label, kind], state.label),
+        names=jnp.where(moves, jnp.asarray(_NAMES)[state.names, kind], state.names),
+        span=jnp.where(solid, span, state.span),
+    )
+
+
+def _read_number(state: _State, char: jax.Array, after: jax.Array) -> _State:
+    number, digit, dot = state.number, is_digit(char), char == ord(".")
+    goes_on = number.on & (digit | (dot & ~number.dotted))
+    begins = ~goes_on & (digit | (dot & is_digit(after)))
+    lost = dot & ~goes_on & ~begins
+
+    # What a literal that begins here is for: a factor, or a part of a mixed number.
+    second = ~state.expects & state.counted  # two numbers side by side
+    use = jnp.where(state.wants == _BELOW, _BELOW, jnp.where(second, _ABOVE, _FACTOR))
+    joined = begins & ~state.expects & (use == _FACTOR)  # 2(3)4
+    bad = lost | (begins & dot & ~state.expects) | (begins & (use == _ABOVE) & ~state.mixable)
+    beyond = begins & (use == _ABOVE) & state.mixed & (state.term.factors == 1)
+
+    ten, figure = (
+        jnp.where(digit, 10, 1).astype(jnp.uint32),
+        jnp.where(digit, char - ord("0"), 0).astype(jnp.uint32),
+    )
+    value = choose(begins, fractions.constant(0), number.value)
+    dotted = jnp.where(begins, dot, number.dotted | (goes_on & dot))
+    value = Fraction(
+        (value.above * ten + figure) % fractions.PRIMES,
+        value.below * jnp.where(digit & dotted, ten, 1) % fractions.PRIMES,
+    )
+    used = goes_on | begins
+    whole = jnp.where(begins, True, number.whole) & ~(dotted & digit & (figure != 0))
+    number = _Number(
+        choose(used, value, number.value),
+        used,
+        jnp.where(used, dotted, number.dotted),
+        jnp.where(used, whole, number.whole),
+        jnp.where(begins, use, number.use),
+    )
+    ends = used & ~(is_digit(after) | ((after == ord(".")) & ~dotted))
+    state = replace(
+        state,
+        number=replace(number, on=used & ~ends),
+        undone=state.undone | joined,
+        term=replace(state.term, divides=state.term.divides & ~joined),
+        invalid=state.invalid | bad | (begins & (state.wants == _SLASH)),
+        beyond=state.beyond | beyond,
+    )
+    as_factor, as_above, as_below = (ends & (number.use == use) for use in (_FACTOR, _ABOVE, _BELOW))
+    state = _factor(state, as_factor, value)
+    nought = fractions.is_zero(value)
+    rest = fractions.divide(state.above, choose(nought, fractions.constant(1), value))
+    product = fractions.add(state.term.product, fractions.signed(state.term.negative, rest))
+    return replace(
+        state,
+        term=replace(state.term, product=choose(as_below, product, state.term.product)),
+        above=choose(as_above, value, state.above),
+        wants=jnp.where(as_above, _SLASH, jnp.where(as_below, _NOTHING, state.wants)),
+        counted=state.counted | ends,
+        mixable=jnp.where(as_factor, number.whole & (state.term.factors == 1), state.mixable | as_below),
+        mixed=jnp.where(as_factor, False, state.mixed | as_below),
+        invalid=state.invalid | ((as_above | as_below) & number.dotted) | (as_below & nought),
+    )
+
+
+def _factor(state: _State, here: jax.Array, value: Fraction) -> _State:
+    """The value as the next factor of the term, where it stands."""
+    term = state.term
+    nought = term.divides & fractions.is_zero(value)
+    value = choose(nought, fractions.constant(1), value)
+    turned = choose(term.divides, Fraction(value.below, value.above), value)
+    term = replace(
+        term,
+        product=choose(here, fractions.multiply(term.product, turned), term.product),
+        divides=term.divides & ~here,
+        factors=term.factors + here,
+    )
+    return replace(state, term=term, expects=state.expects & ~here, invalid=state.invalid | (here & nought))
+
+
+def _joins(state: _State, here: jax.Array) -> _State:
+    """A factor without an operator before it: 2x, 2(3)."""
+    joined = here & ~state.expects
+    return replace(
+        state, undone=state.undone | joined, invalid=state.invalid | (here & (state.wants != _NOTHING))
+    )
+
+
+def _read_x(state: _State, char: jax.Array, after: jax.Array) -> _State:
+    del after
+    here = char == ord("x")
+    state = _factor(_joins(state, here), here, fractions.constant(_X))
+    return replace(
+        state, named=state.named | here, counted=state.counted & ~here, mixable=state.mixable & ~here
+    )
+
+
+def _read_bracket(state: _State, char: jax.Array, after: jax.Array) -> _State:
+    del after
+    opens, closes = _among(char, b"({"), _among(char, b")}")
+    brace = (char == ord("{")) | (char == ord("}"))
+    level = jnp.arange(_DEPTH)
+
+    # Opening keeps the term for later.
+    state = _joins(state, opens)
+    here = opens & (level == state.depth)
+    stack = jax.tree.map(
+        lambda old, new: jnp.where(here.reshape(-1, *[1] * new.ndim), new, old), state.stack, state.term
+    )
+    term = jax.tree.map(lambda old, new: jnp.where(opens, new, old), state.term, _fresh())
+
+    # Closing gives its sum to the term that was kept.
+    total = fractions.add(term.sum, term.product)
+    kept = jax.tree.map(lambda leaf: leaf[jnp.clip(state.depth - 1, 0, _DEPTH - 1)], stack)
+    term = jax.tree.map(lambda old, new: jnp.where(closes, new, old), term, kept)
+    strange = (
+        (opens & (state.depth >= _DEPTH)) | (closes & ((state.kinds & 1) != brace)) | (closes & state.expects)
+    )
+    kinds = jnp.where(opens, state.kinds << 1 | brace, jnp.where(closes, state.kinds >> 1, state.kinds))
+    state = replace(
+        state,
+        term=term,
+        stack=stack,
+        kinds=kinds.astype(jnp.uint32),
+        depth=state.depth + opens - closes,
+        expects=state.expects | opens,
+        counted=state.counted & ~(opens | closes),
+        mixable=state.mixable & ~(opens | closes),
+        invalid=state.invalid | (closes & (state.wants != _NOTHING)),
+        beyond=state.beyond | strange,
+    )
+    return _factor(state, closes, total)
+
+
+def _read_sign(state: _State, char: jax.Array, after: jax.Array) -> _State:
+    del after
+    plus, minus, times, over = (char == ord(sign) for sign in "+-*/")
+    sum_sign, slash = plus | minus, over & (state.wants == _SLASH)
+    operator = (times | over) & ~slash
+    term = state.term
+    ends = sum_sign & ~state.expects
+    begun = replace(_fresh(), sum=fractions.add(term.sum, term.product))
+    term = jax.tree.map(lambda old, new: jnp.where(ends, new, old), term, begun)
+    product = fractions.signed(minus, term.product)
+    term = replace(
+        term,
+        product=product,
+        negative=term.negative ^ (minus & (term.factors == 0)),
+        divides=jnp.where(operator, over, term.divides),
+    )
+    pending = state.wants != _NOTHING
+    return replace(
+        state,
+        term=term,
+        expects=state.expects | ends | operator,
+        counted=state.counted & ~(sum_sign | operator),
+        mixable=state.mixable & ~(sum_sign | operator),
+        wants=jnp.where(slash, _BELOW, state.wants),
+        undone=state.undone | ends | times,
+        invalid=state.invalid | ((sum_sign | operator) & pending),
+        beyond=state.beyond | (operator & state.expects),
+    )
+
+
+def _read_equals(state: _State, char: jax.Array, after: jax.Array) -> _State:
+    del after
+    equals = char == ord("=")
+    here, inner = equals & (state.depth == 0), equals & (state.depth > 0)
+    value, unread = _part(state)
+    label = jnp.asarray(_LABEL_ENDS)[state.label] & (state.span[1] - state.span[0] < _LABEL)
+    label = (label | (state.names == 3)) & state.first
+    step = here & ~label
+    wrong = step & (unread | (state.stepped & ~fractions.equal(value, state.step)))
+    beyond = here & state.first & ~label & state.commas
+    fresh = _begin()
+    state = replace(
+        state,
+        step=choose(step & ~state.stepped, value, state.step),
+        stepped=state.stepped | step,
+        wrong=state.wrong | wrong,
+        beyond=state.beyond | beyond,
+        invalid=state.invalid | inner,
+        nested=state.nested | inner,
+        chained=state.chained | here,
+        first=state.first & ~here,
+    )
+    part = ("term", "expects", "counted", "mixable", "mixed", "wants", "invalid", "undone", "named", "worded")
+    old, new = ({name: getattr(s, name) for name in part} for s in (state, fresh))
+    return replace(state, **jax.tree.map(lambda a, b: jnp.where(here, b, a), old, new))
+
+
+def _part(state: _State) -> tuple[Fraction, jax.Array]:
+    """The value of the part that ends here, and whether it has none."""
+    value = fractions.add(state.term.sum, state.term.product)
+    return value, state.invalid | state.expects | (state.wants != _NOTHING)
+
+
+def _judge(state: _State, gold: jax.Array, price: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Whether the answer is right, and whether it is beyond."""
+    value, unread = _part(state)
+    undone = state.undone & ~state.named
+    right = fractions.equal(value, fractions.integer(gold)) & ~(unread | undone | state.worded | state.wrong)
+    right &= ~state.stepped | fractions.equal(value, state.step)
+    right &= ~(price & (state.chained | state.nested))
+    return right, state.beyond | (state.chained & state.nested)

@@ -1,0 +1,110 @@
+"""How the supervising roles are read, as `workflows.parse` reads them: a pick, a verdict, a majority, strategies.
+
+Functions of one row of characters, for `vmap`; `rewards.arrays` has them for batches.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from marl_jax.rewards.arrays.boxed_spans import choice_span, is_digit, is_letter
+from marl_jax.rewards.arrays.texts import Text, following, next_place, part, place_before, starts
+
+__all__ = ["CORRECT", "INCORRECT", "UNREADABLE", "majority", "pick", "strategies", "verdict"]
+
+UNREADABLE, INCORRECT, CORRECT = 0, 1, 2
+_AROUND = 20  # characters that may stand before and after a boxed number
+_KEYWORD = "strategy"
+
+
+def pick(chars: jax.Array, n: int) -> jax.Array:
+    """The chosen candidate 1..n: the boxed number, else the first digit 1..n anywhere; 0 where there is none."""
+    if not 1 <= n < 10:
+        raise ValueError(f"a choice among {n} candidates is read on the hosted road only: arrays read 1 to 9")
+    place = jnp.arange(len(chars), dtype=jnp.int32)
+    (start, end), _ = choice_span(chars)
+    inside = (place >= start) & (place < end)
+    digit = is_digit(chars)
+    figure = jnp.where(digit, chars.astype(jnp.int32) - ord("0"), 0)
+    first = jnp.min(jnp.where(inside & digit, place, end))
+    last = jnp.max(jnp.where(inside & digit, place, first - 1))
+    count = jnp.sum(inside & digit)
+    one_run = (count > 0) & (count == last - first + 1)
+    boxed = jnp.sum(jnp.where(inside, figure, 0))  # zeros, then one figure that is none
+    zeros = jnp.all(~inside | ~digit | (place == last) | (figure == 0))
+    near = (first - start <= _AROUND) & (end - 1 - last <= _AROUND)
+    sound = one_run & zeros & near & (boxed >= 1) & (boxed <= n)
+    stands = (figure >= 1) & (figure <= n)
+    anywhere = jnp.where(stands.any(), figure[jnp.argmax(stands)], 0)
+    return jnp.where(sound, boxed, anywhere)
+
+
+def verdict(chars: jax.Array) -> jax.Array:
+    """CORRECT, INCORRECT or UNREADABLE: the word in the last box, whatever stands around its letters."""
+    place = jnp.arange(len(chars), dtype=jnp.int32)
+    (start, end), _ = choice_span(chars)
+    inside = (place >= start) & (place < end)
+    chars = jnp.where(inside, chars, 0)
+    letter = is_letter(chars)
+    lower = jnp.where(letter, chars | 32, chars)
+    word = letter | is_digit(chars) | (chars == ord("_"))
+    begins = place_before(~word) + 1  # of the word that each character is in
+    commands = following(starts(lower, "\\text"), -1)
+    styling = word & commands.at[begins].get(mode="fill", fill_value=False)  # \text and what adheres to it
+    kept = letter & ~styling
+    rank, total = jnp.cumsum(kept) - 1, jnp.sum(kept)
+
+    def says(wanted: str) -> jax.Array:
+        expected = jnp.asarray(list(wanted.encode()), jnp.uint8)
+        agrees = lower == expected[jnp.clip(rank, 0, len(wanted) - 1)]
+        return (total == len(wanted)) & jnp.all(~kept | agrees)
+
+    return jnp.where(says("correct"), CORRECT, jnp.where(says("incorrect"), INCORRECT, UNREADABLE))
+
+
+def majority(keys: jax.Array, readable: jax.Array) -> jax.Array:
+    """Index of the first answer among the most frequent readable ones, given keys [n, K]; 0 when none can be read."""
+    same = jnp.all(keys[:, None] == keys[None], axis=-1) & readable[None] & readable[:, None]
+    return jnp.argmax(jnp.sum(same, axis=1))
+
+
+def strategies(chars: jax.Array, length: jax.Array, limit: int) -> tuple[Text, jax.Array]:
+    """What stands on the first `limit` lines `STRATEGY k: ...`, as texts [limit, N], and how many there are."""
+    width = len(chars)
+    place = jnp.arange(width, dtype=jnp.int32)
+    newline = chars == ord("\n")
+    line_end = jnp.minimum(next_place(newline), length)
+    before = following(chars, -1)
+    begins = (place == 0) | (before == ord("\n"))
+
+    def run(marks: jax.Array) -> jax.Array:  # the first place at or after each that is not marked
+        return next_place(~marks)
+
+    def at(places: jax.Array, where: jax.Array) -> jax.Array:
+        return places.at[where].get(mode="fill", fill_value=width)
+
+    tab = (chars == 32) | (chars == 9)
+    bullet = tab | (chars == ord("*"))
+    keyword = run(
+        bullet | (chars == ord("#")) | (chars == ord(">")) | (chars == ord("-"))
+    )  # of each line's start
+    lower = jnp.where(is_letter(chars), chars | 32, chars)
+    named = starts(lower, _KEYWORD).at[keyword].get(mode="fill", fill_value=False)
+    number = at(run(tab), keyword + len(_KEYWORD))
+    past = at(run(is_digit(chars)), number)
+    colon = at(run(bullet), past)
+    ended = chars.at[colon].get(mode="fill", fill_value=0) == ord(":")
+    found = begins & (place < length) & named & (past > number) & ended
+
+    # What stands behind the colon, without blanks and asterisks around it; a line with nothing is no strategy.
+    stripped = tab | (chars == 13) | (chars == ord("*"))
+    start = at(run(stripped), colon + 1)
+    end = at(line_end, jnp.minimum(colon, width - 1))
+    solid = place_before(~stripped & ~newline & (chars != 0))
+    stop = jnp.where(end > 0, at(solid, jnp.maximum(end - 1, 0)) + 1, 0)
+    found &= (start < end) & (stop > start)
+    rank = jnp.where(found, jnp.cumsum(found) - 1, limit)
+    starts_at, ends_at = (
+        jnp.zeros(limit, jnp.int32).at[rank].set(bound, mode="drop") for bound in (start, stop)
+    )
+    count = jnp.minimum(jnp.sum(found), limit)
+    return jax.vmap(part, in_axes=(None, 0, 0))(chars, starts_at, ends_at), count

@@ -1,0 +1,58 @@
+"""Texts as rows of characters, and what readers of one row are made of.
+
+A text begins at the left of its row and is followed by zeros. `compiled.alphabet` makes it of tokens, and tokens of it.
+"""
+
+import functools
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+__all__ = ["Text", "following", "next_place", "part", "place_before", "starts"]
+
+
+@flax.struct.dataclass
+class Text:
+    """Rows of text, or one row where a function is mapped over rows."""
+
+    chars: jax.Array  # UInt8[B N], zeros after the end
+    length: jax.Array  # Int32[B]
+
+
+# ---------------------------------------------------------------- of one row
+
+
+def starts(chars: jax.Array, word: str) -> jax.Array:
+    """Bool [N]: whether the word stands at each place."""
+    padded = jnp.pad(chars, (0, len(word)))
+    return functools.reduce(
+        jnp.logical_and, (padded[k : k + len(chars)] == ord(char) for k, char in enumerate(word))
+    )
+
+
+def following(chars: jax.Array, count: int = 1) -> jax.Array:
+    """UInt8 [N]: the character `count` places further on (or before, if negative), 0 past the ends."""
+    if count < 0:
+        return jnp.pad(chars, (-count, 0))[: len(chars)]
+    return jnp.pad(chars, (0, count))[count:]
+
+
+def next_place(marks: jax.Array) -> jax.Array:
+    """Int32 [N]: the first marked place at or after each; N where there is none."""
+    place = jnp.arange(len(marks), dtype=jnp.int32)
+    return jax.lax.cummin(jnp.where(marks, place, len(marks)), reverse=True)
+
+
+def place_before(marks: jax.Array) -> jax.Array:
+    """Int32 [N]: the last marked place at or before each; -1 where there is none."""
+    place = jnp.arange(len(marks), dtype=jnp.int32)
+    return jax.lax.cummax(jnp.where(marks, place, -1))
+
+
+def part(chars: jax.Array, start: jax.Array, end: jax.Array) -> Text:
+    """The characters start..end as a text of their own."""
+    size = jnp.maximum(end - start, 0)
+    place = jnp.arange(len(chars), dtype=jnp.int32)
+    moved = chars.at[place + start].get(mode="fill", fill_value=0)
+    return Text(jnp.where(place < size, moved, 0), size)

@@ -1,0 +1,59 @@
+"""What a call before a fork is worth: a function of what it is worth on each of the paths that it is on.
+
+    rows of a tree [N] --Table.paths--> rows of its paths [M], a credit's values [M] --over_leaves--> [N]
+
+A path that gives the call no value counts as 0, as one does that ended in an error. NaN stays where none gives a value.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_jax.errors import UserError
+from marl_jax.fields import nearest
+from marl_jax.own import is_own, own_function
+from marl_jax.rewards.grading import finite
+
+__all__ = ["LeavesError", "check_function", "over_leaves"]
+
+
+class LeavesError(UserError, ValueError):
+    """A function of one's own made no number of the leaves of a call."""
+
+
+FUNCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "mean": lambda values: math.fsum(values) / len(values),
+    "max": max,
+    "min": min,
+}
+
+
+def over_leaves(values: Any, rows: np.ndarray, count: int, how: str = "mean") -> np.ndarray:
+    """Float[count]: of values [M] on paths, those of each row as one, by a name of `FUNCTIONS` or "module:function".
+
+    A function of one's own receives the values of a call as a list, path by path.
+    """
+    check_function(how)
+    function = own_function(how, "function of leaves") if is_own(how) else FUNCTIONS[how]
+    order = np.argsort(rows, kind="stable")
+    of_row = np.split(
+        np.asarray(values, np.float64)[order], np.cumsum(np.bincount(rows, minlength=count))[:-1]
+    )
+    return np.array([_one(function, some.tolist(), how) for some in of_row], np.float64)
+
+
+def check_function(how: str) -> None:
+    """Refuse a name that is neither one of `FUNCTIONS`, nor a function of one's own."""
+    if is_own(how):
+        own_function(how, "function of leaves")
+    elif how not in FUNCTIONS:
+        raise ValueError(f"leaves are {how!r}{nearest(how, FUNCTIONS)}; or your own, as 'module:function'")
+
+
+def _one(function: Callable[[Sequence[float]], Any], values: Sequence[float], how: str) -> float:
+    if all(map(math.isnan, values)):
+        return math.nan
+    worth = [0.0 if math.isnan(value) else value for value in values]
+    return finite(function(worth), f"what {how!r} makes of the {len(worth)} leaves of a call", LeavesError)

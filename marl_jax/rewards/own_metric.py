@@ -1,0 +1,64 @@
+"""A metric of one's own: what is called accuracy where an episode's worth is a judge's, a game's or a constraint's.
+
+    graded table ──metric──► one value of 0 to 1 per episode ──► its outcome: accuracy, intervals, pass@k, "best"
+
+The function gets the whole table, so it may read columns (`table.choice`), texts (`table.text`) and episodes
+(`table.episodes()`). An episode that ended in an error is worth 0, whatever the function says of it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from marl_jax.errors import UserError
+from marl_jax.own import called, is_own, own_function
+from marl_jax.table import Table
+
+__all__ = ["Metric", "MetricError", "load_metric", "with_metric"]
+
+Metric = Callable[[Table], Any]  # to a value of 0 to 1 for each of `table.heads`
+
+
+class MetricError(UserError, ValueError):
+    """A metric gave no value of 0 to 1 for every episode; the text is one line."""
+
+
+def load_metric(name: str) -> Metric:
+    """The function of that name, `module:function`, with its result checked: Float[episodes]."""
+    if not is_own(name):
+        raise ValueError(
+            f"metric '{name}' is no name of a function: give 'module:function', or none for the grade"
+        )
+    function, who = own_function(name, "metric"), f"metric '{name}'"
+
+    def metric(table: Table) -> np.ndarray:
+        return _checked(called(function, who, MetricError, table), len(table.heads), who)
+
+    return metric
+
+
+def with_metric(table: Table, metric: Metric) -> Table:
+    """The table with these values as the outcomes of its episodes; grades of solvers' own answers stay."""
+    table.need_episodes()
+    values = np.asarray(metric(table), np.float64)
+    values = np.where([head.error is None for head in table.heads], values, 0.0)
+    heads = tuple(dataclasses.replace(h, outcome=value) for h, value in zip(table.heads, values.tolist()))
+    return table.replace(outcome=values[table.episode], heads=heads)
+
+
+def _checked(result: Any, episodes: int, who: str) -> np.ndarray:
+    try:
+        values = np.asarray(result, np.float64)
+    except (TypeError, ValueError):
+        raise MetricError(f"{who} returned {result!r:.60}; return one number per episode") from None
+    if values.shape != (episodes,):
+        size = f"an array of shape {values.shape}" if values.ndim != 1 else f"{len(values)} values"
+        raise MetricError(f"{who} returned {size} for {episodes} episodes; return one number per episode")
+    wrong = np.flatnonzero(~((values >= 0) & (values <= 1)))
+    if len(wrong):
+        raise MetricError(
+            f"{who} returned {values[wrong[0]]:g} for episode {wrong[0]}; it is shown as a share, so scale it to 0 .. 1"
+        )
+    return values

@@ -1,0 +1,210 @@
+"""A workflow with all that answers for its roles: built once, it plays any tasks.
+
+    player = player_for(voting, "configs/bases/micro-s")        engines, tokenizer, prompts, weights
+    table = player.play(tasks, samples=8, step=1)               the table of their calls
+    player.update(trees)                                        new weights answer from the next call on
+
+A run makes its player of its configuration (`runs.play`), a notebook makes one of arguments.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from marl_jax.errors import RunError
+from marl_jax.models import ModelConfig, load_hf
+from marl_jax.models.tokenizer import load_tokenizer
+from marl_jax.packaged import located
+from marl_jax.policies import (
+    PolicyMap,
+    PolicySpec,
+    SamplingSettings,
+    Tree,
+    init_policies,
+    policy_names,
+    role_settings,
+    shared,
+    validate_map,
+)
+from marl_jax.rewards.families import parse
+from marl_jax.rollouts.progress import Progress
+from marl_jax.rollouts.running import Limits
+from marl_jax.rollouts.scheduler import rollout
+from marl_jax.rollouts.serving import Service
+from marl_jax.rollouts.tools import ToolLog
+from marl_jax.rollouts.voices import needs_of
+from marl_jax.sampling.shapes import plan
+from marl_jax.table import Episode, Table
+from marl_jax.task import Task
+from marl_jax.workflows import Prompts, Workflow, find, load_prompts
+
+__all__ = ["EpisodesFailed", "Player", "player_for"]
+
+LONGEST = 512  # tokens of a prompt, where the model has room for them
+MICRO = 1000  # a vocabulary below this many tokens is that of a micro base, which knows the short prompts
+
+
+class EpisodesFailed(RunError):
+    """So many episodes of a rollout failed that what it came to says nothing; the first traceback is in the text."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Player:
+    """What stays as it is from one rollout to the next."""
+
+    workflow: Workflow  # that is played
+    model: ModelConfig  # shape of all policies
+    tokenizer: Any  # of the base
+    service: Service  # the engines that answer for every policy
+    policies: PolicyMap  # role, or "role/slot" -> policy
+    settings: Mapping[str, SamplingSettings]  # by role
+    prompts: Prompts | None = None  # None: the built-in ones of the tasks' family
+    limits: Limits = dataclasses.field(default_factory=Limits)  # what ends an episode early
+    pace: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # mode, tool_delay, ... of `rollout`
+    # Share of failed episodes from which on a rollout is an error; None: never.
+    max_failed: float | None = 1.0
+    answers: bool = False  # a rollout in which no episode returned an answer is an error, too
+    start: Callable[[], dict[str, Tree]] = dict  # {policy: float32 weights}, fresh ones at every call
+
+    def play(
+        self,
+        tasks: Sequence[Task],
+        *,
+        samples: int = 1,
+        step: int = 0,
+        first_sample: int = 0,
+        seed: int = 0,
+        tool_log: ToolLog | None = None,
+        progress: Callable[[Progress], None] | None = None,
+        finished: Callable[[Episode], None] | None = None,
+    ) -> Table:
+        """The table of `samples` episodes of every task; their noise follows from seed, step, task and sample.
+
+        `finished` is called with each episode as it ends, while others are still sampled: to begin with its grading.
+        """
+        last = Progress(0)
+
+        def watch(done: Progress) -> None:
+            nonlocal last
+            last = done
+            if progress:
+                progress(done)
+
+        table = rollout(
+            self.workflow,
+            tasks,
+            self.service.engines,
+            self.tokenizer,
+            self.policies,
+            prompts=self.prompts or _words(self.tokenizer, tasks),
+            parse=parse,
+            samples=samples,
+            first_sample=first_sample,
+            seed=seed,
+            step=step,
+            settings=self.settings,
+            limits=self.limits,
+            versions=self.service.versions,
+            tool_log=tool_log,
+            progress=watch,
+            finished=finished,
+            **self.pace,
+        )
+        self._check(last)
+        return table
+
+    def update(self, trees: Mapping[str, Tree]) -> None:
+        """Answer with these weights, {policy: tree}, from the next call on."""
+        if missing := [name for name in self.service.versions if name not in trees]:
+            raise ValueError(f"trees lacks the policy '{missing[0]}'; it has: {', '.join(trees)}")
+        self.service.update(trees, {name: version + 1 for name, version in self.service.versions.items()})
+
+    def _check(self, done: Progress) -> None:
+        name, most = self.workflow.name, self.max_failed
+        if most is not None and done.failed and done.failed >= most * done.episodes:
+            count = (
+                f"all {done.failed}" if done.failed == done.episodes else f"{done.failed} of {done.episodes}"
+            )
+            raise EpisodesFailed(
+                f"workflow '{name}': {count} episodes ended in an error (max_failed is {most:g}); the first:\n"
+                f"{done.trouble.rstrip()}"
+            )
+        if self.answers and done.episodes and done.silent == done.episodes:
+            raise EpisodesFailed(
+                f"workflow '{name}' returned nothing in all {done.episodes} episodes: return its answer, a Completion "
+                "or a text"
+            )
+
+
+def player_for(
+    workflow: Workflow | str,
+    base: str | os.PathLike[str],
+    *,
+    policies: PolicyMap | None = None,
+    prompts: Prompts | None = None,
+    sampling: SamplingSettings | Mapping[str, SamplingSettings] | None = None,
+    max_prompt: int | None = None,
+    lanes: int | None = None,
+    dtype: str | None = "float32",
+) -> Player:
+    """The player of a workflow whose policies all start from one model.
+
+    Args:
+      workflow: one of `marl_jax.workflows`, by name too, or your own.
+      base: the directory of the model; `configs/bases/...` are found in the package, too.
+      policies: role, or "role/slot" -> policy, such as `policies.isolated(workflow.roles)`; None: one for all roles.
+      prompts: the words of the roles; None: the built-in ones for the tasks and the size of the base.
+      sampling: how every role samples, or {role: settings}; None: 64 new tokens at temperature 1.
+      max_prompt: longest prompt in tokens; None: 512, or as many as the model has room for.
+      lanes: calls that are answered at a time; None: as many as keep the device busy.
+      dtype: of the weights that answer; None: as the base is stored. What learns is float32, see `Player.start`.
+    """
+    workflow = find(workflow) if isinstance(workflow, str) else workflow
+    policies = shared(workflow.roles) if policies is None else policies
+    _named("policies", validate_map, policies, workflow.roles)
+    settings = _settings(workflow, sampling)
+    base = os.fspath(located(base))
+    if not Path(base).is_dir():
+        raise ValueError(
+            f"base is '{base}', which is no directory: give that of a model (config.json, *.safetensors)"
+        )
+    model, params = load_hf(base, dtype=dtype)
+    tokenizer = load_tokenizer(base, model)
+    needs = needs_of(settings.values())
+    new = needs["max_new"]
+    room = model.max_position_embeddings - new
+    if max_prompt is not None and not 1 <= max_prompt <= room:
+        raise ValueError(
+            f"max_prompt is {max_prompt}; the model has room for 1 to {room} tokens beside max_new_tokens={new}"
+        )
+    longest = max_prompt or min(LONGEST, room)
+    shapes = _named("lanes", plan, model, max_prompt=longest, lanes=lanes, **needs)
+    specs = {name: PolicySpec(base) for name in policy_names(policies)}
+    start = functools.partial(init_policies, specs, {base: params})
+    service = Service(specs, start(), {base: params}, model, shapes, to_text=tokenizer.decode)
+    return Player(workflow, model, tokenizer, service, policies, settings, prompts, start=start)
+
+
+def _settings(
+    workflow: Workflow, sampling: SamplingSettings | Mapping[str, SamplingSettings] | None
+) -> dict[str, SamplingSettings]:
+    if isinstance(sampling, Mapping):
+        if {*sampling} != {*workflow.roles}:
+            raise ValueError(f"sampling is for {sorted(sampling)}; the roles are {sorted(workflow.roles)}")
+        return dict(sampling)
+    return role_settings(workflow.roles, sampling or SamplingSettings(max_new_tokens=64))
+
+
+def _words(tokenizer: Any, tasks: Sequence[Task]) -> Prompts:
+    return load_prompts(tasks[0].family if tasks else "math", "micro" if len(tokenizer) < MICRO else "full")
+
+
+def _named(argument: str, check: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """What the function makes; a refusal names the argument."""
+    try:
+        return check(*args, **options)
+    except ValueError as error:
+        raise ValueError(f"{argument}: {error}") from None

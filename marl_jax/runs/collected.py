@@ -1,0 +1,154 @@
+"""Calls that were kept: read from files of episodes, drawn task by task, said again by another role.
+
+    collected/step-000001.parquet, ... ──► units (the episodes of one task in one step) ──draw──► the table of a step
+
+A draw is a pure function of the files, the seed and how many draws came before it in the phase: a permutation of all
+units, then another one. Episodes of a task stay together, so that calls with one prompt can be compared.
+"""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from marl_jax.config.run_config import RunConfig
+from marl_jax.policies import policy_of
+from marl_jax.rollouts import Chat, read_episodes
+from marl_jax.rollouts.running import Ask, Running
+from marl_jax.run_folder.folder import FolderError
+from marl_jax.runs.parts import Parts
+from marl_jax.table import SOLVER, Episode, Ragged, Table
+from marl_jax.tasks.iterator import Position, TaskIterator
+
+__all__ = ["Collected", "collected_path", "flattened", "own_voices"]
+
+
+def collected_path(folder: Path, step: int) -> Path:
+    """Where the calls of a step are kept."""
+    return folder / "collected" / f"step-{step:06d}.parquet"
+
+
+class Collected:
+    """Files of episodes as one source."""
+
+    def __init__(self, files: Sequence[Path]):
+        if missing := [path for path in files if not path.is_file()]:
+            raise FolderError(
+                f"the calls in '{missing[0]}' are gone: restore the file, or begin the run anew"
+            )
+        self.files = list(files)
+
+    @classmethod
+    def of_path(cls, path: Path) -> "Collected":
+        """A file of episodes, or all that are in a folder."""
+        path = path.expanduser()
+        files = sorted(path.glob("*.parquet")) if path.is_dir() else [path] if path.is_file() else []
+        if not files:
+            raise FolderError(
+                f"source '{path}' is no file and no folder of episodes: name one that a run has written, such as "
+                "RUN/collected"
+            )
+        return cls(files)
+
+    @functools.cached_property
+    def _units(self) -> list[tuple[Table, list[int]]]:
+        """(table of a file, its episodes of one task)."""
+        units = []
+        for path in self.files:
+            table = read_episodes(path)
+            by_task: dict[str, list[int]] = {}
+            for number, head in enumerate(table.heads):
+                by_task.setdefault(head.task.id, []).append(number)
+            units += [(table, numbers) for numbers in by_task.values()]
+        if not units:
+            raise FolderError(
+                f"there is not one episode in {len(self.files)} files of calls: nothing to learn"
+            )
+        return units
+
+    def draw(self, before: int, count: int, seed: int) -> Table:
+        """The next `count` units, or all where there are fewer, after so many draws."""
+        size = len(self._units)
+        count = min(count, size)
+        epoch, index = divmod(before * count, size)
+        stream: Any = TaskIterator(cast(Any, range(size)), count, Position(epoch, index, seed))
+        drawn = [self._units[unit] for unit in next(stream)]
+        return Table.concat([table.of_episodes(numbers) for table, numbers in drawn])
+
+
+def own_voices(table: Table, config: RunConfig) -> Table:
+    """The calls with the policies that this run's map gives them; a role that it lacks is refused."""
+    if strangers := [role for role in table.present() if role not in config.roles]:
+        raise FolderError(
+            f"the calls are of a role '{strangers[0]}', and the workflow '{config.workflow.name}' has "
+            f"{', '.join(config.roles)}: take calls of this workflow, or set the phase's flatten to one of these"
+        )
+    slots = zip(table.role.tolist(), table.slot.tolist())
+    names = [policy_of(config.policies.map, table.roles[role], slot) for role, slot in slots]
+    policies = tuple(dict.fromkeys(names))
+    return table.replace(policies=policies, policy=np.array([policies.index(n) for n in names], np.int32))
+
+
+def flattened(table: Table, role: str, config: RunConfig, parts: Parts) -> Table:
+    """One row per episode: `role` says all of it, every call in tags of its role, results of tools between them.
+
+    The prompt is the one that this run's workflow opens with. Results of tools are read and not learned; the row's
+    reward is the episode's outcome.
+    """
+    chat = Chat(parts.tokenizer)
+    rows = [_sequence(one, chat) for one in table.episodes()]
+    first = np.searchsorted(table.episode, np.arange(len(table.heads)))
+    one = table.take(first)
+    prompts = [_opening(head, config, parts, chat) for head in table.heads]
+    count, zeros = len(rows), np.zeros(len(rows), np.int32)
+    policy = policy_of(config.policies.map, role, 0)
+    outcome = np.array([head.outcome or 0.0 for head in table.heads], np.float64)
+    lengths = np.array([len(tokens) for tokens, _ in rows], np.int32)
+    return one.replace(
+        role=zeros, roles=(role,), policy=zeros, policies=(policy,), slot=zeros, turn=zeros, call=zeros,
+        reads=np.full((count, 1), -1, np.int32), after=zeros - 1, cut=zeros, version=zeros,
+        prompt=Ragged.of(prompts, np.int32), tokens=Ragged.of([tokens for tokens, _ in rows], np.int32),
+        logprobs=Ragged.of([[np.nan] * length for length in lengths], np.float32), kept=None, length=lengths,
+        temperature=np.ones(count), truncated=np.zeros(count, bool), kind=zeros + SOLVER,
+        readable=np.ones(count, bool), choice=zeros - 1, grade=outcome, outcome=outcome, reward=outcome,
+        components={}, penalty=None, spoken=Ragged.of([spoken for _, spoken in rows], bool),
+        text=tuple(chat.decode(tokens) for tokens, _ in rows), answer=tuple(head.answer for head in table.heads),
+    )  # fmt: skip
+
+
+def _sequence(episode: Episode, chat: Chat) -> tuple[list[int], list[bool]]:
+    """(tokens, whether each is learned): <role>text</role> call by call, then the answer and the end of turn."""
+    tokens: list[int] = []
+    spoken: list[bool] = []
+
+    def say(text: str, learned: bool = True) -> None:
+        ids = chat.tokenizer.encode(text, add_special_tokens=False)
+        tokens.extend(ids)
+        spoken.extend([learned] * len(ids))
+
+    tools = list(episode.tools)
+    for index, call in enumerate(episode.calls):
+        while tools and tools[0].after_call < index:
+            result = tools.pop(0)
+            say(f"<tool>{result.error or result.result}</tool>\n", learned=False)
+        say(f"<{call.role}>{call.text.strip()}</{call.role}>\n")
+    say(episode.answer or "")
+    return [*tokens, chat.end_of_turn], [*spoken, True]
+
+
+def _opening(head: Episode, config: RunConfig, parts: Parts, chat: Chat) -> tuple[int, ...]:
+    """The tokens of the first prompt that this run's workflow makes of a task."""
+    limits = config.rollout.limits
+    running = Running(head.task, 0, head.key or (0,), parts.workflow, parts.prompts, chat, limits)
+    try:
+        asked = [item for item in running.advance() if isinstance(item, Ask)]
+    finally:
+        running.close()
+    if not asked:
+        raise FolderError(
+            f"the workflow '{config.workflow.name}' opens without a call on task '{head.task.id}': flatten needs "
+            "the prompt of one"
+        )
+    return tuple(asked[0].prompt)

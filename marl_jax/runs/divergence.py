@@ -1,0 +1,79 @@
+"""A run that diverged: what it says, what it leaves, and how it goes on.
+
+    an update or a log-probability that is not finite ──► one line, diverged.json, its own checkpoint set aside
+
+All of a step follows from the seed, so the same configuration would diverge again: it is refused at once until it
+changes. Gradients that are not finite are another matter: they are left out (`learner.max_skips`), so the policies stay
+good, are saved, and the same command goes on with other problems.
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from marl_jax.config.run_config import RunConfig
+from marl_jax.errors import UserError
+from marl_jax.learning import Report
+from marl_jax.run_folder.checkpoints import steps
+from marl_jax.run_folder.files import write_atomically
+
+__all__ = ["FILE", "Diverged", "broken_update", "diverged", "refuse_the_same", "ways_out"]
+
+FILE = "diverged.json"
+LOWER = (
+    "lower --config.learner.optimiser.schedule.learning_rate ({rate:g}) or --config.learner.optimiser.grad_clip "
+    "({clip}), and start again with --accept_changes"
+)
+
+
+class Diverged(UserError, RuntimeError):
+    """Weights, or what they compute, are not finite; the text is one line with the way back."""
+
+
+def broken_update(report: Report, before: Mapping[str, int], after: Mapping[str, int]) -> str:
+    """The policy whose weights an update made infinite, in words; nothing where all are finite."""
+    for policy, values in report.policies.items():
+        if after[policy] > before[policy] and not math.isfinite(values.get("update_norm", 0.0)):
+            return f"the update of policy '{policy}' is not finite"
+    return ""
+
+
+def diverged(folder: Path, config: RunConfig, step: int, what: str, *, bad: int | None = None) -> Diverged:
+    """The error of step `step`; a checkpoint of step `bad` holds what is not finite, and is set aside."""
+    checkpoints = folder / "checkpoints"
+    if bad is not None and (checkpoints / str(bad)).exists():
+        aside = checkpoints / f"{bad}.diverged"
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(checkpoints / str(bad), aside)
+    good = steps(checkpoints)
+    where = f"the last good checkpoint is of step {good[-1]}" if good else "nothing was saved before"
+    text = f"step {step}: {what}; {where}: {ways_out(config)}"
+    write_atomically(
+        folder / FILE, json.dumps({"step": step, "text": text, "config": config.to_json()}) + "\n"
+    )
+    return Diverged(text)
+
+
+def ways_out(config: RunConfig) -> str:
+    """What to change, with what it is."""
+    chosen = config.learner.optimiser
+    return LOWER.format(rate=chosen.schedule.learning_rate, clip=chosen.grad_clip)
+
+
+def refuse_the_same(folder: Path, config: RunConfig, accept_changes: bool) -> None:
+    """Say at once what a start of this very configuration would come to; another one begins anew."""
+    path = folder / FILE
+    if not path.exists():
+        return
+    try:
+        before: Any = json.loads(path.read_text(encoding="utf-8"))
+        same = before["config"] == config.to_json()
+    except (OSError, ValueError, TypeError, KeyError):
+        same = False
+    if same and not accept_changes:
+        raise Diverged(f"this run diverged with this configuration: {before['text']}")
+    path.unlink()

@@ -1,0 +1,199 @@
+"""Phases of a run, as the loop asks for them: who trains in a step, with which learner, on which calls.
+
+    state ──enter──► weights, optimiser states and reference as the phase begins with them        (its first step alone)
+    place ──learner, references, trains, given──► what its steps are made with
+
+Nothing here is state: what a phase began with lies in `State`, and so in every checkpoint.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl_jax.config.phase_fields import Phase, Place, learner_of, place
+from marl_jax.config.run_config import RunConfig
+from marl_jax.learning import Learner, LearnerConfig, LearnerState, Network
+from marl_jax.learning.objectives import NEED_REFERENCE
+from marl_jax.policies import Tree, is_frozen
+from marl_jax.rollouts import write_episodes
+from marl_jax.run_folder.checkpoints import SEAL, restore, steps
+from marl_jax.run_folder.files import disk_errors
+from marl_jax.run_folder.folder import FolderError
+from marl_jax.runs.collected import Collected, collected_path, flattened, own_voices
+from marl_jax.runs.parts import Parts
+from marl_jax.runs.state import State
+from marl_jax.table import Table
+
+__all__ = ["Phases", "checkpoint_of", "phase_digests"]
+
+
+class Phases:
+    """The phases of one run; its configuration without any is one, and changes nothing."""
+
+    def __init__(self, config: RunConfig, parts: Parts, network: Network, folder: Path):
+        self._config, self._parts, self._network, self._folder = config, parts, network, folder
+        self._list = config.phases or (Phase(max(config.steps, 1)),)
+        self._learners: list[tuple[LearnerConfig, Learner]] = []
+        self._base: dict[str, Tree] | None = None
+        self._calls: dict[tuple[int, int], Collected] = {}
+
+    def at(self, step: int) -> Place:
+        """The phase of the step after this one."""
+        return place(self._list, step)
+
+    def learner(self, phase: Phase) -> Learner:
+        """The learner with the phase's settings; those with the same are one."""
+        config = learner_of(self._config.learner, phase)
+        for known, learner in self._learners:
+            if known == config:
+                return learner
+        learner = Learner(self._network, config, self._config.policies.map, mesh=self._parts.mesh)
+        self._learners.append((config, learner))
+        return learner
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether some phase is compared with other weights than the policies' own start."""
+        return any(phase.reference != "base" for phase in self._list)
+
+    def reference_at_start(self, trees: Mapping[str, Tree]) -> dict[str, Tree] | None:
+        """What the state carries before a phase began; checkpoints have the same trees at every step."""
+        return {name: _copied(tree) for name, tree in trees.items()} if self.keeps_reference else None
+
+    def init(self, trees: Mapping[str, Tree]) -> dict[str, LearnerState]:
+        """Fresh states of the learner, which are of one form in all phases."""
+        return self.learner(self._list[0]).init(trees)
+
+    def enter(self, at: Place, state: State) -> tuple[State, bool]:
+        """The state as the phase begins with it, and whether policies moved; as it is, where the phase has begun."""
+        if state.phase == at.number:
+            return state, False
+        phase, trees, states, reference = at.phase, dict(state.trees), dict(state.learner), state.reference
+        moving = phase.moves(self._config.policies.map, self._config.policies.frozen_roles)
+        if phase.start != "last":
+            source = self._weights(phase.start, {name: trees[name] for name in moving})
+            trees |= {name: _copied(source[name]) for name in moving}
+        if phase.copies:  # all at once, so that two may change places
+            there = self._parts.frozen_trees() | trees
+            trees |= {to: _copied(there[of], jnp.float32) for to, of in phase.copies.items()}
+        if phase.optimiser == "fresh" or phase.start != "last":
+            fresh = self.init({name: trees[name] for name in moving})
+            for name in moving:
+                kept = {count: getattr(states[name], count) for count in ("updates", "skipped", "empty")}
+                states[name] = fresh[name].replace(**kept)
+        if phase.reference == "start":
+            reference = {name: _copied(tree) for name, tree in trees.items()}
+        elif phase.reference != "base":
+            reference = self._weights(phase.reference, trees)
+        begun = dataclasses.replace(state, phase=at.number, trees=trees, learner=states, reference=reference)
+        return begun, bool(phase.copies) or phase.start != "last"
+
+    def references(self, phase: Phase, state: State) -> dict[str, Tree] | None:
+        """{policy: what it is compared with}; None where nothing is."""
+        config = learner_of(self._config.learner, phase)
+        if not config.interventions.kl_coef and config.loss.kind not in NEED_REFERENCE:
+            return None
+        if phase.reference != "base":
+            return state.reference
+        if self._base is None:
+            self._base = self._parts.references(state.trees)
+        return self._base
+
+    def trains(self, phase: Phase, table: Table) -> np.ndarray:
+        """Bool[N]: the calls that said something and train in this phase."""
+        owners = zip(table.role.tolist(), table.slot.tolist(), table.policy.tolist())
+        free = [phase.trains(table.roles[role], slot, table.policies[p]) for role, slot, p in owners]
+        return self.described(table) & np.array(free, bool)
+
+    def described(self, table: Table) -> np.ndarray:
+        """Bool[N]: the calls that said something, of roles that are not frozen in the whole run."""
+        slots = zip(table.role.tolist(), table.slot.tolist())
+        frozen_roles = self._config.policies.frozen_roles
+        frozen = [is_frozen(table.roles[role], slot, frozen_roles) for role, slot in slots]
+        return (table.length > 0) & ~np.array(frozen, bool)
+
+    def given(self, at: Place, step: int) -> Table | None:
+        """The calls that this step learns from, where its phase plays none."""
+        if at.phase.source == "play":
+            return None
+        key = at.number, at.first
+        if key not in self._calls:
+            self._calls = {key: self._source(at)}  # those of earlier phases are let go
+        table = self._calls[key].draw(step - at.first, self._config.data.problems, self._config.seed)
+        if at.phase.flatten:
+            return flattened(table, at.phase.flatten, self._config, self._parts)
+        return own_voices(table, self._config)
+
+    def collect(self, phase: Phase, step: int, table: Table) -> None:
+        """Keep the calls of a step, if its phase is to."""
+        if phase.collect:
+            with disk_errors(self._folder):
+                write_episodes(collected_path(self._folder, step), table)
+
+    def about(self, at: Place) -> dict[str, Any]:
+        """What a step's line says of its phase."""
+        name = at.phase.name or str(1 + at.number % len(self._list))
+        return {"phase": name} if self._config.phases else {}
+
+    def _source(self, at: Place) -> Collected:
+        kind, _, name = at.phase.source.partition(":")
+        if kind != "collected":
+            return Collected.of_path(Path(at.phase.source))
+        wanted = [
+            collected_path(self._folder, step)
+            for step in range(1, at.first + 1)
+            if (phase := self.at(step - 1).phase).collect and name in ("", phase.name)
+        ]
+        return Collected(wanted)
+
+    def _weights(self, asked: str, like: Mapping[str, Tree]) -> dict[str, Tree]:
+        """The trees of these policies: at their base, or as a checkpoint of a run has them."""
+        if asked == "base":
+            start = self._parts.start(self._config.seed)
+            return {name: start[name] for name in like}
+        directory, which = checkpoint_of(asked)
+        return restore(directory, which, {"policies": dict(like)})[0]["policies"]
+
+
+def checkpoint_of(asked: str) -> tuple[Path, int]:
+    """(directory of checkpoints, step) of RUN@STEP, which has to be there."""
+    run, _, step = asked.rpartition("@")
+    directory = Path(run).expanduser() / "checkpoints"
+    if not step.isdecimal() or int(step) not in steps(directory):
+        there = ", ".join(map(str, steps(directory))) or "none"
+        raise FolderError(
+            f"'{asked}' names no checkpoint: it must be RUN@STEP with a step of '{directory}'; there is: {there}"
+        )
+    return directory, int(step)
+
+
+def phase_digests(config: RunConfig) -> dict[str, str]:
+    """Of calls and weights from outside of the run that its phases name: what they begin with must stay what it was."""
+    found: dict[str, str] = {}
+    for phase in config.phases:
+        for asked in _outside(phase):
+            directory, step = checkpoint_of(asked)
+            found[f"weights {asked}"] = _digest([directory / str(step) / SEAL])
+        if phase.source.partition(":")[0] not in ("play", "collected"):
+            found[f"calls {phase.source}"] = _digest(Collected.of_path(Path(phase.source)).files)
+    return found
+
+
+def _outside(phase: Phase) -> Iterator[str]:
+    return itertools.filterfalse(("last", "base", "start").__contains__, (phase.start, phase.reference))
+
+
+def _digest(files: list[Path]) -> str:
+    return hashlib.sha256(b"".join(hashlib.sha256(f.read_bytes()).digest() for f in files)).hexdigest()
+
+
+def _copied(tree: Tree, dtype: Any = None) -> Tree:
+    """Updates give their buffers away: what is to stay is a copy."""
+    return jax.tree.map(lambda leaf: jnp.array(leaf, dtype or leaf.dtype, copy=True), tree)

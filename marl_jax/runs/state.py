@@ -1,0 +1,59 @@
+"""The state of a run: all that changes from step to step. A checkpoint holds it, and nothing else has to be kept."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from marl_jax.learning import LearnerState
+from marl_jax.policies import Tree
+from marl_jax.tasks import Position
+from marl_jax.tasks.buffer import Entries, Entry
+
+__all__ = ["State"]
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """All that changes from step to step; a checkpoint holds it."""
+
+    step: int
+    trees: dict[str, Tree]  # of the policies that learn
+    learner: dict[str, LearnerState]
+    position: Position  # in the stream of tasks
+    accuracy: float | None = None  # of these policies, once they are evaluated
+    best: dict[str, Any] | None = None  # step and accuracy of the best evaluation so far
+    # Length and readability of every role when it first spoke.
+    form: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    buffer: Entries = ()  # of tasks that calls were about
+    phase: int | None = None  # the last that was begun, counted over all rounds; see `phases`
+    # What that phase is compared with; None where all have their base.
+    reference: dict[str, Tree] | None = None
+    failure: str = ""  # why the run ends here, with all of it good; it is not saved
+
+    @property
+    def updates(self) -> dict[str, int]:
+        """Optimiser updates of every policy so far."""
+        return {name: state.updates for name, state in self.learner.items()}
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The trees of a checkpoint."""
+        kept = {} if self.reference is None else {"reference": self.reference}
+        return {"policies": self.trees, "learner": self.learner, **kept}
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The rest of a checkpoint, as JSON."""
+        rest = {
+            name: getattr(self, name) for name in ("step", "updates", "accuracy", "best", "form", "phase")
+        }
+        buffer = {"buffer": [entry.to_json() for entry in self.buffer]} if self.buffer else {}
+        return rest | {"position": dataclasses.asdict(self.position)} | buffer
+
+    def restored(self, arrays: Mapping[str, Any], numbers: Mapping[str, Any]) -> "State":
+        """The state that a checkpoint holds."""
+        rest = {name: numbers[name] for name in ("step", "accuracy", "best", "form")}
+        rest |= {"phase": numbers.get("phase"), "reference": arrays.get("reference")}
+        rest |= {"buffer": tuple(map(Entry.from_json, numbers.get("buffer", ())))}
+        position = Position(**numbers["position"])
+        return State(trees=arrays["policies"], learner=arrays["learner"], position=position, **rest)

@@ -1,0 +1,121 @@
+"""How high a run came, how it ended, and whether it fell: of one run, and of runs that differ in their seed.
+
+    evaluations [E, P] ─┬─► peak      the checkpoint is chosen on one half of the problems and reported on the other,
+                        │             both ways round, so that luck in choosing does not count
+                        └─► terminal  mean of the last TERMINAL evaluations
+    drop = peak - terminal;  a cliff: the interval of the drop excludes zero, and it is at least GAIN_SHARE of the gain
+
+The gain is peak - base. Everything is kept per problem, so that runs are compared problem by problem.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from marl_jax.runs.intervals import Interval, over_seeds
+from marl_jax.study.record import Record, Run, trained
+
+__all__ = ["CLIFF", "GAIN_SHARE", "TERMINAL", "Course", "course", "drop_of", "is_cliff", "why_none"]
+
+TERMINAL = 3  # evaluations whose mean is the terminal accuracy
+GAIN_SHARE = 0.1  # of the gain, that a drop must come to at least
+
+CLIFF = (
+    f"Terminal is the mean of the last {TERMINAL} evaluations. The peak is chosen on one half of the problems and "
+    "measured on the other, both ways round, so that the highest of several noisy values does not flatter. We call it "
+    "a cliff where the 95% interval of peak minus terminal excludes zero and the drop is at least a tenth of what the "
+    "peak gained over the base."
+)
+
+PerProblem = np.ndarray  # Float[P]: share of right answers to each problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """The evaluations along a run, problem by problem; all on the same problems."""
+
+    steps: Sequence[int]  # E, after the start
+    right: np.ndarray  # Float[E, P]
+    base: PerProblem | None  # before the first step
+    finished: bool  # False: the run was stopped before its last step
+
+    @property
+    def peak_steps(self) -> tuple[int, int]:
+        """The steps that the problems of even and of odd number choose; the earliest of equals."""
+        even, odd = (self.right[:, half::2].mean(axis=1) for half in (0, 1))
+        return self.steps[int(np.argmax(even))], self.steps[int(np.argmax(odd))]
+
+    @property
+    def peak(self) -> PerProblem:
+        """Each problem at the checkpoint that the other half of the problems chose."""
+        by_even, by_odd = (self.right[list(self.steps).index(step)] for step in self.peak_steps)
+        peak = by_even.copy()
+        peak[0::2] = by_odd[0::2]
+        return peak
+
+    @property
+    def terminal(self) -> PerProblem:
+        """Each problem over the last evaluations."""
+        return self.right[-TERMINAL:].mean(axis=0)
+
+
+def course(run: Run) -> Course | None:
+    """None with fewer than TERMINAL evaluations after the start, or too few problems for two halves.
+
+    Only evaluations on the problems of the last one count; `why_none` says in words what is missing.
+    """
+    records = _on_same_problems(trained(run))
+    later = [record for record in records if record["step"] > 0]
+    if len(later) < TERMINAL or len(later[0]["per_problem"]) < 2:
+        return None
+    start = next((record["per_problem"] for record in records if record["step"] == 0), None)
+    return Course(
+        [int(record["step"]) for record in later],
+        np.array([record["per_problem"] for record in later], float),
+        None if start is None else np.array(start, float),
+        run.finished,
+    )
+
+
+def why_none(run: Run) -> str:
+    """Why a run has no peak and no terminal accuracy, in one sentence."""
+    later = [record for record in _on_same_problems(trained(run)) if record["step"] > 0]
+    if not later:
+        return "Peak and terminal accuracy need evaluations after the start, problem by problem; none is recorded."
+    return (
+        f"Peak and terminal accuracy need {TERMINAL} evaluations after the start on the same problems, two or more; "
+        f"there {'is' if len(later) == 1 else 'are'} {len(later)}."
+    )
+
+
+def drop_of(courses: Sequence[Course]) -> Interval | None:
+    """Peak minus terminal, over seeds and problems; None where the runs have not as many problems each."""
+    drops = [one.peak - one.terminal for one in courses]
+    if not drops or len({len(drop) for drop in drops}) != 1:
+        return None
+    return over_seeds(np.array(drops), bounds=(-1.0, 1.0))
+
+
+def is_cliff(courses: Sequence[Course]) -> bool | None:
+    """Whether the runs fell, together; None where that is not known."""
+    drop = drop_of(courses)
+    if drop is None or any(one.base is None for one in courses):
+        return None
+    gain = float(np.mean([np.mean(one.peak - one.base) for one in courses]))
+    return drop.low > 0 and drop.mean >= GAIN_SHARE * gain
+
+
+def _on_same_problems(records: Sequence[Record]) -> list[Record]:
+    """Those that have an answer to each problem of the last such evaluation."""
+    known = [record for record in records if _is_numbers(record.get("per_problem"))]
+    if not known:
+        return []
+    same = lambda record: (record.get("data"), record.get("problems"), len(record["per_problem"]))
+    return [record for record in known if same(record) == same(known[-1])]
+
+
+def _is_numbers(values: object) -> bool:
+    return (
+        isinstance(values, list) and bool(values) and all(type(v) in (int, float) and v == v for v in values)
+    )

@@ -1,0 +1,98 @@
+"""Runs as compact JSON: evaluations whole, metrics thinned out, no weights and no words, to be kept beside the code.
+
+    run folder ──collect──► CELL/seed-N.run.json ──read──► Run
+
+A file holds what `config.json` says, every line of `eval.jsonl`, and of `metrics.jsonl` at most STEPS steps of the keys
+that findings rest on, as columns. It is read as the `Run` that it was made from, with fewer steps of metrics and no
+episodes.
+"""
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from marl_jax.run_folder.files import write_atomically
+from marl_jax.run_folder.folder import FolderError, path_errors
+from marl_jax.study.record import Record, Run, find_runs, read_run
+
+__all__ = ["SUFFIX", "collect", "compact", "find_results", "read_result"]
+
+SUFFIX = ".run.json"
+SCHEMA = 1
+STEPS = 40  # of the metrics, evenly spaced; the first and the last always
+DIGITS = 4  # of a number of the metrics
+KEPT = re.compile(
+    r"step|reward|reward/.*|calls|tokens|failed|alarms|cosine/.*|groups/.*|gradient/.*"
+    r"|policy/[^/]+/(steps|updates|learning_rate|grad_norm|update_norm|clip_factor|approx_kl)"
+    r"|role/[^/]+/(entropy|length|truncated_share|unreadable_share|reward|advantage_zero_share|approx_kl|rows)"
+    r"|time/step"
+)
+
+
+def collect(
+    root: str | os.PathLike[str], out: str | os.PathLike[str], *, unfinished: bool = False
+) -> list[Path]:
+    """Write the finished runs below a directory, each under its place there; the files."""
+    top, target = Path(root).expanduser().absolute(), Path(out)
+    written = []
+    for folder in find_runs(top):
+        run = read_run(folder)
+        if run.finished or unfinished:
+            place = target / folder.relative_to(top)
+            path = place.with_name(place.name + SUFFIX)
+            with path_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, json.dumps(compact(run), separators=(",", ":")).encode())
+            written.append(path)
+    if not written:
+        raise FolderError(f"there is no {'' if unfinished else 'finished '}run in or below '{root}'")
+    return written
+
+
+def compact(run: Run) -> dict[str, Any]:
+    """What a file holds."""
+    lines = _thinned(run.metrics)
+    keys = dict.fromkeys(key for line in lines for key in line if KEPT.fullmatch(key))
+    return {
+        "schema": SCHEMA,
+        "about": run.about,
+        "evaluations": list(run.evaluations),
+        "metrics": {key: [_short(line.get(key)) for line in lines] for key in keys},
+    }
+
+
+def read_result(path: str | os.PathLike[str]) -> Run:
+    """The run that a file was made from."""
+    file = Path(path)
+    try:
+        held = json.loads(file.read_text())
+        columns = held["metrics"]
+        lines = tuple(dict(zip(columns, row)) for row in zip(*columns.values()))
+        if held["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {held['schema']}, this version reads {SCHEMA}")
+        return Run(
+            file.with_name(file.name.removesuffix(SUFFIX)), held["about"], lines, tuple(held["evaluations"])
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FolderError(f"'{file}' is no result of a run: {error}") from None
+
+
+def find_results(root: str | os.PathLike[str]) -> list[Path]:
+    """The files below a directory, by name."""
+    return sorted(Path(root).rglob(f"*{SUFFIX}"))
+
+
+def _thinned(lines: tuple[Record, ...]) -> list[Record]:
+    if len(lines) <= STEPS:
+        return list(lines)
+    places = {round(k * (len(lines) - 1) / (STEPS - 1)) for k in range(STEPS)}
+    return [lines[place] for place in sorted(places)]
+
+
+def _short(value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None

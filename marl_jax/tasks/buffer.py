@@ -1,0 +1,128 @@
+"""A buffer of tasks that a run makes while it trains: bounded, drawn from, and nothing but its state.
+
+    (entries, step) ──mixed──► the tasks of a step            entries + the step's table ──learned──► entries
+
+A task gets in when a call was about it (`Call(..., about=task)`), so when the workflow found it valid. How often
+solvers are right about it is counted as long as it is there. Every draw is a pure function of the entries, the seed and
+the step, and the entries lie in the checkpoint.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from annotated_types import Ge, Le
+
+from marl_jax import fields
+from marl_jax.fields import Whole
+from marl_jax.table import Table
+from marl_jax.task import Task
+
+__all__ = ["UNTRIED", "BufferConfig", "Entries", "Entry", "draw", "learned", "mixed"]
+
+UNTRIED = 0.25  # learnability of a task that no solver has tried: that of one solved half the time
+
+
+@dataclasses.dataclass(frozen=True)
+class BufferConfig:
+    """How tasks that calls were about come back as problems of later steps."""
+
+    capacity: Whole = 0  # tasks that it holds, the newest; 0: there is none
+    share: Annotated[float, Ge(0), Le(1)] = 0.5  # of a step's problems, as far as it has tasks
+    draw: Literal["uniform", "newest", "learnability"] = "uniform"
+    examples: Whole = 0  # tasks of it that every problem of the data set is shown, as `task.meta["examples"]`
+
+    def __post_init__(self) -> None:
+        fields.check(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A task and what became of it."""
+
+    task: Task
+    step: int  # at which it came
+    tries: int = 0  # graded answers of solvers
+    right: float = 0.0  # the sum of their grades
+
+    @property
+    def learnability(self) -> float:
+        """a (1 - a) for the mean grade a: 0 where every solver is right, or none."""
+        mean = self.right / self.tries if self.tries else 0.0
+        return mean * (1 - mean) if self.tries else UNTRIED
+
+    def to_json(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Entry":
+        """What `to_json` was made from."""
+        task = dict(value["task"])
+        task |= {name: tuple(task[name]) for name in ("tests", "public_tests")}
+        return cls(**{**value, "task": Task(**task)})
+
+
+Entries = tuple[Entry, ...]  # the oldest first
+
+
+def mixed(tasks: Sequence[Task], entries: Entries, config: BufferConfig, seed: int, step: int) -> list[Task]:
+    """The problems of a step: the last of these make room for tasks of the buffer, as many as it has.
+
+    The others are shown examples from it, if there are to be any.
+    """
+    if not config.capacity:
+        return list(tasks)
+    rng = np.random.default_rng([seed, step])
+    there = {task.id for task in tasks}
+    free = tuple(entry for entry in entries if entry.task.id not in there)
+    drawn = draw(free, int(config.share * len(tasks)), config.draw, rng)
+    kept = list(tasks[: len(tasks) - len(drawn)])
+    if config.examples:
+        kept = [_shown(task, draw(entries, config.examples, "uniform", rng)) for task in kept]
+    return [*kept, *drawn]
+
+
+def draw(entries: Entries, count: int, how: str, rng: np.random.Generator) -> list[Task]:
+    """So many different tasks, or all; by learnability, those with none come last."""
+    count = min(count, len(entries))
+    if how == "newest":
+        chosen = range(len(entries) - 1, len(entries) - 1 - count, -1)
+        return [entries[i].task for i in chosen]
+    weight = np.array([entry.learnability if how == "learnability" else 1.0 for entry in entries])
+    # The largest of log w + Gumbel noise are a draw without replacement in proportion to w.
+    noise = rng.gumbel(size=len(entries))
+    with np.errstate(divide="ignore"):
+        keys = np.log(weight) + noise
+    order = sorted(range(len(entries)), key=lambda i: (-keys[i], -noise[i]))
+    return [entries[i].task for i in order[:count]]
+
+
+def learned(
+    entries: Entries, table: Table, config: BufferConfig, step: int
+) -> tuple[Entries, dict[str, float]]:
+    """The entries after a step, and what its line says of them."""
+    if not config.capacity:
+        return entries, {}
+    known = {entry.task.id: entry for entry in entries}
+    added = 0
+    for row in range(len(table)):
+        task = table.task_of(row)
+        if task.id not in known and table.about and table.about[row] is not None and table.sound[row]:
+            known[task.id] = Entry(task, step)
+            added += 1
+        if task.id in known and table.grade is not None and not np.isnan(table.grade[row]):
+            entry = known[task.id]
+            grades = entry.right + float(table.grade[row])
+            known[task.id] = dataclasses.replace(entry, tries=entry.tries + 1, right=grades)
+    kept = tuple(known.values())[-config.capacity :]
+    said = {"size": float(len(kept)), "added": float(added)}
+    if kept:
+        said["learnability"] = float(np.mean([entry.learnability for entry in kept]))
+    return kept, {f"buffer/{name}": value for name, value in said.items()}
+
+
+def _shown(task: Task, examples: Sequence[Task]) -> Task:
+    told = [{"question": one.question, "answer": one.gold} for one in examples]
+    return dataclasses.replace(task, meta={**task.meta, "examples": told})

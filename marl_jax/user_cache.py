@@ -1,0 +1,59 @@
+"""The user's cache folder: what may be lost and is made again, and is no part of any run.
+
+$MARL_JAX_CACHE, else $XDG_CACHE_HOME/marl_jax, else ~/.cache/marl_jax
+    prepared data sets    compiled/  (compile_cache)    measured/  (planning.measured)
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["digest", "home", "load", "processor", "store"]
+
+
+def home(given: str | os.PathLike[str] | None = None) -> Path:
+    """The folder; `given` is one that was asked for."""
+    shared = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "marl_jax"
+    return Path(given or os.environ.get("MARL_JAX_CACHE") or shared).expanduser()
+
+
+@functools.cache
+def processor() -> str:
+    """The kind of this machine's processor, and how many of them the process may use."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        about = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
+        names = [line.partition(":")[2].strip() for line in about]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return " ".join([platform.machine(), *dict.fromkeys(names), platform.processor(), f"{cores} cores"])
+
+
+def digest(*parts: Any) -> str:
+    """Of anything that JSON can hold, for the name of a file."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; nothing where it is missing or broken."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def store(path: Path, value: Mapping[str, Any]) -> None:
+    """Write the object; where that cannot be, nothing is lost but time."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(json.dumps(value), encoding="utf-8")
+        os.replace(unfinished, path)

@@ -1,0 +1,150 @@
+"""Alarms over runs that were made: healthy ones are left in peace, each collapse is told before its last accuracy.
+
+The fixtures are the thinned lines of runs of configs/micro.py; `make.py` beside them says how they were thinned, and
+each says in `what` which command it was. Thresholds were set by the runs CALIBRATION; TESTED were made afterwards.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from marl_jax.alarms.monitors import MONITORS
+from marl_jax.alarms.watch import judge
+from marl_jax.run_folder.metrics import read_lines
+from marl_jax.study import run_tables
+from marl_jax.study.record import Run
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "alarms"
+
+
+def read(name):
+    """(rows, evaluations) of a thinned run."""
+    data = json.loads((FIXTURES / f"{name}.json").read_text())
+    columns = data["columns"]
+    count = len(columns["step"])
+    rows = [
+        {key: values[i] for key, values in columns.items() if values[i] is not None} for i in range(count)
+    ]
+    return rows, data["evaluations"]
+
+
+def names(kind):
+    return sorted(path.stem for path in FIXTURES.glob(f"{kind}-*.json"))
+
+
+CALIBRATION, TESTED = names("calibration"), names("tested")
+
+
+def told(watch):
+    return [(alarm.monitor.name, alarm.who, alarm.step) for alarm in watch.alarms]
+
+
+def test_healthy_runs_are_left_in_peace():
+    assert CALIBRATION and TESTED
+    for name in CALIBRATION + TESTED:
+        *_, last = read(name)[1]
+        assert last["difference"]["mean"] > 0, name
+    false = {name: found for name in CALIBRATION + TESTED if (found := told(judge(*read(name))))}
+    assert sum(map(len, false.values())) <= 1, false
+    assert not set(false) & set(CALIBRATION)
+
+
+# {run: the alarms that its cause must raise}
+COLLAPSES = {
+    "collapse-copying": [
+        *((name, "aggregator") for name in ("paid for less", "length", "truncation")),
+        ("below base", ""),
+    ],
+    "collapse-evaluator": [("one choice", "evaluator"), ("calls", "")],
+    "collapse-orchestrator": [("readability", "orchestrator"), ("length", "orchestrator")],
+    "collapse-picker": [("one choice", "aggregator"), ("nothing to learn", "aggregator"), ("below base", "")],
+    "collapse-rate": [
+        *(
+            (name, role)
+            for name in ("readability", "truncation", "length")
+            for role in ("generator", "aggregator")
+        ),
+        *((name, "generator") for name in ("nothing to learn", "entropy")),
+        ("below base", ""),
+    ],
+    "collapse-capture": [("capture", "p0")],
+    "collapse-length": [("length", "generator")],
+    "collapse-sampler": [("sampler apart", "generator")],
+    "collapse-small-batch": [("below base", ""), ("one choice", "aggregator"), ("readability", "aggregator")],
+}
+
+
+@pytest.mark.parametrize("name", COLLAPSES)
+def test_a_collapse_is_told_before_its_last_accuracy_shows_it(name):
+    rows, evaluations = read(name)
+    found = {(alarm.monitor.name, alarm.who): alarm for alarm in judge(rows, evaluations).alarms}
+    for key in COLLAPSES[name]:
+        assert key in found, (key, sorted(found))
+        assert found[key].step < evaluations[-1]["step"]
+        assert found[key].text
+
+
+def test_a_run_that_gained_by_an_evaluator_that_always_says_correct_is_not_called_better():
+    """15 steps of eval_opt-shared-xs-math: from 45% to 76%, while the evaluator stops to look."""
+    rows, evaluations = read("collapse-evaluator")
+    assert evaluations[-1]["difference"]["low"] > 0.2
+    run = Run(Path("run"), {"config": {"steps": 15}}, tuple(rows), tuple(evaluations))
+    said = " ".join(run_tables.in_words(run))
+    assert "better" not in said and "one choice (evaluator) since step 12" in said
+    assert "balanced accuracy of 0.49" in dict(run_tables.alarms(run))["one choice (evaluator) since step 12"]
+
+
+def test_a_folder_of_an_earlier_version_is_judged_by_its_evaluations():
+    """It recorded no choices; its evaluations have the verdicts by count."""
+    rows, evaluations = read("collapse-evaluator")
+    old = [{key: value for key, value in row.items() if not key.startswith("choice/")} for row in rows]
+    assert ("one choice", "evaluator", 10) in told(judge(old, evaluations))
+
+
+# Constructed rows, not runs: twelve steps in which the one number leaves its place at step 6, slowly or at once.
+CONSTRUCTED = {
+    ("one choice", "picker"): {
+        "choice/picker/calls": 60, "choice/picker/commonest": (0.4, 1.0), "choice/picker/balanced_accuracy": 0.5
+    },
+    ("calls", ""): {"episodes": 64, "calls": (128, 384)},
+    ("entropy", "generator"): {"role/generator/entropy": (0.3, 0.01)},
+    ("readability", "generator"): {"role/generator/unreadable_share": (0.01, 0.5)},
+    ("length", "generator"): {"role/generator/length": (20.0, 55.0)},
+    ("truncation", "generator"): {"role/generator/truncated_share": (0.0, 0.6)},
+    ("copying", "worker"): {"copied/worker": (0.1, 0.9), "role/worker/length": 30.0},
+    ("capture", "p0"): {"gradient/p0/share/judge": (0.5, 0.97), "gradient/p0/share/generator": (0.5, 0.03)},
+    ("nothing to learn", "judge"): {
+        "reward": 0.4, "groups/judge/groups": 32, "groups/judge/singletons": (0, 4),
+        "groups/judge/zero_variance": (6, 28),
+    },
+    ("paid for less", "judge"): {"reward": (0.5, 0.3), "reward/judge": (0.2, 0.8)},
+    ("sampler apart", "generator"): {"role/generator/chi2": (1e-6, 0.4)},
+}  # fmt: skip
+
+
+def constructed(columns, turn=6, count=12):
+    """Rows of a little noise, the second value from `turn` on."""
+    noise = [1 + 0.02 * (-1) ** i for i in range(count)]
+    at = lambda value, i: value[i + 1 >= turn] * noise[i] if isinstance(value, tuple) else value
+    return [{"step": i + 1, **{key: at(value, i) for key, value in columns.items()}} for i in range(count)]
+
+
+@pytest.mark.parametrize("key", CONSTRUCTED, ids=lambda key: key[0])
+def test_a_number_that_leaves_its_place_is_told_and_one_that_stays_is_not(key):
+    columns = CONSTRUCTED[key]
+    (alarm,) = judge(constructed(columns)).alarms
+    assert (alarm.monitor.name, alarm.who) == key and 6 <= alarm.step <= 10 and alarm.text
+    stays = {name: value[0] if isinstance(value, tuple) else value for name, value in columns.items()}
+    assert judge(constructed(stays)).alarms == []
+
+
+def test_the_lines_of_an_earlier_version_are_read():
+    rows = list(read_lines(FIXTURES.parent / "old_run" / "run" / "metrics.jsonl"))
+    assert rows and not any(key.startswith("choice/") for row in rows for key in row)
+    judge(rows, read_lines(FIXTURES.parent / "old_run" / "run" / "eval.jsonl"))
+
+
+def test_every_monitor_has_a_collapse_that_was_made_or_one_that_is_constructed():
+    made = {name for keys in COLLAPSES.values() for name, _ in keys}
+    assert made | {name for name, _ in CONSTRUCTED} == {monitor.name for monitor in MONITORS}

@@ -1,0 +1,123 @@
+"""Alarms are a pure function of the rows: since when, until when, and the same whoever reads them and when."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from marl_jax.alarms.monitors import MONITORS, WINDOW
+from marl_jax.alarms.watch import Watch, judge
+from marl_jax.run_folder.metrics import plain
+
+FLAT = {
+    "groups/judge/groups": 10,
+    "groups/judge/singletons": 0,
+    "groups/judge/zero_variance": 10,
+    "reward": 0.5,
+}
+
+
+def rows(count, **columns):
+    """Lines by column: a value for all steps, or one for each."""
+    at = lambda value, i: value[i] if isinstance(value, list) else value
+    return [{"step": i + 1, **{key: at(value, i) for key, value in columns.items()}} for i in range(count)]
+
+
+def evaluation(step, low, high, **more):
+    by = None if step == 0 else {"mean": (low + high) / 2, "low": low, "high": high}
+    return {"step": step, "split": "val", "mode": "trained", "accuracy": 0.5, "difference": by, **more}
+
+
+def told(watch):
+    return [(alarm.monitor.name, alarm.who, alarm.step, alarm.until) for alarm in watch.alarms]
+
+
+def test_an_alarm_begins_where_its_window_is_full_of_it_and_ends_where_it_is_not():
+    flat = [3, 10, 10, 10, 10, 2, 10, 10, 10, 10]
+    lines = rows(10, **FLAT | {"groups/judge/zero_variance": flat})
+    assert told(judge(lines[:3])) == []
+    assert told(judge(lines[:4])) == [("nothing to learn", "judge", 4, None)]
+    assert told(judge(lines[:6])) == [("nothing to learn", "judge", 4, 6)]
+    assert told(judge(lines)) == [
+        ("nothing to learn", "judge", 4, None)
+    ]  # it holds again: one alarm, since 4
+    assert judge(lines[:6]).holding == [] and len(judge(lines).holding) == 1
+
+
+def test_it_says_its_numbers_what_they_mean_and_what_to_look_at():
+    (alarm,) = judge(rows(5, **FLAT)).alarms
+    assert alarm.to_json() == {
+        "name": "nothing to learn",
+        "who": "judge",
+        "step": 3,
+        "evidence": {"share": 1.0, "groups": 30.0},
+    }
+    assert alarm.title == "nothing to learn (judge)"
+    assert alarm.text.startswith("100% of 30 groups of judge teach nothing. Calls that are compared")
+    assert "Look at entropy and temperature" in alarm.text
+
+
+def test_an_alarm_of_an_evaluation_stands_in_the_line_of_the_next_step():
+    watch = Watch()
+    assert watch.evaluation(evaluation(0, 0, 0)) == []
+    assert watch.row({"step": 1, "reward": 0.5}) == []
+    (begun,) = watch.evaluation(evaluation(1, -0.2, -0.1))
+    assert watch.evaluation(evaluation(1, -0.2, -0.1)) == []  # known already
+    assert watch.row({"step": 2, "reward": 0.5}) == [begun]
+    assert watch.row({"step": 3, "reward": 0.5}) == []
+    assert (begun.title, begun.step) == ("below base", 1)
+
+
+def test_only_evaluations_along_the_run_count():
+    others = [{"split": "test"}, {"mode": "single"}, {"checkpoint": "latest"}]
+    assert told(judge([], [evaluation(5, -0.2, -0.1, **more) for more in others])) == []
+
+
+def test_whoever_begins_anew_at_any_moment_says_the_same():
+    """A run that was killed reads its rows and goes on; what it writes does not depend on when."""
+    lines = rows(12, **FLAT | {"groups/judge/zero_variance": [0] * 4 + [10] * 8, "reward/judge": 0.1 + 0.2})
+    points = [
+        evaluation(0, 0, 0),
+        evaluation(4, -0.3, -0.1),
+        evaluation(8, -0.1, 0.1),
+        evaluation(12, -0.3, -0.2),
+    ]
+    events = sorted(
+        [(x["step"], 0, x) for x in lines] + [(x["step"], 1, x) for x in points], key=lambda e: e[:2]
+    )
+
+    def feed(watch, some):
+        return [
+            [one.to_json() for one in (watch.evaluation if kind else watch.row)(x)] for _, kind, x in some
+        ]
+
+    whole = feed(Watch(), events)
+    assert sum(map(len, whole)) == 3  # two, and one of them again in the line after its evaluation
+    for cut in range(len(events)):
+        on_disk = json.loads(json.dumps(plain([x for *_, x in events[:cut]])))
+        kinds = [kind for _, kind, _ in events[:cut]]
+        watch = judge(*([x for x, kind in zip(on_disk, kinds) if kind == of] for of in (0, 1)))
+        assert feed(watch, events[cut:]) == whole[cut:], cut
+
+
+def test_what_is_not_there_is_not_judged():
+    assert told(judge([])) == told(judge(rows(8, reward=0.5), [evaluation(0, 0, 0)])) == []
+    holes = rows(8, **FLAT | {"groups/judge/zero_variance": [10, None, 10, 10, None, 10, 10, None]})
+    assert told(judge(holes)) == []  # never WINDOW numbers in a row
+
+
+def test_times_are_never_read():
+    odd = rows(6, **{"time/reward": 1e9, "reward": 0.5, "copied/{who}": 0.1})
+    assert told(judge(odd)) == []
+
+
+@pytest.mark.parametrize("monitor", MONITORS, ids=lambda monitor: monitor.name)
+def test_every_monitor_is_told_whole(monitor):
+    assert "{" not in monitor.condition and monitor.means.endswith(".") and not monitor.look.endswith(".")
+    assert WINDOW >= 2
+
+
+def test_the_page_says_of_every_monitor_what_the_code_says():
+    page = (Path(__file__).parents[2] / "docs" / "alarms.md").read_text()
+    for one in MONITORS:
+        assert f"| {one.name} | {one.condition} | {one.means} | {one.look} |" in page, one.name

@@ -1,0 +1,149 @@
+"""Both roads say the same: from one state, the same tokens but for near-ties; of the same tokens, the same numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from both_roads import Hosted, debating, distance, moments, norm, small
+
+from marl_jax import compiled
+from marl_jax.models import forward
+from marl_jax.models.lora import merge
+from marl_jax.sampling.methods import noise
+from marl_jax.sampling.requests import noise_key
+
+RUBRIC = {"rewards.name": "voting_rubric", "advantages.group": "study"}
+CELLS = {
+    "voting isolated": lambda: small("voting-isolated-xs-math"),
+    "single": lambda: small("single-shared-xs-math"),
+    "eval_opt isolated": lambda: small("eval_opt-isolated-xs-math", **{"workflow.settings.rounds": "2"}),
+    "orch_workers isolated": lambda: small("orch_workers-isolated-xs-math"),
+    "debate": debating,
+    "voting shared": lambda: small("voting-shared-xs-math", **RUBRIC),
+    "eval_opt shared": lambda: small("eval_opt-shared-xs-math", **{"rewards.name": "own_correctness"}),
+    "orch_workers shared": lambda: small("orch_workers-shared-xs-math", **{"rewards.name": "team_and_local"}),
+    "voting with adapters": lambda: small(
+        "voting-isolated-xs-math", **{"policies.train": "lora", "policies.lora_rank": "4"}
+    ),
+}
+NEAR = 1e-5  # two tokens are that near to a tie if so much of the probability lies between the draw and the other
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if not i else pytest.param(name, marks=pytest.mark.campaign) for i, name in enumerate(CELLS)
+    ],
+)
+def roads(request):
+    """(the hosted run, the step compiled for its cell)."""
+    hosted = Hosted(CELLS[request.param]())
+    return hosted, jax.jit(compiled.make_step(hosted.config, parts=hosted.parts))
+
+
+def test_both_roads_take_the_same_step(roads):
+    hosted, step = roads
+    for _ in range(2):
+        tasks = next(hosted.problems)
+        before = hosted.compiled_state()
+        free = step(before, *hosted.tasks(tasks))
+        again = step(before, *hosted.tasks(tasks))
+        table, report = hosted.step(tasks)
+        imposed = step(before, *hosted.tasks(tasks, table))
+
+        assert_equal_to_the_bit(free, again)
+        assert_same_tokens(hosted, before, table, on_host(hosted, free, tasks))
+        assert_same_numbers(table, imposed, on_host(hosted, imposed, tasks))
+        assert_same_update(hosted, before, imposed, report)
+
+
+def on_host(hosted, result, tasks):
+    return compiled.to_host(hosted.cast, result[1], tasks, seed=hosted.config.seed, step=hosted.number)
+
+
+def assert_equal_to_the_bit(one, other):
+    for (path, a), b in zip(jax.tree.leaves_with_path(one), jax.tree.leaves(other), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), jax.tree_util.keystr(path)
+
+
+def assert_same_tokens(hosted, state, table, other):
+    """Prompts are equal; so is what is said, but for near-ties, behind which an episode goes its own way."""
+    apart = 0
+    for mine, theirs in zip(table.episodes(), other.episodes(), strict=True):
+        for number, (a, b) in enumerate(zip(mine.calls, theirs.calls)):
+            assert (a.role, a.slot, a.turn, a.reads, a.after) == (b.role, b.slot, b.turn, b.reads, b.after)
+            assert a.prompt_tokens == b.prompt_tokens
+            if a.tokens != b.tokens:
+                assert gap(hosted, state, mine.key, number, a, b) < NEAR, (mine.task.id, mine.sample, number)
+                apart += 1
+                break
+        else:
+            assert len(mine.calls) == len(theirs.calls)
+            assert mine.answer == theirs.answer
+    assert apart <= max(1, 0.001 * len(table))
+
+
+def gap(hosted, state, key, number, a, b):
+    """How far the draw of the first token that differs is from what would have drawn the other one."""
+    at = next(i for i, pair in enumerate(zip(a.tokens, b.tokens)) if pair[0] != pair[1])
+    parts, tree = hosted.parts, state.trees[a.policy]
+    if parts.lora_scale is not None:
+        tree = merge(state.bases[a.policy], tree, parts.lora_scale)
+    said = jnp.array([a.prompt_tokens + a.tokens[:at]])
+    logits = np.asarray(forward(tree, parts.model, said)[0, -1], np.float64) / a.temperature
+    weights = np.exp(logits - logits.max())
+    size = int(np.sqrt(len(weights) - 1)) + 1
+    blocks = np.pad(weights, (0, -len(weights) % size)).reshape(-1, size)
+    uniforms = np.asarray(noise(noise_key((*key, number))[None], jnp.array([at])))[0]
+    draws = [(blocks.sum(axis=1), uniforms[0])]
+    if a.tokens[at] // size == b.tokens[at] // size:
+        draws = [(blocks[a.tokens[at] // size], uniforms[1])]
+    sums = np.cumsum(draws[0][0]) / np.sum(draws[0][0])
+    return np.abs(sums - draws[0][1]).min()
+
+
+def assert_same_numbers(table, result, other):
+    """Of the tokens that were imposed: what the device read, graded and compared."""
+    on_device, made = result[1].table, np.flatnonzero(result[1].table.length)
+    names = [f"{episode}/{call}" for episode, call in zip(table.episode, table.call)]
+    assert len(made) == len(table), names
+    assert [tuple(x) for x in map(other.tokens.__getitem__, range(len(other)))] == [
+        tuple(x) for x in map(table.tokens.__getitem__, range(len(table)))
+    ]
+    for column in ("readable", "choice", "truncated", "length", "kind", "slot", "turn", "version"):
+        np.testing.assert_array_equal(
+            np.asarray(getattr(on_device, column))[made], getattr(table, column), column
+        )
+    for column in ("grade", "outcome", "group", "trains", "temperature"):
+        np.testing.assert_array_equal(getattr(other, column), getattr(table, column), column)
+    assert [head.answer for head in other.heads] == [head.answer for head in table.heads]
+    assert other.components.keys() == table.components.keys()
+    for name, values in table.components.items():
+        np.testing.assert_array_equal(other.components[name], np.float32(values), name)
+    for column in ("reward", "advantage"):  # float32 on the device
+        np.testing.assert_array_equal(getattr(other, column), np.float32(getattr(table, column)), column)
+    for row in range(len(table)):
+        np.testing.assert_allclose(other.logprobs[row], table.logprobs[row], rtol=0, atol=2e-5)
+
+
+def assert_same_update(hosted, before, result, report):
+    """The gradient, in the optimiser's first moments; the Gram matrix of the roles; the weights."""
+    state, _, metrics = result
+    keeps = 1 - hosted.config.learner.optimiser.b1
+    old, mine, theirs = map(moments, (before.learner, hosted.states, state.learner))
+    for policy, tree in mine.items():
+        gradient = jax.tree.map(lambda new, old: (new - (1 - keeps) * old) / keeps, tree, old[policy])
+        assert distance(tree, theirs[policy]) <= 1e-5 * keeps * max(norm(gradient), 1e-12)
+        applied = metrics["policy"][policy]["applied"]
+        np.testing.assert_allclose(applied["grad_norm"], report.policies[policy]["grad_norm"], rtol=1e-5)
+        np.testing.assert_allclose(applied["clip_factor"], report.policies[policy]["clip_factor"], rtol=1e-5)
+        loss = metrics["policy"][policy]["loss"]
+        np.testing.assert_allclose(loss.value, report.policies[policy]["loss"], rtol=0, atol=1e-6)
+        norms = list(report.gradients[policy]["norm"].values())
+        np.testing.assert_allclose(np.sqrt(np.diag(applied["gram"])), norms, rtol=1e-5, atol=1e-9)
+        assert int(state.learner[policy].steps) == hosted.states[policy].steps
+        assert int(state.learner[policy].updates) == hosted.states[policy].updates
+        # Of a second moment near 0, Adam's step is the sign of a rounding error; so the weights are only near.
+        assert distance(state.trees[policy], hosted.trees[policy]) <= 1e-3 * distance(
+            hosted.trees[policy], before.trees[policy]
+        )

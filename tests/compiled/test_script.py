@@ -1,0 +1,59 @@
+"""A script filled with words is the prompts that the hosted workflow asks with."""
+
+import random
+
+import pytest
+
+from marl_jax.compiled.alphabet import alphabet_of
+from marl_jax.compiled.script import Field, dry_run
+from marl_jax.models.tokenizer import build_micro_tokenizer
+from marl_jax.rollouts import Chat
+from marl_jax.task import Task
+from marl_jax.workflows import BUILT_IN, Completion, load_prompts
+
+TOKENIZER = build_micro_tokenizer()
+CHAT, ALPHABET = Chat(TOKENIZER), alphabet_of(TOKENIZER, 160)
+PROMPTS = load_prompts("math", "micro")
+TASK = Task("t", "math", "3+4=?", gold="7")
+FORMS = {name: flow for name, flow in BUILT_IN.items() if flow.in_arrays is not None}
+
+
+def hosted_prompts(workflow, said):
+    """The text that each call adds, where completion k says `said[k]` and nothing can be read in it."""
+    script, reply, added = workflow(TASK, PROMPTS), None, []
+    while True:
+        try:
+            asked = script.send(reply)
+        except StopIteration:
+            return added
+        replies = []
+        for call in asked if isinstance(asked, list) else [asked]:
+            added.append("".join(CHAT.texts(call.messages, after=call.after is not None)))
+            replies.append(Completion(said[len(added) - 1], (), (), "stop", None, len(added) - 1))
+        reply = replies if isinstance(asked, list) else replies[0]
+
+
+def filled(cue, said):
+    spelled = {code: word for word, code in ALPHABET.control.items()}
+
+    def text(piece):
+        if isinstance(piece, Field):
+            return TASK.question if piece.call is None else said[piece.call]
+        return "".join(spelled.get(code) or chr(code) for code in piece.codes)
+
+    return "".join(map(text, cue.pieces))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_filled_script_is_what_the_hosted_generator_asks(name):
+    rng = random.Random(name)
+    said = ["".join(rng.choices("abc 123", k=5)) for _ in range(9)]
+    cues = [cue for batch in dry_run(FORMS[name], PROMPTS, CHAT, ALPHABET, "math", {}) for cue in batch]
+    assert [filled(cue, said) for cue in cues] == hosted_prompts(FORMS[name], said)
+
+
+def test_what_a_plan_says_leads_to_the_workers_that_it_asks_for():
+    plan = "STRATEGY 1: columns\nSTRATEGY 2: parts"
+    _, workers, _ = dry_run(FORMS["orch_workers"], PROMPTS, CHAT, ALPHABET, "math", {0: plan})
+    assert [cue.slot for cue in workers] == [0, 1]
+    assert filled(workers[1], []) == "<|im_start|>user\n3+4=?\nby parts<|im_end|>\n<|im_start|>assistant\n"

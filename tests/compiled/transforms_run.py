@@ -1,0 +1,77 @@
+"""Run by test_transforms.py in a process with two virtual devices: the step under scan, vmap and shard_map."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from both_roads import distance, small
+from jax.sharding import PartitionSpec
+
+from marl_jax import compiled
+from marl_jax.runs.parts import load_parts
+
+CONFIG = small("single-shared-xs-math", **{"data.problems": "4", "sampling.max_new_tokens": "24"})
+PARTS = load_parts(CONFIG)
+
+
+def near(one, other):
+    """Weights are equal within what Adam makes of the rounding of a gradient."""
+    moved = distance(one.trees, START.trees)
+    assert moved > 0 and distance(one.trees, other.trees) < 1e-3 * moved
+    assert distance(one.learner["p0"].optimiser, other.learner["p0"].optimiser) < 1e-5
+
+
+def two_steps():
+    batches = compiled.batches(CONFIG, parts=PARTS)
+    (_, first), (_, second) = next(batches), next(batches)
+    keys = jax.random.split(jax.random.key(3))
+    return keys, jax.tree.map(lambda *x: np.stack(x), first, second)
+
+
+START = compiled.start(CONFIG, parts=PARTS)
+KEYS, TASKS = two_steps()
+AT = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
+
+
+def main():
+    assert len(jax.devices()) == 2
+    plain = jax.jit(compiled.make_step(CONFIG, parts=PARTS))
+    one, first_table, first = plain(START, KEYS[0], AT(TASKS, 0))
+    two, _, second = plain(one, KEYS[1], AT(TASKS, 1))
+    other, other_table, _ = plain(START, KEYS[1], AT(TASKS, 1))
+
+    def steps(state, batch):
+        state, _, metrics = plain(state, *batch)
+        return state, metrics["reward"]
+
+    scanned, rewards = jax.jit(lambda state: jax.lax.scan(steps, state, (KEYS, TASKS)))(START)
+    near(scanned, two)
+    assert rewards.tolist() == [first["reward"], second["reward"]]
+    print("scan agrees")
+
+    seeds = jax.vmap(compiled.make_step(CONFIG, parts=PARTS, seeds_axis="seeds"), axis_name="seeds")
+    both, tables, _ = jax.jit(seeds)(jax.tree.map(lambda x: jnp.stack([x, x]), START), KEYS, TASKS)
+    near(AT(both, 0), one)
+    near(AT(both, 1), other)
+    np.testing.assert_array_equal(tables.table.tokens, [first_table.table.tokens, other_table.table.tokens])
+    print("vmap agrees")
+
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    whole, cut = PartitionSpec(), PartitionSpec("data")
+    shard = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
+    sharded = shard(
+        compiled.make_step(CONFIG, parts=PARTS, data_axis="data"),
+        in_specs=(whole, whole, cut),
+        out_specs=(whole, cut, whole),
+    )
+    state, table, metrics = jax.jit(sharded)(START, KEYS[0], AT(TASKS, 0))
+    near(state, one)
+    np.testing.assert_array_equal(table.table.tokens, first_table.table.tokens)
+    np.testing.assert_array_equal(table.table.advantage, first_table.table.advantage)
+    np.testing.assert_allclose(metrics["reward"], first["reward"], rtol=1e-6)
+    print("shard_map agrees")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""A list of phases says which one a step is in; what cannot be is refused with the way out."""
+
+import dataclasses
+import json
+
+import pytest
+from test_config import VOTING, refused
+
+from marl_jax.config.phase_fields import Phase, learner_of, place
+from marl_jax.config.run_config import RunConfig, load_config
+from marl_jax.learning import LearnerConfig, LossConfig
+
+TWO = (Phase(3, "a"), Phase(2, "b"))
+
+
+def test_the_list_begins_again_when_it_is_through():
+    found = [(at.number, at.phase.name, at.first) for at in (place(TWO, step) for step in range(12))]
+    first_round = [(0, "a", 0)] * 3 + [(1, "b", 3)] * 2
+    second_round = [(2, "a", 5)] * 3 + [(3, "b", 8)] * 2
+    assert found == first_round + second_round + [(4, "a", 10)] * 2
+
+
+def phased(*phases):
+    return ("phases", json.dumps(phases))
+
+
+def test_phases_are_read_from_a_command_line_and_come_back_from_json():
+    asked = [
+        {"steps": 20, "roles": ["generator"], "collect": True},
+        {"steps": 10, "objective": "dpo", "source": "collected", "learner": {"preference.beta": 0.2}},
+    ]
+    config = load_config(VOTING, [phased(*asked)])
+    first, second = config.phases
+    assert first == Phase(20, roles=("generator",), collect=True)
+    assert (second.objective, second.learner) == ("dpo", {"preference.beta": 0.2})
+    assert RunConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert load_config(VOTING).phases == ()
+
+
+def test_a_phase_changes_the_learner_by_path():
+    config = LearnerConfig(LossConfig(clip_low=0.1))
+    assert learner_of(config, Phase(1)) is config
+    changes = {"optimiser.schedule.learning_rate": 1e-3, "epochs": 2, "preference.above": 0.5}
+    changed = learner_of(config, Phase(1, objective="kto", learner=changes))
+    assert changed.loss == LossConfig("kto", clip_low=0.1) and changed.epochs == 2
+    assert changed.optimiser.schedule.learning_rate == 1e-3 and changed.preference.above == 0.5
+
+
+def test_who_trains():
+    owners = {"generator/0": "p0", "generator/1": "p1", "judge": "p0"}
+    whole, one = Phase(1), Phase(1, roles=("generator/1",))
+    assert whole.moves(owners, ()) == ("p0", "p1") and whole.trains("judge", 0, "p0")
+    assert one.moves(owners, ()) == ("p1",)
+    assert one.trains("generator", 1, "p1") and not one.trains("generator", 0, "p0")
+    assert Phase(1, policies=("p0",)).moves(owners, ("judge",)) == ("p0",)
+    assert Phase(1, roles=("judge",)).moves(owners, ("judge",)) == ()
+    # A single slot of a role that the map has as one.
+    assert Phase(1, roles=("judge/2",)).moves({"judge": "p0"}, ()) == ("p0",)
+
+
+@pytest.mark.parametrize(
+    ("phase", "message"),
+    [
+        ({"steps": 5, "rols": []}, "without 'rols': did you mean 'roles'?"),
+        ({"steps": 0}, "steps is 0; it must be at least 1"),
+        ({"steps": 5, "start": "first"}, "start is 'first'; it must be last or base, or RUN@STEP"),
+        ({"steps": 5, "reference": "own"}, "reference is 'own'; it must be base or start, or RUN@STEP"),
+        ({"steps": 5, "roles": ["generater"]}, "did you mean 'generator'?"),
+        ({"steps": 5, "policies": ["p7"]}, "names 'p7', which is no policy of policies.map"),
+        ({"steps": 5, "copies": {"p0": "p7"}}, "names 'p7', which is no policy"),
+        ({"steps": 5, "objective": "dop"}, "loss kind 'dop' is unknown"),
+        ({"steps": 5, "objective": "kto"}, "'kto' needs preference.above"),
+        ({"steps": 5, "learner": {"optimiser.kind": "sgd"}}, "learner.optimiser.kind is the whole run's"),
+        ({"steps": 5, "learner": {"epoch": 2}}, "did you mean"),
+        ({"steps": 5, "source": "collected"}, "any phase before it collects nothing"),
+        ({"steps": 5, "flatten": "generator"}, "flatten is for calls from a source"),
+        ({"steps": 5, "roles": ["generator"], "policies": ["p1"]}, "trains nothing"),
+    ],
+)
+def test_a_phase_that_cannot_be_is_refused_with_the_way_out(phase, message):
+    (line,) = refused(phased(phase))
+    assert message in line
+
+
+def test_what_is_wrong_between_phases_is_told():
+    never = refused(("steps", "5"), phased({"steps": 5}, {"steps": 2, "name": "late"}))
+    assert never == ["phases[1] (late) is never reached: it would begin after step 5, and steps is 5"]
+    twice = refused(phased({"steps": 5, "name": "a"}, {"steps": 2, "name": "a"}))
+    assert twice == ["two phases are called 'a': give them different names"]
+    (both,) = refused(
+        ("learner.interventions.alternate", "generator,aggregator"),
+        phased({"steps": 5, "roles": ["generator"]}),
+    )
+    assert "both say who trains when" in both
+    (held,) = refused(
+        ("learner.interventions.freeze", "generator"), phased({"steps": 5, "roles": ["generator"]})
+    )
+    assert "trains nothing" in held
+
+
+def test_a_phase_of_frozen_roles_trains_nothing():
+    lines = refused(("policies.frozen_roles", "aggregator"), phased({"steps": 5, "roles": ["aggregator"]}))
+    assert lines == [
+        "phases[0] trains nothing: name roles or policies that are not frozen, or leave the phase out"
+    ]
+
+
+def test_a_text_that_is_no_list_is_refused():
+    (line,) = refused(("phases", "sft"))
+    assert "it must be a JSON list of objects with the fields steps, name, roles" in line
+    assert dataclasses.fields(Phase)[0].name == "steps"

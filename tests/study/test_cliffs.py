@@ -1,0 +1,73 @@
+"""Peak, terminal accuracy and cliff of made-up runs, against values worked out by hand."""
+
+import numpy as np
+import pytest
+from run_folder import config, evaluation, metrics, write_run
+
+from marl_jax.study.cliffs import course, drop_of, is_cliff, why_none
+from marl_jax.study.record import read_run
+
+
+def run(folder, evaluations, steps=None):
+    """A run with {step: per_problem}."""
+    last = max(evaluations)
+    records = [evaluation(step, np.mean(v), per_problem=v) for step, v in evaluations.items()]
+    about = config(steps=steps or last)
+    return read_run(write_run(folder, about=about, lines=[metrics(last)], evaluations=records))
+
+
+def share(right, of=20):
+    """The first so many of the problems, right."""
+    return [float(k < right) for k in range(of)]
+
+
+def test_each_half_of_the_problems_chooses_for_the_other(tmp_path):
+    # Even problems 0, 2 do best at step 20, odd ones 1, 3 at step 10.
+    one = course(run(tmp_path / "a", {0: [0.0] * 4, 10: [0, 1, 0, 1], 20: [1, 0.5, 1, 0], 30: [0.0] * 4}))
+    assert one.peak_steps == (20, 10)
+    # Even problems as they were at step 10, odd ones as at step 20: what was best by luck is not counted.
+    assert one.peak.tolist() == [0, 0.5, 0, 0]
+    np.testing.assert_allclose(one.terminal, [1 / 3, 1.5 / 3, 1 / 3, 1 / 3])
+
+
+def test_the_highest_of_many_equal_checkpoints_gains_nothing_by_luck(tmp_path):
+    rng = np.random.default_rng(0)
+    noise = [
+        {step: [float(x) for x in rng.random(60) < 0.5] for step in range(0, 500, 10)} for _ in range(20)
+    ]
+    ends = [course(run(tmp_path / str(k), one)) for k, one in enumerate(noise)]
+    highest = np.mean([end.right.mean(axis=1).max() for end in ends])
+    assert highest > 0.6  # what the highest of 49 shows
+    error = np.sqrt(0.25 / (20 * 60))
+    assert np.mean([end.peak.mean() for end in ends]) == pytest.approx(0.5, abs=5 * error)
+
+
+def test_a_cliff_is_a_drop_whose_interval_excludes_zero_and_that_counts_beside_the_gain(tmp_path):
+    falls = course(
+        run(tmp_path / "falls", {0: share(2), 10: share(18), **{s: share(3) for s in (20, 30, 40)}})
+    )
+    stays = course(run(tmp_path / "stays", {0: share(2), **{s: share(18) for s in (10, 20, 30, 40)}}))
+    assert falls.peak.mean() == 0.9 and falls.terminal.mean() == pytest.approx(0.15)
+    assert drop_of([falls]).mean == pytest.approx(0.75) and is_cliff([falls]) and not is_cliff([stays])
+    # A sure drop of 5 points after a gain of 90: less than a tenth.
+    of = 400
+    little = {0: share(20, of), 10: share(380, of), **{s: share(360, of) for s in (20, 30, 40)}}
+    small = course(run(tmp_path / "small", little))
+    assert drop_of([small]).low > 0 and not is_cliff([small])
+    assert is_cliff([falls, falls, falls]) and is_cliff([falls, small]) is None  # not of as many problems
+
+
+def test_what_is_missing_is_said_in_words(tmp_path):
+    two = run(tmp_path / "two", {0: share(2), 10: share(3), 20: share(4)})
+    assert course(two) is None and why_none(two).endswith("there are 2.")
+    assert "none is recorded" in why_none(run(tmp_path / "none", {0: share(2)}))
+    other = [evaluation(step, 0.5, per_problem=share(2), data=str(step)) for step in (0, 10, 20, 30)]
+    mixed = read_run(
+        write_run(tmp_path / "mixed", about=config(steps=30), lines=[metrics(30)], evaluations=other)
+    )
+    assert course(mixed) is None and why_none(mixed).endswith("there is 1.")
+
+
+def test_a_run_that_was_stopped_early_has_a_course_and_says_so(tmp_path):
+    early = course(run(tmp_path / "early", {s: share(5) for s in (0, 10, 20, 30)}, steps=100))
+    assert not early.finished and early.terminal.mean() == 0.25

@@ -1,0 +1,57 @@
+"""Results beside the code say of a run what its folder says, with fewer steps and no words."""
+
+import json
+
+import pytest
+from run_folder import full_run
+
+from marl_jax.run_folder.folder import FolderError
+from marl_jax.study import cliffs, results, seeds
+from marl_jax.study.record import read_run
+
+
+@pytest.fixture
+def collected(tmp_path):
+    root = tmp_path / "runs"
+    full_run(root / "voting-isolated-s-math" / "seed-0")
+    (path,) = results.collect(root, tmp_path / "results")
+    return read_run(root / "voting-isolated-s-math" / "seed-0"), path
+
+
+def test_a_result_is_read_as_the_run_that_it_was_made_from(collected):
+    run, path = collected
+    again = results.read_result(path)
+    assert path.relative_to(path.parents[1]).as_posix() == "voting-isolated-s-math/seed-0.run.json"
+    assert (again.about, again.evaluations) == (run.about, run.evaluations)
+    assert (again.step, again.steps, again.finished) == (run.step, run.steps, True)
+    assert seeds.measures(again).keys() == seeds.measures(run).keys()
+    assert (cliffs.course(again) is None) == (cliffs.course(run) is None)
+
+
+def test_metrics_are_thinned_with_both_ends(collected):
+    run, path = collected
+    again = results.read_result(path)
+    steps = [line["step"] for line in again.metrics]
+    assert len(steps) == results.STEPS < len(run.metrics) and (steps[0], steps[-1]) == (1, run.step)
+    whole = {line["step"]: line["reward"] for line in run.metrics}
+    assert [line["reward"] for line in again.metrics] == [float(f"{whole[step]:.4g}") for step in steps]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"schema": 9, "about": {}, "metrics": {}, "evaluations": []}']
+)
+def test_a_file_that_is_no_result_is_named(tmp_path, text):
+    path = tmp_path / "odd.run.json"
+    path.write_text(text)
+    with pytest.raises(FolderError, match=r"odd\.run\.json' is no result of a run"):
+        results.read_result(path)
+
+
+def test_a_directory_without_finished_runs_is_refused(tmp_path):
+    with pytest.raises(FolderError, match="no finished run in or below"):
+        results.collect(tmp_path, tmp_path / "out")
+
+
+def test_results_hold_no_place_of_the_machine(collected):
+    run, path = collected
+    assert str(run.folder.parents[1]) not in json.dumps(json.loads(path.read_text()))

@@ -1,0 +1,150 @@
+"""A buffer of tasks: bounded, drawn as it says, a pure function of its state; calls about tasks of their own."""
+
+import collections
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from marl_jax.rewards.grading import grade
+from marl_jax.rollouts import read_episodes, write_episodes
+from marl_jax.table import CallRecord, Episode, Table
+from marl_jax.task import Task
+from marl_jax.tasks.buffer import UNTRIED, BufferConfig, Entry, draw, learned, mixed
+from marl_jax.workflows import Call
+
+
+def task(name, gold="1"):
+    return Task(name, "math", f"{name}?", gold=gold)
+
+
+def entries(count, tries=0, right=0.0):
+    return tuple(Entry(task(f"made/{i}"), i, tries, right) for i in range(count))
+
+
+DATA = [task(f"data/{i}") for i in range(8)]
+
+
+def ids(tasks):
+    return [one.id for one in tasks]
+
+
+def test_an_empty_buffer_leaves_the_data_set_as_it_is():
+    config = BufferConfig(capacity=4, share=1.0)
+    assert mixed(DATA, (), config, 0, 1) == DATA
+    assert mixed(DATA, entries(4), BufferConfig(), 0, 1) == DATA  # and so does one without room
+
+
+def test_the_share_of_the_buffer_is_as_large_as_it_has_tasks():
+    config = BufferConfig(capacity=9, share=0.5)
+    assert [name.split("/")[0] for name in ids(mixed(DATA, entries(2), config, 0, 1))] == ["data"] * 6 + [
+        "made"
+    ] * 2
+    assert [name.split("/")[0] for name in ids(mixed(DATA, entries(9), config, 0, 1))] == ["data"] * 4 + [
+        "made"
+    ] * 4
+    again = mixed(DATA, entries(9), config, 0, 1)
+    assert (
+        ids(again) == ids(mixed(DATA, entries(9), config, 0, 1)) != ids(mixed(DATA, entries(9), config, 0, 2))
+    )
+    # A problem is in a batch once.
+    twice = tuple(Entry(one, 0) for one in DATA)
+    assert ids(mixed(DATA, twice, config, 0, 1)) == ids(DATA)
+
+
+def test_newest_first():
+    assert ids(draw(entries(5), 2, "newest", np.random.default_rng(0))) == ["made/4", "made/3"]
+
+
+def test_draws_by_learnability_are_in_proportion_and_those_without_come_last():
+    some = (Entry(task("half"), 0, 4, 2.0), Entry(task("all"), 0, 4, 4.0), Entry(task("tenth"), 0, 10, 1.0))
+    assert [entry.learnability for entry in some] == pytest.approx([0.25, 0.0, 0.09])
+    assert Entry(task("new"), 0).learnability == UNTRIED
+    rng = np.random.default_rng(0)
+    orders = [ids(draw(some, 3, "learnability", rng)) for _ in range(2000)]
+    assert all(order[2] == "all" for order in orders)
+    first = collections.Counter(order[0] for order in orders)["half"] / 2000
+    # 0.25 / 0.34 of the draws; the deviation of such a share of 2000 is 0.01
+    assert first == pytest.approx(0.25 / 0.34, abs=0.04)
+
+
+def call(role, answer, kind, about=None, slot=0):
+    return CallRecord(
+        role,
+        "p0",
+        slot,
+        0,
+        (1, 2),
+        (3,),
+        (-1.0,),
+        f"\\boxed{{{answer}}}",
+        "stop",
+        answer,
+        kind=kind,
+        about=about,
+    )
+
+
+MADE, OTHER = task("made/a", gold="7"), task("made/b", gold="9")
+
+
+def episodes():
+    """A proposer, and solvers about what it made; the second episode's own task is one of those."""
+    solvers = call("solver", "7", "solver", MADE), call("solver", "8", "solver", MADE, 1)
+    own = call("solver", "7", "solver"), call("solver", "9", "solver", OTHER, 1)
+    first = Episode(DATA[0], 0, "propose", (call("proposer", None, "team"), *solvers), "1")
+    second = Episode(MADE, 0, "propose", own, "7")
+    return [first, second]
+
+
+def test_a_call_is_graded_and_grouped_by_the_task_that_it_is_about(tmp_path):
+    table = grade(Table.of(episodes()))
+    np.testing.assert_array_equal(table.grade, [np.nan, 1.0, 0.0, 1.0, 1.0])
+    assert [head.outcome for head in table.heads] == [1.0, 1.0]
+    assert table.task.tolist() == [0, 1, 1, 1, 2]  # of three calls about one task two are of another episode
+    assert [table.task_of(row).id for row in range(5)] == ["data/0", "made/a", "made/a", "made/a", "made/b"]
+    both = Table.concat([table.of_episodes([1]), table.of_episodes([0])])
+    assert [both.task_of(row).id for row in range(5)] == ["made/a", "made/b", "data/0", "made/a", "made/a"]
+    assert both.task.tolist() == [0, 1, 2, 0, 0]
+    assert [one.calls[-1].about for one in both.episodes()] == [OTHER, MADE]
+    write_episodes(tmp_path / "calls.parquet", table)
+    found = read_episodes(tmp_path / "calls.parquet")
+    assert found.task.tolist() == table.task.tolist() and found.about == table.about
+    plain = Table.of([dataclasses.replace(episodes()[1], calls=episodes()[1].calls[:1])])
+    assert plain.about == () and Table.concat([plain, table]).task.tolist() == [0, 1, 0, 0, 0, 2]
+
+
+def test_what_calls_were_about_is_kept_with_how_often_solvers_were_right():
+    table, config = grade(Table.of(episodes())), BufferConfig(capacity=2)
+    found, said = learned((), table, config, 5)
+    assert found == (Entry(MADE, 5, 3, 2.0), Entry(OTHER, 5, 1, 1.0))
+    assert said == {"buffer/size": 2.0, "buffer/added": 2.0, "buffer/learnability": pytest.approx(1 / 9)}
+    again, said = learned(found, table, config, 6)
+    assert again == (Entry(MADE, 5, 6, 4.0), Entry(OTHER, 5, 2, 2.0)) and said["buffer/added"] == 0
+    older = (Entry(task("old"), 1), Entry(task("older"), 1))
+    assert learned(older, table, config, 6)[0] == (Entry(MADE, 6, 3, 2.0), Entry(OTHER, 6, 1, 1.0))
+    assert learned(older, table, BufferConfig(), 6) == (older, {})
+    failed = Table.of([dataclasses.replace(episodes()[0], error="no")])
+    assert learned((), grade(failed), config, 5)[0] == ()
+
+
+def test_entries_come_back_from_json():
+    programs = dataclasses.replace(
+        MADE, tests=({"call": "f", "args": [1], "expected": 2},), meta={"preamble": "x"}
+    )
+    for entry in (*entries(2, 3, 1.5), Entry(programs, 3)):
+        assert Entry.from_json(json.loads(json.dumps(entry.to_json()))) == entry
+
+
+def test_examples_are_shown_to_problems_of_the_data_set_alone():
+    config = BufferConfig(capacity=9, share=0.25, examples=2)
+    tasks = mixed(DATA, entries(5), config, 0, 1)
+    assert [len(one.meta.get("examples", ())) for one in tasks] == [2] * 6 + [0] * 2
+    assert tasks[0].meta["examples"][0].keys() == {"question", "answer"}
+    assert tasks[0].meta["examples"] != tasks[1].meta["examples"]
+
+
+def test_a_call_about_something_else_than_a_task_is_refused():
+    with pytest.raises(ValueError, match="about of a call to 'solver' is '1 \\+ 1'; it must be a Task"):
+        Call("solver", [{"role": "user", "content": "?"}], about="1 + 1")
