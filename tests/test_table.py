@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from marl_jax import workflows
+from marl_jax.episodes import CallRecord, Episode, ToolRecord
 from marl_jax.rewards.credit import CreditError, outcome, own_work, with_rewards
 from marl_jax.rewards.grading import grade
-from marl_jax.table import JUDGE, KINDS, PICKER, SOLVER, TEAM, CallRecord, Episode, Ragged, Table, ToolRecord
+from marl_jax.table import JUDGE, KINDS, PICKER, SOLVER, TEAM, Ragged, Table
 from marl_jax.task import Task
 
 ONE, TWO = Task("one", "math", "1?", gold="1"), Task("two", "math", "2?", gold="2")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from closeness import close
 
+from marl_jax.episodes import CallRecord, Episode, Leaf, ToolRecord
 from marl_jax.learning.batching import BatchConfig, make_batches
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.losses import LossConfig
@@ -29,7 +30,7 @@ from marl_jax.rewards.leaves import LeavesError
 from marl_jax.runs.evaluation import outcomes, summary
 from marl_jax.runs.intervals import pass_at_k
 from marl_jax.runs.measures import branching
-from marl_jax.table import CallRecord, Episode, Leaf, Table, ToolRecord
+from marl_jax.table import Table
 from marl_jax.task import Task
 
 ONE = Task("one", "math", "1?", gold="1", level=3, meta={"hops": 2})

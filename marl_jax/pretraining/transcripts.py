@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from marl_jax.episodes import Episode, ToolRecord
 from marl_jax.pretraining.roles import Skill, run_scripted, say
 from marl_jax.rewards import families
 from marl_jax.rollouts.history import Chat
 from marl_jax.rollouts.running import Ask, Limits, Running
 from marl_jax.rollouts.tools import run_tool
-from marl_jax.table import Episode, ToolRecord
 from marl_jax.task import Task
 from marl_jax.tasks import micro
 from marl_jax.workflows import (

@@ -17,12 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax import fields
+from marl_jax.episodes import Episode
 from marl_jax.errors import UserError
 from marl_jax.fields import Count
 from marl_jax.own import called, is_own, own_function
 from marl_jax.rewards.grading import RIGHT, finite
 from marl_jax.rewards.leaves import check_function, over_leaves
-from marl_jax.table import COLUMNS, JUDGE, META, PICKER, PLANNER, SOLVER, TEAM, Episode, Table
+from marl_jax.table import COLUMNS, JUDGE, META, PICKER, PLANNER, SOLVER, TEAM, Table
 
 __all__ = [
     "NEED_KINDS",

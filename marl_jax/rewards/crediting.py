@@ -11,9 +11,10 @@ import collections
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+from marl_jax.episodes import Episode
 from marl_jax.rewards.credit import Credit, CreditConfig, with_rewards
 from marl_jax.rewards.grading import Grader, grade
-from marl_jax.table import Episode, Table
+from marl_jax.table import Table
 from marl_jax.threads import Workers
 
 __all__ = ["LEAVE_S", "Crediting"]

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from marl_jax.episodes import Episode
 from marl_jax.rewards.families import start_answer
-from marl_jax.table import SOLVER, Episode, Table
+from marl_jax.table import SOLVER, Table
 from marl_jax.task import Task
 
 __all__ = ["RIGHT", "Grader", "finite", "grade", "is_right"]

@@ -6,6 +6,7 @@ What meets JAX loads when it is first asked for: graders and their workers read 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from marl_jax.episodes import CallRecord, Episode, ToolRecord
 from marl_jax.rollouts.history import Chat
 from marl_jax.rollouts.progress import Progress, progress_bar
 from marl_jax.rollouts.replay import replay
@@ -13,7 +14,7 @@ from marl_jax.rollouts.running import Limits
 from marl_jax.rollouts.storage import read_episodes, write_episodes
 from marl_jax.rollouts.tools import ToolLog
 from marl_jax.rollouts.transcript import prompts_of, transcript
-from marl_jax.table import CallRecord, Episode, Table, ToolRecord
+from marl_jax.table import Table
 
 if TYPE_CHECKING:
     from marl_jax.rollouts.player import EpisodesFailed, Player, player_for

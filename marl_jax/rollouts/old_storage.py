@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.table import CallRecord, Episode, Table, ToolRecord
+from marl_jax.episodes import CallRecord, Episode, ToolRecord
+from marl_jax.table import Table
 from marl_jax.task import Task
 
 __all__ = ["DAMAGE", "FORMAT", "SUFFIX", "read_old", "unpack_task"]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from marl_jax.episodes import Episode
 from marl_jax.errors import RunError
 from marl_jax.models import ModelConfig, load_hf
 from marl_jax.models.tokenizer import load_tokenizer
@@ -37,7 +38,7 @@ from marl_jax.rollouts.serving import Service
 from marl_jax.rollouts.tools import ToolLog
 from marl_jax.rollouts.voices import needs_of
 from marl_jax.sampling.shapes import plan
-from marl_jax.table import Episode, Table
+from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.workflows import Prompts, Workflow, find, load_prompts
 

@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from marl_jax.episodes import CallRecord, Episode, Leaf, ToolRecord
 from marl_jax.rollouts.history import Chat
 from marl_jax.rollouts.running import Ask, Limits, Running
-from marl_jax.table import CallRecord, Episode, Leaf, ToolRecord
 from marl_jax.workflows.api import Tool, Workflow
 from marl_jax.workflows.render import Prompts
 

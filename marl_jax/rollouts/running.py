@@ -17,11 +17,11 @@ import numpy as np
 from annotated_types import Ge
 
 from marl_jax import fields
+from marl_jax.episodes import CallRecord, Episode, ToolRecord
 from marl_jax.fields import Count
 from marl_jax.own import told
 from marl_jax.rollouts.history import Chat, Overlong, fit
 from marl_jax.rollouts.tools import TIMEOUT
-from marl_jax.table import CallRecord, Episode, ToolRecord
 from marl_jax.task import Task
 from marl_jax.workflows.api import Call, Completion, Fork, Message, Tool, ToolError, ToolTimeout, Workflow
 

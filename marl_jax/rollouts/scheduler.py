@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from marl_jax.episodes import Episode
 from marl_jax.policies import PolicyMap, SamplingSettings
 from marl_jax.rollouts.history import Chat
 from marl_jax.rollouts.progress import Progress
@@ -20,7 +21,7 @@ from marl_jax.rollouts.replay import Batch, branches, tree
 from marl_jax.rollouts.running import Ask, Limits, Parser, Running
 from marl_jax.rollouts.tools import Errands, ToolLog
 from marl_jax.rollouts.voices import Engine, Voices
-from marl_jax.table import Episode, Table
+from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.threads import Workers
 from marl_jax.workflows.api import Tool, Workflow

@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from marl_jax.episodes import Episode, Leaf, ToolRecord
 from marl_jax.rollouts.old_storage import DAMAGE, SUFFIX, read_old, unpack_task
 from marl_jax.rollouts.transcript import prompts_of
-from marl_jax.table import KINDS, Episode, Leaf, Ragged, Table, ToolRecord, padded, path_tuples
+from marl_jax.table import KINDS, Ragged, Table, padded, path_tuples
 
 __all__ = ["read_asked", "read_episodes", "write_episodes"]
 

@@ -8,8 +8,8 @@ import pathlib
 from concurrent.futures import Future
 from typing import Any
 
+from marl_jax.episodes import ToolRecord
 from marl_jax.own import say
-from marl_jax.table import ToolRecord
 from marl_jax.threads import Workers
 from marl_jax.workflows.api import Tool
 

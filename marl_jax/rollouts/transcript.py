@@ -6,7 +6,7 @@ What models write is hostile: control characters are spelled out, so that a term
 import textwrap
 from collections.abc import Callable, Sequence
 
-from marl_jax.table import CallRecord, Episode, ToolRecord
+from marl_jax.episodes import CallRecord, Episode, ToolRecord
 
 __all__ = ["prompts_of", "transcript"]
 

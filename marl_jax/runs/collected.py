@@ -14,12 +14,13 @@ from typing import Any, cast
 import numpy as np
 
 from marl_jax.config.run_config import RunConfig
+from marl_jax.episodes import Episode
 from marl_jax.policies import policy_of
 from marl_jax.rollouts import Chat, read_episodes
 from marl_jax.rollouts.running import Ask, Running
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.parts import Parts
-from marl_jax.table import SOLVER, Episode, Ragged, Table
+from marl_jax.table import SOLVER, Ragged, Table
 from marl_jax.tasks.iterator import Position, TaskIterator
 
 __all__ = ["Collected", "collected_path", "flattened", "own_voices"]

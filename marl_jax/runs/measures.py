@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from marl_jax.alarms.signs import signs
+from marl_jax.episodes import Episode
 from marl_jax.learning import Report
 from marl_jax.learning.groups import GroupCounts
 from marl_jax.learning.role_statistics import form_drift
 from marl_jax.rewards.credit import own_work
 from marl_jax.runs.resampling import ResampleCounts
-from marl_jax.table import Episode, Table
+from marl_jax.table import Table
 
 __all__ = ["Clock", "branching", "form", "mean", "of_step"]
 

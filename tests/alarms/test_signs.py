@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from marl_jax.alarms.signs import choices, copied, signs
+from marl_jax.episodes import CallRecord, Episode
 from marl_jax.rewards.grading import grade
-from marl_jax.table import CallRecord, Episode, Table
+from marl_jax.table import Table
 from marl_jax.task import Task
 
 TASK = Task("t", "math", "6 times 7?", gold="42")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from marl_jax.commands import cli
+from marl_jax.episodes import CallRecord, Episode
 from marl_jax.learning import Report
 from marl_jax.rewards.credit import (
     CreditConfig,
@@ -28,7 +29,7 @@ from marl_jax.rewards.credit import (
 from marl_jax.rewards.families import grade_answer
 from marl_jax.rewards.grading import Grader, grade
 from marl_jax.runs import measures
-from marl_jax.table import CallRecord, Episode, Table
+from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.workflows import BUILT_IN
 

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from marl_jax.episodes import CallRecord, Episode
 from marl_jax.policies import shared
 from marl_jax.rewards.credit import own_work, voting_rubric, with_rewards
 from marl_jax.rewards.families import grade_answer, parse
 from marl_jax.rewards.grading import grade
 from marl_jax.rollouts import rollout
-from marl_jax.table import CallRecord, Episode, Table
+from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.workflows import BUILT_IN, Call, Completion, load_prompts
 

@@ -7,10 +7,11 @@ import time
 import numpy as np
 import pytest
 
+from marl_jax.episodes import CallRecord, Episode
 from marl_jax.rewards.credit import CreditConfig, by_episodes, load_credit, outcome, with_rewards
 from marl_jax.rewards.crediting import LEAVE_S, Crediting
 from marl_jax.rewards.grading import grade
-from marl_jax.table import CallRecord, Episode, Table
+from marl_jax.table import Table
 from marl_jax.task import Task
 
 TASKS = [Task(f"t{n}", "math", f"{n} + 1?", gold=str(n + 1)) for n in range(3)]

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from run_names import undocumented
 
+from marl_jax.episodes import CallRecord, Episode
 from marl_jax.rewards.grading import grade
 from marl_jax.rewards.own_metric import MetricError, load_metric
 from marl_jax.runs.evaluation import outcomes, summary
-from marl_jax.table import CallRecord, Episode, Table
+from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.workflows import BUILT_IN
 

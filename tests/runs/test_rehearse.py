@@ -6,9 +6,9 @@ from stored_run import make_base
 
 from marl_jax.commands.rehearse import rehearse
 from marl_jax.config.run_config import load_config
+from marl_jax.episodes import CallRecord, Episode
 from marl_jax.rollouts import prompts_of, read_episodes, transcript
 from marl_jax.rollouts.storage import read_asked
-from marl_jax.table import CallRecord, Episode
 from marl_jax.task import Task
 
 SMALL = {

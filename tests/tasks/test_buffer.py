@@ -7,9 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from marl_jax.episodes import CallRecord, Episode
 from marl_jax.rewards.grading import grade
 from marl_jax.rollouts import read_episodes, write_episodes
-from marl_jax.table import CallRecord, Episode, Table
+from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.tasks.buffer import UNTRIED, BufferConfig, Entry, draw, learned, mixed
 from marl_jax.workflows import Call

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from marl_jax.episodes import CallRecord, Episode
 from marl_jax.learning.advantages import group_advantages
 from marl_jax.rewards import credit
 from marl_jax.rewards.grading import grade
-from marl_jax.table import CallRecord, Episode, Table
+from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.workflows import BUILT_IN
 
