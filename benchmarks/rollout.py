@@ -208,7 +208,7 @@ def measure(run: Run, stats: Stats, seconds: float) -> dict[str, float]:
     with watch_decoding() as decoding:
         table = run(FLAGS.rounds + 1)
         wall = time.perf_counter() - start
-    assert table.sound.all(), next(head.error for head in table.heads if head.error)
+    assert table.sound.all(), next(head.error for head in table.bare_episodes if head.error)
     spent = {name: value - getattr(before, name) for name, value in vars(stats).items()}
     prompts = spent["reused_tokens"] + spent["prefilled_tokens"]
     return {

@@ -25,7 +25,7 @@ def train(base="configs/bases/micro-xs", steps=5, problems=16, samples=8):
         table, _ = learning.with_advantages(table, learning.AdvantageConfig())
         trees, states, report = learner.step(trees, states, table, step=step)
         player.update(trees)
-        right = sum(episode.outcome for episode in table.heads) / len(table.heads)
+        right = sum(episode.outcome for episode in table.bare_episodes) / len(table.bare_episodes)
         print(f"step {step + 1}: {right:.1%} right, loss {report.policies['p0']['loss']:+.3f}")
     return trees
 

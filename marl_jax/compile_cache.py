@@ -34,7 +34,7 @@ _told = False
 
 def keep_programs() -> None:
     """From here on JAX keeps what it compiles; where it cannot, one line says so. The user's own settings stay."""
-    if _set("compilation_cache_dir") is not None or not _set("enable_compilation_cache"):
+    if _setting("compilation_cache_dir") is not None or not _setting("enable_compilation_cache"):
         return
     folder = _folder()
     try:
@@ -61,13 +61,13 @@ def keep_nothing() -> None:
     jax.config.update("jax_enable_compilation_cache", False)
 
 
-def _set(name: str) -> Any:
+def _setting(name: str) -> Any:
     """A setting of JAX as it is now."""
     return getattr(jax.config, f"jax_{name}")
 
 
 def _folder() -> Path:
-    machine = user_cache.processor(), _set("platforms"), os.environ.get("XLA_FLAGS", "")
+    machine = user_cache.processor(), _setting("platforms"), os.environ.get("XLA_FLAGS", "")
     return user_cache.home() / "compiled" / f"jax-{jax.__version__}-{user_cache.digest(*machine)}"
 
 

@@ -87,7 +87,7 @@ class Table:
     """
 
     # Whose
-    episode: Any  # Int[N], its episode, an index into `heads`
+    episode: Any  # Int[N], its episode, an index into `bare_episodes`
     task: Any  # Int[N], equal for calls about one task: their episode's, or one of their own
     path: Any  # Int[N, D], branches taken before it, filled up with -1
     call: Any  # Int[N], its place on its path
@@ -134,7 +134,7 @@ class Table:
         Task | None, ...
     ] = ()  # [N], of calls about another task than their episode's; () if none is
     labels: tuple[Mapping[str, Any] | None, ...] = ()  # [N], what the workflow labelled each call with
-    heads: tuple[Episode, ...] = ()  # of the episodes, without their calls
+    bare_episodes: tuple[Episode, ...] = ()  # the episodes, without their calls
 
     def __len__(self) -> int:
         return len(self.role)
@@ -183,7 +183,7 @@ class Table:
             answer=tuple(call.answer for call in calls),
             about=_abouts(call.about for call in calls),
             labels=tuple(call.labels for call in calls),
-            heads=tuple(dataclasses.replace(one, calls=(), answers=()) for one in episodes),
+            bare_episodes=tuple(dataclasses.replace(one, calls=(), answers=()) for one in episodes),
             reward=None,
             advantage=None,
         )
@@ -261,12 +261,14 @@ class Table:
     def of_episodes(self, numbers: Sequence[int]) -> "Table":
         """These whole episodes, in this order."""
         self.need_episodes()
-        first = np.searchsorted(self.episode, np.arange(len(self.heads) + 1))
+        first = np.searchsorted(self.episode, np.arange(len(self.bare_episodes) + 1))
         rows = [np.arange(first[number], first[number + 1]) for number in numbers]
         sizes = [len(some) for some in rows]
         table = self.take(np.concatenate([*rows, np.zeros(0, np.int64)]))
         episode = np.repeat(np.arange(len(sizes)), sizes).astype(np.int32)
-        return table.replace(episode=episode, heads=tuple(self.heads[number] for number in numbers))
+        return table.replace(
+            episode=episode, bare_episodes=tuple(self.bare_episodes[number] for number in numbers)
+        )
 
     @staticmethod
     def concat(tables: Sequence["Table"]) -> "Table":
@@ -274,7 +276,7 @@ class Table:
         first = tables[0]
         if len(tables) == 1:
             return first
-        if not all(len(table.heads) or not len(table) for table in tables):
+        if not all(len(table.bare_episodes) or not len(table) for table in tables):
             raise ValueError("a table without episodes cannot be joined to another: its tasks have no names")
         joined = {
             name: _concat([getattr(table, name) for table in tables]) for name in COLUMNS if name != "kept"
@@ -284,10 +286,10 @@ class Table:
             known = tuple(dict.fromkeys(n for table in tables for n in getattr(table, names)))
             codes = [_ints(map(known.index, getattr(table, names)))[getattr(table, name)] for table in tables]
             joined |= {name: np.concatenate(codes), names: known}
-        offsets = np.cumsum([0, *(len(table.heads) for table in tables)])
+        offsets = np.cumsum([0, *(len(table.bare_episodes) for table in tables)])
         joined["episode"] = np.concatenate([t.episode + k for t, k in zip(tables, offsets)]).astype(np.int32)
-        heads = tuple(head for table in tables for head in table.heads)
-        if heads:
+        every = tuple(bare for table in tables for bare in table.bare_episodes)
+        if every:
             tasks = (table.task_of(row) for table in tables for row in range(len(table)))
             joined["task"] = dense([task.id for task in tasks])
         components = {}
@@ -300,18 +302,18 @@ class Table:
         texts["about"] = _abouts(one for t in tables for one in t.about or (None,) * len(t))
         if any(table.labels for table in tables):
             texts["labels"] = tuple(one for t in tables for one in t.labels or (None,) * len(t))
-        return first.replace(**joined, **texts, components=components, heads=heads)
+        return first.replace(**joined, **texts, components=components, bare_episodes=every)
 
     def numbers(self) -> "Table":
         """The columns that may enter `jit`; `rewards.credit` makes tables known to JAX."""
         if self.forked:
             raise ValueError("this table has episodes that fork: take the numbers of its paths()")
         ragged = dict.fromkeys(("prompt", "tokens", "logprobs", "kept", "spoken"))
-        return self.replace(**dict.fromkeys(TEXTS, ()), heads=(), **ragged)
+        return self.replace(**dict.fromkeys(TEXTS, ()), bare_episodes=(), **ragged)
 
     def need_episodes(self) -> None:
         """Refuse a table of `make`, which knows calls and not whose episodes they are."""
-        if len(self) and not self.heads:
+        if len(self) and not self.bare_episodes:
             raise ValueError(
                 "this table has calls without episodes: it can be learned from, not graded, stored or shown"
             )
@@ -319,7 +321,7 @@ class Table:
     @property
     def forked(self) -> bool:
         """Whether some calls are on several paths."""
-        return any(head.leaves for head in self.heads)
+        return any(bare.leaves for bare in self.bare_episodes)
 
     @property
     def parent(self) -> np.ndarray:
@@ -336,24 +338,24 @@ class Table:
         """Every path as an episode without forks, each with its own row of every call; and each row's row here."""
         if not self.forked:
             return self, np.arange(len(self))
-        heads: list[Episode] = []
+        flat_episodes: list[Episode] = []
         rows: list[np.ndarray] = []
-        first = np.searchsorted(self.episode, np.arange(len(self.heads) + 1))
-        for number, head in enumerate(self.heads):
+        first = np.searchsorted(self.episode, np.arange(len(self.bare_episodes) + 1))
+        for number, bare in enumerate(self.bare_episodes):
             mine = np.arange(first[number], first[number + 1])
-            for leaf in head.leaves:
-                heads.append(_path_of(head, leaf))
+            for leaf in bare.leaves:
+                flat_episodes.append(_path_of(bare, leaf))
                 rows.append(mine[_on(self.path[mine], leaf.path)])
-            if not head.leaves:
-                heads.append(head)
+            if not bare.leaves:
+                flat_episodes.append(bare)
                 rows.append(mine)
         sizes = [len(some) for some in rows]
         every = np.concatenate([*rows, np.zeros(0, np.int64)])
-        owners = np.repeat(np.arange(len(heads)), sizes).astype(np.int32)
-        ends = [heads[owner] for owner in owners.tolist()]
+        owners = np.repeat(np.arange(len(flat_episodes)), sizes).astype(np.int32)
+        ends = [flat_episodes[owner] for owner in owners.tolist()]
         flat = self.take(every).replace(
             episode=owners,
-            heads=tuple(heads),
+            bare_episodes=tuple(flat_episodes),
             sound=np.array([end.error is None for end in ends], bool),
             outcome=None if self.outcome is None else _floats(end.outcome for end in ends),
         )
@@ -366,7 +368,7 @@ class Table:
     def task_of(self, row: int) -> Task:
         """What the call is about: its episode's task, unless it has one of its own."""
         own = self.about[row] if self.about else None
-        return own or self.heads[self.episode[row]].task
+        return own or self.bare_episodes[self.episode[row]].task
 
     def present(self, column: Literal["role", "policy"] = "role") -> list[str]:
         """The roles, or the policies, that have rows, in order of appearance."""
@@ -386,16 +388,16 @@ class Table:
         self.need_episodes()
         if self.forked:
             return self.paths()[0].episodes()
-        calls: list[list[CallRecord]] = [[] for _ in self.heads]
+        calls: list[list[CallRecord]] = [[] for _ in self.bare_episodes]
         for row, number in enumerate(self.episode.tolist()):
             calls[number].append(self._record(row))
-        grades: list[list[float | None]] = [[] for _ in self.heads]
+        grades: list[list[float | None]] = [[] for _ in self.bare_episodes]
         if self.grade is not None:
             for number, grade in zip(self.episode.tolist(), self.grade.tolist()):
                 grades[number].append(None if grade != grade else grade)
         return [
-            dataclasses.replace(head, calls=tuple(own), answers=tuple(given))
-            for head, own, given in zip(self.heads, calls, grades)
+            dataclasses.replace(bare, calls=tuple(own), answers=tuple(given))
+            for bare, own, given in zip(self.bare_episodes, calls, grades)
         ]
 
     def _record(self, row: int) -> CallRecord:
@@ -428,7 +430,7 @@ class Table:
 
 
 TEXTS = ("text", "answer", "about", "labels")
-META = ("roles", "policies", *TEXTS, "heads")
+META = ("roles", "policies", *TEXTS, "bare_episodes")
 COLUMNS = tuple(f.name for f in dataclasses.fields(Table) if f.name not in (*META, "components"))
 DTYPES = {
     **dict.fromkeys(("truncated", "readable", "sound", "trains"), bool),
@@ -477,10 +479,10 @@ def _places(episode: Episode) -> Iterable[int]:
     return places
 
 
-def _path_of(head: Episode, leaf: Leaf) -> Episode:
-    tools = tuple(tool for tool in head.tools if leaf.path[: len(tool.path)] == tool.path)
+def _path_of(bare: Episode, leaf: Leaf) -> Episode:
+    tools = tuple(tool for tool in bare.tools if leaf.path[: len(tool.path)] == tool.path)
     ending = {"path": leaf.path, "answer": leaf.answer, "error": leaf.error, "outcome": leaf.outcome}
-    return dataclasses.replace(head, tools=tools, leaves=(), **ending)
+    return dataclasses.replace(bare, tools=tools, leaves=(), **ending)
 
 
 def _on(paths: np.ndarray, leaf: tuple[int, ...]) -> np.ndarray:

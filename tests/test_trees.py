@@ -139,7 +139,7 @@ def test_a_flat_table_is_its_own_paths():
 
 def test_trees_are_taken_and_joined(table):
     again = Table.concat([table.of_episodes([3]), table.of_episodes([1, 0])])
-    assert [head.sample for head in again.heads] == [0, 1, 0] and again.path.shape == (16, 2)
+    assert [head.sample for head in again.bare_episodes] == [0, 1, 0] and again.path.shape == (16, 2)
     assert again.episodes() == [*table.episodes()[-3:], *table.episodes()[4:8], *table.episodes()[:4]]
     assert again.parent.tolist() == [-1, 0, 1, 1, 0, 0, -1, 2, 2, 2, 2, -1, 3, 3, 3, 3]
     with pytest.raises(ValueError, match="episodes that fork: take the numbers of its paths"):
@@ -151,7 +151,7 @@ def test_trees_are_taken_and_joined(table):
 
 
 def test_an_outcome_is_the_mean_over_the_paths_that_a_call_is_on(table):
-    assert [head.outcome for head in table.heads] == [0.75, 0.25, 1.0, pytest.approx(2 / 3)]
+    assert [head.outcome for head in table.bare_episodes] == [0.75, 0.25, 1.0, pytest.approx(2 / 3)]
     assert table.outcome[:10].tolist() == [0.75, 1, 0, 1, 1, 0.25, 0, 0, 1, 0]
     np.testing.assert_allclose(table.outcome[12:], [2 / 3, 0.5, 1, 0, 1, 1])
     assert table.sound.tolist() == [True] * 9 + [False] + [True] * 8
@@ -368,11 +368,11 @@ def test_pass_at_k_of_shares_is_that_of_a_drawn_path():
 
 
 def test_metrics_say_how_far_branches_are_apart(table):
-    found = branching(table.of_episodes([0, 3]).heads)
+    found = branching(table.of_episodes([0, 3]).bare_episodes)
     # Level 1: outcomes 1, 0, 1, 1 and means 1/2, 1; level 2: 1 and 0.
     assert found == {
         "tree/paths": 3.5,
         "tree/apart/1": pytest.approx((math.sqrt(3) / 4 + 0.25) / 2),
         "tree/apart/2": 0.5,
     }
-    assert branching(table.of_episodes([2]).heads) == {}
+    assert branching(table.of_episodes([2]).bare_episodes) == {}

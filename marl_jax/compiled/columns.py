@@ -210,9 +210,11 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
     kept = {name: getattr(table, name) for name in ("grade", "outcome", *WORTH)}
     outcome = table.outcome.reshape(-1, places)[:, 0].tolist()
     made_of = Table.of(episodes)
-    heads = tuple(dataclasses.replace(head, outcome=value) for head, value in zip(made_of.heads, outcome))
+    ended = tuple(
+        dataclasses.replace(bare, outcome=value) for bare, value in zip(made_of.bare_episodes, outcome)
+    )
     taken = {name: None if values is None else values[made] for name, values in kept.items()}
     # Of shards, each counts from 0; a group is of one problem.
     taken["group"] = dense(zip((made // places // cast.samples).tolist(), table.group[made].tolist()))
     components = {name: values[made] for name, values in table.components.items()}
-    return made_of.replace(**taken, components=components, heads=heads)
+    return made_of.replace(**taken, components=components, bare_episodes=ended)

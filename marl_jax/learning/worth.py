@@ -137,7 +137,7 @@ def _field(table: Table, field: str) -> list[Any]:
             for i, labels in enumerate(of_calls)
         ]
     table.need_episodes()
-    tasks = [table.heads[number].task for number in table.episode.tolist()]
+    tasks = [table.bare_episodes[number].task for number in table.episode.tolist()]
     return [
         task.level if name == "level" else _attribute(field, task.meta, f"task '{task.id}'") for task in tasks
     ]

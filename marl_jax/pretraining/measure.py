@@ -58,5 +58,5 @@ def play_held_out(
 
 def accuracy(table: Table, problems: int) -> tuple[float, float]:
     """(mean outcome, standard error over problems)."""
-    by_problem = np.array([head.outcome for head in table.heads]).reshape(problems, -1).mean(1)
+    by_problem = np.array([bare.outcome for bare in table.bare_episodes]).reshape(problems, -1).mean(1)
     return float(by_problem.mean()), float(by_problem.std(ddof=1) / np.sqrt(problems))

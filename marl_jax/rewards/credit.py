@@ -225,7 +225,7 @@ def last_read(table: Table) -> tuple[Any, Any]:
 def shown(table: Table) -> tuple[Any, Any, Any]:
     """Of the calls that each call was shown, [N, R]: their rows, whether they are solvers', whether they are right."""
     xp = namespace(table)
-    if xp is np and table.heads:
+    if xp is np and table.bare_episodes:
         first = np.searchsorted(table.episode, table.episode)
         if (np.diff(table.episode) < 0).any() or (table.call != np.arange(len(table)) - first).any():
             raise CreditError(
@@ -295,7 +295,7 @@ def load_credit(name: str) -> Credit:
 
     It receives the graded episodes that ended without an error and returns, per episode, one number for all of its
     calls, or one number or {component: number} per call. It may be slow: in a run it is called on a thread, see
-    `rewards.crediting`.
+    `rewards.background_credit`.
     """
     return by_episodes(own_function(name, "credit"), f"credit {name!r}")
 

@@ -73,21 +73,21 @@ def grade(table: Table, by: Callable[[Task, str], float] | None = None) -> Table
     def of(task: Task, answer: str | None, sound: bool) -> float:
         return grades[_pair(task, answer)] if sound and answer is not None else 0.0
 
-    def ended(head: Episode) -> Episode:
-        if not head.leaves:
-            return dataclasses.replace(head, outcome=of(head.task, head.answer, head.error is None))
-        worth = [of(head.task, leaf.answer, leaf.error is None) for leaf in head.leaves]
-        leaves = tuple(dataclasses.replace(leaf, outcome=one) for leaf, one in zip(head.leaves, worth))
-        return dataclasses.replace(head, leaves=leaves, outcome=sum(worth) / len(worth))
+    def ended(bare: Episode) -> Episode:
+        if not bare.leaves:
+            return dataclasses.replace(bare, outcome=of(bare.task, bare.answer, bare.error is None))
+        worth = [of(bare.task, leaf.answer, leaf.error is None) for leaf in bare.leaves]
+        leaves = tuple(dataclasses.replace(leaf, outcome=one) for leaf, one in zip(bare.leaves, worth))
+        return dataclasses.replace(bare, leaves=leaves, outcome=sum(worth) / len(worth))
 
-    heads = tuple(map(ended, table.heads))
-    owners = [heads[number] for number in table.episode.tolist()]
+    episodes = tuple(map(ended, table.bare_episodes))
+    owners = [episodes[number] for number in table.episode.tolist()]
     own = [
         of(table.task_of(row), table.answer[row], sound) if kind == SOLVER else math.nan
         for row, (kind, sound) in enumerate(zip(table.kind.tolist(), table.sound.tolist()))
     ]
-    outcome = np.array([head.outcome for head in owners], np.float64)
-    graded = table.replace(grade=np.array(own, np.float64), outcome=outcome, heads=heads)
+    outcome = np.array([bare.outcome for bare in owners], np.float64)
+    graded = table.replace(grade=np.array(own, np.float64), outcome=outcome, bare_episodes=episodes)
     if table.forked:
         flat, rows = graded.paths()
         graded = graded.replace(outcome=np.bincount(rows, flat.outcome) / np.bincount(rows))
@@ -96,11 +96,11 @@ def grade(table: Table, by: Callable[[Task, str], float] | None = None) -> Table
 
 def _answers(table: Table) -> Iterator[tuple[Task, str]]:
     """The answers that need a grade: those of the episodes and of their solvers, episode by episode."""
-    solved: list[list[tuple[Task, str | None]]] = [[] for _ in table.heads]
+    solved: list[list[tuple[Task, str | None]]] = [[] for _ in table.bare_episodes]
     for row in np.flatnonzero((table.kind == SOLVER) & table.sound).tolist():
         solved[table.episode[row]].append((table.task_of(row), table.answer[row]))
-    for head, own in zip(table.heads, solved):
-        ends = [(head.task, end.answer) for end in head.leaves or (head,) if end.error is None]
+    for bare, own in zip(table.bare_episodes, solved):
+        ends = [(bare.task, end.answer) for end in bare.leaves or (bare,) if end.error is None]
         for task, answer in (*ends, *own):
             if answer is not None:
                 yield task, answer

@@ -18,7 +18,7 @@ from marl_jax.table import Table
 
 __all__ = ["Metric", "MetricError", "load_metric", "with_metric"]
 
-Metric = Callable[[Table], Any]  # to a value of 0 to 1 for each of `table.heads`
+Metric = Callable[[Table], Any]  # to a value of 0 to 1 for each of `table.bare_episodes`
 
 
 class MetricError(UserError, ValueError):
@@ -34,7 +34,7 @@ def load_metric(name: str) -> Metric:
     function, who = own_function(name, "metric"), f"metric '{name}'"
 
     def metric(table: Table) -> np.ndarray:
-        return _checked(called(function, who, MetricError, table), len(table.heads), who)
+        return _checked(called(function, who, MetricError, table), len(table.bare_episodes), who)
 
     return metric
 
@@ -43,9 +43,11 @@ def with_metric(table: Table, metric: Metric) -> Table:
     """The table with these values as the outcomes of its episodes; grades of solvers' own answers stay."""
     table.need_episodes()
     values = np.asarray(metric(table), np.float64)
-    values = np.where([head.error is None for head in table.heads], values, 0.0)
-    heads = tuple(dataclasses.replace(h, outcome=value) for h, value in zip(table.heads, values.tolist()))
-    return table.replace(outcome=values[table.episode], heads=heads)
+    values = np.where([bare.error is None for bare in table.bare_episodes], values, 0.0)
+    episodes = tuple(
+        dataclasses.replace(h, outcome=value) for h, value in zip(table.bare_episodes, values.tolist())
+    )
+    return table.replace(outcome=values[table.episode], bare_episodes=episodes)
 
 
 def _checked(result: Any, episodes: int, who: str) -> np.ndarray:

@@ -53,11 +53,11 @@ def write_episodes(
     table.need_episodes()
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    owners = [table.heads[number] for number in table.episode.tolist()]
+    owners = [table.bare_episodes[number] for number in table.episode.tolist()]
     columns: dict[str, Any] = {
-        "task": _texts(head.task.id for head in owners),
-        "sample": [head.sample for head in owners],
-        "question": _texts(head.task.question for head in owners),
+        "task": _texts(bare.task.id for bare in owners),
+        "sample": [bare.sample for bare in owners],
+        "question": _texts(bare.task.question for bare in owners),
         **{
             name: _texts(getattr(table, names)[code] for code in getattr(table, name))
             for name, names in NAMES.items()
@@ -86,12 +86,12 @@ def write_episodes(
     plain = {name: getattr(table, name) for name in (*INTS, *FLOATS, *BOOLS)}
     columns |= {name: values for name, values in plain.items() if values is not None}
     columns |= {f"component/{name}": values for name, values in table.components.items()}
-    told = (*(head.task for head in table.heads), *filter(None, table.about))
+    told = (*(bare.task for bare in table.bare_episodes), *filter(None, table.about))
     tasks = {task.id: dataclasses.asdict(task) for task in told}
     facts = {
         "format": FORMAT,
         "tasks": list(tasks.values()),
-        "episodes": [_facts(head) for head in table.heads],
+        "episodes": [_facts(bare) for bare in table.bare_episodes],
     }
     written = pa.table(columns).replace_schema_metadata({METADATA_KEY: json.dumps(facts)})
     unfinished = path.with_name(path.name + ".unfinished")
@@ -128,7 +128,7 @@ def read_asked(path: str | os.PathLike[str]) -> list[str | None]:
 
 def _table(read: pa.Table, facts: dict[str, Any]) -> Table:
     tasks = {task["id"]: unpack_task(task) for task in facts["tasks"]}
-    heads = tuple(_head(packed, tasks) for packed in facts["episodes"])
+    episodes = tuple(_bare(packed, tasks) for packed in facts["episodes"])
     texts = {name: read[name].to_pylist() for name in ("role", "policy", "kind", "text", "answer")}
     there = {*read.column_names}
     about: list[str | None] = read["about"].to_pylist() if "about" in there else [None] * len(read)
@@ -158,20 +158,20 @@ def _table(read: pa.Table, facts: dict[str, Any]) -> Table:
             for name in read.column_names
             if name.startswith("component/")
         },
-        heads=heads,
+        bare_episodes=episodes,
         **dict.fromkeys({"reward", "advantage"} - there),
     )
 
 
-def _facts(head: Episode) -> dict[str, Any]:
-    facts = {field.name: getattr(head, field.name) for field in dataclasses.fields(head)}
+def _facts(bare: Episode) -> dict[str, Any]:
+    facts = {field.name: getattr(bare, field.name) for field in dataclasses.fields(bare)}
     for name in ("calls", "answers"):
         del facts[name]
     listed = {name: [dataclasses.asdict(one) for one in facts[name]] for name in ("tools", "leaves")}
-    return {**facts, **listed, "task": head.task.id}
+    return {**facts, **listed, "task": bare.task.id}
 
 
-def _head(packed: dict[str, Any], tasks: dict[str, Any]) -> Episode:
+def _bare(packed: dict[str, Any], tasks: dict[str, Any]) -> Episode:
     tools = tuple(ToolRecord(**tool) for tool in packed["tools"])
     leaves = tuple(Leaf(**{**leaf, "path": tuple(leaf["path"])}) for leaf in packed.get("leaves", ()))
     tuples = {name: tuple(packed.get(name, ())) for name in ("key", "path")}

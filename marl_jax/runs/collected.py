@@ -60,8 +60,8 @@ class Collected:
         for path in self.files:
             table = read_episodes(path)
             by_task: dict[str, list[int]] = {}
-            for number, head in enumerate(table.heads):
-                by_task.setdefault(head.task.id, []).append(number)
+            for number, bare in enumerate(table.bare_episodes):
+                by_task.setdefault(bare.task.id, []).append(number)
             units += [(table, numbers) for numbers in by_task.values()]
         if not units:
             raise FolderError(
@@ -100,12 +100,12 @@ def flattened(table: Table, role: str, config: RunConfig, parts: Parts) -> Table
     """
     chat = Chat(parts.tokenizer)
     rows = [_sequence(one, chat) for one in table.episodes()]
-    first = np.searchsorted(table.episode, np.arange(len(table.heads)))
+    first = np.searchsorted(table.episode, np.arange(len(table.bare_episodes)))
     one = table.take(first)
-    prompts = [_opening(head, config, parts, chat) for head in table.heads]
+    prompts = [_opening(bare, config, parts, chat) for bare in table.bare_episodes]
     count, zeros = len(rows), np.zeros(len(rows), np.int32)
     policy = policy_of(config.policies.map, role, 0)
-    outcome = np.array([head.outcome or 0.0 for head in table.heads], np.float64)
+    outcome = np.array([bare.outcome or 0.0 for bare in table.bare_episodes], np.float64)
     lengths = np.array([len(tokens) for tokens, _ in rows], np.int32)
     return one.replace(
         role=zeros, roles=(role,), policy=zeros, policies=(policy,), slot=zeros, turn=zeros, call=zeros,
@@ -115,7 +115,8 @@ def flattened(table: Table, role: str, config: RunConfig, parts: Parts) -> Table
         temperature=np.ones(count), truncated=np.zeros(count, bool), kind=zeros + SOLVER,
         readable=np.ones(count, bool), choice=zeros - 1, grade=outcome, outcome=outcome, reward=outcome,
         components={}, penalty=None, spoken=Ragged.of([spoken for _, spoken in rows], bool),
-        text=tuple(chat.decode(tokens) for tokens, _ in rows), answer=tuple(head.answer for head in table.heads),
+        text=tuple(chat.decode(tokens) for tokens, _ in rows),
+        answer=tuple(bare.answer for bare in table.bare_episodes),
     )  # fmt: skip
 
 
@@ -139,17 +140,17 @@ def _sequence(episode: Episode, chat: Chat) -> tuple[list[int], list[bool]]:
     return [*tokens, chat.end_of_turn], [*spoken, True]
 
 
-def _opening(head: Episode, config: RunConfig, parts: Parts, chat: Chat) -> tuple[int, ...]:
+def _opening(bare: Episode, config: RunConfig, parts: Parts, chat: Chat) -> tuple[int, ...]:
     """The tokens of the first prompt that this run's workflow makes of a task."""
     limits = config.rollout.limits
-    running = Running(head.task, 0, head.key or (0,), parts.workflow, parts.prompts, chat, limits)
+    running = Running(bare.task, 0, bare.key or (0,), parts.workflow, parts.prompts, chat, limits)
     try:
         asked = [item for item in running.advance() if isinstance(item, Ask)]
     finally:
         running.close()
     if not asked:
         raise FolderError(
-            f"the workflow '{config.workflow.name}' opens without a call on task '{head.task.id}': flatten needs "
+            f"the workflow '{config.workflow.name}' opens without a call on task '{bare.task.id}': flatten needs "
             "the prompt of one"
         )
     return tuple(asked[0].prompt)

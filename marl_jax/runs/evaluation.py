@@ -29,21 +29,21 @@ def outcomes(table: Table, samples: int) -> np.ndarray:
 
     Of episodes that fork, Float[problems, samples]: the share of their paths whose answer is right.
     """
-    heads = table.heads
-    if samples < 1 or not heads or len(heads) % samples:
-        raise ValueError(f"{len(heads)} episodes are not {samples} of each of some problems")
-    problems = [heads[start : start + samples] for start in range(0, len(heads), samples)]
+    every = table.bare_episodes
+    if samples < 1 or not every or len(every) % samples:
+        raise ValueError(f"{len(every)} episodes are not {samples} of each of some problems")
+    problems = [every[start : start + samples] for start in range(0, len(every), samples)]
     for episodes in problems:
-        if len(ids := {head.task.id for head in episodes}) > 1:
+        if len(ids := {bare.task.id for bare in episodes}) > 1:
             raise ValueError(f"episodes of {', '.join(sorted(ids))} are mixed: they must come task by task")
     if table.forked:
-        return np.array([[np.mean(_right(head)) for head in episodes] for episodes in problems])
-    return np.array([[head.outcome >= RIGHT for head in episodes] for episodes in problems])
+        return np.array([[np.mean(_right(bare)) for bare in episodes] for episodes in problems])
+    return np.array([[bare.outcome >= RIGHT for bare in episodes] for episodes in problems])
 
 
-def _right(head: Episode) -> list[bool]:
+def _right(bare: Episode) -> list[bool]:
     """Of each path."""
-    return [end.outcome >= RIGHT for end in head.leaves or (head,)]
+    return [end.outcome >= RIGHT for end in bare.leaves or (bare,)]
 
 
 def summary(
@@ -56,7 +56,7 @@ def summary(
     table = table if metric is None else with_metric(table, metric)
     worth = right = outcomes(table, samples)
     if metric is not None:
-        worth = np.array([head.outcome for head in table.heads]).reshape(right.shape)
+        worth = np.array([bare.outcome for bare in table.bare_episodes]).reshape(right.shape)
     binary = samples == 1 and not table.forked and np.isin(worth, (0, 1)).all()
     interval = wilson(int(worth.sum()), worth.size) if binary else bootstrap(worth)
     per_problem = worth.mean(axis=1)
@@ -71,16 +71,16 @@ def summary(
         "pass_at_k": {str(k): float(pass_at_k(right, k).mean()) for k in sizes},
         "difference": None if base is None else paired_bootstrap(per_problem, np.array(base))._asdict(),
         "roles": by_role(table),
-        "calls_per_episode": len(table) / len(table.heads),
-        "tokens_per_episode": int(table.length.sum()) / len(table.heads),
-        "errors": sum(head.error is not None for head in table.heads),
+        "calls_per_episode": len(table) / len(table.bare_episodes),
+        "tokens_per_episode": int(table.length.sum()) / len(table.bare_episodes),
+        "errors": sum(bare.error is not None for bare in table.bare_episodes),
         "per_problem": per_problem.tolist(),
     }
 
 
 def any_right(table: Table) -> np.ndarray:
     """Bool[episodes]: whether a right answer was there: the workflow's, or one of a solver's own."""
-    there = np.array([any(_right(head)) for head in table.heads])
+    there = np.array([any(_right(bare)) for bare in table.bare_episodes])
     np.logical_or.at(there, table.episode, (table.kind == SOLVER) & (table.grade >= RIGHT))
     return there
 

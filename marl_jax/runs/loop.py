@@ -21,7 +21,7 @@ from marl_jax.config.phase_fields import Place
 from marl_jax.config.run_config import RunConfig
 from marl_jax.learning import NonFiniteGradients, Report, with_advantages
 from marl_jax.pretraining.pairs import unfamiliar
-from marl_jax.rewards.crediting import Crediting
+from marl_jax.rewards.background_credit import BackgroundCredit
 from marl_jax.rewards.grading import Grader, grade
 from marl_jax.rollouts import Chat, ToolLog, write_episodes
 from marl_jax.run_folder.checkpoints import steps as saved_steps
@@ -173,12 +173,12 @@ def step(run: Run, state: State) -> State:
     every = config.logging.episodes_every
     if every and (number % every == 0 or number in (1, config.steps)):
         wanted = config.logging.episodes_problems * config.rollout.samples
-        some = table.of_episodes(range(min(wanted, len(table.heads))))
+        some = table.of_episodes(range(min(wanted, len(table.bare_episodes))))
         with disk_errors(run.folder / "episodes"):
             path = run.folder / "episodes" / f"step-{number:06d}.parquet"
             write_episodes(path, some, Chat(parts.tokenizer).decode)
     run.live.step(number, values)
-    run.live.failing(number, [head.error for head in table.heads])
+    run.live.failing(number, [bare.error for bare in table.bare_episodes])
     for warning in values.get("warnings", ()):
         run.live.note(f"step {number}: {warning}")
     run.live.alarms([alarm for alarm in begun if alarm.step == number], run.watch.holding)
@@ -198,17 +198,17 @@ def _played_step(run: Run, state: State, clock: measures.Clock) -> tuple[Table, 
         progress=run.stop.watch(run.live.rollout),
     )
     draws, presets = config.rollout.draws, parts.workflow.groups
-    with Crediting(parts.credit, config.rewards, samples, run.stop.check) as crediting:
+    with BackgroundCredit(parts.credit, config.rewards, samples, run.stop.check) as background:
 
         def sample(some: Sequence[Task], first: int) -> Table:
             run.live.phase("sampling")
             with clock("rollout"), disk_errors(run.folder):
-                return play(some, first_sample=first, finished=crediting.finished)
+                return play(some, first_sample=first, finished=background.finished)
 
         def reward(table: Table) -> Table:
             run.live.phase("grading")
             with clock("grade"):
-                return crediting(table)
+                return background(table)
 
         table, counts = resample(sample, reward, tasks, config.advantages, draws=draws, presets=presets)
     return table, counts if draws > 1 else None

@@ -57,17 +57,17 @@ def of_step(
     clock: Clock,
 ) -> dict[str, Any]:
     """The line of a step for `metrics.jsonl`, but for its number."""
-    heads, tokens = table.heads, int(table.length.sum())
+    episodes, tokens = table.bare_episodes, int(table.length.sum())
     values: dict[str, Any] = {
-        "reward": float(np.mean([head.outcome for head in heads])),
-        "episodes": len(heads),
+        "reward": float(np.mean([bare.outcome for bare in episodes])),
+        "episodes": len(episodes),
         "calls": len(table),
         "tokens": tokens,
-        "failed": sum(head.error is not None for head in heads),
+        "failed": sum(bare.error is not None for bare in episodes),
         "prompts_cut": int((table.cut > 0).sum()),
-        "tools_failed": sum(tool.error is not None for head in heads for tool in head.tools),
+        "tools_failed": sum(tool.error is not None for bare in episodes for tool in bare.tools),
     }
-    values |= branching(heads)
+    values |= branching(episodes)
     if draws is not None:
         values |= {f"draws/{name}": value for name, value in dataclasses.asdict(draws).items()}
     worth, known = own_work(table)
@@ -92,14 +92,14 @@ def of_step(
     return values | clock.measures(tokens)
 
 
-def branching(heads: Sequence[Episode]) -> dict[str, float]:
+def branching(episodes: Sequence[Episode]) -> dict[str, float]:
     """Of episodes that fork: paths per episode, and by level how far the branches of a fork are apart in outcome."""
-    if not any(head.leaves for head in heads):
+    if not any(bare.leaves for bare in episodes):
         return {}
     apart: dict[int, list[float]] = collections.defaultdict(list)
-    for head in heads:
+    for bare in episodes:
         below: dict[tuple[int, ...], list[float]] = collections.defaultdict(list)
-        for leaf in head.leaves:
+        for leaf in bare.leaves:
             for depth in range(len(leaf.path) + 1):
                 below[leaf.path[:depth]].append(leaf.outcome)
         forks: dict[tuple[int, ...], list[float]] = collections.defaultdict(list)
@@ -108,7 +108,7 @@ def branching(heads: Sequence[Episode]) -> dict[str, float]:
         for fork, means in forks.items():
             apart[len(fork) + 1].append(float(np.std(means)))
     found = {f"tree/apart/{level}": float(np.mean(apart[level])) for level in sorted(apart)}
-    return {"tree/paths": sum(len(head.leaves) or 1 for head in heads) / len(heads), **found}
+    return {"tree/paths": sum(len(bare.leaves) or 1 for bare in episodes) / len(episodes), **found}
 
 
 def mean(values: np.ndarray) -> float:

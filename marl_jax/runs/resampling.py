@@ -57,15 +57,15 @@ def resample(
         table = reward(sample(flat, first))
         _check_draw(flat, table, first)
         kept |= {task.id: [] for task in flat}
-        for number, head in enumerate(table.heads, drawn):
-            kept[head.task.id].append(number)
+        for number, bare in enumerate(table.bare_episodes, drawn):
+            kept[bare.task.id].append(number)
         teaching = _teaching(table, advantages, presets)
         flat = [task for task in flat if task.id not in teaching]
         if not tables:
             first_flat, first_reward = len(flat), float(np.mean(table.reward)) if len(table) else 0.0
         tables.append(table)
-        drawn += len(table.heads)
-        first = 1 + max(head.sample for head in table.heads)
+        drawn += len(table.bare_episodes)
+        first = 1 + max(bare.sample for bare in table.bare_episodes)
     counts = ResampleCounts(len(tasks), first_flat, first_flat - len(flat), len(tables), drawn, first_reward)
     if not tables:
         return Table.of([]), counts
@@ -76,17 +76,17 @@ def _teaching(table: Table, advantages: AdvantageConfig, presets: Presets | None
     """The ids of tasks with an advantage that is not 0."""
     compared, _ = with_advantages(table, advantages, presets)
     rows = np.flatnonzero(np.nan_to_num(compared.advantage))
-    return {table.heads[number].task.id for number in table.episode[rows].tolist()}
+    return {table.bare_episodes[number].task.id for number in table.episode[rows].tolist()}
 
 
 def _check_draw(tasks: Sequence[Task], table: Table, first: int) -> None:
-    missing = {task.id for task in tasks} ^ {head.task.id for head in table.heads}
+    missing = {task.id for task in tasks} ^ {bare.task.id for bare in table.bare_episodes}
     if missing:
         raise ValueError(
             f"sample() was asked for {len(tasks)} tasks and differs on {sorted(missing)[0]!r}: "
             "return episodes of each of them, and of no other"
         )
-    if old := [head.sample for head in table.heads if head.sample < first]:
+    if old := [bare.sample for bare in table.bare_episodes if bare.sample < first]:
         raise ValueError(
             f"sample() returned the sample {old[0]} again where first_sample is {first}: pass first_sample on"
         )

@@ -262,7 +262,7 @@ def _read_samples(step: int, path: Path) -> list[Sample]:
     table, rows = read_episodes(path).paths()
 
     def by_episode(values: Sequence[Any]) -> list[list[Any]]:
-        lists: list[list[Any]] = [[] for _ in table.heads]
+        lists: list[list[Any]] = [[] for _ in table.bare_episodes]
         for number, value in zip(table.episode.tolist(), values):
             lists[number].append(None if value != value else value)
         return lists

@@ -116,7 +116,7 @@ def assert_same_numbers(table, result, other):
         )
     for column in ("grade", "outcome", "group", "trains", "temperature"):
         np.testing.assert_array_equal(getattr(other, column), getattr(table, column), column)
-    assert [head.answer for head in other.heads] == [head.answer for head in table.heads]
+    assert [head.answer for head in other.bare_episodes] == [head.answer for head in table.bare_episodes]
     assert other.components.keys() == table.components.keys()
     for name, values in table.components.items():
         np.testing.assert_array_equal(other.components[name], np.float32(values), name)

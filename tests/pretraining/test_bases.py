@@ -77,7 +77,7 @@ def test_roles_speak_in_the_form_they_are_read_in():
         table = play(
             "xs", flow, "micro_math", levels=recipe("xs").levels["micro_math"], problems=16, samples=2
         )
-        assert not any(head.error for head in table.heads)
+        assert not any(head.error for head in table.bare_episodes)
         for role in flow.roles:
             assert np.mean(table.readable[table.having(role=role)]) > 0.8
 

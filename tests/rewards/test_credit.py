@@ -80,7 +80,7 @@ def graded(*episodes):
 
 def by_episode(table, column):
     """The values of a column, episode by episode; None for NaN."""
-    values = [[] for _ in table.heads]
+    values = [[] for _ in table.bare_episodes]
     for number, value in zip(table.episode.tolist(), column.tolist()):
         values[number].append(None if math.isnan(value) else value)
     return values

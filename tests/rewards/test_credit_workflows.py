@@ -82,7 +82,7 @@ RIGHT, WRONG, SILENT = r"so \boxed{42}", r"so \boxed{41}", "well"
 )
 def test_the_own_work_of_every_role(name, replies, outcome, own):
     table = grade(Table.of([play(BUILT_IN[name], replies)]), grade_answer)
-    assert table.heads[0].outcome == outcome
+    assert table.bare_episodes[0].outcome == outcome
     assert worked(table) == own
 
 
@@ -100,7 +100,7 @@ def test_recorded_episodes_have_every_component_of_every_role(monkeypatch):
         )
         for _ in range(2)
     ])  # fmt: skip
-    assert [head.error for head in table.heads] == [None, None]
+    assert [head.error for head in table.bare_episodes] == [None, None]
     table = with_rewards(grade(table), voting_rubric)
     assert table.reward.tolist() == [1.0, -0.5, 0.5, 1.0, -1.0, -1.0, -1.0, 0.0]
     components = {name: np.nansum(column) for name, column in table.components.items()}

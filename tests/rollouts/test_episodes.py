@@ -288,7 +288,7 @@ def in_old_file():
 
 def test_a_file_of_an_earlier_version_is_read_with_what_its_calls_earned():
     table = read_episodes(OLD)
-    outcomes = [head.outcome for head in table.heads]
+    outcomes = [head.outcome for head in table.bare_episodes]
     assert outcomes == [0.0, 1.0, 0.0] and table.grade is None
     assert [dataclasses.replace(one, outcome=None) for one in table.episodes()] == in_old_file()
     assert table.reward.tolist() == [0.0, 0.0, 1.0, 0.75]

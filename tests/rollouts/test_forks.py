@@ -123,8 +123,8 @@ def test_what_branches_share_is_one_row_and_its_tools_run_once(tmp_path):
     table = play(samples=1, tool_log=ToolLog(log))
     assert sorted(told[0] for told in RAN) == ["leaf"] * 2 + ["prefix"] * 2
     # Of each of two trees: the prefix, three branches, four calls behind the inner forks, two in parallel.
-    assert len(table) == 2 * (1 + 3 + 4 + 2) and len(table.heads) == 2 and len(table.episodes()) == 12
-    assert [sum(tool.path == () for tool in head.tools) for head in table.heads] == [1, 1]
+    assert len(table) == 2 * (1 + 3 + 4 + 2) and len(table.bare_episodes) == 2 and len(table.episodes()) == 12
+    assert [sum(tool.path == () for tool in head.tools) for head in table.bare_episodes] == [1, 1]
     RAN.clear()
     again = play(samples=1, tool_log=ToolLog(log))
     assert RAN == [] and timeless(again.episodes()) == timeless(table.episodes())
@@ -166,7 +166,7 @@ def test_trees_are_stored_read_back_replayed_and_shown(tmp_path):
     table = play(tasks=TASKS[:3])
     write_episodes(tmp_path / "e.parquet", table)
     again = read_episodes(tmp_path / "e.parquet")
-    assert again.episodes() == table.episodes() and again.heads == table.heads
+    assert again.episodes() == table.episodes() and again.bare_episodes == table.bare_episodes
     assert again.parent.tolist() == table.parent.tolist()
     for episode in table.episodes():
         replayed = replay(episode, growing, PROMPTS, TOKENIZER)
@@ -186,8 +186,8 @@ def test_a_fork_may_stand_first_and_last_and_have_one_way():
         return f"{first}{last}{heard.answer}"
 
     table = play(flow, TASKS[:1], samples=1)
-    assert [leaf.path for leaf in table.heads[0].leaves] == [(0, 0), (1, 0), (1, 1)]
-    answers = [leaf.answer for leaf in table.heads[0].leaves]
+    assert [leaf.path for leaf in table.bare_episodes[0].leaves] == [(0, 0), (1, 0), (1, 1)]
+    answers = [leaf.answer for leaf in table.bare_episodes[0].leaves]
     assert [answer[:2] for answer in answers] == ["00", "10", "11"] and answers[1][2:] == answers[2][2:]
     assert len(table) == 2 and table.path.tolist() == [[0], [1]]
 
@@ -214,7 +214,7 @@ def test_candidates_from_one_state_are_a_list_of_calls_and_a_pick():
 
 
 def ends(flow, **options):
-    (head,) = play(flow, TASKS[:1], samples=1, **options).heads
+    (head,) = play(flow, TASKS[:1], samples=1, **options).bare_episodes
     return head
 
 
@@ -264,9 +264,9 @@ def test_a_branch_that_fails_leaves_the_others_alone():
         return heard
 
     table = play(flow, TASKS[:1], samples=1)
-    errors = [leaf.error for leaf in table.heads[0].leaves]
+    errors = [leaf.error for leaf in table.bare_episodes[0].leaves]
     assert errors[0] is errors[2] is None and errors[1].startswith("LookupError: no way (in flow, line ")
-    assert table.heads[0].error == errors[1] and table.sound.tolist() == [True]
+    assert table.bare_episodes[0].error == errors[1] and table.sound.tolist() == [True]
     flat, _ = table.paths()
     assert flat.sound.tolist() == [True, False, True]
 

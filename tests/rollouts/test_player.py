@@ -64,12 +64,12 @@ def test_the_share_of_failures_that_is_too_many_can_be_set(most, broken, fails):
         with pytest.raises(EpisodesFailed, match=r"3 of 6 episodes ended in an error \(max_failed is 0\.5\)"):
             playing.play(TASKS)
     else:
-        errors = [head.error for head in playing.play(TASKS).heads]
+        errors = [head.error for head in playing.play(TASKS).bare_episodes]
         assert sum(error is not None for error in errors) == len(broken)
 
 
 def test_a_workflow_that_returns_nothing_is_an_error_where_an_answer_is_needed():
-    assert {head.answer for head in player(mute).play(TASKS).heads} == {None}
+    assert {head.answer for head in player(mute).play(TASKS).bare_episodes} == {None}
     with pytest.raises(EpisodesFailed, match="'mute' returned nothing in all 6 episodes: return its answer"):
         player(mute, answers=True).play(TASKS)
 
@@ -87,7 +87,7 @@ def test_one_call_builds_all_that_a_workflow_needs_and_new_weights_are_served(ba
     playing = player_for("voting", base, **short)
     tasks = list(micro.take("micro_math", "train", 2, levels=(1,)))
     first = playing.play(tasks, samples=2)
-    assert len(first.heads) == 4 and set(first.policies) == {"p0", "p1"}
+    assert len(first.bare_episodes) == 4 and set(first.policies) == {"p0", "p1"}
     again = playing.play(tasks, samples=2)
     assert first.text == again.text and set(again.version.tolist()) == {0}
     other = playing.start()

@@ -52,8 +52,8 @@ def test_its_policies_are_exported(old, tmp_path):
 def test_its_page_shows_what_was_said_and_earned(old):
     page = Path(write_report(old)).read_text()
     table = read_episodes(old / "episodes" / "step-000002.jsonl.gz")
-    assert len(table.heads) == 4 and table.reward.shape == table.advantage.shape == (12,)
-    assert table.heads[0].task.question in page and "aggregator" in page
+    assert len(table.bare_episodes) == 4 and table.reward.shape == table.advantage.shape == (12,)
+    assert table.bare_episodes[0].task.question in page and "aggregator" in page
 
 
 def test_training_does_not_go_on_in_it_unasked(old):

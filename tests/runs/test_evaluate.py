@@ -396,7 +396,7 @@ def test_the_script_prints_the_table_and_refuses_in_one_line(run, capsys):
 def ones(table):
     """A metric: the share of an episode's calls that say 1."""
     said = np.array([answer == "1" for answer in table.answer], float)
-    return np.bincount(table.episode, said, len(table.heads)) / np.bincount(table.episode)
+    return np.bincount(table.episode, said, len(table.bare_episodes)) / np.bincount(table.episode)
 
 
 def test_episodes_of_an_evaluation_are_kept_and_their_rows_have_a_key(run):
@@ -404,8 +404,8 @@ def test_episodes_of_an_evaluation_are_kept_and_their_rows_have_a_key(run):
     assert start["episodes"] != late["episodes"]
     for record in (start, late):
         told = read_episodes(run / record["episodes"])
-        assert len(told.heads) == record["problems"] * record["samples"]
-        right = [head.outcome for head in told.heads]
+        assert len(told.bare_episodes) == record["problems"] * record["samples"]
+        right = [head.outcome for head in told.bare_episodes]
         assert np.reshape(right, (-1, 2)).mean(axis=1).tolist() == record["per_problem"]
     rows = pq.read_table(run / late["episodes"]).to_pylist()
     assert len({(row["task"], row["sample"], row["call"]) for row in rows}) == len(rows) > 0

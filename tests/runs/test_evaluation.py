@@ -225,11 +225,11 @@ def test_a_part_of_a_point_is_right_from_one_half_on():
 
 def tokens_left(table):
     """The share of 10 tokens that an episode did not need."""
-    return 1 - np.bincount(table.episode, table.length, len(table.heads)) / 10
+    return 1 - np.bincount(table.episode, table.length, len(table.bare_episodes)) / 10
 
 
 def odd(table):
-    return [head.task.id in "ac" for head in table.heads]
+    return [head.task.id in "ac" for head in table.bare_episodes]
 
 
 def wrong(value):

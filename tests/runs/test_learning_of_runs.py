@@ -134,7 +134,7 @@ def test_a_role_that_speaks_later_is_compared_with_what_it_said_first(base, tmp_
     changes = {"workflow": workflow, "policies": isolated, "logging": logged}
     run(base, tmp_path / "first", steps=1, **changes)
     played = read_episodes(tmp_path / "first" / "episodes" / "step-000001.parquet")
-    EARLY.update(head.task.id for head in played.heads)
+    EARLY.update(head.task.id for head in played.bare_episodes)
     lines = run(base, tmp_path / "run", steps=3, **changes)
     assert "role/aggregator/rows" not in lines[0] and "drift/aggregator/length_ratio" not in lines[0]
     assert lines[0]["drift/generator/length_ratio"] == 1.0

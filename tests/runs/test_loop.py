@@ -49,7 +49,9 @@ def test_a_run_leaves_what_its_folder_promises(whole):
 
 def test_episodes_are_kept_with_what_every_call_earned(whole):
     table = read_episodes(whole / "episodes" / "step-000004.parquet")
-    assert len(table.heads) == 4 and len({head.task.id for head in table.heads}) == 1  # of one problem
+    assert (
+        len(table.bare_episodes) == 4 and len({head.task.id for head in table.bare_episodes}) == 1
+    )  # of one problem
     assert list(table.components) == ["user"] and table.trains.all()
     np.testing.assert_array_equal(table.reward, table.components["user"])
     np.testing.assert_allclose(
@@ -320,7 +322,7 @@ def test_prompts_far_from_what_the_base_was_trained_on_are_told_in_the_first_ste
 
 def calls_of_all(table):
     """A metric: the share of an episode's calls that are cut off."""
-    return np.bincount(table.episode, table.truncated, len(table.heads)) / 3
+    return np.bincount(table.episode, table.truncated, len(table.bare_episodes)) / 3
 
 
 def test_a_metric_of_ones_own_is_the_accuracy_decides_best_and_is_named(base, tmp_path):

@@ -196,10 +196,12 @@ def test_a_phase_may_begin_at_a_checkpoint_of_another_run(base, turns, tmp_path)
 
 def test_draws_go_through_all_tasks_before_one_comes_again(mixed):
     source = Collected([mixed / "collected" / f"step-{step:06d}.parquet" for step in (1, 2)])
-    seen = [[(head.task.id, head.key[1]) for head in source.draw(k, 4, 7).heads[::4]] for k in range(4)]
+    seen = [
+        [(head.task.id, head.key[1]) for head in source.draw(k, 4, 7).bare_episodes[::4]] for k in range(4)
+    ]
     assert sorted(seen[0] + seen[1]) == sorted(seen[2] + seen[3]) and len({*seen[0], *seen[1]}) == 8
     assert seen[0] + seen[1] != seen[2] + seen[3]
-    assert len(source.draw(0, 100, 7).heads) == 32  # all there are
+    assert len(source.draw(0, 100, 7).bare_episodes) == 32  # all there are
     with pytest.raises(FolderError, match="is no file and no folder of episodes"):
         Collected.of_path(mixed / "nothing")
 
@@ -225,7 +227,7 @@ def test_a_team_is_told_again_by_one_role(base, mixed, tmp_path):
     assert {"<generator>", "</aggregator>"} <= {
         tag for tag in ("<generator>", "</aggregator>") if tag in table.text[0]
     }
-    first = table.heads[0]
+    first = table.bare_episodes[0]
     whose = [one for one in team.episodes() if (one.task.id, one.sample) == (first.task.id, first.sample)]
     for call in whose[0].calls if whose else ():
         assert call.text.strip() in table.text[0]

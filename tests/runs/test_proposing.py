@@ -62,10 +62,10 @@ def test_what_was_proposed_is_a_problem_of_later_steps(played):
     lines, _ = records(played)
     assert lines[0]["buffer/added"] > 0 and all(0 < line["buffer/size"] <= 6 for line in lines)
     first, last = (read_episodes(played / "episodes" / f"step-{step:06d}.parquet") for step in (1, 4))
-    made = {head.task.id for head in last.heads if head.task.id.startswith("made/")}
-    assert made and not any(head.task.id.startswith("made/") for head in first.heads)
+    made = {head.task.id for head in last.bare_episodes if head.task.id.startswith("made/")}
+    assert made and not any(head.task.id.startswith("made/") for head in first.bare_episodes)
     assert all(call.role == "solver" for one in last.episodes() if one.task.id in made for call in one.calls)
-    shown = [head.task.meta.get("examples") for head in last.heads if head.task.id not in made]
+    shown = [head.task.meta.get("examples") for head in last.bare_episodes if head.task.id not in made]
     assert shown and all(shown)
 
 

@@ -58,12 +58,12 @@ def test_flat_problems_are_drawn_again_with_samples_of_their_own_until_they_vary
     table, counts = resample(sample, reward, TASKS, GROUPS, draws=4)
     everything, flat, hopeless = ["easy", "fair", "hard", "late"], ["easy", "hard", "late"], ["easy", "hard"]
     assert sample.asked == [(everything, 0), (flat, 4), (flat, 8), (hopeless, 12)]
-    assert [(head.task.id, head.sample) for head in table.heads] == [
+    assert [(head.task.id, head.sample) for head in table.bare_episodes] == [
         (task, first + i)
         for task, first in zip(everything, (12, 0, 12, 8))
         for i in range(SAMPLES)
     ]  # fmt: skip
-    assert table.reward.tolist() == [float(right(head.task, head.sample)) for head in table.heads]
+    assert table.reward.tolist() == [float(right(head.task, head.sample)) for head in table.bare_episodes]
     assert table.episode.tolist() == list(range(16)) and table.task.tolist() == [n // 4 for n in range(16)]
     # First draw: 4 of 4, 2 of 4, none and none.
     assert counts == ResampleCounts(
@@ -122,7 +122,7 @@ def test_a_single_sample_teaches_where_its_reward_is_its_advantage():
 def test_episodes_without_a_call_teach_nothing_and_nothing_is_no_error():
     table, counts = resample(Sampler(()), reward, TASKS, GROUPS, draws=2)
     assert counts == ResampleCounts(4, 4, 0, 2, 32, 0.0)
-    assert len(table) == 0 and [head.sample for head in table.heads] == [4, 5, 6, 7] * 4
+    assert len(table) == 0 and [head.sample for head in table.bare_episodes] == [4, 5, 6, 7] * 4
     table, counts = resample(Sampler(), reward, [], GROUPS, draws=3)
     assert counts == ResampleCounts(0, 0, 0, 0, 0, 0.0) and table.episodes() == []
 

@@ -102,7 +102,7 @@ def episodes():
 def test_a_call_is_graded_and_grouped_by_the_task_that_it_is_about(tmp_path):
     table = grade(Table.of(episodes()))
     np.testing.assert_array_equal(table.grade, [np.nan, 1.0, 0.0, 1.0, 1.0])
-    assert [head.outcome for head in table.heads] == [1.0, 1.0]
+    assert [head.outcome for head in table.bare_episodes] == [1.0, 1.0]
     assert table.task.tolist() == [0, 1, 1, 1, 2]  # of three calls about one task two are of another episode
     assert [table.task_of(row).id for row in range(5)] == ["data/0", "made/a", "made/a", "made/a", "made/b"]
     both = Table.concat([table.of_episodes([1]), table.of_episodes([0])])

@@ -2,7 +2,7 @@
 
     an episode ends     ──finished──► its programs and algebra begin
     its task's last one ──finished──► the task's episodes are graded and credited on a thread
-    all have ended      ──crediting(table)──► the table with grades, components and rewards
+    all have ended      ──background(table)──► the table with grades, components and rewards
 
 So a slow credit function (a reward model, a service) costs a step only what it needs after the last episode.
 """
@@ -17,7 +17,7 @@ from marl_jax.rewards.grading import Grader, grade
 from marl_jax.table import Table
 from marl_jax.threads import Workers
 
-__all__ = ["LEAVE_S", "Crediting"]
+__all__ = ["LEAVE_S", "BackgroundCredit"]
 
 LEAVE_S = 2.0  # for threads to end; one that is in a slow credit is left behind
 
@@ -26,7 +26,7 @@ _Id = tuple[str, int]  # of an episode: its task and sample
 _Batch = Future[Table]
 
 
-class Crediting:
+class BackgroundCredit:
     """Credits the episodes of one step; use it as a context.
 
     Args:
@@ -48,7 +48,7 @@ class Crediting:
         self._error: BaseException | None = None  # of the credit: nothing more is asked of it
         self._workers = Workers("credit", config.threads)
 
-    def __enter__(self) -> "Crediting":
+    def __enter__(self) -> "BackgroundCredit":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,18 +67,18 @@ class Crediting:
     def __call__(self, table: Table) -> Table:
         """The table with what each call is worth; waits for it."""
         late: dict[str, list[Episode]] = collections.defaultdict(list)
-        if any(_id_of(head) not in self._sent for head in table.heads):
+        if any(_id_of(bare) not in self._sent for bare in table.bare_episodes):
             for episode in table.episodes():
                 if _id_of(episode) not in self._sent:
                     late[episode.task.id if self._config.batch == "task" else ""].append(episode)
         for batch in late.values():
             self._send(batch)
-        if not table.heads:
+        if not table.bare_episodes:
             return with_rewards(grade(table, self._grader), self._credit, self._config.leaves)
-        batches = dict.fromkeys(self._sent[_id_of(head)] for head in table.heads)
+        batches = dict.fromkeys(self._sent[_id_of(bare)] for bare in table.bare_episodes)
         done = Table.concat([self._wait(batch) for batch in batches])
-        place = {_id_of(head): number for number, head in enumerate(done.heads)}
-        return done.of_episodes([place[_id_of(head)] for head in table.heads])
+        place = {_id_of(bare): number for number, bare in enumerate(done.bare_episodes)}
+        return done.of_episodes([place[_id_of(bare)] for bare in table.bare_episodes])
 
     def _send(self, episodes: Sequence[Episode]) -> None:
         if self._config.batch == "task":
