@@ -130,28 +130,27 @@ def _calls(past: History, limits: Limits) -> Found:
             yield "", {"before": before, "now": now}
 
 
-def _entropy(past: History, limits: Limits) -> Found:
-    for role, before, now in _by_role(past, "role/{}/entropy"):
-        if (now <= limits["low"] * before and now <= limits["floor"]) or now >= limits["high"] * before:
-            yield role, {"before": before, "now": now}
+def _left(key: str) -> Callable[[History, Limits], Found]:
+    """Roles whose number fell to a share of its first value or less (and below a floor), or rose to a multiple."""
+
+    def find(past: History, limits: Limits) -> Found:
+        for role, before, now in _by_role(past, key):
+            low = now <= limits["low"] * before and now <= limits.get("floor", math.inf)
+            if low or now >= limits["high"] * before:
+                yield role, {"before": before, "now": now}
+
+    return find
 
 
-def _readability(past: History, limits: Limits) -> Found:
-    for role, before, now in _by_role(past, "role/{}/unreadable_share"):
-        if now - before >= limits["rise"]:
-            yield role, {"before": before, "now": now}
+def _risen(key: str) -> Callable[[History, Limits], Found]:
+    """Roles whose share of something rose."""
 
+    def find(past: History, limits: Limits) -> Found:
+        for role, before, now in _by_role(past, key):
+            if now - before >= limits["rise"]:
+                yield role, {"before": before, "now": now}
 
-def _length(past: History, limits: Limits) -> Found:
-    for role, before, now in _by_role(past, "role/{}/length"):
-        if now <= limits["low"] * before or now >= limits["high"] * before:
-            yield role, {"before": before, "now": now}
-
-
-def _truncation(past: History, limits: Limits) -> Found:
-    for role, before, now in _by_role(past, "role/{}/truncated_share"):
-        if now - before >= limits["rise"]:
-            yield role, {"before": before, "now": now}
+    return find
 
 
 def _copying(past: History, limits: Limits) -> Found:
@@ -257,7 +256,7 @@ MONITORS = (
         "the entropy of {who} went from {before:.3f} to {now:.3f} nats",
         "Near zero all samples of a problem are the same and teach nothing; where it rises, the role talks at random.",
         "learning rate, temperature, learner.loss.entropy_coef, and a KL coefficient to hold the policy",
-        _entropy,
+        _left("role/{}/entropy"),
     ),
     Monitor(
         "readability",
@@ -266,7 +265,7 @@ MONITORS = (
         "unreadable completions of {who} went from {before:.0%} to {now:.0%}",
         "The role has lost the form of its answers; what cannot be read counts as wrong, or as a default choice.",
         "its texts in episodes/; the learning rate; rewards.format_penalty",
-        _readability,
+        _risen("role/{}/unreadable_share"),
     ),
     Monitor(
         "length",
@@ -276,7 +275,7 @@ MONITORS = (
         "completions of {who} went from {before:.1f} to {now:.1f} tokens",
         "The role writes in another form than it began with: it pads, rambles, or leaves its work out.",
         "its texts in episodes/; what its reward says of length; the loss's aggregation",
-        _length,
+        _left("role/{}/length"),
     ),
     Monitor(
         "truncation",
@@ -285,7 +284,7 @@ MONITORS = (
         "completions of {who} that are cut off went from {before:.0%} to {now:.0%}",
         "The role no longer comes to an end within sampling.max_new_tokens, so its answers are lost.",
         "its length; advantages.overlong or rewards.length_penalty; a larger max_new_tokens",
-        _truncation,
+        _risen("role/{}/truncated_share"),
     ),
     Monitor(
         "copying",

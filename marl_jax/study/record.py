@@ -37,6 +37,7 @@ __all__ = [
     "find_runs",
     "gradient_norms",
     "gradient_shares",
+    "held_out",
     "is_along",
     "lost_evaluations",
     "read_run",
@@ -211,6 +212,23 @@ def final(run: Run) -> Record | None:
 def best(records: Sequence[Record]) -> Record:
     """The highest accuracy, the earliest of several."""
     return max(records, key=lambda record: (record["accuracy"], -record["step"]))
+
+
+def held_out(run: Run) -> list[Record]:
+    """The base and the final policies on the same test problems, as they were played last; all of them, if ever."""
+    played = [
+        record
+        for record in run.evaluations
+        if record.get("split") == "test" and record.get("mode") in ("trained", "base")
+    ]
+    ends = [record for record in played if record["step"] == run.steps]
+    last = max(reversed(ends), key=lambda record: record.get("problems") or 0, default=None)
+    if last is None:
+        return []
+    same = [(key, last.get(key)) for key in ("problems", "samples", "seed", "data")]
+    starts = [record for record in played if record["step"] == 0]
+    bases = [record for record in starts if all(record.get(key) == value for key, value in same)]
+    return [bases[-1], last] if bases else []
 
 
 def lost_evaluations(run: Run) -> list[int]:

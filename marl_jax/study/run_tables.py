@@ -11,7 +11,17 @@ from marl_jax.alarms.monitors import MONITORS, recalls
 from marl_jax.runs.intervals import Interval
 from marl_jax.runs.tables import aligned
 from marl_jax.study.cliffs import CLIFF, TERMINAL, course, is_cliff, why_none
-from marl_jax.study.record import Record, Run, base, best, final, is_along, lost_evaluations, trained
+from marl_jax.study.record import (
+    Record,
+    Run,
+    base,
+    best,
+    final,
+    held_out,
+    is_along,
+    lost_evaluations,
+    trained,
+)
 
 __all__ = [
     "CLIFF",
@@ -215,6 +225,12 @@ def runs_table(runs: Mapping[str, Run]) -> Table:
     def accuracy(record: Record | None) -> str:
         return f"{percent(record['accuracy'])}\n{interval(record)}" if record else NONE
 
+    def tested(run: Run) -> str:
+        if not (pair := held_out(run)):
+            return f"{NONE}\nnot evaluated"
+        by = gain(pair[1])
+        return f"{percent(pair[1].get('accuracy'))}\n{in_one_line(points(by)) if by else interval(pair[1])}"
+
     def terminal(run: Run) -> str:
         if (end := course(run)) is None:
             return f"{NONE}\n{sum(record['step'] > 0 for record in trained(run))} of {TERMINAL} evaluations"
@@ -229,6 +245,7 @@ def runs_table(runs: Mapping[str, Run]) -> Table:
         "best": lambda run: accuracy(best(along) if (along := trained(run)) else None),
         "terminal": terminal,
         "final over base,\npoints": lambda run: points(gain(final(run))),
+        "test: final,\nover its base": tested,
         "alarms": lambda run: str(len(run.watch.holding) or NONE),
         "warnings": lambda run: str(len(warnings(run)) or NONE),
     }

@@ -3,9 +3,8 @@
     runs ──► cells ──► values [seeds, problems] ──► mean and interval over both
 
 Runs that were stopped early stand apart, marked. Two cells are compared run by run and problem by problem, over the
-seeds that both have, where they differ in workflow and policies alone and met the same problems. A cell is what its
-runs were configured as; one that is not what its name says is labelled with the difference, and no other cell is
-compared with it.
+seeds that both have, where they met the same problems; what their configurations differ in stands beside it, whatever
+their names. A cell that is not what its name says is labelled with the difference.
 """
 
 import collections
@@ -17,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_jax.config.cells import POLICIES, WORKFLOWS
+from marl_jax.config.cells import POLICIES
 from marl_jax.runs.intervals import holm, over_seeds, p_value
 from marl_jax.study.cliffs import TERMINAL, Course, course, is_cliff
-from marl_jax.study.record import Record, Run, base, trained
+from marl_jax.study.record import Record, Run, base, held_out, trained
 from marl_jax.study.run_tables import NONE, Table, points, share
 from marl_jax.workflows import BUILT_IN
 
@@ -32,7 +31,6 @@ __all__ = [
     "claims",
     "contrasts",
     "difference",
-    "held_out",
     "measures",
     "on_test",
     "on_val",
@@ -41,10 +39,10 @@ __all__ = [
 
 PerProblem = np.ndarray  # [problems]
 
-CONTROLS = [name for name in WORKFLOWS if name.startswith("single")]
-# What cells that are compared may differ in, besides their seed: their policies, and what makes another workflow.
-OTHER_POLICIES = ("seed", "cell", "policies.map", "engine")
-OTHER_WORKFLOW = (*OTHER_POLICIES, "workflow.name", "workflow.settings", "advantages.group")
+# What makes no other run: names, and what changes no number or follows from the other settings.
+ASIDE = ("schema", "seed", "cell", "engine", "alarms", "logging", "checkpoints")
+WORKFLOW = ("workflow", "policies.map", "advantages.group")  # what makes another workflow
+MOST = 12  # of pairs that differ in several things; more of them are not shown
 UNLIKE = 1.1  # budgets whose ratio is larger are marked
 
 
@@ -137,23 +135,6 @@ def measures(run: Run) -> dict[str, Answers]:
     return {name: Answers(asked[name], right) for name, right in found.items() if right is not None}
 
 
-def held_out(run: Run) -> list[Record]:
-    """The base and the final policies on the same test problems, as they were played last; all of them, if ever."""
-    played = [
-        record
-        for record in run.evaluations
-        if record.get("split") == "test" and record.get("mode") in ("trained", "base")
-    ]
-    ends = [record for record in played if record["step"] == run.steps]
-    last = max(reversed(ends), key=lambda record: record.get("problems") or 0, default=None)
-    if last is None:
-        return []
-    same = [(key, last.get(key)) for key in ("problems", "samples", "seed", "data")]
-    starts = [record for record in played if record["step"] == 0]
-    bases = [record for record in starts if all(record.get(key) == value for key, value in same)]
-    return [bases[-1], last] if bases else []
-
-
 def budget(run: Run) -> float | None:
     """Mean sampled tokens of an episode in the last evaluations, or in the final one on test; None in older runs."""
     last = trained(run)[-TERMINAL:] if course(run) else held_out(run)[1:]
@@ -194,7 +175,9 @@ def tables_of(runs: Sequence[Run]) -> list[Table]:
     """All that have a row; none where every cell has one run and nothing is to be compared."""
     cells = by_cell(runs)
     found = [on_val(cells), on_test(cells)] if any(len(cell.runs) > 1 for cell in cells) else []
-    return [table for table in (*found, contrasts(cells), claims(cells)) if table.rows]
+    pairs, lines = pairs_of(cells)
+    refused = Table("Cells that are not compared", [(line,) for line in lines], words=1, facts=True)
+    return [table for table in (*found, contrasts(pairs), claims(cells, pairs), refused) if table.rows]
 
 
 def on_val(cells: Sequence[Cell]) -> Table:
@@ -245,32 +228,33 @@ def _too_few(cell: Cell) -> str:
     return f"{min(counts)} of {TERMINAL} evaluations"
 
 
-def contrasts(cells: Sequence[Cell]) -> Table:
-    """Isolated against shared policies, and workflows against single agents, where both were run."""
+def contrasts(pairs: Sequence["Pair"]) -> Table:
+    """Each pair of cells that met the same problems: first those that differ in one thing, then the others."""
     compared = ("base", "peak", "terminal", "test final")
     rows = []
-    for one, other in _pairs(cells):
-        both = _by_seed(one, other)
+    for pair in pairs:
+        both = _by_seed(pair.one, pair.other)
         measured = [(measures(run), measures(its)) for run, its in both]
         gaps = [[difference(mine.get(name), its.get(name)) for mine, its in measured] for name in compared]
         found = [_over_runs(gap, differences=True) for gap in gaps]
         if set(found) - {NONE}:
             spent = _budgets([(budget(run), budget(its)) for run, its in both])
-            rows.append((one.label, other.label, str(len(both)), *found, spent))
-    head = ("", "against", "seeds", "base", "peak", "terminal", "test: final", "tokens of\nan episode")
+            rows.append((pair.one.label, pair.other.label, pair.text, str(len(both)), *found, spent))
+    head = ("", "against", "differ in", "seeds", "base", "peak", "terminal", "test: final", "tokens of\nan episode")
     how = (
-        "Differences in points, paired: the same seeds, the same problems, equal settings but for workflow and "
-        "policies. Each interval of 95% stands for itself; of one seed it is over problems alone. Peaks are the "
-        "highest of several noisy values. Tokens are what both sides sampled on average where the terminal accuracy "
-        "was measured; where they are more than 10% apart, it says how many times as many the first took."
+        "Differences in points, paired: the same seeds, the same problems. Where cells differ in several things, no one "
+        "of them explains the difference. Each interval of 95% stands for itself; of one seed it is over problems "
+        "alone. Peaks are the highest of several noisy values. Tokens are what both sides sampled on average where the "
+        "terminal accuracy was measured; where they are more than 10% apart, it says how many times as many the first "
+        "took."
     )
-    return Table("Cells against each other", rows, head, how, words=2)
+    return Table("Cells against each other", rows, head, how, words=3)
 
 
 LEVEL = 0.05  # of the chance that any of the claims is made wrongly
 
 
-def claims(cells: Sequence[Cell]) -> Table:
+def claims(cells: Sequence[Cell], pairs: Sequence["Pair"]) -> Table:
     """What may be claimed of all cells together: gains and contrasts of the terminal accuracy, by Holm's correction."""
     tested = [
         (f"{cell.label} above its base", _gaps([(run, run) for run in cell.runs], "terminal", "base"))
@@ -278,7 +262,7 @@ def claims(cells: Sequence[Cell]) -> Table:
     ]
     tested += [
         (f"{one.label} above {other.label}", _gaps(_by_seed(one, other), "terminal", "terminal"))
-        for one, other in _pairs(cells)
+        for one, other, _ in (pair for pair in pairs if pair.planned)
     ]
     known = [(claim, gaps, p) for claim, gaps in tested if (p := p_value(gaps)) is not None]
     rows = []
@@ -308,20 +292,94 @@ def _by_seed(one: Cell, other: Cell) -> list[tuple[Run, Run]]:
     return [(run, there[run.config["seed"]]) for run in one.runs if run.config["seed"] in there]
 
 
-def _pairs(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Cell]]:
-    """Each cell with those that it is compared with."""
-    for cell in cells:
-        if cell.name.count("-") != 3 or cell.name.startswith("single") or cell.early:
-            continue
-        workflow, policies, scale, task = cell.name.split("-")
-        others: dict[str, tuple[str, ...]] = {}
-        if policies == "isolated" or cell.odd:
-            others[f"{workflow}-shared-{scale}-{task}"] = OTHER_POLICIES
-        others |= {f"{control}-shared-{scale}-{task}": OTHER_WORKFLOW for control in CONTROLS}
-        for name, free in others.items():
-            for other in (other for other in cells if other.name == name and not other.odd + other.early):
-                if _without(cell.config, *free) == _without(other.config, *free):
-                    yield cell, other
+class Pair(NamedTuple):
+    """Two cells, the first above the second; the second is the control where one of them is."""
+
+    one: Cell
+    other: Cell
+    differ: tuple[str, ...]  # fields, by their paths
+
+    @property
+    def planned(self) -> bool:
+        """Whether they differ in one thing: a workflow and a single agent, their policies, another part of the settings."""
+        if "workflow.name" in self.differ:
+            return all(map(_of_workflow, self.differ)) and _single(self.other) > _single(self.one)
+        parts = {path.partition(".")[0] for path in self.differ}
+        return len(parts) == 1 and not any(path.startswith("policies.base") for path in self.differ)
+
+    @property
+    def text(self) -> str:
+        """What they differ in; of another workflow its name alone."""
+        other = "workflow.name" in self.differ
+        shown = [path for path in self.differ if path == "workflow.name" or not (other and _of_workflow(path))]
+        return ", ".join([*shown[:3], *([f"{len(shown) - 3} more"] if len(shown) > 3 else [])])
+
+    @property
+    def refused(self) -> str:
+        """Why they cannot be compared; empty where some measure of both is of the same problems."""
+        if not self.differ:
+            return "they differ in nothing but their names"
+        if "evaluation.metric" in self.differ:
+            return "what is called accuracy is not the same function"
+        both = [(measures(run), measures(its)) for run, its in _by_seed(self.one, self.other)]
+        if not both:
+            return "they have no seed in common"
+        shared = [(mine[name], its[name]) for mine, its in both for name in mine if name in its]
+        if not shared:
+            return "one was not evaluated as the other was"
+        alike = any(difference(*answers) is not None for answers in shared)
+        return "" if alike else "they met other problems"
+
+
+def pairs_of(cells: Sequence[Cell]) -> tuple[list[Pair], list[str]]:
+    """The pairs to compare, those that differ in one thing first, and a line for each reason not to compare some."""
+    planned, others, refused = list[Pair](), list[Pair](), dict[str, list[str]]()
+    order = [(-_single(cell), len(set(cell.runs[0].policy_map.values())), k) for k, cell in enumerate(cells)]
+    for one, mine in zip(cells, order):
+        if one.early:
+            refused.setdefault(f"it was {one.early[0]}", []).append(one.label)
+        for other, its in zip(cells, order):
+            if its < mine and not one.early + other.early:
+                pair = Pair(one, other, _differ(one, other))
+                if why := pair.refused:
+                    refused.setdefault(why, []).append(f"{one.label} with {other.label}")
+                else:
+                    (planned if pair.planned else others).append(pair)
+    if len(others) > MOST:
+        refused["they differ in several things"] = [f"{each.one.label} with {each.other.label}" for each in others]
+        others = []
+    return planned + others, [
+        "; ".join(names[:3]) + (f"; {len(names) - 3} more" if len(names) > 3 else "") + f": {why}"
+        for why, names in refused.items()
+    ]
+
+
+def _single(cell: Cell) -> bool:
+    """Whether it is a single agent, the control of workflows."""
+    return str((cell.config.get("workflow") or {}).get("name", "")).startswith("single")
+
+
+def _of_workflow(path: str) -> bool:
+    return path.startswith(WORKFLOW)
+
+
+def _differ(one: Cell, other: Cell) -> tuple[str, ...]:
+    """The fields whose values differ, and where none does, what else a run depends on."""
+    mine, its = (dict(_leaves(_without(cell.config, *ASIDE))) for cell in (one, other))
+    found = [path for path in dict.fromkeys([*mine, *its]) if mine.get(path) != its.get(path)]
+    if not found:
+        mine, its = (dict(cell.runs[0].about.get("digests") or {}) for cell in (one, other))
+        found = [name for name in dict.fromkeys([*mine, *its]) if mine.get(name) != its.get(name)]
+    return tuple(found)
+
+
+def _leaves(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, value) of the fields; a map of roles or settings is one value."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and f"{path}{name}" not in ("policies.map", "workflow.settings"):
+            yield from _leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
 
 
 def _over_runs(values: Sequence[PerProblem | None], differences: bool = False) -> str:

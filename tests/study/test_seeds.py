@@ -28,6 +28,11 @@ def run(folder, seed, accuracies, cell="voting-isolated-s-math", test=None, val=
     return read_run(write_run(folder, about=about, lines=[metrics(max(accuracies))], evaluations=records))
 
 
+def compared(cells):
+    """The table of all pairs of these cells."""
+    return seeds.contrasts(seeds.pairs_of(cells)[0])
+
+
 def along(*values):
     """Four evaluations of two problems."""
     return {10 * k: answers(*value) for k, value in enumerate(values)}
@@ -118,7 +123,7 @@ def test_a_run_that_was_stopped_early_stands_apart_and_is_compared_with_none(tmp
         "voting-isolated-s-math", "voting-isolated-s-math (stopped at step 30)", "voting-shared-s-math",
     ]  # fmt: skip
     assert list(seeds.measures(runs[1])) == ["base", "peak", "terminal"]
-    assert seeds.contrasts(cells).rows == []
+    assert compared(cells).rows == []
 
 
 @pytest.mark.parametrize("odd", ["abc", {"a": 1}, 3, [[1, 0], [0, 1]], [1, None], [], ["x"], [True]])
@@ -135,8 +140,8 @@ UP, DOWN = (answers(0, 0), answers(1, 1)), (answers(0, 0), answers(0, 1))
 
 
 def shown(runs):
-    table = seeds.contrasts(seeds.by_cell(runs))
-    return [(*row[:3], *(cell.partition("\n")[0] for cell in row[3:-1])) for row in table.rows]
+    table = compared(seeds.by_cell(runs))
+    return [(*row[:2], row[3], *(cell.partition("\n")[0] for cell in row[4:-1])) for row in table.rows]
 
 
 def policies(**owners):
@@ -151,7 +156,7 @@ def test_cells_are_compared_over_the_seeds_and_problems_that_both_have(tmp_path)
         run(tmp_path / "s0", 0, FALL, "voting-shared-s-math", test=DOWN),
         run(tmp_path / "s1", 1, FALL, "voting-shared-s-math", test=DOWN),
         run(tmp_path / "g0", 0, FALL, "single-shared-s-math", val="other problems", test=DOWN),
-        run(tmp_path / "m0", 0, FALL, "voting-shared-m-math"),  # another scale
+        run(tmp_path / "m0", 0, FALL, "voting-shared-m-math", val="of another scale"),
     ]
     assert shown(runs) == [
         # base 0, 0 against 0, 1; peak 1, 0 against 1, 1; terminal 1, 1/3 against 1/3, 1/3; test 1, 1 against 0, 1
@@ -169,19 +174,54 @@ def test_cells_that_were_asked_other_test_problems_are_not_compared_there(tmp_pa
     assert on_test == NONE
 
 
-def test_cells_of_other_settings_are_not_compared_and_two_matrices_are_told_apart(tmp_path):
+def test_cells_are_paired_by_what_their_settings_differ_in_whatever_they_are_called(tmp_path):
+    reward = config()["config"]["rewards"] | {"name": "own_correctness"}
+    one, other = run(tmp_path / "a", 0, RISE, "mine", test=UP), run(tmp_path / "b", 0, FALL, "yours", test=DOWN)
+    paid = run(tmp_path / "c", 0, FALL, "mine", rewards=reward, test=DOWN)
+    row = compared(seeds.by_cell([one, paid])).rows[0]
+    assert row[:4] == (f"mine ({paid.folder.name})", f"mine ({one.folder.name})", "rewards.name", "1")
+    assert row[7].startswith("-50.0")
+    pairs, lines = seeds.pairs_of(seeds.by_cell([one, other]))
+    assert not pairs and lines == ["yours with mine: they differ in nothing but their names"]
+
+
+def test_two_matrices_are_told_apart_and_what_differs_in_several_things_stands_last(tmp_path):
     runs = [
         run(tmp_path / place / cell / "seed-0", 0, RISE, f"voting-{cell}-s-math", learner={"rate": rate})
         for place, rate in (("low", 1), ("high", 2))
         for cell in ("isolated", "shared")
     ]
-    for place, row in zip(("low", "high"), shown(runs)):
-        assert row[0] == f"voting-isolated-s-math ({place}/isolated/seed-0)"
-        assert row[1] == f"voting-shared-s-math ({place}/shared/seed-0)"
-    assert len(shown(runs)) == 2 and shown([runs[0], runs[3]]) == []
+    *planned, first, last = compared(seeds.by_cell(runs)).rows
+    isolated, shared = ([f"voting-{cell}-s-math ({place}/{cell}/seed-0)" for place in ("low", "high")] for cell in ("isolated", "shared"))
+    assert [row[:3] for row in planned] == [
+        (isolated[0], shared[0], "policies.map"),
+        (isolated[1], isolated[0], "learner.rate"),
+        (isolated[1], shared[1], "policies.map"),
+        (shared[1], shared[0], "learner.rate"),
+    ]
+    assert first[:3] == (isolated[0], shared[1], "policies.map, learner.rate")
+    assert last[:3] == (isolated[1], shared[0], "policies.map, learner.rate")
 
 
-def test_a_run_that_is_not_the_cell_of_its_name_says_so_and_stands_for_no_other(tmp_path):
+def test_a_reason_not_to_compare_is_one_line_however_many_pairs_have_it(tmp_path):
+    runs = [run(tmp_path / str(k), 0, RISE, f"cell {k}", val=str(k), learner={"rate": k}) for k in range(5)]
+    *_, table = seeds.tables_of(runs)
+    assert table.rows == [
+        ("cell 1 with cell 0; cell 2 with cell 0; cell 2 with cell 1; 7 more: they met other problems",)
+    ]
+    far = [run(tmp_path / f"far {k}", 0, RISE, f"cell {k}", learner={"rate": k}, data={"n": k}) for k in range(6)]
+    (table,) = seeds.tables_of(far)
+    assert table.rows[0][0].endswith("; 12 more: they differ in several things")
+    judged = run(tmp_path / "judged", 0, RISE, evaluation={"metric": "my:own"})
+    assert seeds.pairs_of(seeds.by_cell([runs[0], judged]))[1] == [
+        "voting-isolated-s-math with cell 0: what is called accuracy is not the same function"
+    ]
+    assert seeds.pairs_of(seeds.by_cell([runs[0], run(tmp_path / "late", 1, RISE, learner={})]))[1] == [
+        "voting-isolated-s-math with cell 0: they have no seed in common"
+    ]
+
+
+def test_a_run_that_is_not_the_cell_of_its_name_says_so(tmp_path):
     whole, part = policies(generator="p0", aggregator="p1"), policies(generator="p0", aggregator="p0")
     part["map"]["generator/2"] = "p1"
     votes = {"name": "voting", "settings": {"votes": 5}, "prompts": "micro"}
@@ -208,10 +248,6 @@ def test_a_run_that_is_not_the_cell_of_its_name_says_so_and_stands_for_no_other(
         "voting-shared-s-math (generator → p0, aggregator → p0, generator/2 → p1, votes 5)",
         "eval_opt-shared-s-math (workflow voting)",
     ]
-    assert [row[:2] for row in shown([run for run in runs if run.config["seed"] == 0])] == [
-        (labels[0], labels[3]),
-        (labels[2], labels[3]),  # with other votes there is nothing to compare with
-    ]
 
 
 def test_the_budgets_of_both_sides_are_shown_and_marked_where_they_are_far_apart(tmp_path):
@@ -225,7 +261,7 @@ def test_the_budgets_of_both_sides_are_shown_and_marked_where_they_are_far_apart
         return read_run(write_run(one.folder, about=one.about, evaluations=records))
 
     def told(*runs):
-        (row,) = seeds.contrasts(seeds.by_cell(runs)).rows
+        (row,) = compared(seeds.by_cell(runs)).rows
         return row[-1]
 
     assert told(single, voting) == NONE  # of before it was written down
@@ -236,14 +272,18 @@ def test_the_budgets_of_both_sides_are_shown_and_marked_where_they_are_far_apart
     assert told(single, spending(voting, 1, 80, None, 90)) == NONE
 
 
-def test_nothing_is_said_of_runs_that_have_nothing_in_common(tmp_path):
-    assert seeds.tables_of([]) == []
-    assert seeds.tables_of([run(tmp_path / "a", 0, RISE), run(tmp_path / "b", 0, RISE, "mine")]) == []
+def test_nothing_is_said_of_one_run_or_none(tmp_path):
+    assert seeds.tables_of([]) == [] and seeds.tables_of([run(tmp_path / "a", 0, RISE)]) == []
 
 
 @pytest.mark.parametrize("cell", ["mine", "a-b-c-d", "voting-isolated-s-math", "single-shared-s-math"])
 def test_a_cell_without_another_to_be_compared_with_is_in_no_comparison(tmp_path, cell):
-    assert not seeds.contrasts(seeds.by_cell([run(tmp_path / "a", 0, RISE, cell)])).rows
+    assert not compared(seeds.by_cell([run(tmp_path / "a", 0, RISE, cell)])).rows
+
+
+def claimed(runs):
+    cells = seeds.by_cell(runs)
+    return seeds.claims(cells, seeds.pairs_of(cells)[0])
 
 
 def test_claims_are_gains_and_contrasts_corrected_for_each_other(tmp_path):
@@ -253,7 +293,7 @@ def test_claims_are_gains_and_contrasts_corrected_for_each_other(tmp_path):
     flat = lambda: {0: weak(), 10: weak(), 20: weak(), 30: weak()}
     runs = [run(tmp_path / f"i{k}", k, rising()) for k in range(3)]
     runs += [run(tmp_path / f"s{k}", k, flat(), "voting-shared-s-math") for k in range(3)]
-    table = seeds.claims(seeds.by_cell(runs))
+    table = claimed(runs)
     verdicts = {row[0]: row[1] for row in table.rows}
     assert verdicts == {
         "voting-isolated-s-math above its base": "shown",
@@ -262,4 +302,4 @@ def test_claims_are_gains_and_contrasts_corrected_for_each_other(tmp_path):
     }
     raw, held = ([float(row[place]) for row in table.rows] for place in (4, 5))
     assert held == pytest.approx(holm(raw), rel=0.05)
-    assert seeds.claims(seeds.by_cell(runs[:1])).rows == []  # one seed
+    assert claimed(runs[:1]).rows == []  # one seed

@@ -174,6 +174,19 @@ def test_peak_and_terminal_say_why_there_are_none(tmp_path):
     assert "–\n2 of 3 evaluations" in row
 
 
+def test_the_table_of_runs_shows_the_test_split_where_it_was_played(tmp_path):
+    along = [evaluation(0, 0.5), evaluation(20, 0.6)]
+    more = {"split": "test", "seed": 7, "data": "t"}
+    gained = {"mean": 0.25, "low": 0.125, "high": 0.375}
+    played = [evaluation(0, 0.5, mode="base", **more), evaluation(20, 0.75, gained, **more)]
+    for name, records in (("no", along), ("yes", along + played)):
+        write_run(tmp_path / name, about=config(steps=20), lines=[metrics(20)], evaluations=records)
+    runs = {name: read_run(tmp_path / name) for name in ("no", "yes")}
+    table = run_tables.runs_table(runs)
+    place = list(table.head).index("test: final,\nover its base")
+    assert [row[place] for row in table.rows] == ["–\nnot evaluated", "75.0%\n+25.0 (+12.5 to +37.5)"]
+
+
 def test_a_damaged_record_of_evaluations_is_told(tmp_path):
     every = 10  # by default
     lines = [metrics(step) for step in range(1, 3 * every + 1)]
