@@ -26,6 +26,7 @@ from marl_jax.workflows import BUILT_IN
 __all__ = [
     "Answers",
     "Cell",
+    "Pair",
     "budget",
     "by_cell",
     "claims",
@@ -34,6 +35,7 @@ __all__ = [
     "measures",
     "on_test",
     "on_val",
+    "pairs_of",
     "tables_of",
 ]
 
@@ -240,11 +242,21 @@ def contrasts(pairs: Sequence["Pair"]) -> Table:
         if set(found) - {NONE}:
             spent = _budgets([(budget(run), budget(its)) for run, its in both])
             rows.append((pair.one.label, pair.other.label, pair.text, str(len(both)), *found, spent))
-    head = ("", "against", "differ in", "seeds", "base", "peak", "terminal", "test: final", "tokens of\nan episode")
+    head = (
+        "",
+        "against",
+        "differ in",
+        "seeds",
+        "base",
+        "peak",
+        "terminal",
+        "test: final",
+        "tokens of\nan episode",
+    )
     how = (
-        "Differences in points, paired: the same seeds, the same problems. Where cells differ in several things, no one "
-        "of them explains the difference. Each interval of 95% stands for itself; of one seed it is over problems "
-        "alone. Peaks are the highest of several noisy values. Tokens are what both sides sampled on average where the "
+        "Differences in points, paired: the same seeds, the same problems. Where cells differ in several things, none "
+        "of them alone explains it. Each interval of 95% stands for itself; of one seed it is over problems alone. "
+        "Peaks are the highest of several noisy values. Tokens are what both sides sampled on average where the "
         "terminal accuracy was measured; where they are more than 10% apart, it says how many times as many the first "
         "took."
     )
@@ -301,7 +313,7 @@ class Pair(NamedTuple):
 
     @property
     def planned(self) -> bool:
-        """Whether they differ in one thing: a workflow and a single agent, their policies, another part of the settings."""
+        """Whether they differ in one thing: workflow against single agent, policies, or another part of the fields."""
         if "workflow.name" in self.differ:
             return all(map(_of_workflow, self.differ)) and _single(self.other) > _single(self.one)
         parts = {path.partition(".")[0] for path in self.differ}
@@ -311,7 +323,9 @@ class Pair(NamedTuple):
     def text(self) -> str:
         """What they differ in; of another workflow its name alone."""
         other = "workflow.name" in self.differ
-        shown = [path for path in self.differ if path == "workflow.name" or not (other and _of_workflow(path))]
+        shown = [
+            path for path in self.differ if path == "workflow.name" or not (other and _of_workflow(path))
+        ]
         return ", ".join([*shown[:3], *([f"{len(shown) - 3} more"] if len(shown) > 3 else [])])
 
     @property
@@ -337,7 +351,7 @@ def pairs_of(cells: Sequence[Cell]) -> tuple[list[Pair], list[str]]:
     order = [(-_single(cell), len(set(cell.runs[0].policy_map.values())), k) for k, cell in enumerate(cells)]
     for one, mine in zip(cells, order):
         if one.early:
-            refused.setdefault(f"it was {one.early[0]}", []).append(one.label)
+            refused.setdefault("it has not made all its steps", []).append(one.label)
         for other, its in zip(cells, order):
             if its < mine and not one.early + other.early:
                 pair = Pair(one, other, _differ(one, other))
@@ -346,7 +360,9 @@ def pairs_of(cells: Sequence[Cell]) -> tuple[list[Pair], list[str]]:
                 else:
                     (planned if pair.planned else others).append(pair)
     if len(others) > MOST:
-        refused["they differ in several things"] = [f"{each.one.label} with {each.other.label}" for each in others]
+        refused["they differ in several things"] = [
+            f"{each.one.label} with {each.other.label}" for each in others
+        ]
         others = []
     return planned + others, [
         "; ".join(names[:3]) + (f"; {len(names) - 3} more" if len(names) > 3 else "") + f": {why}"

@@ -386,9 +386,10 @@ def test_a_folder_of_runs_has_a_row_and_a_section_for_each_and_links_that_lead_s
     page = Page(path)
     assert path == tmp_path / "report.html" and png_size(tmp_path / "report.png")
     assert "2 runs." in page.words
-    assert page.tags.count("section") == 2
+    assert page.tags.count("section") == 3
+    assert "Cells that are not compared" in page.words and "it has not made all its steps" in page.words
     assert "b & <c>/seed 0 voting-isolated-s-math 3/200 40.0%" in page.words
-    assert "50.0% not finished +10.0 +2.0 to +18.0" in page.words
+    assert "50.0% not finished +10.0 +2.0 to +18.0 – not evaluated" in page.words
     assert "We call it a cliff where" in page.words
     assert "broken/metrics.jsonl' holds a line that is no JSON" in page.words
     assert "blocked/eval.jsonl' cannot be used" in page.words

@@ -176,7 +176,10 @@ def test_cells_that_were_asked_other_test_problems_are_not_compared_there(tmp_pa
 
 def test_cells_are_paired_by_what_their_settings_differ_in_whatever_they_are_called(tmp_path):
     reward = config()["config"]["rewards"] | {"name": "own_correctness"}
-    one, other = run(tmp_path / "a", 0, RISE, "mine", test=UP), run(tmp_path / "b", 0, FALL, "yours", test=DOWN)
+    one, other = (
+        run(tmp_path / "a", 0, RISE, "mine", test=UP),
+        run(tmp_path / "b", 0, FALL, "yours", test=DOWN),
+    )
     paid = run(tmp_path / "c", 0, FALL, "mine", rewards=reward, test=DOWN)
     row = compared(seeds.by_cell([one, paid])).rows[0]
     assert row[:4] == (f"mine ({paid.folder.name})", f"mine ({one.folder.name})", "rewards.name", "1")
@@ -192,7 +195,10 @@ def test_two_matrices_are_told_apart_and_what_differs_in_several_things_stands_l
         for cell in ("isolated", "shared")
     ]
     *planned, first, last = compared(seeds.by_cell(runs)).rows
-    isolated, shared = ([f"voting-{cell}-s-math ({place}/{cell}/seed-0)" for place in ("low", "high")] for cell in ("isolated", "shared"))
+    isolated, shared = (
+        [f"voting-{cell}-s-math ({place}/{cell}/seed-0)" for place in ("low", "high")]
+        for cell in ("isolated", "shared")
+    )
     assert [row[:3] for row in planned] == [
         (isolated[0], shared[0], "policies.map"),
         (isolated[1], isolated[0], "learner.rate"),
@@ -209,7 +215,9 @@ def test_a_reason_not_to_compare_is_one_line_however_many_pairs_have_it(tmp_path
     assert table.rows == [
         ("cell 1 with cell 0; cell 2 with cell 0; cell 2 with cell 1; 7 more: they met other problems",)
     ]
-    far = [run(tmp_path / f"far {k}", 0, RISE, f"cell {k}", learner={"rate": k}, data={"n": k}) for k in range(6)]
+    far = [
+        run(tmp_path / f"far {k}", 0, RISE, f"cell {k}", learner={"rate": k}, data={"n": k}) for k in range(6)
+    ]
     (table,) = seeds.tables_of(far)
     assert table.rows[0][0].endswith("; 12 more: they differ in several things")
     judged = run(tmp_path / "judged", 0, RISE, evaluation={"metric": "my:own"})
