@@ -30,7 +30,7 @@ from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.policies import SamplingSettings, isolated, policy_names, shared
 from marl_jax.rewards.families import parse
 from marl_jax.rollouts import Limits, rollout
-from marl_jax.sampling import Completion, Engine, Request, plan
+from marl_jax.sampling import Completion, Engine, Load, Request, plan
 from marl_jax.sampling.engine import Stats
 from marl_jax.table import Table
 from marl_jax.tasks import Task
@@ -169,7 +169,7 @@ def contender(name: str, policies: Callable[..., dict[str, str]], wrap: type[Rag
     workflow = BUILT_IN[name]
     policy_map = policies(workflow.roles)
     names = policy_names(policy_map)
-    settings = plan(BENCH, min_prompt=8, max_prompt=MAX_PROMPT, max_new=MAX_NEW, lanes=FLAGS.lanes)
+    settings = plan(BENCH, Load(MAX_PROMPT, MAX_NEW, min_prompt=8), lanes=FLAGS.lanes)
     if wrap is Static:
         settings = dataclasses.replace(settings, widths=(settings.lanes,), banks=1)
     if wrap is StaticBanks:

@@ -24,7 +24,7 @@ from benchmarks import BENCH, watch_decoding
 from marl_jax.models import ModelConfig, init
 from marl_jax.models.decode import cache_bytes
 from marl_jax.models.weight_table import num_parameters
-from marl_jax.sampling import Engine, Request, plan
+from marl_jax.sampling import Engine, Load, Request, plan
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("shape", "bench", "bench (0.8M parameters) or a preset of ModelConfig")
@@ -87,14 +87,8 @@ class Ours:
 
     def __init__(self, params: Any, config: ModelConfig, prompts: list[list[int]]):
         self.config, self.prompts = config, prompts
-        settings = plan(
-            config,
-            min_prompt=FLAGS.prompt,
-            max_prompt=FLAGS.prompt,
-            max_new=FLAGS.new,
-            requests=len(prompts),
-            lanes=FLAGS.lanes,
-        )
+        load = Load(FLAGS.prompt, FLAGS.new, min_prompt=FLAGS.prompt, requests=len(prompts))
+        settings = plan(config, load, lanes=FLAGS.lanes)
         self.engine = Engine(params, config, settings)
         self.round = 0
 

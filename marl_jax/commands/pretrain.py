@@ -16,9 +16,9 @@ import numpy as np
 
 from marl_jax import fields
 from marl_jax.config.run_config import ConfigError, load_base, split_argv
-from marl_jax.models import load_hf, save_hf
+from marl_jax.models import save_hf
 from marl_jax.models.hf import write_json
-from marl_jax.models.tokenizer import build_micro_tokenizer, load_tokenizer
+from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.pretraining.measure import accuracy, play_held_out
 from marl_jax.pretraining.pairs import count_pairs, write_pairs
 from marl_jax.pretraining.recipe import Recipe, train
@@ -80,12 +80,10 @@ def _probe(directory: Path) -> None:
 
 def _measured(recipe: Recipe, out: str, problems: int, samples: int) -> dict[str, Any]:
     """How often the base, as a run would load it, is right alone on held-out problems."""
-    config, params = load_hf(out, dtype="float32")
-    base = (params, config, load_tokenizer(out, config))
     sizes: dict[str, Any] = {"problems": problems, "samples": samples}
     measured = {}
     for kind, levels in recipe.levels.items():
-        graded = play_held_out(*base, single, kind, levels=levels, split="val", max_prompt=160, **sizes)
+        graded = play_held_out(out, single, kind, levels=levels, split="val", max_prompt=160, **sizes)
         mean, error = accuracy(graded, problems)
         print(f"{kind}: {mean:.1%} +- {error:.1%} of {problems} held-out problems, single agent")
         about = {"split": "val", "levels": list(levels), **sizes}

@@ -44,12 +44,7 @@ class Qwen3:
         return prefix.hidden_states(
             params,
             self.config,
-            batch.tokens,
-            positions=batch.positions,
-            segment_ids=batch.segments,
-            prefix=batch.prefix,
-            branches=batch.branches,
-            unmasked=batch.unmasked,
+            batch,
             adapter=adapter,
             adapter_scale=self.lora_scale or 1.0,
             remat=self.remat,

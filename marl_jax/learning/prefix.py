@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from marl_jax.learning.batching import MicroBatch
 from marl_jax.models import lora as lora_lib
 from marl_jax.models import qwen3
 from marl_jax.models.attention import causal_mask, chosen_here, self_attention
@@ -31,24 +32,19 @@ __all__ = [
 def hidden_states(
     params: Any,
     config: ModelConfig,
-    tokens: jax.Array,  # [G, S], S = prefix + branches * length
+    batch: MicroBatch,
     *,
-    positions: jax.Array,  # [G, S]
-    segment_ids: jax.Array,  # [G, S]
-    prefix: int,
-    branches: int,
-    unmasked: bool = False,  # each sequence or branch holds one row, so only padding behind a prompt is masked
     adapter: Any = None,
     adapter_scale: float = 1.0,
     remat: str = "none",
     attention: str | None = None,  # an implementation of `models.attention`; None: the fastest one
 ) -> jax.Array:
     """[G, S, H], equal to computing every row alone. `adapter`, without a policy axis, acts on every row."""
-    trees, length = tokens.shape
+    trees, length = batch.tokens.shape
     # All but attention runs on a flat list of tokens: products with one leading axis have the fastest gradients.
     flat = lambda x: x.reshape(trees * length, *x.shape[2:])
     apart = lambda x: x.reshape(trees, length, *x.shape[1:])
-    angles = qwen3.rotation(config, flat(positions))
+    angles = qwen3.rotation(config, flat(batch.positions))
 
     def step(x: jax.Array, layer_and_adapter: tuple[Any, Any]) -> tuple[jax.Array, None]:
         layer, weights = layer_and_adapter
@@ -57,23 +53,19 @@ def hidden_states(
             rank = weights["q"]["a"].shape[-1]
             lora = lora_lib.LayerLora(weights, jnp.full((trees * length, rank), adapter_scale, jnp.float32))
         q, k, v = map(apart, qwen3.project_qkv(layer, config, x, angles, lora))
-        if prefix:
-            attended = tree_attention(
-                q,
-                k,
-                v,
-                segment_ids,
-                prefix=prefix,
-                branches=branches,
-                unmasked=unmasked,
-                implementation=attention,
-            )
+        if batch.prefix:
+            layout: dict[str, Any] = {
+                "prefix": batch.prefix,
+                "branches": batch.branches,
+                "unmasked": batch.unmasked,
+            }
+            attended = tree_attention(q, k, v, batch.segments, **layout, implementation=attention)
         else:
-            attended = self_attention(q, k, v, None if unmasked else segment_ids, attention)
+            attended = self_attention(q, k, v, None if batch.unmasked else batch.segments, attention)
         x = x + qwen3.project_out(layer, flat(attended), lora)
         return x + qwen3.mlp(layer, config, x, lora), None
 
-    x = flat(qwen3.embed(params, tokens))
+    x = flat(qwen3.embed(params, batch.tokens))
     x = qwen3.through_layers(step, x, (params["layers"], adapter), config, remat)
     return apart(qwen3.rms_norm(x, params["final_norm"], config.rms_norm_eps))
 
@@ -86,7 +78,7 @@ def tree_attention(
     *,
     prefix: int,
     branches: int,
-    unmasked: bool = False,  # see `hidden_states`
+    unmasked: bool = False,  # see `MicroBatch`
     implementation: str | None = None,
 ) -> jax.Array:
     """Causal attention of the prompt with itself, and of each completion with the prompt and itself."""

@@ -24,7 +24,7 @@ from marl_jax.planning.devices import Device
 from marl_jax.planning.dry_run import Demand
 from marl_jax.planning.workload import Shape, all_shapes
 from marl_jax.policies import decode_groups
-from marl_jax.rollouts.voices import needs_of
+from marl_jax.rollouts.voices import load_of
 from marl_jax.runs.parts import policy_specs
 from marl_jax.sampling.shapes import EngineSettings, memory_bytes
 from marl_jax.sampling.shapes import plan as plan_engine
@@ -206,14 +206,14 @@ def engine_settings(
     """The shapes of each engine of a run; ValueError where nothing fits."""
     shapes, lanes = _shapes(config, model, room, platform), config.engine.lanes
     groups = decode_groups(policy_specs(config.policies))
-    bare = shapes(lanes=lanes)
+    bare = shapes(lanes)
     fitting = max(0, room.left - memory_bytes(model, bare)) // cache_bytes(model, 1, bare.context)
     # Of the episodes that are under way at a time.
     each = max(map(demand.histories, groups))
     training, evaluation = config.data.problems * config.rollout.samples, config.evaluation
     episodes = max(training, evaluation.problems * evaluation.samples)
     histories = each * min(look_ahead(config, bare, len(groups)), episodes)
-    return shapes(lanes=lanes, histories=min(fitting, histories))
+    return shapes(lanes, min(fitting, histories))
 
 
 def least_engine(config: RunConfig, model: ModelConfig, platform: str) -> EngineSettings:
@@ -221,7 +221,7 @@ def least_engine(config: RunConfig, model: ModelConfig, platform: str) -> Engine
     positions = config.engine.max_prompt + max(r.max_new_tokens for r in config.role_settings.values())
     positions = max(positions, model.max_position_embeddings)
     roomy = dataclasses.replace(model, max_position_embeddings=positions)
-    return _shapes(config, roomy, Room(sys.maxsize), platform)(lanes=config.engine.lanes or 1)
+    return _shapes(config, roomy, Room(sys.maxsize), platform)(config.engine.lanes or 1)
 
 
 def look_ahead(config: RunConfig, settings: EngineSettings, engines: int) -> int:
@@ -232,14 +232,14 @@ def look_ahead(config: RunConfig, settings: EngineSettings, engines: int) -> int
 def _shapes(
     config: RunConfig, model: ModelConfig, room: Room, platform: str
 ) -> Callable[..., EngineSettings]:
-    """`sampling.plan` for the calls of a run."""
-    return functools.partial(
+    """From lanes and histories to the shapes for the calls of a run."""
+    load = load_of(config.role_settings.values(), config.engine.max_prompt, config.engine.sampler)
+    planned = functools.partial(
         plan_engine,
         model,
-        max_prompt=config.engine.max_prompt,
         budget_bytes=room.budget,
         beside_bytes=room.beside,
         steps=config.engine.steps,
         platform=platform,
-        **needs_of(config.role_settings.values(), config.engine.sampler),
     )
+    return lambda lanes, histories=0: planned(dataclasses.replace(load, histories=histories), lanes=lanes)

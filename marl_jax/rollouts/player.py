@@ -36,7 +36,7 @@ from marl_jax.rollouts.running import Limits
 from marl_jax.rollouts.scheduler import rollout
 from marl_jax.rollouts.serving import Service
 from marl_jax.rollouts.tools import ToolLog
-from marl_jax.rollouts.voices import needs_of
+from marl_jax.rollouts.voices import load_of
 from marl_jax.sampling.shapes import plan
 from marl_jax.table import Table
 from marl_jax.task import Task
@@ -174,15 +174,14 @@ def player_for(
         )
     model, params = load_hf(base, dtype=dtype)
     tokenizer = load_tokenizer(base, model)
-    needs = needs_of(settings.values())
-    new = needs["max_new"]
+    new = max(role.max_new_tokens for role in settings.values())
     room = model.max_position_embeddings - new
     if max_prompt is not None and not 1 <= max_prompt <= room:
         raise ValueError(
             f"max_prompt is {max_prompt}; the model has room for 1 to {room} tokens beside max_new_tokens={new}"
         )
-    longest = max_prompt or min(LONGEST, room)
-    shapes = _named("lanes", plan, model, max_prompt=longest, lanes=lanes, **needs)
+    load = load_of(settings.values(), max_prompt or min(LONGEST, room))
+    shapes = _named("lanes", plan, model, load, lanes=lanes)
     specs = {name: PolicySpec(base) for name in policy_names(policies)}
     start = functools.partial(init_policies, specs, {base: params})
     service = Service(specs, start(), {base: params}, model, shapes, to_text=tokenizer.decode)

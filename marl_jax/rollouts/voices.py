@@ -15,13 +15,14 @@ from marl_jax.policies import (
 from marl_jax.rollouts.running import Ask
 from marl_jax.sampling.programs import Features
 from marl_jax.sampling.requests import Request
+from marl_jax.sampling.shapes import Load
 from marl_jax.workflows.api import Workflow
 
-__all__ = ["Engine", "Voices", "needs_of"]
+__all__ = ["Engine", "Voices", "load_of"]
 
 
-def needs_of(roles: Collection[SamplingSettings], sampler: str | None = None) -> dict[str, Any]:
-    """What the engine of these roles has to be planned for: arguments of `sampling.plan`."""
+def load_of(roles: Collection[SamplingSettings], max_prompt: int, sampler: str | None = None) -> Load:
+    """What the engine of these roles has to be planned for."""
     truncate = any(role.top_p < 1 or role.top_k > 0 for role in roles)
     features = Features(
         truncate=truncate,
@@ -32,7 +33,7 @@ def needs_of(roles: Collection[SamplingSettings], sampler: str | None = None) ->
     )
     lengths = [role.max_new_tokens for role in roles]
     stops = max(8, *(len(role.stop_tokens) + 1 for role in roles))  # and the template's end of turn
-    return {"max_new": max(lengths), "min_new": min(lengths), "features": features, "stops": stops}
+    return Load(max_prompt, max(lengths), min_new=min(lengths), features=features, stops=stops)
 
 
 class Engine(Protocol):

@@ -10,7 +10,7 @@ from marl_jax.models.lora import num_adapters
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.programs import Features
 from marl_jax.sampling.requests import Completion, Request, check, check_whole, token_ids
-from marl_jax.sampling.shapes import plan, round_down, round_up
+from marl_jax.sampling.shapes import Load, plan, round_down, round_up
 
 __all__ = ["generate"]
 
@@ -94,17 +94,15 @@ def generate(
     longest, new = max(len(r.tokens) for r in requests), max(r.max_new_tokens for r in requests)
     # In steps, so that prompts of about the same length find the programs of the last call.
     roomy = min(round_up(longest), config.max_position_embeddings - new)
-    settings = plan(
-        config,
+    load = Load(
         max_prompt=max(longest, roomy),
         min_prompt=round_down(min(len(r.tokens) for r in requests)),
         max_new=new,
         requests=count,
-        lanes=lanes,
-        budget_bytes=budget_bytes,
         features=features,
         stops=max(8, len(stop_tokens)),
     )
+    settings = plan(config, load, lanes=lanes, budget_bytes=budget_bytes)
     to_text = None if tokenizer is None else tokenizer.decode
     policies = [] if adapters is None else [str(i) for i in range(num_adapters(adapters))]
     for request in requests:

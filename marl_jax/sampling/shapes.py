@@ -23,6 +23,7 @@ __all__ = [
     "MAX_PROGRAMS",
     "STABLE_WIDTH",
     "EngineSettings",
+    "Load",
     "Sizes",
     "free_bytes",
     "host_bytes",
@@ -154,34 +155,42 @@ class EngineSettings:
         return max(1, self.prefill_tokens // chunk)
 
 
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """The requests that an engine is planned for."""
+
+    max_prompt: int  # tokens of the longest prompt
+    max_new: int  # of the longest completion
+    min_prompt: int = 1  # of the shortest prompt
+    min_new: int = 1  # of the shortest completion
+    requests: int | None = None  # how many there are; None: more than there are lanes
+    histories: int = 0  # prompts kept for later turns at a time (`Request.keep`)
+    stops: int = 8  # stop tokens of a request, at most
+    features: Features = Features()  # what they ask of the programs
+
+
 def plan(
     config: ModelConfig,
+    load: Load,
     *,
-    max_prompt: int,
-    max_new: int,
-    requests: int | None = None,
     budget_bytes: int | None = None,
     beside_bytes: int = 0,
     lanes: int | None = None,
-    min_prompt: int = 1,
-    min_new: int = 1,
-    histories: int = 0,
-    features: Features = Features(),
     steps: int | None = None,
-    stops: int = 8,
     platform: str | None = None,
 ) -> EngineSettings:
-    """Settings for prompts of min_prompt..max_prompt tokens with min_new..max_new new ones, within a byte budget.
+    """Settings for a load within a byte budget.
 
-    `lanes` and `steps` default to what keeps this kind of device busy; the lanes are no more than `requests`, and fit
+    `lanes` and `steps` default to what keeps this kind of device busy; the lanes are no more than the requests, and fit
     the budget. It covers caches and working memory, not the weights, and is half of the free memory by default. Where
     something else runs in turn with the engine, it may need `beside_bytes` of the budget while the caches stay.
-    `histories` is how many prompts are kept for later turns at a time (`Request.keep`); they get rows as far as memory
-    is left. `platform` is that of the device (cpu, gpu, tpu), by default the one at hand.
+    Histories get rows as far as memory is left. `platform` is that of the device (cpu, gpu, tpu), by default the one at
+    hand.
     """
     for name, value in (("lanes", lanes), ("budget_bytes", budget_bytes)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+    max_prompt, max_new = load.max_prompt, load.max_new
     context = max_prompt + max_new
     if context > config.max_position_embeddings:
         raise ValueError(
@@ -191,9 +200,9 @@ def plan(
     sizes = CPU if (platform or jax.default_backend()) == "cpu" else ACCELERATOR
     context = -(-context // sizes.columns) * sizes.columns
     budget = free_bytes() // 2 if budget_bytes is None else budget_bytes
-    wanted = lanes or round_up(min(requests or sizes.lanes, sizes.lanes))
+    most = min(load.requests or sizes.lanes, sizes.lanes)
     steps = sizes.steps if steps is None else steps
-    first = min(context, min_prompt + 2 * steps)
+    first = min(context, load.min_prompt + 2 * steps)
     longest = min(max_prompt, max(512, sizes.prefill_tokens))  # a longer one takes several
     chunks = _ladder(max(1, min(128, longest // 16)), longest, 4)
 
@@ -210,25 +219,25 @@ def plan(
         # A rung saves work in proportion to the lanes, and costs a program.
         rungs = 1 + (context - first) // (32 if count > STABLE_WIDTH else 256)
         # Lanes by length add up to a triangle of programs.
-        most = MAX_PROGRAMS // max(len(widths), 2 if sizes.compacts else 3)
+        programs = MAX_PROGRAMS // max(len(widths), 2 if sizes.compacts else 3)
         return EngineSettings(
             widths=tuple(sorted(widths, reverse=True)),
             lengths=_ladder(
                 max(first, context // 16),
                 context,
-                min(rungs, most),
+                min(rungs, programs),
                 multiple=sizes.columns,
             ),
             chunks=chunks,
             prefill_tokens=max(chunks[-1], min(sizes.prefill_tokens, count * chunks[-1])),
             prefixes=max(1, count // 2),
             steps=steps,
-            stops=stops,
-            features=features,
+            stops=load.stops,
+            features=load.features,
             banks=banks,
         )
 
-    count = wanted
+    count = lanes or round_up(most)
     while memory_bytes(config, with_lanes(count), beside_bytes) > budget:
         if lanes or count == 1:
             need = memory_bytes(config, with_lanes(count), beside_bytes)
@@ -241,10 +250,9 @@ def plan(
         count = round_up(count // 2)
     settings = with_lanes(count)
     if not lanes and not sizes.compacts:
-        most = min(requests or sizes.lanes, sizes.lanes)
-        settings = _widened(config, settings, most, min_prompt + min_new, budget, beside_bytes)
+        settings = _widened(config, settings, most, load.min_prompt + load.min_new, budget, beside_bytes)
     room = (budget - memory_bytes(config, settings, beside_bytes)) // cache_bytes(config, 1, context)
-    return dataclasses.replace(settings, prefixes=settings.prefixes + min(histories, room))
+    return dataclasses.replace(settings, prefixes=settings.prefixes + min(load.histories, room))
 
 
 def _widened(

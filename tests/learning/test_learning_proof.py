@@ -31,7 +31,7 @@ from marl_jax.rewards.grading import grade
 from marl_jax.rollouts import rollout
 from marl_jax.runs.intervals import paired_bootstrap
 from marl_jax.runs.resampling import resample
-from marl_jax.sampling import Engine, plan
+from marl_jax.sampling import Engine, Load, plan
 from marl_jax.tasks import micro
 from marl_jax.workflows import load_prompts, single
 
@@ -59,7 +59,7 @@ class Road:
 
     def __init__(self, params, config, *, new_tokens, rate, lanes, read=parse, grade=grade_answer, **options):
         self.new_tokens, self.read, self.grade = new_tokens, read, grade
-        shapes = plan(config, max_prompt=16, max_new=new_tokens, lanes=lanes)
+        shapes = plan(config, Load(16, new_tokens), lanes=lanes)
         self.engine = Engine(params, config, shapes, policies=("p0",))
         optimiser = OptimiserConfig(schedule=ScheduleConfig(rate))
         self.learner = Learner(Qwen3(config), LearnerConfig(optimiser=optimiser, **options), ROLES)

@@ -16,20 +16,8 @@ CONFIG = BatchConfig(buckets=(4, 8, 16, 32, 64), token_budget=128)
 
 
 def batched_log_probs(params, arrays, adapter=None, adapter_scale=1.0, remat="none", attention=None):
-    hidden = prefix.hidden_states(
-        params,
-        TINY,
-        arrays.tokens,
-        positions=arrays.positions,
-        segment_ids=arrays.segments,
-        prefix=arrays.prefix,
-        branches=arrays.branches,
-        unmasked=arrays.unmasked,
-        adapter=adapter,
-        adapter_scale=adapter_scale,
-        remat=remat,
-        attention=attention,
-    )
+    options = {"adapter": adapter, "adapter_scale": adapter_scale, "remat": remat, "attention": attention}
+    hidden = prefix.hidden_states(params, TINY, arrays, **options)
     hidden = jnp.take_along_axis(hidden, arrays.source[..., None], axis=1)
     log_p = jax.nn.log_softmax(qwen3.unembed(params, TINY, hidden))
     return jnp.take_along_axis(log_p, arrays.targets[..., None], axis=-1)[..., 0]

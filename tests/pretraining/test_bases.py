@@ -25,8 +25,7 @@ def folder(scale):
 
 
 def play(scale, flow, kind, **options):
-    config, params = load_hf(folder(scale), dtype="float32")
-    return play_held_out(params, config, load_tokenizer(folder(scale), config), flow, kind, **options)
+    return play_held_out(folder(scale), flow, kind, **options)
 
 
 def recipe(scale):

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from marl_jax.models import ModelConfig
-from marl_jax.sampling import EngineSettings, Request, plan
+from marl_jax.sampling import EngineSettings, Load, Request, plan
 from marl_jax.sampling.admission import Admission, Feed, Waiting
 
 MODEL = ModelConfig.preset("xs")
@@ -132,7 +132,7 @@ def test_planned_histories_are_found_under_load(share, low, high):
     """
     lanes, roles, ahead = 32, 2, 64
     histories = round(share * roles * ahead)
-    settings = plan(MODEL, min_prompt=8, max_prompt=320, max_new=64, lanes=lanes, histories=histories)
+    settings = plan(MODEL, Load(320, 64, min_prompt=8, histories=histories), lanes=lanes)
     queue, rng = Admission(settings), random.Random(0)
     turns: dict[int, list[tuple[int, ...]]] = {}  # episode -> its roles' histories
     seated: list[tuple[Waiting, int]] = []

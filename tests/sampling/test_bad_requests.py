@@ -8,7 +8,7 @@ import pytest
 from kit import CONFIG, SETTINGS, ask, compilations, prompt
 
 from marl_jax.models.lora import init_lora
-from marl_jax.sampling import Engine, EngineSettings, Features, Request, generate, plan
+from marl_jax.sampling import Engine, EngineSettings, Features, Load, Request, generate, plan
 from marl_jax.sampling.shapes import memory_bytes
 
 FINE = {"prompts": [[1, 2, 3], [4]], "max_new_tokens": 4, "seed": 0}
@@ -163,23 +163,22 @@ def test_impossible_settings_are_refused(change, match):
 
 
 def test_lanes_follow_from_the_byte_budget():
-    lengths = {"max_prompt": 100, "max_new": 28}
     before = 10**9
     for budget in (8 << 20, 4 << 20, 1 << 20):
-        settings = plan(CONFIG, requests=512, budget_bytes=budget, **lengths)
+        settings = plan(CONFIG, Load(100, 28, requests=512), budget_bytes=budget)
         assert memory_bytes(CONFIG, settings) <= budget
         assert settings.context == 128
         assert settings.lanes < before
         before = settings.lanes
         # the budget is used: twice the lanes would not fit
         with pytest.raises(ValueError, match="lanes of 128 tokens need"):
-            plan(CONFIG, lanes=4 * settings.lanes, budget_bytes=budget, **lengths)
+            plan(CONFIG, Load(100, 28), lanes=4 * settings.lanes, budget_bytes=budget)
 
 
 def test_a_plan_has_at_most_a_dozen_decode_programs_and_prefills_every_prompt_at_once():
     for lanes in (1, 8, 64, 100, 512):
         for max_prompt, max_new in ((1, 1), (40, 24), (5, 400), (300, 212)):
-            settings = plan(CONFIG, max_prompt=max_prompt, max_new=max_new, lanes=lanes, budget_bytes=1 << 30)
+            settings = plan(CONFIG, Load(max_prompt, max_new), lanes=lanes, budget_bytes=1 << 30)
             assert isinstance(settings, EngineSettings)
             assert len(settings.widths) * len(settings.lengths) <= 12
             assert settings.lanes == lanes

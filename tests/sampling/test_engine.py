@@ -25,7 +25,7 @@ from kit import (
 
 from marl_jax.models import forward, init, lora
 from marl_jax.models.tokenizer import build_micro_tokenizer
-from marl_jax.sampling import Engine, Features, generate, plan, programs
+from marl_jax.sampling import Engine, Features, Load, generate, plan, programs
 from marl_jax.sampling.transfer import Transfers, fetch
 
 
@@ -279,7 +279,7 @@ def test_progress_is_told_after_every_dispatch(params):
     prompts = [prompt(n) for n in (1, 5, 12, 20)]
     generate(params, CONFIG, prompts, max_new_tokens=12, seed=1, lanes=8, progress=lambda *n: heard.append(n))
     assert heard[-1] == (4, 4)
-    steps = plan(CONFIG, max_prompt=20, max_new=12).steps
+    steps = plan(CONFIG, Load(20, 12)).steps
     assert len(heard) == -(-12 // steps)
     assert generate(params, CONFIG, [], max_new_tokens=3, seed=0) == []
 

@@ -19,7 +19,7 @@ from kit import (
     serve,
 )
 
-from marl_jax.sampling import Engine, generate, plan
+from marl_jax.sampling import Engine, Load, generate, plan
 
 LENGTHS = (1, 2, 7, 8, 9, 16, 17, 25, 33, 40)
 REQUESTS = [
@@ -74,7 +74,7 @@ def test_requests_added_while_others_run_change_no_bit(engine, alone):
 
 def test_a_published_vocabulary_with_its_own_end_tokens_can_be_served():
     config = dataclasses.replace(CONFIG, vocab_size=6000, eos_token_id=5999)
-    settings = plan(config, max_prompt=8, max_new=72, lanes=256, budget_bytes=1 << 30)
+    settings = plan(config, Load(8, 72), lanes=256, budget_bytes=1 << 30)
     settings = dataclasses.replace(settings, lengths=settings.lengths[-1:])
     assert len(settings.widths) > 1
     completion = serve(Engine(make_params(config), config, settings), [ask(prompt(5), new=4)])[0]

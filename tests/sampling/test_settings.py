@@ -6,7 +6,7 @@ import pytest
 
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
-from marl_jax.sampling import EngineSettings, plan
+from marl_jax.sampling import EngineSettings, Load, plan
 from marl_jax.sampling.shapes import MAX_PROGRAMS, memory_bytes
 
 CONFIG = dataclasses.replace(ModelConfig.preset("xs"), max_position_embeddings=4096)
@@ -14,21 +14,21 @@ CONFIG = dataclasses.replace(ModelConfig.preset("xs"), max_position_embeddings=4
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_an_accelerator_gets_all_its_lanes_at_once_over_aligned_columns(platform):
-    settings = plan(CONFIG, max_prompt=900, max_new=500, budget_bytes=1 << 33, platform=platform)
+    settings = plan(CONFIG, Load(900, 500), budget_bytes=1 << 33, platform=platform)
     assert settings.widths == (settings.lanes,)
     assert len(settings.lengths) > 1 and all(length % 128 == 0 for length in settings.lengths)
     assert 1400 <= settings.context < 1400 + 128
 
 
 def test_a_cpu_gets_narrower_batches_too():
-    settings = plan(CONFIG, max_prompt=90, max_new=50, budget_bytes=1 << 33, platform="cpu")
+    settings = plan(CONFIG, Load(90, 50), budget_bytes=1 << 33, platform="cpu")
     assert len(settings.widths) > 1
     assert settings.context == 144 and all(length % 16 == 0 for length in settings.lengths)
 
 
 def test_histories_get_the_room_that_lanes_leave():
-    def shapes(**options):
-        return plan(CONFIG, max_prompt=90, max_new=50, platform="cpu", **options)
+    def shapes(histories=0, **options):
+        return plan(CONFIG, Load(90, 50, histories=histories), platform="cpu", **options)
 
     roomy = shapes(lanes=8, budget_bytes=1 << 33)
     need = memory_bytes(CONFIG, roomy)
@@ -44,22 +44,20 @@ def test_histories_get_the_room_that_lanes_leave():
 def test_an_accelerator_has_more_lanes_over_shorter_lengths(platform):
     config = ModelConfig.preset("0.6b")
     budget = 40 << 30
-    settings = plan(config, max_prompt=20480, max_new=5120, budget_bytes=budget, platform=platform)
+    settings = plan(config, Load(20480, 5120), budget_bytes=budget, platform=platform)
     assert memory_bytes(config, settings) <= budget
     assert settings.lanes_at[0] == settings.lanes >= 4 * settings.lanes_at[-1]
     assert len(settings.lanes_at) == len(settings.lengths) and len(settings.shapes) <= MAX_PROGRAMS
     assert settings.cells <= settings.lanes_at[-1] * settings.context
-    asked = plan(config, max_prompt=20480, max_new=5120, lanes=2, budget_bytes=budget, platform=platform)
+    asked = plan(config, Load(20480, 5120), lanes=2, budget_bytes=budget, platform=platform)
     assert asked.widths == (2,) and not asked.lanes_at  # so many were asked for
-    roomy = plan(CONFIG, max_prompt=900, max_new=500, budget_bytes=budget, platform=platform)
+    roomy = plan(CONFIG, Load(900, 500), budget_bytes=budget, platform=platform)
     assert not roomy.lanes_at  # nothing would be gained
 
 
 def test_what_takes_turns_with_the_engine_has_its_room_beside_the_caches():
     def shapes(budget, beside):
-        return plan(
-            CONFIG, max_prompt=900, max_new=500, budget_bytes=budget, beside_bytes=beside, platform="gpu"
-        )
+        return plan(CONFIG, Load(900, 500), budget_bytes=budget, beside_bytes=beside, platform="gpu")
 
     budget, beside = 1 << 30, 3 << 28
     settings = shapes(budget, beside)
@@ -82,7 +80,7 @@ def test_lanes_by_length_are_refused_in_more_than_one_bank():
 
 @pytest.mark.parametrize(("lanes", "banks"), [(64, 1), (127, 1), (128, 2), (129, 1), (192, 2), (512, 2)])
 def test_a_host_decodes_in_two_banks_where_each_has_enough_lanes(lanes, banks):
-    asked = {"max_prompt": 64, "max_new": 64, "lanes": lanes, "budget_bytes": 1 << 30}
+    asked = {"load": Load(64, 64), "lanes": lanes, "budget_bytes": 1 << 30}
     settings = plan(CONFIG, platform="cpu", **asked)
     assert (settings.banks, settings.lanes) == (banks, lanes)
     assert min(settings.widths) >= min(64, lanes)

@@ -18,7 +18,7 @@ from kit import (
     serve,
 )
 
-from marl_jax.sampling import Engine, Features, plan, stability
+from marl_jax.sampling import Engine, Features, Load, plan, stability
 from marl_jax.sampling.shapes import STABLE_WIDTH
 
 
@@ -143,7 +143,7 @@ def test_a_batch_of_adapters_that_widens_and_thins_compiles_nothing_and_changes_
 
 @pytest.mark.shipped
 def test_every_cache_length_in_use_gives_the_same_bits(params):
-    planned = plan(CONFIG, max_prompt=21, max_new=40, lanes=8, budget_bytes=1 << 28)
+    planned = plan(CONFIG, Load(21, 40), lanes=8, budget_bytes=1 << 28)
     planned = dataclasses.replace(planned, lengths=(32, 48, 64))
     requests = [ask(prompt(1 + i % 20, i), i, new=40) for i in range(12)]
     growing, full = (
