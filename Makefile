@@ -19,27 +19,28 @@ WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 QUICK := JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
 # Tests behind one of these marks, on the test, on some of its cases, or on the whole file.
-LEFT_OUT = FNR == 1 {all = marked = 0} /mark\.(campaign|parity)/ {marked = 1} /^pytestmark.*mark\.(campaign|parity)/ {all = 1} \
+LEFT_OUT = FNR == 1 {all = marked = 0} /mark\.(campaign|parity|browser)/ {marked = 1} /^pytestmark.*mark\.(campaign|parity|browser)/ {all = 1} \
   /^def test/ {if (all || marked) print "  " FILENAME "::" substr($$2, 1, index($$2, "(") - 1); marked = 0}
 
 READY := $(VENV)/.ready-$(VERSION)
 PARITY := $(VENV)/.parity-$(VERSION)
 DOCS := $(VENV)/.docs-$(VERSION)
+PAGE := $(VENV)/.page-$(VERSION)
 
-.PHONY: demo test core parity campaign docs package lint format clean
+.PHONY: demo test core parity campaign docs package page-test lint format clean
 
 demo: $(READY)
 	$(BIN)/python -m experiments.demo
 
 test: $(READY)
-	@echo "Left out here, in part or whole: tests marked 'campaign' (make campaign) and 'parity' (make parity):"
+	@echo "Left out here, in part or whole: tests marked 'campaign', 'parity' and 'browser' (make campaign, parity, page-test):"
 	@awk '$(LEFT_OUT)' $$(find tests -name 'test_*.py' | sort)
-	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "not campaign and not parity and not shipped"
+	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "not campaign and not parity and not browser and not shipped"
 	$(BIN)/python -m pytest $(WORKERS) -m "shipped and not campaign" tests/sampling
 
 # The import-and-core subset, for the second supported line of Python and JAX.
 core: $(READY)
-	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "not campaign and not parity and not shipped" tests/models tests/sampling
+	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "not campaign and not parity and not browser and not shipped" tests/models tests/sampling
 	$(BIN)/python -m pytest $(WORKERS) -m "shipped and not campaign" tests/sampling
 
 parity: $(PARITY)
@@ -50,16 +51,22 @@ parity: $(PARITY)
 campaign: $(READY)
 	@mkdir -p .cache
 	{ $(BIN)/python -m pytest -v -m campaign --durations=20 && \
-	  $(BIN)/python -m pytest -m "not campaign and not parity" tests/sampling tests/rollouts tests/runs && \
+	  $(BIN)/python -m pytest -m "not campaign and not parity and not browser" tests/sampling tests/rollouts tests/runs && \
 	  for isa in AVX2 SSE4_2; do echo "at most $$isa:" && \
 	    XLA_FLAGS="$$XLA_FLAGS --xla_cpu_max_isa=$$isa" $(QUICK) $(BIN)/python -m pytest $(WORKERS) \
-	      -m "not campaign and not parity and not shipped" tests/learning tests/models tests/sampling || exit 1; done; } 2>&1 \
+	      -m "not campaign and not parity and not browser and not shipped" tests/learning tests/models tests/sampling || exit 1; done; } 2>&1 \
 	  | tee .cache/campaign-$$(git describe --always --dirty).log
 
 # All pages, and the reference made from docstrings, in build/docs; a broken link or an unknown name is an error.
 docs: $(DOCS)
 	$(BIN)/python -m mkdocs build --quiet --strict
 	@echo "The pages are in build/docs/index.html"
+# The page in a real Chromium, which is installed where that is missing and this may install it.
+page-test: $(PAGE)
+	@command -v chromium chromium-browser google-chrome >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium) \
+	  || { echo "no Chromium: install it, or name its program in CHROMIUM"; exit 1; }
+	$(BIN)/python -m pytest -m browser tests/study
+
 # A wheel in an empty environment, used from an empty folder.
 package:
 	PYTHON=$(PYTHON) .ci/package
@@ -87,6 +94,10 @@ $(PARITY): $(READY)
 
 $(DOCS): $(READY)
 	$(BIN)/python -m pip install --quiet --no-compile $(CONSTRAINTS) -e '.[dev,docs]'
+	@touch $@
+
+$(PAGE): $(READY)
+	$(BIN)/python -m pip install --quiet --no-compile $(CONSTRAINTS) -e '.[dev,page]'
 	@touch $@
 
 clean:

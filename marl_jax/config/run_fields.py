@@ -129,6 +129,7 @@ class EvaluationConfig:
     # What is called accuracy, your own "module:function": graded table to one value of 0 to 1 per episode. None: the
     # grade of the answer.
     metric: str | None = None
+    recorded: Whole = 16  # problems, the same ones each time, whose episodes an evaluation writes; 0: none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +149,8 @@ class LogConfig:
     # Of every so many steps, of the first and of the last, episodes are written; 0: none.
     episodes_every: Whole = 10
     episodes_problems: Count = 4  # problems of such a step
+    # Megabytes of all recorded episodes together: a file that is too large for its share has fewer problems, but one.
+    episodes_size: Positive = 50.0
     tensorboard: bool = True  # write the numbers of metrics.jsonl as event files, too
     wandb: bool = False  # and send them to Weights & Biases
     wandb_project: str = "marl_jax"  # under this name

@@ -26,6 +26,9 @@ class Report:
     gradients: dict[str, dict[str, Any]]  # by policy, see `gradients.describe`
     cosines: dict[tuple[str, str], float | None]  # of roles; None between separate weights
     warnings: tuple[str, ...]  # sentences, such as a gradient that was not finite
+    trainer_logp: Sequence[
+        Any
+    ] = ()  # row by row, the log-probs of its tokens before the step; None where not known
 
     def flat(self) -> dict[str, Any]:
         """{"policy/p0/grad_norm": ..., "role/judge/entropy": ..., "cosine/a/b": ...}; None for what is no number."""

@@ -176,7 +176,11 @@ class Learner:
         cosines = gradients.all_cosines(described, self.roles) if self.config.gradients != "off" else {}
         lost = {policy: state.skipped - skipped[policy] for policy, state in states.items()}
         warnings = (*gap_warnings(role_stats, self.config.gap_tolerance), *skip_warnings(lost), *missing)
-        outcome = policies, states, Report(reports, role_stats, described, cosines, warnings)
+        outcome = (
+            policies,
+            states,
+            Report(reports, role_stats, described, cosines, warnings, evidence.trainer_logp),
+        )
         most = self.config.max_skips
         for policy, state in states.items():
             if lost[policy] and state.skipped >= most:

@@ -22,7 +22,7 @@ from marl_jax.rollouts.old_storage import DAMAGE, SUFFIX, read_old, unpack_task
 from marl_jax.rollouts.transcript import prompts_of
 from marl_jax.table import KINDS, Ragged, Table, padded, path_tuples
 
-__all__ = ["read_asked", "read_episodes", "write_episodes"]
+__all__ = ["read_episodes", "read_extra", "write_episodes"]
 
 FORMAT = 2
 METADATA_KEY = b"marl_jax"
@@ -40,15 +40,21 @@ FLOATS = (
     "clip_high",
 )
 BOOLS = ("truncated", "readable", "sound", "trains")
+INT_LISTS = pa.list_(pa.int32())
+EXTRA = ("asked", "ends", "trainer_logprobs")
 NAMES = {"role": "roles", "policy": "policies"}
 
 
 def write_episodes(
-    path: str | os.PathLike[str], table: Table, decode: Callable[[Sequence[int]], str] | None = None
+    path: str | os.PathLike[str],
+    table: Table,
+    decode: Callable[[Sequence[int]], str] | None = None,
+    trainer: Sequence[np.ndarray | None] = (),
 ) -> None:
     """Write the whole table; the file appears only once it is complete.
 
-    With `decode`, what each call was asked is there in words, too; of a call `after` another, what was added.
+    With `decode`, what each call was asked is there in words, too; of a call `after` another, what was added; and where
+    in its text each token ends. `trainer`: row by row, the trainer's log-probs of its tokens.
     """
     table.need_episodes()
     path = pathlib.Path(path)
@@ -75,7 +81,12 @@ def write_episodes(
     }
     if decode is not None:
         columns["asked"] = _texts(_asked(table, decode))
-    columns |= {name: pa.array(columns[name], pa.list_(pa.int32())) for name in ("reads", "path")}
+        columns["ends"] = pa.array(
+            [_ends(table.tokens[row].tolist(), decode) for row in range(len(table))], INT_LISTS
+        )
+    if any(one is not None for one in trainer):
+        columns["trainer_logprobs"] = pa.array([_plain(one) for one in trainer], pa.list_(pa.float32()))
+    columns |= {name: pa.array(columns[name], INT_LISTS) for name in ("reads", "path")}
     if table.kept is not None:
         kept = [[[i for i in ids if i >= 0] for ids in table.kept[row].tolist()] for row in range(len(table))]
         columns["kept"] = pa.array(kept, pa.list_(pa.list_(pa.int32())))
@@ -118,12 +129,13 @@ def read_episodes(path: str | os.PathLike[str]) -> Table:
         raise ValueError(f"'{path}' cannot be read as episodes: {error}") from error
 
 
-def read_asked(path: str | os.PathLike[str]) -> list[str | None]:
-    """What each call was asked, in words, row by row; nothing where a file was written without."""
+def read_extra(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
+    """What a file may hold beside the table, row by row: what was asked, where tokens end, the trainer's log-probs."""
     path = pathlib.Path(path)
-    if path.name.endswith(SUFFIX) or "asked" not in pq.read_schema(path).names:
-        return []
-    return pq.read_table(path, columns=["asked"])["asked"].to_pylist()
+    if path.name.endswith(SUFFIX):
+        return {}
+    there = [name for name in EXTRA if name in pq.read_schema(path).names]
+    return pq.read_table(path, columns=there).to_pydict()
 
 
 def _table(read: pa.Table, facts: dict[str, Any]) -> Table:
@@ -186,6 +198,21 @@ def _asked(table: Table, decode: Callable[[Sequence[int]], str]) -> list[str]:
     said = [words for one in flat.episodes() for words in prompts_of(one, decode)]
     by_row = dict(zip(rows.tolist(), said))
     return [by_row[row] for row in range(len(table))]
+
+
+def _ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
+    """Characters of the text up to and with each token; a character of several tokens ends with its last one."""
+    ends, start, end = [], 0, 0
+    for number in range(1, len(tokens) + 1):
+        piece = decode(tokens[start:number])
+        if not piece.endswith("\ufffd"):
+            start, end = number, end + len(piece)
+        ends.append(end)
+    return ends
+
+
+def _plain(values: np.ndarray | None) -> list[float] | None:
+    return None if values is None else values.tolist()
 
 
 def _texts(values: Iterable[str | None]) -> pa.Array:

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from marl_jax.alarms.watch import Alarm
 from marl_jax.compile_cache import keep_programs
 from marl_jax.config.phase_fields import Place
@@ -23,12 +25,12 @@ from marl_jax.learning import NonFiniteGradients, Report, with_advantages
 from marl_jax.pretraining.pairs import unfamiliar
 from marl_jax.rewards.background_credit import BackgroundCredit
 from marl_jax.rewards.grading import Grader, grade
-from marl_jax.rollouts import Chat, ToolLog, write_episodes
+from marl_jax.rollouts import Chat, ToolLog
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import read as read_record
 from marl_jax.run_folder.metrics import lacking, plain, read_lines
-from marl_jax.runs import measures
+from marl_jax.runs import measures, recording
 from marl_jax.runs.divergence import Diverged, broken_update, diverged, ways_out
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.live import Live
@@ -143,7 +145,8 @@ def step(run: Run, state: State) -> State:
     with clock("learn"):
         table, groups = with_advantages(table, config.advantages, parts.workflow.groups)
         table = table.replace(trains=run.phases.trains(at.phase, table))
-        trees, states, report, failure = _learned(run, state, at, table.take(run.phases.described(table)))
+        described = run.phases.described(table)
+        trees, states, report, failure = _learned(run, state, at, table.take(described))
         buffer, about_buffer = learned(state.buffer, table, config.data.buffer, number)
         after = dataclasses.replace(
             state,
@@ -170,13 +173,12 @@ def step(run: Run, state: State) -> State:
     run.pace.step(values["time/step"])
     for board in run.boards:
         board.write(number, values)
-    every = config.logging.episodes_every
-    if every and (number % every == 0 or number in (1, config.steps)):
-        wanted = config.logging.episodes_problems * config.rollout.samples
-        some = table.of_episodes(range(min(wanted, len(table.bare_episodes))))
-        with disk_errors(run.folder / "episodes"):
-            path = run.folder / "episodes" / f"step-{number:06d}.parquet"
-            write_episodes(path, some, Chat(parts.tokenizer).decode)
+    trainer: list[Any] = [None] * len(table)
+    for row, known in zip(np.flatnonzero(described), report.trainer_logp):
+        trainer[row] = known
+    recording.record_step(
+        run.folder / "episodes", config, number, table, Chat(parts.tokenizer).decode, trainer
+    )
     run.live.step(number, values)
     run.live.failing(number, [bare.error for bare in table.bare_episodes])
     for warning in values.get("warnings", ()):
@@ -286,6 +288,8 @@ def _played(run: Run, state: State, base: Mapping[str, Any] | None) -> dict[str,
             finished=grader.start,
         )
     graded, before = grade(table, grader), base["per_problem"] if base else None
+    decode = Chat(run.parts.tokenizer).decode
+    recording.record_evaluation(run.folder / "episodes", run.config, state.step, graded, decode)
     found = summary(graded, samples, before, run.parts.metric)
     run.evaluations.write(state.step, run.about | found)
     for board in run.boards:

@@ -13,7 +13,7 @@ import numpy as np
 from marl_jax.study import record
 from marl_jax.study.record import Run, Series
 
-__all__ = ["OVERVIEW", "Line", "Panel", "accuracy", "panels"]
+__all__ = ["OVERVIEW", "Line", "Panel", "accuracy", "overlay", "panels"]
 
 ACCURACY, REWARD = "Accuracy on validation problems", "Reward"
 OVERVIEW = (ACCURACY, REWARD)  # of a page over many runs
@@ -43,6 +43,9 @@ class Panel:
     mark: tuple[float, float, str] | None = None  # step, value and name of a point
     bounds: tuple[float | None, float | None] = (None, None)
     last_step: int = 0
+
+
+_NONE = Panel("", "", ())
 
 
 def panels(run: Run) -> list[Panel]:
@@ -140,6 +143,23 @@ def accuracy(run: Run) -> Panel | None:
         if top["accuracy"] > records[-1]["accuracy"]
         else None,
         last_step=run.step,
+    )
+
+
+def overlay(panels: Mapping[str, Sequence[Panel]], title: str) -> Panel:
+    """The first curve of the panels of one title, of runs by their names, on one axis."""
+    found = {name: panel for name, own in panels.items() for panel in own if panel.title == title}
+    lines = [Line(name, panel.lines[0].series, place) for place, (name, panel) in enumerate(found.items())]
+    how = "A line for each run; a name below shows or hides it."
+    last = max((panel.last_step for panel in found.values()), default=0)
+    return dataclasses.replace(
+        next(iter(found.values()), _NONE),
+        title=title,
+        how=how,
+        lines=lines,
+        level=None,
+        mark=None,
+        last_step=last,
     )
 
 

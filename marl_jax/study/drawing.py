@@ -1,15 +1,13 @@
-"""Panels as pictures: inline SVG in the colours of the page, light or dark, and one PNG on white.
+"""Panels as pictures on white, for papers and for where no page can be shown: one PNG and one SVG.
 
 Lines are labelled where they end, with the value they end at. Matplotlib loads when something is drawn; nothing here
 reads a run.
 """
 
 import contextlib
-import html
 import io
 import itertools
 import math
-import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,36 +20,20 @@ from marl_jax.run_folder.files import write_atomically
 from marl_jax.study.curves import Panel
 from marl_jax.study.record import Series
 
-__all__ = ["COLOURS", "VARIABLES", "draw", "legend", "png", "running_mean", "svg"]
+__all__ = ["COLOURS", "draw", "images", "legend", "running_mean", "window"]
 
 # Apart in lightness as well as hue, for the colour-blind, and dark enough for text; the page lightens them when dark.
 COLOURS = ("#0a6bdc", "#b84a00", "#0f5c40", "#7e3984")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))  # where there are more roles than colours
 INK, MUTED, GRID = "#1b1f24", "#656c76", "#e2e5e9"
-VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid"} | {c: f"--c{i}" for i, c in enumerate(COLOURS)}
 WIDE, SMALL = (9.6, 3.0), (4.8, 2.3)  # inches
-LEFT, RIGHT, BOTTOM, TOP = 0.5, 1.45, 0.42, 0.12  # inches around the axes; the labels stand at the right
 LABEL_GAP = 0.085  # of the height of the axes
 MOST_PIXELS = 60_000  # of an image's height; matplotlib draws none of 65,536
 SMOOTH_FROM, WINDOWS = 40, 25  # so many steps get a running mean over a 25th of them
 
 
-def svg(panel: Panel, name: str, wide: bool = False) -> str:
-    """The picture as an <svg> element that takes its colours from the page; `name` keeps its ids apart."""
-    with _style():
-        from matplotlib.figure import Figure
-
-        width, height = WIDE if wide else SMALL
-        figure = Figure(figsize=(width, height))
-        box = (LEFT / width, BOTTOM / height, 1 - (LEFT + RIGHT) / width, 1 - (BOTTOM + TOP) / height)
-        draw(panel, figure.add_axes(box))
-        text = io.StringIO()
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    return _inline(text.getvalue(), panel.title, name)
-
-
-def png(pictures: Sequence[Panel], path: Path, title: str, *, wide_first: bool = True) -> None:
-    """All pictures in one image, the first over the whole width; the file appears once it is complete."""
+def images(pictures: Sequence[Panel], directory: Path, title: str, *, wide_first: bool = True) -> None:
+    """All pictures in `report.png` and `report.svg`, the first over the whole width; files appear once complete."""
     wide = len(pictures[:1]) if wide_first else 0
     heights = [WIDE[1]] * wide + [SMALL[1] + 0.5] * math.ceil((len(pictures) - wide) / 2)
     height = sum(heights) + 0.6
@@ -72,17 +54,18 @@ def png(pictures: Sequence[Panel], path: Path, title: str, *, wide_first: bool =
         if not pictures:
             figure.text(0.5, 0.3, "nothing is recorded yet", ha="center", color=MUTED)
         figure.supxlabel(legend(pictures), x=0.012, ha="left", fontsize=7, color=MUTED)
-        image = io.BytesIO()
-        figure.savefig(image, format="png", metadata={"Software": None})
-    write_atomically(path, image.getvalue())
+        for form, about in (("png", {"Software": None}), ("svg", {"Date": None})):
+            image = io.BytesIO()
+            figure.savefig(image, format=form, metadata=about)
+            write_atomically(directory / f"report.{form}", image.getvalue())
 
 
 def legend(pictures: Sequence[Panel]) -> str:
     """What holds for all pictures of steps; nothing where their lines are not smoothed."""
-    window = max((_window(panel, line.series) for panel in pictures for line in panel.lines), default=1)
-    if window == 1:
+    widest = max((window(panel, line.series) for panel in pictures for line in panel.lines), default=1)
+    if widest == 1:
         return ""
-    return f"Thin lines are single steps, thick ones the mean of the last {window}; the number is where they end."
+    return f"Thin lines are single steps, thick ones the mean of the last {widest}; the number is where they end."
 
 
 def draw(panel: Panel, axes: Any) -> None:
@@ -95,9 +78,9 @@ def draw(panel: Panel, axes: Any) -> None:
         steps, values = line.series
         if line.band is not None:
             axes.fill_between(steps, *line.band, color=colour, alpha=0.16, linewidth=0)
-        if (window := _window(panel, line.series)) > 1:
+        if (width := window(panel, line.series)) > 1:
             axes.plot(steps, values, **look, alpha=0.28, linewidth=0.7)
-            values = running_mean(values, window)
+            values = running_mean(values, width)
         axes.plot(steps, values, **look, clip_on=False)
         marked = np.isfinite(values) if panel.points else _lonely(values)
         if marked.any():
@@ -125,7 +108,7 @@ def running_mean(values: np.ndarray, window: int) -> np.ndarray:
     return np.divide(totals, counts, out=np.full(len(values), np.nan), where=counts > 0.5)
 
 
-def _window(panel: Panel, series: Series) -> int:
+def window(panel: Panel, series: Series) -> int:
     """Steps that the running mean of a line is taken over; 1 is none."""
     steps = len(series.steps)
     return 1 if panel.points or steps < SMOOTH_FROM else max(3, steps // WINDOWS)
@@ -208,15 +191,3 @@ def _style() -> Iterator[None]:
     with matplotlib.rc_context(fname=Path(__file__).with_name("drawing.mplstyle")), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # names in a script that the font lacks
         yield
-
-
-def _inline(text: str, title: str, name: str) -> str:
-    """An <svg> file as an element of a page: no header, colours of the page, ids that no other picture has."""
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<defs>\s*<style.*?</defs>", "", text, flags=re.DOTALL)
-    text = re.sub(r" font-family: [^;\"]*;", "", text)
-    text = re.sub(r'\b(id="|href="#)|(url\(#)', rf"\g<0>{name}-", text)
-    text = re.sub(r'^<svg([^>]*?) width="[^"]*"([^>]*?) height="[^"]*"', r"<svg\1\2", text)
-    for colour, variable in VARIABLES.items():
-        text = text.replace(colour, f"var({variable})")
-    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(title)}" ', 1).strip()

@@ -1,8 +1,8 @@
-"""The record of a run, read from its folder, finished or not: numbers by step, evaluations, a few episodes.
+"""The record of a run, read from its folder, finished or not: numbers by step, and evaluations.
 
     config.json ─┐
-    metrics.jsonl ┼─► Run ─► curves, tables, transcripts
-    eval.jsonl ──┘                        (episodes are read when a page shows them)
+    metrics.jsonl ┼─► Run ─► curves, tables        (episodes: see `recorded`)
+    eval.jsonl ──┘
 
 A null is a NaN in a series and never a zero. What was not recorded is empty, and whoever shows it says so.
 """
@@ -19,16 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marl_jax.alarms.watch import Watch, judge
-from marl_jax.rewards.grading import RIGHT
-from marl_jax.rollouts import Episode, read_episodes
-from marl_jax.rollouts.storage import read_asked
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.metrics import lacking, read_lines
 
 __all__ = [
     "Record",
     "Run",
-    "Sample",
     "Series",
     "amplifications",
     "base",
@@ -41,7 +37,6 @@ __all__ = [
     "is_along",
     "lost_evaluations",
     "read_run",
-    "samples",
     "trained",
 ]
 
@@ -235,58 +230,3 @@ def lost_evaluations(run: Run) -> list[int]:
     """Steps whose evaluation the run made and `eval.jsonl` has not; none where what is evaluated was changed."""
     every = (run.config.get("evaluation") or {}).get("every") or 0
     return [] if run.about.get("changes") else lacking(run.evaluations, every, run.step)
-
-
-# ---------------------------------------------------------------- episodes
-
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """An episode of some step with what it earned."""
-
-    step: int  # that it was played in
-    episode: Episode  # with its calls
-    outcome: float | None  # its grade; None before it is graded
-    rewards: Sequence[float | None]  # one per call, or none at all
-    advantages: Sequence[float | None]  # one per call
-    asked: Sequence[str | None] = ()  # what each call was asked; nothing where it was not stored
-
-    @property
-    def right(self) -> bool | None:
-        """Whether the episode's answer was right; None before it is graded."""
-        return None if self.outcome is None else self.outcome >= RIGHT
-
-
-def samples(run: Run) -> tuple[list[Sample], list[str]]:
-    """A right and a wrong episode of the first and of the last step with episodes, and what could not be read."""
-    files: dict[int, Path] = {}
-    for path in (run.folder / "episodes").glob("step-*"):
-        if match := re.fullmatch(r"step-(\d+)\.(?:parquet|jsonl\.gz)", path.name):
-            files[int(match[1])] = path
-    chosen, problems = [], []
-    for step in dict.fromkeys([min(files), max(files)]) if files else ():
-        try:
-            found = _read_samples(step, files[step])
-        except (ValueError, OSError, folder.FolderError) as error:
-            problems.append(str(error))
-            continue
-        firsts = [next((sample for sample in found if sample.right is kind), None) for kind in (True, False)]
-        chosen += [sample for sample in firsts if sample] or found[:2]
-    return chosen, problems
-
-
-def _read_samples(step: int, path: Path) -> list[Sample]:
-    """All episodes of a step, in their form on disk."""
-    table, rows = read_episodes(path).paths()
-
-    def by_episode(values: Sequence[Any]) -> list[list[Any]]:
-        lists: list[list[Any]] = [[] for _ in table.bare_episodes]
-        for number, value in zip(table.episode.tolist(), values):
-            lists[number].append(None if value != value else value)
-        return lists
-
-    earned = (() if column is None else column.tolist() for column in (table.reward, table.advantage))
-    asked = read_asked(path)
-    of_paths = [asked[row] for row in rows.tolist()] if asked else ()
-    columns = zip(table.episodes(), *map(by_episode, (*earned, of_paths)))
-    return [Sample(step, episode, episode.outcome, *rest) for episode, *rest in columns]

@@ -1,28 +1,38 @@
-"""The page a person reads about a run: `report.html`, in one file that loads nothing, and `report.png`.
+"""The page a person reads about a run: `report.html`, in one file that loads nothing, and its curves as PNG and SVG.
 
-    config.json, metrics.jsonl, eval.jsonl, episodes/ ──► Run ──► pictures, tables, transcripts ──► run.html ──► page
+    config.json, metrics.jsonl, eval.jsonl ──► Run ──► tables of words ──► page/run.html ──┐
+                                                └────► panels ──┐                          ├──► report.html
+    episodes/ ──► recorded ──► JSON in the page ────────────────┴──► page/page.js, uPlot ──┘
 
-What models wrote is hostile: the templates escape all of it, and the page's own policy forbids scripts and requests.
-A folder of runs gets a page with one row and one section for each, and each run its own page.
+What models wrote is hostile: the templates escape it, the scripts handle it as text, and the page's own policy allows
+no request and no script but these two, by their hashes. A folder of runs gets a page over all of them.
 """
 
+import base64
 import dataclasses
 import functools
+import hashlib
 import json
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from marl_jax.rewards.grading import RIGHT
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, outside, path_errors
-from marl_jax.run_folder.metrics import read_lines
-from marl_jax.study import cliffs, curves, drawing, record, run_tables, seeds
+from marl_jax.run_folder.metrics import plain, read_lines
+from marl_jax.study import cell_map, cliffs, curves, drawing, record, run_tables, seeds
+from marl_jax.study.curves import Panel
 from marl_jax.study.record import Run
+from marl_jax.study.recorded import Recorded, recorded
 
-__all__ = ["shortened", "write_overview", "write_report"]
+__all__ = ["write_overview", "write_report"]
 
 ELSEWHERE = "give --out=DIR to write the page elsewhere"
-LONGEST = 6000  # characters shown of one text; the middle of a longer one is left out
+PAGE = Path(__file__).with_name("page")
+UPLOT = "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"  # sha256 of page/uplot.js, version 1.6.32
 
 
 def write_report(workdir: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
@@ -63,24 +73,26 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
             runs[name.as_posix()] = run
         except FolderError as error:
             unread.append(str(error))
-    panels = {
-        name: [panel for panel in curves.panels(run) if panel.title in curves.OVERVIEW]
-        for name, run in runs.items()
-    }
+    together = [
+        curves.overlay({name: curves.panels(run) for name, run in runs.items()}, title)
+        for title in curves.OVERVIEW
+    ]
+    panels = [panel for panel in together if panel.lines]
     accuracies = [
         dataclasses.replace(panel, title=name)
-        for name, shown in panels.items()
-        for panel in shown
-        if panel.title == curves.ACCURACY
+        for name, run in runs.items()
+        if (panel := curves.accuracy(run))
     ]
     with path_errors(place, ELSEWHERE):
-        drawing.png(accuracies, place / "report.png", directory.name, wide_first=False)
+        drawing.images(accuracies, place, directory.name, wide_first=False)
     return _write_page(
         place,
         "overview.html",
         title=directory.name,
         runs=runs,
         panels=panels,
+        data=_data(panels),
+        map=cell_map.cell_map(runs),
         unread=unread,
         together=seeds.tables_of(list(runs.values())),
         cliff=cliffs.CLIFF if any(map(cliffs.course, runs.values())) else "",
@@ -90,28 +102,18 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
 def _write_run(run: Run, place: Path) -> Path:
     panels = curves.panels(run)
     with path_errors(place, ELSEWHERE):
-        drawing.png(panels, place / "report.png", f"{run.cell}: {run_tables.status(run)}")
-    samples, unread = record.samples(run)
+        drawing.images(panels, place, f"{run.cell}: {run_tables.status(run)}")
+    said = recorded(run)
     return _write_page(
         place,
         "run.html",
         title=run.cell,
         run=run,
         panels=panels,
-        samples=samples,
-        tones={role: f"c{place % len(drawing.COLOURS)}" for place, role in enumerate(run.roles)},
-        unread=unread,
+        said=said,
+        data=_data(panels, said, breaks=run_tables.breaks(run), roles=run.roles),
         config=json.dumps(run.about, indent=1, ensure_ascii=False),
     )
-
-
-def shortened(said: Any) -> str:
-    """A text for the page, without the middle of a very long one."""
-    text = "" if said is None else str(said)  # a task of one's own may hold any value
-    if len(text) <= LONGEST:
-        return text.strip() or "(nothing)"
-    half = LONGEST // 2
-    return f"{text[:half]}\n\n[… {len(text) - 2 * half:,} characters left out …]\n\n{text[-half:]}"
 
 
 @functools.cache
@@ -120,17 +122,70 @@ def _environment() -> Any:
     import markupsafe
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader(PAGE),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["shortened"] = shortened
-    svg = lambda *about: markupsafe.Markup(drawing.svg(*about))
-    environment.globals.update(svg=svg, legend=drawing.legend, words=run_tables)
+    scripts = [PAGE.joinpath(name).read_text(encoding="utf-8") for name in ("uplot.js", "page.js")]
+    environment.globals.update(
+        legend=drawing.legend,
+        words=run_tables,
+        scripts=list(map(markupsafe.Markup, scripts)),
+        allowed=" ".join(f"'sha256-{_hash(script)}'" for script in scripts),
+    )
     return environment
+
+
+def _hash(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _data(
+    panels: Sequence[Panel],
+    said: Recorded | None = None,
+    *,
+    breaks: Sequence[Any] = (),
+    roles: Sequence[str] = (),
+) -> Any:
+    """What the page's script draws, as JSON that is inert within an element of the page."""
+    import markupsafe
+
+    values = {
+        "panels": [_panel(panel) for panel in panels],
+        "said": dataclasses.asdict(said) if said else None,
+        "breaks": breaks,
+        "roles": roles,
+        "colours": len(drawing.COLOURS),
+        "right": RIGHT,
+    }
+    text = json.dumps(
+        plain(values), allow_nan=False, separators=(",", ":")
+    )  # ASCII alone: no separators of lines
+    return markupsafe.Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    """For the script: nulls in the place of NaN."""
+    numbers = lambda values: [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
+    lines = [
+        {
+            "name": line.name,
+            "colour": line.colour,
+            "steps": list(map(int, line.series.steps)),
+            "values": numbers(line.series.values),
+            "window": drawing.window(panel, line.series),
+            **({"low": numbers(line.band[0]), "high": numbers(line.band[1])} if line.band else {}),
+        }
+        for line in panel.lines
+    ]
+    plain = {
+        name: getattr(panel, name)
+        for name in ("title", "percent", "points", "logarithmic", "level", "bounds")
+    }
+    return plain | {"lines": lines}
 
 
 def _write_page(directory: Path, template: str, **values: Any) -> Path:

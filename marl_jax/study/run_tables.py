@@ -4,10 +4,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
 from marl_jax.alarms.monitors import MONITORS, recalls
+from marl_jax.alarms.watch import Alarm
 from marl_jax.runs.intervals import Interval
 from marl_jax.runs.tables import aligned
 from marl_jax.study.cliffs import CLIFF, TERMINAL, course, is_cliff, why_none
@@ -28,6 +30,7 @@ __all__ = [
     "NONE",
     "Table",
     "alarms",
+    "breaks",
     "evaluations",
     "gain",
     "in_one_line",
@@ -178,10 +181,19 @@ def in_words(run: Run) -> list[str]:
 def alarms(run: Run) -> list[tuple[str, str]]:
     """(its name and since when, what it says) of every alarm, those that hold at the end first."""
     found = []
-    for alarm in sorted(run.watch.alarms, key=lambda alarm: alarm.until is not None):
+    for alarm in _by_end(run):
         end = "" if alarm.until is None else f", no longer at step {alarm.until}"
         found.append((f"{alarm.title} since step {alarm.step}{end}", alarm.text))
     return found
+
+
+def breaks(run: Run) -> list[dict[str, Any]]:
+    """The same alarms in the same order, as marks for the curves."""
+    return [{"step": alarm.step, "title": alarm.title} for alarm in _by_end(run)]
+
+
+def _by_end(run: Run) -> list[Alarm]:
+    return sorted(run.watch.alarms, key=lambda alarm: alarm.until is not None)
 
 
 def no_alarm(run: Run) -> str:
@@ -220,7 +232,7 @@ def evaluations(run: Run) -> Table:
 
 
 def runs_table(runs: Mapping[str, Run]) -> Table:
-    """How each of several runs went, by its name, which leads to its section of the page."""
+    """How each of several runs went, by its name, which leads to its own page."""
 
     def accuracy(record: Record | None) -> str:
         return f"{percent(record['accuracy'])}\n{interval(record)}" if record else NONE
@@ -250,7 +262,7 @@ def runs_table(runs: Mapping[str, Run]) -> Table:
         "warnings": lambda run: str(len(warnings(run)) or NONE),
     }
     rows = [(name, *(cell(run) for cell in columns.values())) for name, run in runs.items()]
-    return Table("Runs", rows, ("", *columns), words=2, links=[f"#run-{i}" for i in range(len(runs))])
+    return Table("Runs", rows, ("", *columns), words=2, links=[quote(f"{name}/report.html") for name in runs])
 
 
 # ---------------------------------------------------------------- first and last

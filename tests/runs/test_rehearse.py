@@ -8,7 +8,7 @@ from marl_jax.commands.rehearse import rehearse
 from marl_jax.config.run_config import load_config
 from marl_jax.episodes import CallRecord, Episode
 from marl_jax.rollouts import prompts_of, read_episodes, transcript
-from marl_jax.rollouts.storage import read_asked
+from marl_jax.rollouts.storage import read_extra
 from marl_jax.task import Task
 
 SMALL = {
@@ -91,7 +91,7 @@ def test_stored_episodes_and_the_page_have_the_prompts(base, tmp_path):
     assert script.run("experiments.train", *asked) == 0
     (file,) = (run / "episodes").glob("*.parquet")
     table = read_episodes(file)
-    words = read_asked(file)
+    words = read_extra(file)["asked"]
     assert len(words) == len(table)
     for after, said in zip(table.after.tolist(), words):
         assert ("*" in said) == (after < 0)  # the question; a later turn has what was added

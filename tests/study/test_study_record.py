@@ -1,43 +1,11 @@
 """What is read and worked out from a run's folder: episodes, shares, warnings."""
 
-import shutil
-from pathlib import Path
-
 import numpy as np
-from run_folder import RIGHT, config, episode, evaluation, metrics, write_lines, write_run
+from run_folder import config, evaluation, metrics, write_run
 
 from marl_jax.study import drawing, record, run_tables
 from marl_jax.study.record import Series, read_run
 from marl_jax.study.report import write_report
-
-OLD_EPISODES = Path(__file__).parents[1] / "fixtures" / "episodes"
-
-
-def test_episodes_without_rewards_are_shown_as_not_graded(tmp_path):
-    run = read_run(write_run(tmp_path / "run", episodes={1: [(episode(), None), (episode(), None)]}))
-    chosen, unread = record.samples(run)
-    assert [(sample.step, sample.right, list(sample.rewards)) for sample in chosen] == [(1, None, [])] * 2
-    assert unread == []
-
-
-def test_episodes_that_cannot_be_read_are_named_and_the_others_shown(tmp_path):
-    folder = write_run(tmp_path / "run", episodes={1: [(episode(), RIGHT)], 9: [(episode(), RIGHT)]})
-    (folder / "episodes" / "step-000009.parquet").write_bytes(b"no parquet")
-    chosen, unread = record.samples(read_run(folder))
-    assert [sample.step for sample in chosen] == [1]
-    assert len(unread) == 1 and "step-000009.parquet' cannot be read as episodes" in unread[0]
-
-
-def test_episodes_of_an_earlier_version_are_shown_with_their_rewards(tmp_path):
-    folder = write_run(tmp_path / "run")
-    shutil.copytree(OLD_EPISODES, folder / "episodes")
-    chosen, unread = record.samples(read_run(folder))
-    shown = [(sample.step, sample.right, sample.rewards, sample.advantages) for sample in chosen]
-    assert shown == [(4, True, [1.0, 0.75], [1.25, None]), (4, False, [0.0, 0.0], [-0.5, -0.5])]
-    assert unread == []
-    write_lines(folder / "episodes" / "step-000004.rewards.jsonl", [RIGHT, RIGHT])
-    chosen, unread = record.samples(read_run(folder))
-    assert chosen == [] and "it has 2 lines for 3 episodes" in unread[0]
 
 
 def test_shares_of_gradient_mass_are_norms_over_their_sum():
@@ -161,7 +129,7 @@ def test_a_gain_under_an_evaluator_that_always_says_correct_is_not_called_better
     assert rows["wrong answers that were rejected"] == ("63.2%", "0.0%")  # 36 of 57, none of 13
     assert rows["balanced accuracy"] == ("67.6%", "50.0%")  # with 36 of 50 and 51 of 51
     page = write_report(run.folder).read_text()
-    assert page.index(name) < page.index("<svg") and "became better" not in page
+    assert page.index(name) < page.index("<figure") and "became better" not in page
 
 
 def test_peak_and_terminal_say_why_there_are_none(tmp_path):

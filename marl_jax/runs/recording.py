@@ -1,0 +1,71 @@
+"""Which episodes a run keeps for its page: those of some problems, within its share of disk."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from marl_jax.config.run_config import RunConfig
+from marl_jax.rollouts import write_episodes
+from marl_jax.run_folder.files import disk_errors
+from marl_jax.table import Table
+
+__all__ = ["record_evaluation", "record_step"]
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def record_step(
+    folder: Path,
+    config: RunConfig,
+    step: int,
+    table: Table,
+    decode: Decode,
+    trainer: Sequence[np.ndarray | None],
+) -> None:
+    """The first problems of a training step, where it is one that is recorded."""
+    every = config.logging.episodes_every
+    if every and (step % every == 0 or step in (1, config.steps)):
+        wanted = config.logging.episodes_problems
+        _write(
+            folder / f"step-{step:06d}.parquet",
+            config,
+            table,
+            (wanted, config.rollout.samples),
+            decode,
+            trainer,
+        )
+
+
+def record_evaluation(folder: Path, config: RunConfig, step: int, table: Table, decode: Decode) -> None:
+    """The first problems of an evaluation: the same ones each time, with the same noise."""
+    if wanted := config.evaluation.recorded:
+        _write(folder / f"val-{step:06d}.parquet", config, table, (wanted, config.evaluation.samples), decode)
+
+
+def _write(
+    path: Path,
+    config: RunConfig,
+    table: Table,
+    wanted: tuple[int, int],
+    decode: Decode,
+    trainer: Sequence[np.ndarray | None] = (),
+) -> None:
+    """As many problems of `wanted` (problems, samples) as fit into a file's share; one at least."""
+    problems, samples = wanted
+    problems = min(problems, len(table.bare_episodes) // samples)
+    share = 1e6 * config.logging.episodes_size / _files(config)
+    while problems:
+        some = table.of_episodes(range(problems * samples))  # the first rows
+        with disk_errors(path.parent):
+            write_episodes(path, some, decode, trainer[: len(some)])
+        size = path.stat().st_size
+        if size <= share or problems == 1:
+            return
+        problems = max(1, min(problems - 1, int(problems * share / size)))
+
+
+def _files(config: RunConfig) -> int:
+    """That a whole run writes; of an evaluation and of a training step alike."""
+    spans = (config.logging.episodes_every, config.evaluation.recorded and config.evaluation.every)
+    return sum(config.steps // every + 2 for every in spans if every) or 1

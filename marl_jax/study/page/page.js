@@ -1,0 +1,388 @@
+"use strict";
+// The moving parts of a page: curves, tables that can be saved, and what the roles said. All text from a model or a
+// folder goes through textContent; nothing is parsed as markup, and nothing is fetched.
+(() => {
+const data = JSON.parse(document.getElementById("data").textContent);
+const el = (tag, attributes = {}, ...children) => {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== false && value !== undefined) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.filter(child => child !== null && child !== undefined && child !== ""));
+  return node;
+};
+const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const paint = place => place === null ? "var(--ink)" : place < data.colours ? `var(--c${place})` : `hsl(${(place * 137.5) % 360} 60% 50%)`;
+const probe = el("span", {hidden: true});
+document.body.append(probe);
+const painted = (place, share = 1) => {  // as a colour that a canvas takes
+  probe.style.color = paint(place);
+  const rgb = getComputedStyle(probe).color;
+  return share === 1 ? rgb : rgb.replace(/^rgb\((.*)\)$/, `rgba($1, ${share})`);
+};
+const percent = value => value === null ? "–" : `${(100 * value).toFixed(1)}%`;
+const number = value => value === null ? "–" : String(+value.toPrecision(3));
+const save = (name, blob) => {
+  const link = el("a", {download: name, href: URL.createObjectURL(blob)});
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+};
+const saveCsv = (name, rows) => {
+  const cell = text => /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  // A cell that a spreadsheet would take for a formula is made a text; numbers stay numbers.
+  const inert = text => /^[=+\-@\t\r]/.test(text) && isNaN(text) ? `'${text}` : text;
+  save(`${name}.csv`, new Blob([rows.map(row => row.map(x => cell(inert(String(x ?? "")))).join(",") + "\n").join("")],
+    {type: "text/csv"}));
+};
+const button = (text, onclick, more = {}) => el("button", {type: "button", onclick, ...more}, text);
+
+// ------------------------------------------------------------------ tables
+
+for (const table of document.querySelectorAll("table:not(.facts)")) {
+  const rows = () => [...table.rows].map(row => [...row.cells].map(cell =>
+    [...cell.childNodes].map(node => node.textContent.trim()).filter(Boolean).join(" ").replaceAll("\n", " ")));
+  table.parentElement.before(button("CSV", () => saveCsv(table.dataset.name || "table", rows()), {class: "save"}));
+}
+
+// ------------------------------------------------------------------ curves
+
+const plots = [];
+const sync = window.uPlot && uPlot.sync("steps");
+
+function mean(values, window) {
+  return values.map((_, end) => {
+    const known = values.slice(Math.max(0, end + 1 - window), end + 1).filter(value => value !== null);
+    return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
+  });
+}
+
+function columns(panel) {
+  const steps = [...new Set(panel.lines.flatMap(line => line.steps))].sort((a, b) => a - b);
+  const place = new Map(steps.map((step, index) => [step, index]));
+  const spread = (line, values) => {
+    const column = Array(steps.length).fill(null);
+    line.steps.forEach((step, index) => { column[place.get(step)] = values[index]; });
+    return column;
+  };
+  return {steps, spread};
+}
+
+function curve(figure, panel) {
+  const {steps, spread} = columns(panel);
+  const show = panel.percent ? percent : number;
+  const series = [{label: "step"}], values = [steps], bands = [];
+  const add = (options, column) => { series.push(options); values.push(column); };
+  for (const line of panel.lines) {
+    const stroke = () => painted(line.colour), raw = spread(line, line.values);
+    if (line.low) {
+      const faint = {stroke: "transparent", points: {show: false}, band: true, spanGaps: true};
+      add({...faint, label: `${line.name} low`}, spread(line, line.low));
+      add({...faint, label: `${line.name} high`}, spread(line, line.high));
+      bands.push({series: [series.length - 1, series.length - 2], fill: () => painted(line.colour, 0.16)});
+    }
+    const smooth = line.window > 1;
+    if (smooth) add({label: `${line.name} (single steps)`, stroke: () => painted(line.colour, 0.28), width: 1,
+                     points: {show: false}}, raw);
+    add({label: line.name, stroke, width: 2, spanGaps: panel.points, points: {show: panel.points || undefined, size: 5},
+         value: (_, value) => show(value)}, smooth ? mean(raw, line.window) : raw);
+  }
+  const axis = {stroke: () => colour("--muted"), grid: {stroke: () => colour("--grid"), width: 1}, ticks: {show: false},
+                font: "12px system-ui"};
+  const draw = plot => {
+    const context = plot.ctx, box = plot.bbox;
+    context.save();
+    context.setLineDash([5, 4]);
+    context.lineWidth = devicePixelRatio;
+    context.textAlign = "left";
+    context.font = `${11 * devicePixelRatio}px system-ui`;
+    const stroke = (variable, from, to) => {
+      context.strokeStyle = context.fillStyle = colour(variable);
+      context.beginPath(); context.moveTo(...from); context.lineTo(...to); context.stroke();
+    };
+    if (panel.level) {
+      const y = plot.valToPos(panel.level[0], "y", true);
+      stroke("--muted", [box.left, y], [box.left + box.width, y]);
+      context.fillText(panel.level[1], box.left + 4, y - 4);
+    }
+    data.breaks.forEach((broken, index) => {
+      const x = plot.valToPos(broken.step, "x", true);
+      if (x < box.left || x > box.left + box.width) return;
+      stroke("--bad", [x, box.top], [x, box.top + box.height]);
+      context.fillText(index + 1, x + 3, box.top + 10 * devicePixelRatio);
+    });
+    context.restore();
+  };
+  let plot = null;
+  const legend = el("p", {class: "values small"});
+  const toggle = (name, on) => {
+    plot.series.forEach((one, index) => { if (one.label.replace(/ \(single steps\)$| (low|high)$/, "") === name) plot.setSeries(index, {show: on}); });
+    said(plot.cursor.idx ?? null);
+  };
+  const said = index => {
+    legend.replaceChildren(el("span", {}, index === null ? "last" : `step ${steps[index]}`));
+    panel.lines.forEach(line => {
+      const at = index === null ? line.values.length - 1 : line.steps.indexOf(steps[index]);
+      const value = at < 0 ? null : line.values[at], more = line.low && at >= 0 && line.low[at] !== null
+        ? ` (${show(line.low[at])} – ${show(line.high[at])})` : "";
+      const on = plot?.series.find(one => one.label === line.name)?.show ?? true;
+      legend.append(button("", () => toggle(line.name, !on), {"aria-pressed": String(on)}));
+      legend.lastChild.append(el("i", {style: `background: ${paint(line.colour)}`}), `${line.name} ${show(value)}${more}`);
+    });
+    data.breaks.forEach((broken, place) => {
+      if (index !== null && broken.step === steps[index])
+        legend.append(el("span", {class: "bad"}, `${place + 1}: ${broken.title}`));
+    });
+    legend.append(el("span", {class: "muted"}, `n = ${panel.lines.map(line => line.values.filter(v => v !== null).length).join(", ")}`));
+  };
+  const holder = el("div", {class: "plot", tabindex: "0", role: "img",
+    "aria-label": `${panel.title}: ${panel.lines.map(line => `${line.name} from ${show(line.values[0])} to ${show(line.values.at(-1))}`).join("; ")}. Arrow keys move along the steps.`});
+  figure.append(holder, legend);
+  const range = (_, low, high) => {
+    const [bottom, top] = panel.bounds, pad = (high - low || Math.abs(high) || 1) * 0.06;
+    return [bottom ?? low - pad, top ?? high + pad];
+  };
+  const size = () => ({width: Math.max(holder.clientWidth, 200), height: figure.classList.contains("wide") ? 300 : 210});
+  plot = new uPlot({
+    ...size(), series, bands, legend: {show: false}, hooks: {draw: [draw], setCursor: [plot => said(plot.cursor.idx ?? null)]},
+    cursor: {sync: {key: sync.key, setSeries: false}, points: {size: 7}, drag: {x: true, y: false}},
+    scales: {x: {time: false}, y: panel.logarithmic ? {distr: 3} : {range}},
+    axes: [axis, {...axis, size: 56, values: (_, ticks) => ticks.map(tick => tick === null ? "" : show(tick))}],
+  }, values, holder);
+  said(null);
+  holder.addEventListener("keydown", event => {
+    const move = {ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity}[event.key];
+    if (event.key === "Escape") plot.setScale("x", {min: steps[0], max: steps.at(-1)});
+    if (move === undefined) return;
+    event.preventDefault();
+    const now = plot.cursor.idx ?? (move < 0 ? steps.length : -1);
+    const next = Math.min(Math.max(now + move, 0), steps.length - 1);
+    plot.setCursor({left: plot.valToPos(steps[next], "x"), top: 10});
+  });
+  const rows = () => [["step", ...panel.lines.flatMap(line => [line.name, ...(line.low ? [`${line.name} low`, `${line.name} high`] : [])])],
+    ...steps.map((step, index) => [step, ...panel.lines.flatMap(line =>
+      [line.values, line.low, line.high].filter(Boolean).map(column => spread(line, column)[index]))])];
+  figure.append(el("div", {class: "saves"},
+    button("PNG", () => plot.ctx.canvas.toBlob(blob => save(`${panel.title}.png`, blob)), {class: "save"}),
+    button("CSV", () => saveCsv(panel.title, rows()), {class: "save"}),
+    el("span", {class: "muted small"}, "drag to zoom, double click to see all")));
+  plots.push({plot, size});
+}
+
+for (const figure of document.querySelectorAll("figure[data-panel]")) curve(figure, data.panels[figure.dataset.panel]);
+const resized = () => plots.forEach(({plot, size}) => plot.setSize(size()));
+addEventListener("resize", resized);
+addEventListener("beforeprint", resized);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plots.forEach(({plot}) => plot.redraw(false)));
+
+// ------------------------------------------------------------------ what the roles said
+
+const place = document.getElementById("said");
+if (!place || !data.said.episodes.length) return;
+const {files, tasks, episodes} = data.said;
+const roles = [...new Set(episodes.flatMap(one => one.calls.map(call => call.r)))];
+const hue = role => `--tone: var(--c${Math.max(0, data.roles.indexOf(role)) % data.colours})`;
+const where = one => files[one.f];
+const isRight = one => one.o === undefined ? null : one.o >= data.right;
+const verdict = one => ({true: ["right", "good"], false: ["wrong", "bad"], null: ["not graded", "muted"]})[isRight(one)];
+const named = file => file.kind === "training" ? `step ${file.step}` : `step ${file.step}, ${file.kind}`;
+const short = (text, most = 24) => text === undefined ? "–" : text.length > most ? text.slice(0, most - 1) + "…" : text;
+const signed = value => value === undefined ? "" : (value < 0 ? "−" : "+") + Math.abs(value).toFixed(2);
+const taught = calls => calls.some(call => call.v);
+
+const FEW = 8;  // transcripts at a time
+let shading = "none";
+function words(call) {
+  const column = {"log-prob": call.l, gap: call.m}[shading];
+  if (!column || !call.n) return [call.x];
+  // Faint at probability 1, full at e^-4; gaps against the 0.01 that bfloat16 brings.
+  const strength = value => Math.min(Math.abs(value) / (shading === "gap" ? 0.01 : 4), 1);
+  let start = 0;
+  return call.n.map((end, index) => {
+    const piece = el("span", {title: `${shading} ${column[index]}`,
+      style: `background: color-mix(in srgb, var(--bad) ${Math.round(70 * strength(column[index] ?? 0))}%, transparent)`},
+      call.x.slice(start, end));
+    start = end;
+    return piece;
+  });
+}
+
+function callBlock(call, index) {
+  const facts = [`slot ${call.i ?? 0}`, `turn ${call.j ?? 0}`, `policy ${call.y}`, `${call.z} tokens`, call.p && `path ${call.p}`,
+    call.c && "cut off", call.u && "unreadable", call.d && `reads ${call.d.join(", ")}`,
+    call.w !== undefined && `reward ${signed(call.w)}`, call.v !== undefined && `advantage ${signed(call.v)}`].filter(Boolean);
+  return el("div", {class: "call", style: hue(call.r)},
+    el("header", {}, el("b", {}, `[${index}] ${call.r}`), ` ${facts.join(" · ")}`),
+    call.q && el("details", {}, el("summary", {}, "was asked"), el("pre", {}, call.q)),
+    el("pre", {}, ...words(call)));
+}
+
+function transcript(one) {
+  const [ending, kind] = verdict(one), task = tasks[one.t];
+  const tools = at => (one.tools ?? []).filter(tool => at(tool.at ?? 0)).map(tool =>
+    el("div", {class: "call"}, el("header", {}, el("b", {}, `[tool] ${tool.r}`)), el("pre", {}, tool.x)));
+  const body = [...tools(at => at < 0)];
+  one.calls.forEach((call, index) => body.push(callBlock(call, index), ...tools(at => at === index)));
+  body.push(...tools(at => at >= one.calls.length));
+  return el("article", {class: "episode"},
+    el("h3", {}, `${named(where(one))}, `, el("span", {class: kind}, ending), one.lost ? `, lost by ${one.lost}` : ""),
+    el("p", {class: "muted small"}, `task ${task.id}, sample ${one.s ?? 0}${one.p ? `, path ${one.p}` : ""}${one.o === undefined ? "" : `, outcome ${number(one.o)}`}`),
+    el("pre", {}, task.question), ...body,
+    el("p", {class: "small"}, `Answer: ${one.a ?? "none"}.${task.gold === null ? "" : ` Wanted: ${task.gold}.`}${one.e ? ` Ended by an error: ${one.e}.` : ""}`));
+}
+
+const choice = (label, options, onchange) => {
+  const select = el("select", {onchange}, ...options.map(([value, text]) => el("option", {value}, text)));
+  return {select, label: el("label", {}, label, select)};
+};
+const grid = (head, rows) => el("div", {class: "scroll"}, el("table", {}, el("thead", {}, el("tr", {}, ...head.map(cell => el("th", {}, cell)))),
+  el("tbody", {}, ...rows)));
+const cell = (children, attributes = {}) => el("td", attributes, ...[children].flat());
+const shown = el("div", {class: "shown"});
+const open = one => { shown.replaceChildren(transcript(one)); shown.scrollIntoView({block: "nearest"}); };
+const look = (one, text) => button(text, () => open(one), {class: "look"});
+
+// Every episode that fits the filters.
+function transcripts(wanted = {}) {
+  const refresh = () => { count = FEW; list(); };
+  const every = text => [["", text]];
+  const inputs = {
+    file: choice("Step ", [...every("all"), ...files.map((file, index) => [index, named(file)])], refresh),
+    task: choice("Problem ", [...every("all"), ...tasks.map((task, index) => [index, short(task.id, 30)])], refresh),
+    role: choice("Role ", [...every("all"), ...roles.map(role => [role, role])], refresh),
+    end: choice("Ending ", [...every("all"), ["right", "right"], ["wrong", "wrong"], ["lost", "a right candidate was lost"], ["error", "an error"]], refresh),
+    form: choice("Form ", [...every("all"), ["c", "cut off"], ["u", "unreadable"]], refresh),
+    lost: choice("Lost by ", [...every("anybody"), ...[...roles, "nobody"].map(role => [role, role])], refresh),
+  };
+  for (const [name, value] of Object.entries(wanted)) inputs[name].select.value = String(value);
+  const text = el("input", {type: "search", oninput: refresh, placeholder: "in what was asked and said"});
+  const shade = choice("Shade tokens by ", [["none", "nothing"], ["log-prob", "log-prob"], ["gap", "gap between sampler and trainer"]],
+    () => { shading = shade.select.value; list(); });
+  shade.select.value = shading;
+  const found = el("div"), told = el("p", {class: "muted small", role: "status"});
+  let count = FEW;
+  const fits = one => {
+    const {file, task, role, end, form, lost} = Object.fromEntries(Object.entries(inputs).map(([name, {select}]) => [name, select.value]));
+    const calls = one.calls.filter(call => !role || call.r === role), sought = text.value.toLowerCase();
+    return (file === "" || one.f === +file) && (task === "" || one.t === +task) && calls.length > 0 &&
+      (!end || end === verdict(one)[0] || end === "lost" && one.lost || end === "error" && one.e) &&
+      (!form || calls.some(call => call[form])) && (!lost || one.lost === lost) &&
+      (!sought || (role ? "" : tasks[one.t].question.toLowerCase()).includes(sought) ||
+        calls.some(call => `${call.q ?? ""}\n${call.x}`.toLowerCase().includes(sought)));
+  };
+  const list = () => {
+    const some = episodes.filter(fits);
+    told.textContent = `${some.length} of ${episodes.length} recorded episodes`;
+    found.replaceChildren(el("div", {class: "multiples"}, ...some.slice(0, count).map(transcript)),
+      some.length > count ? button(`show ${Math.min(FEW, some.length - count)} more`, () => { count += FEW; list(); }) : "");
+  };
+  list();
+  return [el("form", {class: "filters", onsubmit: event => event.preventDefault()}, ...Object.values(inputs).map(input => input.label),
+    el("label", {}, "Text ", text), shade.label), told, found];
+}
+
+// One problem through all recorded steps: same problem, same noise; where its answer turned, and whose answer turned first.
+function problem() {
+  const kinds = [...new Set(files.map(file => file.kind))].sort((a, b) => (b === "val") - (a === "val"));
+  const kind = choice("Recorded in ", kinds.map(name => [name, name]), () => fill());
+  const task = choice("Problem ", [], () => draw());
+  const sample = choice("Sample ", [], () => draw());
+  const table = el("div");
+  const of = () => episodes.filter(one => where(one).kind === kind.select.value);
+  const fill = () => {
+    const there = [...new Set(of().map(one => one.t))], samples = [...new Set(of().map(one => one.s ?? 0))];
+    task.select.replaceChildren(...there.map(index => el("option", {value: index}, short(tasks[index].id, 40))));
+    sample.select.replaceChildren(...samples.sort((a, b) => a - b).map(index => el("option", {value: index}, index)));
+    draw();
+  };
+  const draw = () => {
+    const mine = of().filter(one => one.t === +task.select.value && (one.s ?? 0) === +sample.select.value);
+    const label = call => `${call.r} ${call.i ?? 0}${call.j ? `, turn ${call.j}` : ""}`;
+    const heads = [...new Set(mine.flatMap(one => one.calls.map(label)))];
+    let before = null;
+    const rows = mine.map(one => {
+      const calls = Object.fromEntries(one.calls.map(call => [label(call), call]));
+      const turned = before && isRight(before) !== isRight(one);
+      const first = turned && one.calls.find(call => before.calls.find(old => label(old) === label(call))?.a !== call.a);
+      before = one;
+      return el("tr", {class: turned ? "turned" : false}, el("th", {scope: "row"}, look(one, named(where(one)))),
+        ...heads.map(head => cell(calls[head] ? [short(calls[head].a), calls[head].g === undefined ? "" : calls[head].g >= data.right ? " ✓" : " ✗"] : "",
+          {class: first && label(first) === head ? "first" : false})),
+        cell(short(one.a)), cell(verdict(one)[0], {class: verdict(one)[1]}),
+        cell(turned ? `turned ${verdict(one)[0]}${first ? `: ${first.r} changed first` : ""}` : ""));
+    });
+    const task_ = tasks[+task.select.value];
+    table.replaceChildren(el("pre", {}, task_.question), el("p", {class: "small"}, task_.gold === null ? "" : `Wanted: ${task_.gold}.`),
+      grid(["step", ...heads, "answer", "", ""], rows));
+  };
+  fill();
+  return [el("p", {class: "muted small"}, "The same problem at every recorded step. In evaluations the noise is the same, too, so that only the weights differ. ✓ and ✗: a role's own answer was right or wrong."),
+    el("div", {class: "filters"}, kind.label, task.label, sample.label), table];
+}
+
+// The episodes of one problem in one step, side by side.
+function group() {
+  const file = choice("Step ", files.map((one, index) => [index, named(one)]), () => fill());
+  const task = choice("Problem ", [], () => draw());
+  const table = el("div");
+  const fill = () => {
+    const there = [...new Set(episodes.filter(one => one.f === +file.select.value).map(one => one.t))];
+    task.select.replaceChildren(...there.map(index => el("option", {value: index}, short(tasks[index].id, 40))));
+    draw();
+  };
+  const draw = () => {
+    const mine = episodes.filter(one => one.f === +file.select.value && one.t === +task.select.value);
+    const most = Math.max(...mine.map(one => one.calls.length)), trained = mine.some(one => one.calls.some(call => call.v !== undefined));
+    const rows = Array.from({length: most}, (_, index) => el("tr", {}, ...mine.map(one => {
+      const call = one.calls[index];
+      return call ? cell([el("b", {style: `${hue(call.r)}; color: var(--tone)`}, `${"↳ ".repeat((call.p ?? "").split(".").filter(Boolean).length)}${call.r} ${call.i ?? 0}`), el("br"), short(call.a ?? "unreadable"), el("br"),
+        el("span", {class: call.v > 0 ? "good" : call.v < 0 ? "bad" : "muted"}, call.w === undefined ? "" : `reward ${signed(call.w)}`, call.v === undefined ? "" : `, advantage ${signed(call.v)}`)]) : cell("");
+    })));
+    const idle = trained && roles.filter(role => mine.some(one => one.calls.some(call => call.r === role)) && !mine.some(one => taught(one.calls.filter(call => call.r === role))));
+    table.replaceChildren(el("pre", {}, tasks[+task.select.value].question),
+      idle && idle.length ? el("p", {class: "bad small"}, `Taught nothing: ${idle.join(", ")}. All rewards that were compared were equal.`) : "",
+      grid(mine.map(one => look(one, `sample ${one.s ?? 0}${one.p ? `, path ${one.p}` : ""}`)),
+        [...rows, el("tr", {}, ...mine.map(one => cell([short(one.a), " ", verdict(one)[0]], {class: verdict(one)[1]})))]));
+  };
+  fill();
+  return [el("p", {class: "muted small"}, "All recorded episodes of one problem in one step. An advantage says how much better a call did than those it is compared with; ↳ marks calls behind a fork."),
+    el("div", {class: "filters"}, file.label, task.label), table];
+}
+
+// By step and role: wrong outcomes where a right candidate was there.
+function losses() {
+  const losers = [...roles, "nobody"].filter(role => episodes.some(one => one.lost === role));
+  const rows = files.map((file, index) => {
+    const wrong = episodes.filter(one => one.f === index && isRight(one) === false);
+    return el("tr", {}, el("th", {scope: "row"}, named(file)), cell(String(wrong.length), {class: "number"}), ...losers.map(role => {
+      const lost = wrong.filter(one => one.lost === role).length;
+      return cell(lost ? button(`${percent(lost / wrong.length)} (${lost})`, () => show("Transcripts", {file: index, lost: role}), {class: "look"}) : "–", {class: "number"});
+    }));
+  });
+  return [el("p", {class: "muted small"}, "Of the recorded episodes with a wrong outcome, those in which some call had the right answer, by the role of the first call that read it; “nobody”: no later call was shown it. A number leads to its transcripts."),
+    losers.length ? grid(["", "wrong", ...losers.map(role => role === "nobody" ? role : `lost by ${role}`)], rows) : el("p", {}, "No recorded episode had a right candidate and lost it.")];
+}
+
+const views = {"Transcripts": transcripts, "One problem through the steps": problem, "A whole group": group, "Who lost it": losses};
+const tabs = el("div", {role: "tablist", class: "tabs"}), panel = el("div", {role: "tabpanel", id: "view", tabindex: "0"});
+function show(name, wanted) {
+  for (const tab of tabs.children) {
+    const on = tab.textContent === name;
+    tab.setAttribute("aria-selected", on);
+    tab.tabIndex = on ? 0 : -1;
+  }
+  shown.replaceChildren();
+  panel.replaceChildren(...views[name](wanted));
+  panel.setAttribute("aria-label", name);
+}
+for (const name of Object.keys(views)) tabs.append(button(name, () => show(name), {role: "tab", "aria-controls": "view"}));
+tabs.addEventListener("keydown", event => {
+  const move = {ArrowLeft: -1, ArrowRight: 1}[event.key];
+  if (!move) return;
+  const all = [...tabs.children], next = all[(all.indexOf(document.activeElement) + move + all.length) % all.length];
+  next.focus();
+  next.click();
+});
+place.replaceChildren(tabs, panel, shown);
+show("Transcripts", {});
+})();

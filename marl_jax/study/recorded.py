@@ -1,0 +1,168 @@
+"""What was said, for the page: recorded episodes of training steps and evaluations as plain JSON.
+
+    episodes/*.parquet ──recorded──► {files, tasks, episodes}   short keys, since there are thousands of calls
+
+Who lost it: in a wrong episode that had a right candidate, the first call that read one.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from marl_jax.rewards.grading import RIGHT
+from marl_jax.rollouts import Episode, read_episodes
+from marl_jax.rollouts.storage import read_extra
+from marl_jax.run_folder.folder import FolderError
+from marl_jax.study.record import Run
+
+__all__ = ["BUDGET", "LONGEST", "lost_by", "recorded", "shortened"]
+
+BUDGET = 10_000_000  # bytes of JSON; of more files, every other one is left out
+LONGEST = 6000  # characters shown of one text; the middle of a longer one is left out
+NAMES = re.compile(
+    r"(?:step-(?P<step>\d+)|(?P<split>.+)-(?P<at>\d{6})(?:-(?P<mode>.+)-\w{8})?)\.(?:parquet|jsonl\.gz)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """The files that are shown, and what is to be said of the others."""
+
+    files: Sequence[Mapping[str, Any]]  # {step, kind}, in order
+    tasks: Sequence[Mapping[str, Any]]  # {id, question, gold}
+    episodes: Sequence[Mapping[str, Any]]  # each names its file and its task
+    unread: Sequence[str]  # why files could not be read
+    left_out: int = 0  # files for which the page has no room
+
+
+def recorded(run: Run, budget: int = BUDGET) -> Recorded:
+    """All recorded episodes of a run that fit; the first and the last file of a kind are always there."""
+    found = sorted(_about(path) for path in (run.folder / "episodes").glob("*") if NAMES.fullmatch(path.name))
+    read, unread = [], []
+    for kind, step, path in found:
+        try:
+            read.append((kind, step, _episodes(path)))
+        except (ValueError, OSError, FolderError) as error:
+            unread.append(str(error))
+    sizes = {id(one): len(json.dumps(one)) for _, _, one in read}
+    kept: Sequence[Any] = read
+    while sum(sizes[id(one)] for _, _, one in kept) > budget and (fewer := _thinned(kept)) != kept:
+        kept = fewer
+    tasks: dict[str, dict[str, Any]] = {}
+    files, episodes = [], []
+    for number, (kind, step, some) in enumerate(kept):
+        files.append({"kind": kind, "step": step})
+        for one in some:
+            task = tasks.setdefault(one["task"]["id"], one["task"] | {"number": len(tasks)})
+            episodes.append({**one, "f": number, "t": task["number"]})
+            del episodes[-1]["task"]
+    return Recorded(files, list(tasks.values()), episodes, unread, len(read) - len(kept))
+
+
+def lost_by(episode: Episode) -> str:
+    """The role that read a right candidate of a wrong episode; "nobody" where none did, empty where none was lost."""
+    if episode.outcome is None or episode.outcome >= RIGHT:
+        return ""
+    right = {place for place, grade in enumerate(episode.answers) if grade is not None and grade >= RIGHT}
+    readers = (call.role for call in episode.calls if right & {*call.reads, call.after})
+    return next(readers, "nobody") if right else ""
+
+
+def shortened(said: Any) -> str:
+    """A text for the page, without the middle of a very long one."""
+    text = "" if said is None else str(said)  # a task of one's own may hold any value
+    if len(text) <= LONGEST:
+        return text.strip() or "(nothing)"
+    half = LONGEST // 2
+    return f"{text[:half]}\n\n[… {len(text) - 2 * half:,} characters left out …]\n\n{text[-half:]}"
+
+
+def _about(path: Path) -> tuple[str, int, Path]:
+    """(kind, step, path): of training, or of an evaluation on a split, in a mode where it was made by a command."""
+    name = NAMES.fullmatch(path.name)
+    assert name
+    if name["step"]:
+        return "training", int(name["step"]), path
+    return " ".join(filter(None, (name["split"], name["mode"]))), int(name["at"]), path
+
+
+def _thinned(files: Sequence[Any]) -> Sequence[Any]:
+    """Every other file of each kind, the first and the last always."""
+    kinds: dict[str, list[Any]] = {}
+    for one in files:
+        kinds.setdefault(one[0], []).append(one)
+    return [one for some in kinds.values() for one in [*some[:-1:2], *some[-1:]]]
+
+
+def _episodes(path: Path) -> list[dict[str, Any]]:
+    """The episodes of one file, path by path where they fork."""
+    table, rows = read_episodes(path).paths()
+    extra = read_extra(path)
+    columns = {
+        "w": table.reward, "v": table.advantage, "q": extra.get("asked"),
+        "n": extra.get("ends"), "m": extra.get("trainer_logprobs"),
+    }  # fmt: skip
+    given = {name: column for name, column in columns.items() if column is not None}
+    of_paths = ("q", "n", "m")  # read row by row, as they stand in the file
+    said: list[list[dict[str, Any]]] = [[] for _ in table.bare_episodes]
+    for row, number in enumerate(table.episode.tolist()):
+        at = {name: column[rows[row] if name in of_paths else row] for name, column in given.items()}
+        said[number].append(
+            {name: value for name, value in at.items() if value is not None and value == value}
+        )
+    return [_episode(one, extras) for one, extras in zip(table.episodes(), said)]
+
+
+def _episode(episode: Episode, extras: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    task = episode.task
+    facts = {
+        "task": {"id": str(task.id), "question": shortened(task.question), "gold": _text(task.gold)},
+        "s": episode.sample,
+        "o": episode.outcome,
+        "a": _text(episode.answer),
+        "e": _text(episode.error),
+        "p": ".".join(map(str, episode.path)),
+        "lost": lost_by(episode),
+        "tools": [
+            {
+                "x": shortened(f"error: {tool.error}" if tool.error else tool.result),
+                "r": tool.name,
+                "at": tool.after_call,
+            }
+            for tool in episode.tools
+        ],
+    }
+    calls = [_call(episode, place, more) for place, more in enumerate(extras)]
+    return {**_there(facts), "calls": calls}
+
+
+def _call(episode: Episode, place: int, more: dict[str, Any]) -> dict[str, Any]:
+    call, grades = episode.calls[place], episode.answers
+    text, ends = call.text, more.pop("n", None)
+    grade = grades[place] if place < len(grades) else None
+    facts = {
+        "r": call.role, "i": call.slot, "j": call.turn, "y": call.policy, "x": shortened(text), "a": _text(call.answer),
+        "g": grade, "k": call.kind, "c": call.finish_reason == "length", "u": call.answer is None,
+        "d": list(call.reads), "z": len(call.tokens), "p": ".".join(map(str, call.path)),
+    }  # fmt: skip
+    if ends is not None and facts["x"] == text:  # tokens can be told apart
+        facts |= {"n": list(ends), "l": [round(float(value), 2) for value in call.logprobs]}
+        if (trainer := more.pop("m", None)) is not None and len(trainer) == len(call.logprobs):
+            facts["m"] = [round(float(a - b), 5) for a, b in zip(trainer, call.logprobs)]
+    more.pop("m", None)
+    if "q" in more:
+        more["q"] = shortened(more["q"])
+    more |= {name: round(float(more[name]), 4) for name in ("w", "v") if name in more}
+    return _there(facts | more)
+
+
+def _there(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is empty; a zero is not."""
+    return {name: value for name, value in facts.items() if value or type(value) in (int, float)}
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else shortened(value)

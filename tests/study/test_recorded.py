@@ -1,0 +1,136 @@
+"""What the page shows of recorded episodes: all that was said and earned, and who lost what was right."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_folder import RIGHT, WRONG, call, episode, table_of, write_lines, write_run
+
+from marl_jax.rollouts import ToolRecord, write_episodes
+from marl_jax.study.record import read_run
+from marl_jax.study.recorded import lost_by, recorded
+from marl_jax.task import Task
+
+OLD_EPISODES = Path(__file__).parents[1] / "fixtures" / "episodes"
+
+
+def said(folder, **more):
+    return recorded(read_run(folder), **more)
+
+
+def test_every_episode_is_there_with_what_its_calls_earned(tmp_path):
+    wrong = episode(answer="45", texts=("12+34 is \\boxed{45}", "no idea", "hm \\boxed{45}"))
+    found = said(
+        write_run(
+            tmp_path / "run", episodes={10: [(wrong, WRONG), (episode(), RIGHT)], 2: [(episode(), RIGHT)]}
+        )
+    )
+    assert found.files == [{"kind": "training", "step": 2}, {"kind": "training", "step": 10}]
+    assert [(one["f"], one["o"], one["a"]) for one in found.episodes] == [
+        (0, 1, "46"),
+        (1, 0, "45"),
+        (1, 1, "46"),
+    ]
+    assert [(task["id"], task["question"], task["gold"]) for task in found.tasks] == [("t1", "12+34=?", "46")]
+    calls = found.episodes[1]["calls"]
+    assert [one["r"] for one in calls] == ["generator"] * 3 + ["aggregator"]
+    assert (
+        [one["w"] for one in calls] == [0, -1, 0, -1] and calls[0]["v"] == -0.9 and calls[3]["d"] == [0, 1, 2]
+    )
+    assert "v" not in found.episodes[0]["calls"][3]  # it was not trained
+
+
+def test_episodes_without_rewards_have_none(tmp_path):
+    (one,) = said(write_run(tmp_path / "run", episodes={1: [(episode(), None)]})).episodes
+    assert "o" not in one and not {"w", "v"} & set(one["calls"][0])
+
+
+def test_episodes_that_cannot_be_read_are_named_and_the_others_shown(tmp_path):
+    folder = write_run(tmp_path / "run", episodes={1: [(episode(), RIGHT)], 9: [(episode(), RIGHT)]})
+    (folder / "episodes" / "step-000009.parquet").write_bytes(b"no parquet")
+    found = said(folder)
+    assert [file["step"] for file in found.files] == [1]
+    assert len(found.unread) == 1 and "step-000009.parquet' cannot be read as episodes" in found.unread[0]
+
+
+def test_episodes_of_an_earlier_version_are_shown_with_their_rewards(tmp_path):
+    folder = write_run(tmp_path / "run")
+    shutil.copytree(OLD_EPISODES, folder / "episodes")
+    found = said(folder)
+    earned = [(one["o"], [call["w"] for call in one["calls"]]) for one in found.episodes]
+    assert (1.0, [1.0, 0.75]) in earned and (0.0, [0.0, 0.0]) in earned and found.unread == []
+    write_lines(folder / "episodes" / "step-000004.rewards.jsonl", [RIGHT, RIGHT])
+    found = said(folder)
+    assert found.episodes == [] and "it has 2 lines for 3 episodes" in found.unread[0]
+
+
+def test_evaluations_of_the_run_and_of_the_command_are_told_apart(tmp_path):
+    folder = write_run(tmp_path / "run")
+    for name in ("val-000010", "test-000010-trained-0123abcd", "step-000010"):
+        write_episodes(folder / "episodes" / f"{name}.parquet", table_of([(episode(), RIGHT)]))
+    (folder / "episodes" / "notes.txt").write_text("mine")
+    kinds = [(file["kind"], file["step"]) for file in said(folder).files]
+    assert kinds == [("test trained", 10), ("training", 10), ("val", 10)]
+
+
+def test_of_what_does_not_fit_every_other_file_is_left_out_and_the_ends_stay(tmp_path):
+    folder = write_run(tmp_path / "run", episodes={step: [(episode(), RIGHT)] for step in range(1, 11)})
+    one = len(str(said(folder).episodes[0]))
+    found = said(folder, budget=5 * one)
+    steps = [file["step"] for file in found.files]
+    assert steps[0] == 1 and steps[-1] == 10 and len(steps) + found.left_out == 10 and 2 <= len(steps) <= 5
+    assert len(said(folder, budget=0).files) == 2
+
+
+def test_tools_long_texts_and_odd_tasks_are_kept_in_their_places(tmp_path):
+    tools = (ToolRecord("search", {"after": 1}, None, 1), ToolRecord("late", None, "no time", 9))
+    long = "begin " + "x" * 50_000 + " end"
+    odd = replace(episode(texts=(long,)), tools=tools, task=Task("t1", "math", None, gold=46))
+    found = said(write_run(tmp_path / "run", episodes={1: [(odd, RIGHT)]}))
+    (one,) = found.episodes
+    assert [(tool["r"], tool["x"], tool["at"]) for tool in one["tools"]] == [
+        ("search", "{'after': 1}", 1), ("late", "error: no time", 9),
+    ]  # fmt: skip
+    text = one["calls"][0]["x"]
+    assert text.startswith("begin") and "44,010 characters left out" in text and text.endswith("end")
+    assert found.tasks[0]["question"] == "(nothing)" and found.tasks[0]["gold"] == "46"
+
+
+def test_tokens_are_told_apart_where_it_is_known_where_they_end(tmp_path):
+    folder = write_run(tmp_path / "run")
+    table = table_of([(episode(), RIGHT)])
+    words = ["twelve ", "\ufffd", "\u00e9 ", "is", "", "", ""]
+    texts = {1: "twelve ", 2: "twelve \ufffd"}
+
+    def decode(tokens):
+        """A character of two tokens: the first of them alone is half of it."""
+        return "".join(words[token % 7] for token in tokens).replace("\ufffd\u00e9", "\u00e9")
+
+    trainer = [table.logprobs[row] + 0.25 for row in range(len(table))]
+    write_episodes(folder / "episodes" / "step-000001.parquet", table, decode, trainer)
+    (one,) = said(folder).episodes
+    assert texts and one["calls"][0]["m"] == [0.25] * one["calls"][0]["z"]
+    assert one["calls"][0]["n"] == np.cumsum([7, 0, 2, 2, 0, 0, 0][: one["calls"][0]["z"]]).tolist()
+    assert all(value == -0.5 for value in one["calls"][0]["l"])
+
+
+GRADED = {"right": 1.0, "wrong": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("own", "reads", "outcome", "loser"),
+    [
+        (("right", "wrong"), (0, 1), 0.0, "aggregator"),
+        (("right", "wrong"), (1,), 0.0, "nobody"),
+        (("wrong", "wrong"), (0, 1), 0.0, ""),
+        (("right", "right"), (0, 1), 1.0, ""),
+        (("right", "wrong"), (0, 1), None, ""),
+    ],
+)
+def test_a_right_candidate_is_lost_by_the_first_that_read_it(own, reads, outcome, loser):
+    calls = [call("generator", name, slot) for slot, name in enumerate(own)]
+    calls.append(call("aggregator", "2", reads=reads))
+    answers = (*map(GRADED.get, own), None)
+    assert lost_by(replace(episode(), calls=tuple(calls), answers=answers, outcome=outcome)) == loser
