@@ -111,7 +111,7 @@ def parse(module, arguments, monkeypatch):
     return defined([module, *arguments])[1:]
 
 
-@pytest.mark.parametrize("target", sorted({match for _, match in everywhere(r"(?:`|^    )make (\w+)")}))
+@pytest.mark.parametrize("target", sorted({match for _, match in everywhere(r"(?:`|^    )make ([\w-]+)")}))
 def test_a_make_target_exists(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 

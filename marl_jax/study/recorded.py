@@ -18,7 +18,7 @@ from marl_jax.rollouts.storage import read_extra
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.study.record import Run
 
-__all__ = ["BUDGET", "LONGEST", "lost_by", "recorded", "shortened"]
+__all__ = ["BUDGET", "LONGEST", "Recorded", "lost_by", "recorded", "shortened"]
 
 BUDGET = 10_000_000  # bytes of JSON; of more files, every other one is left out
 LONGEST = 6000  # characters shown of one text; the middle of a longer one is left out

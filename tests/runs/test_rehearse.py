@@ -1,5 +1,7 @@
 """A workflow is played without training, and everything that a role was asked and said can be read."""
 
+import json
+
 import pytest
 import script
 from stored_run import make_base
@@ -97,4 +99,7 @@ def test_stored_episodes_and_the_page_have_the_prompts(base, tmp_path):
         assert ("*" in said) == (after < 0)  # the question; a later turn has what was added
         assert said.startswith("user\n") or after >= 0
     page = (run / "report.html").read_text()
-    assert "<summary>was asked</summary>" in page and words[0].splitlines()[1] in page
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    assert [call["q"] for one in data["said"]["episodes"] for call in one["calls"]] == [
+        said.strip() for said in words
+    ]
