@@ -96,7 +96,7 @@ def test_a_command_has_a_module_that_takes_its_flags_and_a_cell_that_exists(comm
     elif spec or texts:
         load_config(spec or CELL, texts)
     left = parse(module, rest, monkeypatch)
-    assert module.startswith("examples.") or not left, left
+    assert module.startswith(("examples.", "recipes.")) or not left, left
 
 
 def parse(module, arguments, monkeypatch):

@@ -25,7 +25,7 @@ from marl_jax.pretraining.recipe import Recipe, train
 from marl_jax.pretraining.taught import RECIPE, words_of
 from marl_jax.workflows import single
 
-__all__ = ["make_base", "recipe_from_argv"]
+__all__ = ["machine", "make_base", "recipe_from_argv"]
 
 
 def recipe_from_argv(argv: Sequence[str]) -> tuple[Recipe, list[str]]:
@@ -60,7 +60,7 @@ def make_base(recipe: Recipe, out: str, problems: int, samples: int) -> None:
         "recipe": fields.to_json(recipe),
         "words": words_of(recipe, tokenizer),
         "seconds": round(time.perf_counter() - began, 1),
-        "machine": _machine(),
+        "machine": machine(),
         "versions": {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__},
         "single_agent": _measured(recipe, out, problems, samples) if problems else {},
     }
@@ -91,7 +91,7 @@ def _measured(recipe: Recipe, out: str, problems: int, samples: int) -> dict[str
     return measured
 
 
-def _machine() -> str:
+def machine() -> str:
     """Number and kind of the processors."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []

@@ -8,19 +8,20 @@ Rows are packed into a few long ones, so that little is computed over padding; e
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from annotated_types import Ge, Le
 
 from marl_jax import fields
 from marl_jax.fields import Count
 from marl_jax.models import ModelConfig, forward, init
 from marl_jax.models.weight_table import Tree
 from marl_jax.pretraining.roles import Skill
-from marl_jax.pretraining.transcripts import History, rows
+from marl_jax.pretraining.transcripts import History, load_lessons, rows, with_lessons
 
 __all__ = ["Batch", "Recipe", "batches", "pack", "train"]
 
@@ -40,6 +41,9 @@ class Recipe:
     prompt_weight: float = 0.1  # of prompt tokens in the loss, next to sampled ones
     math_levels: tuple[int, ...] = (1,)  # of micro_math
     code_levels: tuple[int, ...] = (1, 2)  # of micro_code
+    # Prompts of one's own and what is said to them, each "module:function"; see `transcripts.Lesson`.
+    lessons: tuple[str, ...] = ()
+    lesson_share: Annotated[float, Ge(0), Le(1)] = 0.5  # of the rows that are lessons, where there are any
     skill: Skill = dataclasses.field(default_factory=Skill)  # how often the scripted roles are right
     seed: int = 0  # of transcripts and weights
 
@@ -48,8 +52,12 @@ class Recipe:
 
     @property
     def levels(self) -> dict[str, tuple[int, ...]]:
-        """{kind of task: its levels}."""
-        return {"micro_math": self.math_levels, "micro_code": self.code_levels}
+        """{kind of task: its levels}, of those that have any."""
+        return {
+            kind: levels
+            for kind, levels in (("micro_math", self.math_levels), ("micro_code", self.code_levels))
+            if levels
+        }
 
 
 class Batch(NamedTuple):
@@ -78,7 +86,10 @@ def train(
 
 def batches(recipe: Recipe, tokenizer: Any) -> Iterator[Batch]:
     """The batch of each step."""
-    stream = rows(tokenizer, seed=recipe.seed, skill=recipe.skill, levels=recipe.levels)
+    options: dict[str, Any] = {"seed": recipe.seed, "skill": recipe.skill, "levels": recipe.levels}
+    stream = rows(tokenizer, **options)
+    if lessons := load_lessons(recipe.lessons):
+        stream = with_lessons(stream, tokenizer, lessons, recipe.lesson_share, **options)
     fitting = (row for row in stream if len(row.tokens) <= recipe.length)
     return pack(fitting, recipe.rows, recipe.length, recipe.prompt_weight)
 

@@ -8,14 +8,16 @@ engine would get. A history of several turns is one row; of a role's parallel ca
 
 import dataclasses
 import functools
+import itertools
 import random
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from marl_jax.episodes import Episode, ToolRecord
+from marl_jax.own import own_function
 from marl_jax.pretraining.roles import Skill, run_scripted, say
 from marl_jax.rewards import families
 from marl_jax.rollouts.history import Chat
@@ -34,7 +36,20 @@ from marl_jax.workflows import (
     single_token_matched,
 )
 
-__all__ = ["History", "episodes", "flows", "histories", "play", "rows"]
+__all__ = [
+    "History",
+    "Lesson",
+    "episodes",
+    "flows",
+    "histories",
+    "load_lessons",
+    "play",
+    "rows",
+    "with_lessons",
+]
+
+# A prompt of one's own about a training problem, and what is said to it; None: there is none about this problem.
+Lesson = Callable[[Task, random.Random, Skill], tuple[str, str] | None]
 
 # Weight of each workflow in the draw; 1 for workflows that are not listed.
 SHARES = {"single": 12, "voting": 2, "eval_opt": 2, "orch_workers": 2}
@@ -54,6 +69,39 @@ def rows(
     """An endless stream of rows: kinds of task ({kind: levels}) in turn, workflows drawn by their share."""
     for episode in episodes(tokenizer, seed=seed, skill=skill, levels=levels):
         yield from histories(episode)
+
+
+def load_lessons(names: Sequence[str]) -> list[Lesson]:
+    """The functions of these names, "module:function"."""
+    return [own_function(name, "lesson") for name in names]
+
+
+def with_lessons(
+    stream: Iterator[History],
+    tokenizer: Any,
+    lessons: Sequence[Lesson],
+    share: float,
+    *,
+    seed: int = 0,
+    skill: Skill | None = None,
+    levels: Mapping[str, Sequence[int]],
+) -> Iterator[History]:
+    """The stream with this share of lessons in it, drawn evenly, on training problems of their own."""
+    chat, rng = Chat(tokenizer), random.Random(f"lessons {seed}")
+    problems = itertools.cycle(
+        micro.stream(kind, "train", seed=seed + 1, levels=those) for kind, those in levels.items()
+    )
+    for row in stream:
+        while rng.random() < share:
+            if made := rng.choice(lessons)(next(next(problems)), rng, skill or Skill()):
+                yield _lesson(chat, *made)
+        yield row
+
+
+def _lesson(chat: Chat, prompt: str, answer: str) -> History:
+    shown = chat.start([{"role": "user", "content": prompt}])
+    said = (*chat.tokenizer.encode(answer, add_special_tokens=False), chat.end_of_turn)
+    return History(np.array(shown + said, np.int32), np.arange(len(shown) + len(said)) >= len(shown))
 
 
 def episodes(

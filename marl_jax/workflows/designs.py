@@ -1,0 +1,282 @@
+"""Workflows as data: a small language in which a model, or a person, writes how roles work together.
+
+    text ──read──► Design (bounded in calls) ──play──► calls, results, an answer        no code of a model's is ever run
+
+    solve                   one answer by a role of this name; any name will do
+    solve("by parts")       one answer in a way that is given
+    vote(3, X)              X three times, the commonest answer
+    judge(3, X)             X three times; a judge picks one
+    refine(2, X)            X, then at most two rounds of a critic's verdict and a revision
+    debate(3, 2, X)         X three times, each answers the others twice, the commonest answer
+    plan(X)                 a planner names a way, which X follows
+    route(X, Y)             a router picks one of them
+    then(X, Y)              Y is shown what X came to
+
+Roles of the design are open names. `Rules` say which declared role of the workflow answers for a name, and so
+which policy.
+"""
+
+import dataclasses
+import fnmatch
+import functools
+import re
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+from marl_jax.errors import UserError
+from marl_jax.fields import nearest
+from marl_jax.workflows.api import Call, Completion
+from marl_jax.workflows.parse import majority, pick, strategies, verdict
+
+__all__ = ["Design", "DesignError", "Rules", "canonical", "play", "read", "role_of"]
+
+Rules = Mapping[str, str]  # {pattern of open names: role of the workflow}; the first that fits counts
+Results = list[Completion]
+Script = Generator[list[Call], Results, Completion]
+
+COUNTS = {"vote": 1, "judge": 1, "refine": 1, "debate": 2, "plan": 0, "route": 0, "then": 0}
+PARTS = {"route": (2, 9), "then": (2, 9)}  # how many designs inside; of all others one
+SERVANTS = {"judge": "judge", "refine": "critic", "plan": "planner", "route": "router"}  # who speaks besides
+TOKEN = re.compile(r'\s*(?:([A-Za-z_]\w{0,39})|(\d{1,4})|"([^"\\\n]{0,200})"|([(),]))')
+LONGEST, DEEPEST = 2000, 8  # characters of a design, and designs inside of each other
+
+
+class DesignError(UserError, ValueError):
+    """A text is no design, or one that asks for too much; in one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Design:
+    """A node: a role that answers, or a way in which the designs inside of it work together."""
+
+    name: str  # a key of COUNTS, or of a role
+    counts: tuple[int, ...] = ()  # how often, how many rounds
+    parts: tuple["Design", ...] = ()  # the designs inside; none: a role
+    words: str = ""  # of a role: the way it is given
+
+    def __str__(self) -> str:
+        inside = [*map(str, self.counts), *map(str, self.parts), *([f'"{self.words}"'] if self.words else [])]
+        return f"{self.name}({', '.join(inside)})" if inside else self.name
+
+    @property
+    def calls(self) -> int:
+        """The most calls that it can make."""
+        inside = [part.calls for part in self.parts]
+        if not inside:
+            return 1
+        if self.name == "debate":
+            return self.counts[0] * (inside[0] + self.counts[1])
+        if self.name == "refine":
+            return inside[0] + 2 * self.counts[0]
+        if self.name == "route":
+            return 1 + max(inside)
+        times = self.counts[0] if self.counts else 1
+        return times * sum(inside) + (self.name in SERVANTS)
+
+    @property
+    def answerer(self) -> str:
+        """The open name of the first role that answers in it."""
+        return self.parts[0].answerer if self.parts else self.name
+
+    def names(self) -> Iterator[str]:
+        """The open names of those who speak in it."""
+        yield from [self.name] if not self.parts else [SERVANTS[self.name]] if self.name in SERVANTS else []
+        for part in self.parts:
+            yield from part.names()
+
+
+def read(text: str, most: int = 32, rules: Rules | None = None) -> Design:
+    """The design of a text, of at most so many calls, of roles that the rules know; whatever is none is refused."""
+    if len(text) > LONGEST:
+        raise DesignError(f"a design of {len(text)} characters is too long: use at most {LONGEST}")
+    design, rest = _design(_tokens(text.strip()), 1)
+    if rest:
+        raise DesignError(
+            f"a design ends before '{rest[0][1]}': write one expression, such as vote(3, solve)"
+        )
+    if design.calls > most:
+        raise DesignError(
+            f"the design makes up to {design.calls} calls, and {most} are allowed: make it smaller"
+        )
+    for name in design.names() if rules is not None else ():
+        role_of(name, rules or {})
+    return design
+
+
+def canonical(text: str, most: int = 32, rules: Rules | None = None) -> str | None:
+    """The design as text, equal for equal designs; None for what is none: a reader for `Call.read`."""
+    try:
+        return str(read(text, most, rules))
+    except DesignError:
+        return None
+
+
+def role_of(name: str, rules: Rules) -> str:
+    """The declared role that answers for an open name."""
+    for pattern, role in rules.items():
+        if fnmatch.fnmatchcase(name, pattern):
+            return role
+    raise DesignError(
+        f"no rule says who answers for '{name}'{nearest(name, rules)}; '*' would be for all names"
+    )
+
+
+def play(design: Design, task: Any, prompts: Any, rules: Rules) -> Generator[Any, Any, Completion]:
+    """`answer = yield from play(...)` inside a workflow; every call has the label `node`, its open name."""
+    script = _node(design, task.question, prompts, "")
+    try:
+        calls = next(script)
+        while True:
+            slots: dict[str, int] = {}
+            batch = []
+            for call in calls:  # in parallel, so each has a slot of its own
+                role = role_of(call.role, rules)
+                slots[role] = slots.get(role, -1) + 1
+                batch.append(
+                    dataclasses.replace(
+                        call, role=role, slot=slots[role], labels={"node": call.role}, keep=True
+                    )
+                )
+            calls = script.send((yield batch))
+    except StopIteration as stop:
+        return stop.value
+
+
+# ---------------------------------------------------------------- the text
+
+
+def _tokens(text: str) -> list[tuple[str, str]]:
+    """(what it is, what it says): name, count, words or mark."""
+    found, at = [], 0
+    while at < len(text):
+        match = TOKEN.match(text, at)
+        if match is None:
+            raise DesignError(
+                f"a design cannot hold {text[at : at + 20]!r}: see marl_jax/workflows/designs.py"
+            )
+        kind = ("name", "count", "words", "mark")[(match.lastindex or 1) - 1]
+        found.append((kind, match[match.lastindex or 1]))
+        at = match.end()
+    return found
+
+
+def _design(tokens: list[tuple[str, str]], depth: int) -> tuple[Design, list[tuple[str, str]]]:
+    """The design that the tokens begin with, and those behind it."""
+    if depth > DEEPEST:
+        raise DesignError(f"designs are inside of each other more than {DEEPEST} deep: make it flatter")
+    if not tokens or tokens[0][0] != "name":
+        raise DesignError(
+            f"a design must begin with a name, not with {tokens[0][1] if tokens else 'nothing'!r}"
+        )
+    (_, name), rest = tokens[0], tokens[1:]
+    counts: list[int] = []
+    parts: list[Design] = []
+    words = ""
+    if rest[:1] == [("mark", "(")]:
+        while True:
+            rest = rest[1:]
+            kind, said = rest[0] if rest else ("", "")
+            if kind == "name":
+                part, rest = _design(rest, depth + 1)
+                parts.append(part)
+            elif kind == "count" and not parts:
+                counts.append(int(said))
+                rest = rest[1:]
+            elif kind == "words" and not (words or parts or counts):
+                words, rest = said, rest[1:]
+            else:
+                raise DesignError(f"'{name}(' is followed by {said!r}, which is not its place")
+            if rest[:1] == [("mark", ")")]:
+                rest = rest[1:]
+                break
+            if rest[:1] != [("mark", ",")]:
+                raise DesignError(f"'{name}(' is never closed: give it a ')'")
+    return _checked(Design(name, tuple(counts), tuple(parts), words)), rest
+
+
+def _checked(design: Design) -> Design:
+    name = design.name
+    if name not in COUNTS:
+        if design.parts or design.counts:
+            raise DesignError(f"'{name}' is no way to work together{nearest(name, COUNTS)}")
+        return design
+    low, high = PARTS.get(name, (1, 1))
+    if design.words or len(design.counts) != COUNTS[name] or not low <= len(design.parts) <= high:
+        example = f"{name}({', '.join(['2'] * COUNTS[name] + ['solve'] * low)})"
+        raise DesignError(f"'{design}' is not how '{name}' is written: such as {example}")
+    if 0 in design.counts:
+        raise DesignError(f"'{design}' has a count of 0: it must be at least 1")
+    return design
+
+
+# ---------------------------------------------------------------- the play
+
+
+def _node(design: Design, question: str, prompts: Any, way: str) -> Script:
+    """Yields lists of calls to open names, receives their completions, returns the one that answers."""
+    if not design.parts:
+        words = design.words or way
+        ask = (
+            prompts.worker(question=question, strategy=words)
+            if words
+            else prompts.generator(question=question)
+        )
+        return (yield [Call(design.name, ask)])[0]
+    one = functools.partial(_node, question=question, prompts=prompts, way=way)
+    inner, speaker = design.parts[0], SERVANTS.get(design.name, "")
+    if design.name == "plan":
+        ask = prompts.orchestrator(question=question, limit=1)
+        plan = (yield [Call(speaker, ask, read=lambda text: "".join(strategies(text, 1)) or None)])[0]
+        return (yield from _node(inner, question, prompts, plan.answer or way))
+    if design.name == "route":
+        ask = prompts.aggregator(question=question, candidates=list(map(str, design.parts)))
+        choice = (yield [Call(speaker, ask, read=functools.partial(pick, n=len(design.parts)))])[0]
+        return (yield from one(design.parts[int(choice.answer or 1) - 1]))
+    if design.name == "then":
+        answer = yield from one(inner)
+        for part in design.parts[1:]:
+            answer = yield from _node(part, f"{question}\n{answer}", prompts, way)
+        return answer
+    if design.name == "refine":
+        return (yield from _refine(design, question, prompts, one))
+    drafts: Sequence[Completion] = yield from _together([one(inner) for _ in range(design.counts[0])])
+    if design.name == "judge":
+        ask = prompts.aggregator(question=question, candidates=drafts)
+        choice = (yield [Call(speaker, ask, reads=drafts, read=functools.partial(pick, n=len(drafts)))])[0]
+        return drafts[int(choice.answer or 1) - 1]
+    for _ in range(design.counts[1] if design.name == "debate" else 0):
+        asks = []
+        for draft in drafts:
+            others = [other for other in drafts if other is not draft]
+            ask = prompts.debater.reply(others=others)
+            asks.append(Call(inner.answerer, ask, after=draft, reads=others))
+        drafts = yield asks
+    return drafts[majority([draft.answer for draft in drafts])]
+
+
+def _refine(design: Design, question: str, prompts: Any, one: Any) -> Script:
+    draft = yield from one(design.parts[0])
+    for _ in range(design.counts[0]):
+        ask = prompts.evaluator(question=question, answer=draft)
+        look = (yield [Call(SERVANTS["refine"], ask, reads=[draft], read=verdict)])[0]
+        if look.answer == "Correct":
+            break
+        ask = prompts.generator.refine(critique=look)
+        draft = (yield [Call(design.answerer, ask, after=draft, reads=[look])])[0]
+    return draft
+
+
+def _together(scripts: Sequence[Script]) -> Generator[list[Call], Results, list[Completion]]:
+    """Several scripts side by side: the calls that they wait for are one batch."""
+    asked = {i: next(script) for i, script in enumerate(scripts)}
+    ended: dict[int, Completion] = {}
+    while asked:
+        replies = iter((yield [call for calls in asked.values() for call in calls]))
+        after = {}
+        for i, calls in asked.items():
+            try:
+                after[i] = scripts[i].send([next(replies) for _ in calls])
+            except StopIteration as stop:
+                ended[i] = stop.value
+        asked = after
+    return [ended[i] for i in range(len(scripts))]

@@ -1,0 +1,1 @@
+"""Recipes: trained multi-agent systems, each a file with its claim, workflow, reward and arms; see docs/recipes.md."""

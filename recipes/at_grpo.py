@@ -1,0 +1,100 @@
+"""AT-GRPO (arXiv 2510.11062): candidates from one state, compared with each other, and the best of them gone on from.
+
+Claim: groups of candidates of one role in one turn from one state teach more than groups of calls whose prompts differ.
+
+At each turn four candidates answer one prompt, each is scored, and the next turn begins from the best (`best`) or
+from the first (`first`). Without the tree (`apart`), four times as many episodes are played, and calls of a role and
+turn are one group although their prompts differ. A reward is the outcome and the call's own work. Evaluated with one
+candidate.
+"""
+
+import functools
+
+from marl_jax.rewards import families
+from marl_jax.rewards.credit import own_work
+from marl_jax.workflows import Call, judge, solver, workflow
+from marl_jax.workflows.parse import verdict
+from recipes.recipe import Claim, Recipe, Trained, micro
+
+ROLES = {"reasoner": "p0", "critic": "p0"}
+
+
+def score(task, draft):
+    """The step's own reward, which the environment gives in training."""
+    return families.grade(task, draft.text)
+
+
+def says(wanted, look):
+    """Whether a verdict is this one."""
+    return look.answer == wanted
+
+
+@workflow(
+    roles={"reasoner": solver(slots="candidates"), "critic": judge(slots="candidates")},
+    families=("math",),
+    counts=("candidates", "turns"),
+)
+def from_one_state(task, prompts, *, candidates=4, turns=2, best=True):
+    """A draft, then criticism and revision by turns; without criticism where the draft is approved."""
+    slots = range(candidates)
+
+    def choose(tries, worth):
+        return max(tries, key=worth) if best else tries[0]
+
+    ask = prompts.generator(question=task.question)
+    tries = yield [Call("reasoner", ask, slot=i, keep=True) for i in slots]
+    draft = choose(tries, lambda one: score(task, one))
+    for _ in range(turns - 1):
+        wanted = "Correct" if score(task, draft) == 1 else "Incorrect"
+        ask = prompts.evaluator(question=task.question, answer=draft)
+        looks = yield [Call("critic", ask, slot=i, reads=[draft], read=verdict) for i in slots]
+        look = choose(looks, functools.partial(says, wanted))
+        if look.answer == "Correct":
+            break
+        ask = prompts.generator.refine(critique=look)
+        tries = yield [Call("reasoner", ask, slot=i, after=draft, reads=[look], keep=True) for i in slots]
+        draft = choose(tries, lambda one: score(task, one))
+    return draft
+
+
+def config():
+    """Two episodes of four candidates for each problem."""
+    return micro(
+        "recipes.at_grpo:from_one_state",
+        ROLES,
+        samples=2,
+        rewards__name="team_and_local",
+        advantages__group="state",
+    )
+
+
+def judged(trained: Trained) -> float:
+    """The share of the critic's verdicts that are right."""
+    mine = trained.table.having(role="critic")
+    right, known = own_work(trained.table)
+    return float(right[mine & known].mean()) if (mine & known).any() else float("nan")
+
+
+RECIPE = Recipe(
+    system="AT-GRPO, arXiv 2510.11062",
+    claim="Candidates of a role and turn from one state, compared with each other, teach more than calls whose prompts "
+    "differ, and going on from the best beats going on from any.",
+    config=config,
+    arms={
+        "best": {},
+        "first": {"workflow.settings.best": False},
+        "apart": {
+            "workflow.settings.candidates": 1,
+            "rollout.samples": 8,
+            "advantages.group": "role_turn",
+        },
+    },
+    claims=(
+        Claim("accuracy", "best", "apart"),
+        Claim("accuracy", "first", "apart"),
+        Claim("accuracy", "best", "first"),
+    ),
+    measures={"judged": judged},
+    examined={"workflow.settings.candidates": 1, "workflow.settings.best": False},
+    hours=0.4,
+)

@@ -1,0 +1,143 @@
+"""MetaAgent-X (arXiv 2605.14212): a designer writes how agents work together, executors play it, both learn.
+
+Claim: training executors and designer in stages reaches more than training them at once, and four designs with four
+executions each teach the designer more than sixteen designs with one.
+
+A design is a line in the language of `marl_jax.workflows.designs`, interpreted and bounded in calls; what cannot be
+read is worth nothing. An execution earns its outcome less a little for every call, the designer what its executions
+earn on average. Executors' calls are compared over all executions of a problem. The oracle takes for each level of
+problems the design that does best there, by the same policies.
+"""
+
+import functools
+
+import numpy as np
+
+from marl_jax.workflows import Call, Fork, judge, picker, planner, solver, team, workflow
+from marl_jax.workflows.designs import canonical, play, read
+from recipes.recipe import Claim, Recipe, Trained, micro, over_problems
+from recipes.words import DESIGNS, ask_design
+
+RULES = {"judge": "judge", "critic": "critic", "planner": "planner", "*": "executor"}
+EXECUTORS = ["executor", "judge", "critic", "planner"]
+MOST = 8  # calls of a design
+COST = 0.02  # of a call
+
+
+@workflow(
+    roles={"designer": team, "executor": solver, "judge": picker, "critic": judge, "planner": planner},
+    families=("math",),
+    counts=("executions",),
+)
+def designed(task, prompts, *, executions=4, design=""):
+    """One design, played so many times; `design` is one that is given."""
+    written = design
+    if not design:
+        ask = [{"role": "user", "content": ask_design(task.question)}]
+        reader = functools.partial(canonical, most=MOST, rules=RULES)
+        written = (yield Call("designer", ask, read=reader)).answer
+    if written is None:
+        return None
+    yield Fork(executions)
+    return (yield from play(read(written, MOST), task, prompts, RULES))
+
+
+def worth(graded):
+    """The outcome, less what the calls cost."""
+    return [one.outcome - COST * (len(one.calls) - 1) for one in graded]
+
+
+def stages(length):
+    """Executors first, then the designer, again and again."""
+    return [
+        {"steps": length, "name": "executors", "roles": EXECUTORS},
+        {"steps": length, "name": "designer", "roles": ["designer"]},
+    ]
+
+
+def config():
+    """Four designs of eight problems, four executions of each."""
+    return micro(
+        "recipes.metaagent_x:designed",
+        dict.fromkeys(["designer", *EXECUTORS], "p0"),
+        base="configs/bases/recipes-xs",
+        steps=40,
+        problems=8,
+        samples=4,
+        levels=(1, 3),
+        rewards__name="recipes.metaagent_x:worth",
+        phases=stages(10),
+    )
+
+
+def calls_at(level):
+    """The calls of the designs that are written for problems of a level."""
+
+    def measure(trained: Trained) -> float:
+        table = trained.table
+        designs = [
+            text for row, text in enumerate(table.answer)
+            if table.role_of(row) == "designer" and text and table.task_of(row).level == level
+        ]  # fmt: skip
+        return float(np.mean([read(text, MOST).calls for text in designs])) if designs else float("nan")
+
+    return measure
+
+
+def unreadable(trained: Trained) -> float:
+    """The share of designs that cannot be read."""
+    table = trained.table
+    mine = table.having(role="designer")
+    return float(1 - table.readable[mine].mean()) if mine.any() else float("nan")
+
+
+def oracle(trained: Trained) -> float:
+    """The accuracy of the best design of each level."""
+    by_design = {name: _by_level(table) for name, table in trained.also.items()}
+    best = [max(of[level] for of in by_design.values()) for level in next(iter(by_design.values()), {})]
+    return float(np.mean(best)) if best else float("nan")
+
+
+def _by_level(table):
+    levels = np.array([head.task.level for head in table.heads])
+    right = np.array([head.outcome for head in table.heads], float)
+    return {level: right[levels == level].mean() for level in sorted(set(levels.tolist()))}
+
+
+@over_problems
+def value(table):
+    """What an episode is worth: its outcome less the cost of its calls."""
+    return np.array([head.outcome for head in table.heads]) - COST * (np.bincount(table.episode) - 1)
+
+
+RECIPE = Recipe(
+    system="MetaAgent-X, arXiv 2605.14212",
+    claim="A designer and executors trained in stages reach more than trained at once, where training collapses, and "
+    "4 x 4 trees teach more than 16 x 1.",
+    config=config,
+    arms={
+        "stages of 10": {},
+        "stages of 1": {"phases": stages(1)},
+        "coupled": {"phases": []},
+        "16 x 1": {"rollout.samples": 16, "workflow.settings.executions": 1},
+    },
+    claims=(
+        Claim("accuracy", "stages of 10", "coupled"),
+        Claim("accuracy", "stages of 10", "stages of 1"),
+        Claim("accuracy", "stages of 10", "16 x 1"),
+        Claim("unreadable", "coupled", "stages of 10"),
+        Claim("calls at level 3", "stages of 10", "=calls at level 1"),
+        Claim("oracle", "stages of 10", "=right"),
+    ),
+    measures={
+        "value": value,
+        "right": lambda trained: float(np.mean([head.outcome for head in trained.table.heads])),
+        "oracle": oracle,
+        "unreadable": unreadable,
+        "calls at level 1": calls_at(1),
+        "calls at level 3": calls_at(3),
+    },
+    examined={"workflow.settings.executions": 1},
+    also={design: {"workflow.settings.design": design} for design in DESIGNS},
+    hours=1.0,
+)

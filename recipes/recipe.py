@@ -1,0 +1,182 @@
+"""What a recipe is: a claim, one configuration, arms that differ from it in some fields, and what is measured.
+
+config ──arms──► runs of equal seeds and problems ──measures──► numbers ──claims──► shown, not shown, or the opposite
+"""
+
+import dataclasses
+import functools
+import importlib
+import json
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import recipes
+from marl_jax import fields
+from marl_jax.config.run_config import (
+    CheckpointConfig,
+    ConfigError,
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    LogConfig,
+    PoliciesConfig,
+    RolloutConfig,
+    RunConfig,
+    WorkflowConfig,
+)
+from marl_jax.fields import nearest
+from marl_jax.learning.batching import BatchConfig
+from marl_jax.learning.learner_config import LearnerConfig
+from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
+from marl_jax.policies import SamplingSettings
+from marl_jax.rollouts import read_episodes
+from marl_jax.runs.evaluation import outcomes
+from marl_jax.table import Table
+from marl_jax.task import Family
+
+__all__ = ["Claim", "Recipe", "Trained", "changed", "find", "micro", "names", "over_problems"]
+
+Values = float | Sequence[float]  # one number, or one for each test problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """One run of an arm, up to the step that is compared."""
+
+    table: Table  # graded episodes of the test problems
+    samples: int = 1  # episodes of each
+    base: Table | None = None  # the same by the policies as they began
+    also: Mapping[str, Table] = dataclasses.field(
+        default_factory=dict
+    )  # the same in further evaluations, by name
+    lines: Sequence[Mapping[str, Any]] = ()  # of its metrics.jsonl
+    folder: Path = Path()
+
+    def collected(self) -> list[Table]:
+        """What phases that collect have kept."""
+        return [read_episodes(path) for path in sorted((self.folder / "collected").glob("*.parquet"))]
+
+    def mean(self, name: str) -> float:
+        """Of a metric, over its steps that have it."""
+        return float(np.mean([line[name] for line in self.lines if line.get(name) is not None]))
+
+
+Measure = Callable[[Trained], Values]
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """That a measure is larger in one arm than in another, or than another measure of the same arm."""
+
+    measure: str
+    more: str  # the arm that has more of it
+    than: str  # the arm that has less; or "=MEASURE", another measure in the same arm
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """One system at micro scale."""
+
+    system: str  # its name and where it is published
+    claim: str  # what its paper says, in one sentence
+    config: Callable[[], RunConfig]  # of every arm, but for what the arm changes
+    arms: Mapping[str, Mapping[str, Any]]  # {name: {path of a field: value}}
+    claims: Sequence[Claim]  # what is tested
+    measures: Mapping[str, Measure] = dataclasses.field(default_factory=dict)  # besides accuracy and tokens
+    examined: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # fields that differ in the evaluation
+    # {name: fields}: further evaluations of the same policies.
+    also: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    hours: float = 0.5  # that three seeds of all arms take on two cores
+
+
+def names() -> list[str]:
+    """The modules of this folder that hold a recipe."""
+    found = [module.name for module in pkgutil.iter_modules(recipes.__path__)]
+    return [name for name in found if name not in ("recipe", "run", "report", "words")]
+
+
+def find(name: str) -> Recipe:
+    """The recipe of a name, or one's own as "module"; whatever is none is refused."""
+    module = f"recipes.{name}" if name in names() else name
+    if "." not in module:
+        raise ConfigError([f"recipe '{name}' does not exist{nearest(name, names())}"])
+    try:
+        found = getattr(importlib.import_module(module), "RECIPE", None)
+    except ImportError as error:
+        raise ConfigError([f"recipe '{name}' cannot be imported: {error}"]) from None
+    if not isinstance(found, Recipe):
+        raise ConfigError([f"module '{module}' has no RECIPE: give it one, of recipes.recipe.Recipe"])
+    return found
+
+
+def changed(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """The configuration with the fields at these dotted paths set; every mistake is in one error."""
+    texts = [(p, v if isinstance(v, str) else json.dumps(fields.to_json(v))) for p, v in values.items()]
+    made, problems = fields.change(config, texts)
+    if problems:
+        raise ConfigError(problems)
+    return made
+
+
+def micro(
+    workflow: str,
+    policies: Mapping[str, str],
+    *,
+    steps: int = 40,
+    problems: int = 16,
+    samples: int = 8,
+    base: str = "configs/bases/micro-xs",
+    family: Family = "math",
+    levels: Sequence[int] = (1,),
+    learning_rate: float = 5e-4,
+    **others: Any,
+) -> RunConfig:
+    """A run of about a second a step on two cores, ten checkpoints; `others` are fields by path, `__` for a dot."""
+    config = RunConfig(
+        cell=workflow.partition(":")[0].rpartition(".")[2],
+        workflow=WorkflowConfig(workflow, prompts="micro"),
+        policies=PoliciesConfig(policies, base=base, dtype="float32"),
+        data=DataConfig(
+            family, f"micro_{family}", problems=problems, levels=tuple(levels), train_size=1024, test_size=128
+        ),
+        sampling=SamplingSettings(max_new_tokens=64, temperature=1.0),
+        engine=EngineConfig(max_prompt=448, lanes=128),
+        rollout=RolloutConfig(samples=samples),
+        learner=LearnerConfig(
+            optimiser=OptimiserConfig(schedule=ScheduleConfig(learning_rate)),
+            batch=BatchConfig(buckets=(256, 512), token_budget=4096),
+        ),
+        evaluation=EvaluationConfig(every=0),
+        checkpoints=CheckpointConfig(every=max(steps // 10, 1), keep_every=max(steps // 10, 1), best=False),
+        logging=LogConfig(episodes_every=0, tensorboard=False),
+        steps=steps,
+    )
+    return changed(config, {path.replace("__", "."): value for path, value in others.items()})
+
+
+def over_problems(function: Callable[[Table], np.ndarray]) -> Measure:
+    """A measure of the test problems from a function of the table to one value for each episode."""
+
+    def measure(trained: Trained) -> list[float]:
+        return np.asarray(function(trained.table), float).reshape(-1, trained.samples).mean(axis=1).tolist()
+
+    return functools.wraps(function)(measure)
+
+
+def accuracy(trained: Trained) -> list[float]:
+    """The share of right answers to each problem; of episodes that fork, of right paths."""
+    return outcomes(trained.table, trained.samples).mean(axis=1).tolist()
+
+
+def tokens(trained: Trained) -> float:
+    """Sampled in an episode."""
+    return float(trained.table.length.sum() / len(trained.table.heads))
+
+
+COMMON: Mapping[str, Measure] = {"accuracy": accuracy, "tokens": tokens}  # of every recipe

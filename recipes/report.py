@@ -1,0 +1,156 @@
+"""The tables of docs/recipes.md, from results/recipes/*.json.
+
+    python -m recipes.report
+
+A claim is shown where the 95% interval of the paired difference lies above 0, and the opposite is where it lies below.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from marl_jax.commands import cli
+from marl_jax.runs.intervals import Interval, over_seeds
+from recipes.recipe import Claim, Recipe, find, names
+from recipes.run import RESULTS
+
+PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
+BEGIN, END = "<!-- made by python -m recipes.report -->", "<!-- end -->"
+NONE = "–"
+Rows = list[list[str]]
+PER_CENT = ("accuracy",)  # measures that are shown as points
+
+
+def interval(values: Sequence[Any]) -> Interval | None:
+    """Of the mean over runs: over seeds and problems, or of single numbers the t interval over seeds."""
+    array = np.array(values, float)
+    if np.isnan(array).any():
+        return None
+    if array.ndim == 2:
+        return over_seeds(array, bounds=(-1.0, 1.0))
+    mean, count = float(array.mean()), len(array)
+    if count < 2:
+        return Interval(mean, -math.inf, math.inf)
+    half = float(special.stdtrit(count - 1, 0.975) * array.std(ddof=1) / math.sqrt(count))
+    return Interval(mean, mean - half, mean + half)
+
+
+def sides(claim: Claim, record: Mapping[str, Any]) -> tuple[list[Any], list[Any]] | None:
+    """What each run has on both sides of a claim; None where an arm was not run, or the measure is newer."""
+    within = claim.than.startswith("=")
+    arm, measure = (claim.more, claim.than[1:]) if within else (claim.than, claim.measure)
+    if not {claim.more, arm} <= {*record["arms"]}:
+        return None
+    values = [(run[claim.more]["values"], run[arm]["values"]) for run in record["runs"]]
+    if any(claim.measure not in more or measure not in less for more, less in values):
+        return None
+    return [more[claim.measure] for more, _ in values], [less[measure] for _, less in values]
+
+
+def verdict(found: Interval | None, seeds: int) -> str:
+    """In words; one seed shows nothing."""
+    if found is None or seeds < 2:
+        return "not shown"
+    return "shown" if found.low > 0 else "the opposite is shown" if found.high < 0 else "not shown"
+
+
+def claim_rows(name: str, recipe: Recipe, record: Mapping[str, Any]) -> Rows:
+    """A line for each claim."""
+    rows = []
+    for claim in recipe.claims:
+        if (both := sides(claim, record)) is None:
+            continue
+        more, less = (np.array(side, float) for side in both)
+        found = interval((more - less).tolist())
+        scale = 100 if claim.measure in PER_CENT else 1
+        values = f"{_shown(more.mean(), scale)} : {_shown(less.mean(), scale)}"
+        gap = _with_bounds(found, scale, "+")
+        tested = f"{claim.measure}: {claim.more} > {claim.than.removeprefix('=')}"
+        rows.append([f"`{name}`", tested, values, gap, verdict(found, len(more))])
+    return rows
+
+
+def arm_rows(name: str, record: Mapping[str, Any]) -> Rows:
+    """A line for each arm: what it came to."""
+    rows = []
+    for arm in record["arms"]:
+        runs = [run[arm] for run in record["runs"]]
+        means = {n: np.mean(np.array([run["values"][n] for run in runs], float)) for n in runs[0]["values"]}
+        end, base = (interval([run[key]["accuracy"] for run in runs]) for key in ("values", "base"))
+        besides = [f"{n} {_shown(mean)}" for n, mean in means.items() if n not in ("accuracy", "tokens")]
+        sampled, seconds = (np.mean([run[key] for run in runs]) for key in ("sampled", "seconds"))
+        numbers = [_shown(base.mean, 100) if base else NONE, _with_bounds(end, 100), f"{means['tokens']:.0f}"]
+        rows.append(
+            [
+                f"`{name}`",
+                arm,
+                *numbers,
+                f"{sampled / 1000:,.0f}",
+                f"{seconds:.0f}",
+                "; ".join(besides) or NONE,
+            ]
+        )
+    return rows
+
+
+def tables(results: Path = RESULTS) -> str:
+    """Claims, arms, how each was run, and what was not."""
+    claims, arms, made, missing = Rows(), Rows(), Rows(), Rows()
+    for name in names():
+        recipe, path = find(name), results / f"{name}.json"
+        about = [f"`{name}`", recipe.system, recipe.claim]
+        if not path.exists():
+            missing.append(
+                [*about, "not run", f"`python -m recipes.run {name} --seeds=3`", f"{recipe.hours:g}"]
+            )
+            continue
+        record = json.loads(path.read_text(encoding="utf-8"))
+        ran = [str(len(record["runs"])), f"`{record['command']}`", f"{record['seconds'] / 60:.0f}"]
+        made.append([*about, *ran, record["machine"]])
+        claims += claim_rows(name, recipe, record)
+        arms += arm_rows(name, record)
+    shown = (
+        ("Claims", "recipe|claim tested|values|difference, 95% interval|verdict", claims),
+        ("Arms", "recipe|arm|base, %|test, %|tokens an episode|sampled, 1000|seconds|measured besides", arms),
+        ("Runs", "recipe|system|what its paper says|seeds|command|minutes|machine", made),
+        ("Not run", "recipe|system|what its paper says|state|command|hours", missing),
+    )
+    return "\n\n".join(_table(title, head.split("|"), rows) for title, head, rows in shown if rows)
+
+
+def _table(title: str, head: list[str], rows: Rows) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join([f"### {title}", "", *(f"| {' | '.join(cells)} |" for cells in lines)])
+
+
+def _with_bounds(found: Interval | None, scale: int, sign: str = "") -> str:
+    if found is None:
+        return NONE
+    mean, low, high = (_shown(value, scale, sign) for value in found)
+    return f"{mean} [{low}, {high}]"
+
+
+def _shown(value: float, scale: int = 1, sign: str = "") -> str:
+    if not math.isfinite(value):
+        return NONE if math.isnan(value) else "∞" if value > 0 else "-∞"
+    return f"{value * scale:{sign}.1f}" if scale == 100 else f"{value:{sign}.3g}"
+
+
+def page(text: str, results: Path = RESULTS) -> str:
+    """A page with its tables made anew."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{tables(results)}\n\n{END}{rest.partition(END)[2]}"
+
+
+def main(_: None, left: list[str]) -> None:
+    """The command."""
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    cli.run(main, read=cli.no_config)

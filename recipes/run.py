@@ -1,0 +1,160 @@
+"""Train the arms of a recipe at equal seeds, problems and sampled tokens, and write what they come to.
+
+    python -m recipes.run dr_mas --seeds=3 --root=runs/recipes [--arms=agent,task]
+
+The runs are ROOT/NAME/ARM/seed-N; the same command goes on where it was stopped. All arms of a seed are compared at the
+tokens that the thriftiest of them sampled: of each, at its last checkpoint up to there. The numbers are in
+results/recipes/NAME.json, `python -m recipes.report` makes the table of docs/recipes.md of them.
+"""
+
+import io
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from marl_jax.commands import cli
+from marl_jax.commands.pretrain import machine
+from marl_jax.config.phase_fields import place
+from marl_jax.config.run_config import ConfigError, RunConfig
+from marl_jax.errors import RunError
+from marl_jax.fields import nearest, to_json
+from marl_jax.rewards.grading import Grader, grade
+from marl_jax.run_folder.checkpoints import steps as saved_steps
+from marl_jax.run_folder.files import write_atomically
+from marl_jax.run_folder.folder import versions
+from marl_jax.run_folder.metrics import plain, read_lines
+from marl_jax.runs import train
+from marl_jax.runs.live import Live
+from marl_jax.runs.play import EVALUATION_NOISE, load_named, make_service, planned_engine, player_of
+from marl_jax.runs.stored import policies_at
+from marl_jax.table import Table
+from recipes.recipe import COMMON, Recipe, Trained, changed, find
+
+RESULTS = Path(__file__).parents[1] / "results" / "recipes"
+SAMPLES = 2  # episodes of each test problem
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("seeds", 3, "runs of every arm, with seeds from 0 on", lower_bound=1)
+flags.DEFINE_string("root", "runs/recipes", "the directory that holds the runs")
+flags.DEFINE_string("arms", "", "arms to train, with commas between; none: all")
+
+
+def trained(config: RunConfig, folder: Path) -> float:
+    """Train to the end; the seconds it took."""
+    began = time.perf_counter()
+    last = max(saved_steps(folder / "checkpoints"), default=0)
+    if last < config.steps:
+        last = train(config, folder, live=Live(config.steps, config.roles, io.StringIO()))
+    if last < config.steps:
+        raise RunError(f"stopped after step {last} of '{folder}'; the same command goes on from there")
+    return time.perf_counter() - began
+
+
+def sampled(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """Int[steps]: tokens sampled up to each step; those of collected calls were sampled before."""
+    played = [not config.phases or place(config.phases, i).phase.source == "play" for i in range(len(lines))]
+    return np.cumsum([line["tokens"] * new for line, new in zip(lines, played)])
+
+
+def played(config: RunConfig, folder: Path, step: int) -> Table:
+    """The test problems by the policies as they were after a step; 0: as they began."""
+    named = load_named(config, ["test"])
+    stored = policies_at(folder, config, named.parts, step or "base")
+    engine = planned_engine(config, named.parts, training=False)
+    service = make_service(config, named.parts, stored.trees, engine, stored.updates, measured=True)
+    player, grader = player_of(config, named.parts, service), Grader()
+    tasks = list(named.splits["test"])
+    table = player.play(
+        tasks, samples=SAMPLES, step=EVALUATION_NOISE, seed=config.seed, finished=grader.start
+    )
+    return grade(table, grader)
+
+
+def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> dict[str, dict[str, Any]]:
+    """{arm: what its run of this seed came to}, at equal tokens."""
+    lines = {arm: list(read_lines(root / arm / "metrics.jsonl")) for arm in configs}
+    spent = {arm: sampled(configs[arm], lines[arm]) for arm in configs}
+    budget = min(int(tokens[-1]) for tokens in spent.values())
+    found = {}
+    for arm, config in configs.items():
+        saved = saved_steps(root / arm / "checkpoints")
+        step = max((s for s in saved if spent[arm][s - 1] <= budget), default=min(saved))
+        asked = changed(config, recipe.examined)
+        one = Trained(
+            table=played(asked, root / arm, step),
+            samples=SAMPLES,
+            base=played(asked, root / arm, 0),
+            also={name: played(changed(asked, more), root / arm, step) for name, more in recipe.also.items()},
+            lines=lines[arm][:step],
+            folder=root / arm,
+        )
+        measures = {**COMMON, **recipe.measures}
+        values = {name: _rounded(measure(one)) for name, measure in measures.items()}
+        base = {
+            name: _rounded(measure(Trained(one.base or one.table, SAMPLES)))
+            for name, measure in COMMON.items()
+        }
+        found[arm] = {"step": step, "sampled": int(spent[arm][step - 1]), "values": values, "base": base}
+    return found
+
+
+def _rounded(values: Any) -> Any:
+    return plain(np.round(np.asarray(values, float), 4))
+
+
+def run(
+    name: str, seeds: int, root: Path, arms: Sequence[str] = (), results: Path = RESULTS
+) -> dict[str, Any]:
+    """Train and compare, seed by seed; what is known after each is written."""
+    recipe = find(name)
+    for arm in arms:
+        if arm not in recipe.arms:
+            raise ConfigError([f"--arms: '{arm}' is no arm of {name}{nearest(arm, recipe.arms)}"])
+    chosen = {arm: values for arm, values in recipe.arms.items() if not arms or arm in arms}
+    command = f"python -m recipes.run {name} --seeds={seeds}" + (f" --arms={','.join(arms)}" if arms else "")
+    about = {
+        "recipe": name,
+        "command": command,
+        "machine": machine(),
+        "versions": versions(),
+        "samples": SAMPLES,
+    }
+    record: dict[str, Any] = {
+        **about,
+        "seconds": 0.0,
+        "arms": {arm: to_json(v) for arm, v in chosen.items()},
+        "runs": [],
+    }
+    for seed in range(seeds):
+        configs = {arm: changed(recipe.config(), {**values, "seed": seed}) for arm, values in chosen.items()}
+        place = root / name / f"seed-{seed}"
+        began = time.perf_counter()
+        seconds = {arm: round(trained(config, place / arm), 1) for arm, config in configs.items()}
+        found = compared(recipe, configs, place)
+        record["runs"].append({arm: {"seconds": seconds[arm], **found[arm]} for arm in found})
+        record["seconds"] = round(record["seconds"] + time.perf_counter() - began, 1)
+        results.mkdir(parents=True, exist_ok=True)
+        write_atomically(results / f"{name.rpartition('.')[2]}.json", json.dumps(record, indent=1) + "\n")
+        shown = {
+            arm: {n: v if v is None else round(float(np.mean(v)), 4) for n, v in one["values"].items()}
+            for arm, one in found.items()
+        }
+        print(f"{name}, seed {seed}, {record['seconds']:.0f} s: {shown}", flush=True)
+    return record
+
+
+def main(_: None, left: list[str]) -> None:
+    """The command."""
+    if len(left) != 1:
+        raise ConfigError(["give one recipe: python -m recipes.run NAME"])
+    arms = [arm for arm in FLAGS.arms.split(",") if arm]
+    run(left[0], FLAGS.seeds, Path(FLAGS.root), arms)
+
+
+if __name__ == "__main__":
+    cli.run(main, words=1, read=cli.no_config)

@@ -1,0 +1,166 @@
+"""The words of the recipes that micro bases do not know from the built-in workflows: prompts, and lessons in them.
+
+    question ──prompt──► what a role is shown        lesson(task, rng, skill) ──► (prompt, what is said to it)
+
+A lesson is right as often as `skill` says, like the scripted roles of the built-in workflows.
+
+    python -m experiments.pretrain --config=recipes/words.py:xs --out=configs/bases/recipes-xs
+"""
+
+import random
+import types
+
+from marl_jax.pretraining.recipe import Recipe
+from marl_jax.pretraining.roles import Skill, is_right, say
+from marl_jax.task import Task
+from marl_jax.tasks import micro
+from marl_jax.tasks.micro_math import key
+from marl_jax.workflows import Call
+
+LESSONS = ("designer", "scorer", "teller", "listener", "proposer", "abduction", "induction")
+
+
+def get_recipe(scale: str) -> Recipe:
+    """The base of all recipes that speak these words."""
+    return Recipe(
+        scale, 4000, code_levels=(), math_levels=(1, 3), skill=Skill(draft=0.44), seed=1, lesson_share=0.4,
+        lessons=tuple(f"recipes.words:{name}" for name in LESSONS),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- metaagent_x: a design in the language of designs
+
+DESIGNS = ("solve", "vote(3, solve)", "judge(3, solve)", "refine(2, solve)", "plan(solve)")
+
+
+def ask_design(question: str) -> str:
+    """Shown to the designer."""
+    return f"{question}\ndesign"
+
+
+def designer(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str]:
+    """Any design, and now and then one that cannot be read."""
+    design = rng.choice(DESIGNS)
+    return ask_design(task.question), design if rng.random() < 0.95 else design[:-1] + "("
+
+
+# ---------------------------------------------------------------- comas: a score for an answer and what was said of it
+
+
+def ask_score(question: str, answer: str, evaluation: str) -> str:
+    """Shown to the scorer."""
+    return f"{question}\n{answer}\n{evaluation}\nscore"
+
+
+def scorer(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str]:
+    """3: the answer is right, 1: it is wrong and the evaluation says so, 2: it is wrong and that was not seen."""
+    answer = _answer(task, 0.5, rng)
+    read = types.SimpleNamespace(text=answer)
+    call = Call("evaluator", [{"role": "user", "content": task.question}], reads=[read])  # type: ignore[list-item]
+    evaluation = say(task, call, rng, skill)
+    score = 3 if is_right(task, answer) else 1 if "Incorrect" in evaluation else 2
+    if rng.random() >= skill.judge:
+        score = rng.choice((1, 2, 3))
+    return ask_score(task.question, answer, evaluation), f"\\boxed{{{score}}}"
+
+
+# ---------------------------------------------------------------- optima: two agents, each has one number
+
+
+def ask_teller(task: Task) -> str:
+    """Shown to the agent that has the first number."""
+    return f"{task.meta['terms'][0]}{_sign(task)}?\ntell"
+
+
+def ask_listener(task: Task, message: str) -> str:
+    """Shown to the agent that has the second number."""
+    return f"?{_sign(task)}{task.meta['terms'][1]}\n{message}\nsolve"
+
+
+def teller(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | None:
+    """The number alone, or in a sentence, which is the usual way."""
+    return None if task.level != 1 else (ask_teller(task), _message(task, rng))
+
+
+def listener(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | None:
+    """A worked answer."""
+    if task.level != 1:
+        return None
+    return ask_listener(task, _message(task, rng)), _answer(task, skill.draft, rng)
+
+
+def _message(task: Task, rng: random.Random) -> str:
+    first = task.meta["terms"][0]
+    return f"{first}" if rng.random() < 0.25 else f"the first number that i have is {first}"
+
+
+def _sign(task: Task) -> str:
+    return "+" if task.meta["kind"] == "add" else "-"
+
+
+# ---------------------------------------------------------------- absolute_zero: three questions about a program
+
+TYPES = ("deduction", "abduction", "induction")
+
+
+def ask_proposer(example: str, kind: str) -> str:
+    """Shown to the proposer."""
+    return f"{example}\npropose {kind}"
+
+
+def ask_solver(a: int, sign: str, b: int, kind: str) -> str:
+    """The question about the program `sign b` and its input `a`: its output, its input, or the program."""
+    value = a + b if sign == "+" else a - b
+    if kind == "deduction":
+        return f"{a}{sign}{b}=?"
+    if kind == "abduction":
+        return f"{a}{sign}x={value}, x=?"
+    shown = (1, 7) if sign == "+" else (b + 1, b + 7)
+    pairs = ", ".join(f"{x}>{x + b if sign == '+' else x - b}" for x in shown)
+    return f"{pairs}, {a}>?"
+
+
+def proposer(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str]:
+    """Mostly easy ones, some of which are not valid."""
+    a, b = rng.randrange(100), rng.randrange(100)
+    if rng.random() < 0.5:
+        a, b = a % 10, b % 10
+    written = f"{a}{rng.choice('+-')}{b}"
+    example = f"{rng.randrange(100)}+{rng.randrange(100)}"
+    return ask_proposer(example, rng.choice(TYPES)), written if rng.random() < 0.95 else written + "+"
+
+
+def abduction(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | None:
+    """The input by a difference, in columns."""
+    if task.level != 1:
+        return None
+    (a, b), sign = task.meta["terms"], _sign(task)
+    inner = _difference(a + b, a) if sign == "+" else _difference(a, a - b)
+    return ask_solver(a, sign, b, "abduction"), _answer(inner, skill.draft, rng)
+
+
+def induction(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | None:
+    """The program from a pair, then its output."""
+    if task.level != 1:
+        return None
+    (a, b), sign = task.meta["terms"], _sign(task)
+    first = f"{1 + b}-1={b}, " if sign == "+" else f"{b + 1}-1={b}, "
+    return ask_solver(a, sign, b, "induction"), first + _answer(task, skill.draft, rng)
+
+
+def _difference(a: int, b: int) -> Task:
+    meta = {"kind": "sub", "terms": [a, b]}
+    return Task(f"micro_math/{a}-{b}=?", "math", f"{a}-{b}=?", gold=str(a - b), level=1, meta=meta)
+
+
+def _answer(task: Task, chance: float, rng: random.Random) -> str:
+    way = micro.strategies(task)[0]
+    if rng.random() < chance:
+        return micro.solution(task, way)
+    return micro.mistake(task, rng.randrange(10**9), way)
+
+
+def is_held_out(a: int, sign: str, b: int) -> bool:
+    """Whether the sum or difference is of the val or the test split, which no proposer may write."""
+    meta = {"kind": "add" if sign == "+" else "sub", "terms": [a, b]}
+    return micro.split_of(key(Task("", "math", "", meta=meta))) != "train"

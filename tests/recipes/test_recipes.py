@@ -1,0 +1,81 @@
+"""Every recipe plays two steps, and its measures tell constructed tables apart."""
+
+import dataclasses
+
+import pytest
+
+from marl_jax.models import ModelConfig, init, save_hf
+from marl_jax.models.tokenizer import build_micro_tokenizer
+from recipes.recipe import changed, find, micro, names
+from recipes.run import compared, sampled, trained
+
+SMALL = {
+    "steps": 2,
+    "data.problems": 2,
+    "data.train_size": 8,
+    "data.test_size": 2,
+    "data.val_size": 0,
+    "sampling.max_new_tokens": 8,
+    "engine.lanes": 16,
+    "engine.steps": 4,
+    "learner.batch.buckets": [512],
+    "learner.batch.token_budget": 512,
+    "learner.batch.share_prompts": False,
+    "checkpoints.every": 1,
+    "checkpoints.keep_every": 1,
+}
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory):
+    model = dataclasses.replace(
+        ModelConfig.preset("xs"), num_hidden_layers=1, hidden_size=32, intermediate_size=64
+    )
+    directory = tmp_path_factory.mktemp("base")
+    save_hf(directory, model, init(0, model), build_micro_tokenizer())
+    return directory
+
+
+def small(config, base, **more):
+    """Two steps of it, one of each of its phases."""
+    values = {**SMALL, "policies.base": str(base), **more}
+    if config.phases:
+        values["phases"] = [dataclasses.replace(phase, steps=1) for phase in config.phases]
+        values["steps"] = max(2, len(config.phases))
+    return changed(config, values)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_recipe_says_what_it_claims_and_its_arms_can_be_run(name):
+    recipe = find(name)
+    assert recipe.claim.endswith(".") and recipe.claims
+    for claim in recipe.claims:
+        assert claim.more in recipe.arms and (claim.than[0] == "=" or claim.than in recipe.arms)
+        assert {claim.measure, claim.than.removeprefix("=")} - {*recipe.arms} <= {
+            *recipe.measures,
+            "accuracy",
+            "tokens",
+        }
+    for values in recipe.arms.values():
+        config = changed(recipe.config(), values)
+        assert changed(config, recipe.examined).workflow.name == config.workflow.name
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_recipe_plays_two_steps(name, base, tmp_path):
+    recipe = find(name)
+    arm = next(iter(recipe.arms))
+    config = small(recipe.config(), base, **recipe.arms[arm])
+    trained(config, tmp_path / arm)
+    few = dataclasses.replace(recipe, also=dict(list(recipe.also.items())[:1]))
+    found = compared(few, {arm: config}, tmp_path)[arm]
+    assert set(found["values"]) == {"accuracy", "tokens", *recipe.measures} and found["sampled"] > 0
+
+
+def test_tokens_of_collected_calls_are_not_counted_again():
+    phases = [
+        {"steps": 2, "name": "play", "collect": True},
+        {"steps": 1, "source": "collected", "objective": "sft"},
+    ]
+    config = micro("single", {"generator": "p0"}, steps=3, phases=phases)
+    assert sampled(config, [{"tokens": 5}, {"tokens": 7}, {"tokens": 5}]).tolist() == [5, 12, 12]

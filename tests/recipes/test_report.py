@@ -1,0 +1,81 @@
+"""What the tables say of constructed numbers."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from marl_jax.config.run_config import ConfigError
+from recipes import report
+from recipes.recipe import Claim, names
+from recipes.run import run
+
+
+def record(**arms):
+    """Two seeds of two problems; {arm: (accuracy of each problem, seed by seed; another measure)}."""
+
+    def one(values, length, seed):
+        base = {"accuracy": [0.0, 0.0], "tokens": 1.0}
+        found = {"accuracy": values[seed], "tokens": 1.0, "length": length + seed / 100}
+        return {"step": 1, "sampled": 10, "seconds": 1.0, "base": base, "values": found}
+
+    runs = [{arm: one(*given, seed) for arm, given in arms.items()} for seed in range(2)]
+    about = {"command": "python -m recipes.run dr_mas", "machine": "none", "seconds": 60.0}
+    return {"recipe": "dr_mas", **about, "arms": {arm: {} for arm in arms}, "runs": runs}
+
+
+MADE = record(agent=([[1, 1], [1, 1]], 1.0), task=([[0, 0], [0, 1]], 0.5))
+
+
+def test_a_claim_is_shown_not_shown_or_its_opposite_is():
+    """Against the t interval by hand: of gaps 0.49 and 0.51 over two seeds, 0.5 +- 12.706 x 0.01."""
+    more, less = report.sides(Claim("length", "agent", "task"), MADE)
+    assert more == [1.0, 1.01] and less == [0.5, 0.51]
+    found = report.interval([0.49, 0.51])
+    assert np.allclose(found, [0.5, 0.5 - 12.7062 * 0.01, 0.5 + 12.7062 * 0.01], atol=1e-5)
+    assert report.verdict(found, 2) == "shown" and report.verdict(found, 1) == "not shown"
+    assert report.verdict(report.interval([-0.49, -0.51]), 2) == "the opposite is shown"
+    assert report.verdict(report.interval([0.5, -0.5]), 2) == "not shown"
+    assert report.verdict(report.interval([0.5, None]), 2) == "not shown"
+
+
+def test_sides_of_a_claim_are_two_arms_or_two_measures_of_one():
+    assert report.sides(Claim("length", "agent", "elsewhere"), MADE) is None
+    assert report.sides(Claim("length", "agent", "=tokens"), MADE) == ([1.0, 1.01], [1.0, 1.0])
+
+
+def test_the_tables_of_a_file(tmp_path):
+    (tmp_path / "dr_mas.json").write_text(json.dumps(MADE))
+    text = report.tables(tmp_path)
+    assert "| `dr_mas` | accuracy: agent > task | 100.0 : 25.0 | +75.0 [" in text
+    assert "| `dr_mas` | agent | 0.0 [" not in text and re.search(
+        r"\| `dr_mas` \| agent \| 0.0 \| 100.0 \[", text
+    )
+    assert "length 1" in text and "`python -m recipes.run dr_mas`" in text
+
+
+def test_recipes_without_numbers_are_rows_that_say_how_to_get_them(tmp_path):
+    text = report.tables(tmp_path)
+    assert all(f"`python -m recipes.run {name} --seeds=3`" in text for name in names())
+    assert "### Claims" not in text
+
+
+def test_the_page_has_the_tables_of_the_files_beside_it():
+    text = report.PAGE.read_text(encoding="utf-8")
+    assert report.page(text) == text, "run python -m recipes.report"
+    for path in report.RESULTS.glob("*.json"):
+        made = json.loads(path.read_text())
+        assert made["recipe"] in names() and made["command"].startswith("python -m recipes.run ")
+
+
+@pytest.mark.parametrize("name", ["dr_mass", "recipes.nothing", "recipes.words"])
+def test_what_is_no_recipe_is_told_in_a_line(name, tmp_path):
+    with pytest.raises(ConfigError, match=r"dr_mas'|cannot be imported|has no RECIPE"):
+        run(name, 1, tmp_path)
+
+
+def test_an_arm_that_does_not_exist_is_refused_before_anything_is_trained(tmp_path):
+    with pytest.raises(ConfigError, match="'agents' is no arm of dr_mas"):
+        run("dr_mas", 1, tmp_path, ["agents"])
+    assert not list(tmp_path.iterdir())
