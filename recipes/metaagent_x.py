@@ -99,15 +99,17 @@ def oracle(trained: Trained) -> float:
 
 
 def _by_level(table):
-    levels = np.array([head.task.level for head in table.heads])
-    right = np.array([head.outcome for head in table.heads], float)
+    levels = np.array([episode.task.level for episode in table.bare_episodes])
+    right = np.array([episode.outcome for episode in table.bare_episodes], float)
     return {level: right[levels == level].mean() for level in sorted(set(levels.tolist()))}
 
 
 @over_problems
 def value(table):
     """What an episode is worth: its outcome less the cost of its calls."""
-    return np.array([head.outcome for head in table.heads]) - COST * (np.bincount(table.episode) - 1)
+    return np.array([episode.outcome for episode in table.bare_episodes]) - COST * (
+        np.bincount(table.episode) - 1
+    )
 
 
 RECIPE = Recipe(
@@ -131,7 +133,7 @@ RECIPE = Recipe(
     ),
     measures={
         "value": value,
-        "right": lambda trained: float(np.mean([head.outcome for head in trained.table.heads])),
+        "right": lambda trained: float(np.mean([episode.outcome for episode in trained.table.bare_episodes])),
         "oracle": oracle,
         "unreadable": unreadable,
         "calls at level 1": calls_at(1),

@@ -176,7 +176,7 @@ def accuracy(trained: Trained) -> list[float]:
 
 def tokens(trained: Trained) -> float:
     """Sampled in an episode."""
-    return float(trained.table.length.sum() / len(trained.table.heads))
+    return float(trained.table.length.sum() / len(trained.table.bare_episodes))
 
 
 COMMON: Mapping[str, Measure] = {"accuracy": accuracy, "tokens": tokens}  # of every recipe

@@ -120,7 +120,7 @@ def tables(results: Path = RESULTS) -> str:
         ("Runs", "recipe|system|what its paper says|seeds|command|minutes|machine", made),
         ("Not run", "recipe|system|what its paper says|state|command|hours", missing),
     )
-    return "\n\n".join(_table(title, head.split("|"), rows) for title, head, rows in shown if rows)
+    return "\n\n".join(_table(title, columns.split("|"), rows) for title, columns, rows in shown if rows)
 
 
 def _table(title: str, head: list[str], rows: Rows) -> str:
