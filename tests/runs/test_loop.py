@@ -43,8 +43,11 @@ def test_a_run_leaves_what_its_folder_promises(whole):
     assert first["cosine/generator/aggregator"] is None  # separate weights
     assert len(steps(whole / "checkpoints")) >= 2
     assert json.loads((whole / "config.json").read_text())["settled"]["engine"]["widths"]
-    written = sorted(path.name for path in (whole / "episodes").iterdir())
-    assert written == [f"step-{step:06d}.parquet" for step in (1, 4, 8)]  # the first, every fourth, the last
+    written = {path.name for path in (whole / "episodes").iterdir()}
+    assert written == {
+        *(f"step-{step:06d}.parquet" for step in (1, 4, 8)),  # the first, every fourth, the last
+        *(f"val-{line['step']:06d}.parquet" for line in evaluations),
+    }
 
 
 def test_episodes_are_kept_with_what_every_call_earned(whole):

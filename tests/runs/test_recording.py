@@ -1,0 +1,75 @@
+"""A run records the episodes of some problems, with the trainer's log-probs, within its share of disk."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from marl_jax.config.run_config import load_config
+from marl_jax.rollouts import CallRecord, Episode, Table, read_episodes
+from marl_jax.rollouts.storage import read_extra
+from marl_jax.runs.recording import record_evaluation, record_step
+from marl_jax.task import Task
+
+
+def table_of(problems, samples, length=3):
+    rng = np.random.default_rng(0)
+    draw = lambda: tuple(map(int, rng.integers(0, 50_000, length)))
+
+    def episode(problem, sample):
+        tokens = draw()
+        call = CallRecord("solver", "p0", 0, 0, (1, 2), tokens, (-0.5,) * length, "said", "stop", "said")
+        return Episode(Task(f"t{problem}", "math", "?"), sample, "single", (call,), "said")
+
+    return Table.of([episode(problem, sample) for problem in range(problems) for sample in range(samples)])
+
+
+def config_of(steps=20, **overrides):
+    texts = {"steps": steps, **{name.replace("__", "."): value for name, value in overrides.items()}}
+    return load_config(
+        "configs/micro.py:single-shared-xs-math", [(name, str(value)) for name, value in texts.items()]
+    )
+
+
+def decode(tokens):
+    return "x" * len(tokens)
+
+
+def problems_in(path):
+    return len({head.task.id for head in read_episodes(path).bare_episodes})
+
+
+def test_of_a_step_the_first_problems_are_there_with_the_trainers_numbers(tmp_path):
+    config = config_of(rollout__samples=2, logging__episodes_problems=3)
+    table = table_of(problems=5, samples=2)
+    trainer = [None, *(table.logprobs[row] + row for row in range(1, len(table)))]
+    for step in range(1, 12):
+        record_step(tmp_path, config, step, table, decode, trainer)
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["step-000001", "step-000010"]
+    path = tmp_path / "step-000010.parquet"
+    assert problems_in(path) == 3 and len(read_episodes(path)) == 6
+    extra = read_extra(path)
+    assert extra["ends"] == [[1, 2, 3]] * 6 and extra["trainer_logprobs"][0] is None
+    np.testing.assert_allclose(extra["trainer_logprobs"][4], [3.5] * 3)
+
+
+def test_of_every_evaluation_the_same_problems_are_there(tmp_path):
+    config = config_of(evaluation__recorded=4)
+    for step in (0, 10):
+        record_evaluation(tmp_path, config, step, table_of(problems=6, samples=1), decode)
+    assert [problems_in(tmp_path / f"val-{step:06d}.parquet") for step in (0, 10)] == [4, 4]
+    off = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, recorded=0))
+    record_evaluation(tmp_path, off, 20, table_of(problems=6, samples=1), decode)
+    assert not (tmp_path / "val-000020.parquet").exists()
+
+
+@pytest.mark.parametrize(("megabytes", "fewest", "most"), [(50.0, 8, 8), (0.3, 2, 6), (1e-6, 1, 1)])
+def test_a_file_has_as_many_problems_as_fit_into_its_share_and_one_at_least(
+    tmp_path, megabytes, fewest, most
+):
+    config = config_of(evaluation__recorded=8, logging__episodes_size=megabytes)
+    record_evaluation(tmp_path, config, 10, table_of(problems=8, samples=1, length=2000), decode)
+    path = tmp_path / "val-000010.parquet"
+    assert fewest <= problems_in(path) <= most
+    if fewest > 1:  # steps 1, 10, 20 and evaluations 0, 10, 20, counted with a few to spare
+        assert path.stat().st_size <= 1e6 * megabytes / 6
