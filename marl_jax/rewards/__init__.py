@@ -5,7 +5,8 @@ from marl_jax.rewards.code import extract_program, parse_tests, run_program, sub
 from marl_jax.rewards.compare import same_output, same_value
 from marl_jax.rewards.math import equivalent, grade_math
 from marl_jax.rewards.math.boxed import extract_boxed
-from marl_jax.rewards.sandbox.pool import Pool, Verdict
+from marl_jax.rewards.sandbox.pool import Pool
+from marl_jax.rewards.sandbox.verdicts import Verdict
 from marl_jax.rewards.sandbox.worker import SandboxUnavailable
 
 __all__ = [

@@ -18,8 +18,8 @@ from marl_jax.rewards.asserts import check_functions, free_functions
 from marl_jax.rewards.compare import same_output, same_packed
 from marl_jax.rewards.fences import extract_program as extract_program
 from marl_jax.rewards.sandbox import plain
-from marl_jax.rewards.sandbox.pool import Pool, Seat, Verdict, default_pool
-from marl_jax.rewards.sandbox.verdicts import done, verdicts_of
+from marl_jax.rewards.sandbox.pool import Pool, Seat, default_pool
+from marl_jax.rewards.sandbox.verdicts import Verdict, done
 from marl_jax.rewards.sandbox.worker import Ended, Limits, Process, first_frame
 
 __all__ = [
@@ -77,7 +77,7 @@ def submit_program(
         return done(Verdict(False, "no program"))
     pool = default_pool() if pool is None else pool
     limits = Limits(time_limit_s, int(memory_limit_mb * 2**20))
-    return verdicts_of(pool).get(
+    return pool.verdicts.get(
         _digest(source, prepared, limits),
         lambda: pool.submit([functools.partial(test.run, source, limits) for test in prepared]),
     )

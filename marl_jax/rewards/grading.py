@@ -17,7 +17,7 @@ from marl_jax.rewards.families import start_answer
 from marl_jax.table import SOLVER, Table
 from marl_jax.task import Task
 
-__all__ = ["RIGHT", "Grader", "finite", "grade", "is_right"]
+__all__ = ["RIGHT", "Grader", "finite", "grade"]
 
 RIGHT = 0.5  # answers graded at least this are right
 
@@ -108,11 +108,6 @@ def _answers(table: Table) -> Iterator[tuple[Task, str]]:
 
 def _pair(task: Task, answer: str) -> _Pair:
     return task.id, task.question, task.gold, answer
-
-
-def is_right(grade: float | None) -> bool:
-    """Whether an answer of this grade is right; one that has none is not."""
-    return grade is not None and grade >= RIGHT
 
 
 def finite(value: Any, what: str, refusal: type[ValueError] = ValueError) -> float:

@@ -17,22 +17,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 
+from marl_jax.rewards.sandbox.verdicts import Verdict, Verdicts
 from marl_jax.rewards.sandbox.worker import SandboxUnavailable, Zygote, ZygoteLost
 from marl_jax.rewards.warn import warn
 from marl_jax.threads import Workers
 
-__all__ = ["Pool", "Seat", "Verdict", "default_pool"]
+__all__ = ["Pool", "Seat", "default_pool"]
 
 UNSAFE_FLAG = "MARL_JAX_UNSAFE_CODE"
-
-
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """What became of a program."""
-
-    passed: bool  # every test
-    reason: str  # why not, in words
-    lost: bool = False  # the sandbox itself failed: says nothing about the program
 
 
 class Seat:
@@ -90,6 +82,7 @@ class Pool:
         workers = _cores() if workers is None else workers
         if workers < 1:
             raise ValueError(f"workers={workers}: a pool needs at least one")
+        self.verdicts = Verdicts()  # of all that was submitted
         self._isolated = True
         first = self._open_first(os.environ.get(UNSAFE_FLAG) == "1" if allow_unsafe is None else allow_unsafe)
         self._seats = [Seat(lambda: Zygote(self._isolated)) for _ in range(workers)]

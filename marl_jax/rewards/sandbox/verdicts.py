@@ -1,18 +1,24 @@
-"""Cache of verdicts: equal submissions to a pool share one verdict, while they run and afterwards."""
+"""What became of programs, kept: equal submissions to a pool share one verdict, while they run and afterwards."""
 
+import dataclasses
 import functools
-import os
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from marl_jax.rewards.sandbox.pool import Pool, Verdict
-
-__all__ = ["Verdicts", "done", "verdicts_of"]
+__all__ = ["Verdict", "Verdicts", "done"]
 
 _MOST = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What became of a program."""
+
+    passed: bool  # every test
+    reason: str  # why not, in words
+    lost: bool = False  # the sandbox itself failed: says nothing about the program
 
 
 class Verdicts:
@@ -45,27 +51,8 @@ class Verdicts:
                 del self._known[key]
 
 
-def verdicts_of(pool: Pool) -> Verdicts:
-    """The cache of a pool, kept as long as the pool lives."""
-    with _lock:
-        return _of_pools.setdefault(pool, Verdicts())
-
-
 def done(verdict: Verdict) -> "Future[Verdict]":
     """A finished future with the verdict."""
     future: Future[Verdict] = Future()
     future.set_result(verdict)
     return future
-
-
-_of_pools: "weakref.WeakKeyDictionary[Pool, Verdicts]" = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()  # the thread that held it may not exist in the child
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
