@@ -31,6 +31,7 @@ from marl_jax.sampling.shapes import plan as plan_engine
 
 __all__ = [
     "OPTIMISER",
+    "PROGRAMS",
     "Part",
     "Phase",
     "Room",
@@ -50,6 +51,9 @@ BASES, STATES, GRADIENTS = "base weights", "optimiser states", "gradient trees"
 LANES, PROMPTS, SAMPLING = "caches of the lanes", "caches of prompts", "working memory of sampling"
 ACTIVATIONS, BACKWARD = "activations", "working memory of the backward pass"
 OPTIMISER = "working memory of the optimiser"
+PROGRAMS = "compiled programs and libraries"
+# Measured, not counted: what compiling and the programs of a run leave in a host's memory (tests/planning/test_peak.py).
+PROGRAM_BYTES = 560 << 20
 Phase = Literal["always", "sampling", "gradient", "optimiser"]
 
 
@@ -98,6 +102,7 @@ def _standing(config: RunConfig, model: Model) -> list[Part]:
         "weights that a phase began with": trained if to_others else 0,
         "weights served to the sampler": sum(map(served, decode_groups(specs))) * model.trained * itemsize,
         STATES: size([(state.optimiser, state.damping) for state in states]),
+        PROGRAMS: PROGRAM_BYTES if model.platform == "cpu" else 0,
     }
     share = weight_share(config, model)
     return [Part(name, count // share, "always") for name, count in sizes.items() if count]

@@ -99,7 +99,9 @@ class Plan:
         lasting = [part for part in self.at_peak if part.phase == "always"]
         always = sum(part.bytes for part in lasting)
         hopeless = always > self.device.memory  # whatever a phase takes
-        biggest = (lasting if hopeless else self.at_peak)[0]
+        biggest = next(
+            part for part in (lasting if hopeless else self.at_peak) if part.name != memory.PROGRAMS
+        )
         return (
             f"the run needs {show(self.total)} at its peak{f', {show(always)} of it always,' if hopeless else ''} and "
             f"{self.device.name} has {show(self.device.memory)}; {'of what is always there ' if hopeless else ''}the "

@@ -90,8 +90,8 @@ def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequenc
     if known is not None:
         times.append(["measured", duration(known.seconds), *["-"] * (len(plans) - 1)])
     notes = [
-        "* only in its phase: sampling, gradient or optimiser. Grading is not counted, nor the "
-        "process itself (Python, JAX and compiled programs: about 1 GiB of the host)."
+        "* only in its phase: sampling, gradient or optimiser. Grading is not counted, nor what a "
+        "process takes before it begins (Python and JAX: about 0.3 GiB of the host)."
     ]
     notes += [f"Measured: {known.how}."] if known else []
     notes += [_verdict(config, plan) for plan in plans]
