@@ -3,6 +3,7 @@
 python -m experiments.export --workdir=DIR --policy=p0 --out=OUT                       # merged, Hugging Face
 python -m experiments.export --workdir=DIR --policy=p0 --out=OUT --format=peft         # of LoRA: the adapter
 python -m experiments.export --workdir=DIR --policy=p0 --out=OUT --checkpoint=best --dtype=float32
+python -m experiments.export --workdir=DIR --out=OUT --format=atif       # what was said: the recorded episodes
 """
 
 from absl import flags
@@ -14,7 +15,7 @@ flags.DEFINE_string("workdir", "", "folder of the run")
 flags.DEFINE_string("policy", "", "which of its policies")
 flags.DEFINE_string("out", "", "directory to write")
 flags.DEFINE_string("checkpoint", "latest", "latest, best, base or a step")
-flags.DEFINE_string("format", "hf", "hf or peft")
+flags.DEFINE_string("format", "hf", "hf or peft; atif: the recorded episodes instead of a policy")
 flags.DEFINE_string(
     "dtype",
     None,
@@ -26,7 +27,12 @@ cli.define_accept_changes()
 
 def main(_config: None, _: list[str]) -> None:
     from marl_jax.commands.export import export
+    from marl_jax.study.trajectories import export_trajectories
 
+    if FLAGS.format == "atif":
+        written = export_trajectories(FLAGS.workdir, FLAGS.out)
+        print(f"{len(written)} trajectories: {FLAGS.out}")
+        return
     given = {
         name: FLAGS[name].value for name in ("checkpoint", "format", "dtype", "accept_changes", "overwrite")
     }

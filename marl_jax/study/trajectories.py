@@ -1,0 +1,113 @@
+"""Recorded episodes in the Agent Trajectory Interchange Format (ATIF 1.8), one JSON file for each path of an episode.
+
+    question ─► step 1, of the user        a call ─► a step of the agent, its policy as the model
+    result of a tool ─► observation of the call before it; without one, a step of the system
+
+What the format has no field for stands under `extra`: role, slot, turn, what was asked, reward and advantage.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import marl_jax
+from marl_jax.rollouts import CallRecord, Episode, read_episodes
+from marl_jax.rollouts.storage import read_extra
+from marl_jax.run_folder.files import disk_errors
+from marl_jax.run_folder.folder import FolderError, outside
+from marl_jax.runs.stored import path_of
+
+__all__ = ["export_trajectories", "trajectory"]
+
+
+def export_trajectories(workdir: str | os.PathLike[str], out: str | os.PathLike[str]) -> list[Path]:
+    """Write every recorded episode of a run below `out`, which must be empty or new; the files."""
+    folder = path_of(workdir)
+    files = sorted((folder / "episodes").glob("*.parquet"))
+    if not files:
+        raise FolderError(
+            f"'{folder}' has no recorded episodes: train with --config.logging.episodes_every=1, say"
+        )
+    place = outside(out)
+    if any(place.glob("*")):
+        raise FolderError(f"'{place}' is not empty: choose another --out")
+    written = []
+    for file in files:
+        with disk_errors(place):
+            (place / file.stem).mkdir(parents=True)
+            for number, one in enumerate(_trajectories(file, folder.name)):
+                written.append(place / file.stem / f"{number:05d}.json")
+                written[-1].write_text(json.dumps(one), encoding="utf-8")
+    return written
+
+
+def _trajectories(file: Path, run: str) -> Iterator[dict[str, Any]]:
+    table, rows = read_episodes(file).paths()
+    asked = read_extra(file).get("asked")
+    notes: list[list[dict[str, Any]]] = [[] for _ in table.bare_episodes]
+    for row, number in enumerate(table.episode.tolist()):
+        found = {"asked": asked[rows[row]] if asked else None}
+        for name in ("reward", "advantage"):
+            value = None if getattr(table, name) is None else float(getattr(table, name)[row])
+            found[name] = None if value != value else value
+        notes[number].append({name: value for name, value in found.items() if value is not None})
+    for number, episode in enumerate(table.episodes()):
+        yield trajectory(episode, notes[number], session=run, name=f"{file.stem}/{number:05d}")
+
+
+def trajectory(episode: Episode, notes: list[dict[str, Any]], *, session: str, name: str) -> dict[str, Any]:
+    """One episode, or one path of it, as the format has it; `notes` is what else is to be said of each call."""
+    steps: list[dict[str, Any]] = [{"source": "user", "message": str(episode.task.question)}]
+    results = {place: _results(episode, place) for place in range(-1, len(episode.calls))}
+    if results[-1]:
+        steps.append({"source": "system", "message": "", "observation": {"results": results[-1]}})
+    for place, (call, more) in enumerate(zip(episode.calls, notes)):
+        steps.append(_step(call, more))
+        if results[place]:
+            steps[-1]["observation"] = {"results": results[place]}
+    outcome = {"outcome": episode.outcome, "answer": episode.answer, "error": episode.error}
+    task = {"task": str(episode.task.id), "sample": episode.sample, "path": list(episode.path)}
+    return {
+        "schema_version": "ATIF-v1.8",
+        "session_id": session,
+        "trajectory_id": name,
+        "agent": {"name": f"marl_jax/{episode.workflow}", "version": marl_jax.__version__},
+        "steps": [{"step_id": number, **step} for number, step in enumerate(steps, 1)],
+        "final_metrics": {
+            "total_prompt_tokens": sum(len(call.prompt_tokens) for call in episode.calls),
+            "total_completion_tokens": sum(len(call.tokens) for call in episode.calls),
+            "total_steps": len(steps),
+        },
+        "extra": task | {name: value for name, value in outcome.items() if value is not None},
+    }
+
+
+def _step(call: CallRecord, more: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "source": "agent",
+        "model_name": call.policy,
+        "message": call.text,
+        "llm_call_count": 1,
+        "metrics": {
+            "prompt_tokens": len(call.prompt_tokens),
+            "completion_tokens": len(call.tokens),
+            "prompt_token_ids": list(call.prompt_tokens),
+            "completion_token_ids": list(call.tokens),
+            "logprobs": list(call.logprobs),
+        },
+        "extra": {"role": call.role, "slot": call.slot, "turn": call.turn, "reads": list(call.reads), **more},
+    }
+
+
+def _results(episode: Episode, place: int) -> list[dict[str, Any]]:
+    """Of the tools that ran after a call, and of those whose call is not there after the last one."""
+    last = len(episode.calls) - 1
+    tools = [tool for tool in episode.tools if min(tool.after_call, last) == place]
+    said = [tool.error if tool.error else tool.result for tool in tools]
+    text = lambda value: value if isinstance(value, str) else json.dumps(value)
+    return [
+        {"content": text(one), "extra": {"tool": tool.name, "failed": bool(tool.error)}}
+        for tool, one in zip(tools, said)
+    ]

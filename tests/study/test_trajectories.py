@@ -1,0 +1,55 @@
+"""Recorded episodes leave a run as trajectories that the format's own package accepts."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from atif import Trajectory
+from run_folder import RIGHT, WRONG, episode, write_run
+
+from marl_jax.rollouts import ToolRecord
+from marl_jax.run_folder.folder import FolderError
+from marl_jax.study.trajectories import export_trajectories
+
+
+def test_every_recorded_episode_is_a_trajectory_of_the_format(tmp_path):
+    tools = (ToolRecord("look", {"seen": 1}, None, -1), ToolRecord("run", None, "timeout", 1))
+    folder = write_run(
+        tmp_path / "run", episodes={2: [(replace(episode(), tools=tools), RIGHT), (episode(), WRONG)]}
+    )
+    files = export_trajectories(folder, tmp_path / "out")
+    assert [file.relative_to(tmp_path / "out").as_posix() for file in files] == [
+        "step-000002/00000.json",
+        "step-000002/00001.json",
+    ]
+    read = [Trajectory.model_validate(json.loads(file.read_text())) for file in files]
+    first = read[0]
+    assert [step.source for step in first.steps] == ["user", "system", *["agent"] * 4]
+    assert (
+        first.steps[0].message == "12+34=?" and first.steps[1].observation.results[0].content == '{"seen": 1}'
+    )
+    said = first.steps[3]
+    assert said.message == "It is \\boxed{45}" and said.model_name == "p0"
+    assert said.observation.results[0].content == "timeout" and said.observation.results[0].extra["failed"]
+    assert said.extra["role"] == "generator" and (said.extra["reward"], said.extra["advantage"]) == (
+        -0.5,
+        -1.2,
+    )
+    assert (
+        len(said.metrics.logprobs) == said.metrics.completion_tokens == len(said.metrics.completion_token_ids)
+    )
+    assert "advantage" not in first.steps[-1].extra  # it was not trained
+    assert first.extra["outcome"] == 1 and read[1].extra["outcome"] == 0 and first.session_id == "run"
+
+
+def test_what_cannot_be_written_is_one_line(tmp_path):
+    folder = write_run(tmp_path / "run")
+    with pytest.raises(FolderError, match="has no recorded episodes: train with"):
+        export_trajectories(folder, tmp_path / "out")
+    folder = write_run(tmp_path / "other", episodes={1: [(episode(), RIGHT)]})
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("")
+    with pytest.raises(FolderError, match="is not empty: choose another --out"):
+        export_trajectories(folder, tmp_path / "full")
+    with pytest.raises(FolderError, match="lies in the run"):
+        export_trajectories(folder, folder / "out")
