@@ -52,7 +52,7 @@ LANES, PROMPTS, SAMPLING = "caches of the lanes", "caches of prompts", "working 
 ACTIVATIONS, BACKWARD = "activations", "working memory of the backward pass"
 OPTIMISER = "working memory of the optimiser"
 PROGRAMS = "compiled programs and libraries"
-# Measured, not counted: what compiling and the programs of a run leave in a host's memory (tests/planning/test_peak.py).
+# Measured, not counted: what compiling leaves in a host's memory, and the programs (tests/planning/test_peak.py).
 PROGRAM_BYTES = 560 << 20
 Phase = Literal["always", "sampling", "gradient", "optimiser"]
 
