@@ -3,12 +3,23 @@
 from marl_jax.compiled.cast import cast_of
 from marl_jax.compiled.columns import Columns, to_host
 from marl_jax.compiled.refusal import NoArrayForm
-from marl_jax.compiled.step import State, Tasks, batches, make_step, noise_words, start, state_of, tasks_of
+from marl_jax.compiled.step import (
+    State,
+    Step,
+    Tasks,
+    batches,
+    make_step,
+    noise_words,
+    start,
+    state_of,
+    tasks_of,
+)
 
 __all__ = [
     "Columns",
     "NoArrayForm",
     "State",
+    "Step",
     "Tasks",
     "batches",
     "cast_of",

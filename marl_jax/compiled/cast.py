@@ -91,8 +91,9 @@ def check(config: RunConfig) -> None:
         "several epochs (learner.epochs)": learner.epochs > 1,
         f"advantages over the whole batch ({advantages.estimator})": whole_batch,
         "groups of several problems": bool(keys) and "task" not in keys,
-        "a mesh (mesh.data, mesh.model): use shard_map around the step": config.mesh.data * config.mesh.model
-        > 1,
+        "weights cut over devices (mesh.model)": config.mesh.model > 1,
+        "a run of several phases": bool(config.phases),
+        "a buffer of tasks (data.buffer)": config.data.buffer.capacity > 0,
     }
     for what, holds in refused.items():
         if holds:

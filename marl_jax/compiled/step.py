@@ -30,7 +30,7 @@ from marl_jax.sampling.requests import noise_key
 from marl_jax.task import Task
 from marl_jax.tasks import Position, TaskIterator
 
-__all__ = ["State", "Tasks", "batches", "make_step", "noise_words", "start", "state_of", "tasks_of"]
+__all__ = ["State", "Step", "Tasks", "batches", "make_step", "noise_words", "start", "state_of", "tasks_of"]
 
 INTEGER = re.compile(r"-?[0-9]{1,9}")
 

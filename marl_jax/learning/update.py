@@ -62,6 +62,11 @@ class LearnerState(flax.struct.PyTreeNode):
     skipped: int = 0  # optimiser steps left out for a non-finite gradient
     empty: int = 0  # learner steps without a row for it
 
+    @property
+    def counts(self) -> dict[str, Any]:
+        """{steps, updates, skipped, empty}."""
+        return {name: getattr(self, name) for name in ("steps", "updates", "skipped", "empty")}
+
 
 class NonFiniteGradients(UserError, RuntimeError):
     """A policy's gradients were not finite more often than the configuration allows.
@@ -142,7 +147,7 @@ class Learner:
         reports: dict[str, dict[str, float]] = {}
         evidence = Evidence.of_nothing(len(rows))
         described: dict[str, dict[str, Any]] = {}
-        trains, missing = self._trained(rows, step), list[str]()
+        trains, missing = self.learns(rows, step), list[str]()
         for policy in policies:
             own = rows.having(policy=policy)
             mine = np.flatnonzero(own & trains)
@@ -152,7 +157,7 @@ class Learner:
                 mine = mine[aim.rows]
             if not len(mine):
                 states[policy] = states[policy].replace(empty=states[policy].empty + 1)
-                reports[policy] = _counters(states[policy]) | (aim.said if aim else {})
+                reports[policy] = states[policy].counts | (aim.said if aim else {})
                 missing += [f"policy {policy!r} learned nothing: {aim.missing}"] if aim else []
                 continue
             frozen, reference = (bases or {}).get(policy), self._reference(policy, references)
@@ -172,6 +177,20 @@ class Learner:
             reports[policy] |= aim.said if aim else {}
             check = None  # the first policy is a new one now
             self._note(evidence, mine, work, batches_of, done)
+        return self.conclude(policies, states, rows, evidence, skipped, reports, described, missing)
+
+    def conclude(
+        self,
+        policies: dict[str, Tree],
+        states: dict[str, LearnerState],
+        rows: Table,
+        evidence: Evidence,  # of these rows
+        skipped: Mapping[str, int],  # by policy, before the step
+        reports: dict[str, dict[str, float]],  # by policy
+        described: dict[str, dict[str, Any]],  # by policy, see `gradient_report`
+        missing: Sequence[str] = (),  # warnings of the step
+    ) -> tuple[dict[str, Tree], dict[str, LearnerState], Report]:
+        """The end of a step with its report; raises `NonFiniteGradients` where too many gradients were left out."""
         role_stats = role_reports(rows, evidence, self._loss, self._corrected)
         cosines = gradients.all_cosines(described, self.roles) if self.config.gradients != "off" else {}
         lost = {policy: state.skipped - skipped[policy] for policy, state in states.items()}
@@ -250,7 +269,7 @@ class Learner:
             batches_of.append(batches)
         done = jax.device_get(done)
         state = self._counted(state.replace(optimiser=optimiser, damping=damping), done)
-        report = _counters(state) | policy_report(
+        report = state.counts | policy_report(
             [([out[0] for out in outs], applied) for outs, applied in done], rate
         )
         report |= objectives.means(values)
@@ -426,8 +445,8 @@ class Learner:
 
     # On the host
 
-    def _trained(self, rows: Table, step: int) -> np.ndarray:
-        """Bool[N]: the rows whose role learns in this step."""
+    def learns(self, rows: Table, step: int) -> np.ndarray:
+        """Bool[N]: the rows that a policy learns from in this step, counted from 0."""
         learns = np.array([self.config.interventions.trains(role, step) for role in rows.roles], bool)
         return learns[rows.role] & ~(rows.truncated & self.config.mask_truncated) & rows.trains
 
@@ -440,7 +459,3 @@ class Learner:
             what = f"loss.kind {self._objective!r}" if compared else f"kl_coef of {anchored}"
             raise ValueError(f"{what} needs references[{policy!r}], the tree it is anchored to")
         return references[policy]
-
-
-def _counters(state: LearnerState) -> dict[str, float]:
-    return {name: getattr(state, name) for name in ("steps", "updates", "skipped", "empty")}

@@ -144,10 +144,18 @@ class Checkpoints:
             return None
         trees, data, step = _load_newest(self.directory, templates, recorded)
         for newer in (n for n in found if n > step):
-            aside = self.directory / f"{newer}.{'unrecorded' if newer > recorded else 'damaged'}"
-            _remove(aside)
-            os.rename(self.directory / str(newer), aside)
+            self._set_aside(newer, "unrecorded" if newer > recorded else "damaged")
         return trees, data
+
+    def set_aside(self) -> None:
+        """Go on from none of them: each becomes STEP.unrecorded."""
+        for step in steps(self.directory):
+            self._set_aside(step, "unrecorded")
+
+    def _set_aside(self, step: int, why: str) -> None:
+        aside = self.directory / f"{step}.{why}"
+        _remove(aside)
+        os.rename(self.directory / str(step), aside)
 
     def _finish(self, response: Any, place: Path, seal: dict[str, Any]) -> None:
         """In the background: seal what Orbax wrote, give it its name, prune."""

@@ -7,11 +7,12 @@ changes. Gradients that are not finite are another matter: they are left out (`l
 good, are saved, and the same command goes on with other problems.
 """
 
+import contextlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from marl_jax.errors import UserError
 from marl_jax.learning import Report
 from marl_jax.run_folder.checkpoints import steps
 from marl_jax.run_folder.files import write_atomically
+from marl_jax.runs.run import Run
+from marl_jax.runs.state import State
+from marl_jax.sampling.engine import NotFinite
 
-__all__ = ["FILE", "Diverged", "broken_update", "diverged", "refuse_the_same", "ways_out"]
+__all__ = ["FILE", "Diverged", "broken_update", "diverged", "finite", "refuse_the_same", "ways_out"]
 
 FILE = "diverged.json"
 LOWER = (
@@ -40,6 +44,18 @@ def broken_update(report: Report, before: Mapping[str, int], after: Mapping[str,
         if after[policy] > before[policy] and not math.isfinite(values.get("update_norm", 0.0)):
             return f"the update of policy '{policy}' is not finite"
     return ""
+
+
+@contextlib.contextmanager
+def finite(run: Run, state: State) -> Iterator[None]:
+    """Where the policies of this state answer: what they compute has to be finite."""
+    try:
+        yield
+    except NotFinite as error:
+        if not state.step:
+            raise
+        run.checkpoints.wait()
+        raise diverged(run.folder, run.config, state.step + 1, str(error), bad=state.step) from error
 
 
 def diverged(folder: Path, config: RunConfig, step: int, what: str, *, bad: int | None = None) -> Diverged:

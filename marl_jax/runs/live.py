@@ -12,6 +12,7 @@ start of the line below them and is never hidden, so a killed run leaves nothing
 view, not the run.
 """
 
+import io
 import os
 import shutil
 import sys
@@ -144,6 +145,13 @@ class Live:
             self._progress = ""
             self._draw()
         self._stream = None
+
+    def beside(self, name: str) -> "Live":
+        """The view of another run that trains side by side: what lasts of it is told here, under its name."""
+        other = Live(self._steps, self._roles, io.StringIO())
+        other.note = lambda text: self.note(f"{name}: {text}")  # type: ignore[method-assign]
+        other.close()
+        return other
 
     # ---------------------------------------------------------------- what is shown
 

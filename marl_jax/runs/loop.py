@@ -1,6 +1,9 @@
-"""The training run: one line from tasks to new policies, in a folder that can be killed at any moment.
+"""The training run: steps of one road or the other, in a folder that can be killed at any moment.
 
-    tasks -> table of calls -> rewards -> advantages -> update -> engines -> metrics    when due: evaluation, checkpoint
+    state ──road──► table of calls, report, new policies ──► state, metrics      when due: evaluation, checkpoint
+
+The road is hosted (`hosted`) or compiled (`in_arrays`). Seeds that train side by side are runs of their own here, which
+take each step together.
 
 All randomness follows from the seed and the step, and everything else that a step depends on is in the checkpoint,
 so the same command goes on where it was and ends with the same numbers.
@@ -12,7 +15,6 @@ import functools
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,7 @@ from marl_jax.alarms.watch import Alarm
 from marl_jax.compile_cache import keep_programs
 from marl_jax.config.phase_fields import Place
 from marl_jax.config.run_config import RunConfig
-from marl_jax.learning import NonFiniteGradients, Report, with_advantages
 from marl_jax.pretraining.pairs import unfamiliar
-from marl_jax.rewards.background_credit import BackgroundCredit
 from marl_jax.rewards.grading import Grader, grade
 from marl_jax.rollouts import Chat, ToolLog
 from marl_jax.run_folder.checkpoints import steps as saved_steps
@@ -31,18 +31,16 @@ from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import read as read_record
 from marl_jax.run_folder.metrics import lacking, plain, read_lines
 from marl_jax.runs import measures, recording
-from marl_jax.runs.divergence import Diverged, broken_update, diverged, ways_out
+from marl_jax.runs.divergence import Diverged, broken_update, diverged, finite, ways_out
 from marl_jax.runs.evaluation import summary
+from marl_jax.runs.in_arrays import cpu_devices
 from marl_jax.runs.live import Live
-from marl_jax.runs.opening import Run, open_run
+from marl_jax.runs.opening import folders_of, open_runs
 from marl_jax.runs.play import EVALUATION_NOISE
-from marl_jax.runs.resampling import ResampleCounts, resample
+from marl_jax.runs.run import Made, Road, Run
 from marl_jax.runs.state import State
 from marl_jax.runs.stopping import Stop, Stopped
-from marl_jax.sampling.engine import NotFinite
-from marl_jax.table import Table
-from marl_jax.tasks import Task
-from marl_jax.tasks.buffer import learned, mixed
+from marl_jax.tasks.buffer import learned
 
 __all__ = ["evaluate", "save", "step", "train"]
 
@@ -64,6 +62,8 @@ def train(
     if not isinstance(config, RunConfig):
         raise TypeError(f"config is {config!r:.80}; give a RunConfig, such as load_config makes of FILE:CELL")
     keep_programs()
+    if config.road != "hosted":
+        cpu_devices()
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop(patience))
         live = live or stack.enter_context(Live(config.steps, config.roles))
@@ -71,110 +71,123 @@ def train(
             live.note, "stopped before a step was begun; the same command begins with it"
         )
         try:
-            run, state = open_run(config, workdir, accept_changes, live, stop, stack)
+            road, runs, states = open_runs(config, workdir, accept_changes, live, stop, stack)
         except Stopped:
             stop.farewell()
-            return max(saved_steps(Path(workdir).expanduser() / "checkpoints"), default=0)
-        if state.step:
-            *_, last = {}, *read_lines(run.metrics.path)
-            live.resumed(state.step, last, _evaluated(run).values(), run.watch.holding)
-            _tell_lost(run, state)
-        if state.step > config.steps:
+            places = folders_of(config, workdir)
+            return min(max(saved_steps(place / "checkpoints"), default=0) for place in places)
+        for run, state in zip(runs, states):
+            if state.step:
+                *_, last = {}, *read_lines(run.metrics.path)
+                run.live.resumed(state.step, last, _evaluated(run).values(), run.watch.holding)
+                _tell_lost(run, state)
+        if states[0].step > config.steps:
             live.note(f"the run is already past its last step, {config.steps}: it ends as it is")
-        kept, saving = (state.step, state.accuracy), threading.Lock()
+        kept, saving = [(state.step, state.accuracy) for state in states], threading.Lock()
+        clock = measures.Clock()
 
         def keep(whole: bool = False) -> None:
-            """Begin to save the state, if that has not been; `whole`: until it is saved."""
-            nonlocal kept
-            with saving:
-                if state.step and kept != (state.step, state.accuracy):
-                    save(run, state)
-                    kept = state.step, state.accuracy
+            """Begin to save the states, if that has not been; `whole`: until they are saved."""
+            with saving, clock("save"):
+                for number, (run, state) in enumerate(zip(runs, states)):
+                    if state.step and kept[number] != (state.step, state.accuracy):
+                        save(run, state)
+                        kept[number] = state.step, state.accuracy
                 if whole:
-                    run.checkpoints.wait()
+                    for run in runs:
+                        run.checkpoints.wait()
 
         def farewell() -> None:
             keep(whole=True)
-            live.note(f"stopped after step {state.step}; the same command goes on from there")
+            live.note(f"stopped after step {states[0].step}; the same command goes on from there")
 
         stop.farewell = farewell
         try:
             while True:
-                if _evaluation_due(run, state):
-                    state = evaluate(run, state)
-                if _save_due(config, state):
+                for number, (run, state) in enumerate(zip(runs, states)):
+                    if _evaluation_due(run, state):
+                        with clock("evaluate"):
+                            states[number] = evaluate(road, run, state)
+                if any(_save_due(config, state) for state in states):
                     keep()
-                if state.step >= config.steps or stop.heed():
+                if states[0].step >= config.steps or stop.heed():
                     break
-                if config.alarms == "stop" and run.watch.holding:
+                if config.alarms == "stop" and any(run.watch.holding for run in runs):
                     keep(whole=True)
-                    live.note(_stopped_by(run.watch.holding, state.step))
+                    for run, state in zip(runs, states):
+                        if run.watch.holding:
+                            run.live.note(_stopped_by(run.watch.holding, state.step))
                     break
-                state = step(run, state)
-                if state.failure:
+                states[:] = step(road, runs, states, clock)
+                if failures := [state.failure for state in states if state.failure]:
                     keep(whole=True)
                     raise Diverged(
-                        f"{state.failure}; step {state.step} is saved without them, and the same command goes on from "
-                        f"there: or {ways_out(config)}"
+                        f"{failures[0]}; step {states[0].step} is saved without them, and the same command goes on "
+                        f"from there: or {ways_out(config)}"
                     )
         except Stopped:
             pass  # the step under way is abandoned; it will be made again
-        except NotFinite as error:  # of the policies that answer: those of this state
-            if not state.step:
-                raise
-            run.checkpoints.wait()
-            raise diverged(run.folder, config, state.step + 1, str(error), bad=state.step) from error
         if stop.heed():
             farewell()
-        run.checkpoints.wait()
-        return state.step
+        for run in runs:
+            run.checkpoints.wait()
+        return states[0].step
 
 
-def step(run: Run, state: State) -> State:
-    """One step: the whole road, from problems to policies that have learned from them."""
-    config, parts, number = run.config, run.parts, state.step + 1
-    clock, at = measures.Clock(), run.phases.at(state.step)
-    state, moved = run.phases.enter(at, state)
-    if moved:
-        run.service.update(parts.frozen_trees() | state.trees, state.updates)
-    given = run.phases.given(at, state.step)
-    table, counts = _played_step(run, state, clock) if given is None else (given, None)
+def step(road: Road, runs: Sequence[Run], states: Sequence[State], clock: measures.Clock) -> list[State]:
+    """One step of every run: the whole road, from problems to policies that have learned from them."""
+    clock.begin()
+    at = runs[0].phases.at(states[0].step)
+    states = [run.phases.enter(at, state) for run, state in zip(runs, states)]
+    made = road.step(runs, states, at, clock)
+    with clock("log"):
+        told = [_after(run, at, state, one) for run, state, one in zip(runs, states, made)]
+    runs[0].pace.step(
+        (times := clock.measures(sum(int(one.table.length.sum()) for one in made)))["time/step"]
+    )
+    with clock("log"):
+        for run, one, (state, values) in zip(runs, made, told):
+            run.phases.collect(at.phase, state.step, one.table)
+            _tell(run, state.step, one, values | times)
+    return [state for state, _ in told]
 
-    # rewards -> advantages -> update -> engines
-    run.live.phase("learning")
-    with clock("learn"):
-        table, groups = with_advantages(table, config.advantages, parts.workflow.groups)
-        table = table.replace(trains=run.phases.trains(at.phase, table))
-        described = run.phases.described(table)
-        trees, states, report, failure = _learned(run, state, at, table.take(described))
-        buffer, about_buffer = learned(state.buffer, table, config.data.buffer, number)
-        after = dataclasses.replace(
-            state,
-            step=number,
-            trees=trees,
-            learner=states,
-            position=run.problems.position,
-            buffer=buffer,
-            accuracy=None,
-            form=measures.form(table) | (state.form or {}),
-            failure=failure,
-        )
-        run.service.update(parts.frozen_trees() | trees, after.updates)
-    run.phases.collect(at.phase, number, table)
 
-    # what happened
-    values = measures.of_step(table, groups, counts, report, after.form, clock)
-    values |= run.phases.about(at) | about_buffer
+def _after(run: Run, at: Place, state: State, made: Made) -> tuple[State, dict[str, Any]]:
+    """The state that a step leads to, which has to be finite, and what there is to say of the step."""
+    updates = {name: own.updates for name, own in made.learner.items()}
+    if what := broken_update(made.report, state.updates, updates):
+        raise diverged(run.folder, run.config, state.step + 1, what)
+    buffer, about_buffer = learned(state.buffer, made.table, run.config.data.buffer, state.step + 1)
+    learner = made.learner
+    if made.failure:  # the next start counts anew
+        learner = {name: own.replace(skipped=0) for name, own in learner.items()}
+    after = dataclasses.replace(
+        state,
+        step=state.step + 1,
+        trees=made.trees,
+        learner=learner,
+        position=run.problems.position,
+        buffer=buffer,
+        accuracy=None,
+        form=measures.form(made.table) | (state.form or {}),
+        failure=made.failure,
+    )
+    values = measures.of_step(made.table, made.groups, made.draws, made.report, after.form)
+    return after, values | run.phases.about(at) | about_buffer
+
+
+def _tell(run: Run, number: int, made: Made, values: dict[str, Any]) -> None:
+    """What happened in a step, on the disk and to a person."""
+    config, parts, table = run.config, run.parts, made.table
     if number == 1 and (strange := unfamiliar(table, parts.pairs, parts.tokenizer)):
         values["warnings"] = [*values.get("warnings", ()), *strange]
     if begun := run.watch.row(plain({"step": number, **values})):
         values["alarms"] = [alarm.to_json() for alarm in begun]
     run.metrics.write(number, values)
-    run.pace.step(values["time/step"])
     for board in run.boards:
         board.write(number, values)
     trainer: list[Any] = [None] * len(table)
-    for row, known in zip(np.flatnonzero(described), report.trainer_logp):
+    for row, known in zip(np.flatnonzero(run.phases.described(table)), made.report.trainer_logp):
         trainer[row] = known
     recording.record_step(
         run.folder / "episodes", config, number, table, Chat(parts.tokenizer).decode, trainer
@@ -184,70 +197,14 @@ def step(run: Run, state: State) -> State:
     for warning in values.get("warnings", ()):
         run.live.note(f"step {number}: {warning}")
     run.live.alarms([alarm for alarm in begun if alarm.step == number], run.watch.holding)
-    return after
 
 
-def _played_step(run: Run, state: State, clock: measures.Clock) -> tuple[Table, ResampleCounts | None]:
-    """Problems -> episodes -> rewards, again and again for problems that teach nothing, if asked to."""
-    config, parts, samples, number = run.config, run.parts, run.config.rollout.samples, state.step + 1
-    tasks = mixed(next(run.problems), state.buffer, config.data.buffer, config.seed, number)
-    play = functools.partial(
-        run.player.play,
-        samples=samples,
-        step=number,
-        seed=config.seed,
-        tool_log=ToolLog(run.folder / "tools" / f"step-{number}.jsonl"),
-        progress=run.stop.watch(run.live.rollout),
-    )
-    draws, presets = config.rollout.draws, parts.workflow.groups
-    with BackgroundCredit(parts.credit, config.rewards, samples, run.stop.check) as background:
-
-        def sample(some: Sequence[Task], first: int) -> Table:
-            run.live.phase("sampling")
-            with clock("rollout"), disk_errors(run.folder):
-                return play(some, first_sample=first, finished=background.finished)
-
-        def reward(table: Table) -> Table:
-            run.live.phase("grading")
-            with clock("grade"):
-                return background(table)
-
-        table, counts = resample(sample, reward, tasks, config.advantages, draws=draws, presets=presets)
-    return table, counts if draws > 1 else None
-
-
-def _learned(
-    run: Run, state: State, at: Place, rows: Table
-) -> tuple[dict[str, Any], dict[str, Any], Report, str]:
-    """(policies, states, report) of an update, and why it is the last one; empty where it is not."""
-    failure = ""
-    try:
-        trees, states, report = run.phases.learner(at.phase).step(
-            state.trees,
-            state.learner,
-            rows,
-            step=state.step,
-            bases=run.parts.learned_bases(),
-            references=run.phases.references(at.phase, state),
-            check=run.stop.check,
-        )
-    except NonFiniteGradients as error:  # they were left out: the policies are good, and can be saved
-        if error.outcome is None:
-            raise
-        trees, states, report = error.outcome
-        states = {name: one.replace(skipped=0) for name, one in states.items()}  # the next start counts anew
-        failure = str(error)
-    if what := broken_update(report, state.updates, {name: one.updates for name, one in states.items()}):
-        raise diverged(run.folder, run.config, state.step + 1, what)
-    return trees, states, report, failure
-
-
-def evaluate(run: Run, state: State) -> State:
+def evaluate(road: Road, run: Run, state: State) -> State:
     """The accuracy of the policies as they are on the val split, into `eval.jsonl`."""
     run.live.phase("evaluating")
     before = _evaluated(run)
     # Killed between the line and the checkpoint that knows of it, a run finds its line and goes on from there.
-    record = before.get(state.step) or _played(run, state, before.get(0))
+    record = before.get(state.step) or _played(road, run, state, before.get(0))
     run.live.evaluation(record)
     run.live.alarms(run.watch.evaluation(plain(record)), run.watch.holding)
     best = state.best
@@ -274,11 +231,11 @@ def _tell_lost(run: Run, state: State) -> None:
         )
 
 
-def _played(run: Run, state: State, base: Mapping[str, Any] | None) -> dict[str, Any]:
+def _played(road: Road, run: Run, state: State, base: Mapping[str, Any] | None) -> dict[str, Any]:
     """The line of an evaluation, which is played, paired with the line of the base, and written."""
     samples, grader = run.config.evaluation.samples, Grader(run.stop.check)
-    with disk_errors(run.folder):
-        table = run.player.play(
+    with disk_errors(run.folder), finite(run, state):
+        table = road.serve(state).play(
             run.watched,
             samples=samples,
             step=EVALUATION_NOISE,

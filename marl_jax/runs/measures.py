@@ -15,23 +15,21 @@ from typing import Any
 import numpy as np
 
 from marl_jax.alarms.signs import signs
-from marl_jax.episodes import Episode
 from marl_jax.learning import Report
 from marl_jax.learning.groups import GroupCounts
 from marl_jax.learning.role_statistics import form_drift
 from marl_jax.rewards.credit import own_work
-from marl_jax.runs.resampling import ResampleCounts
-from marl_jax.table import Table
+from marl_jax.table import Episode, Table
 
 __all__ = ["Clock", "branching", "form", "mean", "of_step"]
 
 
 class Clock:
-    """Seconds by phase of one step, added up."""
+    """Seconds by phase, added up from one line of `metrics.jsonl` to the next."""
 
     def __init__(self) -> None:
-        self.began = time.perf_counter()
-        self.seconds: dict[str, float] = {}
+        self._line = self._step = time.perf_counter()
+        self._seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -39,37 +37,42 @@ class Clock:
         try:
             yield
         finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - began
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._step = time.perf_counter()
 
     def measures(self, tokens: int) -> dict[str, float]:
-        """The lines `time/NAME` of a step."""
-        whole = time.perf_counter() - self.began
-        spent = {f"time/{phase}": seconds for phase, seconds in self.seconds.items()}
-        return {**spent, "time/step": whole, "time/tokens_per_second": tokens / whole}
+        """The lines `time/NAME` of the step that ends, and of what was done since the one before."""
+        now = time.perf_counter()
+        step, wall, self._line = now - self._step, now - self._line, now
+        spent = {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
+        self._seconds = {}
+        return {**spent, "time/step": step, "time/wall": wall, "time/tokens_per_second": tokens / step}
 
 
 def of_step(
     table: Table,
     groups: Mapping[str, GroupCounts],
-    draws: ResampleCounts | None,  # of dynamic sampling, where it is on
+    draws: Mapping[str, float] | None,  # of dynamic sampling, where it is on
     report: Report,
     base_form: Mapping[str, Mapping[str, float]],
-    clock: Clock,
 ) -> dict[str, Any]:
     """The line of a step for `metrics.jsonl`, but for its number."""
-    episodes, tokens = table.bare_episodes, int(table.length.sum())
+    episodes = table.bare_episodes
     values: dict[str, Any] = {
         "reward": float(np.mean([bare.outcome for bare in episodes])),
         "episodes": len(episodes),
         "calls": len(table),
-        "tokens": tokens,
+        "tokens": int(table.length.sum()),
         "failed": sum(bare.error is not None for bare in episodes),
         "prompts_cut": int((table.cut > 0).sum()),
         "tools_failed": sum(tool.error is not None for bare in episodes for tool in bare.tools),
     }
     values |= branching(episodes)
     if draws is not None:
-        values |= {f"draws/{name}": value for name, value in dataclasses.asdict(draws).items()}
+        values |= {f"draws/{name}": value for name, value in draws.items()}
     worth, known = own_work(table)
     for role in table.present():
         mine = table.having(role=role)
@@ -89,7 +92,7 @@ def of_step(
     values |= report.flat()
     if report.warnings:
         values["warnings"] = list(report.warnings)
-    return values | clock.measures(tokens)
+    return values
 
 
 def branching(episodes: Sequence[Episode]) -> dict[str, float]:

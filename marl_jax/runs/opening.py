@@ -1,33 +1,52 @@
 """Opening a run: what its configuration names is loaded and checked, and its newest checkpoint found.
 
-folder -> parts, data, graders -> what an earlier start settled -> policies -> checkpoint -> engines -> records
+folder -> parts, data, graders -> what an earlier start settled -> policies -> checkpoint -> records -> road
+
+Seeds that train side by side share all but their folder and what is in it.
 """
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from marl_jax import fields
-from marl_jax.alarms.watch import Watch, judge
+from marl_jax.alarms.watch import judge
+from marl_jax.compiled import NoArrayForm
 from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.learning import Qwen3
 from marl_jax.planning import devices, plan
 from marl_jax.planning.measured import Pace
 from marl_jax.planning.walks import left_open
 from marl_jax.pretraining.taught import warning_of
-from marl_jax.rollouts import Player
-from marl_jax.rollouts.serving import Service
 from marl_jax.run_folder.boards import Board, TensorBoard, WeightsAndBiases
-from marl_jax.run_folder.checkpoints import Checkpoints
-from marl_jax.run_folder.folder import begin, open_folder, settle, settled_for, taken_back
+from marl_jax.run_folder.checkpoints import Checkpoints, steps
+from marl_jax.run_folder.folder import (
+    CONFIG,
+    FolderError,
+    begin,
+    has_results,
+    open_folder,
+    read,
+    settle,
+    settled_for,
+    taken_back,
+)
 from marl_jax.run_folder.metrics import JsonLines, read_lines, recorded
 from marl_jax.runs import page
 from marl_jax.runs.divergence import refuse_the_same
+from marl_jax.runs.hosted import Hosted
+from marl_jax.runs.in_arrays import Compiled
 from marl_jax.runs.live import Live
+from marl_jax.runs.measures import Clock
 from marl_jax.runs.parts import Parts, model_config, shared_problems
 from marl_jax.runs.phases import Phases, phase_digests
 from marl_jax.runs.play import (
@@ -40,119 +59,248 @@ from marl_jax.runs.play import (
     settled_shapes,
     shapes_of,
 )
+from marl_jax.runs.run import Road, Run
 from marl_jax.runs.state import State
 from marl_jax.runs.stopping import Stop
 from marl_jax.tasks import DataError, Position, Task, TaskIterator
 from marl_jax.tasks.micro import KINDS
 
-__all__ = ["Run", "State", "open_run"]
+__all__ = ["folders_of", "open_runs"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """All that a step needs and that stays as it is."""
-
-    config: RunConfig
-    parts: Parts
-    folder: Path
-    problems: TaskIterator
-    watched: list[Task]  # the problems of evaluations; none: never evaluated
-    about: dict[str, Any]  # what its own lines in `eval.jsonl` say that they are of
-    service: Service
-    player: Player  # plays over the service
-    phases: Phases
-    checkpoints: Checkpoints
-    metrics: JsonLines
-    evaluations: JsonLines
-    watch: Watch  # the alarms that follow from both
-    boards: list[Board]
-    live: Live
-    stop: Stop
-    pace: Pace
+def folders_of(config: RunConfig, workdir: str | os.PathLike[str]) -> list[Path]:
+    """The folder of each seed: the directory itself, or DIR/seed-N where several train side by side."""
+    path = Path(workdir).expanduser().absolute()
+    return [path] if config.seeds == 1 else [path / f"seed-{one.seed}" for one in _each_seed(config)]
 
 
-def open_run(
+def open_runs(
     config: RunConfig,
     workdir: str | os.PathLike[str],
     accept_changes: bool,
     live: Live,
     stop: Stop,
     stack: contextlib.ExitStack,
-) -> tuple[Run, State]:
-    """The run at its start, or where its newest checkpoint is; what it holds open is closed with the stack."""
-    folder = stack.enter_context(open_folder(workdir))
-    refuse_the_same(folder, config, accept_changes)
-    with taken_back(folder):
-        named, settled, pace = _load(config, folder, accept_changes, live, stop)
+) -> tuple[Road, list[Run], list[State]]:
+    """The road, and of every seed the run and its state: at its start, or where its newest checkpoint is.
+
+    What they hold open is closed with the stack.
+    """
+    configs = _each_seed(config)
+    if os.fspath(workdir):
+        _check_seeds(config, workdir)
+    folders = [
+        stack.enter_context(open_folder(place))
+        for place in (folders_of(config, workdir) if os.fspath(workdir) else [workdir])
+    ]
+    for one, folder in zip(configs, folders):
+        refuse_the_same(folder, one, accept_changes)
+    with contextlib.ExitStack() as changes:
+        for folder in folders:
+            changes.enter_context(taken_back(folder))
+        named, arrays, settled, pace = _load(configs, folders, accept_changes, live, stop)
         parts = named.parts
-        policies = parts.start(config.seed)
         network = Qwen3(parts.model, parts.lora_scale, config.policies.remat, config.policies.attention)
-        phases = Phases(config, parts, network, folder)
-        trees = {name: policies[name] for name in parts.trained}
-        reference = phases.reference_at_start(trees)
-        state = State(0, trees, phases.init(trees), Position(seed=config.seed), reference=reference)
+        phases = [Phases(one, parts, network, folder) for one, folder in zip(configs, folders)]
+        states = [_first(one, parts, of) for one, of in zip(configs, phases)]
         kinds = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
-        checkpoints = Checkpoints(folder / "checkpoints", passing=("learner", "reference"), **kinds)
-        stack.callback(checkpoints.close)
-        reached = math.inf if accept_changes else recorded(folder / "metrics.jsonl")
-        found = checkpoints.resume(state.arrays, reached)
-    if found:
-        state = state.restored(*found)
+        checkpoints = []
+        for folder in folders:
+            kept = Checkpoints(folder / "checkpoints", passing=("learner", "reference"), **kinds)
+            stack.callback(kept.close)
+            checkpoints.append(kept)
+        recorded_of = (recorded(folder / "metrics.jsonl") for folder in folders)
+        states = _resumed(states, checkpoints, math.inf if accept_changes else min(recorded_of))
     stop.check()
 
-    metrics, evaluations, boards = _records(config, folder, state.step, stack)
-    shapes = settled_shapes(settled) or planned_engine(config, parts)
-    measured = settled.get("measured", False)
-    service = make_service(config, parts, policies | state.trees, shapes, state.updates, measured=measured)
-    if not measured:  # for the starts that follow
-        settle(folder, {"engine": fields.to_json(shapes_of(service)), "measured": True})
-    watched = list(named.splits["val"][: config.evaluation.problems]) if "val" in named.splits else []
+    runs = list[Run]()
+    for one, folder, of, kept, state in zip(configs, folders, phases, checkpoints, states):
+        metrics, evaluations, boards = _records(one, folder, state.step, stack)
+        watched = named.splits.get("val", ())[: config.evaluation.problems]
+        problems = TaskIterator(named.splits["train"], one.data.problems, state.position)
+        watch = judge(read_lines(metrics.path), read_lines(evaluations.path))
+        view = live if not runs else live.beside(f"seed {one.seed}")
+        runs.append(
+            Run(one, parts, folder, problems, list(watched), _about(one, named), of, kept, metrics, evaluations,
+                watch, boards, view, stop, pace)
+        )  # fmt: skip
+    return _road(arrays, settled, runs, states), runs, states
+
+
+def _each_seed(config: RunConfig) -> list[RunConfig]:
+    return [dataclasses.replace(config, seed=config.seed + more) for more in range(config.seeds)]
+
+
+def _check_seeds(config: RunConfig, workdir: str | os.PathLike[str]) -> None:
+    """Seeds that train side by side begin together, in folders that a run alone does not take."""
+    path = Path(workdir).expanduser().absolute()
+    others = sorted(place.parent.name for place in path.glob(f"seed-*/{CONFIG}"))
+    if config.seeds == 1 and others and not (path / CONFIG).exists():
+        raise FolderError(
+            f"'{path}' holds the runs {', '.join(others)}: name one of them, or ask for --config.seeds"
+            f"={len(others)}, or choose another --workdir"
+        )
+    if config.seeds == 1:
+        return
+    if (path / CONFIG).exists():
+        raise FolderError(f"'{path}' is a run of one seed: leave seeds out, or choose another --workdir")
+    wanted = folders_of(config, path)
+    new = [place.name for place in wanted if not (place / CONFIG).exists()]
+    if new and (begun := [place.name for place in wanted if has_results(place)]):
+        raise FolderError(
+            f"'{path}' has {begun[0]} under way and no {new[0]}: seeds side by side begin together; ask for those that "
+            f"are there ({', '.join(others)}), or choose another --workdir"
+        )
+
+
+def _first(config: RunConfig, parts: Parts, phases: Phases) -> State:
+    """The state before the first step."""
+    policies = parts.start(config.seed)
+    trees = {name: policies[name] for name in parts.trained}
+    reference = phases.reference_at_start(trees)
+    return State(0, trees, phases.init(trees), Position(seed=config.seed), reference=reference)
+
+
+def _resumed(states: list[State], checkpoints: Sequence[Checkpoints], reached: float) -> list[State]:
+    """The states of the newest step that all have a whole checkpoint of; as they are, where there is none."""
+    while True:
+        if any(not steps(kept.directory) for kept in checkpoints):  # killed while the first were saved
+            for kept in checkpoints:
+                kept.set_aside()
+            return states
+        found = [kept.resume(state.arrays, reached) for state, kept in zip(states, checkpoints)]
+        resumed = [state.restored(*one) for state, one in zip(states, found) if one]
+        if len({state.step for state in resumed}) == 1:
+            return resumed
+        reached = min(state.step for state in resumed)
+
+
+def _about(config: RunConfig, named: Named) -> dict[str, Any]:
+    """What the run's own lines in `eval.jsonl` say that they are of."""
+    val = named.splits.get("val", ())
     about = {
         "split": "val",
         "mode": "trained",
         "seed": config.seed,
-        "problems": len(watched),
-        "of_problems": len(named.splits.get("val", ())),
+        "problems": min(len(val), config.evaluation.problems),
+        "of_problems": len(val),
         "samples": config.evaluation.samples,
         "data": named.digests.get("data val"),
     }
-    if config.evaluation.metric:
-        about["metric"] = config.evaluation.metric
-    stop.check()
-    problems = TaskIterator(named.splits["train"], config.data.problems, state.position)
-    run = Run(
-        config, parts, folder, problems, watched, about, service, player_of(config, parts, service), phases,
-        checkpoints, metrics, evaluations, judge(read_lines(metrics.path), read_lines(evaluations.path)), boards,
-        live, stop, pace,
-    )  # fmt: skip
-    return run, state
+    return about | ({"metric": config.evaluation.metric} if config.evaluation.metric else {})
 
 
 def _load(
-    config: RunConfig, folder: Path, accept_changes: bool, live: Live, stop: Stop
-) -> tuple[Named, dict[str, Any], Pace]:
+    configs: Sequence[RunConfig], folders: Sequence[Path], accept_changes: bool, live: Live, stop: Stop
+) -> tuple[Named, Compiled | None, dict[str, Any], Pace]:
     """All of what is named, checked before anything is compiled; what the first start settled; how fast steps are."""
+    config = configs[0]
     if problems := left_open(config):
         raise ConfigError(problems)
-    shapes = settled_shapes(settled_for(folder, config))
+    early = settled_for(folders[0], config)
+    shapes = settled_shapes(early)
     # Before the weights are there: it counts them.
     planned = plan.check_fits(config, model_config(config), devices.here(), shapes)
     named = load_named(config, ("train", "val") if config.evaluation.every else ("train",))
     parts, splits = named.parts, named.splits
     _check_enough(config, splits["train"])
     check_prompts(config, parts, splits["train"])
+    arrays, road = _arrays(config, parts, splits["train"], early)
     stop.check()
     engine = lambda: {"engine": fields.to_json(planned_engine(config, parts))}
     found = named.digests | phase_digests(config)
-    settled = begin(folder, config, found, engine, accept_changes=accept_changes)
+    for one, folder in zip(configs, folders):
+        settled = begin(folder, one, found, engine, accept_changes=accept_changes)
     sizes = {name: len(tasks) for name, tasks in splits.items()}
     shapes = settled_shapes(settled) or planned.engine
-    live.note(page.page(config, parts.model, folder=folder, tasks=sizes, engine=shapes, plan=planned))
+    where = folders[0] if len(folders) == 1 else folders[0].parent / "seed-N"
+    live.note(
+        page.page(config, parts.model, folder=where, tasks=sizes, engine=shapes, plan=planned, road=road)
+    )
     if warning := warning_of(config, parts.prompts):
         live.note(warning)
     if "val" in splits and (warning := shared_problems(config.data, "val", splits["val"], splits["train"])):
         live.note(warning)
-    return named, settled, Pace(config, planned)
+    return named, arrays, settled, Pace(config, planned)
+
+
+# ---------------------------------------------------------------- which road
+
+
+def _arrays(
+    config: RunConfig, parts: Parts, train: Sequence[Task], settled: Mapping[str, Any]
+) -> tuple[Compiled | None, str]:
+    """The compiled road where it is asked for and takes the cell, and what the first page says of it."""
+    if config.road == "hosted":
+        return None, "hosted"
+    try:
+        road = Compiled(config, parts, train, settled.get("devices"))
+    except NoArrayForm as error:
+        if config.road == "compiled":
+            raise
+        return None, f"hosted, as {error.reason}"
+    if config.road == "auto" and "road" not in settled:
+        return road, "the faster one of a step on each, which are timed now"
+    name = settled.get("road", config.road)
+    return road, f"{name}, {road.layout}" if name == "compiled" else name
+
+
+def _road(
+    arrays: Compiled | None, settled: Mapping[str, Any], runs: Sequence[Run], states: list[State]
+) -> Road:
+    """The road of the run. Where it is to be the faster one, that is found out once, on the first step of both."""
+    if arrays is None:
+        return _hosted(runs, states[0])
+    arrays.make_engines = functools.partial(_hosted, runs)
+    chosen = settled.get("road", runs[0].config.road)
+    if chosen == "auto":
+        arrays.engines = _hosted(runs, states[0])
+        seconds = {"compiled": _tried(arrays, runs, states), "hosted": _tried(arrays.engines, runs, states)}
+        chosen = min(seconds, key=lambda name: seconds[name])
+        times = ", ".join(f"{name} {value:.2f} s" for name, value in seconds.items())
+        runs[0].live.note(f"road {chosen}: a step took {times}")
+    _settle(runs, road=chosen, **({"devices": len(arrays.devices)} if chosen == "compiled" else {}))
+    return arrays if chosen == "compiled" else arrays.engines or _hosted(runs, states[0])
+
+
+def _tried(road: Road, runs: Sequence[Run], states: Sequence[State]) -> float:
+    """Seconds of the first step, made twice: the first time compiles. Nothing is kept of it."""
+    at, seconds = runs[0].phases.at(states[0].step), 0.0
+    copied = lambda leaf: jnp.array(leaf, copy=True) if isinstance(leaf, jax.Array) else leaf
+    for _ in range(2):
+        copies = [
+            dataclasses.replace(
+                state, trees=jax.tree.map(copied, state.trees), learner=jax.tree.map(copied, state.learner)
+            )
+            for state in states
+        ]
+        began = time.perf_counter()
+        road.step(runs, copies, at, Clock())
+        seconds = time.perf_counter() - began
+        for run, state in zip(runs, states):
+            run.problems.position = state.position
+    return seconds
+
+
+def _hosted(runs: Sequence[Run], state: State) -> Hosted:
+    """The engines, which answer by the policies of this state; all starts of the run have the same."""
+    run = runs[0]
+    settled = read(run.folder)["settled"]
+    shapes = settled_shapes(settled) or planned_engine(run.config, run.parts)
+    measured = settled.get("measured", False)
+    policies = run.parts.frozen_trees() | state.trees
+    service = make_service(run.config, run.parts, policies, shapes, state.updates, measured=measured)
+    if not measured:  # for the starts that follow
+        _settle(runs, engine=fields.to_json(shapes_of(service)), measured=True)
+    run.stop.check()
+    return Hosted(service, player_of(run.config, run.parts, service), run.parts.frozen_trees(), state.trees)
+
+
+def _settle(runs: Sequence[Run], **found: Any) -> None:
+    for run in runs:
+        settled = read(run.folder)["settled"]
+        if settled | found != settled:
+            settle(run.folder, settled | found)
 
 
 def _records(

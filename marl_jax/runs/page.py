@@ -31,6 +31,7 @@ def page(
     tasks: Mapping[str, int],
     engine: EngineSettings,
     plan: Plan,
+    road: str = "hosted",
 ) -> str:
     """The start-up page; `tasks` counts the problems of each split, `engine` has the shapes that are settled on."""
     lines = [
@@ -40,6 +41,7 @@ def page(
         ("problems", ", ".join(f"{split} {count:,}" for split, count in tasks.items())),
         ("advantages", _groups(config)),
         ("step", _step(config)),
+        ("road", road),
         ("steps", f"{config.steps:,}{_evaluations(config, tasks)}"),
         *(("phases" if not i else "", text) for i, text in enumerate(_phases(config))),
         ("optimiser", _optimiser(config.learner.optimiser)),

@@ -71,10 +71,10 @@ class Phases:
         """Fresh states of the learner, which are of one form in all phases."""
         return self.learner(self._list[0]).init(trees)
 
-    def enter(self, at: Place, state: State) -> tuple[State, bool]:
-        """The state as the phase begins with it, and whether policies moved; as it is, where the phase has begun."""
+    def enter(self, at: Place, state: State) -> State:
+        """The state as the phase begins with it; as it is, where the phase has begun."""
         if state.phase == at.number:
-            return state, False
+            return state
         phase, trees, states, reference = at.phase, dict(state.trees), dict(state.learner), state.reference
         moving = phase.moves(self._config.policies.map, self._config.policies.frozen_roles)
         if phase.start != "last":
@@ -92,8 +92,7 @@ class Phases:
             reference = {name: _copied(tree) for name, tree in trees.items()}
         elif phase.reference != "base":
             reference = self._weights(phase.reference, trees)
-        begun = dataclasses.replace(state, phase=at.number, trees=trees, learner=states, reference=reference)
-        return begun, bool(phase.copies) or phase.start != "last"
+        return dataclasses.replace(state, phase=at.number, trees=trees, learner=states, reference=reference)
 
     def references(self, phase: Phase, state: State) -> dict[str, Tree] | None:
         """{policy: what it is compared with}; None where nothing is."""

@@ -435,10 +435,10 @@ def _listed(name: str | None, details: Mapping[str, Any] | None) -> str:
 
 def _took(run: Run) -> str:
     times = {match[1]: float(np.nansum(run.series(match[0]).values)) for match in run.keys("time/(.+)")}
-    total = times.get("step")
+    total = times.get("wall") or times.get("step")  # older runs have the latter alone
     if not total:
         return ""
-    kinds = ("rollout", "grade", "learn", "evaluate", "save")
+    kinds = ("rollout", "grade", "learn", "program", "table", "evaluate", "save", "log")
     shares = ", ".join(f"{name} {times[name] / total:.0%}" for name in kinds if times.get(name))
     tokens = np.nansum(run.series("tokens").values)
     took = f"{total / 60:.1f} min" if total < 5400 else f"{total / 3600:.1f} h"

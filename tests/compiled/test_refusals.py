@@ -14,7 +14,8 @@ REFUSED = {
     "learner.epochs": ("voting-isolated-xs-math", {"learner.epochs": "2"}),
     "reinforce_pp_baseline": ("voting-isolated-xs-math", {"advantages.estimator": "reinforce_pp_baseline"}),
     "groups of several problems": ("voting-isolated-xs-math", {"advantages.group": "role,slot"}),
-    "shard_map": ("voting-isolated-xs-math", {"mesh.data": "2"}),
+    "mesh.model": ("voting-isolated-xs-math", {"mesh.model": "2"}),
+    "buffer of tasks": ("voting-isolated-xs-math", {"data.buffer.capacity": "2"}),
     "single_token_matched": ("single_token_matched-shared-xs-math", {}),
 }
 

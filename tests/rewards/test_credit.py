@@ -335,7 +335,7 @@ def logged(credit, *episodes):
     """What the line of a step says of rewards."""
     nothing = Report({}, {}, {}, {}, ())
     table = with_rewards(graded(*episodes), credit)
-    line = measures.of_step(table, {}, None, nothing, {}, measures.Clock())
+    line = measures.of_step(table, {}, None, nothing, {})
     return {name: value for name, value in line.items() if name.startswith(("reward/", "credit/"))}
 
 

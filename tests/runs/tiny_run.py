@@ -31,6 +31,7 @@ from marl_jax.config.run_config import (
 )
 from marl_jax.learning import BatchConfig, LearnerConfig, OptimiserConfig, ScheduleConfig
 from marl_jax.learning.interventions import InterventionConfig, Mixing
+from marl_jax.learning.worth import AdvantageConfig
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.rewards import run_program
@@ -163,7 +164,17 @@ def phased(config):
     return dataclasses.replace(config, phases=phases)
 
 
-_CHANGED = (lora, intervened, redrawn, wide, with_tools, packed, branching, phased)
+def in_arrays(config):
+    """On the compiled road, whose rewards are built in: nobody is right, so what is learned is to be short."""
+    alone = {
+        "workflow": WorkflowConfig("single", prompts="micro"),
+        "policies": dataclasses.replace(config.policies, map={"generator": "p0"}),
+        "advantages": AdvantageConfig(overlong=(8, 7)),
+    }
+    return dataclasses.replace(config, road="compiled", rewards=CreditConfig(), **alone)
+
+
+_CHANGED = (lora, intervened, redrawn, wide, with_tools, packed, branching, phased, in_arrays)
 KINDS = {"plain": lambda config: config, **{kind.__name__: kind for kind in _CHANGED}}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from marl_jax.episodes import CallRecord, Episode
 from marl_jax.learning.worth import AdvantageConfig, with_advantages
-from marl_jax.runs.resampling import ResampleCounts, resample
+from marl_jax.runs.hosted import ResampleCounts, resample
 from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.workflows import voting

@@ -1,0 +1,193 @@
+"""The hosted road: engines play, workers grade, the learner updates; any workflow, tools and programs.
+
+    problems ──Player──► table of calls ──BackgroundCredit──► rewards ──► advantages ──Learner──► new policies
+
+With dynamic sampling (`rollout.draws`), problems that teach nothing are drawn again, under new sample numbers. What is
+learned from holds the last draw of each, so every problem keeps its number of episodes, and batches their shapes.
+Seeds that train side by side take their steps one after another, on the same engines.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from marl_jax.config.phase_fields import Place
+from marl_jax.learning import NonFiniteGradients, with_advantages
+from marl_jax.learning.worth import AdvantageConfig, Presets
+from marl_jax.policies import Tree
+from marl_jax.rewards.background_credit import BackgroundCredit
+from marl_jax.rollouts import Player, ToolLog
+from marl_jax.rollouts.serving import Service
+from marl_jax.run_folder.files import disk_errors
+from marl_jax.runs.divergence import finite
+from marl_jax.runs.measures import Clock
+from marl_jax.runs.run import Made, Run
+from marl_jax.runs.state import State
+from marl_jax.table import Table
+from marl_jax.task import Task
+from marl_jax.tasks.buffer import mixed
+
+__all__ = ["Hosted", "ResampleCounts", "resample", "tasks_of_step"]
+
+
+class Hosted:
+    """The engines of a run, which play its evaluations on either road, and steps that are made on them."""
+
+    def __init__(
+        self, service: Service, player: Player, frozen: Mapping[str, Tree], trees: Mapping[str, Tree]
+    ):
+        """The service answers with these trees at first; those of frozen policies stay."""
+        self.service, self.player, self._frozen, self._served = service, player, dict(frozen), trees
+
+    def serve(self, state: State) -> Player:
+        """The player, whose engines answer by the policies of this state."""
+        if self._served is not state.trees:
+            self.service.update(self._frozen | state.trees, state.updates)
+            self._served = state.trees
+        return self.player
+
+    def step(self, runs: Sequence[Run], states: Sequence[State], at: Place, clock: Clock) -> list[Made]:
+        """What the next step of each run comes to."""
+        return [self._step(run, state, at, clock) for run, state in zip(runs, states)]
+
+    def _step(self, run: Run, state: State, at: Place, clock: Clock) -> Made:
+        config, parts = run.config, run.parts
+        given, counts = run.phases.given(at, state.step), None
+        if given is None:
+            with finite(run, state):
+                given, counts = self._played(run, state, clock)
+        run.live.phase("learning")
+        with clock("learn"):
+            table, groups = with_advantages(given, config.advantages, parts.workflow.groups)
+            table = table.replace(trains=run.phases.trains(at.phase, table))
+            rows, failure = table.take(run.phases.described(table)), ""
+            try:
+                trees, learner, report = run.phases.learner(at.phase).step(
+                    state.trees,
+                    state.learner,
+                    rows,
+                    step=state.step,
+                    bases=parts.learned_bases(),
+                    references=run.phases.references(at.phase, state),
+                    check=run.stop.check,
+                )
+            except NonFiniteGradients as error:  # they were left out: the policies are good, and can be saved
+                if error.outcome is None:
+                    raise
+                (trees, learner, report), failure = error.outcome, str(error)
+        return Made(
+            table, groups, dataclasses.asdict(counts) if counts else None, report, trees, learner, failure
+        )
+
+    def _played(self, run: Run, state: State, clock: Clock) -> tuple[Table, "ResampleCounts | None"]:
+        """Problems -> episodes -> rewards, again and again for problems that teach nothing, if asked to."""
+        config, samples, number = run.config, run.config.rollout.samples, state.step + 1
+        with clock("rollout"):
+            play = functools.partial(
+                self.serve(state).play,
+                samples=samples,
+                step=number,
+                seed=config.seed,
+                tool_log=ToolLog(run.folder / "tools" / f"step-{number}.jsonl"),
+                progress=run.stop.watch(run.live.rollout),
+            )
+        draws, presets = config.rollout.draws, run.parts.workflow.groups
+        with BackgroundCredit(run.parts.credit, config.rewards, samples, run.stop.check) as background:
+
+            def sample(some: Sequence[Task], first: int) -> Table:
+                run.live.phase("sampling")
+                with clock("rollout"), disk_errors(run.folder):
+                    return play(some, first_sample=first, finished=background.finished)
+
+            def reward(table: Table) -> Table:
+                run.live.phase("grading")
+                with clock("grade"):
+                    return background(table)
+
+            tasks = tasks_of_step(run, state)
+            table, counts = resample(sample, reward, tasks, config.advantages, draws=draws, presets=presets)
+        return table, counts if draws > 1 else None
+
+
+def tasks_of_step(run: Run, state: State) -> list[Task]:
+    """The problems of the next step; the stream of the run moves on."""
+    return mixed(next(run.problems), state.buffer, run.config.data.buffer, run.config.seed, state.step + 1)
+
+
+# ---------------------------------------------------------------- dynamic sampling
+
+Sample = Callable[[Sequence[Task], int], Table]  # (tasks, first_sample), as `rollout` takes them
+Reward = Callable[[Table], Table]  # adds the column reward
+
+
+@dataclasses.dataclass(frozen=True)
+class ResampleCounts:
+    """What dynamic sampling did."""
+
+    problems: int
+    flat: int  # problems that taught nothing in the first draw
+    rescued: int  # of those, the ones that did in a later one
+    draws: int  # rounds of sampling, the first included
+    episodes: int  # sampled over all rounds; those of the result are fewer
+    first_reward: float  # mean over all calls of the first draw: what was kept is no fair sample
+
+
+def resample(
+    sample: Sample,
+    reward: Reward,
+    tasks: Sequence[Task],
+    advantages: AdvantageConfig,
+    *,
+    draws: int,
+    presets: Presets | None = None,
+) -> tuple[Table, ResampleCounts]:
+    """Sample every task, and up to `draws - 1` times more those that teach nothing; 1 is plain sampling.
+
+    `advantages` and `presets` say what a group is, as in `with_advantages`. A task that stays flat to the end keeps its
+    last draw. The table has the episodes to learn from, task by task.
+    """
+    if draws < 1:
+        raise ValueError(f"draws is {draws}; a problem is sampled at least once")
+    tables: list[Table] = []
+    kept: dict[str, list[int]] = {}  # by task: the episodes of the draw that counts, among those of all draws
+    flat, first_flat, first_reward = list(tasks), 0, 0.0
+    drawn, first = 0, 0
+    while flat and len(tables) < draws:
+        table = reward(sample(flat, first))
+        _check_draw(flat, table, first)
+        kept |= {task.id: [] for task in flat}
+        for number, bare in enumerate(table.bare_episodes, drawn):
+            kept[bare.task.id].append(number)
+        teaching = _teaching(table, advantages, presets)
+        flat = [task for task in flat if task.id not in teaching]
+        if not tables:
+            first_flat, first_reward = len(flat), float(np.mean(table.reward)) if len(table) else 0.0
+        tables.append(table)
+        drawn += len(table.bare_episodes)
+        first = 1 + max(bare.sample for bare in table.bare_episodes)
+    counts = ResampleCounts(len(tasks), first_flat, first_flat - len(flat), len(tables), drawn, first_reward)
+    if not tables:
+        return Table.of([]), counts
+    return Table.concat(tables).of_episodes([number for task in tasks for number in kept[task.id]]), counts
+
+
+def _teaching(table: Table, advantages: AdvantageConfig, presets: Presets | None) -> set[str]:
+    """The ids of tasks with an advantage that is not 0."""
+    compared, _ = with_advantages(table, advantages, presets)
+    rows = np.flatnonzero(np.nan_to_num(compared.advantage))
+    return {table.bare_episodes[number].task.id for number in table.episode[rows].tolist()}
+
+
+def _check_draw(tasks: Sequence[Task], table: Table, first: int) -> None:
+    missing = {task.id for task in tasks} ^ {bare.task.id for bare in table.bare_episodes}
+    if missing:
+        raise ValueError(
+            f"sample() was asked for {len(tasks)} tasks and differs on {sorted(missing)[0]!r}: "
+            "return episodes of each of them, and of no other"
+        )
+    if old := [bare.sample for bare in table.bare_episodes if bare.sample < first]:
+        raise ValueError(
+            f"sample() returned the sample {old[0]} again where first_sample is {first}: pass first_sample on"
+        )

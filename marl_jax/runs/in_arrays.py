@@ -1,0 +1,300 @@
+"""The compiled road: a step is one program of `marl_jax.compiled`.
+
+    State ──compiled.state_of──► program ──► trees, columns, what was told ──to_host──► Made
+
+One seed takes all devices: its problems are cut over them. Several seeds are dealt out to the devices. On accelerators,
+those of a device are one program (`vmap`); on a CPU they take their steps in turn, which is faster there, and which
+gives each the bits of a run alone on one device.
+"""
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from marl_jax import compiled
+from marl_jax.compiled import NoArrayForm
+from marl_jax.config.phase_fields import Place
+from marl_jax.config.run_config import RunConfig
+from marl_jax.learning import Learner, NonFiniteGradients
+from marl_jax.learning.groups import count_groups
+from marl_jax.learning.learner_checks import roles_of
+from marl_jax.learning.role_statistics import Evidence
+from marl_jax.learning.step_report import gradient_report, policy_report
+from marl_jax.learning.work import units_of
+from marl_jax.planning.plan import PlanError, show
+from marl_jax.rollouts import Player
+from marl_jax.run_folder.folder import FolderError
+from marl_jax.runs.divergence import finite
+from marl_jax.runs.hosted import Hosted, tasks_of_step
+from marl_jax.runs.measures import Clock
+from marl_jax.runs.parts import Parts
+from marl_jax.runs.run import Made, Run
+from marl_jax.runs.state import State
+from marl_jax.sampling.engine import NotFinite
+from marl_jax.sampling.shapes import free_bytes
+from marl_jax.table import Table
+from marl_jax.task import Task
+from marl_jax.threads import Workers
+
+__all__ = ["Compiled", "cpu_devices"]
+
+WHOLE, CUT = PartitionSpec(), PartitionSpec("data")
+FORCED = "xla_force_host_platform_device_count"
+
+
+def cpu_devices() -> None:
+    """Have JAX see each core as a device, if it has not begun and the user has not said how many there are."""
+    if FORCED not in os.environ.get("XLA_FLAGS", "") and getattr(jax.config, "jax_num_cpu_devices", -1) < 0:
+        with contextlib.suppress(RuntimeError):  # it has begun
+            jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+
+
+class Compiled:
+    """Steps in programs. Evaluations are played by engines, which are made for the first one."""
+
+    def __init__(self, config: RunConfig, parts: Parts, train: Sequence[Task], settled: int | None):
+        """`settled` is the number of devices that the run was begun on. What has no form in arrays is refused."""
+        self._config, self._parts, self._cast = config, parts, compiled.cast_of(config, parts)
+        self._width = max(len(task.question) for task in train)
+        compiled.tasks_of(self._cast, train, self._width)
+        self.devices = _devices(config, settled)
+        make = functools.partial(compiled.make_step, config, parts=parts)
+        self._side_by_side = config.seeds > 1 and self.devices[0].platform != "cpu"
+        self._places: list[Any] = [SingleDeviceSharding(device) for device in self.devices]
+        if self._side_by_side:
+            self._step = _stacked(make(seeds_axis="seeds"))
+        elif config.seeds > 1 or len(self.devices) == 1:
+            self._step = make()
+        else:
+            auto = (AxisType.Auto,)
+            mesh = jax.make_mesh((len(self.devices),), ("data",), axis_types=auto, devices=self.devices)
+            self._step = jax.shard_map(
+                make(data_axis="data"),
+                mesh=mesh,
+                in_specs=(WHOLE, CUT, CUT),
+                out_specs=(WHOLE, CUT, WHOLE),
+                check_vma=False,
+            )
+            self._places = [NamedSharding(mesh, WHOLE)]
+        self._programs: dict[int, Any] = {}  # by place
+        self._fixed: dict[int, Any] = {}  # by place: the weights there that no step changes
+        self._workers = Workers("compiled", len(self._places), finish=True)
+        self.make_engines: Callable[[State], Hosted] | None = None
+        self.engines: Hosted | None = None
+
+    @property
+    def layout(self) -> str:
+        """On which devices, in words."""
+        count, seeds = len(self.devices), self._config.seeds
+        where = f"{count} {self.devices[0].platform} device{'s' * (count > 1)}"
+        if seeds == 1:
+            return f"problems cut over {where}" if count > 1 else f"on {where}"
+        return f"{seeds} seeds {'in one program' if self._side_by_side else 'in turn'} on {where}"
+
+    def serve(self, state: State) -> Player:
+        """The player of evaluations, whose engines answer by the policies of this state."""
+        if self.engines is None:
+            assert self.make_engines is not None
+            self.engines = self.make_engines(state)
+        return self.engines.serve(state)
+
+    def step(self, runs: Sequence[Run], states: Sequence[State], at: Place, clock: Clock) -> list[Made]:
+        """What the next step of each run comes to. The states stay as they are."""
+        runs[0].live.phase("sampling and learning")
+        with clock("prepare"):
+            tasks = [tasks_of_step(run, state) for run, state in zip(runs, states)]
+            given = [self._given(run, state, some, at) for run, state, some in zip(runs, states, tasks)]
+        with clock("program"):
+            done = self._all(given, runs[0].stop.check)
+        with clock("table"):
+            return [self._made(*one, at) for one in zip(runs, states, tasks, done)]
+
+    # ---------------------------------------------------------------- to the devices and back
+
+    def _given(self, run: Run, state: State, tasks: Sequence[Task], at: Place) -> tuple[Any, ...]:
+        words = compiled.noise_words(self._cast, tasks, seed=run.config.seed, step=state.step + 1)
+        references = run.phases.references(at.phase, state)
+        of = compiled.state_of(
+            self._parts, state.trees, state.learner, step=state.step, references=references
+        )
+        return of, words, compiled.tasks_of(self._cast, tasks, self._width)
+
+    def _all(self, given: Sequence[tuple[Any, ...]], check: Callable[[], None]) -> list[Any]:
+        """What the step of each seed gives, its table and numbers on the host."""
+        count, places = len(given), len(self._places)
+        dealt = [range(place, count, places) for place in range(places)]
+
+        def work(place: int) -> list[Any]:
+            mine = [given[number] for number in dealt[place]]
+            if not self._side_by_side:
+                return [self._one(place, one) for one in mine]
+            return _apart(self._one(place, _together(mine)), len(mine)) if mine else []
+
+        jobs = [self._workers.submit(work, place) for place in range(places)]
+        for job in jobs:
+            self._workers.wait([job], check)
+        found = {n: one for job, numbers in zip(jobs, dealt) for n, one in zip(numbers, job.result())}
+        return [found[number] for number in range(count)]
+
+    def _one(self, place: int, given: Any) -> Any:
+        """(trees and learner, columns, what was told) of a seed; of a list of them where they are one program."""
+        state, *rest = given
+        if place not in self._fixed:
+            fixed = {name: getattr(state, name) for name in ("bases", "references")}
+            self._fixed[place] = jax.device_put(fixed, self._places[place])
+        placed = (jax.device_put(state.replace(**self._fixed[place]), self._places[place]), *rest)
+        if place not in self._programs:
+            self._programs[place] = program = jax.jit(_changing(self._step)).lower(*placed).compile()
+            self._check_memory(program)
+        after, *told = self._programs[place](*placed)
+        return after, *jax.device_get(told)
+
+    def _check_memory(self, program: Any) -> None:
+        """Refuse seeds that do not fit side by side, with the number that does."""
+        needs, seeds, free = program.memory_analysis(), self._config.seeds, free_bytes()
+        if needs is None or seeds == 1:
+            return
+        kept, scratch = needs.argument_size_in_bytes + needs.output_size_in_bytes, needs.temp_size_in_bytes
+        if self._side_by_side:  # of one device, for its share of the seeds
+            share = -(-seeds // len(self.devices))
+            total, fit = kept + scratch, free * share // max(kept + scratch, 1) * len(self.devices)
+        else:
+            total = seeds * kept + len(self.devices) * scratch
+            fit = (free - len(self.devices) * scratch) // max(kept, 1)
+        if total > free:
+            raise PlanError(
+                f"{seeds} seeds side by side need {show(total)} and {show(free)} are free: {max(fit, 0)} fit; lower "
+                "--config.seeds"
+            )
+
+    # ---------------------------------------------------------------- what a step came to
+
+    def _made(self, run: Run, state: State, tasks: Sequence[Task], done: Any, at: Place) -> Made:
+        (trees, moved), columns, told = done
+        table = compiled.to_host(self._cast, columns, tasks, seed=run.config.seed, step=state.step + 1)
+        with finite(run, state):
+            if not all(np.isfinite(table.logprobs.values)):
+                raise NotFinite("the model gives no finite log-probability: are its weights finite?")
+        rewards = table.reward if table.penalty is None else table.reward + table.penalty
+        groups = count_groups(rewards, table.group, [table.roles[code] for code in table.role])
+        learner, described = run.phases.learner(at.phase), run.phases.described(table)
+        rows, states = table.take(described), {}
+        for name, own in moved.items():
+            counts = {count: int(value) for count, value in jax.device_get(own.counts).items()}
+            states[name] = jax.tree.map(_on_one, own).replace(**counts)
+        trees = jax.tree.map(_on_one, trees)
+        evidence = _evidence(
+            self._config, columns, np.flatnonzero(described), learner.learns(rows, state.step)
+        )
+        failure = ""
+        try:
+            outcome = learner.conclude(
+                trees,
+                states,
+                rows,
+                evidence,
+                {name: own.skipped for name, own in state.learner.items()},
+                *_told_of(learner, rows, states, told["policy"]),
+            )
+        except NonFiniteGradients as error:
+            outcome, failure = error.outcome, str(error)
+        trees, states, report = outcome
+        return Made(table, groups, None, report, trees, states, failure)
+
+
+def _devices(config: RunConfig, settled: int | None) -> list[jax.Device]:
+    """As many as the run was begun on; at first `mesh.data` of them, or of a CPU all that can share the work."""
+    there = jax.local_devices()
+    wanted = settled or (config.mesh.data if config.mesh.data > 1 else None)
+    if wanted is None:
+        wanted = 1 if there[0].platform != "cpu" else min(len(there), max(config.seeds, config.data.problems))
+        while config.seeds == 1 and config.data.problems % wanted:
+            wanted -= 1
+    if wanted > len(there):
+        began = "this run was begun on" if settled else f"mesh.data {config.mesh.data} asks for"
+        raise FolderError(
+            f"{began} {wanted} devices and there are {len(there)}: start it where there are so many (of a CPU, by "
+            f"XLA_FLAGS=--{FORCED}={wanted}), or choose another --workdir"
+        )
+    if config.seeds == 1 and config.data.problems % wanted:
+        raise NoArrayForm(f"{config.data.problems} problems that {wanted} devices (mesh.data) do not divide")
+    return there[:wanted]
+
+
+def _changing(step: compiled.Step) -> Callable[..., Any]:
+    """Without what no step changes in the state that it returns."""
+
+    def changing(*given: Any) -> tuple[Any, Any, Any]:
+        after, columns, told = step(*given)
+        return (after.trees, after.learner), columns, told
+
+    return changing
+
+
+def _stacked(step: compiled.Step) -> compiled.Step:
+    """The steps of several seeds as one, with a leading axis; frozen weights are theirs together."""
+    axes = compiled.State(trees=0, learner=0, step=0, bases=None, references=None)  # type: ignore[arg-type]
+    return jax.vmap(step, in_axes=(axes, 0, 0), out_axes=(axes, 0, 0), axis_name="seeds")
+
+
+def _together(given: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """What several seeds are given, stacked."""
+    stack = lambda *leaves: (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves)
+    states, *rest = zip(*given)
+    changing = {
+        name: jax.tree.map(stack, *(getattr(state, name) for state in states))
+        for name in ("trees", "learner", "step")
+    }
+    return states[0].replace(**changing), *(jax.tree.map(stack, *some) for some in rest)
+
+
+def _apart(tree: Any, count: int) -> list[Any]:
+    """The seeds of a leading axis, one by one."""
+    return [jax.tree.map(lambda leaf, n=n: leaf[n], tree) for n in range(count)]
+
+
+def _on_one(leaf: Any) -> Any:
+    """The copy of the first device."""
+    return leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf
+
+
+def _evidence(config: RunConfig, columns: Any, rows: np.ndarray, trained: np.ndarray) -> Evidence:
+    """What was computed of the trained ones among these rows of the table."""
+    made = np.flatnonzero(columns.table.length)[rows]
+    evidence, learned = Evidence.of_nothing(len(rows)), np.flatnonzero(trained)
+    values = {"logp": columns.logp, "entropy": columns.entropy, "trainer_logp": columns.logp}
+    sampled = config.learner.old_logprobs == "sampler"
+    values["old_logp"] = columns.table.logprobs if sampled else columns.logp
+    if getattr(columns, "ref_logp", None) is not None:
+        values["ref_logp"] = columns.ref_logp
+    length = columns.table.length
+    for name, column in values.items():
+        evidence.note(name, learned, [column[row, : length[row]] for row in made[learned]])
+    return evidence
+
+
+def _told_of(
+    learner: Learner, rows: Table, states: Mapping[str, Any], told: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(reports, gradients) by policy."""
+    reports, described = {}, {}
+    for policy, said in told.items():
+        reports[policy] = dict(states[policy].counts)
+        if not said["rows"]:
+            continue
+        reports[policy] |= policy_report([([said["loss"]], said["applied"])], float(said["rate"]))
+        if "padding_share" in said:
+            reports[policy]["padding_share"] = float(said["padding_share"])
+        if learner.config.gradients != "off":
+            units = units_of(
+                learner.config, roles_of(policy, learner.roles), rows.take(rows.having(policy=policy))
+            )
+            described[policy] = gradient_report([said["applied"]], *units)
+    return reports, described
