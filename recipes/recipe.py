@@ -70,11 +70,11 @@ Measure = Callable[[Trained], Values]
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """That a measure is larger in one arm than in another, or than another measure of the same arm."""
+    """That a measure is larger in one arm than in another, than at its start, or than another measure of the arm."""
 
     measure: str
     more: str  # the arm that has more of it
-    than: str  # the arm that has less; or "=MEASURE", another measure in the same arm
+    than: str  # the arm that has less; "base": this one as it began; or "=MEASURE", another measure of it
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,120 @@
+"""CoMAS (arXiv 2510.08529): two agents solve, look for flaws and score in turn, and learn from these verdicts alone.
+
+Claim: solver and evaluator, paid against each other by a scorer's 1 to 3, stay near one half and get better; without
+the evaluator rewards decay; without the scorer, when the evaluator's own verdict is the score, all praise all.
+
+Each agent is a policy of its own and plays every role. Who evaluates and who scores is drawn for every answer. A scorer
+earns nothing, or -1 where its score cannot be read, and then the others earn nothing. Grades are for the log alone.
+"""
+
+import functools
+
+import numpy as np
+
+from marl_jax.workflows import Call, judge, solver, team, workflow
+from marl_jax.workflows.parse import pick, verdict
+from recipes.recipe import Claim, Recipe, Trained, micro
+from recipes.words import ask_score
+
+AGENTS = 2
+ROLES = ("solver", "evaluator", "scorer")
+
+
+@workflow(roles={"solver": solver, "evaluator": judge, "scorer": team}, families=("math",))
+def discussed(task, prompts, *, rng, evaluator=True, scorer=True):
+    """An answer of each agent; each is evaluated, and scored, by an agent that is drawn."""
+    ask = prompts.generator(question=task.question)
+    answers = yield [Call("solver", ask, slot=i) for i in range(AGENTS)]
+    looks = [None] * AGENTS
+    if evaluator:
+        asks = [prompts.evaluator(question=task.question, answer=answer) for answer in answers]
+        who = rng.permutation(AGENTS).tolist()
+        looks = yield [
+            Call("evaluator", ask, slot=agent, reads=[answer], read=verdict)
+            for ask, agent, answer in zip(asks, who, answers)
+        ]
+    if scorer:
+        calls = []
+        for agent, answer, look in zip(rng.permutation(AGENTS).tolist(), answers, looks):
+            words = ask_score(task.question, str(answer), str(look or "\\boxed{Incorrect}"))
+            reads = [answer] if look is None else [answer, look]
+            ask = [{"role": "user", "content": words}]
+            calls.append(Call("scorer", ask, slot=agent, reads=reads, read=functools.partial(pick, n=3)))
+        yield calls
+    return answers[0]
+
+
+def verdicts(graded):
+    """What the scorers say; without a scorer, what the evaluators say."""
+    return [_earned(one) for one in graded]
+
+
+def _earned(one):
+    earned = [0.0] * len(one.calls)
+    roles = {call.role for call in one.calls}
+    for i, call in enumerate(one.calls):
+        if call.role == "scorer":
+            if call.answer is None:
+                earned[i] = -1.0
+                continue
+            score = int(call.answer)
+            earned[call.reads[0]] = (score - 1) / 2
+            for look in call.reads[1:]:
+                earned[look] = (3 - score) / 2
+        elif call.role == "evaluator" and "scorer" not in roles:
+            earned[i] = 0.0 if call.answer else -1.0
+            earned[call.reads[0]] = float(call.answer == "Correct")
+    return earned
+
+
+def config():
+    """Every role of agent i is played by policy i."""
+    return micro(
+        "recipes.comas:discussed",
+        {f"{role}/{i}": f"p{i}" for role in ROLES for i in range(AGENTS)},
+        base="configs/bases/recipes-xs",
+        rewards__name="recipes.comas:verdicts",
+        advantages__estimator="reinforce_pp_baseline",
+    )
+
+
+def late(role):
+    """The mean reward of a role in the last quarter of the run."""
+
+    def measure(trained: Trained) -> float:
+        rewards = [line[f"role/{role}/reward"] for line in trained.lines if f"role/{role}/reward" in line]
+        return float(np.mean(rewards[-max(len(rewards) // 4, 1) :])) if rewards else float("nan")
+
+    return measure
+
+
+def solved(trained: Trained) -> float:
+    """The share of all agents' answers that are right."""
+    table = trained.table
+    return float(table.grade[table.having(role="solver")].mean())
+
+
+RECIPE = Recipe(
+    system="CoMAS, arXiv 2510.08529",
+    claim="Verdicts of peers alone teach: rewards stay near one half; they decay without the evaluator, and become "
+    "mutual praise without the scorer.",
+    config=config,
+    arms={
+        "full": {},
+        "no evaluator": {"workflow.settings.evaluator": False},
+        "no scorer": {"workflow.settings.scorer": False},
+    },
+    claims=(
+        Claim("accuracy", "full", "base"),
+        Claim("accuracy", "full", "no evaluator"),
+        Claim("accuracy", "full", "no scorer"),
+        Claim("late reward", "no scorer", "full"),
+        Claim("late reward", "full", "no evaluator"),
+    ),
+    measures={
+        "late reward": late("solver"),
+        "late reward of evaluators": late("evaluator"),
+        "solved": solved,
+    },
+    hours=0.6,
+)

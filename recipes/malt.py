@@ -1,0 +1,88 @@
+"""MALT (arXiv 2412.01928): a generator, a verifier and a refiner learn from a tree of 3 x 3 x 3 of their calls.
+
+Claim: supervised learning on calls of value above one half helps, and pairs of one parent for verifier and refiner add
+to it.
+
+The value of a call is the mean outcome of the paths below it. Pairs are a good and a bad call behind one prompt. The
+twin on the policy's own samples (`grpo`) compares siblings by the same values in as many trees: whether pairs add
+anything to the tree. Evaluated in one pass.
+"""
+
+from marl_jax.workflows import Call, Fork, judge, solver, workflow
+from marl_jax.workflows.parse import verdict
+from recipes.recipe import Claim, Recipe, micro
+
+TREES = 20  # steps of 16 problems
+
+
+@workflow(
+    roles={"generator": solver, "verifier": judge, "refiner": solver},
+    families=("math",),
+    counts=("verifiers", "refiners"),
+)
+def chain(task, prompts, *, verifiers=3, refiners=3):
+    """A draft, so many verdicts on it, and of each so many answers in the end."""
+    draft = yield Call("generator", prompts.generator(question=task.question), keep=True)
+    yield Fork(verifiers)
+    ask = prompts.evaluator(question=task.question, answer=draft)
+    look = yield Call("verifier", ask, reads=[draft], read=verdict)
+    yield Fork(refiners)
+    return (yield Call("refiner", prompts.generator.refine(critique=look), after=draft, reads=[draft, look]))
+
+
+STILL = {
+    "steps": TREES,
+    "name": "tree",
+    "collect": True,
+    "learner": {"optimiser.schedule.learning_rate": 0.0},
+}
+SFT = {
+    "steps": 2 * TREES,
+    "name": "sft",
+    "source": "collected:tree",
+    "objective": "sft",
+    "optimiser": "fresh",
+    "learner": {"preference.above": 0.5},
+}
+DPO = {
+    "steps": 2 * TREES,
+    "name": "dpo",
+    "source": "collected:tree",
+    "objective": "dpo",
+    "reference": "start",
+    "optimiser": "fresh",
+    "roles": ["verifier", "refiner"],
+    "learner": {"preference.beta": 0.2, "preference.gap": 0.3, "optimiser.schedule.learning_rate": 1e-4},
+}
+
+
+def config():
+    """Trees of three drafts, three verdicts on each, three answers to each of those."""
+    return micro(
+        "recipes.malt:chain",
+        {"generator": "p0", "verifier": "p1", "refiner": "p2"},
+        steps=5 * TREES,
+        samples=3,
+        advantages__group="siblings",
+        phases=[STILL, SFT, DPO],
+    )
+
+
+RECIPE = Recipe(
+    system="MALT, arXiv 2412.01928",
+    claim="Supervised learning on calls of high value in a tree helps, and pairs of siblings for verifier and refiner "
+    "add to it.",
+    config=config,
+    arms={
+        "sft and dpo": {},
+        "sft": {"phases": [STILL, SFT], "steps": 3 * TREES},
+        "grpo": {"phases": [], "steps": TREES},
+    },
+    claims=(
+        Claim("accuracy", "sft", "base"),
+        Claim("accuracy", "sft and dpo", "sft"),
+        Claim("accuracy", "sft and dpo", "grpo"),
+    ),
+    examined={"workflow.settings.verifiers": 1, "workflow.settings.refiners": 1},
+    hours=0.7,
+)

@@ -1,0 +1,85 @@
+"""Optima (arXiv 2410.08115): two agents, each with one half of a problem, learn to say it in few words.
+
+Claim: a price on tokens keeps the accuracy and shortens what is said, and a term for readability keeps what is said in
+the base model's language.
+
+One agent has the first number and tells it; the base mostly says it in a sentence of ten words. The other has the
+second number and answers. Reward: the outcome, less 0.5 x the tokens of the conversation over the longest one of the
+problem. Readability is a KL anchor on the teller, the base model being the reference (the paper: the inverse of the
+largest negative log-likelihood of a message under the base model). `strange` is the share of messages in neither of the
+two forms that the base knows.
+"""
+
+import re
+
+import numpy as np
+
+from marl_jax.workflows import Call, solver, team, workflow
+from recipes.recipe import Claim, Recipe, Trained, micro
+from recipes.words import ask_listener, ask_teller
+
+PRICE = 0.5
+KNOWN = re.compile(r"(the first number that i have is )?\d+")
+
+
+@workflow(roles={"teller": team, "listener": solver}, families=("math",))
+def told(task, prompts):
+    """A message, and the answer of the one who reads it."""
+    ask = [{"role": "user", "content": ask_teller(task)}]
+    message = yield Call("teller", ask, read=lambda text: text.strip() or None)
+    ask = [{"role": "user", "content": ask_listener(task, str(message))}]
+    return (yield Call("listener", ask, reads=[message]))
+
+
+def correct(graded):
+    """The outcome alone."""
+    return [one.outcome for one in graded]
+
+
+def brief(graded):
+    """The outcome less the price of the conversation; `graded` are the episodes of one problem."""
+    spent = [sum(len(call.tokens) for call in one.calls) for one in graded]
+    most = max(spent)
+    return [one.outcome - PRICE * tokens / most for one, tokens in zip(graded, spent)]
+
+
+def config():
+    """Sums and differences of two numbers below 100."""
+    return micro(
+        "recipes.optima:told",
+        {"teller": "p0", "listener": "p1"},
+        base="configs/bases/recipes-xs",
+        rewards__name="recipes.optima:brief",
+    )
+
+
+def message_tokens(trained: Trained) -> float:
+    """The mean length of a message."""
+    return float(trained.table.length[trained.table.having(role="teller")].mean())
+
+
+def strange(trained: Trained) -> float:
+    """The share of messages in none of the forms that the base knows."""
+    said = [trained.table.text[row] for row in np.flatnonzero(trained.table.having(role="teller"))]
+    return float(np.mean([KNOWN.fullmatch(text.strip()) is None for text in said]))
+
+
+RECIPE = Recipe(
+    system="Optima, arXiv 2410.08115",
+    claim="A price on tokens keeps the accuracy with a fraction of the tokens, and a term for readability keeps "
+    "messages in the base model's language.",
+    config=config,
+    arms={
+        "tokens": {},
+        "correct": {"rewards.name": "recipes.optima:correct"},
+        "tokens and readable": {"learner.interventions.kl_coef": {"teller": 0.05}},
+    },
+    claims=(
+        Claim("message tokens", "correct", "tokens"),
+        Claim("accuracy", "tokens", "correct"),
+        Claim("accuracy", "tokens", "base"),
+        Claim("strange", "tokens", "tokens and readable"),
+    ),
+    measures={"message tokens": message_tokens, "strange": strange},
+    hours=0.4,
+)
