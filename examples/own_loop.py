@@ -6,8 +6,7 @@ python -m examples.own_loop [BASE]; examples/own_loop.ipynb has the same, cell b
 import sys
 
 from marl_jax import learning, policies
-from marl_jax.rewards.credit import outcome, with_rewards
-from marl_jax.rewards.grading import grade
+from marl_jax.rewards import grade, outcome, with_rewards
 from marl_jax.rollouts import player_for
 from marl_jax.tasks import micro
 from marl_jax.workflows import voting

@@ -1,5 +1,6 @@
 """What there is: workflows, tasks, rewards, cells, fields of the configuration; with a word, those that hold it.
 
+marl-jax list                       what can be listed
 marl-jax list workflows
 marl-jax list cells voting          or        python -m experiments.list cells voting
 marl-jax list fields learner.loss

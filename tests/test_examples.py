@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import textwrap
 from pathlib import Path
 
 import jax
@@ -112,6 +113,21 @@ def test_the_notebook_is_the_script_cell_by_cell_and_runs_as_it_stands(capsys, m
     assert set(names["trees"]) == {"p0", "p1"}
     # 20 lines of code from the player to the weights
     assert len("".join(kept["cells"][2]["source"]).splitlines()) <= 20
+
+
+def test_what_the_page_of_loops_changes_works(base, capsys):
+    page = (ROOT / "docs" / "own-loop.md").read_text().partition("## To change it")[2]
+    blocks = [textwrap.dedent(block) for block in re.findall(r"(?:^    .+\n)+", page, re.MULTILINE)]
+    player = own_loop.player_for(own_loop.voting, base)
+    table = player.play(list(own_loop.micro.take("micro_math", "train", 2)), samples=2)
+    names = {**vars(own_loop), "player": player, "table": own_loop.grade(table)}
+    names["my_reward"] = lambda graded: [[0.25] * len(one.calls) for one in graded]
+    for block in blocks:
+        exec(block, names)
+    assert len(blocks) == 5 and names["config"].optimiser.schedule.learning_rate == 3e-4
+    assert (names["table"].reward == 0.25).all() and names["table"].trains.all()
+    share, *words = capsys.readouterr().out.splitlines()
+    assert 0 <= float(share) <= 1 and words
 
 
 def test_the_compiled_step_tells_of_every_step(base, capsys):

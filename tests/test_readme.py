@@ -24,7 +24,7 @@ from marl_jax.planning.devices import KINDS
 from marl_jax.planning.plan import demand_of, find_model, make_plan
 from marl_jax.study.matrix import make_jobs
 from marl_jax.tasks.datasets import NAMES, SOURCES
-from marl_jax.workflows import BUILT_IN
+from marl_jax.workflows import BUILT_IN, load_prompts
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -263,6 +263,20 @@ def test_the_reward_of_the_page_pays_drafts_by_their_verdicts_and_others_by_the_
     calls = [said("generator", "7"), said("evaluator", "Incorrect", 0), said("generator", "8", 1)]
     calls.append(said("evaluator", "Correct", 2))
     assert space["by_verdict"]([types.SimpleNamespace(calls=calls, outcome=0.25)]) == [[0.0, 0.25, 1.0, 0.25]]
+
+
+def test_the_page_of_prompts_lists_every_section_of_the_built_in_files_with_its_fields():
+    rows = re.findall(
+        r"^\| `(\w+)`(?: \(code\))? \| `(\w+)`(?: \(code\))? \| (.+?) \|", PAGES["docs/prompts.md"], re.M
+    )
+    said = {(role, section): set(re.findall(r"`(\w+)`", given)) for role, section, given in rows}
+    found = {}
+    for family, size in itertools.product(("math", "code"), ("full", "micro")):
+        prompts = load_prompts(family, size)
+        for role in prompts.files:
+            parts = getattr(prompts, role).sections
+            found |= {(role, name): set(re.findall(r"{{(\w+)}}", text)) for name, text in parts.items()}
+    assert said == {key: given for key, given in found.items() if key[1] != "system"}
 
 
 # ---------------------------------------------------------------- what plan counts

@@ -27,7 +27,7 @@ from marl_jax.runs.parts import words
 from marl_jax.tasks import datasets, micro
 from marl_jax.workflows import BUILT_IN, Workflow
 
-__all__ = ["KINDS", "Entry", "listing"]
+__all__ = ["KINDS", "Entry", "Kind", "listing"]
 
 WIDTH, NAME = 80, 24
 _LIMITS = {Ge: "at least {}", Gt: "more than {}", Le: "at most {}", Lt: "less than {}"}
@@ -42,11 +42,14 @@ class Entry(NamedTuple):
 
 
 def listing(kind: str = "", word: str = "") -> str:
-    """The list of a kind, for a terminal; with a word, the entries whose name or text holds it."""
+    """The list of a kind, for a terminal; with a word, the entries that hold it; without a kind, what there is."""
+    if not kind:
+        return "\n".join(f"marl-jax list {name:<10}  {kind.about}" for name, kind in KINDS.items())
     if kind not in KINDS:
-        near = fields.nearest(kind, KINDS) if kind else ""
-        raise ConfigError([f"what to list is '{kind}'{near or ': give one of ' + ', '.join(KINDS)}"])
-    found = [entry for entry in KINDS[kind]() if word in " ".join(entry)]
+        raise ConfigError([f"what to list is '{kind}'{fields.nearest(kind, KINDS)}"])
+    if kind == "cells" and not word:
+        return "\n".join(line for entry in _families() for line in _shown(entry, True))
+    found = [entry for entry in KINDS[kind].entries() if word in " ".join(entry)]
     if not found:
         raise ConfigError([f"no entry of '{kind}' holds '{word}': leave the word out to see all"])
     lines, where = [], None
@@ -100,6 +103,18 @@ def _cells() -> Iterator[Entry]:
             yield Entry(f"{file}:{cell}", _cell(file, cell), f"configs/{file}.py")
 
 
+def _families() -> Iterator[Entry]:
+    """Of each file with cells, their names by parts; a line for each cell would be hundreds."""
+    for file in config_names():
+        parts = [list(dict.fromkeys(column)) for column in zip(*(cell.split("-") for cell in cells_of(file)))]
+        flows, policies, scales, tasks = map(", ".join, parts)
+        what = (
+            f"WORKFLOW-POLICY-SCALE-TASK; workflow {flows}; policy {policies}; scale {scales}; task {tasks}."
+        )
+        more = f"Such as --config={file}:{cells_of(file)[0]}. All: marl-jax list cells {file}"
+        yield Entry(f"{file}:CELL", f"{what} {more}", f"configs/{file}.py")
+
+
 def _cell(file: str, cell: str) -> str:
     config = load_config(f"{file}:{cell}")
     count = len(policy_names(config.policies.map))
@@ -126,12 +141,19 @@ def _of_class(cls: Any, prefix: str) -> Iterator[Entry]:
         yield Entry(name, "; ".join(filter(None, [comment, *facts])), line)
 
 
-KINDS: dict[str, Callable[[], Iterator[Entry]]] = {
-    "workflows": _workflows,
-    "tasks": _tasks,
-    "rewards": _rewards,
-    "cells": _cells,
-    "fields": _fields,
+class Kind(NamedTuple):
+    """Something that can be listed."""
+
+    about: str
+    entries: Callable[[], Iterator[Entry]]
+
+
+KINDS = {
+    "workflows": Kind("who talks to whom: --config.workflow.name", _workflows),
+    "tasks": Kind("data sets: --config.data.name", _tasks),
+    "rewards": Kind("what a call can earn: --config.rewards.name", _rewards),
+    "cells": Kind("configurations to begin with: --config", _cells),
+    "fields": Kind("what can be set: --config.FIELD=VALUE", _fields),
 }
 
 

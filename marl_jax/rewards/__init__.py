@@ -1,4 +1,10 @@
-"""Graders, the sandbox, and credit assignment."""
+"""Graders, the sandbox, and credit assignment.
+
+What meets JAX loads when it is first asked for: the workers of the graders do without.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from marl_jax.rewards.asserts import assert_tests
 from marl_jax.rewards.code import extract_program, parse_tests, run_program, submit_program
@@ -9,18 +15,45 @@ from marl_jax.rewards.sandbox.pool import Pool
 from marl_jax.rewards.sandbox.verdicts import Verdict
 from marl_jax.rewards.sandbox.worker import SandboxUnavailable
 
+if TYPE_CHECKING:
+    from marl_jax.rewards.credit import (
+        by_episodes,
+        outcome,
+        own_correctness,
+        team_and_local,
+        voting_rubric,
+        with_rewards,
+    )
+    from marl_jax.rewards.grading import grade
+
+_OF_CREDIT = ("by_episodes", "outcome", "own_correctness", "team_and_local", "voting_rubric", "with_rewards")
+_LATER = {"grade": "grading", **dict.fromkeys(_OF_CREDIT, "credit")}
+
 __all__ = [
     "Pool",
     "SandboxUnavailable",
     "Verdict",
     "assert_tests",
+    "by_episodes",
     "equivalent",
     "extract_boxed",
     "extract_program",
+    "grade",
     "grade_math",
+    "outcome",
+    "own_correctness",
     "parse_tests",
     "run_program",
     "same_output",
     "same_value",
     "submit_program",
+    "team_and_local",
+    "voting_rubric",
+    "with_rewards",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

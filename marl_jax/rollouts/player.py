@@ -68,7 +68,14 @@ class Player:
     # Share of failed episodes from which on a rollout is an error; None: never.
     max_failed: float | None = 1.0
     answers: bool = False  # a rollout in which no episode returned an answer is an error, too
-    start: Callable[[], dict[str, Tree]] = dict  # {policy: float32 weights}, fresh ones at every call
+    fresh: Callable[[], dict[str, Tree]] = dict  # what `start` gives
+
+    def start(self) -> dict[str, Tree]:
+        """The weights to train from: {policy: the base's, in float32}; new copies at every call.
+
+        An update donates the trees that it is given, so keep what it returns and pass that to `update`.
+        """
+        return self.fresh()
 
     def play(
         self,
@@ -185,7 +192,7 @@ def player_for(
     specs = {name: PolicySpec(base) for name in policy_names(policies)}
     start = functools.partial(init_policies, specs, {base: params})
     service = Service(specs, start(), {base: params}, model, shapes, to_text=tokenizer.decode)
-    return Player(workflow, model, tokenizer, service, policies, settings, prompts, start=start)
+    return Player(workflow, model, tokenizer, service, policies, settings, prompts, fresh=start)
 
 
 def _settings(

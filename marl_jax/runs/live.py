@@ -17,7 +17,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 from rich.cells import cell_len, set_cell_size
@@ -45,8 +45,10 @@ class Live:
         roles: Sequence[str],
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        frozen: Collection[str] = (),
     ) -> None:
         self._steps, self._roles, self._clock = steps, tuple(roles), clock
+        self._frozen = frozenset(frozen)  # roles that learn nothing, so that their reward means nothing
         self._stream: TextIO | None = sys.stderr if stream is None else stream
         self._terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._step = 0
@@ -182,7 +184,10 @@ class Live:
         return lines
 
     def _rewards(self, separator: str) -> str:
-        roles = [f"{role} {_number(self._metrics.get(f'reward/{role}'))}" for role in self._roles]
+        roles = [
+            f"{role} {'frozen' if role in self._frozen else _number(self._metrics.get(f'reward/{role}'))}"
+            for role in self._roles
+        ]
         return separator.join([_number(self._metrics.get("reward")), *roles])
 
     def _pace(self) -> str:

@@ -66,7 +66,9 @@ def train(
         cpu_devices()
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop(patience))
-        live = live or stack.enter_context(Live(config.steps, config.roles))
+        live = live or stack.enter_context(
+            Live(config.steps, config.roles, frozen=config.policies.frozen_roles)
+        )
         stop.farewell = functools.partial(
             live.note, "stopped before a step was begun; the same command begins with it"
         )

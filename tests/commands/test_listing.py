@@ -14,7 +14,7 @@ from marl_jax.workflows import BUILT_IN
 
 
 def names(kind):
-    return [entry.name for entry in KINDS[kind]()]
+    return [entry.name for entry in KINDS[kind].entries()]
 
 
 def test_everything_that_there_is_is_listed():
@@ -26,7 +26,7 @@ def test_everything_that_there_is_is_listed():
 
 @pytest.mark.parametrize("kind", ["workflows", "tasks", "rewards", "fields"])
 def test_every_entry_says_what_it_is_and_where(kind):
-    for entry in KINDS[kind]():
+    for entry in KINDS[kind].entries():
         assert len(entry.what) > 10, entry
         if entry.where.startswith("marl_jax/"):
             file, _, line = entry.where.partition(":")
@@ -36,7 +36,7 @@ def test_every_entry_says_what_it_is_and_where(kind):
 
 
 def test_a_field_says_its_type_its_default_and_the_comment_at_its_declaration():
-    found = {entry.name: entry.what for entry in KINDS["fields"]()}
+    found = {entry.name: entry.what for entry in KINDS["fields"].entries()}
     assert found["policies.base"] == "directory of the model that policies start from; str; default -"
     assert found["rollout.draws"].startswith("Above 1, dynamic sampling: problems that teach nothing")
     assert found["learner.loss.clip_low"].endswith("default 0.2")
@@ -75,11 +75,24 @@ def test_a_word_narrows_the_list_and_the_text_fits_a_terminal(capsys):
         assert len(line) <= 80 or " " not in line.strip(), line
 
 
+def test_without_a_word_it_says_what_can_be_listed_and_cells_are_named_by_their_parts():
+    kinds = listing().splitlines()
+    assert [line.split()[2] for line in kinds] == list(KINDS) and all(len(line) <= 80 for line in kinds)
+    cells = listing("cells")
+    assert len(cells.splitlines()) < 40 and all(len(line) <= 80 for line in cells.splitlines())
+    words = " ".join(cells.split())
+    assert (
+        "micro:CELL" in words
+        and "scale xs, s, m;" in words
+        and "--config=qwen3:single-shared-0.6b-math" in words
+    )
+    assert listing("cells", "micro").count("micro:") == len(cells_of("micro"))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("workflow",), "what to list is 'workflow': did you mean 'workflows'"),
-        ((), "give one of workflows, tasks, rewards, cells, fields"),
         (("tasks", "nonsense"), "no entry of 'tasks' holds 'nonsense'"),
     ],
 )

@@ -90,6 +90,12 @@ def run(view, clock, steps, seconds=8.0):
 # ---------------------------------------------------------------- on a terminal
 
 
+def test_a_frozen_role_has_no_reward_to_show():
+    stream = io.StringIO()
+    Live(2, ROLES, stream, Clock(), frozen=["aggregator"]).step(1, metrics())
+    assert "reward 0.55, generator 0.52, aggregator frozen, " in stream.getvalue()
+
+
 def test_a_terminal_shows_where_the_run_is(monkeypatch):
     clock, stream = Clock(), Terminal(100)
     monkeypatch.setenv("COLUMNS", "100")
