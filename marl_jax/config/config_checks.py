@@ -10,7 +10,7 @@ from typing import Any
 
 from marl_jax import fields, table
 from marl_jax.config import phase_fields
-from marl_jax.config.run_fields import RunFields
+from marl_jax.config.run_fields import TRACKERS, RunFields, not_installed
 from marl_jax.learning.groups import group_key
 from marl_jax.own import is_own, load_own, own_function
 from marl_jax.planning.walks import alone, compared_by, least_calls
@@ -50,9 +50,8 @@ def asked_in_vain(config: RunFields, asked: Iterable[str]) -> list[str]:
     found = []
     if "data.levels" in asked and config.data.name not in KINDS:
         found.append(f"data.levels is for procedural data; '{config.data.name}' has no levels: leave it out")
-    if config.logging.wandb and importlib.util.find_spec("wandb") is None:
-        found.append("logging.wandb is on and wandb is not installed: pip install wandb, or leave it off")
-    return found
+    wanted = [package for package in TRACKERS if getattr(config.logging, package)]
+    return found + [not_installed(package) for package in wanted if importlib.util.find_spec(package) is None]
 
 
 def _workflow(config: RunFields) -> Problems:

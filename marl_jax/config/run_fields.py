@@ -21,6 +21,7 @@ from marl_jax.tasks.buffer import BufferConfig
 from marl_jax.workflows import find
 
 __all__ = [
+    "TRACKERS",
     "CheckpointConfig",
     "DataConfig",
     "EngineConfig",
@@ -31,6 +32,7 @@ __all__ = [
     "RolloutConfig",
     "RunFields",
     "WorkflowConfig",
+    "not_installed",
 ]
 
 Seed = Annotated[int, Ge(0), Le(LARGEST_SEED)]
@@ -142,6 +144,14 @@ class CheckpointConfig:
     keep_every: OptionalCount = None  # keep every checkpoint of a multiple of so many steps
 
 
+TRACKERS = ("wandb", "trackio")  # packages, and the fields of `logging` that turn them on
+
+
+def not_installed(package: str) -> str:
+    """What is said of a tracker whose package is not there."""
+    return f"logging.{package} is on and {package} is not installed: pip install {package}, or leave it off"
+
+
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
     """What a run leaves behind besides its numbers."""
@@ -153,7 +163,8 @@ class LogConfig:
     episodes_size: Positive = 50.0
     tensorboard: bool = True  # write the numbers of metrics.jsonl as event files, too
     wandb: bool = False  # and send them to Weights & Biases
-    wandb_project: str = "marl_jax"  # under this name
+    trackio: bool = False  # and to Trackio, which keeps them on this machine
+    wandb_project: str = "marl_jax"  # the project's name, on either
 
 
 @dataclasses.dataclass(frozen=True)

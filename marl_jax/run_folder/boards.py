@@ -8,6 +8,7 @@ TensorBoard's event files are written here, without TensorFlow: scalars only.
 """
 
 import hashlib
+import importlib
 import os
 import socket
 import struct
@@ -17,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from marl_jax.config.run_config import ConfigError
+from marl_jax.config.run_fields import not_installed
 from marl_jax.run_folder.files import append, disk_errors
 from marl_jax.run_folder.folder import path_errors
 from marl_jax.run_folder.metrics import plain
 
-__all__ = ["Board", "TensorBoard", "WeightsAndBiases", "crc32c", "masked_crc", "numbers", "record"]
+__all__ = ["Board", "TensorBoard", "Tracker", "crc32c", "masked_crc", "numbers", "record"]
+
 
 _START = 1  # status of a session log: TensorBoard forgets what earlier files say from its step on
 _LARGEST = 3.4028234663852886e38  # of float32
@@ -54,24 +57,23 @@ class TensorBoard:
         append(self._file, record(_key(1, 1) + struct.pack("<d", time.time()) + fields))
 
 
-class WeightsAndBiases:
-    """One run on Weights & Biases for one run folder; needs the package and its own log-in."""
+class Tracker:
+    """One run on a tracker for one run folder: Weights & Biases, or Trackio, whose package has the same face."""
 
-    def __init__(self, folder: Path, project: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, package: str, folder: Path, project: str, config: Mapping[str, Any]) -> None:
         try:
-            import wandb
+            tracker = importlib.import_module(package)
         except ImportError:
-            raise ConfigError(
-                ["logging.wandb is on and wandb is not installed: pip install wandb, or leave it off"]
-            ) from None
-        self._run = wandb.init(
-            project=project,
-            name=folder.name,
-            id=hashlib.sha256(str(folder).encode()).hexdigest()[:16],  # the same again on resume
-            resume="allow",
-            dir=str(folder),
-            config=dict(config),
-        )
+            raise ConfigError([not_installed(package)]) from None
+        told: dict[str, Any] = {
+            "project": project,
+            "name": folder.name,
+            "resume": "allow",
+            "config": dict(config),
+        }
+        if package == "wandb":
+            told |= {"id": hashlib.sha256(str(folder).encode()).hexdigest()[:16], "dir": str(folder)}
+        self._run = tracker.init(**told)  # on resume the same run again
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Send the numbers of a step."""
@@ -82,7 +84,7 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-Board = TensorBoard | WeightsAndBiases
+Board = TensorBoard | Tracker
 
 
 def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

@@ -22,12 +22,13 @@ from marl_jax import fields
 from marl_jax.alarms.watch import judge
 from marl_jax.compiled import NoArrayForm
 from marl_jax.config.run_config import ConfigError, RunConfig
+from marl_jax.config.run_fields import TRACKERS
 from marl_jax.learning import Qwen3
 from marl_jax.planning import devices, plan
 from marl_jax.planning.measured import Pace
 from marl_jax.planning.walks import left_open
 from marl_jax.pretraining.taught import warning_of
-from marl_jax.run_folder.boards import Board, TensorBoard, WeightsAndBiases
+from marl_jax.run_folder.boards import Board, TensorBoard, Tracker
 from marl_jax.run_folder.checkpoints import Checkpoints, steps
 from marl_jax.run_folder.folder import (
     CONFIG,
@@ -315,9 +316,10 @@ def _records(
     if config.logging.tensorboard:
         boards.append(TensorBoard(folder / "tensorboard", step))
         stack.callback(boards[-1].close)
-    if config.logging.wandb:
-        boards.append(WeightsAndBiases(folder, config.logging.wandb_project, config.to_json()))
-        stack.callback(boards[-1].close)
+    for package in TRACKERS:
+        if getattr(config.logging, package):
+            boards.append(Tracker(package, folder, config.logging.wandb_project, config.to_json()))
+            stack.callback(boards[-1].close)
     return metrics, evaluations, boards
 
 

@@ -13,8 +13,9 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from marl_jax.config.run_config import ConfigError
+from marl_jax.config.run_fields import TRACKERS
 from marl_jax.run_folder import boards
-from marl_jax.run_folder.boards import TensorBoard, WeightsAndBiases, numbers
+from marl_jax.run_folder.boards import TensorBoard, Tracker, numbers
 from marl_jax.run_folder.checkpoints import Checkpoints
 from marl_jax.run_folder.files import DiskFull, append
 from marl_jax.run_folder.folder import FolderError
@@ -264,22 +265,24 @@ def test_a_resumed_run_begins_another_file_and_forgets_the_steps_after(tmp_path)
     assert (again.step, again.session_log.status) == (21, 1)
 
 
-def test_weights_and_biases_is_asked_for_only_when_it_is_there(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match="pip install wandb"):
-        WeightsAndBiases(tmp_path, "p", {})
+@pytest.mark.parametrize("package", TRACKERS)
+def test_a_tracker_is_asked_for_only_when_it_is_there(tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=f"pip install {package}"):
+        Tracker(package, tmp_path, "p", {})
 
 
-def test_weights_and_biases_gets_numbers_by_step_and_the_same_run_again_on_resume(tmp_path, monkeypatch):
+@pytest.mark.parametrize("package", TRACKERS)
+def test_a_tracker_gets_numbers_by_step_and_the_same_run_again_on_resume(tmp_path, monkeypatch, package):
     begun, heard = [], []
     run = types.SimpleNamespace(
         log=lambda values, step: heard.append((step, values)), finish=lambda: heard.append("finish")
     )
-    fake = types.ModuleType("wandb")
+    fake = types.ModuleType(package)
     fake.init = lambda **given: begun.append(given) or run
-    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setitem(sys.modules, package, fake)
     for step in (1, 2):  # a run, and its resume
-        board = WeightsAndBiases(tmp_path / "run", "p", {"seed": 3})
+        board = Tracker(package, tmp_path / "run", "p", {"seed": 3})
         board.write(
             step, {"reward": 0.5, "role": {"generator": jnp.float32(0.25)}, "warnings": ["a"], "kl": None}
         )
@@ -291,10 +294,10 @@ def test_weights_and_biases_gets_numbers_by_step_and_the_same_run_again_on_resum
         "project": "p",
         "name": "run",
         "resume": "allow",
-        "dir": str(tmp_path / "run"),
         "config": {"seed": 3},
     }
     assert about.items() <= begun[0].items()
-    other = WeightsAndBiases(tmp_path / "other", "p", {})
+    other = Tracker(package, tmp_path / "other", "p", {})
     other.close()
-    assert begun[2]["id"] != begun[0]["id"]
+    if package == "wandb":
+        assert begun[0]["dir"] == str(tmp_path / "run") and begun[2]["id"] != begun[0]["id"]
