@@ -139,7 +139,7 @@ def run(
         record["runs"].append({arm: {"seconds": seconds[arm], **found[arm]} for arm in found})
         record["seconds"] = round(record["seconds"] + time.perf_counter() - began, 1)
         results.mkdir(parents=True, exist_ok=True)
-        write_atomically(results / f"{name.rpartition('.')[2]}.json", json.dumps(record, indent=1) + "\n")
+        write_atomically(results / f"{name.rpartition('.')[2]}.json", json.dumps(record) + "\n")
         shown = {
             arm: {n: v if v is None else round(float(np.mean(v)), 4) for n, v in one["values"].items()}
             for arm, one in found.items()

@@ -14,12 +14,14 @@ from absl import logging
 from notebook import notebook_of
 from run_names import undocumented
 
-from examples import own_loop
+from examples import own_loop, own_recipe
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.run_folder.metrics import read_lines
 from marl_jax.runs import play
 from marl_jax.runs.parts import load_tasks
+from recipes import run as recipe_run
+from recipes.recipe import changed
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
@@ -70,7 +72,7 @@ def trained(request, base, tmp_path_factory):
 
 
 def test_every_program_is_run_here():
-    assert set(PROGRAMS) == {*TRAINED, "sample", "losses", "own_loop", "compiled_step"}
+    assert set(PROGRAMS) == {*TRAINED, "sample", "losses", "own_loop", "compiled_step", "own_recipe"}
 
 
 def test_a_model_directory_is_sampled_from(base, capsys):
@@ -134,6 +136,23 @@ def test_the_compiled_step_tells_of_every_step(base, capsys):
     run("compiled_step", *[f"--config.{setting}" for setting in (*SMALL, f"policies.base={base}")])
     told = capsys.readouterr().out.splitlines()
     assert [re.fullmatch(r"(\d) reward [01]\.\d+ tokens \d+", line)[1] for line in told] == ["1", "2"]
+
+
+def test_a_recipe_of_ones_own_is_trained_and_written_down(base, tmp_path, monkeypatch):
+    """The page's example as it stands, two steps of it."""
+    assert len((ROOT / "examples" / "own_recipe.py").read_text().splitlines()) <= 40
+    few = {
+        name: json.loads(text) if text[0].isdigit() else text for name, text in (s.split("=") for s in SMALL)
+    }
+    few |= {"evaluation.problems": 1, "data.test_size": 2, "data.train_size": 8, "policies.base": str(base)}
+    few |= {"checkpoints.every": 1, "checkpoints.keep_every": 1}
+    made = dataclasses.replace(own_recipe.RECIPE, config=lambda: changed(own_recipe.config(), few))
+    monkeypatch.setattr(own_recipe, "RECIPE", made)
+    record = recipe_run.run("examples.own_recipe", 1, tmp_path / "runs", results=tmp_path)
+    assert json.loads((tmp_path / "own_recipe.json").read_text()) == record
+    (found,) = record["runs"]
+    assert set(found) == {"majority", "truth"} and len(found["truth"]["values"]["accuracy"]) == 2
+    assert found["majority"]["sampled"] > 0 and 0 <= found["truth"]["values"]["unreadable"] <= 1
 
 
 def test_training_never_reads_the_test_split(trained):

@@ -1,0 +1,65 @@
+"""Rewards from peers: what an answer, a text or a turn is worth by the others of its group, without the truth.
+
+    answers of a group ──agreement, wins──► worth of each        texts of a batch ──crowding──► how common each is
+    worth turn by turn ──changes──► what each turn has changed
+
+Plain functions of lists, for use in a reward of one's own: with `rewards.batch=task` that sees all episodes of a
+problem, with `rewards.batch=step` all of a step.
+"""
+
+import collections
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["agreement", "changes", "consensus", "crowding", "wins"]
+
+
+def consensus(answers: Sequence[str | None]) -> tuple[str | None, float]:
+    """The commonest readable answer, the first of several, and its share of all; (None, 0) where none can be read."""
+    counts = collections.Counter(answer for answer in answers if answer is not None)
+    if not counts:
+        return None, 0.0
+    answer, count = counts.most_common(1)[0]
+    return answer, count / len(answers)
+
+
+def agreement(answers: Sequence[str | None]) -> list[float]:
+    """1 for each answer that is the consensus, else 0: the majority as the label."""
+    label, _ = consensus(answers)
+    return [float(answer is not None and answer == label) for answer in answers]
+
+
+def wins(values: Sequence[Any], beats: Callable[[Any, Any], bool] = operator.gt) -> list[float]:
+    """The share of the others that each beats; where neither beats the other it is half a win. Of one alone, 1/2.
+
+    `beats` may be any preference, a noisy or a cyclic one too.
+    """
+    count = len(values)
+    if count == 1:
+        return [0.5]
+
+    def against(i: int, j: int) -> float:
+        won, lost = beats(values[i], values[j]), beats(values[j], values[i])
+        return 0.5 if won == lost else float(won)
+
+    return [sum(against(i, j) for j in range(count) if j != i) / (count - 1) for i in range(count)]
+
+
+def crowding(texts: Sequence[str], near: float = 0.5, size: int = 3) -> list[float]:
+    """The share of the texts that each is near to, itself included: overlap of their runs of `size` characters.
+
+    Near are two whose common runs are at least so large a share of all runs of both. A price on it keeps a batch
+    diverse.
+    """
+    grams = [{text[i : i + size] for i in range(max(len(text) - size + 1, 1))} for text in texts]
+
+    def overlap(a: set[str], b: set[str]) -> float:
+        return len(a & b) / len(a | b)
+
+    return [sum(overlap(one, other) >= near for other in grams) / len(grams) for one in grams]
+
+
+def changes(values: Sequence[float], start: float = 0.0) -> list[float]:
+    """What each turn has changed: the first against `start`, every other against the one before."""
+    return [now - before for before, now in zip([start, *values], values)]
