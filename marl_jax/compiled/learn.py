@@ -139,10 +139,7 @@ class _Work:
             carry,
             rate,
             self._per_role(),
-            config=config.optimiser,
-            mixing=config.interventions.mixing,
-            apart=config.apart,
-            layer_norms=config.layer_norms,
+            settings=config.step_settings,
         )
         finite = applied["finite"].astype(jnp.int32)
         moved = state.replace(

@@ -9,14 +9,24 @@ from annotated_types import Le
 from marl_jax import fields
 from marl_jax.fields import Count, NotNegative, Positive
 from marl_jax.learning.batching import BatchConfig
-from marl_jax.learning.interventions import InterventionConfig
+from marl_jax.learning.interventions import InterventionConfig, Mixing
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.objectives import PreferenceConfig, check_objective
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 
-__all__ = ["LARGEST_SEED", "LearnerConfig"]
+__all__ = ["LARGEST_SEED", "LearnerConfig", "StepSettings"]
 
 LARGEST_SEED = 2**31 - 1  # JAX would cut a larger one to 32 bits
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSettings:
+    """The static settings of an optimiser step, see `update_programs.apply`."""
+
+    optimiser: OptimiserConfig  # which optimiser
+    mixing: Mixing  # how the roles' parts are weighed
+    apart: bool = True  # the parts are those of roles; otherwise there is one part, of all rows
+    layer_norms: bool = False  # also split every part's norm by layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +67,11 @@ class LearnerConfig:
     def apart(self) -> bool:
         """Whether the gradients of roles, or slots, are kept apart."""
         return self.gradients != "off" or self.interventions.needs_roles
+
+    @property
+    def step_settings(self) -> StepSettings:
+        """The static settings of an optimiser step."""
+        return StepSettings(self.optimiser, self.interventions.mixing, self.apart, self.layer_norms)
 
     def unit(self, role: str, slot: int) -> Any:
         """The part of the gradient that a row adds to: that of its role, of its slot, or of all rows (None)."""

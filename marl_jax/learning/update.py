@@ -260,10 +260,7 @@ class Learner:
                 carry,
                 np.float32(rate),
                 work.per_role,
-                config=config.optimiser,
-                mixing=config.interventions.mixing,
-                apart=config.apart,
-                layer_norms=config.layer_norms,
+                settings=config.step_settings,
             )
             done.append((outs, applied))
             batches_of.append(batches)

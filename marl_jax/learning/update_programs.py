@@ -19,10 +19,11 @@ from jax.sharding import NamedSharding
 
 from marl_jax.learning import gradients, interventions
 from marl_jax.learning.batching import MicroBatch
+from marl_jax.learning.learner_config import StepSettings
 from marl_jax.learning.logprobs import token_logprobs
 from marl_jax.learning.losses import LossConfig, policy_loss
 from marl_jax.learning.network import Network
-from marl_jax.learning.optimiser import OptimiserConfig, clip_factor, transformation
+from marl_jax.learning.optimiser import clip_factor, transformation
 from marl_jax.models.qwen3 import full_precision
 from marl_jax.models.weight_table import Tree
 
@@ -139,9 +140,7 @@ def _slices(batch: MicroBatch, count: int) -> MicroBatch:
     return dataclasses.replace(batch, sequences=jnp.where(some, batch.sequences - first, 0))
 
 
-@functools.partial(
-    jax.jit, static_argnames=("config", "mixing", "apart", "layer_norms"), donate_argnums=(0, 1, 2)
-)
+@functools.partial(jax.jit, static_argnames="settings", donate_argnums=(0, 1, 2))
 @full_precision
 def apply(
     tree: Tree,
@@ -151,12 +150,10 @@ def apply(
     rate: jax.Array,
     roles: interventions.PerRole,
     *,
-    config: OptimiserConfig,
-    mixing: interventions.Mixing,
-    apart: bool = True,  # the parts are those of roles; otherwise there is one part, of all rows
-    layer_norms: bool = False,
+    settings: StepSettings,
 ) -> tuple[Tree, Any, Tree | None, dict[str, Any]]:
     """New weights, optimiser state and damping average; all unchanged where the gradient is not finite."""
+    config, mixing, apart = settings.optimiser, settings.mixing, settings.apart
     parts, denominator = carry
     parts = jax.tree.map(lambda x: x / jnp.where(denominator == 0, 1.0, denominator), parts)
     done: dict[str, Any] = {}
@@ -189,7 +186,7 @@ def apply(
         "clip_factor": factor,
         "update_norm": optax.global_norm(change),
     }
-    if layer_norms:
+    if settings.layer_norms:
         done["layers"] = gradients.layer_norms(parts)
     new = jax.tree.map(lambda p, c: (p + c).astype(p.dtype), tree, change)
     keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)

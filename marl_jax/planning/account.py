@@ -77,10 +77,7 @@ def lowered(
             carry,
             jax.ShapeDtypeStruct((), jnp.float32),
             PerRole(each, each > 0, None, np.eye(units)),
-            config=learner.optimiser,
-            mixing=learner.interventions.mixing,
-            apart=learner.apart,
-            layer_norms=learner.layer_norms,
+            settings=learner.step_settings,
         ),
         "prefill": programs.prefill.lower(
             params,

@@ -14,7 +14,7 @@ from learning_rows import TINY, as_table, make_rows, plain_loss
 from marl_jax.learning import update_programs
 from marl_jax.learning.batching import BatchConfig, make_batches
 from marl_jax.learning.interventions import InterventionConfig, Mixing, PerRole
-from marl_jax.learning.learner_config import LearnerConfig
+from marl_jax.learning.learner_config import LearnerConfig, StepSettings
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig, transformation
@@ -140,9 +140,8 @@ def test_every_product_of_the_interventions_asks_for_full_precision():
     carry = jax.tree.map(lambda x: jnp.zeros((2, *x.shape)), PARAMS), jnp.ones(())
     state, damping = transformation(optimiser).init(PARAMS), PARAMS
     given = (PARAMS, state, damping, carry, 0.1, roles)
-    text = str(
-        jax.make_jaxpr(functools.partial(update_programs.apply, config=optimiser, mixing=mixing))(*given)
-    )
+    run = functools.partial(update_programs.apply, settings=StepSettings(optimiser, mixing))
+    text = str(jax.make_jaxpr(run)(*given))
     assert text.count("dot_general[") > 20
     assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") >= text.count("dot_general[")
 
