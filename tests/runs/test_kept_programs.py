@@ -24,21 +24,26 @@ def cold(tmp_path):
 
 
 @pytest.mark.campaign
-def test_a_run_that_is_killed_and_goes_on_warm_has_the_bits_of_one_that_was_compiled_whole(
-    cold, base, tmp_path
-):
-    whole, killed, found = tmp_path / "whole", tmp_path / "killed", []
+def test_a_run_that_is_killed_ends_with_the_same_bits_whether_it_goes_on_warm_or_cold(cold, base, tmp_path):
+    whole = tmp_path / "whole"
     assert run(base, whole, steps=4) == 4
     assert list(cold.glob("*-cache"))
-    shutil.copytree(whole, killed)
-    for step in steps(killed / "checkpoints")[1:]:
-        shutil.rmtree(killed / "checkpoints" / str(step))
-    jax.clear_caches()
-    note = lambda event, **_: found.append(event) if event.endswith("/cache_hits") else None
-    jax.monitoring.register_event_listener(note)
-    try:
-        assert run(base, killed, steps=4) == 4
-    finally:
-        jax.monitoring.unregister_event_listener(note)
-    assert found  # what was kept is what ran
-    same(killed, whole)
+    for how in ("warm", "cold"):
+        killed, found = tmp_path / how, []
+        shutil.copytree(whole, killed)
+        for step in steps(killed / "checkpoints")[1:]:
+            shutil.rmtree(killed / "checkpoints" / str(step))
+        if how == "cold":
+            for program in cold.glob("*"):
+                program.unlink()
+            compilation_cache.reset_cache()
+        jax.clear_caches()
+        note = lambda event, found=found, **_: found.append(event) if event.endswith("/cache_hits") else None
+        jax.monitoring.register_event_listener(note)
+        try:
+            assert run(base, killed, steps=4) == 4
+        finally:
+            jax.monitoring.unregister_event_listener(note)
+        if how == "warm":
+            assert found  # what was kept is what ran
+        same(killed, whole)
