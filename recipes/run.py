@@ -48,7 +48,7 @@ def trained(config: RunConfig, folder: Path) -> float:
     """Train to the end; the seconds it took."""
     began = time.perf_counter()
     last = max(saved_steps(folder / "checkpoints"), default=0)
-    if last < config.steps:
+    if last < config.steps or not (folder / "config.json").exists():
         last = train(config, folder, live=Live(config.steps, config.roles, io.StringIO()))
     if last < config.steps:
         raise RunError(f"stopped after step {last} of '{folder}'; the same command goes on from there")
@@ -79,11 +79,11 @@ def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> di
     """{arm: what its run of this seed came to}, at equal tokens."""
     lines = {arm: list(read_lines(root / arm / "metrics.jsonl")) for arm in configs}
     spent = {arm: sampled(configs[arm], lines[arm]) for arm in configs}
-    budget = min(int(tokens[-1]) for tokens in spent.values())
+    budget = min((int(tokens[-1]) for tokens in spent.values() if len(tokens)), default=0)
     found = {}
     for arm, config in configs.items():
-        saved = saved_steps(root / arm / "checkpoints")
-        step = max((s for s in saved if spent[arm][s - 1] <= budget), default=min(saved))
+        saved = saved_steps(root / arm / "checkpoints") or [0]  # without training there is none
+        step = max((s for s in saved if s and spent[arm][s - 1] <= budget), default=min(saved))
         asked = changed(config, recipe.examined)
         one = Trained(
             table=played(asked, root / arm, step),
@@ -99,7 +99,12 @@ def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> di
             name: _rounded(measure(Trained(one.base or one.table, SAMPLES)))
             for name, measure in COMMON.items()
         }
-        found[arm] = {"step": step, "sampled": int(spent[arm][step - 1]), "values": values, "base": base}
+        found[arm] = {
+            "step": step,
+            "sampled": int(spent[arm][step - 1]) if step else 0,
+            "values": values,
+            "base": base,
+        }
     return found
 
 

@@ -1,0 +1,126 @@
+"""R-Zero (arXiv 2508.05004): a challenger writes questions, a solver learns from the majority of its own answers.
+
+Claim: pseudo-labels drift away from the truth as training goes on, and leaving out questions whose majority is too
+large or too small slows it. Here the truth is known to the executor, so drift is measured and not estimated.
+
+The challenger earns min(s, 1 - s) for the share s of the solver's answers that agree, less the share of its batch that
+is near to its question, and -1 for what is no question. A solver earns 1 for the majority's answer. Challenger and
+solver are two policies that train in turn. Without the band every question teaches; with it those of s in 0.3 to 0.8.
+"""
+
+import functools
+
+import numpy as np
+
+from marl_jax.rewards.peers import agreement, consensus, crowding
+from marl_jax.workflows import Call, solver, team, workflow
+from recipes.absolute_zero import executed
+from recipes.recipe import Claim, Recipe, Trained, micro
+from recipes.words import ask_proposer
+
+BAND = (0.3, 0.8)
+
+
+@workflow(
+    roles={"challenger": team, "solver": solver(slots="answers")}, families=("math",), counts=("answers",)
+)
+def challenged(task, prompts, *, rng, answers=5, given=False):
+    """A question that is written and answered so many times; `given` is the evaluation's."""
+    if given:
+        return (yield Call("solver", prompts.generator(question=task.question)))
+    example = f"{rng.integers(100)}+{rng.integers(100)}"
+    ask = [{"role": "user", "content": ask_proposer(example, "deduction")}]
+    written = yield Call("challenger", ask, read=functools.partial(_valid, "deduction"))
+    if written.answer is None:
+        return None
+    made = executed("deduction", written.text)
+    ask = prompts.generator(question=made.question)
+    return (yield [Call("solver", ask, slot=i, about=made) for i in range(answers)])[0]
+
+
+def _valid(kind, text):
+    made = executed(kind, text)
+    return made and made.id
+
+
+def paid(graded, band=None):
+    """All episodes of a step."""
+    written = [one.calls[0].text for one in graded]
+    near = crowding(written, near=0.9)
+    return [_paid(one, common, band) for one, common in zip(graded, near)]
+
+
+def _paid(one, common, band):
+    said = [call.answer for call in one.calls[1:]]
+    if not said:
+        return [-1.0]
+    share = consensus(said)[1]
+    labels = agreement(said) if band is None or band[0] <= share <= band[1] else [0.0] * len(said)
+    return [min(share, 1 - share) - common, *labels]
+
+
+def banded(graded):
+    """The same, with the band."""
+    return paid(graded, BAND)
+
+
+def config():
+    """Ten steps of one, ten of the other."""
+    return micro(
+        "recipes.r_zero:challenged",
+        {"challenger": "p0", "solver": "p1"},
+        base="configs/bases/recipes-xs",
+        samples=4,
+        rewards__name="recipes.r_zero:banded",
+        rewards__batch="step",
+        advantages__group="task,role",
+        phases=[
+            {"steps": 10, "name": "challenger", "policies": ["p0"]},
+            {"steps": 10, "name": "solver", "policies": ["p1"], "collect": True},
+        ],
+    )
+
+
+def label_accuracy(tables):
+    """The share of pseudo-labels that are true, and so agree with what the executor has computed."""
+    right = []
+    for table in tables:
+        for one in table.episodes():
+            said = [call.answer for call in one.calls[1:]]
+            label, _ = consensus(said)
+            if label is not None:
+                right.append(one.answers[1 + said.index(label)])
+    return float(np.mean(right)) if right else float("nan")
+
+
+def early(trained: Trained) -> float:
+    """Of the first quarter of the steps that were kept."""
+    tables = trained.collected()
+    return label_accuracy(tables[: max(len(tables) // 4, 1)])
+
+
+def late(trained: Trained) -> float:
+    """Of the last quarter."""
+    tables = trained.collected()
+    return label_accuracy(tables[-max(len(tables) // 4, 1) :])
+
+
+RECIPE = Recipe(
+    system="R-Zero, arXiv 2508.05004",
+    claim="Labels by majority drift away from the truth as training goes on, and a band on their share slows it.",
+    config=config,
+    arms={
+        "band": {},
+        "no band": {"rewards.name": "recipes.r_zero:paid"},
+        "frozen challenger": {"policies.frozen_roles": ["challenger"], "phases": []},
+    },
+    claims=(
+        Claim("accuracy", "band", "base"),
+        Claim("labels early", "no band", "=labels late"),
+        Claim("labels late", "band", "no band"),
+        Claim("accuracy", "band", "frozen challenger"),
+    ),
+    measures={"labels early": early, "labels late": late},
+    examined={"workflow.settings.given": True},
+    hours=0.6,
+)
