@@ -8,13 +8,14 @@
 Rewards, workflows that are replayed and transcripts read these; numbers are read in `marl_jax.table`.
 """
 
+import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from marl_jax.task import Task
 
-__all__ = ["CallRecord", "Episode", "Leaf", "ToolRecord"]
+__all__ = ["CallRecord", "Episode", "Leaf", "ToolRecord", "ends_of", "path_of", "places_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,3 +101,29 @@ class Episode:
     def kinds(self) -> tuple[str, ...]:
         """The kind of each call."""
         return tuple(call.kind for call in self.calls)
+
+
+def ends_of(episode: Episode, call: CallRecord) -> list[Any]:
+    """The paths that a call is on; the episode itself where it does not fork."""
+    return [leaf for leaf in episode.leaves if leaf.path[: len(call.path)] == call.path] or [episode]
+
+
+def places_of(episode: Episode) -> Iterable[int]:
+    """Where each call stands on its path."""
+    if not episode.leaves:
+        return range(len(episode.calls))
+    sizes = collections.Counter(call.path for call in episode.calls)
+    before = {path: sum(sizes[path[:depth]] for depth in range(len(path))) for path in sizes}
+    count: collections.Counter[tuple[int, ...]] = collections.Counter()
+    places = []
+    for call in episode.calls:
+        places.append(before[call.path] + count[call.path])
+        count[call.path] += 1
+    return places
+
+
+def path_of(bare: Episode, leaf: Leaf) -> Episode:
+    """The path to a leaf as an episode that does not fork, without its calls."""
+    tools = tuple(tool for tool in bare.tools if leaf.path[: len(tool.path)] == tool.path)
+    ending = {"path": leaf.path, "answer": leaf.answer, "error": leaf.error, "outcome": leaf.outcome}
+    return dataclasses.replace(bare, tools=tools, leaves=(), **ending)

@@ -9,14 +9,13 @@ Each later stage is a function that adds columns or reads them. Columns of numbe
 `jit`; texts and the episodes' own facts stay on the host. `Table.episodes()` shows the same rows episode by episode.
 """
 
-import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from marl_jax.episodes import CallRecord, Episode, Leaf
+from marl_jax.episodes import CallRecord, Episode, ends_of, path_of, places_of
 from marl_jax.task import Task
 
 __all__ = [
@@ -167,16 +166,16 @@ class Table:
                 np.int32
             ),
             path=padded([call.path for call in calls]),
-            call=_ints(place for one in episodes for place in _places(one)),
+            call=_ints(place for one in episodes for place in places_of(one)),
             reads=padded([call.reads for call in calls]),
             after=_ints(-1 if call.after is None else call.after for call in calls),
             kind=_ints(KINDS.index(call.kind) for call in calls),
             choice=_ints(_choice(call.kind, call.answer) for call in calls),
             sound=np.array(
-                [any(end.error is None for end in _ends(o, c)) for o, c in zip(owners, calls)], bool
+                [any(end.error is None for end in ends_of(o, c)) for o, c in zip(owners, calls)], bool
             ),
             grade=_floats(grade for one in episodes for grade in one.answers) if graded else None,
-            outcome=np.array([_mean(_ends(o, c)) for o, c in zip(owners, calls)], np.float64)
+            outcome=np.array([_mean(ends_of(o, c)) for o, c in zip(owners, calls)], np.float64)
             if ended
             else None,
             text=tuple(call.text for call in calls),
@@ -344,7 +343,7 @@ class Table:
         for number, bare in enumerate(self.bare_episodes):
             mine = np.arange(first[number], first[number + 1])
             for leaf in bare.leaves:
-                flat_episodes.append(_path_of(bare, leaf))
+                flat_episodes.append(path_of(bare, leaf))
                 rows.append(mine[_on(self.path[mine], leaf.path)])
             if not bare.leaves:
                 flat_episodes.append(bare)
@@ -456,33 +455,8 @@ def path_tuples(path: np.ndarray) -> list[tuple[int, ...]]:
     return [tuple(way for way in row if way >= 0) for row in path.tolist()]
 
 
-def _ends(episode: Episode, call: CallRecord) -> list[Any]:
-    """The paths that a call is on; the episode itself where it does not fork."""
-    return [leaf for leaf in episode.leaves if leaf.path[: len(call.path)] == call.path] or [episode]
-
-
 def _mean(ends: Sequence[Any]) -> float:
     return sum(end.outcome for end in ends) / len(ends)
-
-
-def _places(episode: Episode) -> Iterable[int]:
-    """Where each call stands on its path."""
-    if not episode.leaves:
-        return range(len(episode.calls))
-    sizes = collections.Counter(call.path for call in episode.calls)
-    before = {path: sum(sizes[path[:depth]] for depth in range(len(path))) for path in sizes}
-    count: collections.Counter[tuple[int, ...]] = collections.Counter()
-    places = []
-    for call in episode.calls:
-        places.append(before[call.path] + count[call.path])
-        count[call.path] += 1
-    return places
-
-
-def _path_of(bare: Episode, leaf: Leaf) -> Episode:
-    tools = tuple(tool for tool in bare.tools if leaf.path[: len(tool.path)] == tool.path)
-    ending = {"path": leaf.path, "answer": leaf.answer, "error": leaf.error, "outcome": leaf.outcome}
-    return dataclasses.replace(bare, tools=tools, leaves=(), **ending)
 
 
 def _on(paths: np.ndarray, leaf: tuple[int, ...]) -> np.ndarray:
