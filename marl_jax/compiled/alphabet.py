@@ -20,7 +20,7 @@ import numpy as np
 
 from marl_jax.compiled.refusal import NoArrayForm
 
-__all__ = ["Alphabet", "alphabet_of", "join", "sizes_of", "spell", "tokenise"]
+__all__ = ["Alphabet", "alphabet_of", "join", "spell", "tokenise"]
 
 CONTROL = 128  # the code of the first control token
 
@@ -100,17 +100,12 @@ def alphabet_of(tokenizer: Any, vocabulary: int) -> Alphabet:
     return Alphabet(spelled, ids, words_first, control, control[inner["model"]["unk_token"]])
 
 
-def sizes_of(alphabet: Alphabet, tokens: jax.Array, length: jax.Array) -> jax.Array:
-    """Int[B, M]: how many characters each token is, 0 behind the lengths [B]."""
-    sizes = jnp.asarray((alphabet.spelled > 0).sum(axis=1), jnp.int32)[tokens]
-    return jnp.where(jnp.arange(tokens.shape[1]) < length[:, None], sizes, 0)
-
-
 def spell(
     alphabet: Alphabet, tokens: jax.Array, length: jax.Array, width: int
 ) -> tuple[jax.Array, jax.Array]:
     """tokens [B, M] of lengths [B] -> their codes [B, width], 0 behind the end, and how many there are [B]."""
-    sizes = sizes_of(alphabet, tokens, length)
+    sizes = jnp.asarray((alphabet.spelled > 0).sum(axis=1), jnp.int32)[tokens]
+    sizes = jnp.where(jnp.arange(tokens.shape[1]) < length[:, None], sizes, 0)
     start = jnp.cumsum(sizes, axis=1) - sizes
     size = sizes.sum(axis=1)
     rows = jnp.arange(len(tokens))[:, None]

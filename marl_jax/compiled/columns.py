@@ -42,10 +42,13 @@ class Columns(flax.struct.PyTreeNode):
     sample: jax.Array  # Int[E]
     logp: Any = None  # [N, M] as the learner computed them; None before it did
     entropy: Any = None  # [N, M]
+    ref_logp: Any = None  # [N, M] under the reference, where roles are anchored to one
     beyond: Any = None  # Bool[N], answers that count as wrong because arrays do not know
     cues: tuple[Cue, ...] = flax.struct.field(pytree_node=False, default=())  # of the C calls
     # Of each, the most tokens of its prompt and of what it says.
     widths: tuple[tuple[int, int], ...] = flax.struct.field(pytree_node=False, default=())
+    # Of each, whether all episodes of a problem have the same prompt.
+    shared: tuple[bool, ...] = flax.struct.field(pytree_node=False, default=())
 
 
 def table_of(stage: Stage, answer: Answer, versions: Mapping[str, Any]) -> Columns:
@@ -115,6 +118,7 @@ def table_of(stage: Stage, answer: Answer, versions: Mapping[str, Any]) -> Colum
         beyond=made & rows([line.read.beyond for line in lines]),
         cues=tuple(line.cue for line in lines),
         widths=tuple((line.prompt[0].shape[1], line.tokens.shape[1]) for line in lines),
+        shared=tuple(line.by_task for line in lines),
     )
 
 

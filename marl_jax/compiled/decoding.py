@@ -3,8 +3,8 @@
     stem [G, P]  keys and values of each prompt but its last token            prefilled in blocks by length
     own [W, M]   those of each lane, W = G x S: the prompt's last token, then what is sampled
 
-All lanes write the same column at the same time. The loop ends when all lanes have; at set steps the lanes that are
-left are gathered into fewer. The noise of a token follows from the lane's key and its number, as in the engine.
+All lanes write the same column at the same time. The loop ends when all lanes have; when few are left, they are
+gathered into a quarter. The noise of a token follows from the lane's key and its number, as in the engine.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marl_jax.compiled.widths import by_width, in_blocks, over_seeds
+from marl_jax.compiled.widths import in_blocks, over_seeds
 from marl_jax.models import qwen3
 from marl_jax.models.attention import self_attention
 from marl_jax.models.decode import unstack, unstack_lora
@@ -26,7 +26,7 @@ from marl_jax.sampling.programs import Features, Lanes, sample
 __all__ = ["BLOCK", "Out", "Own", "Stem", "Voice", "speak"]
 
 BLOCK = 32  # prompts that are prefilled together
-STAGES = (16, 32)  # steps after which finished lanes are left out, before the last
+LEAST_LANES = 128  # below, finished lanes are not left out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,48 +142,39 @@ def _decode(voice: Voice, weights: _Weights, stem: Stem, lanes: Lanes, forced: j
         jnp.zeros(count, jnp.int32),
     )
     loop = _Loop(jnp.zeros((), jnp.int32), lanes, own, out)
-    few = count < 4 * BLOCK
-    ends = [end for end in STAGES if end < most and not few] + [most]
-    share = count // len(stem.length)
-    for number, end in enumerate(ends):
-        widths = (count // 4, count) if number else (count,)
-        alive = jnp.sum(loop.lanes.active)
-        run = functools.partial(_stage, voice, weights, stem, loop, forced, end, share)
-        loop = by_width(alive, widths, run, voice.seeds_axis)
+    for end in sorted({-(-most // 2), most}):
+        loop = _stage(voice, weights, stem, loop, forced, end)
     return loop.out
 
 
 def _stage(
-    voice: Voice,
-    weights: _Weights,
-    stem: Stem,
-    loop: _Loop,
-    forced: jax.Array | None,
-    end: int,
-    share: int,
-    width: int,
+    voice: Voice, weights: _Weights, stem: Stem, loop: _Loop, forced: jax.Array | None, end: int
 ) -> _Loop:
-    """Decode up to step `end` in `width` lanes, which hold all that are active."""
+    """Decode up to step `end`: in all lanes while many are active, then in a quarter that holds those that are left."""
     count = len(loop.lanes.token)
-    here, seat = loop, None
-    if width < count:
-        seat = jnp.argsort(~loop.lanes.active, stable=True)[:width]
-        take = lambda x: x[seat]
-        stem = Stem(*jax.tree.map(lambda x: x[seat // share], tuple(stem)))
-        lanes, own, out = jax.tree.map(take, (loop.lanes, loop.own, loop.out))
-        here = _Loop(loop.step, lanes, own, out)
-        forced = None if forced is None else take(forced)
+    few = count // 4 if count >= LEAST_LANES else 0
 
-    def goes_on(now: _Loop) -> jax.Array:
-        return over_seeds((now.step < end) & jnp.any(now.lanes.active), voice.seeds_axis)
+    def run(here: _Loop, stem: Stem, forced: jax.Array | None, more_than: int) -> _Loop:
+        def goes_on(now: _Loop) -> jax.Array:
+            active = over_seeds(jnp.sum(now.lanes.active), voice.seeds_axis)
+            return (now.step < end) & (active > more_than)
 
-    here = jax.lax.while_loop(goes_on, lambda now: _one(voice, weights, stem, now, forced, end), here)
-    if seat is None:
-        return here
-    back = jax.tree.map(
-        lambda old, new: old.at[seat].set(new), (loop.lanes, loop.own, loop.out), tuple(here)[1:]
-    )
-    return _Loop(here.step, *back)
+        return jax.lax.while_loop(goes_on, lambda now: _one(voice, weights, stem, now, forced, end), here)
+
+    def gathered(loop: _Loop) -> _Loop:
+        seat = jnp.argsort(~loop.lanes.active, stable=True)[:few]
+        take = functools.partial(jax.tree.map, lambda x: x[seat])
+        prompt = seat // (count // len(stem.length))
+        here = _Loop(loop.step, *take((loop.lanes, loop.own, loop.out)))
+        here = run(here, Stem(*jax.tree.map(lambda x: x[prompt], tuple(stem))), take(forced), 0)
+        put = lambda old, new: old.at[seat].set(new)
+        return _Loop(here.step, *jax.tree.map(put, tuple(loop)[1:], tuple(here)[1:]))
+
+    loop = run(loop, stem, forced, few)
+    if not few:
+        return loop
+    left = over_seeds(jnp.sum(loop.lanes.active), voice.seeds_axis)
+    return jax.lax.cond((loop.step < end) & (left > 0), gathered, lambda loop: loop, loop)
 
 
 def _one(

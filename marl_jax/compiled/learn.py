@@ -7,8 +7,8 @@ The programs are the hosted learner's; only the way rows are cut differs, which 
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from marl_jax.compiled.alphabet import join
 from marl_jax.compiled.cast import Cast, rates
 from marl_jax.compiled.columns import Columns
+from marl_jax.compiled.script import Cue
 from marl_jax.compiled.widths import in_blocks, ladder
 from marl_jax.learning import gradients, update_programs
 from marl_jax.learning.batching import MicroBatch
@@ -24,9 +25,9 @@ from marl_jax.learning.interventions import PerRole
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.update import LearnerState
 from marl_jax.models.weight_table import Tree
-from marl_jax.policies import is_frozen
+from marl_jax.policies import is_frozen, policy_of
 
-__all__ = ["Axes", "learn", "trains"]
+__all__ = ["Axes", "learn", "trains", "units_of"]
 
 BLOCK = 32  # rows that are differentiated together
 Unit = Any  # a role, (role, slot), or None for all rows
@@ -64,7 +65,8 @@ def learn(
     """New policies and states, the table with log-probs and entropy, and what the optimiser says of each policy."""
     trees, states, told = dict(trees), dict(states), dict[str, Any]()
     logp = jnp.zeros(columns.table.tokens.shape, jnp.float32)
-    columns = columns.replace(logp=logp, entropy=logp)
+    anchored = cast.config.learner.interventions.kl_coef
+    columns = columns.replace(logp=logp, entropy=logp, ref_logp=logp if anchored else None)
     trained = columns.table.trains & _learns(cast, columns, step)
     if cast.config.learner.mask_truncated:
         trained &= ~columns.table.truncated
@@ -95,26 +97,111 @@ def _learns(cast: Cast, columns: Columns, step: jax.Array) -> jax.Array:
     return jnp.stack([now(role) for role in columns.table.roles])[columns.table.role]
 
 
+def units_of(cast: Cast, policy: str, cues: Sequence[Cue]) -> tuple[list[Unit], list[str]]:
+    """What the gradients of a policy are kept apart by, and the role of each; as `learning.work.units_of` has it."""
+    config, roles = cast.config.learner, _roles(cast, policy)
+    if config.gradients == "slots":
+        there = {(cue.role, cue.slot) for cue in cues if _owner(cast, cue) == policy}
+        units = sorted(there, key=lambda unit: (roles.index(unit[0]), unit[1]))
+        return units, [role for role, _ in units]
+    return (roles, roles) if config.apart else ([None], [])
+
+
+def _roles(cast: Cast, policy: str) -> list[str]:
+    owners = cast.config.policies.map.items()
+    return list(dict.fromkeys(key.split("/")[0] for key, name in owners if name == policy))
+
+
+def _owner(cast: Cast, cue: Cue) -> str:
+    return policy_of(cast.config.policies.map, cue.role, cue.slot)
+
+
+class _Rows(NamedTuple):
+    """G prompts, each with the B completions that are learned behind it: many where a problem's calls share one."""
+
+    row: jax.Array  # Int[G, B] of the table
+    prompt: jax.Array  # Int[G, P]
+    shown: jax.Array  # Int[G], its length
+    tokens: jax.Array  # Int[G, B, S]
+    said: jax.Array  # Int[G, B], how many of them are learned
+    logprobs: jax.Array  # [G, B, S]
+    advantage: jax.Array  # [G, B]
+    temperature: jax.Array  # [G, B]
+    anchor: jax.Array  # [G, B]
+
+    @property
+    def shared(self) -> bool:
+        """Whether prompts are computed once for several completions."""
+        return self.row.shape[1] > 1
+
+    @property
+    def need(self) -> jax.Array:
+        """Int[G]: what the width of a block must hold, 0 of rows that are not learned."""
+        if self.shared:
+            return self.said.max(axis=1)
+        return jnp.where(self.said[:, 0] > 0, self.shown + self.said[:, 0] - 1, 0)
+
+    @property
+    def longest(self) -> int:
+        """The most that `need` may be."""
+        return self.tokens.shape[2] + (0 if self.shared else self.prompt.shape[1] - 1)
+
+
+def _micro_batch(rows: _Rows, width: int) -> MicroBatch:
+    """A few rows: a shared prompt with branches of `width` tokens, else prompt and completion in `width` tokens."""
+    (count, branches, most), prompt = rows.tokens.shape, rows.prompt.shape[1]
+    learned = min(width, most) if rows.shared else most  # tokens of a completion that may be targets
+    column = jnp.arange(learned)
+    mask = column < rows.said[..., None]
+    fed = jnp.maximum(rows.said - 1, 0)  # the last is predicted, never read
+    shown = rows.shown[:, None, None]
+    if rows.shared:
+        stem, own = jnp.arange(prompt) < rows.shown[:, None], column < fed[..., None]
+        flat = lambda x: x.reshape(count, -1)
+        tokens = jnp.concatenate([rows.prompt, flat(rows.tokens[..., :learned])], axis=1)
+        inside = jnp.concatenate([stem, flat(own)], axis=1)
+        behind = jnp.broadcast_to(shown + column, own.shape)
+        ahead = jnp.broadcast_to(jnp.arange(prompt), stem.shape)
+        positions = jnp.concatenate([ahead, flat(behind)], axis=1)
+        place = prompt + learned * jnp.arange(branches)[:, None] + column - 1
+        source = jnp.where(column == 0, shown - 1, place)
+    else:
+        length = rows.shown + fed[:, 0]
+        tokens, _ = join([(rows.prompt, rows.shown), (rows.tokens[:, 0], fed[:, 0])], width)
+        inside = jnp.arange(width) < length[:, None]
+        positions = jnp.broadcast_to(jnp.arange(width), inside.shape)
+        source = jnp.minimum(shown - 1 + column, width - 1)
+    each = lambda x: jnp.broadcast_to(x[..., None], mask.shape).reshape(count, -1)
+    targets = lambda x: x[..., :learned].reshape(count, -1)
+    return MicroBatch(
+        tokens=jnp.where(inside, tokens, 0),
+        positions=jnp.where(inside, positions, 0),
+        segments=inside.astype(jnp.int32),
+        source=jnp.where(mask, source, 0).reshape(count, -1),
+        targets=targets(rows.tokens),
+        mask=mask.reshape(count, -1),
+        sequences=each(jnp.arange(count * branches).reshape(count, branches)),
+        advantages=each(rows.advantage),
+        sampler_logp=targets(rows.logprobs),
+        old_logp=targets(rows.logprobs),
+        ref_logp=jnp.zeros((count, branches * learned)),
+        kl_coef=each(rows.anchor),
+        temperature=jnp.where(each(rows.said) > 0, each(rows.temperature), 1.0),
+        prefix=prompt if rows.shared else 0,
+        branches=branches,
+        unmasked=True,
+    )
+
+
 class _Work:
     """What a step asks of one policy."""
 
     def __init__(self, cast: Cast, policy: str, columns: Columns, trained: jax.Array, axes: Axes):
         self.cast, self.columns, self.trained, self.axes = cast, columns, trained, axes
         self.config = config = cast.config.learner
-        owner = dict(cast.config.policies.map)
-        own = lambda cue: owner.get(f"{cue.role}/{cue.slot}", owner.get(cue.role)) == policy
-        self.roles = list(dict.fromkeys(key.split("/")[0] for key, name in owner.items() if name == policy))
-        self.places = [place for place, cue in enumerate(columns.cues) if own(cue)]
-        units = {
-            place: config.unit(columns.cues[place].role, columns.cues[place].slot) for place in self.places
-        }
-        if config.gradients == "slots":
-            self.units: list[Unit] = sorted(set(units.values()), key=lambda u: (self.roles.index(u[0]), u[1]))
-            self.unit_roles = [role for role, _ in self.units]
-        else:
-            self.units = list(self.roles) if config.apart else [None]
-            self.unit_roles = self.roles if config.apart else []
-        self.of_unit = [[p for p in self.places if units[p] == unit] for unit in self.units]
+        self.roles = _roles(cast, policy)
+        self.units, self.unit_roles = units_of(cast, policy, columns.cues)
+        self.places = [place for place, cue in enumerate(columns.cues) if _owner(cast, cue) == policy]
         policies = cast.config.policies
         network = Qwen3(cast.parts.model, cast.parts.lora_scale, policies.remat, policies.attention)
         corrected = config.loss.is_cap is not None and config.old_logprobs == "trainer"
@@ -124,19 +211,21 @@ class _Work:
         self, tree: Tree, state: LearnerState, rate: jax.Array, frozen: Tree | None, reference: Tree | None
     ) -> tuple[Tree, LearnerState, Columns, dict[str, Any]]:
         """New weights and state; both as they were where no row trains them."""
-        config = self.config
-        carry: Any = update_programs.nothing(tree, len(self.units), (None,) * len(jax.tree.leaves(tree)))
-        carry, columns = (carry, None), self.columns
-        for number in range(len(self.units)):
-            carry, columns = self._add(number, carry, columns, tree, frozen, reference)
-        carry, loss = self.axes.sum(carry)
+        config, columns = self.config, self.columns
+        parts = update_programs.nothing(tree, len(self.units), (None,) * len(jax.tree.leaves(tree)))
+        carry: Any = parts, None, jnp.zeros(2, jnp.int32)
+        for number, unit in enumerate(self.units):
+            for places in self._together(unit):
+                rows = self._rows(places)
+                carry, columns = self._add(number, rows, carry, columns, tree, frozen, reference)
+        parts, loss, (filled, computed) = self.axes.sum(carry)
         trained = self.trained.reshape(-1, len(columns.cues))[:, jnp.array(self.places)]
-        rows = self.axes.sum(jnp.sum(trained))
+        count = self.axes.sum(jnp.sum(trained))
         new, optimiser, damping, applied = update_programs.apply(
             tree,
             state.optimiser,
             state.damping,
-            carry,
+            parts,
             rate,
             self._per_role(),
             settings=config.step_settings,
@@ -149,25 +238,57 @@ class _Work:
             updates=state.updates + finite,
             skipped=state.skipped + 1 - finite,
         )
-        some = lambda new, old: jax.tree.map(lambda x, y: jnp.where(rows > 0, x, y), new, old)
-        told = {"loss": loss, "applied": applied, "rate": rate, "rows": rows}
+        some = lambda new, old: jax.tree.map(lambda x, y: jnp.where(count > 0, x, y), new, old)
+        told = {"loss": loss, "applied": applied, "rate": rate, "rows": count}
+        told["padding_share"] = 1 - filled / jnp.maximum(computed, 1)
         return some(new, tree), some(moved, state.replace(empty=state.empty + 1)), columns, told
+
+    def _together(self, unit: Unit) -> list[list[int]]:
+        """The places of a unit: those whose prompts a problem's episodes share, prompt by prompt, then the others."""
+        config, cues, shared = self.config, self.columns.cues, self.columns.shared
+        groups: dict[Any, list[int]] = {}
+        for place in self.places:
+            if config.unit(cues[place].role, cues[place].slot) == unit:
+                groups.setdefault(cues[place].pieces if shared[place] else None, []).append(place)
+        return list(groups.values())
+
+    def _rows(self, places: Sequence[int]) -> _Rows:
+        """The rows of these calls."""
+        columns, table, samples = self.columns, self.columns.table, self.cast.samples
+        row = jnp.arange(len(columns.answer))[:, None] * len(columns.cues) + jnp.array(places)
+        shared = columns.shared[places[0]] and samples * len(places) > 1
+        row = row.reshape(-1, samples * len(places) if shared else 1)
+        prompt, said = (max(columns.widths[place][side] for place in places) for side in (0, 1))
+        anchors = self.config.interventions.kl_coef
+        anchor = jnp.array([anchors.get(role, 0.0) for role in table.roles], jnp.float32)
+        # A call that was not made has no prompt.
+        first = row[:, 0]
+        if shared:
+            first = jnp.take_along_axis(row, jnp.argmax(columns.prompt_length[row], axis=1)[:, None], axis=1)[:, 0]
+        return _Rows(
+            row,
+            table.prompt[first, :prompt],
+            columns.prompt_length[first],
+            table.tokens[row, :said],
+            jnp.where(self.trained[row], table.length[row], 0),
+            table.logprobs[row, :said],
+            table.advantage[row],
+            table.temperature[row],
+            anchor[table.role[row]],
+        )
 
     def _add(
         self,
         number: int,
+        rows: _Rows,
         carry: Any,
         columns: Columns,
         tree: Tree,
         frozen: Tree | None,
         reference: Tree | None,
     ) -> tuple[Any, Columns]:
-        """((parts, denominator), loss) with the rows of one unit, whose log-probs and entropy the table gets."""
-        places = self.of_unit[number]
-        if not places:
-            return carry, columns
-        rows = self._rows(places)
-        widest, count = rows["tokens"].shape[1], len(rows["row"])
+        """(parts and denominator, loss, places filled and computed) with rows of one unit; the table with log-probs."""
+        _, branches, most = rows.tokens.shape
         anchored = any(role in self.config.interventions.kl_coef for role in self.roles)
         accumulate = functools.partial(
             update_programs.accumulate,
@@ -178,82 +299,30 @@ class _Work:
         )
 
         def block(carry: Any, some: jax.Array, width: int) -> tuple[Any, Any]:
-            batch = self._batch(some, rows, width, reference if anchored else None, frozen)
-            parts, (more, logp, entropy) = accumulate(carry[0], tree, frozen, batch)
-            return (parts, jax.tree.map(jnp.add, carry[1], more)), (logp, entropy)
+            here = jax.tree.map(lambda x: x.at[some].get(mode="fill", fill_value=0), rows)
+            batch = _micro_batch(here, width)
+            if anchored:
+                score = update_programs.score(self.settings, reference, frozen, batch)[0]
+                batch = dataclasses.replace(batch, ref_logp=score)
+            parts, (loss, *said) = accumulate(carry[0], tree, frozen, batch)
+            counts = jnp.array([batch.segments.sum(), batch.segments.size])
+            apart = lambda x: x.reshape(len(some), branches, -1)
+            wide = lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, most - x.shape[2])))
+            said = [wide(apart(x)) for x in (*said, batch.ref_logp)]
+            return (parts, jax.tree.map(jnp.add, carry[1], loss), carry[2] + counts), said
 
         if carry[1] is None:
-            batch = self._batch(jnp.arange(1), rows, widest, None, frozen)
+            batch = _micro_batch(jax.tree.map(lambda x: x[:1], rows), rows.longest)
             shapes = jax.eval_shape(accumulate, carry[0], tree, frozen, batch)[1][0]
-            carry = carry[0], jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        widths = ladder(widest, min(4, -(-count // BLOCK)))
-        carry, said = in_blocks(rows["length"], BLOCK, widths, block, carry, self.axes.seeds)
-        logp, entropy = (
-            old.at[rows["row"], : new.shape[1]].set(new)
-            for old, new in zip((columns.logp, columns.entropy), said)
-        )
-        return carry, columns.replace(logp=logp, entropy=entropy)
-
-    def _rows(self, places: list[int]) -> dict[str, jax.Array]:
-        """The rows of these calls, each prompt with what was said behind it."""
-        columns, table = self.columns, self.columns.table
-        row = (jnp.arange(len(columns.answer))[:, None] * len(columns.cues) + jnp.array(places)).reshape(-1)
-        prompt = max(columns.widths[place][0] for place in places)
-        said = max(columns.widths[place][1] for place in places)
-        shown, length = columns.prompt_length[row], table.length[row]
-        tokens, _ = join(
-            [(table.prompt[row, :prompt], shown), (table.tokens[row, :said], length)], prompt + said
-        )
-        anchors = self.config.interventions.kl_coef
-        anchor = jnp.array([anchors.get(role, 0.0) for role in table.roles], jnp.float32)[table.role[row]]
-        return {
-            "row": row,
-            "tokens": tokens,
-            "length": jnp.where(self.trained[row], shown + length - 1, 0),
-            "prompt": shown,
-            "said": jnp.where(self.trained[row], length, 0),
-            "targets": table.tokens[row, :said],
-            "logprobs": table.logprobs[row, :said],
-            "advantage": table.advantage[row],
-            "temperature": table.temperature[row],
-            "anchor": anchor,
+            carry = carry[0], jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), carry[2]
+        size = max(1, BLOCK // branches)
+        carry, said = in_blocks(rows.need, size, ladder(rows.longest), block, carry, self.axes.seeds)
+        row = rows.row.reshape(-1)
+        new = {
+            name: None if old is None else old.at[row, :most].set(values.reshape(len(row), most))
+            for (name, old), values in zip(_evidence(columns).items(), said)
         }
-
-    def _batch(
-        self,
-        some: jax.Array,
-        rows: dict[str, jax.Array],
-        width: int,
-        reference: Tree | None,
-        frozen: Tree | None,
-    ) -> MicroBatch:
-        """The micro-batch of some rows, cut at `width` tokens; those out of range are empty."""
-        here = {name: values.at[some].get(mode="fill", fill_value=0) for name, values in rows.items()}
-        column, said = jnp.arange(width), jnp.arange(here["targets"].shape[1])
-        inside = column < here["length"][:, None]
-        mask = said < here["said"][:, None]
-        source = jnp.clip(here["prompt"][:, None] - 1 + said, 0, width - 1)
-        each = lambda x: jnp.broadcast_to(x[:, None], mask.shape)
-        batch = MicroBatch(
-            tokens=jnp.where(inside, here["tokens"][:, :width], 0),
-            positions=jnp.where(inside, column, 0),
-            segments=inside.astype(jnp.int32),
-            source=jnp.where(mask, source, 0),
-            targets=here["targets"],
-            mask=mask,
-            sequences=each(jnp.arange(len(some))),
-            advantages=each(here["advantage"]),
-            sampler_logp=here["logprobs"],
-            old_logp=here["logprobs"],
-            ref_logp=jnp.zeros(mask.shape),
-            kl_coef=each(here["anchor"]),
-            temperature=jnp.where(mask, here["temperature"][:, None], 1.0),
-        )
-        if reference is None:
-            return batch
-        return dataclasses.replace(
-            batch, ref_logp=update_programs.score(self.settings, reference, frozen, batch)[0]
-        )
+        return carry, columns.replace(**new)
 
     def _per_role(self) -> PerRole:
         """What the roles of the policy are weighed by, as `learning.work.per_role_of` has it."""
@@ -276,3 +345,7 @@ class _Work:
             clip=jnp.array([limits.get(role, jnp.inf) for role in self.roles]) if limits else None,
             membership=jnp.asarray(gradients.role_matrix(self.unit_roles, self.roles), jnp.float32),
         )
+
+
+def _evidence(columns: Columns) -> dict[str, Any]:
+    return {name: getattr(columns, name) for name in ("logp", "entropy", "ref_logp")}

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax.compiled.alphabet import join, sizes_of, spell, tokenise
+from marl_jax.compiled.alphabet import join, spell, tokenise
 from marl_jax.compiled.cast import Cast
-from marl_jax.compiled.decoding import BLOCK, Voice, speak
+from marl_jax.compiled.decoding import Voice, speak
 from marl_jax.compiled.readers import Read, form_of, same_reader
 from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.compiled.script import Cue, Field, Piece, mark
@@ -51,6 +51,7 @@ class Line:
     made: Any  # Bool[E]
     reads: Any  # Int[E, R], places on the stage
     bound: int  # the most tokens of its prompt
+    by_task: bool = False  # all episodes of a problem have the same prompt
     prompt: Any = None  # Rows [E, P]
     tokens: Any = None  # Int[E, M]
     logprobs: Any = None
@@ -207,7 +208,7 @@ class Stage:
             cast.parts.lora_scale,
             Features(min_new=settings.min_new_tokens > 0),
             settings.max_new_tokens,
-            ladder(prompts.shape[1], min(3, -(-len(prompts) // BLOCK))),
+            ladder(prompts.shape[1]),
             self._seeds_axis,
         )
         out = speak(voice, *self._weights[policy], prompts, length, lanes, forced)
@@ -216,7 +217,7 @@ class Stage:
         shown, shown_length = apart(jnp.repeat(prompts, share, axis=0)), apart(jnp.repeat(length, share))
         tokens, logprobs, lengths = map(apart, out)
         for i, line in enumerate(lines):
-            line.prompt = shown[:, i], shown_length[:, i]
+            line.prompt, line.by_task = (shown[:, i], shown_length[:, i]), len(prompts) < self.episodes
             line.tokens, line.logprobs, line.length = tokens[:, i], logprobs[:, i], lengths[:, i]
 
     def _bound(self, cue: Cue) -> int:
@@ -321,17 +322,9 @@ class Stage:
         tokens, length = flat(together(lambda line: line.tokens)), flat(together(lambda line: line.length))
         alphabet, reader = self.cast.alphabet, form_of(cue.read, cue.role)
         gold = jnp.repeat(jnp.asarray(self._tasks.gold), self.cast.samples * count)
-        most = tokens.shape[1] * alphabet.longest
-        wide = lambda x: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, most - x.shape[-1])])
-
-        def of(width: int) -> tuple[jax.Array, jax.Array, Read]:
-            codes, size = spell(alphabet, tokens, length, width)
-            read = reader(Text(codes, size), gold)
-            read = read._replace(readable=read.readable & (length > 0), parts=wide(read.parts))
-            return wide(codes), size, read
-
-        need = sizes_of(alphabet, tokens, length).sum(axis=1).max()
-        codes, sizes, read = by_width(need, _short_or_long(len(tokens), most), of, self._seeds_axis)
+        codes, sizes = spell(alphabet, tokens, length, tokens.shape[1] * alphabet.longest)
+        read = reader(Text(codes, sizes), gold)
+        read = read._replace(readable=read.readable & (length > 0))
         for i, line in enumerate(lines):
             of_line = lambda x, i=i: x.reshape(self.episodes, count, *x.shape[1:])[:, i]
             line.codes, line.read = (of_line(codes), of_line(sizes)), Read(*map(of_line, read))

@@ -16,9 +16,12 @@ __all__ = ["by_width", "in_blocks", "ladder", "over_seeds"]
 T = TypeVar("T")
 
 
-def ladder(longest: int, rungs: int, step: int = 16) -> tuple[int, ...]:
-    """At most `rungs` increasing widths up to `longest`, multiples of `step` but for the last. Each is a program."""
-    some = {-(-longest * (k + 1) // (rungs * step)) * step for k in range(rungs - 1)}
+def ladder(longest: int, step: int = 8) -> tuple[int, ...]:
+    """Four increasing widths up to `longest` or fewer, multiples of `step` but for the last. Each is a program.
+
+    Bounds add up the longest that every text may be, and most texts take a third to a half of theirs.
+    """
+    some = {-(-longest * part // (12 * step)) * step for part in (4, 5, 6)}
     return (*sorted(width for width in some if width < longest), longest)
 
 
