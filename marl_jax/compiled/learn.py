@@ -264,7 +264,9 @@ class _Work:
         # A call that was not made has no prompt.
         first = row[:, 0]
         if shared:
-            first = jnp.take_along_axis(row, jnp.argmax(columns.prompt_length[row], axis=1)[:, None], axis=1)[:, 0]
+            first = jnp.take_along_axis(row, jnp.argmax(columns.prompt_length[row], axis=1)[:, None], axis=1)[
+                :, 0
+            ]
         return _Rows(
             row,
             table.prompt[first, :prompt],

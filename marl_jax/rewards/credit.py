@@ -203,9 +203,13 @@ def own_work(table: Table) -> tuple[Any, Any]:
     led = led / xp.maximum(_added(xp, len(table), rows, 1.0 * leads), 1)
 
     kinds = [table.kind == kind for kind in (SOLVER, JUDGE, PICKER, PLANNER, TEAM)]
-    value = xp.select(kinds, [table.grade, 1.0 * (table.choice == judged), 1.0 * picked, led, table.outcome])
     always = xp.ones_like(picked)
-    known = xp.select(kinds, [always, any_solved, right.any(axis=1), always, always], False)
+    values = (table.grade, 1.0 * (table.choice == judged), 1.0 * picked, led, table.outcome)
+    some = (always, any_solved, right.any(axis=1), always, always)
+    value, known = xp.zeros(len(table)), ~always
+    # Not `select`: under jit its argmax of float64 programs cannot be lowered.
+    for kind, worth, something in zip(kinds, values, some):
+        value, known = xp.where(kind, worth, value), xp.where(kind, something, known)
     return value, known
 
 
