@@ -193,8 +193,6 @@ def _number_power(base: Fraction, exponent: Fraction) -> Tree:
     if n is not None and d is not None:
         return _number_power(Fraction(n, d), Fraction(whole))
     if exponent.denominator == 2:
-        if whole < 0:
-            return _number_power(1 / base, -exponent)
         outside, inside = _square_part(base.numerator * base.denominator)
         count = Fraction(outside, base.denominator) * base ** ((whole - 1) // 2)
         surd = ("^", number(inside), HALF)
