@@ -94,7 +94,8 @@ class Hosted:
                 progress=run.stop.watch(run.live.rollout),
             )
         draws, presets = config.rollout.draws, run.parts.workflow.groups
-        with BackgroundCredit(run.parts.credit, config.rewards, samples, run.stop.check) as background:
+        credit = BackgroundCredit(run.parts.credit, config.rewards, samples, run.stop.check)
+        with clock("grade"), credit as background:
 
             def sample(some: Sequence[Task], first: int) -> Table:
                 run.live.phase("sampling")
@@ -103,8 +104,7 @@ class Hosted:
 
             def reward(table: Table) -> Table:
                 run.live.phase("grading")
-                with clock("grade"):
-                    return background(table)
+                return background(table)
 
             tasks = tasks_of_step(run, state)
             table, counts = resample(sample, reward, tasks, config.advantages, draws=draws, presets=presets)

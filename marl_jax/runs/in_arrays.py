@@ -174,6 +174,13 @@ class Compiled:
                 "--config.seeds"
             )
 
+    def _home(self, leaf: Any) -> Any:
+        """Where the engines and checkpoints have it: on the configuration's mesh, or on one device."""
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        mesh = self._parts.mesh
+        return leaf.addressable_data(0) if mesh is None else jax.device_put(leaf, NamedSharding(mesh, WHOLE))
+
     # ---------------------------------------------------------------- what a step came to
 
     def _made(self, run: Run, state: State, tasks: Sequence[Task], done: Any, at: Place) -> Made:
@@ -188,8 +195,8 @@ class Compiled:
         rows, states = table.take(described), {}
         for name, own in moved.items():
             counts = {count: int(value) for count, value in jax.device_get(own.counts).items()}
-            states[name] = jax.tree.map(_on_one, own).replace(**counts)
-        trees = jax.tree.map(_on_one, trees)
+            states[name] = jax.tree.map(self._home, own).replace(**counts)
+        trees = jax.tree.map(self._home, trees)
         evidence = _evidence(
             self._config, columns, np.flatnonzero(described), learner.learns(rows, state.step)
         )
@@ -258,11 +265,6 @@ def _together(given: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
 def _apart(tree: Any, count: int) -> list[Any]:
     """The seeds of a leading axis, one by one."""
     return [jax.tree.map(lambda leaf, n=n: leaf[n], tree) for n in range(count)]
-
-
-def _on_one(leaf: Any) -> Any:
-    """The copy of the first device."""
-    return leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf
 
 
 def _evidence(config: RunConfig, columns: Any, rows: np.ndarray, trained: np.ndarray) -> Evidence:

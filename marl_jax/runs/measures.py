@@ -25,19 +25,22 @@ __all__ = ["Clock", "branching", "form", "mean", "of_step"]
 
 
 class Clock:
-    """Seconds by phase, added up from one line of `metrics.jsonl` to the next."""
+    """Seconds by phase, from one line of `metrics.jsonl` to the next; a phase inside another is not counted in it."""
 
     def __init__(self) -> None:
-        self._line = self._step = time.perf_counter()
+        self._line = self._step = self._since = time.perf_counter()
         self._seconds: dict[str, float] = {}
+        self._phases = ["other"]
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        began = time.perf_counter()
+        self._count()
+        self._phases.append(phase)
         try:
             yield
         finally:
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - began
+            self._count()
+            self._phases.pop()
 
     def begin(self) -> None:
         """A step begins."""
@@ -45,11 +48,17 @@ class Clock:
 
     def measures(self, tokens: int) -> dict[str, float]:
         """The lines `time/NAME` of the step that ends, and of what was done since the one before."""
-        now = time.perf_counter()
+        now = self._count()
         step, wall, self._line = now - self._step, now - self._line, now
         spent = {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
         self._seconds = {}
         return {**spent, "time/step": step, "time/wall": wall, "time/tokens_per_second": tokens / step}
+
+    def _count(self) -> float:
+        now, phase = time.perf_counter(), self._phases[-1]
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._since
+        self._since = now
+        return now
 
 
 def of_step(

@@ -2,6 +2,10 @@
 
 import io
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import jax
@@ -15,6 +19,8 @@ from marl_jax.run_folder.metrics import read_lines
 from marl_jax.runs import loop
 from marl_jax.runs.live import Live
 from marl_jax.runs.parts import load_parts
+
+SCRIPT = Path(__file__).with_name("tiny_run.py")
 
 
 def quiet(steps=8):
@@ -56,3 +62,19 @@ def none_of(lines, what):
     """Nothing differs; if it does, what does is named, in few lines."""
     if lines:
         pytest.fail("\n  ".join([f"{what}: {len(lines)} differ", *lines[:8]]))
+
+
+def in_a_process(base, workdir, *options, dies_after=None, **environment):
+    """(exit status, what it said, when it ended) of a run that is killed if it lives longer than so many seconds."""
+    log = workdir.with_suffix(".log")  # a pipe might be held open by what outlives the process
+    command = [sys.executable, SCRIPT, base, workdir, *options]
+    with open(log, "w") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, env={**os.environ, "JAX_PLATFORMS": "cpu", **environment}
+        )
+        try:
+            process.wait(600 if dies_after is None else dies_after)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    return process.returncode, log.read_text(), time.time()

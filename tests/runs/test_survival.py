@@ -8,14 +8,12 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from run_kit import quiet, records, run, same, weights
+from run_kit import in_a_process, quiet, records, run, same, weights
 from tiny_run import KINDS, tiny_config
 
 from marl_jax.learning.update import Learner, NonFiniteGradients
@@ -24,29 +22,11 @@ from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import loop, opening
 from marl_jax.runs.live import Live
 
-SCRIPT = Path(__file__).with_name("tiny_run.py")
-
 
 def test_a_finished_run_is_left_as_it_is(base, whole):
     before = records(whole), weights(whole)
     assert run(base, whole) == 8
     assert (records(whole), weights(whole)) == before
-
-
-def in_a_process(base, workdir, *options, dies_after=None):
-    """(exit status, what it said, when it ended) of a run that is killed if it lives longer than so many seconds."""
-    log = workdir.with_suffix(".log")  # a pipe might be held open by what outlives the process
-    command = [sys.executable, SCRIPT, base, workdir, *options]
-    with open(log, "w") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=file, env={**os.environ, "JAX_PLATFORMS": "cpu"}
-        )
-        try:
-            process.wait(600 if dies_after is None else dies_after)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    return process.returncode, log.read_text(), time.time()
 
 
 def killed(base, workdir, moments, kind="plain"):

@@ -1,0 +1,208 @@
+"""The compiled road leaves the folder of the hosted one, survives as it does, and trains seeds side by side."""
+
+import dataclasses
+import io
+import json
+import signal
+
+import jax
+import numpy as np
+import pytest
+from run_kit import in_a_process, quiet, records, same, weights
+from tiny_run import KINDS, tiny_config
+
+from marl_jax.compiled import NoArrayForm
+from marl_jax.planning.plan import PlanError
+from marl_jax.rollouts import read_episodes
+from marl_jax.run_folder.folder import FolderError
+from marl_jax.runs import in_arrays, loop
+from marl_jax.runs.divergence import Diverged
+from marl_jax.runs.live import Live
+
+KIND = "in_arrays"
+DIES = ("--at=step", "--visit=7", "--after=0.02")
+
+
+def config(base, **changes):
+    return dataclasses.replace(KINDS[KIND](tiny_config(base)), **changes)
+
+
+@pytest.fixture(scope="module")
+def alone(base, tmp_path_factory):
+    """A run on the compiled road that was never interrupted."""
+    workdir = tmp_path_factory.mktemp("compiled") / "run"
+    assert loop.train(config(base), workdir, live=quiet()) == 8
+    return workdir
+
+
+def test_it_leaves_the_folder_of_the_hosted_road(base, alone, tmp_path):
+    """The same lines; the first step from the same state has the same numbers, and so has the base."""
+    loop.train(config(base, road="hosted"), tmp_path / "run", live=quiet())
+    (mine, evaluated), (hosted, evaluated_there) = records(alone), records(tmp_path / "run")
+    assert [{*line} - {"policy/p0/padding_share"} for line in mine] == [
+        {*line} - {"policy/p0/padding_share"} for line in hosted
+    ]
+    assert evaluated[0] == evaluated_there[0] and len(evaluated) == len(evaluated_there)
+    shown = {path.relative_to(alone) for path in alone.rglob("*") if "checkpoints" not in path.parts}
+    there = {path.relative_to(tmp_path / "run") for path in (tmp_path / "run").rglob("*")}
+    events = lambda paths: {
+        path for path in paths if "tfevents" not in path.name and path.parts[0] != "checkpoints"
+    }
+    assert events(shown) == events(there)
+    for key, value in hosted[0].items():
+        if isinstance(value, float) and "padding" not in key:
+            assert mine[0][key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
+    said = [
+        read_episodes(folder / "episodes" / "step-000001.parquet") for folder in (alone, tmp_path / "run")
+    ]
+    assert said[0].text == said[1].text
+    np.testing.assert_allclose(said[0].advantage, said[1].advantage, rtol=1e-6)
+    assert json.loads((alone / "config.json").read_text())["settled"]["road"] == "compiled"
+
+
+def test_it_learns(alone):
+    lengths = [line["role/generator/length"] for line in records(alone)[0]]
+    assert lengths[-1] < lengths[0] and weights(alone, 4, KIND)[1] != weights(alone, 8, KIND)[1]
+
+
+def test_killed_it_ends_like_a_run_that_never_was(base, alone, tmp_path):
+    one = {"JAX_NUM_CPU_DEVICES": "1"}
+    status, said, _ = in_a_process(base, tmp_path / "run", f"--kind={KIND}", *DIES, **one)
+    assert status == -signal.SIGKILL, said[-2000:]
+    assert not (tmp_path / "run" / "checkpoints" / "8").exists()
+    assert loop.train(config(base), tmp_path / "run", live=quiet()) == 8
+    same(tmp_path / "run", alone, KIND)
+
+
+@pytest.mark.campaign
+def test_killed_again_and_again_with_nothing_compiled_it_ends_alike(base, alone, tmp_path):
+    for number, visit in enumerate((1, 6, 4, 5)):
+        cold = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / f"cold-{number}"), "JAX_NUM_CPU_DEVICES": "1"}
+        dies = (f"--kind={KIND}", "--at=step", f"--visit={visit}", "--after=0.02") if number < 3 else ()
+        status, said, _ = in_a_process(base, tmp_path / "run", f"--kind={KIND}", *dies, **cold)
+        assert status == (-signal.SIGKILL if dies else 0), said[-2000:]
+    same(tmp_path / "run", alone, KIND)
+
+
+@pytest.mark.campaign
+def test_killed_on_two_devices_it_goes_on_with_two(base, tmp_path):
+    """The problems are cut over them."""
+    two = {"JAX_NUM_CPU_DEVICES": "2"}
+    assert in_a_process(base, tmp_path / "whole", f"--kind={KIND}", **two)[0] == 0
+    assert in_a_process(base, tmp_path / "run", f"--kind={KIND}", *DIES, **two)[0] == -signal.SIGKILL
+    status, said, _ = in_a_process(base, tmp_path / "run", f"--kind={KIND}", JAX_NUM_CPU_DEVICES="1")
+    assert status == 1 and "this run was begun on 2 devices and there are 1" in said, said[-2000:]
+    status, said, _ = in_a_process(base, tmp_path / "run", f"--kind={KIND}", **two)
+    assert status == 0 and "problems cut over 2 cpu devices" in said, said[-2000:]
+    same(tmp_path / "run", tmp_path / "whole", KIND)
+
+
+def test_seeds_side_by_side_have_the_bits_of_each_alone(base, alone, tmp_path, monkeypatch):
+    """Asked to stop on the way, and gone on with from where all of them are."""
+    both = config(base, seeds=2)
+    view = Asked(5)
+    assert loop.train(both, tmp_path / "runs", live=view) == 5
+    # As after a kill while the second seed saved.
+    newest = tmp_path / "runs" / "seed-1" / "checkpoints" / "5"
+    newest.rename(newest.with_name(".saving-5"))
+    assert loop.train(both, tmp_path / "runs", live=quiet()) == 8
+    assert "seed 1: step 4: val accuracy" in view.said
+    same(tmp_path / "runs" / "seed-0", alone, KIND)
+    loop.train(config(base, seed=1), tmp_path / "one", live=quiet())
+    same(tmp_path / "runs" / "seed-1", tmp_path / "one", KIND)
+
+
+class Asked(Live):
+    """Has the run stop after so many steps."""
+
+    def __init__(self, after):
+        self._after, self._kept = after, io.StringIO()
+        super().__init__(8, ("generator",), self._kept)
+
+    @property
+    def said(self):
+        return self._kept.getvalue()
+
+    def step(self, step, metrics):
+        super().step(step, metrics)
+        if step == self._after:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_seeds_may_be_hosted_too(base, whole, tmp_path):
+    loop.train(tiny_config(base, seeds=2), tmp_path / "runs", live=quiet())
+    same(tmp_path / "runs" / "seed-0", whole)
+
+
+def test_a_folder_refuses_another_road_and_other_seeds(base, alone, tmp_path):
+    with pytest.raises(FolderError, match=r'config.road: "compiled" -> "hosted"'):
+        loop.train(config(base, road="hosted"), alone, live=quiet())
+    with pytest.raises(FolderError, match="is a run of one seed: leave seeds out"):
+        loop.train(config(base, seeds=2), alone, live=quiet())
+    loop.train(config(base, seeds=2, steps=1), tmp_path / "runs", live=quiet())
+    with pytest.raises(FolderError, match=r"config.seeds: 2 -> 1"):
+        loop.train(config(base, steps=1), tmp_path / "runs" / "seed-0", live=quiet())
+    with pytest.raises(FolderError, match="holds the runs seed-0, seed-1"):
+        loop.train(config(base, steps=1), tmp_path / "runs", live=quiet())
+    with pytest.raises(
+        FolderError, match="seed-1 under way and no seed-2: seeds side by side begin together"
+    ):
+        loop.train(config(base, seed=1, seeds=2, steps=1), tmp_path / "runs", live=quiet())
+
+
+def test_a_cell_without_a_form_is_refused_or_hosted(base, tmp_path):
+    draws = dataclasses.replace(config(base).rollout, draws=2)
+    with pytest.raises(NoArrayForm, match=r"draws.*--config.road=hosted"):
+        loop.train(config(base, rollout=draws), tmp_path / "run", live=quiet())
+    view = Asked(1)
+    loop.train(config(base, rollout=draws, road="auto"), tmp_path / "run", live=view)
+    assert "road          hosted, as several draws of problems" in view.said
+
+
+def test_the_faster_road_is_settled_once(base, alone, tmp_path, monkeypatch):
+    view, whole = Asked(2), config(base, road="auto")
+    loop.train(whole, tmp_path / "run", live=view)
+    assert "timed now" in view.said and "a step took compiled" in view.said
+    road = json.loads((tmp_path / "run" / "config.json").read_text())["settled"]["road"]
+    assert road in ("compiled", "hosted")
+    view = Asked(8)
+    loop.train(whole, tmp_path / "run", live=view)
+    assert f"road          {road}" in view.said and "a step took" not in view.said
+    if road == "compiled":
+        same(tmp_path / "run", alone, KIND)
+
+
+def test_seeds_that_do_not_fit_are_refused_with_the_number_that_does(base, tmp_path, monkeypatch):
+    monkeypatch.setattr(in_arrays, "free_bytes", lambda: 0)
+    with pytest.raises(PlanError, match=r"2 seeds side by side need .* 0.0 MiB are free: 0 fit"):
+        loop.train(config(base, seeds=2), tmp_path / "runs", live=quiet())
+
+
+def test_numbers_that_are_not_finite_stop_it(base, tmp_path, monkeypatch):
+    real = in_arrays.Compiled.step
+
+    def step(self, runs, states, at, clock):
+        if states[0].step == 2:
+            broken = jax.tree.map(lambda leaf: leaf * np.nan, states[0].trees)
+            states = [dataclasses.replace(states[0], trees=broken)]
+        return real(self, runs, states, at, clock)
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(Diverged, match=r"step 3: .* no finite log-probability"),
+    ):
+        patch.setattr(in_arrays.Compiled, "step", step)
+        loop.train(config(base), tmp_path / "run", live=quiet())
+    with pytest.raises(Diverged, match="this run diverged with this configuration"):
+        loop.train(config(base), tmp_path / "run", live=quiet())
+
+
+def test_times_add_up_to_the_wall_clock(whole, alone):
+    for folder in (whole, alone):
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        apart = ("time/step", "time/wall", "time/tokens_per_second")
+        parts = [{key: line[key] for key in line if key.startswith("time/")} for line in lines]
+        wall = sum(line["time/wall"] for line in parts)
+        assert sum(line["time/other"] for line in parts) < 0.05 * wall
+        told = sum(value for line in parts for key, value in line.items() if key not in apart)
+        assert told == pytest.approx(wall, rel=1e-6)
