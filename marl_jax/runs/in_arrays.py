@@ -19,15 +19,15 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from marl_jax import compiled
-from marl_jax.compiled import NoArrayForm
+from marl_jax.compiled import Columns, NoArrayForm
+from marl_jax.compiled.cast import Cast
+from marl_jax.compiled.learn import units_of
 from marl_jax.config.phase_fields import Place
 from marl_jax.config.run_config import RunConfig
-from marl_jax.learning import Learner, NonFiniteGradients
+from marl_jax.learning import LearnerState, NonFiniteGradients
 from marl_jax.learning.groups import count_groups
-from marl_jax.learning.learner_checks import roles_of
 from marl_jax.learning.role_statistics import Evidence
 from marl_jax.learning.step_report import gradient_report, policy_report
-from marl_jax.learning.work import units_of
 from marl_jax.planning.plan import PlanError, show
 from marl_jax.rollouts import Player
 from marl_jax.run_folder.folder import FolderError
@@ -39,7 +39,6 @@ from marl_jax.runs.run import Made, Run
 from marl_jax.runs.state import State
 from marl_jax.sampling.engine import NotFinite
 from marl_jax.sampling.shapes import free_bytes
-from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.threads import Workers
 
@@ -208,7 +207,7 @@ class Compiled:
                 rows,
                 evidence,
                 {name: own.skipped for name, own in state.learner.items()},
-                *_told_of(learner, rows, states, told["policy"]),
+                *_told_of(self._cast, columns, states, told["policy"]),
             )
         except NonFiniteGradients as error:
             outcome, failure = error.outcome, str(error)
@@ -267,14 +266,14 @@ def _apart(tree: Any, count: int) -> list[Any]:
     return [jax.tree.map(lambda leaf, n=n: leaf[n], tree) for n in range(count)]
 
 
-def _evidence(config: RunConfig, columns: Any, rows: np.ndarray, trained: np.ndarray) -> Evidence:
+def _evidence(config: RunConfig, columns: Columns, rows: np.ndarray, trained: np.ndarray) -> Evidence:
     """What was computed of the trained ones among these rows of the table."""
     made = np.flatnonzero(columns.table.length)[rows]
     evidence, learned = Evidence.of_nothing(len(rows)), np.flatnonzero(trained)
     values = {"logp": columns.logp, "entropy": columns.entropy, "trainer_logp": columns.logp}
     sampled = config.learner.old_logprobs == "sampler"
     values["old_logp"] = columns.table.logprobs if sampled else columns.logp
-    if getattr(columns, "ref_logp", None) is not None:
+    if columns.ref_logp is not None:
         values["ref_logp"] = columns.ref_logp
     length = columns.table.length
     for name, column in values.items():
@@ -283,7 +282,7 @@ def _evidence(config: RunConfig, columns: Any, rows: np.ndarray, trained: np.nda
 
 
 def _told_of(
-    learner: Learner, rows: Table, states: Mapping[str, Any], told: Mapping[str, Any]
+    cast: Cast, columns: Columns, states: Mapping[str, LearnerState], told: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(reports, gradients) by policy."""
     reports, described = {}, {}
@@ -292,11 +291,7 @@ def _told_of(
         if not said["rows"]:
             continue
         reports[policy] |= policy_report([([said["loss"]], said["applied"])], float(said["rate"]))
-        if "padding_share" in said:
-            reports[policy]["padding_share"] = float(said["padding_share"])
-        if learner.config.gradients != "off":
-            units = units_of(
-                learner.config, roles_of(policy, learner.roles), rows.take(rows.having(policy=policy))
-            )
-            described[policy] = gradient_report([said["applied"]], *units)
+        reports[policy]["padding_share"] = float(said["padding_share"])
+        if cast.config.learner.gradients != "off":
+            described[policy] = gradient_report([said["applied"]], *units_of(cast, policy, columns.cues))
     return reports, described
