@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from marl_jax.models.hf import write_json
+from marl_jax.packaged import located
 from marl_jax.pretraining.recipe import Recipe, batches
 from marl_jax.table import Table
 
@@ -48,7 +49,7 @@ def write_pairs(directory: str | os.PathLike[str], seen: Pairs) -> None:
 
 def read_pairs(directory: str | os.PathLike[str]) -> Pairs | None:
     """None for a base that has no such file, as published ones."""
-    path = Path(directory) / FILE
+    path = located(directory) / FILE
     if not path.exists():
         return None
     try:

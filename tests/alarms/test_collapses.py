@@ -1,7 +1,8 @@
 """Alarms over runs that were made: healthy ones are left in peace, each collapse is told before its last accuracy.
 
 The fixtures are the thinned lines of runs of configs/micro.py; `make.py` beside them says how they were thinned, and
-each says in `what` which command it was. Thresholds were set by the runs CALIBRATION; TESTED were made afterwards.
+each says in `what` which command it was. Thresholds were set by the runs CALIBRATION; TESTED were made afterwards, of
+other seeds, and set none.
 """
 
 import json
@@ -45,6 +46,7 @@ def test_healthy_runs_are_left_in_peace():
     for name in CALIBRATION + TESTED:
         *_, last = read(name)[1]
         assert last["difference"]["mean"] > 0, name
+        assert last["split"] == ("test" if name in TESTED else "val"), name
     false = {name: found for name in CALIBRATION + TESTED if (found := told(judge(*read(name))))}
     assert sum(map(len, false.values())) <= 1, false
     assert not set(false) & set(CALIBRATION)

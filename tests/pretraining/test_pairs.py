@@ -128,3 +128,8 @@ def test_no_cell_that_a_base_was_trained_for_is_told_and_every_one_in_other_word
         assert {role for role in other.present() if any(f"'{role}'" in line for line in told)} == {
             *other.present()
         }, name
+
+
+def test_those_of_a_shipped_base_are_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_pairs("configs/bases/micro-xs") is not None
