@@ -103,7 +103,9 @@ def _times(runs: Sequence[tuple[Job, State]], device: devices.Device) -> tuple[s
     if plan.seconds is None and known is None:
         return "not known", None
     step = known.seconds if known else sum((plan.seconds or {}).values())
-    return duration(step * config.steps), step * sum(config.steps - state.step for _, state in runs)
+    return duration(step * config.steps), step * sum(
+        config.steps - state.step for _, state in runs
+    ) / config.seeds
 
 
 def _about(seconds: float | None) -> str:

@@ -49,9 +49,10 @@ class Job:
 
     @property
     def training(self) -> list[str]:
-        """The command, as a person would type it."""
+        """The command, as a person would type it; of seeds side by side, that of all of them."""
         texts = [f"--config.{path}" + ("" if text is None else f"={text}") for path, text in self.texts]
-        where = [f"--workdir={self.folder}", "--noreport", *self._accept]
+        place = self.folder if self.config.seeds == 1 else self.folder.parent
+        where = [f"--workdir={place}", "--noreport", *self._accept]
         return ["marl_jax", "train", f"--config={self.spec}", *texts, *where]
 
     def testing(self, samples: int) -> Iterator[list[str]]:
@@ -87,7 +88,8 @@ def make_jobs(
 
     A pattern may be the name of a set; without any, the first set of FILE is meant, or else all its cells.
 
-    Seeds count up from the configuration's. Whatever is wrong with any cell is refused, all of it at once.
+    Seeds count up from the configuration's; with --config.seeds, those of a cell train side by side.
+    Whatever is wrong with any cell is refused, all of it at once.
     """
     file, _, cell = spec.partition(":")
     names = _chosen(file, cell, cells)
@@ -97,6 +99,13 @@ def make_jobs(
         try:
             config = load_config(f"{file}:{name}", texts)
             dataclasses.replace(config, seed=config.seed + seeds - 1)  # refused if it is too large
+            if config.seeds > 1 < seeds:
+                raise ConfigError(
+                    [
+                        f"--seeds={seeds} and --config.seeds={config.seeds} are both set: leave out the first for seeds "
+                        "side by side, or the second for one run after another"
+                    ]
+                )
             if not config.steps:
                 raise ConfigError(["steps is 0, so that there is nothing to train: use experiments.evaluate"])
             configs[name] = config
@@ -108,13 +117,14 @@ def make_jobs(
     return [
         Job(
             f"{file}:{name}",
-            (*texts, ("seed", str(config.seed + more))),
+            (*texts, ("seed", str(config.seed + (more if config.seeds == 1 else 0)))),
             dataclasses.replace(config, seed=config.seed + more),
             root / name / f"seed-{config.seed + more}",
             accept_changes,
         )
-        for more in range(seeds)
+        for more in range(max(seeds, *(config.seeds for config in configs.values())))
         for name, config in configs.items()
+        if more < max(seeds, config.seeds)
     ]
 
 
@@ -271,7 +281,7 @@ def _do(job: Job, found: State, samples: int, stop: Stop) -> Iterator[str]:
 @contextlib.contextmanager
 def _taken(job: Job) -> Iterator[bool]:
     """Whether the job is this process's own for as long as the context lasts: its training and what follows."""
-    place = job.folder.parent / f".{job.folder.name}.lock"
+    place = job.folder.parent / f".{job.folder.name if job.config.seeds == 1 else 'seeds'}.lock"
     with contextlib.ExitStack() as stack:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)

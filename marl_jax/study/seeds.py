@@ -42,7 +42,7 @@ __all__ = [
 PerProblem = np.ndarray  # [problems]
 
 # What makes no other run: names, and what changes no number or follows from the other settings.
-ASIDE = ("schema", "seed", "cell", "engine", "alarms", "logging", "checkpoints")
+ASIDE = ("schema", "seed", "seeds", "road", "cell", "engine", "alarms", "logging", "checkpoints")
 WORKFLOW = ("workflow", "policies.map", "advantages.group")  # what makes another workflow
 MOST = 12  # of pairs that differ in several things; more of them are not shown
 UNLIKE = 1.1  # budgets whose ratio is larger are marked
@@ -97,7 +97,7 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
     together: dict[str, dict[int, Run]] = {}
     for run in runs:
         if type(seed := run.config.get("seed")) is int:
-            same = [run.cell, _without(run.config, "seed"), run.about.get("digests"), run.finished]
+            same = [run.cell, _without(run.config, "seed", "seeds"), run.about.get("digests"), run.finished]
             together.setdefault(json.dumps(same, sort_keys=True), {}).setdefault(seed, run)
     cells = [Cell(tuple(some[seed] for seed in sorted(some))) for some in together.values()]
     details = [", ".join(cell.odd + cell.settings + cell.early) for cell in cells]

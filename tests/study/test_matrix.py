@@ -52,6 +52,21 @@ def save(job, step, score):
 # ---------------------------------------------------------------- which runs
 
 
+def test_seeds_side_by_side_are_trained_by_one_command_and_tested_each(tmp_path):
+    jobs = make_jobs(
+        MICRO, [("steps", "4"), ("seeds", "3"), ("seed", "5")], tmp_path, "voting-shared-xs-math"
+    )
+    assert [job.folder.name for job in jobs] == ["seed-5", "seed-6", "seed-7"]
+    assert {(job.config.seed, job.config.seeds) for job in jobs} == {(5, 3), (6, 3), (7, 3)}
+    [command] = {tuple(job.training) for job in jobs}
+    assert f"--workdir={tmp_path / 'voting-shared-xs-math'}" in command and "--config.seeds=3" in command
+    assert from_argv(command)[0] == jobs[0].config
+    leave(jobs[1])
+    assert [matrix.state(job).kind for job in jobs] == [Kind.NEW, Kind.DONE, Kind.NEW]
+    with pytest.raises(ConfigError, match=r"--seeds=2 and --config\.seeds=3 are both set"):
+        make_jobs(MICRO, [("seeds", "3")], tmp_path, TWO, seeds=2)
+
+
 def test_every_cell_gets_every_seed_and_the_first_seed_of_all_cells_comes_first(jobs, tmp_path):
     assert [job.name for job in jobs] == [
         "voting-shared-xs-math, seed 0",
