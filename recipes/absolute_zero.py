@@ -104,7 +104,7 @@ def config():
         advantages__group="role,call.type",
         data__buffer__capacity=512,
         data__buffer__share=0.5,
-        data__buffer__draw="uniform",
+        data__buffer__streams="type",
         data__buffer__examples=1,
     )
 

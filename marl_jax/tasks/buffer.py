@@ -7,7 +7,9 @@ solvers are right about it is counted as long as it is there. Every draw is a pu
 the step, and the entries lie in the checkpoint.
 """
 
+import collections
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -31,6 +33,8 @@ class BufferConfig:
     capacity: Whole = 0  # tasks that it holds, the newest; 0: there is none
     share: Annotated[float, Ge(0), Le(1)] = 0.5  # of a step's problems, as far as it has tasks
     draw: Literal["uniform", "newest", "learnability"] = "uniform"
+    # An entry of the tasks' meta, such as "type": each of its values is a stream, and gets an equal part of the draw.
+    streams: str = ""
     examples: Whole = 0  # tasks of it that every problem of the data set is shown, as `task.meta["examples"]`
 
     def __post_init__(self) -> None:
@@ -77,11 +81,29 @@ def mixed(tasks: Sequence[Task], entries: Entries, config: BufferConfig, seed: i
     rng = np.random.default_rng([seed, step])
     there = {task.id for task in tasks}
     free = tuple(entry for entry in entries if entry.task.id not in there)
-    drawn = draw(free, int(config.share * len(tasks)), config.draw, rng)
+    drawn = _of_streams(free, int(config.share * len(tasks)), config, rng)
     kept = list(tasks[: len(tasks) - len(drawn)])
     if config.examples:
         kept = [_shown(task, draw(entries, config.examples, "uniform", rng)) for task in kept]
     return [*kept, *drawn]
+
+
+def _of_streams(entries: Entries, count: int, config: BufferConfig, rng: np.random.Generator) -> list[Task]:
+    """So many tasks, in turn of each stream; where one has too few, the others fill up."""
+    if not config.streams:
+        return draw(entries, count, config.draw, rng)
+    names = [_stream(entry.task, config) for entry in entries]
+    turns = rng.permutation(sorted(set(names))).tolist()  # who is first where the parts are not equal
+    queues = [
+        draw(tuple(e for e, name in zip(entries, names) if name == one), count, config.draw, rng)
+        for one in turns
+    ]
+    in_turn = (task for turn in itertools.zip_longest(*queues) for task in turn if task is not None)
+    return list(itertools.islice(in_turn, count))
+
+
+def _stream(task: Task, config: BufferConfig) -> str:
+    return str(task.meta.get(config.streams, ""))
 
 
 def draw(entries: Entries, count: int, how: str, rng: np.random.Generator) -> list[Task]:
@@ -118,6 +140,9 @@ def learned(
             known[task.id] = dataclasses.replace(entry, tries=entry.tries + 1, right=grades)
     kept = tuple(known.values())[-config.capacity :]
     said = {"size": float(len(kept)), "added": float(added)}
+    if config.streams:
+        counts = collections.Counter(_stream(entry.task, config) for entry in kept)
+        said |= {f"size/{name}": float(count) for name, count in sorted(counts.items())}
     if kept:
         said["learnability"] = float(np.mean([entry.learnability for entry in kept]))
     return kept, {f"buffer/{name}": value for name, value in said.items()}

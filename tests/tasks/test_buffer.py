@@ -54,6 +54,32 @@ def test_the_share_of_the_buffer_is_as_large_as_it_has_tasks():
     assert ids(mixed(DATA, twice, config, 0, 1)) == ids(DATA)
 
 
+def of_type(name, kind):
+    return Entry(dataclasses.replace(task(name), meta={"type": kind}), 0)
+
+
+def test_streams_have_equal_parts_and_fill_up_where_one_has_too_few():
+    """Eight of a, three of b, one of c: of six drawn two each if there are, and c's second place goes on."""
+    some = (
+        *(of_type(f"a{i}", "a") for i in range(8)),
+        *(of_type(f"b{i}", "b") for i in range(3)),
+        of_type("c0", "c"),
+    )
+    config = BufferConfig(capacity=20, share=0.75, streams="type")
+    first = set()
+    for step in range(30):
+        drawn = mixed(DATA, some, config, 0, step)[2:]
+        counts = collections.Counter(one.meta["type"] for one in drawn)
+        assert len({*ids(drawn)}) == 6 and counts["c"] == 1 and {counts["a"], counts["b"]} <= {2, 3}
+        assert ids(drawn) == ids(mixed(DATA, some, config, 0, step)[2:])
+        first.add(drawn[0].meta["type"])
+    assert first == {"a", "b", "c"}  # none is always served first
+    plain = mixed(DATA, some, dataclasses.replace(config, streams=""), 0, 1)
+    assert ids(plain) == ids(mixed(DATA, some, BufferConfig(capacity=20, share=0.75), 0, 1))
+    # Tasks that lack the entry are one stream.
+    assert len(mixed(DATA, entries(9), config, 0, 1)) == 8
+
+
 def test_newest_first():
     assert ids(draw(entries(5), 2, "newest", np.random.default_rng(0))) == ["made/4", "made/3"]
 
