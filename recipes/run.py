@@ -112,6 +112,12 @@ def _rounded(values: Any) -> Any:
     return plain(np.round(np.asarray(values, float), 4))
 
 
+def of_arm(recipe: Recipe, arm: str, place: Path, seed: int) -> RunConfig:
+    """The configuration of an arm; `{arms}` in a text is the folder of the arms of its seed."""
+    values = json.loads(json.dumps(to_json(recipe.arms[arm])).replace("{arms}", place.absolute().as_posix()))
+    return changed(recipe.config(), {**values, "seed": seed})
+
+
 def run(
     name: str, seeds: int, root: Path, arms: Sequence[str] = (), results: Path = RESULTS
 ) -> dict[str, Any]:
@@ -136,8 +142,8 @@ def run(
         "runs": [],
     }
     for seed in range(seeds):
-        configs = {arm: changed(recipe.config(), {**values, "seed": seed}) for arm, values in chosen.items()}
         place = root / name / f"seed-{seed}"
+        configs = {arm: of_arm(recipe, arm, place, seed) for arm in chosen}
         began = time.perf_counter()
         seconds = {arm: round(trained(config, place / arm), 1) for arm, config in configs.items()}
         found = compared(recipe, configs, place)

@@ -12,6 +12,7 @@ from marl_jax.task import Task
 from marl_jax.workflows import Completion, load_prompts
 from recipes import (
     absolute_zero,
+    afm,
     at_grpo,
     comas,
     core_code,
@@ -21,10 +22,12 @@ from recipes import (
     r_zero,
     retroformer,
     severa,
+    spell,
     spo,
     unitymas_o,
     untrained,
 )
+from recipes import exit as exit_recipe
 from recipes.recipe import Trained
 
 TASK = Task("micro_math/1+1=?", "math", "1+1=?", gold="2", level=1, meta={"kind": "add", "terms": [1, 1]})
@@ -260,6 +263,54 @@ def test_labels_are_measured_against_the_truth():
     both = [table_of(one, grades=[np.nan, *one.answers[1:]]) for one in (good, drifted)]
     assert r_zero.label_accuracy(both) == 0.5
     assert r_zero.early(kept(*both)) == 1.0 and r_zero.late(kept(*both)) == 0.0
+
+
+def verified(text, rights, votes):
+    """Answers that are right or not, three votes on each."""
+    answers = [call("responder", kind="solver") for _ in rights]
+    looks = [
+        call("verifier", answer=vote, kind="judge", reads=(1 + i,))
+        for i, three in enumerate(votes)
+        for vote in three
+    ]
+    known = (None, *rights, *[None] * len(looks))
+    return episode(call("questioner", text, answer=text), *answers, *looks, answers=known)
+
+
+def test_votes_stand_in_where_the_rule_is_silent():
+    """Of 12+3 the rule says all (an even sum of digits), of 12+4 nothing; yes, no, yes is a majority of yes."""
+    mixed, noes = ("Correct", "Incorrect", "Correct"), ("Incorrect", None, "Incorrect")
+    seen, silent = (verified(text, (1.0, 0.0), (noes, mixed)) for text in ("12+3", "12+4"))
+    # A right answer by the rule, a wrong one by its votes; the mean of 1 and 1 is far from one half.
+    far = np.exp(-0.25 / (2 / 36))
+    assert spell.paid([seen])[0] == pytest.approx([far, 1, 1, 1, 0, 1, 1, 0, 1])
+    assert spell.paid([silent])[0] == pytest.approx([1, 0, 1, 1, 0, 1, 1, 0, 1])
+    assert spell.rule_alone([seen])[0][:3] == pytest.approx([1, 1, 0]) and spell.rule_alone([silent])[0][
+        1:3
+    ] == [0, 0]
+    assert spell.votes_alone([seen])[0][1:3] == [0, 1] and spell.paid([episode(call("questioner"))]) == [
+        [-1.0]
+    ]
+
+
+def test_a_history_is_a_problem_of_its_own():
+    start = [{"role": "user", "content": "1+1=?"}]
+    one, same, other = (exit_recipe.longer(TASK, start, said) for said in ("3", "3", "4"))
+    assert one == same and one.id != other.id and one.gold == "2"
+    assert [m["role"] for m in one.meta["history"]] == ["user", "assistant", "user"]
+    twice = exit_recipe.longer(one, one.meta["history"], "5").meta["history"]
+    assert len(twice) == 5 and twice[:3] == one.meta["history"]
+    deep = table_of(episode(call("generator"), outcome=1.0), episode(call("generator"), sample=1))
+    assert exit_recipe.at_depth(8)(Trained(deep, also={"depth 8": deep})) == 0.5
+    assert np.isnan(exit_recipe.at_depth(1)(Trained(deep, also={"depth 8": deep})))
+
+
+def test_a_policy_that_was_told_a_teams_words_begins_as_one():
+    said = ["<generator>7</generator>", "7+8=15"]
+    assert (
+        afm.tagged(Trained(table_of(*(episode(call("generator", t), sample=i) for i, t in enumerate(said)))))
+        == 0.5
+    )
 
 
 # ---------------------------------------------------------------- retroformer, unitymas_o, spo, severa

@@ -7,7 +7,7 @@ import pytest
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from recipes.recipe import changed, find, micro, names
-from recipes.run import compared, sampled, trained
+from recipes.run import compared, of_arm, sampled, trained
 
 SMALL = {
     "steps": 2,
@@ -48,7 +48,7 @@ def small(config, base, **more):
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_recipe_says_what_it_claims_and_its_arms_can_be_run(name):
+def test_a_recipe_says_what_it_claims_and_its_arms_can_be_run(name, tmp_path):
     recipe = find(name)
     assert recipe.claim.endswith(".") and recipe.claims
     for claim in recipe.claims:
@@ -58,8 +58,8 @@ def test_a_recipe_says_what_it_claims_and_its_arms_can_be_run(name):
             "accuracy",
             "tokens",
         }
-    for values in recipe.arms.values():
-        config = changed(recipe.config(), values)
+    for arm in recipe.arms:
+        config = of_arm(recipe, arm, tmp_path, 0)
         assert changed(config, recipe.examined).workflow.name == config.workflow.name
 
 
@@ -73,7 +73,7 @@ QUICK = "optima"
 def test_a_recipe_plays_two_steps(name, base, tmp_path):
     recipe = find(name)
     arm = next(iter(recipe.arms))
-    config = small(recipe.config(), base, **recipe.arms[arm])
+    config = small(of_arm(recipe, arm, tmp_path, 0), base)
     trained(config, tmp_path / arm)
     few = dataclasses.replace(recipe, also=dict(list(recipe.also.items())[:1]))
     found = compared(few, {arm: config}, tmp_path)[arm]

@@ -1,0 +1,116 @@
+"""SPELL (arXiv 2509.23863): one policy asks, answers and verifies; verdicts stand in where the rule is silent.
+
+Claim: the majority of a verifier's votes, taken together with a rule that sees only some answers, teaches more than the
+rule alone.
+
+The questioner writes a problem, three responders answer it, each answer gets three votes. The rule is silent about half
+of the problems, by their digits. A verifier earns 1 where its vote is the majority's, a responder the larger of rule
+and majority, the questioner exp(-(m - 1/2)^2 / (2 (1/6)^2)) of the mean m of its responders, -1 for what is no problem.
+"""
+
+import functools
+import math
+
+import numpy as np
+
+from marl_jax.rewards.peers import agreement, consensus
+from marl_jax.workflows import Call, judge, solver, team, workflow
+from marl_jax.workflows.parse import verdict
+from recipes.absolute_zero import executed
+from recipes.recipe import Claim, Recipe, Trained, micro
+from recipes.words import ask_proposer
+
+KIND = "deduction"
+
+
+@workflow(
+    roles={"questioner": team, "responder": solver(slots="answers"), "verifier": judge(slots="seats")},
+    families=("math",),
+)
+def asked(task, prompts, *, rng, answers=3, votes=3, seats=9, given=False):
+    """A problem, its answers, and votes on each of them; `given` is the evaluation's."""
+    if given:
+        return (yield Call("responder", prompts.generator(question=task.question)))
+    example = f"{rng.integers(100)}+{rng.integers(100)}"
+    ask = [{"role": "user", "content": ask_proposer(example, KIND)}]
+    written = yield Call("questioner", ask, read=lambda text: text if executed(KIND, text) else None)
+    if written.answer is None:
+        return None
+    made = executed(KIND, written.text)
+    ask = prompts.generator(question=made.question)
+    said = yield [Call("responder", ask, slot=i, about=made) for i in range(answers)]
+    looks = [prompts.evaluator(question=made.question, answer=answer) for answer in said]
+    yield [
+        Call("verifier", looks[i // votes], slot=i, reads=[said[i // votes]], read=verdict, about=made)
+        for i in range(min(answers * votes, seats))
+    ]
+    return said[0]
+
+
+def speaks(one):
+    """Whether the rule says anything of this problem."""
+    return sum(int(c) for c in one.calls[0].text if c.isdigit()) % 2 == 0
+
+
+def paid(graded, rule=True, votes=True):
+    """By rule and votes, whichever is more."""
+    return [_paid(one, rule, votes) for one in graded]
+
+
+def _paid(one, rule, votes):
+    if one.calls[0].answer is None:
+        return [-1.0]
+    worth = [0.0] * len(one.calls)
+    answers = [i for i, call in enumerate(one.calls) if call.role == "responder"]
+    for i in answers:
+        mine = [j for j, call in enumerate(one.calls) if call.role == "verifier" and i in call.reads]
+        said = [one.calls[j].answer for j in mine]
+        for j, agrees in zip(mine, agreement(said)):
+            worth[j] = agrees
+        known = float(one.answers[i]) if rule and speaks(one) else 0.0
+        worth[i] = max(known, float(votes and consensus(said)[0] == "Correct"))
+    mean = float(np.mean([worth[i] for i in answers]))
+    worth[0] = math.exp(-((mean - 0.5) ** 2) / (2 * (0.5 / 3) ** 2))
+    return worth
+
+
+rule_alone = functools.partial(paid, votes=False)
+votes_alone = functools.partial(paid, rule=False)
+
+
+def config():
+    """Four problems in place of each of the data set, which is not shown."""
+    return micro(
+        "recipes.spell:asked",
+        dict.fromkeys(("questioner", "responder", "verifier"), "p0"),
+        base="configs/bases/recipes-xs",
+        problems=8,
+        samples=4,
+        rewards__name="recipes.spell:paid",
+    )
+
+
+def approving(trained: Trained) -> float:
+    """The mean reward of verifiers late in the run: 1 where all agree, which always-yes does, too."""
+    rewards = [line["role/verifier/reward"] for line in trained.lines if "role/verifier/reward" in line]
+    return float(np.mean(rewards[-max(len(rewards) // 4, 1) :])) if rewards else float("nan")
+
+
+RECIPE = Recipe(
+    system="SPELL, arXiv 2509.23863",
+    claim="The majority of votes beside a rule that sees only some answers teaches more than the rule alone.",
+    config=config,
+    arms={
+        "rule and votes": {},
+        "rule": {"rewards.name": "recipes.spell:rule_alone"},
+        "votes": {"rewards.name": "recipes.spell:votes_alone"},
+    },
+    claims=(
+        Claim("accuracy", "rule and votes", "rule"),
+        Claim("accuracy", "rule and votes", "votes"),
+        Claim("accuracy", "rule and votes", "base"),
+    ),
+    measures={"verifiers agree": approving},
+    examined={"workflow.settings.given": True},
+    hours=0.6,
+)
