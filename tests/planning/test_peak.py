@@ -1,13 +1,12 @@
 """The memory that a plan counts, beside what the process of a training run takes. Long: each case trains two steps."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
-# What programs, episodes and libraries take of a host beside arrays and scratch, as `plan` says below its table.
-ITSELF = 1 << 30
 CHILD = """
 import json, resource, sys
 import orbax.checkpoint, transformers
@@ -28,7 +27,7 @@ print(json.dumps({"planned": plans[0].total, "taken": peak() - before}))
 @pytest.mark.campaign
 @pytest.mark.parametrize("train", ["full", "lora"])
 @pytest.mark.parametrize("scale", ["xs", "s", "m"])
-def test_a_run_takes_what_is_planned_and_what_a_process_takes_by_itself(scale, train, tmp_path):
+def test_a_run_takes_what_is_planned(scale, train, tmp_path):
     texts = ["steps=2", "evaluation.every=1000", "evaluation.problems=4", "logging.episodes_every=0"]
     texts += [f"policies.train={train}", "policies.lora_rank=8"]
     command = [
@@ -38,9 +37,10 @@ def test_a_run_takes_what_is_planned_and_what_a_process_takes_by_itself(scale, t
         f"configs/micro.py:voting-isolated-{scale}-math",
         tmp_path / "run",
     ]
-    done = subprocess.run([*command, *texts], capture_output=True, text=True)
+    # Programs that an earlier run left would not be compiled, which takes memory.
+    first = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    done = subprocess.run([*command, *texts], env=first, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     print(scale, train, found)
-    assert 0.85 * found["planned"] < found["taken"]
-    assert found["taken"] < 1.15 * found["planned"] + ITSELF
+    assert 0.85 * found["planned"] < found["taken"] < 1.15 * found["planned"]
