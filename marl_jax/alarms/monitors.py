@@ -28,6 +28,7 @@ class History:
 
     def __init__(self) -> None:
         self.step = 0
+        self._phase: Any = None  # numbers of another phase are not compared with those of this one
         self.evaluation: Mapping[str, Any] | None = None  # the last one
         self._first: dict[str, list[float]] = {}
         self._last: dict[str, deque[tuple[int, float]]] = {}
@@ -35,6 +36,10 @@ class History:
     def row(self, line: Mapping[str, Any]) -> None:
         """Take in one line of `metrics.jsonl`."""
         self.step = line["step"]
+        if line.get("phase") != self._phase:
+            self._phase = line.get("phase")
+            self._first.clear()
+            self._last.clear()
         for key, value in line.items():
             if isinstance(value, int | float) and math.isfinite(value) and not key.startswith("time/"):
                 self._last.setdefault(key, deque(maxlen=WINDOW)).append((self.step, float(value)))
@@ -43,7 +48,7 @@ class History:
                     first.append(float(value))
 
     def names(self, pattern: str) -> list[str]:
-        """What stands in the place of the group, of the keys that fit the pattern as a whole."""
+        """Roles or policies: the text at the pattern's group, of every key that matches the whole pattern."""
         matches = (re.fullmatch(pattern, key) for key in self._last)
         return list(dict.fromkeys(match[1] for match in matches if match))
 
@@ -135,6 +140,8 @@ def _left(key: str) -> Callable[[History, Limits], Found]:
 
     def find(past: History, limits: Limits) -> Found:
         for role, before, now in _by_role(past, key):
+            if before == 0:  # it has no share and no multiple
+                continue
             low = now <= limits["low"] * before and now <= limits.get("floor", math.inf)
             if low or now >= limits["high"] * before:
                 yield role, {"before": before, "now": now}
@@ -165,8 +172,9 @@ def _capture(past: History, limits: Limits) -> Found:
     for policy in past.names("gradient/([^/]+)/share/.+"):
         shares = {}
         for role in past.names(f"gradient/{re.escape(policy)}/share/(.+)"):
-            if last := past.last(f"gradient/{policy}/share/{role}"):
-                shares[role] = mean(last)
+            last = past.last(f"gradient/{policy}/share/{role}")
+            if last and (share := mean(last)) > 0:  # a role that does not train here competes with nobody
+                shares[role] = share
         role = max(shares, key=lambda name: shares[name], default="")
         if len(shares) > 1 and shares[role] >= limits["share"]:
             yield policy, {"role": role, "share": shares[role]}

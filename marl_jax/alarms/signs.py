@@ -41,8 +41,8 @@ def choices(table: Table, mine: np.ndarray) -> dict[str, Any]:
     the share of right picks, `chance` that of a blind one, and the balanced accuracy 0.5 for a blind pick and 1 for a
     perfect one.
 
-    `commonest` is the share of the choice that is made most, `calls` of how many: of a judge all verdicts that can be
-    read, of a picker the picks where it was asked.
+    `commonest` is the share of the choice that is made most, `calls` of how many: of a judge its readable verdicts
+    on answers of a solver, of a picker the picks where it was asked.
     """
     mine = mine & table.sound
     kinds = set(table.kind[mine].tolist())

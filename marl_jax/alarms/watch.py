@@ -12,7 +12,7 @@ from typing import Any
 
 from marl_jax.alarms.monitors import MONITORS, History, Monitor
 
-__all__ = ["Alarm", "Watch", "judge"]
+__all__ = ["Alarm", "Watch", "is_along", "judge"]
 
 Line = Mapping[str, Any]
 
@@ -53,14 +53,15 @@ class Watch:
 
     def __init__(self) -> None:
         self._past = History()
-        self._alarms: dict[tuple[str, str], Alarm] = {}
+        self._alarms: dict[tuple[str, str], Alarm] = {}  # the latest of each kind
+        self._over: list[Alarm] = []  # that ended, and then began again
         self._new: list[Alarm] = []  # since the last row
         self._evaluated = -1
 
     @property
     def alarms(self) -> list[Alarm]:
-        """All that ever began, the earliest first."""
-        return sorted(self._alarms.values(), key=lambda alarm: alarm.step)
+        """All that ever began, the earliest first; one that ended and began again is there twice."""
+        return sorted([*self._over, *self._alarms.values()], key=lambda alarm: alarm.step)
 
     @property
     def holding(self) -> list[Alarm]:
@@ -68,7 +69,10 @@ class Watch:
         return [alarm for alarm in self.alarms if alarm.until is None]
 
     def row(self, line: Line) -> list[Alarm]:
-        """After a step: the alarms that began with it, and before those of an evaluation since the last step."""
+        """After a step: the alarms that began with it, and before those of an evaluation since the last step.
+
+        One that ended and begins again is not told again.
+        """
         self._past.row(line)
         self._look(line["step"])
         new, self._new = self._new, []
@@ -76,7 +80,7 @@ class Watch:
 
     def evaluation(self, record: Line) -> list[Alarm]:
         """After an evaluation along the run: the alarms that begin with it. One that is known begins nothing."""
-        if record["step"] <= self._evaluated or not _along(record):
+        if record["step"] <= self._evaluated or not is_along(record):
             return []
         self._evaluated, self._past.evaluation = record["step"], record
         return self._look(record["step"])
@@ -89,8 +93,11 @@ class Watch:
         }
         new = [alarm for key, alarm in found.items() if key not in self._alarms]
         for key, alarm in self._alarms.items():
-            until = None if key in found else alarm.until or step
-            self._alarms[key] = dataclasses.replace(alarm, until=until)
+            if key not in found:
+                self._alarms[key] = dataclasses.replace(alarm, until=alarm.until or step)
+            elif alarm.until is not None:
+                self._over.append(alarm)
+                self._alarms[key] = found[key]
         self._alarms |= {(alarm.monitor.name, alarm.who): alarm for alarm in new}
         self._new += new
         return new
@@ -108,7 +115,7 @@ def judge(rows: Iterable[Line], evaluations: Iterable[Line] = ()) -> Watch:
     return watch
 
 
-def _along(record: Line) -> bool:
+def is_along(record: Line) -> bool:
     """Whether an evaluation belongs to the run's course: of its own policies, on val, and made by the run itself."""
     usual = record.get("mode", "trained") == "trained" and record.get("split", "val") == "val"
     return usual and "checkpoint" not in record

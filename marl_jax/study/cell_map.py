@@ -34,7 +34,7 @@ def cell_map(runs: Mapping[str, Run]) -> CellMap:
     names = {id(run): name for name, run in runs.items()}
     found: dict[tuple[str, str], Mapping[str, Any]] = {}
     for cell in by_cell(list(runs.values())):
-        parts = cell.label.split(" (")[0].split("-")
+        parts = cell.name.split("-")
         if len(parts) != 4:
             continue
         gains = [

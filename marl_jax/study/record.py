@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_jax.alarms.watch import Watch, judge
+from marl_jax.alarms.watch import Watch, is_along, judge
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.metrics import lacking, read_lines
 
@@ -34,7 +34,6 @@ __all__ = [
     "gradient_norms",
     "gradient_shares",
     "held_out",
-    "is_along",
     "lost_evaluations",
     "read_run",
     "trained",
@@ -180,11 +179,6 @@ def amplifications(run: Run) -> dict[str, Series]:
 
 
 # ---------------------------------------------------------------- evaluations
-
-
-def is_along(record: Record) -> bool:
-    """Whether an evaluation belongs to the run's course: of its own policies, on val."""
-    return record.get("mode", "trained") == "trained" and record.get("split", "val") == "val"
 
 
 def trained(run: Run) -> list[Record]:

@@ -143,13 +143,14 @@ def _call(episode: Episode, place: int, more: dict[str, Any]) -> dict[str, Any]:
     call, grades = episode.calls[place], episode.answers
     text, ends = call.text, more.pop("n", None)
     grade = grades[place] if place < len(grades) else None
+    whole = len(text) <= LONGEST
     facts = {
         "r": call.role, "i": call.slot, "j": call.turn, "y": call.policy, "x": shortened(text), "a": _text(call.answer),
         "g": grade, "k": call.kind, "c": call.finish_reason == "length", "u": call.answer is None,
         "d": list(call.reads), "z": len(call.tokens), "p": ".".join(map(str, call.path)),
     }  # fmt: skip
-    if ends is not None and facts["x"] == text:  # tokens can be told apart
-        facts |= {"n": list(ends), "l": [round(float(value), 2) for value in call.logprobs]}
+    if ends is not None and whole:  # tokens can be told apart
+        facts |= {"x": text, "n": list(ends), "l": [round(float(value), 2) for value in call.logprobs]}
         if (trainer := more.pop("m", None)) is not None and len(trainer) == len(call.logprobs):
             facts["m"] = [round(float(a - b), 5) for a, b in zip(trainer, call.logprobs)]
     more.pop("m", None)

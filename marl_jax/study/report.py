@@ -181,11 +181,11 @@ def _panel(panel: Panel) -> dict[str, Any]:
         }
         for line in panel.lines
     ]
-    plain = {
+    rest = {
         name: getattr(panel, name)
         for name in ("title", "percent", "points", "logarithmic", "level", "bounds")
     }
-    return plain | {"lines": lines}
+    return rest | {"lines": lines}
 
 
 def _write_page(directory: Path, template: str, **values: Any) -> Path:

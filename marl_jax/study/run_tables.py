@@ -9,7 +9,7 @@ from urllib.parse import quote
 import numpy as np
 
 from marl_jax.alarms.monitors import MONITORS, recalls
-from marl_jax.alarms.watch import Alarm
+from marl_jax.alarms.watch import Alarm, is_along
 from marl_jax.runs.intervals import Interval
 from marl_jax.runs.tables import aligned
 from marl_jax.study.cliffs import CLIFF, TERMINAL, course, is_cliff, why_none
@@ -20,7 +20,6 @@ from marl_jax.study.record import (
     best,
     final,
     held_out,
-    is_along,
     lost_evaluations,
     trained,
 )

@@ -93,11 +93,11 @@ class Cell:
 
 
 def by_cell(runs: Sequence[Run]) -> list[Cell]:
-    """Runs together that are equal but for their seed, in order of appearance; a copy of a run is no other run."""
+    """Runs together that are equal but for their seed and `ASIDE`, in order of appearance; a copy is no other run."""
     together: dict[str, dict[int, Run]] = {}
     for run in runs:
         if type(seed := run.config.get("seed")) is int:
-            same = [run.cell, _without(run.config, "seed", "seeds"), run.about.get("digests"), run.finished]
+            same = [run.cell, _without(run.config, *ASIDE), run.about.get("digests"), run.finished]
             together.setdefault(json.dumps(same, sort_keys=True), {}).setdefault(seed, run)
     cells = [Cell(tuple(some[seed] for seed in sorted(some))) for some in together.values()]
     details = [", ".join(cell.odd + cell.settings + cell.early) for cell in cells]

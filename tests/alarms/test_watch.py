@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from marl_jax.alarms.monitors import MONITORS, WINDOW
+from marl_jax.alarms.monitors import MONITORS, History
 from marl_jax.alarms.watch import Watch, judge
 from marl_jax.run_folder.metrics import plain
 
@@ -38,9 +38,9 @@ def test_an_alarm_begins_where_its_window_is_full_of_it_and_ends_where_it_is_not
     assert told(judge(lines[:3])) == []
     assert told(judge(lines[:4])) == [("nothing to learn", "judge", 4, None)]
     assert told(judge(lines[:6])) == [("nothing to learn", "judge", 4, 6)]
-    assert told(judge(lines)) == [
-        ("nothing to learn", "judge", 4, None)
-    ]  # it holds again: one alarm, since 4
+    assert told(judge(lines)) == [("nothing to learn", "judge", 4, 6), ("nothing to learn", "judge", 9, None)]
+    watch = Watch()
+    assert [len(watch.row(line)) for line in lines] == [0] * 3 + [1] + [0] * 6  # it is told once
     assert judge(lines[:6]).holding == [] and len(judge(lines).holding) == 1
 
 
@@ -107,14 +107,33 @@ def test_what_is_not_there_is_not_judged():
 
 
 def test_times_are_never_read():
-    odd = rows(6, **{"time/reward": 1e9, "reward": 0.5, "copied/{who}": 0.1})
-    assert told(judge(odd)) == []
+    past = History()
+    for line in rows(6, **{"time/rollout": 1.0, "role/judge/entropy": 0.5}):
+        past.row(line)
+    assert past.names("(.*)") == ["step", "role/judge/entropy"]
+
+
+def test_a_number_that_began_at_zero_has_no_multiple():
+    assert told(judge(rows(6, **{"role/judge/entropy": 0.0, "role/judge/length": [0, 9, 9, 9, 9, 9]}))) == []
+
+
+def test_a_role_that_does_not_train_is_no_rival_for_a_policy():
+    alone = rows(6, **{"gradient/p0/share/coder": 1.0, "gradient/p0/share/planner": 0.0})
+    assert told(judge(alone)) == []
+    both = rows(6, **{"gradient/p0/share/coder": 0.95, "gradient/p0/share/planner": 0.05})
+    assert told(judge(both)) == [("capture", "p0", 3, None)]
+
+
+def test_the_steps_of_a_phase_are_compared_with_its_own():
+    lines = rows(8, calls=[30] * 4 + [10] * 4, episodes=10)
+    assert told(judge(lines)) == [("calls", "", 6, None)]
+    phases = [line | {"phase": "play" if line["step"] < 5 else "read"} for line in lines]
+    assert told(judge(phases)) == []
 
 
 @pytest.mark.parametrize("monitor", MONITORS, ids=lambda monitor: monitor.name)
 def test_every_monitor_is_told_whole(monitor):
     assert "{" not in monitor.condition and monitor.means.endswith(".") and not monitor.look.endswith(".")
-    assert WINDOW >= 2
 
 
 def test_the_page_says_of_every_monitor_what_the_code_says():

@@ -49,7 +49,7 @@ def test_it_is_told_and_written_down_where_it_begins(told):
 
 def test_it_stands_at_the_top_of_the_page(told):
     page = write_report(told[0]).read_text()
-    assert page.index("nothing to learn (generator) since step 3") < page.index("<svg")
+    assert page.index("nothing to learn (generator) since step 3") < page.index("<figure")
 
 
 def test_a_run_that_stops_by_it_is_saved_says_how_to_go_on_and_ends_as_if_it_had_not(base, told, tmp_path):

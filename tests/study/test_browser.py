@@ -162,6 +162,24 @@ def test_where_a_problem_turned_who_lost_it_and_a_group_are_shown(visit, tmp_pat
     assert "lost by aggregator" in page.locator("article h3").inner_text()
 
 
+def test_tokens_are_shaded_character_by_character_whatever_they_are(visit, tmp_path):
+    folder = write_run(tmp_path / "run", lines=[metrics(1)])
+    words = ["\U0001d465 = ", "\U0001f600", "2", "", "!", "", "."]
+    said = "".join(words[token % 7] for token in range(4))
+    spoken = call("generator", said, answer="2")
+    spoken = replace(spoken, tokens=(0, 1, 2, 3), logprobs=(-0.1, -4.0, -0.2, -0.3))
+    silent = replace(call("aggregator", "", answer=None), tokens=(3,), logprobs=(-0.5,))
+    one = replace(episode(), calls=(spoken, silent))
+    earned = {"outcome": 1.0, "rewards": [1.0, 0.0], "advantages": [0.5, -0.5]}
+    decode = lambda tokens: "".join(words[token % 7] for token in tokens)
+    write_episodes(folder / "episodes" / "step-000001.parquet", table_of([(one, earned)]), decode)
+    page = visit(write_report(folder))
+    page.locator("#view").get_by_label("Shade").select_option("log-prob")
+    pieces = page.locator("article .call").nth(0).locator("pre").last.locator("span")
+    assert pieces.all_inner_texts() == ["\U0001d465 = ", "\U0001f600", "2", ""]
+    assert pieces.nth(1).get_attribute("title") == "log-prob -4"
+
+
 def test_hostile_text_is_text(visit, tmp_path):
     about = config(cell=ATTACK)
     hostile = replace(

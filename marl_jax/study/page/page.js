@@ -180,6 +180,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plot
 const place = document.getElementById("said");
 if (!place || !data.said.episodes.length) return;
 const {files, tasks, episodes} = data.said;
+for (const one of episodes) for (const call of one.calls) call.x ??= "";  // what is empty is left out of the data
 const roles = [...new Set(episodes.flatMap(one => one.calls.map(call => call.r)))];
 const hue = role => `--tone: var(--c${Math.max(0, data.roles.indexOf(role)) % data.colours})`;
 const where = one => files[one.f];
@@ -197,11 +198,12 @@ function words(call) {
   if (!column || !call.n) return [call.x];
   // Faint at probability 1, full at e^-4; gaps against the 0.01 that bfloat16 brings.
   const strength = value => Math.min(Math.abs(value) / (shading === "gap" ? 0.01 : 4), 1);
+  const characters = [...call.x];  // ends count code points, not halves of them
   let start = 0;
   return call.n.map((end, index) => {
     const piece = el("span", {title: `${shading} ${column[index]}`,
       style: `background: color-mix(in srgb, var(--bad) ${Math.round(70 * strength(column[index] ?? 0))}%, transparent)`},
-      call.x.slice(start, end));
+      characters.slice(start, end).join(""));
     start = end;
     return piece;
   });
@@ -287,16 +289,21 @@ function problem() {
   const kind = choice("Recorded in ", kinds.map(name => [name, name]), () => fill());
   const task = choice("Problem ", [], () => draw());
   const sample = choice("Sample ", [], () => draw());
+  const path = choice("Path ", [], () => draw());
   const table = el("div");
   const of = () => episodes.filter(one => where(one).kind === kind.select.value);
   const fill = () => {
     const there = [...new Set(of().map(one => one.t))], samples = [...new Set(of().map(one => one.s ?? 0))];
     task.select.replaceChildren(...there.map(index => el("option", {value: index}, short(tasks[index].id, 40))));
+    const paths = [...new Set(of().map(one => one.p ?? ""))];
     sample.select.replaceChildren(...samples.sort((a, b) => a - b).map(index => el("option", {value: index}, index)));
+    path.select.replaceChildren(...paths.sort().map(name => el("option", {value: name}, name)));
+    path.label.hidden = paths.length < 2;
     draw();
   };
   const draw = () => {
-    const mine = of().filter(one => one.t === +task.select.value && (one.s ?? 0) === +sample.select.value);
+    const mine = of().filter(one => one.t === +task.select.value && (one.s ?? 0) === +sample.select.value &&
+      (one.p ?? "") === path.select.value);
     const label = call => `${call.r} ${call.i ?? 0}${call.j ? `, turn ${call.j}` : ""}`;
     const heads = [...new Set(mine.flatMap(one => one.calls.map(label)))];
     let before = null;
@@ -317,7 +324,7 @@ function problem() {
   };
   fill();
   return [el("p", {class: "muted small"}, "The same problem at every recorded step. In evaluations the noise is the same, too, so that only the weights differ. ✓ and ✗: a role's own answer was right or wrong."),
-    el("div", {class: "filters"}, kind.label, task.label, sample.label), table];
+    el("div", {class: "filters"}, kind.label, task.label, sample.label, path.label), table];
 }
 
 // The episodes of one problem in one step, side by side.
