@@ -19,7 +19,7 @@ cli.define_accept_changes()
 
 
 def main(config: RunConfig | None, _: list[str]) -> int:
-    from marl_jax.commands.demo import demo
+    from marl_jax.commands.train import demo
 
     return demo(config, FLAGS.workdir, FLAGS.problems, FLAGS.samples, FLAGS.accept_changes)
 

@@ -40,7 +40,7 @@ cli.define_accept_changes()
 def main(_config: None, _: list[str]) -> None:
     from marl_jax.commands.casts import Evaluation
     from marl_jax.commands.evaluate import announce, evaluate
-    from marl_jax.runs.tables import table
+    from marl_jax.terminal.tables import table
 
     asked = Evaluation(**{field.name: FLAGS[field.name].value for field in dataclasses.fields(Evaluation)})
     about = {"accept_changes": FLAGS.accept_changes, "out": FLAGS.out}

@@ -10,7 +10,7 @@ from marl_jax.config.run_config import RunConfig
 from marl_jax.planning.account import account
 from marl_jax.planning.devices import KINDS, host
 from marl_jax.planning.plan import demand_of, find_model, make_plan
-from marl_jax.runs.page import plan_page
+from marl_jax.terminal.page import plan_page
 
 FLAGS = flags.FLAGS
 flags.DEFINE_float(

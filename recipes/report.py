@@ -15,7 +15,7 @@ import numpy as np
 from scipy import special
 
 from marl_jax.commands import cli
-from marl_jax.runs.intervals import Interval, over_seeds
+from marl_jax.study.intervals import Interval, over_seeds
 from recipes.recipe import Claim, Recipe, find, names
 from recipes.run import RESULTS
 

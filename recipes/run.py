@@ -29,10 +29,10 @@ from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import versions
 from marl_jax.run_folder.metrics import plain, read_lines
 from marl_jax.runs import train
-from marl_jax.runs.live import Live
 from marl_jax.runs.play import EVALUATION_NOISE, load_named, make_service, planned_engine, player_of
 from marl_jax.runs.stored import policies_at
 from marl_jax.table import Table
+from marl_jax.terminal.live import Live
 from recipes.recipe import COMMON, Recipe, Trained, changed, find
 
 RESULTS = Path(__file__).parents[1] / "results" / "recipes"

@@ -12,10 +12,10 @@ from marl_jax.planning.measured import guess
 from marl_jax.planning.plan import PlanError, find_model, make_plan
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.runs.page import duration
 from marl_jax.study import matrix, record, run_tables, seeds
 from marl_jax.study.matrix import Job, State
 from marl_jax.study.run_tables import Table
+from marl_jax.terminal.page import duration
 
 __all__ = ["checked_root", "overview", "run_matrix", "show_results"]
 

@@ -1,13 +1,48 @@
-"""A run from the command line, and its report when it has reached its last step."""
+"""Training from the command line: a run with its report, and the demo, which says whether a short one learned."""
 
 import contextlib
 import sys
+import time
 
+from marl_jax.commands.casts import Evaluation
 from marl_jax.commands.cli import PATIENCE
-from marl_jax.config.run_config import RunConfig
+from marl_jax.commands.evaluate import evaluate
+from marl_jax.config.run_config import RunConfig, load_config
 from marl_jax.runs import train
+from marl_jax.study.report import write_report
+from marl_jax.terminal.tables import table
 
-__all__ = ["train_and_report"]
+__all__ = ["demo", "train_and_report"]
+
+CELL = "configs/micro.py:voting-isolated-xs-math"
+SMALLER = (  # than the cell: minutes instead of half an hour
+    ("steps", "40"),
+    ("data.problems", "32"),
+    ("evaluation.every", "20"),
+    ("checkpoints.every", "20"),
+    ("engine.lanes", "256"),
+    ("engine.max_prompt", "192"),
+    ("logging.episodes_every", "10"),
+)
+
+
+def demo(config: RunConfig | None, workdir: str, problems: int, samples: int, accept_changes: bool) -> int:
+    """The exit code: 0 where the gain's interval lies above zero, or the run was asked to stop."""
+    config = config or load_config(CELL, SMALLER)
+    began = time.perf_counter()
+    if train(config, workdir, accept_changes=accept_changes, patience=PATIENCE) < config.steps:
+        return 0
+    trained = time.perf_counter() - began
+    asked = Evaluation(problems=problems, samples=samples)
+    records = evaluate(workdir, asked, accept_changes=accept_changes)
+    seconds = time.perf_counter() - began
+    print(table(records))
+    print(f"\ntrained in {trained:.0f} s, {seconds:.0f} s in all")
+    print(f"the report: {write_report(workdir)}")
+    if records[-1]["difference"]["low"] <= 0:
+        print("the gain's interval holds zero: this run did not learn", file=sys.stderr)
+        return 1
+    return 0
 
 
 def train_and_report(
@@ -17,8 +52,6 @@ def train_and_report(
     step = train(config, workdir, accept_changes=accept_changes, patience=PATIENCE)
     if step < config.steps or not report:
         return
-    from marl_jax.study.report import write_report
-
     page = write_report(workdir)
     with contextlib.suppress(OSError):  # of a stream that nobody reads any more
         print(f"the report is {page}", file=sys.stderr, flush=True)

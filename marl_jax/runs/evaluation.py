@@ -18,7 +18,7 @@ from marl_jax.episodes import Episode
 from marl_jax.rewards.credit import last_read, own_work
 from marl_jax.rewards.grading import RIGHT
 from marl_jax.rewards.own_metric import Metric, with_metric
-from marl_jax.runs.intervals import bootstrap, paired_bootstrap, pass_at_k, wilson
+from marl_jax.study.intervals import bootstrap, paired_bootstrap, pass_at_k, wilson
 from marl_jax.table import KINDS, SOLVER, VERDICTS, Table
 
 __all__ = ["any_right", "by_role", "outcomes", "summary"]

@@ -42,11 +42,9 @@ from marl_jax.run_folder.folder import (
     taken_back,
 )
 from marl_jax.run_folder.metrics import JsonLines, read_lines, recorded
-from marl_jax.runs import page
 from marl_jax.runs.divergence import refuse_the_same
 from marl_jax.runs.hosted import Hosted
 from marl_jax.runs.in_arrays import Compiled
-from marl_jax.runs.live import Live
 from marl_jax.runs.measures import Clock
 from marl_jax.runs.parts import Parts, model_config, shared_problems
 from marl_jax.runs.phases import Phases, phase_digests
@@ -65,6 +63,8 @@ from marl_jax.runs.state import State
 from marl_jax.runs.stopping import Stop
 from marl_jax.tasks import DataError, Position, Task, TaskIterator
 from marl_jax.tasks.micro import KINDS
+from marl_jax.terminal import page
+from marl_jax.terminal.live import Live
 
 __all__ = ["folders_of", "open_runs"]
 

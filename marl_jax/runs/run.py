@@ -19,7 +19,6 @@ from marl_jax.rollouts import Player
 from marl_jax.run_folder.boards import Board
 from marl_jax.run_folder.checkpoints import Checkpoints
 from marl_jax.run_folder.metrics import JsonLines
-from marl_jax.runs.live import Live
 from marl_jax.runs.measures import Clock
 from marl_jax.runs.parts import Parts
 from marl_jax.runs.phases import Phases
@@ -27,6 +26,7 @@ from marl_jax.runs.state import State
 from marl_jax.runs.stopping import Stop
 from marl_jax.table import Table
 from marl_jax.tasks import Task, TaskIterator
+from marl_jax.terminal.live import Live
 
 __all__ = ["Made", "Road", "Run"]
 

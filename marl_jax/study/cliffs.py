@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from marl_jax.runs.intervals import Interval, over_seeds
+from marl_jax.study.intervals import Interval, over_seeds
 from marl_jax.study.record import Record, Run, trained
 
 __all__ = ["CLIFF", "GAIN_SHARE", "TERMINAL", "Course", "course", "drop_of", "is_cliff", "why_none"]

@@ -102,8 +102,8 @@ def make_jobs(
             if config.seeds > 1 < seeds:
                 raise ConfigError(
                     [
-                        f"--seeds={seeds} and --config.seeds={config.seeds} are both set: leave out the first for seeds "
-                        "side by side, or the second for one run after another"
+                        f"--seeds={seeds} and --config.seeds={config.seeds} are both set: leave out the first for "
+                        "seeds side by side, or the second for one run after another"
                     ]
                 )
             if not config.steps:

@@ -10,9 +10,8 @@ import numpy as np
 
 from marl_jax.alarms.monitors import MONITORS, recalls
 from marl_jax.alarms.watch import Alarm, is_along
-from marl_jax.runs.intervals import Interval
-from marl_jax.runs.tables import aligned
 from marl_jax.study.cliffs import CLIFF, TERMINAL, course, is_cliff, why_none
+from marl_jax.study.intervals import Interval
 from marl_jax.study.record import (
     Record,
     Run,
@@ -23,6 +22,7 @@ from marl_jax.study.record import (
     lost_evaluations,
     trained,
 )
+from marl_jax.terminal.tables import aligned
 
 __all__ = [
     "CLIFF",

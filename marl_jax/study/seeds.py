@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marl_jax.config.cells import POLICIES
-from marl_jax.runs.intervals import holm, over_seeds, p_value
 from marl_jax.study.cliffs import TERMINAL, Course, course, is_cliff
+from marl_jax.study.intervals import holm, over_seeds, p_value
 from marl_jax.study.record import Record, Run, base, held_out, trained
 from marl_jax.study.run_tables import NONE, Table, points, share
 from marl_jax.workflows import BUILT_IN

@@ -30,8 +30,8 @@ from marl_jax.rewards.families import grade_answer, parse
 from marl_jax.rewards.grading import grade
 from marl_jax.rollouts import rollout
 from marl_jax.runs.hosted import resample
-from marl_jax.runs.intervals import paired_bootstrap
 from marl_jax.sampling import Engine, Load, plan
+from marl_jax.study.intervals import paired_bootstrap
 from marl_jax.tasks import micro
 from marl_jax.workflows import load_prompts, single
 

@@ -13,7 +13,7 @@ from marl_jax.models import ModelConfig
 from marl_jax.planning.devices import Device
 from marl_jax.planning.dry_run import NO_RESULT
 from marl_jax.planning.plan import PlanError, check_fits, demand_of, make_plan
-from marl_jax.runs.page import plan_page
+from marl_jax.terminal.page import plan_page
 
 HERE = Device("test", "cpu", 8 << 30, bandwidth=1e9, bfloat16=1e10, float32=1e10)
 

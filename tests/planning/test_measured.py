@@ -7,7 +7,7 @@ import pytest
 from marl_jax.config.run_config import load_config
 from marl_jax.planning import devices, measured
 from marl_jax.planning.plan import find_model, make_plan
-from marl_jax.runs.page import plan_page
+from marl_jax.terminal.page import plan_page
 
 CELL = "configs/micro.py:voting-isolated-xs-math"
 

@@ -17,7 +17,7 @@ from marl_jax.run_folder.checkpoints import steps
 from marl_jax.run_folder.metrics import read_lines
 from marl_jax.runs import loop
 from marl_jax.runs.divergence import Diverged
-from marl_jax.runs.live import Live
+from marl_jax.terminal.live import Live
 from marl_jax.workflows import Call, workflow
 
 

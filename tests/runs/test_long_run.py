@@ -13,7 +13,7 @@ from marl_jax.config.run_config import EngineConfig, LogConfig
 from marl_jax.learning import BatchConfig
 from marl_jax.policies import SamplingSettings
 from marl_jax.runs import loop
-from marl_jax.runs.live import Live
+from marl_jax.terminal.live import Live
 
 MIB = 1 << 20
 

@@ -20,7 +20,7 @@ from marl_jax.learning.update import Learner, NonFiniteGradients
 from marl_jax.run_folder.checkpoints import CheckpointError, steps
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import loop, opening
-from marl_jax.runs.live import Live
+from marl_jax.terminal.live import Live
 
 
 def test_a_finished_run_is_left_as_it_is(base, whole):

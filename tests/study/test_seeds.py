@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from run_folder import config, evaluation, metrics, write_run
 
-from marl_jax.runs.intervals import holm, over_seeds
 from marl_jax.study import seeds
+from marl_jax.study.intervals import holm, over_seeds
 from marl_jax.study.record import read_run
 from marl_jax.study.run_tables import NONE, plain
 

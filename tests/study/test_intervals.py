@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from marl_jax.runs.intervals import (
+from marl_jax.study.intervals import (
     Interval,
     bootstrap,
     holm,

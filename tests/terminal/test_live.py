@@ -7,8 +7,8 @@ import pytest
 
 from marl_jax.alarms.watch import judge
 from marl_jax.rollouts import Progress
-from marl_jax.runs import live
-from marl_jax.runs.live import Live
+from marl_jax.terminal import live
+from marl_jax.terminal.live import Live
 
 ROLES = ("generator", "aggregator")
 

@@ -2,7 +2,7 @@
 
 import re
 
-from marl_jax.runs.tables import aligned, filled
+from marl_jax.terminal.tables import aligned, filled
 
 WORDS = "of the verdicts on answers that can be graded were right, and the others were not; unreadable 1.0%"
 

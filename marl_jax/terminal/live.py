@@ -25,7 +25,7 @@ from rich.cells import cell_len, set_cell_size
 from marl_jax.alarms.watch import Alarm
 from marl_jax.planning.measured import quartile
 from marl_jax.rollouts.progress import Progress
-from marl_jax.runs.tables import share
+from marl_jax.terminal.tables import share
 
 __all__ = ["Live"]
 

@@ -10,8 +10,8 @@ from marl_jax.config.run_config import load_config
 from marl_jax.models import ModelConfig
 from marl_jax.planning.devices import KINDS, Device
 from marl_jax.planning.plan import make_plan
-from marl_jax.runs.page import page, plan_page
 from marl_jax.sampling.shapes import EngineSettings
+from marl_jax.terminal.page import page, plan_page
 
 DEVICE = Device("CPU", "cpu", 8 << 30, bandwidth=1e10, bfloat16=1e11, float32=1e11)
 TASKS = {"train": 12704, "val": 256}

@@ -14,8 +14,8 @@ from marl_jax.planning.devices import BANDWIDTH, COMPUTE
 from marl_jax.planning.measured import Guess, guess
 from marl_jax.planning.plan import Plan, show
 from marl_jax.policies import policy_names, trained_policies
-from marl_jax.runs.tables import aligned, filled
 from marl_jax.sampling.shapes import EngineSettings
+from marl_jax.terminal.tables import aligned, filled
 from marl_jax.workflows import find
 
 __all__ = ["duration", "page", "plan_page", "too_many_adapters"]
