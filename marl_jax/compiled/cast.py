@@ -79,7 +79,7 @@ def check(config: RunConfig) -> None:
     )
     whole_batch = advantages.estimator == "reinforce_pp_baseline" or is_own(advantages.estimator)
     refused = {
-        f"tasks of {config.data.name}": config.data.name not in KINDS or config.data.family != "math",
+        f"tasks of {config.data.name}": config.data.name not in KINDS,
         "stop strings": any(role.stop_strings for role in settings),
         "top-k and top-p": any(role.top_k or role.top_p < 1 for role in settings),
         "a sampler of one's own": config.engine.sampler is not None,

@@ -1,6 +1,8 @@
 """Which form in arrays a call's hosted reader has: the readers of `workflows.parse`, and the answers of tasks.
 
 codes uint8 [B, N] (0 behind the end) ──► Read: what was read in each of B texts
+
+What a solver's answer is compared with: its gold integer, or the tests that its program must pass.
 """
 
 import functools
@@ -13,10 +15,12 @@ import jax.numpy as jnp
 from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.rewards import arrays
 from marl_jax.rewards.arrays import Text
+from marl_jax.rewards.arrays.boxed_spans import is_blank
 from marl_jax.table import VERDICTS
+from marl_jax.task import Family
 from marl_jax.workflows import parse
 
-__all__ = ["Read", "answer", "form_of", "pick", "plan", "same_reader", "verdict"]
+__all__ = ["Read", "answer", "form_of", "pick", "plan", "program", "same_reader", "verdict", "whole"]
 
 
 class Read(NamedTuple):
@@ -31,20 +35,29 @@ class Read(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # Int[B], of them
 
 
-Reader = Callable[[Text, jax.Array], Read]  # texts, golds Int[B]
+Reader = Callable[[Text, Any], Read]  # texts, references [B, ...]
 
 
 def answer(text: Text, gold: jax.Array) -> Read:
     """The boxed answer, and whether it is the gold integer."""
     solved = arrays.read_answers(text)
-    verdict = arrays.grade_integers(text, solved, gold, width=text.chars.shape[1])
-    read = _blank(text)
-    return read._replace(
-        readable=solved.readable,
-        right=solved.readable & verdict.right,
-        beyond=solved.readable & verdict.beyond,
-        key=solved.key,
-    )
+    return _judged(text, solved, arrays.grade_integers(text, solved, gold, width=text.chars.shape[1]))
+
+
+def program(text: Text, tests: arrays.Tests) -> Read:
+    """The program of a response, and whether it passes the tests."""
+    verdict, solved = arrays.grade_programs(text, tests)
+    return _judged(text, solved, verdict)
+
+
+def _judged(text: Text, solved: arrays.Solved, verdict: arrays.Verdict) -> Read:
+    right = solved.readable & verdict.right
+    return _blank(text)._replace(readable=solved.readable, right=right, beyond=verdict.beyond, key=solved.key)
+
+
+def whole(text: Text, _: jax.Array) -> Read:
+    """`parse.whole`."""
+    return _blank(text)._replace(readable=jnp.any((text.chars != 0) & ~is_blank(text.chars), axis=1))
 
 
 def pick(text: Text, _: jax.Array, *, n: int) -> Read:
@@ -73,13 +86,15 @@ FORMS: dict[Callable[..., Any], Callable[..., Read]] = {
     parse.pick: pick,
     parse.verdict: verdict,
     parse.plan_of: plan,
+    parse.whole: whole,
 }
+ANSWERS: dict[Family, Reader] = {"math": answer, "code": program}
 
 
-def form_of(reader: Callable[..., Any] | None, role: str) -> Reader:
-    """The array form of a call's hosted reader; None reads the task's answer."""
+def form_of(reader: Callable[..., Any] | None, role: str, family: Family) -> Reader:
+    """The array form of a call's hosted reader; None reads the answer of a task of this family."""
     if reader is None:
-        return answer
+        return ANSWERS[family]
     inner = reader.func if isinstance(reader, functools.partial) else reader
     if inner not in FORMS:
         raise NoArrayForm(f"role '{role}' reads with {inner!r:.60}, which has no form in arrays")

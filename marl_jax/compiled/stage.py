@@ -320,10 +320,11 @@ class Stage:
         together = lambda of: jnp.stack([of(line) for line in lines], axis=1)
         flat = lambda x: x.reshape(self.episodes * count, *x.shape[2:])
         tokens, length = flat(together(lambda line: line.tokens)), flat(together(lambda line: line.length))
-        alphabet, reader = self.cast.alphabet, form_of(cue.read, cue.role)
-        gold = jnp.repeat(jnp.asarray(self._tasks.gold), self.cast.samples * count)
+        alphabet, reader = self.cast.alphabet, form_of(cue.read, cue.role, self.family)
+        each = lambda x: jnp.repeat(jnp.asarray(x), self.cast.samples * count, axis=0)
+        reference = jax.tree.map(each, self._tasks.reference)
         codes, sizes = spell(alphabet, tokens, length, tokens.shape[1] * alphabet.longest)
-        read = reader(Text(codes, sizes), gold)
+        read = reader(Text(codes, sizes), reference)
         read = read._replace(readable=read.readable & (length > 0))
         for i, line in enumerate(lines):
             of_line = lambda x, i=i: x.reshape(self.episodes, count, *x.shape[1:])[:, i]
@@ -366,7 +367,7 @@ class _Rehearsal(Stage):
         pass
 
     def _read(self, lines: list[Line]) -> None:
-        form_of(lines[0].cue.read, lines[0].cue.role)
+        form_of(lines[0].cue.read, lines[0].cue.role, self.family)
         none = jnp.zeros(1, jnp.int32)
         for line in lines:
             line.read = Read(none > 0, none - 1, none > 0, none > 0, none[:, None], none[:, None], none)

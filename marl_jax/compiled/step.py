@@ -24,6 +24,7 @@ from marl_jax.config.run_config import RunConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.update import Learner, LearnerState
 from marl_jax.models.weight_table import Tree
+from marl_jax.rewards.arrays import Tests, pack_tests
 from marl_jax.rollouts.scheduler import task_key
 from marl_jax.runs.parts import Parts, load_parts, load_tasks
 from marl_jax.sampling.requests import noise_key
@@ -50,7 +51,7 @@ class Tasks(flax.struct.PyTreeNode):
 
     question: Any  # uint8 [T, Q] codes, 0 behind the end
     question_size: Any  # Int[T]
-    gold: Any  # Int[T], the reference answers
+    reference: Any  # Int[T], the answers of math; of code the `rewards.arrays.Tests` of the programs
     id: Any  # uint32 [T], the same wherever a problem stands
     forced: Any = None  # Int[T, samples, calls, M]: what calls say, -1 where they are free
 
@@ -128,14 +129,10 @@ def state_of(
 def tasks_of(cast: Cast, tasks: Sequence[Task], width: int) -> Tasks:
     """Problems in arrays; `width` is that of the longest question of all steps."""
     questions = [cast.alphabet.codes(task.question) for task in tasks]
-    if strange := [task for task in tasks if not INTEGER.fullmatch(task.gold)]:
-        raise NoArrayForm(
-            f"the answer {strange[0].gold!r} of task {strange[0].id!r}, which is no small integer,"
-        )
     return Tasks(
         _padded(questions, width),
         np.array([len(codes) for codes in questions], np.int32),
-        np.array([int(task.gold) for task in tasks], np.int32),
+        _programs(tasks) if cast.config.data.family == "code" else _integers(tasks),
         np.array([task_key(task) for task in tasks], np.uint32),
     )
 
@@ -162,6 +159,21 @@ def batches(
     problems = TaskIterator(train, config.data.problems, Position(seed=seed))
     for step, tasks in enumerate(problems, 1):
         yield noise_words(cast, tasks, seed=seed, step=step), tasks_of(cast, tasks, width)
+
+
+def _integers(tasks: Sequence[Task]) -> np.ndarray:
+    if strange := [task for task in tasks if not INTEGER.fullmatch(task.gold)]:
+        raise NoArrayForm(
+            f"the answer {strange[0].gold!r} of task {strange[0].id!r}, which is no small integer,"
+        )
+    return np.array([int(task.gold) for task in tasks], np.int32)
+
+
+def _programs(tasks: Sequence[Task]) -> Tests:
+    try:
+        return pack_tests(tasks)
+    except ValueError as error:
+        raise NoArrayForm(str(error)) from None
 
 
 def _padded(rows: Sequence[np.ndarray], width: int) -> np.ndarray:

@@ -8,7 +8,7 @@ import collections
 import re
 from collections.abc import Sequence
 
-__all__ = ["STRATEGY", "boxed", "majority", "pick", "plan_of", "strategies", "verdict"]
+__all__ = ["STRATEGY", "boxed", "majority", "pick", "plan_of", "strategies", "verdict", "whole"]
 
 BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 STRATEGY = re.compile(r"^[ \t*#>-]*STRATEGY[ \t]*[0-9]+[ \t*]*:(.*)$", re.MULTILINE | re.IGNORECASE)
@@ -45,6 +45,11 @@ def majority(answers: Sequence[str | None]) -> int:
     """Index of the first answer among the most frequent readable ones; 0 when none can be read."""
     counts = collections.Counter(answer for answer in answers if answer is not None)
     return answers.index(counts.most_common(1)[0][0]) if counts else 0
+
+
+def whole(text: str) -> str | None:
+    """The text itself, without the blanks around it."""
+    return text.strip() or None
 
 
 def boxed(text: str) -> str | None:

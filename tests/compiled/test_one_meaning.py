@@ -22,6 +22,9 @@ CELLS = {
     "voting shared": lambda: small("voting-shared-xs-math", **RUBRIC),
     "eval_opt shared": lambda: small("eval_opt-shared-xs-math", **{"rewards.name": "own_correctness"}),
     "orch_workers shared": lambda: small("orch_workers-shared-xs-math", **{"rewards.name": "team_and_local"}),
+    "planner_coder": lambda: small("planner_coder-isolated-xs-code"),
+    "voting on code": lambda: small("voting-shared-xs-code"),
+    "eval_opt on code": lambda: small("eval_opt-isolated-xs-code"),
     "voting with adapters": lambda: small(
         "voting-isolated-xs-math", **{"policies.train": "lora", "policies.lora_rank": "4"}
     ),

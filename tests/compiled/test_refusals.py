@@ -6,7 +6,7 @@ from marl_jax.compiled import NoArrayForm, make_step
 from marl_jax.config.run_config import load_config
 
 REFUSED = {
-    "tasks of micro_code": ("voting-isolated-xs-code", {}),
+    "self_refine_with_tests": ("self_refine_with_tests-shared-xs-code", {}),
     "top-k and top-p": ("voting-isolated-xs-math", {"sampling.top_k": "64"}),
     "stop strings": ("voting-isolated-xs-math", {"sampling.stop_strings": "x"}),
     "rollout.draws": ("voting-isolated-xs-math", {"rollout.draws": "2"}),

@@ -11,11 +11,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.campaign
-def test_scan_over_steps_vmap_over_seeds_and_shard_map_over_devices():
+def test_scan_over_steps_vmap_over_seeds_and_shard_map_and_pmap_over_devices():
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
         "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}",
     }
     run = subprocess.run(
@@ -27,4 +27,4 @@ def test_scan_over_steps_vmap_over_seeds_and_shard_map_over_devices():
         timeout=3000,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    assert "shard_map agrees" in run.stdout
+    assert "pmap agrees" in run.stdout

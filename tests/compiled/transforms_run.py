@@ -1,4 +1,4 @@
-"""Run by test_transforms.py in a process with two virtual devices: the step under scan, vmap and shard_map."""
+"""Run by test_transforms.py in a process with eight virtual devices: the step under scan, vmap, shard_map and pmap."""
 
 import functools
 
@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from marl_jax import compiled
 from marl_jax.runs.parts import load_parts
 
-CONFIG = small("single-shared-xs-math", **{"data.problems": "4", "sampling.max_new_tokens": "24"})
+CONFIG = small("single-shared-xs-math", **{"data.problems": "8", "sampling.max_new_tokens": "24"})
 PARTS = load_parts(CONFIG)
 
 
@@ -35,7 +35,7 @@ AT = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
 
 
 def main():
-    assert len(jax.devices()) == 2
+    assert len(jax.devices()) == 8
     plain = jax.jit(compiled.make_step(CONFIG, parts=PARTS))
     one, first_table, first = plain(START, KEYS[0], AT(TASKS, 0))
     two, _, second = plain(one, KEYS[1], AT(TASKS, 1))
@@ -57,7 +57,7 @@ def main():
     np.testing.assert_array_equal(tables.table.tokens, [first_table.table.tokens, other_table.table.tokens])
     print("vmap agrees")
 
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     whole, cut = PartitionSpec(), PartitionSpec("data")
     shard = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
     sharded = shard(
@@ -71,6 +71,18 @@ def main():
     np.testing.assert_array_equal(table.table.advantage, first_table.table.advantage)
     np.testing.assert_allclose(metrics["reward"], first["reward"], rtol=1e-6)
     print("shard_map agrees")
+
+    # The same over pmap: a device's problems have a leading axis, and every device returns its state.
+    mapped = jax.pmap(
+        compiled.make_step(CONFIG, parts=PARTS, data_axis="data"), "data", in_axes=(None, None, 0)
+    )
+    cut_by_hand = jax.tree.map(lambda x: x.reshape(8, -1, *x.shape[1:]), AT(TASKS, 0))
+    replicas, tables, _ = mapped(START, KEYS[0], cut_by_hand)
+    np.testing.assert_array_equal(tables.table.tokens.reshape(table.table.tokens.shape), table.table.tokens)
+    for mine, theirs in zip(jax.tree.leaves(replicas), jax.tree.leaves(state), strict=True):
+        assert all(replica.tobytes() == np.asarray(mine[0]).tobytes() for replica in np.asarray(mine))
+        np.testing.assert_allclose(mine[0], theirs, rtol=1e-6, atol=1e-6)
+    print("pmap agrees")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,71 @@
+"""How fast is a step of training on the compiled road, beside the hosted one?
+
+    python -m benchmarks.compiled [--cells=CELL,CELL] [--rounds=8] [--steps=6] [--config.FIELD=VALUE ...]
+
+Runs of `experiments.train` from a fresh folder, each in a process of its own, the roads in turn. A step is `time/step`
+of metrics.jsonl, from the problems to the table, the report and the new weights; the first two of a run are left out,
+since the hosted road compiles there. `cold` is the first step of the first run on the compiled road, with nothing
+compiled before; `cached` that of its second run, which finds the programs of the first. A ratio is the hosted road's
+time over the compiled one's, the median over rounds. Prints one JSON object on the last line.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from marl_jax.run_folder.metrics import read_lines
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list("cells", ["voting-isolated-xs-math"], "cells of configs/micro.py")
+flags.DEFINE_integer("rounds", 8, "runs of each road", lower_bound=1)
+flags.DEFINE_integer("steps", 6, "steps of a run, of which the first two are left out", lower_bound=3)
+
+
+def main(argv: list[str]) -> None:
+    report: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "rounds": FLAGS.rounds}
+    for cell in FLAGS.cells:
+        report[cell] = found = compare(cell, argv[1:])
+        print(cell, json.dumps(found), flush=True)
+    print(json.dumps(report))
+
+
+def compare(cell: str, overrides: list[str]) -> dict[str, Any]:
+    """Seconds of a step on each road, and what the first one costs on the compiled road."""
+    with tempfile.TemporaryDirectory() as folder:
+        taken: dict[str, list[list[float]]] = {"hosted": [], "compiled": []}
+        for number in range(FLAGS.rounds):
+            for road, runs in taken.items():
+                runs.append(steps(cell, road, Path(folder), number, overrides))
+    typical = {road: [statistics.median(run[2:]) for run in runs] for road, runs in taken.items()}
+    first = [run[0] for run in taken["compiled"]]
+    return {
+        **{road: round(statistics.median(times), 3) for road, times in typical.items()},
+        "ratio": round(statistics.median(a / b for a, b in zip(*typical.values())), 2),
+        "cold": round(first[0], 1),
+        "cached": round(first[1], 1) if len(first) > 1 else None,
+    }
+
+
+def steps(cell: str, road: str, folder: Path, number: int, overrides: list[str]) -> list[float]:
+    """Seconds of every step of one run."""
+    workdir = folder / f"{road}-{number}"
+    command = [sys.executable, "-m", "experiments.train", f"--config=configs/micro.py:{cell}"]
+    settings = {"road": road, "steps": FLAGS.steps, "evaluation.every": 0, "checkpoints.best": "false"}
+    command += [f"--workdir={workdir}", *(f"--config.{name}={value}" for name, value in settings.items())]
+    # The programs of this benchmark alone, so that the first run finds none.
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder / "programs")}
+    run = subprocess.run([*command, *overrides], env=environment, capture_output=True, text=True)
+    if run.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {run.returncode}: {run.stderr[-2000:]}")
+    return [line["time/step"] for line in read_lines(workdir / "metrics.jsonl")]
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=lambda argv: FLAGS(argv, known_only=True))
