@@ -26,13 +26,13 @@ Rows = list[list[str]]
 PER_CENT = ("accuracy",)  # measures that are shown as points
 
 
-def interval(values: Sequence[Any]) -> Interval | None:
+def interval(values: Sequence[Any], bounds: tuple[float, float] = (-1.0, 1.0)) -> Interval | None:
     """Of the mean over runs: over seeds and problems, or of single numbers the t interval over seeds."""
     array = np.array(values, float)
     if np.isnan(array).any():
         return None
     if array.ndim == 2:
-        return over_seeds(array, bounds=(-1.0, 1.0))
+        return over_seeds(array, bounds=bounds)
     mean, count = float(array.mean()), len(array)
     if count < 2:
         return Interval(mean, -math.inf, math.inf)
@@ -84,7 +84,9 @@ def arm_rows(name: str, record: Mapping[str, Any]) -> Rows:
     for arm in record["arms"]:
         runs = [run[arm] for run in record["runs"]]
         means = {n: np.mean(np.array([run["values"][n] for run in runs], float)) for n in runs[0]["values"]}
-        end, base = (interval([run[key]["accuracy"] for run in runs]) for key in ("values", "base"))
+        end, base = (
+            interval([run[key]["accuracy"] for run in runs], (0.0, 1.0)) for key in ("values", "base")
+        )
         besides = [f"{n} {_shown(mean)}" for n, mean in means.items() if n not in ("accuracy", "tokens")]
         sampled, seconds = (np.mean([run[key] for run in runs]) for key in ("sampled", "seconds"))
         numbers = [_shown(base.mean, 100) if base else NONE, _with_bounds(end, 100), f"{means['tokens']:.0f}"]

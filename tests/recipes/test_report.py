@@ -40,6 +40,11 @@ def test_a_claim_is_shown_not_shown_or_its_opposite_is():
     assert report.verdict(report.interval([0.5, None]), 2) == "not shown"
 
 
+def test_the_interval_of_an_accuracy_ends_at_0_and_1():
+    far_apart = [[0.0, 0.0], [1.0, 1.0]]
+    assert report.interval(far_apart, (0.0, 1.0))[1:] == (0.0, 1.0) and report.interval(far_apart).low == -1.0
+
+
 def test_sides_of_a_claim_are_two_arms_or_two_measures_of_one():
     assert report.sides(Claim("length", "agent", "elsewhere"), MADE) is None
     assert report.sides(Claim("length", "agent", "=tokens"), MADE) == ([1.0, 1.01], [1.0, 1.0])
