@@ -3,8 +3,8 @@
     State ──compiled.state_of──► program ──► trees, columns, what was told ──to_host──► Made
 
 One seed takes all devices: its problems are cut over them. Several seeds are dealt out to the devices. On accelerators,
-those of a device are one program (`vmap`); on a CPU they take their steps in turn, which is faster there, and which
-gives each the bits of a run alone on one device.
+those of a device are one program (`vmap`); on a CPU they take their steps in turn, which gives each the
+bits of a run alone on one device.
 """
 
 import contextlib
