@@ -145,26 +145,33 @@ def problems(
     begun = 0
     for number, phase in enumerate(phases):
         where = f"phases[{number}]{f' ({phase.name})' if phase.name else ''}"
-        for name in phase.roles:
-            if name not in roles and name.rpartition("/")[0] not in roles:
-                yield f"{where}.roles names '{name}', which is no role of the workflow{fields.nearest(name, roles)}"
+        strange = [name for name in phase.roles if not _is_role(name, roles)]
+        for name in strange:
+            yield (
+                f"{where}.roles names '{name}', which is no role of the workflow and no 'role/number' for a "
+                f"slot{fields.nearest(name, roles)}"
+            )
         for name in (*phase.policies, *phase.copies, *phase.copies.values()):
             if name not in known:
                 yield f"{where} names '{name}', which is no policy of policies.map{fields.nearest(name, known)}"
         if phase.flatten and phase.flatten not in roles:
             yield f"{where}.flatten is '{phase.flatten}', which is no role{fields.nearest(phase.flatten, roles)}"
-        moved = phase.moves(policy_map, frozen_roles)
-        frozen = {*learner.interventions.freeze}
-        held = bool(frozen) and {role for role, _, _ in phase._voices(policy_map, frozen_roles)} <= frozen
-        strange = any(name not in roles and name.rpartition("/")[0] not in roles for name in phase.roles)
-        if (not moved or held) and not strange and {*phase.policies} <= {*known}:
-            yield f"{where} trains nothing: name roles or policies that are not frozen, or leave the phase out"
-        for name in sorted({*phase.copies} - {*trained_policies(policy_map, frozen_roles)}):
-            yield f"{where}.copies names '{name}', whose roles are all in policies.frozen_roles: take one out"
+        interventions = learner.interventions
         try:
-            learner_of(learner, phase)
+            interventions = learner_of(learner, phase).interventions
         except ValueError as error:
             yield f"{where}: {error}"
+        if not strange and {*phase.policies} <= {*known}:
+            training = {role for role, _, _ in phase._voices(policy_map, frozen_roles)}
+            if not phase.moves(policy_map, frozen_roles) or training <= {*interventions.freeze}:
+                yield f"{where} trains nothing: name roles or policies that are not frozen, or leave the phase out"
+        if interventions.alternate and not phase.is_free:
+            yield (
+                f"{where}: learner.interventions.alternate and its roles or policies both say who trains when: leave "
+                "one of them out"
+            )
+        for name in sorted({*phase.copies} - {*trained_policies(policy_map, frozen_roles)}):
+            yield f"{where}.copies names '{name}', whose roles are all in policies.frozen_roles: take one out"
         if phase.source == "collected" or phase.source.startswith("collected:"):
             wanted = phase.source.partition(":")[2]
             before = [one.name for one in phases[:number] if one.collect]
@@ -177,5 +184,9 @@ def problems(
     named = [phase.name for phase in phases if phase.name]
     for name in sorted({name for name in named if named.count(name) > 1}):
         yield f"two phases are called '{name}': give them different names"
-    if learner.interventions.alternate and any(not phase.is_free for phase in phases):
-        yield "learner.interventions.alternate and phases both say who trains when: leave one of them out"
+
+
+def _is_role(name: str, roles: Sequence[str]) -> bool:
+    """Whether it is a role, or "role/slot"."""
+    role, _, slot = name.rpartition("/")
+    return name in roles or (role in roles and slot.isdecimal() and str(int(slot)) == slot)

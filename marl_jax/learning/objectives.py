@@ -34,6 +34,7 @@ __all__ = [
     "log_ratios",
     "means",
     "mismatched",
+    "moved",
     "same_prompt",
     "sigmoid",
     "sppo",
@@ -144,10 +145,13 @@ def contrasts(values: np.ndarray, groups: np.ndarray, how: str, gap: float) -> t
 
 
 def win_share(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Float[n]: the share of the others of its group that a row beats, a tie counted half; 1/2 where it is alone."""
+    """Float[n]: the share of the others of its group that a row beats, a tie counted half; 1/2 where it is alone.
+
+    Rows whose value is NaN have 1/2, and are none of the others.
+    """
     share = np.full(len(values), 0.5)
     for group in np.unique(groups):
-        rows = np.flatnonzero(groups == group)
+        rows = np.flatnonzero((groups == group) & ~np.isnan(values))
         if len(rows) > 1:
             own = values[rows]
             beats = (own[:, None] > own).sum(1) + 0.5 * ((own[:, None] == own).sum(1) - 1)
@@ -170,7 +174,10 @@ def same_prompt(rows: Table) -> np.ndarray:
 
 
 def mismatched(rows: Table) -> Table:
-    """Each row's tokens behind the next other prompt of its role: what KTO measures its divergence on."""
+    """Each row's tokens behind the next other prompt of its role: what KTO measures its divergence on.
+
+    A row of a role with a single prompt keeps it, see `moved`.
+    """
     prompts = same_prompt(rows)
     first = np.unique(prompts, return_index=True)[1]
     other = np.empty(len(rows), np.int64)
@@ -179,6 +186,11 @@ def mismatched(rows: Table) -> Table:
         for k, following in zip(known, known[1:] + known[:1]):
             other[prompts == k] = first[following]
     return rows.replace(prompt=rows.prompt.take(other), kept=None)
+
+
+def moved(rows: Table, other: Table) -> np.ndarray:
+    """Bool[n]: the rows that `mismatched` found another prompt for."""
+    return np.array([not np.array_equal(rows.prompt[i], other.prompt[i]) for i in range(len(rows))], bool)
 
 
 # ---------------------------------------------------------------- for the learner
@@ -234,6 +246,7 @@ def aim(kind: str, rows: Table, config: PreferenceConfig) -> Aim:
             kind, config.beta, used, weight[used], said, None, places.reshape(-1, 2), prompts[used], why
         )
     chosen = (weight > 0) & ~np.isnan(values)
+    usable = bool(chosen.any())
     target = None
     if kind == "sft":
         if config.above is not None:
@@ -246,13 +259,17 @@ def aim(kind: str, rows: Table, config: PreferenceConfig) -> Aim:
         target = values > config.above
         weight = weight * np.where(target, config.desirable, config.undesirable)
     else:
-        target = win_share(values, groups)
+        target = win_share(np.where(chosen, values, np.nan), groups)
     used = np.flatnonzero(chosen)
     said = {"chosen": float(len(used)), "left_out": float(len(rows) - len(used))}
     why = (
-        f"none of its {len(rows)} calls has a weight above 0 and a {config.by} that its filter lets pass: "
-        "lower learner.preference.above"
+        f"none of its {len(rows)} calls has a weight above 0 and a {config.by}: set weights, or preference.by"
     )
+    if usable:  # so the filter of sft leaves none
+        why = (
+            f"none of its {len(rows)} calls has a {config.by} above {config.above}: "
+            "lower learner.preference.above"
+        )
     target = None if target is None else target[used]
     return Aim(kind, config.beta, used, weight[used], said, target, missing=why)
 

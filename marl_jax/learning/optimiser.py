@@ -85,12 +85,9 @@ def transformation(config: OptimiserConfig) -> optax.GradientTransformation:
         "sgd": lambda: optax.trace(config.b1) if config.b1 else optax.identity(),
         "adafactor": optax.scale_by_factored_rms,
     }[config.kind]()
-    decay = (
-        optax.add_decayed_weights(config.weight_decay, mask=decay_mask)
-        if config.weight_decay
-        else optax.identity()
-    )
-    return optax.chain(scale, decay, optax.scale(-1.0))
+    # Masked without decay, too: states have one form, and a phase may change the decay.
+    decay = optax.add_decayed_weights(config.weight_decay) if config.weight_decay else optax.identity()
+    return optax.chain(scale, optax.masked(decay, decay_mask), optax.scale(-1.0))
 
 
 def decay_mask(tree: Tree) -> Tree:

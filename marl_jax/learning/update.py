@@ -336,12 +336,16 @@ class Learner:
         """The objective at these weights; its slopes become the advantages in the micro-batches."""
         assert work.aim is not None and work.ref is not None
         logp = self._scores(tree, frozen, batches, len(members))
-        scores = objectives.log_ratios(logp, [work.ref[i] for i in members], work.rows.take(members))
+        rows = work.rows.take(members)
+        scores = objectives.log_ratios(logp, [work.ref[i] for i in members], rows)
         divergence = 0.0
-        if work.other is not None:
-            other = work.other.take(members)
+        moved = (
+            members[:0] if work.other is None else members[objectives.moved(rows, work.other.take(members))]
+        )
+        if work.other is not None and len(moved):
+            other = work.other.take(moved)
             logp = self.logprobs(tree, other, frozen=frozen)
-            ratios = objectives.log_ratios(logp, [work.other_ref[i] for i in members], other)
+            ratios = objectives.log_ratios(logp, [work.other_ref[i] for i in moved], other)
             divergence = max(0.0, float(np.mean(ratios)))
         value = work.aim.value(members, scores, divergence)
         write(batches, "advantages", (-len(members) * value.slope).tolist())

@@ -38,9 +38,9 @@ def over_leaves(values: Any, rows: np.ndarray, count: int, how: str = "mean") ->
     check_function(how)
     function = own_function(how, "function of leaves") if is_own(how) else FUNCTIONS[how]
     order = np.argsort(rows, kind="stable")
-    of_row = np.split(
-        np.asarray(values, np.float64)[order], np.cumsum(np.bincount(rows, minlength=count))[:-1]
-    )
+    of_row = np.split(np.asarray(values, np.float64)[order], np.cumsum(np.bincount(rows, minlength=count)))[
+        :-1
+    ]
     return np.array([_one(function, some.tolist(), how) for some in of_row], np.float64)
 
 

@@ -16,12 +16,12 @@ class Progress:
 
     episodes: int  # that the rollout will play
     done: int = 0  # episodes
-    failed: int = 0  # episodes that ended by an error
-    silent: int = 0  # episodes whose workflow returned nothing
+    failed: int = 0  # episodes that ended by an error, on each of their paths
+    silent: int = 0  # episodes whose workflow returned nothing, on each of their paths
     calls: int = 0  # answered
     tokens: int = 0  # sampled
     prompts_cut: int = 0  # prompts shortened to fit the context
-    prompts_refused: int = 0  # episodes ended because a prompt did not fit
+    prompts_refused: int = 0  # episodes ended because a prompt did not fit, on each of their paths
     tools: int = 0  # returned
     tools_failed: int = 0  # of these, with an error
     dispatches: int = 0  # of the engine

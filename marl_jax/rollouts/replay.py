@@ -30,7 +30,7 @@ def branches(running: Running) -> Iterator[tuple[Running, Batch]]:
     paths, running.others = running.others, []
     for path in paths:
         other = running.along(path)
-        yield other, _come(other, path, past)
+        yield other, _replay_to_fork(other, path, past)
 
 
 def tree(paths: Sequence[Episode]) -> Episode:
@@ -92,7 +92,7 @@ def replay(
     return again
 
 
-def _come(other: Running, path: tuple[int, ...], past: Episode) -> Batch:
+def _replay_to_fork(other: Running, path: tuple[int, ...], past: Episode) -> Batch:
     """Let a branch receive what came back before its fork; the batch that it asks for then, or none if it has ended."""
     try:
         while batch := other.advance():

@@ -264,17 +264,17 @@ class Running:
             raise Ended(f"call budget of {self.limits.max_calls} exhausted: the workflow asks for more")
 
     def _open_batch(self, items: list[Any]) -> list[Ask | Tool]:
-        self._batch, seats = [], set()
+        self._batch, voices = [], set()
         index = len(self.calls)
         for item in items:
             if isinstance(item, Tool):
                 self._batch.append(item)
             elif isinstance(item, Call):
-                if (item.role, item.slot) in seats:
+                if (item.role, item.slot) in voices:
                     raise Ended(
                         f"two parallel calls of '{item.role}' share slot {item.slot}: give each its own slot"
                     )
-                seats.add((item.role, item.slot))
+                voices.add((item.role, item.slot))
                 self._batch.append(self._ask(item, index))
                 index += 1
             else:

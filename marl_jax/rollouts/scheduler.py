@@ -157,7 +157,8 @@ class _Schedule:
         self._open: collections.Counter[int] = (
             collections.Counter()
         )  # paths of an episode that have not ended
-        self._ended: dict[int, list[Episode]] = collections.defaultdict(list)  # those that have
+        # those that have
+        self._ended: dict[int, list[tuple[Running, Episode]]] = collections.defaultdict(list)
         # (engine, ticket) -> who waits for it, the position in the batch, what its record says
         self._calls: dict[tuple[int, int], tuple[Seat, int, dict[str, Any]]] = {}
         self._now = 0  # dispatches so far: the clock of the schedule
@@ -183,7 +184,7 @@ class _Schedule:
                 ready = self._dispatch()
                 yield
             elif self.tools.errands:
-                self._now = max(self._now, self.tools.idle_until())
+                self._now = max(self._now, self.tools.next_due())
             elif self.live:
                 raise RuntimeError(f"the engine lost the requests of {len(self.live)} episodes")
             else:
@@ -230,17 +231,24 @@ class _Schedule:
 
     def _end(self, number: int, running: Running) -> None:
         self._open[number] -= 1
-        self._ended[number].append(running.episode())
-        self.progress.silent += running.silent
-        self.progress.trouble = self.progress.trouble or running.trace or running.error or ""
-        self.progress.prompts_refused += running.refused
+        self._ended[number].append((running, running.episode()))
         if self._open[number]:
             return
-        self.done[number] = episode = tree(self._ended.pop(number))
+        paths, episodes = zip(*self._ended.pop(number))
+        self.done[number] = episode = tree(episodes)
         if self.finished:
             self.finished(episode)
-        self.progress.done += 1
-        self.progress.failed += episode.error is not None
+        self._count(paths)
+
+    def _count(self, paths: Sequence[Running]) -> None:
+        """An episode is over: it failed, or came to nothing, where each of its paths did."""
+        progress = self.progress
+        progress.done += 1
+        progress.silent += all(path.silent for path in paths)
+        progress.prompts_refused += all(path.refused for path in paths)
+        if all(path.error for path in paths):
+            progress.failed += 1
+            progress.trouble = progress.trouble or paths[0].trace or paths[0].error or ""
 
     def _ask(self, ask: Ask, seat: Seat, position: int) -> None:
         running = self.live[seat]
@@ -274,11 +282,11 @@ class _Schedule:
 
     def _take_tools(self) -> list[Seat]:
         """Hand out the tool results that enter now; the paths that lack nothing now."""
-        come = self.tools.come(self._now)
-        for errand in come:
+        due = self.tools.due_results(self._now)
+        for errand in due:
             assert errand.record is not None
             self.live[errand.seat].put(errand.position, errand.record)
             self.progress.tools += 1
             self.progress.tools_failed += errand.record.error is not None
-        seats = dict.fromkeys(errand.seat for errand in come)
+        seats = dict.fromkeys(errand.seat for errand in due)
         return [seat for seat in seats if not self.live[seat].waiting]

@@ -114,25 +114,25 @@ class Errands:
         late = ToolRecord(tool.name, None, TIMEOUT, after)
         self.errands.append(Errand(now + self.delay, seat, position, key, job, late))
 
-    def come(self, now: int) -> list[Errand]:
-        """Those whose results enter now."""
+    def due_results(self, now: int) -> list[Errand]:
+        """The errands whose results enter now; they are under way no more."""
         if self.free:
             self.pool.give_up()
         else:
             for errand in self.errands:
                 if errand.due <= now:
                     self.pool.wait([errand.job])
-        come: list[Errand] = []
+        due: list[Errand] = []
         stay: list[Errand] = []
         for errand in self.errands:  # looked at once: a free one may end at any moment
-            (come if (errand.record if self.free else errand.due <= now) else stay).append(errand)
+            (due if (errand.record if self.free else errand.due <= now) else stay).append(errand)
         self.errands = stay
-        for errand in come:
+        for errand in due:
             if self.log and errand.record:
                 self.log.put(errand.key, errand.record)
-        return come
+        return due
 
-    def idle_until(self) -> int:
+    def next_due(self) -> int:
         """With nothing to decode: the dispatch before which the next result enters. Waits for free ones."""
         if self.free:
             self.pool.wait([errand.job for errand in self.errands])

@@ -42,6 +42,7 @@ __all__ = [
     "is_sealed",
     "restore",
     "steps",
+    "tree_digest",
 ]
 
 Tree = Any
@@ -318,6 +319,14 @@ def _read_seal(place: Path) -> dict[str, Any]:
     if not isinstance(seal, dict) or not seal.keys() >= {"step", "score", "data", "numbers", "files"}:
         raise Damaged(f"checkpoint {place.name} is damaged ({SEAL} is no seal)")
     return seal
+
+
+def tree_digest(place: Path, name: str) -> str:
+    """Of the files of one tree, by the seal: the same before and after other trees are given up."""
+    files = {
+        file: digest for file, digest in _read_seal(place)["files"].items() if file.split("/")[0] == name
+    }
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def is_sealed(place: Path) -> bool:

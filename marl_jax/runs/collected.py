@@ -1,4 +1,4 @@
-"""Calls that were kept: read from files of episodes, drawn task by task, said again by another role.
+"""Calls that were kept: read from files of episodes, drawn task by task; or whole episodes as the words of one role.
 
     collected/step-000001.parquet, ... ──► units (the episodes of one task in one step) ──draw──► the table of a step
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from absl import logging
 
 from marl_jax.config.run_config import RunConfig
 from marl_jax.episodes import Episode
@@ -34,24 +35,27 @@ def collected_path(folder: Path, step: int) -> Path:
 class Collected:
     """Files of episodes as one source."""
 
-    def __init__(self, files: Sequence[Path]):
+    def __init__(self, files: Sequence[Path], *, rewarded: bool = True):
+        """`rewarded`: its calls need rewards, and a file without any is refused."""
         if missing := [path for path in files if not path.is_file()]:
             raise FolderError(
                 f"the calls in '{missing[0]}' are gone: restore the file, or begin the run anew"
             )
-        self.files = list(files)
+        self.files, self._rewarded = list(files), rewarded
 
     @classmethod
-    def of_path(cls, path: Path) -> "Collected":
-        """A file of episodes, or all that are in a folder."""
+    def of_path(cls, path: Path, *, rewarded: bool = True) -> "Collected":
+        """A file of episodes, or all that are in a folder but those of evaluations, which are of no training data."""
         path = path.expanduser()
-        files = sorted(path.glob("*.parquet")) if path.is_dir() else [path] if path.is_file() else []
+        files = [path] if path.is_file() else []
+        if path.is_dir():
+            files = sorted(file for file in path.glob("*.parquet") if not file.name.startswith("val-"))
         if not files:
             raise FolderError(
-                f"source '{path}' is no file and no folder of episodes: name one that a run has written, such as "
-                "RUN/collected"
+                f"source '{path}' is no file and no folder of episodes of training steps: name one that a run has "
+                "written, such as RUN/collected"
             )
-        return cls(files)
+        return cls(files, rewarded=rewarded)
 
     @functools.cached_property
     def _units(self) -> list[tuple[Table, list[int]]]:
@@ -59,6 +63,11 @@ class Collected:
         units = []
         for path in self.files:
             table = read_episodes(path)
+            if self._rewarded and table.reward is None:
+                raise FolderError(
+                    f"the calls in '{path}' have no rewards, such as those of an evaluation: take calls of training "
+                    "steps, or set the phase's flatten, which learns from outcomes"
+                )
             by_task: dict[str, list[int]] = {}
             for number, bare in enumerate(table.bare_episodes):
                 by_task.setdefault(bare.task.id, []).append(number)
@@ -96,11 +105,15 @@ def flattened(table: Table, role: str, config: RunConfig, parts: Parts) -> Table
     """One row per episode: `role` says all of it, every call in tags of its role, results of tools between them.
 
     The prompt is the one that this run's workflow opens with. Results of tools are read and not learned; the row's
-    reward is the episode's outcome.
+    reward is the episode's outcome. Of an episode that forks, every path is a row; one without calls is left out.
     """
     chat = Chat(parts.tokenizer)
+    table, _ = table.paths()
+    calling, first = np.unique(table.episode, return_index=True)
+    if left := len(table.bare_episodes) - len(calling):
+        logging.warning("%d of %d episodes have no call and are left out", left, len(table.bare_episodes))
+    table = table.of_episodes(calling.tolist())
     rows = [_sequence(one, chat) for one in table.episodes()]
-    first = np.searchsorted(table.episode, np.arange(len(table.bare_episodes)))
     one = table.take(first)
     prompts = [_opening(bare, config, parts, chat) for bare in table.bare_episodes]
     count, zeros = len(rows), np.zeros(len(rows), np.int32)
@@ -108,7 +121,8 @@ def flattened(table: Table, role: str, config: RunConfig, parts: Parts) -> Table
     outcome = np.array([bare.outcome or 0.0 for bare in table.bare_episodes], np.float64)
     lengths = np.array([len(tokens) for tokens, _ in rows], np.int32)
     return one.replace(
-        role=zeros, roles=(role,), policy=zeros, policies=(policy,), slot=zeros, turn=zeros, call=zeros,
+        episode=np.arange(count, dtype=np.int32), role=zeros,
+        roles=(role,), policy=zeros, policies=(policy,), slot=zeros, turn=zeros, call=zeros,
         reads=np.full((count, 1), -1, np.int32), after=zeros - 1, cut=zeros, version=zeros,
         prompt=Ragged.of(prompts, np.int32), tokens=Ragged.of([tokens for tokens, _ in rows], np.int32),
         logprobs=Ragged.of([[np.nan] * length for length in lengths], np.float32), kept=None, length=lengths,

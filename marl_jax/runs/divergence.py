@@ -81,7 +81,7 @@ def ways_out(config: RunConfig) -> str:
 
 
 def refuse_the_same(folder: Path, config: RunConfig, accept_changes: bool) -> None:
-    """Say at once what a start of this very configuration would come to; another one begins anew."""
+    """Say at once what a start of this very configuration would come to; the record stays until a run has opened."""
     path = folder / FILE
     if not path.exists():
         return
@@ -92,4 +92,3 @@ def refuse_the_same(folder: Path, config: RunConfig, accept_changes: bool) -> No
         same = False
     if same and not accept_changes:
         raise Diverged(f"this run diverged with this configuration: {before['text']}")
-    path.unlink()

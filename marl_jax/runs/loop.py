@@ -159,7 +159,10 @@ def _after(run: Run, at: Place, state: State, made: Made) -> tuple[State, dict[s
     updates = {name: own.updates for name, own in made.learner.items()}
     if what := broken_update(made.report, state.updates, updates):
         raise diverged(run.folder, run.config, state.step + 1, what)
-    buffer, about_buffer = learned(state.buffer, made.table, run.config.data.buffer, state.step + 1)
+    played = (
+        made.table if at.phase.source == "play" else made.table.take([])
+    )  # others were counted when played
+    buffer, about_buffer = learned(state.buffer, played, run.config.data.buffer, state.step + 1)
     learner = made.learner
     if made.failure:  # the next start counts anew
         learner = {name: own.replace(skipped=0) for name, own in learner.items()}

@@ -42,6 +42,7 @@ from marl_jax.run_folder.folder import (
     taken_back,
 )
 from marl_jax.run_folder.metrics import JsonLines, read_lines, recorded
+from marl_jax.runs.divergence import FILE as DIVERGED
 from marl_jax.runs.divergence import refuse_the_same
 from marl_jax.runs.hosted import Hosted
 from marl_jax.runs.in_arrays import Compiled
@@ -112,6 +113,8 @@ def open_runs(
             checkpoints.append(kept)
         recorded_of = (recorded(folder / "metrics.jsonl") for folder in folders)
         states = _resumed(states, checkpoints, math.inf if accept_changes else min(recorded_of))
+    for folder in folders:
+        (folder / DIVERGED).unlink(missing_ok=True)
     stop.check()
 
     runs = list[Run]()

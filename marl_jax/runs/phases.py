@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax.config.phase_fields import Phase, Place, learner_of, place
+from marl_jax.config.phase_fields import Phase, Place, learner_of, place, references
 from marl_jax.config.run_config import RunConfig
 from marl_jax.learning import Learner, LearnerConfig, LearnerState, Network
 from marl_jax.learning.objectives import NEED_REFERENCE
 from marl_jax.policies import Tree, is_frozen
 from marl_jax.rollouts import write_episodes
-from marl_jax.run_folder.checkpoints import SEAL, restore, steps
+from marl_jax.run_folder.checkpoints import restore, steps, tree_digest
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.collected import Collected, collected_path, flattened, own_voices
@@ -58,14 +58,10 @@ class Phases:
         self._learners.append((config, learner))
         return learner
 
-    @property
-    def keeps_reference(self) -> bool:
-        """Whether some phase is compared with other weights than the policies' own start."""
-        return any(phase.reference != "base" for phase in self._list)
-
     def reference_at_start(self, trees: Mapping[str, Tree]) -> dict[str, Tree] | None:
         """What the state carries before a phase began; checkpoints have the same trees at every step."""
-        return {name: _copied(tree) for name, tree in trees.items()} if self.keeps_reference else None
+        _, to_others = references(self._config.learner, self._config.phases)
+        return {name: _copied(tree) for name, tree in trees.items()} if to_others else None
 
     def init(self, trees: Mapping[str, Tree]) -> dict[str, LearnerState]:
         """Fresh states of the learner, which are of one form in all phases."""
@@ -143,8 +139,9 @@ class Phases:
 
     def _source(self, at: Place) -> Collected:
         kind, _, name = at.phase.source.partition(":")
+        rewarded = not at.phase.flatten
         if kind != "collected":
-            return Collected.of_path(Path(at.phase.source))
+            return Collected.of_path(Path(at.phase.source), rewarded=rewarded)
         wanted = [
             collected_path(self._folder, step)
             for step in range(1, at.first + 1)
@@ -179,7 +176,7 @@ def phase_digests(config: RunConfig) -> dict[str, str]:
     for phase in config.phases:
         for asked in _outside(phase):
             directory, step = checkpoint_of(asked)
-            found[f"weights {asked}"] = _digest([directory / str(step) / SEAL])
+            found[f"weights {asked}"] = tree_digest(directory / str(step), "policies")
         if phase.source.partition(":")[0] not in ("play", "collected"):
             found[f"calls {phase.source}"] = _digest(Collected.of_path(Path(phase.source)).files)
     return found

@@ -1,5 +1,6 @@
 """Which episodes a run keeps for its page: those of some problems, within its share of disk."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def record_step(
             folder / f"step-{step:06d}.parquet",
             config,
             table,
-            (wanted, config.rollout.samples),
+            wanted,
             decode,
             trainer,
         )
@@ -40,23 +41,24 @@ def record_step(
 def record_evaluation(folder: Path, config: RunConfig, step: int, table: Table, decode: Decode) -> None:
     """The first problems of an evaluation: the same ones each time, with the same noise."""
     if wanted := config.evaluation.recorded:
-        _write(folder / f"val-{step:06d}.parquet", config, table, (wanted, config.evaluation.samples), decode)
+        _write(folder / f"val-{step:06d}.parquet", config, table, wanted, decode)
 
 
 def _write(
     path: Path,
     config: RunConfig,
     table: Table,
-    wanted: tuple[int, int],
+    wanted: int,
     decode: Decode,
     trainer: Sequence[np.ndarray | None] = (),
 ) -> None:
-    """As many problems of `wanted` (problems, samples) as fit into a file's share; one at least."""
-    problems, samples = wanted
-    problems = min(problems, len(table.bare_episodes) // samples)
+    """As many of the wanted problems, with all their episodes, as fit into a file's share; one at least."""
+    by_task = itertools.groupby(table.bare_episodes, lambda bare: bare.task.id)
+    ends = list(itertools.accumulate(len(list(episodes)) for _, episodes in by_task))
+    problems = min(wanted, len(ends))
     share = 1e6 * config.logging.episodes_size / _files(config)
     while problems:
-        some = table.of_episodes(range(problems * samples))  # the first rows
+        some = table.of_episodes(range(ends[problems - 1]))  # the first rows
         with disk_errors(path.parent):
             write_episodes(path, some, decode, trainer[: len(some)])
         size = path.stat().st_size
@@ -66,6 +68,6 @@ def _write(
 
 
 def _files(config: RunConfig) -> int:
-    """That a whole run writes; of an evaluation and of a training step alike."""
+    """How many files of episodes a whole run writes, of training steps and of evaluations."""
     spans = (config.logging.episodes_every, config.evaluation.recorded and config.evaluation.every)
     return sum(config.steps // every + 2 for every in spans if every) or 1

@@ -66,12 +66,23 @@ def test_who_trains():
         ({"steps": 5, "start": "first"}, "start is 'first'; it must be last or base, or RUN@STEP"),
         ({"steps": 5, "reference": "own"}, "reference is 'own'; it must be base or start, or RUN@STEP"),
         ({"steps": 5, "roles": ["generater"]}, "did you mean 'generator'?"),
+        ({"steps": 5, "roles": ["generator/x"]}, "names 'generator/x', which is no role of the workflow"),
+        ({"steps": 5, "roles": ["generator/01"]}, "names 'generator/01', which is no role of the workflow"),
         ({"steps": 5, "policies": ["p7"]}, "names 'p7', which is no policy of policies.map"),
         ({"steps": 5, "copies": {"p0": "p7"}}, "names 'p7', which is no policy"),
         ({"steps": 5, "objective": "dop"}, "loss kind 'dop' is unknown"),
         ({"steps": 5, "objective": "kto"}, "'kto' needs preference.above"),
         ({"steps": 5, "learner": {"optimiser.kind": "sgd"}}, "learner.optimiser.kind is the whole run's"),
         ({"steps": 5, "learner": {"epoch": 2}}, "did you mean"),
+        ({"steps": 5, "learner": {"interventions.freeze": ["generator", "aggregator"]}}, "trains nothing"),
+        (
+            {
+                "steps": 5,
+                "roles": ["generator"],
+                "learner": {"interventions.alternate": ["generator", "aggregator"]},
+            },
+            "both say who trains when",
+        ),
         ({"steps": 5, "source": "collected"}, "any phase before it collects nothing"),
         ({"steps": 5, "flatten": "generator"}, "flatten is for calls from a source"),
         ({"steps": 5, "roles": ["generator"], "policies": ["p1"]}, "trains nothing"),
@@ -109,3 +120,12 @@ def test_a_text_that_is_no_list_is_refused():
     (line,) = refused(("phases", "sft"))
     assert "it must be a JSON list of objects with the fields steps, name, roles" in line
     assert dataclasses.fields(Phase)[0].name == "steps"
+
+
+def test_a_phase_may_lift_what_the_run_holds():
+    frozen = ("learner.interventions.freeze", "generator")
+    free = {"steps": 5, "roles": ["generator"], "learner": {"interventions.freeze": []}}
+    assert load_config(VOTING, [frozen, phased(free)]).phases[0].roles == ("generator",)
+    turns = ("learner.interventions.alternate", "generator,aggregator")
+    alone = {"steps": 5, "roles": ["generator"], "learner": {"interventions.alternate": []}}
+    assert load_config(VOTING, [turns, phased(alone)]).phases[0].roles == ("generator",)

@@ -92,6 +92,26 @@ def test_shares_of_wins_count_a_tie_half():
     np.testing.assert_array_equal(share, [1.0, 0.25, 0.25, 0.5])
 
 
+def test_what_has_no_value_or_no_weight_is_none_of_the_others():
+    values = np.array([1.0, 0.0, np.nan])
+    np.testing.assert_array_equal(win_share(values, np.zeros(3, int)), [1.0, 0.0, 0.5])
+    rng = np.random.default_rng(0)
+    rows = as_table([make_row(rng, [1], 2) for _ in range(4)])
+    rows = rows.replace(reward=np.array([1.0, 0.0, np.nan, 5.0]), weight=np.array([1.0, 1.0, 1.0, 0.0]))
+    found = objectives.aim("sppo", rows, PreferenceConfig())
+    assert (found.rows.tolist(), found.target.tolist()) == ([0, 1], [1.0, 0.0])
+
+
+def test_what_an_objective_lacks_is_named():
+    rows = as_table(graded_rows())
+    weightless = rows.replace(weight=np.zeros(len(rows)))
+    for kind in ("sppo", "sft"):
+        missing = objectives.aim(kind, weightless, PreferenceConfig()).missing
+        assert "has a weight above 0 and a reward" in missing and "preference.above" not in missing
+    filtered = objectives.aim("sft", rows, PreferenceConfig(above=2.0)).missing
+    assert "has a reward above 2.0: lower learner.preference.above" in filtered
+
+
 def test_the_divergence_is_measured_behind_the_prompts_of_others():
     prompts = {"a": ([1], [2], [1]), "b": ([3], [3], [3])}
     rng = np.random.default_rng(0)
@@ -106,6 +126,7 @@ def test_the_divergence_is_measured_behind_the_prompts_of_others():
         [3],
     ]  # b has no other one
     assert [other.tokens[i].tolist() for i in range(6)] == [list(row.tokens) for row in rows]
+    assert objectives.moved(as_table(rows), other).tolist() == [True] * 3 + [False] * 3
 
 
 # ---------------------------------------------------------------- updates
@@ -185,6 +206,18 @@ def test_an_objective_has_its_plain_gradient_however_the_batch_is_cut(kind, way)
     close_trees(got, want, roundings=32)  # the plain sums are over float32 sequences, ours over float64
     assert report.policies["p0"]["loss"] == pytest.approx(float(value), rel=1e-5)
     assert report.warnings == ()
+
+
+def test_the_divergence_is_0_where_a_role_has_one_prompt():
+    """And rows of such a role are not in the mean of the others."""
+    rng = np.random.default_rng(3)
+    same = [dataclasses.replace(make_row(rng, [3, 4], 5), reward=float(k % 2)) for k in range(4)]
+    _, report = gradient(same, objective("kto"))
+    assert report.policies["p0"]["divergence"] == 0.0
+    others = graded_rows()[:8]
+    _, alone = gradient(others, objective("kto"))
+    _, both = gradient([*others, *(dataclasses.replace(row, role="judge") for row in same)], objective("kto"))
+    assert both.policies["p0"]["divergence"] == pytest.approx(alone.policies["p0"]["divergence"], rel=1e-6)
 
 
 def test_the_roles_parts_of_an_objective_are_those_of_its_rows():

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig, decay_mask, transformation
@@ -47,3 +48,22 @@ def test_weight_decay_spares_norms_and_embeddings():
         np.testing.assert_allclose(update["layers"]["q"], -0.1, rtol=1e-6)
         assert not np.any(update["embed"]) and not np.any(update["layers"]["q_norm"])
         assert all(x.dtype != jnp.bfloat16 for x in jax.tree.leaves(state))
+
+
+def test_states_have_one_form_with_and_without_decay_and_no_decay_changes_no_bit():
+    tree = {"layers": {"q": jnp.array([1.0, -2.0]), "q_norm": jnp.ones(2)}}
+    gradient = jax.tree.map(lambda x: x * jnp.array([-0.0, 0.3]), tree)
+    for kind in ("adamw", "sgd", "adafactor"):
+        with_decay, without = (transformation(OptimiserConfig(kind, weight_decay=w)) for w in (0.1, 0.0))
+        state = without.init(tree)
+        assert jax.tree.structure(state) == jax.tree.structure(with_decay.init(tree))
+        got, _ = without.update(gradient, state, tree)
+        scale = {
+            "adamw": optax.scale_by_adam(),
+            "sgd": optax.trace(0.9),
+            "adafactor": optax.scale_by_factored_rms(),
+        }
+        plain = optax.chain(scale[kind], optax.scale(-1.0))
+        want, _ = plain.update(gradient, plain.init(tree), tree)
+        for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want)):
+            assert one.tobytes() == other.tobytes()

@@ -28,6 +28,7 @@ from marl_jax.rewards.credit import (
 )
 from marl_jax.rewards.families import grade_answer
 from marl_jax.rewards.grading import Grader, grade
+from marl_jax.rewards.leaves import over_leaves
 from marl_jax.runs import measures
 from marl_jax.table import Table
 from marl_jax.task import Task
@@ -482,3 +483,7 @@ def test_a_config_names_a_credit_and_its_penalties():
     )
     assert earned(make_credit(config), voting(["42", None], "1", "42")) == [[2.5, 1.25, 2.5]]
     assert make_credit(CreditConfig()) is outcome
+
+
+def test_no_rows_have_no_leaves():
+    assert over_leaves(np.zeros(0), np.zeros(0, int), 0).shape == (0,)

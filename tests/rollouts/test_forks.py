@@ -309,3 +309,48 @@ def test_a_fork_in_a_list_and_a_branch_that_is_not_there_are_refused():
 def test_labels_are_names_with_texts_or_numbers(labels):
     with pytest.raises(ValueError, match="labels of a call to 'speaker' are"):
         Call("speaker", [{"role": "user", "content": ""}], labels=labels)
+
+
+# ---------------------------------------------------------------- counts
+
+
+def branching(*ends):
+    """One fork; each branch returns this, or raises it."""
+
+    @workflow(roles=("speaker",))
+    def ending(task, prompts):
+        yield speak(task.question)
+        end = ends[(yield Fork(len(ends)))]
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    return ending
+
+
+@pytest.mark.parametrize(
+    ("ends", "failed", "silent"),
+    [
+        ((None, "1"), 0, 0),
+        ((None, None), 0, 4),
+        ((ValueError("bad"), "1"), 0, 0),
+        ((ValueError("bad"), KeyError("worse")), 4, 0),
+    ],
+)
+def test_an_episode_fails_or_is_silent_where_all_its_paths_are(ends, failed, silent):
+    told = []
+    play(branching(*ends), progress=told.append)
+    assert (told[-1].done, told[-1].failed, told[-1].silent) == (4, failed, silent)
+    assert bool(told[-1].trouble) == bool(told[-1].failed)
+
+
+def test_a_refused_prompt_is_counted_once_for_an_episode():
+    @workflow(roles=("speaker",))
+    def long(task, prompts):
+        yield speak(task.question)
+        yield Fork(2)
+        yield speak("x" * 500)
+
+    told = []
+    play(long, limits=Limits(context=200), progress=told.append)
+    assert (told[-1].prompts_refused, told[-1].failed) == (4, 4)

@@ -13,6 +13,7 @@ from marl_jax.config.run_config import CheckpointConfig, EvaluationConfig
 from marl_jax.models import init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.run_folder.checkpoints import steps
+from marl_jax.run_folder.folder import FolderError
 from marl_jax.run_folder.metrics import read_lines
 from marl_jax.runs import loop
 from marl_jax.runs.divergence import Diverged
@@ -64,6 +65,9 @@ def test_an_update_that_is_not_finite_is_one_line_and_never_saved(base, tmp_path
     # The same configuration would come to the same: it is refused at once, and another one goes on.
     with pytest.raises(Diverged, match="this run diverged with this configuration: step 3"):
         train(wild, folder)
+    with pytest.raises(FolderError, match="learning_rate"):
+        train(config(base, 0.01), folder)
+    assert (folder / "diverged.json").exists()  # a start that is refused forgets nothing
     assert train(config(base, 0.01), folder, accept_changes=True) == 3
     assert not (folder / "diverged.json").exists()
     assert [line["step"] for line in read_lines(folder / "metrics.jsonl")] == [1, 2, 3]

@@ -15,6 +15,7 @@ from marl_jax.config.phase_fields import Phase
 from marl_jax.config.run_config import CheckpointConfig, EvaluationConfig, WorkflowConfig
 from marl_jax.policies import isolated
 from marl_jax.rollouts import read_episodes, write_episodes
+from marl_jax.run_folder import checkpoints
 from marl_jax.run_folder.checkpoints import restore
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import loop
@@ -188,8 +189,13 @@ def test_a_phase_may_begin_at_a_checkpoint_of_another_run(base, turns, tmp_path)
     other = tmp_path / "turns"
     shutil.copytree(turns, other)
     phased(base, tmp_path / "third", Phase(1, start=f"{other}@4"), Phase(1))
-    seal = other / "checkpoints" / "4" / "seal.json"
-    seal.write_text(seal.read_text() + " ")
+    place = other / "checkpoints" / "4"
+    checkpoints._strip(place, ("learner",))  # as pruning does: the policies are the same
+    phased(base, tmp_path / "third", Phase(1, start=f"{other}@4"), Phase(1))
+    seal = json.loads((place / "seal.json").read_text())
+    weights = next(name for name in seal["files"] if name.startswith("policies/"))
+    seal["files"][weights] = "0" * 64
+    (place / "seal.json").write_text(json.dumps(seal))
     with pytest.raises(FolderError, match=r"weights .*@4"):
         phased(base, tmp_path / "third", Phase(1, start=f"{other}@4"), Phase(1))
 
@@ -223,13 +229,14 @@ def test_a_team_is_told_again_by_one_role(base, mixed, tmp_path):
     line = records(tmp_path / "run")[0][-1]
     assert line["role/generator/trained_rows"] == 16 and line["policy/p0/updates"] == 2
     table = read_episodes(tmp_path / "run" / "episodes" / "step-000001.parquet")
-    team = read_episodes(mixed / "collected" / "step-000001.parquet")
+    team = [one for file in (mixed / "collected").iterdir() for one in read_episodes(file).episodes()]
     assert {"<generator>", "</aggregator>"} <= {
         tag for tag in ("<generator>", "</aggregator>") if tag in table.text[0]
     }
     first = table.bare_episodes[0]
-    whose = [one for one in team.episodes() if (one.task.id, one.sample) == (first.task.id, first.sample)]
-    for call in whose[0].calls if whose else ():
+    (whose,) = [one for one in team if (one.task.id, one.key) == (first.task.id, first.key)]
+    assert len(whose.calls) == 3
+    for call in whose.calls:
         assert call.text.strip() in table.text[0]
     with pytest.raises(FolderError, match="set the phase's flatten to one of these"):
         plain = dataclasses.replace(told, flatten="")
@@ -246,3 +253,8 @@ def test_marks_weights_and_clips_come_back_from_a_file(mixed, tmp_path):
     np.testing.assert_array_equal(found.weight, columns["weight"])
     assert [found.spoken[i].tolist() for i in range(3)] == [mark.tolist() for mark in marks[:3]]
     assert found.clip_high is None and table.spoken is None and isinstance(found, Table)
+
+
+def test_a_phase_may_change_the_weight_decay(base, tmp_path):
+    none = {"optimiser.weight_decay": 0.0}
+    assert phased(base, tmp_path / "run", Phase(1), Phase(1, learner=none), Phase(1)) == 3

@@ -7,9 +7,11 @@ from run_kit import quiet, records
 from test_phases import Killed, die_in_step
 from tiny_run import tiny_config
 
+from marl_jax.config.phase_fields import Phase
 from marl_jax.config.run_config import CheckpointConfig, EvaluationConfig, LogConfig, WorkflowConfig
 from marl_jax.policies import isolated
 from marl_jax.rollouts import read_episodes
+from marl_jax.run_folder.checkpoints import restore
 from marl_jax.runs import loop
 from marl_jax.table import Table
 from marl_jax.task import Task
@@ -99,3 +101,16 @@ def test_a_proposer_that_writes_nothing_valid_stops_nothing(base, tmp_path):
     )
     lines, _ = records(tmp_path / "run")
     assert [line["buffer/added"] for line in lines] == [0, 0] and lines[0]["policy/p1/empty"] == 1
+
+
+def test_what_is_learned_from_again_is_not_counted_again(base, tmp_path):
+    """The buffer after a step of collected calls is the one before it."""
+    twice = dataclasses.replace(
+        config(base), steps=2, phases=(Phase(1, collect=True), Phase(1, source="collected"))
+    )
+    loop.train(twice, tmp_path / "run", live=quiet(2))
+    buffers = [restore(tmp_path / "run" / "checkpoints", step, {})[1]["buffer"] for step in (1, 2)]
+    assert buffers[0] == buffers[1] and any(entry["tries"] for entry in buffers[0])
+    lines, _ = records(tmp_path / "run")
+    assert lines[0]["buffer/added"] > 0 and lines[1]["buffer/added"] == 0
+    assert lines[0]["buffer/size"] == lines[1]["buffer/size"]

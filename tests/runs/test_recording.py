@@ -73,3 +73,12 @@ def test_a_file_has_as_many_problems_as_fit_into_its_share_and_one_at_least(
     assert fewest <= problems_in(path) <= most
     if fewest > 1:  # steps 1, 10, 20 and evaluations 0, 10, 20, counted with a few to spare
         assert path.stat().st_size <= 1e6 * megabytes / 6
+
+
+@pytest.mark.parametrize(("sizes", "rows"), [((1, 1), 2), ((3, 2, 4), 5)])
+def test_problems_of_a_source_are_recorded_whole_whatever_their_number_of_episodes(tmp_path, sizes, rows):
+    every = table_of(problems=len(sizes), samples=max(sizes))
+    numbers = [number * max(sizes) + sample for number, size in enumerate(sizes) for sample in range(size)]
+    config = config_of(rollout__samples=4, logging__episodes_problems=2)
+    record_step(tmp_path, config, 1, every.of_episodes(numbers), decode, [])
+    assert len(read_episodes(tmp_path / "step-000001.parquet").bare_episodes) == rows

@@ -1,0 +1,65 @@
+"""A source of calls: whole episodes as one row each, and files that cannot be learned from are refused by name."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from tiny_run import tiny_config
+
+from marl_jax.episodes import CallRecord, Episode, Leaf
+from marl_jax.rollouts import write_episodes
+from marl_jax.run_folder.folder import FolderError
+from marl_jax.runs.collected import Collected, flattened
+from marl_jax.runs.parts import load_parts
+from marl_jax.table import Table
+from marl_jax.task import Task
+
+
+def said(text, path=()):
+    return CallRecord("generator", "p0", 0, 0, (1, 2), (5, 6), (-0.5, -0.5), text, "stop", None, path=path)
+
+
+def episode(number, *calls, **ending):
+    task = Task(f"t{number}", "math", f"{number}+1=?", gold="1")
+    plain = Episode(task, 0, "voting", calls, "1", outcome=float(number), answers=(None,) * len(calls))
+    return dataclasses.replace(plain, **ending)
+
+
+@pytest.fixture(scope="module")
+def told(base):
+    """Episodes -> their table, flattened."""
+    config = tiny_config(base)
+    parts = load_parts(config)
+    return lambda *episodes: flattened(Table.of(episodes), "generator", config, parts)
+
+
+def test_an_episode_without_calls_is_left_out_and_the_others_stay_themselves(told):
+    table = told(episode(1, said("one"), said("more")), episode(2), episode(3, said("three")), episode(4))
+    assert table.episode.tolist() == [0, 1] and table.reward.tolist() == [1.0, 3.0]
+    assert [bare.task.id for bare in table.bare_episodes] == ["t1", "t3"]
+    assert "<generator>more</generator>" in table.text[0] and "three" in table.text[1]
+    assert [table.task_of(row).id for row in range(2)] == ["t1", "t3"]
+    assert len(told(episode(1), episode(2))) == 0
+
+
+def test_every_path_of_an_episode_that_forks_is_a_row(told):
+    calls = said("stem"), said("left", (0,)), said("right", (1,))
+    leaves = Leaf((0,), "l", outcome=1.0), Leaf((1,), "r", outcome=0.0)
+    table = told(episode(1, *calls, leaves=leaves, outcome=0.5, answer=None), episode(2, said("flat")))
+    assert table.reward.tolist() == [1.0, 0.0, 2.0] and table.episode.tolist() == [0, 1, 2]
+    assert [[word in text for word in ("stem", "left", "right", "flat")] for text in table.text] == [
+        [True, True, False, False], [True, False, True, False], [False, False, False, True],
+    ]  # fmt: skip
+    assert [len(one.calls) for one in table.episodes()] == [1, 1, 1]
+
+
+def test_a_source_without_rewards_is_refused_by_name(tmp_path):
+    plain = Table.of([episode(1, said("one"))])
+    write_episodes(tmp_path / "val-000010.parquet", plain)
+    write_episodes(tmp_path / "step-000010.parquet", plain.replace(reward=np.ones(1)))
+    with pytest.raises(FolderError, match=r"the calls in '.*val-000010.parquet' have no rewards"):
+        Collected.of_path(tmp_path / "val-000010.parquet").draw(0, 1, 0)
+    # Their outcomes are there.
+    bare = Collected.of_path(tmp_path / "val-000010.parquet", rewarded=False).draw(0, 1, 0).bare_episodes
+    assert [one.outcome for one in bare] == [1.0]
+    assert [file.name for file in Collected.of_path(tmp_path).files] == ["step-000010.parquet"]
