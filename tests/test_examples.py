@@ -169,7 +169,7 @@ def test_it_trains_every_role_it_names(trained):
 
 
 def test_it_ends_with_its_report(trained):
-    assert {path.name for path in trained[1].glob("report.*")} == {"report.html", "report.png"}
+    assert {path.name for path in trained[1].glob("report.*")} == {"report.html", "report.png", "report.svg"}
 
 
 def test_a_resume_would_notice_that_the_program_changed(trained):
