@@ -8,7 +8,11 @@ import pytest
 from absl import flags
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = ("experiments.", str(ROOT / "experiments"))  # owners of flags: modules, and files that are run
+SCRIPTS = (
+    "experiments.",
+    "recipes.",
+    str(ROOT / "experiments"),
+)  # owners of flags: modules, and files that are run
 
 
 def run(module, *arguments):

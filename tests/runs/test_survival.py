@@ -19,7 +19,7 @@ from tiny_run import KINDS, tiny_config
 from marl_jax.learning.update import Learner, NonFiniteGradients
 from marl_jax.run_folder.checkpoints import CheckpointError, steps
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.runs import loop, opening
+from marl_jax.runs import loop, opening, recording
 from marl_jax.terminal.live import Live
 
 
@@ -271,7 +271,7 @@ def test_a_second_process_on_the_folder_is_refused(base, tmp_path):
 def test_a_full_disk_stops_the_run_and_what_was_saved_goes_on(base, whole, tmp_path, monkeypatch):
     from marl_jax.run_folder.files import DiskFull
 
-    write = loop.write_episodes
+    write = recording.write_episodes
 
     def full(path, *rest):
         if "000004" in str(path):  # a checkpoint has been written
@@ -279,7 +279,7 @@ def test_a_full_disk_stops_the_run_and_what_was_saved_goes_on(base, whole, tmp_p
         return write(path, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "write_episodes", full)
+        patch.setattr(recording, "write_episodes", full)
         with pytest.raises(DiskFull, match="start the same command again"):
             run(base, tmp_path / "run")
     assert run(base, tmp_path / "run") == 8
