@@ -18,7 +18,7 @@ from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, path_errors
 from marl_jax.study.record import Record, Run, find_runs, read_run
 
-__all__ = ["SUFFIX", "collect", "compact", "find_results", "read_result"]
+__all__ = ["SUFFIX", "collect", "compact", "read_result"]
 
 SUFFIX = ".run.json"
 SCHEMA = 1
@@ -78,11 +78,6 @@ def read_result(path: str | os.PathLike[str]) -> Run:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FolderError(f"'{file}' is no result of a run: {error}") from None
-
-
-def find_results(root: str | os.PathLike[str]) -> list[Path]:
-    """The files below a directory, by name."""
-    return sorted(Path(root).rglob(f"*{SUFFIX}"))
 
 
 def _thinned(lines: tuple[Record, ...]) -> list[Record]:
