@@ -24,7 +24,11 @@ SETS = {"study": (*micro.SETS["study"], *qwen3.SETS["study"])}
 def get_config(name: str) -> RunConfig:
     """The configuration of a cell such as voting-isolated-xs-math or voting-isolated-1.7b-math."""
     cell = parse_cell(name, SCALES)
-    clean = (micro if cell.scale in micro.SCALES else qwen3).get_config(name)
+    return under_regime((micro if cell.scale in micro.SCALES else qwen3).get_config(name))
+
+
+def under_regime(clean: RunConfig) -> RunConfig:
+    """A configuration with the original's updates, schedule and groups."""
     regime, own = LearnerConfig.study(clean.steps), clean.learner
     rate = own.optimiser.schedule.learning_rate
     learner = dataclasses.replace(
@@ -34,6 +38,6 @@ def get_config(name: str) -> RunConfig:
         optimiser=dataclasses.replace(own.optimiser, schedule=ScheduleConfig.study(clean.steps, rate)),
     )
     advantages = AdvantageConfig.study()
-    if "study" not in find(cell.workflow).groups:  # controls and workflows that the study did not have
+    if "study" not in find(clean.workflow.name).groups:  # controls and workflows that the study did not have
         advantages = dataclasses.replace(advantages, group=clean.advantages.group)
     return dataclasses.replace(clean, learner=learner, advantages=advantages)

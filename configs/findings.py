@@ -1,0 +1,112 @@
+"""The runs behind docs/findings.md: cells of `micro` and variants of them, in parts.
+
+A name is a cell, and what is changed in it behind plus signs: voting-isolated-xs-math+votes6+long. A part is a set:
+
+    python -m experiments.matrix --config=configs/findings.py --cells=agents --seeds=3 --root=runs/findings
+
+Evaluations play 256 problems, four times as many as those of `micro`, for differences of a few points.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from marl_jax.config.run_config import EngineConfig, EvaluationConfig, RunConfig, config_module
+from marl_jax.learning.interventions import InterventionConfig, Mixing
+from marl_jax.learning.optimiser import ScheduleConfig
+from marl_jax.workflows import BUILT_IN
+
+micro, study = (config_module(Path(__file__).with_name(f"{name}.py")) for name in ("micro", "study"))
+
+Change = Callable[[RunConfig], RunConfig]
+
+
+def get_config(name: str) -> RunConfig:
+    """The configuration of a name such as voting-isolated-xs-math+votes6+long."""
+    cell, *changes = name.split("+")
+    if unknown := [change for change in changes if change not in CHANGES]:
+        raise ValueError(f"{name!r} has the change {unknown[0]!r}; there is: {', '.join(CHANGES)}")
+    config = micro.get_config(cell)
+    # Not `auto`: the road of a run shall not depend on who makes it.
+    road = "compiled" if BUILT_IN[config.workflow.name].in_arrays else "hosted"
+    config = dataclasses.replace(config, road=road, evaluation=EvaluationConfig(problems=256))
+    for change in changes:
+        config = CHANGES[change](config)
+    return config
+
+
+def _with(**settings: int) -> Change:
+    """Another number of parallel agents, or of rounds; the histories of more rounds are longer."""
+
+    def change(config: RunConfig) -> RunConfig:
+        own = dataclasses.replace(config.workflow, settings={**config.workflow.settings, **settings})
+        if settings.get("rounds", 0) <= 3:
+            return dataclasses.replace(config, workflow=own)
+        batch = dataclasses.replace(config.learner.batch, buckets=(256, 512, 1024))
+        learner = dataclasses.replace(config.learner, batch=batch)
+        return dataclasses.replace(config, workflow=own, learner=learner, engine=EngineConfig(max_prompt=896))
+
+    return change
+
+
+def _steps(steps: int) -> Change:
+    return lambda config: dataclasses.replace(config, steps=steps)
+
+
+def _learner(config: RunConfig, **changes: object) -> RunConfig:
+    return dataclasses.replace(config, learner=dataclasses.replace(config.learner, **changes))
+
+
+def _schedule(config: RunConfig) -> RunConfig:
+    """Of the original's regime its schedule alone: one cosine that all policies step, and that rises again."""
+    optimiser = config.learner.optimiser
+    schedule = ScheduleConfig.study(config.steps, optimiser.schedule.learning_rate)
+    return _learner(config, optimiser=dataclasses.replace(optimiser, schedule=schedule))
+
+
+def _mixing(**changes: object) -> Change:
+    return lambda config: _learner(config, interventions=InterventionConfig(Mixing(**changes)))
+
+
+def _anchor(config: RunConfig) -> RunConfig:
+    """The study's first intervention: every role is held to its start."""
+    return _learner(
+        config, interventions=InterventionConfig(kl_coef=dict.fromkeys(config.policies.map, 0.02))
+    )
+
+
+CHANGES: dict[str, Change] = {
+    **{f"votes{votes}": _with(votes=votes) for votes in (1, 2, 3, 4, 6, 8)},
+    **{f"rounds{rounds}": _with(rounds=rounds) for rounds in (1, 6)},
+    "slots": lambda config: _learner(config, gradients="slots"),
+    "short": _steps(10),
+    "long": _steps(400),
+    # Of the original study: all of it, or one of its two confounds alone.
+    "regime": lambda config: dataclasses.replace(study.under_regime(config), road="hosted"),
+    "schedule": _schedule,
+    "updates": lambda config: dataclasses.replace(_learner(config, updates="sequences"), road="hosted"),
+    # What might help.
+    "anchor": _anchor,
+    "multiplicity": _mixing(normalise_multiplicity=True),
+    "equalise": _mixing(balance="equalise"),
+    "damping": _mixing(damping=0.3),
+}
+STEEP = (
+    "voting-isolated-xs-math+votes6+long",
+    "voting-shared-xs-math+votes6+long",
+    "eval_opt-shared-xs-math+rounds6+long",
+)
+FLAT = tuple(name.replace("6", "1") for name in STEEP)
+SETS = {
+    "xs-math": tuple(name for name in micro.SETS["study"] if name.endswith("-xs-math")),
+    "agents": STEEP + FLAT,
+    "regime": tuple(f"{name}+regime" for name in STEEP),
+    "confounds": tuple(f"{STEEP[0]}+{change}" for change in ("schedule", "updates")),
+    "interventions": tuple(
+        f"{STEEP[0]}+{change}" for change in ("anchor", "multiplicity", "equalise", "damping")
+    ),
+    "amplification": tuple(f"voting-isolated-xs-math+votes{votes}+slots+short" for votes in (1, 2, 4, 6, 8)),
+    "xs-code": tuple(f"{flow}-xs-code" for flow in ("single-shared", "voting-isolated", "voting-shared")),
+    "s-math": ("voting-isolated-s-math", "voting-shared-s-math"),
+}
+CELLS = tuple(dict.fromkeys(name for part in SETS.values() for name in part))
