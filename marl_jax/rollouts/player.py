@@ -36,7 +36,7 @@ from marl_jax.rollouts.running import Limits
 from marl_jax.rollouts.scheduler import rollout
 from marl_jax.rollouts.serving import Service
 from marl_jax.rollouts.tools import ToolLog
-from marl_jax.rollouts.voices import load_of
+from marl_jax.rollouts.voices import Engines, load_of
 from marl_jax.sampling.shapes import plan
 from marl_jax.table import Table
 from marl_jax.task import Task
@@ -59,7 +59,7 @@ class Player:
     workflow: Workflow  # that is played
     model: ModelConfig  # shape of all policies
     tokenizer: Any  # of the base
-    service: Service  # the engines that answer for every policy
+    service: Engines  # that answer for every policy
     policies: PolicyMap  # role, or "role/slot" -> policy
     settings: Mapping[str, SamplingSettings]  # by role
     prompts: Prompts | None = None  # None: the built-in ones of the tasks' family

@@ -53,6 +53,11 @@ class Service:
             )
             self.engines |= dict.fromkeys(group, engine)
 
+    @property
+    def settings(self) -> EngineSettings:
+        """The shapes of the engines, which are the same for all."""
+        return next(iter(self.engines.values())).settings
+
     def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
         """Serve these weights from the next request on.
 

@@ -4,9 +4,11 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from marl_jax.errors import RunError
 from marl_jax.policies import (
     PolicyMap,
     SamplingSettings,
+    Tree,
     policy_names,
     policy_of,
     role_settings,
@@ -15,10 +17,10 @@ from marl_jax.policies import (
 from marl_jax.rollouts.running import Ask
 from marl_jax.sampling.programs import Features
 from marl_jax.sampling.requests import Request
-from marl_jax.sampling.shapes import Load
+from marl_jax.sampling.shapes import EngineSettings, Load
 from marl_jax.workflows.api import Workflow
 
-__all__ = ["Engine", "Voices", "load_of"]
+__all__ = ["Engine", "EngineGone", "Engines", "Voices", "load_of"]
 
 
 def load_of(roles: Collection[SamplingSettings], max_prompt: int, sampler: str | None = None) -> Load:
@@ -51,6 +53,27 @@ class Engine(Protocol):
 
     def abandon(self) -> None:
         """Drop all requests and cached prompts: what follows is as from a new engine."""
+
+
+class Engines(Protocol):
+    """What a run asks of the engines that answer for its policies: embedded ones (`serving`), or vLLM (`vllm`)."""
+
+    versions: dict[str, int]  # by policy: the updates behind the weights that answer
+
+    @property
+    def engines(self) -> Mapping[str, Engine]:
+        """By policy; several may share one."""
+
+    @property
+    def settings(self) -> EngineSettings:
+        """What each of them takes: the longest request, the kinds of sampling."""
+
+    def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
+        """Answer for these policies with these weights from the next request on."""
+
+
+class EngineGone(RunError):
+    """An engine outside of this process cannot be used; policies and learner are whole, and can be saved."""
 
 
 class Voices:

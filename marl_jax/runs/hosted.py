@@ -19,7 +19,7 @@ from marl_jax.learning.worth import AdvantageConfig, Presets
 from marl_jax.policies import Tree
 from marl_jax.rewards.background_credit import BackgroundCredit
 from marl_jax.rollouts import Player, ToolLog
-from marl_jax.rollouts.serving import Service
+from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.runs.divergence import finite
 from marl_jax.runs.measures import Clock
@@ -36,7 +36,7 @@ class Hosted:
     """The engines of a run, which play its evaluations on either road, and steps that are made on them."""
 
     def __init__(
-        self, service: Service, player: Player, frozen: Mapping[str, Tree], trees: Mapping[str, Tree]
+        self, service: Engines, player: Player, frozen: Mapping[str, Tree], trees: Mapping[str, Tree]
     ):
         """The service answers with these trees at first; those of frozen policies stay."""
         self.service, self.player, self._frozen, self._served = service, player, dict(frozen), trees

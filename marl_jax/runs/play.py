@@ -18,6 +18,7 @@ from marl_jax.rollouts import Chat, EpisodesFailed, Player
 from marl_jax.rollouts.running import Ask, Running
 from marl_jax.rollouts.scheduler import task_key
 from marl_jax.rollouts.serving import Service
+from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.folder import CONFIG, FolderError
 from marl_jax.runs.parts import Parts, PartsError, check_answers, digests, load_parts, load_tasks
 from marl_jax.sampling.shapes import EngineSettings
@@ -154,12 +155,12 @@ def make_service(
     return make(common, measured=True)
 
 
-def shapes_of(service: Service) -> EngineSettings:
+def shapes_of(service: Engines) -> EngineSettings:
     """The shapes of its engines."""
-    return next(iter(service.engines.values())).settings
+    return service.settings
 
 
-def player_of(config: RunConfig, parts: Parts, service: Service) -> Player:
+def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
     """What a configuration asks for, ready to play: for training and for evaluation alike."""
     settings, engines = shapes_of(service), len({id(engine) for engine in service.engines.values()})
     chosen, context = config.rollout, config.rollout.limits.context or settings.context
