@@ -27,7 +27,7 @@ PARITY := $(VENV)/.parity-$(VERSION)
 DOCS := $(VENV)/.docs-$(VERSION)
 PAGE := $(VENV)/.page-$(VERSION)
 
-.PHONY: demo test core parity campaign docs package page-test lint format clean
+.PHONY: demo test core parity campaign docs package page page-test lint format clean
 
 demo: $(READY)
 	$(BIN)/python -m experiments.demo
@@ -61,6 +61,9 @@ campaign: $(READY)
 docs: $(DOCS)
 	$(BIN)/python -m mkdocs build --quiet --strict
 	@echo "The pages are in build/docs/index.html"
+# The page over the study's results, in build/page, and the numbers and figures of docs/findings.md.
+page: $(READY)
+	$(BIN)/python -m experiments.report --root=results/study --out=build/page --findings=docs/findings.md
 # The page in a real Chromium, which is installed where that is missing and this may install it.
 page-test: $(PAGE)
 	@command -v chromium chromium-browser google-chrome >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium) \

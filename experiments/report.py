@@ -2,23 +2,32 @@
 
 python -m experiments.report --workdir=DIR     # DIR/report.html and DIR/report.png
 python -m experiments.report --root=DIR        # one page over all runs below DIR, and each run's own
+python -m experiments.report --root=results/study --out=DIR --findings=docs/findings.md     # of compact results
 """
 
 from absl import flags
 
 from marl_jax.commands import cli
 from marl_jax.run_folder.folder import FolderError
+from marl_jax.study.findings_text import write_findings
 from marl_jax.study.report import write_overview, write_report
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", None, "the folder of one run")
 flags.DEFINE_string("root", None, "a directory that holds folders of runs")
 flags.DEFINE_string("out", None, "another folder for the pages, where the runs can only be read")
+flags.DEFINE_string(
+    "findings", None, "with --root of compact results: a Markdown page to make anew"
+)
 
 
 def main(_config: None, _: list[str]) -> None:
     if bool(FLAGS.workdir) == bool(FLAGS.root):
         raise FolderError("give either --workdir=DIR of one run, or --root=DIR of a directory of runs")
+    if FLAGS.findings and not FLAGS.root:
+        raise FolderError("--findings needs --root=DIR of compact results, see experiments.collect")
+    if FLAGS.findings:
+        write_findings(FLAGS.root, FLAGS.findings)
     print(write_report(FLAGS.workdir, FLAGS.out) if FLAGS.workdir else write_overview(FLAGS.root, FLAGS.out))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["digest", "home", "load", "processor", "store"]
+__all__ = ["digest", "home", "load", "machine", "processor", "store"]
 
 
 def home(given: str | os.PathLike[str] | None = None) -> Path:
@@ -26,13 +26,23 @@ def home(given: str | os.PathLike[str] | None = None) -> Path:
 @functools.cache
 def processor() -> str:
     """The kind of this machine's processor, and how many of them the process may use."""
-    names: list[str] = []
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        about = [line for line in lines if line.startswith(("model name", "flags", "Features"))]
-        names = [line.partition(":")[2].strip() for line in about]
+    names = _told("model name", "flags", "Features")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return " ".join([platform.machine(), *dict.fromkeys(names), platform.processor(), f"{cores} cores"])
+
+
+def machine() -> str:
+    """Number and kind of the processors, for people."""
+    names = _told("model name")
+    return f"{os.cpu_count()} x {names[0] if names else platform.processor() or platform.machine()}"
+
+
+def _told(*begins: str) -> list[str]:
+    """What Linux says of the processors, in lines that begin so."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(begins)]
 
 
 def digest(*parts: Any) -> str:

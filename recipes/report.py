@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import special
 
 from marl_jax.commands import cli
-from marl_jax.study.intervals import Interval, over_seeds
+from marl_jax.study.intervals import Interval, over_runs, over_seeds
 from recipes.recipe import Claim, Recipe, find, names
 from recipes.run import RESULTS
 
@@ -33,11 +32,7 @@ def interval(values: Sequence[Any], bounds: tuple[float, float] = (-1.0, 1.0)) -
         return None
     if array.ndim == 2:
         return over_seeds(array, bounds=bounds)
-    mean, count = float(array.mean()), len(array)
-    if count < 2:
-        return Interval(mean, -math.inf, math.inf)
-    half = float(special.stdtrit(count - 1, 0.975) * array.std(ddof=1) / math.sqrt(count))
-    return Interval(mean, mean - half, mean + half)
+    return over_runs(array)
 
 
 def sides(claim: Claim, record: Mapping[str, Any]) -> tuple[list[Any], list[Any]] | None:

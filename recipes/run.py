@@ -18,7 +18,6 @@ import numpy as np
 from absl import flags
 
 from marl_jax.commands import cli
-from marl_jax.commands.pretrain import machine
 from marl_jax.config.phase_fields import place
 from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.errors import RunError
@@ -33,6 +32,7 @@ from marl_jax.runs.play import EVALUATION_NOISE, load_named, make_service, plann
 from marl_jax.runs.stored import policies_at
 from marl_jax.table import Table
 from marl_jax.terminal.live import Live
+from marl_jax.user_cache import machine
 from recipes.recipe import COMMON, Recipe, Trained, changed, find
 
 RESULTS = Path(__file__).parents[1] / "results" / "recipes"

@@ -1,7 +1,6 @@
 """A micro base model from its recipe: trained, written as a directory, measured as a run would load it."""
 
 import dataclasses
-import os
 import platform
 import shlex
 import sys
@@ -23,9 +22,10 @@ from marl_jax.pretraining.measure import accuracy, play_held_out
 from marl_jax.pretraining.pairs import count_pairs, write_pairs
 from marl_jax.pretraining.recipe import Recipe, train
 from marl_jax.pretraining.taught import RECIPE, words_of
+from marl_jax.user_cache import machine
 from marl_jax.workflows import single
 
-__all__ = ["machine", "make_base", "recipe_from_argv"]
+__all__ = ["make_base", "recipe_from_argv"]
 
 
 def recipe_from_argv(argv: Sequence[str]) -> tuple[Recipe, list[str]]:
@@ -89,11 +89,3 @@ def _measured(recipe: Recipe, out: str, problems: int, samples: int) -> dict[str
         about = {"split": "val", "levels": list(levels), **sizes}
         measured[kind] = {**about, "accuracy": round(mean, 4), "standard_error": round(error, 4)}
     return measured
-
-
-def machine() -> str:
-    """Number and kind of the processors."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{os.cpu_count()} x {names[0] if names else platform.processor() or platform.machine()}"

@@ -18,9 +18,10 @@ import numpy as np
 
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.study.curves import Panel
+from marl_jax.study.findings import Finding
 from marl_jax.study.record import Series
 
-__all__ = ["COLOURS", "draw", "images", "legend", "running_mean", "window"]
+__all__ = ["COLOURS", "bars", "draw", "images", "legend", "running_mean", "window"]
 
 # Apart in lightness as well as hue, for the colour-blind, and dark enough for text; the page lightens them when dark.
 COLOURS = ("#0a6bdc", "#b84a00", "#0f5c40", "#7e3984")
@@ -58,6 +59,28 @@ def images(pictures: Sequence[Panel], directory: Path, title: str, *, wide_first
             image = io.BytesIO()
             figure.savefig(image, format=form, metadata=about)
             write_atomically(directory / f"report.{form}", image.getvalue())
+
+
+def bars(finding: Finding, path: Path) -> None:
+    """An interval for each number, with a dot for each run, as an SVG."""
+    with _style():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(WIDE[0], 0.9 + 0.26 * len(finding.bars)), layout="constrained")
+        axes = figure.add_subplot()
+        low, high = finding.ends
+        for place, bar in enumerate(finding.bars):
+            ends = np.clip([bar.value.low, bar.value.high], low, high)
+            axes.plot(ends, [place, place], color=INK, linewidth=1.4)
+            axes.plot(bar.value.mean, place, "o", color=INK, markersize=5)
+            axes.plot(bar.runs, [place] * len(bar.runs), "o", color=COLOURS[0], markersize=3, alpha=0.7)
+        axes.axvline(finding.level, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=0)
+        axes.set_yticks(range(len(finding.bars)), [_printable(bar.label) for bar in finding.bars], fontsize=7)
+        axes.set_ylim(len(finding.bars) - 0.5, -0.5)
+        axes.set_xlabel(f"{finding.unit}; lines are 95% intervals, dots are runs", fontsize=7, color=MUTED)
+        image = io.BytesIO()
+        figure.savefig(image, format="svg", metadata={"Date": None})
+        write_atomically(path, image.getvalue())
 
 
 def legend(pictures: Sequence[Panel]) -> str:

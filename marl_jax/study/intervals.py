@@ -20,6 +20,7 @@ __all__ = [
     "Interval",
     "bootstrap",
     "holm",
+    "over_runs",
     "over_seeds",
     "p_value",
     "paired_bootstrap",
@@ -115,6 +116,16 @@ def over_seeds(
     half = special.stdtrit(freedom, (1 + _checked(level)) / 2) * math.sqrt(square / values.size)
     low, high = bounds
     return Interval(float(mean), max(low, float(mean - half)), min(high, float(mean + half)))
+
+
+def over_runs(values: Sequence[float] | Array, level: float = 0.95) -> Interval:
+    """The t interval of the mean of one number per run; without ends where there is one run."""
+    array = np.asarray(values, np.float64)
+    mean, count = float(array.mean()), len(array)
+    if count < 2:
+        return Interval(mean, -math.inf, math.inf)
+    half = float(special.stdtrit(count - 1, (1 + _checked(level)) / 2) * array.std(ddof=1) / math.sqrt(count))
+    return Interval(mean, mean - half, mean + half)
 
 
 def p_value(values: Array) -> float | None:  # [S, P]

@@ -5,7 +5,8 @@
     episodes/ ──► recorded ──► JSON in the page ────────────────┴──► page/page.js, uPlot ──┘
 
 What models wrote is hostile: the templates escape it, the scripts handle it as text, and the page's own policy allows
-no request and no script but these two, by their hashes. A folder of runs gets a page over all of them.
+no request and no script but these two, by their hashes. A folder of runs, or of their compact results, gets a page
+over all of them, with the questions of the study.
 """
 
 import base64
@@ -23,7 +24,7 @@ from marl_jax.rewards.grading import RIGHT
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, outside, path_errors
 from marl_jax.run_folder.metrics import plain, read_lines
-from marl_jax.study import cell_map, cliffs, curves, drawing, record, run_tables, seeds
+from marl_jax.study import cell_map, cliffs, curves, drawing, findings, record, results, run_tables, seeds
 from marl_jax.study.curves import Panel
 from marl_jax.study.record import Run
 from marl_jax.study.recorded import Recorded, recorded
@@ -54,7 +55,7 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
     With `out`, all of them are written there, in folders of the same names.
     """
     directory = Path(root).expanduser().absolute()
-    folders = record.find_runs(directory)
+    folders = [*record.find_runs(directory), *results.find_results(directory)]
     if not folders:
         raise FolderError(
             f"there is no run in or below '{root}': give --root=DIR, the folder that holds run folders"
@@ -64,9 +65,9 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
     place = directory if out is None else outside(out)
     runs, unread = {}, []
     for folder in folders:
-        name = folder.relative_to(directory)
         try:
-            run = record.read_run(folder)
+            run = results.read_result(folder) if folder.is_file() else record.read_run(folder)
+            name = run.folder.relative_to(directory)
             with path_errors(place / name, ELSEWHERE):
                 (place / name).mkdir(parents=True, exist_ok=True)
             _write_run(run, place / name)
@@ -85,6 +86,7 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
     ]
     with path_errors(place, ELSEWHERE):
         drawing.images(accuracies, place, directory.name, wide_first=False)
+    found, tests = findings.answers(list(runs.values()))
     return _write_page(
         place,
         "overview.html",
@@ -94,6 +96,8 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
         data=_data(panels),
         map=cell_map.cell_map(runs),
         unread=unread,
+        findings=found if len(runs) > 1 else [],
+        tests=tests,
         together=seeds.tables_of(list(runs.values())),
         cliff=cliffs.CLIFF if any(map(cliffs.course, runs.values())) else "",
     )

@@ -2,9 +2,9 @@
 
     run folder ──collect──► CELL/seed-N.run.json ──read──► Run
 
-A file holds what `config.json` says, every line of `eval.jsonl`, and of `metrics.jsonl` at most STEPS steps of the keys
-that findings rest on, as columns. It is read as the `Run` that it was made from, with fewer steps of metrics and no
-episodes.
+A file holds what `config.json` says, the machine that collected it and the seconds of all steps; every line of
+`eval.jsonl`; and of `metrics.jsonl` at most STEPS steps of the keys that findings rest on, as columns. It is read as
+the `Run` that it was made from, with fewer steps of metrics and no episodes.
 """
 
 import json
@@ -17,8 +17,9 @@ from typing import Any
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, path_errors
 from marl_jax.study.record import Record, Run, find_runs, read_run
+from marl_jax.user_cache import machine
 
-__all__ = ["SUFFIX", "collect", "compact", "read_result"]
+__all__ = ["SUFFIX", "collect", "compact", "find_results", "read_result"]
 
 SUFFIX = ".run.json"
 SCHEMA = 1
@@ -58,7 +59,7 @@ def compact(run: Run) -> dict[str, Any]:
     keys = dict.fromkeys(key for line in lines for key in line if KEPT.fullmatch(key))
     return {
         "schema": SCHEMA,
-        "about": run.about,
+        "about": {**run.about, "made": {"machine": machine(), "seconds": _seconds(run.metrics)}},
         "evaluations": list(run.evaluations),
         "metrics": {key: [_short(line.get(key)) for line in lines] for key in keys},
     }
@@ -78,6 +79,16 @@ def read_result(path: str | os.PathLike[str]) -> Run:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FolderError(f"'{file}' is no result of a run: {error}") from None
+
+
+def find_results(root: str | os.PathLike[str]) -> list[Path]:
+    """The files below a directory, by name."""
+    return sorted(Path(root).rglob(f"*{SUFFIX}"))
+
+
+def _seconds(lines: tuple[Record, ...]) -> float:
+    """What all steps took, with evaluations and checkpoints."""
+    return round(sum(line.get("time/wall") or line.get("time/step") or 0.0 for line in lines), 1)
 
 
 def _thinned(lines: tuple[Record, ...]) -> list[Record]:

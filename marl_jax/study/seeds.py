@@ -18,7 +18,7 @@ import numpy as np
 
 from marl_jax.config.cells import POLICIES
 from marl_jax.study.cliffs import TERMINAL, Course, course, is_cliff
-from marl_jax.study.intervals import holm, over_seeds, p_value
+from marl_jax.study.intervals import over_seeds
 from marl_jax.study.record import Record, Run, base, held_out, trained
 from marl_jax.study.run_tables import NONE, Table, points, share
 from marl_jax.workflows import BUILT_IN
@@ -29,12 +29,13 @@ __all__ = [
     "Pair",
     "budget",
     "by_cell",
-    "claims",
+    "by_seed",
     "contrasts",
     "difference",
     "measures",
     "on_test",
     "on_val",
+    "paired_gaps",
     "pairs_of",
     "tables_of",
 ]
@@ -179,7 +180,7 @@ def tables_of(runs: Sequence[Run]) -> list[Table]:
     found = [on_val(cells), on_test(cells)] if any(len(cell.runs) > 1 for cell in cells) else []
     pairs, lines = pairs_of(cells)
     refused = Table("Cells that are not compared", [(line,) for line in lines], words=1, facts=True)
-    return [table for table in (*found, contrasts(pairs), claims(cells, pairs), refused) if table.rows]
+    return [table for table in (*found, contrasts(pairs), refused) if table.rows]
 
 
 def on_val(cells: Sequence[Cell]) -> Table:
@@ -235,7 +236,7 @@ def contrasts(pairs: Sequence["Pair"]) -> Table:
     compared = ("base", "peak", "terminal", "test final")
     rows = []
     for pair in pairs:
-        both = _by_seed(pair.one, pair.other)
+        both = by_seed(pair.one, pair.other)
         measured = [(measures(run), measures(its)) for run, its in both]
         gaps = [[difference(mine.get(name), its.get(name)) for mine, its in measured] for name in compared]
         found = [_over_runs(gap, differences=True) for gap in gaps]
@@ -263,42 +264,15 @@ def contrasts(pairs: Sequence["Pair"]) -> Table:
     return Table("Cells against each other", rows, head, how, words=3)
 
 
-LEVEL = 0.05  # of the chance that any of the claims is made wrongly
-
-
-def claims(cells: Sequence[Cell], pairs: Sequence["Pair"]) -> Table:
-    """What may be claimed of all cells together: gains and contrasts of the terminal accuracy, by Holm's correction."""
-    tested = [
-        (f"{cell.label} above its base", _gaps([(run, run) for run in cell.runs], "terminal", "base"))
-        for cell in cells
-    ]
-    tested += [
-        (f"{one.label} above {other.label}", _gaps(_by_seed(one, other), "terminal", "terminal"))
-        for one, other, _ in (pair for pair in pairs if pair.planned)
-    ]
-    known = [(claim, gaps, p) for claim, gaps in tested if (p := p_value(gaps)) is not None]
-    rows = []
-    for (claim, gaps, p), held in zip(known, holm([p for *_, p in known])):
-        verdict = "not shown" if held > LEVEL else "shown" if gaps.mean() > 0 else "the opposite is shown"
-        by = points(over_seeds(gaps, bounds=(-1.0, 1.0)))
-        rows.append((claim, verdict, str(len(gaps)), by, f"{p:.2g}", f"{held:.2g}"))
-    how = (
-        "Two-sided t tests of the paired difference in terminal accuracy over seeds and problems; p by Holm is "
-        f"corrected for all {len(rows)} claims of this table, and a claim is shown where it is at most {LEVEL}. One "
-        "seed makes no claim."
-    )
-    return Table("Claims", rows, ("", "", "seeds", "points", "p", "p by Holm"), how, words=2)
-
-
-def _gaps(pairs: Sequence[tuple[Run, Run]], mine: str, its: str) -> np.ndarray:
+def paired_gaps(pairs: Sequence[tuple[Run, Run]], mine: str, its: str) -> np.ndarray:
     """Float[S, P]: how much more the first of each pair has; empty where some lack it or met other problems."""
-    gaps = [difference(measures(one).get(mine), measures(other).get(its)) for one, other in pairs]
-    known = [gap for gap in gaps if gap is not None]
-    complete = known and len(known) == len(gaps) and len({len(gap) for gap in known}) == 1
+    found = [difference(measures(one).get(mine), measures(other).get(its)) for one, other in pairs]
+    known = [gap for gap in found if gap is not None]
+    complete = known and len(known) == len(found) and len({len(gap) for gap in known}) == 1
     return np.array(known) if complete else np.zeros((0, 0))
 
 
-def _by_seed(one: Cell, other: Cell) -> list[tuple[Run, Run]]:
+def by_seed(one: Cell, other: Cell) -> list[tuple[Run, Run]]:
     """Runs of both with the same seed."""
     there = {run.config["seed"]: run for run in other.runs}
     return [(run, there[run.config["seed"]]) for run in one.runs if run.config["seed"] in there]
@@ -335,7 +309,7 @@ class Pair(NamedTuple):
             return "they differ in nothing but their names"
         if "evaluation.metric" in self.differ:
             return "what is called accuracy is not the same function"
-        both = [(measures(run), measures(its)) for run, its in _by_seed(self.one, self.other)]
+        both = [(measures(run), measures(its)) for run, its in by_seed(self.one, self.other)]
         if not both:
             return "they have no seed in common"
         shared = [(mine[name], its[name]) for mine, its in both for name in mine if name in its]

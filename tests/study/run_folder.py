@@ -1,5 +1,6 @@
 """Folders of runs, written by hand as the training run writes them."""
 
+import copy
 import dataclasses
 import json
 import math
@@ -7,6 +8,7 @@ import math
 import numpy as np
 
 from marl_jax.rollouts import CallRecord, Episode, Table, write_episodes
+from marl_jax.study.record import read_run
 from marl_jax.task import Task
 
 ROLES = ("generator", "aggregator")
@@ -191,4 +193,22 @@ def full_run(folder, steps=200, cell="voting-isolated-s-math"):
     episodes = {10: [(wrong, WRONG), (episode(), RIGHT)], steps: [(episode(), RIGHT), (wrong, WRONG)]}
     return write_run(
         folder, about=config(cell, steps), lines=lines, evaluations=evaluations, episodes=episodes
+    )
+
+
+def answers(*values):
+    return [float(value) for value in values]
+
+
+def run(folder, seed, accuracies, cell="voting-isolated-s-math", test=None, val="v", lines=None, **changes):
+    """A run with {step: per_problem} on val, and (of the base, of the last checkpoint) on test."""
+    about = copy.deepcopy(config(cell, steps=max(accuracies)))
+    about["config"] |= {"seed": seed, **changes}
+    about["digests"]["data val"] = val
+    records = [evaluation(step, np.mean(values), per_problem=values) for step, values in accuracies.items()]
+    for step, mode, values in zip((0, max(accuracies)), ("base", "trained"), test or ()):
+        more = {"split": "test", "mode": mode, "seed": seed, "data": "t", "problems": len(values)}
+        records.append(evaluation(step, np.mean(values), per_problem=values, **more))
+    return read_run(
+        write_run(folder, about=about, lines=lines or [metrics(max(accuracies))], evaluations=records)
     )

@@ -22,7 +22,11 @@ def test_a_result_is_read_as_the_run_that_it_was_made_from(collected):
     run, path = collected
     again = results.read_result(path)
     assert path.relative_to(path.parents[1]).as_posix() == "voting-isolated-s-math/seed-0.run.json"
-    assert (again.about, again.evaluations) == (run.about, run.evaluations)
+    made = again.about["made"]
+    assert again.about == {**run.about, "made": made} and again.evaluations == run.evaluations
+    assert made["machine"] and made["seconds"] == pytest.approx(
+        sum(line["time/step"] for line in run.metrics), rel=0.01
+    )
     assert (again.step, again.steps, again.finished) == (run.step, run.steps, True)
     assert seeds.measures(again).keys() == seeds.measures(run).keys()
     assert (cliffs.course(again) is None) == (cliffs.course(run) is None)

@@ -1,31 +1,13 @@
 """Runs of several seeds together: means worked out by hand, intervals over problems and seeds, fair comparisons."""
 
-import copy
-
 import numpy as np
 import pytest
-from run_folder import config, evaluation, metrics, write_run
+from run_folder import answers, config, evaluation, run, write_run
 
 from marl_jax.study import seeds
-from marl_jax.study.intervals import holm, over_seeds
+from marl_jax.study.intervals import over_seeds
 from marl_jax.study.record import read_run
 from marl_jax.study.run_tables import NONE, plain
-
-
-def answers(*values):
-    return [float(value) for value in values]
-
-
-def run(folder, seed, accuracies, cell="voting-isolated-s-math", test=None, val="v", **changes):
-    """A run with {step: per_problem} on val, and (of the base, of the last checkpoint) on test."""
-    about = copy.deepcopy(config(cell, steps=max(accuracies)))
-    about["config"] |= {"seed": seed, **changes}
-    about["digests"]["data val"] = val
-    records = [evaluation(step, np.mean(values), per_problem=values) for step, values in accuracies.items()]
-    for step, mode, values in zip((0, max(accuracies)), ("base", "trained"), test or ()):
-        more = {"split": "test", "mode": mode, "seed": seed, "data": "t", "problems": len(values)}
-        records.append(evaluation(step, np.mean(values), per_problem=values, **more))
-    return read_run(write_run(folder, about=about, lines=[metrics(max(accuracies))], evaluations=records))
 
 
 def compared(cells):
@@ -287,27 +269,3 @@ def test_nothing_is_said_of_one_run_or_none(tmp_path):
 @pytest.mark.parametrize("cell", ["mine", "a-b-c-d", "voting-isolated-s-math", "single-shared-s-math"])
 def test_a_cell_without_another_to_be_compared_with_is_in_no_comparison(tmp_path, cell):
     assert not compared(seeds.by_cell([run(tmp_path / "a", 0, RISE, cell)])).rows
-
-
-def claimed(runs):
-    cells = seeds.by_cell(runs)
-    return seeds.claims(cells, seeds.pairs_of(cells)[0])
-
-
-def test_claims_are_gains_and_contrasts_corrected_for_each_other(tmp_path):
-    rng = np.random.default_rng(0)
-    weak, strong = (lambda: answers(*(rng.random(40) < 0.2))), (lambda: answers(*(rng.random(40) < 0.9)))
-    rising = lambda: {0: weak(), 10: strong(), 20: strong(), 30: strong()}
-    flat = lambda: {0: weak(), 10: weak(), 20: weak(), 30: weak()}
-    runs = [run(tmp_path / f"i{k}", k, rising()) for k in range(3)]
-    runs += [run(tmp_path / f"s{k}", k, flat(), "voting-shared-s-math") for k in range(3)]
-    table = claimed(runs)
-    verdicts = {row[0]: row[1] for row in table.rows}
-    assert verdicts == {
-        "voting-isolated-s-math above its base": "shown",
-        "voting-shared-s-math above its base": "not shown",
-        "voting-isolated-s-math above voting-shared-s-math": "shown",
-    }
-    raw, held = ([float(row[place]) for row in table.rows] for place in (4, 5))
-    assert held == pytest.approx(holm(raw), rel=0.05)
-    assert claimed(runs[:1]).rows == []  # one seed

@@ -1,0 +1,200 @@
+"""The questions of a study: answers known beforehand of made-up runs, and published numbers from the committed files."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_folder import answers, config, metrics, run
+
+from marl_jax.run_folder.folder import FolderError
+from marl_jax.study import findings, findings_text, results
+from marl_jax.study.intervals import holm
+from marl_jax.study.report import write_overview
+
+REPOSITORY = Path(__file__).parents[2]
+PAGE, STUDY = REPOSITORY / "docs/findings.md", REPOSITORY / "results/study"
+
+
+def course(rng, *shares, problems=60):
+    """Evaluations of a run whose accuracy goes along these."""
+    return {10 * k: answers(*(rng.random(problems) < share)) for k, share in enumerate(shares)}
+
+
+ENTROPIES = "role/generator/entropy", "role/aggregator/entropy"
+RISING, FLAT, FALLING = (0.2, 0.9, 0.9, 0.9), (0.2, 0.2, 0.2, 0.2), (0.2, 0.95, 0.3, 0.2, 0.2)
+
+
+def cell(root, name, shares, seeds=3, **more):
+    rng = np.random.default_rng(0)
+    about = {"cell": name.partition("+")[0], **more}
+    return [run(root / name / f"seed-{seed}", seed, course(rng, *shares), **about) for seed in range(seeds)]
+
+
+def learner(**changes):
+    return {"learner": {"updates": "one", "interventions": {"mixing": {"damping": 0.0}}, **changes}}
+
+
+def test_tests_are_gains_and_contrasts_corrected_for_each_other(tmp_path):
+    runs = cell(tmp_path, "voting-isolated-s-math", RISING) + cell(tmp_path, "voting-shared-s-math", FLAT)
+    found, table = findings.answers(runs)
+    assert {row[0]: (row[1], row[2]) for row in table.rows} == {
+        "voting-isolated-s-math over base": ("higher", "1"),
+        "voting-shared-s-math over base": ("not shown", "1"),
+        "voting-isolated-s-math over voting-shared-s-math": ("higher", "2"),
+    }
+    raw, held = ([float(row[place]) for row in table.rows] for place in (6, 7))
+    assert held == pytest.approx(holm(raw), rel=0.05)
+    assert found[1].answer == "Higher: voting-isolated-s-math over voting-shared-s-math."
+    (bar,) = found[1].bars
+    assert bar.value.low < bar.value.mean == pytest.approx(np.mean(bar.runs)) and len(bar.runs) == 3
+
+
+def test_one_seed_shows_nothing_and_a_question_without_runs_says_so(tmp_path):
+    found, table = findings.answers(cell(tmp_path, "voting-isolated-s-math", RISING, seeds=1))
+    assert [row[1] for row in table.rows] == ["not shown"]
+    assert [one.answer == "Not run." for one in found] == [False, True, True, True, True, True, False]
+
+
+def test_the_single_agent_stands_below_the_workflow_and_a_worse_one_is_lower(tmp_path):
+    single = {
+        "workflow": {"name": "single"},
+        "policies": config()["config"]["policies"] | {"map": {"generator": "p0"}},
+    }
+    runs = cell(tmp_path, "single-shared-s-math", RISING, **single) + cell(
+        tmp_path, "voting-shared-s-math", FLAT
+    )
+    rows = {row[0]: row[1] for row in findings.answers(runs)[1].rows}
+    assert rows["voting-shared-s-math over single-shared-s-math"] == "lower"
+
+
+def test_regimes_and_interventions_are_compared_with_the_clean_run(tmp_path):
+    name = "voting-isolated-s-math"
+    runs = (
+        cell(tmp_path, f"{name}+updates", FALLING, **learner(updates="sequences"))
+        + cell(tmp_path, name, (*RISING, 0.9), **learner())
+        + cell(
+            tmp_path,
+            f"{name}+damping",
+            (*RISING, 0.9),
+            **learner(interventions={"mixing": {"damping": 0.3}}),
+        )
+    )
+    rows = {row[0]: row[1:3] for row in findings.answers(runs)[1].rows}
+    assert rows[f"{name}+updates over {name}"] == ("lower", "5")
+    assert rows[f"terminal over peak of {name}+updates"] == ("lower", "5")
+    assert rows[f"{name}+damping over {name}"] == ("not shown", "6")
+    assert f"{name}+updates over base" not in rows
+
+
+@pytest.mark.parametrize(("power", "word"), [(0.5, "independent"), (1.0, "aligned")])
+def test_the_power_of_the_amplification_is_found(tmp_path, power, word):
+    runs, rng = [], np.random.default_rng(1)
+    for agents in (1, 2, 4, 8):
+        for seed in range(3):
+            slots = "gradient/p0/slots/generator"
+            more = {f"{slots}/norm/{slot}": 1.0 for slot in range(agents)} | {"policy/p0/update_norm": 0.1}
+            more[f"{slots}/amplification"] = agents**power * np.exp(rng.normal(0, 0.02))
+            lines = [metrics(step, **more) for step in (10, 20, 30)]
+            place = tmp_path / f"voting-isolated-s-math+votes{agents}" / f"seed-{seed}"
+            settings = {"workflow": {"name": "voting", "settings": {"votes": agents}}}
+            runs.append(run(place, seed, course(rng, *RISING), lines=lines, **settings))
+    found = findings.answers(runs)[0][2]
+    said = re.search(r"power of (\d\.\d+) \((\d\.\d+) – (\d\.\d+)\): the agents are (\w+)", found.answer)
+    assert float(said[2]) <= power <= float(said[3]) and said[4] == word
+    assert "is 1.00 (1.00 – 1.00) times as long" in found.answer
+
+
+def test_the_dominant_role_is_named_and_foretells_where_ranks_agree(tmp_path):
+    runs = []
+    rng = np.random.default_rng(2)
+    for seed in range(12):
+        dominance = 0.5 + 0.03 * seed
+        shares = {"gradient/p0/share/aggregator": dominance, "gradient/p0/share/generator": 1 - dominance}
+        lines = [
+            metrics(step, isolated=False, **shares, **{"gradient/p0/dominance": dominance})
+            for step in (10, 50)
+        ]
+        end = 0.9 - 0.06 * seed
+        name = "voting-shared-s-math"
+        along = course(rng, 0.2, 0.5, 0.9, end, end, end, problems=400)
+        runs.append(run(tmp_path / name / f"seed-{seed}", seed, along, name, lines=lines))
+    found = findings.answers(runs)[0][3]
+    assert "aggregator in voting-shared-s-math" in found.answer
+    (_, count, rho, p) = found.table.rows[-1]
+    assert count == "6" and float(rho) < -0.9 and float(p) < 0.05
+
+
+def test_a_monitor_is_chosen_on_even_seeds_and_tested_on_odd_ones(tmp_path):
+    rng, runs = np.random.default_rng(3), []
+    for seed in range(8):
+        falls = seed % 4 < 2
+        lines = [
+            metrics(step, **dict.fromkeys(ENTROPIES, 0.1 if falls and step > 15 else 1.0))
+            for step in range(1, 41)
+        ]
+        shares = FALLING if falls else (*RISING, 0.9)
+        place = tmp_path / "voting-isolated-s-math" / f"seed-{seed}"
+        runs.append(run(place, seed, course(rng, *shares, problems=200), lines=lines))
+    answer = findings.answers(runs)[0][6].answer
+    assert "4 of 8 runs fell off a cliff" in answer and "'entropy falls to" in answer
+    assert "it fired before 2 of 2 falls, and in 0 of 2 runs" in answer
+    assert float(re.search(r"kept \+(\d+)", answer)[1]) > 40
+
+
+def test_a_page_over_results_shows_the_questions_and_each_run(tmp_path):
+    cell(tmp_path / "runs", "voting-isolated-s-math", RISING)
+    cell(tmp_path / "runs", "voting-shared-s-math", FLAT)
+    results.collect(tmp_path / "runs", tmp_path / "results", unfinished=True)
+    (tmp_path / "results" / "odd.run.json").write_text("{}")
+    page = write_overview(tmp_path / "results", tmp_path / "page").read_text()
+    assert "2. Do isolated policies come further" in page and "odd.run.json" in page
+    assert (tmp_path / "page/voting-shared-s-math/seed-2/report.html").exists()
+
+
+def test_the_numbers_of_a_page_are_made_anew_and_its_words_stay(tmp_path):
+    cell(tmp_path / "runs", "voting-isolated-s-math", RISING)
+    results.collect(tmp_path / "runs", tmp_path / "results", unfinished=True)
+    page = tmp_path / "findings.md"
+    page.write_text(f"Words.\n{findings_text.BEGIN}\nold\n{findings_text.END}\nMore.\n")
+    findings_text.write_findings(tmp_path / "results", page)
+    text = page.read_text()
+    assert text.startswith("Words.\n") and text.endswith("\nMore.\n") and "old" not in text
+    assert "![" in text and (tmp_path / "findings-1.svg").exists()
+    findings_text.write_findings(tmp_path / "results", page)
+    assert page.read_text() == text
+    page.write_text("Words.")
+    with pytest.raises(FolderError, match="lacks the marks"):
+        findings_text.write_findings(tmp_path / "results", page)
+
+
+def published():
+    """{label: points} of the tests on the committed page."""
+    rows = re.findall(
+        r"^\| (\S+ over base) \| [^|]+ \| 1 \| \d+ \| ([-+.\d]+) ", PAGE.read_text(), re.MULTILINE
+    )
+    return {label: float(points) for label, points in rows}
+
+
+def test_published_gains_follow_from_the_committed_files():
+    """From the JSON with nothing of ours: the mean of the last three evaluations less that of the start."""
+    assert published()
+    for label, points in list(published().items())[:3]:
+        gains = []
+        for path in sorted((STUDY / label.split()[0]).glob("seed-*.run.json")):
+            lines = [e for e in json.loads(path.read_text())["evaluations"] if e["split"] == "val"]
+            by_step = {
+                line["step"]: np.mean(line["per_problem"]) for line in lines if line["mode"] == "trained"
+            }
+            ends = [by_step[step] for step in sorted(by_step)[-3:]]
+            gains.append(np.mean(ends) - by_step[0])
+        assert points == pytest.approx(100 * np.mean(gains), abs=0.051)
+
+
+def test_the_committed_page_is_that_of_the_committed_files(tmp_path):
+    page = tmp_path / "findings.md"
+    page.write_text(PAGE.read_text())
+    findings_text.write_findings(STUDY, page)
+    numbers = lambda text: [float(x) for x in re.findall(r"[-+]?\d+\.\d+", text)]
+    assert numbers(page.read_text()) == pytest.approx(numbers(PAGE.read_text()), rel=0.02, abs=0.011)
