@@ -3,8 +3,9 @@
     step      37/200 |#####-------------------------|  18%
     now       sampling 212/512 episodes, 410 calls/s, 3120 tokens/s
     accuracy  57.8% (50.1 .. 65.2) at step 30, base 42.1%, best 58.3% at step 20
+    curve     ▁▅█▇ 42.1% .. 58.3%
     reward    0.55   generator 0.52   aggregator 0.61
-    time      8.2 s a step, about 22 min left, 3,054 tokens/s
+    time      8.2 s a step, 61% of it learn, about 22 min left, 3,054 tokens/s
     alarms    one choice (aggregator) since step 31
 
 What lasts (evaluations, alarms as they begin, notes) scrolls away above those lines. The cursor always rests at the
@@ -33,6 +34,8 @@ BAR = 30
 REDRAW_S = 0.1  # on a terminal
 LINE_S = 10.0  # between plain lines of steps
 ROLLOUT_LINE_S = 60.0  # of silence, before a plain line tells how far a rollout is
+CURVE = "▁▂▃▄▅▆▇█"  # from the lowest to the highest of the last EVALUATIONS
+EVALUATIONS = 24
 RECENT = 20  # steps whose lower quartile gives the time left
 
 
@@ -177,6 +180,8 @@ class Live:
             if best.get("step") != step:
                 parts += [f"best {share(best['accuracy'])} at step {best.get('step')}"]
             lines += ["accuracy  " + ", ".join(parts)]
+            if curve := self._curve([record["accuracy"] for record in known][-EVALUATIONS:]):
+                lines += [f"curve     {curve}"]
         if self._metrics:
             lines += [f"reward    {self._rewards('   ')}", f"time      {self._pace()}"]
         if self._holding:
@@ -190,15 +195,43 @@ class Live:
         ]
         return separator.join([_number(self._metrics.get("reward")), *roles])
 
+    def _curve(self, values: Sequence[float]) -> str:
+        """Of two evaluations or more, with its ends; nothing where the stream has no such letters."""
+        try:
+            CURVE.encode(getattr(self._stream, "encoding", None) or "utf-8")
+        except UnicodeEncodeError:
+            return ""
+        if len(values) < 2:
+            return ""
+        low, high = min(values), max(values)
+        places = [
+            round((value - low) / (high - low) * (len(CURVE) - 1)) if high > low else 0 for value in values
+        ]
+        return f"{''.join(CURVE[place] for place in places)} {share(low)} .. {share(high)}"
+
     def _pace(self) -> str:
         parts = []
         if measured := self._durations[1:][-RECENT:] or list(filter(None, self._durations)):
             one = quartile(measured)
             parts += [f"{_duration(one)} a step"]
+            if slow := self._slowest():
+                parts += [slow]
             if self._step < self._steps:
                 parts += [f"about {_duration(one * (self._steps - self._step))} left"]
         rate = self._metrics.get("time/tokens_per_second")
         return ", ".join([*parts, *([f"{rate:,.0f} tokens/s"] if rate is not None else [])])
+
+    def _slowest(self) -> str:
+        """What took most of the last step."""
+        apart = {
+            key.removeprefix("time/"): value
+            for key, value in self._metrics.items()
+            if key.startswith("time/")
+            and key not in ("time/step", "time/wall", "time/tokens_per_second")
+            and value
+        }
+        name = max(apart, key=lambda part: apart[part], default="")
+        return f"{apart[name] / sum(apart.values()):.0%} of it {name}" if len(apart) > 1 else ""
 
     # ---------------------------------------------------------------- where it is shown
 

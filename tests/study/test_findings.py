@@ -1,4 +1,4 @@
-"""The questions of a study: answers known beforehand of made-up runs, and published numbers from the committed files."""
+"""The questions of a study: answers of made-up runs, known beforehand, and the numbers of the committed page."""
 
 import json
 import re

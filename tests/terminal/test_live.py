@@ -115,6 +115,7 @@ def test_a_terminal_shows_where_the_run_is(monkeypatch):
         "step      50/200 |#######-----------------------|  25%",
         "now       sampling 212/512 episodes, 133 calls/s, 3000 tokens/s",
         "accuracy  58.0% (53.0 .. 65.0) at step 50, base 42.0%, best 60.0% at step 40",
+        "curve     ▁█▇ 42.0% .. 60.0%",
         "reward    0.55   generator 0.52   aggregator 0.61",
         "time      8.0 s a step, about 20 min left, 3,054 tokens/s",
     ]
@@ -165,12 +166,13 @@ def test_a_resumed_run_shows_what_it_had_reached():
     view = Live(100, ROLES, stream, Clock())
     view.resumed(90, metrics(0.5), [evaluation(0, 0.42), evaluation(40, 0.6), evaluation(80, 0.58)])
     assert stream.screen()[:1] == ["resumed after step 90"]
-    assert [line.rstrip() for line in stream.screen()[1:4]] == [
+    assert [line.rstrip() for line in stream.screen()[1:5]] == [
         "step      90/100 |###########################---|  90%",
         "now",
         "accuracy  58.0% (53.0 .. 65.0) at step 80, base 42.0%, best 60.0% at step 40",
+        "curve     ▁█▇ 42.0% .. 60.0%",
     ]
-    assert stream.screen()[4].startswith("reward    0.50")
+    assert stream.screen()[5].startswith("reward    0.50")
 
 
 def test_dispatches_redraw_ten_times_a_second_at_most_and_always_at_the_end():
@@ -349,6 +351,19 @@ def test_a_stream_of_few_letters_gets_what_it_can_hold():
     view = Live(3, ("оценщик",), io.TextIOWrapper(raw, encoding="ascii"), Clock())
     view.step(1, {"reward/оценщик": 0.5})
     assert b"??????? 0.50" in raw.getvalue()
+    assert (
+        view._curve([0.1, 0.9]) == ""
+        and Live(3, ROLES, Terminal(), Clock())._curve([0.1, 0.9]) == "▁█ 10.0% .. 90.0%"
+    )
+
+
+def test_what_takes_most_of_a_step_is_named():
+    stream = Terminal()
+    clock = Clock()
+    view = Live(100, ROLES, stream, clock)
+    clock.now += 8
+    view.step(1, metrics(**{"time/rollout": 3.0, "time/learn": 5.0, "time/other": 0.0, "time/step": 8.0}))
+    assert "s a step, 62% of it learn" in stream.screen()[-1]
 
 
 @pytest.mark.parametrize(
