@@ -75,7 +75,8 @@ def bars(finding: Finding, path: Path) -> None:
             axes.plot(bar.value.mean, place, "o", color=INK, markersize=5)
             axes.plot(bar.runs, [place] * len(bar.runs), "o", color=COLOURS[0], markersize=3, alpha=0.7)
         axes.axvline(finding.level, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=0)
-        axes.set_yticks(range(len(finding.bars)), [_printable(bar.label) for bar in finding.bars], fontsize=7)
+        names = [_printable(f"{bar.label}   {bar.verdict}".strip()) for bar in finding.bars]
+        axes.set_yticks(range(len(names)), names, fontsize=7)
         axes.set_ylim(len(finding.bars) - 0.5, -0.5)
         axes.set_xlabel(f"{finding.unit}; lines are 95% intervals, dots are runs", fontsize=7, color=MUTED)
         image = io.BytesIO()

@@ -31,6 +31,7 @@ class Bar(NamedTuple):
     label: str
     value: Interval
     runs: Sequence[float]
+    verdict: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +51,10 @@ class Finding:
         """The least and the greatest of all that is drawn."""
         values = [x for bar in self.bars for x in (*bar.runs, *bar.value) if math.isfinite(x)]
         return min([*values, self.level]), max([*values, self.level])
+
+    def number(self, value: float) -> str:
+        """As it is shown."""
+        return f"{value:+.1f}" if self.unit == "points" else f"{value:.2f}"
 
     def place(self, value: float) -> float:
         """Of a value between the ends, as a share; what lies beyond them is at an end."""
@@ -110,6 +115,8 @@ QUESTIONS = {
         "An order of the interventions that changes with other seeds or in another cell.",
     ),
 }
+VERDICTS = ("higher", "lower", "not shown")
+NAMED = 3  # differences of one verdict; of more the number is given
 OTHER = 0  # differences in one thing that no question asks for
 
 
@@ -160,11 +167,14 @@ def _compared(number: int, judged: Sequence[Judged]) -> Finding:
         return Finding(question, NOT_RUN, doubt)
     if number == 6:
         mine.sort(key=lambda one: -one.test.gaps.mean())
-    labels = {
-        v: [one.test.label for one in mine if one.verdict == v] for v in ("higher", "lower", "not shown")
-    }
-    said = [f"{verdict}: {'; '.join(some)}" for verdict, some in labels.items() if some]
-    return Finding(question, ". ".join(map(_upper, said)) + ".", doubt, [one.test.bar for one in mine])
+    verdicts = {v: [one.test.label for one in mine if one.verdict == v] for v in VERDICTS}
+    said = [
+        f"{verdict} in {len(some)} of {len(mine)}" + (f" ({'; '.join(some)})" if len(some) <= NAMED else "")
+        for verdict, some in verdicts.items()
+        if some
+    ]
+    bars = [one.test.bar._replace(verdict=one.verdict) for one in mine]
+    return Finding(question, _upper(", ".join(said)) + ".", doubt, bars)
 
 
 def _table(judged: Sequence[Judged]) -> Table:

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,11 +106,17 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
     labels = [f"{cell.name} ({more})" if more else cell.name for cell, more in zip(cells, details)]
     common = collections.Counter(labels)
     root = os.path.commonpath([run.folder.parent for run in runs]) if runs else ""
-    places = [os.path.relpath(cell.runs[0].folder, root) for cell in cells]
+    places = [os.path.relpath(_place(cell), root).removeprefix(cell.name) for cell in cells]
     return [
-        dataclasses.replace(cell, label=label if common[label] == 1 else f"{label} ({place})")
+        dataclasses.replace(cell, label=f"{label} ({place})" if common[label] > 1 and place else label)
         for cell, label, place in zip(cells, labels, places)
     ]
+
+
+def _place(cell: Cell) -> Path:
+    """The folder of its runs, of a matrix; else that of its first run."""
+    folder = cell.runs[0].folder
+    return folder.parent if folder.name.startswith("seed-") else folder
 
 
 # ---------------------------------------------------------------- what a run answered

@@ -46,7 +46,7 @@ def test_tests_are_gains_and_contrasts_corrected_for_each_other(tmp_path):
     }
     raw, held = ([float(row[place]) for row in table.rows] for place in (6, 7))
     assert held == pytest.approx(holm(raw), rel=0.05)
-    assert found[1].answer == "Higher: voting-isolated-s-math over voting-shared-s-math."
+    assert found[1].answer == "Higher in 1 of 1 (voting-isolated-s-math over voting-shared-s-math)."
     (bar,) = found[1].bars
     assert bar.value.low < bar.value.mean == pytest.approx(np.mean(bar.runs)) and len(bar.runs) == 3
 

@@ -178,7 +178,7 @@ def test_two_matrices_are_told_apart_and_what_differs_in_several_things_stands_l
     ]
     *planned, first, last = compared(seeds.by_cell(runs)).rows
     isolated, shared = (
-        [f"voting-{cell}-s-math ({place}/{cell}/seed-0)" for place in ("low", "high")]
+        [f"voting-{cell}-s-math ({place}/{cell})" for place in ("low", "high")]
         for cell in ("isolated", "shared")
     )
     assert [row[:3] for row in planned] == [
