@@ -26,6 +26,7 @@ READY := $(VENV)/.ready-$(VERSION)
 PARITY := $(VENV)/.parity-$(VERSION)
 DOCS := $(VENV)/.docs-$(VERSION)
 PAGE := $(VENV)/.page-$(VERSION)
+RAY := $(VENV)/.ray-$(VERSION)
 
 .PHONY: demo test core parity campaign docs package page page-test lint format clean
 
@@ -48,7 +49,7 @@ parity: $(PARITY)
 
 # The long versions; engines, rollouts and runs as users compile them; and sums in the order of x86 processors with
 # narrower vectors. What is printed is kept beside its commit.
-campaign: $(READY)
+campaign: $(READY) $(RAY)
 	@mkdir -p .cache
 	{ $(BIN)/python -m pytest -v -m campaign --durations=20 && \
 	  $(BIN)/python -m pytest -m "not campaign and not parity and not browser" tests/sampling tests/rollouts tests/runs && \
@@ -101,6 +102,10 @@ $(DOCS): $(READY)
 
 $(PAGE): $(READY)
 	$(BIN)/python -m pip install --quiet --no-compile $(CONSTRAINTS) -e '.[dev,page]'
+	@touch $@
+
+$(RAY): $(READY)
+	$(BIN)/python -m pip install --quiet --no-compile $(CONSTRAINTS) -e '.[dev,ray]'
 	@touch $@
 
 clean:

@@ -2,13 +2,13 @@
 
     python -m benchmarks.compiled [--cells=CELL,CELL] [--rounds=8] [--steps=24] [--config.FIELD=VALUE ...]
 
-Runs of `experiments.train` from a fresh folder, each in a process of its own, the roads in turn. A step is `time/step`
-of metrics.jsonl, from the problems to the table, the report and the new weights. The first half of a run's steps is left
-out on both roads, since the hosted one meets new shapes, and compiles them, up to about its tenth step. So a ratio is
-that of runs that have settled: the hosted road's time over the compiled one's, the median over rounds. What the first
-half takes in the first run of each road, with nothing compiled before, is `hosted_first` and `compiled_first`. `cold` is
-the first step of the first run on the compiled road; `cached` that of its second run, which finds the programs of the
-first. Prints one JSON object on the last line.
+Runs of `experiments.train` from a fresh folder, each in a process of its own, the roads in turn. A step is
+`time/step` of metrics.jsonl, from the problems to the table, the report and the new weights. The first half of a
+run's steps is left out on both roads, since the hosted one meets new shapes, and compiles them, up to about its tenth
+step. So a ratio is that of runs that have settled: the hosted road's time over the compiled one's, the median over
+rounds. What the first half takes in the first run of each road, with nothing compiled before, is `hosted_first` and
+`compiled_first`. `cold` is the first step of the first run on the compiled road; `cached` that of its second run,
+which finds the programs of the first. Prints one JSON object on the last line.
 """
 
 import json

@@ -4,7 +4,8 @@
     python -m experiments.matrix --config=configs/micro.py --root=runs/study --cells='*-xs-math' --seeds=3
 
 The runs are ROOT/CELL/seed-N, one after another; the same command goes on where it was stopped, and several of it on
-one disk share the work. Fields that are set, such as --config.steps=50, hold for every cell.
+one disk share the work. Fields that are set, such as --config.steps=50, hold for every cell. On a cluster
+(docs/hosts.md#slurm-and-ray): --launcher=submitit or --launcher=ray.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from absl import flags
 
 from marl_jax.commands import cli, run_matrix
 from marl_jax.config.run_config import ConfigError, split_argv
+from marl_jax.study.launchers import LAUNCHERS
 from marl_jax.study.matrix import make_jobs
 
 FLAGS = flags.FLAGS
@@ -28,6 +30,14 @@ flags.DEFINE_integer(
     1,
     "episodes of every test problem, of base, best and final policies; 0: none",
     lower_bound=0,
+)
+flags.DEFINE_enum(
+    "launcher", "local", LAUNCHERS, "who runs them: this machine, SLURM by submitit, or a Ray cluster"
+)
+flags.DEFINE_list(
+    "launcher_options",
+    [],
+    "NAME=VALUE of the launcher, such as slurm_partition=gpu,gpus_per_node=1 or num_gpus=1",
 )
 flags.DEFINE_bool("dry_run", False, "only say what there is to do")
 cli.define_accept_changes()
@@ -48,7 +58,7 @@ def main(cells: Cells | None, _: list[str]) -> int:
     root = run_matrix.checked_root(FLAGS.root)
     jobs = make_jobs(spec, texts, root, FLAGS.cells, FLAGS.seeds, FLAGS.accept_changes)
     if not FLAGS.dry_run:
-        return run_matrix.run_matrix(jobs, root, FLAGS.test_samples)
+        return run_matrix.run_matrix(jobs, root, FLAGS.test_samples, FLAGS.launcher, FLAGS.launcher_options)
     print(run_matrix.overview(jobs, root))
     return 0
 

@@ -13,6 +13,7 @@ from marl_jax.planning.plan import PlanError, find_model, make_plan
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.study import matrix, record, run_tables, seeds
+from marl_jax.study.launchers import LauncherError, launch
 from marl_jax.study.matrix import Job, State
 from marl_jax.study.run_tables import Table
 from marl_jax.terminal.page import duration
@@ -32,16 +33,30 @@ def checked_root(root: str | os.PathLike[str]) -> Path:
     return path
 
 
-def run_matrix(jobs: Sequence[Job], root: Path, test_samples: int) -> int:
-    """Do what is left of the jobs and show what came of them; the exit code."""
+def run_matrix(
+    jobs: Sequence[Job], root: Path, test_samples: int, launcher: str = "local", options: Sequence[str] = ()
+) -> int:
+    """Do what is left of the jobs, here or by a launcher, and show what came of them; the exit code."""
+    say = lambda text: print(text, file=sys.stderr, flush=True)
     matrix.check(jobs)
-    trouble = matrix.work(jobs, test_samples, lambda text: print(text, file=sys.stderr, flush=True))
+    if launcher == "local":
+        trouble = matrix.work(jobs, test_samples, say)
+    else:
+        trouble = launch(launcher, jobs, test_samples, root / "launcher", say, _options(options))
     if trouble is None:
         return 0  # asked to stop
     show_results(jobs, root)
     for text in trouble:
         print(text, file=sys.stderr)
     return 1 if trouble else 0
+
+
+def _options(texts: Sequence[str]) -> dict[str, int | str]:
+    """Of NAME=VALUE, a number where it is one."""
+    pairs = [text.partition("=") for text in texts]
+    if wrong := [text for text, (name, sign, _) in zip(texts, pairs) if not (name and sign)]:
+        raise LauncherError(f"--launcher_options has {wrong[0]!r}: give NAME=VALUE, with commas between")
+    return {name: int(value) if value.isdigit() else value for name, _, value in pairs}
 
 
 def show_results(jobs: Sequence[Job], root: Path) -> None:

@@ -22,7 +22,7 @@ from marl_jax.run_folder.folder import FolderError, lock
 from marl_jax.run_folder.metrics import read_lines, recorded
 from marl_jax.runs.stopping import Stop
 
-__all__ = ["Job", "Kind", "State", "check", "make_jobs", "state", "work"]
+__all__ = ["Job", "Kind", "State", "check", "end_running", "make_jobs", "state", "work"]
 
 Texts = Sequence[tuple[str, str | None]]
 
@@ -291,10 +291,21 @@ def _taken(job: Job) -> Iterator[bool]:
         yield owner is None
 
 
+_running: list[subprocess.Popen[bytes]] = []  # the one under way
+
+
+def end_running() -> None:
+    """Ask the process under way to stop, and wait until it has saved: from a handler of signals, too."""
+    for child in _running:
+        child.terminate()
+        child.wait()
+
+
 def _run(command: Sequence[str], stop: Stop) -> int:
     """A module in a process of its own, which is asked to stop when this one is; its exit code."""
     # In a group of its own, so that Ctrl-C comes to it once, from here: a second one would end it at once.
     child = subprocess.Popen([sys.executable, "-m", *command], process_group=0)
+    _running[:] = [child]
     try:
         while True:
             try:

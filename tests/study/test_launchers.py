@@ -1,0 +1,170 @@
+"""Jobs of a matrix on a cluster: what is submitted again and what is not; submitit and Ray on this machine."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from marl_jax.commands import run_matrix
+from marl_jax.run_folder.metrics import read_lines
+from marl_jax.study import launchers, matrix
+from marl_jax.study.launchers import LauncherError, Work, launch
+from marl_jax.study.matrix import Kind, State, make_jobs
+
+SMALL = (
+    ("data.problems", "4"),
+    ("rollout.samples", "2"),
+    ("evaluation.every", "0"),
+    ("checkpoints.best", "false"),
+    ("logging.tensorboard", "false"),
+)
+
+
+def jobs_of(root, steps, cells="single-shared-xs-math", seeds=1, texts=SMALL):
+    return make_jobs("configs/micro.py", (*texts, ("steps", str(steps))), root, cells, seeds)
+
+
+class Node:
+    """A handle that has ended; it left the run at a step, or raised."""
+
+    def __init__(self, returns):
+        self.returns, self.cancelled = returns, False
+
+    def done(self):
+        return self.returns != "busy"
+
+    def result(self):
+        if isinstance(self.returns, Exception):
+            raise self.returns
+        return self.returns
+
+    def cancel(self):
+        self.cancelled = True
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """{name: states after each submission}, and what each submission returns; the names that were submitted."""
+    submitted, steps = [], {}
+
+    def begin(courses):
+        def submit(works):
+            submitted.append([work.job.name for work in works])
+            handles = []
+            for work in works:
+                state, returns = courses[work.job.name].pop(0)
+                steps[work.job.name] = state
+                handles.append(Node(returns))
+            return handles
+
+        def states(job):  # before its submission a job is where the last one left it
+            return steps.get(job.name, State(Kind.NEW))
+
+        monkeypatch.setattr(launchers, "_submitit", lambda folder, options: submit)
+        monkeypatch.setattr(launchers, "POLL_S", 0.0)
+        monkeypatch.setattr(matrix, "state", states)
+        return submitted
+
+    return begin
+
+
+def test_a_job_that_was_stopped_is_submitted_again_as_long_as_it_gets_further(tmp_path, cluster):
+    one, other, third = jobs_of(tmp_path, 9, seeds=3)
+    told = []
+    submitted = cluster(
+        {
+            one.name: [
+                (State(Kind.BEGUN, 3), None),
+                (State(Kind.BEGUN, 6), OSError("lost")),
+                (State(Kind.DONE, 9), []),
+            ],
+            other.name: [(State(Kind.DONE, 9), ["the evaluation ended with exit code 1"])],
+            third.name: [(State(Kind.NEW), RuntimeError("no such partition"))],
+        }
+    )
+    trouble = launch("submitit", [one, other, third], 1, tmp_path, told.append, {})
+    assert submitted[0] == [one.name, other.name, third.name]
+    assert trouble[0] == "the evaluation ended with exit code 1" and "no such partition" in trouble[1]
+    assert any("step 3" in line for line in told) and any("done" in line for line in told)
+
+
+def test_a_launcher_that_is_not_installed_names_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(LauncherError, match=r"pip install 'marl_jax\[ray\]'"):
+        launch("ray", jobs_of(tmp_path, 2), 0, tmp_path, print, {})
+
+
+def test_a_cluster_that_refuses_is_told_in_one_line(tmp_path, monkeypatch):
+    def refuse(works):
+        raise RuntimeError("sbatch: error: invalid partition specified: none")
+
+    monkeypatch.setattr(launchers, "_submitit", lambda folder, options: refuse)
+    with pytest.raises(LauncherError, match="submitit took no job: sbatch: error: invalid partition"):
+        launch("submitit", jobs_of(tmp_path, 2), 0, tmp_path, print, {})
+
+
+def test_options_are_numbers_where_they_are_and_refused_without_a_value():
+    assert run_matrix._options(["cluster=local", "gpus_per_node=2"]) == {
+        "cluster": "local",
+        "gpus_per_node": 2,
+    }
+    with pytest.raises(LauncherError, match="give NAME=VALUE"):
+        run_matrix._options(["fast"])
+
+
+def test_a_run_needs_the_memory_of_its_plan(tmp_path):
+    (job,) = jobs_of(tmp_path, 2)
+    (larger,) = jobs_of(tmp_path, 2, "single-shared-m-math")
+    assert 0 < launchers.resources(job)["memory"] < launchers.resources(larger)["memory"]
+    assert launchers.resources(job)["devices"] == 1
+
+
+def test_submitit_plays_a_job_in_a_process_of_its_own(tmp_path):
+    jobs = jobs_of(tmp_path / "runs", 2)
+    options = {"cluster": "local", "timeout_min": 10}
+    assert launch("submitit", jobs, 0, tmp_path / "logs", lambda text: None, options) == []
+    assert matrix.state(jobs[0]).kind is Kind.DONE
+    assert any("step 2/2" in path.read_text() for path in (tmp_path / "logs").glob("*.err"))
+
+
+@pytest.mark.campaign
+def test_a_preempted_job_saves_is_taken_up_again_and_ends_as_one_that_was_not(tmp_path):
+    """submitit sends USR2 to a job whose node is wanted back; the run goes on from its last step."""
+    import submitit
+
+    (job,), (whole,) = (jobs_of(tmp_path / name, 40) for name in ("preempted", "whole"))
+    executor = submitit.AutoExecutor(folder=tmp_path / "logs", cluster="local")
+    executor.update_parameters(timeout_min=30)
+    handle = executor.submit(Work(job, 0))
+    _reach(job, 3)
+    handle._interrupt()
+    assert handle.result() == [] and matrix.state(job).kind is Kind.DONE
+    assert "Calling checkpoint method" in "".join(p.read_text() for p in (tmp_path / "logs").glob("*_log.*"))
+    assert Work(whole, 0)() == []
+    assert _numbers(job) == _numbers(whole)
+
+
+@pytest.mark.campaign
+def test_ray_plays_jobs_on_a_cluster_of_this_machine(tmp_path):
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        jobs = jobs_of(tmp_path / "runs", 2, seeds=2)
+        assert launch("ray", jobs, 0, tmp_path / "logs", lambda text: None, {}) == []
+        assert [matrix.state(job).kind for job in jobs] == [Kind.DONE, Kind.DONE]
+    finally:
+        ray.shutdown()
+
+
+def _reach(job, step):
+    for _ in range(3000):
+        if len(read_lines(Path(job.folder) / "metrics.jsonl")) >= step:
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"{job.name} did not reach step {step}")
+
+
+def _numbers(job):
+    lines = read_lines(Path(job.folder) / "metrics.jsonl")
+    return [{key: value for key, value in line.items() if not key.startswith("time/")} for line in lines]
