@@ -1,12 +1,14 @@
 """Jobs of a matrix on a cluster: what is submitted again and what is not; submitit and Ray on this machine."""
 
+import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
 from marl_jax.commands import run_matrix
-from marl_jax.run_folder.metrics import read_lines
+from marl_jax.run_folder.metrics import read_lines, recorded
 from marl_jax.study import launchers, matrix
 from marl_jax.study.launchers import LauncherError, Work, launch
 from marl_jax.study.matrix import Kind, State, make_jobs
@@ -137,7 +139,9 @@ def test_a_preempted_job_saves_is_taken_up_again_and_ends_as_one_that_was_not(tm
     executor.update_parameters(timeout_min=30)
     handle = executor.submit(Work(job, 0))
     _reach(job, 3)
-    handle._interrupt()
+    controller = handle._process.pid  # SLURM signals the job itself; here it is the controller's child
+    for task in Path(f"/proc/{controller}/task/{controller}/children").read_text().split():
+        os.kill(int(task), signal.SIGUSR2)
     assert handle.result() == [] and matrix.state(job).kind is Kind.DONE
     assert "Calling checkpoint method" in "".join(p.read_text() for p in (tmp_path / "logs").glob("*_log.*"))
     assert Work(whole, 0)() == []
@@ -159,7 +163,7 @@ def test_ray_plays_jobs_on_a_cluster_of_this_machine(tmp_path):
 
 def _reach(job, step):
     for _ in range(3000):
-        if len(read_lines(Path(job.folder) / "metrics.jsonl")) >= step:
+        if recorded(Path(job.folder) / "metrics.jsonl") >= step:
             return
         time.sleep(0.1)
     raise TimeoutError(f"{job.name} did not reach step {step}")
