@@ -40,6 +40,10 @@ def run_matrix(
     say = lambda text: print(text, file=sys.stderr, flush=True)
     matrix.check(jobs)
     if launcher == "local":
+        if options:
+            raise LauncherError(
+                "--launcher_options are of --launcher=submitit or ray: name one, or leave them out"
+            )
         trouble = matrix.work(jobs, test_samples, say)
     else:
         trouble = launch(launcher, jobs, test_samples, root / "launcher", say, _options(options))
