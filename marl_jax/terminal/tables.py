@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Record", "aligned", "filled", "share", "table"]
+__all__ = ["Record", "aligned", "filled", "printable", "share", "table"]
 
 Record = Mapping[str, Any]
 WIDTH, GAP = 80, 2  # of a terminal, and between columns
@@ -109,6 +109,11 @@ def aligned(rows: Sequence[Sequence[str]], left: int, width: int = WIDTH) -> str
             _block([columns[i] for i in names], [widths[i] for i in names], sum(i < left for i in names))
         )
     return "\n\n".join(blocks)
+
+
+def printable(text: str) -> str:
+    """One line, and nothing that a terminal obeys."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def filled(text: str, **options: Any) -> str:
