@@ -16,16 +16,16 @@ __all__ = ["rehearse"]
 WIDTH, LANES = 80, 32
 
 
-def rehearse(config: RunConfig, problems: int, samples: int = 1, split: str = "train") -> Iterator[str]:
-    """Play `samples` episodes of the first problems of a split, untrained; a text for each episode, then the sum."""
+def rehearse(config: RunConfig, problems: int, samples: int) -> Iterator[str]:
+    """Play `samples` episodes of the first problems of train, untrained; a text for each episode, then the sum."""
     if problems_left := left_open(config):
         raise ConfigError(problems_left)
     few = dataclasses.replace(config.engine, lanes=min(config.engine.lanes or LANES, LANES))
     config = on_one_device(dataclasses.replace(config, engine=few))
-    named = load_named(config, [split])
+    named = load_named(config, ["train"])
     if warning := warning_of(config, named.parts.prompts):
         yield warning + "\n"
-    parts, tasks = named.parts, list(named.splits[split][:problems])
+    parts, tasks = named.parts, list(named.splits["train"][:problems])
     shapes = planned_engine(config, parts, training=False)
     # Its shapes need not be measured: no other engine has to give the same bits.
     service = make_service(config, parts, parts.start(config.seed), shapes, measured=True)

@@ -24,7 +24,7 @@ from marl_jax.packaged import located
 from marl_jax.planning import costs, memory
 from marl_jax.planning.costs import Model
 from marl_jax.planning.devices import Device
-from marl_jax.planning.dry_run import Assumptions, Demand, PlanError, assume, dry_run, play
+from marl_jax.planning.dry_run import Assumptions, Demand, PlanError, dry_run, play
 from marl_jax.planning.memory import Part, Phase
 from marl_jax.planning.workload import Shape, batches_of
 from marl_jax.policies import decode_groups
@@ -112,7 +112,9 @@ class Plan:
 def demand_of(config: RunConfig, completion: float = 0.5, **answers: dict[str, float]) -> Demand:
     """What the run asks of its engines; `answers` are those that roles are assumed to give (see `Assumptions`)."""
     workflow = find(config.workflow.name).bind(**config.workflow.settings)
-    assumptions = dataclasses.replace(assume(config, completion), answers=answers)
+    assumptions = Assumptions(completion, answers=answers)
+    if config.workflow.prompts == "micro":  # its tokenizer spells out most words
+        assumptions = dataclasses.replace(assumptions, question=32, characters=1.25)
     return dry_run(config, workflow, words(config), assumptions)
 
 

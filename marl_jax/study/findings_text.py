@@ -17,7 +17,7 @@ from marl_jax.study.findings import Finding
 from marl_jax.study.record import Run
 from marl_jax.study.run_tables import Table, in_one_line
 
-__all__ = ["write_findings"]
+__all__ = ["markdown", "write_findings"]
 
 BEGIN, END = "<!-- made by make page -->", "<!-- end -->"
 PARTS = "configs/findings.py"  # what was meant to be run
