@@ -7,7 +7,7 @@ from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.planning.walks import left_open
 from marl_jax.pretraining.taught import warning_of
 from marl_jax.rewards.grading import RIGHT, Grader, grade
-from marl_jax.rollouts import Chat, prompts_of, transcript
+from marl_jax.rollouts import prompts_of, transcript
 from marl_jax.runs.play import EVALUATION_NOISE, load_named, make_service, planned_engine, player_of
 from marl_jax.runs.stored import on_one_device
 
@@ -34,7 +34,7 @@ def rehearse(config: RunConfig, problems: int, samples: int) -> Iterator[str]:
     table = player.play(
         tasks, samples=samples, step=EVALUATION_NOISE, seed=config.seed, finished=grader.start
     )
-    decode, episodes = Chat(parts.tokenizer).decode, grade(table, grader).episodes()
+    decode, episodes = parts.decoders, grade(table, grader).episodes()
     for one in episodes:
         verdict = "right" if one.outcome >= RIGHT else "wrong"
         wanted = f" (wanted: {one.task.gold!r})" if one.task.gold else ""

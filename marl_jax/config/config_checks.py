@@ -5,7 +5,7 @@ Every check runs whatever the others found, so that a command line is put right 
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from marl_jax import fields, table
@@ -183,14 +183,38 @@ def _policies(config: RunFields) -> Problems:
         yield "policies.frozen_roles names every role: nothing is left to train"
     if not policies.base:
         yield "policies.base is empty: give the directory of the model to start from"
-    for where, names in (
+    for where, given in (
         ("policies.bases", policies.bases),
+        ("policies.trains", policies.trains),
         ("learner.learning_rates", config.learner.learning_rates),
     ):
-        for name in sorted(set(names) - set(known)):
+        yield from _strangers(where, given, policies.map)
+    for where, names in (
+        ("policies.trains", policies.trains),
+        ("learner.learning_rates", config.learner.learning_rates),
+    ):
+        for name in sorted({*names} & {*known} - {*trained}):
+            yield f"{where} names '{name}', which is frozen: leave it out"
+
+
+def _strangers(where: str, given: Mapping[str, Any], policy_map: Mapping[str, str]) -> Problems:
+    """Names that are no policies, where something is given by policy; of roles it is told who answers for them."""
+    known, asked = policy_names(policy_map), dict[str, dict[str, Any]]()
+    for name in sorted({*given} - {*known}):
+        policies = {policy for key, policy in policy_map.items() if name in (key, key.split("/")[0])}
+        if len(policies) == 1:
+            asked.setdefault(policies.pop(), {})[name] = given[name]
+        else:
             yield f"{where} names '{name}', which is no policy of policies.map{fields.nearest(name, known)}"
-    for name in sorted({*config.learner.learning_rates} & {*known} - {*trained}):
-        yield f"learner.learning_rates names '{name}', which is frozen: leave it out"
+    for policy, roles in asked.items():
+        named = " and ".join(f"'{role}'" for role in roles)
+        if len({*map(str, roles.values())}) > 1:
+            yield (
+                f"{where} gives {named} different values, and policies.map has them share the policy '{policy}', which "
+                f"has one: give {where}.{policy}, or each role a policy of its own"
+            )
+        else:
+            yield f"{where} names {named}, no policy but of the policy '{policy}': give {where}.{policy}"
 
 
 def _interventions(config: RunFields) -> Problems:

@@ -56,9 +56,12 @@ class PoliciesConfig:
     map: Mapping[str, str] = dataclasses.field(default_factory=dict)  # role or role/slot -> policy
     frozen_roles: tuple[str, ...] = ()  # a policy of frozen roles alone is served, not trained
     base: str = ""  # directory of the model that policies start from
-    bases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of those that start elsewhere
+    # Policy -> directory, of those that start elsewhere: other weights, another shape, another tokenizer.
+    bases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dtype: Literal["float32", "bfloat16"] | None = None  # None: as the base is stored
     train: Literal["full", "lora"] = "full"  # all weights, or adapters on a frozen base
+    # Policy -> full or lora, of those that are trained otherwise.
+    trains: Mapping[str, Literal["full", "lora"]] = dataclasses.field(default_factory=dict)
     lora_rank: Count = 64  # of the adapters
     lora_alpha: Positive = 32.0  # their scale is alpha / rank
     remat: Literal["none", "layer", "dots"] = "none"  # what the backward pass computes again to save memory

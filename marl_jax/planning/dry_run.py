@@ -146,7 +146,7 @@ def play(
     tasks: Sequence[Task],
     prompts: Any,
     policy_map: Mapping[str, str],
-    tokenizer: Any,
+    tokenizer: Any | Mapping[str, Any],
     say: Say,
     **options: Any,  # of `rollout`
 ) -> list[Asked]:

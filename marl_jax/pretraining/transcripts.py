@@ -124,7 +124,7 @@ def play(
     number: int = 0,
 ) -> Episode:
     """One episode of the workflow with scripted roles."""
-    running = Running(task, number, (number,), flow, prompts, chat, Limits())
+    running = Running(task, number, (number,), flow, prompts, lambda role, slot: chat, Limits())
     while batch := running.advance():
         for position, item in enumerate(batch):
             if isinstance(item, Ask):

@@ -18,12 +18,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from marl_jax import fields
 from marl_jax.alarms.watch import judge
 from marl_jax.compiled import NoArrayForm
 from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.config.run_fields import TRACKERS
-from marl_jax.learning import Qwen3
 from marl_jax.planning import devices, plan
 from marl_jax.planning.measured import Pace
 from marl_jax.planning.walks import left_open
@@ -47,7 +45,7 @@ from marl_jax.runs.divergence import refuse_the_same
 from marl_jax.runs.hosted import Hosted
 from marl_jax.runs.in_arrays import Compiled
 from marl_jax.runs.measures import Clock
-from marl_jax.runs.parts import Parts, model_config, shared_problems
+from marl_jax.runs.parts import Parts, model_configs, shared_problems
 from marl_jax.runs.phases import Phases, phase_digests
 from marl_jax.runs.play import (
     Named,
@@ -56,6 +54,7 @@ from marl_jax.runs.play import (
     make_service,
     planned_engine,
     player_of,
+    settled_form,
     settled_shapes,
     shapes_of,
 )
@@ -102,8 +101,8 @@ def open_runs(
             changes.enter_context(taken_back(folder))
         named, arrays, settled, pace = _load(configs, folders, accept_changes, live, stop)
         parts = named.parts
-        network = Qwen3(parts.model, parts.lora_scale, config.policies.remat, config.policies.attention)
-        phases = [Phases(one, parts, network, folder) for one, folder in zip(configs, folders)]
+        networks = parts.networks(config.policies.remat, config.policies.attention)
+        phases = [Phases(one, parts, networks, folder) for one, folder in zip(configs, folders)]
         states = [_first(one, parts, of) for one, of in zip(configs, phases)]
         kinds = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
         checkpoints = []
@@ -204,22 +203,30 @@ def _load(
     early = settled_for(folders[0], config)
     shapes = settled_shapes(early)
     # Before the weights are there: it counts them.
-    planned = plan.check_fits(config, model_config(config), devices.here(), shapes)
+    planned = plan.check_fits(config, model_configs(config), devices.here(), shapes)
     named = load_named(config, ("train", "val") if config.evaluation.every else ("train",))
     parts, splits = named.parts, named.splits
     _check_enough(config, splits["train"])
     check_prompts(config, parts, splits["train"])
     arrays, road = _arrays(config, parts, splits["train"], early)
     stop.check()
-    engine = lambda: {"engine": fields.to_json(planned_engine(config, parts))}
+    engine = lambda: settled_form(planned_engine(config, parts))
     found = named.digests | phase_digests(config)
     for one, folder in zip(configs, folders):
         settled = begin(folder, one, found, engine, accept_changes=accept_changes)
     sizes = {name: len(tasks) for name, tasks in splits.items()}
-    shapes = settled_shapes(settled) or planned.engine
+    shapes = settled_shapes(settled) or planned.shapes
     where = folders[0] if len(folders) == 1 else folders[0].parent / "seed-N"
     live.note(
-        page.page(config, parts.model, folder=where, tasks=sizes, engine=shapes, plan=planned, road=road)
+        page.page(
+            config,
+            parts.of_policies(parts.models),
+            folder=where,
+            tasks=sizes,
+            engine=shapes,
+            plan=planned,
+            road=road,
+        )
     )
     if warning := warning_of(config, parts.prompts):
         live.note(warning)
@@ -295,7 +302,7 @@ def _hosted(runs: Sequence[Run], state: State) -> Hosted:
     policies = run.parts.frozen_trees() | state.trees
     service = make_service(run.config, run.parts, policies, shapes, state.updates, measured=measured)
     if not measured:  # for the starts that follow
-        _settle(runs, engine=fields.to_json(shapes_of(service)), measured=True)
+        _settle(runs, **settled_form(shapes_of(service)), measured=True)
     run.stop.check()
     return Hosted(service, player_of(run.config, run.parts, service), run.parts.frozen_trees(), state.trees)
 

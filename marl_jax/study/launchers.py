@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from marl_jax.errors import UserError
 from marl_jax.planning import devices
-from marl_jax.planning.plan import find_model, make_plan
+from marl_jax.planning.plan import find_models, make_plan
 from marl_jax.runs.stopping import Stop
 from marl_jax.study import matrix
 from marl_jax.study.matrix import Job, Kind
@@ -138,7 +138,7 @@ def _told(what: str) -> Iterator[None]:
 
 def resources(job: Job) -> dict[str, float]:
     """What a run needs of a node by its plan: devices, and bytes of memory at the peak."""
-    plan = make_plan(job.config, find_model(job.config)[0], devices.here())
+    plan = make_plan(job.config, find_models(job.config)[0], devices.here())
     return {"devices": job.config.mesh.data * job.config.mesh.model, "memory": float(plan.total)}
 
 
