@@ -181,7 +181,9 @@ def _capture(past: History, limits: Limits) -> Found:
 
 
 def _nothing_to_learn(past: History, limits: Limits) -> Found:
-    learners = past.names("role/([^/]+)/entropy")  # a frozen role has none, and has nothing to learn by intent
+    learners = past.names(
+        "role/([^/]+)/entropy"
+    )  # a frozen role has none, and has nothing to learn by intent
     for role in past.names("groups/([^/]+)/groups"):
         if learners and role not in learners:
             continue

@@ -19,7 +19,7 @@ from marl_jax.study.record import Run, Series
 from marl_jax.study.run_tables import NONE, Table
 from marl_jax.study.seeds import Cell, Pair, by_cell, by_seed, paired_gaps, pairs_of
 
-__all__ = ["Bar", "Finding", "answers"]
+__all__ = ["Bar", "Finding", "Judged", "Test", "answers"]
 
 NOT_RUN = "Not run."
 HELD_OUT = 1  # seeds of odd number test what those of even number chose

@@ -22,7 +22,7 @@ from marl_jax.runs.stopping import Stop
 from marl_jax.study import matrix
 from marl_jax.study.matrix import Job, Kind
 
-__all__ = ["LAUNCHERS", "LauncherError", "Work", "launch", "resources"]
+__all__ = ["LAUNCHERS", "Handle", "LauncherError", "Work", "launch", "resources"]
 
 LAUNCHERS = ("local", "submitit", "ray")
 POLL_S = 2.0
