@@ -55,6 +55,7 @@ PROGRAMS = "compiled programs and libraries"
 # Measured (tests/planning/test_peak.py): what programs and their compilation take of a host at a first start.
 # One that reads kept programs takes less (xs: 350 MiB where a first start took 580).
 PROGRAM_BYTES = 680 << 20
+IN_FLIGHT = 256  # requests that a vLLM server is sent at a time, which is what it takes by default
 Phase = Literal["always", "sampling", "gradient", "optimiser"]
 
 
@@ -90,7 +91,7 @@ def _standing(config: RunConfig, model: Model) -> list[Part]:
 
     def served(group: tuple[str, ...]) -> int:
         """Copies that an engine has: adapters side by side, or weights in its dtype if that is another."""
-        if all(specs[name].frozen for name in group):
+        if all(specs[name].frozen for name in group) or config.engine.kind == "vllm":
             return 0
         return len(group) if model.lora_rank else int(itemsize < 4)
 
@@ -139,7 +140,9 @@ def _update(config: RunConfig, model: Model, demand: Demand) -> tuple[list[Part]
 
 
 def sampling(config: RunConfig, model: Model, engine: EngineSettings) -> list[Part]:
-    """The engines' caches, and what one of them works with."""
+    """The engines' caches, and what one of them works with; a vLLM server has memory of its own."""
+    if config.engine.kind == "vllm":
+        return []
     engines = len(decode_groups(policy_specs(config.policies)))
     spread = 1 if model.platform == "cpu" else config.mesh.data * config.mesh.model
     lanes = cache_bytes(model.config, 1, engine.cells)
@@ -210,6 +213,8 @@ def engine_settings(
     config: RunConfig, model: ModelConfig, room: Room, demand: Demand, platform: str
 ) -> EngineSettings:
     """The shapes of each engine of a run; ValueError where nothing fits."""
+    if config.engine.kind == "vllm":
+        return _elsewhere(config)
     shapes, lanes = _shapes(config, model, room, platform), config.engine.lanes
     groups = decode_groups(policy_specs(config.policies))
     bare = shapes(lanes)
@@ -233,6 +238,20 @@ def least_engine(config: RunConfig, model: ModelConfig, platform: str) -> Engine
 def look_ahead(config: RunConfig, settings: EngineSettings, engines: int) -> int:
     """How many requests are unfinished before new episodes have to wait: enough to fill the lanes of all engines."""
     return config.rollout.ahead or 2 * settings.lanes * engines
+
+
+def _elsewhere(config: RunConfig) -> EngineSettings:
+    """What a run asks of a vLLM server: the longest call, and so many at a time; its shapes are its own."""
+    load = load_of(config.role_settings.values(), config.engine.max_prompt)
+    return EngineSettings(
+        widths=(config.engine.lanes or IN_FLIGHT,),
+        lengths=(load.max_prompt + load.max_new,),
+        chunks=(load.max_prompt,),
+        prefill_tokens=load.max_prompt,
+        prefixes=1,
+        stops=load.stops,
+        features=load.features,
+    )
 
 
 def _shapes(

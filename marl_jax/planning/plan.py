@@ -244,6 +244,8 @@ def show(size: float) -> str:
 
 def _decoding(config: RunConfig, sizes: Model, demand: Demand, engine: EngineSettings) -> Iterable[Work]:
     """Prefill and decode of one step's episodes, engine by engine."""
+    if config.engine.kind == "vllm":  # of devices that are not known here
+        return ()
     model, share = sizes.config, config.mesh.data * config.mesh.model
     times = config.data.problems / demand.problems
     per_token = cache_bytes(model, 1, 1)

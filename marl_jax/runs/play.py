@@ -18,6 +18,7 @@ from marl_jax.rollouts import Chat, EpisodesFailed, Player
 from marl_jax.rollouts.running import Ask, Running
 from marl_jax.rollouts.scheduler import task_key
 from marl_jax.rollouts.serving import Service
+from marl_jax.rollouts.vllm import Vllm
 from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.folder import CONFIG, FolderError
 from marl_jax.runs.parts import Parts, PartsError, check_answers, digests, load_parts, load_tasks
@@ -131,11 +132,23 @@ def make_service(
     versions: Mapping[str, int] | None = None,
     *,
     measured: bool = False,
-) -> Service:
+) -> Engines:
     """The engines that answer for every policy of the run, all of one shape.
 
     Shapes that were not `measured` yet are measured, which may leave fewer (see `sampling.stability`).
     """
+    if config.engine.kind == "vllm":
+        return Vllm(
+            parts.specs,
+            trees,
+            parts.bases,
+            parts.model,
+            settings,
+            server=config.engine.vllm,
+            tokenizer=parts.tokenizer,
+            versions=versions,
+            lora_scale=parts.lora_scale or 1.0,
+        )
     make = functools.partial(
         Service,
         parts.specs,

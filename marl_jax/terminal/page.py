@@ -46,8 +46,8 @@ def page(
         *(("phases" if not i else "", text) for i, text in enumerate(_phases(config))),
         ("optimiser", _optimiser(config.learner.optimiser)),
         ("memory", _memory(plan)),
-        ("engine", _engine(plan, engine)),
-        ("time", _time(plan, guess(config, plan))),
+        ("engine", _engine(config, plan, engine)),
+        ("time", _time(config, plan, guess(config, plan))),
         ("written to", f"{folder}: config.json, metrics.jsonl, eval.jsonl, episodes/, checkpoints/"),
     ]
     fill = functools.partial(filled, subsequent_indent=" " * LABEL)
@@ -196,7 +196,12 @@ def _memory(plan: Plan) -> str:
     )
 
 
-def _engine(plan: Plan, engine: EngineSettings) -> str:
+def _engine(config: RunConfig, plan: Plan, engine: EngineSettings) -> str:
+    if config.engine.kind == "vllm":
+        return (
+            f"vLLM at {config.engine.vllm.url}, {engine.lanes} requests in flight; steps do not repeat to the bit, "
+            "resumed or not"
+        )
     count = f"{plan.engines} engines, each of " if plan.engines > 1 else ""
     lengths, lanes = engine.lengths, [engine.banks * width for width in engine.lanes_at or engine.widths[:1]]
     served = [n for n, length in zip(lanes, lengths) if n == lanes[0]]
@@ -204,7 +209,7 @@ def _engine(plan: Plan, engine: EngineSettings) -> str:
     return f"{count}{shorter}{lanes[-1]} lanes of {lengths[-1]:,} tokens"
 
 
-def _time(plan: Plan, known: Guess | None) -> str:
+def _time(config: RunConfig, plan: Plan, known: Guess | None) -> str:
     seconds = plan.seconds
     if known is not None:
         return f"about {duration(known.seconds)} per step, {known.how}; without compilation and evaluation"
@@ -212,8 +217,9 @@ def _time(plan: Plan, known: Guess | None) -> str:
         why = "it is not in the table of devices" if plan.calls else "the workflow's calls depend on its task"
         return f"not known for {plan.device.name}: {why}"
     parts = ", ".join(f"{name} {duration(value)}" for name, value in seconds.items())
+    left_out = "sampling, grading" if config.engine.kind == "vllm" else "grading"
     return (
-        f"about {duration(sum(seconds.values()))} per step ({parts}) without grading and compilation, where "
+        f"about {duration(sum(seconds.values()))} per step ({parts}) without {left_out} and compilation, where "
         f"{plan.assumptions}"
     )
 
