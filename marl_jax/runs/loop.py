@@ -132,9 +132,7 @@ def train(
             pass  # the step under way is abandoned; it will be made again
         except EngineGone as error:  # of which the policies know nothing
             keep(whole=True)
-            raise EngineGone(
-                f"{error}; step {states[0].step} is saved, and the same command goes on from there"
-            ) from None
+            raise EngineGone(f"{error}; the same command goes on after step {states[0].step}") from None
         if stop.heed():
             farewell()
         for run in runs:
