@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from marl_jax import fields, table
 from marl_jax.config import phase_fields
@@ -41,7 +42,18 @@ def problems(config: RunFields) -> list[str]:
     found = [*fields.out_of_bounds(config), *_policies(config), *_data(config), *_learning(config)]
     if refused := _refused(find, config.workflow.name):
         return [f"workflow.name: {refused}", *found]
-    checks = (_workflow, _settings, _calls, _slots, _roles, _interventions, _sampling, _groups, _phases)
+    checks = (
+        _workflow,
+        _settings,
+        _calls,
+        _slots,
+        _roles,
+        _interventions,
+        _sampling,
+        _engine,
+        _groups,
+        _phases,
+    )
     return [*(problem for check in checks for problem in check(config)), *found]
 
 
@@ -215,6 +227,44 @@ def _strangers(where: str, given: Mapping[str, Any], policy_map: Mapping[str, st
             )
         else:
             yield f"{where} names {named}, no policy but of the policy '{policy}': give {where}.{policy}"
+
+
+def _engine(config: RunFields) -> Problems:
+    """What a vLLM server cannot do, and what is set for one that is not asked."""
+    engine, policies = config.engine, config.policies
+    if engine.kind != "vllm":
+        if engine.vllm != type(engine.vllm)():
+            yield f"engine.vllm is set and engine.kind is {engine.kind}: set engine.kind=vllm, or leave it out"
+        return
+    if _refused(_check_url, engine.vllm.url):
+        yield (
+            f"engine.vllm.url is {engine.vllm.url!r}: give the server's address, such as http://127.0.0.1:8000"
+        )
+    if policies.train != "lora":
+        yield f"policies.train is {policies.train}: a vLLM server is sent adapters alone, set policies.train=lora"
+    if others := sorted({*policies.bases.values()} - {policies.base}):
+        yield f"policies.bases has {others[0]}: a vLLM server has one base, leave it out"
+    if config.road != "hosted":
+        yield f"road is {config.road}: a vLLM server plays on the hosted one alone, set road=hosted"
+    if config.seeds > 1:
+        yield f"seeds is {config.seeds}: with engine.kind=vllm, start a run for each seed"
+    for name in ("sampler", "budget_bytes", "steps"):
+        if getattr(engine, name) is not None:
+            yield f"engine.{name} is of the embedded engine: with engine.kind=vllm, leave it out"
+    for role, own in () if any(_samplers(config)) else config.role_settings.items():
+        if own.temperature > 0 and (own.top_k or own.top_p < 1):
+            yield (
+                f"role '{role}' truncates (top_k {own.top_k}, top_p {own.top_p:g}): vLLM does not tell which tokens it "
+                "kept, which training renormalises over; set top_k=0 and top_p=1"
+            )
+        if own.stop_strings:
+            yield f"role '{role}' has stop_strings: with engine.kind=vllm, give stop_tokens"
+
+
+def _check_url(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError("it is no address")
 
 
 def _interventions(config: RunFields) -> Problems:

@@ -57,6 +57,7 @@ PROGRAMS = "compiled programs and libraries"
 # Measured (tests/planning/test_peak.py): what programs and their compilation take of a host at a first start.
 # One that reads kept programs takes less (xs: 350 MiB where a first start took 580).
 PROGRAM_BYTES = 680 << 20
+IN_FLIGHT = 256  # requests that a vLLM server is sent at a time, which is what it takes by default
 Phase = Literal["always", "sampling", "gradient", "optimiser"]
 Shapes = EngineSettings | Mapping[str, EngineSettings]  # of all engines, or by base where models differ
 
@@ -103,7 +104,7 @@ def _standing(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
 
     def served(group: tuple[str, ...]) -> int:
         """Bytes that an engine has: adapters side by side, or weights in its dtype if that is another."""
-        if all(specs[name].frozen for name in group):
+        if all(specs[name].frozen for name in group) or config.engine.kind == "vllm":
             return 0
         model = model_of_group(config, sizes, group)
         itemsize = jnp.dtype(model.config.dtype).itemsize
@@ -172,7 +173,9 @@ def _update_of(config: RunConfig, model: Model, units: int) -> tuple[list[Part],
 
 
 def sampling(config: RunConfig, sizes: Mapping[str, Model], engines: Shapes) -> list[Part]:
-    """The engines' caches, and what the one that works with most works with."""
+    """The engines' caches, and what the one that works with most works with; a vLLM server has its own."""
+    if config.engine.kind == "vllm":
+        return []
     specs = policy_specs(config.policies)
     shapes = by_name(engines, {spec.base for spec in specs.values()})
     lanes = prompts = most = 0
@@ -301,6 +304,8 @@ def engine_settings(
     own: Sequence[tuple[str, ...]] | None = None,
 ) -> EngineSettings:
     """The shapes of each engine of a model, which serve all policies, or these groups; ValueError where none fit."""
+    if config.engine.kind == "vllm":
+        return _elsewhere(config)
     planned, lanes = _shapes(config, model, room, platform), config.engine.lanes
     groups = decode_groups(policy_specs(config.policies))
     bare = planned(lanes)
@@ -324,6 +329,20 @@ def least_engine(config: RunConfig, model: ModelConfig, platform: str) -> Engine
 def look_ahead(config: RunConfig, lanes: int) -> int:
     """How many requests are unfinished before new episodes have to wait: enough to fill the lanes of all engines."""
     return config.rollout.ahead or 2 * lanes
+
+
+def _elsewhere(config: RunConfig) -> EngineSettings:
+    """What a run asks of a vLLM server: the longest call, and so many at a time; its shapes are its own."""
+    load = load_of(config.role_settings.values(), config.engine.max_prompt)
+    return EngineSettings(
+        widths=(config.engine.lanes or IN_FLIGHT,),
+        lengths=(load.max_prompt + load.max_new,),
+        chunks=(load.max_prompt,),
+        prefill_tokens=load.max_prompt,
+        prefixes=1,
+        stops=load.stops,
+        features=load.features,
+    )
 
 
 def _shapes(

@@ -277,6 +277,8 @@ def _decoding(
     config: RunConfig, models: Mapping[str, Model], demand: Demand, engines: Shapes
 ) -> Iterable[Work]:
     """Prefill and decode of one step's episodes, engine by engine."""
+    if config.engine.kind == "vllm":  # of devices that are not known here
+        return ()
     share, specs = config.mesh.data * config.mesh.model, policy_specs(config.policies)
     shapes = by_name(engines, {spec.base for spec in specs.values()})
     times = config.data.problems / demand.problems

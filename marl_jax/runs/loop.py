@@ -26,6 +26,7 @@ from marl_jax.config.run_config import RunConfig
 from marl_jax.pretraining.pairs import unfamiliar
 from marl_jax.rewards.grading import Grader, grade
 from marl_jax.rollouts import ToolLog
+from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import read as read_record
@@ -129,6 +130,9 @@ def train(
                     )
         except Stopped:
             pass  # the step under way is abandoned; it will be made again
+        except EngineGone as error:  # of which the policies know nothing
+            keep(whole=True)
+            raise EngineGone(f"{error}; the same command goes on after step {states[0].step}") from None
         if stop.heed():
             farewell()
         for run in runs:

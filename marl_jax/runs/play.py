@@ -20,6 +20,7 @@ from marl_jax.rollouts.history import Chats
 from marl_jax.rollouts.running import Ask, Running
 from marl_jax.rollouts.scheduler import task_key
 from marl_jax.rollouts.serving import Service
+from marl_jax.rollouts.vllm import Vllm
 from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.folder import CONFIG, FolderError
 from marl_jax.runs.parts import (
@@ -154,11 +155,24 @@ def make_service(
     versions: Mapping[str, int] | None = None,
     *,
     measured: bool = False,
-) -> Service:
+) -> Engines:
     """The engines that answer for every policy of the run, those of one model all of one shape.
 
     Shapes that were not `measured` yet are measured, which may leave fewer (see `sampling.stability`).
     """
+    if config.engine.kind == "vllm":
+        (base,) = parts.bases  # others are refused with the configuration
+        return Vllm(
+            parts.specs,
+            trees,
+            parts.bases,
+            parts.models[base],
+            settings if isinstance(settings, EngineSettings) else settings[base],
+            server=config.engine.vllm,
+            tokenizer=parts.tokenizers[base],
+            versions=versions,
+            lora_scale=parts.lora_scale or 1.0,
+        )
     make = functools.partial(
         Service,
         parts.specs,

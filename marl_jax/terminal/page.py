@@ -51,8 +51,8 @@ def page(
         *(("phases" if not i else "", text) for i, text in enumerate(_phases(config))),
         ("optimiser", _optimiser(config.learner.optimiser)),
         ("memory", _memory(plan)),
-        *(("engine" if not i else "", text) for i, text in enumerate(_engines(plan, engine))),
-        ("time", _time(plan, guess(config, plan))),
+        *(("engine" if not i else "", text) for i, text in enumerate(_engines(config, plan, engine))),
+        ("time", _time(config, plan, guess(config, plan))),
         ("written to", f"{folder}: config.json, metrics.jsonl, eval.jsonl, episodes/, checkpoints/"),
     ]
     fill = functools.partial(filled, subsequent_indent=" " * LABEL)
@@ -225,10 +225,13 @@ def _memory(plan: Plan) -> str:
     )
 
 
-def _engines(plan: Plan, engine: Shapes) -> Iterator[str]:
+def _engines(config: RunConfig, plan: Plan, engine: Shapes) -> Iterator[str]:
     """One line where all are alike, else one for each base."""
     if isinstance(engine, Mapping):
         yield from (f"of {base}: {_lanes(one)}" for base, one in engine.items())
+    elif config.engine.kind == "vllm":
+        flight = f"{engine.lanes} requests in flight; steps do not repeat to the bit, resumed or not"
+        yield f"vLLM at {config.engine.vllm.url}, {flight}"
     else:
         yield (f"{plan.engines} engines, each of " if plan.engines > 1 else "") + _lanes(engine)
 
@@ -240,7 +243,7 @@ def _lanes(engine: EngineSettings) -> str:
     return f"{shorter}{lanes[-1]} lanes of {lengths[-1]:,} tokens"
 
 
-def _time(plan: Plan, known: Guess | None) -> str:
+def _time(config: RunConfig, plan: Plan, known: Guess | None) -> str:
     seconds = plan.seconds
     if known is not None:
         return f"about {duration(known.seconds)} per step, {known.how}; without compilation and evaluation"
@@ -248,8 +251,9 @@ def _time(plan: Plan, known: Guess | None) -> str:
         why = "it is not in the table of devices" if plan.calls else "the workflow's calls depend on its task"
         return f"not known for {plan.device.name}: {why}"
     parts = ", ".join(f"{name} {duration(value)}" for name, value in seconds.items())
+    left_out = "sampling, grading" if config.engine.kind == "vllm" else "grading"
     return (
-        f"about {duration(sum(seconds.values()))} per step ({parts}) without grading and compilation, where "
+        f"about {duration(sum(seconds.values()))} per step ({parts}) without {left_out} and compilation, where "
         f"{plan.assumptions}"
     )
 
