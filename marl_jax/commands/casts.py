@@ -107,7 +107,8 @@ def _swapped(config: RunConfig, parts: Parts) -> RunConfig:
     for other in others:
         if differ := _differ(parts, first, parts, other):
             raise FolderError(
-                f"--mode=swapped needs policies that are alike: '{first}' and '{other}' have {differ}"
+                f"--mode=swapped needs policies of one shape and tokenizer: '{other}' has another {differ} than "
+                f"'{first}'"
             )
     following = dict(zip(names, (*names[1:], names[0])))
     policy_map = {key: following[policy] for key, policy in config.policies.map.items()}
@@ -161,7 +162,7 @@ def _transferred(asked: Evaluation, config: RunConfig, parts: Parts, accept_chan
     for mine in own:
         if differ := _differ(parts, mine, their_parts, policy):
             raise FolderError(
-                f"the policy of the run in '{path}' and '{mine}' of this run have {differ}: it cannot play here"
+                f"the run in '{path}' has another {differ} than this run's '{mine}': it cannot play here"
             )
     which = read_which(asked.generator_checkpoint or "latest", "--generator_checkpoint")
     stored = policies_at(path, theirs, their_parts, which)
@@ -203,8 +204,8 @@ def _differ(parts: Parts, policy: str, others: Parts, other: str) -> str:
     mine, theirs = parts.specs[policy].base, others.specs[other].base
     model = parts.models[mine]
     if dataclasses.replace(others.models[theirs], dtype=model.dtype) != model:
-        return "models of another shape"
-    return "" if digest_tokenizer(mine) == digest_tokenizer(theirs) else "other tokenizers"
+        return "shape"
+    return "" if digest_tokenizer(mine) == digest_tokenizer(theirs) else "tokenizer"
 
 
 def _pruned(config: RunConfig, policy_map: Mapping[str, str], **changes: Any) -> Any:

@@ -322,18 +322,20 @@ def _tokenizers(models: Mapping[str, ModelConfig]) -> dict[str, Any]:
         digest = digest_tokenizer(directory)
         try:
             if digest not in loaded:
-                loaded[digest] = _tokenizer(directory)
+                loaded[digest] = _tokenizer(directory, model)
             check_vocabulary(loaded[digest], model)
         except (OSError, ValueError) as error:
-            raise PartsError(f"base '{directory}': {error}") from None
+            raise PartsError(str(error)) from None
         found[directory] = loaded[digest]
     return found
 
 
-def _tokenizer(directory: str) -> Any:
-    tokenizer = load_tokenizer(directory)
+def _tokenizer(directory: str, model: ModelConfig) -> Any:
+    tokenizer = load_tokenizer(directory, model)
     if tokenizer.chat_template is None:
-        raise ValueError("its tokenizer has no chat template: start from a model that chats")
+        raise ValueError(
+            f"the tokenizer in '{directory}' has no chat template: start from a model that chats"
+        )
     Chat(tokenizer)  # refuses a template that histories cannot be continued under
     return tokenizer
 
