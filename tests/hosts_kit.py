@@ -7,8 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).parents[1]
 
 
 def free_port():
@@ -18,19 +17,19 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def start(script, logs, hosts, *words, devices=1, coordinator=None, only=None, **environment):
-    """The processes of `script COORDINATOR PROCESS HOSTS WORDS`, or only some of them."""
+def start(script: Path, logs, hosts, *words, devices=1, coordinator=None, only=None, **environment):
+    """The processes of `SCRIPT COORDINATOR PROCESS HOSTS WORDS`, or only some of them."""
     coordinator = coordinator or f"127.0.0.1:{free_port()}"
     logs.mkdir(parents=True, exist_ok=True)
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    paths = os.pathsep.join(map(str, (ROOT, HERE, ROOT / "tests" / "runs", ROOT / "tests" / "compiled")))
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests", script.parent)))
     environment = {
         **os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": paths, **environment
     }  # fmt: skip
     processes = []
     for k in only if only is not None else range(hosts):
         with open(logs / f"{k}.log", "w") as log:
-            command = [sys.executable, "-u", HERE / script, coordinator, str(k), str(hosts), *map(str, words)]
+            command = [sys.executable, "-u", script, coordinator, str(k), str(hosts), *map(str, words)]
             processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
     return processes
 
