@@ -39,7 +39,13 @@ DRAWN = ("train_size", "test_size")
 
 def problems(config: RunFields) -> list[str]:
     """All that is wrong with it, with the way out."""
-    found = [*fields.out_of_bounds(config), *_policies(config), *_data(config), *_learning(config)]
+    found = [
+        *fields.out_of_bounds(config),
+        *_policies(config),
+        *_data(config),
+        *_learning(config),
+        *_hosts(config),
+    ]
     if refused := _refused(find, config.workflow.name):
         return [f"workflow.name: {refused}", *found]
     checks = (
@@ -372,6 +378,22 @@ def _learning(config: RunFields) -> Problems:
     yield from _refusal("rewards", make_credit, config.rewards)
     if config.checkpoints.best and not config.evaluation.every:
         yield "checkpoints.best needs evaluations: set evaluation.every above 0, or checkpoints.best=false"
+
+
+def _hosts(config: RunFields) -> Problems:
+    """What several processes cannot share."""
+    count = config.mesh.hosts
+    if count == 1:
+        return
+    if config.road == "compiled":
+        yield f"road is 'compiled' and mesh.hosts {count}: several hosts share the hosted road, set road=hosted"
+    if config.seeds > 1:
+        yield f"seeds is {config.seeds} and mesh.hosts {count}: seeds side by side are for one process, leave one out"
+    if config.rewards.batch == "step":
+        yield (
+            f"rewards.batch is 'step' and mesh.hosts {count}: each process pays the problems that it played, so set "
+            "rewards.batch=task"
+        )
 
 
 def _phases(config: RunFields) -> Problems:

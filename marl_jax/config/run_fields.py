@@ -122,9 +122,10 @@ class EngineConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """How many devices share the work: `data` copies of the weights, each cut over `model` devices."""
+    """How many devices share the work: on each host `data` copies of the weights, each cut over `model` devices."""
 
-    data: Count = 1  # devices that hold copies of the weights and share lanes and rows
+    hosts: Count = 1  # processes that share the run, each with devices of its own, see docs/hosts.md
+    data: Count = 1  # devices of a process that hold copies of the weights and share lanes and rows
     model: Count = 1  # devices that each copy of the weights is cut over
 
 

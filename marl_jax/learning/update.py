@@ -21,6 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.errors import UserError
+from marl_jax.hosts import layout
 from marl_jax.learning import gradients, objectives, update_programs
 from marl_jax.learning.batching import (
     Batch,
@@ -95,6 +96,7 @@ class Learner:
         """`roles` maps each role (or "role/slot") to its policy; `network` is one for all of them, or by policy.
 
         On a mesh, batches are laid over its axis "data".
+        A mesh may have devices of several processes: each calls `step` with the same rows and trees of its own devices.
         """
         self.network, self.config, self.roles, self.mesh = network, config, dict(roles), mesh
         check_interventions(config, self.roles)
@@ -153,7 +155,11 @@ class Learner:
         if absent := sorted(lora - {*(bases or {})}):
             raise ValueError(f"policies {absent} are adapters: hand over the weights under them as `bases`")
         check_rows(rows, self.config.batch)
-        policies, states = dict(policies), dict(states)
+        given, places = (policies, states, bases, references), layout.shardings_of((policies, states))
+        if self.mesh is not None and layout.spans(self.mesh):
+            given = layout.lifted(given, self.mesh)
+        policies, states = dict(given[0]), dict(given[1])
+        bases, references = given[2:]
         skipped = {policy: state.skipped for policy, state in states.items()}
         reports: dict[str, dict[str, float]] = {}
         evidence = Evidence.of_nothing(len(rows))
@@ -188,7 +194,8 @@ class Learner:
             reports[policy] |= aim.said if aim else {}
             check = None  # the first policy is a new one now
             self._note(evidence, mine, work, batches_of, done)
-        return self.conclude(policies, states, rows, evidence, skipped, reports, described, missing)
+        trees, moved = layout.lowered((policies, states), places)
+        return self.conclude(trees, moved, rows, evidence, skipped, reports, described, missing)
 
     def conclude(
         self,
@@ -236,7 +243,7 @@ class Learner:
             return nothing, update_programs.score(settings, tree, frozen, self._place(batch.arrays))[0]
 
         _, out = self._streams.run(step, tuple, batches, program=lambda batch: (settings, batch.shapes))
-        return by_row(rows, batches, jax.device_get(out))
+        return by_row(rows, batches, jax.device_get([self._whole(one) for one in out]))
 
     # One policy, one step
 
@@ -421,9 +428,10 @@ class Learner:
         def step(carry: Any, batch: Batch) -> tuple[Any, Any]:
             arrays = self._place(batch.arrays)
             try:
-                return update_programs.accumulate(
+                carry, out = update_programs.accumulate(
                     self._settings[policy], carry, tree, frozen, arrays, index[batch.unit], **flags
                 )
+                return carry, self._whole(out)
             except IndexError as error:  # what XLA raised on an H100, see docs/hosts.md
                 error.add_note(
                     "on a GPU, policies.attention=blocks does without the kernel that XLA failed on"
@@ -468,7 +476,13 @@ class Learner:
     def _place(self, arrays: MicroBatch) -> MicroBatch:
         if self.mesh is None:
             return arrays
+        if layout.spans(self.mesh):
+            return layout.cut(arrays, self.mesh)
         return jax.device_put(arrays, NamedSharding(self.mesh, PartitionSpec("data")))
+
+    def _whole(self, out: Any) -> Any:
+        """What a program says, so that each process can read it."""
+        return layout.on_host(out, self.mesh) if self.mesh is not None and layout.spans(self.mesh) else out
 
     # On the host
 

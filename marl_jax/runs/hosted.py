@@ -13,16 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from marl_jax import hosts
 from marl_jax.config.phase_fields import Place
+from marl_jax.hosts.tables import gathered
 from marl_jax.learning import NonFiniteGradients, with_advantages
 from marl_jax.learning.worth import AdvantageConfig, Presets
 from marl_jax.policies import Tree
 from marl_jax.rewards.background_credit import BackgroundCredit
-from marl_jax.rollouts import Player, ToolLog
+from marl_jax.rollouts import Player
 from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.runs.divergence import finite
 from marl_jax.runs.measures import Clock
+from marl_jax.runs.recording import tool_log
 from marl_jax.runs.run import Made, Run
 from marl_jax.runs.state import State
 from marl_jax.table import Table
@@ -62,17 +65,23 @@ class Hosted:
         with clock("learn"):
             table, groups = with_advantages(given, config.advantages, parts.workflow.groups)
             table = table.replace(trains=run.phases.trains(at.phase, table))
+            check: Callable[[], None] | None = run.stop.check
+            if hosts.count() > 1:  # none may leave the others in a program of all
+                run.stop.check_together()
+                check = None
             rows, failure = table.take(run.phases.described(table)), ""
+            references = run.phases.references(at.phase, state)
             try:
-                trees, learner, report = run.phases.learner(at.phase).step(
-                    state.trees,
-                    state.learner,
-                    rows,
-                    step=state.step,
-                    bases=parts.learned_bases(),
-                    references=run.phases.references(at.phase, state),
-                    check=run.stop.check,
-                )
+                with hosts.untold():
+                    trees, learner, report = run.phases.learner(at.phase).step(
+                        state.trees,
+                        state.learner,
+                        rows,
+                        step=state.step,
+                        bases=parts.learned_bases(),
+                        references=references,
+                        check=check,
+                    )
             except NonFiniteGradients as error:  # they were left out: the policies are good, and can be saved
                 if error.outcome is None:
                     raise
@@ -90,7 +99,7 @@ class Hosted:
                 samples=samples,
                 step=number,
                 seed=config.seed,
-                tool_log=ToolLog(run.folder / "tools" / f"step-{number}.jsonl"),
+                tool_log=tool_log(run.folder, f"step-{number}"),
                 progress=run.stop.watch(run.live.rollout),
             )
         draws, presets = config.rollout.draws, run.parts.workflow.groups
@@ -99,12 +108,12 @@ class Hosted:
 
             def sample(some: Sequence[Task], first: int) -> Table:
                 run.live.phase("sampling")
-                with clock("rollout"), disk_errors(run.folder):
-                    return play(some, first_sample=first, finished=background.finished)
+                with clock("rollout"), hosts.telling(), disk_errors(run.folder):
+                    return play(hosts.share(some), first_sample=first, finished=background.finished)
 
             def reward(table: Table) -> Table:
                 run.live.phase("grading")
-                return background(table)
+                return gathered(lambda: background(table))
 
             tasks = tasks_of_step(run, state)
             table, counts = resample(sample, reward, tasks, config.advantages, draws=draws, presets=presets)

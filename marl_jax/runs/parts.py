@@ -204,14 +204,15 @@ def policy_specs(chosen: PoliciesConfig) -> dict[str, PolicySpec]:
 
 
 def make_mesh(config: RunConfig) -> Mesh | None:
-    """The devices that share the work; None for one alone."""
+    """The devices of this process that share the work; None for one alone."""
     data, model = config.mesh.data, config.mesh.model
     if data * model == 1:
         return None
-    devices = jax.devices()
+    devices = jax.local_devices()
     if data * model > len(devices):
+        here = " in each process" if config.mesh.hosts > 1 else ""
         raise PartsError(
-            f"mesh.data {data} x mesh.model {model} needs {data * model} devices; there are {len(devices)}"
+            f"mesh.data {data} x mesh.model {model} needs {data * model} devices{here}; there are {len(devices)}"
         )
     axes = ("data", "model")
     return jax.make_mesh(

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_jax import fields
+from marl_jax import fields, hosts
 from marl_jax.config.run_config import RunConfig
 from marl_jax.own import is_own
 from marl_jax.planning import devices, memory
@@ -17,6 +17,7 @@ from marl_jax.planning.plan import PlanError, demand_of
 from marl_jax.policies import Tree, by_name
 from marl_jax.rollouts import EpisodesFailed, Player
 from marl_jax.rollouts.history import Chats
+from marl_jax.rollouts.progress import Progress
 from marl_jax.rollouts.running import Ask, Running
 from marl_jax.rollouts.scheduler import task_key
 from marl_jax.rollouts.serving import Service
@@ -223,4 +224,14 @@ def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
         },
         max_failed=chosen.max_failed,
         answers=not is_own(config.rewards.name),
+        of_all=_of_all,
     )
+
+
+def _of_all(done: Progress) -> Progress:
+    """What all processes' shares of a rollout came to, as far as a rollout is judged by it."""
+    said = hosts.together(lambda: done)
+    if len(said) == 1:
+        return done
+    counts = {name: sum(getattr(one, name) for one in said) for name in ("episodes", "failed", "silent")}
+    return Progress(**counts, trouble=next(filter(None, (one.trouble for one in said)), ""))
