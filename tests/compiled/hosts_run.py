@@ -20,14 +20,14 @@ WHOLE, CUT = PartitionSpec(), PartitionSpec("data")
 
 
 def main():
-    config = small("voting-isolated-xs-math", **{"data.problems": "4", "sampling.max_new_tokens": "16"})
+    config = small("single-shared-xs-math", **{"data.problems": "8", "sampling.max_new_tokens": "24"})
     parts = load_parts(config)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     step = jax.jit(
         jax.shard_map(
             compiled.make_step(config, parts=parts, data_axis="data"),
             mesh=mesh,
-            in_specs=(WHOLE, WHOLE, CUT),
+            in_specs=(WHOLE, CUT, CUT),
             out_specs=(WHOLE, CUT, WHOLE),
             check_vma=False,
         )
@@ -43,15 +43,16 @@ def main():
         return jax.tree.map(lambda x: np.concatenate([s.data for s in x.addressable_shards]), tree)
 
     state, found = over(compiled.start(config, parts=parts), WHOLE), []
-    for number, (_, tasks) in zip(range(2), compiled.batches(config, parts=parts)):
-        key = np.asarray(jax.random.key_data(jax.random.key(number)))
-        state, columns, metrics = step(state, over(key, WHOLE), over(tasks, CUT))
-        table = {
-            name: here(getattr(columns.table, name)) for name in ("tokens", "logprobs", "reward", "advantage")
-        }
-        numbers = jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), metrics)
-        trees = jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), state.trees)
-        found.append((table, numbers, trees))
+    batches = compiled.batches(config, parts=parts)
+    for _ in range(2):
+        words, tasks = next(batches)
+        state, columns, metrics = step(state, over(words, CUT), over(tasks, CUT))
+        names = ("tokens", "logprobs", "reward", "advantage")
+        table = {name: here(getattr(columns.table, name)) for name in names}
+        whole = jax.tree.map(
+            lambda x: np.asarray(x.addressable_data(0)), (metrics, state.trees, state.learner)
+        )
+        found.append((table, *whole))
     Path(f"{OUT}-{PROCESS}.pickle").write_bytes(pickle.dumps(found))
 
 

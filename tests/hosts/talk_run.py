@@ -76,10 +76,13 @@ def all_fail():
     raise UserError("a failure of all")
 
 
-COORDINATOR, PROCESS, HOSTS, WHAT, *REST = sys.argv[1:]
+COORDINATOR, PROCESS, HOSTS, WHAT = sys.argv[1:]
 if __name__ == "__main__":
     try:
-        with hosts.joined(int(HOSTS), COORDINATOR, int(PROCESS), wait_s=float(REST[0]) if REST else 60.0):
+        where = (
+            (None, None) if COORDINATOR == "-" else (COORDINATOR, int(PROCESS))
+        )  # or what a cluster announces
+        with hosts.joined(int(HOSTS), *where, wait_s=60.0):
             globals()[WHAT]()
     except UserError as error:
         print(error)
