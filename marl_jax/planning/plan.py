@@ -244,7 +244,7 @@ def show(size: float) -> str:
 
 def _decoding(config: RunConfig, sizes: Model, demand: Demand, engine: EngineSettings) -> Iterable[Work]:
     """Prefill and decode of one step's episodes, engine by engine."""
-    model, share = sizes.config, config.mesh.data * config.mesh.model
+    model, share = sizes.config, config.mesh.devices
     times = config.data.problems / demand.problems
     per_token = cache_bytes(model, 1, 1)
     prefill = decode = moved = 0.0
@@ -274,7 +274,7 @@ def _decoding(config: RunConfig, sizes: Model, demand: Demand, engine: EngineSet
 
 def _learning(config: RunConfig, sizes: Model, demand: Demand, parts: Iterable[Part]) -> Iterable[Work]:
     """Reference pass, gradient and optimiser step of one training step, over all policies."""
-    share, epochs, numbers = config.mesh.data * config.mesh.model, config.learner.epochs, sizes.trained
+    share, epochs, numbers = config.mesh.devices, config.learner.epochs, sizes.trained
     anchors, times = config.learner.interventions.kl_coef, config.data.problems / demand.problems
     reference = gradient = moved = 0.0
     stepped = sum(2 * part.bytes for part in parts if part.name == memory.STATES)

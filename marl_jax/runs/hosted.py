@@ -113,7 +113,12 @@ class Hosted:
 
             def reward(table: Table) -> Table:
                 run.live.phase("grading")
-                return gathered(lambda: background(table))
+                with hosts.telling():
+                    table = background(table)
+                if hosts.count() == 1:
+                    return table
+                with clock("gather"):
+                    return gathered(lambda: table)
 
             tasks = tasks_of_step(run, state)
             table, counts = resample(sample, reward, tasks, config.advantages, draws=draws, presets=presets)
