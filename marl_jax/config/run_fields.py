@@ -124,9 +124,14 @@ class EngineConfig:
 class MeshConfig:
     """How many devices share the work: on each host `data` copies of the weights, each cut over `model` devices."""
 
-    hosts: Count = 1  # processes that share the run, each with devices of its own, see docs/hosts.md
     data: Count = 1  # devices of a process that hold copies of the weights and share lanes and rows
     model: Count = 1  # devices that each copy of the weights is cut over
+    hosts: Count = 1  # processes that share the run, each with devices of its own, see docs/hosts.md
+
+    @property
+    def devices(self) -> int:
+        """Of all processes."""
+        return self.hosts * self.data * self.model
 
 
 @dataclasses.dataclass(frozen=True)

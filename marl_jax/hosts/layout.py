@@ -8,10 +8,11 @@ No byte travels: an array over all hosts is made of the pieces that its devices 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["cut", "lifted", "lowered", "mesh_of_all", "on_host", "shardings_of", "spans"]
+__all__ = ["cut", "fingerprint", "lifted", "lowered", "mesh_of_all", "on_host", "shardings_of", "spans"]
 
 Tree = Any
 
@@ -84,6 +85,19 @@ def on_host(tree: Tree, mesh: Mesh) -> Tree:
     """Whole values, on every device of the mesh, so that `jax.device_get` gives them to each process."""
     whole = NamedSharding(mesh, PartitionSpec())
     return jax.tree.map(lambda leaf: _moved(leaf, whole) if isinstance(leaf, jax.Array) else leaf, tree)
+
+
+def fingerprint(tree: Tree) -> int:
+    """A number that changes with any bit of the arrays, of which every process has a copy."""
+    return sum(int(_sum_of_bits(leaf)) for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+
+
+@jax.jit
+def _sum_of_bits(leaf: jax.Array) -> jax.Array:
+    """An integer sum, so that its order says nothing."""
+    words = jax.lax.bitcast_convert_type(leaf.astype(jnp.float32), jnp.uint32).ravel()
+    places = 2 * jax.lax.iota(jnp.uint32, words.size) + 1
+    return jnp.sum((words ^ (words >> 16)) * places, dtype=jnp.uint32)
 
 
 def _moved(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:

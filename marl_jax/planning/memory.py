@@ -149,10 +149,10 @@ def _update_of(config: RunConfig, model: Model, units: int) -> tuple[list[Part],
     """The update of a policy with so many parts of its gradient, at the micro-batch that needs most."""
     batch, chunk = config.learner.batch, config.learner.logprob_chunk
     longest = max(role.max_new_tokens for role in config.role_settings.values())
-    share, devices = weight_share(config, model), config.mesh.data * config.mesh.model
+    share, devices = weight_share(config, model), config.mesh.devices
     streams = stream_count(model.platform, devices, batch.streams)
     slices = batch.slice_tokens if model.platform == "cpu" and devices == 1 else 0
-    spread = 1 if model.platform == "cpu" else config.mesh.data
+    spread = 1 if model.platform == "cpu" else config.mesh.hosts * config.mesh.data
     shapes = [
         dataclasses.replace(s, rows=max(1, s.rows // spread) // slice_count(s.rows, s.width, slices))
         for s in all_shapes(batch, config.engine.max_prompt, longest)

@@ -279,7 +279,7 @@ def _decoding(
     """Prefill and decode of one step's episodes, engine by engine."""
     if config.engine.kind == "vllm":  # of devices that are not known here
         return ()
-    share, specs = config.mesh.data * config.mesh.model, policy_specs(config.policies)
+    share, specs = config.mesh.devices, policy_specs(config.policies)
     shapes = by_name(engines, {spec.base for spec in specs.values()})
     times = config.data.problems / demand.problems
     prefill = decode = moved = 0.0
@@ -313,7 +313,7 @@ def _learning(
     config: RunConfig, models: Mapping[str, Model], demand: Demand, parts: Iterable[Part]
 ) -> Iterable[Work]:
     """Reference pass, gradient and optimiser step of one training step, over all policies."""
-    share, epochs = config.mesh.data * config.mesh.model, config.learner.epochs
+    share, epochs = config.mesh.devices, config.learner.epochs
     anchors, times = config.learner.interventions.kl_coef, config.data.problems / demand.problems
     reference = gradient = moved = 0.0
     stepped = sum(2 * part.bytes for part in parts if part.name == memory.STATES)

@@ -21,6 +21,7 @@ from marl_jax.learning.worth import AdvantageConfig, Presets
 from marl_jax.policies import Tree
 from marl_jax.rewards.background_credit import BackgroundCredit
 from marl_jax.rollouts import Player
+from marl_jax.rollouts.progress import Progress
 from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.runs.divergence import finite
@@ -94,8 +95,11 @@ class Hosted:
         """Problems -> episodes -> rewards, again and again for problems that teach nothing, if asked to."""
         config, samples, number = run.config, run.config.rollout.samples, state.step + 1
         with clock("rollout"):
+            player = self.serve(state)
+            if hosts.count() > 1:
+                player = dataclasses.replace(player, of_all=_clocked(clock, player.of_all))
             play = functools.partial(
-                self.serve(state).play,
+                player.play,
                 samples=samples,
                 step=number,
                 seed=config.seed,
@@ -113,11 +117,26 @@ class Hosted:
 
             def reward(table: Table) -> Table:
                 run.live.phase("grading")
-                return gathered(lambda: background(table))
+                with hosts.telling():
+                    table = background(table)
+                if hosts.count() == 1:
+                    return table
+                with clock("gather"):
+                    return gathered(lambda: table)
 
             tasks = tasks_of_step(run, state)
             table, counts = resample(sample, reward, tasks, config.advantages, draws=draws, presets=presets)
         return table, counts if draws > 1 else None
+
+
+def _clocked(clock: Clock, of_all: Callable[[Progress], Progress]) -> Callable[[Progress], Progress]:
+    """The same, whose wait for other processes is time of gathering."""
+
+    def waited(done: Progress) -> Progress:
+        with clock("gather"):
+            return of_all(done)
+
+    return waited
 
 
 def tasks_of_step(run: Run, state: State) -> list[Task]:

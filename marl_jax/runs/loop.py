@@ -25,6 +25,8 @@ from marl_jax.alarms.watch import Alarm
 from marl_jax.compile_cache import keep_programs
 from marl_jax.config.phase_fields import Place
 from marl_jax.config.run_config import RunConfig
+from marl_jax.errors import RunError
+from marl_jax.hosts.layout import fingerprint
 from marl_jax.hosts.tables import gathered
 from marl_jax.pretraining.pairs import unfamiliar
 from marl_jax.rewards.grading import Grader, grade
@@ -293,6 +295,7 @@ def _played(road: Road, run: Run, state: State, base: Mapping[str, Any] | None) 
 def save(run: Run, state: State) -> None:
     """Begin to save; results of tools that no checkpoint can come back to are forgotten."""
     complete = saved_steps(run.checkpoints.directory)
+    _check_replicas(run, state)
     run.checkpoints.save(state.step, state.arrays, state.numbers, state.accuracy)
     if not hosts.is_first():
         return
@@ -300,6 +303,19 @@ def save(run: Run, state: State) -> None:
     for path in (run.folder / "tools").glob("*-*.jsonl"):
         if complete and int(path.stem.rpartition("-")[2]) < complete[0]:
             path.unlink(missing_ok=True)
+
+
+def _check_replicas(run: Run, state: State) -> None:
+    """Refuse to save where the processes do not have one and the same weights, as on machines of several kinds."""
+    if hosts.count() == 1:
+        return
+    first, *others = hosts.together(lambda: fingerprint((state.trees, state.learner)))
+    for number, other in enumerate(others, 1):
+        if other != first:
+            raise RunError(
+                f"step {state.step}: process {number} has other weights than process 0, and nothing is saved: run all "
+                "processes on machines and software of one kind, and start again from the last checkpoint"
+            )
 
 
 def _stopped_by(alarms: Sequence[Alarm], step: int) -> str:

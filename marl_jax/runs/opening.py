@@ -298,10 +298,10 @@ def _arrays(
     config: RunConfig, parts: Parts, train: Sequence[Task], settled: Mapping[str, Any]
 ) -> tuple[Compiled | None, str]:
     """The compiled road where it is asked for and takes the cell, and what the first page says of it."""
+    if hosts.count() > 1:
+        return None, f"hosted, shared by {hosts.count()} processes"
     if config.road == "hosted":
         return None, "hosted"
-    if hosts.count() > 1:
-        return None, "hosted, as several hosts share the run"
     try:
         road = Compiled(config, parts, train, settled.get("devices"))
     except NoArrayForm as error:

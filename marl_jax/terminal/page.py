@@ -80,8 +80,9 @@ def plan_page(
         f"at most {first.calls} calls per episode; assumed: {first.assumptions}; {COMPUTE:.0%} of a device's "
         f"peak operations, {BANDWIDTH:.0%} of its bandwidth",
     ]
-    if config.mesh.data * config.mesh.model > 1:
-        head.append(f"for each device of a mesh of {config.mesh.data} x {config.mesh.model}")
+    if config.mesh.devices > 1:
+        over = f", of each of {config.mesh.hosts} hosts" if config.mesh.hosts > 1 else ""
+        head.append(f"for each device of a mesh of {config.mesh.data} x {config.mesh.model}{over}")
     memory = [["memory", *(plan.device.name for plan in plans)]]
     for name in dict.fromkeys(part.name for plan in plans for part in plan.parts):
         found = [[part for part in plan.parts if part.name == name] for plan in plans]

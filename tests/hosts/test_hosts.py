@@ -263,7 +263,9 @@ def test_what_several_hosts_cannot_share_is_refused(change, told):
 
 
 def test_training_on_several_hosts_needs_them(tmp_path):
-    config = dataclasses.replace(load_config("configs/micro.py:voting-isolated-xs-math"), mesh=MeshConfig(2))
+    config = dataclasses.replace(
+        load_config("configs/micro.py:voting-isolated-xs-math"), mesh=MeshConfig(hosts=2)
+    )
     with pytest.raises(hosts.HostsError, match=r"mesh.hosts is 2, and this process is one of 1"):
         train(config, tmp_path / "run")
     assert not os.listdir(tmp_path)

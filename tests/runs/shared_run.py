@@ -55,7 +55,7 @@ def main():
     asked = parser.parse_args()
     count, process = int(asked.hosts), int(asked.process)
     config = KINDS[asked.kind](tiny_config(asked.base))
-    config = dataclasses.replace(config, mesh=MeshConfig(count, asked.data, asked.model))
+    config = dataclasses.replace(config, mesh=MeshConfig(asked.data, asked.model, count))
     if asked.changed == process:
         config = dataclasses.replace(config, seed=7)
     if asked.on == process and asked.signal == "error":

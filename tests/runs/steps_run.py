@@ -25,7 +25,9 @@ COORDINATOR, PROCESS, HOSTS, BASE, WHOLE, WORKDIR, KIND, DATA, OUT = sys.argv[1:
 
 
 def steps_from(states):
-    config = dataclasses.replace(KINDS[KIND](tiny_config(BASE)), mesh=MeshConfig(int(HOSTS), int(DATA)))
+    config = dataclasses.replace(
+        KINDS[KIND](tiny_config(BASE)), mesh=MeshConfig(data=int(DATA), hosts=int(HOSTS))
+    )
     with contextlib.ExitStack() as stack:
         road, (run,), (first,) = open_runs(config, WORKDIR, False, quiet(), Stop(), stack)
         like = first.arrays
