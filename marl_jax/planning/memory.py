@@ -37,6 +37,8 @@ __all__ = [
     "Room",
     "Shapes",
     "count_units",
+    "engine_settings",
+    "least_engine",
     "least_shapes",
     "look_ahead",
     "model_of_group",
