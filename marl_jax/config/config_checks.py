@@ -232,7 +232,7 @@ def _strangers(where: str, given: Mapping[str, Any], policy_map: Mapping[str, st
                 f"has one: give {where}.{policy}, or each role a policy of its own"
             )
         else:
-            yield f"{where} names {named}, no policy but of the policy '{policy}': give {where}.{policy}"
+            yield f"{where} names {named}, for whom the policy '{policy}' answers: give {where}.{policy}"
 
 
 def _engine(config: RunFields) -> Problems:

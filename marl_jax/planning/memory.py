@@ -280,7 +280,10 @@ def shapes(
     for one in lane:
         there = room(config, device, free, training, (lane[one], of))
         own = [group for group in groups if whose[group] == one]
-        made[one] = engine_settings(config, one, there, demand, device.platform, own)
+        try:
+            made[one] = engine_settings(config, one, there, demand, device.platform, own)
+        except ValueError as error:
+            raise ValueError(f"of policy '{own[0][0]}': {error}") from None
     return {base: made[one] for base, one in models.items()}
 
 

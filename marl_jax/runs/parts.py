@@ -292,7 +292,7 @@ def _model(directory: str, dtype: str | None) -> ModelConfig:
     if not located(directory).is_dir():
         raise PartsError(
             f"there is no model in '{directory}': put one there (config.json, *.safetensors, tokenizer.json), or name "
-            "another directory with --config.policies.base"
+            "another directory with --config.policies.base or policies.bases"
         )
     try:
         return load_config(directory, dtype=dtype)

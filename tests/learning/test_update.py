@@ -126,7 +126,7 @@ def test_every_product_of_the_update_asks_for_full_precision(share):
     assert bool(batch.arrays.prefix) == share
     carry = learner._zeros(PARAMS, 1)
     run = lambda carry, tree: update_programs.accumulate(
-        learner._settings, carry, tree, None, batch.arrays, 0, anchored=True, on_policy=True
+        learner._settings["p0"], carry, tree, None, batch.arrays, 0, anchored=True, on_policy=True
     )
     text = str(jax.make_jaxpr(run)(carry, PARAMS))
     assert text.count("dot_general[") > 20

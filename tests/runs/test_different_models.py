@@ -194,7 +194,7 @@ def test_what_does_not_go_together_is_told_in_one_line(config, tmp_path):
 @pytest.mark.parametrize(
     ("bases", "message"),
     [
-        ({"generator": "x"}, "names 'generator', no policy but of the policy 'p0': give policies.bases.p0"),
+        ({"generator": "x"}, "names 'generator', for whom the policy 'p0' answers: give policies.bases.p0"),
         (
             {"generator": "x", "aggregator": "y"},
             "gives 'aggregator' and 'generator' different values, and policies.map has them share the policy 'p0'",
