@@ -120,6 +120,8 @@ def _parse(argv: list[str]) -> list[str]:
         return flags.FLAGS(argv)
     except flags.Error as error:
         sys.exit(_refusal(error))
+    except SystemExit:  # of --help, which absl ends as a failure
+        sys.exit(0)
 
 
 class _Sentences(python_logging.Formatter):

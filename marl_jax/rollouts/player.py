@@ -57,8 +57,8 @@ class Player:
     """What stays as it is from one rollout to the next."""
 
     workflow: Workflow  # that is played
-    model: ModelConfig  # shape of all policies
-    tokenizer: Any  # of the base
+    model: ModelConfig | Mapping[str, ModelConfig]  # shape of all policies, or by policy
+    tokenizer: Any | Mapping[str, Any]  # likewise
     service: Engines  # that answer for every policy
     policies: PolicyMap  # role, or "role/slot" -> policy
     settings: Mapping[str, SamplingSettings]  # by role

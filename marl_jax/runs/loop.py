@@ -30,7 +30,7 @@ from marl_jax.hosts.layout import fingerprint
 from marl_jax.hosts.tables import gathered
 from marl_jax.pretraining.pairs import unfamiliar
 from marl_jax.rewards.grading import Grader, grade
-from marl_jax.rollouts import Chat
+from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import read as read_record
@@ -144,6 +144,9 @@ def train(
                     )
         except Stopped:
             stop.hear()  # the step under way is abandoned; it will be made again
+        except EngineGone as error:  # of which the policies know nothing
+            keep(whole=True)
+            raise EngineGone(f"{error}; the same command goes on after step {states[0].step}") from None
         if stop.heed():
             farewell()
         _saved(runs)
@@ -210,7 +213,8 @@ def _after(run: Run, at: Place, state: State, made: Made) -> tuple[State, dict[s
 def _tell(run: Run, number: int, made: Made, values: dict[str, Any]) -> None:
     """What happened in a step, on the disk and to a person."""
     config, parts, table = run.config, run.parts, made.table
-    if number == 1 and (strange := unfamiliar(table, parts.pairs, parts.tokenizer)):
+    tokenizers = parts.of_policies(parts.tokenizers)
+    if number == 1 and (strange := unfamiliar(table, parts.pairs, tokenizers)):
         values["warnings"] = [*values.get("warnings", ()), *strange]
     if begun := run.watch.row(plain({"step": number, **values})):
         values["alarms"] = [alarm.to_json() for alarm in begun]
@@ -220,9 +224,7 @@ def _tell(run: Run, number: int, made: Made, values: dict[str, Any]) -> None:
     trainer: list[Any] = [None] * len(table)
     for row, known in zip(np.flatnonzero(run.phases.described(table)), made.report.trainer_logp):
         trainer[row] = known
-    recording.record_step(
-        run.folder / "episodes", config, number, table, Chat(parts.tokenizer).decode, trainer
-    )
+    recording.record_step(run.folder / "episodes", config, number, table, parts.decoders, trainer)
     run.live.step(number, values)
     run.live.failing(number, [bare.error for bare in table.bare_episodes])
     for warning in values.get("warnings", ()):
@@ -278,7 +280,7 @@ def _played(road: Road, run: Run, state: State, base: Mapping[str, Any] | None) 
     graded, before = gathered(lambda: grade(table, grader)), base["per_problem"] if base else None
 
     def told() -> dict[str, Any]:
-        decode = Chat(run.parts.tokenizer).decode
+        decode = run.parts.decoders
         recording.record_evaluation(run.folder / "episodes", run.config, state.step, graded, decode)
         found = summary(graded, samples, before, run.parts.metric)
         run.evaluations.write(state.step, run.about | found)

@@ -18,17 +18,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from marl_jax import fields, hosts
+from marl_jax import hosts
 from marl_jax.alarms.watch import judge
 from marl_jax.compiled import NoArrayForm
 from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.config.run_fields import TRACKERS
-from marl_jax.learning import Qwen3
 from marl_jax.planning import devices, plan
 from marl_jax.planning.measured import Pace
+from marl_jax.planning.memory import Shapes
 from marl_jax.planning.walks import left_open
 from marl_jax.pretraining.taught import warning_of
-from marl_jax.rollouts.serving import Service
+from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.boards import Board, TensorBoard, Tracker
 from marl_jax.run_folder.checkpoints import Checkpoints, steps
 from marl_jax.run_folder.folder import (
@@ -51,7 +51,7 @@ from marl_jax.runs.divergence import refuse_the_same
 from marl_jax.runs.hosted import Hosted
 from marl_jax.runs.in_arrays import Compiled
 from marl_jax.runs.measures import Clock
-from marl_jax.runs.parts import Parts, model_config, shared_problems
+from marl_jax.runs.parts import Parts, model_configs, shared_problems
 from marl_jax.runs.phases import Phases, phase_digests
 from marl_jax.runs.play import (
     Named,
@@ -60,13 +60,13 @@ from marl_jax.runs.play import (
     make_service,
     planned_engine,
     player_of,
+    settled_form,
     settled_shapes,
     shapes_of,
 )
 from marl_jax.runs.run import Road, Run
 from marl_jax.runs.state import State
 from marl_jax.runs.stopping import Stop
-from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.tasks import DataError, Position, Task, TaskIterator
 from marl_jax.tasks.micro import KINDS
 from marl_jax.terminal import page
@@ -114,8 +114,8 @@ def open_runs(
             changes.enter_context(taken_back(folder))
         named, arrays, settled, pace = _load(configs, folders, accept_changes, live, stop)
         parts = named.parts
-        network = Qwen3(parts.model, parts.lora_scale, config.policies.remat, config.policies.attention)
-        phases = [Phases(one, parts, network, folder) for one, folder in zip(configs, folders)]
+        networks = parts.networks(config.policies.remat, config.policies.attention)
+        phases = [Phases(one, parts, networks, folder) for one, folder in zip(configs, folders)]
         states = [_first(one, parts, of) for one, of in zip(configs, phases)]
         kinds = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
         checkpoints = []
@@ -252,7 +252,7 @@ def _load(
     early = hosts.from_first(lambda: settled_for(folders[0], config))
     shapes = settled_shapes(early)
     # Before the weights are there: it counts them.
-    planned = plan.check_fits(config, model_config(config), devices.here(), shapes)
+    planned = plan.check_fits(config, model_configs(config), devices.here(), shapes)
     wanted = ("train", "val") if config.evaluation.every else ("train",)
     named = hosts.after_first(lambda: load_named(config, wanted))  # one prepares data that is not there yet
     parts, splits = named.parts, named.splits
@@ -260,7 +260,7 @@ def _load(
     check_prompts(config, parts, splits["train"])
     arrays, road = _arrays(config, parts, splits["train"], early)
     stop.check_together()
-    engine = lambda: {"engine": fields.to_json(planned_engine(config, parts))}
+    engine = lambda: settled_form(planned_engine(config, parts))
     found = named.digests | phase_digests(config)
     _agree({"digests": found})
 
@@ -271,10 +271,18 @@ def _load(
 
     settled = hosts.from_first(begun)
     sizes = {name: len(tasks) for name, tasks in splits.items()}
-    shapes = settled_shapes(settled) or planned.engine
+    shapes = settled_shapes(settled) or planned.shapes
     where = folders[0] if len(folders) == 1 else folders[0].parent / "seed-N"
     live.note(
-        page.page(config, parts.model, folder=where, tasks=sizes, engine=shapes, plan=planned, road=road)
+        page.page(
+            config,
+            parts.of_policies(parts.models),
+            folder=where,
+            tasks=sizes,
+            engine=shapes,
+            plan=planned,
+            road=road,
+        )
     )
     if warning := warning_of(config, parts.prompts):
         live.note(warning)
@@ -346,15 +354,15 @@ def _tried(road: Road, runs: Sequence[Run], states: Sequence[State]) -> float:
 def _hosted(runs: Sequence[Run], state: State) -> Hosted:
     """The engines, which answer by the policies of this state; all starts of the run have the same."""
     run = runs[0]
-    policies, made = run.parts.frozen_trees() | state.trees, list[Service]()
+    policies, made = run.parts.frozen_trees() | state.trees, list[Engines]()
 
-    def first() -> EngineSettings:
+    def first() -> Shapes:
         settled = read(run.folder)["settled"]
         shapes = settled_shapes(settled) or planned_engine(run.config, run.parts)
         measured = settled.get("measured", False)
         made.append(make_service(run.config, run.parts, policies, shapes, state.updates, measured=measured))
         if not measured:  # for the starts that follow
-            _settle(runs, engine=fields.to_json(shapes_of(made[0])), measured=True)
+            _settle(runs, **settled_form(shapes_of(made[0])), measured=True)
         return shapes_of(made[0])
 
     shapes = hosts.from_first(first)

@@ -39,8 +39,8 @@ __all__ = ["Phases", "checkpoint_of", "phase_digests"]
 class Phases:
     """The phases of one run; its configuration without any is one, and changes nothing."""
 
-    def __init__(self, config: RunConfig, parts: Parts, network: Network, folder: Path):
-        self._config, self._parts, self._network, self._folder = config, parts, network, folder
+    def __init__(self, config: RunConfig, parts: Parts, networks: Mapping[str, Network], folder: Path):
+        self._config, self._parts, self._networks, self._folder = config, parts, networks, folder
         self._list = config.phases or (Phase(max(config.steps, 1)),)
         self._learners: list[tuple[LearnerConfig, Learner]] = []
         self._mesh = parts.mesh
@@ -59,7 +59,7 @@ class Phases:
         for known, learner in self._learners:
             if known == config:
                 return learner
-        learner = Learner(self._network, config, self._config.policies.map, mesh=self._mesh)
+        learner = Learner(self._networks, config, self._config.policies.map, mesh=self._mesh)
         self._learners.append((config, learner))
         return learner
 

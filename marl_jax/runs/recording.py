@@ -1,7 +1,7 @@
 """Which episodes a run keeps for its page: those of some problems, within its share of disk; and its logs of tools."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +9,11 @@ import numpy as np
 from marl_jax import hosts
 from marl_jax.config.run_config import RunConfig
 from marl_jax.rollouts import ToolLog, write_episodes
+from marl_jax.rollouts.transcript import Decoders
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.table import Table
 
 __all__ = ["record_evaluation", "record_step", "tool_log"]
-
-Decode = Callable[[Sequence[int]], str]
 
 
 def record_step(
@@ -22,7 +21,7 @@ def record_step(
     config: RunConfig,
     step: int,
     table: Table,
-    decode: Decode,
+    decode: Decoders,
     trainer: Sequence[np.ndarray | None],
 ) -> None:
     """The first problems of a training step, where it is one that is recorded."""
@@ -39,7 +38,7 @@ def record_step(
         )
 
 
-def record_evaluation(folder: Path, config: RunConfig, step: int, table: Table, decode: Decode) -> None:
+def record_evaluation(folder: Path, config: RunConfig, step: int, table: Table, decode: Decoders) -> None:
     """The first problems of an evaluation: the same ones each time, with the same noise."""
     if wanted := config.evaluation.recorded:
         _write(folder / f"val-{step:06d}.parquet", config, table, wanted, decode)
@@ -56,7 +55,7 @@ def _write(
     config: RunConfig,
     table: Table,
     wanted: int,
-    decode: Decode,
+    decode: Decoders,
     trainer: Sequence[np.ndarray | None] = (),
 ) -> None:
     """As many of the wanted problems, with all their episodes, as fit into a file's share; one at least."""

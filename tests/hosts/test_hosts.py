@@ -270,6 +270,7 @@ def test_hosts_that_nobody_announces_are_refused(tmp_path):
         ({"road": "compiled"}, "set road=hosted"),
         ({"seeds": "2"}, "seeds side by side are for one process"),
         ({"rewards.batch": "step"}, "set rewards.batch=task"),
+        ({"engine.kind": "vllm"}, "one process asks the server of vLLM"),
     ],
 )
 def test_what_several_hosts_cannot_share_is_refused(change, told):
