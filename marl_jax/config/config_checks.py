@@ -389,6 +389,8 @@ def _hosts(config: RunFields) -> Problems:
         yield f"road is 'compiled' and mesh.hosts {count}: several hosts share the hosted road, set road=hosted"
     if config.seeds > 1:
         yield f"seeds is {config.seeds} and mesh.hosts {count}: seeds side by side are for one process, leave one out"
+    if config.engine.kind == "vllm":
+        yield f"engine.kind is 'vllm' and mesh.hosts {count}: one process asks the server of vLLM, set mesh.hosts=1"
     if config.rewards.batch == "step":
         yield (
             f"rewards.batch is 'step' and mesh.hosts {count}: each process pays the problems that it played, so set "

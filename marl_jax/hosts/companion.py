@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -56,23 +57,22 @@ def _await_all(
     names = [name, *(f"process {k} of {count}" for k in range(1, count))]
     deadline = time.monotonic() + wait_s
     while len(links) < count - 1:
-        listener.settimeout(max(0.01, deadline - time.monotonic()))
-        try:
-            link = listener.accept()[0]
-            link.settimeout(HELLO_S)
-            said = json.loads(_line(link))
-            other, total = int(said["index"]), int(said["count"])
-        except TimeoutError:
-            if time.monotonic() < deadline:
-                continue
+        if not _comes(listener, deadline):
             missing = ", ".join(str(k) for k in range(1, count) if k not in links)
             _refuse(
                 f"process {missing} of {count} did not come within {wait_s:.0f} s: start the command on every host, "
                 "each with its own --process, or correct mesh.hosts",
                 links,
             )
+        try:
+            link = listener.accept()[0]
+            link.settimeout(HELLO_S)
+            said = json.loads(_line(link))
+            other, total = int(said["index"]), int(said["count"])
         except (OSError, ValueError, KeyError, TypeError):
             continue  # somebody else, who has the wrong port
+        if other in links and _has_ended(links[other]):  # it was started again
+            del links[other]
         if total != count or not 0 < other < count or other in links:
             what = (
                 f"process {other} says that there are {total} processes, and process 0 that there are {count}"
@@ -110,14 +110,13 @@ def _reach_first(
                 "--coordinator"
             )
         if link is None:
-            time.sleep(PAUSE_S)
+            _comes(None, time.monotonic() + PAUSE_S)
             continue
-        link.settimeout(max(HELLO_S, deadline + 2 * HELLO_S - time.monotonic()))
-        try:
+        with contextlib.suppress(OSError):
             link.sendall(json.dumps({"index": index, "count": count, "name": name}).encode() + b"\n")
-            answer = _line(link)
-        except OSError:
-            pass
+            if _comes(link, deadline + 2 * HELLO_S):  # process 0 may have come later than this one
+                link.settimeout(HELLO_S)
+                answer = _line(link)
         if not answer and time.monotonic() >= deadline:
             _refuse(f"process 0 at {where} went away before all had come: start the command again")
     word, _, rest = answer.partition(" ")
@@ -144,6 +143,22 @@ def _listen(host: str, port: int) -> socket.socket:
             "processes, or end what uses it"
         )
     raise AssertionError
+
+
+def _comes(what: socket.socket | None, deadline: float) -> bool:
+    """Whether there is something to read until then; ends with its process, which says nothing before all have met."""
+    wanted: list[Any] = [PIPE] if what is None else [PIPE, what]
+    ready = select.select(wanted, [], [], max(0.0, deadline - time.monotonic()))[0]
+    if PIPE in ready:
+        sys.exit(0)
+    return bool(ready)
+
+
+def _has_ended(link: socket.socket) -> bool:
+    try:
+        return bool(select.select([link], [], [], 0)[0]) and not link.recv(1, socket.MSG_PEEK)
+    except OSError:
+        return True
 
 
 def _free_port(wanted: int) -> int:
@@ -190,7 +205,7 @@ class _Watch:
     def __init__(self, index: int, links: dict[int, socket.socket], names: list[str]) -> None:
         self._index, self._links, self._names = index, links, names
         self._parent = os.getppid()
-        self._over = False  # its process ends by itself
+        self._failing = False  # its process ends by itself
         self._failed: dict[int, float] = {}  # process 0: when others are told of one that failed
         self._gone: set[int] = set()  # said bye, or is lost
         self._rest: dict[int, bytes] = {}  # of lines that have not ended
@@ -241,13 +256,14 @@ class _Watch:
 
     def _of_its_own(self, word: str) -> None:
         """What its process says: here it is told on, or taken in."""
-        self._over = self._over or word in ("bye", "failed")
+        self._failing = self._failing or word == "failed"
         if self._index == 0:
             self._of(0, word)
-        elif word != "ended":
+            return
+        if word != "ended":  # which the end of the connection says
             self._tell(self._links[0], word)
-        else:
-            sys.exit(0)  # the end of the connection says it
+        if word in ("bye", "ended"):
+            sys.exit(0)
 
     def _of(self, k: int, word: str) -> None:
         """At process 0: what a process says."""
@@ -257,6 +273,7 @@ class _Watch:
             self._gone.add(k)
             if k == 0:
                 self._tell_all("bye")
+                self._hear_out()
                 sys.exit(0)
         elif word == "failed":
             self._failed[k] = time.monotonic() + GRACE_S
@@ -285,7 +302,7 @@ class _Watch:
 
     def _end(self, lost: int, why: str) -> NoReturn:
         """Say who is lost, and see that this process ends."""
-        if not self._over and lost != self._index:
+        if not self._failing and lost != self._index:
             text = (
                 f"{self._names[lost]} {why}; so this process ends. Start the same command again on every host: it "
                 "goes on from the last checkpoint"
@@ -299,6 +316,15 @@ class _Watch:
         if os.getppid() == self._parent:
             os.kill(self._parent, signal.SIGKILL)
         sys.exit(0)
+
+    def _hear_out(self) -> None:
+        """What they still say is read, or the system would take back what they were told."""
+        for link in self._links.values():
+            link.settimeout(GRACE_S)
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_WR)
+                while link.recv(4096):
+                    pass
 
     def _tell(self, link: socket.socket, line: str) -> None:
         with contextlib.suppress(OSError):  # it is gone, and is seen to be

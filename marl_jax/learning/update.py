@@ -95,8 +95,8 @@ class Learner:
     ):
         """`roles` maps each role (or "role/slot") to its policy; `network` is one for all of them, or by policy.
 
-        On a mesh, batches are laid over its axis "data".
-        A mesh may have devices of several processes: each calls `step` with the same rows and trees of its own devices.
+        On a mesh, batches are laid over its axis "data". It may have devices of several processes: each calls `step`
+        with the same rows and trees of its own devices.
         """
         self.network, self.config, self.roles, self.mesh = network, config, dict(roles), mesh
         check_interventions(config, self.roles)

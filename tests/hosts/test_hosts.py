@@ -166,12 +166,13 @@ class Meeting:
         words = [index, count, "127.0.0.1", port, wait_s]
         command = [sys.executable, "-P", companion.__file__, *map(str, words)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.begun.append(subprocess.Popen(command, **pipes))
+        self.begun.append(subprocess.Popen(command, bufsize=0, **pipes))
         return self.begun[-1].stdout
 
     def end(self):
-        for one in self.begun:
+        for one in self.begun:  # at once: one that sees another lost ends its own process, which is this one
             one.kill()
+        for one in self.begun:
             one.wait()
             one.stdin.close()
             one.stdout.close()
@@ -228,6 +229,20 @@ def test_two_processes_of_one_number_are_refused(meeting):
     assert "two processes say that they are number 2" in first.readline().decode()
 
 
+def test_who_gave_up_before_all_had_come_may_come_again(meeting):
+    port = free_port()
+    first = meeting.come(0, 3, port)
+    meeting.come(1, 3, port)
+    time.sleep(0.5)
+    meeting.begun[1].stdin.close()  # its process ended
+    assert meeting.begun[1].wait(10) == 0
+    others = [meeting.come(k, 3, port) for k in (1, 2)]
+    assert all(one.readline().startswith(b"ready ") for one in (first, *others))
+    for one in meeting.begun:
+        one.stdin.write(b"bye\n") if not one.stdin.closed else None
+    assert [one.wait(10) for one in meeting.begun] == [0] * 4
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -255,6 +270,7 @@ def test_hosts_that_nobody_announces_are_refused(tmp_path):
         ({"road": "compiled"}, "set road=hosted"),
         ({"seeds": "2"}, "seeds side by side are for one process"),
         ({"rewards.batch": "step"}, "set rewards.batch=task"),
+        ({"engine.kind": "vllm"}, "one process asks the server of vLLM"),
     ],
 )
 def test_what_several_hosts_cannot_share_is_refused(change, told):
