@@ -32,12 +32,28 @@ COMMANDS = [
     "pretrain",
     "demo",
 ]
+READ = ("list", "docs")  # commands that only print
 REFUSED = 2
 
 
 def main() -> int | None:
     """Run the main of the command that is asked for; whatever a command needs loads there."""
     name, *_ = [*sys.argv[1:], "--help"]
+    try:
+        try:
+            return _run(name)
+        finally:
+            sys.stdout.flush()  # here, and not when the interpreter ends
+    except BrokenPipeError:
+        if name in COMMANDS and name not in READ:
+            raise
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the reader has enough, as in `docs | head`
+        return None
+
+
+def _run(name: str) -> int | None:
     if name in ("--help", "-h", "--helpshort", "help"):
         print(_help())
         return None

@@ -33,6 +33,18 @@ def test_an_unknown_command_is_one_line(capsys):
     assert (code, out, error) == (2, "", "'trian' is no command: did you mean 'train'?\n")
 
 
+@pytest.mark.parametrize("words", [["--help"], ["list", "workflows"], ["docs", "workflows.Call"]])
+def test_a_reader_that_has_enough_ends_a_command_in_silence(words):
+    read, write = os.pipe()
+    os.close(read)  # as `| head` does
+    env = {**os.environ, "PYTHONPATH": str(packaged.HOME.parent)}
+    run = subprocess.run(
+        [sys.executable, "-m", "marl_jax", *words], stdout=write, stderr=subprocess.PIPE, env=env
+    )
+    os.close(write)
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
 def test_a_command_runs_from_a_folder_of_ones_own(tmp_path):
     (tmp_path / "mine.py").write_text("def carry(graded):\n    return [1.0 for one in graded]\n")
     asked = ["plan", "--config=micro:voting-isolated-xs-math", "--config.rewards.name=mine:carry"]
