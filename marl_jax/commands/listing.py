@@ -12,7 +12,8 @@ from marl_jax import fields
 from marl_jax.commands import pages
 from marl_jax.commands.declarations import declared, default_of, place, typed
 from marl_jax.config.cells import of_study
-from marl_jax.config.run_config import ConfigError, RunConfig, cells_of, load_config
+from marl_jax.config.run_config import RunConfig, cells_of, load_config
+from marl_jax.errors import UserError
 from marl_jax.packaged import config_names
 from marl_jax.policies import policy_names
 from marl_jax.pretraining.taught import warning_of
@@ -39,12 +40,12 @@ def listing(kind: str = "", word: str = "") -> str:
     if not kind:
         return "\n".join(f"marl-jax list {name:<10}  {kind.about}" for name, kind in KINDS.items())
     if kind not in KINDS:
-        raise ConfigError([f"what to list is '{kind}'{fields.nearest(kind, KINDS)}"])
+        raise UserError(f"there is nothing to list under '{kind}'{fields.nearest(kind, KINDS)}")
     if kind == "cells" and not word:
         return "\n".join(line for entry in _families() for line in _shown(entry, True))
     found = [entry for entry in KINDS[kind].entries() if word in " ".join(entry)]
     if not found:
-        raise ConfigError([f"no entry of '{kind}' holds '{word}': leave the word out to see all"])
+        raise UserError(f"no entry of '{kind}' holds '{word}': leave the word out to see all")
     lines, where = [], None
     for entry in found:
         if kind == "cells" and entry.where != where:  # many of one file

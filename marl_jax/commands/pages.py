@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_jax.commands.declarations import declared, default_of, typed
-from marl_jax.config.run_config import ConfigError
+from marl_jax.errors import UserError
 from marl_jax.fields import nearest
 from marl_jax.packaged import packaged
 
@@ -48,7 +48,7 @@ def page(name: str) -> str:
         return re.sub(r"^::: (\S+)$", lambda line: reference(line[1]), text, flags=re.MULTILINE)
     if "." in name or name == "marl_jax":
         return reference(name)
-    raise ConfigError([f"the page is '{name}'{nearest(name, there)}; or an object, such as workflows.Call"])
+    raise UserError(f"there is no page '{name}'{nearest(name, there)}; or an object, such as workflows.Call")
 
 
 def first_words(file: Path) -> str:
@@ -64,7 +64,7 @@ def reference(name: str) -> str:
     except pydoc.ErrorDuringImport as error:  # of an extra that is not installed
         thing, name = None, f"{name} ({error.value})"
     if thing is None:
-        raise ConfigError([f"the library has no '{name}': give a page, or an object such as workflows.Call"])
+        raise UserError(f"the library has no '{name}': give a page, or an object such as workflows.Call")
     return "\n".join(_described(thing, full)).rstrip() + "\n"
 
 

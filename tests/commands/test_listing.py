@@ -6,7 +6,8 @@ from marl_jax import fields
 from marl_jax.commands import listing as module
 from marl_jax.commands.listing import KINDS, listing
 from marl_jax.config.cells import all_cells, of_study
-from marl_jax.config.run_config import ConfigError, RunConfig, cells_of, load_config
+from marl_jax.config.run_config import RunConfig, cells_of, load_config
+from marl_jax.errors import UserError
 from marl_jax.packaged import HOME
 from marl_jax.rewards.credit import NAMED
 from marl_jax.tasks import NAMES
@@ -92,10 +93,10 @@ def test_without_a_word_it_says_what_can_be_listed_and_cells_are_named_by_their_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("workflow",), "what to list is 'workflow': did you mean 'workflows'"),
+        (("workflow",), "there is nothing to list under 'workflow': did you mean 'workflows'"),
         (("tasks", "nonsense"), "no entry of 'tasks' holds 'nonsense'"),
     ],
 )
 def test_what_cannot_be_listed_is_refused(words, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         listing(*words)

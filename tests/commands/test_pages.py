@@ -6,8 +6,8 @@ import re
 import pytest
 
 from marl_jax.commands.pages import page, pages, reference
-from marl_jax.config.run_config import ConfigError
 from marl_jax.episodes import CallRecord, Episode
+from marl_jax.errors import UserError
 from marl_jax.packaged import HOME
 from marl_jax.table import Table
 from marl_jax.workflows import Call, Completion
@@ -51,10 +51,10 @@ def test_an_object_of_the_library_is_named_with_or_without_its_first_word():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("reward", "the page is 'reward': did you mean 'rewards'"),
+        ("reward", "there is no page 'reward': did you mean 'rewards'"),
         ("workflows.Cal", r"the library has no 'workflows\.Cal'"),
     ],
 )
 def test_what_there_is_not_is_refused(name, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         page(name)
