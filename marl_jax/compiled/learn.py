@@ -204,7 +204,7 @@ class _Work:
         self.places = [place for place, cue in enumerate(columns.cues) if _owner(cast, cue) == policy]
         policies = cast.config.policies
         network = Qwen3(cast.parts.model, cast.parts.lora_scale, policies.remat, policies.attention)
-        corrected = config.loss.is_cap is not None and config.old_logprobs == "trainer"
+        corrected = config.loss.heeds_sampler and config.old_logprobs == "trainer"
         self.settings = update_programs.Settings(network, config.loss, config.logprob_chunk, corrected)
 
     def update(

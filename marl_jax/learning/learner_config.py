@@ -10,7 +10,7 @@ from marl_jax import fields
 from marl_jax.fields import Count, NotNegative, Positive
 from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning.interventions import InterventionConfig, Mixing
-from marl_jax.learning.losses import LossConfig
+from marl_jax.learning.losses import OBJECTIVES, LossConfig
 from marl_jax.learning.objectives import PreferenceConfig, check_objective
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 
@@ -58,6 +58,13 @@ class LearnerConfig:
     def __post_init__(self) -> None:
         fields.check(self)
         check_objective(self.loss, self.preference)
+        if self.loss.mask_ratio is not None and (
+            self.old_logprobs == "sampler" or self.loss.kind in OBJECTIVES
+        ):
+            raise ValueError(
+                "loss.mask_ratio compares the trainer with the sampler, which needs old_logprobs trainer and a loss of "
+                f"tokens: they are {self.old_logprobs} and {self.loss.kind}; set it to none"
+            )
         if self.layer_norms and self.gradients == "off":
             raise ValueError(
                 "layer_norms are of the parts that gradients keeps apart: set it to roles or slots"

@@ -117,6 +117,8 @@ class LossConfig:
     clip_high: float = 0.28  # and at 1 + this
     dual_clip: float | None = None  # bound of the loss for negative advantages, as a ratio
     is_cap: float | None = 2.0  # of the weights for sampler/trainer mismatch; None leaves them out
+    # A sequence whose mean ratio of trainer to sampler lies outside of these two teaches nothing; None: all teach.
+    mask_ratio: tuple[float, float] | None = None
     max_length: int | None = None  # the constant of sequence_mean_token_sum_norm
     kl: KL = "k3"  # estimator of the KL to the reference
     entropy_coef: float = 0.0  # weight of the entropy bonus
@@ -131,7 +133,13 @@ class LossConfig:
             self.dual_clip,
             self.is_cap,
             self.max_length,
+            self.mask_ratio,
         )
+
+    @property
+    def heeds_sampler(self) -> bool:
+        """Whether it corrects for what the sampler computed otherwise."""
+        return self.is_cap is not None or self.mask_ratio is not None
 
 
 def policy_loss(
@@ -146,6 +154,7 @@ def policy_loss(
     aggregation: Aggregation = "sequence_mean_token_mean",
     sampler_logp: jax.Array | None = None,  # [B, T]
     is_cap: float | None = 2.0,
+    mask_ratio: tuple[float, float] | None = None,
     kind: Kind = "ppo",
     max_length: int | None = None,
     ref_logp: jax.Array | None = None,  # [B, T]
@@ -158,10 +167,11 @@ def policy_loss(
     """The loss of one (micro-)batch, to be minimised; gradients flow through `logp` and `entropy` only.
 
     With `sampler_logp`, each token is weighted by min(exp(old_logp - sampler_logp), is_cap): truncated importance
-    sampling for a sampler whose log-probs differ from the trainer's. Bounds that are traced cannot be checked here and
-    are assumed to be valid.
+    sampling for a sampler whose log-probs differ from the trainer's. A sequence has no policy loss, and still counts in
+    the denominator, where exp(mean(old_logp - sampler_logp)) lies outside of `mask_ratio`. Bounds that are traced
+    cannot be checked here and are assumed to be valid.
     """
-    check_loss(kind, aggregation, clip_low, clip_high, dual_clip, is_cap, max_length)
+    check_loss(kind, aggregation, clip_low, clip_high, dual_clip, is_cap, max_length, mask_ratio)
     chex.assert_rank([logp, old_logp, mask], 2)
     chex.assert_equal_shape([logp, old_logp, mask])
     mask = jnp.asarray(mask) != 0
@@ -184,11 +194,17 @@ def policy_loss(
         "approx_kl": _mean(kl_estimate(old_logp, logp), mask),
     }
 
-    if sampler_logp is not None and is_cap is not None:
+    if sampler_logp is not None and (is_cap is not None or mask_ratio is not None):
         gap = jnp.clip(old_logp - clean(fixed(sampler_logp)), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        importance = jnp.minimum(jnp.exp(gap), is_cap)
-        loss = loss * importance
-        metrics |= {"is_weight": _mean(importance, mask), "is_capped": _mean(jnp.exp(gap) > is_cap, mask)}
+        if is_cap is not None:
+            importance = jnp.minimum(jnp.exp(gap), is_cap)
+            loss = loss * importance
+            metrics |= {"is_weight": _mean(importance, mask), "is_capped": _mean(jnp.exp(gap) > is_cap, mask)}
+        if mask_ratio is not None:
+            mean = _sequence_mean(gap, mask, sequences)
+            outside = (mean < np.log(mask_ratio[0])) | (mean > np.log(mask_ratio[1]))
+            loss = jnp.where(outside, 0.0, loss)
+            metrics["ratio_masked"] = _mean(outside, mask)
     metrics["policy_loss"] = Mean(jnp.sum(weights * loss), denominator)
     if ref_logp is not None:
         divergence = kl_estimate(logp, clean(fixed(ref_logp)), kl)
@@ -258,6 +274,7 @@ def check_loss(
     dual_clip: float | None,
     is_cap: float | None,
     max_length: int | None,
+    mask_ratio: tuple[float, float] | None = None,
 ) -> None:
     """Refuse settings that make no sense together; bounds that are traced cannot be checked and are assumed valid."""
     known = f"loss kind {kind!r} is unknown; use one of {KINDS}, or your own as 'module:function'"
@@ -273,6 +290,10 @@ def check_loss(
     )
     require(
         is_cap is None or fits(is_cap, lambda value: value > 0), f"is_cap {is_cap} must be positive, or none"
+    )
+    require(
+        mask_ratio is None or 0 < mask_ratio[0] < 1 < mask_ratio[1],
+        f"mask_ratio {mask_ratio} must be a number of 0..1 and one above 1, such as 0.5,2, or none",
     )
     if kind == "gspo":
         require(
@@ -339,9 +360,14 @@ def _sequence_log_ratio(
     logp: jax.Array, log_ratio: jax.Array, mask: jax.Array, sequences: jax.Array | None
 ) -> jax.Array:
     """GSPO: every token has its sequence's mean log-ratio as value and its own log-prob as gradient."""
-    length = jnp.maximum(_over_sequence(mask.astype(logp.dtype), sequences), 1.0)
-    mean = _over_sequence(log_ratio, sequences) / length
+    mean = _sequence_mean(log_ratio, mask, sequences)
     return jax.lax.stop_gradient(mean) + logp - jax.lax.stop_gradient(logp)
+
+
+def _sequence_mean(x: jax.Array, mask: jax.Array, sequences: jax.Array | None) -> jax.Array:
+    """Mean over the valid tokens of each sequence, at all of its tokens; x is 0 at others. [B, T]"""
+    length = jnp.maximum(_over_sequence(mask.astype(x.dtype), sequences), 1.0)
+    return _over_sequence(x, sequences) / length
 
 
 def _over_sequence(x: jax.Array, sequences: jax.Array | None) -> jax.Array:

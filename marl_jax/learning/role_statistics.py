@@ -92,6 +92,12 @@ def role_statistics(
     }
     counted = [slice(None) if rows.spoken is None else rows.spoken[i] for i in mine]
     sampler = [rows.logprobs[i].astype(np.float64)[some] for i, some in zip(mine, counted)]
+    if corrected and loss.mask_ratio is not None:
+        distance = np.clip(old - np.concatenate(sampler), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        lengths = [len(own) for own in sampler]
+        means = [own.mean() if len(own) else 0.0 for own in np.split(distance, np.cumsum(lengths)[:-1])]
+        low, high = np.log(loss.mask_ratio)
+        stats["ratio_masked"] = np.average([not low <= mean <= high for mean in means], weights=lengths)
     if corrected and loss.is_cap is not None:
         weight = np.exp(np.clip(old - np.concatenate(sampler), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
         stats |= {

@@ -104,9 +104,7 @@ class Learner:
         # What an objective learns from need not be the policy's own words: there is no sampler to correct for.
         self._own_words = self._objective is None
         self._loss = objectives.surrogate(config.loss)
-        self._corrected = (
-            self._own_words and config.loss.is_cap is not None and config.old_logprobs == "trainer"
-        )
+        self._corrected = self._own_words and config.loss.heeds_sampler and config.old_logprobs == "trainer"
         # On CPU the buffers of a slice stay in cache, and memory that the system has to map is reused by the next.
         slices = config.batch.slice_tokens if mesh is None and jax.default_backend() == "cpu" else 0
         self._settings = {

@@ -75,7 +75,7 @@ def lowered(
     carry = jax.eval_shape(lambda tree: update_programs.nothing(tree, units, laid), tree)
     network = Qwen3(model, scale, config.policies.remat, config.policies.attention)
     settings = update_programs.Settings(
-        network, learner.loss, learner.logprob_chunk, learner.loss.is_cap is not None
+        network, learner.loss, learner.logprob_chunk, learner.loss.heeds_sampler
     )
     rows, chunk = shapes.prefill_rows(shapes.chunks[-1]), shapes.chunks[-1]
     ints = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)

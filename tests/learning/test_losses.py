@@ -52,7 +52,12 @@ def expected(batch, **o):
         for t in valid:
             value = token_loss(o, lp[t], old[t], batch["advantages"][b], mean)
             if "sampler_logp" in o:
-                value *= min(np.exp(old[t] - o["sampler_logp"][b, t]), o.get("is_cap", 2.0))
+                distance = old - o["sampler_logp"][b]
+                if o.get("is_cap", 2.0):
+                    value *= min(np.exp(distance[t]), o.get("is_cap", 2.0))
+                if "mask_ratio" in o:
+                    low, high = o["mask_ratio"]
+                    value *= low <= np.exp(np.mean(distance[valid])) <= high
             if "ref_logp" in o:
                 d = o["ref_logp"][b, t] - lp[t]
                 value += (
@@ -85,6 +90,13 @@ CASES = [
     {"kind": "pg", "aggregation": "token_mean"},
     {"sampler_logp": EXTRA["sampler_logp"]},
     {"sampler_logp": EXTRA["sampler_logp"], "is_cap": 1.1, "kind": "pg"},
+    {"sampler_logp": EXTRA["sampler_logp"], "mask_ratio": (0.8, 1.25)},
+    {
+        "sampler_logp": EXTRA["sampler_logp"],
+        "mask_ratio": (0.8, 1.25),
+        "is_cap": None,
+        "aggregation": "token_mean",
+    },
     {"ref_logp": EXTRA["ref_logp"], "kl_coef": 0.1},
     {"ref_logp": EXTRA["ref_logp"], "kl_coef": 0.1, "kl": "k2", "aggregation": "token_mean"},
     {"ref_logp": EXTRA["ref_logp"], "kl_coef": 0.1, "kl": "k1"},
@@ -94,7 +106,7 @@ name = lambda case: ",".join(f"{k}={v if np.ndim(v) == 0 else '...'}" for k, v i
 
 
 def split(options):
-    arrays = {k: v for k, v in options.items() if np.ndim(v)}
+    arrays = {k: v for k, v in options.items() if isinstance(v, np.ndarray)}
     return arrays, {k: v for k, v in options.items() if k not in arrays}
 
 
@@ -124,6 +136,31 @@ def test_gradient_equals_finite_differences(options):
         ]
         want[b, t] = (expected(moved[0], **options)[0] - expected(moved[1], **options)[0]) / (2 * step)
     np.testing.assert_allclose(got(jnp.asarray(BATCH["logp"])), want, atol=2e-5)
+
+
+def test_a_sequence_far_from_its_sampler_teaches_nothing_wherever_it_is_packed():
+    old, new = np.full((2, 3), -1.0), np.full((2, 3), -0.9)
+    mask, sampler = np.array([[1, 1, 1], [1, 1, 0]]), old.copy()
+    sampler[0, 0] -= 3.0  # one token's 3 nats are a mean of 1 in the first sequence
+    options = {"mask_ratio": (0.5, 2.0), "is_cap": None}
+    loss = lambda logp: policy_loss(logp, old, np.ones(2), mask, sampler_logp=sampler, **options)
+    grad = jax.grad(lambda logp: loss(logp).numerator)(jnp.asarray(new))
+    assert not grad[0].any() and grad[1, :2].all()
+    assert loss(new).denominator == 2 and float(loss(new).metrics["ratio_masked"].value) == pytest.approx(0.6)
+    # Both in one row.
+    flat = lambda x: jnp.asarray(x).reshape(1, 6)
+    packed = lambda logp: policy_loss(
+        logp, flat(old), jnp.ones((1, 6)), flat(mask), sampler_logp=flat(sampler),
+        sequences=jnp.array([[0, 0, 0, 1, 1, 1]]), **options,
+    )  # fmt: skip
+    np.testing.assert_allclose(
+        jax.grad(lambda logp: packed(logp).numerator)(flat(new)), flat(grad), rtol=1e-6
+    )
+    sampler[0, 0] += 1.0  # a mean of 0.67, and log 2 is 0.69
+    assert (
+        float(loss(new).metrics["ratio_masked"].value) == 0
+        and jax.grad(lambda logp: loss(logp).numerator)(jnp.asarray(new))[0].all()
+    )
 
 
 def test_cispo_gradient_is_the_clipped_ratio_times_the_advantage_even_where_clipped():
@@ -293,6 +330,9 @@ def test_an_anchor_pulls_however_far_the_policy_has_gone(kind):
         ({"clip_low": -0.1}, "negative"),
         ({"aggregation": "sequence_mean_token_sum_norm"}, "max_length"),
         ({"max_length": 7}, "max_length"),
+        ({"mask_ratio": (2.0, 0.5)}, r"mask_ratio \(2.0, 0.5\) must be"),
+        ({"mask_ratio": (0.0, 2.0)}, "mask_ratio"),
+        ({"mask_ratio": (float("nan"), 2.0)}, "mask_ratio"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(options, reason):

@@ -94,3 +94,14 @@ def test_weights_of_the_sampler_are_told_where_the_loss_has_them(is_cap, there):
     known = evidence(logp=old, old_logp=old, trainer_logp=old)
     stats = role_statistics(as_table([ROW]), [0], known, LossConfig(is_cap=is_cap), corrected=True)
     assert ("is_weight" in stats) == ("is_capped" in stats) == there
+
+
+def test_the_share_of_masked_tokens_is_told_where_the_loss_masks():
+    longer = dataclasses.replace(ROW, tokens=(3, 4, 5, 6), logprobs=(-1.0, -2.0, -1.0, -1.0))
+    old = [np.array([-1.0, -0.5]), np.array([-1.0, -0.5, -1.0, -1.0])]  # means of 0.75 and 0.375 nats
+    known = evidence(logp=old, old_logp=old, trainer_logp=old, entropy=[np.ones(2), np.ones(4)])
+    table = as_table([ROW, longer])
+    told = lambda loss: role_statistics(table, [0, 1], known, loss, corrected=True).get("ratio_masked")
+    assert told(LossConfig(mask_ratio=(0.5, 2.0))) == pytest.approx(2 / 6)
+    assert told(LossConfig(mask_ratio=(0.5, 1.2))) == 1
+    assert told(LossConfig()) is None

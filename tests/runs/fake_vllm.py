@@ -66,7 +66,10 @@ class FakeVllm(http.server.ThreadingHTTPServer):
         mine = [{**card, "max_model_len": longest}]
         return 200, {
             "object": "list",
-            "data": [*mine, *({**card, "id": n, "parent": self.base} for n in self.adapters)],
+            "data": [
+                *mine,
+                *({**card, "id": n, "parent": self.base, "max_model_len": None} for n in self.adapters),
+            ],
         }
 
     def tokenize(self, body):
@@ -81,6 +84,8 @@ class FakeVllm(http.server.ThreadingHTTPServer):
         if name in self.adapters:
             message = f"The lora adapter '{name}' has already been loaded."
             return 400, {"error": {"message": message, "type": "InvalidUserInput", "code": 400}}
+        if not directory.is_dir():
+            return _not_found(f"Loading lora {name} failed: No adapter found for {directory}")
         told, extra = (
             json.loads((directory / "adapter_config.json").read_text()),
             load_file(directory / "adapter_model.safetensors"),
@@ -90,6 +95,8 @@ class FakeVllm(http.server.ThreadingHTTPServer):
         return 200, f"Success: LoRA adapter '{name}' added successfully."
 
     def unload(self, body):
+        if body["lora_name"] not in self.adapters:
+            return _not_found(f"The lora adapter '{body['lora_name']}' cannot be found.")
         del self.adapters[body["lora_name"]]
         return 200, f"Success: LoRA adapter '{body['lora_name']}' removed successfully."
 
@@ -99,8 +106,7 @@ class FakeVllm(http.server.ThreadingHTTPServer):
             raise ConnectionAbortedError
         name = body["model"]
         if name not in (self.base, *self.adapters):
-            message = f"The model `{name}` does not exist."
-            return 404, {"error": {"message": message, "type": "NotFoundError", "code": 404}}
+            return _not_found(f"The model `{name}` does not exist. Valid aliases: {self.base}.")
         tokens, logprobs, reason = self.sample(self.adapters.get(name, self.params), body)
         if self.fault == "too few":
             tokens, logprobs, reason = tokens[:1], logprobs[:1], "abort"
@@ -113,9 +119,11 @@ class FakeVllm(http.server.ThreadingHTTPServer):
             "prompt_token_ids": body["prompt"],
             "logprobs": {
                 "token_logprobs": logprobs,
-                "tokens": list(map(str, tokens)),
-                "top_logprobs": None,
-                "text_offset": [0] * len(tokens),
+                "tokens": [self.tokenizer.decode([token]) for token in tokens],
+                "top_logprobs": [
+                    {self.tokenizer.decode([token]): logprob} for token, logprob in zip(tokens, logprobs)
+                ],
+                "text_offset": list(range(len(tokens))),
             },
         }
         if self.fault == "no log-probs":
@@ -148,6 +156,10 @@ class FakeVllm(http.server.ThreadingHTTPServer):
             if token in body["stop_token_ids"]:
                 return tokens, logprobs, "stop"
         return tokens, logprobs, "length"
+
+
+def _not_found(message):
+    return 404, {"error": {"message": message, "type": "NotFoundError", "param": None, "code": 404}}
 
 
 _forward = jax.jit(forward, static_argnums=1)

@@ -1,89 +1,24 @@
 """Rollouts on a vLLM server, against a stand-in that speaks its wire format."""
 
 import dataclasses
-import io
 
-import jax
-import numpy as np
 import pytest
 from fake_vllm import FakeVllm
 from run_kit import records
 from tiny_run import tiny_config
+from vllm_kit import answers, check, config_of, moved, service_of, train
 
 from marl_jax.config.run_config import (
-    CheckpointConfig,
     ConfigError,
     EngineConfig,
-    EvaluationConfig,
-    RolloutConfig,
     VllmConfig,
 )
-from marl_jax.models import forward
 from marl_jax.models.lora import merge
-from marl_jax.planning.memory import engine_settings
 from marl_jax.policies import SamplingSettings
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps
-from marl_jax.runs import loop
 from marl_jax.runs.parts import load_parts
-from marl_jax.runs.play import make_service
 from marl_jax.sampling.requests import Request
-from marl_jax.terminal.live import Live
-
-
-def config_of(base, url, **changes):
-    plain = tiny_config(base)
-    changes = {
-        "policies": dataclasses.replace(plain.policies, train="lora", lora_rank=4),
-        "engine": EngineConfig("vllm", VllmConfig(url, timeout=20.0), max_prompt=72, lanes=8),
-        "evaluation": EvaluationConfig(every=0),
-        "checkpoints": CheckpointConfig(best=False),
-        "data": dataclasses.replace(plain.data, problems=2),
-        "rollout": RolloutConfig(samples=2),
-        "steps": 2,
-        **changes,
-    }
-    return dataclasses.replace(plain, **changes)
-
-
-def train(config, workdir):
-    said = io.StringIO()
-    step = loop.train(config, workdir, live=Live(config.steps, config.roles, said))
-    return step, said.getvalue()
-
-
-def moved(trees, seed):
-    noise = np.random.default_rng(seed)
-    return jax.tree.map(lambda leaf: leaf + 0.1 * noise.normal(size=leaf.shape).astype(leaf.dtype), trees)
-
-
-def service_of(config, parts, trees):
-    return make_service(config, parts, trees, engine_settings(config, parts.model, None, None, "cpu"))
-
-
-def answers(service, policies, count=3, **changes):
-    """{policy: its completions, one per key}, of the same prompt and keys for each."""
-    request = Request((5, 6, 7), (0,), 8, **changes)
-    engine = next(iter(service.engines.values()))
-    each = [
-        dataclasses.replace(request, key=(n,), policy=policy) for policy in policies for n in range(count)
-    ]
-    tickets, found = [engine.submit(one) for one in each], {}
-    while engine.pending:
-        found |= engine.step()
-    return {
-        policy: [found[ticket] for ticket, one in zip(tickets, each) if one.policy == policy]
-        for policy in policies
-    }
-
-
-def check(found, weights, model, temperature=1.0):
-    """Log-probs are those of these weights on the tokens that came."""
-    for completion in found:
-        tokens = np.array([[5, 6, 7, *completion.tokens]])
-        logp = jax.nn.log_softmax(forward(weights, model, tokens)[0] / temperature)
-        ours = np.asarray(logp)[2 + np.arange(len(completion.tokens)), completion.tokens]
-        np.testing.assert_allclose(completion.logprobs, ours, atol=1e-4)
 
 
 def test_each_policy_is_answered_by_its_own_adapter_and_an_update_reaches_it(base):

@@ -1,0 +1,204 @@
+"""Runs on a real vLLM server of this processor; `make vllm` installs one and names its interpreter in VLLM_PYTHON."""
+
+import dataclasses
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import jax
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+from run_kit import records
+from tiny_run import tiny_config
+from vllm_kit import answers, check, config_of, moved, service_of, train
+
+from marl_jax.config.run_config import CheckpointConfig, EngineConfig, LogConfig, RolloutConfig, VllmConfig
+from marl_jax.learning import BatchConfig, OptimiserConfig, ScheduleConfig
+from marl_jax.models import forward
+from marl_jax.models.lora import merge
+from marl_jax.policies import SamplingSettings
+from marl_jax.rollouts.vllm_server import Server
+from marl_jax.rollouts.voices import EngineGone
+from marl_jax.run_folder.checkpoints import restore, steps
+from marl_jax.runs.parts import load_parts
+from marl_jax.runs.play import make_service, planned_engine
+
+pytestmark = pytest.mark.vllm
+
+BASE = Path(__file__).parents[2] / "configs" / "bases" / "micro-xs"
+START_S = 900.0  # that a server may take to start
+ENVIRONMENT = {
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+FLAGS = (
+    "--dtype float32 --enforce-eager --max-model-len 512 --enable-lora --max-loras 2 --max-lora-rank 8 "
+    "--logprobs-mode processed_logprobs --generation-config vllm"
+)
+
+
+class RealVllm:
+    """A server on loopback, in a process group of its own."""
+
+    def __init__(self, log):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url, self.log, self.process = f"http://127.0.0.1:{self.port}", log, None
+
+    def start(self):
+        python = os.environ.get("VLLM_PYTHON")
+        if not python or not Path(python).exists():
+            pytest.fail(f"VLLM_PYTHON is {python!r}, no interpreter of a vLLM: run make vllm")
+        command = [
+            python,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            str(BASE),
+            "--host",
+            "127.0.0.1",
+        ]
+        alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                [*command, "--port", str(self.port), *FLAGS.split()],
+                stdout=log, stderr=log, start_new_session=True, env=alone | ENVIRONMENT,
+            )  # fmt: skip
+        end = time.monotonic() + START_S
+        while not self._healthy():
+            if self.process.poll() is not None or time.monotonic() > end:
+                pytest.fail(f"vLLM does not start:\n{self.log.read_text()[-3000:]}")
+            time.sleep(0.5)
+
+    def kill(self):
+        process, self.process = self.process, None  # first, since another may start while this one ends
+        if process is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _healthy(self):
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    real = RealVllm(tmp_path_factory.mktemp("vllm") / "log")
+    try:
+        real.start()
+        yield real
+    finally:
+        real.kill()
+
+
+def real_config(server, **changes):
+    """Three steps of two adapters."""
+    plain = tiny_config(BASE)
+    learner = dataclasses.replace(
+        plain.learner,
+        optimiser=OptimiserConfig(schedule=ScheduleConfig(3e-3)),
+        batch=BatchConfig(buckets=(256,), token_budget=256, share_prompts=False),
+    )
+    return config_of(
+        BASE,
+        server.url,
+        policies=dataclasses.replace(plain.policies, train="lora", lora_rank=4, dtype="float32"),
+        engine=EngineConfig("vllm", VllmConfig(server.url, timeout=120.0), max_prompt=200, lanes=16),
+        sampling=SamplingSettings(max_new_tokens=24),
+        data=dataclasses.replace(plain.data, problems=4),
+        rollout=RolloutConfig(samples=4),
+        learner=learner,
+        checkpoints=CheckpointConfig(every=1, latest=3, best=False),
+        logging=LogConfig(episodes_every=1, episodes_problems=4),
+        steps=3,
+        **changes,
+    )
+
+
+def test_greedy_tokens_are_those_of_the_embedded_engine_and_log_probs_those_of_the_trainer(server):
+    config = real_config(server)
+    parts = load_parts(config)
+    trees = moved(parts.start(0), 1)
+    real = service_of(config, parts, trees)
+    embedded = dataclasses.replace(config, engine=EngineConfig(max_prompt=200, lanes=16))
+    own = make_service(embedded, parts, trees, planned_engine(embedded, parts), measured=True)
+    root = parts.bases[str(BASE)]
+    for seed in range(6):
+        prompt = tuple(np.random.default_rng(seed).integers(3, 160, 12).tolist())
+        theirs = answers(real, trees, 1, prompt, temperature=0.0)
+        ours = answers(own, trees, 1, prompt, temperature=0.0)
+        drawn = answers(real, trees, 3, prompt, temperature=0.7)
+        for policy, tree in trees.items():
+            (their,), (our,) = theirs[policy], ours[policy]
+            assert their.tokens == our.tokens and their.finish_reason == our.finish_reason
+            check(drawn[policy], merge(root, tree, parts.lora_scale), parts.model, 0.7, prompt, atol=1e-3)
+            assert len({tuple(one.tokens) for one in drawn[policy]}) > 1
+
+
+def test_three_steps_raise_the_log_probs_of_what_was_better_than_its_group(server, tmp_path):
+    config = real_config(server)
+    reached, _ = train(config, tmp_path / "run")
+    assert reached == 3
+    lines, _ = records(tmp_path / "run")
+    for role in config.roles:
+        assert max(line[f"role/{role}/gap_max"] for line in lines) < 1e-3
+    parts = load_parts(config)
+    for step in (1, 2, 3):
+        rows = parquet.read_table(tmp_path / "run" / "episodes" / f"step-{step:06}.parquet").to_pylist()
+        after, _ = restore(tmp_path / "run" / "checkpoints", step, {"policies": parts.start(0)})
+        for policy, tree in after["policies"].items():
+            merged = merge(parts.bases[str(BASE)], tree, parts.lora_scale)
+            mine = [row for row in rows if row["policy"] == policy]
+            assert len(mine) >= 16 and any(row["advantage"] for row in mine)
+            gains = [
+                row["advantage"] * (_logprobs(merged, parts.model, row) - row["logprobs"]).mean()
+                for row in mine
+            ]
+            assert np.mean(gains) > 0, (step, policy)
+
+
+def test_a_server_that_is_killed_in_the_middle_of_a_step_costs_that_step_alone(server, tmp_path, monkeypatch):
+    config, asked, complete = real_config(server), itertools.count(1), Server.complete
+    calls = 4 * 4 * 3  # of a step; the checks before the first are 2
+
+    def killed(self, *args):
+        if next(asked) == 2 + calls + 10:
+            server.kill()
+        return complete(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Server, "complete", killed)
+        with pytest.raises(EngineGone, match=r"cannot be reached .*the same command goes on after step 1"):
+            train(config, tmp_path / "run")
+    assert steps(tmp_path / "run" / "checkpoints") == [1]
+    server.start()
+    reached, _ = train(config, tmp_path / "run")
+    lines, _ = records(tmp_path / "run")
+    assert reached == 3 and [line["step"] for line in lines] == [1, 2, 3]
+    assert all(line["calls"] == calls for line in lines)
+    # The sampler had the weights that the checkpoint has.
+    assert max(line["role/generator/gap_max"] for line in lines) < 1e-3
+
+
+def _logprobs(weights, model, row):
+    """Of the sampled tokens of a row, under these weights."""
+    tokens = np.zeros((1, 256), np.int32)
+    both = [*row["prompt"], *row["tokens"]]
+    tokens[0, : len(both)] = both
+    logp = np.asarray(jax.nn.log_softmax(_forward(weights, model, tokens)[0]))
+    return logp[np.arange(len(row["prompt"]), len(both)) - 1, row["tokens"]]
+
+
+_forward = jax.jit(forward, static_argnums=1)
