@@ -263,7 +263,7 @@ def _decoding(config: RunConfig, sizes: Model, demand: Demand, engine: EngineSet
             most = min(engine.context, prompt + config.role_settings[call.role].max_new_tokens)
             sampled[engine.rung_of(most)] += call.new
             in_turn[call.wave] = max(in_turn.get(call.wave, 0), call.new)
-        filled = sum(-(-times * tokens // engine.widths_at(rung)[0]) for rung, tokens in sampled.items())
+        filled = sum(-(-times * tokens // engine.widths[0]) for rung, tokens in sampled.items())
         # Each bank reads the weights.
         moved += max(filled, engine.banks * sum(in_turn.values())) * sizes.weights / times
     return (

@@ -103,8 +103,16 @@ def settled_shapes(settled: Mapping[str, Any]) -> EngineSettings | None:
     """What an earlier start settled on."""
     if not settled.get("engine"):
         return None
+    engine = dict(settled["engine"])
+    # Of earlier versions, which gave each cache length the lanes to itself, one length after the other.
+    if "grows" in engine and engine.get("lanes_at"):
+        raise FolderError(
+            f"{CONFIG} has settled.engine.lanes_at {engine['lanes_at']} of lanes that took turns, and they now lie in "
+            "memory together: make settled {} to plan them anew; tokens go on the same but for near-ties"
+        )
+    engine.pop("grows", None)
     try:
-        return fields.from_json(EngineSettings, fields.filled(EngineSettings, settled["engine"]))
+        return fields.from_json(EngineSettings, fields.filled(EngineSettings, engine))
     except ValueError as error:
         raise FolderError(
             f"{CONFIG} has a broken settled.engine ({error}): restore it, or make settled {{}}"

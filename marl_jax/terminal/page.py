@@ -78,10 +78,10 @@ def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequenc
     memory.append(["which is in the phase", *(plan.phase for plan in plans)])
     memory.append(["available", *(show(plan.device.memory) for plan in plans)])
     engines = [plan.engine for plan in plans]
-    longest = [engine.banks * engine.widths_at(len(engine.lengths) - 1)[0] for engine in engines]
+    longest = [engine.lanes_at[-1] if engine.lanes_at else engine.lanes for engine in engines]
     memory.append(["lanes x tokens", *(f"{n}x{engine.context}" for n, engine in zip(longest, engines))])
     if any(plan.engine.lanes_at for plan in plans):
-        memory.append(["of the shortest calls", *(_shortest(plan.engine) for plan in plans)])
+        memory.append(["lanes of all lengths", *(str(plan.engine.lanes) for plan in plans)])
     memory.append(["largest micro-batch", *(f"{p.largest.rows}x{p.largest.width}" for p in plans)])
     memory.append(["fits", *("yes" if plan.fits else "NO" for plan in plans)])
     times = [["time per step", *(plan.device.name for plan in plans)]]
@@ -100,12 +100,6 @@ def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequenc
     fill = functools.partial(filled, subsequent_indent="  ")
     tables = [aligned(memory, left=1), aligned(times, left=1)]
     return "\n\n".join(["\n".join(map(fill, head)), *tables, "\n".join(map(fill, notes))])
-
-
-def _shortest(engine: EngineSettings) -> str:
-    """The most lanes, over the longest cache that they have."""
-    widest = engine.widths[0]
-    return f"{engine.lanes}x{max(length for width, length in engine.shapes if width == widest)}"
 
 
 def _verdict(config: RunConfig, plan: Plan) -> str:
@@ -198,10 +192,10 @@ def _memory(plan: Plan) -> str:
 
 def _engine(plan: Plan, engine: EngineSettings) -> str:
     count = f"{plan.engines} engines, each of " if plan.engines > 1 else ""
-    lengths, lanes = engine.lengths, [engine.banks * width for width in engine.lanes_at or engine.widths[:1]]
-    served = [n for n, length in zip(lanes, lengths) if n == lanes[0]]
-    shorter = f"{lanes[0]} lanes of {lengths[len(served) - 1]:,} tokens to " if len(lanes) > 1 else ""
-    return f"{count}{shorter}{lanes[-1]} lanes of {lengths[-1]:,} tokens"
+    if not engine.lanes_at:
+        return f"{count}{engine.lanes} lanes of {engine.context:,} tokens"
+    rungs = ", ".join(f"{lanes} of {length:,}" for lanes, length in engine.rungs)
+    return f"{count}{engine.lanes} lanes over rungs: {rungs} tokens"
 
 
 def _time(plan: Plan, known: Guess | None) -> str:
