@@ -165,19 +165,19 @@ class Admission:
     def _fill_rungs(self, wave: Wave, places: Places) -> None:
         """Up to `LOOK_AHEAD` requests that find no room are passed over."""
         queue, passed = self._queues[0], collections.deque[Waiting]()
-        steps, rung_of = self._settings.steps, self._settings.rung_of
-        while queue and places.free and len(passed) < LOOK_AHEAD:
+        steps, rung_of, room = self._settings.steps, self._settings.rung_of, places.room
+        while queue and room >= 0 and len(passed) < LOOK_AHEAD:
             waiting = queue.popleft()
             need = rung_of(waiting.cached + min(steps, waiting.left))
-            room = places.has_room(need)
-            row = self._row(waiting, wave) if room else None
+            row = self._row(waiting, wave) if need <= room else None
             if row is None:
                 passed.append(waiting)
-                if room:
+                if need <= room:
                     break
             else:
                 wave.swaps += places.enter(waiting.ticket, need)
                 self._seat(FREE, row, waiting, wave)
+                room = places.room
         queue.extendleft(reversed(passed))
         # Their lanes change places until all have entered.
         wave.seats = [(places.lane_of(waiting.ticket), row, waiting) for _, row, waiting in wave.seats]

@@ -37,19 +37,16 @@ class Places:
         """The lanes that have a request."""
         return np.flatnonzero(self.tickets != FREE)
 
-    @property
-    def free(self) -> int:
-        """How many lanes have none."""
-        return len(self.tickets) - len(self.taken)
-
     def lane_of(self, ticket: int) -> int:
         """Where a request is."""
         return int(np.flatnonzero(self.tickets == ticket)[0])
 
-    def has_room(self, need: int) -> bool:
-        """Whether one more request that needs this rung can have a lane."""
+    @property
+    def room(self) -> int:
+        """The longest rung that one more request may need, -1 where there is no lane for it."""
         asked = np.bincount(self.need[self.taken], minlength=len(self._capacity))[::-1].cumsum()[::-1]
-        return bool((asked < self._capacity)[: need + 1].all())
+        full = np.flatnonzero(asked >= self._capacity)
+        return int(full[0]) - 1 if full.size else len(self._capacity) - 1
 
     def enter(self, ticket: int, need: int) -> list[Swap]:
         """Give a request a lane, where there is room; the lanes that change places for it, in this order."""
