@@ -9,7 +9,7 @@ from marl_jax.commands import cli
 from marl_jax.config.run_config import RunConfig
 from marl_jax.planning.account import account
 from marl_jax.planning.devices import KINDS, host
-from marl_jax.planning.plan import demand_of, find_model, make_plan
+from marl_jax.planning.plan import demand_of, find_models, make_plan
 from marl_jax.terminal.page import plan_page
 
 FLAGS = flags.FLAGS
@@ -22,12 +22,12 @@ flags.DEFINE_bool(
 
 
 def main(config: RunConfig, _: list[str]) -> None:
-    model, source = find_model(config)
+    models, source = find_models(config)
     demand = demand_of(config, FLAGS.completion)
-    plans = [make_plan(config, model, device, demand) for device in (host(), *KINDS)]
-    print(plan_page(config, model, source, plans))
+    plans = [make_plan(config, models, device, demand) for device in (host(), *KINDS)]
+    print(plan_page(config, models, source, plans))
     if FLAGS.compile:
-        print(f"\n{account(config, model, demand)}")
+        print(f"\n{account(config, models, demand)}")
 
 
 if __name__ == "__main__":

@@ -14,12 +14,20 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", "", "the folder of the run")
 flags.DEFINE_bool("report", True, "write report.html when the run ends")
 cli.define_accept_changes()
+cli.define_hosts()
 
 
 def main(config: RunConfig, _: list[str]) -> None:
     from marl_jax.commands.train import train_and_report
 
-    train_and_report(config, FLAGS.workdir, accept_changes=FLAGS.accept_changes, report=FLAGS.report)
+    train_and_report(
+        config,
+        FLAGS.workdir,
+        accept_changes=FLAGS.accept_changes,
+        report=FLAGS.report,
+        coordinator=FLAGS.coordinator,
+        process=FLAGS.process,
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,27 @@
 """marl_jax: RL training of multi-agent LLM workflows in pure-functional JAX.
 
-Every room is imported by its own name (`from marl_jax import models`), so that importing the package costs
-nothing and each part can be used alone.
+In a terminal:
+
+    marl-jax --help                 the commands; python -m marl_jax is the same
+    marl-jax docs                   the pages, which come with the package; marl-jax docs how-to shows one
+    marl-jax docs workflows.Call    an object of the library, every field of it
+    marl-jax list workflows         what there is: workflows, tasks, rewards, cells, fields of the configuration
+    marl-jax try --config=micro:voting-isolated-s-math          what the roles are asked and say, untrained
+    marl-jax train --config=micro:voting-isolated-s-math --workdir=runs/first
+    marl-jax new DIR                a small project with a workflow, a task, a reward and a test of one's own
+
+In Python, each room is imported by its own name (`from marl_jax import models`), so that importing the package costs
+nothing and each part can be used alone:
+
+    workflows   what a workflow is written in (Call, solver, judge, workflow), and the built-in ones
+    tasks       problems, and data sets of them
+    rewards     graders, and what a call earns
+    rollouts    playing workflows on a model: `player_for(workflow, base)`; transcripts
+    learning    advantages, losses, and the update: `Learner`
+    policies    who answers for which role: `shared`, `isolated`, or a dictionary
+    table       the rows of a step; `episodes` shows them episode by episode
+    runs        `train(config, workdir)`: a run in a folder
+    config      `run_config.load_config("micro:voting-isolated-s-math")`
 """
 
 __all__ = ["__version__"]

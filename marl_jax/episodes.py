@@ -82,7 +82,7 @@ class Episode:
     workflow: str  # its name
     calls: tuple[CallRecord, ...]  # in the order in which they were made
     answer: str | None  # what the workflow returned
-    tools: tuple[ToolRecord, ...] = ()  # likewise
+    tools: tuple[ToolRecord, ...] = ()  # results of its tools, in the same order
     error: str | None = None  # the exception that ended it early, if one did
     seconds: float = 0.0  # wall time; the only field that two equal runs may not share
     key: tuple[int, ...] = ()  # (run seed, step, task, sample): root of all its randomness

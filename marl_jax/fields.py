@@ -138,7 +138,7 @@ def filled(cls: Any, value: Any) -> Any:
     """The JSON of a `cls`, with the defaults of fields that did not exist when it was written."""
     if not (_is_tree(cls) and isinstance(value, Mapping)):
         return value
-    whole, hints = dict(value), _hints(cls)
+    whole, hints = dict(value), annotations(cls)
     for field in dataclasses.fields(cls):
         if field.name in value:
             whole[field.name] = filled(hints[field.name], value[field.name])
@@ -154,7 +154,7 @@ def fit(tree: Any) -> tuple[dict[str, Any], list[str]]:
     problems: list[str] = []
     cls: Any = type(tree)
     return {
-        name: _fit(hint, getattr(tree, name), (name,), problems) for name, hint in _hints(cls).items()
+        name: _fit(hint, getattr(tree, name), (name,), problems) for name, hint in annotations(cls).items()
     }, problems
 
 
@@ -164,7 +164,8 @@ def check(tree: Any) -> None:
     Values become what `from_json` would make them. A field that is a dataclass has checked itself.
     """
     problems: list[str] = []
-    for name, hint in annotations(type(tree)).items():
+    cls: Any = type(tree)
+    for name, hint in annotations(cls).items():
         value = getattr(tree, name)
         if not (_is_tree(hint) and isinstance(value, hint)):
             object.__setattr__(tree, name, _fit(hint, value, (name,), problems))
@@ -188,9 +189,11 @@ def misfit(annotation: Any, value: Any) -> str | None:
     return None
 
 
-def annotations(cls: type) -> dict[str, Any]:
+@functools.cache
+def annotations(cls: Any) -> Mapping[str, Any]:
     """{field of a dataclass: its type}."""
-    return dict(_hints(cls))
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float = 0.5) -> str:
@@ -209,7 +212,7 @@ def require(condition: Any, message: str) -> None:
 
 def paths(cls: Any, prefix: str = "") -> Iterator[str]:
     """Every field that can be set, by its dotted path."""
-    for name, annotation in _hints(cls).items():
+    for name, annotation in annotations(cls).items():
         if _is_tree(annotation):
             yield from paths(annotation, f"{prefix}{name}.")
         else:
@@ -282,7 +285,7 @@ def _as(option: Any, value: Any) -> Any:
     if _is_tree(option) and isinstance(value, option):
         return value
     if _is_tree(option) and isinstance(value, Mapping):
-        known = _hints(option)
+        known = annotations(option)
         if unknown := [name for name in value if name not in known]:
             raise Misbuilt(f"without '{unknown[0]}'{nearest(str(unknown[0]), known)}")
         try:
@@ -331,11 +334,11 @@ def _describe(annotation: Any) -> str:
         return " or ".join(map(_describe, options))
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if _is_tree(annotation):
-        return f"set field by field: {', '.join(_hints(annotation))}"
+        return f"set field by field: {', '.join(annotations(annotation))}"
     if origin is Literal:
         return " or ".join(f"'{choice}'" for choice in args)
     if origin is tuple and _is_tree(args[0]):
-        return f"a JSON list of objects with the fields {', '.join(_hints(args[0]))}"
+        return f"a JSON list of objects with the fields {', '.join(annotations(args[0]))}"
     if origin is tuple:
         count = "any number of" if args[-1] is Ellipsis else len(args)
         return f"{count} values with commas between, each {_describe(args[0])}"
@@ -345,12 +348,6 @@ def _describe(annotation: Any) -> str:
 
 
 # ---------------------------------------------------------------- trees
-
-
-@functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
 
 
 @functools.cache
@@ -374,7 +371,7 @@ def _locate(cls: type, name: str) -> tuple[Path, Path, Any]:
     annotation: Any = cls
     for depth, part in enumerate(parts):
         if _is_tree(annotation):
-            fields = _hints(annotation)
+            fields = annotations(annotation)
             if part not in fields:
                 raise LookupError(list(fields) if depth else [])
             annotation = fields[part]
@@ -397,7 +394,9 @@ def _suggest(name: str, cls: type, siblings: Sequence[str]) -> str:
     close = difflib.get_close_matches(last, siblings, 1, 0.5)
     if close:
         return f": did you mean '{name.rpartition('.')[0]}.{close[0]}'?"
-    return nearest(name, [*known, *_hints(cls)], f"; there is: {', '.join(siblings or _hints(cls))}", 0.6)
+    return nearest(
+        name, [*known, *annotations(cls)], f"; there is: {', '.join(siblings or annotations(cls))}", 0.6
+    )
 
 
 def _put(mapping: Mapping[str, Any] | None, keys: Path, value: Any) -> dict[str, Any]:
@@ -442,7 +441,7 @@ def _fit(annotation: Any, value: Any, at: Path, problems: list[str]) -> Any:
     """A value of JSON or of Python as what the annotation asks for; a misfit is reported by its path and stays."""
     where = ".".join(at) or "it"
     if _is_tree(annotation):
-        hints, count = _hints(annotation), len(problems)
+        hints, count = annotations(annotation), len(problems)
         if isinstance(value, annotation):
             value = {name: getattr(value, name) for name in hints}
         elif not isinstance(value, Mapping):

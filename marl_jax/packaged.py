@@ -1,6 +1,7 @@
-"""What comes with the package beside its code: cells and micro bases, the commands' mains, the project of `new`.
+"""What comes with the package beside its code: cells and micro bases, the commands' mains, the pages and examples.
 
 In a clone they lie beside `marl_jax/`; a wheel holds them inside, as `marl_jax/_configs` and so on (pyproject.toml).
+`docs` is the folder that the README, docs/ and examples/ lie in, so that links between them hold in both.
 """
 
 import os
@@ -9,7 +10,7 @@ from pathlib import Path
 __all__ = ["BROUGHT", "HOME", "config_file", "config_names", "located", "packaged"]
 
 HOME = Path(__file__).parent
-IN_A_CLONE = {"configs": "configs", "experiments": "experiments", "project": "examples/project"}
+IN_A_CLONE = {"configs": "configs", "experiments": "experiments", "docs": ""}
 BROUGHT = tuple(f"_{name}" for name in IN_A_CLONE)  # folders of a wheel that are no code of the library
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "PolicyMap",
     "PolicySpec",
     "SamplingSettings",
+    "by_name",
     "decode_groups",
     "init_policies",
     "is_frozen",
@@ -93,6 +94,15 @@ def trained_policies(policy_map: PolicyMap, frozen_roles: Iterable[str] = ()) ->
         key: policy for key, policy in policy_map.items() if key not in frozen and _role(key, frozen) is None
     }
     return policy_names(free)
+
+
+def by_name(given: Any | Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """{name: what is given for it}, where one thing that is no mapping is given for all."""
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(names, given)
+    if missing := [name for name in names if name not in given]:
+        raise ValueError(f"nothing is given for '{missing[0]}'; there is: {', '.join(given)}")
+    return {name: given[name] for name in names}
 
 
 # ---------------------------------------------------------------- trees

@@ -23,8 +23,9 @@ from marl_jax.config.run_config import RunConfig, load_config, load_file, split_
 from marl_jax.planning.devices import KINDS
 from marl_jax.planning.plan import demand_of, find_model, make_plan
 from marl_jax.study.matrix import make_jobs
+from marl_jax.tasks import Task
 from marl_jax.tasks.datasets import NAMES, SOURCES
-from marl_jax.workflows import BUILT_IN, load_prompts
+from marl_jax.workflows import BUILT_IN, Completion, load_prompts
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -263,6 +264,30 @@ def test_the_reward_of_the_page_pays_drafts_by_their_verdicts_and_others_by_the_
     calls = [said("generator", "7"), said("evaluator", "Incorrect", 0), said("generator", "8", 1)]
     calls.append(said("evaluator", "Correct", 2))
     assert space["by_verdict"]([types.SimpleNamespace(calls=calls, outcome=0.25)]) == [[0.0, 0.25, 1.0, 0.25]]
+
+
+def test_the_debate_of_the_page_hears_its_judge_and_pays_the_answer_that_was_picked():
+    page = PAGES["docs/how-to.md"]
+    block = page[page.index("    import functools") : page.index("Both debaters are one role")]
+    space = {}
+    exec(textwrap.dedent(block), space)
+    flow, prompts = space["judged_debate"], load_prompts("math", "micro")
+    said = lambda place, text: Completion(text, (), (), "stop", text, place)
+    script = flow(Task("t", "math", "6+1=?", gold="7"), prompts)
+    first = next(script)
+    replies = script.send([said(0, "7"), said(1, "8")])
+    last = [said(2, "7"), said(3, "9")]
+    verdict = script.send(last)
+    assert [call.role for call in (*first, *replies, verdict)] == ["debater"] * 4 + ["judge"]
+    assert [call.after.call for call in replies] == [0, 1]
+    assert [[one.call for one in call.reads] for call in (*replies, verdict)] == [[1], [0], [2, 3]]
+    assert verdict.read(r"\boxed{2}") == "2"
+    with pytest.raises(StopIteration) as ended:
+        script.send(said(4, "2"))
+    assert ended.value.value is last[1]
+    calls = [types.SimpleNamespace(role="debater", answer="7", reads=()) for _ in range(4)]
+    calls.append(types.SimpleNamespace(role="judge", answer="2", reads=(2, 3)))
+    assert space["by_the_judge"]([types.SimpleNamespace(calls=calls)]) == [[0.0, 0.0, 0.0, 1.0, 0.0]]
 
 
 def test_the_page_of_prompts_lists_every_section_of_the_built_in_files_with_its_fields():

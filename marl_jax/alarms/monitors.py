@@ -181,7 +181,12 @@ def _capture(past: History, limits: Limits) -> Found:
 
 
 def _nothing_to_learn(past: History, limits: Limits) -> Found:
+    learners = past.names(
+        "role/([^/]+)/entropy"
+    )  # a frozen role has none, and has nothing to learn by intent
     for role in past.names("groups/([^/]+)/groups"):
+        if learners and role not in learners:
+            continue
         groups, *idle = (
             past.last(f"groups/{role}/{name}") for name in ("groups", "singletons", "zero_variance")
         )
@@ -260,7 +265,7 @@ MONITORS = (
         "entropy",
         "the entropy of a role's tokens fell to {low:.0%} of the first step or less and below {floor} nats, or rose "
         "to {high:.0%} or more",
-        {"low": 0.1, "floor": 0.02, "high": 2.0},
+        {"low": 0.1, "floor": 0.002, "high": 2.0},
         "the entropy of {who} went from {before:.3f} to {now:.3f} nats",
         "Near zero all samples of a problem are the same and teach nothing; where it rises, the role talks at random.",
         "learning rate, temperature, learner.loss.entropy_coef, and a KL coefficient to hold the policy",

@@ -92,17 +92,24 @@ def make_stage(asked: Evaluation, config: RunConfig, parts: Parts, accept_change
             return _alone(config, parts, asked.role or "generator")
         case "generator_transfer":
             return _transferred(asked, config, parts, accept_changes)
-    played = _swapped(config) if asked.mode == "swapped" else config
+    played = _swapped(config, parts) if asked.mode == "swapped" else config
     return Stage(Cast(played, asked.mode), Cast(config, "base"), parts)
 
 
-def _swapped(config: RunConfig) -> RunConfig:
+def _swapped(config: RunConfig, parts: Parts) -> RunConfig:
     """Every role speaks with the policy of the next one, the last with that of the first."""
     names = policy_names(config.policies.map)
     if len(names) < 2:
         raise FolderError(
             f"--mode=swapped needs several policies; in this run '{names[0]}' speaks for all roles"
         )
+    first, *others = names
+    for other in others:
+        if differ := _differ(parts, first, parts, other):
+            raise FolderError(
+                f"--mode=swapped needs policies of one shape and tokenizer: '{other}' has another {differ} than "
+                f"'{first}'"
+            )
     following = dict(zip(names, (*names[1:], names[0])))
     policy_map = {key: following[policy] for key, policy in config.policies.map.items()}
     return dataclasses.replace(config, policies=_pruned(config, policy_map))
@@ -150,18 +157,19 @@ def _transferred(asked: Evaluation, config: RunConfig, parts: Parts, accept_chan
     their_parts = load_parts(theirs)
     if not accept_changes:
         check_unchanged(path, digests(theirs, their_parts, {}))
-    if dataclasses.replace(their_parts.model, dtype=parts.model.dtype) != parts.model:
-        raise FolderError(
-            f"the model of the run in '{path}' has another shape than this run's: it cannot play here"
-        )
-    if digest_tokenizer(theirs.policies.base) != digest_tokenizer(config.policies.base):
-        raise FolderError(f"the run in '{path}' has another tokenizer than this run: it cannot play here")
+    policy = policy_of(theirs.policies.map, theirs.roles[0])
+    own = [of for key, of in config.policies.map.items() if role in (key, key.split("/")[0])]
+    for mine in own:
+        if differ := _differ(parts, mine, their_parts, policy):
+            raise FolderError(
+                f"the run in '{path}' has another {differ} than this run's '{mine}': it cannot play here"
+            )
     which = read_which(asked.generator_checkpoint or "latest", "--generator_checkpoint")
     stored = policies_at(path, theirs, their_parts, which)
-    policy = policy_of(theirs.policies.map, theirs.roles[0])
     name = f"{path}@{stored.name}"
     specs = {**parts.specs, name: PolicySpec(base=name, frozen=True)}
-    weights = whole_weights(their_parts, policy, stored.trees[policy], parts.model.dtype)
+    base = parts.specs[own[0]].base  # in whose place it plays
+    weights = whole_weights(their_parts, policy, stored.trees[policy], parts.models[base].dtype)
     taken = {
         key: name if role in (key, key.split("/")[0]) else policy
         for key, policy in config.policies.map.items()
@@ -170,7 +178,13 @@ def _transferred(asked: Evaluation, config: RunConfig, parts: Parts, accept_chan
     return Stage(
         Cast(dataclasses.replace(config, policies=_pruned(config, taken)), asked.mode, about),
         Cast(config, "base"),
-        dataclasses.replace(parts, specs=specs, bases={**parts.bases, name: weights}),
+        dataclasses.replace(
+            parts,
+            specs=specs,
+            bases={**parts.bases, name: weights},
+            models={**parts.models, name: parts.models[base]},
+            tokenizers={**parts.tokenizers, name: parts.tokenizers[base]},
+        ),
     )
 
 
@@ -185,7 +199,17 @@ def _policy(config: RunConfig, role: str) -> str:
     return policy_of(config.policies.map, name, int(slot or 0))
 
 
+def _differ(parts: Parts, policy: str, others: Parts, other: str) -> str:
+    """How two policies differ that one is to play for the other; nothing where they are alike."""
+    mine, theirs = parts.specs[policy].base, others.specs[other].base
+    model = parts.models[mine]
+    if dataclasses.replace(others.models[theirs], dtype=model.dtype) != model:
+        return "shape"
+    return "" if digest_tokenizer(mine) == digest_tokenizer(theirs) else "tokenizer"
+
+
 def _pruned(config: RunConfig, policy_map: Mapping[str, str], **changes: Any) -> Any:
-    """The same policies under another map; those that it does not name begin nowhere."""
-    bases = {name: base for name, base in config.policies.bases.items() if name in policy_map.values()}
-    return dataclasses.replace(config.policies, map=dict(policy_map), bases=bases, **changes)
+    """The same policies under another map; what is set for those that it does not name goes."""
+    kept = lambda given: {name: value for name, value in given.items() if name in policy_map.values()}
+    bases, trains = kept(config.policies.bases), kept(config.policies.trains)
+    return dataclasses.replace(config.policies, map=dict(policy_map), bases=bases, trains=trains, **changes)

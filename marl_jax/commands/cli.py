@@ -18,7 +18,16 @@ from marl_jax import compile_cache
 from marl_jax.config.run_config import ConfigError, RunConfig, from_argv, split_argv
 from marl_jax.errors import RunError, UserError
 
-__all__ = ["FAILED", "PATIENCE", "REFUSED", "define_accept_changes", "no_config", "run", "train"]
+__all__ = [
+    "FAILED",
+    "PATIENCE",
+    "REFUSED",
+    "define_accept_changes",
+    "define_hosts",
+    "no_config",
+    "run",
+    "train",
+]
 
 FAILED, REFUSED = 1, 2  # exit codes: the run ended by an error; what was asked for has to be put right
 PATIENCE = 15.0  # seconds of `runs.train`: a machine that is preempted goes away after 30
@@ -32,6 +41,12 @@ def define_accept_changes() -> None:
         False,
         "go on although configuration, base, data, prompts or code are not the old ones",
     )
+
+
+def define_hosts() -> None:
+    """The flags of a process that shares a run with others, where no cluster announces them; see docs/hosts.md."""
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, of a run with mesh.hosts above 1")
+    flags.DEFINE_integer("process", None, "the number of this process, from 0 on, of such a run")
 
 
 def run(
@@ -81,13 +96,21 @@ def train(workdir: str, *defaults: str) -> None:
     The one word of the command line is another folder.
     """
     define_accept_changes()
+    define_hosts()
     sys.argv[1:1] = defaults
 
     def main(config: RunConfig, left: list[str]) -> None:
         from marl_jax.commands.train import train_and_report
 
         folder = left[0] if left else workdir
-        train_and_report(config, folder, accept_changes=flags.FLAGS.accept_changes)
+        given = flags.FLAGS
+        train_and_report(
+            config,
+            folder,
+            accept_changes=given.accept_changes,
+            coordinator=given.coordinator,
+            process=given.process,
+        )
 
     run(main, words=1)
 
@@ -97,6 +120,8 @@ def _parse(argv: list[str]) -> list[str]:
         return flags.FLAGS(argv)
     except flags.Error as error:
         sys.exit(_refusal(error))
+    except SystemExit:  # of --help, which absl ends as a failure
+        sys.exit(0)
 
 
 class _Sentences(python_logging.Formatter):

@@ -19,6 +19,7 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS = [
     "list",
+    "docs",
     "try",
     "new",
     "train",

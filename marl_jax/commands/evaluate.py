@@ -20,6 +20,7 @@ from absl import logging
 from marl_jax.commands.casts import Cast, Evaluation, make_stage
 from marl_jax.config.run_config import DataConfig, RunConfig
 from marl_jax.own import is_own
+from marl_jax.planning.memory import Shapes
 from marl_jax.policies import decode_groups
 from marl_jax.rewards.grading import Grader, grade
 from marl_jax.rollouts import Progress, progress_bar, write_episodes
@@ -212,13 +213,23 @@ def _recorded(
     return None
 
 
-def _shapes(path: Path, config: RunConfig, parts: Parts) -> tuple[EngineSettings, bool]:
+def _shapes(path: Path, config: RunConfig, parts: Parts) -> tuple[Shapes, bool]:
     """The shapes that the run settled on where this machine has the memory for them, else its own.
 
     And whether they were measured.
     """
     settled = folder.read(path).get("settled", {})
-    settings = settled_shapes(settled)
-    if settings and len(decode_groups(parts.specs)) * memory_bytes(parts.model, settings) <= free_bytes():
-        return settings, settled.get("measured", False)
-    return planned_engine(config, parts, training=False), False
+    if found := settled_shapes(settled):
+        shapes = _by_base(found, parts)
+        bases = [parts.specs[group[0]].base for group in decode_groups(parts.specs)]
+        if sum(memory_bytes(parts.models[base], shapes[base]) for base in bases) <= free_bytes():
+            return shapes, settled.get("measured", False)
+    return _by_base(planned_engine(config, parts, training=False), parts), False
+
+
+def _by_base(found: Shapes, parts: Parts) -> dict[str, EngineSettings]:
+    """The shapes of every base; a guest from another run has those of the model that it has, too."""
+    if not isinstance(found, Mapping):
+        return dict.fromkeys(parts.models, found)
+    of_models = {parts.models[base]: shapes for base, shapes in found.items()}
+    return {base: of_models[model] for base, model in parts.models.items()}

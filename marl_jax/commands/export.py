@@ -110,12 +110,12 @@ def export(
         with disk_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
             if format == "hf":
-                model = dataclasses.replace(parts.model, dtype=dtype)
+                model = dataclasses.replace(parts.models[spec.base], dtype=dtype)
                 save_hf(directory, model, whole_weights(parts, policy, tree, dtype), spec.base)
             else:
                 adapter = jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
                 base, alpha = str(located(spec.base).absolute()), config.policies.lora_alpha
-                save_peft(directory, parts.model, adapter, alpha=alpha, base_model=base)
+                save_peft(directory, parts.models[spec.base], adapter, alpha=alpha, base_model=base)
                 save_tokenizer(directory, spec.base)
     except OSError as error:
         raise FolderError(

@@ -1,25 +1,19 @@
 """What there is, from its own declarations: each by its name, with one line of what it is, and where it stands."""
 
-import ast
 import dataclasses
-import functools
 import inspect
-import io
 import sys
 import textwrap
-import tokenize
-import types
 import typing
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from annotated_types import Ge, Gt, Le, Lt
-
 from marl_jax import fields
+from marl_jax.commands import pages
+from marl_jax.commands.declarations import declared, default_of, place, typed
 from marl_jax.config.cells import of_study
 from marl_jax.config.run_config import ConfigError, RunConfig, cells_of, load_config
-from marl_jax.packaged import HOME, config_names
+from marl_jax.packaged import config_names
 from marl_jax.policies import policy_names
 from marl_jax.pretraining.taught import warning_of
 from marl_jax.rewards import credit
@@ -30,7 +24,6 @@ from marl_jax.workflows import BUILT_IN, Workflow
 __all__ = ["KINDS", "Entry", "Kind", "listing"]
 
 WIDTH, NAME = 80, 24
-_LIMITS = {Ge: "at least {}", Gt: "more than {}", Le: "at most {}", Lt: "less than {}"}
 
 
 class Entry(NamedTuple):
@@ -62,7 +55,7 @@ def listing(kind: str = "", word: str = "") -> str:
 
 
 def _shown(entry: Entry, placed: bool) -> list[str]:
-    text = f"{entry.what} [{entry.where}]" if placed else entry.what
+    text = f"{entry.what} [{entry.where}]" if placed and entry.where else entry.what
     body = textwrap.wrap(text, WIDTH - NAME, break_long_words=False, break_on_hyphens=False) or [""]
     head = (
         [f"{entry.name:<{NAME}}{body[0]}"] if len(entry.name) < NAME else [entry.name, " " * NAME + body[0]]
@@ -78,13 +71,13 @@ def _workflows() -> Iterator[Entry]:
         settings = ", ".join(f"{key}={value}" for key, value in flow.settings.items() if not callable(value))
         facts = [f"for {' and '.join(flow.families)}", f"roles {', '.join(flow.roles)}"]
         facts += [f"settings {settings}"] * bool(settings)
-        yield Entry(name, f"{_title(flow)} ({'; '.join(facts)})", _place(flow.fn))
+        yield Entry(name, f"{_title(flow)} ({'; '.join(facts)})", place(flow.fn))
 
 
 def _tasks() -> Iterator[Entry]:
     for name, module in micro.KINDS.items():
         levels = f"levels {', '.join(map(str, module.LEVELS))}"
-        yield Entry(name, f"{_first(module)} ({levels})", _place(module))
+        yield Entry(name, f"{_first(module)} ({levels})", place(module))
     for name, source in datasets.SOURCES.items():
         where = next((places[0] for places in source.urls.values()), "data.directory")
         yield Entry(name, f"{source.what} (for {source.family or 'math or code'})", where)
@@ -92,9 +85,9 @@ def _tasks() -> Iterator[Entry]:
 
 def _rewards() -> Iterator[Entry]:
     for name, function in {**credit.NAMED, "team_and_local": credit.team_and_local}.items():
-        yield Entry(name, _first(function), _place(function))
+        yield Entry(name, _first(function), place(function))
     for name, part in (("format_penalty", credit.format_penalty), ("length_penalty", credit.length_penalty)):
-        yield Entry(name, f"{_first(part)} Added to any of the others: --config.rewards.{name}", _place(part))
+        yield Entry(name, f"{_first(part)} Added to any of the others: --config.rewards.{name}", place(part))
 
 
 def _cells() -> Iterator[Entry]:
@@ -135,10 +128,15 @@ def _of_class(cls: Any, prefix: str) -> Iterator[Entry]:
         if dataclasses.is_dataclass(hint):
             yield from _of_class(hint, f"{name}.")
             continue
-        line, comment = _declared(cls, field.name)
+        line, comment = declared(cls, field.name)
         bounds = getattr(bounded[field.name], "__metadata__", ())
-        facts = [_typed(hint, bounds), f"default {_default(field)}"]
+        facts = [typed(hint, bounds), f"default {default_of(field)}"]
         yield Entry(name, "; ".join(filter(None, [comment, *facts])), line)
+
+
+def _docs() -> Iterator[Entry]:
+    for name, file in pages.pages().items():
+        yield Entry(name, pages.first_words(file), "")
 
 
 class Kind(NamedTuple):
@@ -154,10 +152,8 @@ KINDS = {
     "rewards": Kind("what a call can earn: --config.rewards.name", _rewards),
     "cells": Kind("configurations to begin with: --config", _cells),
     "fields": Kind("what can be set: --config.FIELD=VALUE", _fields),
+    "docs": Kind("what there is to read: marl-jax docs PAGE", _docs),
 }
-
-
-# ---------------------------------------------------------------- declarations
 
 
 def _title(flow: Workflow) -> str:
@@ -169,78 +165,3 @@ def _title(flow: Workflow) -> str:
 
 def _first(thing: Any) -> str:
     return (inspect.getdoc(thing) or "").partition("\n")[0]
-
-
-def _place(thing: Any) -> str:
-    """The file of a module, or file and line of a function, from the package on."""
-    file = Path(inspect.getsourcefile(thing) or "").relative_to(HOME.parent).as_posix()
-    return file if inspect.ismodule(thing) else f"{file}:{inspect.getsourcelines(thing)[1]}"
-
-
-def _default(field: Any) -> str:
-    made = field.default
-    if field.default_factory is not dataclasses.MISSING:
-        made = field.default_factory()
-    if made is dataclasses.MISSING:
-        return "required"
-    return {"None": "none", "True": "true", "False": "false"}.get(str(made), str(made) or "-")
-
-
-def _typed(hint: Any, bounds: Any) -> str:
-    """What may stand there: a type, and the bounds of its annotation."""
-    said = [
-        _LIMITS[type(bound)].format(*dataclasses.astuple(bound)) for bound in bounds if type(bound) in _LIMITS
-    ]
-    return ", ".join([_type(hint), *said])
-
-
-def _type(hint: Any) -> str:
-    options = typing.get_args(hint)
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join(map(_type, options))
-    if typing.get_origin(hint) is typing.Literal:
-        return " or ".join(map(str, options))
-    name = (
-        "none"
-        if hint is type(None)
-        else hint.__name__
-        if isinstance(hint, type) and not options
-        else str(hint)
-    )
-    return name.replace("typing.", "").replace("collections.abc.", "")
-
-
-def _declared(cls: Any, name: str) -> tuple[str, str]:
-    """(file and line of a field, the comment beside or above it); of an inherited one where it is declared."""
-    for owner in cls.__mro__:
-        found = _fields_of(owner) if "__dataclass_fields__" in vars(owner) else {}
-        if name in found:
-            return found[name]
-    return "", ""
-
-
-@functools.cache
-def _fields_of(cls: type) -> dict[str, tuple[str, str]]:
-    """{field: (file and line, comment)} of those that a class declares itself."""
-    source, first = inspect.getsourcelines(cls)
-    file = Path(inspect.getsourcefile(cls) or "").relative_to(HOME.parent).as_posix()
-    text = textwrap.dedent("".join(source))
-    comments = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type == tokenize.COMMENT
-    }
-    (body,) = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
-    found = {}
-    for node in body.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            beside = [
-                comments[line] for line in range(node.lineno, (node.end_lineno or 0) + 1) if line in comments
-            ]
-            above: list[str] = []
-            line = node.lineno - 1
-            while line in comments and text.split("\n")[line - 1].lstrip().startswith("#"):
-                above.insert(0, comments[line])
-                line -= 1
-            found[node.target.id] = (f"{file}:{first + node.lineno - 1}", " ".join([*above, *beside]))
-    return found

@@ -23,9 +23,10 @@ def new_project(directory: str | os.PathLike[str]) -> str:
         path.mkdir(parents=True, exist_ok=True)
         if found := sorted(entry.name for entry in path.iterdir()):
             raise ProjectError(f"'{directory}' holds {found[0]}: give a folder that is empty, or a new one")
-        names = sorted(file.name for file in packaged("project").iterdir() if file.is_file())
+        project = packaged("docs") / "examples" / "project"
+        names = sorted(file.name for file in project.iterdir() if file.is_file())
         for name in names:
-            shutil.copyfile(packaged("project") / name, path / name)
+            shutil.copyfile(project / name, path / name)
     except OSError as error:
         raise ProjectError(f"'{directory}' cannot be written ({error.strerror}): choose another") from None
     return f"{', '.join(names)}: in '{path}'; its README.md says how to test, try and train it"

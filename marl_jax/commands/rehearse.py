@@ -7,7 +7,7 @@ from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.planning.walks import left_open
 from marl_jax.pretraining.taught import warning_of
 from marl_jax.rewards.grading import RIGHT, Grader, grade
-from marl_jax.rollouts import Chat, prompts_of, transcript
+from marl_jax.rollouts import prompts_of, transcript
 from marl_jax.runs.play import EVALUATION_NOISE, load_named, make_service, planned_engine, player_of
 from marl_jax.runs.stored import on_one_device
 
@@ -16,16 +16,16 @@ __all__ = ["rehearse"]
 WIDTH, LANES = 80, 32
 
 
-def rehearse(config: RunConfig, problems: int, samples: int = 1, split: str = "train") -> Iterator[str]:
-    """Play `samples` episodes of the first problems of a split, untrained; a text for each episode, then the sum."""
+def rehearse(config: RunConfig, problems: int, samples: int) -> Iterator[str]:
+    """Play `samples` episodes of the first problems of train, untrained; a text for each episode, then the sum."""
     if problems_left := left_open(config):
         raise ConfigError(problems_left)
     few = dataclasses.replace(config.engine, lanes=min(config.engine.lanes or LANES, LANES))
     config = on_one_device(dataclasses.replace(config, engine=few))
-    named = load_named(config, [split])
+    named = load_named(config, ["train"])
     if warning := warning_of(config, named.parts.prompts):
         yield warning + "\n"
-    parts, tasks = named.parts, list(named.splits[split][:problems])
+    parts, tasks = named.parts, list(named.splits["train"][:problems])
     shapes = planned_engine(config, parts, training=False)
     # Its shapes need not be measured: no other engine has to give the same bits.
     service = make_service(config, parts, parts.start(config.seed), shapes, measured=True)
@@ -34,7 +34,7 @@ def rehearse(config: RunConfig, problems: int, samples: int = 1, split: str = "t
     table = player.play(
         tasks, samples=samples, step=EVALUATION_NOISE, seed=config.seed, finished=grader.start
     )
-    decode, episodes = Chat(parts.tokenizer).decode, grade(table, grader).episodes()
+    decode, episodes = parts.decoders, grade(table, grader).episodes()
     for one in episodes:
         verdict = "right" if one.outcome >= RIGHT else "wrong"
         wanted = f" (wanted: {one.task.gold!r})" if one.task.gold else ""

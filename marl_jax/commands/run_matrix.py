@@ -9,7 +9,7 @@ from pathlib import Path
 from marl_jax.packaged import located
 from marl_jax.planning import devices
 from marl_jax.planning.measured import guess
-from marl_jax.planning.plan import PlanError, find_model, make_plan
+from marl_jax.planning.plan import PlanError, find_models, make_plan
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.study import matrix, record, run_tables, seeds
@@ -40,6 +40,10 @@ def run_matrix(
     say = lambda text: print(text, file=sys.stderr, flush=True)
     matrix.check(jobs)
     if launcher == "local":
+        if options:
+            raise LauncherError(
+                "--launcher_options are of --launcher=submitit or ray: name one, or leave them out"
+            )
         trouble = matrix.work(jobs, test_samples, say)
     else:
         trouble = launch(launcher, jobs, test_samples, root / "launcher", say, _options(options))
@@ -109,7 +113,7 @@ def _times(runs: Sequence[tuple[Job, State]], device: devices.Device) -> tuple[s
     """How long a run of a cell takes, in words, and all that is left of the cell, in seconds."""
     config = runs[0][0].config
     try:
-        plan = make_plan(config, find_model(config)[0], device)
+        plan = make_plan(config, find_models(config)[0], device)
     except PlanError:
         return "not known", None
     known = guess(config, plan)

@@ -4,6 +4,7 @@ import contextlib
 import sys
 import time
 
+from marl_jax import hosts
 from marl_jax.commands.casts import Evaluation
 from marl_jax.commands.cli import PATIENCE
 from marl_jax.commands.evaluate import evaluate
@@ -46,10 +47,21 @@ def demo(config: RunConfig | None, workdir: str, problems: int, samples: int, ac
 
 
 def train_and_report(
-    config: RunConfig, workdir: str, *, accept_changes: bool = False, report: bool = True
+    config: RunConfig,
+    workdir: str,
+    *,
+    accept_changes: bool = False,
+    report: bool = True,
+    coordinator: str | None = None,
+    process: int | None = None,
 ) -> None:
-    """Train, and write report.html; one that was asked to stop, perhaps by a machine that goes away, has no time to."""
-    step = train(config, workdir, accept_changes=accept_changes, patience=PATIENCE)
+    """Train, and write report.html; one that was asked to stop, perhaps by a machine that goes away, has no time to.
+
+    `coordinator` and `process` say where the processes of a run with mesh.hosts meet, see `hosts.joined`.
+    """
+    with hosts.joined(config.mesh.hosts, coordinator, process):
+        step = train(config, workdir, accept_changes=accept_changes, patience=PATIENCE)
+        report = report and hosts.is_first()
     if step < config.steps or not report:
         return
     page = write_report(workdir)

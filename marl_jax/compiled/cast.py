@@ -59,6 +59,10 @@ def cast_of(config: RunConfig, parts: Parts | None = None) -> Cast:
     """Load what the configuration names; refuse what the compiled road cannot take."""
     check(config)
     parts = parts or load_parts(config)
+    if not parts.alike:
+        raise NoArrayForm(
+            "a run whose policies differ in shape or tokenizer, or in what is trained of them, has no form in arrays"
+        )
     if parts.workflow.in_arrays is None:
         known = ", ".join(name for name, flow in BUILT_IN.items() if flow.in_arrays is not None)
         raise NoArrayForm(

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 
 from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.rewards import arrays
-from marl_jax.rewards.arrays import Text
+from marl_jax.rewards.arrays import Text, role_readers
 from marl_jax.rewards.arrays.boxed_spans import is_blank
-from marl_jax.table import VERDICTS
 from marl_jax.task import Family
 from marl_jax.workflows import parse
 
@@ -64,21 +63,22 @@ def pick(text: Text, _: jax.Array, *, n: int) -> Read:
     """`parse.pick`."""
     if n > 9:
         raise NoArrayForm(f"a pick among {n} answers is read in arrays only up to 9")
-    found = arrays.read_picks(text, n)
-    return _blank(text)._replace(readable=found > 0, choice=jnp.where(found > 0, found, -1))
+    return _chosen(text, functools.partial(role_readers.pick, n=n))
 
 
 def verdict(text: Text, _: jax.Array) -> Read:
     """`parse.verdict`."""
-    found = arrays.read_verdicts(text)
-    choice = jnp.where(found == arrays.CORRECT, VERDICTS["Correct"], -1)
-    choice = jnp.where(found == arrays.INCORRECT, VERDICTS["Incorrect"], choice)
+    return _chosen(text, role_readers.verdict)
+
+
+def _chosen(text: Text, of: Callable[[jax.Array], jax.Array]) -> Read:
+    choice = jax.vmap(of)(text.chars)
     return _blank(text)._replace(readable=choice >= 0, choice=choice)
 
 
 def plan(text: Text, _: jax.Array, *, limit: int) -> Read:
     """`parse.plan_of`."""
-    ways, count = arrays.read_strategies(text, limit)
+    ways, count = jax.vmap(functools.partial(role_readers.strategies, limit=limit))(text.chars, text.length)
     return _blank(text)._replace(readable=count > 0, parts=ways.chars, count=count)
 
 

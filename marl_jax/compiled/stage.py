@@ -26,7 +26,8 @@ from marl_jax.compiled.script import Cue, Field, Piece, mark
 from marl_jax.compiled.widths import by_width, ladder
 from marl_jax.models.weight_table import Tree
 from marl_jax.policies import policy_of
-from marl_jax.rewards.arrays import Text, majorities
+from marl_jax.rewards.arrays import Text
+from marl_jax.rewards.arrays.role_readers import majority
 from marl_jax.sampling.programs import Features, Lanes
 
 __all__ = ["Answer", "Line", "Said", "Stage", "count_calls"]
@@ -88,7 +89,7 @@ class Said:
     def majority(self) -> Answer:
         """The first answer among the most frequent readable ones."""
         keys = jnp.stack([line.read.key for line in self._lines], axis=1)
-        return self.at(majorities(keys, self.readable & self.made))
+        return self.at(jax.vmap(majority)(keys, self.readable & self.made))
 
     def part(self, number: int) -> str:
         """The mark of a part of the one call's text, for the texts of `Stage.follow`."""

@@ -5,8 +5,9 @@ Every check runs whatever the others found, so that a command line is put right 
 
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from marl_jax import fields, table
 from marl_jax.config import phase_fields
@@ -38,10 +39,27 @@ DRAWN = ("train_size", "test_size")
 
 def problems(config: RunFields) -> list[str]:
     """All that is wrong with it, with the way out."""
-    found = [*fields.out_of_bounds(config), *_policies(config), *_data(config), *_learning(config)]
+    found = [
+        *fields.out_of_bounds(config),
+        *_policies(config),
+        *_data(config),
+        *_learning(config),
+        *_hosts(config),
+    ]
     if refused := _refused(find, config.workflow.name):
         return [f"workflow.name: {refused}", *found]
-    checks = (_workflow, _settings, _calls, _slots, _roles, _interventions, _sampling, _groups, _phases)
+    checks = (
+        _workflow,
+        _settings,
+        _calls,
+        _slots,
+        _roles,
+        _interventions,
+        _sampling,
+        _engine,
+        _groups,
+        _phases,
+    )
     return [*(problem for check in checks for problem in check(config)), *found]
 
 
@@ -183,14 +201,76 @@ def _policies(config: RunFields) -> Problems:
         yield "policies.frozen_roles names every role: nothing is left to train"
     if not policies.base:
         yield "policies.base is empty: give the directory of the model to start from"
-    for where, names in (
+    for where, given in (
         ("policies.bases", policies.bases),
+        ("policies.trains", policies.trains),
         ("learner.learning_rates", config.learner.learning_rates),
     ):
-        for name in sorted(set(names) - set(known)):
+        yield from _strangers(where, given, policies.map)
+    for where, names in (
+        ("policies.trains", policies.trains),
+        ("learner.learning_rates", config.learner.learning_rates),
+    ):
+        for name in sorted({*names} & {*known} - {*trained}):
+            yield f"{where} names '{name}', which is frozen: leave it out"
+
+
+def _strangers(where: str, given: Mapping[str, Any], policy_map: Mapping[str, str]) -> Problems:
+    """Names that are no policies, where something is given by policy; of roles it is told who answers for them."""
+    known, asked = policy_names(policy_map), dict[str, dict[str, Any]]()
+    for name in sorted({*given} - {*known}):
+        policies = {policy for key, policy in policy_map.items() if name in (key, key.split("/")[0])}
+        if len(policies) == 1:
+            asked.setdefault(policies.pop(), {})[name] = given[name]
+        else:
             yield f"{where} names '{name}', which is no policy of policies.map{fields.nearest(name, known)}"
-    for name in sorted({*config.learner.learning_rates} & {*known} - {*trained}):
-        yield f"learner.learning_rates names '{name}', which is frozen: leave it out"
+    for policy, roles in asked.items():
+        named = " and ".join(f"'{role}'" for role in roles)
+        if len({*map(str, roles.values())}) > 1:
+            yield (
+                f"{where} gives {named} different values, and policies.map has them share the policy '{policy}', which "
+                f"has one: give {where}.{policy}, or each role a policy of its own"
+            )
+        else:
+            yield f"{where} names {named}, for whom the policy '{policy}' answers: give {where}.{policy}"
+
+
+def _engine(config: RunFields) -> Problems:
+    """What a vLLM server cannot do, and what is set for one that is not asked."""
+    engine, policies = config.engine, config.policies
+    if engine.kind != "vllm":
+        if engine.vllm != type(engine.vllm)():
+            yield f"engine.vllm is set and engine.kind is {engine.kind}: set engine.kind=vllm, or leave it out"
+        return
+    if _refused(_check_url, engine.vllm.url):
+        yield (
+            f"engine.vllm.url is {engine.vllm.url!r}: give the server's address, such as http://127.0.0.1:8000"
+        )
+    if policies.train != "lora":
+        yield f"policies.train is {policies.train}: a vLLM server is sent adapters alone, set policies.train=lora"
+    if others := sorted({*policies.bases.values()} - {policies.base}):
+        yield f"policies.bases has {others[0]}: a vLLM server has one base, leave it out"
+    if config.road != "hosted":
+        yield f"road is {config.road}: a vLLM server plays on the hosted one alone, set road=hosted"
+    if config.seeds > 1:
+        yield f"seeds is {config.seeds}: with engine.kind=vllm, start a run for each seed"
+    for name in ("sampler", "budget_bytes", "steps"):
+        if getattr(engine, name) is not None:
+            yield f"engine.{name} is of the embedded engine: with engine.kind=vllm, leave it out"
+    for role, own in () if any(_samplers(config)) else config.role_settings.items():
+        if own.temperature > 0 and (own.top_k or own.top_p < 1):
+            yield (
+                f"role '{role}' truncates (top_k {own.top_k}, top_p {own.top_p:g}): vLLM does not tell which tokens it "
+                "kept, which training renormalises over; set top_k=0 and top_p=1"
+            )
+        if own.stop_strings:
+            yield f"role '{role}' has stop_strings: with engine.kind=vllm, give stop_tokens"
+
+
+def _check_url(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError("it is no address")
 
 
 def _interventions(config: RunFields) -> Problems:
@@ -298,6 +378,24 @@ def _learning(config: RunFields) -> Problems:
     yield from _refusal("rewards", make_credit, config.rewards)
     if config.checkpoints.best and not config.evaluation.every:
         yield "checkpoints.best needs evaluations: set evaluation.every above 0, or checkpoints.best=false"
+
+
+def _hosts(config: RunFields) -> Problems:
+    """What several processes cannot share."""
+    count = config.mesh.hosts
+    if count == 1:
+        return
+    if config.road == "compiled":
+        yield f"road is 'compiled' and mesh.hosts {count}: several hosts share the hosted road, set road=hosted"
+    if config.seeds > 1:
+        yield f"seeds is {config.seeds} and mesh.hosts {count}: seeds side by side are for one process, leave one out"
+    if config.engine.kind == "vllm":
+        yield f"engine.kind is 'vllm' and mesh.hosts {count}: one process asks the server of vLLM, set mesh.hosts=1"
+    if config.rewards.batch == "step":
+        yield (
+            f"rewards.batch is 'step' and mesh.hosts {count}: each process pays the problems that it played, so set "
+            "rewards.batch=task"
+        )
 
 
 def _phases(config: RunFields) -> Problems:

@@ -28,6 +28,7 @@ from marl_jax.config.run_fields import (
     PoliciesConfig,
     RolloutConfig,
     RunFields,
+    VllmConfig,
     WorkflowConfig,
 )
 from marl_jax.errors import UserError
@@ -45,6 +46,7 @@ __all__ = [
     "PoliciesConfig",
     "RolloutConfig",
     "RunConfig",
+    "VllmConfig",
     "WorkflowConfig",
     "cells_of",
     "config_module",

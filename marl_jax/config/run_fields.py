@@ -16,6 +16,7 @@ from marl_jax.learning.worth import AdvantageConfig
 from marl_jax.policies import SamplingSettings, role_settings
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import Limits
+from marl_jax.rollouts.vllm_server import VllmConfig
 from marl_jax.task import Family
 from marl_jax.tasks.buffer import BufferConfig
 from marl_jax.workflows import find
@@ -31,6 +32,7 @@ __all__ = [
     "PoliciesConfig",
     "RolloutConfig",
     "RunFields",
+    "VllmConfig",
     "WorkflowConfig",
     "not_installed",
 ]
@@ -56,9 +58,12 @@ class PoliciesConfig:
     map: Mapping[str, str] = dataclasses.field(default_factory=dict)  # role or role/slot -> policy
     frozen_roles: tuple[str, ...] = ()  # a policy of frozen roles alone is served, not trained
     base: str = ""  # directory of the model that policies start from
-    bases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of those that start elsewhere
+    # Policy -> directory, of those that start elsewhere: other weights, another shape, another tokenizer.
+    bases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dtype: Literal["float32", "bfloat16"] | None = None  # None: as the base is stored
     train: Literal["full", "lora"] = "full"  # all weights, or adapters on a frozen base
+    # Policy -> full or lora, of those that are trained otherwise.
+    trains: Mapping[str, Literal["full", "lora"]] = dataclasses.field(default_factory=dict)
     lora_rank: Count = 64  # of the adapters
     lora_alpha: Positive = 32.0  # their scale is alpha / rank
     remat: Literal["none", "layer", "dots"] = "none"  # what the backward pass computes again to save memory
@@ -104,8 +109,10 @@ class RolloutConfig:
 class EngineConfig:
     """The engine's limits; the shapes that follow from them are settled at the first start."""
 
+    kind: Literal["embedded", "vllm"] = "embedded"  # in this process, or a vLLM server, see docs/vllm.md
+    vllm: VllmConfig = dataclasses.field(default_factory=VllmConfig)  # that server
     max_prompt: Count = 512  # tokens, of any call
-    lanes: OptionalCount = None  # sequences decoded at once; None: as the memory allows
+    lanes: OptionalCount = None  # sequences decoded at once; None: as the memory allows, of vLLM 256
     # Memory of one engine, working memory included; None: what is free, less what the update needs.
     budget_bytes: OptionalCount = None
     steps: OptionalCount = None  # decode steps per dispatch; None: as the platform likes
@@ -115,10 +122,16 @@ class EngineConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """How many devices share the work: `data` copies of the weights, each cut over `model` devices."""
+    """How many devices share the work: on each host `data` copies of the weights, each cut over `model` devices."""
 
-    data: Count = 1  # devices that hold copies of the weights and share lanes and rows
+    data: Count = 1  # devices of a process that hold copies of the weights and share lanes and rows
     model: Count = 1  # devices that each copy of the weights is cut over
+    hosts: Count = 1  # processes that share the run, each with devices of its own, see docs/hosts.md
+
+    @property
+    def devices(self) -> int:
+        """Of all processes."""
+        return self.hosts * self.data * self.model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ Everything on the device is jitted once per shape, with donated buffers; the rep
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.errors import UserError
+from marl_jax.hosts import layout
 from marl_jax.learning import gradients, objectives, update_programs
 from marl_jax.learning.batching import (
     Batch,
@@ -47,6 +49,7 @@ from marl_jax.learning.step_report import (
 from marl_jax.learning.streams import Streams, stream_count
 from marl_jax.learning.work import Work, mini_batches_of, per_role_of, units_of
 from marl_jax.models.weight_table import Tree
+from marl_jax.policies import by_name
 from marl_jax.table import Table
 
 __all__ = ["Learner", "LearnerState", "NonFiniteGradients"]
@@ -80,12 +83,21 @@ class NonFiniteGradients(UserError, RuntimeError):
 
 
 class Learner:
-    """Compiled functions for one network and configuration; all state is passed in and handed back."""
+    """Compiled functions for a network of each policy and one configuration; all state is passed in and handed back."""
 
     def __init__(
-        self, network: Network, config: LearnerConfig, roles: Mapping[str, str], *, mesh: Mesh | None = None
+        self,
+        network: Network | Mapping[str, Network],
+        config: LearnerConfig,
+        roles: Mapping[str, str],
+        *,
+        mesh: Mesh | None = None,
     ):
-        """`roles` maps each role (or "role/slot") to its policy. On a mesh, batches are laid over its axis "data"."""
+        """`roles` maps each role (or "role/slot") to its policy; `network` is one for all of them, or by policy.
+
+        On a mesh, batches are laid over its axis "data". It may have devices of several processes: each calls `step`
+        with the same rows and trees of its own devices.
+        """
         self.network, self.config, self.roles, self.mesh = network, config, dict(roles), mesh
         check_interventions(config, self.roles)
         self._objective = config.loss.kind if config.loss.kind in OBJECTIVES else None
@@ -97,9 +109,10 @@ class Learner:
         )
         # On CPU the buffers of a slice stay in cache, and memory that the system has to map is reused by the next.
         slices = config.batch.slice_tokens if mesh is None and jax.default_backend() == "cpu" else 0
-        self._settings = update_programs.Settings(
-            network, self._loss, config.logprob_chunk, self._corrected, slices
-        )
+        self._settings = {
+            policy: update_programs.Settings(own, self._loss, config.logprob_chunk, self._corrected, slices)
+            for policy, own in by_name(network, dict.fromkeys(self.roles.values())).items()
+        }
         devices = 1 if mesh is None else mesh.size
         self._streams = Streams(stream_count(jax.default_backend(), devices, config.batch.streams))
 
@@ -138,11 +151,15 @@ class Learner:
         before every micro-batch for as long as the old policies and states are whole: it may raise.
         """
         check_learnable(rows, policies, states, self.roles)
-        lora = getattr(self.network, "lora_scale", None) is not None
-        if lora and (absent := sorted({*policies} - {*(bases or {})})):
+        lora = {name for name in policies if getattr(self._network(name), "lora_scale", None) is not None}
+        if absent := sorted(lora - {*(bases or {})}):
             raise ValueError(f"policies {absent} are adapters: hand over the weights under them as `bases`")
         check_rows(rows, self.config.batch)
-        policies, states = dict(policies), dict(states)
+        given, places = (policies, states, bases, references), layout.shardings_of((policies, states))
+        if self.mesh is not None and layout.spans(self.mesh):
+            given = layout.lifted(given, self.mesh)
+        policies, states = dict(given[0]), dict(given[1])
+        bases, references = given[2:]
         skipped = {policy: state.skipped for policy, state in states.items()}
         reports: dict[str, dict[str, float]] = {}
         evidence = Evidence.of_nothing(len(rows))
@@ -177,7 +194,8 @@ class Learner:
             reports[policy] |= aim.said if aim else {}
             check = None  # the first policy is a new one now
             self._note(evidence, mine, work, batches_of, done)
-        return self.conclude(policies, states, rows, evidence, skipped, reports, described, missing)
+        trees, moved = layout.lowered((policies, states), places)
+        return self.conclude(trees, moved, rows, evidence, skipped, reports, described, missing)
 
     def conclude(
         self,
@@ -209,16 +227,23 @@ class Learner:
                 )
         return outcome
 
-    def logprobs(self, tree: Tree, rows: Table, *, frozen: Tree | None = None) -> list[np.ndarray]:
-        """Log-probs of every row's tokens under one policy."""
-        return self._scores(tree, frozen, self._batches(rows), len(rows))
+    def logprobs(
+        self, tree: Tree, rows: Table, *, frozen: Tree | None = None, policy: str | None = None
+    ) -> list[np.ndarray]:
+        """Log-probs of every row's tokens under one policy, whose name matters where networks differ."""
+        policy = next(iter(self._settings)) if policy is None else policy
+        return self._scores(policy, tree, frozen, self._batches(rows), len(rows))
 
-    def _scores(self, tree: Tree, frozen: Tree | None, batches: list[Batch], rows: int) -> list[np.ndarray]:
+    def _scores(
+        self, policy: str, tree: Tree, frozen: Tree | None, batches: list[Batch], rows: int
+    ) -> list[np.ndarray]:
+        settings = self._settings[policy]
+
         def step(nothing: tuple[()], batch: Batch) -> tuple[tuple[()], jax.Array]:
-            return nothing, update_programs.score(self._settings, tree, frozen, self._place(batch.arrays))[0]
+            return nothing, update_programs.score(settings, tree, frozen, self._place(batch.arrays))[0]
 
-        _, out = self._streams.run(step, tuple, batches, program=lambda batch: batch.shapes)
-        return by_row(rows, batches, jax.device_get(out))
+        _, out = self._streams.run(step, tuple, batches, program=lambda batch: (settings, batch.shapes))
+        return by_row(rows, batches, jax.device_get([self._whole(one) for one in out]))
 
     # One policy, one step
 
@@ -241,7 +266,7 @@ class Learner:
         for members in work.mini_batches:
             batches = self._written(work, members)
             if work.aim is not None and work.aim.kind != "sft":
-                values.append(self._sloped(work, members, batches, tree, frozen))
+                values.append(self._sloped(policy, work, members, batches, tree, frozen))
             carry, outs = self._gradient(
                 policy,
                 tree,
@@ -297,17 +322,16 @@ class Learner:
         on_policy = alone or aim is not None  # an objective has no ratio
         old = [rows.logprobs[i] for i in range(len(rows))]
         if self.config.old_logprobs == "trainer" and not on_policy:
-            old = self.logprobs(tree, rows, frozen=frozen)
-        ref = None if reference is None else self.logprobs(reference, rows, frozen=frozen)
+            old = self.logprobs(tree, rows, frozen=frozen, policy=policy)
+        refer = functools.partial(self.logprobs, frozen=frozen, policy=policy)
+        ref = None if reference is None else refer(reference, rows)
         roles = self._roles_of(policy)
         units, unit_roles = units_of(self.config, roles, rows)
         per_role = per_role_of(self.config, roles, everyone, unit_roles)
         work = Work(rows, mini_batches, old, ref, on_policy, units, unit_roles, per_role, aim)
         if aim is not None and aim.kind == "kto" and reference is not None:
             other = objectives.mismatched(rows)
-            return dataclasses.replace(
-                work, other=other, other_ref=self.logprobs(reference, other, frozen=frozen)
-            )
+            return dataclasses.replace(work, other=other, other_ref=refer(reference, other))
         return work
 
     def _rate(self, policy: str, states: Mapping[str, LearnerState]) -> float:
@@ -331,11 +355,17 @@ class Learner:
         return batches
 
     def _sloped(
-        self, work: Work, members: np.ndarray, batches: list[Batch], tree: Tree, frozen: Tree | None
+        self,
+        policy: str,
+        work: Work,
+        members: np.ndarray,
+        batches: list[Batch],
+        tree: Tree,
+        frozen: Tree | None,
     ) -> objectives.Value:
         """The objective at these weights; its slopes become the advantages in the micro-batches."""
         assert work.aim is not None and work.ref is not None
-        logp = self._scores(tree, frozen, batches, len(members))
+        logp = self._scores(policy, tree, frozen, batches, len(members))
         rows = work.rows.take(members)
         scores = objectives.log_ratios(logp, [work.ref[i] for i in members], rows)
         divergence = 0.0
@@ -344,7 +374,7 @@ class Learner:
         )
         if work.other is not None and len(moved):
             other = work.other.take(moved)
-            logp = self.logprobs(tree, other, frozen=frozen)
+            logp = self.logprobs(tree, other, frozen=frozen, policy=policy)
             ratios = objectives.log_ratios(logp, [work.other_ref[i] for i in moved], other)
             divergence = max(0.0, float(np.mean(ratios)))
         value = work.aim.value(members, scores, divergence)
@@ -398,9 +428,10 @@ class Learner:
         def step(carry: Any, batch: Batch) -> tuple[Any, Any]:
             arrays = self._place(batch.arrays)
             try:
-                return update_programs.accumulate(
-                    self._settings, carry, tree, frozen, arrays, index[batch.unit], **flags
+                carry, out = update_programs.accumulate(
+                    self._settings[policy], carry, tree, frozen, arrays, index[batch.unit], **flags
                 )
+                return carry, self._whole(out)
             except IndexError as error:  # what XLA raised on an H100, see docs/hosts.md
                 error.add_note(
                     "on a GPU, policies.attention=blocks does without the kernel that XLA failed on"
@@ -414,6 +445,9 @@ class Learner:
             program=lambda batch: (policy, len(index), *flags.values(), batch.shapes),
             check=check,
         )
+
+    def _network(self, policy: str) -> Network:
+        return self._settings[policy].network
 
     def _roles_of(self, policy: str) -> list[str]:
         return roles_of(policy, self.roles)
@@ -442,7 +476,13 @@ class Learner:
     def _place(self, arrays: MicroBatch) -> MicroBatch:
         if self.mesh is None:
             return arrays
+        if layout.spans(self.mesh):
+            return layout.cut(arrays, self.mesh)
         return jax.device_put(arrays, NamedSharding(self.mesh, PartitionSpec("data")))
+
+    def _whole(self, out: Any) -> Any:
+        """What a program says, so that each process can read it."""
+        return layout.on_host(out, self.mesh) if self.mesh is not None and layout.spans(self.mesh) else out
 
     # On the host
 

@@ -1,5 +1,6 @@
 """What XLA itself counts of a run's largest programs, compiled for the device at hand."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -20,22 +21,33 @@ from marl_jax.planning.costs import trained_tree
 from marl_jax.planning.dry_run import Demand
 from marl_jax.planning.memory import most_units
 from marl_jax.planning.plan import Plan, make_plan, show
+from marl_jax.policies import by_name
+from marl_jax.runs.parts import policy_specs
 from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
 
 __all__ = ["account", "lowered", "needed"]
 
 
-def account(config: RunConfig, model: ModelConfig, demand: Demand) -> str:
-    """A line for each program, of the shapes that the device at hand has room for."""
-    plan = make_plan(config, model, devices.here(), demand)
+def account(config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig], demand: Demand) -> str:
+    """A line for each program of each model, of the shapes that the device at hand has room for."""
+    plan, specs = make_plan(config, model, devices.here(), demand), policy_specs(config.policies)
     lines = [f"counted by XLA for {plan.device.name}: arguments + output + temporary - aliased"]
-    for name, program in lowered(config, model, demand, plan).items():
-        m: Any = program.compile().memory_analysis()
-        parts = m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes, m.alias_size_in_bytes
-        lines.append(
-            f"{name:<10} {show(needed(m)):>10} = {' + '.join(map(show, parts[:3]))} - {show(parts[3])}"
-        )
+    models = by_name(model, specs)
+    kinds = {(models[name], spec.lora): name for name, spec in specs.items() if not spec.frozen}
+    for policy in kinds.values():
+        lines += [f"policy {policy}, from {specs[policy].base}:"] if len(kinds) > 1 else []
+        for name, program in lowered(config, models[policy], demand, plan, policy).items():
+            m: Any = program.compile().memory_analysis()
+            parts = (
+                m.argument_size_in_bytes,
+                m.output_size_in_bytes,
+                m.temp_size_in_bytes,
+                m.alias_size_in_bytes,
+            )
+            lines.append(
+                f"{name:<10} {show(needed(m)):>10} = {' + '.join(map(show, parts[:3]))} - {show(parts[3])}"
+            )
     return "\n".join(lines)
 
 
@@ -45,11 +57,16 @@ def needed(m: Any) -> int:
 
 
 def lowered(
-    config: RunConfig, model: ModelConfig, demand: Demand, plan: Plan
+    config: RunConfig, model: ModelConfig, demand: Demand, plan: Plan, policy: str | None = None
 ) -> dict[str, jax.stages.Lowered]:
-    """The programs at the largest shapes of a plan: of one device, stream, slice and bank."""
-    learner, shapes = config.learner, plan.engine
-    rank = config.policies.lora_rank if config.policies.train == "lora" else 0
+    """The programs at the largest shapes of a plan: of one device, stream, slice and bank.
+
+    `policy` is the one whose model it is; None: any that learns.
+    """
+    specs = policy_specs(config.policies)
+    spec = specs[policy or next(name for name, one in specs.items() if not one.frozen)]
+    learner, shapes = config.learner, by_name(plan.shapes, [spec.base])[spec.base]
+    rank = config.policies.lora_rank if spec.lora else 0
     tree, params = trained_tree(model, rank), abstract(model)
     frozen, scale = (params, 1.0) if rank else (None, None)
     adapters = jax.eval_shape(lambda: init_lora(0, model, rank, 1)) if rank else None

@@ -7,7 +7,7 @@ measurements. Of the host's processor both rates are taken by a product and a co
 """
 
 import dataclasses
-import time
+import timeit
 from collections.abc import Callable
 
 import jax
@@ -91,10 +91,5 @@ def here() -> Device:
     return dataclasses.replace(kind, memory=free_bytes())
 
 
-def _shortest(work: Callable[[], object], repeats: int = 5) -> float:
-    taken = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - begin)
-    return min(taken)
+def _shortest(work: Callable[[], object]) -> float:
+    return min(timeit.repeat(work, number=1))

@@ -37,7 +37,6 @@ __all__ = [
     "PlanError",
     "SilentEngine",
     "Speller",
-    "assume",
     "dry_run",
     "play",
 ]
@@ -73,12 +72,6 @@ class Assumptions:
             f"completions are {self.completion:.0%} of max_new_tokens, questions {self.question} tokens, "
             f"prompts {self.characters:g} characters per token, {ends}"
         )
-
-
-def assume(config: RunFields, completion: float = 0.5) -> Assumptions:
-    """What is assumed of a run: the micro tokenizer spells out most words."""
-    micro = config.workflow.prompts == "micro"
-    return Assumptions(completion, 32, 1.25) if micro else Assumptions(completion)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +146,7 @@ def play(
     tasks: Sequence[Task],
     prompts: Any,
     policy_map: Mapping[str, str],
-    tokenizer: Any,
+    tokenizer: Any | Mapping[str, Any],
     say: Say,
     **options: Any,  # of `rollout`
 ) -> list[Asked]:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
 
 import jax
@@ -23,7 +23,7 @@ from marl_jax.planning.costs import Model, size
 from marl_jax.planning.devices import Device
 from marl_jax.planning.dry_run import Demand
 from marl_jax.planning.workload import Shape, all_shapes
-from marl_jax.policies import decode_groups
+from marl_jax.policies import by_name, decode_groups, policy_names
 from marl_jax.rollouts.voices import load_of
 from marl_jax.runs.parts import policy_specs
 from marl_jax.sampling.shapes import EngineSettings, memory_bytes
@@ -35,13 +35,17 @@ __all__ = [
     "Part",
     "Phase",
     "Room",
+    "Shapes",
     "count_units",
     "engine_settings",
     "least_engine",
+    "least_shapes",
     "look_ahead",
+    "model_of_group",
     "most_units",
     "room",
     "sampling",
+    "shapes",
     "sizes_of",
     "training",
     "weight_share",
@@ -55,7 +59,9 @@ PROGRAMS = "compiled programs and libraries"
 # Measured (tests/planning/test_peak.py): what programs and their compilation take of a host at a first start.
 # One that reads kept programs takes less (xs: 350 MiB where a first start took 580).
 PROGRAM_BYTES = 680 << 20
+IN_FLIGHT = 256  # requests that a vLLM server is sent at a time, which is what it takes by default
 Phase = Literal["always", "sampling", "gradient", "optimiser"]
+Shapes = EngineSettings | Mapping[str, EngineSettings]  # of all engines, or by base where models differ
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,62 +73,92 @@ class Part:
     phase: Phase
 
 
-def sizes_of(config: RunConfig, model: ModelConfig, device: Device) -> Model:
-    """The model as the run trains it on a device."""
+def sizes_of(
+    config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig], device: Device
+) -> dict[str, Model]:
+    """{policy: its model as the run trains it on a device}; shapes are one for all, or by policy."""
     chosen = config.policies
-    rank = chosen.lora_rank if chosen.train == "lora" else 0
-    return Model(model, device.platform, device.capability, chosen.remat, chosen.attention, rank)
+    made = {}
+    for name, shape in by_name(model, policy_names(chosen.map)).items():
+        rank = chosen.lora_rank if chosen.trains.get(name, chosen.train) == "lora" else 0
+        made[name] = Model(shape, device.platform, device.capability, chosen.remat, chosen.attention, rank)
+    return made
 
 
-def training(config: RunConfig, model: Model, demand: Demand) -> tuple[list[Part], Shape]:
-    """All but the engines: what lies in memory all the time, and what updates need at their largest micro-batch."""
-    passing, largest = _update(config, model, demand)
-    return [*_standing(config, model), *passing], largest
-
-
-def _standing(config: RunConfig, model: Model) -> list[Part]:
+def model_of_group(config: RunConfig, sizes: Mapping[str, Model], group: Sequence[str]) -> Model:
+    """The model of an engine: as those of its policies are trained that learn."""
     specs = policy_specs(config.policies)
-    learning = [name for name, spec in specs.items() if not spec.frozen]
-    learner = Learner(Qwen3(model.config), config.learner, config.policies.map)
-    tree = costs.trained_tree(model.config, model.lora_rank)
-    states = jax.eval_shape(learner.init, dict.fromkeys(learning, tree)).values()
-    itemsize = jnp.dtype(model.config.dtype).itemsize
+    return sizes[next((name for name in group if not specs[name].frozen), group[0])]
+
+
+def training(config: RunConfig, sizes: Mapping[str, Model], demand: Demand) -> tuple[list[Part], Shape]:
+    """All but the engines: what lies in memory all the time, and what updates need at their largest micro-batch."""
+    passing, largest = _update(config, sizes, demand)
+    return [*_standing(config, sizes), *passing], largest
+
+
+def _standing(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
+    specs = policy_specs(config.policies)
+    models = {name: sizes[name] for name, spec in specs.items() if not spec.frozen}
+    networks = {name: Qwen3(model.config) for name, model in sizes.items()}
+    trees = {name: costs.trained_tree(model.config, model.lora_rank) for name, model in models.items()}
+    states = jax.eval_shape(Learner(networks, config.learner, config.policies.map).init, trees).values()
 
     def served(group: tuple[str, ...]) -> int:
-        """Copies that an engine has: adapters side by side, or weights in its dtype if that is another."""
-        if all(specs[name].frozen for name in group):
+        """Bytes that an engine has: adapters side by side, or weights in its dtype if that is another."""
+        if all(specs[name].frozen for name in group) or config.engine.kind == "vllm":
             return 0
-        return len(group) if model.lora_rank else int(itemsize < 4)
+        model = model_of_group(config, sizes, group)
+        itemsize = jnp.dtype(model.config.dtype).itemsize
+        return (len(group) if model.lora_rank else int(itemsize < 4)) * model.trained * itemsize
 
-    trained = len(learning) * size(tree)
+    full = sum(size(tree) for name, tree in trees.items() if not models[name].lora_rank)
+    adapters = sum(map(size, trees.values())) - full
     to_base, to_others = references(config.learner, config.phases)
-    sizes = {
-        BASES: len({spec.base for spec in specs.values()}) * model.weights,
-        f"{'adapters' if model.lora_rank else 'trained weights'} (float32)": trained,
-        "adapters of the reference": trained if to_base and model.lora_rank else 0,
-        "weights that a phase began with": trained if to_others else 0,
-        "weights served to the sampler": sum(map(served, decode_groups(specs))) * model.trained * itemsize,
+    one = next(iter(sizes.values()))  # of the device that all are on
+    parts = {
+        BASES: sum({spec.base: sizes[name].weights for name, spec in specs.items()}.values()),
+        "trained weights (float32)": full,
+        "adapters (float32)": adapters,
+        "adapters of the reference": adapters if to_base else 0,
+        "weights that a phase began with": full + adapters if to_others else 0,
+        "weights served to the sampler": sum(map(served, decode_groups(specs))),
         STATES: size([(state.optimiser, state.damping) for state in states]),
-        PROGRAMS: PROGRAM_BYTES if model.platform == "cpu" else 0,
+        PROGRAMS: PROGRAM_BYTES if one.platform == "cpu" else 0,
     }
-    share = weight_share(config, model)
-    return [Part(name, count // share, "always") for name, count in sizes.items() if count]
+    share = weight_share(config, one)
+    return [Part(name, count // share, "always") for name, count in parts.items() if count]
 
 
-def _update(config: RunConfig, model: Model, demand: Demand) -> tuple[list[Part], Shape]:
-    """The update of the policy that needs most, at the micro-batch that needs most."""
+def _update(config: RunConfig, sizes: Mapping[str, Model], demand: Demand) -> tuple[list[Part], Shape]:
+    """The gradient and the optimiser step of the policies that need most."""
+    learning = [name for name, spec in policy_specs(config.policies).items() if not spec.frozen]
+    kinds = dict.fromkeys((sizes[name], count_units(config, demand, name)) for name in learning)
+    each = [_update_of(config, model, units) for model, units in kinds]
+
+    def most(phase: Phase) -> tuple[list[Part], Shape]:
+        of_phase = ([part for part in parts if part.phase == phase] for parts, _ in each)
+        found = zip(of_phase, (largest for _, largest in each))
+        return max(found, key=lambda one: sum(part.bytes for part in one[0]))
+
+    gradient, largest = most("gradient")
+    return [*gradient, *most("optimiser")[0]], largest
+
+
+def _update_of(config: RunConfig, model: Model, units: int) -> tuple[list[Part], Shape]:
+    """The update of a policy with so many parts of its gradient, at the micro-batch that needs most."""
     batch, chunk = config.learner.batch, config.learner.logprob_chunk
     longest = max(role.max_new_tokens for role in config.role_settings.values())
-    share, devices = weight_share(config, model), config.mesh.data * config.mesh.model
+    share, devices = weight_share(config, model), config.mesh.devices
     streams = stream_count(model.platform, devices, batch.streams)
     slices = batch.slice_tokens if model.platform == "cpu" and devices == 1 else 0
-    spread = 1 if model.platform == "cpu" else config.mesh.data
+    spread = 1 if model.platform == "cpu" else config.mesh.hosts * config.mesh.data
     shapes = [
         dataclasses.replace(s, rows=max(1, s.rows // spread) // slice_count(s.rows, s.width, slices))
         for s in all_shapes(batch, config.engine.max_prompt, longest)
     ]
     largest = max(shapes, key=lambda s: costs.kept(model, s) + costs.working(model, s, chunk))
-    tree, units = 4 * model.trained, most_units(config, demand)
+    tree = 4 * model.trained
     cast = 0 if model.lora_rank or model.config.dtype == "float32" else model.weights
     cast += 2 * model.weights if model.widened else 0
     # Dividing the parts takes them once more, and mixing them again, unless there is but one.
@@ -138,20 +174,28 @@ def _update(config: RunConfig, model: Model, demand: Demand) -> tuple[list[Part]
     return [part for part in parts if part.bytes], largest
 
 
-def sampling(config: RunConfig, model: Model, engine: EngineSettings) -> list[Part]:
-    """The engines' caches, and what one of them works with."""
-    engines = len(decode_groups(policy_specs(config.policies)))
-    spread = 1 if model.platform == "cpu" else config.mesh.data * config.mesh.model
-    lanes = cache_bytes(model.config, 1, engine.cells)
-    prompts = cache_bytes(model.config, engine.prefixes, engine.context)
-    working = memory_bytes(model.config, engine) - lanes - prompts
-    # The budget of an engine allows for a copy of the embedding in every bank, too, which no program makes.
-    working -= engine.banks * (model.weights - size(abstract(model.config)["layers"]))
-    working += 2 * (lanes + model.weights) if model.widened else 0
+def sampling(config: RunConfig, sizes: Mapping[str, Model], engines: Shapes) -> list[Part]:
+    """The engines' caches, and what the one that works with most works with; a vLLM server has its own."""
+    if config.engine.kind == "vllm":
+        return []
+    specs = policy_specs(config.policies)
+    shapes = by_name(engines, {spec.base for spec in specs.values()})
+    lanes = prompts = most = 0
+    for group in decode_groups(specs):
+        model, engine = model_of_group(config, sizes, group), shapes[specs[group[0]].base]
+        own = cache_bytes(model.config, 1, engine.cells)
+        kept = cache_bytes(model.config, engine.prefixes, engine.context)
+        working = memory_bytes(model.config, engine) - own - kept
+        # The budget of an engine allows for a copy of the embedding in every bank, too, which no program makes.
+        working -= engine.banks * (model.weights - size(abstract(model.config)["layers"]))
+        working += 2 * (own + model.weights) if model.widened else 0
+        lanes, prompts, most = lanes + own, prompts + kept, max(most, working)
+    on_cpu = next(iter(sizes.values())).platform == "cpu"
+    spread = 1 if on_cpu else config.mesh.data * config.mesh.model
     return [
-        Part(LANES, engines * lanes // spread, "always"),
-        Part(PROMPTS, engines * prompts // spread, "always"),
-        Part(SAMPLING, working // spread, "sampling"),
+        Part(LANES, lanes // spread, "always"),
+        Part(PROMPTS, prompts // spread, "always"),
+        Part(SAMPLING, most // spread, "sampling"),
     ]
 
 
@@ -186,13 +230,19 @@ class Room:
     left: int = sys.maxsize  # what the engine may come to with rows for histories: an update leaves so much
 
 
-def room(config: RunConfig, device: Device, free: int, training: Sequence[Part] = ()) -> Room:
+def room(
+    config: RunConfig,
+    device: Device,
+    free: int,
+    training: Sequence[Part] = (),
+    share: tuple[int, int] | None = None,
+) -> Room:
     """Where so much is free beside all weights; or beside the bases, if the run also needs these parts to train.
 
     Half of a host's memory, which others use, too; nine tenths of what an accelerator has left. An update takes turns
-    with the engines.
+    with the engines. An engine has `share[0]` of every `share[1]` bytes, as many as any other by default.
     """
-    engines = len(decode_groups(policy_specs(config.policies)))
+    own, of = share or (1, len(decode_groups(policy_specs(config.policies))))
     if config.engine.budget_bytes:
         return Room(config.engine.budget_bytes)
     phases = dict.fromkeys(get_args(Phase), 0)
@@ -201,25 +251,76 @@ def room(config: RunConfig, device: Device, free: int, training: Sequence[Part] 
     others = phases.pop("always")
     beside = max(phases.values())
     if device.platform == "cpu":
-        left = (free - others - beside) // engines if training else sys.maxsize
-        return Room(max(1, free // (2 * engines)), left=left)
-    return Room(max(1, int(0.9 * (free - others)) // engines), beside // engines)
+        left = (free - others - beside) * own // of if training else sys.maxsize
+        return Room(max(1, free * own // (2 * of)), left=left)
+    return Room(max(1, int(0.9 * (free - others)) * own // of), beside * own // of)
+
+
+def shapes(
+    config: RunConfig,
+    model: ModelConfig | Mapping[str, ModelConfig],
+    device: Device,
+    free: int,
+    training: Sequence[Part],
+    demand: Demand,
+) -> Shapes:
+    """The shapes of all engines, where so much is free for them as `room` has it; ValueError where nothing fits.
+
+    Engines of one model are alike. Those of several share the memory by what one lane of each takes, so that all have
+    about as many lanes.
+    """
+    models, groups = _by_base(config, model), decode_groups(policy_specs(config.policies))
+    whose = {group: models[policy_specs(config.policies)[group[0]].base] for group in groups}
+    if len({*whose.values()}) == 1:
+        there = room(config, device, free, training)
+        return engine_settings(config, whose[groups[0]], there, demand, device.platform)
+    lane = {one: memory_bytes(one, least_engine(config, one, device.platform)) for one in whose.values()}
+    of = sum(lane[one] for one in whose.values())
+    made = {}
+    for one in lane:
+        there = room(config, device, free, training, (lane[one], of))
+        own = [group for group in groups if whose[group] == one]
+        try:
+            made[one] = engine_settings(config, one, there, demand, device.platform, own)
+        except ValueError as error:
+            raise ValueError(f"of policy '{own[0][0]}': {error}") from None
+    return {base: made[one] for base, one in models.items()}
+
+
+def least_shapes(config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig], platform: str) -> Shapes:
+    """The shapes that would be needed where nothing fits."""
+    models = _by_base(config, model)
+    if len({*models.values()}) == 1:
+        return least_engine(config, next(iter(models.values())), platform)
+    return {base: least_engine(config, one, platform) for base, one in models.items()}
+
+
+def _by_base(config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig]) -> dict[str, ModelConfig]:
+    specs = policy_specs(config.policies)
+    return {specs[name].base: one for name, one in by_name(model, specs).items()}
 
 
 def engine_settings(
-    config: RunConfig, model: ModelConfig, room: Room, demand: Demand, platform: str
+    config: RunConfig,
+    model: ModelConfig,
+    room: Room,
+    demand: Demand,
+    platform: str,
+    own: Sequence[tuple[str, ...]] | None = None,
 ) -> EngineSettings:
-    """The shapes of each engine of a run; ValueError where nothing fits."""
-    shapes, lanes = _shapes(config, model, room, platform), config.engine.lanes
+    """The shapes of each engine of a model, which serve all policies, or these groups; ValueError where none fit."""
+    if config.engine.kind == "vllm":
+        return _elsewhere(config)
+    planned, lanes = _shapes(config, model, room, platform), config.engine.lanes
     groups = decode_groups(policy_specs(config.policies))
-    bare = shapes(lanes)
+    bare = planned(lanes)
     fitting = max(0, room.left - memory_bytes(model, bare)) // cache_bytes(model, 1, bare.context)
     # Of the episodes that are under way at a time.
-    each = max(map(demand.histories, groups))
+    each = max(map(demand.histories, groups if own is None else own))
     training, evaluation = config.data.problems * config.rollout.samples, config.evaluation
     episodes = max(training, evaluation.problems * evaluation.samples)
-    histories = each * min(look_ahead(config, bare, len(groups)), episodes)
-    return shapes(lanes, min(fitting, histories))
+    histories = each * min(look_ahead(config, bare.lanes * len(groups)), episodes)
+    return planned(lanes, min(fitting, histories))
 
 
 def least_engine(config: RunConfig, model: ModelConfig, platform: str) -> EngineSettings:
@@ -230,9 +331,23 @@ def least_engine(config: RunConfig, model: ModelConfig, platform: str) -> Engine
     return _shapes(config, roomy, Room(sys.maxsize), platform)(config.engine.lanes or 1)
 
 
-def look_ahead(config: RunConfig, settings: EngineSettings, engines: int) -> int:
+def look_ahead(config: RunConfig, lanes: int) -> int:
     """How many requests are unfinished before new episodes have to wait: enough to fill the lanes of all engines."""
-    return config.rollout.ahead or 2 * settings.lanes * engines
+    return config.rollout.ahead or 2 * lanes
+
+
+def _elsewhere(config: RunConfig) -> EngineSettings:
+    """What a run asks of a vLLM server: the longest call, and so many at a time; its shapes are its own."""
+    load = load_of(config.role_settings.values(), config.engine.max_prompt)
+    return EngineSettings(
+        widths=(config.engine.lanes or IN_FLIGHT,),
+        lengths=(load.max_prompt + load.max_new,),
+        chunks=(load.max_prompt,),
+        prefill_tokens=load.max_prompt,
+        prefixes=1,
+        stops=load.stops,
+        features=load.features,
+    )
 
 
 def _shapes(

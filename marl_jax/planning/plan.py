@@ -9,8 +9,10 @@ Lengths are not known before a run, so times rest on stated assumptions; memory 
 
 import collections
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import get_args
+
+import jax.numpy as jnp
 
 from marl_jax.config.run_config import RunConfig
 from marl_jax.learning.objectives import PASSES
@@ -24,17 +26,17 @@ from marl_jax.packaged import located
 from marl_jax.planning import costs, memory
 from marl_jax.planning.costs import Model
 from marl_jax.planning.devices import Device
-from marl_jax.planning.dry_run import Assumptions, Demand, PlanError, assume, dry_run, play
-from marl_jax.planning.memory import Part, Phase
+from marl_jax.planning.dry_run import Assumptions, Demand, PlanError, dry_run, play
+from marl_jax.planning.memory import Part, Phase, Shapes
 from marl_jax.planning.workload import Shape, batches_of
-from marl_jax.policies import decode_groups
-from marl_jax.rollouts import Chat
+from marl_jax.policies import by_name, decode_groups, policy_names
+from marl_jax.rollouts.history import Chats
 from marl_jax.runs.parts import policy_specs, words
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.task import Task
 from marl_jax.workflows import find
 
-__all__ = ["Plan", "Work", "check_fits", "demand_of", "find_model", "make_plan", "show"]
+__all__ = ["Plan", "Work", "check_fits", "demand_of", "find_model", "find_models", "make_plan", "show"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +56,22 @@ class Plan:
     dtype: str
     parts: tuple[Part, ...]
     works: tuple[Work, ...]  # of one training step
-    engine: EngineSettings  # of each engine
+    shapes: Shapes  # of each engine
     engines: int
     largest: Shape  # the micro-batch that takes most
     calls: int  # of an episode, at most
     assumptions: Assumptions
     refusal: str | None = None  # of the engine, where its lanes do not fit what is left for them
+
+    @property
+    def each_shape(self) -> tuple[EngineSettings, ...]:
+        """The shapes of the engines, by base where models differ."""
+        return tuple(self.shapes.values()) if isinstance(self.shapes, Mapping) else (self.shapes,)
+
+    @property
+    def engine(self) -> EngineSettings:
+        """The shapes of each engine, of a run of one model."""
+        return self.each_shape[0]
 
     @property
     def phase(self) -> Phase:
@@ -112,41 +124,44 @@ class Plan:
 def demand_of(config: RunConfig, completion: float = 0.5, **answers: dict[str, float]) -> Demand:
     """What the run asks of its engines; `answers` are those that roles are assumed to give (see `Assumptions`)."""
     workflow = find(config.workflow.name).bind(**config.workflow.settings)
-    assumptions = dataclasses.replace(assume(config, completion), answers=answers)
+    assumptions = Assumptions(completion, answers=answers)
+    if config.workflow.prompts == "micro":  # its tokenizer spells out most words
+        assumptions = dataclasses.replace(assumptions, question=32, characters=1.25)
     return dry_run(config, workflow, words(config), assumptions)
 
 
 def make_plan(
     config: RunConfig,
-    model: ModelConfig,
+    model: ModelConfig | Mapping[str, ModelConfig],
     device: Device,
     demand: Demand | None = None,
     *,
-    engine: EngineSettings | None = None,
+    engine: Shapes | None = None,
 ) -> Plan:
     """What the run needs on a device; over a mesh, what one of its devices does.
 
-    `demand` is that of `demand_of`. `engine` is what an earlier start settled; without it the engines get the shapes
-    that the device has room for.
+    `model` is the shape of all policies, or {policy: shape}. `demand` is that of `demand_of`. `engine` is what an
+    earlier start settled; without it the engines get the shapes that the device has room for.
     """
-    _check_tokens(config, model)
-    demand, sizes = demand or demand_of(config), memory.sizes_of(config, model, device)
+    models = by_name(model, policy_names(config.policies.map))
+    _check_tokens(config, models)
+    demand, sizes = demand or demand_of(config), memory.sizes_of(config, models, device)
     training, largest = memory.training(config, sizes, demand)
     refusal = None
     if engine is None:
         bases = sum(part.bytes for part in training if part.name == memory.BASES)
-        room = memory.room(config, device, device.memory - bases, training)
         try:
-            engine = memory.engine_settings(config, model, room, demand, device.platform)
+            engine = memory.shapes(config, models, device, device.memory - bases, training, demand)
         except ValueError as error:  # what the least would take is still told
-            engine, refusal = memory.least_engine(config, model, device.platform), str(error)
+            engine, refusal = memory.least_shapes(config, models, device.platform), str(error)
     parts, order = [*training, *memory.sampling(config, sizes, engine)], get_args(Phase)
     return Plan(
         device=device,
-        dtype=model.dtype,
+        # A device is counted at the rates of the widest dtype.
+        dtype=max((one.dtype for one in models.values()), key=lambda dtype: jnp.dtype(dtype).itemsize),
         parts=tuple(sorted(parts, key=lambda part: order.index(part.phase))),
         works=(*_decoding(config, sizes, demand, engine), *_learning(config, sizes, demand, training)),
-        engine=engine,
+        shapes=engine,
         engines=len(decode_groups(policy_specs(config.policies))),
         largest=largest,
         calls=demand.calls,
@@ -156,20 +171,24 @@ def make_plan(
 
 
 def check_fits(
-    config: RunConfig, model: ModelConfig, device: Device, engine: EngineSettings | None = None
+    config: RunConfig,
+    model: ModelConfig | Mapping[str, ModelConfig],
+    device: Device,
+    engine: Shapes | None = None,
 ) -> Plan:
     """The plan for a device; refused with one line if the run cannot fit it, or no prompt its engines."""
     made = make_plan(config, model, device, engine=engine)
     if not made.fits:
         raise PlanError(made.trouble(config))
-    _check_prompts(config, made.engine)
+    _check_prompts(config, min(one.context for one in made.each_shape))
     return made
 
 
-def _check_tokens(config: RunConfig, model: ModelConfig) -> None:
-    """Refuse settings that speak of more tokens than the model has."""
-    vocab = model.vocab_size
+def _check_tokens(config: RunConfig, models: Mapping[str, ModelConfig]) -> None:
+    """Refuse settings that speak of more tokens than the model of a role has."""
     for role, own in config.role_settings.items():
+        speakers = (name for key, name in config.policies.map.items() if key.split("/")[0] == role)
+        vocab = min(models[name].vocab_size for name in speakers)
         of = {name: f"role_sampling.{role}.{name}" for name in config.role_sampling.get(role, {})}
         if own.top_k > vocab:
             raise PlanError(
@@ -183,25 +202,27 @@ def _check_tokens(config: RunConfig, model: ModelConfig) -> None:
             )
 
 
-def _check_prompts(config: RunConfig, engine: EngineSettings) -> None:
+def _check_prompts(config: RunConfig, context: int) -> None:
     """Refuse a built-in workflow with a role whose words leave no room for any question."""
     if is_own(config.workflow.name) or config.rollout.limits.overlong == "truncate":
         return
     try:
-        tokenizer = load_tokenizer(config.policies.base)
-        nothing = [Chat(tokenizer).end_of_turn]
+        specs = policy_specs(config.policies)
+        loaded = {base: load_tokenizer(base) for base in {spec.base for spec in specs.values()}}
+        tokenizers = {name: loaded[spec.base] for name, spec in specs.items()}
+        ends = {name: chat.end_of_turn for name, chat in Chats(tokenizers, {}).by_policy.items()}
     except (OSError, ValueError):  # told when the model is loaded
         return
-    limit = config.rollout.limits.context or engine.context
-    context = min(limit, engine.context)
-    way_out = "rollout.limits.context" if limit < engine.context else "engine.max_prompt"
+    limit = config.rollout.limits.context or context
+    way_out = "rollout.limits.context" if limit < context else "engine.max_prompt"
+    context = min(limit, context)
     asked = play(
         find(config.workflow.name).bind(**config.workflow.settings),
         [Task("0", config.data.family, "")],
         words(config),
         config.policies.map,
-        tokenizer,
-        lambda call, request: nothing,
+        tokenizers,
+        lambda call, request: [ends[str(request.policy)]],
         settings=config.role_settings,
         limits=config.rollout.limits,
     )
@@ -214,16 +235,26 @@ def _check_prompts(config: RunConfig, engine: EngineSettings) -> None:
             )
 
 
-def find_model(config: RunConfig) -> tuple[ModelConfig, str]:
+def find_models(config: RunConfig) -> tuple[dict[str, ModelConfig], str]:
+    """{policy: the shape of its model}, and where they are known from."""
+    specs = policy_specs(config.policies)
+    found = {base: find_model(config, base) for base in dict.fromkeys(spec.base for spec in specs.values())}
+    models = {name: found[spec.base][0] for name, spec in specs.items()}
+    return models, " and ".join(source for _, source in found.values())
+
+
+def find_model(config: RunConfig, base: str | None = None) -> tuple[ModelConfig, str]:
     """The model's shape and where it is known from: its directory, or the preset of the cell's scale."""
-    directory, dtype = config.policies.base, config.policies.dtype
+    directory, dtype = base or config.policies.base, config.policies.dtype
     if (located(directory) / "config.json").is_file():
         try:
             return load_config(directory, dtype=dtype), f"'{directory}/config.json'"
         except (OSError, ValueError) as error:
             raise PlanError(str(error)) from None
     scale = config.cell.split("-")[-2] if config.cell.count("-") == 3 else ""
-    if scale not in PRESETS:
+    if scale not in PRESETS or directory != config.policies.base:
+        if directory != config.policies.base:
+            raise PlanError(f"there is no model in '{directory}': correct policies.bases")
         raise PlanError(
             f"there is no model in '{directory}', and the cell '{config.cell}' names no scale of {', '.join(PRESETS)}: "
             "give --config.policies.base"
@@ -242,13 +273,19 @@ def show(size: float) -> str:
 # ---------------------------------------------------------------- time
 
 
-def _decoding(config: RunConfig, sizes: Model, demand: Demand, engine: EngineSettings) -> Iterable[Work]:
+def _decoding(
+    config: RunConfig, models: Mapping[str, Model], demand: Demand, engines: Shapes
+) -> Iterable[Work]:
     """Prefill and decode of one step's episodes, engine by engine."""
-    model, share = sizes.config, config.mesh.data * config.mesh.model
+    if config.engine.kind == "vllm":  # of devices that are not known here
+        return ()
+    share, specs = config.mesh.devices, policy_specs(config.policies)
+    shapes = by_name(engines, {spec.base for spec in specs.values()})
     times = config.data.problems / demand.problems
-    per_token = cache_bytes(model, 1, 1)
     prefill = decode = moved = 0.0
-    for group in decode_groups(policy_specs(config.policies)):
+    for group in decode_groups(specs):
+        sizes, engine = memory.model_of_group(config, models, group), shapes[specs[group[0]].base]
+        model, per_token = sizes.config, cache_bytes(sizes.config, 1, 1)
         adapters = len(group) * sizes.trained if sizes.lora_rank else 0
         sampled: collections.Counter[int] = collections.Counter()  # tokens, by the cache that a call may need
         in_turn: dict[int, int] = {}  # of the longest call of each wave
@@ -272,14 +309,18 @@ def _decoding(config: RunConfig, sizes: Model, demand: Demand, engine: EngineSet
     )
 
 
-def _learning(config: RunConfig, sizes: Model, demand: Demand, parts: Iterable[Part]) -> Iterable[Work]:
+def _learning(
+    config: RunConfig, models: Mapping[str, Model], demand: Demand, parts: Iterable[Part]
+) -> Iterable[Work]:
     """Reference pass, gradient and optimiser step of one training step, over all policies."""
-    share, epochs, numbers = config.mesh.data * config.mesh.model, config.learner.epochs, sizes.trained
+    share, epochs = config.mesh.devices, config.learner.epochs
     anchors, times = config.learner.interventions.kl_coef, config.data.problems / demand.problems
     reference = gradient = moved = 0.0
     stepped = sum(2 * part.bytes for part in parts if part.name == memory.STATES)
     for policy in (name for name, spec in policy_specs(config.policies).items() if not spec.frozen):
         roles = {key.split("/")[0] for key, name in config.policies.map.items() if name == policy}
+        sizes = models[policy]
+        numbers = sizes.trained
         passes = PASSES.get(config.learner.loss.kind, int(any(map(anchors.get, roles))))
         for shape, count in batches_of(config, demand, policy):
             gradient += count * costs.update_operations(sizes, shape)
@@ -307,7 +348,7 @@ def _way_out(part: str, config: RunConfig) -> str:
     factored = ["--config.learner.optimiser.kind=adafactor"] * (learner.optimiser.kind != "adafactor")
     tokens = "lower --config.learner.batch.token_budget"
     lora = ["--config.policies.train=lora"]
-    if policies.train == "lora":
+    if "lora" in {policies.train, *policies.trains.values()}:
         lora = [f"lower --config.policies.lora_rank ({policies.lora_rank})"] * (policies.lora_rank > 1)
     ways = {
         **{part: [*fewer, shorter] for part in (memory.LANES, memory.PROMPTS, memory.SAMPLING)},

@@ -62,10 +62,12 @@ def read_pairs(directory: str | os.PathLike[str]) -> Pairs | None:
         ) from None
 
 
-def unfamiliar(table: Table, seen: Mapping[str, Pairs | None], tokenizer: Any) -> list[str]:
+def unfamiliar(
+    table: Table, seen: Mapping[str, Pairs | None], tokenizer: Any | Mapping[str, Any]
+) -> list[str]:
     """A line for each template (a role's first prompt, or its later ones) that is far from what the base knows.
 
-    `seen` is {policy: the pairs of its base, None where they are not known}.
+    `seen` is {policy: the pairs of its base, None where they are not known}; `tokenizer` one for all, or by policy.
     """
     lines = []
     for role in table.present():
@@ -83,13 +85,15 @@ def unfamiliar(table: Table, seen: Mapping[str, Pairs | None], tokenizer: Any) -
 
 
 def _unseen(
-    table: Table, rows: list[int], seen: Mapping[str, Pairs | None], tokenizer: Any
+    table: Table, rows: list[int], seen: Mapping[str, Pairs | None], tokenizer: Any | Mapping[str, Any]
 ) -> tuple[float, list[str]]:
     """Share of the pairs that no row of the base has, and the most frequent ones; of what each prompt adds."""
-    found: Counter[tuple[int, int]] = Counter()
+    found: Counter[tuple[int, int, int]] = Counter()
+    spells: dict[int, Any] = {}  # tokenizers by their identity
     count = 0
     for row in rows:
-        known = seen.get(table.policies[table.policy[row]])
+        policy = table.policies[table.policy[row]]
+        known = seen.get(policy)
         if known is None:
             continue
         tokens, start = table.prompt[row], 0
@@ -98,7 +102,9 @@ def _unseen(
             start = len(table.prompt[last]) + len(table.tokens[last])
         first, second = tokens[start:-1], tokens[start + 1 :]
         new = ~known[first, second]
-        found.update(zip(first[new].tolist(), second[new].tolist()))
+        own = tokenizer[policy] if isinstance(tokenizer, Mapping) else tokenizer
+        spells[id(own)] = own
+        found.update(zip(itertools.repeat(id(own)), first[new].tolist(), second[new].tolist()))
         count += len(first)
-    examples = [tokenizer.decode(list(pair)) for pair, _ in found.most_common(EXAMPLES)]
+    examples = [spells[own].decode(pair) for (own, *pair), _ in found.most_common(EXAMPLES)]
     return (found.total() / count if count else 0.0), examples

@@ -20,8 +20,9 @@ from marl_jax import fields
 from marl_jax.fields import Count
 from marl_jax.models import ModelConfig, forward, init
 from marl_jax.models.weight_table import Tree
+from marl_jax.own import own_function
 from marl_jax.pretraining.roles import Skill
-from marl_jax.pretraining.transcripts import History, load_lessons, rows, with_lessons
+from marl_jax.pretraining.transcripts import History, rows, with_lessons
 
 __all__ = ["Batch", "Recipe", "batches", "pack", "train"]
 
@@ -88,7 +89,7 @@ def batches(recipe: Recipe, tokenizer: Any) -> Iterator[Batch]:
     """The batch of each step."""
     options: dict[str, Any] = {"seed": recipe.seed, "skill": recipe.skill, "levels": recipe.levels}
     stream = rows(tokenizer, **options)
-    if lessons := load_lessons(recipe.lessons):
+    if lessons := [own_function(name, "lesson") for name in recipe.lessons]:
         stream = with_lessons(stream, tokenizer, lessons, recipe.lesson_share, **options)
     fitting = (row for row in stream if len(row.tokens) <= recipe.length)
     return pack(fitting, recipe.rows, recipe.length, recipe.prompt_weight)

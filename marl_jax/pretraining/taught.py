@@ -13,7 +13,7 @@ from typing import Any
 from marl_jax.config.run_fields import RunFields
 from marl_jax.packaged import located
 from marl_jax.pretraining.recipe import Recipe
-from marl_jax.pretraining.transcripts import episodes
+from marl_jax.pretraining.transcripts import episodes, turns
 from marl_jax.workflows import Prompts, load_prompts
 
 __all__ = ["RECIPE", "digest", "untaught", "warning_of", "words_of"]
@@ -32,15 +32,9 @@ def words_of(recipe: Recipe, tokenizer: Any) -> dict[str, str]:
     stream = episodes(tokenizer, seed=recipe.seed, skill=recipe.skill, levels=recipe.levels)
     found = set()
     for episode in itertools.islice(stream, EPISODES):
-        continued = {call.after for call in episode.calls}
-        for index, call in enumerate(episode.calls):
-            whole = len(call.prompt_tokens) + len(call.tokens)
-            if index in continued or call.slot or whole > recipe.length:
-                continue
-            link: int | None = index
-            while link is not None:
-                found.add((episode.task.family, episode.calls[link].role))
-                link = episode.calls[link].after
+        for chain in turns(episode):
+            if len(chain[0].prompt_tokens) + len(chain[0].tokens) <= recipe.length:
+                found |= {(episode.task.family, call.role) for call in chain}
     return {
         f"{family}_micro/{role}": digest(load_prompts(family, "micro").files[role])
         for family, role in sorted(found)

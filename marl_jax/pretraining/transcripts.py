@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.episodes import Episode, ToolRecord
-from marl_jax.own import own_function
+from marl_jax.episodes import CallRecord, Episode, ToolRecord
 from marl_jax.pretraining.roles import Skill, run_scripted, say
 from marl_jax.rewards import families
 from marl_jax.rollouts.history import Chat
@@ -42,9 +41,9 @@ __all__ = [
     "episodes",
     "flows",
     "histories",
-    "load_lessons",
     "play",
     "rows",
+    "turns",
     "with_lessons",
 ]
 
@@ -69,11 +68,6 @@ def rows(
     """An endless stream of rows: kinds of task ({kind: levels}) in turn, workflows drawn by their share."""
     for episode in episodes(tokenizer, seed=seed, skill=skill, levels=levels):
         yield from histories(episode)
-
-
-def load_lessons(names: Sequence[str]) -> list[Lesson]:
-    """The functions of these names, "module:function"."""
-    return [own_function(name, "lesson") for name in names]
 
 
 def with_lessons(
@@ -130,7 +124,7 @@ def play(
     number: int = 0,
 ) -> Episode:
     """One episode of the workflow with scripted roles."""
-    running = Running(task, number, (number,), flow, prompts, chat, Limits())
+    running = Running(task, number, (number,), flow, prompts, lambda role, slot: chat, Limits())
     while batch := running.advance():
         for position, item in enumerate(batch):
             if isinstance(item, Ask):
@@ -148,20 +142,25 @@ def play(
     return episode
 
 
-def histories(episode: Episode) -> list[History]:
-    """The rows of an episode: histories of each role's first slot that no later call continues."""
+def turns(episode: Episode) -> Iterator[list[CallRecord]]:
+    """The calls of each history of a role's first slot that no later call continues, the last one first."""
     continued = {call.after for call in episode.calls}
-    made = []
     for index, call in enumerate(episode.calls):
-        if index in continued or call.slot:
-            continue
-        tokens = np.array(call.prompt_tokens + call.tokens, np.int32)
+        if index not in continued and not call.slot:
+            chain = [call]
+            while (link := chain[-1].after) is not None:
+                chain.append(episode.calls[link])
+            yield chain
+
+
+def histories(episode: Episode) -> list[History]:
+    """The rows of an episode."""
+    made = []
+    for chain in turns(episode):
+        tokens = np.array(chain[0].prompt_tokens + chain[0].tokens, np.int32)
         spoken = np.zeros(len(tokens), bool)
-        link: int | None = index
-        while link is not None:
-            turn = episode.calls[link]
+        for turn in chain:
             spoken[len(turn.prompt_tokens) :][: len(turn.tokens)] = True
-            link = turn.after
         made.append(History(tokens, spoken))
     return made
 

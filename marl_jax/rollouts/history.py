@@ -11,12 +11,12 @@ become control tokens: "<|im_end|>" in a message is spelled out in ordinary toke
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_jax.workflows.api import Message
 
-__all__ = ["Chat", "Overlong", "fit"]
+__all__ = ["Chat", "Chats", "Overlong", "fit"]
 
 OPENING = {"role": "user", "content": "opening words"}
 REPLY = {"role": "assistant", "content": "a reply to take apart"}
@@ -96,6 +96,28 @@ class Chat:
         return self.tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=True, enable_thinking=False
         )
+
+
+class Chats:
+    """The chat of every call: that of the policy which answers it."""
+
+    def __init__(self, tokenizer: Any | Mapping[str, Any], policy_map: Mapping[str, str]):
+        """One tokenizer for all policies, or {policy: tokenizer}; policies with the same one share a chat."""
+        names = dict.fromkeys(policy_map.values())
+        if not isinstance(tokenizer, Mapping):
+            tokenizer = dict.fromkeys(names or ("",), tokenizer)
+        if missing := [name for name in names if name not in tokenizer]:
+            raise ValueError(
+                f"policy '{missing[0]}' has no tokenizer; there are those of: {', '.join(tokenizer)}"
+            )
+        chats = {id(one): Chat(one) for one in {id(one): one for one in tokenizer.values()}.values()}
+        self.by_policy = {name: chats[id(one)] for name, one in tokenizer.items()}
+        self._map = dict(policy_map)
+
+    def of(self, role: str, slot: int = 0) -> Chat:
+        """Of a slot that no policy answers for, any: whoever submits its call refuses it."""
+        policy = self._map.get(f"{role}/{slot}", self._map.get(role))
+        return self.by_policy.get(policy) or next(iter(self.by_policy.values()))  # type: ignore[arg-type]
 
 
 def fit(

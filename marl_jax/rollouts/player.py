@@ -57,8 +57,8 @@ class Player:
     """What stays as it is from one rollout to the next."""
 
     workflow: Workflow  # that is played
-    model: ModelConfig  # shape of all policies
-    tokenizer: Any  # of the base
+    model: ModelConfig | Mapping[str, ModelConfig]  # shape of all policies, or by policy
+    tokenizer: Any | Mapping[str, Any]  # likewise
     service: Engines  # that answer for every policy
     policies: PolicyMap  # role, or "role/slot" -> policy
     settings: Mapping[str, SamplingSettings]  # by role
@@ -69,6 +69,8 @@ class Player:
     max_failed: float | None = 1.0
     answers: bool = False  # a rollout in which no episode returned an answer is an error, too
     fresh: Callable[[], dict[str, Tree]] = dict  # what `start` gives
+    # From what this rollout came to, to that of all processes that play a share of it.
+    of_all: Callable[[Progress], Progress] = lambda done: done
 
     def start(self) -> dict[str, Tree]:
         """The weights to train from: {policy: the base's, in float32}; new copies at every call.
@@ -121,7 +123,7 @@ class Player:
             finished=finished,
             **self.pace,
         )
-        self._check(last)
+        self._check(self.of_all(last))
         return table
 
     def update(self, trees: Mapping[str, Tree]) -> None:

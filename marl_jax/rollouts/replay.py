@@ -6,11 +6,11 @@ So a record is checked (`replay`), and so the branches of a fork come to it (`br
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from marl_jax.episodes import CallRecord, Episode, Leaf, ToolRecord
-from marl_jax.rollouts.history import Chat
+from marl_jax.rollouts.history import Chats
 from marl_jax.rollouts.running import Ask, Limits, Running
 from marl_jax.workflows.api import Tool, Workflow
 from marl_jax.workflows.render import Prompts
@@ -57,7 +57,7 @@ def replay(
     episode: Episode,
     workflow: Workflow,
     prompts: Prompts,
-    tokenizer: Any,
+    tokenizer: Any | Mapping[str, Any],
     *,
     limits: Limits | None = None,
     new_tokens: Callable[[str], int] = lambda role: 1,
@@ -65,15 +65,17 @@ def replay(
     """Run the workflow on what the record says came back, tool results included; the episode that comes out.
 
     It is an episode without forks, or one path. Raises ValueError at the first call, tool or ending that differs.
+    `tokenizer` is one for all policies, or {policy: tokenizer}.
     `new_tokens`, the longest completion of a role, matters only where `limits.context` cut prompts.
     """
+    chats = Chats(tokenizer, {f"{call.role}/{call.slot}": call.policy for call in episode.calls})
     running = Running(
         episode.task,
         episode.sample,
         episode.key,
         workflow,
         prompts,
-        Chat(tokenizer),
+        chats.of,
         limits or Limits(),
         new_tokens,
         episode.path,

@@ -69,13 +69,14 @@ class Running:
         key: tuple[int, ...],
         workflow: Workflow,
         prompts: Any,
-        chat: Chat,
+        chat_of: Callable[[str, int], Chat],
         limits: Limits,
         new_tokens: Callable[[str], int] = lambda role: 1,
         path: tuple[int, ...] = (),
     ):
         self.task, self.sample, self.key = task, sample, key
-        self.workflow, self.prompts, self.chat, self.limits = workflow, prompts, chat, limits
+        self.workflow, self.prompts, self.limits = workflow, prompts, limits
+        self.chat_of = chat_of  # (role, slot) -> the chat of the policy that answers
         self.new_tokens = new_tokens  # role -> tokens its completion may need
         self.path: tuple[int, ...] = ()  # the branches taken so far
         self.others: list[tuple[int, ...]] = []  # paths that begin where the last forks were passed
@@ -130,7 +131,8 @@ class Running:
         """Fill in a completion (.tokens, .logprobs, .finish_reason, .kept); `facts` go to its record."""
         ask = self._batch[position]
         assert isinstance(ask, Ask)
-        call, text, answer = ask.call, self.chat.decode(completion.tokens), None
+        call, answer = ask.call, None
+        text = self.chat_of(call.role, call.slot).decode(completion.tokens)
         try:
             answer = call.read(text) if call.read else parse(call.about or self.task, text)
             if not isinstance(answer, str | None):
@@ -193,7 +195,7 @@ class Running:
             self.key,
             self.workflow,
             self.prompts,
-            self.chat,
+            self.chat_of,
             self.limits,
             self.new_tokens,
             path,
@@ -296,11 +298,17 @@ class Running:
                     f"a call to '{call.role}' refers to no completion of this episode: {completion!r:.60}"
                 )
         before: tuple[int, ...] = ()
-        render: Callable[[Sequence[Message]], tuple[int, ...]] = self.chat.start
+        chat = self.chat_of(call.role, call.slot)
+        render: Callable[[Sequence[Message]], tuple[int, ...]] = chat.start
         if call.after:
             last = self.calls[call.after.call]
+            if self.chat_of(last.role, last.slot) is not chat:
+                raise Ended(
+                    f"a call to '{call.role}' goes on in the history of '{last.role}', whose policy has another "
+                    "tokenizer: show it the text in a message of its own, or give both one base"
+                )
             before = last.prompt_tokens + last.tokens
-            render = functools.partial(self.chat.extend, last.tokens)
+            render = functools.partial(chat.extend, last.tokens)
         added, cut = render(call.messages), 0
         if self.limits.context is not None:
             room = self.limits.context - self.new_tokens(call.role) - len(before)

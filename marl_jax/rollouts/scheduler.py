@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from marl_jax.episodes import Episode
 from marl_jax.policies import PolicyMap, SamplingSettings
-from marl_jax.rollouts.history import Chat
+from marl_jax.rollouts.history import Chats
 from marl_jax.rollouts.progress import Progress
 from marl_jax.rollouts.replay import Batch, branches, tree
 from marl_jax.rollouts.running import Ask, Limits, Parser, Running
@@ -35,7 +35,7 @@ def rollout(
     workflow: Workflow,
     tasks: Sequence[Task],
     engines: Engine | Mapping[str, Engine],
-    tokenizer: Any,
+    tokenizer: Any | Mapping[str, Any],
     policy_map: PolicyMap,
     *,
     prompts: Prompts,
@@ -62,7 +62,7 @@ def rollout(
       workflow: who talks, and how it goes.
       tasks: of the family that `prompts` and `parse` are for.
       engines: one engine for all policies, or {policy: engine}; several take turns, dispatch by dispatch.
-      tokenizer: with a chat template.
+      tokenizer: with a chat template; one for all policies, or {policy: tokenizer}.
       policy_map: role (or "role/slot") -> policy.
       prompts: the words of the roles.
       parse: how the task's answer is read in a completion's text.
@@ -101,10 +101,9 @@ def rollout(
         if task.family not in workflow.families:
             known = ", ".join(workflow.families)
             raise ValueError(f"task '{task.id}' is {task.family}; workflow '{workflow.name}' is for: {known}")
-    chat = Chat(tokenizer)
-    voices = Voices(
-        workflow, policy_map, engines, settings or SamplingSettings(), chat.end_of_turn, versions or {}
-    )
+    chats = Chats(tokenizer, policy_map)
+    ends = {policy: chat.end_of_turn for policy, chat in chats.by_policy.items()}
+    voices = Voices(workflow, policy_map, engines, settings or SamplingSettings(), ends, versions or {})
     limits = limits or Limits()
     if limits.context is None:
         limits = dataclasses.replace(limits, context=voices.context)
@@ -115,7 +114,7 @@ def rollout(
 
     def begin(task: Task, sample: int) -> Running:
         key = (seed, step, task_key(task), sample)
-        return Running(task, sample, key, workflow, prompts, chat, limits, voices.new_tokens, tuple(path))
+        return Running(task, sample, key, workflow, prompts, chats.of, limits, voices.new_tokens, tuple(path))
 
     numbers = range(first_sample, first_sample + samples)
     fresh = ([begin(task, sample) for sample in numbers] for task in tasks)  # made when their time comes

@@ -1,17 +1,19 @@
 """From policies to engines: which weights answer a policy's calls, and how an update reaches them.
 
 LoRA policies on one base decode in one batch, frozen ones beside them under a zero adapter; a policy that is
-trained in full has lanes of its own. Engines compute in the model's dtype, whatever weights are trained in.
+trained in full has lanes of its own. Engines compute in the model's dtype, whatever weights are trained in. Bases may
+have different shapes and tokenizers: then models, settings and decoders are given by base.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from marl_jax.models import ModelConfig
-from marl_jax.policies import PolicySpec, Tree, decode_groups, stack
+from marl_jax.policies import PolicySpec, Tree, by_name, decode_groups, stack
+from marl_jax.rollouts.transcript import Decode
 from marl_jax.sampling.engine import Engine
 from marl_jax.sampling.shapes import EngineSettings
 
@@ -26,37 +28,44 @@ class Service:
         specs: Mapping[str, PolicySpec],
         trees: Mapping[str, Tree],
         bases: Mapping[str, Tree],
-        config: ModelConfig,
-        settings: EngineSettings,
+        config: ModelConfig | Mapping[str, ModelConfig],
+        settings: EngineSettings | Mapping[str, EngineSettings],
         *,
         versions: Mapping[str, int] | None = None,
         lora_scale: float = 1.0,
-        to_text: Callable[[Sequence[int]], str] | None = None,
+        to_text: Decode | Mapping[str, Decode] | None = None,
         measured: bool = False,
     ):
-        """`versions` counts the updates behind each policy's tree; `measured` settings are taken as they are."""
+        """`versions` counts the updates behind each policy's tree; `measured` settings are taken as they are.
+
+        `config`, `settings` and `to_text` are one for all, or by base.
+        """
         self.engines: dict[str, Engine] = {}
         self.versions = {name: (versions or {}).get(name, 0) for name in specs}
-        self._specs, self._dtype = dict(specs), config.dtype
+        self._specs, used = dict(specs), [spec.base for spec in specs.values()]
+        self._models = by_name(config, used)
+        shapes, texts = by_name(settings, used), by_name(to_text, used)
         self._groups = decode_groups(specs)
         for group in self._groups:
             params, adapters = self._weights(group, trees)
+            base = specs[group[0]].base
             engine = Engine(
-                bases[specs[group[0]].base] if params is None else params,
-                config,
-                settings,
+                bases[base] if params is None else params,
+                self._models[base],
+                shapes[base],
                 adapters=adapters,
                 adapter_scale=lora_scale,
                 policies=group,
-                to_text=to_text,
+                to_text=texts[base],
                 measured=measured,
             )
             self.engines |= dict.fromkeys(group, engine)
 
     @property
-    def settings(self) -> EngineSettings:
-        """The shapes of the engines, which are the same for all."""
-        return next(iter(self.engines.values())).settings
+    def settings(self) -> EngineSettings | dict[str, EngineSettings]:
+        """The shapes of the engines, which are the same for all of one model: one, or by base."""
+        shapes = {spec.base: self.engines[name].settings for name, spec in self._specs.items()}
+        return shapes if len({*self._models.values()}) > 1 else next(iter(shapes.values()))
 
     def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
         """Serve these weights from the next request on.
@@ -73,8 +82,10 @@ class Service:
         lora = [name for name in group if self._specs[name].lora]
         if lora:
             zeros: Any = jax.tree.map(jnp.zeros_like, trees[lora[0]])
-            return None, self._cast(stack({name: trees[name] if name in lora else zeros for name in group}))
-        return (None if self._specs[group[0]].frozen else self._cast(trees[group[0]])), None
+            stacked = stack({name: trees[name] if name in lora else zeros for name in group})
+            return None, self._cast(stacked, group[0])
+        return (None if self._specs[group[0]].frozen else self._cast(trees[group[0]], group[0])), None
 
-    def _cast(self, tree: Tree) -> Tree:
-        return jax.tree.map(lambda leaf: leaf.astype(self._dtype), tree)
+    def _cast(self, tree: Tree, policy: str) -> Tree:
+        dtype = self._models[self._specs[policy].base].dtype
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)

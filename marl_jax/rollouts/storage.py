@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from marl_jax.episodes import Episode, Leaf, ToolRecord
 from marl_jax.rollouts.old_storage import DAMAGE, SUFFIX, read_old, unpack_task
-from marl_jax.rollouts.transcript import prompts_of
+from marl_jax.rollouts.transcript import Decode, Decoders, decoder_of, prompts_of
 from marl_jax.table import KINDS, Ragged, Table, padded, path_tuples
 
 __all__ = ["read_episodes", "read_extra", "write_episodes"]
@@ -48,13 +48,14 @@ NAMES = {"role": "roles", "policy": "policies"}
 def write_episodes(
     path: str | os.PathLike[str],
     table: Table,
-    decode: Callable[[Sequence[int]], str] | None = None,
+    decode: Decoders | None = None,
     trainer: Sequence[np.ndarray | None] = (),
 ) -> None:
     """Write the whole table; the file appears only once it is complete.
 
-    With `decode`, what each call was asked is there in words, too; of a call `after` another, what was added; and where
-    in its text each token ends. `trainer`: row by row, the trainer's log-probs of its tokens.
+    With `decode`, one for all policies or by policy, what each call was asked is there in words, too; of a call `after`
+    another, what was added; and where in its text each token ends. `trainer`: row by row, the trainer's log-probs of
+    its tokens.
     """
     table.need_episodes()
     path = pathlib.Path(path)
@@ -82,7 +83,11 @@ def write_episodes(
     if decode is not None:
         columns["asked"] = _texts(_asked(table, decode))
         columns["ends"] = pa.array(
-            [_ends(table.tokens[row].tolist(), decode) for row in range(len(table))], INT_LISTS
+            [
+                _ends(table.tokens[row].tolist(), decoder_of(decode, table.policies[policy]))
+                for row, policy in enumerate(table.policy.tolist())
+            ],
+            INT_LISTS,
         )
     if any(one is not None for one in trainer):
         columns["trainer_logprobs"] = pa.array([_plain(one) for one in trainer], pa.list_(pa.float32()))
@@ -192,7 +197,7 @@ def _bare(packed: dict[str, Any], tasks: dict[str, Any]) -> Episode:
     )
 
 
-def _asked(table: Table, decode: Callable[[Sequence[int]], str]) -> list[str]:
+def _asked(table: Table, decode: Decoders) -> list[str]:
     """What each row was asked; a call before a fork is asked the same on all of its paths."""
     flat, rows = table.paths()
     said = [words for one in flat.episodes() for words in prompts_of(one, decode)]
@@ -200,7 +205,7 @@ def _asked(table: Table, decode: Callable[[Sequence[int]], str]) -> list[str]:
     return [by_row[row] for row in range(len(table))]
 
 
-def _ends(tokens: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
+def _ends(tokens: Sequence[int], decode: Decode) -> list[int]:
     """Characters of the text up to and with each token; a character of several tokens ends with its last one."""
     ends, start, end = [], 0, 0
     for number in range(1, len(tokens) + 1):

@@ -5,6 +5,7 @@ import json
 import operator
 import os
 import pathlib
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -37,12 +38,16 @@ def run_tool(tool: Tool) -> tuple[Any, str | None]:
 class ToolLog:
     """Tool results on disk: a step that runs again after a kill sees what it saw before (a time-out, say)."""
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: str | os.PathLike[str], others: Sequence[pathlib.Path] = ()):
+        """Writes to this file, and knows what `others` hold, too."""
         self._path = pathlib.Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         text = self._path.read_bytes() if self._path.exists() else b""
         whole = text.rfind(b"\n") + 1
-        self._known = self._read(text[:whole])
+        self._known: dict[tuple[int, ...], ToolRecord] = {}
+        for other in (file for file in others if file != self._path):
+            self._known |= self._read(other.read_bytes().rpartition(b"\n")[0], other)
+        self._known |= self._read(text[:whole], self._path)
         if whole < len(text):  # a line was being written when the process died
             os.truncate(self._path, whole)
 
@@ -63,7 +68,7 @@ class ToolLog:
             raise OSError(error.errno, what, str(self._path)) from error
         self._known[key] = record
 
-    def _read(self, text: bytes) -> dict[tuple[int, ...], ToolRecord]:
+    def _read(self, text: bytes, path: pathlib.Path) -> dict[tuple[int, ...], ToolRecord]:
         known = {}
         for number, line in enumerate(text.splitlines(), 1):
             try:
@@ -71,7 +76,7 @@ class ToolLog:
                 known[tuple(map(operator.index, entry["key"]))] = ToolRecord(**entry["record"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(
-                    f"'{self._path}' cannot be read as results of tools, line {number}: {say(error)}; "
+                    f"'{path}' cannot be read as results of tools, line {number}: {say(error)}; "
                     "without the file the tools run again"
                 ) from error
         return known

@@ -4,11 +4,14 @@ What models write is hostile: control characters are spelled out, so that a term
 """
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from marl_jax.episodes import CallRecord, Episode, ToolRecord
 
-__all__ = ["prompts_of", "transcript"]
+__all__ = ["Decode", "Decoders", "decoder_of", "prompts_of", "transcript"]
+
+Decode = Callable[[Sequence[int]], str]  # the text of tokens
+Decoders = Decode | Mapping[str, Decode]  # one for all policies, or by policy
 
 INDENT = "    "
 
@@ -33,7 +36,12 @@ def transcript(episode: Episode, asked: Sequence[str] | None = None, width: int 
     return "\n".join(lines) + "\n"
 
 
-def prompts_of(episode: Episode, decode: Callable[[Sequence[int]], str]) -> list[str]:
+def decoder_of(decode: Decoders, policy: str) -> Decode:
+    """What a policy's tokens are read with."""
+    return decode[policy] if isinstance(decode, Mapping) else decode
+
+
+def prompts_of(episode: Episode, decode: Decoders) -> list[str]:
     """What each call was asked, in words; of one that goes on in a history, what was added to it."""
     words = []
     for call in episode.calls:
@@ -41,7 +49,7 @@ def prompts_of(episode: Episode, decode: Callable[[Sequence[int]], str]) -> list
         if call.after is not None and not call.cut:
             before = episode.calls[call.after]
             shown = len(before.prompt_tokens) + len(before.tokens)
-        words.append(decode(call.prompt_tokens[shown:]))
+        words.append(decoder_of(decode, call.policy)(call.prompt_tokens[shown:]))
     return words
 
 

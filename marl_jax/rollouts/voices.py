@@ -9,6 +9,7 @@ from marl_jax.policies import (
     PolicyMap,
     SamplingSettings,
     Tree,
+    by_name,
     policy_names,
     policy_of,
     role_settings,
@@ -65,8 +66,8 @@ class Engines(Protocol):
         """By policy; several may share one."""
 
     @property
-    def settings(self) -> EngineSettings:
-        """What each of them takes: the longest request, the kinds of sampling."""
+    def settings(self) -> EngineSettings | Mapping[str, EngineSettings]:
+        """What each of them takes: the longest request, the kinds of sampling. One for all, or by base."""
 
     def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
         """Answer for these policies with these weights from the next request on."""
@@ -85,7 +86,7 @@ class Voices:
         policy_map: PolicyMap,
         engines: Engine | Mapping[str, Engine],
         settings: SamplingSettings | Mapping[str, SamplingSettings],
-        end_of_turn: int,
+        end_of_turn: int | Mapping[str, int],  # of all policies, or by policy
         versions: Mapping[str, int],
     ):
         validate_map(policy_map, workflow.roles)
@@ -98,9 +99,12 @@ class Voices:
             raise ValueError(
                 f"sampling settings are for {sorted(by_role)}, the roles are {sorted(workflow.roles)}"
             )
-        self.settings = {
-            role: dataclasses.replace(own, stop_tokens=tuple(dict.fromkeys((*own.stop_tokens, end_of_turn))))
-            for role, own in by_role.items()
+        self._by_role, ends = by_role, by_name(end_of_turn, policies)
+        self._settings = {
+            (role := key.split("/")[0], policy): dataclasses.replace(
+                by_role[role], stop_tokens=tuple(dict.fromkeys((*by_role[role].stop_tokens, ends[policy])))
+            )
+            for key, policy in policy_map.items()
         }
         self.policy_map, self.versions = policy_map, versions
         self.engines: list[Engine] = list({id(e): e for e in map(by_policy.__getitem__, policies)}.values())
@@ -113,7 +117,7 @@ class Voices:
             role, engine = key.split("/")[0], self.engines[self._engine_of[policy]]
             if hasattr(engine, "check"):
                 try:
-                    engine.check(Request((0,), (), policy=policy, **vars(self.settings[role])))
+                    engine.check(Request((0,), (), policy=policy, **vars(self._settings[role, policy])))
                 except ValueError as error:
                     raise ValueError(f"role '{role}' cannot answer: {error}") from None
 
@@ -125,12 +129,13 @@ class Voices:
 
     def new_tokens(self, role: str) -> int:
         """The longest completion of a role."""
-        return self.settings[role].max_new_tokens
+        return self._by_role[role].max_new_tokens
 
     def submit(self, ask: Ask, key: tuple[int, ...]) -> tuple[int, int, dict[str, Any]]:
         """(engine, ticket, what the record says of the voice)."""
         role, slot = ask.call.role, ask.call.slot
-        policy, own = policy_of(self.policy_map, role, slot), self.settings[role]
+        policy = policy_of(self.policy_map, role, slot)
+        own = self._settings[role, policy]
         number = self._engine_of[policy]
         key = (*key, *ask.path, ask.index)
         request = Request(ask.prompt, key, policy=policy, keep=ask.call.keep, **vars(own))

@@ -16,7 +16,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 from absl import logging
 
+from marl_jax import hosts
 from marl_jax.errors import UserError
 from marl_jax.run_folder.files import disk_errors, sync_directory, write_atomically
 from marl_jax.run_folder.folder import path_errors
@@ -68,7 +69,10 @@ def _not_of_orbax(record: python_logging.LogRecord) -> bool:
 
 
 class Checkpoints:
-    """The checkpoints of a run, for the one process that writes them. Close it, or lose the save under way."""
+    """The checkpoints of a run, for the one process that writes them. Close it, or lose the save under way.
+
+    Where several processes share the run, each has this: all enter a save, and process 0 alone writes.
+    """
 
     def __init__(
         self,
@@ -86,10 +90,11 @@ class Checkpoints:
         """
         self.directory, self._passing = directory, tuple(passing)
         self._latest, self._best, self._keep_every = max(2, latest), best, keep_every
-        with path_errors(directory), disk_errors(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-        for rest in directory.glob(".*"):  # what a killed process left behind
-            _remove(rest)
+        if hosts.is_first():
+            with path_errors(directory), disk_errors(directory):
+                directory.mkdir(parents=True, exist_ok=True)
+            for rest in directory.glob(".*"):  # what a killed process left behind
+                _remove(rest)
         self._worker = Workers("checkpoints")
         logging.get_absl_logger().addFilter(_not_of_orbax)
         self._saving: Future[None] | None = None
@@ -102,7 +107,7 @@ class Checkpoints:
         `trees` are restored by name, so that weights can be had alone. `data` is JSON: step, positions, seeds.
         An error of the save before is raised here.
         """
-        self.wait()
+        hosts.together(self.wait)
         flat = {name: _flatten(tree) for name, tree in trees.items()}
         arrays = {name: leaves for name, (leaves, _) in flat.items() if leaves}
         numbers = {name: numbers for name, (_, numbers) in flat.items()}
@@ -110,6 +115,8 @@ class Checkpoints:
         seal = {"step": step, "score": score, "data": dict(data), "numbers": numbers}
         json.dumps(seal, allow_nan=False)  # refused now, not in the background
         place = self.directory / f".saving-{step}"
+        if hosts.count() > 1:
+            arrays = jax.tree.map(_of_first, arrays)
         with disk_errors(self.directory):
             response = ocp.save_checkpointables_async(place, arrays or {"none": {"empty": np.zeros(1)}})
         self._saving = self._worker.submit(self._finish, response, place, seal)
@@ -140,17 +147,25 @@ class Checkpoints:
         Newer ones are set aside as STEP.damaged and STEP.unrecorded, so that their steps can be saved again.
         """
         self.wait()
-        found = steps(self.directory)
-        if not found:
+        found = list[tuple[dict[str, Tree], dict[str, Any]]]()
+
+        def newest() -> int | None:
+            if not (there := steps(self.directory)):
+                return None
+            trees, data, step = _load_newest(self.directory, templates, recorded)
+            for newer in (n for n in there if n > step):
+                self._set_aside(newer, "unrecorded" if newer > recorded else "damaged")
+            found.append((trees, data))
+            return step
+
+        step = hosts.from_first(newest)
+        if step is None:
             return None
-        trees, data, step = _load_newest(self.directory, templates, recorded)
-        for newer in (n for n in found if n > step):
-            self._set_aside(newer, "unrecorded" if newer > recorded else "damaged")
-        return trees, data
+        return found[0] if found else restore(self.directory, step, templates)
 
     def set_aside(self) -> None:
         """Go on from none of them: each becomes STEP.unrecorded."""
-        for step in steps(self.directory):
+        for step in steps(self.directory) if hosts.is_first() else ():
             self._set_aside(step, "unrecorded")
 
     def _set_aside(self, step: int, why: str) -> None:
@@ -161,6 +176,8 @@ class Checkpoints:
     def _finish(self, response: Any, place: Path, seal: dict[str, Any]) -> None:
         """In the background: seal what Orbax wrote, give it its name, prune."""
         step = seal["step"]
+        if not hosts.is_first():
+            return response.result()
         try:
             with disk_errors(self.directory):
                 response.result()
@@ -271,8 +288,9 @@ def _load(place: Path, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], 
         arrays, _ = _flatten(template)
         if arrays:
             wanted[name] = jax.tree.map(_abstract, arrays)
-    _check_shapes(place, wanted)
-    loaded = ocp.load_checkpointables(place, wanted) if wanted else {}
+    with _alone():
+        _check_shapes(place, wanted)
+        loaded = ocp.load_checkpointables(place, wanted) if wanted else {}
     trees = {
         name: _unflatten(template, loaded.get(name, {}), seal["numbers"][name], place)
         for name, template in templates.items()
@@ -371,6 +389,26 @@ def _unflatten(template: Tree, arrays: Mapping[str, Any], numbers: Mapping[str, 
     if missing := [_key(path) for path, _ in paths if _key(path) not in leaves]:
         raise CheckpointError(f"checkpoint {place.name} does not fit: it holds no {missing[0]}")
     return jax.tree_util.tree_unflatten(structure, [leaves[_key(path)] for path, _ in paths])
+
+
+def _of_first(leaf: Any) -> np.ndarray:
+    """On the host, as Orbax has values of several processes that are equal; of others than process 0 only the shape."""
+    if hosts.is_first():
+        return np.array(leaf)
+    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Orbax reads here without waiting for other processes, which read by themselves."""
+    if hosts.count() == 1:
+        yield
+        return
+    context = ocp.Context()
+    context.multiprocessing_options.primary_host = hosts.index()
+    context.multiprocessing_options.active_processes = {hosts.index()}
+    with context:
+        yield
 
 
 def _key(path: Any) -> str:

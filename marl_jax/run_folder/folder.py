@@ -66,8 +66,9 @@ _PACKAGES = (
     *("jax", "jaxlib", "optax", "numpy", "math-verify", "sympy", "jinja2", "tokenizers", "transformers"),
     "orbax-checkpoint",
 )
-# What may change between two starts: Orbax reads its own files of any version to the bit, alarms change no number.
-_FREE = ("versions.orbax-checkpoint", "config.alarms")
+# What may change between two starts: Orbax reads its own files of any version to the bit, alarms change no number, and
+# any number of processes may share a run.
+_FREE = ("versions.orbax-checkpoint", "config.alarms", "config.mesh.hosts")
 _LOGS = (".log", ".out", ".err")  # that whoever starts a run may have opened in its folder
 _NOTHING = object()
 
@@ -169,7 +170,8 @@ def settle(folder: Path, settled: Mapping[str, Any]) -> None:
 def settled_for(folder: Path, config: RunConfig) -> dict[str, Any]:
     """What an earlier start with this very configuration settled; nothing if there was none."""
     record = _before(folder)
-    return record["settled"] if record.get("config") == config.to_json() else {}
+    lines = differences(record.get("config", {}), config.to_json(), "config.")
+    return {} if any(not line.startswith(_FREE) for line in lines) else record.get("settled", {})
 
 
 def read(workdir: str | os.PathLike[str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 from marl_jax.run_folder.files import append, disk_errors, sync_directory, write_atomically
 from marl_jax.run_folder.folder import FolderError, path_errors
 
-__all__ = ["JsonLines", "lacking", "plain", "read_lines", "recorded"]
+__all__ = ["JsonLines", "Unwritten", "lacking", "plain", "read_lines", "recorded"]
 
 
 class JsonLines:
@@ -53,6 +53,22 @@ class JsonLines:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+class Unwritten(JsonLines):
+    """The same file at a process that another writes it for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def rewind(self, step: int) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

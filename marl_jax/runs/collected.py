@@ -107,7 +107,8 @@ def flattened(table: Table, role: str, config: RunConfig, parts: Parts) -> Table
     The prompt is the one that this run's workflow opens with. Results of tools are read and not learned; the row's
     reward is the episode's outcome. Of an episode that forks, every path is a row; one without calls is left out.
     """
-    chat = Chat(parts.tokenizer)
+    policy = policy_of(config.policies.map, role, 0)
+    chat = Chat(parts.of_policies(parts.tokenizers)[policy])
     table, _ = table.paths()
     calling, first = np.unique(table.episode, return_index=True)
     if left := len(table.bare_episodes) - len(calling):
@@ -117,7 +118,6 @@ def flattened(table: Table, role: str, config: RunConfig, parts: Parts) -> Table
     one = table.take(first)
     prompts = [_opening(bare, config, parts, chat) for bare in table.bare_episodes]
     count, zeros = len(rows), np.zeros(len(rows), np.int32)
-    policy = policy_of(config.policies.map, role, 0)
     outcome = np.array([bare.outcome or 0.0 for bare in table.bare_episodes], np.float64)
     lengths = np.array([len(tokens) for tokens, _ in rows], np.int32)
     return one.replace(
@@ -157,7 +157,8 @@ def _sequence(episode: Episode, chat: Chat) -> tuple[list[int], list[bool]]:
 def _opening(bare: Episode, config: RunConfig, parts: Parts, chat: Chat) -> tuple[int, ...]:
     """The tokens of the first prompt that this run's workflow makes of a task."""
     limits = config.rollout.limits
-    running = Running(bare.task, 0, bare.key or (0,), parts.workflow, parts.prompts, chat, limits)
+    whose = lambda role, slot: chat  # whoever opens the workflow
+    running = Running(bare.task, 0, bare.key or (0,), parts.workflow, parts.prompts, whose, limits)
     try:
         asked = [item for item in running.advance() if isinstance(item, Ask)]
     finally:

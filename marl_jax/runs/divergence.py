@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from marl_jax import hosts
 from marl_jax.config.run_config import RunConfig
 from marl_jax.errors import UserError
 from marl_jax.learning import Report
@@ -54,12 +55,17 @@ def finite(run: Run, state: State) -> Iterator[None]:
     except NotFinite as error:
         if not state.step:
             raise
-        run.checkpoints.wait()
+        hosts.together(run.checkpoints.wait)
         raise diverged(run.folder, run.config, state.step + 1, str(error), bad=state.step) from error
 
 
 def diverged(folder: Path, config: RunConfig, step: int, what: str, *, bad: int | None = None) -> Diverged:
     """The error of step `step`; a checkpoint of step `bad` holds what is not finite, and is set aside."""
+    return Diverged(hosts.from_first(lambda: _left(folder, config, step, what, bad)))
+
+
+def _left(folder: Path, config: RunConfig, step: int, what: str, bad: int | None) -> str:
+    """The text of the error, which is left in the folder."""
     checkpoints = folder / "checkpoints"
     if bad is not None and (checkpoints / str(bad)).exists():
         aside = checkpoints / f"{bad}.diverged"
@@ -71,7 +77,7 @@ def diverged(folder: Path, config: RunConfig, step: int, what: str, *, bad: int 
     write_atomically(
         folder / FILE, json.dumps({"step": step, "text": text, "config": config.to_json()}) + "\n"
     )
-    return Diverged(text)
+    return text
 
 
 def ways_out(config: RunConfig) -> str:

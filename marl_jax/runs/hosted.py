@@ -13,16 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from marl_jax import hosts
 from marl_jax.config.phase_fields import Place
+from marl_jax.hosts.tables import gathered
 from marl_jax.learning import NonFiniteGradients, with_advantages
 from marl_jax.learning.worth import AdvantageConfig, Presets
 from marl_jax.policies import Tree
 from marl_jax.rewards.background_credit import BackgroundCredit
-from marl_jax.rollouts import Player, ToolLog
+from marl_jax.rollouts import Player
+from marl_jax.rollouts.progress import Progress
 from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.runs.divergence import finite
 from marl_jax.runs.measures import Clock
+from marl_jax.runs.recording import tool_log
 from marl_jax.runs.run import Made, Run
 from marl_jax.runs.state import State
 from marl_jax.table import Table
@@ -62,17 +66,23 @@ class Hosted:
         with clock("learn"):
             table, groups = with_advantages(given, config.advantages, parts.workflow.groups)
             table = table.replace(trains=run.phases.trains(at.phase, table))
+            check: Callable[[], None] | None = run.stop.check
+            if hosts.count() > 1:  # none may leave the others in a program of all
+                run.stop.check_together()
+                check = None
             rows, failure = table.take(run.phases.described(table)), ""
+            references = run.phases.references(at.phase, state)
             try:
-                trees, learner, report = run.phases.learner(at.phase).step(
-                    state.trees,
-                    state.learner,
-                    rows,
-                    step=state.step,
-                    bases=parts.learned_bases(),
-                    references=run.phases.references(at.phase, state),
-                    check=run.stop.check,
-                )
+                with hosts.untold():
+                    trees, learner, report = run.phases.learner(at.phase).step(
+                        state.trees,
+                        state.learner,
+                        rows,
+                        step=state.step,
+                        bases=parts.learned_bases(),
+                        references=references,
+                        check=check,
+                    )
             except NonFiniteGradients as error:  # they were left out: the policies are good, and can be saved
                 if error.outcome is None:
                     raise
@@ -85,12 +95,15 @@ class Hosted:
         """Problems -> episodes -> rewards, again and again for problems that teach nothing, if asked to."""
         config, samples, number = run.config, run.config.rollout.samples, state.step + 1
         with clock("rollout"):
+            player = self.serve(state)
+            if hosts.count() > 1:
+                player = dataclasses.replace(player, of_all=_clocked(clock, player.of_all))
             play = functools.partial(
-                self.serve(state).play,
+                player.play,
                 samples=samples,
                 step=number,
                 seed=config.seed,
-                tool_log=ToolLog(run.folder / "tools" / f"step-{number}.jsonl"),
+                tool_log=tool_log(run.folder, f"step-{number}"),
                 progress=run.stop.watch(run.live.rollout),
             )
         draws, presets = config.rollout.draws, run.parts.workflow.groups
@@ -99,16 +112,31 @@ class Hosted:
 
             def sample(some: Sequence[Task], first: int) -> Table:
                 run.live.phase("sampling")
-                with clock("rollout"), disk_errors(run.folder):
-                    return play(some, first_sample=first, finished=background.finished)
+                with clock("rollout"), hosts.telling(), disk_errors(run.folder):
+                    return play(hosts.share(some), first_sample=first, finished=background.finished)
 
             def reward(table: Table) -> Table:
                 run.live.phase("grading")
-                return background(table)
+                with hosts.telling():
+                    table = background(table)
+                if hosts.count() == 1:
+                    return table
+                with clock("gather"):
+                    return gathered(lambda: table)
 
             tasks = tasks_of_step(run, state)
             table, counts = resample(sample, reward, tasks, config.advantages, draws=draws, presets=presets)
         return table, counts if draws > 1 else None
+
+
+def _clocked(clock: Clock, of_all: Callable[[Progress], Progress]) -> Callable[[Progress], Progress]:
+    """The same, whose wait for other processes is time of gathering."""
+
+    def waited(done: Progress) -> Progress:
+        with clock("gather"):
+            return of_all(done)
+
+    return waited
 
 
 def tasks_of_step(run: Run, state: State) -> list[Task]:

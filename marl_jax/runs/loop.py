@@ -12,6 +12,7 @@ so the same command goes on where it was and ends with the same numbers.
 import contextlib
 import dataclasses
 import functools
+import io
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,13 +20,17 @@ from typing import Any
 
 import numpy as np
 
+from marl_jax import hosts
 from marl_jax.alarms.watch import Alarm
 from marl_jax.compile_cache import keep_programs
 from marl_jax.config.phase_fields import Place
 from marl_jax.config.run_config import RunConfig
+from marl_jax.errors import RunError
+from marl_jax.hosts.layout import fingerprint
+from marl_jax.hosts.tables import gathered
 from marl_jax.pretraining.pairs import unfamiliar
 from marl_jax.rewards.grading import Grader, grade
-from marl_jax.rollouts import Chat, ToolLog
+from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import read as read_record
@@ -58,17 +63,28 @@ def train(
     It begins where the folder's newest checkpoint is. With `accept_changes`, a changed configuration, data set or code
     is accepted. With `patience`, a process that is asked to stop while XLA compiles saves the last state and exits so
     many seconds later, instead of returning.
+
+    With `mesh.hosts` above 1, each process calls this inside of `hosts.joined`: all take the same steps, and process 0
+    writes the folder.
     """
     if not isinstance(config, RunConfig):
         raise TypeError(f"config is {config!r:.80}; give a RunConfig, such as load_config makes of FILE:CELL")
+    if config.mesh.hosts != (count := hosts.count()):
+        raise hosts.HostsError(
+            f"mesh.hosts is {config.mesh.hosts}, and this process is one of {count}: give each process --coordinator "
+            "and --process, or call marl_jax.hosts.joined around train"
+        )
     keep_programs()
     if config.road != "hosted":
         cpu_devices()
     with contextlib.ExitStack() as stack:
-        stop = stack.enter_context(Stop(patience))
+        # One of several processes cannot save and leave by itself: all stop at the next step or rollout.
+        stop = stack.enter_context(Stop(patience if count == 1 else None))
+        hosts.on_stop(stop.hear)
         live = live or stack.enter_context(
-            Live(config.steps, config.roles, frozen=config.policies.frozen_roles)
+            Live(config.steps, config.roles, _stream(), frozen=config.policies.frozen_roles)
         )
+        stack.enter_context(hosts.telling())
         stop.farewell = functools.partial(
             live.note, "stopped before a step was begun; the same command begins with it"
         )
@@ -79,7 +95,7 @@ def train(
             places = folders_of(config, workdir)
             return min(max(saved_steps(place / "checkpoints"), default=0) for place in places)
         for run, state in zip(runs, states):
-            if state.step:
+            if state.step and hosts.is_first():
                 *_, last = {}, *read_lines(run.metrics.path)
                 run.live.resumed(state.step, last, _evaluated(run).values(), run.watch.holding)
                 _tell_lost(run, state)
@@ -96,8 +112,7 @@ def train(
                         save(run, state)
                         kept[number] = state.step, state.accuracy
                 if whole:
-                    for run in runs:
-                        run.checkpoints.wait()
+                    _saved(runs)
 
         def farewell() -> None:
             keep(whole=True)
@@ -112,9 +127,9 @@ def train(
                             states[number] = evaluate(road, run, state)
                 if any(_save_due(config, state) for state in states):
                     keep()
-                if states[0].step >= config.steps or stop.heed():
+                if states[0].step >= config.steps or stop.heed_together():
                     break
-                if config.alarms == "stop" and any(run.watch.holding for run in runs):
+                if config.alarms == "stop" and hosts.any_of(any(run.watch.holding for run in runs)):
                     keep(whole=True)
                     for run, state in zip(runs, states):
                         if run.watch.holding:
@@ -128,12 +143,25 @@ def train(
                         f"from there: or {ways_out(config)}"
                     )
         except Stopped:
-            pass  # the step under way is abandoned; it will be made again
+            stop.hear()  # the step under way is abandoned; it will be made again
+        except EngineGone as error:  # of which the policies know nothing
+            keep(whole=True)
+            raise EngineGone(f"{error}; the same command goes on after step {states[0].step}") from None
         if stop.heed():
             farewell()
-        for run in runs:
-            run.checkpoints.wait()
+        _saved(runs)
         return states[0].step
+
+
+def _stream() -> io.StringIO | None:
+    """Where the live view goes: nowhere, where another process has it."""
+    return None if hosts.is_first() else io.StringIO()
+
+
+def _saved(runs: Sequence[Run]) -> None:
+    """Until all that is being saved is."""
+    for run in runs:
+        hosts.together(run.checkpoints.wait)
 
 
 def step(road: Road, runs: Sequence[Run], states: Sequence[State], clock: measures.Clock) -> list[State]:
@@ -150,7 +178,8 @@ def step(road: Road, runs: Sequence[Run], states: Sequence[State], clock: measur
     with clock("log"):
         for run, one, (state, values) in zip(runs, made, told):
             run.phases.collect(at.phase, state.step, one.table)
-            _tell(run, state.step, one, values | times)
+            if hosts.is_first():
+                _tell(run, state.step, one, values | times)
     return [state for state, _ in told]
 
 
@@ -184,7 +213,8 @@ def _after(run: Run, at: Place, state: State, made: Made) -> tuple[State, dict[s
 def _tell(run: Run, number: int, made: Made, values: dict[str, Any]) -> None:
     """What happened in a step, on the disk and to a person."""
     config, parts, table = run.config, run.parts, made.table
-    if number == 1 and (strange := unfamiliar(table, parts.pairs, parts.tokenizer)):
+    tokenizers = parts.of_policies(parts.tokenizers)
+    if number == 1 and (strange := unfamiliar(table, parts.pairs, tokenizers)):
         values["warnings"] = [*values.get("warnings", ()), *strange]
     if begun := run.watch.row(plain({"step": number, **values})):
         values["alarms"] = [alarm.to_json() for alarm in begun]
@@ -194,9 +224,7 @@ def _tell(run: Run, number: int, made: Made, values: dict[str, Any]) -> None:
     trainer: list[Any] = [None] * len(table)
     for row, known in zip(np.flatnonzero(run.phases.described(table)), made.report.trainer_logp):
         trainer[row] = known
-    recording.record_step(
-        run.folder / "episodes", config, number, table, Chat(parts.tokenizer).decode, trainer
-    )
+    recording.record_step(run.folder / "episodes", config, number, table, parts.decoders, trainer)
     run.live.step(number, values)
     run.live.failing(number, [bare.error for bare in table.bare_episodes])
     for warning in values.get("warnings", ()):
@@ -207,7 +235,7 @@ def _tell(run: Run, number: int, made: Made, values: dict[str, Any]) -> None:
 def evaluate(road: Road, run: Run, state: State) -> State:
     """The accuracy of the policies as they are on the val split, into `eval.jsonl`."""
     run.live.phase("evaluating")
-    before = _evaluated(run)
+    before = hosts.from_first(lambda: _evaluated(run))
     # Killed between the line and the checkpoint that knows of it, a run finds its line and goes on from there.
     record = before.get(state.step) or _played(road, run, state, before.get(0))
     run.live.evaluation(record)
@@ -239,34 +267,55 @@ def _tell_lost(run: Run, state: State) -> None:
 def _played(road: Road, run: Run, state: State, base: Mapping[str, Any] | None) -> dict[str, Any]:
     """The line of an evaluation, which is played, paired with the line of the base, and written."""
     samples, grader = run.config.evaluation.samples, Grader(run.stop.check)
-    with disk_errors(run.folder), finite(run, state):
+    with finite(run, state), hosts.telling(), disk_errors(run.folder):
         table = road.serve(state).play(
-            run.watched,
+            hosts.share(run.watched),
             samples=samples,
             step=EVALUATION_NOISE,
             seed=run.config.seed,
-            tool_log=ToolLog(run.folder / "tools" / f"eval-{state.step}.jsonl"),
+            tool_log=recording.tool_log(run.folder, f"eval-{state.step}"),
             progress=run.stop.watch(run.live.rollout),
             finished=grader.start,
         )
-    graded, before = grade(table, grader), base["per_problem"] if base else None
-    decode = Chat(run.parts.tokenizer).decode
-    recording.record_evaluation(run.folder / "episodes", run.config, state.step, graded, decode)
-    found = summary(graded, samples, before, run.parts.metric)
-    run.evaluations.write(state.step, run.about | found)
-    for board in run.boards:
-        board.write(state.step, {"eval": found})
+    graded, before = gathered(lambda: grade(table, grader)), base["per_problem"] if base else None
+
+    def told() -> dict[str, Any]:
+        decode = run.parts.decoders
+        recording.record_evaluation(run.folder / "episodes", run.config, state.step, graded, decode)
+        found = summary(graded, samples, before, run.parts.metric)
+        run.evaluations.write(state.step, run.about | found)
+        for board in run.boards:
+            board.write(state.step, {"eval": found})
+        return found
+
+    found = hosts.from_first(told)
     return {"step": state.step, **run.about, **found}
 
 
 def save(run: Run, state: State) -> None:
     """Begin to save; results of tools that no checkpoint can come back to are forgotten."""
     complete = saved_steps(run.checkpoints.directory)
+    _check_replicas(run, state)
     run.checkpoints.save(state.step, state.arrays, state.numbers, state.accuracy)
+    if not hosts.is_first():
+        return
     run.pace.keep()
     for path in (run.folder / "tools").glob("*-*.jsonl"):
         if complete and int(path.stem.rpartition("-")[2]) < complete[0]:
             path.unlink(missing_ok=True)
+
+
+def _check_replicas(run: Run, state: State) -> None:
+    """Refuse to save where the processes do not have one and the same weights, as on machines of several kinds."""
+    if hosts.count() == 1:
+        return
+    first, *others = hosts.together(lambda: fingerprint((state.trees, state.learner)))
+    for number, other in enumerate(others, 1):
+        if other != first:
+            raise RunError(
+                f"step {state.step}: process {number} has other weights than process 0, and nothing is saved: run all "
+                "processes on machines and software of one kind, and start again from the last checkpoint"
+            )
 
 
 def _stopped_by(alarms: Sequence[Alarm], step: int) -> str:

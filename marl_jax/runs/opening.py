@@ -18,36 +18,40 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from marl_jax import fields
+from marl_jax import hosts
 from marl_jax.alarms.watch import judge
 from marl_jax.compiled import NoArrayForm
 from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.config.run_fields import TRACKERS
-from marl_jax.learning import Qwen3
 from marl_jax.planning import devices, plan
 from marl_jax.planning.measured import Pace
+from marl_jax.planning.memory import Shapes
 from marl_jax.planning.walks import left_open
 from marl_jax.pretraining.taught import warning_of
+from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.boards import Board, TensorBoard, Tracker
 from marl_jax.run_folder.checkpoints import Checkpoints, steps
 from marl_jax.run_folder.folder import (
     CONFIG,
+    LOCK,
     FolderError,
     begin,
+    differences,
     has_results,
     open_folder,
     read,
     settle,
     settled_for,
     taken_back,
+    versions,
 )
-from marl_jax.run_folder.metrics import JsonLines, read_lines, recorded
+from marl_jax.run_folder.metrics import JsonLines, Unwritten, read_lines, recorded
 from marl_jax.runs.divergence import FILE as DIVERGED
 from marl_jax.runs.divergence import refuse_the_same
 from marl_jax.runs.hosted import Hosted
 from marl_jax.runs.in_arrays import Compiled
 from marl_jax.runs.measures import Clock
-from marl_jax.runs.parts import Parts, model_config, shared_problems
+from marl_jax.runs.parts import Parts, model_configs, shared_problems
 from marl_jax.runs.phases import Phases, phase_digests
 from marl_jax.runs.play import (
     Named,
@@ -56,6 +60,7 @@ from marl_jax.runs.play import (
     make_service,
     planned_engine,
     player_of,
+    settled_form,
     settled_shapes,
     shapes_of,
 )
@@ -68,6 +73,8 @@ from marl_jax.terminal import page
 from marl_jax.terminal.live import Live
 
 __all__ = ["folders_of", "open_runs"]
+
+SEEN_S = 15.0  # until a shared disk shows every host what process 0 has written
 
 
 def folders_of(config: RunConfig, workdir: str | os.PathLike[str]) -> list[Path]:
@@ -89,21 +96,26 @@ def open_runs(
     What they hold open is closed with the stack.
     """
     configs = _each_seed(config)
-    if os.fspath(workdir):
-        _check_seeds(config, workdir)
-    folders = [
-        stack.enter_context(open_folder(place))
-        for place in (folders_of(config, workdir) if os.fspath(workdir) else [workdir])
-    ]
-    for one, folder in zip(configs, folders):
-        refuse_the_same(folder, one, accept_changes)
+    _agree({"config": config.to_json(), "versions": versions(), "workdir": os.fspath(workdir)})
+
+    def opened() -> list[Path]:
+        if os.fspath(workdir):
+            _check_seeds(config, workdir)
+        places = folders_of(config, workdir) if os.fspath(workdir) else [workdir]
+        found = [stack.enter_context(open_folder(place)) for place in places]
+        for one, folder in zip(configs, found):
+            refuse_the_same(folder, one, accept_changes)
+        return found
+
+    folders = hosts.from_first(opened)
+    _check_seen(folders)
     with contextlib.ExitStack() as changes:
-        for folder in folders:
+        for folder in folders if hosts.is_first() else ():
             changes.enter_context(taken_back(folder))
         named, arrays, settled, pace = _load(configs, folders, accept_changes, live, stop)
         parts = named.parts
-        network = Qwen3(parts.model, parts.lora_scale, config.policies.remat, config.policies.attention)
-        phases = [Phases(one, parts, network, folder) for one, folder in zip(configs, folders)]
+        networks = parts.networks(config.policies.remat, config.policies.attention)
+        phases = [Phases(one, parts, networks, folder) for one, folder in zip(configs, folders)]
         states = [_first(one, parts, of) for one, of in zip(configs, phases)]
         kinds = {name: getattr(config.checkpoints, name) for name in ("latest", "best", "keep_every")}
         checkpoints = []
@@ -111,24 +123,59 @@ def open_runs(
             kept = Checkpoints(folder / "checkpoints", passing=("learner", "reference"), **kinds)
             stack.callback(kept.close)
             checkpoints.append(kept)
-        recorded_of = (recorded(folder / "metrics.jsonl") for folder in folders)
-        states = _resumed(states, checkpoints, math.inf if accept_changes else min(recorded_of))
-    for folder in folders:
+        reached = hosts.from_first(lambda: min(recorded(folder / "metrics.jsonl") for folder in folders))
+        states = _resumed(states, checkpoints, math.inf if accept_changes else reached)
+    for folder in folders if hosts.is_first() else ():
         (folder / DIVERGED).unlink(missing_ok=True)
-    stop.check()
+    stop.check_together()
 
     runs = list[Run]()
     for one, folder, of, kept, state in zip(configs, folders, phases, checkpoints, states):
         metrics, evaluations, boards = _records(one, folder, state.step, stack)
         watched = named.splits.get("val", ())[: config.evaluation.problems]
         problems = TaskIterator(named.splits["train"], one.data.problems, state.position)
-        watch = judge(read_lines(metrics.path), read_lines(evaluations.path))
+        seen = (read_lines(metrics.path), read_lines(evaluations.path)) if hosts.is_first() else ((), ())
+        watch = judge(*seen)
         view = live if not runs else live.beside(f"seed {one.seed}")
         runs.append(
             Run(one, parts, folder, problems, list(watched), _about(one, named), of, kept, metrics, evaluations,
                 watch, boards, view, stop, pace)
         )  # fmt: skip
     return _road(arrays, settled, runs, states), runs, states
+
+
+def _agree(facts: Mapping[str, Any]) -> None:
+    """Refuse processes of which one has other facts than process 0, with what differs."""
+    first, *others = hosts.together(lambda: facts)
+    lines = [
+        f"process {number}: {line}"
+        for number, other in enumerate(others, 1)
+        for line in differences(first, other)
+    ]
+    if lines:
+        raise hosts.HostsError(
+            "the processes differ, from process 0 to another:\n"
+            + "\n".join(f"  {line}" for line in lines)
+            + "\nstart the same command, with the same code and data, on every host"
+        )
+
+
+def _check_seen(folders: Sequence[Path]) -> None:
+    """Refuse a folder that only process 0 sees: the others read checkpoints there, and write what tools answered."""
+
+    def owners() -> list[str]:
+        return [(folder / LOCK).read_text() if (folder / LOCK).exists() else "" for folder in folders]
+
+    locked = hosts.from_first(owners)
+    deadline = time.monotonic() + SEEN_S
+    while (blind := owners() != locked) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for number, unseen in enumerate(hosts.together(lambda: blind)):
+        if unseen:
+            raise FolderError(
+                f"process {number} does not see the run folder '{folders[0]}' that process 0 has opened: put it on a "
+                "disk that all hosts share, under one name"
+            )
 
 
 def _each_seed(config: RunConfig) -> list[RunConfig]:
@@ -168,7 +215,8 @@ def _first(config: RunConfig, parts: Parts, phases: Phases) -> State:
 def _resumed(states: list[State], checkpoints: Sequence[Checkpoints], reached: float) -> list[State]:
     """The states of the newest step that all have a whole checkpoint of; as they are, where there is none."""
     while True:
-        if any(not steps(kept.directory) for kept in checkpoints):  # killed while the first were saved
+        # Killed while the first were saved.
+        if hosts.from_first(lambda: any(not steps(kept.directory) for kept in checkpoints)):
             for kept in checkpoints:
                 kept.set_aside()
             return states
@@ -201,25 +249,40 @@ def _load(
     config = configs[0]
     if problems := left_open(config):
         raise ConfigError(problems)
-    early = settled_for(folders[0], config)
+    early = hosts.from_first(lambda: settled_for(folders[0], config))
     shapes = settled_shapes(early)
     # Before the weights are there: it counts them.
-    planned = plan.check_fits(config, model_config(config), devices.here(), shapes)
-    named = load_named(config, ("train", "val") if config.evaluation.every else ("train",))
+    planned = plan.check_fits(config, model_configs(config), devices.here(), shapes)
+    wanted = ("train", "val") if config.evaluation.every else ("train",)
+    named = hosts.after_first(lambda: load_named(config, wanted))  # one prepares data that is not there yet
     parts, splits = named.parts, named.splits
     _check_enough(config, splits["train"])
     check_prompts(config, parts, splits["train"])
     arrays, road = _arrays(config, parts, splits["train"], early)
-    stop.check()
-    engine = lambda: {"engine": fields.to_json(planned_engine(config, parts))}
+    stop.check_together()
+    engine = lambda: settled_form(planned_engine(config, parts))
     found = named.digests | phase_digests(config)
-    for one, folder in zip(configs, folders):
-        settled = begin(folder, one, found, engine, accept_changes=accept_changes)
+    _agree({"digests": found})
+
+    def begun() -> dict[str, Any]:
+        for one, folder in zip(configs, folders):
+            settled = begin(folder, one, found, engine, accept_changes=accept_changes)
+        return settled
+
+    settled = hosts.from_first(begun)
     sizes = {name: len(tasks) for name, tasks in splits.items()}
-    shapes = settled_shapes(settled) or planned.engine
+    shapes = settled_shapes(settled) or planned.shapes
     where = folders[0] if len(folders) == 1 else folders[0].parent / "seed-N"
     live.note(
-        page.page(config, parts.model, folder=where, tasks=sizes, engine=shapes, plan=planned, road=road)
+        page.page(
+            config,
+            parts.of_policies(parts.models),
+            folder=where,
+            tasks=sizes,
+            engine=shapes,
+            plan=planned,
+            road=road,
+        )
     )
     if warning := warning_of(config, parts.prompts):
         live.note(warning)
@@ -235,6 +298,8 @@ def _arrays(
     config: RunConfig, parts: Parts, train: Sequence[Task], settled: Mapping[str, Any]
 ) -> tuple[Compiled | None, str]:
     """The compiled road where it is asked for and takes the cell, and what the first page says of it."""
+    if hosts.count() > 1:
+        return None, f"hosted, shared by {hosts.count()} processes"
     if config.road == "hosted":
         return None, "hosted"
     try:
@@ -289,14 +354,22 @@ def _tried(road: Road, runs: Sequence[Run], states: Sequence[State]) -> float:
 def _hosted(runs: Sequence[Run], state: State) -> Hosted:
     """The engines, which answer by the policies of this state; all starts of the run have the same."""
     run = runs[0]
-    settled = read(run.folder)["settled"]
-    shapes = settled_shapes(settled) or planned_engine(run.config, run.parts)
-    measured = settled.get("measured", False)
-    policies = run.parts.frozen_trees() | state.trees
-    service = make_service(run.config, run.parts, policies, shapes, state.updates, measured=measured)
-    if not measured:  # for the starts that follow
-        _settle(runs, engine=fields.to_json(shapes_of(service)), measured=True)
-    run.stop.check()
+    policies, made = run.parts.frozen_trees() | state.trees, list[Engines]()
+
+    def first() -> Shapes:
+        settled = read(run.folder)["settled"]
+        shapes = settled_shapes(settled) or planned_engine(run.config, run.parts)
+        measured = settled.get("measured", False)
+        made.append(make_service(run.config, run.parts, policies, shapes, state.updates, measured=measured))
+        if not measured:  # for the starts that follow
+            _settle(runs, **settled_form(shapes_of(made[0])), measured=True)
+        return shapes_of(made[0])
+
+    shapes = hosts.from_first(first)
+    if not made:
+        made.append(make_service(run.config, run.parts, policies, shapes, state.updates, measured=True))
+    service = made[0]
+    run.stop.check_together()
     return Hosted(service, player_of(run.config, run.parts, service), run.parts.frozen_trees(), state.trees)
 
 
@@ -311,11 +384,14 @@ def _records(
     config: RunConfig, folder: Path, step: int, stack: contextlib.ExitStack
 ) -> tuple[JsonLines, JsonLines, list[Board]]:
     """Metrics and evaluations, and whoever listens. What no checkpoint has seen is forgotten, to be made again."""
-    metrics, evaluations = JsonLines(folder / "metrics.jsonl"), JsonLines(folder / "eval.jsonl")
+    written = JsonLines if hosts.is_first() else Unwritten
+    metrics, evaluations = written(folder / "metrics.jsonl"), written(folder / "eval.jsonl")
     for record in (metrics, evaluations):
         stack.callback(record.close)
         record.rewind(step or -1)
     boards: list[Board] = []
+    if not hosts.is_first():
+        return metrics, evaluations, boards
     if config.logging.tensorboard:
         boards.append(TensorBoard(folder / "tensorboard", step))
         stack.callback(boards[-1].close)

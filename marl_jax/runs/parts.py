@@ -1,4 +1,4 @@
-"""What a configuration names, loaded: model, bases, tokenizer, workflow, words, credit, tasks.
+"""What a configuration names, loaded: bases with their shapes and tokenizers, workflow, words, credit, tasks.
 
     RunConfig ──► Parts (everything that does not change in a run)  +  tasks of a split
 
@@ -16,10 +16,11 @@ from jax.sharding import AxisType, Mesh
 
 from marl_jax.config.run_config import DataConfig, PoliciesConfig, RunConfig
 from marl_jax.errors import UserError
+from marl_jax.learning.network import Qwen3
 from marl_jax.models import ModelConfig, load_hf
 from marl_jax.models.hf import load_config
 from marl_jax.models.lora import init_lora
-from marl_jax.models.tokenizer import load_tokenizer
+from marl_jax.models.tokenizer import check_vocabulary, load_tokenizer
 from marl_jax.models.weight_table import shardings
 from marl_jax.own import called, digest_own, is_own, load_own
 from marl_jax.packaged import located
@@ -28,6 +29,8 @@ from marl_jax.pretraining.pairs import Pairs, read_pairs
 from marl_jax.rewards.credit import Credit, make_credit
 from marl_jax.rewards.own_metric import Metric, load_metric
 from marl_jax.rollouts import Chat
+from marl_jax.rollouts.history import Chats
+from marl_jax.rollouts.transcript import Decode
 from marl_jax.run_folder.folder import digest_model, digest_tokenizer
 from marl_jax.tasks import DataError, Task, load
 from marl_jax.tasks.micro import KINDS
@@ -42,7 +45,7 @@ __all__ = [
     "load_parts",
     "load_tasks",
     "make_mesh",
-    "model_config",
+    "model_configs",
     "policy_specs",
     "shared_problems",
     "words",
@@ -57,19 +60,57 @@ class PartsError(UserError, ValueError):
 class Parts:
     """The parts of a run that stay as they are."""
 
-    model: ModelConfig
     specs: dict[str, PolicySpec]  # by policy; the base is its directory
-    bases: dict[str, Tree]  # by directory
-    tokenizer: Any
+    bases: dict[str, Tree]  # by directory, like the next two
+    models: dict[str, ModelConfig]
+    tokenizers: dict[str, Any]  # equal ones are one object
     workflow: Workflow
     prompts: Prompts
     credit: Credit
     mesh: Mesh | None
     lora_rank: int
-    lora_scale: float | None  # None where all weights are trained
+    lora_scale: float | None  # None where no policy has an adapter
     metric: Metric | None = None  # what is called accuracy; None: the grade of the answer
     # {policy: pairs of tokens that its base has seen}, None where the base does not tell.
     pairs: Mapping[str, Pairs | None] = dataclasses.field(default_factory=dict)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all policies have one shape and one tokenizer, and adapters all of them or none."""
+        learn = [self.specs[name] for name in self.trained]
+        of_policies = self.of_policies(self.tokenizers).values()
+        return (
+            len({*self.of_policies(self.models).values()}) == 1
+            and len({id(tokenizer) for tokenizer in of_policies}) == 1
+            and len({spec.lora for spec in learn}) <= 1
+        )
+
+    @property
+    def model(self) -> ModelConfig:
+        """The shape of all policies, of a run whose policies are alike."""
+        return next(iter(self.of_policies(self.models).values()))
+
+    @property
+    def tokenizer(self) -> Any:
+        """That of all policies, of a run whose policies are alike."""
+        return next(iter(self.of_policies(self.tokenizers).values()))
+
+    def of_policies(self, by_base: Mapping[str, Any]) -> dict[str, Any]:
+        """{policy: what its base has}."""
+        return {name: by_base[spec.base] for name, spec in self.specs.items()}
+
+    @property
+    def decoders(self) -> dict[str, Decode]:
+        """{policy: the text of its tokens, special ones left out}."""
+        chats = Chats(self.of_policies(self.tokenizers), {}).by_policy
+        return {name: chat.decode for name, chat in chats.items()}
+
+    def networks(self, remat: str, attention: str | None) -> dict[str, Qwen3]:
+        """{policy: what the learner computes with}."""
+        return {
+            name: Qwen3(model, self.lora_scale if self.specs[name].lora else None, remat, attention)
+            for name, model in self.of_policies(self.models).items()
+        }
 
     @property
     def trained(self) -> list[str]:
@@ -81,7 +122,7 @@ class Parts:
         keys = dict(zip(self.specs, jax.random.split(jax.random.key(seed), len(self.specs))))
 
         def adapter(policy: str) -> Tree:
-            fresh = init_lora(keys[policy], self.model, self.lora_rank, 1)
+            fresh = init_lora(keys[policy], self.models[self.specs[policy].base], self.lora_rank, 1)
             return jax.tree.map(lambda leaf: leaf[0], fresh)
 
         return init_policies(self.specs, self.bases, adapter)
@@ -110,31 +151,31 @@ def load_parts(config: RunConfig) -> Parts:
     specs = policy_specs(chosen)
     mesh = make_mesh(config)
     models = {spec.base: _model(spec.base, chosen.dtype) for spec in specs.values()}
-    model = models[chosen.base] if chosen.base in models else next(iter(models.values()))
-    for directory, other in models.items():
-        if other != model:
-            raise PartsError(f"the model in '{directory}' has another shape than the one in '{chosen.base}'")
+    tokenizers = _tokenizers(models)
+    _check_copies(config, specs, models)
     workflow = find(config.workflow.name)
-    scale = chosen.lora_alpha / chosen.lora_rank if chosen.train == "lora" else None
+    adapters = any(spec.lora for spec in specs.values())
     return Parts(
-        model=model,
         specs=specs,
         bases={directory: _weights(directory, chosen.dtype, mesh) for directory in models},
-        tokenizer=_tokenizer(list(models), model),
+        models=models,
+        tokenizers=tokenizers,
         workflow=workflow.bind(**config.workflow.settings),
         prompts=words(config),
         credit=make_credit(config.rewards),
         mesh=mesh,
         lora_rank=chosen.lora_rank,
-        lora_scale=scale,
+        lora_scale=chosen.lora_alpha / chosen.lora_rank if adapters else None,
         metric=load_metric(config.evaluation.metric) if config.evaluation.metric else None,
         pairs={name: _pairs(spec.base) for name, spec in specs.items()},
     )
 
 
-def model_config(config: RunConfig) -> ModelConfig:
-    """The shape of the model, without its weights."""
-    return _model(config.policies.base, config.policies.dtype)
+def model_configs(config: RunConfig) -> dict[str, ModelConfig]:
+    """{policy: the shape of its model}, without weights."""
+    specs, dtype = policy_specs(config.policies), config.policies.dtype
+    models = {base: _model(base, dtype) for base in dict.fromkeys(spec.base for spec in specs.values())}
+    return {name: models[spec.base] for name, spec in specs.items()}
 
 
 def words(config: RunConfig) -> Prompts:
@@ -155,7 +196,7 @@ def policy_specs(chosen: PoliciesConfig) -> dict[str, PolicySpec]:
     return {
         name: PolicySpec(
             base=chosen.bases.get(name, chosen.base),
-            lora=chosen.train == "lora" and name in trained,
+            lora=chosen.trains.get(name, chosen.train) == "lora" and name in trained,
             frozen=name not in trained,
         )
         for name in policy_names(chosen.map)
@@ -163,14 +204,15 @@ def policy_specs(chosen: PoliciesConfig) -> dict[str, PolicySpec]:
 
 
 def make_mesh(config: RunConfig) -> Mesh | None:
-    """The devices that share the work; None for one alone."""
+    """The devices of this process that share the work; None for one alone."""
     data, model = config.mesh.data, config.mesh.model
     if data * model == 1:
         return None
-    devices = jax.devices()
+    devices = jax.local_devices()
     if data * model > len(devices):
+        here = " in each process" if config.mesh.hosts > 1 else ""
         raise PartsError(
-            f"mesh.data {data} x mesh.model {model} needs {data * model} devices; there are {len(devices)}"
+            f"mesh.data {data} x mesh.model {model} needs {data * model} devices{here}; there are {len(devices)}"
         )
     axes = ("data", "model")
     return jax.make_mesh(
@@ -231,9 +273,12 @@ def digests(config: RunConfig, parts: Parts, splits: dict[str, Sequence[Task]]) 
         "sampler": config.engine.sampler or "",
         "metric": config.evaluation.metric or "",
     }
+    tokenizers = {f"tokenizer {directory}": digest_tokenizer(directory) for directory in parts.bases}
+    if len({*tokenizers.values()}) == 1:
+        tokenizers = {"tokenizer": next(iter(tokenizers.values()))}
     return {
         **{f"base {directory}": digest_model(directory) for directory in parts.bases},
-        "tokenizer": digest_tokenizer(config.policies.base),
+        **tokenizers,
         "prompts": parts.prompts.digest(),
         **{f"data {split}": _data_digest(tasks) for split, tasks in splits.items()},
         **{f"code of {what}": digest_own(name) for what, name in own.items() if is_own(name)},
@@ -247,7 +292,7 @@ def _model(directory: str, dtype: str | None) -> ModelConfig:
     if not located(directory).is_dir():
         raise PartsError(
             f"there is no model in '{directory}': put one there (config.json, *.safetensors, tokenizer.json), or name "
-            "another directory with --config.policies.base"
+            "another directory with --config.policies.base or policies.bases"
         )
     try:
         return load_config(directory, dtype=dtype)
@@ -270,21 +315,44 @@ def _pairs(directory: str) -> Pairs | None:
         raise PartsError(str(error)) from None
 
 
-def _tokenizer(directories: Sequence[str], model: ModelConfig) -> Any:
-    if len({digest_tokenizer(directory) for directory in directories}) > 1:
-        raise PartsError(
-            f"the bases {', '.join(directories)} have different tokenizers: policies must share one"
+def _tokenizers(models: Mapping[str, ModelConfig]) -> dict[str, Any]:
+    """By base; a tokenizer whose files are equal is loaded once."""
+    loaded: dict[str, Any] = {}
+    found = {}
+    for directory, model in models.items():
+        digest = digest_tokenizer(directory)
+        try:
+            if digest not in loaded:
+                loaded[digest] = _tokenizer(directory, model)
+            check_vocabulary(loaded[digest], model)
+        except (OSError, ValueError) as error:
+            raise PartsError(str(error)) from None
+        found[directory] = loaded[digest]
+    return found
+
+
+def _tokenizer(directory: str, model: ModelConfig) -> Any:
+    tokenizer = load_tokenizer(directory, model)
+    if tokenizer.chat_template is None:
+        raise ValueError(
+            f"the tokenizer in '{directory}' has no chat template: start from a model that chats"
         )
-    try:
-        tokenizer = load_tokenizer(directories[0], model)
-        if tokenizer.chat_template is None:
-            raise ValueError(
-                f"the tokenizer in '{directories[0]}' has no chat template: start from a model that chats"
-            )
-        Chat(tokenizer)  # refuses a template that histories cannot be continued under
-    except (OSError, ValueError) as error:
-        raise PartsError(str(error)) from None
+    Chat(tokenizer)  # refuses a template that histories cannot be continued under
     return tokenizer
+
+
+def _check_copies(
+    config: RunConfig, specs: Mapping[str, PolicySpec], models: Mapping[str, ModelConfig]
+) -> None:
+    """Refuse a phase that copies a policy to one of another form."""
+    for number, phase in enumerate(config.phases, 1):
+        for to, of in phase.copies.items():
+            mine, theirs = specs[to], specs[of]
+            if models[mine.base] != models[theirs.base] or mine.lora != theirs.lora:
+                raise PartsError(
+                    f"phase {phase.name or number} copies '{of}' to '{to}', which has weights of another form: give "
+                    "both bases of one shape, and adapters both or neither"
+                )
 
 
 def _data_digest(tasks: Sequence[Task]) -> str:

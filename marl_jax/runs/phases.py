@@ -17,8 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marl_jax import hosts
 from marl_jax.config.phase_fields import Phase, Place, learner_of, place, references
 from marl_jax.config.run_config import RunConfig
+from marl_jax.hosts.layout import mesh_of_all
 from marl_jax.learning import Learner, LearnerConfig, LearnerState, Network
 from marl_jax.learning.objectives import NEED_REFERENCE
 from marl_jax.policies import Tree, is_frozen
@@ -37,10 +39,13 @@ __all__ = ["Phases", "checkpoint_of", "phase_digests"]
 class Phases:
     """The phases of one run; its configuration without any is one, and changes nothing."""
 
-    def __init__(self, config: RunConfig, parts: Parts, network: Network, folder: Path):
-        self._config, self._parts, self._network, self._folder = config, parts, network, folder
+    def __init__(self, config: RunConfig, parts: Parts, networks: Mapping[str, Network], folder: Path):
+        self._config, self._parts, self._networks, self._folder = config, parts, networks, folder
         self._list = config.phases or (Phase(max(config.steps, 1)),)
         self._learners: list[tuple[LearnerConfig, Learner]] = []
+        self._mesh = parts.mesh
+        if hosts.count() > 1:
+            self._mesh = mesh_of_all(config.mesh.data, config.mesh.model)
         self._base: dict[str, Tree] | None = None
         self._calls: dict[tuple[int, int], Collected] = {}
 
@@ -54,7 +59,7 @@ class Phases:
         for known, learner in self._learners:
             if known == config:
                 return learner
-        learner = Learner(self._network, config, self._config.policies.map, mesh=self._parts.mesh)
+        learner = Learner(self._networks, config, self._config.policies.map, mesh=self._mesh)
         self._learners.append((config, learner))
         return learner
 
@@ -118,6 +123,9 @@ class Phases:
         """The calls that this step learns from, where its phase plays none."""
         if at.phase.source == "play":
             return None
+        return hosts.from_first(lambda: self._drawn(at, step))
+
+    def _drawn(self, at: Place, step: int) -> Table:
         key = at.number, at.first
         if key not in self._calls:
             self._calls = {key: self._source(at)}  # those of earlier phases are let go
@@ -128,7 +136,7 @@ class Phases:
 
     def collect(self, phase: Phase, step: int, table: Table) -> None:
         """Keep the calls of a step, if its phase is to."""
-        if phase.collect:
+        if phase.collect and hosts.is_first():
             with disk_errors(self._folder):
                 write_episodes(collected_path(self._folder, step), table)
 

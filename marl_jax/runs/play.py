@@ -8,19 +8,31 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marl_jax import fields
+from marl_jax import fields, hosts
 from marl_jax.config.run_config import RunConfig
 from marl_jax.own import is_own
 from marl_jax.planning import devices, memory
+from marl_jax.planning.memory import Shapes
 from marl_jax.planning.plan import PlanError, demand_of
-from marl_jax.policies import Tree
-from marl_jax.rollouts import Chat, EpisodesFailed, Player
+from marl_jax.policies import Tree, by_name
+from marl_jax.rollouts import EpisodesFailed, Player
+from marl_jax.rollouts.history import Chats
+from marl_jax.rollouts.progress import Progress
 from marl_jax.rollouts.running import Ask, Running
 from marl_jax.rollouts.scheduler import task_key
 from marl_jax.rollouts.serving import Service
+from marl_jax.rollouts.vllm import Vllm
 from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.folder import CONFIG, FolderError
-from marl_jax.runs.parts import Parts, PartsError, check_answers, digests, load_parts, load_tasks
+from marl_jax.runs.parts import (
+    Parts,
+    PartsError,
+    check_answers,
+    digests,
+    load_parts,
+    load_tasks,
+    policy_specs,
+)
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.stability import common_shapes
 from marl_jax.tasks import Task
@@ -33,6 +45,7 @@ __all__ = [
     "make_service",
     "planned_engine",
     "player_of",
+    "settled_form",
     "settled_shapes",
     "shapes_of",
     "start_graders",
@@ -66,12 +79,13 @@ def check_prompts(config: RunConfig, parts: Parts, tasks: Sequence[Task]) -> Non
 
     The workflow is begun on a few problems: either it raises on all, or its shortest prompt is longer than allowed.
     """
-    lengths, traces, chat, longest = [], [], Chat(parts.tokenizer), config.engine.max_prompt
+    lengths, traces, longest = [], [], config.engine.max_prompt
+    chats = Chats(parts.of_policies(parts.tokenizers), config.policies.map)
     some = [tasks[i] for i in range(min(BEGUN, len(tasks)))]
     limits = dataclasses.replace(config.rollout.limits, context=None)
     for task in some:
         key = (config.seed, 1, task_key(task), 0)
-        episode = Running(task, 0, key, parts.workflow, parts.prompts, chat, limits)
+        episode = Running(task, 0, key, parts.workflow, parts.prompts, chats.of, limits)
         lengths += [len(item.prompt) for item in episode.advance() if isinstance(item, Ask)]
         traces += [episode.trace or episode.error or ""] if episode.error else []
         episode.close()
@@ -87,36 +101,51 @@ def check_prompts(config: RunConfig, parts: Parts, tasks: Sequence[Task]) -> Non
         )
 
 
-def planned_engine(config: RunConfig, parts: Parts, *, training: bool = True) -> EngineSettings:
+def planned_engine(config: RunConfig, parts: Parts, *, training: bool = True) -> Shapes:
     """The shapes of each engine, planned from the configuration and the memory that the loaded weights leave here."""
     device, demand = devices.here(), demand_of(config)
-    sizes = memory.sizes_of(config, parts.model, device)
+    models = {name: parts.models[spec.base] for name, spec in policy_specs(config.policies).items()}
+    sizes = memory.sizes_of(config, models, device)
     needed = memory.training(config, sizes, demand)[0] if training else ()
-    room = memory.room(config, device, device.memory, needed)
     try:
-        return memory.engine_settings(config, parts.model, room, demand, device.platform)
+        return memory.shapes(config, models, device, device.memory, needed, demand)
     except ValueError as error:
         raise PlanError(f"the engines do not fit: {error}") from error
 
 
-def settled_shapes(settled: Mapping[str, Any]) -> EngineSettings | None:
+def settled_form(shapes: Shapes) -> dict[str, Any]:
+    """As `config.json` has it: `engine` where all have the same shapes, `engines` by base where models differ."""
+    if not isinstance(shapes, Mapping):
+        return {"engine": fields.to_json(shapes)}
+    return {"engines": {base: fields.to_json(one) for base, one in shapes.items()}}
+
+
+def settled_shapes(settled: Mapping[str, Any]) -> Shapes | None:
     """What an earlier start settled on."""
-    if not settled.get("engine"):
+    if not (settled.get("engine") or settled.get("engines")):
         return None
-    engine = dict(settled["engine"])
-    # Of earlier versions, which gave each cache length the lanes to itself, one length after the other.
-    if "grows" in engine and engine.get("lanes_at"):
+    name = "engine" if settled.get("engine") else "engines"
+    try:
+        if name == "engine":
+            return _settled_engine(settled[name])
+        return {base: _settled_engine(form) for base, form in settled[name].items()}
+    except FolderError:
+        raise
+    except (ValueError, TypeError, AttributeError) as error:
         raise FolderError(
-            f"{CONFIG} has settled.engine.lanes_at {engine['lanes_at']} of lanes that took turns, and they now lie in "
+            f"{CONFIG} has a broken settled.{name} ({error}): restore it, or make settled {{}}"
+        ) from None
+
+
+def _settled_engine(form: Mapping[str, Any]) -> EngineSettings:
+    """The shapes of one engine. Earlier versions gave each cache length the lanes to itself, one after the other."""
+    own = {name: value for name, value in form.items() if name != "grows"}
+    if len(own) < len(form) and own.get("lanes_at"):
+        raise FolderError(
+            f"{CONFIG} has settled.engine.lanes_at {own['lanes_at']} of lanes that took turns, and they now lie in "
             "memory together: make settled {} to plan them anew; tokens go on the same but for near-ties"
         )
-    engine.pop("grows", None)
-    try:
-        return fields.from_json(EngineSettings, fields.filled(EngineSettings, engine))
-    except ValueError as error:
-        raise FolderError(
-            f"{CONFIG} has a broken settled.engine ({error}): restore it, or make settled {{}}"
-        ) from None
+    return fields.from_json(EngineSettings, fields.filled(EngineSettings, own))
 
 
 def start_graders(config: RunConfig) -> None:
@@ -135,58 +164,86 @@ def make_service(
     config: RunConfig,
     parts: Parts,
     trees: Mapping[str, Tree],
-    settings: EngineSettings,
+    settings: Shapes,
     versions: Mapping[str, int] | None = None,
     *,
     measured: bool = False,
-) -> Service:
-    """The engines that answer for every policy of the run, all of one shape.
+) -> Engines:
+    """The engines that answer for every policy of the run, those of one model all of one shape.
 
     Shapes that were not `measured` yet are measured, which may leave fewer (see `sampling.stability`).
     """
+    if config.engine.kind == "vllm":
+        (base,) = parts.bases  # others are refused with the configuration
+        return Vllm(
+            parts.specs,
+            trees,
+            parts.bases,
+            parts.models[base],
+            settings if isinstance(settings, EngineSettings) else settings[base],
+            server=config.engine.vllm,
+            tokenizer=parts.tokenizers[base],
+            versions=versions,
+            lora_scale=parts.lora_scale or 1.0,
+        )
     make = functools.partial(
         Service,
         parts.specs,
         trees,
         parts.bases,
-        parts.model,
+        parts.models,
         versions=versions,
         lora_scale=parts.lora_scale or 1.0,
-        to_text=parts.tokenizer.decode,
+        to_text={base: tokenizer.decode for base, tokenizer in parts.tokenizers.items()},
     )
     service = make(settings, measured=measured)
-    found = [engine.settings for engine in service.engines.values()]
-    common = common_shapes(found)
-    if all(one == common for one in found):
+    found = {name: engine.settings for name, engine in service.engines.items()}
+    models = parts.of_policies(parts.models)
+    alike = lambda name: [one for other, one in found.items() if models[other] == models[name]]
+    common = {parts.specs[name].base: common_shapes(alike(name)) for name in found}
+    if all(one == common[parts.specs[name].base] for name, one in found.items()):
         return service
     del service  # its caches go before the new ones come
     return make(common, measured=True)
 
 
-def shapes_of(service: Engines) -> EngineSettings:
+def shapes_of(service: Engines) -> Shapes:
     """The shapes of its engines."""
     return service.settings
 
 
 def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
     """What a configuration asks for, ready to play: for training and for evaluation alike."""
-    settings, engines = shapes_of(service), len({id(engine) for engine in service.engines.values()})
-    chosen, context = config.rollout, config.rollout.limits.context or settings.context
+    shapes = by_name(shapes_of(service), {spec.base for spec in parts.specs.values()})
+    one_each = {id(engine): parts.specs[name].base for name, engine in service.engines.items()}
+    lanes = sum(shapes[base].lanes for base in one_each.values())
+    longest, chosen = min(one.context for one in shapes.values()), config.rollout
+    context = min(chosen.limits.context or longest, longest)
     return Player(
         parts.workflow,
-        parts.model,
-        parts.tokenizer,
+        parts.of_policies(parts.models),
+        parts.of_policies(parts.tokenizers),
         service,
         config.policies.map,
         config.role_settings,
         parts.prompts,
-        limits=dataclasses.replace(chosen.limits, context=min(context, settings.context)),
+        limits=dataclasses.replace(chosen.limits, context=context),
         pace={
             "mode": chosen.mode,
             "tool_delay": chosen.tool_delay,
             "tool_threads": chosen.tool_threads,
-            "ahead": memory.look_ahead(config, settings, engines),
+            "ahead": memory.look_ahead(config, lanes),
         },
         max_failed=chosen.max_failed,
         answers=not is_own(config.rewards.name),
+        of_all=_of_all,
     )
+
+
+def _of_all(done: Progress) -> Progress:
+    """What all processes' shares of a rollout came to, as far as a rollout is judged by it."""
+    said = hosts.together(lambda: done)
+    if len(said) == 1:
+        return done
+    counts = {name: sum(getattr(one, name) for one in said) for name in ("episodes", "failed", "silent")}
+    return Progress(**counts, trouble=next(filter(None, (one.trouble for one in said)), ""))

@@ -1,19 +1,19 @@
-"""Which episodes a run keeps for its page: those of some problems, within its share of disk."""
+"""Which episodes a run keeps for its page: those of some problems, within its share of disk; and its logs of tools."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from marl_jax import hosts
 from marl_jax.config.run_config import RunConfig
-from marl_jax.rollouts import write_episodes
+from marl_jax.rollouts import ToolLog, write_episodes
+from marl_jax.rollouts.transcript import Decoders
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.table import Table
 
-__all__ = ["record_evaluation", "record_step"]
-
-Decode = Callable[[Sequence[int]], str]
+__all__ = ["record_evaluation", "record_step", "tool_log"]
 
 
 def record_step(
@@ -21,7 +21,7 @@ def record_step(
     config: RunConfig,
     step: int,
     table: Table,
-    decode: Decode,
+    decode: Decoders,
     trainer: Sequence[np.ndarray | None],
 ) -> None:
     """The first problems of a training step, where it is one that is recorded."""
@@ -38,10 +38,16 @@ def record_step(
         )
 
 
-def record_evaluation(folder: Path, config: RunConfig, step: int, table: Table, decode: Decode) -> None:
+def record_evaluation(folder: Path, config: RunConfig, step: int, table: Table, decode: Decoders) -> None:
     """The first problems of an evaluation: the same ones each time, with the same noise."""
     if wanted := config.evaluation.recorded:
         _write(folder / f"val-{step:06d}.parquet", config, table, wanted, decode)
+
+
+def tool_log(folder: Path, name: str) -> ToolLog:
+    """The results of tools in a step or an evaluation; each process writes its own, and knows those of all."""
+    own = f"host{hosts.index()}-{name}" if hosts.index() else name
+    return ToolLog(folder / "tools" / f"{own}.jsonl", sorted((folder / "tools").glob(f"*{name}.jsonl")))
 
 
 def _write(
@@ -49,7 +55,7 @@ def _write(
     config: RunConfig,
     table: Table,
     wanted: int,
-    decode: Decode,
+    decode: Decoders,
     trainer: Sequence[np.ndarray | None] = (),
 ) -> None:
     """As many of the wanted problems, with all their episodes, as fit into a file's share; one at least."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from marl_jax import hosts
 from marl_jax.rollouts import Progress
 from marl_jax.threads import Workers
 
@@ -19,6 +20,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 class Stopped(Exception):
     """The step under way was abandoned because the run was asked to stop."""
+
+    gives_way = True  # to the error of another process, where several share the run
 
 
 class Stop:
@@ -69,6 +72,20 @@ class Stop:
         if self.heed():
             raise Stopped
 
+    def heed_together(self) -> bool:
+        """The same of all processes that share the run, which all call it."""
+        self.asked = hosts.any_of(self.heed())
+        return self.heed()
+
+    def check_together(self) -> None:
+        """Give up what is under way, once a stop is asked of one of the processes; all call it."""
+        if self.heed_together():
+            raise Stopped
+
+    def hear(self) -> None:
+        """A stop is asked of another process that shares the run."""
+        self.asked = True
+
     def watch(self, callback: Callable[[Progress], None]) -> Callable[[Progress], None]:
         """The callback of a rollout, which is given up once a stop is asked for."""
 
@@ -80,6 +97,7 @@ class Stop:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
+        hosts.tell_stop()
         self._give_back()
 
     def _give_back(self) -> None:

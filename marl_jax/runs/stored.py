@@ -74,9 +74,9 @@ def path_of(workdir: str | os.PathLike[str]) -> Path:
 
 def on_these_devices(config: RunConfig) -> RunConfig:
     """The same over the mesh that it was trained on where that many devices are there, else on one."""
-    wanted, there = config.mesh.data * config.mesh.model, len(jax.devices())
+    wanted, there = config.mesh.data * config.mesh.model, len(jax.local_devices())
     if wanted <= there:
-        return config
+        return dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, hosts=1))
     logging.warning(
         "the run was trained on %d devices and %d are here: one of them is used, numbers may differ in their last bits",
         wanted,

@@ -9,6 +9,7 @@ The gain is peak - base. Everything is kept per problem, so that runs are compar
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from marl_jax.study.intervals import Interval, over_seeds
 from marl_jax.study.record import Record, Run, trained
 
-__all__ = ["CLIFF", "GAIN_SHARE", "TERMINAL", "Course", "course", "drop_of", "is_cliff", "why_none"]
+__all__ = ["CLIFF", "TERMINAL", "Course", "course", "drop_of", "is_cliff", "per_problem", "why_none"]
 
 TERMINAL = 3  # evaluations whose mean is the terminal accuracy
 GAIN_SHARE = 0.1  # of the gain, that a drop must come to at least
@@ -58,6 +59,16 @@ class Course:
     def terminal(self) -> PerProblem:
         """Each problem over the last evaluations."""
         return self.right[-TERMINAL:].mean(axis=0)
+
+
+def per_problem(record: Record | None) -> PerProblem | None:
+    """What an evaluation has of each problem; None where it is not there, or has not a number of each."""
+    values = (record or {}).get("per_problem")
+    if not isinstance(values, list) or not values:
+        return None
+    return (
+        np.array(values, float) if all(type(v) in (int, float) and math.isfinite(v) for v in values) else None
+    )
 
 
 def course(run: Run) -> Course | None:
@@ -108,14 +119,8 @@ def is_cliff(courses: Sequence[Course]) -> bool | None:
 
 def _on_same_problems(records: Sequence[Record]) -> list[Record]:
     """Those that have an answer to each problem of the last such evaluation."""
-    known = [record for record in records if _is_numbers(record.get("per_problem"))]
+    known = [record for record in records if per_problem(record) is not None]
     if not known:
         return []
     same = lambda record: (record.get("data"), record.get("problems"), len(record["per_problem"]))
     return [record for record in known if same(record) == same(known[-1])]
-
-
-def _is_numbers(values: object) -> bool:
-    return (
-        isinstance(values, list) and bool(values) and all(type(v) in (int, float) and v == v for v in values)
-    )

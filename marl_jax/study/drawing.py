@@ -20,6 +20,7 @@ from marl_jax.run_folder.files import write_atomically
 from marl_jax.study.curves import Panel
 from marl_jax.study.findings import Finding
 from marl_jax.study.record import Series
+from marl_jax.terminal.tables import printable
 
 __all__ = ["COLOURS", "bars", "draw", "images", "legend", "running_mean", "window"]
 
@@ -44,7 +45,7 @@ def images(pictures: Sequence[Panel], directory: Path, title: str, *, wide_first
 
         layout = ConstrainedLayoutEngine(hspace=0.06, wspace=0.04)
         figure = Figure(figsize=(WIDE[0], height), dpi=min(150, MOST_PIXELS / height), layout=layout)
-        figure.suptitle(_printable(title), x=0.012, ha="left", fontsize=11.5, fontweight="bold")
+        figure.suptitle(printable(title), x=0.012, ha="left", fontsize=11.5, fontweight="bold")
         grid = figure.add_gridspec(max(len(heights), 1), 2, height_ratios=heights or None)
         for place, panel in enumerate(pictures):
             row, column = divmod(place + wide, 2)  # a wide picture takes the places of two
@@ -55,10 +56,8 @@ def images(pictures: Sequence[Panel], directory: Path, title: str, *, wide_first
         if not pictures:
             figure.text(0.5, 0.3, "nothing is recorded yet", ha="center", color=MUTED)
         figure.supxlabel(legend(pictures), x=0.012, ha="left", fontsize=7, color=MUTED)
-        for form, about in (("png", {"Software": None}), ("svg", {"Date": None})):
-            image = io.BytesIO()
-            figure.savefig(image, format=form, metadata=about)
-            write_atomically(directory / f"report.{form}", image.getvalue())
+        _save(figure, directory / "report.png", Software=None)
+        _save(figure, directory / "report.svg", Date=None)
 
 
 def bars(finding: Finding, path: Path) -> None:
@@ -75,13 +74,11 @@ def bars(finding: Finding, path: Path) -> None:
             axes.plot(bar.value.mean, place, "o", color=INK, markersize=5)
             axes.plot(bar.runs, [place] * len(bar.runs), "o", color=COLOURS[0], markersize=3, alpha=0.7)
         axes.axvline(finding.level, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=0)
-        names = [_printable(f"{bar.label}   {bar.verdict}".strip()) for bar in finding.bars]
+        names = [printable(f"{bar.label}   {bar.verdict}".strip()) for bar in finding.bars]
         axes.set_yticks(range(len(names)), names, fontsize=7)
         axes.set_ylim(len(finding.bars) - 0.5, -0.5)
         axes.set_xlabel(f"{finding.unit}; lines are 95% intervals, dots are runs", fontsize=7, color=MUTED)
-        image = io.BytesIO()
-        figure.savefig(image, format="svg", metadata={"Date": None})
-        write_atomically(path, image.getvalue())
+        _save(figure, path, Date=None)
 
 
 def legend(pictures: Sequence[Panel]) -> str:
@@ -167,7 +164,7 @@ def _scales(panel: Panel, axes: Any) -> None:
 
 def _explain(panel: Panel, axes: Any, rows: int, width: int) -> None:
     """Title and sentence above the axes, the sentence in so many rows of so many characters."""
-    axes.set_title(_printable(panel.title), loc="left", fontsize=9.5, fontweight="bold", pad=10 + 9 * rows)
+    axes.set_title(printable(panel.title), loc="left", fontsize=9.5, fontweight="bold", pad=10 + 9 * rows)
     _write(
         axes, textwrap.fill(panel.how, width), (0, 1), (0, 6 + 9 * rows), va="top", fontsize=7, color=MUTED
     )
@@ -178,7 +175,7 @@ def _label_ends(ends: Sequence[tuple[float, str, str]], panel: Panel, axes: Any)
     height_of = lambda value: axes.transLimits.transform((0, axes.transScale.transform((0, value))[1]))[1]
     spread = _apart([height_of(value) for value, _, _ in ends], LABEL_GAP)
     for (value, name, colour), height in zip(ends, spread):
-        short = _printable(name if len(name) <= 13 else name[:12] + "…")
+        short = printable(name if len(name) <= 13 else name[:12] + "…")
         number = f"{value:.1%}" if panel.percent else f"{value:.3g}"
         _write(
             axes, f"{short} {number}", (1, height), (5, 0), va="center", color=colour, annotation_clip=False
@@ -204,8 +201,10 @@ def _write(axes: Any, text: str, at: Sequence[float], offset: tuple[float, float
     axes.annotate(text, at, xytext=offset, textcoords="offset points", **look)
 
 
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)
+def _save(figure: Any, path: Path, **about: Any) -> None:
+    image = io.BytesIO()
+    figure.savefig(image, format=path.suffix[1:], metadata=about)
+    write_atomically(path, image.getvalue())
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from marl_jax.study.findings import Finding
 from marl_jax.study.record import Run
 from marl_jax.study.run_tables import Table, in_one_line
 
-__all__ = ["write_findings"]
+__all__ = ["markdown", "write_findings"]
 
 BEGIN, END = "<!-- made by make page -->", "<!-- end -->"
 PARTS = "configs/findings.py"  # what was meant to be run
@@ -82,5 +82,6 @@ def _missing(runs: Sequence[Run]) -> str:
         lacking = [name for name in names if name not in there]
         if lacking:
             lines.append(f"- `{part}`: {', '.join(re.sub('[+]', ' + ', name) for name in lacking)}")
-    command = f"`python -m experiments.matrix --config={PARTS} --cells=PART --seeds=3 --root=DIR`"
-    return "\n".join(["## Not run", "", f"Each part is {command}.", "", *lines]) if lines else ""
+    command = f"`python -m experiments.matrix --config={PARTS} --cells=agents --seeds=3 --root=DIR`"
+    about = f"Each part is {command}, with its name for `agents`."
+    return "\n".join(["## Not run", "", about, "", *lines]) if lines else ""

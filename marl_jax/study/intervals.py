@@ -29,10 +29,13 @@ __all__ = [
 ]
 
 Array = np.ndarray
+LEVEL = 0.95  # of every interval
+DRAWS, AT_ONCE = 10_000, 1000  # resamples of a bootstrap, and how many lie in memory at a time
+Z2 = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2
 
 
 class Interval(NamedTuple):
-    """A mean, and the bounds that hold it at the level asked for."""
+    """A mean, and the bounds that hold it at the level."""
 
     mean: float  # the estimate
     low: float  # lower end of the interval
@@ -44,16 +47,15 @@ class Interval(NamedTuple):
         return self.low > 0 or self.high < 0
 
 
-def wilson(right: int, count: int, level: float = 0.95) -> Interval:
+def wilson(right: int, count: int) -> Interval:
     """Wilson's score interval of a share of independent trials; (0, 1) where there are none."""
     if not 0 <= right <= count:
         raise ValueError(f"{right} of {count} cannot be right: the first must lie in 0..{count}")
     if count == 0:
         return Interval(math.nan, 0.0, 1.0)
-    z2 = statistics.NormalDist().inv_cdf((1 + _checked(level)) / 2) ** 2
     share = right / count
-    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
-    half = math.sqrt(z2 * (share * (1 - share) / count + z2 / (4 * count**2))) / (1 + z2 / count)
+    centre = (share + Z2 / (2 * count)) / (1 + Z2 / count)
+    half = math.sqrt(Z2 * (share * (1 - share) / count + Z2 / (4 * count**2))) / (1 + Z2 / count)
     low = 0.0 if right == 0 else centre - half
     high = 1.0 if right == count else centre + half
     return Interval(share, low, high)
@@ -61,22 +63,19 @@ def wilson(right: int, count: int, level: float = 0.95) -> Interval:
 
 def bootstrap(
     values: Array,  # [P] or [P, k]: of each problem, or of each of its k samples
-    level: float = 0.95,
     *,
-    draws: int = 10_000,
-    seed: int = 0,
     bounds: tuple[float, float] = (0.0, 1.0),  # of any value
 ) -> Interval:
     """Percentile bootstrap of the mean over problems; a pure function of its arguments."""
     values = _per_problem(values)
     if np.ptp(values) < 1e-9:
-        return _agreed(float(values.mean()), len(values), level, bounds)
-    rng = np.random.default_rng(seed)
+        return _agreed(float(values.mean()), len(values), bounds)
+    rng = np.random.default_rng(0)
     count, means = len(values), []
-    for start in range(0, draws, 1000):
-        drawn = rng.integers(count, size=(min(1000, draws - start), count))
+    for _ in range(DRAWS // AT_ONCE):
+        drawn = rng.integers(count, size=(AT_ONCE, count))
         means.append(values[drawn].mean(axis=1))
-    tail = (1 - _checked(level)) / 2
+    tail = (1 - LEVEL) / 2
     low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
     return Interval(float(values.mean()), float(low), float(high))
 
@@ -84,21 +83,16 @@ def bootstrap(
 def paired_bootstrap(
     values: Array,  # [P] or [P, k]
     base: Array,  # [P] or [P, j], of the same problems in the same order
-    level: float = 0.95,
-    *,
-    draws: int = 10_000,
-    seed: int = 0,
 ) -> Interval:
     """Of the mean difference to `base`, problem by problem."""
     values, base = _per_problem(values), _per_problem(base)
     if len(values) != len(base):
         raise ValueError(f"{len(values)} problems cannot be paired with {len(base)}: evaluate the same ones")
-    return bootstrap(values - base, level, draws=draws, seed=seed, bounds=(-1.0, 1.0))
+    return bootstrap(values - base, bounds=(-1.0, 1.0))
 
 
 def over_seeds(
     values: Array,  # [S, P]: of each run, of each problem
-    level: float = 0.95,
     *,
     bounds: tuple[float, float] = (0.0, 1.0),  # of any value
 ) -> Interval:
@@ -111,20 +105,20 @@ def over_seeds(
     values = _seeds_and_problems(values)
     seeds, problems = values.shape
     if min(seeds, problems) == 1 or np.ptp(values) < 1e-9:
-        return bootstrap(values.mean(axis=1 if problems == 1 else 0), level, bounds=bounds)
+        return bootstrap(values.mean(axis=1 if problems == 1 else 0), bounds=bounds)
     mean, (square, freedom) = values.mean(), _two_way(values)
-    half = special.stdtrit(freedom, (1 + _checked(level)) / 2) * math.sqrt(square / values.size)
+    half = special.stdtrit(freedom, (1 + LEVEL) / 2) * math.sqrt(square / values.size)
     low, high = bounds
     return Interval(float(mean), max(low, float(mean - half)), min(high, float(mean + half)))
 
 
-def over_runs(values: Sequence[float] | Array, level: float = 0.95) -> Interval:
+def over_runs(values: Sequence[float] | Array) -> Interval:
     """The t interval of the mean of one number per run; without ends where there is one run."""
     array = np.asarray(values, np.float64)
     mean, count = float(array.mean()), len(array)
     if count < 2:
         return Interval(mean, -math.inf, math.inf)
-    half = float(special.stdtrit(count - 1, (1 + _checked(level)) / 2) * array.std(ddof=1) / math.sqrt(count))
+    half = float(special.stdtrit(count - 1, (1 + LEVEL) / 2) * array.std(ddof=1) / math.sqrt(count))
     return Interval(mean, mean - half, mean + half)
 
 
@@ -197,12 +191,12 @@ def pass_at_k(
     return np.array(of)[correct.sum(axis=1)]
 
 
-def _agreed(value: float, count: int, level: float, bounds: tuple[float, float]) -> Interval:
+def _agreed(value: float, count: int, bounds: tuple[float, float]) -> Interval:
     """Of a mean over problems that all had this value: Wilson's share of others may lie anywhere in the bounds.
 
     Where the value is a bound itself this is Wilson's interval: of 10 problems that are all right, 0.72 to 1.
     """
-    others = wilson(0, count, level).high
+    others = wilson(0, count).high
     low, high = ((1 - others) * value + others * bound for bound in bounds)
     return Interval(value, low, high)
 
@@ -212,9 +206,3 @@ def _per_problem(values: Array) -> Array:
     if values.ndim not in (1, 2) or not values.size:
         raise ValueError(f"values have the shape {values.shape}; [problems] or [problems, samples] is needed")
     return values if values.ndim == 1 else values.mean(axis=1)
-
-
-def _checked(level: float) -> float:
-    if not 0 < level < 1:
-        raise ValueError(f"level is {level}; it must lie between 0 and 1")
-    return level

@@ -6,23 +6,24 @@ All nodes see ROOT on one disk, which is the only memory: a job that is lost or 
 as it gets further, and the same command goes on where everything was stopped. Nothing here schedules.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from marl_jax.errors import UserError
 from marl_jax.planning import devices
-from marl_jax.planning.plan import find_model, make_plan
+from marl_jax.planning.plan import find_models, make_plan
 from marl_jax.runs.stopping import Stop
 from marl_jax.study import matrix
 from marl_jax.study.matrix import Job, Kind
 
-__all__ = ["LAUNCHERS", "LauncherError", "Work", "launch", "resources"]
+__all__ = ["LAUNCHERS", "Handle", "LauncherError", "Work", "launch", "resources"]
 
 LAUNCHERS = ("local", "submitit", "ray")
 POLL_S = 2.0
@@ -81,17 +82,16 @@ def launch(
     options: Options,
 ) -> list[str] | None:
     """Do what is left of the jobs; why some could not be done, or None where this process was asked to stop."""
-    submit = {"submitit": _submitit, "ray": _ray}[launcher](folder, options)
+    with _told(f"{launcher} cannot be used"):
+        submit = {"submitit": _submitit, "ray": _ray}[launcher](folder, options)
     works = [Work(job, samples) for job in jobs]
     pending: dict[int, tuple[Handle, int]] = {}  # place: what was submitted, and at which step
     trouble, told = list[str](), dict[int, str]()
 
     def send(places: Sequence[int]) -> None:
         began = [matrix.state(jobs[place]).step for place in places]
-        try:
+        with _told(f"{launcher} took no job"):
             handles = submit([works[place] for place in places])
-        except Exception as error:
-            raise LauncherError(f"{launcher} took no job: {str(error) or type(error).__name__}") from None
         pending.update(zip(places, zip(handles, began)))
 
     send(range(len(jobs)))
@@ -125,9 +125,20 @@ def launch(
     return None if stop.asked else trouble
 
 
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """An error of a scheduler in one line."""
+    try:
+        yield
+    except LauncherError:
+        raise
+    except Exception as error:
+        raise LauncherError(f"{what}: {' '.join(str(error).split()) or type(error).__name__}") from None
+
+
 def resources(job: Job) -> dict[str, float]:
     """What a run needs of a node by its plan: devices, and bytes of memory at the peak."""
-    plan = make_plan(job.config, find_model(job.config)[0], devices.here())
+    plan = make_plan(job.config, find_models(job.config)[0], devices.here())
     return {"devices": job.config.mesh.data * job.config.mesh.model, "memory": float(plan.total)}
 
 

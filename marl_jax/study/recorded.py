@@ -8,7 +8,7 @@ Who lost it: in a wrong episode that had a right candidate, the first call that 
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ from marl_jax.rollouts.storage import read_extra
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.study.record import Run
 
-__all__ = ["BUDGET", "LONGEST", "Recorded", "lost_by", "recorded", "shortened"]
+__all__ = ["BUDGET", "LONGEST", "Recorded", "lost_by", "paths_of", "recorded", "shortened"]
 
 BUDGET = 10_000_000  # bytes of JSON; of more files, every other one is left out
 LONGEST = 6000  # characters shown of one text; the middle of a longer one is left out
+EARNED = {"w": "reward", "v": "advantage"}
 NAMES = re.compile(
     r"(?:step-(?P<step>\d+)|(?P<split>.+)-(?P<at>\d{6})(?:-(?P<mode>.+)-\w{8})?)\.(?:parquet|jsonl\.gz)"
 )
@@ -44,7 +45,7 @@ def recorded(run: Run, budget: int = BUDGET) -> Recorded:
     read, unread = [], []
     for kind, step, path in found:
         try:
-            read.append((kind, step, _episodes(path)))
+            read.append((kind, step, [_episode(one, calls) for one, calls in paths_of(path)]))
         except (ValueError, OSError, FolderError) as error:
             unread.append(str(error))
     sizes = {id(one): len(json.dumps(one)) for _, _, one in read}
@@ -60,6 +61,21 @@ def recorded(run: Run, budget: int = BUDGET) -> Recorded:
             episodes.append({**one, "f": number, "t": task["number"]})
             del episodes[-1]["task"]
     return Recorded(files, list(tasks.values()), episodes, unread, len(read) - len(kept))
+
+
+def paths_of(path: Path) -> Iterator[tuple[Episode, list[dict[str, Any]]]]:
+    """The episodes of one file, path by path where they fork, and what else it says of each call, if it does."""
+    table, rows = read_episodes(path).paths()
+    earned = {"reward": table.reward, "advantage": table.advantage}
+    columns = {name: [column[row] for row in rows] for name, column in read_extra(path).items()}
+    columns |= {name: column.tolist() for name, column in earned.items() if column is not None}
+    said: list[list[dict[str, Any]]] = [[] for _ in table.bare_episodes]
+    for row, number in enumerate(table.episode.tolist()):
+        at = {name: column[row] for name, column in columns.items()}
+        said[number].append(
+            {name: value for name, value in at.items() if value is not None and value == value}
+        )
+    return zip(table.episodes(), said)
 
 
 def lost_by(episode: Episode) -> str:
@@ -97,25 +113,6 @@ def _thinned(files: Sequence[Any]) -> Sequence[Any]:
     return [one for some in kinds.values() for one in [*some[:-1:2], *some[-1:]]]
 
 
-def _episodes(path: Path) -> list[dict[str, Any]]:
-    """The episodes of one file, path by path where they fork."""
-    table, rows = read_episodes(path).paths()
-    extra = read_extra(path)
-    columns = {
-        "w": table.reward, "v": table.advantage, "q": extra.get("asked"),
-        "n": extra.get("ends"), "m": extra.get("trainer_logprobs"),
-    }  # fmt: skip
-    given = {name: column for name, column in columns.items() if column is not None}
-    of_paths = ("q", "n", "m")  # read row by row, as they stand in the file
-    said: list[list[dict[str, Any]]] = [[] for _ in table.bare_episodes]
-    for row, number in enumerate(table.episode.tolist()):
-        at = {name: column[rows[row] if name in of_paths else row] for name, column in given.items()}
-        said[number].append(
-            {name: value for name, value in at.items() if value is not None and value == value}
-        )
-    return [_episode(one, extras) for one, extras in zip(table.episodes(), said)]
-
-
 def _episode(episode: Episode, extras: Sequence[dict[str, Any]]) -> dict[str, Any]:
     task = episode.task
     facts = {
@@ -141,7 +138,7 @@ def _episode(episode: Episode, extras: Sequence[dict[str, Any]]) -> dict[str, An
 
 def _call(episode: Episode, place: int, more: dict[str, Any]) -> dict[str, Any]:
     call, grades = episode.calls[place], episode.answers
-    text, ends = call.text, more.pop("n", None)
+    text, ends, trainer = call.text, more.get("ends"), more.get("trainer_logprobs")
     grade = grades[place] if place < len(grades) else None
     whole = len(text) <= LONGEST
     facts = {
@@ -151,13 +148,10 @@ def _call(episode: Episode, place: int, more: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
     if ends is not None and whole:  # tokens can be told apart
         facts |= {"x": text, "n": list(ends), "l": [round(float(value), 2) for value in call.logprobs]}
-        if (trainer := more.pop("m", None)) is not None and len(trainer) == len(call.logprobs):
+        if trainer is not None and len(trainer) == len(call.logprobs):
             facts["m"] = [round(float(a - b), 5) for a, b in zip(trainer, call.logprobs)]
-    more.pop("m", None)
-    if "q" in more:
-        more["q"] = shortened(more["q"])
-    more |= {name: round(float(more[name]), 4) for name in ("w", "v") if name in more}
-    return _there(facts | more)
+    facts |= {short: round(more[name], 4) for short, name in EARNED.items() if name in more}
+    return _there(facts | ({"q": shortened(more["asked"])} if "asked" in more else {}))
 
 
 def _there(facts: Mapping[str, Any]) -> dict[str, Any]:

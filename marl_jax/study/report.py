@@ -87,6 +87,9 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
     with path_errors(place, ELSEWHERE):
         drawing.images(accuracies, place, directory.name, wide_first=False)
     found, tests = findings.answers(list(runs.values()))
+    answered = any(
+        one.answer != findings.NOT_RUN for one in found
+    )  # runs of one's own are about other questions
     return _write_page(
         place,
         "overview.html",
@@ -96,7 +99,7 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
         data=_data(panels),
         map=cell_map.cell_map(runs),
         unread=unread,
-        findings=found if len(runs) > 1 else [],
+        findings=found if len(runs) > 1 and answered else [],
         tests=tests,
         together=seeds.tables_of(list(runs.values())),
         cliff=cliffs.CLIFF if any(map(cliffs.course, runs.values())) else "",

@@ -406,7 +406,7 @@ def what_it_was(run: Run) -> Table:
         "workflow": _listed(part("workflow").get("name"), part("workflow").get("settings")),
         "roles": ", ".join(f"{role} → {policy}" for role, policy in run.policy_map.items()),
         "frozen roles": ", ".join(policies.get("frozen_roles") or ()),
-        "trained": trainable.get(policies.get("train", ""), ""),
+        "trained": _listed(trainable.get(policies.get("train", ""), ""), policies.get("trains")),
         "base": _listed(policies.get("base"), policies.get("bases")),
         "data": _listed(data.get("name"), {name: data.get(name) for name in ("seed", "levels")}),
         "a step": f"{data.get('problems')} problems × {samples} episodes" if samples else "",

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marl_jax.config.cells import POLICIES
-from marl_jax.study.cliffs import TERMINAL, Course, course, is_cliff
+from marl_jax.study.cliffs import TERMINAL, Course, PerProblem, course, is_cliff, per_problem
 from marl_jax.study.intervals import over_seeds
-from marl_jax.study.record import Record, Run, base, held_out, trained
+from marl_jax.study.record import Run, base, held_out, trained
 from marl_jax.study.run_tables import NONE, Table, points, share
 from marl_jax.workflows import BUILT_IN
 
@@ -40,8 +40,6 @@ __all__ = [
     "pairs_of",
     "tables_of",
 ]
-
-PerProblem = np.ndarray  # [problems]
 
 # What makes no other run: names, and what changes no number or follows from the other settings.
 ASIDE = ("schema", "seed", "seeds", "road", "cell", "engine", "alarms", "logging", "checkpoints")
@@ -131,16 +129,17 @@ class Answers(NamedTuple):
 
 def measures(run: Run) -> dict[str, Answers]:
     """What a run is measured by, as far as it is known."""
-    end, pair = course(run), held_out(run)
+    end = course(run)
+    start, last = held_out(run) or ({}, {})
     found = {
-        "base": _per_problem([base(run)]),
+        "base": per_problem(base(run)),
         "peak": end.peak if end else None,
         "terminal": end.terminal if end else None,
-        "test base": _per_problem(pair[:1]),
-        "test final": _per_problem(pair[1:]),
+        "test base": per_problem(start),
+        "test final": per_problem(last),
     }
     on_val = (run.about.get("digests") or {}).get("data val", run.folder)  # not recorded: no other run's
-    on_test = [record.get(key) for record in pair[1:] for key in ("data", "problems", "samples")]
+    on_test = [last.get(key) for key in ("data", "problems", "samples")]
     asked = {name: on_test if name.startswith("test") else on_val for name in found}
     return {name: Answers(asked[name], right) for name, right in found.items() if right is not None}
 
@@ -151,17 +150,6 @@ def budget(run: Run) -> float | None:
     spent = [record.get("tokens_per_episode") for record in last]
     known = [float(value) for value in spent if isinstance(value, int | float)]
     return float(np.mean(known)) if known and len(known) == len(spent) else None
-
-
-def _per_problem(records: Sequence[Record | None]) -> PerProblem | None:
-    """The mean of some evaluations, problem by problem; None where one of them is not there or not of as many."""
-    values: list[Any] = [(record or {}).get("per_problem") for record in records]
-    if not all(isinstance(one, list) and one and all(type(v) in (int, float) for v in one) for one in values):
-        return None
-    if len({len(one) for one in values}) != 1:
-        return None
-    mean = np.mean(np.array(values, float), axis=0)
-    return mean if np.isfinite(mean).all() else None
 
 
 def difference(one: Answers | None, other: Answers | None) -> PerProblem | None:

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import marl_jax
-from marl_jax.rollouts import CallRecord, Episode, read_episodes
-from marl_jax.rollouts.storage import read_extra
+from marl_jax.rollouts import CallRecord, Episode
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import FolderError, outside
 from marl_jax.runs.stored import path_of
+from marl_jax.study.recorded import paths_of
 
 __all__ = ["export_trajectories", "trajectory"]
+
+NOTED = ("asked", "reward", "advantage")  # of each call
 
 
 def export_trajectories(workdir: str | os.PathLike[str], out: str | os.PathLike[str]) -> list[Path]:
@@ -44,17 +46,9 @@ def export_trajectories(workdir: str | os.PathLike[str], out: str | os.PathLike[
 
 
 def _trajectories(file: Path, run: str) -> Iterator[dict[str, Any]]:
-    table, rows = read_episodes(file).paths()
-    asked = read_extra(file).get("asked")
-    notes: list[list[dict[str, Any]]] = [[] for _ in table.bare_episodes]
-    for row, number in enumerate(table.episode.tolist()):
-        found = {"asked": asked[rows[row]] if asked else None}
-        for name in ("reward", "advantage"):
-            value = None if getattr(table, name) is None else float(getattr(table, name)[row])
-            found[name] = None if value != value else value
-        notes[number].append({name: value for name, value in found.items() if value is not None})
-    for number, episode in enumerate(table.episodes()):
-        yield trajectory(episode, notes[number], session=run, name=f"{file.stem}/{number:05d}")
+    for number, (episode, calls) in enumerate(paths_of(file)):
+        notes = [{name: more[name] for name in more if name in NOTED} for more in calls]
+        yield trajectory(episode, notes, session=run, name=f"{file.stem}/{number:05d}")
 
 
 def trajectory(episode: Episode, notes: list[dict[str, Any]], *, session: str, name: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from rich.cells import cell_len, set_cell_size
 from marl_jax.alarms.watch import Alarm
 from marl_jax.planning.measured import quartile
 from marl_jax.rollouts.progress import Progress
-from marl_jax.terminal.tables import share
+from marl_jax.terminal.tables import printable, share
 
 __all__ = ["Live"]
 
@@ -237,14 +237,14 @@ class Live:
 
     def _line(self, text: str) -> None:
         self._last_line = self._clock()
-        self._write(_printable(text) + "\n")
+        self._write(printable(text) + "\n")
 
     def _draw(self) -> None:
         if not self._terminal:
             return
         self._next_draw = self._clock() + REDRAW_S
         columns, rows = self._size()
-        lines = [_printable(line) for line in self._lines()[: max(rows - 1, 1)]]
+        lines = [printable(line) for line in self._lines()[: max(rows - 1, 1)]]
         lines = [set_cell_size(line, min(cell_len(line), columns - 1)) for line in lines]
         self._write(self._up() + "".join(f"\r\033[K{line}\n" for line in lines) + "\033[J")
         self._drawn = lines
@@ -303,8 +303,3 @@ def _duration(seconds: float) -> str:
         return f"{seconds / 60:.0f} min"
     hours, minutes = divmod(round(seconds / 60), 60)
     return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours / 24:.1f} days"
-
-
-def _printable(text: str) -> str:
-    """One line, and nothing that a terminal obeys."""
-    return "".join(c if c.isprintable() else " " for c in text)

@@ -12,8 +12,9 @@ from marl_jax.models.weight_table import num_parameters
 from marl_jax.planning.costs import size, trained_tree
 from marl_jax.planning.devices import BANDWIDTH, COMPUTE
 from marl_jax.planning.measured import Guess, guess
+from marl_jax.planning.memory import Shapes
 from marl_jax.planning.plan import Plan, show
-from marl_jax.policies import policy_names, trained_policies
+from marl_jax.policies import by_name, policy_names, trained_policies
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.terminal.tables import aligned, filled
 from marl_jax.workflows import find
@@ -25,19 +26,23 @@ LABEL = 14
 
 def page(
     config: RunConfig,
-    model: ModelConfig,
+    model: ModelConfig | Mapping[str, ModelConfig],
     *,
     folder: Path,
     tasks: Mapping[str, int],
-    engine: EngineSettings,
+    engine: Shapes,
     plan: Plan,
     road: str = "hosted",
 ) -> str:
-    """The start-up page; `tasks` counts the problems of each split, `engine` has the shapes that are settled on."""
+    """The start-up page; `tasks` counts the problems of each split, `engine` has the shapes that are settled on.
+
+    `model` is the shape of all policies, or {policy: shape}.
+    """
+    models = by_name(model, policy_names(config.policies.map))
     lines = [
         ("cell", f"{config.cell}: workflow {config.workflow.name} on {config.data.name}"),
-        ("model", f"{_count(num_parameters(model))} parameters, {model.dtype}, from {config.policies.base}"),
-        *(("policies" if not i else "", text) for i, text in enumerate(_policies(config, model))),
+        *(("model" if not i else "", text) for i, text in enumerate(_models(config, models))),
+        *(("policies" if not i else "", text) for i, text in enumerate(_policies(config, models))),
         ("problems", ", ".join(f"{split} {count:,}" for split, count in tasks.items())),
         ("advantages", _groups(config)),
         ("step", _step(config)),
@@ -46,42 +51,51 @@ def page(
         *(("phases" if not i else "", text) for i, text in enumerate(_phases(config))),
         ("optimiser", _optimiser(config.learner.optimiser)),
         ("memory", _memory(plan)),
-        ("engine", _engine(plan, engine)),
-        ("time", _time(plan, guess(config, plan))),
+        *(("engine" if not i else "", text) for i, text in enumerate(_engines(config, plan, engine))),
+        ("time", _time(config, plan, guess(config, plan))),
         ("written to", f"{folder}: config.json, metrics.jsonl, eval.jsonl, episodes/, checkpoints/"),
     ]
     fill = functools.partial(filled, subsequent_indent=" " * LABEL)
     return "\n".join(fill(text, initial_indent=f"{label:<{LABEL}}") for label, text in lines)
 
 
-def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequence[Plan]) -> str:
+def plan_page(
+    config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig], source: str, plans: Sequence[Plan]
+) -> str:
     """What the cell needs on each of the devices."""
-    first, lora = plans[0], config.policies.train == "lora"
-    trained = f"LoRA {config.policies.lora_rank}" if lora else "full"
-    if lora:
-        trained += too_many_adapters(config, model, size(trained_tree(model, config.policies.lora_rank)) // 4)
+    first, models = plans[0], by_name(model, policy_names(config.policies.map))
+    kinds = dict.fromkeys(
+        (one, config.policies.trains.get(name, config.policies.train)) for name, one in models.items()
+    )
+    trained = []
+    for one, how in kinds:
+        said = f"LoRA {config.policies.lora_rank}" if how == "lora" else "full"
+        if how == "lora":
+            said += too_many_adapters(config, one, size(trained_tree(one, config.policies.lora_rank)) // 4)
+        trained.append(said)
+    sizes = " and ".join(f"{_count(num_parameters(one))} parameters, {one.dtype}" for one, _ in kinds)
     head = [
-        f"{config.cell}: {_count(num_parameters(model))} parameters, {model.dtype}, from {source}; {trained}, "
+        f"{config.cell}: {sizes}, from {source}; {' and '.join(trained)}, "
         f"remat {config.policies.remat}; {first.engines} engine{'s' * (first.engines > 1)}",
         f"at most {first.calls} calls per episode; assumed: {first.assumptions}; {COMPUTE:.0%} of a device's "
         f"peak operations, {BANDWIDTH:.0%} of its bandwidth",
     ]
-    if config.mesh.data * config.mesh.model > 1:
-        head.append(f"for each device of a mesh of {config.mesh.data} x {config.mesh.model}")
+    if config.mesh.devices > 1:
+        over = f", of each of {config.mesh.hosts} hosts" if config.mesh.hosts > 1 else ""
+        head.append(f"for each device of a mesh of {config.mesh.data} x {config.mesh.model}{over}")
     memory = [["memory", *(plan.device.name for plan in plans)]]
     for name in dict.fromkeys(part.name for plan in plans for part in plan.parts):
         found = [[part for part in plan.parts if part.name == name] for plan in plans]
         passing = any(part.phase != "always" for parts in found for part in parts)
-        sizes = [max((part.bytes for part in parts), default=0) for parts in found]
-        memory.append([f"{name} *" if passing else name, *(show(size) if size else "-" for size in sizes)])
+        counted = [max((part.bytes for part in parts), default=0) for parts in found]
+        memory.append([f"{name} *" if passing else name, *(show(size) if size else "-" for size in counted)])
     memory.append(["at the peak", *(show(plan.total) for plan in plans)])
     memory.append(["which is in the phase", *(plan.phase for plan in plans)])
     memory.append(["available", *(show(plan.device.memory) for plan in plans)])
-    engines = [plan.engine for plan in plans]
-    longest = [engine.lanes_at[-1] if engine.lanes_at else engine.lanes for engine in engines]
-    memory.append(["lanes x tokens", *(f"{n}x{engine.context}" for n, engine in zip(longest, engines))])
-    if any(plan.engine.lanes_at for plan in plans):
-        memory.append(["lanes of all lengths", *(str(plan.engine.lanes) for plan in plans)])
+    memory.append(["lanes x tokens", *(", ".join(map(_longest, plan.each_shape)) for plan in plans)])
+    if any(engine.lanes_at for plan in plans for engine in plan.each_shape):
+        every = (", ".join(str(engine.lanes) for engine in plan.each_shape) for plan in plans)
+        memory.append(["lanes of all lengths", *every])
     memory.append(["largest micro-batch", *(f"{p.largest.rows}x{p.largest.width}" for p in plans)])
     memory.append(["fits", *("yes" if plan.fits else "NO" for plan in plans)])
     times = [["time per step", *(plan.device.name for plan in plans)]]
@@ -102,6 +116,11 @@ def plan_page(config: RunConfig, model: ModelConfig, source: str, plans: Sequenc
     return "\n\n".join(["\n".join(map(fill, head)), *tables, "\n".join(map(fill, notes))])
 
 
+def _longest(engine: EngineSettings) -> str:
+    """The lanes of the longest cache."""
+    return f"{engine.lanes_at[-1] if engine.lanes_at else engine.lanes}x{engine.context}"
+
+
 def _verdict(config: RunConfig, plan: Plan) -> str:
     if not plan.fits:
         return f"{plan.device.name} does not fit: {plan.trouble(config)}"
@@ -113,11 +132,22 @@ def _verdict(config: RunConfig, plan: Plan) -> str:
 # ---------------------------------------------------------------- lines of the start-up page
 
 
-def _policies(config: RunConfig, model: ModelConfig) -> Iterator[str]:
+def _models(config: RunConfig, models: Mapping[str, ModelConfig]) -> Iterator[str]:
+    """A line for each base, with the policies that start from it where there are several."""
+    chosen, of = config.policies, dict[str, list[str]]()
+    for policy in models:
+        of.setdefault(chosen.bases.get(policy, chosen.base), []).append(policy)
+    for base, policies in of.items():
+        model = models[policies[0]]
+        whose = f" ({', '.join(policies)})" if len(of) > 1 else ""
+        yield f"{_count(num_parameters(model))} parameters, {model.dtype}, from {base}{whose}"
+
+
+def _policies(config: RunConfig, models: Mapping[str, ModelConfig]) -> Iterator[str]:
     trained = trained_policies(config.policies.map, config.policies.frozen_roles)
-    lora = config.policies.train == "lora"
-    count = size(trained_tree(model, config.policies.lora_rank if lora else 0)) // 4
-    for policy in policy_names(config.policies.map):
+    for policy, model in models.items():
+        lora = config.policies.trains.get(policy, config.policies.train) == "lora"
+        count = size(trained_tree(model, config.policies.lora_rank if lora else 0)) // 4
         roles = [key for key, name in config.policies.map.items() if name == policy]
         named = ", ".join(f"{key} (frozen)" if key in config.policies.frozen_roles else key for key in roles)
         what = "frozen, served only"
@@ -125,14 +155,14 @@ def _policies(config: RunConfig, model: ModelConfig) -> Iterator[str]:
             what = f"{_count(count)} trainable" + (
                 f" (LoRA, rank {config.policies.lora_rank})" if lora else ""
             )
-            what += too_many_adapters(config, model, count)
+            what += too_many_adapters(config, model, count) if lora else ""
         yield f"{named} -> {policy}: {what}"
 
 
 def too_many_adapters(config: RunConfig, model: ModelConfig, count: int) -> str:
     """A hint where adapters have more parameters than the model that they are to save from being trained."""
     whole, rank = num_parameters(model), config.policies.lora_rank
-    if config.policies.train != "lora" or count <= whole:
+    if count <= whole:
         return ""
     return (
         f", more than the {_count(whole)} of the whole model: lower --config.policies.lora_rank to "
@@ -190,15 +220,25 @@ def _memory(plan: Plan) -> str:
     )
 
 
-def _engine(plan: Plan, engine: EngineSettings) -> str:
-    count = f"{plan.engines} engines, each of " if plan.engines > 1 else ""
+def _engines(config: RunConfig, plan: Plan, engine: Shapes) -> Iterator[str]:
+    """One line where all are alike, else one for each base."""
+    if isinstance(engine, Mapping):
+        yield from (f"of {base}: {_lanes(one)}" for base, one in engine.items())
+    elif config.engine.kind == "vllm":
+        flight = f"{engine.lanes} requests in flight; steps do not repeat to the bit, resumed or not"
+        yield f"vLLM at {config.engine.vllm.url}, {flight}"
+    else:
+        yield (f"{plan.engines} engines, each of " if plan.engines > 1 else "") + _lanes(engine)
+
+
+def _lanes(engine: EngineSettings) -> str:
     if not engine.lanes_at:
-        return f"{count}{engine.lanes} lanes of {engine.context:,} tokens"
+        return f"{engine.lanes} lanes of {engine.context:,} tokens"
     rungs = ", ".join(f"{lanes} of {length:,}" for lanes, length in engine.rungs)
-    return f"{count}{engine.lanes} lanes over rungs: {rungs} tokens"
+    return f"{engine.lanes} lanes over rungs: {rungs} tokens"
 
 
-def _time(plan: Plan, known: Guess | None) -> str:
+def _time(config: RunConfig, plan: Plan, known: Guess | None) -> str:
     seconds = plan.seconds
     if known is not None:
         return f"about {duration(known.seconds)} per step, {known.how}; without compilation and evaluation"
@@ -206,8 +246,9 @@ def _time(plan: Plan, known: Guess | None) -> str:
         why = "it is not in the table of devices" if plan.calls else "the workflow's calls depend on its task"
         return f"not known for {plan.device.name}: {why}"
     parts = ", ".join(f"{name} {duration(value)}" for name, value in seconds.items())
+    left_out = "sampling, grading" if config.engine.kind == "vllm" else "grading"
     return (
-        f"about {duration(sum(seconds.values()))} per step ({parts}) without grading and compilation, where "
+        f"about {duration(sum(seconds.values()))} per step ({parts}) without {left_out} and compilation, where "
         f"{plan.assumptions}"
     )
 

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Record", "aligned", "filled", "share", "table"]
+__all__ = ["Record", "aligned", "filled", "printable", "share", "table"]
 
 Record = Mapping[str, Any]
 WIDTH, GAP = 80, 2  # of a terminal, and between columns
@@ -89,7 +89,7 @@ def _star(interval: Record) -> str:
     return "*" if interval["low"] > 0 or interval["high"] < 0 else " "
 
 
-def aligned(rows: Sequence[Sequence[str]], left: int, width: int = WIDTH) -> str:
+def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
     """Columns of equal width, the first `left` of them to the left; no line is wider, as far as words allow.
 
     Columns that do not fit stand below the others, behind the first one again. A last column of words is wrapped.
@@ -97,18 +97,23 @@ def aligned(rows: Sequence[Sequence[str]], left: int, width: int = WIDTH) -> str
     columns = [list(column) for column in zip(*rows)]
     widths = [max(map(len, column)) for column in columns]
     if len(columns) == left:
-        return _wrapped(columns, widths, width)
+        return _wrapped(columns, widths)
     first, blocks = left, list[str]()
     while first < len(columns):
         names = list(range(left if not blocks else min(left, 1)))
         used, last = sum(widths[i] + GAP for i in names), first
-        while last < len(columns) and (last == first or used + widths[last] <= width):
+        while last < len(columns) and (last == first or used + widths[last] <= WIDTH):
             used, last = used + widths[last] + GAP, last + 1
         names, first = [*names, *range(first, last)], last
         blocks.append(
             _block([columns[i] for i in names], [widths[i] for i in names], sum(i < left for i in names))
         )
     return "\n\n".join(blocks)
+
+
+def printable(text: str) -> str:
+    """One line, and nothing that a terminal obeys."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def filled(text: str, **options: Any) -> str:
@@ -122,13 +127,13 @@ def _block(columns: Sequence[Sequence[str]], widths: Sequence[int], left: int) -
     return "\n".join(form.format(*row).rstrip() for row in zip(*columns))
 
 
-def _wrapped(columns: Sequence[Sequence[str]], widths: Sequence[int], width: int) -> str:
+def _wrapped(columns: Sequence[Sequence[str]], widths: Sequence[int]) -> str:
     """Columns of words; the last goes on in lines of its own where it is too wide."""
     indent = sum(widths[:-1]) + GAP * (len(widths) - 1)
     lines = []
     for *before, text in zip(*columns):
         head = "".join(f"{cell:<{size + GAP}}" for cell, size in zip(before, widths))
-        room = max(width - indent, 24)
+        room = max(WIDTH - indent, 24)
         parts = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
         lines += [(head + parts[0]).rstrip(), *(" " * indent + part for part in parts[1:])]
     return "\n".join(lines)

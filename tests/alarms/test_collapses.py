@@ -2,7 +2,7 @@
 
 The fixtures are the thinned lines of runs of configs/micro.py; `make.py` beside them says how they were thinned, and
 each says in `what` which command it was. Thresholds were set by the runs CALIBRATION; TESTED were made afterwards, of
-other seeds, and set none.
+other seeds, and set none. The runs LONG, of 200 steps, tested those thresholds and then set one anew (docs/alarms.md).
 """
 
 import json
@@ -49,6 +49,60 @@ def test_healthy_runs_are_left_in_peace():
         assert last["split"] == ("test" if name in TESTED else "val"), name
     false = {name: found for name in CALIBRATION + TESTED if (found := told(judge(*read(name))))}
     assert false == {}
+
+
+# Of the study, 200 steps each. {run: the alarms at the windows that the fixture keeps}
+LONG = {
+    **{f"long-{cell}-shared-{seed}": [] for cell in ("single", "single_matched") for seed in (0, 1)},
+    "long-token_matched-shared-0": [],
+    "long-orch_workers-shared-1": [],
+    # Plans that cannot be read: a quarter for some steps, half of them, all of them.
+    "long-orch_workers-isolated-0": ["readability orchestrator"],
+    "long-orch_workers-isolated-1": ["length orchestrator", "readability orchestrator"],
+    "long-orch_workers-shared-0": ["length orchestrator", "readability orchestrator"],
+    # Aggregators that pick without looking, or write until they are cut off.
+    "long-voting-isolated-0": [f"{name} aggregator" for name in ("entropy", "length", "truncation")],
+    "long-voting-isolated-1": [
+        f"{name} aggregator" for name in ("entropy", "length", "one choice", "truncation")
+    ],
+    "long-voting-shared-0": ["length aggregator", "one choice aggregator"],
+    "long-voting-shared-1": ["length aggregator", "one choice aggregator"],
+    # Evaluators that always say Correct.
+    **{
+        f"long-eval_opt-isolated-{seed}": [
+            "calls ",
+            *(f"{name} evaluator" for name in ("entropy", "length", "one choice")),
+        ]
+        for seed in (0, 1)
+    },
+    **{
+        f"long-eval_opt-shared-{seed}": ["calls ", "capture p0", "length evaluator", "one choice evaluator"]
+        for seed in (0, 1)
+    },
+}
+
+
+def test_the_long_runs_are_all_there_and_all_gained_on_test():
+    assert names("long") == sorted(LONG)
+    for name in LONG:
+        *_, last = read(name)[1]
+        assert (last["split"], last["mode"], last["step"]) == ("test", "trained", 200), name
+        assert last["difference"]["low"] > 0.3, name
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_run_is_told_of_the_role_that_lost_its_work_and_of_no_other(name):
+    found = {f"{monitor} {who}": step for monitor, who, step in reversed(told(judge(*read(name))))}
+    assert sorted(found) == LONG[name]
+    assert min(found.values(), default=0) < 200
+
+
+def test_a_role_that_is_sure_because_it_is_right_is_no_alarm():
+    """The synthesizer of orch_workers copies what its workers agree on."""
+    rows, evaluations = read("long-orch_workers-shared-1")
+    entropy = [row["role/synthesizer/entropy"] for row in rows]
+    assert min(entropy) < 0.05 * entropy[0] and rows[-1]["reward"] > 3 * rows[0]["reward"]
+    assert told(judge(rows, evaluations)) == []
 
 
 # {run: the alarms that its cause must raise}
@@ -109,7 +163,7 @@ CONSTRUCTED = {
         "choice/picker/calls": 60, "choice/picker/commonest": (0.4, 1.0), "choice/picker/balanced_accuracy": 0.5
     },
     ("calls", ""): {"episodes": 64, "calls": (128, 384)},
-    ("entropy", "generator"): {"role/generator/entropy": (0.3, 0.01)},
+    ("entropy", "generator"): {"role/generator/entropy": (0.3, 0.001)},
     ("readability", "generator"): {"role/generator/unreadable_share": (0.01, 0.5)},
     ("length", "generator"): {"role/generator/length": (20.0, 55.0)},
     ("truncation", "generator"): {"role/generator/truncated_share": (0.0, 0.6)},

@@ -124,6 +124,15 @@ def test_a_role_that_does_not_train_is_no_rival_for_a_policy():
     assert told(judge(both)) == [("capture", "p0", 3, None)]
 
 
+def test_a_frozen_role_has_nothing_to_learn_and_is_not_told_so():
+    """Its groups are counted as others are; numbers of its tokens are of roles that train alone."""
+    training = {"role/generator/entropy": 0.3}
+    assert told(judge(rows(6, **FLAT, **training))) == []
+    assert told(judge(rows(6, **FLAT, **training, **{"role/judge/entropy": 0.3}))) == [
+        ("nothing to learn", "judge", 3, None)
+    ]
+
+
 def test_the_steps_of_a_phase_are_compared_with_its_own():
     lines = rows(8, calls=[30] * 4 + [10] * 4, episodes=10)
     assert told(judge(lines)) == [("calls", "", 6, None)]

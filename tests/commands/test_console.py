@@ -76,3 +76,16 @@ def test_a_base_of_the_package_is_found_from_any_folder_and_ones_own_first(tmp_p
     (tmp_path / base / "config.json").write_text("{}")
     assert digest_model(base) != wanted
     assert packaged.located("elsewhere/bases/micro-xs") == packaged.Path("elsewhere/bases/micro-xs")
+
+
+def test_help_that_was_asked_for_is_no_failure():
+    env = {**os.environ, "PYTHONPATH": str(packaged.HOME.parent)}
+    for word in ("--help", "--helpshort"):
+        done = subprocess.run(
+            [sys.executable, "-m", "marl_jax", "try", word],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0 and "--problems: how many problems" in done.stdout

@@ -126,7 +126,7 @@ def test_every_product_of_the_update_asks_for_full_precision(share):
     assert bool(batch.arrays.prefix) == share
     carry = learner._zeros(PARAMS, 1)
     run = lambda carry, tree: update_programs.accumulate(
-        learner._settings, carry, tree, None, batch.arrays, 0, anchored=True, on_policy=True
+        learner._settings["p0"], carry, tree, None, batch.arrays, 0, anchored=True, on_policy=True
     )
     text = str(jax.make_jaxpr(run)(carry, PARAMS))
     assert text.count("dot_general[") > 20
@@ -305,3 +305,31 @@ def test_the_report_is_flat_numbers_for_a_metrics_file():
     assert flat["policy/p0/update_norm"] == pytest.approx(RATE * flat["policy/p0/grad_norm"], rel=1e-5)
     norms = [v for k, v in flat.items() if k.startswith("gradient/p0/layers/judge/")]
     assert np.linalg.norm(norms) == pytest.approx(flat["gradient/p0/norm/judge"], rel=1e-4)
+
+
+def test_policies_of_different_models_learn_as_each_would_alone():
+    """One in full, one by an adapter on a model of another shape and vocabulary: not a bit of one reaches the other."""
+    other = dataclasses.replace(TINY, vocab_size=2 * TINY.vocab_size, hidden_size=2 * TINY.hidden_size)
+    networks = {"p0": Qwen3(TINY), "p1": Qwen3(other, 0.5)}
+    first = lambda leaf: leaf[0]
+    trees = {"p0": PARAMS, "p1": jax.tree.map(first, init_lora(1, other, 2, 1))}
+    frozen = {"p1": qwen3.init(2, other)}
+    references = {"p0": PARAMS, "p1": jax.tree.map(jnp.zeros_like, trees["p1"])}
+    rows = two_roles(("p0", "p1"))
+
+    def learned(policies):
+        roles = {role: policy for role, policy in ISOLATED.items() if policy in policies}
+        anchored = config(interventions=InterventionConfig(kl_coef=dict.fromkeys(roles, 0.1)))
+        learner = Learner({name: networks[name] for name in policies}, anchored, roles)
+        mine = {name: jax.tree.map(jnp.copy, trees[name]) for name in policies}
+        table = as_table([row for row in rows if row.policy in policies])
+        after, _, report = learner.step(mine, learner.init(mine), table, bases=frozen, references=references)
+        return jax.tree.map(np.asarray, after), report
+
+    together, both = learned(("p0", "p1"))
+    for policy, role in (("p0", "generator"), ("p1", "judge")):
+        alone, report = learned((policy,))
+        jax.tree.map(np.testing.assert_array_equal, together[policy], alone[policy])
+        assert both.policies[policy] == report.policies[policy] and both.roles[role] == report.roles[role]
+        assert both.policies[policy]["update_norm"] > 0
+    assert both.cosines["generator", "judge"] is None  # there is nothing to compare across policies

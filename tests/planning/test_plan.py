@@ -426,6 +426,10 @@ def test_a_mesh_cuts_weights_and_spreads_the_rest():
     assert size(four, "base weights") == size(one, "base weights") // 2
     assert size(four, "caches of the lanes") == size(one, "caches of the lanes") // 4
     assert sum(four.seconds.values()) < 0.5 * sum(one.seconds.values())
+    mesh["mesh__hosts"] = "2"  # each with a whole copy of the weights, and half of the problems
+    hosts = make_plan(config(cell, policies__remat="layer", engine__lanes="8", **mesh), model, KINDS[2])
+    assert size(hosts, "base weights") == size(four, "base weights")
+    assert sum(hosts.seconds.values()) < 0.6 * sum(four.seconds.values())
 
 
 # ---------------------------------------------------------------- models and the command

@@ -4,16 +4,18 @@ import functools
 import random
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from array_rows import ALPHABET, TOKENIZER, rows, spelled, strings, text_of
 
+from marl_jax.compiled import NoArrayForm, readers
 from marl_jax.compiled.alphabet import alphabet_of, tokenise
 from marl_jax.models.tokenizer import WORDS
 from marl_jax.rewards import arrays
+from marl_jax.rewards.arrays import role_readers
 from marl_jax.workflows import parse
 
-WORDS_OF_VERDICTS = [None, "Incorrect", "Correct"]
 PIECES = ["\\boxed{", "\\boxed{", "\\boxed", "{", "}", "}", "1", "2", "3", "0", "7", "10", " ", "x", "\n"]
 PIECES += ["text "]
 PIECES += [
@@ -55,15 +57,16 @@ def soups(pieces, count, longest=12):
 def test_picks(n):
     texts = ["\\boxed{2}", "2 or \\boxed{4}", "\\boxed{03}", "\\boxed{12}", "candidate 2", "", "\\boxed{}"]
     texts += soups(PIECES, 1500)
-    read = jax.jit(functools.partial(arrays.read_picks, n=n))(spelled(texts, 128))
-    wanted = [int(parse.pick(text, n) or 0) for text in texts]
-    assert [(t, int(r), w) for t, r, w in zip(texts, read, wanted) if r != w] == []
-    assert set(wanted) >= {0, 1, 2, 3}
+    read = jax.jit(functools.partial(readers.pick, n=n))(spelled(texts, 128), None)
+    wanted = [int(parse.pick(text, n) or -1) for text in texts]
+    assert [(t, int(r), w) for t, r, w in zip(texts, read.choice, wanted) if r != w] == []
+    assert read.readable.tolist() == [choice > 0 for choice in wanted]
+    assert set(wanted) >= {-1, 1, 2, 3}
 
 
 def test_a_choice_among_ten_is_refused():
-    with pytest.raises(ValueError, match="10 candidates is read on the hosted road only"):
-        arrays.read_picks(spelled(["1"]), 10)
+    with pytest.raises(NoArrayForm, match="a pick among 10 answers is read in arrays only up to 9"):
+        readers.pick(spelled(["1"]), None, n=10)
 
 
 def test_verdicts():
@@ -75,11 +78,11 @@ def test_verdicts():
         "\\boxed{Correct} \\boxed{{{Incorrect}}}",
         "\\boxed{\\boxed{Correct}}",
     ]
-    read = jax.jit(arrays.read_verdicts)(spelled(texts, 128))
-    wanted = [WORDS_OF_VERDICTS.index(parse.verdict(text)) for text in texts]
-    assert [(t, int(r), w) for t, r, w in zip(texts, read, wanted) if r != w] == []
-    assert min(np.bincount(wanted)) > 5
-    assert (arrays.UNREADABLE, arrays.INCORRECT, arrays.CORRECT) == (0, 1, 2)
+    read = jax.jit(readers.verdict)(spelled(texts, 128), None)
+    wanted = [{"Correct": 1, "Incorrect": 0}.get(parse.verdict(text), -1) for text in texts]
+    assert [(t, int(r), w) for t, r, w in zip(texts, read.choice, wanted) if r != w] == []
+    assert read.readable.tolist() == [choice >= 0 for choice in wanted]
+    assert min(np.bincount(np.array(wanted) + 1)) > 5
 
 
 def test_majorities():
@@ -93,7 +96,7 @@ def test_majorities():
     ]
     texts = ["" if a is None else f"\\boxed{{{a}}}" for row in answers for a in row]
     solved = jax.jit(arrays.read_answers)(spelled(texts))
-    best = arrays.majorities(solved.key.reshape(6, 3, 2), solved.readable.reshape(6, 3))
+    best = jax.vmap(role_readers.majority)(solved.key.reshape(6, 3, 2), solved.readable.reshape(6, 3))
     assert best.tolist() == [parse.majority(row) for row in answers] == [1, 0, 0, 1, 0, 1]
 
 
@@ -106,9 +109,9 @@ def test_strategies():
         "STRATEGY",
     ]
     texts += soups(LINES, 1500, longest=16)
-    read = jax.jit(functools.partial(arrays.read_strategies, limit=3))
-    ways, count = read(spelled(texts, 128))
-    found = strings(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), ways))
+    read = jax.jit(functools.partial(readers.plan, limit=3))(spelled(texts, 128), None)
+    ways, count = read.parts.reshape(-1, read.parts.shape[2]), read.count
+    found = strings(arrays.Text(ways, jnp.sum(ways > 0, axis=1)))
     read = [found[3 * i : 3 * i + size] for i, size in enumerate(np.asarray(count))]
     wanted = [parse.strategies(text, 3) for text in texts]
     assert [(t, r, w) for t, r, w in zip(texts, read, wanted) if r != w] == []

@@ -153,7 +153,7 @@ def test_the_flag_that_refusals_advise_is_there(module, capsys):
     assert script.run(f"experiments.{module}", "--accept_changes", "no flag") == 2
     assert "'no flag' is no flag" in capsys.readouterr().err
     assert "accept_changes" not in flags.FLAGS
-    assert script.run(f"experiments.{module}", "--helpshort") == 1
+    assert script.run(f"experiments.{module}", "--helpshort") == 0
     assert "accept_changes" in capsys.readouterr().out
 
 

@@ -54,6 +54,40 @@ def make_base(directory):
     return directory
 
 
+def spell_bytes():
+    """A tokenizer of another vocabulary, another spelling (bytes, and some pairs) and another chat template."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pairs = [("c", "h"), ("e", "c"), ("1", "2"), ("+", "1")]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = ["</turn>", "<turn>", *alphabet, *(a + b for a, b in pairs)]
+    inner = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, pairs))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken(word, normalized=False, special=True) for word in words[:2]])
+    template = (
+        "{% for message in messages %}<turn>{{ message['role'][0] }}:{{ message['content'] }}</turn>{% endfor %}"
+        "{% if add_generation_prompt %}<turn>a:{% endif %}"
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="</turn>", pad_token="</turn>", chat_template=template
+    )
+
+
+OTHER = dataclasses.replace(
+    MODEL, vocab_size=288, num_hidden_layers=2, hidden_size=48, intermediate_size=96, num_key_value_heads=1
+)
+
+
+def other_base(base):
+    """The directory of a model of another shape and tokenizer, beside the base; made where it is not."""
+    directory = Path(f"{base}-other")
+    if not directory.exists():
+        save_hf(directory, OTHER, init(1, OTHER), spell_bytes())
+    return str(directory)
+
+
 def tiny_config(base, **changes):
     roles = BUILT_IN["voting"].roles
     plain = RunConfig(
@@ -164,6 +198,30 @@ def phased(config):
     return dataclasses.replace(config, phases=phases)
 
 
+def differing(config):
+    """Two policies on models of different shapes and tokenizers, one trained in full, one by an adapter."""
+    policies_ = dataclasses.replace(
+        config.policies,
+        map={"generator": "p0", "evaluator": "p1"},
+        bases={"p1": other_base(config.policies.base)},
+        trains={"p1": "lora"},
+        lora_rank=2,
+        lora_alpha=4.0,
+    )
+    anchored = InterventionConfig(kl_coef={"generator": 0.1, "evaluator": 0.1})
+    batch = BatchConfig(buckets=(256,), token_budget=256, share_prompts=False)
+    return dataclasses.replace(
+        config,
+        workflow=WorkflowConfig("eval_opt", {"rounds": 2}, prompts="micro"),
+        policies=policies_,
+        engine=EngineConfig(max_prompt=240, lanes=16, steps=4),
+        learner=dataclasses.replace(config.learner, interventions=anchored, batch=batch),
+        evaluation=EvaluationConfig(every=3, problems=4),
+        checkpoints=CheckpointConfig(every=1, latest=2),
+        steps=3,
+    )
+
+
 def in_arrays(config):
     """On the compiled road, whose rewards are built in: nobody is right, so what is learned is to be short."""
     alone = {
@@ -174,7 +232,7 @@ def in_arrays(config):
     return dataclasses.replace(config, road="compiled", rewards=CreditConfig(), **alone)
 
 
-_CHANGED = (lora, intervened, redrawn, wide, with_tools, packed, branching, phased, in_arrays)
+_CHANGED = (lora, intervened, redrawn, wide, with_tools, packed, branching, phased, differing, in_arrays)
 KINDS = {"plain": lambda config: config, **{kind.__name__: kind for kind in _CHANGED}}
 
 

@@ -53,7 +53,9 @@ def test_tests_are_gains_and_contrasts_corrected_for_each_other(tmp_path):
 
 def test_one_seed_shows_nothing_and_a_question_without_runs_says_so(tmp_path):
     found, table = findings.answers(cell(tmp_path, "voting-isolated-s-math", RISING, seeds=1))
-    assert [row[1] for row in table.rows] == ["not shown"]
+    assert [row[1] for row in table.rows] == [
+        "too few seeds"
+    ] and "by Holm for the 0 that have one" in table.how
     assert [one.answer == "Not run." for one in found] == [False, True, True, True, True, True, False]
 
 
@@ -124,6 +126,21 @@ def test_the_dominant_role_is_named_and_foretells_where_ranks_agree(tmp_path):
     assert "aggregator in voting-shared-s-math" in found.answer
     (_, count, rho, p) = found.table.rows[-1]
     assert count == "6" and float(rho) < -0.9 and float(p) < 0.05
+
+
+def test_the_p_of_a_rank_correlation_counts_the_orders_that_are_as_far():
+    rho, p = findings._ranks(np.array([1.0, 2.0, 3.0]), np.array([9.0, 5.0, 1.0]))
+    assert rho == pytest.approx(-1) and p == pytest.approx(2 / 6)  # of six orders, this one and its mirror
+    rho, p = findings._ranks(np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 2.0, 4.0, 3.0]))
+    assert rho == pytest.approx(0.8) and p == pytest.approx(
+        8 / 24
+    )  # three swaps of neighbours, the order itself, their mirrors
+
+
+def test_two_seeds_make_no_claim_however_small_their_p(tmp_path):
+    _, table = findings.answers(cell(tmp_path, "voting-isolated-s-math", (0.01, *[0.99] * 3), seeds=2))
+    ((_, verdict, *_, p, _),) = table.rows
+    assert verdict == "too few seeds" and float(p) < 0.05
 
 
 def test_a_monitor_is_chosen_on_even_seeds_and_tested_on_odd_ones(tmp_path):

@@ -40,12 +40,11 @@ def test_wilson_of_nothing_knows_nothing():
         wilson(3, 2)
 
 
-@pytest.mark.parametrize("level", [0.95, 0.8, 0.5])
-def test_the_bootstrap_has_the_quantiles_of_all_resamples(level):
+def test_the_bootstrap_has_the_quantiles_of_all_resamples():
     values = np.array([0.0, 0.1, 0.4, 1.0])
     means = [np.mean(each) for each in itertools.product(values, repeat=4)]
-    expected = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    found = bootstrap(values, level, draws=40_000)
+    expected = np.quantile(means, [0.025, 0.975])
+    found = bootstrap(values)
     assert found.mean == np.mean(values)
     assert found[1:] == pytest.approx(tuple(expected), abs=0.026)  # the lattice of means has steps of 0.025
 
@@ -100,9 +99,9 @@ def test_samples_of_a_problem_are_one_observation():
     assert bootstrap(few) == bootstrap(many)
 
 
-def test_the_same_seed_gives_the_same_interval():
+def test_the_same_values_give_the_same_interval():
     values = np.random.default_rng(0).random(37)
-    assert bootstrap(values, seed=3) == bootstrap(values, seed=3) != bootstrap(values, seed=4)
+    assert bootstrap(values) == bootstrap(values)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +132,6 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_one():
         lambda: pass_at_k(np.ones((2, 3), bool), 4),
         lambda: pass_at_k(np.ones((2, 3), bool), 0),
         lambda: bootstrap(np.zeros(0)),
-        lambda: bootstrap(np.zeros(3), 1.0),
-        lambda: wilson(1, 2, 0.0),
     ],
 )
 def test_what_cannot_be_asked_is_refused(call):

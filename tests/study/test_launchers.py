@@ -105,6 +105,16 @@ def test_a_cluster_that_refuses_is_told_in_one_line(tmp_path, monkeypatch):
         launch("submitit", jobs_of(tmp_path, 2), 0, tmp_path, print, {})
 
 
+def test_a_cluster_that_is_not_there_is_told_in_one_line(tmp_path):
+    with pytest.raises(LauncherError, match=r"^submitit cannot be used: Could not detect .srun"):
+        launch("submitit", jobs_of(tmp_path, 2), 0, tmp_path, print, {"cluster": "slurm"})
+
+
+def test_options_without_a_launcher_are_refused(tmp_path):
+    with pytest.raises(LauncherError, match="name one, or leave them out"):
+        run_matrix.run_matrix(jobs_of(tmp_path, 2), tmp_path, 0, options=["cluster=local"])
+
+
 def test_options_are_numbers_where_they_are_and_refused_without_a_value():
     assert run_matrix._options(["cluster=local", "gpus_per_node=2"]) == {
         "cluster": "local",

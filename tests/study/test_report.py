@@ -350,6 +350,7 @@ def test_a_folder_of_runs_has_a_row_for_each_and_links_that_lead_somewhere(tmp_p
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "config.json").write_text("{}")  # a model, not a run
     path = write_overview(tmp_path)
+    assert "change our mind" not in path.read_text()  # these runs answer no question of the study
     page = Page(path)
     assert path == tmp_path / "report.html" and png_size(tmp_path / "report.png")
     assert "2 runs." in page.words

@@ -5,12 +5,8 @@
     verdict = grade_integers(text, solved, gold, width=T)      gold Int[B] -> right Bool[B], beyond Bool[B]
     tests = pack_tests(tasks)                                  once, on the host: Tests, a pytree with leading [B]
     verdict, solved = grade_programs(text, tests)              programs of micro_code, by running them on the tests
-    choice = read_picks(text, n)                               -> Int[B]: 1..n, 0 unreadable (voting then takes 1)
-    word = read_verdicts(text)                                 -> Int[B]: CORRECT, INCORRECT or UNREADABLE
-    best = majorities(solved.key [E n 2], readable [E n])      -> Int[E]: index of the answer that most gave
-    ways, count = read_strategies(text, limit)                 -> Text of rows [B limit N], Int[B]
 
-They agree with the hosted readers (`rewards.families`, `workflows.parse`) on every text; `grade_integers` agrees with
+They agree with the hosted readers (`rewards.families`) on every text; `grade_integers` agrees with
 `rewards.math`, and `grade_programs` with the sandbox, but for the answers that they call beyond (see `integer_answers`
 and `chain_programs`), which are graded 0 and counted; of such a response, `readable` may be false where a program is.
 """
@@ -22,29 +18,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax.rewards.arrays import role_readers
 from marl_jax.rewards.arrays.boxed_spans import answer_span
 from marl_jax.rewards.arrays.chain_programs import Tests, grade_program, pack_tests
 from marl_jax.rewards.arrays.integer_answers import Verdict, grade_answer
-from marl_jax.rewards.arrays.role_readers import CORRECT, INCORRECT, UNREADABLE
 from marl_jax.rewards.arrays.texts import Text, part
 
 __all__ = [
-    "CORRECT",
-    "INCORRECT",
-    "UNREADABLE",
     "Solved",
     "Tests",
     "Text",
     "Verdict",
     "grade_integers",
     "grade_programs",
-    "majorities",
     "pack_tests",
     "read_answers",
-    "read_picks",
-    "read_strategies",
-    "read_verdicts",
 ]
 
 
@@ -76,26 +63,6 @@ def grade_programs(text: Text, tests: Tests) -> tuple[Verdict, Solved]:
     """Whether the program of each row passes all tests of its task, and where the program is."""
     verdict, readable, (start, end) = grade_program(text.chars, text.length, tests)
     return verdict, _solved(text.chars, start, end, readable)
-
-
-def read_picks(text: Text, n: int) -> jax.Array:
-    """The candidate that each row chooses among n (below 10), 0 where it names none."""
-    return jax.vmap(functools.partial(role_readers.pick, n=n))(text.chars)
-
-
-def read_verdicts(text: Text) -> jax.Array:
-    """CORRECT, INCORRECT or UNREADABLE."""
-    return jax.vmap(role_readers.verdict)(text.chars)
-
-
-def read_strategies(text: Text, limit: int) -> tuple[Text, jax.Array]:
-    """The first `limit` strategies of each row, as texts [B limit N], and how many there are."""
-    return jax.vmap(functools.partial(role_readers.strategies, limit=limit))(text.chars, text.length)
-
-
-def majorities(keys: jax.Array, readable: jax.Array) -> jax.Array:
-    """Index of the first answer among the most frequent readable ones of each row; 0 when none can be read."""
-    return jax.vmap(role_readers.majority)(keys, readable)
 
 
 def _solved(chars: jax.Array, start: jax.Array, end: jax.Array, readable: jax.Array) -> Solved:

@@ -20,6 +20,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from marl_jax.rewards.arrays import fractions_mod as fractions
 from marl_jax.rewards.arrays.boxed_spans import is_blank, is_digit, strip
@@ -146,15 +147,19 @@ def _among(chars: jax.Array, which: bytes) -> jax.Array:
 # ---------------------------------------------------------------- the scan
 
 
+_NO, _YES, _ZERO = np.bool_(False), np.bool_(True), np.int32(0)
+_FACTOR, _ABOVE, _BELOW, _NOTHING, _SLASH = range(5)
+
+
 @flax.struct.dataclass
 class _Term:
     """The sum that is being read at one depth."""
 
     sum: Fraction  # of the terms before
     product: Fraction  # of the factors before, with the sign of the term
-    negative: jax.Array  # whether the term began with a minus
-    divides: jax.Array  # whether the next factor divides
-    factors: jax.Array  # Int32: of this term
+    negative: Any = _NO  # whether the term began with a minus
+    divides: Any = _NO  # whether the next factor divides
+    factors: Any = _ZERO  # Int32: of this term
 
 
 @flax.struct.dataclass
@@ -162,48 +167,48 @@ class _Number:
     """The literal that is being read."""
 
     value: Fraction
-    on: jax.Array
-    dotted: jax.Array
-    whole: jax.Array  # whether only zeros stand behind its point
-    use: jax.Array  # _FACTOR, _ABOVE or _BELOW
+    on: Any = _NO
+    dotted: Any = _NO
+    whole: Any = _YES  # whether only zeros stand behind its point
+    use: Any = _ZERO  # _FACTOR, _ABOVE or _BELOW
 
 
 @flax.struct.dataclass
 class _State:
-    at: jax.Array
+    """Fields with a default begin as it."""
+
     term: _Term
     number: _Number
     stack: Any  # _Term, each leaf with a leading axis of _DEPTH
-    depth: jax.Array
-    kinds: jax.Array  # UInt32: a bit for each open bracket, 1 for a brace
-    expects: jax.Array  # a factor must come
-    counted: jax.Array  # whether a number came last
-    mixable: jax.Array  # the term is one whole number, which a fraction may follow
-    mixed: jax.Array  # the last number closed a mixed one
-    wants: jax.Array  # _NOTHING, _SLASH or _BELOW: what the rest of a mixed number begins with
-    above: Fraction  # its numerator
-    # of the part between two =
-    invalid: jax.Array
-    undone: jax.Array
-    named: jax.Array  # it has an x
-    run: jax.Array  # of x just now
-    worded: jax.Array  # it has a run of x that is a word
-    # of the whole
-    first: jax.Array  # no = has come
-    label: jax.Array  # where the automaton of labels is
-    names: jax.Array  # where that of sums of names is
-    span: jax.Array  # Int32[2]: first and last non-blank of the first part
+    above: Fraction  # numerator of the rest of a mixed number
     step: Fraction  # the value of the steps before
-    stepped: jax.Array
-    wrong: jax.Array
-    chained: jax.Array  # an = has come
-    nested: jax.Array  # an = has come inside brackets
-    commas: jax.Array  # the first part had a comma and was no label
-    beyond: jax.Array
+    at: Any = _ZERO
+    depth: Any = _ZERO
+    kinds: Any = np.uint32(0)  # a bit for each open bracket, 1 for a brace
+    expects: Any = _YES  # a factor must come
+    counted: Any = _NO  # whether a number came last
+    mixable: Any = _NO  # the term is one whole number, which a fraction may follow
+    mixed: Any = _NO  # the last number closed a mixed one
+    wants: Any = np.int32(_NOTHING)  # _NOTHING, _SLASH or _BELOW: what the rest of a mixed number begins with
+    # of the part between two =
+    invalid: Any = _NO
+    undone: Any = _NO
+    named: Any = _NO  # it has an x
+    run: Any = _ZERO  # of x just now
+    worded: Any = _NO  # it has a run of x that is a word
+    # of the whole
+    first: Any = _YES  # no = has come
+    label: Any = _ZERO  # where the automaton of labels is
+    names: Any = _ZERO  # where that of sums of names is
+    span: Any = (np.int32(-1), np.int32(-1))  # first and last non-blank of the first part
+    stepped: Any = _NO
+    wrong: Any = _NO
+    chained: Any = _NO  # an = has come
+    nested: Any = _NO  # an = has come inside brackets
+    commas: Any = _NO  # the first part had a comma and was no label
+    beyond: Any = _NO
 
 
-_FACTOR, _ABOVE, _BELOW, _NOTHING, _SLASH = range(5)
-_NO_LABEL = 7
 # Next state of the two automata, by the class of a character: x, blank, {, }, (, ), +, = and others.
 _CLASSES = b"x {}()+="
 _LABELS = (
@@ -228,43 +233,13 @@ _X = 0x9E37_79B9_7F4A_7C15  # what x stands for
 
 
 def _fresh() -> _Term:
-    no = jnp.bool_(False)
-    return _Term(fractions.constant(0), fractions.constant(1), no, no, jnp.int32(0))
+    return _Term(fractions.constant(0), fractions.constant(1))
 
 
 def _begin() -> _State:
-    no, yes, zero = jnp.bool_(False), jnp.bool_(True), jnp.int32(0)
     nought, term = fractions.constant(0), _fresh()
-    return _State(
-        at=zero,
-        term=term,
-        number=_Number(nought, no, no, yes, zero),
-        stack=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (_DEPTH, *leaf.shape)), term),
-        depth=zero,
-        kinds=jnp.uint32(0),
-        expects=yes,
-        counted=no,
-        mixable=no,
-        mixed=no,
-        wants=jnp.int32(_NOTHING),
-        above=nought,
-        invalid=no,
-        undone=no,
-        named=no,
-        run=zero,
-        worded=no,
-        first=yes,
-        label=zero,
-        names=zero,
-        span=jnp.array([-1, -1], jnp.int32),
-        step=nought,
-        stepped=no,
-        wrong=no,
-        chained=no,
-        nested=no,
-        commas=no,
-        beyond=no,
-    )
+    stack = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (_DEPTH, *jnp.shape(leaf))), term)
+    return _State(term, _Number(nought), stack, nought, nought)
 
 
 def _read(text: jax.Array, state: _State) -> _State:
@@ -272,9 +247,9 @@ def _read(text: jax.Array, state: _State) -> _State:
     char = text[state.at]
     after = text.at[state.at + 1].get(mode="fill", fill_value=0)
     before = state
-    state = _follow_label(state, char)
-    for read in (_read_number, _read_x, _read_bracket, _read_sign, _read_equals):
-        state = read(state, char, after)
+    state = _read_number(_follow_label(state, char), char, after)
+    for read in (_read_x, _read_bracket, _read_sign, _read_equals):
+        state = read(state, char)
     stray = _among(char, b",;:")
     top = before.depth == 0
     return replace(
@@ -295,12 +270,12 @@ def _follow_label(state: _State, char: jax.Array) -> _State:
     ends = state.first & (char == ord("=")) & (state.depth == 0)
     moves = state.first & ~ends
     solid = moves & (char != _BLANK)
-    span = jnp.stack([jnp.where(solid & (state.span[0] < 0), state.at, state.span[0]), state.at])
+    begun, ended = state.span
     return replace(
         state,
         label=jnp.where(moves, jnp.asarray(_LABELS)[state.label, kind], state.label),
         names=jnp.where(moves, jnp.asarray(_NAMES)[state.names, kind], state.names),
-        span=jnp.where(solid, span, state.span),
+        span=(jnp.where(solid & (begun < 0), state.at, begun), jnp.where(solid, state.at, ended)),
     )
 
 
@@ -385,8 +360,7 @@ def _joins(state: _State, here: jax.Array) -> _State:
     )
 
 
-def _read_x(state: _State, char: jax.Array, after: jax.Array) -> _State:
-    del after
+def _read_x(state: _State, char: jax.Array) -> _State:
     here = char == ord("x")
     state = _factor(_joins(state, here), here, fractions.constant(_X))
     return replace(
@@ -394,8 +368,7 @@ def _read_x(state: _State, char: jax.Array, after: jax.Array) -> _State:
     )
 
 
-def _read_bracket(state: _State, char: jax.Array, after: jax.Array) -> _State:
-    del after
+def _read_bracket(state: _State, char: jax.Array) -> _State:
     opens, closes = _among(char, b"({"), _among(char, b")}")
     brace = (char == ord("{")) | (char == ord("}"))
     level = jnp.arange(_DEPTH)
@@ -431,8 +404,7 @@ def _read_bracket(state: _State, char: jax.Array, after: jax.Array) -> _State:
     return _factor(state, closes, total)
 
 
-def _read_sign(state: _State, char: jax.Array, after: jax.Array) -> _State:
-    del after
+def _read_sign(state: _State, char: jax.Array) -> _State:
     plus, minus, times, over = (char == ord(sign) for sign in "+-*/")
     sum_sign, slash = plus | minus, over & (state.wants == _SLASH)
     operator = (times | over) & ~slash
@@ -461,8 +433,7 @@ def _read_sign(state: _State, char: jax.Array, after: jax.Array) -> _State:
     )
 
 
-def _read_equals(state: _State, char: jax.Array, after: jax.Array) -> _State:
-    del after
+def _read_equals(state: _State, char: jax.Array) -> _State:
     equals = char == ord("=")
     here, inner = equals & (state.depth == 0), equals & (state.depth > 0)
     value, unread = _part(state)

@@ -1,25 +1,25 @@
 """How the supervising roles are read, as `workflows.parse` reads them: a pick, a verdict, a majority, strategies.
 
-Functions of one row of characters, for `vmap`; `rewards.arrays` has them for batches.
+Functions of one row of characters, for `vmap`.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
 
 from marl_jax.rewards.arrays.boxed_spans import choice_span, is_digit, is_letter
 from marl_jax.rewards.arrays.texts import Text, following, next_place, part, place_before, starts
+from marl_jax.table import VERDICTS
 
-__all__ = ["CORRECT", "INCORRECT", "UNREADABLE", "majority", "pick", "strategies", "verdict"]
+__all__ = ["majority", "pick", "strategies", "verdict"]
 
-UNREADABLE, INCORRECT, CORRECT = 0, 1, 2
 _AROUND = 20  # characters that may stand before and after a boxed number
 _KEYWORD = "strategy"
 
 
 def pick(chars: jax.Array, n: int) -> jax.Array:
-    """The chosen candidate 1..n: the boxed number, else the first digit 1..n anywhere; 0 where there is none."""
-    if not 1 <= n < 10:
-        raise ValueError(f"a choice among {n} candidates is read on the hosted road only: arrays read 1 to 9")
+    """The chosen candidate 1..n, n below 10: the boxed number, else the first digit 1..n anywhere; -1 for none."""
     place = jnp.arange(len(chars), dtype=jnp.int32)
     (start, end), _ = choice_span(chars)
     inside = (place >= start) & (place < end)
@@ -34,12 +34,12 @@ def pick(chars: jax.Array, n: int) -> jax.Array:
     near = (first - start <= _AROUND) & (end - 1 - last <= _AROUND)
     sound = one_run & zeros & near & (boxed >= 1) & (boxed <= n)
     stands = (figure >= 1) & (figure <= n)
-    anywhere = jnp.where(stands.any(), figure[jnp.argmax(stands)], 0)
+    anywhere = jnp.where(stands.any(), figure[jnp.argmax(stands)], -1)
     return jnp.where(sound, boxed, anywhere)
 
 
 def verdict(chars: jax.Array) -> jax.Array:
-    """CORRECT, INCORRECT or UNREADABLE: the word in the last box, whatever stands around its letters."""
+    """As in `table.VERDICTS`, or -1: the word in the last box, whatever stands around its letters."""
     place = jnp.arange(len(chars), dtype=jnp.int32)
     (start, end), _ = choice_span(chars)
     inside = (place >= start) & (place < end)
@@ -58,7 +58,8 @@ def verdict(chars: jax.Array) -> jax.Array:
         agrees = lower == expected[jnp.clip(rank, 0, len(wanted) - 1)]
         return (total == len(wanted)) & jnp.all(~kept | agrees)
 
-    return jnp.where(says("correct"), CORRECT, jnp.where(says("incorrect"), INCORRECT, UNREADABLE))
+    of = {word: jnp.where(says(word.lower()), choice, -1) for word, choice in VERDICTS.items()}
+    return functools.reduce(jnp.maximum, of.values())
 
 
 def majority(keys: jax.Array, readable: jax.Array) -> jax.Array:

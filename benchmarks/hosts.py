@@ -1,0 +1,100 @@
+"""What does it cost that several processes share a run: gathering rows, and one update over all of them?
+
+    python -m benchmarks.hosts [--cell=CELL] [--processes=1,2,4] [--steps=12] [--config.FIELD=VALUE ...]
+
+Runs of `experiments.train` from a fresh folder, with 1, 2, 4 processes on this machine, over loopback. Seconds are
+medians of the second half of a run's steps, from the lines of process 0: `gather` is the wait for the others and the
+gathering of their rows, `learn` the update. The processes share the cores of one machine, so a step does not become
+faster by them: what more hosts would save is counted from the problems that each plays, and not measured.
+Prints one JSON object on the last line.
+"""
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from marl_jax.config.run_config import load_config
+from marl_jax.models.weight_table import num_parameters
+from marl_jax.planning.plan import find_model
+from marl_jax.policies import trained_policies
+from marl_jax.run_folder.metrics import read_lines
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("cell", "voting-isolated-xs-math", "of configs/micro.py")
+flags.DEFINE_list("processes", ["1", "2", "4"], "how many processes share a run, run by run")
+flags.DEFINE_integer("steps", 12, "steps of a run, of which the first half is left out", lower_bound=2)
+PARTS = ("step", "rollout", "grade", "gather", "learn")
+
+
+def main(argv: list[str]) -> None:
+    report: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "cell": FLAGS.cell}
+    for count in map(int, FLAGS.processes):
+        report[str(count)] = found = measured(count, argv[1:])
+        print(count, json.dumps(found), flush=True)
+    print(json.dumps(report))
+
+
+def measured(count: int, overrides: list[str]) -> dict[str, Any]:
+    """Seconds of the parts of a step that so many processes share, and what each of them plays and exchanges."""
+    with tempfile.TemporaryDirectory() as folder:
+        lines = run(count, Path(folder) / "run", overrides)
+    half = lines[len(lines) // 2 :]
+    seconds = {
+        name: round(statistics.median(line.get(f"time/{name}", 0.0) for line in half), 3) for name in PARTS
+    }
+    return seconds | counted(count, overrides)
+
+
+def run(count: int, workdir: Path, overrides: list[str]) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a run that fails ends the benchmark with what it said."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = [sys.executable, "-m", "experiments.train", *settings(count), *overrides]
+    command += [f"--workdir={workdir}", "--noreport"]
+    where = [[f"--coordinator={coordinator}", f"--process={k}"] if count > 1 else [] for k in range(count)]
+    logs = [workdir.with_name(f"{k}.log") for k in range(count)]
+    processes = []
+    for words, log in zip(where, logs):
+        with open(log, "w") as file:
+            processes.append(subprocess.Popen([*command, *words], stdout=file, stderr=file))
+    codes = [process.wait() for process in processes]
+    if any(codes):
+        sys.exit("\n".join(log.read_text() for log in logs))
+    return list(read_lines(workdir / "metrics.jsonl"))
+
+
+def settings(count: int) -> list[str]:
+    return [
+        f"--config=configs/micro.py:{FLAGS.cell}",
+        f"--config.mesh.hosts={count}",
+        f"--config.steps={FLAGS.steps}",
+        "--config.evaluation.every=0",
+        "--config.checkpoints.best=false",
+        f"--config.checkpoints.every={FLAGS.steps}",
+    ]
+
+
+def counted(count: int, overrides: list[str]) -> dict[str, Any]:
+    """Problems of the process that has most, and bytes of gradients that an update adds up over the processes."""
+    texts = [
+        word.removeprefix("--config.").partition("=")[::2] for word in [*settings(count)[1:], *overrides]
+    ]
+    config = load_config(f"configs/micro.py:{FLAGS.cell}", texts)
+    policies = trained_policies(config.policies.map, config.policies.frozen_roles)
+    return {
+        "problems": -(-config.data.problems // count),
+        "gradient_bytes": 4 * num_parameters(find_model(config)[0]) * len(policies) if count > 1 else 0,
+    }
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=lambda argv: FLAGS(argv, known_only=True))

@@ -1,0 +1,97 @@
+"""What the code declares, as text: where a thing stands, and of a dataclass's field its type, default and comment."""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import io
+import textwrap
+import tokenize
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from marl_jax.packaged import HOME
+
+__all__ = ["declared", "default_of", "place", "typed"]
+
+_LIMITS = {Ge: "at least {}", Gt: "more than {}", Le: "at most {}", Lt: "less than {}"}
+
+
+def place(thing: Any) -> str:
+    """The file of a module, or file and line of a function, from the package on."""
+    file = Path(inspect.getsourcefile(thing) or "").relative_to(HOME.parent).as_posix()
+    return file if inspect.ismodule(thing) else f"{file}:{inspect.getsourcelines(thing)[1]}"
+
+
+def default_of(field: Any) -> str:
+    """The default of a field, as the command line writes it."""
+    made = field.default
+    if field.default_factory is not dataclasses.MISSING:
+        made = field.default_factory()
+    if made is dataclasses.MISSING:
+        return "required"
+    return {"None": "none", "True": "true", "False": "false"}.get(str(made), str(made) or "-")
+
+
+def typed(hint: Any, bounds: Any) -> str:
+    """What may stand there: a type, and the bounds of its annotation."""
+    said = [
+        _LIMITS[type(bound)].format(*dataclasses.astuple(bound)) for bound in bounds if type(bound) in _LIMITS
+    ]
+    return ", ".join([_type(hint), *said])
+
+
+def _type(hint: Any) -> str:
+    options = typing.get_args(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(map(_type, options))
+    if typing.get_origin(hint) is typing.Literal:
+        return " or ".join(map(str, options))
+    name = (
+        "none"
+        if hint is type(None)
+        else hint.__name__
+        if isinstance(hint, type) and not options
+        else str(hint)
+    )
+    return name.replace("typing.", "").replace("collections.abc.", "")
+
+
+def declared(cls: Any, name: str) -> tuple[str, str]:
+    """(file and line of a field, the comment beside or above it); of an inherited one where it is declared."""
+    for owner in cls.__mro__:
+        found = _fields_of(owner) if "__dataclass_fields__" in vars(owner) else {}
+        if name in found:
+            return found[name]
+    return "", ""
+
+
+@functools.cache
+def _fields_of(cls: type) -> dict[str, tuple[str, str]]:
+    """{field: (file and line, comment)} of those that a class declares itself."""
+    source, first = inspect.getsourcelines(cls)
+    file = Path(inspect.getsourcefile(cls) or "").relative_to(HOME.parent).as_posix()
+    text = textwrap.dedent("".join(source))
+    comments = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.COMMENT
+    }
+    (body,) = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
+    found = {}
+    for node in body.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            beside = [
+                comments[line] for line in range(node.lineno, (node.end_lineno or 0) + 1) if line in comments
+            ]
+            above: list[str] = []
+            line = node.lineno - 1
+            while line in comments and text.split("\n")[line - 1].lstrip().startswith("#"):
+                above.insert(0, comments[line])
+                line -= 1
+            found[node.target.id] = (f"{file}:{first + node.lineno - 1}", " ".join([*above, *beside]))
+    return found

@@ -1,0 +1,111 @@
+"""The documentation in a terminal: the pages as they stand, and the reference from docstrings and comments at fields.
+
+name ──► a page of docs/, its `::: MODULE` lines filled
+     └─► an object of the library: its docstring, and every field with its comment
+"""
+
+import dataclasses
+import inspect
+import pydoc
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from marl_jax.commands.declarations import declared, default_of, typed
+from marl_jax.config.run_config import ConfigError
+from marl_jax.fields import nearest
+from marl_jax.packaged import packaged
+
+__all__ = ["first_words", "page", "pages", "reference"]
+
+TOP = ("README", "BUILD_NOTES")  # beside docs/
+
+
+def pages() -> dict[str, Path]:
+    """{name: file}, the README first, then by name, the reference last."""
+    home = packaged("docs")
+    inside = {
+        path.relative_to(home / "docs").with_suffix("").as_posix(): path for path in home.glob("docs/**/*.md")
+    }
+    names = sorted(inside, key=lambda name: ("/" in name, name))
+    return {
+        TOP[0]: home / "README.md",
+        **{name: inside[name] for name in names},
+        TOP[1]: home / "BUILD_NOTES.md",
+    }
+
+
+def page(name: str) -> str:
+    """The page of that name, or what there is to say of `workflows.Call` or another object, as Markdown."""
+    there = pages()
+    name = name.removeprefix("docs/").removesuffix(".md")
+    if name in there:
+        text = there[name].read_text(encoding="utf-8")
+        return re.sub(r"^::: (\S+)$", lambda line: reference(line[1]), text, flags=re.MULTILINE)
+    if "." in name or name == "marl_jax":
+        return reference(name)
+    raise ConfigError([f"the page is '{name}'{nearest(name, there)}; or an object, such as workflows.Call"])
+
+
+def first_words(file: Path) -> str:
+    """The title of a page."""
+    return file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+
+
+def reference(name: str) -> str:
+    """What a module, class or function says of itself, as Markdown."""
+    full = name if name.startswith("marl_jax") else f"marl_jax.{name}"
+    try:
+        thing = pydoc.locate(full)
+    except pydoc.ErrorDuringImport as error:  # of an extra that is not installed
+        thing, name = None, f"{name} ({error.value})"
+    if thing is None:
+        raise ConfigError([f"the library has no '{name}': give a page, or an object such as workflows.Call"])
+    return "\n".join(_described(thing, full)).rstrip() + "\n"
+
+
+# ---------------------------------------------------------------- details
+
+
+def _described(thing: Any, name: str) -> Iterator[str]:
+    if isinstance(thing, types.ModuleType):
+        yield from (f"## {name}", "", inspect.getdoc(thing) or "", "")
+        for each in getattr(thing, "__all__", ()):
+            member = getattr(thing, each)
+            if callable(member) and not isinstance(member, types.GenericAlias):
+                yield from _described(member, each)
+        return
+    function = getattr(thing, "fn", thing)  # of a workflow
+    said = _signature(function) if inspect.isfunction(function) else ""
+    yield from (f"### {name.rpartition('.')[2]}{said}", "", inspect.getdoc(function) or "", "")
+    if inspect.isclass(thing):
+        yield from _parts(thing)
+
+
+def _parts(cls: Any) -> Iterator[str]:
+    """The fields of a dataclass and the methods of a class, an item for each."""
+    lines: list[str] = []
+    if dataclasses.is_dataclass(cls):
+        hints = typing.get_type_hints(cls)
+        for field in dataclasses.fields(cls):
+            facts = f"{typed(hints[field.name], ())}; {default_of(field)}"
+            lines.append(_item(f"`{field.name}` ({facts})", declared(cls, field.name)[1]))
+    for name, member in vars(cls).items():
+        method = getattr(member, "fget", None) or getattr(member, "__func__", member)
+        if not name.startswith("_") and inspect.isfunction(method) and method.__doc__:
+            said = name if isinstance(member, property) else f"{name}{_signature(method)}"
+            lines.append(_item(f"`{said}`", inspect.getdoc(method) or ""))
+    yield from (*lines, "")
+
+
+def _item(name: str, words: str) -> str:
+    text = " ".join(words.split())
+    return textwrap.fill(f"- {name}: {text}", 120, subsequent_indent="  ", break_long_words=False)
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", str(inspect.signature(function)))

@@ -1,0 +1,39 @@
+"""Several processes that share one run: who is here, what they tell each other, and arrays over all their devices.
+
+    with joined(hosts, "10.0.0.1:7000", process):      every process plays its share of the problems,
+        ...                                            and all take the same update
+
+With one process everything here does nothing, and costs nothing.
+"""
+
+from marl_jax.hosts.joining import WAIT_S, HostsError, joined, on_stop, tell_stop
+from marl_jax.hosts.talk import (
+    after_first,
+    any_of,
+    count,
+    from_first,
+    index,
+    is_first,
+    share,
+    telling,
+    together,
+    untold,
+)
+
+__all__ = [
+    "WAIT_S",
+    "HostsError",
+    "after_first",
+    "any_of",
+    "count",
+    "from_first",
+    "index",
+    "is_first",
+    "joined",
+    "on_stop",
+    "share",
+    "tell_stop",
+    "telling",
+    "together",
+    "untold",
+]

@@ -1,0 +1,343 @@
+"""The small process beside each process of a run on several hosts: it finds the others, and says who is lost.
+
+    process k ──pipe── companion k ──TCP── companion 0 ──pipe── process 0
+
+Run by its path, without JAX: JAX aborts a process at once where the one that coordinates is gone, and may wait in a
+program of all devices for ever where another is. A pipe or connection that ends without a word is of a process that was
+killed. Words: `stop` (asked to end), `failed` (by an error), `bye` (the run is over).
+"""
+
+import contextlib
+import errno
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import sys
+import time
+from typing import Any, NoReturn
+
+__all__ = ["main"]
+
+PAUSE_S = 0.2  # between two tries to reach process 0
+HELLO_S = 5.0  # for the first line of a process that has connected
+GRACE_S = 5.0  # for processes that fail for one reason to say it themselves, and for one that is told to end
+SILENT_S = 20  # without a sign from a machine, until it counts as lost
+PIPE = 0  # this process's own, where others have the number of a connection
+KILLED = "was lost: it was killed, or its machine went away"
+FAILED = "ended by an error, which its own log tells"
+
+
+def main(index: int, count: int, hosts: list[str], port: int, wait_s: float) -> None:
+    """Meet the others at process 0, then watch."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # its process decides when to end
+    name = f"process {index} of {count} (pid {os.getppid()} on {socket.gethostname()})"
+    if index == 0:
+        links, names, free = _await_all(count, hosts[0], port, wait_s, name)
+    else:
+        links, names, free = _reach_first(index, count, hosts, port, wait_s, name)
+    _say(f"ready {free}")
+    _Watch(index, links, names).run()
+
+
+# ---------------------------------------------------------------- to meet
+
+
+def _await_all(
+    count: int, host: str, port: int, wait_s: float, name: str
+) -> tuple[dict[int, socket.socket], list[str], int]:
+    """At process 0: (connections by process, what processes are called, a free port of this machine)."""
+    listener = _listen(host, port)
+    if not port:
+        _say(f"at {listener.getsockname()[1]}")
+    links: dict[int, socket.socket] = {}
+    names = [name, *(f"process {k} of {count}" for k in range(1, count))]
+    deadline = time.monotonic() + wait_s
+    while len(links) < count - 1:
+        if not _comes(listener, deadline):
+            missing = ", ".join(str(k) for k in range(1, count) if k not in links)
+            _refuse(
+                f"process {missing} of {count} did not come within {wait_s:.0f} s: start the command on every host, "
+                "each with its own --process, or correct mesh.hosts",
+                links,
+            )
+        try:
+            link = listener.accept()[0]
+            link.settimeout(HELLO_S)
+            said = json.loads(_line(link))
+            other, total = int(said["index"]), int(said["count"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # somebody else, who has the wrong port
+        if other in links and _has_ended(links[other]):  # it was started again
+            del links[other]
+        if total != count or not 0 < other < count or other in links:
+            what = (
+                f"process {other} says that there are {total} processes, and process 0 that there are {count}"
+                if total != count
+                else f"two processes say that they are number {other}"
+            )
+            _refuse(
+                f"{what}: give all one --config.mesh.hosts, and each its own --process",
+                {**links, -1: link},
+            )
+        links[other], names[other] = link, said["name"]
+    free = _free_port(listener.getsockname()[1] + 1)
+    for link in links.values():
+        link.sendall(f"ready {json.dumps({'port': free, 'names': names})}\n".encode())
+    listener.close()
+    return links, names, free
+
+
+def _reach_first(
+    index: int, count: int, hosts: list[str], port: int, wait_s: float, name: str
+) -> tuple[dict[int, socket.socket], list[str], int]:
+    """At another process: the same, of its one connection to process 0."""
+    deadline, answer = time.monotonic() + wait_s, ""
+    where = " or ".join(f"{host}:{port}" for host in hosts)
+    while not answer:
+        link = None
+        for host in hosts:
+            try:
+                link = link or socket.create_connection((host, port), max(0.1, deadline - time.monotonic()))
+            except OSError:
+                continue
+        if link is None and time.monotonic() >= deadline:
+            _refuse(
+                f"nobody answers at {where} after {wait_s:.0f} s: start process 0 on that machine, or correct "
+                "--coordinator"
+            )
+        if link is None:
+            _comes(None, time.monotonic() + PAUSE_S)
+            continue
+        with contextlib.suppress(OSError):
+            link.sendall(json.dumps({"index": index, "count": count, "name": name}).encode() + b"\n")
+            if _comes(link, deadline + 2 * HELLO_S):  # process 0 may have come later than this one
+                link.settimeout(HELLO_S)
+                answer = _line(link)
+        if not answer and time.monotonic() >= deadline:
+            _refuse(f"process 0 at {where} went away before all had come: start the command again")
+    word, _, rest = answer.partition(" ")
+    if word == "refused":
+        _refuse(rest)
+    said = json.loads(rest)
+    return {0: link}, said["names"], said["port"]  # type: ignore[dict-item]
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """At this host's address where the machine has it, else at all of its addresses."""
+    try:
+        for address in (host, ""):
+            try:
+                return socket.create_server((address, port))
+            except socket.gaierror as error:
+                _refuse(f"there is no machine '{host}' ({error.strerror}): correct --coordinator")
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE or not address:
+                    raise
+    except OSError as error:
+        _refuse(
+            f"port {port} of this machine cannot be used ({error.strerror}): name another in --coordinator, for all "
+            "processes, or end what uses it"
+        )
+    raise AssertionError
+
+
+def _comes(what: socket.socket | None, deadline: float) -> bool:
+    """Whether there is something to read until then; ends with its process, which says nothing before all have met."""
+    wanted: list[Any] = [PIPE] if what is None else [PIPE, what]
+    ready = select.select(wanted, [], [], max(0.0, deadline - time.monotonic()))[0]
+    if PIPE in ready:
+        sys.exit(0)
+    return bool(ready)
+
+
+def _has_ended(link: socket.socket) -> bool:
+    try:
+        return bool(select.select([link], [], [], 0)[0]) and not link.recv(1, socket.MSG_PEEK)
+    except OSError:
+        return True
+
+
+def _free_port(wanted: int) -> int:
+    for port in (wanted if wanted < 1 << 16 else 0, 0):
+        try:
+            with socket.socket() as probe:
+                probe.bind(("", port))
+                return probe.getsockname()[1]
+        except OSError:
+            continue
+    return 0
+
+
+def _line(link: socket.socket) -> str:
+    """The next line; an OSError where the connection ends before it."""
+    read = b""
+    while not read.endswith(b"\n"):
+        if not (part := link.recv(1)):
+            raise ConnectionResetError
+        read += part
+    return read.decode().rstrip("\n")
+
+
+def _refuse(text: str, links: dict[int, socket.socket] | None = None) -> NoReturn:
+    for link in (links or {}).values():
+        with contextlib.suppress(OSError):
+            link.sendall(f"refused {text}\n".encode())
+    _say(f"refused {text}")
+    sys.exit(0)
+
+
+def _say(line: str) -> None:
+    """To its process, if that is there."""
+    with contextlib.suppress(OSError):
+        os.write(1, f"{line}\n".encode())
+
+
+# ---------------------------------------------------------------- to watch
+
+
+class _Watch:
+    """What each process said last, and who has to be told."""
+
+    def __init__(self, index: int, links: dict[int, socket.socket], names: list[str]) -> None:
+        self._index, self._links, self._names = index, links, names
+        self._parent = os.getppid()
+        self._failing = False  # its process ends by itself
+        self._failed: dict[int, float] = {}  # process 0: when others are told of one that failed
+        self._gone: set[int] = set()  # said bye, or is lost
+        self._rest: dict[int, bytes] = {}  # of lines that have not ended
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(PIPE, selectors.EVENT_READ, -1)
+        for k, link in links.items():
+            link.settimeout(None)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (
+                ("TCP_KEEPIDLE", 5),
+                ("TCP_KEEPINTVL", 5),
+                ("TCP_KEEPCNT", 3),
+                ("TCP_USER_TIMEOUT", SILENT_S * 1000),
+            ):
+                if hasattr(socket, option):
+                    link.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+            self._selector.register(link, selectors.EVENT_READ, k)
+
+    def run(self) -> None:
+        """Until the run is over, one way or the other."""
+        while True:
+            due = min(self._failed.values(), default=None)
+            ready = self._selector.select(None if due is None else max(0.0, due - time.monotonic()))
+            for key, _ in ready:
+                for word in self._words(key):
+                    if key.data == -1:
+                        self._of_its_own(word)
+                    elif self._index == 0:
+                        self._of(key.data, word)
+                    else:
+                        self._of_first(word)
+            for k, when in list(self._failed.items()):
+                if time.monotonic() >= when:
+                    self._lost(k, FAILED)
+
+    def _words(self, key: selectors.SelectorKey) -> list[str]:
+        """The lines that have come; `ended` where none will any more."""
+        try:
+            read = os.read(PIPE, 4096) if key.data == -1 else key.fileobj.recv(4096)  # type: ignore[union-attr]
+        except OSError:
+            read = b""
+        if not read:
+            self._selector.unregister(key.fileobj)
+            return ["ended"]
+        *lines, rest = (self._rest.pop(key.data, b"") + read).split(b"\n")
+        self._rest[key.data] = rest
+        return [line.decode() for line in lines]
+
+    def _of_its_own(self, word: str) -> None:
+        """What its process says: here it is told on, or taken in."""
+        self._failing = self._failing or word == "failed"
+        if self._index == 0:
+            self._of(0, word)
+            return
+        if word != "ended":  # which the end of the connection says
+            self._tell(self._links[0], word)
+        if word in ("bye", "ended"):
+            sys.exit(0)
+
+    def _of(self, k: int, word: str) -> None:
+        """At process 0: what a process says."""
+        if word == "stop":
+            self._tell_all("stop")
+        elif word == "bye":
+            self._gone.add(k)
+            if k == 0:
+                self._tell_all("bye")
+                self._hear_out()
+                sys.exit(0)
+        elif word == "failed":
+            self._failed[k] = time.monotonic() + GRACE_S
+        elif k in self._failed:  # ended as it said that it would
+            if len(self._gone | set(self._failed)) == len(self._names):
+                sys.exit(0)
+        elif k not in self._gone:
+            self._lost(k, KILLED)
+
+    def _of_first(self, word: str) -> None:
+        """At another process: what process 0 tells all."""
+        word, _, rest = word.partition(" ")
+        if word == "stop":
+            _say("stop")
+        elif word == "bye":
+            sys.exit(0)
+        elif word == "lost":
+            k, _, why = rest.partition(" ")
+            self._end(int(k), why)
+        elif word == "ended":
+            self._end(0, KILLED)
+
+    def _lost(self, k: int, why: str) -> None:
+        self._tell_all(f"lost {k} {why}")
+        self._end(k, why)
+
+    def _end(self, lost: int, why: str) -> NoReturn:
+        """Say who is lost, and see that this process ends."""
+        if not self._failing and lost != self._index:
+            text = (
+                f"{self._names[lost]} {why}; so this process ends. Start the same command again on every host: it "
+                "goes on from the last checkpoint"
+            )
+            with contextlib.suppress(OSError):
+                os.write(2, f"{text}\n".encode())
+            _say("lost")
+        deadline = time.monotonic() + GRACE_S
+        while os.getppid() == self._parent and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if os.getppid() == self._parent:
+            os.kill(self._parent, signal.SIGKILL)
+        sys.exit(0)
+
+    def _hear_out(self) -> None:
+        """What they still say is read, or the system would take back what they were told."""
+        for link in self._links.values():
+            link.settimeout(GRACE_S)
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_WR)
+                while link.recv(4096):
+                    pass
+
+    def _tell(self, link: socket.socket, line: str) -> None:
+        with contextlib.suppress(OSError):  # it is gone, and is seen to be
+            link.sendall(f"{line}\n".encode())
+
+    def _tell_all(self, line: str) -> None:
+        for link in self._links.values():
+            self._tell(link, line)
+        if line == "stop":
+            _say("stop")
+
+
+if __name__ == "__main__":
+    _index, _count, _hosts, _port, _wait = sys.argv[1:]
+    _arguments: Any = int(_index), int(_count), _hosts.split(","), int(_port), float(_wait)
+    main(*_arguments)

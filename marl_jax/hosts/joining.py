@@ -1,0 +1,213 @@
+"""How the processes of a run find each other, and how they end together.
+
+    --coordinator=HOST:PORT --process=K   companions meet at HOST:PORT, then JAX is begun at a port that is free there
+    neither                               what SLURM, Open MPI, a TPU pod or GKE announce, as JAX finds it
+
+Called once, before anything of JAX is computed. Where a process is lost, the others end within seconds where their
+machine knows of it, and within JAX's heartbeat where it does not.
+"""
+
+import collections
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import logging
+
+from marl_jax.errors import UserError
+from marl_jax.hosts import talk
+
+__all__ = ["WAIT_S", "HostsError", "joined", "on_stop", "tell_stop"]
+
+WAIT_S = 300.0  # for all processes to come
+FOUND_S = 20.0  # for companions, once their processes have found each other
+HEARTBEAT_S = 20  # without a sign from a process, until JAX counts it as lost
+END_S = 30  # for all processes to come to the end
+LOST = 1  # the exit code of a process that ends because another is lost
+
+_COMPANION = Path(__file__).with_name("companion.py")  # run by its path: it loads no JAX
+
+
+class HostsError(UserError, RuntimeError):
+    """The processes of a run cannot work together; the text is one line, or one line per difference."""
+
+
+@contextlib.contextmanager
+def joined(
+    hosts: int, coordinator: str | None = None, process: int | None = None, *, wait_s: float = WAIT_S
+) -> Iterator[None]:
+    """This process is one of so many `hosts` while the context lasts; nothing where that is 1.
+
+    `coordinator` is HOST:PORT of process 0, and `process` the number of this one; both or neither are given.
+    """
+    if hosts == 1:
+        if coordinator or process is not None:
+            raise HostsError(
+                "--coordinator and --process are for a run on several hosts: set --config.mesh.hosts to their "
+                "number, or leave them out"
+            )
+        yield
+        return
+    with contextlib.suppress(AttributeError):  # its handler would take SIGTERM from the run
+        jax.config.update("jax_enable_preemption_service", False)
+    if coordinator or process is not None:
+        host, port = _checked(hosts, coordinator, process)
+        companion = _Companion(process, hosts, host, port, wait_s)
+        _begin(hosts, process, f"{host}:{companion.ready()}")
+    else:
+        _find(hosts, wait_s)
+        companion = _met(hosts)
+    _check_devices()
+    global _companion
+    _companion = companion
+    try:
+        yield
+    except BaseException:
+        companion.say("failed")
+        raise
+    else:
+        jax.distributed.shutdown()  # which waits for all
+        companion.say("bye")
+    finally:
+        _companion = None
+
+
+def on_stop(heard: Callable[[], None]) -> None:
+    """What is called, on another thread, when a process was asked to stop."""
+    if _companion is not None:
+        _companion.on_stop = heard
+
+
+def tell_stop() -> None:
+    """Have all processes hear that this one was asked to stop; for a handler of signals."""
+    if _companion is not None:
+        _companion.say("stop")
+
+
+# ---------------------------------------------------------------- one way and the other
+
+
+def _checked(hosts: int, coordinator: str | None, process: int | None) -> tuple[str, int]:
+    """Host and port of process 0."""
+    if not coordinator or process is None:
+        lacking = "--process=K" if coordinator else "--coordinator=HOST:PORT"
+        raise HostsError(
+            f"{lacking} is missing: every process needs both --coordinator and --process, or neither"
+        )
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise HostsError(
+            f"--coordinator={coordinator} is no HOST:PORT: name the machine of process 0 and a free port"
+        )
+    if not 0 <= process < hosts:
+        raise HostsError(f"--process={process} is none of 0 to {hosts - 1}, as mesh.hosts is {hosts}")
+    return host, int(port)
+
+
+def _begin(hosts: int, process: int | None, address: str) -> None:
+    local = address.startswith(("127.", "localhost:"))
+    jax.distributed.initialize(
+        address,
+        hosts,
+        process,
+        cluster_detection_method="deactivate",
+        coordinator_bind_address=address if local else None,
+        initialization_timeout=int(HEARTBEAT_S + END_S),
+        heartbeat_timeout_seconds=HEARTBEAT_S,
+        shutdown_timeout_seconds=END_S,
+    )
+
+
+def _find(hosts: int, wait_s: float) -> None:
+    """By what the cluster announces."""
+    try:
+        jax.distributed.initialize(
+            initialization_timeout=int(wait_s),
+            heartbeat_timeout_seconds=HEARTBEAT_S,
+            shutdown_timeout_seconds=END_S,
+        )
+    except ValueError as error:
+        raise HostsError(
+            f"mesh.hosts is {hosts}, and nothing announces the other processes, as SLURM, Open MPI, a TPU pod or GKE "
+            f"would ({error}): give each process --coordinator=HOST:PORT of process 0 and its own --process=K"
+        ) from None
+    if jax.process_count() != hosts:
+        raise HostsError(
+            f"mesh.hosts is {hosts}, and the cluster announces {jax.process_count()} processes: set "
+            f"--config.mesh.hosts={jax.process_count()}, or start as many"
+        )
+
+
+def _met(hosts: int) -> "_Companion":
+    """The companion of a process that has found the others; JAX alone watches where companions cannot meet."""
+    first: list[_Companion] = []
+
+    def address() -> tuple[str, int]:
+        first.append(_Companion(0, hosts, "", 0, FOUND_S))
+        name = socket.gethostname()
+        with contextlib.suppress(OSError):
+            name = f"{name},{socket.gethostbyname(name)}"
+        return name, first[0].ready("at")
+
+    names, port = talk.from_first(address)
+    companion = first[0] if first else _Companion(jax.process_index(), hosts, names, port, FOUND_S)
+    try:
+        companion.ready()
+    except HostsError as error:
+        logging.warning("%s; where a process is lost, only JAX's own lines tell", error)
+    return companion
+
+
+def _check_devices() -> None:
+    devices = collections.Counter(device.process_index for device in jax.devices())
+    for process, here in sorted(devices.items()):
+        if here != devices[0]:
+            raise HostsError(
+                f"process {process} has {here} devices and process 0 has {devices[0]}: give each as many, such as by "
+                "CUDA_VISIBLE_DEVICES"
+            )
+
+
+class _Companion:
+    """The process beside this one, see `companion`."""
+
+    def __init__(self, index: int | None, count: int, hosts: str, port: int, wait_s: float) -> None:
+        self.on_stop: Callable[[], None] = lambda: None
+        words = (index, count, hosts, port, wait_s)
+        self._process: Any = subprocess.Popen(
+            [sys.executable, "-P", str(_COMPANION), *map(str, words)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # signals of a terminal are for the run
+        )
+
+    def ready(self, word: str = "ready") -> int:
+        """The port that it tells, once it has come so far; a refusal is raised."""
+        said, _, rest = self._process.stdout.readline().decode().rstrip("\n").partition(" ")
+        if said != word:
+            raise HostsError(rest or "the process that watches the others ended")
+        if word == "ready":
+            threading.Thread(target=self._listen, name="companion", daemon=True).start()
+        return int(rest)
+
+    def say(self, word: str) -> None:
+        """Tell it; one that is gone hears nothing."""
+        with contextlib.suppress(OSError):
+            os.write(self._process.stdin.fileno(), f"{word}\n".encode())
+
+    def _listen(self) -> None:
+        for line in self._process.stdout:
+            if line == b"lost\n":
+                os._exit(LOST)
+            self.on_stop()
+
+
+_companion: _Companion | None = None

@@ -1,0 +1,108 @@
+"""Arrays of this process's devices as arrays of the devices of all, and back: each host has a whole copy already.
+
+    tree of a host ──lifted──► the same over the mesh of all hosts ──program──► new tree ──lowered──► of a host again
+
+No byte travels: an array over all hosts is made of the pieces that its devices hold.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+__all__ = ["cut", "fingerprint", "lifted", "lowered", "mesh_of_all", "on_host", "shardings_of", "spans"]
+
+Tree = Any
+
+
+def mesh_of_all(data: int, model: int) -> Mesh:
+    """`data` x `model` devices of every process, the processes side by side along the axis "data"."""
+    by_process: dict[int, list[jax.Device]] = {}
+    for device in jax.devices():
+        by_process.setdefault(device.process_index, []).append(device)
+    rows = [np.array(some[: data * model]).reshape(data, model) for _, some in sorted(by_process.items())]
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    return Mesh(np.concatenate(rows), ("data", "model"), axis_types=auto)
+
+
+def spans(mesh: Mesh | None) -> bool:
+    """Whether it has devices of other processes."""
+    return mesh is not None and mesh.is_multi_process
+
+
+def shardings_of(tree: Tree) -> Tree:
+    """Where its arrays lie."""
+    return jax.tree.map(lambda leaf: leaf.sharding if isinstance(leaf, jax.Array) else None, tree)
+
+
+def lifted(tree: Tree, mesh: Mesh) -> Tree:
+    """Equal arrays of every process as arrays over the mesh of all, copied over "data"; numbers stay."""
+
+    def lift(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or not leaf.is_fully_addressable:
+            return leaf
+        spec = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else PartitionSpec()
+        leaf = jax.device_put(
+            leaf, NamedSharding(mesh.local_mesh, spec)
+        )  # where it is already, but for scalars
+        pieces = [shard.data for shard in leaf.addressable_shards]
+        return jax.make_array_from_single_device_arrays(leaf.shape, NamedSharding(mesh, spec), pieces)
+
+    return jax.tree.map(lift, tree)
+
+
+def lowered(tree: Tree, shardings: Tree) -> Tree:
+    """The copy of this process, where these `shardings_of` the tree before it say."""
+
+    def lower(leaf: Any, sharding: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+            return leaf
+        assert isinstance(leaf.sharding, NamedSharding)
+        mesh = leaf.sharding.mesh
+        spec = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+        wanted = NamedSharding(mesh, spec)
+        if not leaf.sharding.is_equivalent_to(wanted, leaf.ndim):
+            leaf = _moved(leaf, wanted)
+        if not isinstance(sharding, NamedSharding):
+            return leaf.addressable_data(0)
+        pieces = [shard.data for shard in leaf.addressable_shards]
+        return jax.make_array_from_single_device_arrays(leaf.shape, sharding, pieces)
+
+    return jax.tree.map(lower, tree, shardings)
+
+
+def cut(arrays: Tree, mesh: Mesh) -> Tree:
+    """Arrays of the host, equal on every process, cut over "data": each device gets its rows from its own process."""
+    over = NamedSharding(mesh, PartitionSpec("data"))
+    return jax.tree.map(
+        lambda x: jax.make_array_from_process_local_data(over, np.asarray(x), x.shape), arrays
+    )
+
+
+def on_host(tree: Tree, mesh: Mesh) -> Tree:
+    """Whole values, on every device of the mesh, so that `jax.device_get` gives them to each process."""
+    whole = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(lambda leaf: _moved(leaf, whole) if isinstance(leaf, jax.Array) else leaf, tree)
+
+
+def fingerprint(tree: Tree) -> int:
+    """A number that changes with any bit of the arrays, of which every process has a copy."""
+    return sum(int(_sum_of_bits(leaf)) for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+
+
+@jax.jit
+def _sum_of_bits(leaf: jax.Array) -> jax.Array:
+    """An integer sum, so that its order says nothing."""
+    words = jax.lax.bitcast_convert_type(leaf.astype(jnp.float32), jnp.uint32).ravel()
+    places = 2 * jax.lax.iota(jnp.uint32, words.size) + 1
+    return jnp.sum((words ^ (words >> 16)) * places, dtype=jnp.uint32)
+
+
+def _moved(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
+    return jax.jit(_same, out_shardings=sharding)(leaf)
+
+
+def _same(leaf: jax.Array) -> jax.Array:
+    return leaf

@@ -1,0 +1,49 @@
+"""The table of a step, of the rows that each process played.
+
+share 0: tasks 0, 2, ..    share 1: tasks 1, 3, ..   ──whole──►   tasks 0, 1, 2, 3, .. as one process plays them
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_jax.hosts.talk import together
+from marl_jax.table import Table, dense
+
+__all__ = ["gathered", "whole"]
+
+
+def gathered(make: Callable[[], Table]) -> Table:
+    """The table of all processes, of which each makes the episodes of its share of the tasks."""
+    return whole(together(make))
+
+
+def whole(tables: Sequence[Table]) -> Table:
+    """One table of them all: tasks in the order that `share` dealt them out, names in order of appearance."""
+    if len(tables) == 1:
+        return tables[0]
+    if not (some := [table for table in tables if table.bare_episodes]):
+        return tables[0]
+    firsts = np.cumsum([0, *(len(table.bare_episodes) for table in some)])
+    by_task = [
+        [[first + number for number, _ in group] for _, group in itertools.groupby(
+            enumerate(table.bare_episodes), lambda one: one[1].task.id
+        )]
+        for first, table in zip(firsts.tolist(), some)
+    ]  # fmt: skip
+    rounds = itertools.zip_longest(*by_task, fillvalue=[])
+    table = Table.concat(some).of_episodes([number for turn in rounds for task in turn for number in task])
+    named: dict[str, Any] = {}
+    for column, names in (("role", table.roles), ("policy", table.policies)):
+        codes = getattr(table, column)
+        order = list(dict.fromkeys(codes.tolist()))
+        place = np.zeros(len(names), np.int32)
+        place[order] = np.arange(len(order))
+        named |= {
+            column: place[codes],
+            "roles" if column == "role" else "policies": tuple(names[k] for k in order),
+        }
+    tasks = [table.task_of(row).id for row in range(len(table))]
+    return table.replace(**named, task=dense(tasks))

@@ -1,0 +1,155 @@
+"""The wire to a vLLM server: JSON over HTTP, requests as token ids, answers that lack nothing.
+
+Request ──► POST /v1/completions ──► Completion, or one line: EngineGone
+"""
+
+import dataclasses
+import functools
+import http.client
+import json
+import math
+import threading
+from typing import Any
+from urllib.parse import urlsplit
+
+from marl_jax.fields import Positive
+from marl_jax.rollouts.voices import EngineGone
+from marl_jax.sampling.requests import Completion, Request, noise_key
+
+__all__ = ["SERVE", "Server", "VllmConfig"]
+
+SERVE = "start it as docs/vllm.md says"
+
+
+@dataclasses.dataclass(frozen=True)
+class VllmConfig:
+    """The server that answers with `engine.kind=vllm`, see docs/vllm.md."""
+
+    url: str = ""  # its address, such as http://127.0.0.1:8000
+    # Where adapters are written, which the server reads under the same path; None: a temporary folder of this host.
+    folder: str | None = None
+    timeout: Positive = 600.0  # seconds that one answer may take
+
+
+class Server:
+    """The wire: JSON over one connection per thread, which is opened again where the server closed it."""
+
+    def __init__(self, chosen: VllmConfig):
+        parts = urlsplit(chosen.url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._open = functools.partial(kind, parts.hostname or "", parts.port, timeout=chosen.timeout)
+        self._chosen, self._path, self._own = chosen, parts.path.rstrip("/"), threading.local()
+
+    def gone(self, what: str, way_out: str) -> EngineGone:
+        """The one line."""
+        return EngineGone(f"the vLLM server at {self._chosen.url} {what}: {way_out}")
+
+    def hangs(self) -> EngineGone:
+        """For an answer that does not come."""
+        return self.gone(
+            f"has not answered within {self._chosen.timeout:g} s",
+            "see its log, and start it again, or raise engine.vllm.timeout",
+        )
+
+    def ask(self, path: str, body: Any = None, way_out: str = SERVE) -> Any:
+        """What the server answers: JSON, or a text that is none."""
+        try:
+            status, text = self._exchange(path, body)
+        except TimeoutError:
+            raise self.hangs() from None
+        except (OSError, http.client.HTTPException) as error:
+            raise self.gone(
+                f"cannot be reached ({type(error).__name__}: {error})", f"see its log, and {SERVE}"
+            ) from None
+        try:
+            found: Any = json.loads(text)
+        except ValueError:
+            found = text
+        if status != 200:
+            told = found.get("error", found) if isinstance(found, dict) else found
+            told = told.get("message", told) if isinstance(told, dict) else told
+            line = " ".join(str(told).split())[:200]
+            raise self.gone(f"refused {path} ({status}: {line})", way_out)
+        return found
+
+    def complete(self, request: Request, name: str) -> Completion:
+        """A request as `name` answers it."""
+        first, second = noise_key(request.key).tolist()
+        body = {
+            "model": name,
+            "prompt": list(request.tokens),
+            "max_tokens": request.max_new_tokens,
+            "min_tokens": request.min_new_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k or -1,
+            "seed": first << 31 | second >> 1,  # 63 bits
+            "stop_token_ids": list(request.stop_tokens),
+            "ignore_eos": True,  # these alone end it
+            "logprobs": 1,
+            "return_token_ids": True,
+            # Where the model's directory has defaults of its own, they shall not hold.
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "frequency_penalty": 0.0,
+            "presence_penalty": 0.0,
+        }
+        again = f"if it was started anew, the same command loads '{name}' again; else see its log"
+        return self._read(self.ask("/v1/completions", body, again), request, name)
+
+    def _read(self, answer: Any, request: Request, name: str) -> Completion:
+        """The completion of an answer that lacks nothing."""
+        if not isinstance(answer, dict) or answer.get("model") != name:
+            told = answer.get("model") if isinstance(answer, dict) else answer
+            raise self.gone(f"answered as {told!r:.80} where '{name}' was asked", SERVE)
+        choice = (answer.get("choices") or [{}])[0]
+        tokens, reason = choice.get("token_ids"), choice.get("finish_reason")
+        if not _all(tokens, int):
+            raise self.gone("answered without token ids", "start a vLLM that knows return_token_ids")
+        if choice.get("prompt_token_ids") not in (None, list(request.tokens)):
+            raise self.gone("read other tokens than were sent", SERVE)
+        ended = reason == "stop" and tokens[-1:] and tokens[-1] in request.stop_tokens
+        if not tokens or not (ended or (reason == "length" and len(tokens) == request.max_new_tokens)):
+            raise self.gone(
+                f"ended an answer after {len(tokens)} of {request.max_new_tokens} tokens, by {reason!r:.40} and "
+                "without a stop token",
+                "start it with --generation-config vllm; else see its log",
+            )
+        logprobs: Any = (choice.get("logprobs") or {}).get("token_logprobs")
+        if not (
+            _all(logprobs, int | float) and len(logprobs) == len(tokens) and all(map(math.isfinite, logprobs))
+        ):
+            raise self.gone(
+                "answered without a log-prob for every token", "start it without --max-logprobs 0"
+            )
+        return Completion(tokens, [float(one) for one in logprobs], "stop" if ended else "length")
+
+    def _exchange(self, path: str, body: Any) -> tuple[int, str]:
+        payload = None if body is None else json.dumps(body)
+        connection = getattr(self._own, "connection", None)
+        if connection is not None:  # perhaps closed meanwhile; a request with its seed may be sent twice
+            try:
+                return self._send(connection, path, payload)
+            except TimeoutError:
+                raise
+            except (OSError, http.client.HTTPException):
+                pass
+        self._own.connection = self._open()
+        return self._send(self._own.connection, path, payload)
+
+    def _send(
+        self, connection: http.client.HTTPConnection, path: str, payload: str | None
+    ) -> tuple[int, str]:
+        headers = {"Content-Type": "application/json"} if payload is not None else {}
+        try:
+            connection.request("GET" if payload is None else "POST", self._path + path, payload, headers)
+            response = connection.getresponse()
+            return response.status, response.read().decode(errors="replace")
+        except BaseException:
+            connection.close()
+            self._own.connection = None
+            raise
+
+
+def _all(values: Any, kind: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(v, kind) and not isinstance(v, bool) for v in values)

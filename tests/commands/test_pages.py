@@ -1,0 +1,60 @@
+"""The pages come with the package and are read in a terminal; the reference says of every field what it is."""
+
+import dataclasses
+import re
+
+import pytest
+
+from marl_jax.commands.pages import page, pages, reference
+from marl_jax.config.run_config import ConfigError
+from marl_jax.episodes import CallRecord, Episode
+from marl_jax.packaged import HOME
+from marl_jax.table import Table
+from marl_jax.workflows import Call, Completion
+
+ROOT = HOME.parent
+
+
+def test_every_page_can_be_named_and_is_shown_as_it_stands():
+    there = pages()
+    files = {*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "BUILD_NOTES.md"}
+    assert set(there.values()) == files and next(iter(there)) == "README"
+    assert page("rewards") == page("docs/rewards.md") == (ROOT / "docs/rewards.md").read_text()
+
+
+@pytest.mark.parametrize("name", [name for name in pages() if name.startswith("reference/")])
+def test_a_page_of_the_reference_is_filled(name):
+    text = page(name)
+    named = re.findall(r"^::: (\S+)$", pages()[name].read_text(), re.MULTILINE)
+    assert named and not re.search("^:::", text, re.MULTILINE)
+    for module in named:
+        assert re.search(rf"^##+ (\S+\.)?{module.rpartition('.')[2]}\b", text, re.MULTILINE), module
+
+
+@pytest.mark.parametrize("cls", [Call, Completion, CallRecord, Episode, Table], ids=lambda cls: cls.__name__)
+def test_every_field_says_what_it_is(cls):
+    text = reference(f"{cls.__module__}.{cls.__name__}").replace("\n  ", " ")
+    said = dict(re.findall(r"^- `(\w+)` \(.+?; .*?\): (.+)$", text, re.MULTILINE))
+    assert not [field.name for field in dataclasses.fields(cls) if len(said[field.name].split()) < 2]
+
+
+def test_an_object_of_the_library_is_named_with_or_without_its_first_word():
+    text = page("workflows.Call")
+    assert text == page("marl_jax.workflows.Call")
+    assert "- `slot` (int; 0): which of several parallel calls of the role this is" in text
+    assert page("rewards.outcome").startswith("### outcome(") and "Every call earns" in page(
+        "rewards.outcome"
+    )
+    assert page("workflows.voting").count("### voting(") == 1  # the workflow, under its function's words
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("reward", "the page is 'reward': did you mean 'rewards'"),
+        ("workflows.Cal", r"the library has no 'workflows\.Cal'"),
+    ],
+)
+def test_what_there_is_not_is_refused(name, message):
+    with pytest.raises(ConfigError, match=message):
+        page(name)

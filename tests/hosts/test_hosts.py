@@ -1,0 +1,287 @@
+"""Processes find each other, tell each other values and errors, and see who is lost; what cannot be is refused."""
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hosts_kit import ended, free_port, play, said, start
+
+from marl_jax import hosts
+from marl_jax.config.run_config import ConfigError, MeshConfig, load_config
+from marl_jax.episodes import CallRecord, Episode
+from marl_jax.hosts import companion
+from marl_jax.hosts.tables import whole
+from marl_jax.runs import train
+from marl_jax.table import COLUMNS, Ragged, Table
+from marl_jax.task import Task
+
+TALK = Path(__file__).with_name("talk_run.py")
+
+
+# ---------------------------------------------------------------- the table
+
+
+def episode(task, sample, roles):
+    calls = [
+        CallRecord(
+            role, f"p-{role}", slot, 0, (1, task), (task, sample, slot), (-0.5, -1.0, -2.0), f"{role} {task}", "stop",
+            None, version=3,
+        )
+        for slot, role in enumerate(roles)
+    ]  # fmt: skip
+    return Episode(
+        Task(f"task-{task}", "math", "?", gold="1"),
+        sample,
+        "own",
+        tuple(calls),
+        None,
+        key=(0, 1, task, sample),
+    )
+
+
+ROLES = [("writer",), ("writer", "critic"), ("writer", "judge"), (), ("judge", "critic", "critic")]
+EVERY = [episode(task, sample, roles) for task, roles in enumerate(ROLES) for sample in range(2)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_shares_of_a_rollout_make_the_table_of_one_process(count):
+    by_task = [EVERY[start : start + 2] for start in range(0, len(EVERY), 2)]
+    shares = [[one for task in by_task[k::count] for one in task] for k in range(count)]
+    found, expected = whole([Table.of(share) for share in shares]), Table.of(EVERY)
+    for name in COLUMNS:
+        mine, theirs = getattr(found, name), getattr(expected, name)
+        if isinstance(theirs, Ragged):
+            assert [row.tolist() for row in mine] == [row.tolist() for row in theirs], name
+        elif theirs is None:
+            assert mine is None, name
+        else:
+            assert mine.dtype == theirs.dtype, name
+            np.testing.assert_array_equal(mine, theirs, name)
+    for name in ("roles", "policies", "text", "answer", "about", "bare_episodes"):
+        assert getattr(found, name) == getattr(expected, name), name
+
+
+# ---------------------------------------------------------------- processes
+
+
+def test_what_processes_tell_each_other_is_equal_to_the_bit_and_an_error_of_one_is_of_all(tmp_path):
+    play(TALK, tmp_path, 2, "talk")
+    assert all("all told" in said(tmp_path, k) for k in range(2))
+
+
+def test_one_process_is_alone_and_needs_nobody():
+    with hosts.joined(1):
+        assert (hosts.count(), hosts.index(), hosts.is_first()) == (1, 0, True)
+        assert hosts.together(lambda: 5) == [5] and hosts.share([1, 2]) == [1, 2] and hosts.any_of(True)
+        with pytest.raises(ZeroDivisionError), hosts.telling():
+            hosts.from_first(lambda: 1 / 0)
+
+
+def lose(tmp_path, which, how=signal.SIGKILL):
+    """The exit codes of three processes that wait, once one of them is lost, and how long the others live."""
+    processes = start(TALK, tmp_path, 3, "wait")
+    while not all("waiting" in said(tmp_path, k) for k in range(3)):
+        time.sleep(0.1)
+        assert all(process.poll() is None for process in processes)
+    processes[which].send_signal(how)
+    began = time.monotonic()
+    return ended(processes, 100.0), time.monotonic() - began
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("which", [0, 2])
+def test_the_others_of_a_process_that_is_killed_say_so_and_end(tmp_path, which):
+    codes, seconds = lose(tmp_path, which)
+    assert seconds < 60 and codes[which] == -signal.SIGKILL
+    for k in {0, 1, 2} - {which}:
+        assert codes[k] not in (0, None)
+        ours = [line for line in said(tmp_path, k).splitlines() if "of 3 (pid" in line]
+        assert len(ours) == 1 and ours[0].startswith(f"process {which} of 3 (pid ")
+        assert "Start the same command again on every host" in ours[0]
+
+
+def test_process_0_is_lost_and_the_other_says_so(tmp_path):
+    """The hard case: JAX ends a process at once where the one that coordinates is gone."""
+    processes = start(TALK, tmp_path, 2, "wait")
+    while not all("waiting" in said(tmp_path, k) for k in range(2)):
+        time.sleep(0.1)
+        assert all(process.poll() is None for process in processes)
+    processes[0].kill()
+    codes = ended(processes, 60.0)
+    assert codes[1] not in (0, None)
+    deadline = time.monotonic() + 20  # its companion may outlive it for a moment
+    while "process 0 of 2 (pid" not in said(tmp_path, 1):
+        assert time.monotonic() < deadline, said(tmp_path, 1)
+        time.sleep(0.1)
+
+
+@pytest.mark.campaign
+def test_a_stop_of_one_is_heard_by_all(tmp_path):
+    play(TALK, tmp_path, 3, "stop")
+    assert all("heard" in said(tmp_path, k) for k in range(3))
+
+
+@pytest.mark.campaign
+def test_who_fails_for_ones_own_reason_is_named_and_who_fails_with_all_says_so_itself(tmp_path):
+    codes = ended(start(TALK, tmp_path / "one", 2, "fail"), 100.0)
+    assert codes[0] not in (0, None) and codes[1] not in (0, None)
+    assert "process 1 of 2" in said(tmp_path / "one", 0) and "ended by an error" in said(tmp_path / "one", 0)
+    assert ended(start(TALK, tmp_path / "all", 2, "all_fail"), 100.0) == [2, 2]
+    for k in range(2):
+        assert said(tmp_path / "all", k).count("a failure of all") == 1
+        assert "process" not in said(tmp_path / "all", k).replace("process_", "")
+
+
+@pytest.mark.campaign
+def test_what_slurm_announces_is_found(tmp_path):
+    port = free_port()
+    processes = []
+    for k in range(2):
+        announced = {
+            "SLURM_JOB_ID": str(port), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2",
+            "SLURM_PROCID": str(k), "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "1",
+            "JAX_COORDINATOR_PORT": str(port),
+        }  # fmt: skip
+        processes += start(TALK, tmp_path, 2, "talk", coordinator="-", only=[k], **announced)
+    assert ended(processes) == [0, 0], said(tmp_path, 0) + said(tmp_path, 1)
+
+
+# ---------------------------------------------------------------- what cannot be
+
+
+class Meeting:
+    """Companions without their processes."""
+
+    def __init__(self):
+        self.begun = []
+
+    def come(self, index, count, port, wait_s=20.0):
+        words = [index, count, "127.0.0.1", port, wait_s]
+        command = [sys.executable, "-P", companion.__file__, *map(str, words)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.begun.append(subprocess.Popen(command, bufsize=0, **pipes))
+        return self.begun[-1].stdout
+
+    def end(self):
+        for one in self.begun:  # at once: one that sees another lost ends its own process, which is this one
+            one.kill()
+        for one in self.begun:
+            one.wait()
+            one.stdin.close()
+            one.stdout.close()
+
+
+@pytest.fixture
+def meeting():
+    found = Meeting()
+    yield found
+    found.end()
+
+
+def test_a_port_in_use_is_refused(meeting):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = meeting.come(0, 2, port).readline().decode()
+    assert line.startswith(f"refused port {port} of this machine cannot be used") and "--coordinator" in line
+
+
+def test_a_coordinator_that_does_not_come_is_waited_for_so_long(meeting):
+    port = free_port()
+    line = meeting.come(1, 2, port, wait_s=0.5).readline().decode()
+    assert line.startswith(f"refused nobody answers at 127.0.0.1:{port} after 0 s: start process 0")
+
+
+def test_processes_that_do_not_come_are_named_to_those_that_did(meeting):
+    port = free_port()
+    lines = [meeting.come(k, 4, port, wait_s=2.0) for k in (0, 2)]
+    for line in lines:
+        assert line.readline().decode().startswith("refused process 1, 3 of 4 did not come within 2 s")
+
+
+@pytest.mark.parametrize(
+    ("index", "count", "told"),
+    [
+        (1, 3, "process 1 says that there are 3 processes, and process 0 that there are 2"),
+        (0, 2, "cannot be used"),
+    ],
+)
+def test_processes_that_count_otherwise_are_refused(meeting, index, count, told):
+    port = free_port()
+    first = meeting.come(0, 2, port)
+    time.sleep(0.5)  # or the other may be the one that has the port
+    assert told in meeting.come(index, count, port).readline().decode()
+    if index:
+        assert told in first.readline().decode()
+
+
+def test_two_processes_of_one_number_are_refused(meeting):
+    port = free_port()
+    first = meeting.come(0, 3, port)
+    meeting.come(2, 3, port)
+    meeting.come(2, 3, port)
+    assert "two processes say that they are number 2" in first.readline().decode()
+
+
+def test_who_gave_up_before_all_had_come_may_come_again(meeting):
+    port = free_port()
+    first = meeting.come(0, 3, port)
+    meeting.come(1, 3, port)
+    time.sleep(0.5)
+    meeting.begun[1].stdin.close()  # its process ended
+    assert meeting.begun[1].wait(10) == 0
+    others = [meeting.come(k, 3, port) for k in (1, 2)]
+    assert all(one.readline().startswith(b"ready ") for one in (first, *others))
+    for one in meeting.begun:
+        one.stdin.write(b"bye\n") if not one.stdin.closed else None
+    assert [one.wait(10) for one in meeting.begun] == [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((1, "a:1", None), "set --config.mesh.hosts"),
+        ((2, "a:1", None), "--process=K is missing"),
+        ((2, None, 1), "--coordinator=HOST:PORT is missing"),
+        ((2, "a", 1), "--coordinator=a is no HOST:PORT"),
+        ((2, "a:70000", 1), "is no HOST:PORT"),
+        ((2, "a:1", 2), "--process=2 is none of 0 to 1"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused(words, told):
+    with pytest.raises(hosts.HostsError, match=told), hosts.joined(*words):
+        pass
+
+
+def test_hosts_that_nobody_announces_are_refused(tmp_path):
+    (code,) = ended(start(TALK, tmp_path, 2, "talk", coordinator="-", only=[0]), 60.0)
+    assert code == 2 and "give each process --coordinator=HOST:PORT" in said(tmp_path, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"road": "compiled"}, "set road=hosted"),
+        ({"seeds": "2"}, "seeds side by side are for one process"),
+        ({"rewards.batch": "step"}, "set rewards.batch=task"),
+        ({"engine.kind": "vllm"}, "one process asks the server of vLLM"),
+    ],
+)
+def test_what_several_hosts_cannot_share_is_refused(change, told):
+    with pytest.raises(ConfigError, match=told):
+        load_config("configs/micro.py:voting-isolated-xs-math", [("mesh.hosts", "2"), *change.items()])
+
+
+def test_training_on_several_hosts_needs_them(tmp_path):
+    config = dataclasses.replace(
+        load_config("configs/micro.py:voting-isolated-xs-math"), mesh=MeshConfig(hosts=2)
+    )
+    with pytest.raises(hosts.HostsError, match=r"mesh.hosts is 2, and this process is one of 1"):
+        train(config, tmp_path / "run")
+    assert not os.listdir(tmp_path)

@@ -1,0 +1,199 @@
+"""A stand-in for a vLLM server on loopback: its routes and JSON, its answers computed by forward passes.
+
+Adapters are read as PEFT defines them, W + alpha/r B A on the matrices of the base's files, not as they were made.
+`fault` names what is wrong with it.
+"""
+
+import http.server
+import json
+import threading
+from pathlib import Path
+
+import jax
+import numpy as np
+from safetensors.numpy import load_file
+
+from marl_jax.models import forward, load_hf
+from marl_jax.models.tokenizer import load_tokenizer
+from marl_jax.models.weight_table import table
+
+LENGTH = 128  # of every forward pass, so that one program is compiled
+
+
+class FakeVllm(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, base, port=0, fault=""):
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.fault, self.base, self.lock = fault, str(base), threading.Lock()
+        self.config, self.params = load_hf(base, dtype="float32")
+        self.tokenizer = load_tokenizer(base, self.config)
+        self.adapters, self.loaded, self.asked, self.connections = {}, [], [], 0
+        self.dies_after = None  # so many completions
+        self.hung = threading.Event()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __exit__(self, *args):
+        self.hung.set()
+        self.shutdown()
+        super().__exit__(*args)
+
+    def handle_error(self, request, client_address):
+        pass  # a client that went away
+
+    # -- routes: (status, JSON or text) ---------------------------------------------------------------------
+
+    def answer(self, path, body):
+        if self.fault == "hangs" and path != "/v1/models":
+            self.hung.wait()
+        routes = {
+            "/v1/models": self.models,
+            "/tokenize": self.tokenize,
+            "/v1/completions": self.complete,
+            "/v1/load_lora_adapter": self.load,
+            "/v1/unload_lora_adapter": self.unload,
+        }
+        with self.lock:
+            return routes[path](body) if path in routes else (404, {"detail": "Not Found"})
+
+    def models(self, _):
+        longest = 40 if self.fault == "short" else 4096
+        card = {"id": self.base, "object": "model", "parent": None, "root": self.base}
+        mine = [{**card, "max_model_len": longest}]
+        return 200, {
+            "object": "list",
+            "data": [*mine, *({**card, "id": n, "parent": self.base} for n in self.adapters)],
+        }
+
+    def tokenize(self, body):
+        tokens = self.tokenizer.encode(body["prompt"], add_special_tokens=body["add_special_tokens"])
+        tokens = tokens[::-1] if self.fault == "tokenizer" else tokens
+        return 200, {"count": len(tokens), "max_model_len": 4096, "tokens": tokens}
+
+    def load(self, body):
+        if self.fault == "no adapters":
+            return 404, {"detail": "Not Found"}
+        directory, name = Path(body["lora_path"]), body["lora_name"]
+        if name in self.adapters:
+            message = f"The lora adapter '{name}' has already been loaded."
+            return 400, {"error": {"message": message, "type": "InvalidUserInput", "code": 400}}
+        told, extra = (
+            json.loads((directory / "adapter_config.json").read_text()),
+            load_file(directory / "adapter_model.safetensors"),
+        )
+        self.adapters[name] = merged(self.params, self.config, extra, told["lora_alpha"] / told["r"])
+        self.loaded.append(name)
+        return 200, f"Success: LoRA adapter '{name}' added successfully."
+
+    def unload(self, body):
+        del self.adapters[body["lora_name"]]
+        return 200, f"Success: LoRA adapter '{body['lora_name']}' removed successfully."
+
+    def complete(self, body):
+        self.asked.append(body)
+        if self.dies_after is not None and len(self.asked) > self.dies_after:
+            raise ConnectionAbortedError
+        name = body["model"]
+        if name not in (self.base, *self.adapters):
+            message = f"The model `{name}` does not exist."
+            return 404, {"error": {"message": message, "type": "NotFoundError", "code": 404}}
+        tokens, logprobs, reason = self.sample(self.adapters.get(name, self.params), body)
+        if self.fault == "too few":
+            tokens, logprobs, reason = tokens[:1], logprobs[:1], "abort"
+        choice = {
+            "index": 0,
+            "text": self.tokenizer.decode(tokens),
+            "finish_reason": reason,
+            "stop_reason": tokens[-1] if reason == "stop" else None,
+            "token_ids": tokens,
+            "prompt_token_ids": body["prompt"],
+            "logprobs": {
+                "token_logprobs": logprobs,
+                "tokens": list(map(str, tokens)),
+                "top_logprobs": None,
+                "text_offset": [0] * len(tokens),
+            },
+        }
+        if self.fault == "no log-probs":
+            choice["logprobs"] = None
+        if self.fault == "no ids":
+            choice["token_ids"] = None
+        named = "someone-else" if self.fault == "named" else name
+        return 200, {"id": "cmpl-1", "object": "text_completion", "model": named, "choices": [choice]}
+
+    def sample(self, params, body):
+        random, prompt, tokens, logprobs = np.random.default_rng(body["seed"]), body["prompt"], [], []
+        while len(tokens) < body["max_tokens"]:
+            row = np.zeros((1, LENGTH), np.int32)
+            row[0, : len(prompt) + len(tokens)] = [*prompt, *tokens]
+            raw = np.asarray(_forward(params, self.config, row)[0, len(prompt) + len(tokens) - 1], np.float64)
+            raw = raw[::-1] * 5 if self.fault == "weights" else raw
+            if len(tokens) < body["min_tokens"]:
+                raw[body["stop_token_ids"]] = -np.inf
+            logits = raw / (body["temperature"] or 1.0)
+            if body["top_k"] > 0:
+                logits = np.where(logits >= np.sort(logits)[-body["top_k"]], logits, -np.inf)
+            chances = np.exp(logits - logits.max())
+            chances /= chances.sum()
+            greedy = body["temperature"] == 0
+            token = int(chances.argmax() if greedy else random.choice(len(chances), p=chances))
+            tokens.append(token)
+            whole = np.exp(raw - raw.max())
+            told = whole / whole.sum() if self.fault == "raw" else chances
+            logprobs.append(float(np.log(told[token])))
+            if token in body["stop_token_ids"]:
+                return tokens, logprobs, "stop"
+        return tokens, logprobs, "length"
+
+
+_forward = jax.jit(forward, static_argnums=1)
+
+
+def merged(params, config, extra, scale):
+    """The base with an adapter in it, matrix by matrix, under the names of their files."""
+    layers = dict(params["layers"])
+    for module, entry in table(config)["layers"].items():
+        stem = "base_model.model." + entry.hf.removesuffix("weight")
+        if stem.format(layer=0) + "lora_A.weight" not in extra:
+            continue
+        products = [
+            (extra[stem.format(layer=i) + "lora_B.weight"] @ extra[stem.format(layer=i) + "lora_A.weight"]).T
+            for i in range(config.num_hidden_layers)
+        ]
+        layers[module] = layers[module] + scale * np.stack(products).reshape(layers[module].shape)
+    return {**params, "layers": layers}
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def setup(self):
+        super().setup()
+        self.server.connections += 1
+
+    def do_GET(self):
+        self._do(None)
+
+    def do_POST(self):
+        self._do(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def _do(self, body):
+        try:
+            status, found = self.server.answer(self.path, body)
+        except ConnectionAbortedError:
+            self.close_connection = True
+            return
+        payload = (found if isinstance(found, str) else json.dumps(found)).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+        # As a server does that closes idle connections: without a word.
+        self.close_connection = self.server.fault == "closes"
+
+    def log_message(self, *args):
+        pass

@@ -1,0 +1,230 @@
+"""Rollouts on a vLLM server, against a stand-in that speaks its wire format."""
+
+import dataclasses
+import io
+
+import jax
+import numpy as np
+import pytest
+from fake_vllm import FakeVllm
+from run_kit import records
+from tiny_run import tiny_config
+
+from marl_jax.config.run_config import (
+    CheckpointConfig,
+    ConfigError,
+    EngineConfig,
+    EvaluationConfig,
+    RolloutConfig,
+    VllmConfig,
+)
+from marl_jax.models import forward
+from marl_jax.models.lora import merge
+from marl_jax.planning.memory import engine_settings
+from marl_jax.policies import SamplingSettings
+from marl_jax.rollouts.voices import EngineGone
+from marl_jax.run_folder.checkpoints import steps
+from marl_jax.runs import loop
+from marl_jax.runs.parts import load_parts
+from marl_jax.runs.play import make_service
+from marl_jax.sampling.requests import Request
+from marl_jax.terminal.live import Live
+
+
+def config_of(base, url, **changes):
+    plain = tiny_config(base)
+    changes = {
+        "policies": dataclasses.replace(plain.policies, train="lora", lora_rank=4),
+        "engine": EngineConfig("vllm", VllmConfig(url, timeout=20.0), max_prompt=72, lanes=8),
+        "evaluation": EvaluationConfig(every=0),
+        "checkpoints": CheckpointConfig(best=False),
+        "data": dataclasses.replace(plain.data, problems=2),
+        "rollout": RolloutConfig(samples=2),
+        "steps": 2,
+        **changes,
+    }
+    return dataclasses.replace(plain, **changes)
+
+
+def train(config, workdir):
+    said = io.StringIO()
+    step = loop.train(config, workdir, live=Live(config.steps, config.roles, said))
+    return step, said.getvalue()
+
+
+def moved(trees, seed):
+    noise = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: leaf + 0.1 * noise.normal(size=leaf.shape).astype(leaf.dtype), trees)
+
+
+def service_of(config, parts, trees):
+    return make_service(config, parts, trees, engine_settings(config, parts.model, None, None, "cpu"))
+
+
+def answers(service, policies, count=3, **changes):
+    """{policy: its completions, one per key}, of the same prompt and keys for each."""
+    request = Request((5, 6, 7), (0,), 8, **changes)
+    engine = next(iter(service.engines.values()))
+    each = [
+        dataclasses.replace(request, key=(n,), policy=policy) for policy in policies for n in range(count)
+    ]
+    tickets, found = [engine.submit(one) for one in each], {}
+    while engine.pending:
+        found |= engine.step()
+    return {
+        policy: [found[ticket] for ticket, one in zip(tickets, each) if one.policy == policy]
+        for policy in policies
+    }
+
+
+def check(found, weights, model, temperature=1.0):
+    """Log-probs are those of these weights on the tokens that came."""
+    for completion in found:
+        tokens = np.array([[5, 6, 7, *completion.tokens]])
+        logp = jax.nn.log_softmax(forward(weights, model, tokens)[0] / temperature)
+        ours = np.asarray(logp)[2 + np.arange(len(completion.tokens)), completion.tokens]
+        np.testing.assert_allclose(completion.logprobs, ours, atol=1e-4)
+
+
+def test_each_policy_is_answered_by_its_own_adapter_and_an_update_reaches_it(base):
+    with FakeVllm(base) as server:
+        config = config_of(base, server.url)
+        parts = load_parts(config)
+        root, scale = parts.bases[str(base)], parts.lora_scale
+        trees = moved(parts.start(0), 1)
+        service = service_of(config, parts, trees)
+        first = answers(service, trees, temperature=0.7)
+        for policy, tree in trees.items():
+            check(first[policy], merge(root, tree, scale), parts.model, 0.7)
+        assert first == answers(service, trees, temperature=0.7)  # the seed is the request's own
+        assert first["p0"] != first["p1"]
+
+        after = moved(trees, 2)
+        service.update(after, {"p0": 1, "p1": 1})
+        for policy, found in answers(service, trees).items():
+            check(found, merge(root, after[policy], scale), parts.model)
+        assert service.versions == {"p0": 1, "p1": 1}
+        # No name is used twice, and those of before are gone, so no cached prompt outlives its weights.
+        assert len(set(server.loaded)) == 4 and list(server.adapters) == server.loaded[2:]
+
+
+def test_what_a_request_asks_for_is_what_is_sent(base):
+    with FakeVllm(base) as server:
+        config = config_of(base, server.url)
+        parts = load_parts(config)
+        service = service_of(config, parts, parts.start(0))
+        (whole,) = answers(service, ["p0"], 1)["p0"]
+        assert whole.finish_reason == "length" and len(whole.tokens) == 8
+        (found,) = answers(service, ["p0"], 1, stop_tokens=whole.tokens[2:3])["p0"]
+        at = whole.tokens.index(whole.tokens[2]) + 1
+        assert found.finish_reason == "stop" and found.tokens == whole.tokens[:at]
+        sent = server.asked[-1]
+        assert sent["prompt"] == [5, 6, 7] and sent["model"] == server.loaded[0]
+        assert sent["ignore_eos"] and sent["top_k"] == -1 and sent["repetition_penalty"] == 1
+        with pytest.raises(ValueError, match="80"):
+            service.engines["p0"].submit(Request((1,) * 73, (0,), 8, policy="p0"))
+
+
+FAULTS = {
+    "no adapters": "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora --max-loras 2 --max-lora-rank 4",
+    "no ids": "return_token_ids",
+    "no log-probs": "without a log-prob for every token",
+    "too few": "ended an answer after 1 of 16 tokens, by 'abort'",
+    "named": "answered as 'someone-else'",
+    "weights": r"other weights than .* nats a token off: serve",
+    "tokenizer": "another tokenizer",
+    "raw": "--logprobs-mode processed_logprobs",
+    "short": "takes 40 tokens .* 80: start it with --max-model-len 80",
+    "hangs": "has not answered within 0.3 s",
+}
+
+
+@pytest.mark.parametrize(("fault", "line"), FAULTS.items(), ids=list(FAULTS))
+def test_a_server_that_does_not_fit_is_refused_in_one_line_that_says_what_to_do(base, fault, line):
+    with FakeVllm(base, fault=fault) as server:
+        config = config_of(base, server.url)
+        if fault == "hangs":
+            engine = dataclasses.replace(config.engine, vllm=VllmConfig(server.url, timeout=0.3))
+            config = dataclasses.replace(config, engine=engine)
+        parts = load_parts(config)
+        with pytest.raises(EngineGone, match=line) as told:
+            service_of(config, parts, parts.start(0))
+        assert "\n" not in str(told.value) and server.url in str(told.value)
+
+
+def test_a_server_that_begins_to_hang_or_forgets_its_adapters_ends_the_wait(base):
+    with FakeVllm(base) as server:
+        config = config_of(base, server.url)
+        config = dataclasses.replace(
+            config, engine=dataclasses.replace(config.engine, vllm=VllmConfig(server.url, timeout=2.0))
+        )
+        parts = load_parts(config)
+        service = service_of(config, parts, parts.start(0))
+        server.adapters.clear()
+        with pytest.raises(EngineGone, match=r"does not exist.*the same command loads"):
+            answers(service, ["p0"], 1)
+        service.engines["p0"].abandon()
+        server.fault = "hangs"
+        with pytest.raises(EngineGone, match="within 2 s"):
+            answers(service, ["p0"], 1)
+
+
+def test_connections_are_kept_and_one_that_the_server_closed_is_opened_again(base):
+    with FakeVllm(base) as server:
+        config = config_of(base, server.url)
+        parts = load_parts(config)
+        service = service_of(config, parts, parts.start(0))
+        before = server.connections
+        whole = answers(service, ["p0"], 40)
+        assert 1 <= server.connections - before <= 8  # as many as are in flight
+        server.fault = "closes"
+        assert len(whole["p0"]) == len(answers(service, ["p0"], 40)["p0"]) == 40
+
+
+def test_a_folder_that_cannot_be_written_is_named(base, tmp_path):
+    with FakeVllm(base) as server:
+        nowhere = VllmConfig(server.url, str(tmp_path / "nowhere"))
+        config = config_of(base, server.url, engine=EngineConfig("vllm", nowhere, max_prompt=72))
+        parts = load_parts(config)
+        with pytest.raises(EngineGone, match=r"engine.vllm.folder is .*nowhere"):
+            service_of(config, parts, parts.start(0))
+
+
+def test_a_run_survives_the_death_of_its_server(base, tmp_path):
+    with FakeVllm(base) as server:
+        config, port = config_of(base, server.url), server.server_address[1]
+        server.dies_after = 18  # in the second step: a step has 12 calls, the checks 2
+        with pytest.raises(EngineGone, match=r"cannot be reached .*the same command goes on after step 1"):
+            train(config, tmp_path / "run")
+    assert steps(tmp_path / "run" / "checkpoints") == [1]
+    with pytest.raises(EngineGone, match=r"cannot be reached .*Refused"):
+        train(config, tmp_path / "run")
+    with FakeVllm(base, port) as server:
+        reached, said = train(config, tmp_path / "run")
+        assert reached == 2 and f"vLLM at {server.url}, 8 requests in flight" in said
+    lines, _ = records(tmp_path / "run")
+    assert [line["step"] for line in lines] == [1, 2] and lines[1]["calls"] == 12
+    # The sampler had the weights of step 1: its log-probs are those that the trainer computes.
+    assert max(line["role/generator/gap_max"] for line in lines) < 1e-3
+    assert lines[0]["policy/p0/grad_norm"] > 0
+
+
+def test_what_vllm_cannot_do_is_refused_by_name(base):
+    with pytest.raises(ConfigError) as told:
+        config_of(
+            base,
+            "localhost:8000",
+            policies=dataclasses.replace(tiny_config(base).policies, bases={"p1": "elsewhere"}),
+            engine=EngineConfig("vllm", VllmConfig("localhost:8000"), sampler="math:sqrt", budget_bytes=1, steps=4),
+            sampling=SamplingSettings(max_new_tokens=8, top_k=5, stop_strings=("x",)),
+            road="auto",
+            seeds=2,
+        )  # fmt: skip
+    for line in (
+        "engine.vllm.url is 'localhost:8000'", "policies.train is full", "policies.bases has elsewhere",
+        "engine.sampler is of", "engine.budget_bytes is of", "engine.steps is of", "role 'generator' truncates",
+        "role 'aggregator' has stop_strings", "road is auto", "seeds is 2",
+    ):  # fmt: skip
+        assert any(line in problem for problem in told.value.problems), line
+    with pytest.raises(ConfigError, match=r"engine.vllm is set and engine.kind is embedded"):
+        config_of(base, "", engine=EngineConfig(vllm=VllmConfig("http://127.0.0.1:8000"), max_prompt=72))
