@@ -50,9 +50,7 @@ class Stats:
     lane_steps: int = 0  # lanes x steps computed: sampled_tokens / lane_steps is the useful share
     moved: int = 0  # lanes that changed places with another
     given_up: int = 0  # lanes that a younger request left to an older one
-    recomputed_tokens: int = (
-        0  # tokens fed once more when those requests went on; not among the prefilled ones
-    )
+    recomputed_tokens: int = 0  # fed once more when those requests went on; not among the prefilled ones
 
 
 class Engine:

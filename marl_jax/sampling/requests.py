@@ -58,7 +58,7 @@ class Request:
 class Said:
     """What a request had sampled when it gave its lane up, as it was recorded."""
 
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # without the prompt
     logprobs: np.ndarray  # [tokens]
     untempered: np.ndarray  # [tokens], or empty
     kept: np.ndarray  # [tokens,C]

@@ -44,8 +44,7 @@ class Places:
     @property
     def room(self) -> int:
         """The longest rung that one more request may need, -1 where there is no lane for it."""
-        asked = np.bincount(self.need[self.taken], minlength=len(self._capacity))[::-1].cumsum()[::-1]
-        full = np.flatnonzero(asked >= self._capacity)
+        full = np.flatnonzero(self._asked() >= self._capacity)
         return int(full[0]) - 1 if full.size else len(self._capacity) - 1
 
     def enter(self, ticket: int, need: int) -> list[Swap]:
@@ -64,6 +63,8 @@ class Places:
     def surplus(self) -> list[int]:
         """Hold who finds no lane now that all need what `need` says; the lanes that were given up."""
         self.held[:] = False
+        if (self._asked() <= self._capacity).all():
+            return []
         for rung in range(len(self._capacity))[::-1]:
             those = np.flatnonzero(self.need >= rung)
             over = max(0, len(those) - int(self._capacity[rung]))
@@ -82,6 +83,10 @@ class Places:
         while (short := np.flatnonzero(self.need > self.rung)).size:
             swaps += self._lift(int(short[-1]))
         return swaps
+
+    def _asked(self) -> np.ndarray:
+        """How many requests need each rung or a longer one."""
+        return np.bincount(self.need[self.taken], minlength=len(self._capacity))[::-1].cumsum()[::-1]
 
     def _lift(self, lane: int) -> list[Swap]:
         """Move a request up to the rung that it needs, where there is room for it."""

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -178,6 +179,7 @@ def plan(
     lanes: int | None = None,
     steps: int | None = None,
     platform: str | None = None,
+    rows: int = 1,
 ) -> EngineSettings:
     """Settings for a load within a byte budget.
 
@@ -185,7 +187,7 @@ def plan(
     the budget. It covers caches and working memory, not the weights, and is half of the free memory by default. Where
     something else runs in turn with the engine, it may need `beside_bytes` of the budget while the caches stay.
     Histories get rows as far as memory is left. `platform` is that of the device (cpu, gpu, tpu), by default the one at
-    hand.
+    hand. Where so many devices share the `rows` of caches, the lanes of each rung are a multiple.
     """
     for name, value in (("lanes", lanes), ("budget_bytes", budget_bytes)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -239,10 +241,13 @@ def plan(
 
     count = lanes or round_up(most)
     if not (lanes or sizes.compacts) and memory_bytes(config, with_lanes(count), beside_bytes) > budget:
-        over_rungs = functools.partial(_over_rungs, with_lanes(1), load, sizes.columns)
+        lengths, shares = best_lengths(
+            load.calls or _assumed(load), context, multiple=sizes.columns, steps=steps, most=RUNGS
+        )
+        over_rungs = functools.partial(_over_rungs, with_lanes(1), lengths, shares, rows)
         fits = lambda count: memory_bytes(config, over_rungs(count), beside_bytes) <= budget
         # The first number that does not fit.
-        count = bisect.bisect_left(range(1, most + 1), True, key=lambda count: not fits(count))
+        count = bisect.bisect_left(range(1, most // rows + 1), True, key=lambda count: not fits(count))
         with_lanes = over_rungs if count else with_lanes
         count = max(1, count)
     while memory_bytes(config, with_lanes(count), beside_bytes) > budget:
@@ -260,17 +265,16 @@ def plan(
     return dataclasses.replace(settings, prefixes=settings.prefixes + min(load.histories, room))
 
 
-def _over_rungs(settings: EngineSettings, load: Load, columns: int, count: int) -> EngineSettings:
-    """So many lanes over rungs, in the numbers that the calls of the load need."""
-    lengths, shares = best_lengths(
-        load.calls or _assumed(load), settings.context, multiple=columns, steps=settings.steps, most=RUNGS
-    )
-    at = [(lanes, length) for lanes, length in zip(apportion(count, shares), lengths) if lanes]
+def _over_rungs(
+    settings: EngineSettings, lengths: Sequence[int], shares: np.ndarray, rows: int, count: int
+) -> EngineSettings:
+    """So many times `rows` lanes over rungs of these lengths."""
+    at = [(rows * lanes, length) for lanes, length in zip(apportion(count, shares), lengths) if lanes]
     lanes_at, lengths = zip(*at)
     cells = sum(lanes * length for lanes, length in at)
-    prefixes = max(1, min(count // 2, max(2, cells // (8 * settings.context))))
+    prefixes = max(1, min(rows * count // 2, max(2, cells // (8 * settings.context))))
     return dataclasses.replace(
-        settings, widths=(count,), lengths=lengths, lanes_at=lanes_at, prefixes=prefixes
+        settings, widths=(rows * count,), lengths=lengths, lanes_at=lanes_at, prefixes=prefixes
     )
 
 
