@@ -1,7 +1,10 @@
 """Memory and time per step that a cell needs, by kind of device. Nothing is compiled; no weights or data are read.
 
 python -m experiments.plan --config=configs/qwen3.py:voting-isolated-0.6b-math [--config.steps=...]
+    [--completion=mean:0.3,sigma:0.8 | --lengths=runs/mine] [--tokens_per_second=20000]
 """
+
+import math
 
 from absl import flags
 
@@ -9,12 +12,25 @@ from marl_jax.commands import cli
 from marl_jax.config.run_config import RunConfig
 from marl_jax.planning.account import account
 from marl_jax.planning.devices import KINDS, host
+from marl_jax.planning.lengths import PlanError, read_lengths, recorded_lengths
 from marl_jax.planning.plan import demand_of, find_models, make_plan
 from marl_jax.terminal.page import plan_page
 
 FLAGS = flags.FLAGS
+flags.DEFINE_string(
+    "completion",
+    "mean:0.5,sigma:0.6",
+    "lengths assumed of completions: mean:0.5,sigma:0.6 is their mean as a share of max_new_tokens and the spread of "
+    "their logarithm (lognormal, cut at max_new_tokens); 0.5 alone: all are as long",
+)
+flags.DEFINE_string(
+    "lengths", None, "take the lengths of completions, role by role, from the episodes of this run's folder"
+)
 flags.DEFINE_float(
-    "completion", 0.5, "mean length assumed of completions, as a share of max_new_tokens", 0.0, 1.0
+    "tokens_per_second",
+    0.0,
+    "count rollouts on an engine elsewhere, as vLLM, that samples so many tokens",
+    0.0,
 )
 flags.DEFINE_bool(
     "compile", False, "compile the programs for the device at hand and say what XLA counts of each"
@@ -23,7 +39,14 @@ flags.DEFINE_bool(
 
 def main(config: RunConfig, _: list[str]) -> None:
     models, source = find_models(config)
-    demand = demand_of(config, FLAGS.completion)
+    lengths = read_lengths(FLAGS.completion)
+    if FLAGS.lengths:
+        lengths = recorded_lengths(FLAGS.lengths, lengths)
+    if not math.isfinite(FLAGS.tokens_per_second):
+        raise PlanError(
+            f"--tokens_per_second is {FLAGS.tokens_per_second}; it must be a number, or 0 for none"
+        )
+    demand = demand_of(config, lengths, FLAGS.tokens_per_second)
     plans = [make_plan(config, models, device, demand) for device in (host(), *KINDS)]
     print(plan_page(config, models, source, plans))
     if FLAGS.compile:

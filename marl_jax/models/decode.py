@@ -1,7 +1,8 @@
 """Cached decoding: the layers unrolled over one pair of arrays per layer, updated in place.
 
 One function, `extend`, both prefills and decodes: it feeds C more tokens to every row of a cache (C = 1 while
-decoding). Keys are stored transposed, which is how a CPU reads one query per row fastest and no accelerator minds.
+decoding), or of several caches of different lengths. Keys are stored transposed, which is how a CPU reads one query
+per row fastest and no accelerator minds.
 
     cache row:  [ 0 .. start )  written before   [ start .. start + C )  written now   the rest: never attended
 """
@@ -12,6 +13,7 @@ import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.models import lora as lora_lib
@@ -20,7 +22,7 @@ from marl_jax.models.lora import LayerLora
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.weight_table import Tree
 
-__all__ = ["Cache", "cache_bytes", "empty_cache", "extend", "unstack", "unstack_lora"]
+__all__ = ["Cache", "cache_bytes", "empty_cache", "extend", "extend_rungs", "unstack", "unstack_lora"]
 
 
 @flax.struct.dataclass
@@ -75,7 +77,6 @@ def unstack_lora(
     return [LayerLora(_layer(stacked, i), select) for i in range(config.num_hidden_layers)]
 
 
-@qwen3.full_precision
 def extend(
     params: Tree,
     layers: list[Tree],
@@ -89,20 +90,51 @@ def extend(
 
     Tokens that would fall behind the end of the cache are dropped, so a row may be padded on the right.
     """
+    hidden, (cache,) = extend_rungs(params, layers, config, (cache,), tokens, start, lora)
+    return hidden, cache
+
+
+@qwen3.full_precision
+def extend_rungs(
+    params: Tree,
+    layers: list[Tree],
+    config: ModelConfig,
+    rungs: tuple[Cache, ...],
+    tokens: jax.Array,
+    start: jax.Array,
+    lora: list[LayerLora | None],
+) -> tuple[jax.Array, tuple[Cache, ...]]:
+    """`extend` where the rows lie in several caches, one behind the other: all go through one product with a weight.
+
+    Rows behind the last cache attend nothing.
+    """
     chex.assert_rank([tokens, start], [2, 1])
+    ends = np.cumsum([cache.rows for cache in rungs]).tolist()
     positions = start[:, None] + jnp.arange(tokens.shape[1])
-    seen = jnp.arange(cache.length) <= positions[:, :, None]  # [R,C,T]
+
+    def part(x: jax.Array, rung: int) -> jax.Array:
+        rows = rungs[rung].rows
+        return x if rows == len(x) else x[ends[rung] - rows : ends[rung]]
+
+    own = [part(positions, rung) for rung in range(len(rungs))]
+    seen = [jnp.arange(cache.length) <= at[:, :, None] for cache, at in zip(rungs, own)]  # [R,C,T]
     x = qwen3.embed(params, tokens)
     angles = qwen3.rotation(config, positions)
-    keys, values = list(cache.keys), list(cache.values)
+    written: list[list[tuple[jax.Array, jax.Array]]] = [[] for _ in rungs]
     for i, layer in enumerate(layers):
         q, k, v = qwen3.project_qkv(layer, config, x, angles, lora[i])
-        keys[i], values[i] = _write(keys[i], values[i], k, v, positions)
-        mixed = _attend(q, keys[i], values[i], seen)
-        x = x + qwen3.project_out(layer, mixed, lora[i])
+        mixed = []
+        for rung, cache in enumerate(rungs):
+            new = part(k, rung), part(v, rung)
+            keys, values = _write(cache.keys[i], cache.values[i], *new, own[rung])
+            written[rung].append((keys, values))
+            mixed.append(_attend(part(q, rung), keys, values, seen[rung]))
+        if ends[-1] < len(q):
+            mixed.append(jnp.zeros_like(q[ends[-1] :]))
+        x = x + qwen3.project_out(layer, mixed[0] if len(mixed) == 1 else jnp.concatenate(mixed), lora[i])
         x = x + qwen3.mlp(layer, config, x, lora[i])
     hidden = qwen3.rms_norm(x, params["final_norm"], config.rms_norm_eps)
-    return hidden, Cache(tuple(keys), tuple(values))
+    return hidden, tuple(Cache(*(tuple(some) for some in zip(*layers_of))) for layers_of in written)
 
 
 def _layer(stacked: Tree, index: int) -> Tree:

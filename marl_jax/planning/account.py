@@ -79,9 +79,9 @@ def lowered(
     )
     rows, chunk = shapes.prefill_rows(shapes.chunks[-1]), shapes.chunks[-1]
     ints = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
-    width, length = max(shapes.shapes, key=lambda shape: shape[0] * shape[1])
     cache = lambda rows, length: jax.eval_shape(lambda: empty_cache(model, rows, length))
-    table = LaneTable(width, shapes.context, shapes.stops, shapes.features)
+    largest = shapes.rungs if shapes.lanes_at else [(shapes.widths[0], shapes.context)]
+    table = LaneTable(shapes.widths[0], shapes.context, shapes.stops, shapes.features)
     each = np.ones(units)
     return {
         "gradient": update_programs.accumulate.lower(
@@ -111,7 +111,7 @@ def lowered(
         "decode": programs.decode.lower(
             params,
             adapters,
-            cache(width, length),
+            tuple(cache(width, length) for width, length in largest),
             table.lanes,
             config=model,
             features=shapes.features,

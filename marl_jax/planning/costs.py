@@ -234,11 +234,11 @@ def update_operations(model: Model, shape: Shape) -> int:
     return whole - frozen + times * 2 * shape.tokens * model.trained
 
 
-def serving_operations(model: Model, tokens: int, seen: float, adapters: int) -> float:
+def serving_operations(model: Model, tokens: float, seen: float, adapters: int) -> float:
     """Of the layers, for tokens that see so many on average; `adapters` is the size of all that are multiplied."""
     return _layers_forward(model, tokens, tokens * seen) + 2 * tokens * adapters
 
 
-def _layers_forward(model: Model, tokens: int, pairs: float) -> float:
+def _layers_forward(model: Model, tokens: float, pairs: float) -> float:
     """All matrices, and two products for each pair of a query and a key."""
     return model.config.num_hidden_layers * (2 * tokens * model.layer + 4 * model.heads * pairs)

@@ -311,8 +311,9 @@ def engine_settings(
     """The shapes of each engine of a model, which serve all policies, or these groups; ValueError where none fit."""
     if config.engine.kind == "vllm":
         return _elsewhere(config)
-    planned, lanes = _shapes(config, model, room, platform), config.engine.lanes
     groups = decode_groups(policy_specs(config.policies))
+    calls = demand.lengths([name for group in own or groups for name in group])
+    planned, lanes = _shapes(config, model, room, platform, calls), config.engine.lanes
     bare = planned(lanes)
     fitting = max(0, room.left - memory_bytes(model, bare)) // cache_bytes(model, 1, bare.context)
     # Of the episodes that are under way at a time.
@@ -351,10 +352,15 @@ def _elsewhere(config: RunConfig) -> EngineSettings:
 
 
 def _shapes(
-    config: RunConfig, model: ModelConfig, room: Room, platform: str
+    config: RunConfig,
+    model: ModelConfig,
+    room: Room,
+    platform: str,
+    calls: tuple[tuple[int, int], ...] = (),
 ) -> Callable[..., EngineSettings]:
-    """From lanes and histories to the shapes for the calls of a run."""
+    """From lanes and histories to the shapes for the calls of a run, some of which have these lengths."""
     load = load_of(config.role_settings.values(), config.engine.max_prompt, config.engine.sampler)
+    load = dataclasses.replace(load, calls=calls)
     planned = functools.partial(
         plan_engine,
         model,
@@ -362,5 +368,6 @@ def _shapes(
         beside_bytes=room.beside,
         steps=config.engine.steps,
         platform=platform,
+        rows=config.mesh.data,
     )
     return lambda lanes, histories=0: planned(dataclasses.replace(load, histories=histories), lanes=lanes)

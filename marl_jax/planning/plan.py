@@ -7,9 +7,10 @@
 Lengths are not known before a run, so times rest on stated assumptions; memory is that of the longest calls allowed.
 """
 
-import collections
 import dataclasses
-from collections.abc import Iterable, Mapping
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 import jax.numpy as jnp
@@ -26,8 +27,10 @@ from marl_jax.packaged import located
 from marl_jax.planning import costs, memory
 from marl_jax.planning.costs import Model
 from marl_jax.planning.devices import Device
-from marl_jax.planning.dry_run import Assumptions, Demand, PlanError, dry_run, play
+from marl_jax.planning.dry_run import Asked, Assumptions, Demand, PlanError, dry_run, play
+from marl_jax.planning.lengths import SPREAD, Lengths
 from marl_jax.planning.memory import Part, Phase, Shapes
+from marl_jax.planning.occupancy import Length, Occupancy, copies, occupancy_at_length
 from marl_jax.planning.workload import Shape, batches_of
 from marl_jax.policies import by_name, decode_groups, policy_names
 from marl_jax.rollouts.history import Chats
@@ -46,6 +49,7 @@ class Work:
     name: str
     operations: float
     moved: float
+    elsewhere: float = 0.0  # seconds that it takes other devices; then nothing is counted of these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +104,8 @@ class Plan:
         """{work: seconds of a step}; None where the device's rates or the workflow's calls are not known."""
         if not self.device.bandwidth or not self.calls:
             return None
-        times = {w.name: self.device.seconds(w.operations, w.moved, self.dtype) for w in self.works}
+        on_device = lambda work: self.device.seconds(work.operations, work.moved, self.dtype)
+        times = {work.name: work.elsewhere or on_device(work) for work in self.works}
         return {name: value for name, value in times.items() if value}
 
     def trouble(self, config: RunConfig) -> str:
@@ -121,10 +126,19 @@ class Plan:
         )
 
 
-def demand_of(config: RunConfig, completion: float = 0.5, **answers: dict[str, float]) -> Demand:
-    """What the run asks of its engines; `answers` are those that roles are assumed to give (see `Assumptions`)."""
+def demand_of(
+    config: RunConfig,
+    completion: Lengths | float = SPREAD,
+    tokens_per_second: float = 0.0,
+    **answers: dict[str, float],
+) -> Demand:
+    """What the run asks of its engines. See `Assumptions`; `answers` are those that roles are assumed to give.
+
+    A number stands for completions that are all so long, as a share of max_new_tokens.
+    """
     workflow = find(config.workflow.name).bind(**config.workflow.settings)
-    assumptions = Assumptions(completion, answers=answers)
+    lengths = completion if isinstance(completion, Lengths) else Lengths(completion, sigma=0.0)
+    assumptions = Assumptions(lengths, answers=answers, tokens_per_second=tokens_per_second)
     if config.workflow.prompts == "micro":  # its tokenizer spells out most words
         assumptions = dataclasses.replace(assumptions, question=32, characters=1.25)
     return dry_run(config, workflow, words(config), assumptions)
@@ -277,36 +291,78 @@ def _decoding(
     config: RunConfig, models: Mapping[str, Model], demand: Demand, engines: Shapes
 ) -> Iterable[Work]:
     """Prefill and decode of one step's episodes, engine by engine."""
+    times = config.data.problems / demand.problems
+    if rate := demand.assumptions.tokens_per_second:
+        return (Work("rollouts elsewhere", 0.0, 0.0, times * sum(call.new for call in demand.asked) / rate),)
     if config.engine.kind == "vllm":  # of devices that are not known here
         return ()
     share, specs = config.mesh.devices, policy_specs(config.policies)
     shapes = by_name(engines, {spec.base for spec in specs.values()})
-    times = config.data.problems / demand.problems
     prefill = decode = moved = 0.0
     for group in decode_groups(specs):
         sizes, engine = memory.model_of_group(config, models, group), shapes[specs[group[0]].base]
-        model, per_token = sizes.config, cache_bytes(sizes.config, 1, 1)
         adapters = len(group) * sizes.trained if sizes.lora_rank else 0
-        sampled: collections.Counter[int] = collections.Counter()  # tokens, by the cache that a call may need
-        in_turn: dict[int, int] = {}  # of the longest call of each wave
-        for call in demand.of(group):
+        calls = demand.of(group)
+        for call in calls:
             prompt, attended = len(call.prompt), len(call.prompt) + call.new
             prefill += costs.serving_operations(sizes, call.fed, prompt - call.fed / 2, adapters)
             decode += (
                 costs.serving_operations(sizes, call.new, attended, adapters) + 2 * call.new * sizes.head
             )
-            # A step writes its logits and reads them twice; every lane reads its cache.
-            moved += call.new * (attended * per_token + 12 * model.vocab_size)
-            most = min(engine.context, prompt + config.role_settings[call.role].max_new_tokens)
-            sampled[engine.rung_of(most)] += call.new
-            in_turn[call.wave] = max(in_turn.get(call.wave, 0), call.new)
-        filled = sum(-(-times * tokens // engine.widths_at(rung)[0]) for rung, tokens in sampled.items())
-        # Each bank reads the weights.
-        moved += max(filled, engine.banks * sum(in_turn.values())) * sizes.weights / times
+        # A step writes its logits and reads them twice.
+        moved += 12 * sizes.config.vocab_size * sum(call.new for call in calls)
+        if engine.lanes_at and calls:
+            read, again = _over_rungs(config, sizes, calls, engine, times)
+            prefill += costs.serving_operations(sizes, again, engine.context / 2, adapters)
+            moved += read
+        else:
+            moved += _over_one_cache(sizes, calls, engine, times)
     return (
         Work("prefill", times * prefill / share, 0.0),
         Work("decode", times * decode / share, times * moved / share),
     )
+
+
+def _over_one_cache(sizes: Model, calls: Sequence[Asked], engine: EngineSettings, times: float) -> float:
+    """Bytes of caches and weights that these calls read, where lanes are full: every lane reads what lies in it."""
+    in_turn: dict[int, int] = {}  # of the longest call of each wave
+    for call in calls:
+        in_turn[call.wave] = max(in_turn.get(call.wave, 0), call.new)
+    attended = sum(call.new * (len(call.prompt) + call.new) for call in calls)
+    filled = -(-times * sum(call.new for call in calls) // engine.widths[0])
+    # Each bank reads the weights.
+    steps = max(filled, engine.banks * sum(in_turn.values()))
+    return attended * cache_bytes(sizes.config, 1, 1) + steps * sizes.weights / times
+
+
+def _over_rungs(
+    config: RunConfig, sizes: Model, calls: Sequence[Asked], engine: EngineSettings, times: float
+) -> tuple[float, float]:
+    """Bytes of caches and weights that a replay of these calls reads, and tokens that are fed once more."""
+    most = tuple((role, own.max_new_tokens) for role, own in config.role_settings.items())
+    ahead = memory.look_ahead(config, engine.lanes)
+    counted = _replayed(tuple(calls), most, engine, math.ceil(times), ahead)
+    read = counted.dispatches * sizes.weights + counted.attended * cache_bytes(sizes.config, 1, 1)
+    part = sum(call.new for call in calls) / counted.sampled
+    return part * engine.steps * read, part * counted.recomputed
+
+
+@functools.lru_cache(maxsize=8)  # kinds of device with as much memory have the same lanes
+def _replayed(
+    calls: tuple[Asked, ...],
+    most: tuple[tuple[str, int], ...],
+    engine: EngineSettings,
+    times: int,
+    ahead: int,
+) -> Occupancy:
+    longest = {role: min(new, engine.context - 1) for role, new in most}
+    episodes: dict[tuple[int, ...], dict[int, list[Length]]] = {}
+    for call in calls:
+        waves, new = episodes.setdefault(call.episode, {}), longest[call.role]
+        fitting = Length(call.prompt[: engine.context - new], min(call.new, new), new)
+        waves.setdefault(call.wave, []).append(fitting)
+    played = [list(waves.values()) for waves in episodes.values()]
+    return occupancy_at_length(engine, copies(played, times), ahead)
 
 
 def _learning(

@@ -8,6 +8,7 @@ from marl_jax.config.run_fields import RunFields
 from marl_jax.learning.groups import group_key
 from marl_jax.own import is_own
 from marl_jax.planning.dry_run import NO_VERDICT, Asked, Assumptions, Speller, play
+from marl_jax.planning.lengths import Lengths
 from marl_jax.policies import shared
 from marl_jax.rollouts import Limits
 from marl_jax.task import Task
@@ -72,7 +73,7 @@ def _episode(config: RunFields, text: str = NO_VERDICT) -> list[Asked]:
             settings[kind.slots] = min(settings[kind.slots], COUNTED)
     if left_open(config):
         settings["tokens"] = 1  # the least that may yet be given
-    speller = Speller(Assumptions(completion=1.0), text)
+    speller = Speller(Assumptions(Lengths(1.0, 0.0)), text)
     sampling = {
         role: dataclasses.replace(own, max_new_tokens=min(own.max_new_tokens, LONGEST), min_new_tokens=0)
         for role, own in config.role_settings.items()

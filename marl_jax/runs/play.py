@@ -125,15 +125,27 @@ def settled_shapes(settled: Mapping[str, Any]) -> Shapes | None:
     if not (settled.get("engine") or settled.get("engines")):
         return None
     name = "engine" if settled.get("engine") else "engines"
-    read = lambda form: fields.from_json(EngineSettings, fields.filled(EngineSettings, form))
     try:
         if name == "engine":
-            return read(settled[name])
-        return {base: read(form) for base, form in settled[name].items()}
-    except (ValueError, AttributeError) as error:
+            return _settled_engine(settled[name])
+        return {base: _settled_engine(form) for base, form in settled[name].items()}
+    except FolderError:
+        raise
+    except (ValueError, TypeError, AttributeError) as error:
         raise FolderError(
             f"{CONFIG} has a broken settled.{name} ({error}): restore it, or make settled {{}}"
         ) from None
+
+
+def _settled_engine(form: Mapping[str, Any]) -> EngineSettings:
+    """The shapes of one engine. Earlier versions gave each cache length the lanes to itself, one after the other."""
+    own = {name: value for name, value in form.items() if name != "grows"}
+    if len(own) < len(form) and own.get("lanes_at"):
+        raise FolderError(
+            f"{CONFIG} has settled.engine.lanes_at {own['lanes_at']} of lanes that took turns, and they now lie in "
+            "memory together: make settled {} to plan them anew; tokens go on the same but for near-ties"
+        )
+    return fields.from_json(EngineSettings, fields.filled(EngineSettings, own))
 
 
 def start_graders(config: RunConfig) -> None:

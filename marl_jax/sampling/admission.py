@@ -9,8 +9,11 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from marl_jax.sampling.prefixes import Owner, Prefixes, Tokens
-from marl_jax.sampling.requests import Request
+from marl_jax.sampling.requests import Request, Said
+from marl_jax.sampling.rungs import FREE, Places, Swap
 from marl_jax.sampling.shapes import EngineSettings
 
 __all__ = ["NOWHERE", "Admission", "Feed", "Waiting", "Wave"]
@@ -25,6 +28,22 @@ class Waiting(NamedTuple):
     ticket: int
     request: Request
     adapter: int
+    said: Said | None = None  # what it sampled before it gave its lane up
+
+    @property
+    def tokens(self) -> Tokens:
+        """Its prompt, and what it has sampled."""
+        return self.request.tokens if self.said is None else (*self.request.tokens, *self.said.tokens)
+
+    @property
+    def cached(self) -> int:
+        """How many tokens are prefilled."""
+        return len(self.request.tokens) - 1 + (0 if self.said is None else len(self.said.tokens))
+
+    @property
+    def left(self) -> int:
+        """How many tokens it may sample yet."""
+        return self.request.max_new_tokens - (0 if self.said is None else len(self.said.tokens))
 
     @property
     def owner(self) -> Owner:
@@ -34,7 +53,7 @@ class Waiting(NamedTuple):
     @property
     def prefix(self) -> Tokens:
         """The tokens that are prefilled: all but the last, which the first decode step feeds."""
-        return self.request.tokens[:-1]
+        return self.tokens[:-1]
 
 
 class Feed(NamedTuple):
@@ -44,12 +63,14 @@ class Feed(NamedTuple):
     tokens: Tokens
     start: int
     adapter: int
+    again: bool = False  # they lay in a lane before, which was given up
 
 
 @dataclasses.dataclass
 class Wave:
     """Requests that enter lanes together, and what has to happen to the prefix cache first, in this order."""
 
+    swaps: list[Swap] = dataclasses.field(default_factory=list)  # lanes that change places
     moves: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # rows to copy, from and to
     feeds: list[Feed] = dataclasses.field(default_factory=list)
     seats: list[tuple[int, int, Waiting]] = dataclasses.field(default_factory=list)  # lane, row, ..
@@ -57,57 +78,113 @@ class Wave:
 
 
 class Admission:
-    """The requests that wait, in one queue per cache length, and what lies in the rows of the prefix cache."""
+    """The requests that wait, and what lies in the rows of the prefix cache.
+
+    Where one cache grows with its longest lane, requests wait in one queue per cache length. Over rungs there is one
+    queue: every rung is attended at every step, so nothing is gained by an order of lengths.
+    """
 
     def __init__(self, settings: EngineSettings):
         self._settings = settings
-        self._queues: list[collections.deque[Waiting]] = [collections.deque() for _ in settings.lengths]
-        self.turn = 0  # the queue that is being served: which of the lengths
+        self.places = Places(settings.lanes_at) if settings.lanes_at else None
+        count = 1 if self.places else len(settings.lengths)
+        self._queues: list[collections.deque[Waiting]] = [collections.deque() for _ in range(count)]
+        self._turn = 0  # the queue that is being served: which of the lengths
         self._prefixes = Prefixes(settings.prefixes)
 
     def __len__(self) -> int:
         """How many requests wait."""
         return sum(map(len, self._queues))
 
-    def submit(self, waiting: Waiting, columns: int) -> None:
-        """Queue a request that may come to need so many columns of a lane."""
-        self._queues[self._settings.rung_of(columns)].append(waiting)
+    def submit(self, waiting: Waiting) -> None:
+        """Queue a request."""
+        columns = len(waiting.request.tokens) + waiting.request.max_new_tokens
+        self._queues[0 if self.places else self._settings.rung_of(columns)].append(waiting)
         self._prefixes.want(waiting.owner, waiting.prefix)
 
-    @property
-    def ready(self) -> int:
-        """How many requests may enter as soon as lanes are free."""
-        return len(self._queues[self.turn]) if self._settings.lanes_at else len(self)
+    def resume(self, given_up: Sequence[Waiting]) -> None:
+        """Queue requests, in the order of arrival, that gave their lanes up; they go on before all others."""
+        self._queues[0].extendleft(reversed(given_up))
+        for waiting in given_up:
+            self._prefixes.want(waiting.owner, waiting.prefix)
 
-    def advance(self, idle: bool) -> None:
-        """Serve the next queue once one is empty. Lengths are served in turn, since all lanes attend equally far.
-
-        If each length has its own number of lanes, the lanes must also be `idle`.
-        """
-        order = (*range(self.turn, len(self._queues)), *range(self.turn))
-        if idle or not self._settings.lanes_at:
-            self.turn = next((i for i in order if self._queues[i]), self.turn)
+    def advance(self) -> None:
+        """Serve the next queue once one is empty. Lengths are served in turn, since all lanes attend equally far."""
+        order = (*range(self._turn, len(self._queues)), *range(self._turn))
+        self._turn = next((i for i in order if self._queues[i]), self._turn)
 
     def wave(self, lanes: Sequence[int]) -> Wave:
         """The next requests for these free lanes, as far as the prefix cache has rows for their prompts."""
         wave = Wave()
-        for lane in lanes:
-            self.advance(idle=False)
-            queue = self._queues[self.turn]
-            row = self._row(queue[0], wave) if queue else None
-            if row is None:
-                break
-            waiting = queue.popleft()
-            wave.seats.append((lane, row, waiting))
-            self._prefixes.served(waiting.owner, waiting.prefix)
+        if self.places is None:
+            self._fill(wave, lanes)
+        else:
+            self._fill_rungs(wave, self.places)
         self._look_ahead(wave)
         return wave
+
+    def grow(self, position: np.ndarray, left: np.ndarray) -> list[int]:
+        """The lanes that have to be given up, where lanes [W] have cached so many tokens and may sample so many yet."""
+        assert self.places is not None
+        taken = self.places.taken
+        columns = position[taken] + np.minimum(self._settings.steps, left[taken])
+        self.places.need[taken] = np.searchsorted(self._settings.lengths, columns)
+        return self.places.surplus()
+
+    @property
+    def held(self) -> np.ndarray:
+        """Which lanes wait for a longer one."""
+        assert self.places is not None
+        return self.places.held
+
+    def settle(self) -> list[Swap]:
+        """The lanes that change places, so that each request has a rung that is long enough."""
+        assert self.places is not None
+        return self.places.settle()
+
+    def leave(self, lane: int) -> None:
+        """The lane is free."""
+        if self.places is not None:
+            self.places.leave(lane)
 
     def keep(self, owner: Owner, tokens: Tokens) -> int | None:
         """The row to copy a lane to, so that a later turn can go on from these tokens; None without need or room."""
         if self._prefixes.keep(owner, tokens):
             return None
         return self._prefixes.add(owner, tokens, set(), kept=True)
+
+    def _fill(self, wave: Wave, lanes: Sequence[int]) -> None:
+        for lane in lanes:
+            self.advance()
+            queue = self._queues[self._turn]
+            row = self._row(queue[0], wave) if queue else None
+            if row is None:
+                break
+            self._seat(lane, row, queue.popleft(), wave)
+
+    def _fill_rungs(self, wave: Wave, places: Places) -> None:
+        """Up to `LOOK_AHEAD` requests that find no room are passed over."""
+        queue, passed = self._queues[0], collections.deque[Waiting]()
+        steps, rung_of, room = self._settings.steps, self._settings.rung_of, places.room
+        while queue and room >= 0 and len(passed) < LOOK_AHEAD:
+            waiting = queue.popleft()
+            need = rung_of(waiting.cached + min(steps, waiting.left))
+            row = self._row(waiting, wave) if need <= room else None
+            if row is None:
+                passed.append(waiting)
+                if need <= room:
+                    break
+            else:
+                wave.swaps += places.enter(waiting.ticket, need)
+                self._seat(FREE, row, waiting, wave)
+                room = places.room
+        queue.extendleft(reversed(passed))
+        # Their lanes change places until all have entered.
+        wave.seats = [(places.lane_of(waiting.ticket), row, waiting) for _, row, waiting in wave.seats]
+
+    def _seat(self, lane: int, row: int, waiting: Waiting, wave: Wave) -> None:
+        wave.seats.append((lane, row, waiting))
+        self._prefixes.served(waiting.owner, waiting.prefix)
 
     def _row(self, waiting: Waiting, wave: Wave) -> int | None:
         """The row that holds, or will hold, the request's prompt; None if the wave uses every row."""
@@ -124,7 +201,7 @@ class Admission:
             if found is None:
                 return None
             row, start = found
-            wave.feeds.append(Feed(row, prefix[start:], start, waiting.adapter))
+            wave.feeds.append(Feed(row, prefix[start:], start, waiting.adapter, waiting.said is not None))
         wave.locked.add(row)
         return row
 
@@ -144,9 +221,11 @@ class Admission:
         begun = collections.Counter(chunk_of(len(feed.tokens)) for feed in wave.feeds if not feed.start)
         empty = {chunk: -count % rows_of(chunk) for chunk, count in begun.items()}
         window = LOOK_AHEAD if any(empty.values()) else 0
-        for waiting in itertools.islice(self._queues[self.turn], window):
+        for waiting in itertools.islice(self._queues[self._turn], window):
             prefix, owner = waiting.prefix, waiting.owner
             chunk = chunk_of(len(prefix))
+            if waiting.said is not None:
+                continue
             if not 0 < len(prefix) <= chunk or not empty.get(chunk):
                 continue
             if self._prefixes.find(owner, prefix) is not None or self._prefixes.longest(owner, prefix)[1]:

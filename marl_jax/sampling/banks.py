@@ -10,7 +10,7 @@ dispatches and waits. It writes nothing: what it returns is taken over by `wait`
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
 import jax
@@ -21,21 +21,23 @@ from marl_jax.models import ModelConfig
 from marl_jax.models.decode import Cache, empty_cache
 from marl_jax.sampling import programs
 from marl_jax.sampling.admission import Waiting
-from marl_jax.sampling.lanes import FREE, LaneTable
+from marl_jax.sampling.lanes import LaneTable
+from marl_jax.sampling.rungs import FREE
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.transfer import fetch
 from marl_jax.threads import Workers
 
-__all__ = ["Bank"]
+__all__ = ["Bank", "Rungs"]
 
-Decoded = tuple[Cache, programs.Sampled]
-Decode = Callable[[Cache, programs.Lanes], Decoded]
+Rungs = tuple[Cache, ...]
+Decoded = tuple[Rungs, programs.Sampled]
+Decode = Callable[[Rungs, programs.Lanes], Decoded]
 
 
 class Bank:
-    """Has no lanes before it is opened."""
+    """Has no lanes before it is opened. They lie in one cache that grows, or in rungs, one behind the other."""
 
-    cache: Cache
+    rungs: list[Cache]
     table: LaneTable
 
     def __init__(self, config: ModelConfig, settings: EngineSettings, mesh: Mesh | None):
@@ -47,51 +49,88 @@ class Bank:
         self._under_way: Future[Decoded] | None = None
 
     @property
+    def cache(self) -> Cache:
+        """The one that grows, or the shortest."""
+        return self.rungs[0]
+
+    @cache.setter
+    def cache(self, cache: Cache) -> None:
+        self.rungs[0] = cache
+
+    @property
     def under_way(self) -> bool:
         """Whether a dispatch is."""
         return self._under_way is not None
 
-    def open(self, width: int, length: int) -> None:
-        """Start over with idle lanes."""
+    def open(self, *rungs: tuple[int, int]) -> None:
+        """Start over with idle lanes in caches of (lanes, length) each."""
         self.requests.clear()
-        self.cache = Cache((), ())  # the old one goes before the new one comes
-        self.cache = empty_cache(self._config, width, length, self._mesh)
+        self.rungs = []  # the old ones go before the new ones come
+        self.rungs = [empty_cache(self._config, lanes, length, self._mesh) for lanes, length in rungs]
+        width = sum(lanes for lanes, _ in rungs)
         self.table = LaneTable(width, self._settings.context, self._settings.stops, self._settings.features)
 
     def free(self) -> list[int]:
         """The lanes without a request."""
         return np.flatnonzero(self.table.tickets == FREE).tolist()
 
-    def fit(self, widths: tuple[int, ...], best: int) -> None:
-        """Compact or widen to the best of these widths."""
+    def fit(self, best: int) -> None:
+        """Compact or widen to the best of the widths."""
+        widths = self._settings.widths
         for width in sorted(w for w in widths if self.cache.rows < w <= best):  # one rung at a time
             self._take(np.arange(width) % self.cache.rows, self.cache.rows)
         for width in (w for w in widths if best <= w < self.cache.rows):
             occupied_first = np.argsort(self.table.tickets == FREE, kind="stable")
             self._take(occupied_first[:width], width)
 
-    def reach(self, length: int, longest: int) -> None:
-        """Let the cache grow, rung by rung, until `length` columns fit or it is as long as it may become."""
-        for rung in self._settings.lengths:
-            if self.cache.length < min(length, longest) and rung > self.cache.length:
-                self.cache = programs.grow(self.cache, rung)
+    def reach(self, length: int) -> None:
+        """Let the cache grow until `length` columns fit or it is as long as it may become."""
+        for longer in self._settings.lengths:
+            if self.cache.length < min(length, self._settings.context) and longer > self.cache.length:
+                self.cache = programs.grow(self.cache, longer)
+
+    def swap(self, lower: int, upper: int) -> None:
+        """Two lanes of neighbouring rungs change places."""
+        (rung, low), (_, up) = self.place_of(lower), self.place_of(upper)
+        both = programs.swap_rows(*self.rungs[rung : rung + 2], np.int32(low), np.int32(up))
+        self.rungs[rung : rung + 2] = both
+        self.table.exchange(lower, upper)
+
+    def place_of(self, lane: int) -> tuple[int, int]:
+        """A lane's rung, and its row there."""
+        for rung, cache in enumerate(self.rungs):
+            if lane < cache.rows:
+                return rung, lane
+            lane -= cache.rows
+        raise IndexError(f"there is no lane {lane} behind the last")
+
+    def by_rung(self, pairs: Iterable[tuple[int, int]]) -> list[tuple[int, list[tuple[int, int]]]]:
+        """Pairs of a lane and something else by the lane's rung, with its row there in the lane's place."""
+        of: dict[int, list[tuple[int, int]]] = {}
+        for lane, other in pairs:
+            rung, row = self.place_of(lane)
+            of.setdefault(rung, []).append((row, other))
+        return sorted(of.items())
 
     def begin(self, decode: Decode) -> None:
         """Dispatch; does not wait. Where this is interrupted: `abandon()`."""
-        cache, lanes = self.cache, self.table.lanes
+        lanes = self.table.decoding
+        last, _ = self.place_of(int(np.flatnonzero(lanes.active).max(initial=0)))
+        rungs = tuple(self.rungs[: last + 1])  # behind these are no requests
         if self._worker is not None:
-            self._under_way = self._worker.submit(lambda: jax.block_until_ready(decode(cache, lanes)))
+            self._under_way = self._worker.submit(lambda: jax.block_until_ready(decode(rungs, lanes)))
         else:
-            self.cache, sampled = decode(cache, lanes)
+            rungs, sampled = decode(rungs, lanes)
+            self.rungs[: len(rungs)] = rungs
             self._under_way = Future()
-            self._under_way.set_result((self.cache, sampled))
+            self._under_way.set_result((rungs, sampled))
 
     def wait(self) -> programs.Sampled:
         """What the dispatch under way sampled, on the host. Where this is interrupted, it may be called again."""
         assert self._under_way is not None
-        cache, sampled = self._under_way.result()
+        rungs, sampled = self._under_way.result()
         on_host = fetch(sampled)
-        self.cache, self._under_way = cache, None
+        self.rungs[: len(rungs)], self._under_way = rungs, None
         return on_host
 
     def abandon(self) -> None:

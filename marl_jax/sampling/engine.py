@@ -26,9 +26,9 @@ from marl_jax.models.decode import Cache, empty_cache
 from marl_jax.models.lora import num_adapters
 from marl_jax.sampling import programs
 from marl_jax.sampling.admission import NOWHERE, Admission, Feed, Waiting
-from marl_jax.sampling.banks import Bank
-from marl_jax.sampling.lanes import FREE
+from marl_jax.sampling.banks import Bank, Rungs
 from marl_jax.sampling.requests import Completion, Request, check
+from marl_jax.sampling.rungs import FREE, Swap
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.stability import stable_shapes
 
@@ -37,9 +37,6 @@ __all__ = ["Engine", "NotFinite", "Stats", "mesh_of"]
 
 class NotFinite(UserError, FloatingPointError):
     """What a model computes is not finite, so nothing can be sampled."""
-
-
-COPY_ROWS = 64  # how many lanes one copy from the prefix cache fills, at most
 
 
 @dataclasses.dataclass
@@ -51,6 +48,9 @@ class Stats:
     reused_tokens: int = 0  # prompt tokens that were in the prefix cache already
     sampled_tokens: int = 0  # including tokens behind a stop string
     lane_steps: int = 0  # lanes x steps computed: sampled_tokens / lane_steps is the useful share
+    moved: int = 0  # lanes that changed places with another
+    given_up: int = 0  # lanes that a younger request left to an older one
+    recomputed_tokens: int = 0  # fed once more when those requests went on; not among the prefilled ones
 
 
 class Engine:
@@ -109,8 +109,7 @@ class Engine:
         """Queue a request, at any time; its completion comes out of a later `step` under the returned ticket."""
         self.check(request)
         ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-        waiting = Waiting(ticket, request, self._adapter_of[request.policy])
-        self._admission.submit(waiting, columns=len(request.tokens) + request.max_new_tokens)
+        self._admission.submit(Waiting(ticket, request, self._adapter_of[request.policy]))
         return ticket
 
     def step(self) -> list[tuple[int, Completion]]:
@@ -132,10 +131,7 @@ class Engine:
         self.stats.lane_steps += out.sampled.size
         finished = self._finished(bank)
         # With free lanes, the next dispatch waits for what the caller submits in answer to these completions.
-        lanes = self.settings.banks * self.settings.widths_at(self._admission.turn)[0]
-        in_lanes = self.pending - len(self._admission)
-        full = in_lanes + self._admission.ready >= lanes
-        if self.pending and (full or not finished):
+        if self.pending >= self.settings.lanes or (self.pending and not finished):
             self._dispatch(bank)
         return finished
 
@@ -167,7 +163,7 @@ class Engine:
             )
         self._admission = Admission(self.settings)
         for bank in self._banks:
-            bank.open(self.settings.widths[0], self.settings.lengths[0])
+            bank.open(*self.settings.rungs)
 
     def warm_up(self) -> None:
         """Compile every program this engine can need."""
@@ -179,46 +175,78 @@ class Engine:
             for start in {0, settings.context - 1}:
                 self._prefill([Feed(NOWHERE, (0,), start, -1)], chunk)
         self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *nowhere)
+        for rungs in [settings.rungs] if settings.lanes_at else [[shape] for shape in settings.shapes]:
+            bank.open(*rungs)
+            for rung in range(len(rungs)):
+                first = sum(lanes for lanes, _ in rungs[:rung])
+                bank.rungs[rung] = programs.copy_rows(self._prefix_cache, bank.rungs[rung], *nowhere)
+                self._prefix_cache = programs.copy_rows(bank.rungs[rung], self._prefix_cache, *nowhere)
+                bank.table.lanes.active[first] = True  # so that rungs up to this one decode
+                bank.begin(self._decode)
+                bank.wait()
+                if rung:
+                    bank.swap(first - 1, first)
+        if not settings.lanes_at:
+            self._warm_up_sizes(bank)
+        bank.open(*settings.rungs)
+
+    def _warm_up_sizes(self, bank: Bank) -> None:
+        """Compile what lets the only cache of a bank thin out, widen and grow."""
+        settings = self.settings
         for width, length in settings.shapes:
-            bank.open(width, length)
-            bank.cache = programs.copy_rows(self._prefix_cache, bank.cache, *nowhere)
-            self._prefix_cache = programs.copy_rows(bank.cache, self._prefix_cache, *nowhere)
-            bank.begin(self._decode)
-            bank.wait()
             for one, other in itertools.pairwise((*settings.widths, *settings.widths[-2::-1])):
                 if one == width:
-                    bank.open(width, length)
-                    bank.fit((other,), other)
-            for longer in [n for w, n in settings.shapes if w == width and n > length][:1]:
-                bank.open(width, length)
-                bank.reach(longer, longer)
-        bank.open(settings.widths[0], settings.lengths[0])
+                    bank.open((width, length))
+                    bank.fit(other)
+            for longer in [n for n in settings.lengths if n > length][:1]:
+                bank.open((width, length))
+                bank.reach(longer)
 
     def _dispatch(self, bank: Bank) -> None:
         """Admit what fits into the bank and decode, if it has anything to decode; does not wait."""
         live, waiting = len(bank.requests), len(self._admission)
         if not live and not waiting:
             return
-        self._admission.advance(idle=not live)
-        turn = self._admission.turn
-        widths, opening = self.settings.widths_at(turn), self.settings.opening_at(turn)
-        # Lanes for its share of all requests, or more if it has more.
-        share = -(-self.pending // self.settings.banks)
-        wanted = min(live + waiting, max(live, share))
-        best = min((width for width in widths if width >= wanted), default=widths[0])
-        if not live and (bank.cache.rows, bank.cache.length) != (best, opening):
-            bank.open(best, opening)
-        bank.fit(widths, best)
-        self._admit(bank)
+        if self.settings.lanes_at:
+            self._move_on(bank)
+            self._admit(bank)
+            bank.table.held[:] = self._admission.held
+        else:
+            self._admission.advance()
+            # Lanes for its share of all requests, or more if it has more.
+            share = -(-self.pending // self.settings.banks)
+            wanted = min(live + waiting, max(live, share))
+            widths = self.settings.widths
+            best = min((width for width in widths if width >= wanted), default=widths[0])
+            if not live and (bank.cache.rows, bank.cache.length) != (best, self.settings.lengths[0]):
+                bank.open((best, self.settings.lengths[0]))
+            bank.fit(best)
+            self._admit(bank)
+            bank.reach(bank.table.reach + self.settings.steps)
         if bank.requests:
-            bank.reach(bank.table.reach + self.settings.steps, self.settings.longest_at(self._admission.turn))
             bank.begin(self._decode)
 
-    def _decode(self, cache: Cache, lanes: programs.Lanes) -> tuple[Cache, programs.Sampled]:
+    def _move_on(self, bank: Bank) -> None:
+        """Move requests that have grown to longer rungs; where these are full, the youngest give their lanes up."""
+        table, admission = bank.table, self._admission
+        given_up = []
+        for lane in admission.grow(table.lanes.position, table.lanes.max_new - table.lanes.generated):
+            waiting = bank.requests.pop(int(table.tickets[lane]))
+            given_up.append(waiting._replace(said=table.give_up(lane)))
+        admission.resume(sorted(given_up, key=lambda waiting: waiting.ticket))
+        self._swap(bank, admission.settle())
+        self.stats.given_up += len(given_up)
+
+    def _swap(self, bank: Bank, swaps: list[Swap]) -> None:
+        for lower, upper in swaps:
+            bank.swap(lower, upper)
+        self.stats.moved += len(swaps)
+
+    def _decode(self, rungs: Rungs, lanes: programs.Lanes) -> tuple[Rungs, programs.Sampled]:
         return programs.decode(
             self._params,
             self._adapters,
-            cache,
+            rungs,
             lanes,
             config=self.config,
             features=self.settings.features,
@@ -232,26 +260,35 @@ class Engine:
         """Fill free lanes, wave by wave."""
         free = bank.free()
         while (wave := self._admission.wave(free)).seats:
+            self._swap(bank, wave.swaps)
             for part in self._parts(wave.moves):
                 self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *part)
             self._prefill_all(wave.feeds)
-            longest = self.settings.longest_at(self._admission.turn)
-            bank.reach(max(len(waiting.request.tokens) for *_, waiting in wave.seats), longest)
-            for part in self._parts([(row, lane) for lane, row, _ in wave.seats if row != NOWHERE]):
-                bank.cache = programs.copy_rows(self._prefix_cache, bank.cache, *part)
+            if not self.settings.lanes_at:
+                bank.reach(max(len(waiting.request.tokens) for *_, waiting in wave.seats))
+            for rung, pairs in bank.by_rung((lane, row) for lane, row, _ in wave.seats if row != NOWHERE):
+                for part in self._parts([(row, lane) for lane, row in pairs]):
+                    bank.rungs[rung] = programs.copy_rows(self._prefix_cache, bank.rungs[rung], *part)
             for lane, _, waiting in wave.seats:
                 bank.table.occupy(
-                    lane, waiting.ticket, waiting.request, waiting.adapter, self.config.vocab_size
+                    lane,
+                    waiting.ticket,
+                    waiting.request,
+                    waiting.adapter,
+                    self.config.vocab_size,
+                    waiting.said,
                 )
                 bank.requests[waiting.ticket] = waiting
-            fed = sum(len(feed.tokens) for feed in wave.feeds)
+            fed = sum(len(feed.tokens) for feed in wave.feeds if not feed.again)
+            first = sum(len(waiting.prefix) for *_, waiting in wave.seats if waiting.said is None)
             self.stats.prefilled_tokens += fed
-            self.stats.reused_tokens += sum(len(waiting.prefix) for *_, waiting in wave.seats) - fed
+            self.stats.reused_tokens += first - fed
+            self.stats.recomputed_tokens += sum(len(feed.tokens) for feed in wave.feeds if feed.again)
             free = free[len(wave.seats) :]
 
     def _parts(self, pairs: list[tuple[int, int]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """(from, to) pairs in order, as pairs of index arrays of the one length that copies are compiled for."""
-        size = min(COPY_ROWS, self.settings.widths_at(len(self.settings.lengths) - 1)[0])
+        size = self.settings.copied
         for i in range(0, len(pairs), size):
             source, target = np.zeros(size, np.int32), np.full(size, NOWHERE, np.int32)
             part = np.array(pairs[i : i + size], np.int32)
@@ -270,7 +307,7 @@ class Engine:
                 size = self.settings.prefill_rows(chunk)
                 for i in range(0, len(group), size):
                     self._prefill(group[i : i + size], chunk)
-            feeds = [Feed(r, t[largest:], s + largest, a) for r, t, s, a in feeds if len(t) > largest]
+            feeds = [Feed(r, t[largest:], s + largest, a) for r, t, s, a, _ in feeds if len(t) > largest]
 
     def _prefill(self, group: list[Feed], chunk: int) -> None:
         size = self.settings.prefill_rows(chunk)
@@ -314,14 +351,16 @@ class Engine:
             if length is None and bank.table.lanes.active[lane]:
                 continue
             completion = bank.table.leave(lane, request, length)
+            self._admission.leave(lane)
             owner = bank.requests.pop(ticket).owner
             if request.keep:
                 row = self._admission.keep(owner, (*request.tokens, *completion.tokens[:-1]))
                 if row is not None:
                     kept[row] = lane
             done.append((ticket, completion))
-        for part in self._parts([(lane, row) for row, lane in kept.items()]):
-            self._prefix_cache = programs.copy_rows(bank.cache, self._prefix_cache, *part)
+        for rung, pairs in bank.by_rung((lane, row) for row, lane in kept.items()):
+            for part in self._parts(pairs):
+                self._prefix_cache = programs.copy_rows(bank.rungs[rung], self._prefix_cache, *part)
         return done
 
     def _stop_string(self, tokens: list[int], request: Request) -> int | None:

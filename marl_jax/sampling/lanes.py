@@ -3,15 +3,16 @@
 Plain numpy. Each dispatch takes the table's `Lanes`, and `record` enters what the dispatch sampled.
 """
 
+import dataclasses
+
 import jax
 import numpy as np
 
 from marl_jax.sampling.programs import Features, Lanes, Sampled
-from marl_jax.sampling.requests import Completion, Request, noise_key
+from marl_jax.sampling.requests import Completion, Request, Said, noise_key
+from marl_jax.sampling.rungs import FREE
 
-__all__ = ["FREE", "LaneTable"]
-
-FREE = -1  # the ticket of an empty lane
+__all__ = ["LaneTable"]
 
 
 class LaneTable:
@@ -36,6 +37,7 @@ class LaneTable:
             adapter=zeros() - 1,
         )
         self.tickets = np.full(width, FREE, np.int64)
+        self.held = zeros(bool)  # idles in the next dispatch, and goes on later
         self.tokens = zeros(np.int32, room)
         self.logprobs = zeros(np.float32, room)
         self.untempered = zeros(np.float32, room if features.untempered else 0)
@@ -43,15 +45,32 @@ class LaneTable:
         self._features = features
 
     @property
+    def decoding(self) -> Lanes:
+        """What a dispatch takes."""
+        if not self.held.any():
+            return self.lanes
+        return dataclasses.replace(self.lanes, active=self.lanes.active & ~self.held)
+
+    @property
     def reach(self) -> int:
         """How many positions the longest active lane has cached."""
         return int(self.lanes.position.max(where=self.lanes.active, initial=0))
 
-    def occupy(self, lane: int, ticket: int, request: Request, adapter: int, vocab: int) -> None:
-        """Seat a request: all of its prompt but the last token is cached, that one is fed next."""
-        row = self.lanes
-        row.token[lane], row.position[lane] = request.tokens[-1], len(request.tokens) - 1
-        row.active[lane], row.generated[lane] = True, 0
+    def occupy(
+        self, lane: int, ticket: int, request: Request, adapter: int, vocab: int, said: Said | None = None
+    ) -> None:
+        """Seat a request: all of its tokens but the last are cached, that one is fed next.
+
+        One that gave a lane up goes on behind what it had said, with the log-probs that were recorded then.
+        """
+        row, tokens, count = self.lanes, request.tokens, 0
+        if said is not None:
+            tokens, count = said.tokens, len(said.tokens)
+            self.tokens[lane, :count], self.logprobs[lane, :count] = said.tokens, said.logprobs
+            self.untempered[lane, : len(said.untempered)] = said.untempered
+            self.kept[lane, :count] = said.kept
+        row.token[lane], row.position[lane] = tokens[-1], len(request.tokens) + count - 1
+        row.active[lane], row.generated[lane] = True, count
         row.max_new[lane], row.min_new[lane] = request.max_new_tokens, request.min_new_tokens
         row.temperature[lane], row.top_p[lane] = request.temperature, request.top_p
         row.top_k[lane], row.adapter[lane] = min(request.top_k, vocab), adapter
@@ -63,10 +82,29 @@ class LaneTable:
     def take(self, rows: np.ndarray, real: int) -> None:
         """Lay the lanes out anew in the order `rows`; those behind the first `real` become free."""
         self.lanes = jax.tree.map(lambda x: x[rows], self.lanes)
-        for name in ("tickets", "tokens", "logprobs", "untempered", "kept"):
+        for name in ("tickets", "held", "tokens", "logprobs", "untempered", "kept"):
             setattr(self, name, getattr(self, name)[rows])
         self.tickets[real:] = FREE
         self.lanes.active[real:] = False
+
+    def exchange(self, one: int, other: int) -> None:
+        """Two lanes change places."""
+        record = (self.tickets, self.held, self.tokens, self.logprobs, self.untempered, self.kept)
+        for leaf in (*jax.tree.leaves(self.lanes), *record):
+            leaf[[one, other]] = leaf[[other, one]]
+
+    def give_up(self, lane: int) -> Said | None:
+        """Free the lane; what it has sampled so far, None if nothing."""
+        count = int(self.lanes.generated[lane])
+        self.tickets[lane], self.lanes.active[lane] = FREE, False
+        if not count:
+            return None
+        return Said(
+            tuple(self.sampled(lane)),
+            self.logprobs[lane, :count].copy(),
+            self.untempered[lane, :count].copy(),
+            self.kept[lane, :count].copy(),
+        )
 
     def record(self, out: Sampled) -> int:
         """Move the lanes on by what a dispatch sampled; returns the number of tokens."""
@@ -83,7 +121,7 @@ class LaneTable:
         self.lanes.token[moved] = out.token[count[moved] - 1, moved]
         self.lanes.generated[:] += count
         self.lanes.position[:] += count
-        self.lanes.active[:] = out.active
+        self.lanes.active[:] = out.active | self.held
         return int(count.sum())
 
     def sampled(self, lane: int) -> list[int]:

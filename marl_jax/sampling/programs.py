@@ -31,6 +31,7 @@ __all__ = [
     "grow",
     "prefill",
     "sample",
+    "swap_rows",
     "take",
 ]
 
@@ -79,26 +80,29 @@ class Sampled:
     kept: Array | None  # [n,W,C] int32, -1 behind the end
 
 
-@functools.partial(jax.jit, static_argnames=("config", "features", "steps", "scale"), donate_argnames="cache")
+@functools.partial(jax.jit, static_argnames=("config", "features", "steps", "scale"), donate_argnames="rungs")
 def decode(
     params: Tree,
     adapters: Tree | None,
-    cache: Cache,
+    rungs: tuple[Cache, ...],
     lanes: Lanes,
     *,
     config: ModelConfig,
     features: Features,
     steps: int,
     scale: float,
-) -> tuple[Cache, Sampled]:
-    """Sample up to `steps` tokens in every active lane. Lanes that end on the way idle until the dispatch does."""
+) -> tuple[tuple[Cache, ...], Sampled]:
+    """Sample up to `steps` tokens in every active lane. Lanes that end on the way idle until the dispatch does.
+
+    The lanes are the rows of the caches, one cache behind the other; lanes behind the last are idle.
+    """
     layers = model.unstack(params, config)
     lora = model.unstack_lora(adapters, lanes.adapter, scale, config)
 
-    def step(carry: tuple[Cache, Lanes], _: None) -> tuple[tuple[Cache, Lanes], Any]:
-        cache, lanes = carry
-        hidden, cache = model.extend(
-            params, layers, config, cache, lanes.token[:, None], lanes.position, lora
+    def step(carry: Any, _: None) -> tuple[Any, Any]:
+        rungs, lanes = carry
+        hidden, rungs = model.extend_rungs(
+            params, layers, config, rungs, lanes.token[:, None], lanes.position, lora
         )
         logits = qwen3.unembed(params, config, hidden[:, 0])
         token, logprob, untempered, kept = sample(logits, lanes, features)
@@ -111,12 +115,12 @@ def decode(
             generated=lanes.generated + moved,
             active=lanes.active & ~ends,
         )
-        return (cache, after), (token, logprob, lanes.active, untempered, kept)
+        return (rungs, after), (token, logprob, lanes.active, untempered, kept)
 
-    (cache, lanes), (token, logprob, sampled, untempered, kept) = jax.lax.scan(
-        step, (cache, lanes), None, length=steps
+    (rungs, lanes), (token, logprob, sampled, untempered, kept) = jax.lax.scan(
+        step, (rungs, lanes), None, length=steps
     )
-    return cache, Sampled(token, logprob, sampled, lanes.active, untempered, kept)
+    return rungs, Sampled(token, logprob, sampled, lanes.active, untempered, kept)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "attended", "scale"), donate_argnames="cache")
@@ -154,6 +158,22 @@ def copy_rows(source: Cache, into: Cache, from_rows: jax.Array, to_rows: jax.Arr
 def copy_rows_within(cache: Cache, from_rows: jax.Array, to_rows: jax.Array) -> Cache:
     """`copy_rows` inside one cache."""
     return _paste(cache, to_rows, _cut(cache, from_rows, cache.length), cache.length)
+
+
+@functools.partial(jax.jit, donate_argnames=("lower", "upper"))
+def swap_rows(lower: Cache, upper: Cache, low: jax.Array, up: jax.Array) -> tuple[Cache, Cache]:
+    """Row `low` of a cache and row `up` of a longer one change places, as far as both reach."""
+
+    def both(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+        size = (1, *map(min, zip(a.shape[1:], b.shape[1:])))
+        at, to = (low, 0, 0, 0), (up, 0, 0, 0)
+        mine, other = jax.lax.dynamic_slice(a, at, size), jax.lax.dynamic_slice(b, to, size)
+        return jax.lax.dynamic_update_slice(a, other, at), jax.lax.dynamic_update_slice(b, mine, to)
+
+    keys = [both(a, b) for a, b in zip(lower.keys, upper.keys)]
+    values = [both(a, b) for a, b in zip(lower.values, upper.values)]
+    (low_keys, up_keys), (low_values, up_values) = zip(*keys), zip(*values)
+    return Cache(low_keys, low_values), Cache(up_keys, up_values)
 
 
 def grow(cache: Cache, length: int) -> Cache:

@@ -16,7 +16,7 @@ import numpy as np
 from marl_jax.models import ModelConfig
 from marl_jax.sampling.shapes import EngineSettings
 
-__all__ = ["Completion", "Request", "check", "check_range", "check_whole", "noise_key", "token_ids"]
+__all__ = ["Completion", "Request", "Said", "check", "check_range", "check_whole", "noise_key", "token_ids"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,16 @@ class Request:
         check_range("top_k", self.top_k, 0, math.inf, whole=True)
         check_range("max_new_tokens", self.max_new_tokens, 1, math.inf, whole=True)
         check_range("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens, whole=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """What a request had sampled when it gave its lane up, as it was recorded."""
+
+    tokens: tuple[int, ...]  # without the prompt
+    logprobs: np.ndarray  # [tokens]
+    untempered: np.ndarray  # [tokens], or empty
+    kept: np.ndarray  # [tokens,C]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,15 +8,19 @@ frozen and JSON-like, so that a run can write them down and use them again.
 import bisect
 import contextlib
 import dataclasses
+import functools
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
 from marl_jax.models.weight_table import num_parameters
 from marl_jax.sampling.programs import Features
+from marl_jax.sampling.rungs import apportion, best_lengths
 
 __all__ = [
     "CPU",
@@ -34,6 +38,7 @@ __all__ = [
 ]
 
 MAX_PROGRAMS = 12  # decode shapes per configuration
+RUNGS = 8  # of lanes; more of them pad less, and each makes every decode program longer
 # Below this many rows the matrix products of a CPU round differently, so a batch that thins out is never made
 # narrower; whether the wider ones agree to the bit is measured (`stability`).
 STABLE_WIDTH = 64
@@ -61,15 +66,16 @@ class EngineSettings:
     """The static shapes of an engine."""
 
     widths: tuple[int, ...]  # numbers of lanes of a bank, falling: it is compacted as it thins out
-    lengths: tuple[int, ...]  # cache lengths, rising: the cache grows with the longest lane
+    # Cache lengths, rising: those to which the cache grows with its longest lane, or of all rungs.
+    lengths: tuple[int, ...]
     chunks: tuple[int, ...]  # prompt lengths that one prefill takes, rising
     prefill_tokens: int  # how many tokens one prefill takes, over all its rows
     prefixes: int  # prompts held for reuse
     steps: int = 8  # decode steps per dispatch
     stops: int = 8  # stop tokens per request, at most
     features: Features = Features()  # what its programs can do
-    lanes_at: tuple[int, ...] = ()  # where memory is short: how many lanes there are over each of the lengths
-    grows: bool = True  # with lanes_at, whether these begin over the shortest length and grow to their own
+    # Where memory is short: how many lanes each of the lengths has, all at the same time (`rungs`).
+    lanes_at: tuple[int, ...] = ()
     banks: int = 1  # of lanes; they take turns (`banks`)
 
     def __post_init__(self) -> None:
@@ -84,11 +90,11 @@ class EngineSettings:
                     f"{name} is {values}; it must be {'rising' if sign > 0 else 'falling'} and positive"
                 )
         if self.lanes_at:
-            falling = all(a >= b for a, b in itertools.pairwise(self.lanes_at))
-            if len(self.lanes_at) != len(self.lengths) or not falling or self.widths != self.lanes_at[:1]:
+            one_each = len(self.lanes_at) == len(self.lengths) and min(self.lanes_at) >= 1
+            if not one_each or self.widths != (sum(self.lanes_at),):
                 raise ValueError(
-                    f"lanes_at is {self.lanes_at}; it must fall from {self.widths}, the only width, one for each of "
-                    f"the {len(self.lengths)} lengths"
+                    f"lanes_at is {self.lanes_at}; it must be positive, one for each of the {len(self.lengths)} "
+                    f"lengths, and add up to {self.widths}, the only width"
                 )
             if self.banks > 1:
                 raise ValueError(f"lanes_at is {self.lanes_at} with {self.banks} banks; it is for one bank")
@@ -113,31 +119,24 @@ class EngineSettings:
     @property
     def shapes(self) -> list[tuple[int, int]]:
         """(width, length) of every decode program."""
-        if not self.lanes_at:
-            return list(itertools.product(self.widths, self.lengths))
-        if not self.grows:
-            return list(zip(self.lanes_at, self.lengths))
-        pairs = itertools.product(enumerate(self.lanes_at), enumerate(self.lengths))
-        return list(dict.fromkeys((width, length) for (i, width), (j, length) in pairs if j <= i))
+        return list(itertools.product(self.widths, self.lengths))
+
+    @property
+    def rungs(self) -> list[tuple[int, int]]:
+        """(lanes, length) of each cache that a bank begins with."""
+        return list(zip(self.lanes_at, self.lengths)) or [(self.widths[0], self.lengths[0])]
 
     @property
     def cells(self) -> int:
         """How many tokens the lanes hold, at most."""
-        if not self.lanes_at:
-            return self.lanes * self.context
-        return max(width * length for width, length in self.shapes)
+        if self.lanes_at:
+            return sum(lanes * length for lanes, length in self.rungs)
+        return self.lanes * self.context
 
-    def widths_at(self, rung: int) -> tuple[int, ...]:
-        """The widths at which requests are served that need a cache of `lengths[rung]`."""
-        return self.lanes_at[rung : rung + 1] or self.widths
-
-    def opening_at(self, rung: int) -> int:
-        """How long the cache is when these requests begin to be served."""
-        return self.lengths[0] if self.grows else self.lengths[rung]
-
-    def longest_at(self, rung: int) -> int:
-        """How long the cache may become meanwhile."""
-        return self.lengths[rung] if self.lanes_at else self.context
+    @property
+    def copied(self) -> int:
+        """How many rows one copy between caches takes; over rungs they are long, and few enter at a time."""
+        return min(8 if self.lanes_at else 64, self.widths[0])
 
     def rung_of(self, columns: int) -> int:
         """Which of the lengths holds so many columns."""
@@ -167,6 +166,8 @@ class Load:
     histories: int = 0  # prompts kept for later turns at a time (`Request.keep`)
     stops: int = 8  # stop tokens of a request, at most
     features: Features = Features()  # what they ask of the programs
+    # (prompt, sampled) tokens of some of them: lanes over rungs are planned for their like.
+    calls: tuple[tuple[int, int], ...] = ()
 
 
 def plan(
@@ -178,6 +179,7 @@ def plan(
     lanes: int | None = None,
     steps: int | None = None,
     platform: str | None = None,
+    rows: int = 1,
 ) -> EngineSettings:
     """Settings for a load within a byte budget.
 
@@ -185,7 +187,7 @@ def plan(
     the budget. It covers caches and working memory, not the weights, and is half of the free memory by default. Where
     something else runs in turn with the engine, it may need `beside_bytes` of the budget while the caches stay.
     Histories get rows as far as memory is left. `platform` is that of the device (cpu, gpu, tpu), by default the one at
-    hand.
+    hand. Where so many devices share the `rows` of caches, the lanes of each rung are a multiple.
     """
     for name, value in (("lanes", lanes), ("budget_bytes", budget_bytes)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -238,6 +240,16 @@ def plan(
         )
 
     count = lanes or round_up(most)
+    if not (lanes or sizes.compacts) and memory_bytes(config, with_lanes(count), beside_bytes) > budget:
+        lengths, shares = best_lengths(
+            load.calls or _assumed(load), context, multiple=sizes.columns, steps=steps, most=RUNGS
+        )
+        over_rungs = functools.partial(_over_rungs, with_lanes(1), lengths, shares, rows)
+        fits = lambda count: memory_bytes(config, over_rungs(count), beside_bytes) <= budget
+        # The first number that does not fit.
+        count = bisect.bisect_left(range(1, most // rows + 1), True, key=lambda count: not fits(count))
+        with_lanes = over_rungs if count else with_lanes
+        count = max(1, count)
     while memory_bytes(config, with_lanes(count), beside_bytes) > budget:
         if lanes or count == 1:
             need = memory_bytes(config, with_lanes(count), beside_bytes)
@@ -249,28 +261,28 @@ def plan(
             )
         count = round_up(count // 2)
     settings = with_lanes(count)
-    if not lanes and not sizes.compacts:
-        settings = _widened(config, settings, most, load.min_prompt + load.min_new, budget, beside_bytes)
     room = (budget - memory_bytes(config, settings, beside_bytes)) // cache_bytes(config, 1, context)
     return dataclasses.replace(settings, prefixes=settings.prefixes + min(load.histories, room))
 
 
-def _widened(
-    config: ModelConfig, settings: EngineSettings, most: int, columns: int, budget: int, beside: int
+def _over_rungs(
+    settings: EngineSettings, lengths: Sequence[int], shares: np.ndarray, rows: int, count: int
 ) -> EngineSettings:
-    """More lanes over shorter lengths, at most `most`, in the memory that the lanes over the longest take.
+    """So many times `rows` lanes over rungs of these lengths."""
+    at = [(rows * lanes, length) for lanes, length in zip(apportion(count, shares), lengths) if lanes]
+    lanes_at, lengths = zip(*at)
+    cells = sum(lanes * length for lanes, length in at)
+    prefixes = max(1, min(rows * count // 2, max(2, cells // (8 * settings.context))))
+    return dataclasses.replace(
+        settings, widths=(rows * count,), lengths=lengths, lanes_at=lanes_at, prefixes=prefixes
+    )
 
-    Every request needs at least `columns`; lengths below that only serve caches that grow.
-    """
-    first = settings.lengths[settings.rung_of(columns)]
-    while True:
-        at = [round_down(min(most, settings.cells // max(first, length))) for length in settings.lengths]
-        if at[0] < 2 * settings.lanes:  # which would not make up for lanes that empty before each change
-            return settings
-        wider = dataclasses.replace(settings, widths=(at[0],), lanes_at=tuple(at))
-        if memory_bytes(config, wider, beside) <= budget:
-            return wider
-        most //= 2
+
+def _assumed(load: Load) -> list[tuple[int, int]]:
+    """Calls of all kinds, where nothing is known of them: short prompts are as frequent as long ones."""
+    shortest = max(load.min_prompt, load.max_prompt // 64)
+    prompts = np.geomspace(shortest, load.max_prompt, 7).astype(int).tolist()
+    return [(prompt, max(1, load.max_new * part // 4)) for prompt in prompts for part in (1, 2, 3, 4)]
 
 
 def memory_bytes(config: ModelConfig, settings: EngineSettings, beside: int = 0) -> int:
@@ -281,6 +293,8 @@ def memory_bytes(config: ModelConfig, settings: EngineSettings, beside: int = 0)
     lanes = cache_bytes(config, 1, settings.cells)
     prefixes = cache_bytes(config, settings.prefixes, settings.context)
     reshaped = lanes // settings.banks // (2 * config.num_hidden_layers)
+    if settings.lanes_at:  # whose caches keep their shapes: the rows that a copy holds apart
+        reshaped = cache_bytes(config, settings.copied, settings.context) // config.num_hidden_layers
     logits = 4 * settings.lanes * config.vocab_size * 4  # raw, tempered, weights, padded, in float32
     # A prefill holds its rows apart, and scores of one layer over the whole context.
     rows = settings.prefill_rows(settings.chunks[-1])

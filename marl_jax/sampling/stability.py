@@ -34,9 +34,10 @@ def stable_shapes(
 ) -> EngineSettings:
     """The settings without the widths and lengths whose bits are not those of the largest.
 
+    Over rungs there is one width, and each length is needed: what a request gets there is the same but for near-ties.
     Compiles the decode programs that the engine will use, and no other.
     """
-    if len(settings.widths) == len(settings.lengths) == 1:
+    if len(settings.widths) == len(settings.lengths) == 1 or settings.lanes_at:
         return settings
     shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves((params, adapters)))
     key = (config, settings, mesh, scale, shapes)
@@ -52,23 +53,15 @@ def stable_shapes(
             width, length = shape
             return np.array_equal(outcome(shape, length), outcome(largest, length)[:, :width])
 
-        _MEASURED[key] = _with_lanes_at(settings, same) if settings.lanes_at else _with_widths(settings, same)
+        _MEASURED[key] = _agreeing(settings, same)
     return _MEASURED[key]
 
 
-def _with_widths(settings: EngineSettings, same: Same) -> EngineSettings:
-    """Only the widths and lengths that agree with the largest."""
+def _agreeing(settings: EngineSettings, same: Same) -> EngineSettings:
     full, context = settings.widths[0], settings.context
     lengths = [n for n in settings.lengths if n == context or same((full, n), (full, context))]
     widths = [w for w in settings.widths if w == full or all(same((w, n), (full, context)) for n in lengths)]
     return dataclasses.replace(settings, widths=tuple(widths), lengths=tuple(lengths))
-
-
-def _with_lanes_at(settings: EngineSettings, same: Same) -> EngineSettings:
-    """Caches that grow only if every length agrees with those that lanes of its number grow to."""
-    longest = dict(zip(settings.lanes_at, settings.lengths))
-    agree = all(same((w, n), (w, longest[w])) for w, n in settings.shapes if n < longest[w])
-    return dataclasses.replace(settings, grows=settings.grows and agree)
 
 
 def common_shapes(measured: Sequence[EngineSettings]) -> EngineSettings:
@@ -76,8 +69,7 @@ def common_shapes(measured: Sequence[EngineSettings]) -> EngineSettings:
     first, *others = measured
     widths = tuple(w for w in first.widths if all(w in other.widths for other in others))
     lengths = tuple(n for n in first.lengths if all(n in other.lengths for other in others))
-    grows = all(settings.grows for settings in measured)
-    return dataclasses.replace(first, widths=widths, lengths=lengths, grows=grows)
+    return dataclasses.replace(first, widths=widths, lengths=lengths)
 
 
 def _outcome(
@@ -105,10 +97,10 @@ def _outcome(
     lanes.noise[:] = rows[:, None]
     if adapters is not None:
         lanes.adapter[:] = rows % jax.tree.leaves(adapters)[0].shape[0]
-    cache, out = programs.decode(
+    (cache,), out = programs.decode(
         params,
         adapters,
-        cache,
+        (cache,),
         lanes,
         config=config,
         features=settings.features,

@@ -94,8 +94,8 @@ def plan_page(
     memory.append(["available", *(show(plan.device.memory) for plan in plans)])
     memory.append(["lanes x tokens", *(", ".join(map(_longest, plan.each_shape)) for plan in plans)])
     if any(engine.lanes_at for plan in plans for engine in plan.each_shape):
-        shortest = (", ".join(map(_shortest, plan.each_shape)) for plan in plans)
-        memory.append(["of the shortest calls", *shortest])
+        every = (", ".join(str(engine.lanes) for engine in plan.each_shape) for plan in plans)
+        memory.append(["lanes of all lengths", *every])
     memory.append(["largest micro-batch", *(f"{p.largest.rows}x{p.largest.width}" for p in plans)])
     memory.append(["fits", *("yes" if plan.fits else "NO" for plan in plans)])
     times = [["time per step", *(plan.device.name for plan in plans)]]
@@ -118,13 +118,7 @@ def plan_page(
 
 def _longest(engine: EngineSettings) -> str:
     """The lanes of the longest cache."""
-    return f"{engine.banks * engine.widths_at(len(engine.lengths) - 1)[0]}x{engine.context}"
-
-
-def _shortest(engine: EngineSettings) -> str:
-    """The most lanes, over the longest cache that they have."""
-    widest = engine.widths[0]
-    return f"{engine.lanes}x{max(length for width, length in engine.shapes if width == widest)}"
+    return f"{engine.lanes_at[-1] if engine.lanes_at else engine.lanes}x{engine.context}"
 
 
 def _verdict(config: RunConfig, plan: Plan) -> str:
@@ -238,10 +232,10 @@ def _engines(config: RunConfig, plan: Plan, engine: Shapes) -> Iterator[str]:
 
 
 def _lanes(engine: EngineSettings) -> str:
-    lengths, lanes = engine.lengths, [engine.banks * width for width in engine.lanes_at or engine.widths[:1]]
-    served = [n for n, length in zip(lanes, lengths) if n == lanes[0]]
-    shorter = f"{lanes[0]} lanes of {lengths[len(served) - 1]:,} tokens to " if len(lanes) > 1 else ""
-    return f"{shorter}{lanes[-1]} lanes of {lengths[-1]:,} tokens"
+    if not engine.lanes_at:
+        return f"{engine.lanes} lanes of {engine.context:,} tokens"
+    rungs = ", ".join(f"{lanes} of {length:,}" for lanes, length in engine.rungs)
+    return f"{engine.lanes} lanes over rungs: {rungs} tokens"
 
 
 def _time(config: RunConfig, plan: Plan, known: Guess | None) -> str:

@@ -160,7 +160,7 @@ def mine(task, prompts):
 
 
 def test_prompts_hold_what_they_show():
-    demand = demand_of(config("voting-shared-0.6b-math", sampling__max_new_tokens="2000"))
+    demand = demand_of(config("voting-shared-0.6b-math", sampling__max_new_tokens="2000"), 0.5)
     *drafts, choice = demand.asked[:3] + demand.asked[-1:]
     assert {call.new for call in demand.asked} == {1000}
     assert len({call.prompt for call in drafts}) == 1 and [call.fed > 0 for call in drafts] == [
@@ -173,7 +173,7 @@ def test_prompts_hold_what_they_show():
 
 
 def test_a_later_turn_is_fed_what_its_history_does_not_hold():
-    demand = demand_of(config("eval_opt-shared-0.6b-math", sampling__max_new_tokens="2000"))
+    demand = demand_of(config("eval_opt-shared-0.6b-math", sampling__max_new_tokens="2000"), 0.5)
     episode = demand.asked[0].episode
     first, _, second, *_ = (call for call in demand.asked if call.episode == episode)
     # The last token that was sampled lies in no cache.

@@ -24,6 +24,7 @@ from marl_jax.planning.devices import BANDWIDTH, COMPUTE, KINDS, Device, host
 from marl_jax.planning.memory import count_units, room
 from marl_jax.planning.plan import Plan, PlanError, check_fits, demand_of, find_model, make_plan
 from marl_jax.planning.workload import Shape, all_shapes
+from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.play import settled_shapes
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.table import Table
@@ -456,7 +457,7 @@ def test_engines_on_an_accelerator_take_what_an_update_leaves(cell):
         # What engines take never drives the update out: a run that does not fit is refused by its engines.
         assert plan.fits or plan.refusal, (device.name, plan.total)
         if device.name in ("H100", "H200"):
-            assert plan.fits and plan.engine.lanes_at[0] > plan.engine.lanes_at[-1] > 1
+            assert plan.fits and plan.engine.lanes > 2 * plan.engine.cells // plan.engine.context
 
 
 def test_histories_leave_a_host_the_memory_of_its_update():
@@ -534,7 +535,10 @@ def test_a_mistyped_command_line_is_told_without_a_traceback(arguments, says, mo
 def test_shapes_that_were_settled_before_a_field_was_known_are_read():
     shapes = EngineSettings((8,), (32, 64), (8,), prefill_tokens=8, prefixes=3)
     written = fields.to_json(shapes)
-    for later in ("lanes_at", "grows", "banks"):
+    for later in ("lanes_at", "banks"):
         del written[later]
     assert settled_shapes({"engine": written, "measured": True}) == shapes
+    assert settled_shapes({"engine": written | {"lanes_at": [], "grows": True}}) == shapes
+    with pytest.raises(FolderError, match=r"lanes_at \[8, 4\] of lanes that took turns.*make settled {}"):
+        settled_shapes({"engine": written | {"lanes_at": [8, 4], "grows": True}})
     assert settled_shapes({}) is None

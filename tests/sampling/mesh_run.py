@@ -45,6 +45,17 @@ def main():
     again = serve(engine, requests[::-1])[::-1]
     # Lanes lie on devices a few at a time, where some compilers round by the place of a row.
     assert_same_but_for_near_ties(params, requests, many, again, CONFIG)
+
+    # Lanes over rungs, which change places between caches that are spread.
+    over = dataclasses.replace(settings, banks=1, widths=(16,), lengths=(16, 32, 64), lanes_at=(8, 4, 4))
+    engine = Engine(sharded, CONFIG, over)
+    engine.warm_up()
+    with compilations() as counted:
+        moved = serve(engine, requests)
+    assert_same_but_for_near_ties(params, requests, one, moved, CONFIG)
+    assert counted == [0] and engine.stats.moved, f"{counted[0]} programs, {engine.stats}"
+    for cache in engine._banks[0].rungs:
+        assert shard_shapes(cache.keys[0]) == {(cache.rows // 4, 1, 8, cache.length)}
     print(f"equal on the mesh, {len(margins)} near-ties")
 
 

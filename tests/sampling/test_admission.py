@@ -20,7 +20,7 @@ def admission(prefixes, lengths=(64,)):
 
 def submit(queue, *tokens, ticket=0, policy="a"):
     request = Request(tokens, (ticket,), 8, policy)
-    queue.submit(Waiting(ticket, request, 0), len(tokens) + 8)
+    queue.submit(Waiting(ticket, request, 0))
 
 
 def tickets(wave):
@@ -148,7 +148,7 @@ def test_planned_histories_are_found_under_load(share, low, high):
         prompt = (*before, *words(20))
         fresh += len(prompt) - 1 - max(0, len(before) - 1)  # the last token of a turn is not cached yet
         request = Request(prompt, (episode, due[episode]), 64, keep=True)
-        queue.submit(Waiting(episode, request, -1), len(prompt) + 64)
+        queue.submit(Waiting(episode, request, -1))
 
     while started < 512 or len(queue) or seated:
         while started < 512 and len(queue) + len(seated) < ahead:

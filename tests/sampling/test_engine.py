@@ -355,29 +355,6 @@ def test_requests_that_need_a_longer_cache_wait_for_the_shorter_ones(params):
     assert lengths == [32] * 8 + [64] * 10
 
 
-def test_each_length_has_the_lanes_to_itself_where_they_are_many_over_short_ones(params):
-    """A request's width follows from the request alone, so its company still changes no bit."""
-    settings = dataclasses.replace(SETTINGS, widths=(8,), lanes_at=(8, 4), lengths=(32, 64))
-    engine = Engine(params, CONFIG, settings, measured=True)
-    engine.warm_up()
-    short = [ask(prompt(4, i), i, new=3 + i % 20) for i in range(20)]
-    long = [ask(prompt(40, i), i, new=3 + i % 20) for i in range(12)]
-    assert settings.shapes == [(8, 32), (4, 32), (4, 64)]
-    seen = set()
-    with compilations() as counted:
-        tickets = [engine.submit(request) for pair in zip(short, long) for request in pair]
-        tickets += [engine.submit(request) for request in short[12:]]
-        done = {}
-        while engine.pending:
-            done.update(engine.step())
-            seen.add((engine._banks[0].cache.rows, engine._banks[0].cache.length))
-    assert counted == [0] and {(8, 32), (4, 64)} <= seen <= set(settings.shapes)
-    alone = Engine(params, CONFIG, settings, measured=True)
-    asked = [request for pair in zip(short, long) for request in pair] + short[12:]
-    for ticket, request in zip(tickets, asked):
-        assert same_bits(done[ticket], serve(alone, [request])[0])
-
-
 def test_weights_that_are_not_finite_are_named_and_not_sampled_from(params):
     broken = {**params, "final_norm": params["final_norm"] * np.nan}
     with pytest.raises(FloatingPointError, match="weights finite"):

@@ -41,18 +41,35 @@ def test_histories_get_the_room_that_lanes_leave():
 
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
-def test_an_accelerator_has_more_lanes_over_shorter_lengths(platform):
-    config = ModelConfig.preset("0.6b")
-    budget = 40 << 30
+def test_an_accelerator_that_is_short_of_memory_has_lanes_over_rungs(platform):
+    config, budget = ModelConfig.preset("0.6b"), 40 << 30
     settings = plan(config, Load(20480, 5120), budget_bytes=budget, platform=platform)
-    assert memory_bytes(config, settings) <= budget
-    assert settings.lanes_at[0] == settings.lanes >= 4 * settings.lanes_at[-1]
-    assert len(settings.lanes_at) == len(settings.lengths) and len(settings.shapes) <= MAX_PROGRAMS
-    assert settings.cells <= settings.lanes_at[-1] * settings.context
+    assert memory_bytes(config, settings) <= budget < memory_bytes(config, _with_another_lane(settings))
+    assert settings.lanes == sum(settings.lanes_at) and len(settings.lanes_at) == len(settings.lengths)
+    assert settings.context == 25600 and settings.lanes > 2 * settings.cells // settings.context
+    assert len(settings.shapes) <= MAX_PROGRAMS
     asked = plan(config, Load(20480, 5120), lanes=2, budget_bytes=budget, platform=platform)
     assert asked.widths == (2,) and not asked.lanes_at  # so many were asked for
     roomy = plan(CONFIG, Load(900, 500), budget_bytes=budget, platform=platform)
     assert not roomy.lanes_at  # nothing would be gained
+
+
+def _with_another_lane(settings):
+    at = (*settings.lanes_at[:-1], settings.lanes_at[-1] + 1)
+    return dataclasses.replace(settings, widths=(sum(at),), lanes_at=at)
+
+
+def test_lanes_over_rungs_follow_the_calls_that_are_expected():
+    def lanes(*calls):
+        settings = plan(
+            ModelConfig.preset("0.6b"), Load(20480, 5120, calls=calls), budget_bytes=40 << 30, platform="gpu"
+        )
+        return settings.lanes, sum(n for n, length in settings.rungs if length > 4096)
+
+    (many, long_ones), (few, more) = lanes((100, 1000)), lanes((100, 1000), (9000, 1000))
+    assert many > 4 * few  # nine times as long calls beside as many short ones
+    assert long_ones == 1  # which any call that is allowed can have
+    assert more == pytest.approx(few / 2, abs=2)  # calls of either kind take as many steps
 
 
 def test_what_takes_turns_with_the_engine_has_its_room_beside_the_caches():
@@ -67,7 +84,7 @@ def test_what_takes_turns_with_the_engine_has_its_room_beside_the_caches():
     assert shapes(budget, working) == shapes(budget, 0)  # the engine's own working memory will do
 
 
-@pytest.mark.parametrize("lanes_at", [(8,), (8, 16), (4, 2)])
+@pytest.mark.parametrize("lanes_at", [(8,), (8, 0), (4, 2)])
 def test_lanes_that_do_not_go_with_their_lengths_are_refused(lanes_at):
     with pytest.raises(ValueError, match="lanes_at is"):
         EngineSettings((8,), (32, 64), (8,), prefill_tokens=8, prefixes=1, lanes_at=lanes_at)
@@ -75,7 +92,7 @@ def test_lanes_that_do_not_go_with_their_lengths_are_refused(lanes_at):
 
 def test_lanes_by_length_are_refused_in_more_than_one_bank():
     with pytest.raises(ValueError, match="with 2 banks; it is for one bank"):
-        EngineSettings((8,), (32, 64), (8,), prefill_tokens=8, prefixes=1, lanes_at=(8, 4), banks=2)
+        EngineSettings((8,), (32, 64), (8,), prefill_tokens=8, prefixes=1, lanes_at=(4, 4), banks=2)
 
 
 @pytest.mark.parametrize(("lanes", "banks"), [(64, 1), (127, 1), (128, 2), (129, 1), (192, 2), (512, 2)])

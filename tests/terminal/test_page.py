@@ -109,9 +109,9 @@ def test_memory_and_time_are_those_of_the_plan():
     assert f"caches of the lanes {256 * 512 * 4 * 2 * 64 * 4 * 2 / 2**20:.1f} MiB" in memory  # two engines
     assert memory.index(plan.at_peak[0].name) < memory.index(plan.at_peak[1].name)
     assert line(text_of(), "engine") == "2 engines, each of 96 lanes of 640 tokens"
-    by_length = dataclasses.replace(SETTLED, widths=(96,), lanes_at=(96, 48))
-    said = "2 engines, each of 96 lanes of 128 tokens to 48 lanes of 640 tokens"
-    assert line(text_of(engine=by_length), "engine") == said
+    rungs = dataclasses.replace(SETTLED, widths=(96,), lanes_at=(80, 16))
+    said = "2 engines, each of 96 lanes over rungs: 80 of 128, 16 of 640 tokens"
+    assert line(text_of(engine=rungs), "engine") == said
     time = line(text_of(), "time")
     assert time.startswith(f"about {sum(plan.seconds.values()):.1f} s per step (prefill ")
     assert "without grading and compilation" in time and "50% of max_new_tokens" in time

@@ -1,0 +1,106 @@
+"""How long completions are assumed to be: a share of max_new_tokens with a spread, or what a run has recorded.
+
+0.5                     each is half as long as it may be
+mean:0.5,sigma:0.6      lognormal, cut at max_new_tokens; with what is cut the mean is 0.5
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from marl_jax.errors import UserError
+
+__all__ = ["SPREAD", "Lengths", "PlanError", "read_lengths", "recorded_lengths"]
+
+
+class PlanError(UserError, ValueError):
+    """A run that asks for what its configuration, its model or its device does not have; the text is one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """Of completions, as shares of the longest that is allowed."""
+
+    mean: float = 0.5
+    sigma: float = 0.6  # of the logarithm; 0: all are alike. Assumed, not measured
+    recorded: Mapping[str, Sequence[int]] = dataclasses.field(
+        default_factory=dict
+    )  # by role, tokens; instead
+    source: str = ""  # of those
+
+    def __str__(self) -> str:
+        spread = f" on average (lognormal, sigma {self.sigma:g}, cut at the longest)" if self.sigma else ""
+        share = f"{self.mean:.0%} of max_new_tokens{spread}"
+        return (
+            f"as long as those in '{self.source}' (of roles without any: {share})" if self.recorded else share
+        )
+
+    def draw(self, role: str, most: int, rng: np.random.Generator) -> int:
+        """How long one completion is that may have so many tokens."""
+        if role in self.recorded:
+            return int(np.clip(rng.choice(self.recorded[role]), 1, most))
+        share = self.mean
+        if self.sigma:
+            share = min(1.0, math.exp(_location(self.mean, self.sigma) + self.sigma * rng.normal()))
+        return max(1, round(share * most))
+
+
+SPREAD = Lengths()
+
+
+def read_lengths(text: str) -> Lengths:
+    """What a flag says: a number, or mean:NUMBER and sigma:NUMBER; a spread that is not given is 0.6."""
+    try:
+        if ":" not in text:
+            mean, sigma = float(text), 0.0
+        else:
+            parts = dict(part.split(":") for part in text.replace(" ", "").split(","))
+            mean, sigma = float(parts.pop("mean")), float(parts.pop("sigma", Lengths().sigma))
+            if parts:
+                raise ValueError
+        if not (0 < mean <= 1 and 0 <= sigma <= 3) or (mean == 1 and sigma):
+            raise ValueError
+    except (ValueError, KeyError):
+        raise PlanError(
+            f"--completion is '{text}'; it must be a share of max_new_tokens as in 0.5, or mean:0.5,sigma:0.6 with a "
+            "mean above 0 and below 1 and a sigma of 0 to 3"
+        ) from None
+    return Lengths(mean, sigma)
+
+
+def recorded_lengths(folder: str, otherwise: Lengths) -> Lengths:
+    """The lengths of all completions that a run's folder, or a folder of such files, has in its episodes."""
+    from marl_jax.rollouts import read_episodes
+
+    place = Path(folder) / "episodes" if (Path(folder) / "episodes").is_dir() else Path(folder)
+    files = sorted([*place.glob("*.parquet"), *place.glob("*.jsonl.gz")])
+    found: dict[str, list[int]] = {}
+    for file in (file for file in files if ".rewards." not in file.name):
+        try:
+            table = read_episodes(file)
+        except ValueError as error:
+            raise PlanError(f"--lengths: {error}") from None
+        for role, count in zip(table.role.tolist(), table.tokens.lengths.tolist()):
+            found.setdefault(table.roles[role], []).append(count)
+    if not found:
+        raise PlanError(
+            f"--lengths is '{folder}', and there are no recorded episodes: give the folder of a run, or its episodes/"
+        )
+    return dataclasses.replace(otherwise, recorded=found, source=folder)
+
+
+@functools.cache
+def _location(mean: float, sigma: float) -> float:
+    """The location at which a lognormal that is cut at 1 has this mean."""
+    normal = lambda x: 0.5 * (1 + math.erf(x / math.sqrt(2)))
+    low, high = -30.0, 30.0
+    for _ in range(80):
+        at = (low + high) / 2
+        # E min(X, 1) = exp(at + sigma^2/2) P(Z < -at/sigma - sigma) + P(Z > -at/sigma)
+        whole = math.exp(at + sigma**2 / 2) * normal(-at / sigma - sigma) + normal(at / sigma)
+        low, high = (at, high) if whole < mean else (low, at)
+    return at
