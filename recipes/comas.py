@@ -5,15 +5,14 @@ the evaluator rewards decay; without the scorer, when the evaluator's own verdic
 
 Each agent is a policy of its own and plays every role. Who evaluates and who scores is drawn for every answer. A scorer
 earns nothing, or -1 where its score cannot be read, and then the others earn nothing. Grades are for the log alone.
+Scorers know no prompt without a verdict: where no evaluator speaks, they are shown one that is drawn.
 """
 
 import functools
 
-import numpy as np
-
 from marl_jax.workflows import Call, judge, solver, team, workflow
 from marl_jax.workflows.parse import pick, verdict
-from recipes.recipe import Claim, Recipe, Trained, micro
+from recipes.recipe import Claim, Recipe, Trained, micro, part
 from recipes.words import ask_score
 
 AGENTS = 2
@@ -36,7 +35,8 @@ def discussed(task, prompts, *, rng, evaluator=True, scorer=True):
     if scorer:
         calls = []
         for agent, answer, look in zip(rng.permutation(AGENTS).tolist(), answers, looks):
-            words = ask_score(task.question, str(answer), str(look or "\\boxed{Incorrect}"))
+            drawn = f"\\boxed{{{('Incorrect', 'Correct')[int(rng.integers(2))]}}}"
+            words = ask_score(task.question, str(answer), str(look or drawn))
             reads = [answer] if look is None else [answer, look]
             ask = [{"role": "user", "content": words}]
             calls.append(Call("scorer", ask, slot=agent, reads=reads, read=functools.partial(pick, n=3)))
@@ -78,16 +78,6 @@ def config():
     )
 
 
-def late(role):
-    """The mean reward of a role in the last quarter of the run."""
-
-    def measure(trained: Trained) -> float:
-        rewards = [line[f"role/{role}/reward"] for line in trained.lines if f"role/{role}/reward" in line]
-        return float(np.mean(rewards[-max(len(rewards) // 4, 1) :])) if rewards else float("nan")
-
-    return measure
-
-
 def solved(trained: Trained) -> float:
     """The share of all agents' answers that are right."""
     table = trained.table
@@ -109,11 +99,13 @@ RECIPE = Recipe(
         Claim("accuracy", "full", "no evaluator"),
         Claim("accuracy", "full", "no scorer"),
         Claim("late reward", "no scorer", "full"),
-        Claim("late reward", "full", "no evaluator"),
+        Claim("early reward", "no evaluator", "=late reward"),
+        Claim("early reward", "full", "=late reward"),
     ),
     measures={
-        "late reward": late("solver"),
-        "late reward of evaluators": late("evaluator"),
+        "early reward": part("role/solver/reward", late=False),
+        "late reward": part("role/solver/reward"),
+        "late reward of evaluators": part("role/evaluator/reward"),
         "solved": solved,
     },
     hours=0.6,

@@ -4,8 +4,8 @@ Claim: supervised learning on calls of value above one half helps, and pairs of 
 to it.
 
 The value of a call is the mean outcome of the paths below it. Pairs are a good and a bad call behind one prompt. The
-twin on the policy's own samples (`grpo`) compares siblings by the same values in as many trees: whether pairs add
-anything to the tree. Evaluated in one pass.
+twin on the policy's own samples (`grpo`) compares siblings by the same values, and is compared at the step at which it
+has sampled as much as the tree: whether pairs add anything to the tree. Evaluated in one pass.
 """
 
 from marl_jax.workflows import Call, Fork, judge, solver, workflow
@@ -76,7 +76,8 @@ RECIPE = Recipe(
     arms={
         "sft and dpo": {},
         "sft": {"phases": [STILL, SFT], "steps": 3 * TREES},
-        "grpo": {"phases": [], "steps": TREES},
+        # Longer than the tree and with each step kept, so that the tokens of the tree are what all are compared at.
+        "grpo": {"phases": [], "steps": 2 * TREES, "checkpoints.every": 1, "checkpoints.keep_every": 1},
     },
     claims=(
         Claim("accuracy", "sft", "base"),

@@ -38,7 +38,7 @@ from marl_jax.runs.evaluation import outcomes
 from marl_jax.table import Table
 from marl_jax.task import Family
 
-__all__ = ["Claim", "Recipe", "Trained", "changed", "find", "micro", "names", "over_problems"]
+__all__ = ["Claim", "Recipe", "Trained", "changed", "find", "micro", "names", "over_problems", "part"]
 
 Values = float | Sequence[float]  # one number, or one for each test problem
 
@@ -137,7 +137,7 @@ def micro(
     learning_rate: float = 5e-4,
     **others: Any,
 ) -> RunConfig:
-    """A run of about a second a step on two cores, ten checkpoints; `others` are fields by path, `__` for a dot."""
+    """A run of about a second a step on two cores, twenty checkpoints; `others` are fields by path, `__` for a dot."""
     config = RunConfig(
         cell=workflow.partition(":")[0].rpartition(".")[2],
         workflow=WorkflowConfig(workflow, prompts="micro"),
@@ -153,7 +153,7 @@ def micro(
             batch=BatchConfig(buckets=(256, 512), token_budget=4096),
         ),
         evaluation=EvaluationConfig(every=0),
-        checkpoints=CheckpointConfig(every=max(steps // 10, 1), keep_every=max(steps // 10, 1), best=False),
+        checkpoints=CheckpointConfig(every=max(steps // 20, 1), keep_every=max(steps // 20, 1), best=False),
         logging=LogConfig(episodes_every=0, tensorboard=False),
         steps=steps,
     )
@@ -167,6 +167,17 @@ def over_problems(function: Callable[[Table], np.ndarray]) -> Measure:
         return np.asarray(function(trained.table), float).reshape(-1, trained.samples).mean(axis=1).tolist()
 
     return functools.wraps(function)(measure)
+
+
+def part(metric: str, *, late: bool = True) -> Measure:
+    """The mean of a metric over the last quarter of the steps that have it, or over the first."""
+
+    def measure(trained: Trained) -> float:
+        values = [line[metric] for line in trained.lines if line.get(metric) is not None]
+        some = max(len(values) // 4, 1)
+        return float(np.mean(values[-some:] if late else values[:some])) if values else float("nan")
+
+    return measure
 
 
 def accuracy(trained: Trained) -> list[float]:

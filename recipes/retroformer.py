@@ -40,13 +40,14 @@ def config():
     )
 
 
-def gain(trained: Trained) -> float:
-    """The accuracy of second trials less that of first ones."""
-    table = trained.table
-    actor = table.having(role="actor")
-    return float(
-        table.grade[actor & (table.turn == 1)].mean() - table.grade[actor & (table.turn == 0)].mean()
-    )
+def trial(turn):
+    """The accuracy of first (0) or second (1) trials."""
+
+    def measure(trained: Trained) -> float:
+        table = trained.table
+        return float(table.grade[table.having(role="actor") & (table.turn == turn)].mean())
+
+    return measure
 
 
 RECIPE = Recipe(
@@ -60,11 +61,12 @@ RECIPE = Recipe(
         "outcome": {"rewards.name": "outcome", "advantages.group": "role"},
     },
     claims=(
+        Claim("second", "siblings", "=first"),
         Claim("accuracy", "siblings", "base"),
         Claim("accuracy", "siblings", "all of a problem"),
         Claim("accuracy", "all of a problem", "outcome"),
     ),
-    measures={"gain": gain},
+    measures={"first": trial(0), "second": trial(1)},
     examined={"workflow.settings.reflections": 1},
     hours=0.4,
 )

@@ -4,12 +4,12 @@
 
 The runs are ROOT/NAME/ARM/seed-N; the same command goes on where it was stopped. All arms of a seed are compared at the
 tokens that the thriftiest of them sampled: of each, at its last checkpoint up to there. The numbers are in
-results/recipes/NAME.json, `python -m recipes.report` makes the table of docs/recipes.md of them.
+results/recipes/NAME.json, `python -m recipes.report` makes the table of docs/recipes.md of them. With --arms they are
+printed and not kept, since arms are compared at the tokens of all.
 """
 
 import io
 import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,15 +44,13 @@ flags.DEFINE_string("root", "runs/recipes", "the directory that holds the runs")
 flags.DEFINE_string("arms", "", "arms to train, with commas between; none: all")
 
 
-def trained(config: RunConfig, folder: Path) -> float:
-    """Train to the end; the seconds it took."""
-    began = time.perf_counter()
+def trained(config: RunConfig, folder: Path) -> None:
+    """Train to the end."""
     last = max(saved_steps(folder / "checkpoints"), default=0)
     if last < config.steps or not (folder / "config.json").exists():
         last = train(config, folder, live=Live(config.steps, config.roles, io.StringIO()))
     if last < config.steps:
         raise RunError(f"stopped after step {last} of '{folder}'; the same command goes on from there")
-    return time.perf_counter() - began
 
 
 def sampled(config: RunConfig, lines: Sequence[Mapping[str, Any]]) -> np.ndarray:
@@ -101,6 +99,7 @@ def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> di
         }
         found[arm] = {
             "step": step,
+            "seconds": round(sum(line["time/wall"] for line in lines[arm]), 1),
             "sampled": int(spent[arm][step - 1]) if step else 0,
             "values": values,
             "base": base,
@@ -127,16 +126,12 @@ def run(
         if arm not in recipe.arms:
             raise ConfigError([f"--arms: '{arm}' is no arm of {name}{nearest(arm, recipe.arms)}"])
     chosen = {arm: values for arm, values in recipe.arms.items() if not arms or arm in arms}
-    command = f"python -m recipes.run {name} --seeds={seeds}" + (f" --arms={','.join(arms)}" if arms else "")
-    about = {
+    record: dict[str, Any] = {
         "recipe": name,
-        "command": command,
+        "command": f"python -m recipes.run {name} --seeds={seeds}",
         "machine": machine(),
         "versions": versions(),
         "samples": SAMPLES,
-    }
-    record: dict[str, Any] = {
-        **about,
         "seconds": 0.0,
         "arms": {arm: to_json(v) for arm, v in chosen.items()},
         "runs": [],
@@ -144,13 +139,14 @@ def run(
     for seed in range(seeds):
         place = root / name / f"seed-{seed}"
         configs = {arm: of_arm(recipe, arm, place, seed) for arm in chosen}
-        began = time.perf_counter()
-        seconds = {arm: round(trained(config, place / arm), 1) for arm, config in configs.items()}
+        for arm, config in configs.items():
+            trained(config, place / arm)
         found = compared(recipe, configs, place)
-        record["runs"].append({arm: {"seconds": seconds[arm], **found[arm]} for arm in found})
-        record["seconds"] = round(record["seconds"] + time.perf_counter() - began, 1)
-        results.mkdir(parents=True, exist_ok=True)
-        write_atomically(results / f"{name.rpartition('.')[2]}.json", json.dumps(record) + "\n")
+        record["runs"].append(found)
+        record["seconds"] = round(sum(one["seconds"] for run in record["runs"] for one in run.values()), 1)
+        if not arms:
+            results.mkdir(parents=True, exist_ok=True)
+            write_atomically(results / f"{name.rpartition('.')[2]}.json", json.dumps(record) + "\n")
         shown = {
             arm: {n: v if v is None else round(float(np.mean(v)), 4) for n, v in one["values"].items()}
             for arm, one in found.items()

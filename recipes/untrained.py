@@ -69,6 +69,12 @@ def config():
     return micro("recipes.untrained:conditional_debate", {"debater": "p0"}, steps=0, evaluation__every=0)
 
 
+def majority_of(tokens):
+    """Single answers until so many tokens are sampled, and what most of them say."""
+    settings = {"workflow.name": "single_token_matched", "workflow.settings.tokens": tokens}
+    return {**settings, "policies.map": {"generator": "p0"}}
+
+
 RECIPE = Recipe(
     system="DynaDebate, SelfOrg, StateFlow (control flow alone)",
     claim="Talk that is spent where answers differ, along likeness or by states is worth more than as many tokens of "
@@ -81,16 +87,12 @@ RECIPE = Recipe(
             "workflow.name": "recipes.untrained:states",
             "policies.map": {"debater": "p0", "judge": "p0"},
         },
-        "majority": {
-            "workflow.name": "single_token_matched",
-            "workflow.settings.tokens": 110,
-            "policies.map": {"generator": "p0"},
-        },
+        **{f"majority of {tokens}": majority_of(tokens) for tokens in (60, 120)},
     },
     claims=(
-        Claim("accuracy", "conditional debate", "majority"),
-        Claim("accuracy", "likeness", "majority"),
-        Claim("accuracy", "states", "majority"),
+        Claim("accuracy", "conditional debate", "majority of 120"),
+        Claim("accuracy", "likeness", "majority of 60"),
+        Claim("accuracy", "states", "majority of 60"),
     ),
     hours=0.1,
 )

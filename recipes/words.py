@@ -14,7 +14,6 @@ from marl_jax.pretraining.recipe import Recipe
 from marl_jax.pretraining.roles import Skill, is_right, say
 from marl_jax.task import Task
 from marl_jax.tasks import micro
-from marl_jax.tasks.micro_math import key
 from marl_jax.workflows import Call
 
 LESSONS = ("designer", "scorer", "teller", "listener", "proposer", "abduction", "induction")
@@ -158,9 +157,3 @@ def _answer(task: Task, chance: float, rng: random.Random) -> str:
     if rng.random() < chance:
         return micro.solution(task, way)
     return micro.mistake(task, rng.randrange(10**9), way)
-
-
-def is_held_out(a: int, sign: str, b: int) -> bool:
-    """Whether the sum or difference is of the val or the test split, which no proposer may write."""
-    meta = {"kind": "add" if sign == "+" else "sub", "terms": [a, b]}
-    return micro.split_of(key(Task("", "math", "", meta=meta))) != "train"

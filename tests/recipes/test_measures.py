@@ -1,6 +1,7 @@
 """What recipes pay and measure, on episodes made by hand."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from marl_jax.episodes import CallRecord, Episode
 from marl_jax.rewards import extract_boxed
 from marl_jax.table import Table
 from marl_jax.task import Task
+from marl_jax.tasks import micro
 from marl_jax.workflows import Completion, load_prompts
 from recipes import (
     absolute_zero,
@@ -28,7 +30,7 @@ from recipes import (
     untrained,
 )
 from recipes import exit as exit_recipe
-from recipes.recipe import Trained
+from recipes.recipe import Trained, part
 
 TASK = Task("micro_math/1+1=?", "math", "1+1=?", gold="2", level=1, meta={"kind": "add", "terms": [1, 1]})
 
@@ -79,6 +81,13 @@ def test_the_second_moment_of_a_role_is_what_the_formula_says():
         # The same of the advantages, whose deviations are unbiased: 3/4 of one of four over 7/8 of one of eight.
         assert dr_mas.factor(role)(kept(made)) == pytest.approx(by_hand * (7 / 8) / (3 / 4), rel=1e-4)
     assert np.isnan(dr_mas.formula("solver")(kept(made.replace(reward=np.zeros(8)))))
+
+
+def test_squared_norms_are_those_of_the_probe_where_nothing_moves():
+    norm = "gradient/p0/norm/verifier"
+    lines = [{"phase": "probe", norm: 1.0}, {"phase": "probe", norm: 3.0}, {"phase": "train", norm: 9.0}]
+    run = Trained(table_of(episode(call("verifier"))), lines=lines)
+    assert dr_mas.squared("verifier")(run) == (1 + 9) / 2 and dr_mas.squared("solver")(run) == 0.0
 
 
 def test_spikes_are_told_from_a_steady_run():
@@ -132,14 +141,16 @@ def test_designs_are_counted_by_level_and_the_oracle_takes_the_best_of_each():
     assert metaagent_x.calls_at(1)(trained) == 1 and metaagent_x.calls_at(3)(trained) == 3.5
     assert metaagent_x.unreadable(trained) == 0.25
 
-    def played(of_level_1, of_level_3):
-        tasks = [dataclasses.replace(TASK, id=f"t{level}", level=level) for level in (1, 3)]
-        return table_of(
-            *(episode(call("executor"), outcome=o, task=t) for o, t in zip((of_level_1, of_level_3), tasks))
-        )
+    def played(*outcomes):
+        """Two problems of level 1 and two of level 3, in turn."""
+        tasks = [dataclasses.replace(TASK, id=f"t{i}", level=(1, 3)[i % 2]) for i in range(4)]
+        return table_of(*(episode(call("executor"), outcome=o, task=t) for o, t in zip(outcomes, tasks)))
 
-    also = {"solve": played(0.9, 0.2), "vote(3, solve)": played(0.7, 0.6)}
-    assert metaagent_x.oracle(dataclasses.replace(trained, also=also)) == pytest.approx((0.9 + 0.6) / 2)
+    # Level 1: its first problem chooses "solve", with 0.4 of the second; that one "vote", with 0.7 of the first.
+    also = {"solve": played(0.9, 0.2, 0.4, 0.2), "vote(3, solve)": played(0.7, 0.6, 0.5, 0.6)}
+    by_hand = (0.4 + 0.7 + 0.6 + 0.6) / 4
+    assert metaagent_x.oracle(dataclasses.replace(trained, also=also)) == pytest.approx(by_hand)
+    assert metaagent_x.value(Trained(played(1, 0, 1, 0))) == [1, 0, 1, 0]  # one call costs nothing
 
 
 def test_an_execution_pays_for_its_calls_and_a_design_that_cannot_be_read_for_none():
@@ -174,9 +185,12 @@ def test_without_a_scorer_the_verdict_is_the_score():
     assert comas.verdicts(made) == [[1, 0], [0, 0], [0, -1]]
 
 
-def test_late_rewards_are_those_of_the_last_quarter():
-    lines = [{"role/solver/reward": value} for value in (0, 0, 0, 0, 0, 0, 0.5, 0.7)]
-    assert comas.late("solver")(Trained(table_of(episode(call("solver"))), lines=lines)) == pytest.approx(0.6)
+def test_early_and_late_rewards_are_those_of_the_first_and_the_last_quarter():
+    lines = [{"role/solver/reward": value} for value in (0, 0.2, 0, None, 0, 0, 0, 0.5, 0.7)]
+    run = Trained(table_of(episode(call("solver"))), lines=lines)
+    assert part("role/solver/reward")(run) == pytest.approx(0.6)
+    assert part("role/solver/reward", late=False)(run) == pytest.approx(0.1)
+    assert np.isnan(part("role/evaluator/reward")(run))
 
 
 # ---------------------------------------------------------------- optima
@@ -207,6 +221,13 @@ def test_what_is_written_is_executed_and_its_answer_is_computed():
     for text in ("", "12", "12+", "123+4", "3-9", "12*4", "12-4=8", "__import__('os')"):
         assert absolute_zero.executed("deduction", text) is None
     assert len({one.id for one in asked}) == 3
+
+
+def test_what_is_held_out_are_the_problems_of_val_and_test():
+    for split, known in (("train", False), ("val", True), ("test", True)):
+        for task in itertools.islice(micro.stream("micro_math", split, levels=(1,)), 20):
+            sign = "+" if task.meta["kind"] == "add" else "-"
+            assert absolute_zero.is_held_out(task.meta["terms"][0], sign, task.meta["terms"][1]) == known
 
 
 def test_no_problem_of_the_test_split_can_be_proposed():
@@ -324,7 +345,7 @@ def test_a_reflection_earns_the_change_that_it_makes():
     ]
     assert retroformer.change(made) == [1, 0, -1]
     worse = table_of(*made, grades=[0, np.nan, 1, 1, np.nan, 1, 1, np.nan, 0])
-    assert retroformer.gain(Trained(worse)) == 0.0
+    assert retroformer.trial(0)(Trained(worse)) == retroformer.trial(1)(Trained(worse)) == 2 / 3
 
 
 def test_turns_earn_what_they_change_and_later_turns_are_told_apart():

@@ -1,12 +1,16 @@
 """Every recipe plays two steps, and its measures tell constructed tables apart."""
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 
+import recipes
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
-from recipes.recipe import changed, find, micro, names
+from recipes import run
+from recipes.recipe import Recipe, changed, find, micro, names
 from recipes.run import compared, of_arm, sampled, trained
 
 SMALL = {
@@ -48,6 +52,11 @@ def small(config, base, **more):
 
 
 @pytest.mark.parametrize("name", names())
+def test_a_recipe_is_a_page_of_code(name):
+    assert len((Path(recipes.__file__).parent / f"{name}.py").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("name", names())
 def test_a_recipe_says_what_it_claims_and_its_arms_can_be_run(name, tmp_path):
     recipe = find(name)
     assert recipe.claim.endswith(".") and recipe.claims
@@ -80,6 +89,29 @@ def test_a_recipe_plays_two_steps(name, base, tmp_path):
     assert set(found["values"]) == {"accuracy", "tokens", *recipe.measures} and (
         found["sampled"] > 0 or not config.steps
     )
+
+
+def test_arms_are_compared_where_the_thriftiest_has_ended(tmp_path, monkeypatch):
+    """`short` samples eight tokens; `long` has sampled six of its twelve at its last checkpoint before that."""
+    recipe = Recipe("", ".", lambda: None, {"short": {}, "long": {}}, (), measures={})
+    configs = {
+        "short": micro("single", {"generator": "p0"}, steps=2),
+        "long": micro("single", {"generator": "p0"}, steps=4),
+    }
+    for arm, tokens in (("short", 4), ("long", 3)):
+        for step in range(1, configs[arm].steps + 1):
+            (tmp_path / arm / "checkpoints" / str(step)).mkdir(parents=True)
+        lines = [{"step": i, "tokens": tokens, "time/wall": 1.5} for i in range(1, configs[arm].steps + 1)]
+        (tmp_path / arm / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked = []
+    monkeypatch.setattr(run, "played", lambda config, folder, step: asked.append((folder.name, step)))
+    monkeypatch.setattr(run, "COMMON", {})
+    found = compared(recipe, configs, tmp_path)
+    assert {arm: (one["step"], one["sampled"], one["seconds"]) for arm, one in found.items()} == {
+        "short": (2, 8, 3.0),
+        "long": (2, 6, 6.0),
+    }
+    assert asked == [("short", 2), ("short", 0), ("long", 2), ("long", 0)]
 
 
 def test_tokens_of_collected_calls_are_not_counted_again():
