@@ -5,6 +5,7 @@ import json
 import re
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -14,12 +15,14 @@ from absl import logging
 from notebook import notebook_of
 from run_names import undocumented
 
-from examples import own_loop, own_recipe
+from examples import own_loop, own_problems, own_recipe
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
+from marl_jax.rollouts import read_episodes
 from marl_jax.run_folder.metrics import read_lines
 from marl_jax.runs import play
 from marl_jax.runs.parts import load_tasks
+from marl_jax.task import Task
 from recipes import run as recipe_run
 from recipes.recipe import changed
 
@@ -72,7 +75,49 @@ def trained(request, base, tmp_path_factory):
 
 
 def test_every_program_is_run_here():
-    assert set(PROGRAMS) == {*TRAINED, "sample", "losses", "own_loop", "compiled_step", "own_recipe"}
+    alone = {"sample", "losses", "own_loop", "compiled_step", "own_recipe", "own_problems"}
+    assert set(PROGRAMS) == {*TRAINED, *alone}
+
+
+def test_every_problem_that_a_run_makes_is_a_group_and_its_answer_is_computed(tmp_path):
+    """On a base that writes sums; over two steps each solver's group is one sum, whoever wrote it."""
+    changes = (
+        "steps=2",
+        "data.problems=4",
+        "rollout.samples=4",
+        "evaluation.every=0",
+        "checkpoints.best=false",
+    )
+    more = ("logging.episodes_every=1", "logging.episodes_problems=4")
+    run("own_problems", tmp_path / "run", *[f"--config.{change}" for change in (*changes, *more)])
+    groups = {}
+    for path in sorted((tmp_path / "run" / "episodes").glob("step-*.parquet")):
+        table = read_episodes(path)
+        for row in range(len(table)):
+            task, role = table.task_of(row), table.role_of(row)
+            groups.setdefault((path.name, role, int(table.group[row])), set()).add(task.id)
+            if role == "solver":
+                assert task.gold == str(eval(task.question.removesuffix("=?")))
+                assert table.grade[row] == (table.answer[row] == task.gold)
+    asked = [ids for (_, role, _), ids in groups.items() if role == "solver"]
+    assert asked and all(len(ids) == 1 for ids in groups.values())
+    lines = list(read_lines(tmp_path / "run" / "metrics.jsonl"))
+    assert all(line["reward/solver"] > 0 == line["reward"] for line in lines)
+
+
+def test_a_proposer_is_paid_most_where_half_of_the_tries_are_right():
+    def told(*grades):
+        calls = [SimpleNamespace(role="proposer"), *[SimpleNamespace(role="solver") for _ in grades]]
+        return SimpleNamespace(calls=calls, answers=[None, *grades])
+
+    graded = [told(1, 0, 1, 0), told(1, 1, 1, 1), told(0, 0, 0, 1), told()]
+    assert own_problems.learnable(graded) == [[1, 1, 0, 1, 0], [0, 1, 1, 1, 1], [0.75, 0, 0, 0, 1], [0]]
+    assert (
+        own_problems.longest_sum("7+4=11, 95-7-2=86") == "95-7-2"
+        and own_problems.longest_sum("no sum") is None
+    )
+    assert own_problems.problem("95-7-2", Task("", "math", "1+1=?")).gold == "86"
+    assert own_problems.problem("1+1", Task("", "math", "1+1=?")) is None
 
 
 def test_a_model_directory_is_sampled_from(base, capsys):

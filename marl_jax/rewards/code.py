@@ -26,7 +26,9 @@ __all__ = [
     "TIME_LIMIT_S",
     "CallTest",
     "CheckTest",
+    "Computed",
     "StdinTest",
+    "compute",
     "parse_tests",
     "run_program",
     "submit_program",
@@ -83,6 +85,49 @@ def submit_program(
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Computed:
+    """What a function of a program returned, or why there is nothing."""
+
+    value: Any = None  # text, a number, a boolean, None, or lists of these
+    reason: str = ""  # empty where there is a value
+
+
+def compute(
+    source: str,
+    function: str,
+    args: Sequence[Any] = (),
+    *,
+    time_limit_s: float = TIME_LIMIT_S,
+    memory_limit_mb: float = MEMORY_LIMIT_MB,
+    pool: Pool | None = None,
+) -> Computed:
+    """The value that a function of a program returns in two processes alike, for problems that models write.
+
+    Text, numbers, booleans, None and lists of these are values. Chance is the same in every process of the sandbox, so
+    programs that draw numbers are not refused; those that read a clock are.
+    """
+    test = CallTest(function, _packed(1, "args", list(args)), "null")
+    limits, values = Limits(time_limit_s, int(memory_limit_mb * 2**20)), list[Any]()
+
+    def once(seat: Seat) -> str | None:
+        failure, answer = test.answer(source, limits, seat)
+        values.extend(answer or ())
+        return failure
+
+    verdict = (pool or default_pool()).submit([once, once]).result()
+    if not verdict.passed:
+        return Computed(reason=verdict.reason.partition(": ")[2] or verdict.reason)
+    first, second = map(plain.dumps, values)
+    if first != second:
+        return Computed(reason="two runs return different values")
+    if not _is_plain(values[0]):
+        return Computed(
+            reason="it returns other things than text, numbers, booleans, None and lists of these"
+        )
+    return Computed(values[0])
+
+
 def parse_tests(tests: Sequence[Mapping[str, Any]]) -> "tuple[Test, ...]":
     """The checked tests; ValueError names the first malformed one, or says that there are none."""
     if not isinstance(tests, Sequence) or isinstance(tests, str | bytes):
@@ -122,17 +167,20 @@ class CallTest:
 
     def run(self, source: str, limits: Limits, seat: Seat) -> str | None:
         """None when the program passes, else why not."""
+        failure, answer = self.answer(source, limits, seat)
+        if answer is None:
+            return failure
+        return None if same_packed(answer[0], plain.loads(self.expected)) else "wrong answer"
+
+    def answer(self, source: str, limits: Limits, seat: Seat) -> tuple[str | None, list[Any] | None]:
+        """Why there is none, and the packed value that it returned, in a list."""
         (zygote,) = seat.zygotes(1)
         job = {"mode": "call", "source": source, "call": self.call, "args": plain.loads(self.args)}
         room = limits.result_bytes + _ROOM * len(self.expected)
         ended = zygote.run(job, dataclasses.replace(limits, result_bytes=room))
-        failure = _failure(ended, limits)
-        if failure is not None:
-            return failure
         answer = _answer(ended.result)
-        if answer is None:
-            return "ended without an answer"
-        return None if same_packed(answer[0], plain.loads(self.expected)) else "wrong answer"
+        failure = _failure(ended, limits) or ("ended without an answer" if answer is None else None)
+        return failure, None if failure else answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,6 +319,11 @@ def _answer(result: bytes) -> list[Any] | None:
     except (ValueError, TypeError):
         return None
     return [value] if kind == "ok" else None
+
+
+def _is_plain(packed: Any) -> bool:
+    """Whether a packed value is as it is packed: no tuple, set, dict or wide number."""
+    return all(map(_is_plain, packed)) if isinstance(packed, list) else not isinstance(packed, dict)
 
 
 def _digest(source: str, tests: "Iterable[Test]", limits: Limits) -> bytes:

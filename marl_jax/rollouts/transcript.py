@@ -28,7 +28,7 @@ def transcript(episode: Episode, asked: Sequence[str] | None = None, width: int 
     for index, call in enumerate(episode.calls):
         while tools and tools[0].after_call < index:
             lines += _tool(tools.pop(0), width)
-        lines += [*_call(index, call, width, asked), *_graded(episode, index)]
+        lines += [*_call(index, call, width, asked), *_about(call, width), *_graded(episode, index)]
     for tool in tools:
         lines += _tool(tool, width)
     lines += [f"answer: {_inert(str(episode.answer))}"]
@@ -66,6 +66,15 @@ def _call(index: int, call: CallRecord, width: int | None, asked: Sequence[str] 
     if asked is None:
         return [head, _block(call.text, width)]
     return [head, "  was asked:", _block(asked[index], width), "  said:", _block(call.text, width)]
+
+
+def _about(call: CallRecord, width: int | None) -> list[str]:
+    """The task of its own, where it has one."""
+    task = call.about
+    if task is None:
+        return []
+    wanted = f" (wanted: {task.gold!r})" if task.gold else ""
+    return [_wrapped(f"  about {task.id}: {task.question}{wanted}", width, INDENT)]
 
 
 def _graded(episode: Episode, index: int) -> list[str]:

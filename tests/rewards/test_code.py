@@ -14,6 +14,7 @@ from marl_jax.rewards import (
     run_program,
     submit_program,
 )
+from marl_jax.rewards.code import Computed, compute
 
 DOUBLE = "print(2 * int(input()))"
 
@@ -115,6 +116,23 @@ def test_calls(pool):
         call("def g(x): return x", "f", [2], 2, pool).reason == "test 0: NameError: the program defines no f"
     )
     assert call("import sys\nsys.exit(0)", "f", [2], 2, pool).reason == "test 0: SystemExit: 0"
+
+
+def test_what_a_program_returns_is_computed_twice(pool):
+    def of(source, *args, **limits):
+        return compute(textwrap.dedent(source), "f", args, pool=pool, **limits)
+
+    assert of("def f(a, b): return [a + b, 'x', None]", 1, 2) == Computed([3, "x", None])
+    assert of("import time\ndef f(): return time.time_ns()").reason == "two runs return different values"
+    assert of("def f():\n    while True: pass", time_limit_s=0.5).reason == "time limit of 0.5 s"
+    assert of("def f(:").reason.startswith("SyntaxError") and of("def g(): pass").reason.startswith(
+        "NameError"
+    )
+    assert of("def f(): return 1 / 0").reason.startswith("ZeroDivisionError")
+    for other in ("{1: 2}", "(1,)", "{1}", "10**30", "float('nan')"):
+        assert of(f"def f(): return {other}").reason.startswith("it returns other things"), other
+    assert of("import os\ndef f(): os._exit(0)").value is None
+    assert of("def f(): return f").value is None
 
 
 def test_a_method_of_solution_is_called_on_a_fresh_one(pool):

@@ -337,6 +337,13 @@ def test_whatever_is_broken_in_a_file_of_an_earlier_version_it_is_refused_by_nam
             refused_or_read(path)  # a byte in a text, or in the header, may go unnoticed
 
 
+def test_a_transcript_names_the_task_that_a_call_is_about():
+    about = dataclasses.replace(EPISODE.task, id="made/1", question="1+1=?", gold="2")
+    calls = (dataclasses.replace(EPISODE.calls[0], about=about), *EPISODE.calls[1:])
+    shown = transcript(dataclasses.replace(EPISODE, calls=calls))
+    assert shown.count("  about made/1: 1+1=? (wanted: '2')\n") == 1
+
+
 def test_a_transcript_shows_who_said_what_in_order():
     assert transcript(dataclasses.replace(EPISODE, answer="42")) == (
         "task apps/7, sample 1, workflow self_refine\n"
