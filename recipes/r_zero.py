@@ -1,7 +1,8 @@
 """R-Zero (arXiv 2508.05004): a challenger writes questions, a solver learns from the majority of its own answers.
 
 Claim: pseudo-labels drift away from the truth as training goes on, and leaving out questions whose majority is too
-large or too small slows it. Here the truth is known to the executor, so drift is measured and not estimated.
+large or too small slows it. Here the truth is known to the executor, so drift is measured and not estimated. Agent0's
+ADPO (arXiv 2511.16043) trusts a small majority less in place of leaving it out, and lets its calls move further.
 
 The challenger earns min(s, 1 - s) for the share s of the solver's answers that agree, less the share of its batch that
 is near to its question, and -1 for what is no question. A solver earns 1 for the majority's answer. Challenger and
@@ -64,6 +65,17 @@ def banded(graded):
     return paid(graded, BAND)
 
 
+def adpo(table):
+    """By the share of answers that agree: weight 0.6 to 1, upper clip 0.3 to 0.2; challengers as ever."""
+    solver = table.having(role="solver") & (table.length > 0)
+    groups = table.group[solver]
+    share = np.bincount(groups, table.reward[solver])[groups] / np.bincount(groups)[groups]
+    weight, high = np.ones(len(table)), np.full(len(table), 0.28)
+    weight[solver] = 0.6 + 0.4 * np.clip((share - 0.3) / 0.5, 0, 1)
+    high[solver] = 0.2 + 0.1 * np.clip((0.8 - share) / 0.5, 0, 1)
+    return {"weight": weight, "clip_high": high}
+
+
 def config():
     """Ten steps of one, ten of the other."""
     return micro(
@@ -112,12 +124,14 @@ RECIPE = Recipe(
     arms={
         "band": {},
         "no band": {"rewards.name": "recipes.r_zero:paid"},
+        "adpo": {"rewards.name": "recipes.r_zero:paid", "advantages.rows": "recipes.r_zero:adpo"},
         "frozen challenger": {"policies.frozen_roles": ["challenger"], "phases": []},
     },
     claims=(
         Claim("accuracy", "band", "base"),
         Claim("labels early", "no band", "=labels late"),
         Claim("labels late", "band", "no band"),
+        Claim("accuracy", "adpo", "no band"),
         Claim("accuracy", "band", "frozen challenger"),
     ),
     measures={"labels early": early, "labels late": late},

@@ -94,6 +94,7 @@ def check(config: RunConfig) -> None:
         f"several updates a step (learner.updates={learner.updates})": learner.updates != "one",
         "several epochs (learner.epochs)": learner.epochs > 1,
         f"advantages over the whole batch ({advantages.estimator})": whole_batch,
+        "rows of one's own (advantages.rows)": advantages.rows is not None,
         "groups of several problems": bool(keys) and "task" not in keys,
         "weights cut over devices (mesh.model)": config.mesh.model > 1,
         "a run of several phases": bool(config.phases),

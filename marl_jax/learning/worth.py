@@ -28,6 +28,7 @@ from marl_jax.learning.groups import (
     group_key,
     is_attribute,
 )
+from marl_jax.own import called, own_function
 from marl_jax.table import Table, path_tuples
 
 
@@ -35,7 +36,22 @@ class GroupError(UserError, ValueError):
     """A group's key names an attribute that a call or its task does not have."""
 
 
-__all__ = ["AdvantageConfig", "GroupError", "Presets", "group_column", "penalised", "with_advantages"]
+class RowsError(UserError, ValueError):
+    """A user's function of `advantages.rows` raised, or returned something else."""
+
+
+__all__ = [
+    "ROW_COLUMNS",
+    "AdvantageConfig",
+    "GroupError",
+    "Presets",
+    "RowsError",
+    "group_column",
+    "penalised",
+    "with_advantages",
+]
+
+ROW_COLUMNS = ("weight", "clip_low", "clip_high")  # a factor of a row's loss, and a clip range of its own
 
 Presets = Mapping[str, Sequence[str]]  # of the workflow: {name: fields}
 
@@ -53,10 +69,14 @@ class AdvantageConfig:
     agent_mean: Over = "role"
     agent_scale: Over = "role"  # and the deviation it divides by
     overlong: tuple[int, int] | None = None  # DAPO's (max_length, buffer) of the soft punishment for length
+    # Your own, "module:function": the table with its advantages to {column: one number per call}, of ROW_COLUMNS.
+    rows: str | None = None
 
     def __post_init__(self) -> None:
         fields.check(self)
         check_estimator(self.estimator, "agent")
+        if self.rows is not None:
+            own_function(self.rows, "advantages.rows")
         if "," in self.group:  # a single word may be a preset that the workflow declares
             group_key(self.group)
         if self.overlong is not None and not 0 < self.overlong[1] <= self.overlong[0]:
@@ -102,7 +122,23 @@ def with_advantages(
             singleton=config.singleton,
         )
     counts = count_groups(rewards, ids, [table.roles[code] for code in table.role])
-    return table.replace(group=ids, advantage=np.asarray(advantages, np.float64)), counts
+    table = table.replace(group=ids, advantage=np.asarray(advantages, np.float64))
+    return (table if config.rows is None else _own_columns(table, config.rows)), counts
+
+
+def _own_columns(table: Table, name: str) -> Table:
+    """The table with the columns that a user's function gives its rows."""
+    found = called(own_function(name, "advantages.rows"), f"advantages.rows '{name}'", RowsError, table)
+    wrong = (
+        f"advantages.rows '{name}' returned {found!r:.80}; return a dictionary of {', '.join(ROW_COLUMNS)}"
+    )
+    if not isinstance(found, Mapping) or not set(found) <= set(ROW_COLUMNS):
+        raise RowsError(wrong)
+    columns = {column: np.asarray(values, np.float64) for column, values in found.items()}
+    for column, values in columns.items():
+        if values.shape != (len(table),) or not (np.isfinite(values) & (values >= 0)).all():
+            raise RowsError(f"{wrong}, each with {len(table)} numbers from 0 on; '{column}' has others")
+    return table.replace(**columns)
 
 
 def penalised(table: Table, config: AdvantageConfig) -> Table:
@@ -156,8 +192,9 @@ def _spread(table: Table, some: Table) -> Table:
     rows = np.flatnonzero(table.length > 0)
     advantage, group = np.full(len(table), np.nan), np.full(len(table), -1, np.int32)
     advantage[rows], group[rows] = some.advantage, some.group
-    penalty = None
-    if some.penalty is not None:
-        penalty = np.zeros(len(table))
-        penalty[rows] = some.penalty
-    return table.replace(advantage=advantage, group=group, penalty=penalty)
+    others = {}
+    for column in ("penalty", *ROW_COLUMNS):
+        if (values := getattr(some, column)) is not None:
+            others[column] = np.zeros(len(table))
+            others[column][rows] = values
+    return table.replace(advantage=advantage, group=group, **{"penalty": None, **others})

@@ -269,6 +269,7 @@ def digests(config: RunConfig, parts: Parts, splits: dict[str, Sequence[Task]]) 
         "leaves": config.rewards.leaves,
         "data": config.data.name,
         "estimator": config.advantages.estimator,
+        "rows": config.advantages.rows or "",
         "loss": config.learner.loss.kind,
         "sampler": config.engine.sampler or "",
         "metric": config.evaluation.metric or "",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from marl_jax.episodes import CallRecord, Episode
+from marl_jax.errors import UserError
 from marl_jax.learning.groups import GroupCounts
 from marl_jax.learning.role_statistics import row_statistics
 from marl_jax.learning.worth import AdvantageConfig, with_advantages
@@ -78,6 +79,34 @@ def test_another_number_of_rows_compiles_nothing(options, caplog):
         assert not [record for record in caplog.records if "ompil" in record.getMessage()]
         jax.jit(lambda x: x + 1)(0)
         assert "ompil" in caplog.text  # a compilation would have been seen
+
+
+def by_reward(table):
+    return {"weight": 1 + table.reward, "clip_high": np.full(len(table), 0.3)}
+
+
+def raising(table):
+    raise KeyError("nothing")
+
+
+def wrong(table):
+    return {"weight": -np.ones(len(table))}
+
+
+def test_rows_have_the_weights_and_clips_that_a_users_function_gives_them():
+    config = AdvantageConfig(rows="test_worth:by_reward")
+    table, _ = with_advantages(TABLE, config)
+    assert table.weight.tolist() == [2, 1, 2, 1, 1, 2] and table.clip_high.tolist() == [0.3] * 6
+    assert table.clip_low is None
+    silent = dataclasses.replace(EPISODES[0], calls=(call("voter"), call("voter", 1, tokens=(), logprobs=())))
+    table, _ = with_advantages(Table.of([silent]).replace(reward=np.ones(2)), config)
+    assert table.weight.tolist() == [2, 0]  # of the call that said nothing, which trains nothing
+    with pytest.raises(UserError, match=r"advantages.rows 'test_worth:raising' raised KeyError: 'nothing'"):
+        with_advantages(TABLE, AdvantageConfig(rows="test_worth:raising"))
+    with pytest.raises(UserError, match="6 numbers from 0 on; 'weight' has others"):
+        with_advantages(TABLE, AdvantageConfig(rows="test_worth:wrong"))
+    with pytest.raises(ValueError, match="has no 'nobody'"):
+        AdvantageConfig(rows="test_worth:nobody")
 
 
 def test_config_refuses_what_it_does_not_know():

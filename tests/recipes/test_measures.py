@@ -278,6 +278,18 @@ def test_a_challenger_is_paid_for_doubt_and_pays_for_company():
     assert r_zero.banded(graded)[1][1:] == [0] * 5 and r_zero.banded(graded)[0] == paid[0]
 
 
+def test_small_majorities_are_trusted_less_and_may_move_further():
+    """Of five answers three agree: s 0.6, weight 0.6 + 0.4 x 0.6, upper clip 0.2 + 0.1 x 0.4; all agree: 1 and 0.2."""
+    calls = (call("challenger"), *(call("solver", slot=i) for i in range(5)))
+    made = table_of(
+        *(episode(*calls, sample=i) for i in range(2)), reward=[0.5, 1, 1, 1, 0, 0, 0.5, 1, 1, 1, 1, 1]
+    )
+    made = made.replace(group=np.array([0, *[1] * 5, 2, *[3] * 5]))
+    found = r_zero.adpo(made)
+    assert found["weight"] == pytest.approx([1, *[0.84] * 5, *[1] * 6])
+    assert found["clip_high"] == pytest.approx([0.28, *[0.24] * 5, 0.28, *[0.2] * 5])
+
+
 def test_labels_are_measured_against_the_truth():
     good = asked("1+1", ["2", "2", "3"], right=(1.0, 1.0, 0.0))
     drifted = asked("1+2", ["4", "4", "3"], 1, right=(0.0, 0.0, 1.0))
