@@ -5,20 +5,23 @@ the base model's language.
 
 One agent has the first number and tells it; the base mostly says it in a sentence of ten words. The other has the
 second number and answers. Reward: the outcome, less 0.5 x the tokens of the conversation over the longest one of the
-problem. Readability is a KL anchor on the teller, the base model being the reference (the paper: the inverse of the
-largest negative log-likelihood of a message under the base model). `strange` is the share of messages in neither of the
-two forms that the base knows.
+problem. Readability is what the base finds likely: half of e^(mean log-prob of the message) is added (the paper: the
+inverse of the negative log-likelihood, which has no bound). The arm `tokens and readable` has a KL anchor on the teller
+in its place. `strange` is the share of messages in neither of the two forms that the base knows.
 """
 
+import math
 import re
 
 import numpy as np
 
+from marl_jax.rewards.likelihood import mean_logprobs
 from marl_jax.workflows import Call, solver, team, workflow
 from recipes.recipe import Claim, Recipe, Trained, micro
 from recipes.words import ask_listener, ask_teller
 
-PRICE = 0.5
+PRICE, LIKELY = 0.5, 0.5
+BASE = "configs/bases/recipes-xs"
 KNOWN = re.compile(r"(the first number that i have is )?\d+")
 
 
@@ -43,12 +46,18 @@ def brief(graded):
     return [one.outcome - PRICE * tokens / most for one, tokens in zip(graded, spent)]
 
 
+def likely(graded):
+    """The same, and half of how likely the base finds the message."""
+    heard = mean_logprobs(BASE, [one.calls[0] for one in graded])
+    return [worth + LIKELY * math.exp(mean) for worth, mean in zip(brief(graded), heard)]
+
+
 def config():
     """Sums and differences of two numbers below 100."""
     return micro(
         "recipes.optima:told",
         {"teller": "p0", "listener": "p1"},
-        base="configs/bases/recipes-xs",
+        base=BASE,
         rewards__name="recipes.optima:brief",
     )
 
@@ -72,12 +81,14 @@ RECIPE = Recipe(
     arms={
         "tokens": {},
         "correct": {"rewards.name": "recipes.optima:correct"},
+        "tokens and likely": {"rewards.name": "recipes.optima:likely"},
         "tokens and readable": {"learner.interventions.kl_coef": {"teller": 0.05}},
     },
     claims=(
         Claim("message tokens", "correct", "tokens"),
         Claim("accuracy", "tokens", "correct"),
         Claim("accuracy", "tokens", "base"),
+        Claim("strange", "tokens", "tokens and likely"),
         Claim("strange", "tokens", "tokens and readable"),
     ),
     measures={"message tokens": message_tokens, "strange": strange},

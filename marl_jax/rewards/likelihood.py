@@ -1,0 +1,60 @@
+"""How likely a stored model finds what was said, for rewards of one's own: readability, a prior, a judge by perplexity.
+
+calls ──rows of one length, padded──► forward pass of the stored model ──► mean log-prob of each call's tokens
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl_jax.episodes import CallRecord
+from marl_jax.learning.logprobs import token_logprobs
+from marl_jax.models import load_hf
+from marl_jax.models.qwen3 import full_precision, hidden_states
+
+__all__ = ["mean_logprobs"]
+
+ROWS, STEP = 16, 64  # of a program: rows, and what its length is a multiple of
+
+
+def mean_logprobs(directory: str, calls: Sequence[CallRecord]) -> list[float]:
+    """By call, the mean log-prob of its tokens behind its prompt, at temperature 1; 0 of a call that said nothing.
+
+    The stored model reads the ids of the policy that answered, so it must have that policy's tokenizer.
+    """
+    config, params = _stored(directory)
+    found = []
+    for first in range(0, len(calls), ROWS):
+        some = calls[first : first + ROWS]
+        longest = max(len(call.prompt_tokens) + len(call.tokens) for call in some)
+        tokens = np.zeros((ROWS, -(-longest // STEP) * STEP), np.int32)
+        said = np.zeros(tokens.shape, bool)
+        for row, call in enumerate(some):
+            prompt, end = len(call.prompt_tokens), len(call.prompt_tokens) + len(call.tokens)
+            tokens[row, :end], said[row, prompt:end] = (*call.prompt_tokens, *call.tokens), True
+        if tokens.max() >= config.vocab_size:
+            raise ValueError(
+                f"token {tokens.max()} is beyond the vocabulary of '{directory}': another tokenizer?"
+            )
+        means = np.asarray(_means(params, config, tokens, said))
+        found += means[: len(some)].tolist()
+    return found
+
+
+@functools.cache
+def _stored(directory: str) -> tuple[Any, Any]:
+    return load_hf(directory)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+@full_precision
+def _means(params: Any, config: Any, tokens: jax.Array, said: jax.Array) -> jax.Array:
+    hidden = hidden_states(params, config, tokens)[:, :-1]
+    head = params["embed"].T if config.tie_word_embeddings else params["lm_head"]
+    logp, _ = token_logprobs(hidden, head, tokens[:, 1:])
+    counted = said[:, 1:]
+    return jnp.sum(jnp.where(counted, logp, 0), axis=1) / jnp.maximum(counted.sum(axis=1), 1)
