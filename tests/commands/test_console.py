@@ -33,7 +33,10 @@ def test_an_unknown_command_is_one_line(capsys):
     assert (code, out, error) == (2, "", "'trian' is no command: did you mean 'train'?\n")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["list", "workflows"], ["docs", "workflows.Call"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["docs", "workflows.Call"], ["plan", "--config=micro:single-shared-xs-math"]],
+)
 def test_a_reader_that_has_enough_ends_a_command_in_silence(words):
     read, write = os.pipe()
     os.close(read)  # as `| head` does
