@@ -197,6 +197,8 @@ def _by_end(run: Run) -> list[Alarm]:
 
 def no_alarm(run: Run) -> str:
     """What stands in the place of alarms."""
+    if not run.judged:
+        return "Judged by evaluations alone: these results keep some steps, and were collected before alarms were kept."
     return f"None of {len(MONITORS)} monitors found anything." if run.metrics else "No step is recorded yet."
 
 
@@ -257,7 +259,7 @@ def runs_table(runs: Mapping[str, Run]) -> Table:
         "terminal": terminal,
         "final over base,\npoints": lambda run: points(gain(final(run))),
         "test: final,\nover its base": tested,
-        "alarms": lambda run: str(len(run.watch.holding) or NONE),
+        "alarms": lambda run: str(len(run.watch.holding) or NONE) + "\nnot of steps" * (not run.judged),
         "warnings": lambda run: str(len(warnings(run)) or NONE),
     }
     rows = [(name, *(cell(run) for cell in columns.values())) for name, run in runs.items()]

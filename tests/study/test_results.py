@@ -3,10 +3,11 @@
 import json
 
 import pytest
-from run_folder import full_run
+from run_folder import config, full_run, metrics, write_run
 
+from marl_jax.alarms.watch import judge
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.study import cliffs, results, seeds
+from marl_jax.study import cliffs, results, run_tables, seeds
 from marl_jax.study.record import read_run
 
 
@@ -39,6 +40,21 @@ def test_metrics_are_thinned_with_both_ends(collected):
     assert len(steps) == results.STEPS < len(run.metrics) and (steps[0], steps[-1]) == (1, run.step)
     whole = {line["step"]: line["reward"] for line in run.metrics}
     assert [line["reward"] for line in again.metrics] == [float(f"{whole[step]:.4g}") for step in steps]
+
+
+def test_alarms_are_kept_as_all_rows_told_them(tmp_path):
+    lines = [metrics(step) for step in range(1, 91)]  # in which the aggregator comes to write at length
+    folder = write_run(tmp_path / "runs" / "a", about=config(steps=90), lines=lines)
+    (path,) = results.collect(tmp_path / "runs", tmp_path / "results")
+    run, again = read_run(folder), results.read_result(path)
+    assert "length (aggregator)" in [alarm.title for alarm in run.watch.alarms]
+    assert len(again.metrics) < 90 and not judge(again.metrics).alarms
+    assert cliffs.why_none(again) == cliffs.why_none(run) != ""  # of peak and terminal
+    assert again.watch.alarms == run.watch.alarms and run_tables.alarms(again) == run_tables.alarms(run)
+    held = json.loads(path.read_text())
+    del held["alarms"]
+    path.write_text(json.dumps(held))  # as an earlier version wrote it
+    assert run_tables.no_alarm(results.read_result(path)).startswith("Judged by evaluations alone")
 
 
 @pytest.mark.parametrize(
