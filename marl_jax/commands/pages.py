@@ -22,6 +22,7 @@ from marl_jax.commands.declarations import declared, default_of, typed
 from marl_jax.errors import UserError
 from marl_jax.fields import nearest
 from marl_jax.packaged import packaged
+from marl_jax.terminal.tables import filled
 
 __all__ = ["EXAMPLES", "examples", "first_words", "page", "pages", "reference"]
 
@@ -55,7 +56,10 @@ def page(name: str) -> str:
     """The page or example of that name, or what `workflows.Call` or another object says of itself, as Markdown."""
     there, programs = pages(), examples()
     if name.rstrip("/") == EXAMPLES:
-        lines = [f"- `{name}`: {first_words(file)}" for name, file in programs.items()]
+        lines = [
+            filled(f"- `{each}`: {first_words(file)}", subsequent_indent="  ")
+            for each, file in programs.items()
+        ]
         return "\n".join([*lines, "", f"`marl-jax docs {next(iter(programs))} > mine.py` copies one.", ""])
     if program := programs.get(name) or programs.get(f"{name}.py"):
         return program.read_text(encoding="utf-8")

@@ -36,6 +36,7 @@ __all__ = [
     "in_words",
     "interval",
     "key_numbers",
+    "lost",
     "metric_of",
     "no_alarm",
     "own_work",
@@ -471,8 +472,13 @@ def warnings(run: Run) -> list[str]:
             found.append(
                 f"policy {match[1]}: {skips:.0f} updates were skipped for gradients that were not finite"
             )
-    if lost := lost_evaluations(run):
-        found.append(f"eval.jsonl is damaged: it lacks the evaluation of step {', '.join(map(str, lost))}")
+    found += lost(run)
     for change in run.about.get("changes") or ():
         found.append("resumed with another configuration: " + "; ".join(map(str, change)))
     return found
+
+
+def lost(run: Run) -> list[str]:
+    """A line that says which evaluations the run made and its file has not; none where all are there."""
+    steps = ", ".join(map(str, lost_evaluations(run)))
+    return [f"eval.jsonl is damaged: it lacks the evaluation of step {steps}"] if steps else []

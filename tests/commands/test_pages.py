@@ -26,7 +26,8 @@ def test_every_page_can_be_named_and_is_shown_as_it_stands():
 def test_every_example_is_listed_with_its_first_line_and_copied_to_the_byte(capsys):
     files = {path for path in ROOT.glob("examples/**/*.*") if path.suffix != ".pyc"}
     assert set(examples().values()) == files and set(map(page, examples())) == {f.read_text() for f in files}
-    listed = page("examples")
+    assert all(len(line) <= 80 for line in page("examples").splitlines())
+    listed = page("examples").replace("\n  ", " ")
     assert "- `examples/own_loop.py`: A GRPO loop of one's own: play, grade, compare, learn" in listed
     for line in listed.splitlines()[: len(files)]:
         assert re.match(r"- `examples/.+`: \w", line), line

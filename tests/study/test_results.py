@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from run_folder import config, full_run, metrics, write_run
+import script
+from run_folder import config, evaluation, full_run, metrics, write_run
 
 from marl_jax.alarms.watch import judge
 from marl_jax.run_folder.folder import FolderError
@@ -70,6 +71,24 @@ def test_a_file_that_is_no_result_is_named(tmp_path, text):
 def test_a_directory_without_finished_runs_is_refused(tmp_path):
     with pytest.raises(FolderError, match="no finished run in or below"):
         results.collect(tmp_path, tmp_path / "out")
+
+
+def test_damaged_files_of_a_run_are_told_where_it_is_collected(tmp_path, capsys):
+    along = [evaluation(0, 0.5), evaluation(20, 0.5)]
+    folder = write_run(
+        tmp_path / "runs" / "a", about=config(steps=30), lines=[metrics(30)], evaluations=along
+    )
+    asked = "experiments.collect", f"--root={tmp_path / 'runs'}", f"--out={tmp_path / 'results'}"
+    assert script.run(*asked) == 0
+    assert (
+        "a.run.json: eval.jsonl is damaged: it lacks the evaluation of step 10\n" in capsys.readouterr().err
+    )
+    for name in ("eval.jsonl", "metrics.jsonl"):
+        whole = (folder / name).read_text()
+        (folder / name).write_text("{]\n" + whole)
+        assert script.run(*asked) == 2
+        assert f"a/{name}' holds a line that is no JSON object with a step" in capsys.readouterr().err
+        (folder / name).write_text(whole)
 
 
 def test_results_hold_no_place_of_the_machine(collected):
