@@ -2,8 +2,8 @@
 
 The fixtures are the thinned lines of runs of configs/micro.py; `make.py` beside them says how they were thinned, and
 each says in `what` which command it was. Thresholds were set by the runs CALIBRATION; TESTED were made afterwards, of
-other seeds, and set none. The runs LONG, of 200 steps, tested those thresholds and then set one anew (docs/alarms.md); seeds
-2, and seed 1 of the token-matched agent, were made after that.
+other seeds, and set none. The runs LONG, of 200 steps, tested those thresholds and then set one anew; seeds 2, and seed
+1 of the token-matched agent, were made after that (docs/alarms.md).
 """
 
 import json
