@@ -63,9 +63,8 @@ class Run:
     about: Mapping[str, Any]  # config.json: config, digests, versions, settled, changes
     metrics: tuple[Record, ...]  # lines of metrics.jsonl
     evaluations: tuple[Record, ...]  # lines of eval.jsonl
-    told: tuple[Record, ...] | None = (
-        None  # the alarms of compact results, judged before their rows were thinned
-    )
+    # The alarms of compact results, judged before their rows were thinned.
+    told: tuple[Record, ...] | None = None
 
     @property
     def config(self) -> Mapping[str, Any]:
