@@ -107,24 +107,6 @@ def test_fifty_kills_change_nothing(base, tmp_path, kind):
 
 
 @pytest.mark.campaign
-def test_a_kill_ends_alike_whether_compiled_programs_were_kept_or_not(base, whole, tmp_path, monkeypatch):
-    """Resumed with an empty cache after a cold start, and with a full one after a warm start."""
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    kept = lambda name: {path.name for path in (tmp_path / name).rglob("*-cache")}
-    for run_name, first, then in (("cold", "a", "b"), ("warm", "a", "a")):
-        begun, asked = kept(first), ("--at=step", "--visit=4")
-        status, said, _ = in_a_process(
-            base, tmp_path / run_name, *asked, MARL_JAX_CACHE=str(tmp_path / first)
-        )
-        assert status == -signal.SIGKILL, said[-2000:]
-        assert kept(first) if run_name == "cold" else kept(first) == begun  # nothing is compiled anew
-        assert bool(kept(then)) == (run_name == "warm")
-        status, said, _ = in_a_process(base, tmp_path / run_name, MARL_JAX_CACHE=str(tmp_path / then))
-        assert status == 0 and kept(then), said[-2000:]
-        same(tmp_path / run_name, whole)
-
-
-@pytest.mark.campaign
 def test_several_widths_and_lengths_are_measured_once(base, tmp_path):
     status, said, _ = in_a_process(base, tmp_path / "run", "--kind=wide", "--at=step", "--visit=3")
     assert status == -signal.SIGKILL, said[-2000:]
