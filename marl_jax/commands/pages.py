@@ -70,7 +70,7 @@ def page(name: str) -> str:
     if "." in name or name == "marl_jax":
         return reference(name)
     near = nearest(name, [*there, EXAMPLES, *programs])
-    raise UserError(f"there is no page '{name}'{near}; or an object, such as workflows.Call")
+    raise UserError(f"there is no page or object '{name}' (objects are named as workflows.Call is){near}")
 
 
 def first_words(file: Path) -> str:

@@ -64,8 +64,11 @@ def test_an_object_of_the_library_is_named_with_or_without_its_first_word():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("examples/own_lop", r"there is no page 'examples/own_lop': did you mean 'examples/own_loop\.py'"),
-        ("reward", "there is no page 'reward': did you mean 'rewards'"),
+        (
+            "examples/own_lop",
+            r"page or object 'examples/own_lop' \(.*\): did you mean 'examples/own_loop\.py'",
+        ),
+        ("reward", r"there is no page or object 'reward' \(.*\): did you mean 'rewards'"),
         ("workflows.Cal", r"the library has no 'workflows\.Cal'"),
     ],
 )
