@@ -22,7 +22,7 @@ from marl_jax.study.run_tables import Table
 from marl_jax.terminal.page import duration
 from marl_jax.terminal.tables import filled
 
-__all__ = ["checked_plans", "checked_root", "overview", "run_matrix", "show_results"]
+__all__ = ["checked_root", "overview", "run_matrix", "show_results"]
 
 
 def checked_root(root: str | os.PathLike[str]) -> Path:
@@ -37,10 +37,11 @@ def checked_root(root: str | os.PathLike[str]) -> Path:
     return path
 
 
-def checked_plans(jobs: Sequence[Job]) -> dict[str, Plan | None]:
+def _plans(jobs: Sequence[Job]) -> dict[str, Plan | None]:
     """{cell: its plan for this machine, None where no base is there to plan for}.
 
-    Cells whose runs would be refused when they start are refused, all of them at once.
+    Cells whose runs would be refused when they start are refused, all of them at once. This opens the devices, which
+    belong to the runs while there are any.
     """
     device, plans, wrong = devices.here(), dict[str, Plan | None](), dict[str, list[str]]()
     for cell, config in {job.cell: job.config for job in jobs}.items():
@@ -63,7 +64,6 @@ def run_matrix(
     """Do what is left of the jobs, here or by a launcher, and show what came of them; the exit code."""
     say = lambda text: print(text, file=sys.stderr, flush=True)
     matrix.check(jobs)
-    checked_plans(jobs)
     if launcher == "local":
         if options:
             raise LauncherError(
@@ -104,7 +104,7 @@ def show_results(jobs: Sequence[Job], root: Path) -> None:
 
 def overview(jobs: Sequence[Job], root: Path) -> str:
     """How far every run is, and by the plan how long what is left takes."""
-    device, plans = devices.here(), checked_plans(jobs)
+    device, plans = devices.here(), _plans(jobs)
     cells: dict[str, list[tuple[Job, State]]] = {}
     for job in jobs:
         cells.setdefault(job.cell, []).append((job, matrix.state(job)))

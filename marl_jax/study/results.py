@@ -75,13 +75,13 @@ def read_result(path: str | os.PathLike[str]) -> Run:
         lines = tuple(dict(zip(columns, row)) for row in zip(*columns.values()))
         if held["schema"] != SCHEMA:
             raise ValueError(f"its schema is {held['schema']}, this version reads {SCHEMA}")
-        told = held.get("alarms")  # not of earlier versions
+        alarms = held.get("alarms")  # not of earlier versions
         return Run(
             file.with_name(file.name.removesuffix(SUFFIX)),
             held["about"],
             lines,
             tuple(held["evaluations"]),
-            None if told is None else tuple(told),
+            None if alarms is None else tuple(alarms),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FolderError(f"'{file}' is no result of a run: {error}") from None
