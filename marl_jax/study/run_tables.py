@@ -199,7 +199,9 @@ def _by_end(run: Run) -> list[Alarm]:
 def no_alarm(run: Run) -> str:
     """What stands in the place of alarms."""
     if not run.judged:
-        return "Judged by evaluations alone: these results keep some steps, and were collected before alarms were kept."
+        return (
+            "Judged by evaluations alone: of some steps there is no line, as in results of earlier versions."
+        )
     return f"None of {len(MONITORS)} monitors found anything." if run.metrics else "No step is recorded yet."
 
 
