@@ -3,11 +3,14 @@
 python -m experiments.collect --root=DIR --out=results/study     # the finished runs below DIR
 """
 
+import sys
+
 from absl import flags
 
 from marl_jax.commands import cli
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.study.results import collect
+from marl_jax.study.results import collect, read_result
+from marl_jax.study.run_tables import lost
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("root", None, "a directory that holds folders of runs")
@@ -19,6 +22,9 @@ def main(_config: None, _: list[str]) -> None:
     if not FLAGS.root or not FLAGS.out:
         raise FolderError("give --root=DIR of the runs and --out=DIR of the results")
     written = collect(FLAGS.root, FLAGS.out, unfinished=FLAGS.unfinished)
+    for path in written:
+        for text in lost(read_result(path)):
+            print(f"{path}: {text}", file=sys.stderr)
     print(f"{len(written)} results in {FLAGS.out}")
 
 

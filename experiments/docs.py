@@ -1,8 +1,9 @@
-"""Read the documentation: a page, or what an object of the library says of itself, every field of it.
+"""Read the documentation: a page, an example, or what an object of the library says of itself.
 
 marl-jax docs                  what there is to read, and where it lies
 marl-jax docs how-to           or        python -m experiments.docs how-to
-marl-jax docs workflows.Call
+marl-jax docs workflows.Call           every field of it
+marl-jax docs examples                 the examples; marl-jax docs examples/own_loop.py > mine.py copies one
 """
 
 import sys
@@ -12,18 +13,21 @@ from marl_jax.commands import cli
 
 def main(_config: None, words: list[str]) -> None:
     from marl_jax.commands.listing import listing
-    from marl_jax.commands.pages import page
+    from marl_jax.commands.pages import EXAMPLES, page
     from marl_jax.packaged import packaged
 
     if not words:
-        print(f"{listing('docs')}\n\nin {packaged('docs')}; marl-jax docs PAGE shows one")
-    elif sys.stdout.isatty():
+        print(
+            f"{listing('docs')}\n\nin {packaged('docs')}\nmarl-jax docs PAGE shows one; marl-jax docs examples lists "
+            "programs to copy"
+        )
+    elif sys.stdout.isatty() and not words[0].startswith(f"{EXAMPLES}/"):
         from rich.console import Console
         from rich.markdown import Markdown
 
         Console().print(Markdown(page(words[0])))
     else:
-        print(page(words[0]))
+        print(page(words[0]).removesuffix("\n"))
 
 
 if __name__ == "__main__":

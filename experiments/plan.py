@@ -1,7 +1,9 @@
-"""Memory and time per step that a cell needs, by kind of device. Nothing is compiled; no weights or data are read.
+"""Memory and time per step that a cell needs, by kind of device; what `train` would refuse is refused.
 
 python -m experiments.plan --config=configs/qwen3.py:voting-isolated-0.6b-math [--config.steps=...]
     [--completion=mean:0.3,sigma:0.8 | --lengths=runs/mine] [--tokens_per_second=20000]
+
+Nothing is compiled; no weights and no files of data are read.
 """
 
 import math
@@ -38,6 +40,8 @@ flags.DEFINE_bool(
 
 
 def main(config: RunConfig, _: list[str]) -> None:
+    from marl_jax.runs.opening import check_foreseen
+
     models, source = find_models(config)
     lengths = read_lengths(FLAGS.completion)
     if FLAGS.lengths:
@@ -48,6 +52,7 @@ def main(config: RunConfig, _: list[str]) -> None:
         )
     demand = demand_of(config, lengths, FLAGS.tokens_per_second)
     plans = [make_plan(config, models, device, demand) for device in (host(), *KINDS)]
+    check_foreseen(config, plans[0])
     print(plan_page(config, models, source, plans))
     if FLAGS.compile:
         print(f"\n{account(config, models, demand)}")

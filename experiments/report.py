@@ -1,16 +1,19 @@
 """The page about a run, or about every run below a directory; finished or still going on.
 
 python -m experiments.report --workdir=DIR     # DIR/report.html and DIR/report.png
-python -m experiments.report --root=DIR        # one page over all runs below DIR, and each run's own
+python -m experiments.report --root=DIR        # one page over all runs below DIR, and each run's own; prints its tables
 python -m experiments.report --root=results/study --out=DIR --findings=docs/findings.md     # of compact results
 """
+
+import sys
 
 from absl import flags
 
 from marl_jax.commands import cli
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.study.findings_text import write_findings
-from marl_jax.study.report import write_overview, write_report
+from marl_jax.study.report import compared, write_overview, write_report
+from marl_jax.study.run_tables import plain
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", None, "the folder of one run")
@@ -26,7 +29,13 @@ def main(_config: None, _: list[str]) -> None:
         raise FolderError("--findings needs --root=DIR of compact results, see experiments.collect")
     if FLAGS.findings:
         write_findings(FLAGS.root, FLAGS.findings)
-    print(write_report(FLAGS.workdir, FLAGS.out) if FLAGS.workdir else write_overview(FLAGS.root, FLAGS.out))
+    place = write_report(FLAGS.workdir, FLAGS.out) if FLAGS.workdir else write_overview(FLAGS.root, FLAGS.out)
+    tables, unread = compared(FLAGS.root) if FLAGS.root else ([], [])
+    for text in unread:
+        print(text, file=sys.stderr)
+    for table in tables:
+        print(f"{plain(table)}\n")
+    print(place)
 
 
 if __name__ == "__main__":

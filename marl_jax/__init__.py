@@ -5,6 +5,7 @@ In a terminal:
     marl-jax --help                 the commands; python -m marl_jax is the same
     marl-jax docs                   the pages, which come with the package; marl-jax docs how-to shows one
     marl-jax docs workflows.Call    an object of the library, every field of it
+    marl-jax docs examples          programs to copy
     marl-jax list workflows         what there is: workflows, tasks, rewards, cells, fields of the configuration
     marl-jax try --config=micro:voting-isolated-s-math          what the roles are asked and say, untrained
     marl-jax train --config=micro:voting-isolated-s-math --workdir=runs/first

@@ -4,6 +4,7 @@ watch = Watch()
 watch.row(line)              the alarms for this line of `metrics.jsonl`; lines and evaluations by rising step
 watch.evaluation(record)     those that begin with a line of `eval.jsonl`
 judge(rows, evaluations)     all of a folder, whatever version wrote it: an alarm without its numbers is silent
+watch_of(alarms)             of alarms that were judged before, where the rows are not kept
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from typing import Any
 
 from marl_jax.alarms.monitors import MONITORS, History, Monitor
 
-__all__ = ["Alarm", "Watch", "is_along", "judge"]
+__all__ = ["Alarm", "Watch", "is_along", "judge", "watch_of"]
 
 Line = Mapping[str, Any]
 
@@ -112,6 +113,17 @@ def judge(rows: Iterable[Line], evaluations: Iterable[Line] = ()) -> Watch:
             watch.evaluation(line)
         else:
             watch.row(line)
+    return watch
+
+
+def watch_of(alarms: Iterable[Line]) -> Watch:
+    """A watch that says these, each as `Alarm.to_json` has it with `until`; monitors that are gone are left out."""
+    watch, known = Watch(), {monitor.name: monitor for monitor in MONITORS}
+    watch._over = [
+        Alarm(known[one["name"]], one["who"], one["step"], one["evidence"], one["until"])
+        for one in alarms
+        if one["name"] in known
+    ]
     return watch
 
 

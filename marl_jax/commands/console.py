@@ -32,7 +32,7 @@ COMMANDS = [
     "pretrain",
     "demo",
 ]
-READ = ("list", "docs")  # commands that only print
+READ = ("list", "docs", "try", "plan")  # commands that only print
 REFUSED = 2
 
 

@@ -1,11 +1,14 @@
 """The documentation in a terminal: the pages as they stand, and the reference from docstrings and comments at fields.
 
 name ──► a page of docs/, its `::: MODULE` lines filled
+     ├─► a file of examples/, as it stands
      └─► an object of the library: its docstring, and every field with its comment
 """
 
+import ast
 import dataclasses
 import inspect
+import json
 import pydoc
 import re
 import textwrap
@@ -19,10 +22,12 @@ from marl_jax.commands.declarations import declared, default_of, typed
 from marl_jax.errors import UserError
 from marl_jax.fields import nearest
 from marl_jax.packaged import packaged
+from marl_jax.terminal.tables import filled
 
-__all__ = ["first_words", "page", "pages", "reference"]
+__all__ = ["EXAMPLES", "examples", "first_words", "page", "pages", "reference"]
 
 TOP = ("README", "BUILD_NOTES")  # beside docs/
+EXAMPLES = "examples"
 
 
 def pages() -> dict[str, Path]:
@@ -39,21 +44,43 @@ def pages() -> dict[str, Path]:
     }
 
 
+def examples() -> dict[str, Path]:
+    """{name: file} of the examples, those of the project that `marl-jax new` writes last."""
+    home = packaged("docs")
+    files = (path for kind in ("py", "ipynb", "md") for path in home.glob(f"{EXAMPLES}/**/*.{kind}"))
+    names = {path.relative_to(home).as_posix(): path for path in files}
+    return {name: names[name] for name in sorted(names, key=lambda name: (name.count("/"), name))}
+
+
 def page(name: str) -> str:
-    """The page of that name, or what there is to say of `workflows.Call` or another object, as Markdown."""
-    there = pages()
+    """The page or example of that name, or what `workflows.Call` or another object says of itself, as Markdown."""
+    there, programs = pages(), examples()
+    if name.rstrip("/") == EXAMPLES:
+        lines = [
+            filled(f"- `{each}`: {first_words(file)}", subsequent_indent="  ")
+            for each, file in programs.items()
+        ]
+        return "\n".join([*lines, "", f"`marl-jax docs {next(iter(programs))} > mine.py` copies one.", ""])
+    if program := programs.get(name) or programs.get(f"{name}.py"):
+        return program.read_text(encoding="utf-8")
     name = name.removeprefix("docs/").removesuffix(".md")
     if name in there:
         text = there[name].read_text(encoding="utf-8")
         return re.sub(r"^::: (\S+)$", lambda line: reference(line[1]), text, flags=re.MULTILINE)
     if "." in name or name == "marl_jax":
         return reference(name)
-    raise UserError(f"there is no page '{name}'{nearest(name, there)}; or an object, such as workflows.Call")
+    near = nearest(name, [*there, EXAMPLES, *programs])
+    raise UserError(f"there is no page or object '{name}' (objects are named as workflows.Call is){near}")
 
 
 def first_words(file: Path) -> str:
-    """The title of a page."""
-    return file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+    """The title of a page or notebook, the first line of a program's docstring."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".ipynb":
+        text = "".join(json.loads(text)["cells"][0]["source"])
+    elif file.suffix == ".py":
+        text = ast.get_docstring(ast.parse(text)) or ""
+    return text.partition("\n")[0].lstrip("# ")
 
 
 def reference(name: str) -> str:

@@ -6,17 +6,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from marl_jax.config.run_config import ConfigError
+from marl_jax.errors import RunError, UserError
 from marl_jax.packaged import located
 from marl_jax.planning import devices
 from marl_jax.planning.measured import guess
-from marl_jax.planning.plan import PlanError, find_models, make_plan
+from marl_jax.planning.plan import Plan, PlanError, find_models, make_plan
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.folder import FolderError
+from marl_jax.runs.opening import check_foreseen
 from marl_jax.study import matrix, record, run_tables, seeds
 from marl_jax.study.launchers import LauncherError, launch
 from marl_jax.study.matrix import Job, State
 from marl_jax.study.run_tables import Table
 from marl_jax.terminal.page import duration
+from marl_jax.terminal.tables import filled
 
 __all__ = ["checked_root", "overview", "run_matrix", "show_results"]
 
@@ -31,6 +35,27 @@ def checked_root(root: str | os.PathLike[str]) -> Path:
     if around := folder.run_around(path):
         raise FolderError(f"--root={root} lies in the run '{around}': choose another directory")
     return path
+
+
+def _plans(jobs: Sequence[Job]) -> dict[str, Plan | None]:
+    """{cell: its plan for this machine, None where no base is there to plan for}.
+
+    Cells whose runs would be refused when they start are refused, all of them at once. This opens the devices, which
+    belong to the runs while there are any.
+    """
+    device, plans, wrong = devices.here(), dict[str, Plan | None](), dict[str, list[str]]()
+    for cell, config in {job.cell: job.config for job in jobs}.items():
+        plans[cell] = None
+        with contextlib.suppress(PlanError):
+            models, _ = find_models(config)
+            try:
+                plans[cell] = made = make_plan(config, models, device)
+                check_foreseen(config, made)
+            except (UserError, RunError) as error:
+                wrong.setdefault(str(error), []).append(cell)
+    if wrong:
+        raise ConfigError([matrix.in_cells(problem, some, list(plans)) for problem, some in wrong.items()])
+    return plans
 
 
 def run_matrix(
@@ -79,13 +104,13 @@ def show_results(jobs: Sequence[Job], root: Path) -> None:
 
 def overview(jobs: Sequence[Job], root: Path) -> str:
     """How far every run is, and by the plan how long what is left takes."""
-    device = devices.here()
+    device, plans = devices.here(), _plans(jobs)
     cells: dict[str, list[tuple[Job, State]]] = {}
     for job in jobs:
         cells.setdefault(job.cell, []).append((job, matrix.state(job)))
     rows, left = [], []
     for cell, runs in cells.items():
-        a_run, seconds = _times(runs, device)
+        a_run, seconds = _times(runs, plans[cell])
         left.append(seconds)
         rows.append([cell, *(str(state) for _, state in runs), a_run, _about(seconds)])
     seeds_of = [tuple(job.config.seed for job, _ in runs) for runs in cells.values()]
@@ -96,8 +121,10 @@ def overview(jobs: Sequence[Job], root: Path) -> str:
     title = f"{count} in {root}; left on {device.name}: {_about(total)}"
     bases = {base for job in jobs for base in (job.config.policies.base, *job.config.policies.bases.values())}
     notes = [
-        "Times are those of steps on this machine where runs of a cell left some, else counted as `plan` does and "
-        "corrected by other cells' steps; without compiling and evaluating.",
+        filled(
+            "Times are those of steps on this machine where runs of a cell left some, else counted as `plan` does and "
+            "corrected by other cells' steps; without compiling and evaluating."
+        ),
         *(
             f"There is no model in '{base}' yet."
             for base in sorted(bases)
@@ -109,13 +136,11 @@ def overview(jobs: Sequence[Job], root: Path) -> str:
     return run_tables.plain(table) + "\n\n" + "\n".join(notes)
 
 
-def _times(runs: Sequence[tuple[Job, State]], device: devices.Device) -> tuple[str, float | None]:
+def _times(runs: Sequence[tuple[Job, State]], plan: Plan | None) -> tuple[str, float | None]:
     """How long a run of a cell takes, in words, and all that is left of the cell, in seconds."""
-    config = runs[0][0].config
-    try:
-        plan = make_plan(config, find_models(config)[0], device)
-    except PlanError:
+    if plan is None:
         return "not known", None
+    config = runs[0][0].config
     known = guess(config, plan)
     if not plan.fits:
         return "does not fit", None

@@ -39,7 +39,17 @@ from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.task import Task
 from marl_jax.workflows import find
 
-__all__ = ["Plan", "Work", "check_fits", "demand_of", "find_model", "find_models", "make_plan", "show"]
+__all__ = [
+    "Plan",
+    "Work",
+    "check_fits",
+    "check_words",
+    "demand_of",
+    "find_model",
+    "find_models",
+    "make_plan",
+    "show",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +204,7 @@ def check_fits(
     made = make_plan(config, model, device, engine=engine)
     if not made.fits:
         raise PlanError(made.trouble(config))
-    _check_prompts(config, min(one.context for one in made.each_shape))
+    check_words(config, made)
     return made
 
 
@@ -216,8 +226,8 @@ def _check_tokens(config: RunConfig, models: Mapping[str, ModelConfig]) -> None:
             )
 
 
-def _check_prompts(config: RunConfig, context: int) -> None:
-    """Refuse a built-in workflow with a role whose words leave no room for any question."""
+def check_words(config: RunConfig, made: Plan) -> None:
+    """Refuse a built-in workflow with a role whose words leave no room for any question in the engines of a plan."""
     if is_own(config.workflow.name) or config.rollout.limits.overlong == "truncate":
         return
     try:
@@ -227,6 +237,7 @@ def _check_prompts(config: RunConfig, context: int) -> None:
         ends = {name: chat.end_of_turn for name, chat in Chats(tokenizers, {}).by_policy.items()}
     except (OSError, ValueError):  # told when the model is loaded
         return
+    context = min(one.context for one in made.each_shape)
     limit = config.rollout.limits.context or context
     way_out = "rollout.limits.context" if limit < context else "engine.max_prompt"
     context = min(limit, context)

@@ -23,6 +23,8 @@ from marl_jax.alarms.watch import judge
 from marl_jax.compiled import NoArrayForm
 from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.config.run_fields import TRACKERS
+from marl_jax.own import is_own
+from marl_jax.packaged import located
 from marl_jax.planning import devices, plan
 from marl_jax.planning.measured import Pace
 from marl_jax.planning.memory import Shapes
@@ -51,11 +53,20 @@ from marl_jax.runs.divergence import refuse_the_same
 from marl_jax.runs.hosted import Hosted
 from marl_jax.runs.in_arrays import Compiled
 from marl_jax.runs.measures import Clock
-from marl_jax.runs.parts import Parts, model_configs, shared_problems
+from marl_jax.runs.parts import (
+    Parts,
+    check_answers,
+    load_parts,
+    load_tasks,
+    model_configs,
+    policy_specs,
+    shared_problems,
+    tokenizers_of,
+)
 from marl_jax.runs.phases import Phases, phase_digests
 from marl_jax.runs.play import (
     Named,
-    check_prompts,
+    check_problems,
     load_named,
     make_service,
     planned_engine,
@@ -67,12 +78,12 @@ from marl_jax.runs.play import (
 from marl_jax.runs.run import Road, Run
 from marl_jax.runs.state import State
 from marl_jax.runs.stopping import Stop
-from marl_jax.tasks import DataError, Position, Task, TaskIterator
+from marl_jax.tasks import Position, Task, TaskIterator
 from marl_jax.tasks.micro import KINDS
 from marl_jax.terminal import page
 from marl_jax.terminal.live import Live
 
-__all__ = ["folders_of", "open_runs"]
+__all__ = ["check_foreseen", "folders_of", "open_runs"]
 
 SEEN_S = 15.0  # until a shared disk shows every host what process 0 has written
 
@@ -142,6 +153,35 @@ def open_runs(
                 watch, boards, view, stop, pace)
         )  # fmt: skip
     return _road(arrays, settled, runs, states), runs, states
+
+
+def check_foreseen(config: RunConfig, planned: plan.Plan) -> None:
+    """Refuse for a plan what a start refuses, as far as its bases are here and its tasks are drawn or a function's.
+
+    Of the device it says nothing, and files of data are not read.
+    """
+    specs = policy_specs(config.policies).values()
+    if not all((located(spec.base) / "config.json").is_file() for spec in specs):
+        return
+    tokenizers = tokenizers_of(config, model_configs(config))
+    if left_open(config):
+        return
+    plan.check_words(config, planned)
+    if config.data.name in KINDS or is_own(config.data.name):
+        splits = {split: _drawn(config.data, split) for split in _splits(config)}
+        for split, tasks in splits.items():
+            check_answers(config, split, tasks)
+        check_problems(config, tokenizers, splits["train"])
+        if config.road == "compiled":
+            Compiled(config, load_parts(config), splits["train"], None)
+
+
+_drawn = functools.lru_cache(maxsize=4)(load_tasks)  # the cells of a matrix share them
+
+
+def _splits(config: RunConfig) -> Sequence[str]:
+    """The splits that a run reads."""
+    return ("train", "val") if config.evaluation.every else ("train",)
 
 
 def _agree(facts: Mapping[str, Any]) -> None:
@@ -253,11 +293,10 @@ def _load(
     shapes = settled_shapes(early)
     # Before the weights are there: it counts them.
     planned = plan.check_fits(config, model_configs(config), devices.here(), shapes)
-    wanted = ("train", "val") if config.evaluation.every else ("train",)
-    named = hosts.after_first(lambda: load_named(config, wanted))  # one prepares data that is not there yet
+    # One prepares data that is not there yet.
+    named = hosts.after_first(lambda: load_named(config, _splits(config)))
     parts, splits = named.parts, named.splits
-    _check_enough(config, splits["train"])
-    check_prompts(config, parts, splits["train"])
+    check_problems(config, parts.of_policies(parts.tokenizers), splits["train"])
     arrays, road = _arrays(config, parts, splits["train"], early)
     stop.check_together()
     engine = lambda: settled_form(planned_engine(config, parts))
@@ -400,14 +439,3 @@ def _records(
             boards.append(Tracker(package, folder, config.logging.wandb_project, config.to_json()))
             stack.callback(boards[-1].close)
     return metrics, evaluations, boards
-
-
-def _check_enough(config: RunConfig, train: Sequence[Task]) -> None:
-    """A problem that is in a batch twice would be played twice with the same noise."""
-    if config.steps and config.data.problems > len(train):
-        carved = 0 if config.data.name in KINDS else config.data.val_size
-        taken = f", or --config.data.val_size ({carved})" if carved else ""
-        raise DataError(
-            f"data.problems is {config.data.problems} and the train split has {len(train)}: lower "
-            f"--config.data.problems (--config.rollout.samples gives more episodes of each){taken}"
-        )

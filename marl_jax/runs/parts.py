@@ -48,6 +48,7 @@ __all__ = [
     "model_configs",
     "policy_specs",
     "shared_problems",
+    "tokenizers_of",
     "words",
 ]
 
@@ -152,7 +153,6 @@ def load_parts(config: RunConfig) -> Parts:
     mesh = make_mesh(config)
     models = {spec.base: _model(spec.base, chosen.dtype) for spec in specs.values()}
     tokenizers = _tokenizers(models)
-    _check_copies(config, specs, models)
     workflow = find(config.workflow.name)
     adapters = any(spec.lora for spec in specs.values())
     return Parts(
@@ -175,7 +175,15 @@ def model_configs(config: RunConfig) -> dict[str, ModelConfig]:
     """{policy: the shape of its model}, without weights."""
     specs, dtype = policy_specs(config.policies), config.policies.dtype
     models = {base: _model(base, dtype) for base in dict.fromkeys(spec.base for spec in specs.values())}
+    _check_copies(config, specs, models)
     return {name: models[spec.base] for name, spec in specs.items()}
+
+
+def tokenizers_of(config: RunConfig, models: Mapping[str, ModelConfig]) -> dict[str, Any]:
+    """{policy: the tokenizer of its model}, without weights."""
+    specs = policy_specs(config.policies)
+    found = _tokenizers({spec.base: models[name] for name, spec in specs.items()})
+    return {name: found[spec.base] for name, spec in specs.items()}
 
 
 def words(config: RunConfig) -> Prompts:

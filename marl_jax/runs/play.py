@@ -32,15 +32,18 @@ from marl_jax.runs.parts import (
     load_parts,
     load_tasks,
     policy_specs,
+    words,
 )
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.stability import common_shapes
-from marl_jax.tasks import Task
+from marl_jax.tasks import DataError, Task
+from marl_jax.tasks.micro import KINDS
+from marl_jax.workflows import find
 
 __all__ = [
     "EVALUATION_NOISE",
     "Named",
-    "check_prompts",
+    "check_problems",
     "load_named",
     "make_service",
     "planned_engine",
@@ -74,24 +77,33 @@ def load_named(config: RunConfig, splits: Sequence[str]) -> Named:
     return Named(parts, tasks, digests(config, parts, tasks))
 
 
-def check_prompts(config: RunConfig, parts: Parts, tasks: Sequence[Task]) -> None:
-    """Refuse, before anything is compiled, a run in which no episode comes to its first answer.
+def check_problems(config: RunConfig, tokenizers: Mapping[str, Any], tasks: Sequence[Task]) -> None:
+    """Refuse, before anything is compiled, too few problems for a step, and a run without a first answer.
 
-    The workflow is begun on a few problems: either it raises on all, or its shortest prompt is longer than allowed.
+    A problem that is in a batch twice would be played twice with the same noise. The workflow is begun on a few
+    problems: either it raises on all, or its shortest prompt is longer than allowed. `tokenizers` are by policy.
     """
+    if config.steps and config.data.problems > len(tasks):
+        carved = 0 if config.data.name in KINDS else config.data.val_size
+        taken = f", or --config.data.val_size ({carved})" if carved else ""
+        raise DataError(
+            f"data.problems is {config.data.problems} and the train split has {len(tasks)}: lower "
+            f"--config.data.problems (--config.rollout.samples gives more episodes of each){taken}"
+        )
     lengths, traces, longest = [], [], config.engine.max_prompt
-    chats = Chats(parts.of_policies(parts.tokenizers), config.policies.map)
+    workflow, prompts = find(config.workflow.name).bind(**config.workflow.settings), words(config)
+    chats = Chats(tokenizers, config.policies.map)
     some = [tasks[i] for i in range(min(BEGUN, len(tasks)))]
     limits = dataclasses.replace(config.rollout.limits, context=None)
     for task in some:
         key = (config.seed, 1, task_key(task), 0)
-        episode = Running(task, 0, key, parts.workflow, parts.prompts, chats.of, limits)
+        episode = Running(task, 0, key, workflow, prompts, chats.of, limits)
         lengths += [len(item.prompt) for item in episode.advance() if isinstance(item, Ask)]
         traces += [episode.trace or episode.error or ""] if episode.error else []
         episode.close()
     if some and len(traces) == len(some) and config.rollout.max_failed is not None:
         raise EpisodesFailed(
-            f"workflow '{parts.workflow.name}' ended in an error on all {len(some)} problems that it was tried on; the "
+            f"workflow '{workflow.name}' ended in an error on all {len(some)} problems that it was tried on; the "
             f"first:\n{traces[0].rstrip()}"
         )
     if lengths and min(lengths) > longest and limits.overlong == "refuse":

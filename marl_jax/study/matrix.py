@@ -22,7 +22,7 @@ from marl_jax.run_folder.folder import FolderError, lock
 from marl_jax.run_folder.metrics import read_lines, recorded
 from marl_jax.runs.stopping import Stop
 
-__all__ = ["Job", "Kind", "State", "check", "end_running", "make_jobs", "state", "work"]
+__all__ = ["Job", "Kind", "State", "check", "end_running", "in_cells", "make_jobs", "state", "work"]
 
 Texts = Sequence[tuple[str, str | None]]
 
@@ -113,7 +113,7 @@ def make_jobs(
             for problem in error.problems:
                 wrong.setdefault(problem, []).append(name)
     if wrong:
-        raise ConfigError([_in_cells(problem, some, names) for problem, some in wrong.items()])
+        raise ConfigError([in_cells(problem, some, names) for problem, some in wrong.items()])
     return [
         Job(
             f"{file}:{name}",
@@ -159,7 +159,8 @@ def _named(file: str, name: str, names: Sequence[str]) -> list[str]:
     return []
 
 
-def _in_cells(problem: str, some: Sequence[str], names: Sequence[str]) -> str:
+def in_cells(problem: str, some: Sequence[str], names: Sequence[str]) -> str:
+    """A problem and the cells that have it, where not all have."""
     if len(some) == len(names):
         return problem
     return f"{problem} ({', '.join(some[:3])}{f' and {len(some) - 3} more' if len(some) > 3 else ''})"

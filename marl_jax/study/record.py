@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marl_jax.alarms.watch import Watch, is_along, judge
+from marl_jax.alarms.watch import Watch, is_along, judge, watch_of
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.metrics import lacking, read_lines
 
@@ -63,6 +63,8 @@ class Run:
     about: Mapping[str, Any]  # config.json: config, digests, versions, settled, changes
     metrics: tuple[Record, ...]  # lines of metrics.jsonl
     evaluations: tuple[Record, ...]  # lines of eval.jsonl
+    # The alarms of compact results, judged before their rows were thinned.
+    alarms: tuple[Record, ...] | None = None
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -102,8 +104,13 @@ class Run:
 
     @functools.cached_property
     def watch(self) -> Watch:
-        """The alarms that follow from its rows, as this version defines them."""
-        return judge(self.metrics, self.evaluations)
+        """The alarms that follow from its rows, as this version defines them; of compact results those that it has."""
+        return judge(self.metrics, self.evaluations) if self.alarms is None else watch_of(self.alarms)
+
+    @property
+    def judged(self) -> bool:
+        """Whether alarms of steps are known; results of earlier versions have neither alarms nor all rows."""
+        return self.alarms is not None or len(self.metrics) >= self.step
 
     def series(self, key: str) -> Series:
         """The values of one key, for the steps that have it."""

@@ -28,8 +28,9 @@ from marl_jax.study import cell_map, cliffs, curves, drawing, findings, record, 
 from marl_jax.study.curves import Panel
 from marl_jax.study.record import Run
 from marl_jax.study.recorded import Recorded, recorded
+from marl_jax.study.run_tables import Table
 
-__all__ = ["write_overview", "write_report"]
+__all__ = ["compared", "write_overview", "write_report"]
 
 ELSEWHERE = "give --out=DIR to write the page elsewhere"
 PAGE = Path(__file__).with_name("page")
@@ -104,6 +105,18 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
         together=seeds.tables_of(list(runs.values())),
         cliff=cliffs.CLIFF if any(map(cliffs.course, runs.values())) else "",
     )
+
+
+def compared(root: str | os.PathLike[str]) -> tuple[list[Table], list[str]]:
+    """What compares the runs below a directory, by cells or else run by run, and why some could not be read."""
+    directory, runs, unread = Path(root).expanduser().absolute(), dict[str, Run](), list[str]()
+    for folder in (*record.find_runs(directory), *results.find_results(directory)):
+        try:
+            run = results.read_result(folder) if folder.is_file() else record.read_run(folder)
+            runs[run.folder.relative_to(directory).as_posix()] = run
+        except FolderError as error:
+            unread.append(str(error))
+    return seeds.tables_of(list(runs.values())) or [run_tables.runs_table(runs)], unread
 
 
 def _write_run(run: Run, place: Path) -> Path:

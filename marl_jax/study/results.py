@@ -3,8 +3,8 @@
     run folder ──collect──► CELL/seed-N.run.json ──read──► Run
 
 A file holds what `config.json` says, the machine that collected it and the seconds of all steps; every line of
-`eval.jsonl`; and of `metrics.jsonl` at most STEPS steps of the keys that findings rest on, as columns. It is read as
-the `Run` that it was made from, with fewer steps of metrics and no episodes.
+`eval.jsonl`; the alarms; and of `metrics.jsonl` at most STEPS steps of the keys that findings rest on, as columns. It
+is read as the `Run` that it was made from, with fewer steps of metrics and no episodes.
 """
 
 import json
@@ -61,6 +61,7 @@ def compact(run: Run) -> dict[str, Any]:
         "schema": SCHEMA,
         "about": {**run.about, "made": {"machine": machine(), "seconds": _seconds(run.metrics)}},
         "evaluations": list(run.evaluations),
+        "alarms": [alarm.to_json() | {"until": alarm.until} for alarm in run.watch.alarms],
         "metrics": {key: [_short(line.get(key)) for line in lines] for key in keys},
     }
 
@@ -74,8 +75,13 @@ def read_result(path: str | os.PathLike[str]) -> Run:
         lines = tuple(dict(zip(columns, row)) for row in zip(*columns.values()))
         if held["schema"] != SCHEMA:
             raise ValueError(f"its schema is {held['schema']}, this version reads {SCHEMA}")
+        alarms = held.get("alarms")  # not of earlier versions
         return Run(
-            file.with_name(file.name.removesuffix(SUFFIX)), held["about"], lines, tuple(held["evaluations"])
+            file.with_name(file.name.removesuffix(SUFFIX)),
+            held["about"],
+            lines,
+            tuple(held["evaluations"]),
+            None if alarms is None else tuple(alarms),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FolderError(f"'{file}' is no result of a run: {error}") from None

@@ -36,6 +36,7 @@ __all__ = [
     "in_words",
     "interval",
     "key_numbers",
+    "lost",
     "metric_of",
     "no_alarm",
     "own_work",
@@ -197,6 +198,10 @@ def _by_end(run: Run) -> list[Alarm]:
 
 def no_alarm(run: Run) -> str:
     """What stands in the place of alarms."""
+    if not run.judged:
+        return (
+            "Judged by evaluations alone: of some steps there is no line, as in results of earlier versions."
+        )
     return f"None of {len(MONITORS)} monitors found anything." if run.metrics else "No step is recorded yet."
 
 
@@ -257,7 +262,7 @@ def runs_table(runs: Mapping[str, Run]) -> Table:
         "terminal": terminal,
         "final over base,\npoints": lambda run: points(gain(final(run))),
         "test: final,\nover its base": tested,
-        "alarms": lambda run: str(len(run.watch.holding) or NONE),
+        "alarms": lambda run: str(len(run.watch.holding) or NONE) + "\nnot of steps" * (not run.judged),
         "warnings": lambda run: str(len(warnings(run)) or NONE),
     }
     rows = [(name, *(cell(run) for cell in columns.values())) for name, run in runs.items()]
@@ -469,8 +474,13 @@ def warnings(run: Run) -> list[str]:
             found.append(
                 f"policy {match[1]}: {skips:.0f} updates were skipped for gradients that were not finite"
             )
-    if lost := lost_evaluations(run):
-        found.append(f"eval.jsonl is damaged: it lacks the evaluation of step {', '.join(map(str, lost))}")
+    found += lost(run)
     for change in run.about.get("changes") or ():
         found.append("resumed with another configuration: " + "; ".join(map(str, change)))
     return found
+
+
+def lost(run: Run) -> list[str]:
+    """A line that says which evaluations the run made and its file has not; none where all are there."""
+    steps = ", ".join(map(str, lost_evaluations(run)))
+    return [f"eval.jsonl is damaged: it lacks the evaluation of step {steps}"] if steps else []

@@ -140,8 +140,14 @@ def prepare(name: str, key: str, splits: Splits, cache: Path) -> TaskBuilder:
     home = cache / name / key
     make = functools.partial(builder_class(name), splits=splits)
     if not home.is_dir():
-        home.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=home.parent))
+        try:
+            home.parent.mkdir(parents=True, exist_ok=True)
+            work = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=home.parent))
+        except OSError as error:
+            raise DataError(
+                f"tasks cannot be prepared in '{home.parent}' ({error.strerror}): name another folder with "
+                "MARL_JAX_CACHE=DIR, or --config.data.cache=DIR of a new run"
+            ) from None
         try:
             with _quiet():
                 make(data_dir=work).download_and_prepare(download_dir=cache / "downloads")

@@ -92,21 +92,25 @@ def _star(interval: Record) -> str:
 def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
     """Columns of equal width, the first `left` of them to the left; no line is wider, as far as words allow.
 
-    Columns that do not fit stand below the others, behind the first one again. A last column of words is wrapped.
+    Columns that do not fit stand below the others, behind the first one again. Where that is wide or does not tell the
+    rows apart, they have numbers. A last column of words is wrapped. The first row is the head.
     """
     columns = [list(column) for column in zip(*rows)]
-    widths = [max(map(len, column)) for column in columns]
     if len(columns) == left:
-        return _wrapped(columns, widths)
-    first, blocks = left, list[str]()
+        return _wrapped(columns, [max(map(len, column)) for column in columns])
+    width = sum(max(map(len, column)) + GAP for column in columns) - GAP
+    names = columns[0][1:]
+    if width > WIDTH and (len({*names}) < len(names) or max(map(len, names)) > WIDTH // 2):
+        columns, left = [["", *(str(i + 1) for i in range(len(names)))], *columns], left + 1
+    widths = [max(map(len, column)) for column in columns]
+    first, blocks = 1, list[str]()
     while first < len(columns):
-        names = list(range(left if not blocks else min(left, 1)))
-        used, last = sum(widths[i] + GAP for i in names), first
+        used, last = widths[0] + GAP, first
         while last < len(columns) and (last == first or used + widths[last] <= WIDTH):
             used, last = used + widths[last] + GAP, last + 1
-        names, first = [*names, *range(first, last)], last
+        shown, first = [0, *range(first, last)], last
         blocks.append(
-            _block([columns[i] for i in names], [widths[i] for i in names], sum(i < left for i in names))
+            _block([columns[i] for i in shown], [widths[i] for i in shown], sum(i < left for i in shown))
         )
     return "\n\n".join(blocks)
 

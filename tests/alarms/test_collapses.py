@@ -2,7 +2,8 @@
 
 The fixtures are the thinned lines of runs of configs/micro.py; `make.py` beside them says how they were thinned, and
 each says in `what` which command it was. Thresholds were set by the runs CALIBRATION; TESTED were made afterwards, of
-other seeds, and set none. The runs LONG, of 200 steps, tested those thresholds and then set one anew (docs/alarms.md).
+other seeds, and set none. The runs LONG, of 200 steps, tested those thresholds and then set one anew; seeds 2, and seed
+1 of the token-matched agent, were made after that (docs/alarms.md).
 """
 
 import json
@@ -54,7 +55,8 @@ def test_healthy_runs_are_left_in_peace():
 # Of the study, 200 steps each. {run: the alarms at the windows that the fixture keeps}
 LONG = {
     **{f"long-{cell}-shared-{seed}": [] for cell in ("single", "single_matched") for seed in (0, 1)},
-    "long-token_matched-shared-0": [],
+    "long-single-shared-2": [],
+    **{f"long-token_matched-shared-{seed}": [] for seed in (0, 1)},
     "long-orch_workers-shared-1": [],
     # Plans that cannot be read: a quarter for some steps, half of them, all of them.
     "long-orch_workers-isolated-0": ["readability orchestrator"],
@@ -67,6 +69,11 @@ LONG = {
     ],
     "long-voting-shared-0": ["length aggregator", "one choice aggregator"],
     "long-voting-shared-1": ["length aggregator", "one choice aggregator"],
+    # Two thirds and a third of whose picks cannot be read at the end.
+    "long-voting-isolated-2": [
+        f"{name} aggregator" for name in ("entropy", "length", "one choice", "readability", "truncation")
+    ],
+    "long-voting-shared-2": [f"{name} aggregator" for name in ("length", "one choice", "readability")],
     # Evaluators that always say Correct.
     **{
         f"long-eval_opt-isolated-{seed}": [
@@ -143,7 +150,8 @@ def test_a_collapse_is_told_before_its_last_accuracy_shows_it(name):
 def test_a_run_that_gained_by_an_evaluator_that_always_says_correct_is_not_called_better():
     """15 steps of eval_opt-shared-xs-math: from 45% to 76%, while the evaluator stops to look."""
     rows, evaluations = read("collapse-evaluator")
-    assert evaluations[-1]["difference"]["low"] > 0.2
+    assert "eval_opt-shared-xs-math" in json.loads((FIXTURES / "collapse-evaluator.json").read_text())["what"]
+    assert evaluations[-1]["step"] == 15 and evaluations[-1]["difference"]["low"] > 0.2
     run = Run(Path("run"), {"config": {"steps": 15}}, tuple(rows), tuple(evaluations))
     said = " ".join(run_tables.in_words(run))
     assert "better" not in said and "one choice (evaluator) since step 12" in said
@@ -157,7 +165,7 @@ def test_a_folder_of_an_earlier_version_is_judged_by_its_evaluations():
     assert ("one choice", "evaluator", 10) in told(judge(old, evaluations))
 
 
-# Constructed rows, not runs: twelve steps in which the one number leaves its place at step 6, slowly or at once.
+# Constructed rows, not runs: twelve steps, the last with an accuracy; the one number leaves its place at step 6.
 CONSTRUCTED = {
     ("one choice", "picker"): {
         "choice/picker/calls": 60, "choice/picker/commonest": (0.4, 1.0), "choice/picker/balanced_accuracy": 0.5
@@ -202,4 +210,5 @@ def test_the_lines_of_an_earlier_version_are_read():
 
 def test_every_monitor_has_a_collapse_that_was_made_or_one_that_is_constructed():
     made = {name for keys in COLLAPSES.values() for name, _ in keys}
-    assert made | {name for name, _ in CONSTRUCTED} == {monitor.name for monitor in MONITORS}
+    assert {monitor.name for monitor in MONITORS} - made == {"copying"}
+    assert "copying" in {name for name, _ in CONSTRUCTED}

@@ -33,7 +33,10 @@ def test_an_unknown_command_is_one_line(capsys):
     assert (code, out, error) == (2, "", "'trian' is no command: did you mean 'train'?\n")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["list", "workflows"], ["docs", "workflows.Call"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], ["docs", "workflows.Call"], ["plan", "--config=micro:single-shared-xs-math"]],
+)
 def test_a_reader_that_has_enough_ends_a_command_in_silence(words):
     read, write = os.pipe()
     os.close(read)  # as `| head` does
@@ -90,14 +93,12 @@ def test_a_base_of_the_package_is_found_from_any_folder_and_ones_own_first(tmp_p
     assert packaged.located("elsewhere/bases/micro-xs") == packaged.Path("elsewhere/bases/micro-xs")
 
 
-def test_help_that_was_asked_for_is_no_failure():
+def test_help_that_was_asked_for_is_no_failure_and_loads_nothing_that_it_does_not_say():
     env = {**os.environ, "PYTHONPATH": str(packaged.HOME.parent)}
     for word in ("--help", "--helpshort"):
-        done = subprocess.run(
-            [sys.executable, "-m", "marl_jax", "try", word],
-            env=env,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        command = [sys.executable, "-X", "importtime", "-m", "marl_jax", "try", word]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0 and "--problems: how many problems" in done.stdout
+        loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+        heavy = {"transformers", "orbax", "matplotlib", "tensorflow_datasets", "sympy", "pandas"}
+        assert "jax" in loaded and not heavy & loaded

@@ -4,8 +4,9 @@ import dataclasses
 import re
 
 import pytest
+import script
 
-from marl_jax.commands.pages import page, pages, reference
+from marl_jax.commands.pages import examples, page, pages, reference
 from marl_jax.episodes import CallRecord, Episode
 from marl_jax.errors import UserError
 from marl_jax.packaged import HOME
@@ -20,6 +21,18 @@ def test_every_page_can_be_named_and_is_shown_as_it_stands():
     files = {*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "BUILD_NOTES.md"}
     assert set(there.values()) == files and next(iter(there)) == "README"
     assert page("rewards") == page("docs/rewards.md") == (ROOT / "docs/rewards.md").read_text()
+
+
+def test_every_example_is_listed_with_its_first_line_and_copied_to_the_byte(capsys):
+    files = {path for path in ROOT.glob("examples/**/*.*") if path.suffix != ".pyc"}
+    assert set(examples().values()) == files and set(map(page, examples())) == {f.read_text() for f in files}
+    assert all(len(line) <= 80 for line in page("examples").splitlines())
+    listed = page("examples").replace("\n  ", " ")
+    assert "- `examples/own_loop.py`: A GRPO loop of one's own: play, grade, compare, learn" in listed
+    for line in listed.splitlines()[: len(files)]:
+        assert re.match(r"- `examples/.+`: \w", line), line
+    assert script.run("experiments.docs", "examples/own_reward") == 0
+    assert capsys.readouterr().out == (ROOT / "examples" / "own_reward.py").read_text()
 
 
 @pytest.mark.parametrize("name", [name for name in pages() if name.startswith("reference/")])
@@ -51,7 +64,11 @@ def test_an_object_of_the_library_is_named_with_or_without_its_first_word():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("reward", "there is no page 'reward': did you mean 'rewards'"),
+        (
+            "examples/own_lop",
+            r"page or object 'examples/own_lop' \(.*\): did you mean 'examples/own_loop\.py'",
+        ),
+        ("reward", r"there is no page or object 'reward' \(.*\): did you mean 'rewards'"),
         ("workflows.Cal", r"the library has no 'workflows\.Cal'"),
     ],
 )

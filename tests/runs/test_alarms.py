@@ -4,6 +4,7 @@ import dataclasses
 import io
 
 import pytest
+import script
 from run_kit import records, same
 from run_names import undocumented
 from tiny_run import tiny_config
@@ -52,11 +53,19 @@ def test_it_stands_at_the_top_of_the_page(told):
     assert page.index("nothing to learn (generator) since step 3") < page.index("<figure")
 
 
-def test_a_run_that_stops_by_it_is_saved_says_how_to_go_on_and_ends_as_if_it_had_not(base, told, tmp_path):
+def test_a_run_that_stops_by_it_is_saved_says_how_to_go_on_and_ends_as_if_it_had_not(
+    base, told, tmp_path, capfd
+):
+    cells = "from tiny_run import CreditConfig, tiny_config\ndef get_config(cell):\n    return tiny_config("
+    (tmp_path / "cells.py").write_text(
+        f"{cells}{str(base)!r}, rewards=CreditConfig('test_alarms:nothing'))\n"
+    )
+    command = f"--config={tmp_path / 'cells.py'}:x", f"--workdir={tmp_path / 'run'}"
     for _ in range(2):  # it holds again at the next start
-        step, said = run(base, tmp_path / "run", alarms="stop")
-        assert step == 3
-        (line,) = [line for line in said.splitlines() if line.startswith("stopped after step 3 by")]
+        assert script.run("experiments.train", *command, "--config.alarms=stop") == 0
+        said = capfd.readouterr().err.splitlines()
+        assert len(records(tmp_path / "run")[0]) == 3 and not (tmp_path / "run" / "report.html").exists()
+        (line,) = [line for line in said if line.startswith("stopped after step 3 by")]
         assert "nothing to learn (generator) since step 3" in line and "--config.alarms=tell" in line
     step, said = run(base, tmp_path / "run", alarms="tell")
     assert step == 8 and "resumed after step 3" in said

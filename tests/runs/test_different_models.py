@@ -27,7 +27,7 @@ from marl_jax.rollouts import read_episodes
 from marl_jax.rollouts.storage import read_extra
 from marl_jax.run_folder.folder import FolderError, digest_tokenizer
 from marl_jax.runs import loop
-from marl_jax.runs.parts import PartsError, load_parts
+from marl_jax.runs.parts import PartsError, model_configs
 from marl_jax.terminal.live import Live
 
 HERE = Device("CPU", "cpu", 8 << 30, 20e9, 5e10, 5e10)
@@ -177,7 +177,7 @@ def test_what_does_not_go_together_is_told_in_one_line(config, tmp_path):
         assert "\n" not in str(refusal.value)
 
     copied = dataclasses.replace(config, phases=(Phase(3, copies={"p0": "p1"}),))
-    told(PartsError, "copies 'p1' to 'p0', which has weights of another form", load_parts, copied)
+    told(PartsError, "copies 'p1' to 'p0', which has weights of another form", model_configs, copied)
     compiled = dataclasses.replace(
         changed(config, trains={}, train="full"), road="compiled", rewards=type(config.rewards)(),
         learner=dataclasses.replace(config.learner, interventions=type(config.learner.interventions)()),

@@ -1,6 +1,7 @@
 """A run makes the steps it was asked for, leaves what its folder promises, and refuses what it cannot train on."""
 
 import dataclasses
+import html
 import io
 import json
 import shutil
@@ -23,6 +24,7 @@ from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import loop, opening
 from marl_jax.runs.parts import PartsError, load_parts
 from marl_jax.sampling import engine
+from marl_jax.study.report import write_report
 from marl_jax.tasks import DataError, Task
 from marl_jax.terminal.live import Live
 from marl_jax.workflows import Call, judge, solver, workflow
@@ -344,6 +346,9 @@ def test_a_metric_of_ones_own_is_the_accuracy_decides_best_and_is_named(base, tm
     assert data["best"] == {"step": best["step"], "accuracy": best["accuracy"]}
     digests = json.loads((tmp_path / "run" / "config.json").read_text())["digests"]
     assert "code of metric" in digests
+    page = html.unescape(write_report(tmp_path / "run").read_text())
+    named = f"What is called accuracy here is the mean of '{__name__}:calls_of_all' over the episodes."
+    assert page.index(named) < page.index("<figure")  # among the first words
 
 
 def test_a_changed_configuration_is_refused_by_field_unless_accepted(base, whole):

@@ -17,9 +17,17 @@ from marl_jax.models import ModelConfig
 from marl_jax.models.hf import write_json
 from marl_jax.rollouts import EpisodesFailed
 from marl_jax.study import matrix
+from marl_jax.workflows import Call, workflow
 
 CELL = "--config=configs/micro.py:voting-isolated-s-math"
 NOT_CALLABLE = 3
+
+
+@workflow(roles=("generator", "aggregator"))
+def longer(task, prompts):
+    """Asks at length."""
+    answer = yield Call("generator", prompts.generator(question=task.question * 40))
+    return (yield Call("aggregator", prompts.aggregator(question=task.question, answers=[answer])))
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +61,17 @@ def refused(capfd):
             "'config.steps=3' is no flag: fields of the configuration are set by --conf",
         ),
         ((CELL, "--config.role_sampling.generator.max_new_tokens=abc"), "is 'abc'; it must be an integer"),
+        ((CELL, "--config.engine.max_prompt=4"), "before any question, and there is room for"),
+        (
+            (CELL, "--config.engine.max_prompt=72", "--config.workflow.name=test_scripts:longer"),
+            "engine.max_prompt is 72, and the shortest prompt of 16 problems has ",
+        ),
+        ((CELL, "--config.data.train_size=8"), "data.problems is 64 and the train split has 8: lower"),
+        (
+            (CELL, "--config.workflow.name=test_scripts:longer", "--config.road=compiled"),
+            "train it on the hosted road, --config.road=hosted",
+        ),
+        ((CELL, "--config.sampling.top_k=5000"), "sampling.top_k is 5000, and the model has 122 tokens"),
         ((), "--config is missing: give --config=FILE:CELL"),
     ],
 )
@@ -72,7 +91,7 @@ def test_a_configuration_that_cannot_be_is_one_line(refused, base, tmp_path, mod
         ("report", "--workdir=", "give either --workdir=DIR of one run, or --root=DIR"),
         ("demo", "--problems=0", "flag --problems=0: 0 is not a positive integer"),
         ("demo", "--samples=0", "flag --samples=0: 0 is not a positive integer"),
-        ("plan", "--completion=2", "flag --completion=2"),
+        ("plan", "--completion=2", "--completion is '2'; it must be a share"),
         ("train", "--workdr=x", "Unknown command line flag 'workdr'"),
         (
             "report",
@@ -187,6 +206,17 @@ def test_a_small_matrix_from_the_command_line_to_its_page(base, tmp_path, monkey
     assert "<h2>Cells</h2>" in page and "2 runs." in page
     assert script.run("experiments.matrix", *asked) == 0  # nothing is left to do
     assert "[2/2] single-shared-xs-math, seed 1: done" in capfd.readouterr().err
+
+
+def test_a_dry_run_refuses_the_cells_that_training_would_refuse(tmp_path, capfd):
+    asked = ("--config=micro", "--cells=single-shared-xs-*", f"--root={tmp_path / 'runs'}", "--dry_run")
+    assert script.run("experiments.matrix", *asked) == 0
+    assert "2 cells x 1 seed = 2 runs" in capfd.readouterr().out
+    assert script.run("experiments.matrix", *asked, "--config.engine.max_prompt=20") == 2
+    out, error = capfd.readouterr()
+    _, line = error.splitlines()
+    assert not out and "engine.max_prompt is 20, and the shortest prompt of 16 problems has" in line
+    assert line.endswith("(single-shared-xs-code)")  # those of math are shorter
 
 
 def test_warnings_are_sentences_and_not_lines_of_a_log(monkeypatch):

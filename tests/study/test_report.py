@@ -370,6 +370,24 @@ def test_a_folder_of_runs_has_a_row_for_each_and_links_that_lead_somewhere(tmp_p
     )
 
 
+def test_the_script_compares_runs_in_the_terminal_and_tells_what_it_cannot_read(tmp_path):
+    root, page = tmp_path / "runs", tmp_path / "page"
+    along = [evaluation(0, 0.4), *(evaluation(k, 0.5) for k in (1, 2))]
+    for seed in (0, 1):
+        about = config(steps=3)
+        about["config"]["seed"] = seed
+        write_run(root / f"seed-{seed}", about=about, lines=[metrics(3)], evaluations=along)
+    for name in ("metrics.jsonl", "eval.jsonl"):
+        (write_run(root / f"odd {name}", lines=[metrics(1)]) / name).write_text("{]\n")
+    done = script(f"--root={root}", f"--out={page}")
+    assert done.returncode == 0 and done.stdout.endswith(f"{page / 'report.html'}\n"), done.stderr
+    for name in ("metrics.jsonl", "eval.jsonl"):
+        assert f"odd {name}/{name}' holds a line that is no JSON object with a step" in done.stderr
+    for line in ("Cells", "2 of 3 evaluations"):  # why there is no peak
+        assert line in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines()[:-1])
+
+
 def test_a_folder_without_runs_and_a_run_given_as_root_are_told(tmp_path):
     with pytest.raises(FolderError, match="there is no run in or below"):
         write_overview(tmp_path)

@@ -3,10 +3,12 @@
 import json
 
 import pytest
-from run_folder import full_run
+import script
+from run_folder import config, evaluation, full_run, metrics, write_run
 
+from marl_jax.alarms.watch import judge
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.study import cliffs, results, seeds
+from marl_jax.study import cliffs, results, run_tables, seeds
 from marl_jax.study.record import read_run
 
 
@@ -41,6 +43,21 @@ def test_metrics_are_thinned_with_both_ends(collected):
     assert [line["reward"] for line in again.metrics] == [float(f"{whole[step]:.4g}") for step in steps]
 
 
+def test_alarms_are_kept_as_all_rows_told_them(tmp_path):
+    lines = [metrics(step) for step in range(1, 91)]  # in which the aggregator comes to write at length
+    folder = write_run(tmp_path / "runs" / "a", about=config(steps=90), lines=lines)
+    (path,) = results.collect(tmp_path / "runs", tmp_path / "results")
+    run, again = read_run(folder), results.read_result(path)
+    assert "length (aggregator)" in [alarm.title for alarm in run.watch.alarms]
+    assert len(again.metrics) < 90 and not judge(again.metrics).alarms
+    assert cliffs.why_none(again) == cliffs.why_none(run) != ""  # of peak and terminal
+    assert again.watch.alarms == run.watch.alarms and run_tables.alarms(again) == run_tables.alarms(run)
+    held = json.loads(path.read_text())
+    del held["alarms"]
+    path.write_text(json.dumps(held))  # as an earlier version wrote it
+    assert run_tables.no_alarm(results.read_result(path)).startswith("Judged by evaluations alone")
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"schema": 9, "about": {}, "metrics": {}, "evaluations": []}']
 )
@@ -54,6 +71,24 @@ def test_a_file_that_is_no_result_is_named(tmp_path, text):
 def test_a_directory_without_finished_runs_is_refused(tmp_path):
     with pytest.raises(FolderError, match="no finished run in or below"):
         results.collect(tmp_path, tmp_path / "out")
+
+
+def test_damaged_files_of_a_run_are_told_where_it_is_collected(tmp_path, capsys):
+    along = [evaluation(0, 0.5), evaluation(20, 0.5)]
+    folder = write_run(
+        tmp_path / "runs" / "a", about=config(steps=30), lines=[metrics(30)], evaluations=along
+    )
+    asked = "experiments.collect", f"--root={tmp_path / 'runs'}", f"--out={tmp_path / 'results'}"
+    assert script.run(*asked) == 0
+    assert (
+        "a.run.json: eval.jsonl is damaged: it lacks the evaluation of step 10\n" in capsys.readouterr().err
+    )
+    for name in ("eval.jsonl", "metrics.jsonl"):
+        whole = (folder / name).read_text()
+        (folder / name).write_text("{]\n" + whole)
+        assert script.run(*asked) == 2
+        assert f"a/{name}' holds a line that is no JSON object with a step" in capsys.readouterr().err
+        (folder / name).write_text(whole)
 
 
 def test_results_hold_no_place_of_the_machine(collected):

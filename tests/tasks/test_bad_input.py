@@ -461,3 +461,10 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
 def test_too_few_rows_for_the_published_split_are_refused(tmp_path):
     jsonl(tmp_path / "data" / "train.jsonl", [deepcoder_row(i) for i in range(1000)])
     refuse(tmp_path, "deepcoder", "cannot hold out 1000 test rows of 1000")
+
+
+def test_a_cache_that_cannot_be_written_is_told_with_the_way_to_another(tmp_path):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    refuse(
+        tmp_path, "micro_math", r"tasks cannot be prepared in '.*' \(Not a directory\).*MARL_JAX_CACHE=DIR"
+    )

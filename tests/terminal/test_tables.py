@@ -21,6 +21,21 @@ def test_columns_that_do_not_fit_stand_below_behind_the_first_one():
     assert " ".join(block.splitlines()[1].removeprefix("row") for block in blocks).split() == rows[1][1:]
 
 
+def test_rows_with_long_or_equal_names_have_numbers_where_they_go_on_below():
+    long = "single_token_matched-shared-xs-math (tokens 70)"
+    values = ["90.1% (88.3 – 92.0, 2 of 3 seeds)"] * 3
+    for names in ([long, long + "!"], ["equal", "equal"]):
+        rows = [["", "against", *"abc"], *([name, long, *values] for name in names)]
+        text = aligned(rows, left=2)
+        assert max(map(len, text.splitlines())) <= 80
+        blocks = [[line.split() for line in block.splitlines()[1:]] for block in text.split("\n\n")]
+        assert len(blocks) > 2 and all([row[0] for row in block] == ["1", "2"] for block in blocks)
+        words = " ".join(word for block in blocks for row in block for word in row)
+        assert words.count(values[0]) == 6 and all(name in words for name in names)
+    alone = [["", "a"], ["equal", "1"], ["equal", "2"]]  # and where they fit, none
+    assert aligned(alone, left=1) == "       a\nequal  1\nequal  2"
+
+
 def test_words_are_wrapped_under_their_column_and_never_broken():
     lines = aligned([["role", "step", "own work"], ["generator", "100", WORDS]], left=3).splitlines()
     assert max(map(len, lines)) <= 80 and len(lines) == 3
