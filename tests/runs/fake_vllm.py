@@ -2,7 +2,7 @@
 
 Adapters are read as PEFT defines them, W + alpha/r B A on the matrices of the base's files, not as they were made.
 `fault` names what is wrong with it. As a program it takes the command line of the real one and heeds its flags;
-with `FAKE_DIES_AFTER`, the first of its processes (`FAKE_DIES=always`: each) dies after so many completions.
+with `FAKE_DIES_AFTER`, the first of its processes dies after so many completions.
 """
 
 import argparse
@@ -251,7 +251,7 @@ def main(argv):
     first = not seen.exists()
     with seen.open("a") as file:
         file.write(f"{os.getpid()}\n")
-    if (after := os.environ.get("FAKE_DIES_AFTER")) and (first or os.environ.get("FAKE_DIES") == "always"):
+    if (after := os.environ.get("FAKE_DIES_AFTER")) and first:
         server.dies_after = int(after)
         _Handler.dies = True
     print("ready", flush=True)

@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+from fake_vllm import FakeVllm
 from run_kit import records
-from vllm_kit import config_of, train
+from vllm_kit import answers, config_of, moved, service_of, train
 
 from marl_jax.config.run_config import ConfigError, EngineConfig, VllmConfig
 from marl_jax.rollouts.vllm import client
@@ -22,6 +23,7 @@ from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps
 from marl_jax.run_folder.folder import read
+from marl_jax.runs.parts import load_parts
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
@@ -74,13 +76,61 @@ def test_a_run_goes_on_with_a_new_server_where_its_own_died_in_the_middle_of_a_s
     assert max(line["role/generator/gap_max"] for line in lines) < 1e-3
 
 
-def test_a_server_that_dies_again_and_again_ends_the_run_in_one_line(base, tmp_path, monkeypatch):
-    monkeypatch.setattr(client, "RESTARTS", 1)
-    config, seen = starting(base, tmp_path, FAKE_DIES_AFTER="2", FAKE_DIES="always")
-    with pytest.raises(EngineGone, match=r"cannot be reached .*see its log, .*run/vllm.log") as told:
-        train(config, tmp_path / "run")
-    assert "\n" not in str(told.value) and "the same command goes on after step 0" in str(told.value)
-    assert ended(seen, 2)
+class Here:
+    """In the place of `Started`: servers in this process, one after another."""
+
+    log = Path("vllm.log")
+
+    def __init__(self, base, dies_after=None):
+        self.base, self.dies_after, self.servers, self.running = base, dies_after, [], False
+
+    def start(self):
+        self.end()
+        self.servers.append(FakeVllm(self.base))
+        self.servers[-1].dies_after, self.running = self.dies_after, True
+        return self.servers[-1].url
+
+    def end(self):
+        if self.running:
+            self.servers[-1].__exit__()
+        self.running = False
+
+
+def serving(base, monkeypatch, timeout=20.0, **options):
+    """The servers, and the engines that ask them."""
+    here = Here(base, **options)
+    monkeypatch.setattr(client, "Started", lambda chosen, needed, log: here)
+    engine = EngineConfig("vllm", VllmConfig(start=True, timeout=timeout), max_prompt=72, lanes=8)
+    config = config_of(base, "", engine=engine)
+    parts = load_parts(config)
+    trees = moved(parts.start(0), 1)
+    return here, trees, service_of(config, parts, trees)
+
+
+@pytest.mark.parametrize("fault", ["hangs", "closed", "too few"])
+def test_what_a_server_of_the_run_does_not_answer_a_new_one_does(base, monkeypatch, fault):
+    here, trees, service = serving(base, monkeypatch, timeout=5.0)
+    before = answers(service, trees)
+    here.end() if fault == "closed" else setattr(here.servers[0], "fault", fault)
+    assert answers(service, trees) == before  # by the same adapters, under the same seeds
+    assert len(here.servers) == 2
+    # A server that dies between two steps, too.
+    here.end()
+    service.update(after := moved(trees, 2), {"p0": 1, "p1": 1})
+    found = answers(service, after)
+    assert len(here.servers) == 3 and found != before
+    assert list(here.servers[2].adapters) == here.servers[2].loaded and len(here.servers[2].loaded) == 2
+    service.close()
+    assert not here.running
+
+
+def test_a_server_that_dies_again_and_again_is_told_in_one_line(base, monkeypatch):
+    here, trees, service = serving(base, monkeypatch, dies_after=2)  # the checks alone
+    with pytest.raises(EngineGone, match=r"cannot be reached .*: see its log, 'vllm.log'") as told:
+        answers(service, trees, count=10)
+    assert "\n" not in str(told.value) and len(here.servers) == 1 + client.RESTARTS
+    service.close()
+    assert not here.running
 
 
 def test_a_run_that_is_asked_to_stop_ends_its_server(base, tmp_path, monkeypatch):
