@@ -149,7 +149,10 @@ class Served:
     def __init__(self, params: Any, config: ModelConfig, prompts: list[list[int]]):
         self.folder, self.prompts, self.round = Path(tempfile.mkdtemp()), prompts, 0
         self.base = str(self.folder / "base")
-        save_hf(self.base, config, params, build_micro_tokenizer())
+        signs = "".join(
+            map(chr, range(0x10000, 0x10000 + config.vocab_size - 4))
+        )  # one for each token, but 4
+        save_hf(self.base, config, params, build_micro_tokenizer((), signs))
         developing = {"VLLM_SERVER_DEV_MODE": "1"}  # which has the route that drops cached prompts
         chosen = VllmConfig(
             start=True, python=FLAGS.vllm_python, flags=FLAGS.vllm_flags, environment=developing

@@ -246,8 +246,8 @@ def _engine(config: RunFields) -> Problems:
         return
     if engine.vllm.start and engine.vllm.url and _refused(_check_url, engine.vllm.url, True):
         yield (
-            f"engine.vllm.url is {engine.vllm.url!r}, and engine.vllm.start is of a server of this host: leave the "
-            "url out, or give one such as http://127.0.0.1:8000"
+            f"engine.vllm.url is {engine.vllm.url!r}, where engine.vllm.start can start nothing: leave the url "
+            "out, or give one such as http://127.0.0.1:8000"
         )
     if not engine.vllm.start and _refused(_check_url, engine.vllm.url):
         yield (

@@ -204,7 +204,7 @@ def test_a_server_and_its_children_end_with_a_run_that_is_killed(tmp_path):
     serve = f"{shlex.quote(sys.executable)} -m http.server --bind 127.0.0.1 --directory {health.parent}"
     python = program(
         tmp_path / "python",
-        f"trap '' TERM; sleep 600 & echo $! $$ > {pids}",
+        f"(trap '' TERM; exec sleep 600) & echo $! $$ > {pids}",
         'while [ "$1" != --port ]; do shift; done',
         f'exec {serve} "$2"',
     )
