@@ -153,9 +153,10 @@ class Served:
             map(chr, range(0x10000, 0x10000 + config.vocab_size - 4))
         )  # one for each token, but 4
         save_hf(self.base, config, params, build_micro_tokenizer((), signs))
-        developing = {"VLLM_SERVER_DEV_MODE": "1"}  # which has the route that drops cached prompts
+        # The route that drops cached prompts; and on CPU, without a size, vLLM wants nearly all memory for its cache.
+        environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
         chosen = VllmConfig(
-            start=True, python=FLAGS.vllm_python, flags=FLAGS.vllm_flags, environment=developing
+            start=True, python=FLAGS.vllm_python, flags=FLAGS.vllm_flags, environment=environment
         )
         needed = Needed(self.base, str(config.dtype), FLAGS.prompt + FLAGS.new, adapters=0, rank=0)
         self.started = Started(chosen, needed, self.folder / "log")

@@ -145,13 +145,15 @@ class Started:
                 time.sleep(LOOK_S)
         with self.log.open("rb") as log:
             log.seek(began)
-            lines = log.read().decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
-        code = self._keeper.poll()
-        what = f"ended at its start (exit code {code})"
-        if code is None:
+            said = [line.strip() for line in log.read().decode(errors="replace").split("\n") if line.strip()]
+        if (code := self._keeper.poll()) is None:
             what = f"was not ready within engine.vllm.start_timeout, {self._chosen.start_timeout:g} s,"
-        raise EngineGone(f"the vLLM server {what} and said last '{last[-300:]}': see its log, '{self.log}'")
+        else:
+            what = f"ended at its start (exit code {code})"
+            # The last error of all is often one that points to another: "See root cause above".
+            said = [line for line in said if "Error: " in line and "root cause" not in line] or said
+        last = said[-1][:500] if said else "nothing"
+        raise EngineGone(f"the vLLM server {what} and said '{last}': see its log, '{self.log}'")
 
 
 def _room(rank: int) -> int:
