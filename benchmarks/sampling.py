@@ -1,6 +1,7 @@
-"""How fast is sampling, against the memory bandwidth and, on CPU, against transformers `generate`?
+"""How fast is sampling, against the memory bandwidth, against vLLM and, on CPU, against transformers `generate`?
 
     python -m benchmarks.sampling                                     # micro model, side by side with torch on CPU
+    python -m benchmarks.sampling --vllm --notorch                    # beside a vLLM server, which make vllm installs
     python -m benchmarks.sampling --shape=0.6b --lanes=256 --prompts=256 --samples=1 --prompt=448 --new=64
 
 Prints one JSON object on the last line. Rates are medians over rounds in which the contenders take turns.
@@ -10,9 +11,12 @@ tokens of every active lane, and nothing else: padding, idle lanes and copies co
 
 import dataclasses
 import json
+import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,10 +25,14 @@ import numpy as np
 from absl import app, flags
 
 from benchmarks import BENCH, watch_decoding
-from marl_jax.models import ModelConfig, init
+from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.decode import cache_bytes
+from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.models.weight_table import num_parameters
+from marl_jax.rollouts.vllm.started import Needed, Started, VllmConfig
+from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.sampling import Engine, Load, Request, plan
+from marl_jax.threads import Workers
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("shape", "bench", "bench (0.8M parameters) or a preset of ModelConfig")
@@ -35,6 +43,9 @@ flags.DEFINE_integer("new", 64, "new tokens of each sample; ragged lengths are u
 flags.DEFINE_integer("lanes", None, "lanes of the engine; by default as planned")
 flags.DEFINE_integer("rounds", 3, "measured rounds")
 flags.DEFINE_bool("torch", True, "run transformers beside it (CPU only)")
+flags.DEFINE_bool("vllm", False, "run a vLLM server beside it, asked as a run asks it")
+flags.DEFINE_string("vllm_python", VllmConfig().python, "the Python of its environment")
+flags.DEFINE_string("vllm_flags", "", "added to its command, such as --enforce-eager")
 flags.DEFINE_bool(
     "continuous_batching", False, "run transformers' continuous batching, too; on CPU it may take minutes"
 )
@@ -67,6 +78,10 @@ def main(_: list[str]) -> None:
             if k in ("banks", "widths", "lengths", "steps")
         },
     }
+    served = Served(params, config, prompts) if FLAGS.vllm else None
+    if served is not None:
+        runs["vllm"] = served
+        report["vllm"] = served.version
     if FLAGS.torch and jax.default_backend() == "cpu":
         runs["transformers"] = transformers_run(config, prompts)
     for name, wanted in lengths.items():
@@ -74,9 +89,11 @@ def main(_: list[str]) -> None:
         rates = {who: sum(wanted) / statistics.median(times) for who, times in seconds.items()}
         report[name] = {f"{who}_tokens_s": round(rate) for who, rate in rates.items()}
         report[name] |= ours.measure(wanted)
-        if "transformers" in rates:
-            pairs = zip(seconds["transformers"], seconds["marl_jax"])
-            report[name]["times_transformers"] = round(statistics.median(a / b for a, b in pairs), 2)
+        for other in rates.keys() - {"marl_jax"}:
+            pairs = zip(seconds[other], seconds["marl_jax"])
+            report[name][f"times_{other}"] = round(statistics.median(a / b for a, b in pairs), 2)
+    if served is not None:
+        served.close()
     if FLAGS.continuous_batching:
         report["transformers_continuous_batching"] = continuous_batching(config, prompts, lengths["fixed"])
     print(json.dumps(report))
@@ -124,6 +141,50 @@ class Ours:
             "gb_moved": round(moved / 1e9, 2),
             "mbu": round(moved / decoding.seconds / bandwidth(), 3),
         }
+
+
+class Served:
+    """A vLLM server on this machine, with the same weights: a request for each sample, all in flight, over HTTP."""
+
+    def __init__(self, params: Any, config: ModelConfig, prompts: list[list[int]]):
+        self.folder, self.prompts, self.round = Path(tempfile.mkdtemp()), prompts, 0
+        self.base = str(self.folder / "base")
+        signs = "".join(
+            map(chr, range(0x10000, 0x10000 + config.vocab_size - 4))
+        )  # one for each token, but 4
+        save_hf(self.base, config, params, build_micro_tokenizer((), signs))
+        # The route that drops cached prompts; and on CPU, without a size, vLLM wants nearly all memory for its cache.
+        environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
+        chosen = VllmConfig(
+            start=True, python=FLAGS.vllm_python, flags=FLAGS.vllm_flags, environment=environment
+        )
+        needed = Needed(self.base, str(config.dtype), FLAGS.prompt + FLAGS.new, adapters=0, rank=0)
+        self.started = Started(chosen, needed, self.folder / "log")
+        self.server = Server(self.started.start(), chosen.timeout)
+        self.version = self.server.ask("/version")["version"]
+        self.workers = Workers("vllm", len(prompts))
+
+    def __call__(self, lengths: list[int]) -> float:
+        while not self.server.ask("/reset_prefix_cache", {})[
+            "success"
+        ]:  # the last requests still hold a part of it
+            time.sleep(0.01)
+        self.round += 1
+        start = time.perf_counter()
+        jobs = [
+            self.workers.submit(
+                self.server.complete,
+                Request(tuple(prompt), key=(self.round, i), max_new_tokens=length),
+                self.base,
+            )
+            for i, (prompt, length) in enumerate(zip(self.prompts, lengths))
+        ]
+        assert sum(len(job.result().tokens) for job in jobs) == sum(lengths)
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        self.started.end()
+        shutil.rmtree(self.folder)
 
 
 def bandwidth() -> float:

@@ -75,7 +75,7 @@ def evaluate(
     """
     path, split, samples = path_of(workdir), asked.split, asked.samples
     wanted = _wanted(path, asked.checkpoint, asked.mode)
-    with _opened(path, out) as lines:
+    with _opened(path, out) as lines, contextlib.ExitStack() as ends:
         before = [line for file in {path / "eval.jsonl", lines.path} for line in read_lines(file)]
         config = on_these_devices(read_config(path))
         named = load_named(config, [split])
@@ -91,7 +91,9 @@ def evaluate(
         start = policies_at(path, config, parts, "base")
         stage = make_stage(asked, config, parts, accept_changes)
         settings, measured = _shapes(path, config, stage.parts)
-        service = make_service(config, stage.parts, start.trees, settings, measured=measured)
+        log = lines.path.parent / "vllm.log"
+        service = make_service(config, stage.parts, start.trees, settings, measured=measured, log=log)
+        ends.callback(service.close)
         tasks = list(drawn[: asked.problems])
         if warning := _learned_from(config.data, split, drawn):
             logging.warning("%s", warning)

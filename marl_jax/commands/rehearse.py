@@ -1,5 +1,6 @@
 """A workflow played on a few problems as it stands: who is asked what, who says what, and what it is worth."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 
@@ -30,10 +31,10 @@ def rehearse(config: RunConfig, problems: int, samples: int) -> Iterator[str]:
     # Its shapes need not be measured: no other engine has to give the same bits.
     service = make_service(config, parts, parts.start(config.seed), shapes, measured=True)
     grader = Grader()
-    player = player_of(config, parts, service)
-    table = player.play(
-        tasks, samples=samples, step=EVALUATION_NOISE, seed=config.seed, finished=grader.start
-    )
+    with contextlib.closing(service):
+        table = player_of(config, parts, service).play(
+            tasks, samples=samples, step=EVALUATION_NOISE, seed=config.seed, finished=grader.start
+        )
     decode, episodes = parts.decoders, grade(table, grader).episodes()
     for one in episodes:
         verdict = "right" if one.outcome >= RIGHT else "wrong"

@@ -5,6 +5,7 @@ Every check runs whatever the others found, so that a command line is put right 
 
 import dataclasses
 import importlib.util
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ from marl_jax.policies import (
 )
 from marl_jax.rewards.credit import NEED_KINDS, make_credit
 from marl_jax.rewards.own_metric import load_metric
+from marl_jax.rollouts.vllm.started import LOCAL, RANKS
 from marl_jax.tasks import NAMES
 from marl_jax.tasks.datasets import SOURCES
 from marl_jax.tasks.micro import KINDS
@@ -242,10 +244,20 @@ def _engine(config: RunFields) -> Problems:
         if engine.vllm != type(engine.vllm)():
             yield f"engine.vllm is set and engine.kind is {engine.kind}: set engine.kind=vllm, or leave it out"
         return
-    if _refused(_check_url, engine.vllm.url):
+    if engine.vllm.start and engine.vllm.url and _refused(_check_url, engine.vllm.url, True):
         yield (
-            f"engine.vllm.url is {engine.vllm.url!r}: give the server's address, such as http://127.0.0.1:8000"
+            f"engine.vllm.url is {engine.vllm.url!r}, where engine.vllm.start can start nothing: leave the url "
+            "out, or give one such as http://127.0.0.1:8000"
         )
+    if not engine.vllm.start and _refused(_check_url, engine.vllm.url):
+        yield (
+            f"engine.vllm.url is {engine.vllm.url!r}: give the server's address, such as http://127.0.0.1:8000, or "
+            "have it started by engine.vllm.start=true"
+        )
+    if why := _refused(shlex.split, engine.vllm.flags):
+        yield f"engine.vllm.flags is {engine.vllm.flags!r}, which is no command line ({why}): close its quotes"
+    if policies.train == "lora" and policies.lora_rank > RANKS[-1]:
+        yield f"policies.lora_rank is {policies.lora_rank}: vLLM takes up to {RANKS[-1]}"
     if policies.train != "lora":
         yield f"policies.train is {policies.train}: a vLLM server is sent adapters alone, set policies.train=lora"
     if others := sorted({*policies.bases.values()} - {policies.base}):
@@ -267,10 +279,12 @@ def _engine(config: RunFields) -> Problems:
             yield f"role '{role}' has stop_strings: with engine.kind=vllm, give stop_tokens"
 
 
-def _check_url(url: str) -> None:
+def _check_url(url: str, here: bool = False) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         raise ValueError("it is no address")
+    if here and (parts.scheme != "http" or parts.hostname not in (LOCAL, "localhost") or not parts.port):
+        raise ValueError("it is no port of this host")
 
 
 def _interventions(config: RunFields) -> Problems:

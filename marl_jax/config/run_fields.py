@@ -16,7 +16,7 @@ from marl_jax.learning.worth import AdvantageConfig
 from marl_jax.policies import SamplingSettings, role_settings
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import Limits
-from marl_jax.rollouts.vllm_server import VllmConfig
+from marl_jax.rollouts.vllm.started import VllmConfig
 from marl_jax.task import Family
 from marl_jax.tasks.buffer import BufferConfig
 from marl_jax.workflows import find

@@ -77,6 +77,9 @@ class Service:
             self.engines[group[0]].update(params=params, adapters=adapters)
         self.versions |= versions
 
+    def close(self) -> None:
+        """Nothing runs beside this process."""
+
     def _weights(self, group: Sequence[str], trees: Mapping[str, Tree]) -> tuple[Tree | None, Tree | None]:
         """(full weights, stacked adapters) of a group; None stands for the base, and for no adapters."""
         lora = [name for name in group if self._specs[name].lora]

@@ -72,6 +72,9 @@ class Engines(Protocol):
     def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
         """Answer for these policies with these weights from the next request on."""
 
+    def close(self) -> None:
+        """End what runs beside this process; no request follows."""
+
 
 class EngineGone(RunError):
     """An engine outside of this process cannot be used; policies and learner are whole, and can be saved."""

@@ -152,7 +152,7 @@ def open_runs(
             Run(one, parts, folder, problems, list(watched), _about(one, named), of, kept, metrics, evaluations,
                 watch, boards, view, stop, pace)
         )  # fmt: skip
-    return _road(arrays, settled, runs, states), runs, states
+    return _road(arrays, settled, runs, states, stack), runs, states
 
 
 def check_foreseen(config: RunConfig, planned: plan.Plan) -> None:
@@ -299,7 +299,8 @@ def _load(
     check_problems(config, parts.of_policies(parts.tokenizers), splits["train"])
     arrays, road = _arrays(config, parts, splits["train"], early)
     stop.check_together()
-    engine = lambda: settled_form(planned_engine(config, parts))
+    inexact = {"bit_exact": False} if config.engine.kind == "vllm" else {}
+    engine = lambda: settled_form(planned_engine(config, parts)) | inexact
     found = named.digests | phase_digests(config)
     _agree({"digests": found})
 
@@ -354,21 +355,26 @@ def _arrays(
 
 
 def _road(
-    arrays: Compiled | None, settled: Mapping[str, Any], runs: Sequence[Run], states: list[State]
+    arrays: Compiled | None,
+    settled: Mapping[str, Any],
+    runs: Sequence[Run],
+    states: list[State],
+    stack: contextlib.ExitStack,
 ) -> Road:
     """The road of the run. Where it is to be the faster one, that is found out once, on the first step of both."""
+    hosted = functools.partial(_hosted, runs, stack)
     if arrays is None:
-        return _hosted(runs, states[0])
-    arrays.make_engines = functools.partial(_hosted, runs)
+        return hosted(states[0])
+    arrays.make_engines = hosted
     chosen = settled.get("road", runs[0].config.road)
     if chosen == "auto":
-        arrays.engines = _hosted(runs, states[0])
+        arrays.engines = hosted(states[0])
         seconds = {"compiled": _tried(arrays, runs, states), "hosted": _tried(arrays.engines, runs, states)}
         chosen = min(seconds, key=lambda name: seconds[name])
         times = ", ".join(f"{name} {value:.2f} s" for name, value in seconds.items())
         runs[0].live.note(f"road {chosen}: a step took {times}")
     _settle(runs, road=chosen, **({"devices": len(arrays.devices)} if chosen == "compiled" else {}))
-    return arrays if chosen == "compiled" else arrays.engines or _hosted(runs, states[0])
+    return arrays if chosen == "compiled" else arrays.engines or hosted(states[0])
 
 
 def _tried(road: Road, runs: Sequence[Run], states: Sequence[State]) -> float:
@@ -390,24 +396,26 @@ def _tried(road: Road, runs: Sequence[Run], states: Sequence[State]) -> float:
     return seconds
 
 
-def _hosted(runs: Sequence[Run], state: State) -> Hosted:
+def _hosted(runs: Sequence[Run], stack: contextlib.ExitStack, state: State) -> Hosted:
     """The engines, which answer by the policies of this state; all starts of the run have the same."""
     run = runs[0]
     policies, made = run.parts.frozen_trees() | state.trees, list[Engines]()
+    make = functools.partial(make_service, run.config, run.parts, policies, log=run.folder / "vllm.log")
 
     def first() -> Shapes:
         settled = read(run.folder)["settled"]
         shapes = settled_shapes(settled) or planned_engine(run.config, run.parts)
         measured = settled.get("measured", False)
-        made.append(make_service(run.config, run.parts, policies, shapes, state.updates, measured=measured))
+        made.append(make(shapes, state.updates, measured=measured))
         if not measured:  # for the starts that follow
             _settle(runs, **settled_form(shapes_of(made[0])), measured=True)
         return shapes_of(made[0])
 
     shapes = hosts.from_first(first)
     if not made:
-        made.append(make_service(run.config, run.parts, policies, shapes, state.updates, measured=True))
+        made.append(make(shapes, state.updates, measured=True))
     service = made[0]
+    stack.callback(service.close)
     run.stop.check_together()
     return Hosted(service, player_of(run.config, run.parts, service), run.parts.frozen_trees(), state.trees)
 

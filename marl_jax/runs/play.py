@@ -6,6 +6,7 @@ parts, shapes ──► engines ──► Player ──play(tasks)──► the 
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from marl_jax import fields, hosts
@@ -21,7 +22,7 @@ from marl_jax.rollouts.progress import Progress
 from marl_jax.rollouts.running import Ask, Running
 from marl_jax.rollouts.scheduler import task_key
 from marl_jax.rollouts.serving import Service
-from marl_jax.rollouts.vllm import Vllm
+from marl_jax.rollouts.vllm.client import Vllm
 from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.folder import CONFIG, FolderError
 from marl_jax.runs.parts import (
@@ -180,10 +181,12 @@ def make_service(
     versions: Mapping[str, int] | None = None,
     *,
     measured: bool = False,
+    log: Path | None = None,
 ) -> Engines:
     """The engines that answer for every policy of the run, those of one model all of one shape.
 
-    Shapes that were not `measured` yet are measured, which may leave fewer (see `sampling.stability`).
+    Shapes that were not `measured` yet are measured, which may leave fewer (see `sampling.stability`). A vLLM server
+    that is started for them writes to `log`.
     """
     if config.engine.kind == "vllm":
         (base,) = parts.bases  # others are refused with the configuration
@@ -197,6 +200,7 @@ def make_service(
             tokenizer=parts.tokenizers[base],
             versions=versions,
             lora_scale=parts.lora_scale or 1.0,
+            log=log,
         )
     make = functools.partial(
         Service,

@@ -226,7 +226,9 @@ def _engines(config: RunConfig, plan: Plan, engine: Shapes) -> Iterator[str]:
         yield from (f"of {base}: {_lanes(one)}" for base, one in engine.items())
     elif config.engine.kind == "vllm":
         flight = f"{engine.lanes} requests in flight; steps do not repeat to the bit, resumed or not"
-        yield f"vLLM at {config.engine.vllm.url}, {flight}"
+        chosen = config.engine.vllm
+        place = "started by this run (vllm.log)" if chosen.start else f"at {chosen.url}"
+        yield f"vLLM {place}, {flight}"
     else:
         yield (f"{plan.engines} engines, each of " if plan.engines > 1 else "") + _lanes(engine)
 

@@ -1,5 +1,6 @@
 """Both roads say the same: from one state, the same tokens but for near-ties; of the same tokens, the same numbers."""
 
+import both_roads
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +8,12 @@ import pytest
 from both_roads import Hosted, debating, distance, moments, norm, small
 
 from marl_jax import compiled
+from marl_jax.compiled import step as step_of
 from marl_jax.models import forward
 from marl_jax.models.lora import merge
 from marl_jax.sampling.methods import noise
 from marl_jax.sampling.requests import noise_key
+from marl_jax.table import Ragged
 
 RUBRIC = {"rewards.name": "voting_rubric", "advantages.group": "study"}
 CELLS = {
@@ -58,6 +61,34 @@ def test_both_roads_take_the_same_step(roads):
         assert_same_tokens(hosted, before, table, on_host(hosted, free, tasks))
         assert_same_numbers(table, imposed, on_host(hosted, imposed, tasks))
         assert_same_update(hosted, before, imposed, report)
+
+
+def test_both_roads_mask_the_same_sequences(monkeypatch):
+    """Every other call was sampled under log-probs that are half a nat a token off, as another engine's may be."""
+
+    def on_device(cast, columns, worth=step_of.worth):
+        columns = worth(cast, columns)
+        off = 0.5 * (jnp.arange(len(columns.table.length)) % 2)
+        logprobs = columns.table.logprobs - off[:, None]
+        return columns.replace(table=columns.table.replace(logprobs=logprobs))
+
+    def in_the_table(table, *args, inner=both_roads.with_advantages):
+        table, groups = inner(table, *args)
+        rows = [table.logprobs[row] - np.float32(0.5 * (row % 2)) for row in range(len(table))]
+        return table.replace(logprobs=Ragged.of(rows, np.float32)), groups
+
+    hosted = Hosted(small("single-shared-xs-math", **{"learner.loss.mask_ratio": "0.8,1.25"}))
+    monkeypatch.setattr(step_of, "worth", on_device)
+    monkeypatch.setattr(both_roads, "with_advantages", in_the_table)
+    step = jax.jit(compiled.make_step(hosted.config, parts=hosted.parts))
+    tasks, before = next(hosted.problems), hosted.compiled_state()
+    table, report = hosted.step(tasks)
+    result = step(before, *hosted.tasks(tasks, table))
+    share = table.length[1::2].sum() / table.length.sum()
+    assert 0.2 < share < 0.8 and report.policies["p0"]["ratio_masked"] == pytest.approx(share, abs=1e-6)
+    loss = result[2]["policy"]["p0"]["loss"]
+    assert float(loss.metrics["ratio_masked"].value) == pytest.approx(share, abs=1e-6)
+    assert_same_update(hosted, before, result, report)
 
 
 def on_host(hosted, result, tasks):

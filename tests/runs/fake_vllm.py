@@ -1,11 +1,15 @@
 """A stand-in for a vLLM server on loopback: its routes and JSON, its answers computed by forward passes.
 
 Adapters are read as PEFT defines them, W + alpha/r B A on the matrices of the base's files, not as they were made.
-`fault` names what is wrong with it.
+`fault` names what is wrong with it. As a program it takes the command line of the real one and heeds its flags;
+with `FAKE_DIES_AFTER`, the first of its processes dies after so many completions.
 """
 
+import argparse
 import http.server
 import json
+import os
+import sys
 import threading
 from pathlib import Path
 
@@ -23,12 +27,13 @@ LENGTH = 128  # of every forward pass, so that one program is compiled
 class FakeVllm(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, base, port=0, fault=""):
+    def __init__(self, base, port=0, fault="", longest=4096):
         super().__init__(("127.0.0.1", port), _Handler)
         self.fault, self.base, self.lock = fault, str(base), threading.Lock()
         self.config, self.params = load_hf(base, dtype="float32")
         self.tokenizer = load_tokenizer(base, self.config)
         self.adapters, self.loaded, self.asked, self.connections = {}, [], [], 0
+        self.longest, self.rank = longest, 512
         self.dies_after = None  # so many completions
         self.hung = threading.Event()
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -51,6 +56,7 @@ class FakeVllm(http.server.ThreadingHTTPServer):
         if self.fault == "hangs" and path != "/v1/models":
             self.hung.wait()
         routes = {
+            "/health": lambda _: (200, ""),
             "/v1/models": self.models,
             "/tokenize": self.tokenize,
             "/v1/completions": self.complete,
@@ -61,7 +67,7 @@ class FakeVllm(http.server.ThreadingHTTPServer):
             return routes[path](body) if path in routes else (404, {"detail": "Not Found"})
 
     def models(self, _):
-        longest = 40 if self.fault == "short" else 4096
+        longest = 40 if self.fault == "short" else self.longest
         card = {"id": self.base, "object": "model", "parent": None, "root": self.base}
         mine = [{**card, "max_model_len": longest}]
         return 200, {
@@ -90,6 +96,10 @@ class FakeVllm(http.server.ThreadingHTTPServer):
             json.loads((directory / "adapter_config.json").read_text()),
             load_file(directory / "adapter_model.safetensors"),
         )
+        if told["r"] > self.rank:
+            return 400, {
+                "error": {"message": f"LoRA rank {told['r']} is greater than max_lora_rank {self.rank}."}
+            }
         self.adapters[name] = merged(self.params, self.config, extra, told["lora_alpha"] / told["r"])
         self.loaded.append(name)
         return 200, f"Success: LoRA adapter '{name}' added successfully."
@@ -182,6 +192,7 @@ def merged(params, config, extra, scale):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    dies = False  # with its process
 
     def setup(self):
         super().setup()
@@ -197,6 +208,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         try:
             status, found = self.server.answer(self.path, body)
         except ConnectionAbortedError:
+            if self.dies:
+                os._exit(1)
             self.close_connection = True
             return
         payload = (found if isinstance(found, str) else json.dumps(found)).encode()
@@ -209,3 +222,41 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *args):
         pass
+
+
+def main(argv):
+    """Serve as the real one does with these flags; those that are needed have to be there."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("-m", choices=["vllm.entrypoints.openai.api_server"], required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--host", choices=["127.0.0.1"], required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], required=True)
+    parser.add_argument("--max-model-len", type=int, required=True)
+    parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--max-loras", type=int, default=1)
+    parser.add_argument(
+        "--max-lora-rank", type=int, choices=[1, 8, 16, 32, 64, 128, 256, 320, 512], default=16
+    )
+    parser.add_argument("--logprobs-mode", default="raw_logprobs")
+    parser.add_argument("--generation-config", choices=["vllm"], required=True)
+    parser.add_argument("--seen", help="a file that the process ids are written to")
+    asked = parser.parse_args(argv)
+    fault = "" if asked.logprobs_mode == "processed_logprobs" else "raw"
+    if not asked.enable_lora or os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") != "True":
+        fault = "no adapters"
+    server = FakeVllm(asked.model, asked.port, fault, asked.max_model_len)
+    server.rank = asked.max_lora_rank
+    seen = Path(asked.seen)
+    first = not seen.exists()
+    with seen.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    if (after := os.environ.get("FAKE_DIES_AFTER")) and first:
+        server.dies_after = int(after)
+        _Handler.dies = True
+    print("ready", flush=True)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

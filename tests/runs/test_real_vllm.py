@@ -5,10 +5,6 @@ import itertools
 import os
 import signal
 import socket
-import subprocess
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import jax
@@ -24,7 +20,8 @@ from marl_jax.learning import BatchConfig, OptimiserConfig, ScheduleConfig
 from marl_jax.models import forward
 from marl_jax.models.lora import merge
 from marl_jax.policies import SamplingSettings
-from marl_jax.rollouts.vllm_server import Server
+from marl_jax.rollouts.vllm.started import Needed, Started
+from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import restore, steps
 from marl_jax.runs.parts import load_parts
@@ -33,77 +30,37 @@ from marl_jax.runs.play import make_service, planned_engine
 pytestmark = pytest.mark.vllm
 
 BASE = Path(__file__).parents[2] / "configs" / "bases" / "micro-xs"
-START_S = 900.0  # that a server may take to start
-ENVIRONMENT = {
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-FLAGS = (
-    "--dtype float32 --enforce-eager --max-model-len 512 --enable-lora --max-loras 2 --max-lora-rank 8 "
-    "--logprobs-mode processed_logprobs --generation-config vllm"
+CALLS = 4 * 4 * 3  # of a step; the checks before the first are 2
+SERVER = VllmConfig(
+    start=True,
+    python=os.environ.get("VLLM_PYTHON", "VLLM_PYTHON is not set: run make vllm"),
+    flags="--enforce-eager",
+    environment={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"},
+    timeout=120.0,
 )
 
 
-class RealVllm:
-    """A server on loopback, in a process group of its own."""
-
-    def __init__(self, log):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.url, self.log, self.process = f"http://127.0.0.1:{self.port}", log, None
-
-    def start(self):
-        python = os.environ.get("VLLM_PYTHON")
-        if not python or not Path(python).exists():
-            pytest.fail(f"VLLM_PYTHON is {python!r}, no interpreter of a vLLM: run make vllm")
-        command = [
-            python,
-            "-m",
-            "vllm.entrypoints.openai.api_server",
-            "--model",
-            str(BASE),
-            "--host",
-            "127.0.0.1",
-        ]
-        alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        with self.log.open("a") as log:
-            self.process = subprocess.Popen(
-                [*command, "--port", str(self.port), *FLAGS.split()],
-                stdout=log, stderr=log, start_new_session=True, env=alone | ENVIRONMENT,
-            )  # fmt: skip
-        end = time.monotonic() + START_S
-        while not self._healthy():
-            if self.process.poll() is not None or time.monotonic() > end:
-                pytest.fail(f"vLLM does not start:\n{self.log.read_text()[-3000:]}")
-            time.sleep(0.5)
-
-    def kill(self):
-        process, self.process = self.process, None  # first, since another may start while this one ends
-        if process is not None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-    def _healthy(self):
-        try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
-                return answer.status == 200
-        except (urllib.error.URLError, OSError):
-            return False
+def kill(started):
+    """The server and its children, not what keeps it."""
+    keeper = started._keeper.pid
+    (server,) = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+    os.killpg(int(server), signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    real = RealVllm(tmp_path_factory.mktemp("vllm") / "log")
-    try:
-        real.start()
-        yield real
-    finally:
-        real.kill()
+    """One that is not the run's own, at an address that it keeps."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    log = tmp_path_factory.mktemp("vllm") / "log"
+    one = Started(dataclasses.replace(SERVER, url=url), Needed(str(BASE), "float32", 512, 2, 4), log)
+    assert one.start() == url
+    yield one, VllmConfig(url, timeout=120.0)
+    one.end()
 
 
-def real_config(server, **changes):
+def real_config(chosen, **changes):
     """Three steps of two adapters."""
     plain = tiny_config(BASE)
     learner = dataclasses.replace(
@@ -113,9 +70,9 @@ def real_config(server, **changes):
     )
     return config_of(
         BASE,
-        server.url,
+        "",
         policies=dataclasses.replace(plain.policies, train="lora", lora_rank=4, dtype="float32"),
-        engine=EngineConfig("vllm", VllmConfig(server.url, timeout=120.0), max_prompt=200, lanes=16),
+        engine=EngineConfig("vllm", chosen, max_prompt=200, lanes=16),
         sampling=SamplingSettings(max_new_tokens=24),
         data=dataclasses.replace(plain.data, problems=4),
         rollout=RolloutConfig(samples=4),
@@ -128,7 +85,7 @@ def real_config(server, **changes):
 
 
 def test_greedy_tokens_are_those_of_the_embedded_engine_and_log_probs_those_of_the_trainer(server):
-    config = real_config(server)
+    config = real_config(server[1])
     parts = load_parts(config)
     trees = moved(parts.start(0), 1)
     real = service_of(config, parts, trees)
@@ -148,7 +105,7 @@ def test_greedy_tokens_are_those_of_the_embedded_engine_and_log_probs_those_of_t
 
 
 def test_three_steps_raise_the_log_probs_of_what_was_better_than_its_group(server, tmp_path):
-    config = real_config(server)
+    config = real_config(server[1])
     reached, _ = train(config, tmp_path / "run")
     assert reached == 3
     lines, _ = records(tmp_path / "run")
@@ -170,25 +127,42 @@ def test_three_steps_raise_the_log_probs_of_what_was_better_than_its_group(serve
 
 
 def test_a_server_that_is_killed_in_the_middle_of_a_step_costs_that_step_alone(server, tmp_path, monkeypatch):
-    config, asked, complete = real_config(server), itertools.count(1), Server.complete
-    calls = 4 * 4 * 3  # of a step; the checks before the first are 2
-
-    def killed(self, *args):
-        if next(asked) == 2 + calls + 10:
-            server.kill()
-        return complete(self, *args)
-
+    started, chosen = server
+    config = real_config(chosen)
     with monkeypatch.context() as patched:
-        patched.setattr(Server, "complete", killed)
+        kill_in_the_second_step(patched, lambda: kill(started))
         with pytest.raises(EngineGone, match=r"cannot be reached .*the same command goes on after step 1"):
             train(config, tmp_path / "run")
     assert steps(tmp_path / "run" / "checkpoints") == [1]
-    server.start()
-    reached, _ = train(config, tmp_path / "run")
-    lines, _ = records(tmp_path / "run")
+    started.start()
+    all_steps_are_there(config, tmp_path / "run")
+
+
+def test_a_run_starts_its_server_and_again_when_it_is_killed_in_the_middle_of_a_step(tmp_path, monkeypatch):
+    begun, start = [], Started.start
+    monkeypatch.setattr(Started, "start", lambda self: (begun.append(self), start(self))[1])
+    kill_in_the_second_step(monkeypatch, lambda: kill(begun[-1]))
+    all_steps_are_there(real_config(SERVER), tmp_path / "run")
+    assert len(begun) == 2 and begun[0]._keeper is None
+
+
+def kill_in_the_second_step(patched, end):
+    asked, complete = itertools.count(1), Server.complete
+
+    def killed(self, *args):
+        if next(asked) == 2 + CALLS + 10:
+            end()
+        return complete(self, *args)
+
+    patched.setattr(Server, "complete", killed)
+
+
+def all_steps_are_there(config, workdir):
+    reached, _ = train(config, workdir)
+    lines, _ = records(workdir)
     assert reached == 3 and [line["step"] for line in lines] == [1, 2, 3]
-    assert all(line["calls"] == calls for line in lines)
-    # The sampler had the weights that the checkpoint has.
+    assert all(line["calls"] == CALLS for line in lines)
+    # The sampler had the weights that the trainer has.
     assert max(line["role/generator/gap_max"] for line in lines) < 1e-3
 
 

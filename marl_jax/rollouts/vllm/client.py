@@ -1,4 +1,4 @@
-"""Rollouts on a vLLM server that is started beside the run: token ids and log-probs over HTTP, an adapter per policy.
+"""Rollouts on a vLLM server beside the run: token ids and log-probs over HTTP, an adapter per policy.
 
     submit ──► threads ──► POST /v1/completions ──► tokens and log-probs, checked ──► step
     update ──► folder of a PEFT adapter ──► /v1/load_lora_adapter ──► the name that the next requests ask for
@@ -6,7 +6,8 @@
 Every update has a folder and a name of its own. vLLM keys cached prompts by both, so none is answered from old weights,
 and a `load_inplace`, which vLLM would repeat at every step, is not needed.
 
-Whatever the server does, what leaves here is a whole answer or one `EngineGone` that says what to do.
+Whatever the server does, what leaves here is a whole answer or one `EngineGone` that says what to do. A server that the
+run started is started again before that, and what it had not answered is asked again.
 """
 
 import dataclasses
@@ -23,11 +24,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 
 from marl_jax.models import ModelConfig, forward
 from marl_jax.models.peft import save_peft
 from marl_jax.policies import PolicySpec, Tree
-from marl_jax.rollouts.vllm_server import SERVE, Server, VllmConfig
+from marl_jax.rollouts.vllm.started import Needed, Started, VllmConfig
+from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.sampling.requests import Completion, Request, check
 from marl_jax.sampling.shapes import EngineSettings
@@ -35,6 +38,7 @@ from marl_jax.threads import Workers
 
 __all__ = ["Vllm"]
 
+RESTARTS = 3  # of the run's own server between two updates
 LOOK_S = 0.5  # a step without any answer ends after this, so that a run that is asked to stop does
 PROBE, PROBE_TOKENS = "What is 12 + 7? Say it: 19.", 16
 ALIKE = 0.5  # nats a token: two precisions of one model differ by hundredths, two models by more than this
@@ -55,21 +59,40 @@ class Vllm:
         tokenizer: Any,
         versions: Mapping[str, int] | None = None,
         lora_scale: float = 1.0,
+        log: Path | None = None,
     ):
-        """`settings` has the longest request, and as its lanes how many are in flight; the server has its own."""
+        """`settings` has the longest request, and as its lanes how many are in flight; the server has its own.
+
+        `log` is where a server that is started here writes; None: among the temporary files, where it stays.
+        """
         self.settings, self.config = settings, config
         self.engines = dict.fromkeys(specs, self)
         self.versions = {name: (versions or {}).get(name, 0) for name in specs}
-        self._specs, self._scale = dict(specs), lora_scale
-        self._server, self._timeout = Server(server), server.timeout
-        self._start()
+        self._scale, self._lora = lora_scale, [name for name, spec in specs.items() if spec.lora]
         base = _only_base(specs)
-        self._base = self._check_model()
-        self._check_tokens(tokenizer)
-        self._check_logprobs(base, bases[base], tokenizer)
-        self._names = dict.fromkeys(specs, self._base)  # policy -> what the server knows it as
-        self._folder, self._numbers = _folder(server.folder), itertools.count()
-        self.update(trees, self.versions)
+        rank = trees[self._lora[0]]["q"]["a"].shape[-1] if self._lora else 0
+        self._needed = Needed(base, str(config.dtype), settings.context, len(self._lora), rank)
+        self._chosen, self._held, self._numbers = server, _folder(server.folder), itertools.count()
+        log = log or self._folder.with_suffix(".log")
+        self._started = Started(server, self._needed, log) if server.start else None
+        self._restarts = 0
+        try:
+            self._connect()
+            self._base = self._check_model()
+            self._check_tokens(tokenizer)
+            self._check_logprobs(base, bases[base], tokenizer)
+            self._names = dict.fromkeys(specs, self._base)  # policy -> what the server knows it as
+            self._write(trees)
+            self._load()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End what was started here, and wait until it has."""
+        self._workers.close()
+        if self._started is not None:
+            self._started.end()
 
     @property
     def pending(self) -> int:
@@ -83,7 +106,10 @@ class Vllm:
     def submit(self, request: Request) -> int:
         """Send a request, at once if not too many are in flight; its completion comes out of a later `step`."""
         self.check(request)
-        return self._submit(request, self._names[request.policy or ""])
+        ticket = next(self._tickets)
+        self._asked[ticket] = request, self._names[request.policy or ""]
+        self._send(ticket)
+        return ticket
 
     def step(self) -> list[tuple[int, Completion]]:
         """Wait a while for answers; those that are there, in the order of their requests."""
@@ -92,36 +118,46 @@ class Vllm:
         wait(self._jobs.values(), LOOK_S, FIRST_COMPLETED)
         self._workers.give_up()
         done = [ticket for ticket, job in self._jobs.items() if job.done()]
-        return [(ticket, self._result(self._jobs.pop(ticket))) for ticket in done]
+        try:
+            found = [(ticket, self._result(self._jobs[ticket])) for ticket in done]
+        except EngineGone as error:
+            self._start_again(error)
+            return []
+        for ticket in done:
+            del self._jobs[ticket], self._asked[ticket]
+        return found
 
     def abandon(self) -> None:
         """Drop all requests. vLLM ends those under way in its own time, and keeps its cached prompts."""
         self._workers.close()
-        self._start()
+        self._begin()
 
     def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
         """Answer with these adapters from the next request on; a frozen policy is the base that the server has."""
-        before = [name for name in self._names.values() if name != self._base]
-        for policy in (policy for policy, spec in self._specs.items() if spec.lora):
-            name = f"{self._folder.name}-{re.sub(r'[^0-9A-Za-z]', '_', policy)}-{next(self._numbers)}"
-            self._load(name, trees[policy])
-            self._names[policy] = name
+        before = [self._names[policy] for policy in self._lora]
+        self._write(trees)
+        self._restarts = 0
+        try:
+            self._load()
+            for name in before:
+                self._server.ask("/v1/unload_lora_adapter", {"lora_name": name})
+        except EngineGone as error:
+            self._start_again(error)
         for name in before:
-            self._server.ask("/v1/unload_lora_adapter", {"lora_name": name})
-            shutil.rmtree(self._folder.path / name, ignore_errors=True)
+            shutil.rmtree(self._folder / name, ignore_errors=True)
         self.versions |= versions
 
     # -- requests -------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def _begin(self) -> None:
         self._workers = Workers("vllm", self.settings.lanes)
         self._jobs: dict[int, Future[Completion]] = {}
+        self._asked: dict[int, tuple[Request, str]] = {}
         self._tickets = itertools.count()
 
-    def _submit(self, request: Request, name: str) -> int:
-        ticket = next(self._tickets)
-        self._jobs[ticket] = self._workers.submit(self._server.complete, request, name, limit_s=self._timeout)
-        return ticket
+    def _send(self, ticket: int) -> None:
+        call, limit = self._server.complete, self._chosen.timeout
+        self._jobs[ticket] = self._workers.submit(call, *self._asked[ticket], limit_s=limit)
 
     def _result(self, job: "Future[Completion]") -> Completion:
         try:
@@ -129,19 +165,58 @@ class Vllm:
         except TimeoutError:
             raise self._server.hangs() from None
 
-    def _load(self, name: str, tree: Tree) -> None:
-        path, rank = self._folder.path / name, tree["q"]["a"].shape[-1]
-        try:
-            save_peft(path, self.config, tree, alpha=self._scale * rank, base_model=self._base)
-        except OSError as error:
-            raise EngineGone(f"no adapter can be written to '{path}' ({error}): make room there") from None
-        count = sum(spec.lora for spec in self._specs.values())
-        self._server.ask(
-            "/v1/load_lora_adapter",
-            {"lora_name": name, "lora_path": str(path)},
-            f"it has to read '{path}' (engine.vllm.folder), and to be started with "
-            f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora --max-loras {count} --max-lora-rank {rank}",
-        )
+    # -- the server and its adapters ------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """To the server that is there, or to a new one."""
+        self._begin()
+        if self._started is not None:
+            url, way_out = self._started.start(), f"see its log, '{self._started.log}'"
+        else:
+            url = self._chosen.url
+            way_out = f"see its log, and start it as '{self._needed.shown(self._chosen, url)}'"
+        self._server = Server(url, self._chosen.timeout, way_out)
+
+    def _start_again(self, error: EngineGone) -> None:
+        """A new server in the place of the run's own one, with the same adapters, asked for what is not answered."""
+        if self._started is None or self._restarts == RESTARTS:
+            raise error
+        self._restarts += 1
+        logging.warning("%s; it is started again", error)
+        asked, tickets = self._asked, self._tickets
+        self._workers.close()
+        self._connect()
+        self._load()
+        self._asked, self._tickets = asked, tickets
+        for ticket in asked:
+            self._send(ticket)
+
+    @property
+    def _folder(self) -> Path:
+        """Where adapters lie; it goes with this object. Its name is unlike that of any other run on this server."""
+        return Path(self._held.name).absolute()
+
+    def _write(self, trees: Mapping[str, Tree]) -> None:
+        """The adapters of all policies, under new names."""
+        for policy in self._lora:
+            name = f"{self._folder.name}-{re.sub(r'[^0-9A-Za-z]', '_', policy)}-{next(self._numbers)}"
+            path, alpha = self._folder / name, self._scale * self._needed.rank
+            try:
+                save_peft(path, self.config, trees[policy], alpha=alpha, base_model=self._base)
+            except OSError as error:
+                raise EngineGone(
+                    f"no adapter can be written to '{path}' ({error}): make room there"
+                ) from None
+            self._names[policy] = name
+
+    def _load(self) -> None:
+        for name in map(self._names.__getitem__, self._lora):
+            path = self._folder / name
+            self._server.ask(
+                "/v1/load_lora_adapter",
+                {"lora_name": name, "lora_path": str(path)},
+                f"it has to read '{path}' (engine.vllm.folder); {self._server.way_out}",
+            )
 
     # -- what is checked before anything is played ----------------------------------------------------------
 
@@ -151,13 +226,12 @@ class Vllm:
         cards = found.get("data") if isinstance(found, dict) else None
         whole = [card for card in cards or () if isinstance(card, dict) and not card.get("parent")]
         if not whole or not isinstance(whole[0].get("id"), str):
-            raise self._server.gone("serves no model", SERVE)
+            raise self._server.gone("serves no model")
         longest = whole[0].get("max_model_len")
         if isinstance(longest, int) and longest < self.settings.context:
             raise self._server.gone(
                 f"takes {longest} tokens and a call may have engine.max_prompt + max_new_tokens = "
-                f"{self.settings.context}",
-                f"start it with --max-model-len {self.settings.context}, or shorten them",
+                f"{self.settings.context}"
             )
         return str(whole[0]["id"])
 
@@ -166,9 +240,7 @@ class Vllm:
         found = self._server.ask("/tokenize", text)
         mine = tokenizer.encode(PROBE, add_special_tokens=False)
         if not isinstance(found, dict) or found.get("tokens") != list(mine):
-            raise self._server.gone(
-                "has another tokenizer than policies.base", "serve the directory of policies.base"
-            )
+            raise self._server.gone("has another tokenizer than policies.base")
 
     def _check_logprobs(self, base: str, params: Tree, tokenizer: Any) -> None:
         """That log-probs are of the distribution sampled from, and of these weights."""
@@ -177,10 +249,7 @@ class Vllm:
         drawn = Request(prompt, (0,), min(PROBE_TOKENS, self.settings.context - len(prompt)))
         certain = self._server.complete(dataclasses.replace(drawn, top_k=1), self._base)
         if min(certain.logprobs) < -1e-3:  # of the one token that top-k leaves
-            raise self._server.gone(
-                "gives log-probs of another distribution than it samples from",
-                "start it with --logprobs-mode processed_logprobs",
-            )
+            raise self._server.gone("gives log-probs of another distribution than it samples from")
         answer = self._server.complete(drawn, self._base)
         tokens, vocabulary = np.array([*prompt, *answer.tokens]), self.config.vocab_size
         gap = math.inf
@@ -191,28 +260,11 @@ class Vllm:
             gap = float(np.abs(ours - answer.logprobs).mean())
         if not gap <= ALIKE:
             raise self._server.gone(
-                f"answers with other weights than those of '{base}': its log-probs are {gap:.2f} nats a token off",
-                f"serve '{base}'",
+                f"answers with other weights than those of '{base}': its log-probs are {gap:.2f} nats a token off"
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Folder:
-    """Where adapters lie; it goes with the run."""
-
-    held: "tempfile.TemporaryDirectory[str]"
-
-    @property
-    def path(self) -> Path:
-        return Path(self.held.name).absolute()
-
-    @property
-    def name(self) -> str:
-        """Unlike that of any other run on this server."""
-        return self.path.name
-
-
-def _folder(within: str | None) -> _Folder:
+def _folder(within: str | None) -> "tempfile.TemporaryDirectory[str]":
     try:
         held = tempfile.TemporaryDirectory(prefix="marl_jax_", dir=within, ignore_cleanup_errors=True)
         Path(held.name).chmod(0o755)  # the server may be another user
@@ -220,7 +272,7 @@ def _folder(within: str | None) -> _Folder:
         raise EngineGone(
             f"engine.vllm.folder is {within!r}, which cannot be written to ({error}): create it, or name another"
         ) from None
-    return _Folder(held)
+    return held
 
 
 def _only_base(specs: Mapping[str, PolicySpec]) -> str:

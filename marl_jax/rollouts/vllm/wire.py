@@ -3,7 +3,6 @@
 Request ──► POST /v1/completions ──► Completion, or one line: EngineGone
 """
 
-import dataclasses
 import functools
 import http.client
 import json
@@ -12,55 +11,42 @@ import threading
 from typing import Any
 from urllib.parse import urlsplit
 
-from marl_jax.fields import Positive
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.sampling.requests import Completion, Request, noise_key
 
-__all__ = ["SERVE", "Server", "VllmConfig"]
-
-SERVE = "start it as docs/vllm.md says"
-
-
-@dataclasses.dataclass(frozen=True)
-class VllmConfig:
-    """The server that answers with `engine.kind=vllm`, see docs/vllm.md."""
-
-    url: str = ""  # its address, such as http://127.0.0.1:8000
-    # Where adapters are written, which the server reads under the same path; None: a temporary folder of this host.
-    folder: str | None = None
-    timeout: Positive = 600.0  # seconds that one answer may take
+__all__ = ["Server"]
 
 
 class Server:
     """The wire: JSON over one connection per thread, which is opened again where the server closed it."""
 
-    def __init__(self, chosen: VllmConfig):
-        parts = urlsplit(chosen.url)
+    def __init__(self, url: str, timeout: float, way_out: str = "see its log"):
+        """`way_out` is what to do about most of what may be wrong with the server."""
+        parts = urlsplit(url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._open = functools.partial(kind, parts.hostname or "", parts.port, timeout=chosen.timeout)
-        self._chosen, self._path, self._own = chosen, parts.path.rstrip("/"), threading.local()
+        self._open = functools.partial(kind, parts.hostname or "", parts.port, timeout=timeout)
+        self.url, self._timeout, self.way_out = url, timeout, way_out
+        self._path, self._own = parts.path.rstrip("/"), threading.local()
 
-    def gone(self, what: str, way_out: str) -> EngineGone:
+    def gone(self, what: str, way_out: str = "") -> EngineGone:
         """The one line."""
-        return EngineGone(f"the vLLM server at {self._chosen.url} {what}: {way_out}")
+        return EngineGone(f"the vLLM server at {self.url} {what}: {way_out or self.way_out}")
 
     def hangs(self) -> EngineGone:
         """For an answer that does not come."""
         return self.gone(
-            f"has not answered within {self._chosen.timeout:g} s",
+            f"has not answered within {self._timeout:g} s",
             "see its log, and start it again, or raise engine.vllm.timeout",
         )
 
-    def ask(self, path: str, body: Any = None, way_out: str = SERVE) -> Any:
+    def ask(self, path: str, body: Any = None, way_out: str = "") -> Any:
         """What the server answers: JSON, or a text that is none."""
         try:
             status, text = self._exchange(path, body)
         except TimeoutError:
             raise self.hangs() from None
         except (OSError, http.client.HTTPException) as error:
-            raise self.gone(
-                f"cannot be reached ({type(error).__name__}: {error})", f"see its log, and {SERVE}"
-            ) from None
+            raise self.gone(f"cannot be reached ({type(error).__name__}: {error})") from None
         try:
             found: Any = json.loads(text)
         except ValueError:
@@ -101,27 +87,24 @@ class Server:
         """The completion of an answer that lacks nothing."""
         if not isinstance(answer, dict) or answer.get("model") != name:
             told = answer.get("model") if isinstance(answer, dict) else answer
-            raise self.gone(f"answered as {told!r:.80} where '{name}' was asked", SERVE)
+            raise self.gone(f"answered as {told!r:.80} where '{name}' was asked")
         choice = (answer.get("choices") or [{}])[0]
         tokens, reason = choice.get("token_ids"), choice.get("finish_reason")
         if not _all(tokens, int):
             raise self.gone("answered without token ids", "start a vLLM that knows return_token_ids")
         if choice.get("prompt_token_ids") not in (None, list(request.tokens)):
-            raise self.gone("read other tokens than were sent", SERVE)
+            raise self.gone("read other tokens than were sent")
         ended = reason == "stop" and tokens[-1:] and tokens[-1] in request.stop_tokens
         if not tokens or not (ended or (reason == "length" and len(tokens) == request.max_new_tokens)):
             raise self.gone(
                 f"ended an answer after {len(tokens)} of {request.max_new_tokens} tokens, by {reason!r:.40} and "
-                "without a stop token",
-                "start it with --generation-config vllm; else see its log",
+                "without a stop token"
             )
         logprobs: Any = (choice.get("logprobs") or {}).get("token_logprobs")
         if not (
             _all(logprobs, int | float) and len(logprobs) == len(tokens) and all(map(math.isfinite, logprobs))
         ):
-            raise self.gone(
-                "answered without a log-prob for every token", "start it without --max-logprobs 0"
-            )
+            raise self.gone("answered without a log-prob for every token")
         return Completion(tokens, [float(one) for one in logprobs], "stop" if ended else "length")
 
     def _exchange(self, path: str, body: Any) -> tuple[int, str]:

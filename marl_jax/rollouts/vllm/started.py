@@ -1,0 +1,160 @@
+"""The command of a vLLM server, and a server that the run starts by it.
+
+    run ──pipe──► keeper ──► server       the pipe closes when the run ends, in any way, and the keeper ends the server
+
+The command is made here alone: it is what runs, what errors tell, and what docs/vllm.md shows.
+"""
+
+import dataclasses
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from marl_jax.fields import Positive
+from marl_jax.packaged import located
+from marl_jax.rollouts.vllm import keeper
+from marl_jax.rollouts.vllm.wire import Server
+from marl_jax.rollouts.voices import EngineGone
+
+__all__ = ["LOCAL", "RANKS", "Needed", "Started", "VllmConfig"]
+
+LOCAL = "127.0.0.1"
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for; an adapter takes the next
+LOOK_S, HEALTH_S = 0.2, 5.0
+_ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+_OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # which would have it import packages of this environment
+
+
+@dataclasses.dataclass(frozen=True)
+class VllmConfig:
+    """The server that answers with `engine.kind=vllm`, see docs/vllm.md."""
+
+    url: str = ""  # its address, such as http://127.0.0.1:8000; with `start` it may be left out
+    start: bool = False  # the run starts the server, on this host, and ends it
+    python: str = ".venv-vllm/bin/python"  # of the environment that has vLLM; like the next two, of `start`
+    flags: str = ""  # added to its command, such as "--gpu-memory-utilization 0.8"
+    # Added to its environment, such as CUDA_VISIBLE_DEVICES.
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    start_timeout: Positive = 900.0  # seconds until it has to be ready
+    # Where adapters are written, which the server reads under the same path; None: a temporary folder of this host.
+    folder: str | None = None
+    timeout: Positive = 600.0  # seconds that one answer may take
+
+
+@dataclasses.dataclass(frozen=True)
+class Needed:
+    """What a run asks of its server."""
+
+    base: str  # its directory
+    dtype: str
+    longest: int  # tokens of a prompt and its answer
+    adapters: int
+    rank: int
+
+    def command(self, chosen: VllmConfig, address: str) -> list[str]:
+        """The server's command line; what it has to find in its environment stands in `shown`."""
+        at = urlsplit(address)
+        lora = f"--enable-lora --max-loras {self.adapters} --max-lora-rank {_room(self.rank)}".split()
+        return [
+            *(chosen.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(located(self.base))),
+            *("--host", at.hostname or LOCAL, "--port", str(at.port or 80), "--dtype", self.dtype),
+            *("--max-model-len", str(self.longest), *(lora if self.adapters else ())),
+            *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+            *shlex.split(chosen.flags),
+        ]
+
+    def shown(self, chosen: VllmConfig, address: str) -> str:
+        """The same as one types it."""
+        named = {**_ENVIRONMENT, **chosen.environment}
+        words = [f"{name}={shlex.quote(value)}" for name, value in named.items()]
+        return " ".join([*words, shlex.join(self.command(chosen, address))])
+
+
+class Started:
+    """The server of a run, which ends with the run. It may be started again where it has died."""
+
+    def __init__(self, chosen: VllmConfig, needed: Needed, log: Path):
+        self.log, self._chosen, self._needed = log, chosen, needed
+        self._keeper: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> str:
+        """The address of a new server, once it is ready."""
+        self.end()
+        if shutil.which(self._chosen.python) is None:
+            raise EngineGone(
+                f"engine.vllm.python is '{self._chosen.python}', which is no program: name the Python of an "
+                "environment that has vLLM, as make vllm makes .venv-vllm"
+            )
+        address = f"http://{LOCAL}:{self._port()}"
+        variables = {name: value for name, value in os.environ.items() if name not in _OURS}
+        with self.log.open("ab") as log:
+            began = log.tell()
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-P", keeper.__file__, *self._needed.command(self._chosen, address)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**variables, **_ENVIRONMENT, **self._chosen.environment},
+                start_new_session=True,  # signals of a terminal are for the run
+            )
+        try:
+            self._wait(address, began)
+        except BaseException:
+            self.end()
+            raise
+        return address
+
+    def end(self) -> None:
+        """End the server, and wait until it has."""
+        if self._keeper is not None:
+            self._keeper.stdin.close()  # type: ignore[union-attr]
+            self._keeper.wait()
+        self._keeper = None
+
+    def _port(self) -> int:
+        """The chosen port, or one that is free."""
+        port = urlsplit(self._chosen.url).port or 0
+        with socket.socket() as one:
+            one.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # it may have been a dead server's until now
+            try:
+                one.bind((LOCAL, port))
+            except OSError as error:
+                raise EngineGone(
+                    f"engine.vllm.url is {self._chosen.url}, and its port cannot be had ({error.strerror}): end what "
+                    "has it, or leave the url out for a free one"
+                ) from None
+            return int(one.getsockname()[1])
+
+    def _wait(self, address: str, began: int) -> None:
+        assert self._keeper is not None
+        server, end = Server(address, HEALTH_S), time.monotonic() + self._chosen.start_timeout
+        while self._keeper.poll() is None and time.monotonic() < end:
+            try:
+                server.ask("/health")
+                return
+            except EngineGone:
+                time.sleep(LOOK_S)
+        with self.log.open("rb") as log:
+            log.seek(began)
+            said = [line.strip() for line in log.read().decode(errors="replace").split("\n") if line.strip()]
+        if (code := self._keeper.poll()) is None:
+            what = f"was not ready within engine.vllm.start_timeout, {self._chosen.start_timeout:g} s,"
+        else:
+            what = f"ended at its start (exit code {code})"
+            # The last error of all is often one that points to another: "See root cause above".
+            said = [line for line in said if "Error: " in line and "root cause" not in line] or said
+        last = said[-1][:500] if said else "nothing"
+        raise EngineGone(f"the vLLM server {what} and said '{last}': see its log, '{self.log}'")
+
+
+def _room(rank: int) -> int:
+    return next((room for room in RANKS if room >= rank), rank)
