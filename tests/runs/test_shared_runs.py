@@ -208,6 +208,20 @@ def disks(base, tmp_path):
     return places
 
 
+def from_own_disks(disks, workdir, logs, *options):
+    """The exit codes of two processes that share a run, each in the folder of its host."""
+    coordinator, words = f"127.0.0.1:{free_port()}", ("base", workdir, *options)
+    processes = [
+        one
+        for k, disk in enumerate(disks)
+        for one in start(
+            HERE / "shared_run.py", logs, 2, *words, coordinator=coordinator, only=[k], cwd=disk,
+            PYTHONPATH=os.pathsep.join(map(str, (disk, HERE.parent))),
+        )
+    ]  # fmt: skip
+    return ended(processes)
+
+
 @pytest.mark.campaign
 @pytest.mark.parametrize(
     ("changed", "line", "options", "told"),
@@ -226,20 +240,19 @@ def test_processes_that_differ_are_refused_with_what_differs(disks, tmp_path, ch
     """Where one host has another code, configuration, base or data."""
     with open(disks[1] / changed, "a") as file:
         file.write(f"\n{line}")
-    coordinator, logs = f"127.0.0.1:{free_port()}", tmp_path / "logs"
-    words = ("base", tmp_path / "run", *options)
-    processes = [
-        one
-        for k, disk in enumerate(disks)
-        for one in start(
-            HERE / "shared_run.py", logs, 2, *words, coordinator=coordinator, only=[k], cwd=disk,
-            PYTHONPATH=os.pathsep.join(map(str, (disk, HERE.parent))),
-        )
-    ]  # fmt: skip
-    assert ended(processes) == [2, 2], said(logs, 0) + said(logs, 1)
+    logs = tmp_path / "logs"
+    codes = from_own_disks(disks, tmp_path / "run", logs, *options)
+    assert codes == [2, 2], said(logs, 0) + said(logs, 1)
     for k in range(2):
         assert "start the same command, with the same code and data, on every host" in said(logs, k)
         found = [line.strip() for line in said(logs, k).splitlines() if line.startswith("  process 1: ")]
         assert len(found) == len(told), found
         assert all(line.startswith(f"process 1: {text}") for line, text in zip(found, told)), found
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.campaign
+def test_a_folder_that_a_process_does_not_see_is_refused(disks, tmp_path):
+    assert from_own_disks(disks, "run", tmp_path / "logs") == [2, 2]
+    for k in range(2):
+        assert "process 1 does not see the run folder" in said(tmp_path / "logs", k)
