@@ -46,11 +46,19 @@ def main(config: RunConfig, _: list[str]) -> None:
         raise PlanError(
             f"--tokens_per_second is {FLAGS.tokens_per_second}; it must be a number, or 0 for none"
         )
-    demand = demand_of(config, lengths, FLAGS.tokens_per_second)
-    plans = [make_plan(config, models, device, demand) for device in (host(), *KINDS)]
+    usual, demand = demand_of(config), demand_of(config, lengths, FLAGS.tokens_per_second)
+    plans = []
+    for device in (host(), *KINDS):
+        plan = make_plan(config, models, device, usual)
+        if (
+            demand.assumptions != usual.assumptions
+        ):  # a run is not told of these: its lanes are the usual ones
+            shapes = None if plan.refusal else plan.shapes
+            plan = make_plan(config, models, device, demand, engine=shapes)
+        plans.append(plan)
     print(plan_page(config, models, source, plans))
     if FLAGS.compile:
-        print(f"\n{account(config, models, demand)}")
+        print(f"\n{account(config, models, usual)}")
 
 
 if __name__ == "__main__":

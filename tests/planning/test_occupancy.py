@@ -98,8 +98,9 @@ def test_lanes_suit_longer_completions_than_were_assumed(flagship):
 
 def test_many_episodes_are_counted_from_some(flagship):
     (engine,) = flagship[1].each_shape
-    episodes = copies(list(voting(np.random.default_rng(2), 64, Lengths())), 4)
-    whole, some = occupancy(engine, episodes, 64), occupancy_at_length(engine, episodes, 64)
+    episodes = list(voting(np.random.default_rng(2), 64, Lengths()))
+    whole = occupancy(engine, copies(episodes, 4 * 64), 64)
+    some = occupancy_at_length(engine, episodes, 4, 64)
     assert some.sampled == whole.sampled
     assert some.attended == pytest.approx(whole.attended, rel=0.1)
     assert some.dispatches == pytest.approx(whole.dispatches, rel=0.1)
