@@ -13,7 +13,7 @@ from marl_jax.config.run_config import RunConfig
 from marl_jax.planning.account import account
 from marl_jax.planning.devices import KINDS, host
 from marl_jax.planning.lengths import PlanError, read_lengths, recorded_lengths
-from marl_jax.planning.plan import demand_of, find_models, make_plan
+from marl_jax.planning.plan import demand_of, find_models, make_plan, told
 from marl_jax.terminal.page import plan_page
 
 FLAGS = flags.FLAGS
@@ -47,15 +47,8 @@ def main(config: RunConfig, _: list[str]) -> None:
             f"--tokens_per_second is {FLAGS.tokens_per_second}; it must be a number, or 0 for none"
         )
     usual, demand = demand_of(config), demand_of(config, lengths, FLAGS.tokens_per_second)
-    plans = []
-    for device in (host(), *KINDS):
-        plan = make_plan(config, models, device, usual)
-        if (
-            demand.assumptions != usual.assumptions
-        ):  # a run is not told of these: its lanes are the usual ones
-            shapes = None if plan.refusal else plan.shapes
-            plan = make_plan(config, models, device, demand, engine=shapes)
-        plans.append(plan)
+    plans = [make_plan(config, models, device, usual) for device in (host(), *KINDS)]
+    plans = [told(plan, config, models, demand) for plan in plans]
     print(plan_page(config, models, source, plans))
     if FLAGS.compile:
         print(f"\n{account(config, models, usual)}")

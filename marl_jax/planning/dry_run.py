@@ -43,8 +43,8 @@ __all__ = [
 
 PROBLEMS = 4  # are played of a step, to see how its rows are packed
 EPISODE = 4  # parts of a request's key that say whose it is; its path and the call follow
-# Counted for voting at 0.6B over 256 episodes: 6 cost a tenth of the lanes' time where completions are as long as
-# assumed, and save half of it where they are half as long again.
+# Chosen, not derived: what long calls among those that lanes are planned for cost a run whose completions are as long
+# as assumed, and save one whose completions are longer, is bounded by tests/planning/test_occupancy.py.
 HEDGE = 6
 NO_RESULT = {"passed": False, "reason": ""}
 # What calls say: no answer, no verdict and no choice, but strategies for any number of workers.

@@ -49,6 +49,7 @@ __all__ = [
     "find_models",
     "make_plan",
     "show",
+    "told",
 ]
 
 
@@ -195,6 +196,15 @@ def make_plan(
         assumptions=demand.assumptions,
         refusal=refusal,
     )
+
+
+def told(
+    plan: Plan, config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig], demand: Demand
+) -> Plan:
+    """The plan where calls are otherwise, in the lanes that the run has: it is not told of other lengths."""
+    if demand.assumptions == plan.assumptions:
+        return plan
+    return make_plan(config, model, plan.device, demand, engine=None if plan.refusal else plan.shapes)
 
 
 def check_fits(

@@ -225,12 +225,10 @@ class Admission:
         window = LOOK_AHEAD if any(empty.values()) else 0
         served = self._queues if self.places else [self._queues[self._turn]]
         for waiting in itertools.islice(heapq.merge(*served, key=_arrival), window):
+            chunk = chunk_of(waiting.cached)
+            if waiting.said is not None or not 0 < waiting.cached <= chunk or not empty.get(chunk):
+                continue
             prefix, owner = waiting.prefix, waiting.owner
-            chunk = chunk_of(len(prefix))
-            if waiting.said is not None:
-                continue
-            if not 0 < len(prefix) <= chunk or not empty.get(chunk):
-                continue
             if self._prefixes.find(owner, prefix) is not None or self._prefixes.longest(owner, prefix)[1]:
                 continue
             row = self._prefixes.add(owner, prefix, wave.locked, spare=True)

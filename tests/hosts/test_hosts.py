@@ -21,6 +21,7 @@ from marl_jax.hosts import companion
 from marl_jax.hosts.layout import fingerprint
 from marl_jax.hosts.tables import whole
 from marl_jax.runs import train
+from marl_jax.runs.parts import PartsError, make_mesh
 from marl_jax.table import COLUMNS, Ragged, Table
 from marl_jax.task import Task
 
@@ -320,6 +321,13 @@ def test_hosts_that_nobody_announces_are_refused(tmp_path):
 def test_what_several_hosts_cannot_share_is_refused(change, told):
     with pytest.raises(ConfigError, match=told):
         load_config("configs/micro.py:voting-isolated-xs-math", [("mesh.hosts", "2"), *change.items()])
+
+
+def test_a_model_split_within_processes_on_cpu_needs_threads_for_it(monkeypatch):
+    monkeypatch.delenv("PJRT_NPROC", raising=False)
+    texts = [("mesh.hosts", "2"), ("mesh.model", "2")]
+    with pytest.raises(PartsError, match=r"start all processes with PJRT_NPROC=16"):
+        make_mesh(load_config("configs/micro.py:voting-isolated-xs-math", texts))
 
 
 def test_training_on_several_hosts_needs_them(tmp_path):

@@ -11,7 +11,7 @@ from marl_jax.models import ModelConfig, init
 from marl_jax.planning.devices import KINDS
 from marl_jax.planning.lengths import Lengths, PlanError, read_lengths, recorded_lengths
 from marl_jax.planning.occupancy import Length, copies, occupancy, occupancy_at_length
-from marl_jax.planning.plan import demand_of, make_plan
+from marl_jax.planning.plan import demand_of, make_plan, told
 from marl_jax.rollouts import read_episodes
 from marl_jax.sampling import Engine, EngineSettings, Request
 from marl_jax.terminal.page import plan_page
@@ -114,6 +114,12 @@ def test_a_plan_reads_all_rungs_and_all_weights_at_each_step(flagship):
     steps = sum(call.new for call in demand_of(config).asked) * 16 / engine.lanes
     per_step = 1.19e9 + sum(lanes * length for lanes, length in engine.rungs) * 2 * 28 * 8 * 128 * 2
     assert steps * per_step < decode.moved < 2 * steps * per_step
+
+
+def test_lanes_are_those_of_the_run_whatever_lengths_a_plan_is_told(flagship):
+    config, plan = flagship
+    other = told(plan, config, ModelConfig.preset("0.6b"), demand_of(config, Lengths(0.25)))
+    assert other.engine == plan.engine and other.seconds["decode"] < 0.6 * plan.seconds["decode"]
 
 
 # ---------------------------------------------------------------- lengths

@@ -42,7 +42,9 @@ def by_itself(base, workdir, kind, count):
 def agree_step_by_step(base, tmp_path, kind, *, hosts, data, count, model=1):
     by_itself(base, tmp_path / "alone", kind, count)
     words = (base, tmp_path / "alone", tmp_path / "shared", kind, data, model, tmp_path / "out")
-    play(HERE / "steps_run.py", tmp_path / "logs", hosts, *words, devices=data * model)
+    # A collective on CPU keeps a thread while it waits, of which there are as many as cores if nobody says otherwise.
+    threads = {"PJRT_NPROC": "16"} if model > 1 else {}
+    play(HERE / "steps_run.py", tmp_path / "logs", hosts, *words, devices=data * model, **threads)
     every = [pickle.loads((tmp_path / f"out-{k}.pickle").read_bytes()) for k in range(hosts)]
     assert every[0].keys() == set(range(1, count + 1))
     lines = {line["step"]: line for line in records(tmp_path / "alone")[0]}
