@@ -20,7 +20,7 @@ from absl import logging
 
 from marl_jax.errors import UserError
 from marl_jax.planning import devices
-from marl_jax.planning.plan import find_models, make_plan
+from marl_jax.planning.plan import find_models, make_plan, show
 from marl_jax.runs.stopping import Stop
 from marl_jax.study import matrix
 from marl_jax.study.matrix import Job, Kind
@@ -192,7 +192,8 @@ def _warn_of_waiting(ray: Any, wanted: Options) -> None:
     asked = {name: wanted[option] for option, name in names.items() if option in wanted}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if not any(all(node.get(name, 0) >= amount for name, amount in asked.items()) for node in nodes):
-        text = ", ".join(f"{name} {amount:g}" for name, amount in asked.items())
+        form = lambda name: show(asked[name]) if name == "memory" else f"{asked[name]:g}"
+        text = ", ".join(f"{name} {form(name)}" for name in asked)
         logging.warning(
             "no node of this Ray has %s: the run waits until one joins; --launcher_options may ask for less",
             text,
