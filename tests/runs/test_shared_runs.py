@@ -237,7 +237,7 @@ def from_own_disks(disks, workdir, logs, *options):
             "data/train.jsonl",
             '{"question": "7+8=?", "gold": "15"}',
             ["--files=data"],
-            ["digests.data train: "],
+            ["digests.data train: ", "digests.data val: "],
         ),
     ],
 )
@@ -257,7 +257,8 @@ def test_processes_that_differ_are_refused_with_what_differs(disks, tmp_path, ch
 
 
 @pytest.mark.campaign
-def test_a_folder_that_a_process_does_not_see_is_refused(disks, tmp_path):
-    assert from_own_disks(disks, "run", tmp_path / "logs") == [2, 2]
+def test_a_folder_that_a_process_does_not_see_is_refused(base, tmp_path):
+    codes, _ = shared(base, tmp_path / "run", tmp_path / "logs", 2, "--blind=1")
+    assert codes == [2, 2]
     for k in range(2):
         assert "process 1 does not see the run folder" in said(tmp_path / "logs", k)
