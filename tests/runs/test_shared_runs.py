@@ -97,7 +97,6 @@ def test_two_processes_take_the_steps_of_one(base, tmp_path):
         ("packed", 4, 1, 1),
         ("intervened", 2, 2, 1),
         ("plain", 4, 2, 1),
-        ("lora", 2, 1, 2),
         ("plain", 2, 1, 2),
     ],
 )
