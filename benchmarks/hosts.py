@@ -22,8 +22,10 @@ from typing import Any
 from absl import app, flags
 
 from marl_jax.config.run_config import load_config
-from marl_jax.models.weight_table import num_parameters
-from marl_jax.planning.plan import find_model
+from marl_jax.planning.devices import host
+from marl_jax.planning.memory import sizes_of
+from marl_jax.planning.plan import demand_of, find_models
+from marl_jax.planning.workload import batches_of
 from marl_jax.policies import trained_policies
 from marl_jax.run_folder.metrics import read_lines
 
@@ -84,15 +86,28 @@ def settings(count: int) -> list[str]:
 
 
 def counted(count: int, overrides: list[str]) -> dict[str, Any]:
-    """Problems of the process that has most, and bytes of gradients that an update adds up over the processes."""
+    """Problems of the process that has most, and bytes that an update adds up over the processes.
+
+    Each micro-batch lies over the devices of all, so its gradient is added up over them before the next one.
+    """
     texts = [
         word.removeprefix("--config.").partition("=")[::2] for word in [*settings(count)[1:], *overrides]
     ]
     config = load_config(f"configs/micro.py:{FLAGS.cell}", texts)
-    policies = trained_policies(config.policies.map, config.policies.frozen_roles)
+    sizes, demand = (
+        sizes_of(config, find_models(config)[0], host()),
+        demand_of(config, problems=config.data.problems),
+    )
+    batches = {
+        policy: sum(number for _, number in batches_of(config, demand, policy))
+        for policy in trained_policies(config.policies.map, config.policies.frozen_roles)
+    }
     return {
         "problems": -(-config.data.problems // count),
-        "gradient_bytes": 4 * num_parameters(find_model(config)[0]) * len(policies) if count > 1 else 0,
+        "micro_batches": sum(batches.values()),
+        "gradient_bytes": sum(4 * sizes[policy].trained * number for policy, number in batches.items())
+        if count > 1
+        else 0,
     }
 
 

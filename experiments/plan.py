@@ -15,7 +15,7 @@ from marl_jax.config.run_config import RunConfig
 from marl_jax.planning.account import account
 from marl_jax.planning.devices import KINDS, host
 from marl_jax.planning.lengths import PlanError, read_lengths, recorded_lengths
-from marl_jax.planning.plan import demand_of, find_models, make_plan
+from marl_jax.planning.plan import demand_of, find_models, make_plan, told
 from marl_jax.terminal.page import plan_page
 
 FLAGS = flags.FLAGS
@@ -50,12 +50,13 @@ def main(config: RunConfig, _: list[str]) -> None:
         raise PlanError(
             f"--tokens_per_second is {FLAGS.tokens_per_second}; it must be a number, or 0 for none"
         )
-    demand = demand_of(config, lengths, FLAGS.tokens_per_second)
-    plans = [make_plan(config, models, device, demand) for device in (host(), *KINDS)]
+    usual, demand = demand_of(config), demand_of(config, lengths, FLAGS.tokens_per_second)
+    plans = [make_plan(config, models, device, usual) for device in (host(), *KINDS)]
     check_foreseen(config, plans[0])
+    plans = [told(plan, config, models, demand) for plan in plans]
     print(plan_page(config, models, source, plans))
     if FLAGS.compile:
-        print(f"\n{account(config, models, demand)}")
+        print(f"\n{account(config, models, usual)}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def start(script: Path, logs, hosts, *words, devices=1, coordinator=None, only=None, **environment):
+def start(script: Path, logs, hosts, *words, devices=1, coordinator=None, only=None, cwd=None, **environment):
     """The processes of `SCRIPT COORDINATOR PROCESS HOSTS WORDS`, or only some of them."""
     coordinator = coordinator or f"127.0.0.1:{free_port()}"
     logs.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def start(script: Path, logs, hosts, *words, devices=1, coordinator=None, only=N
     for k in only if only is not None else range(hosts):
         with open(logs / f"{k}.log", "w") as log:
             command = [sys.executable, "-u", script, coordinator, str(k), str(hosts), *map(str, words)]
-            processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+            processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=cwd))
     return processes
 
 

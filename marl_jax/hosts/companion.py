@@ -56,7 +56,10 @@ def _await_all(
     links: dict[int, socket.socket] = {}
     names = [name, *(f"process {k} of {count}" for k in range(1, count))]
     deadline = time.monotonic() + wait_s
-    while len(links) < count - 1:
+    while True:
+        links = {k: link for k, link in links.items() if not _has_ended(link)}  # who gave up may come again
+        if len(links) == count - 1:
+            break
         if not _comes(listener, deadline):
             missing = ", ".join(str(k) for k in range(1, count) if k not in links)
             _refuse(
@@ -71,7 +74,7 @@ def _await_all(
             other, total = int(said["index"]), int(said["count"])
         except (OSError, ValueError, KeyError, TypeError):
             continue  # somebody else, who has the wrong port
-        if other in links and _has_ended(links[other]):  # it was started again
+        if other in links and _has_ended(links[other]):
             del links[other]
         if total != count or not 0 < other < count or other in links:
             what = (

@@ -41,10 +41,10 @@ __all__ = [
     "play",
 ]
 
-PROBLEMS = 4  # are played, to see how the rows of a step are packed
+PROBLEMS = 4  # are played of a step, to see how its rows are packed
 EPISODE = 4  # parts of a request's key that say whose it is; its path and the call follow
-# Counted for voting at 0.6B over 256 episodes: 6 cost a tenth of the lanes' time where completions are as long as
-# assumed, and save half of it where they are half as long again.
+# Chosen, not derived: what long calls among those that lanes are planned for cost a run whose completions are as long
+# as assumed, and save one whose completions are longer, is bounded by tests/planning/test_occupancy.py.
 HEDGE = 6
 NO_RESULT = {"passed": False, "reason": ""}
 # What calls say: no answer, no verdict and no choice, but strategies for any number of workers.
@@ -126,12 +126,14 @@ class Demand:
         return max(collections.Counter(kept).values(), default=0)
 
 
-def dry_run(config: RunFields, workflow: Workflow, prompts: Any, assumptions: Assumptions) -> Demand:
-    """What a step of the run asks for, played with `PROBLEMS` problems; a prompt that is too long is cut.
+def dry_run(
+    config: RunFields, workflow: Workflow, prompts: Any, assumptions: Assumptions, problems: int = PROBLEMS
+) -> Demand:
+    """What a step of the run asks for, played with so many of its problems; a prompt that is too long is cut.
 
     Of a workflow that cannot go on from made-up tasks, tools and answers it is what comes before.
     """
-    problems = min(PROBLEMS, config.data.problems)
+    problems = min(problems, config.data.problems)
     question = "q" * round(assumptions.question * assumptions.characters)
     tasks = [
         Task(str(i), config.data.family, f"{i}{question[1:]}", public_tests=({},)) for i in range(problems)

@@ -52,16 +52,19 @@ def occupancy(settings: EngineSettings, episodes: Sequence[Waves], ahead: int) -
     return _played(settings, episodes, ahead)[0]
 
 
-def occupancy_at_length(settings: EngineSettings, episodes: Sequence[Waves], ahead: int) -> Occupancy:
-    """`occupancy` of many episodes, of which some are played: all but how these end goes on alike for the others.
+def occupancy_at_length(
+    settings: EngineSettings, episodes: Sequence[Waves], times: int, ahead: int
+) -> Occupancy:
+    """`occupancy` of the episodes so many times, each time of other problems that are as long.
 
-    Shares of lanes in use are those of the episodes that are played.
+    Some are played: all but how these end goes on alike for the others. Shares of lanes in use are those of the
+    episodes that are played.
     """
-    first = np.cumsum([len(waves[0]) for waves in episodes])
-    some = 1 + int(np.searchsorted(first, 3 * ahead // 2))  # more than begin at once
-    out, alike = _played(settings, episodes[:some], ahead)
-    left = sum(call.new for waves in episodes[some:] for wave in waves for call in wave)
-    if left:
+    first = np.cumsum([len(waves[0]) for waves in episodes] * times)
+    some = min(len(first), 1 + int(np.searchsorted(first, 3 * ahead // 2)))  # more than begin at once
+    played = copies(episodes, some)
+    out, alike = _played(settings, played, ahead)
+    if left := times * _tokens(episodes) - _tokens(played):
         for name in ("dispatches", "attended", "fed", "recomputed", "given_up", "moved"):
             each = getattr(alike, name) / alike.sampled
             setattr(out, name, getattr(out, name) + left * each)
@@ -83,17 +86,21 @@ def _played(settings: EngineSettings, episodes: Sequence[Waves], ahead: int) -> 
     return out, before
 
 
-def copies(episodes: Sequence[Waves], times: int) -> list[Waves]:
-    """The episodes, and as many of other problems that are as long: their prompts begin with another token."""
+def copies(episodes: Sequence[Waves], count: int) -> list[Waves]:
+    """So many episodes: these, and others that are as long, of other problems: their prompts begin otherwise."""
 
     def other(call: Length, copy: int) -> Length:
         return dataclasses.replace(call, prompt=(-copy, *call.prompt[1:]))
 
+    found = (divmod(number, len(episodes)) for number in range(count))
     return [
-        [[other(call, copy) if copy else call for call in wave] for wave in waves]
-        for copy in range(times)
-        for waves in episodes
+        [[other(call, copy) if copy else call for call in wave] for wave in episodes[which]]
+        for copy, which in found
     ]
+
+
+def _tokens(episodes: Sequence[Waves]) -> int:
+    return sum(call.new for waves in episodes for wave in waves for call in wave)
 
 
 class _Play:

@@ -27,10 +27,10 @@ from marl_jax.packaged import located
 from marl_jax.planning import costs, memory
 from marl_jax.planning.costs import Model
 from marl_jax.planning.devices import Device
-from marl_jax.planning.dry_run import Asked, Assumptions, Demand, PlanError, dry_run, play
+from marl_jax.planning.dry_run import PROBLEMS, Asked, Assumptions, Demand, PlanError, dry_run, play
 from marl_jax.planning.lengths import SPREAD, Lengths
 from marl_jax.planning.memory import Part, Phase, Shapes
-from marl_jax.planning.occupancy import Length, Occupancy, copies, occupancy_at_length
+from marl_jax.planning.occupancy import Length, Occupancy, Waves, occupancy_at_length
 from marl_jax.planning.workload import Shape, batches_of
 from marl_jax.policies import by_name, decode_groups, policy_names
 from marl_jax.rollouts.history import Chats
@@ -45,10 +45,12 @@ __all__ = [
     "check_fits",
     "check_words",
     "demand_of",
+    "episodes_of",
     "find_model",
     "find_models",
     "make_plan",
     "show",
+    "told",
 ]
 
 
@@ -140,18 +142,21 @@ def demand_of(
     config: RunConfig,
     completion: Lengths | float = SPREAD,
     tokens_per_second: float = 0.0,
+    *,
+    problems: int = PROBLEMS,
     **answers: dict[str, float],
 ) -> Demand:
     """What the run asks of its engines. See `Assumptions`; `answers` are those that roles are assumed to give.
 
-    A number stands for completions that are all so long, as a share of max_new_tokens.
+    A number stands for completions that are all so long, as a share of max_new_tokens. So many of a step's problems
+    are played; they stand for all.
     """
     workflow = find(config.workflow.name).bind(**config.workflow.settings)
     lengths = completion if isinstance(completion, Lengths) else Lengths(completion, sigma=0.0)
     assumptions = Assumptions(lengths, answers=answers, tokens_per_second=tokens_per_second)
     if config.workflow.prompts == "micro":  # its tokenizer spells out most words
         assumptions = dataclasses.replace(assumptions, question=32, characters=1.25)
-    return dry_run(config, workflow, words(config), assumptions)
+    return dry_run(config, workflow, words(config), assumptions, problems)
 
 
 def make_plan(
@@ -192,6 +197,15 @@ def make_plan(
         assumptions=demand.assumptions,
         refusal=refusal,
     )
+
+
+def told(
+    plan: Plan, config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig], demand: Demand
+) -> Plan:
+    """The plan where calls are otherwise, in the lanes that the run has: it is not told of other lengths."""
+    if demand.assumptions == plan.assumptions:
+        return plan
+    return make_plan(config, model, plan.device, demand, engine=None if plan.refusal else plan.shapes)
 
 
 def check_fits(
@@ -366,14 +380,17 @@ def _replayed(
     times: int,
     ahead: int,
 ) -> Occupancy:
-    longest = {role: min(new, engine.context - 1) for role, new in most}
+    return occupancy_at_length(engine, episodes_of(calls, dict(most), engine), times, ahead)
+
+
+def episodes_of(calls: Iterable[Asked], most: Mapping[str, int], engine: EngineSettings) -> list[Waves]:
+    """The calls of an engine as a replay takes them, where a role may sample so many tokens at `most`."""
     episodes: dict[tuple[int, ...], dict[int, list[Length]]] = {}
     for call in calls:
-        waves, new = episodes.setdefault(call.episode, {}), longest[call.role]
+        waves, new = episodes.setdefault(call.episode, {}), min(most[call.role], engine.context - 1)
         fitting = Length(call.prompt[: engine.context - new], min(call.new, new), new)
         waves.setdefault(call.wave, []).append(fitting)
-    played = [list(waves.values()) for waves in episodes.values()]
-    return occupancy_at_length(engine, copies(played, times), ahead)
+    return [list(waves.values()) for waves in episodes.values()]
 
 
 def _learning(

@@ -7,6 +7,7 @@ Training, evaluation and export begin here. Nothing is compiled; whatever is mis
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -217,6 +218,11 @@ def make_mesh(config: RunConfig) -> Mesh | None:
     if data * model == 1:
         return None
     devices = jax.local_devices()
+    if config.mesh.hosts > 1 < model and devices[0].platform == "cpu" and "PJRT_NPROC" not in os.environ:
+        raise PartsError(
+            f"mesh.model is {model} and mesh.hosts {config.mesh.hosts} on CPU, where XLA has one thread a core and "
+            "its programs would wait for each other: start all processes with PJRT_NPROC=16"
+        )
     if data * model > len(devices):
         here = " in each process" if config.mesh.hosts > 1 else ""
         raise PartsError(

@@ -5,6 +5,7 @@ Decided on the host, in the order in which requests arrive and lanes become free
 
 import collections
 import dataclasses
+import heapq
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -56,6 +57,10 @@ class Waiting(NamedTuple):
         return self.tokens[:-1]
 
 
+def _arrival(waiting: Waiting) -> int:
+    return waiting.ticket
+
+
 class Feed(NamedTuple):
     """Prompt tokens to put into a row of the prefix cache, from position `start` on."""
 
@@ -80,15 +85,15 @@ class Wave:
 class Admission:
     """The requests that wait, and what lies in the rows of the prefix cache.
 
-    Where one cache grows with its longest lane, requests wait in one queue per cache length. Over rungs there is one
-    queue: every rung is attended at every step, so nothing is gained by an order of lengths.
+    They wait in one queue per cache length. Where one cache grows with its longest lane, a queue is served until it is
+    empty, and a request waits for the length that it may come to need. Over rungs it waits for the one that it needs
+    now, and the first to have arrived enters of those that find room.
     """
 
     def __init__(self, settings: EngineSettings):
         self._settings = settings
         self.places = Places(settings.lanes_at) if settings.lanes_at else None
-        count = 1 if self.places else len(settings.lengths)
-        self._queues: list[collections.deque[Waiting]] = [collections.deque() for _ in range(count)]
+        self._queues: list[collections.deque[Waiting]] = [collections.deque() for _ in settings.lengths]
         self._turn = 0  # the queue that is being served: which of the lengths
         self._prefixes = Prefixes(settings.prefixes)
 
@@ -98,14 +103,14 @@ class Admission:
 
     def submit(self, waiting: Waiting) -> None:
         """Queue a request."""
-        columns = len(waiting.request.tokens) + waiting.request.max_new_tokens
-        self._queues[0 if self.places else self._settings.rung_of(columns)].append(waiting)
+        self._queues[self._rung(waiting)].append(waiting)
         self._prefixes.want(waiting.owner, waiting.prefix)
 
     def resume(self, given_up: Sequence[Waiting]) -> None:
-        """Queue requests, in the order of arrival, that gave their lanes up; they go on before all others."""
-        self._queues[0].extendleft(reversed(given_up))
+        """Queue requests that gave their lanes up, in the order of arrival."""
         for waiting in given_up:
+            rung = self._rung(waiting)
+            self._queues[rung] = collections.deque(sorted((*self._queues[rung], waiting), key=_arrival))
             self._prefixes.want(waiting.owner, waiting.prefix)
 
     def advance(self) -> None:
@@ -163,24 +168,21 @@ class Admission:
             self._seat(lane, row, queue.popleft(), wave)
 
     def _fill_rungs(self, wave: Wave, places: Places) -> None:
-        """Up to `LOOK_AHEAD` requests that find no room are passed over."""
-        queue, passed = self._queues[0], collections.deque[Waiting]()
-        steps, rung_of, room = self._settings.steps, self._settings.rung_of, places.room
-        while queue and room >= 0 and len(passed) < LOOK_AHEAD:
-            waiting = queue.popleft()
-            need = rung_of(waiting.cached + min(steps, waiting.left))
-            row = self._row(waiting, wave) if need <= room else None
+        while fitting := [rung for rung in range(places.room + 1) if self._queues[rung]]:
+            need = min(fitting, key=lambda rung: self._queues[rung][0].ticket)
+            row = self._row(self._queues[need][0], wave)
             if row is None:
-                passed.append(waiting)
-                if need <= room:
-                    break
-            else:
-                wave.swaps += places.enter(waiting.ticket, need)
-                self._seat(FREE, row, waiting, wave)
-                room = places.room
-        queue.extendleft(reversed(passed))
+                break
+            waiting = self._queues[need].popleft()
+            wave.swaps += places.enter(waiting.ticket, need)
+            self._seat(FREE, row, waiting, wave)
         # Their lanes change places until all have entered.
         wave.seats = [(places.lane_of(waiting.ticket), row, waiting) for _, row, waiting in wave.seats]
+
+    def _rung(self, waiting: Waiting) -> int:
+        """Which of the queues is the request's."""
+        ahead = min(self._settings.steps, waiting.left) if self.places else waiting.left + 1
+        return self._settings.rung_of(waiting.cached + ahead)
 
     def _seat(self, lane: int, row: int, waiting: Waiting, wave: Wave) -> None:
         wave.seats.append((lane, row, waiting))
@@ -221,13 +223,12 @@ class Admission:
         begun = collections.Counter(chunk_of(len(feed.tokens)) for feed in wave.feeds if not feed.start)
         empty = {chunk: -count % rows_of(chunk) for chunk, count in begun.items()}
         window = LOOK_AHEAD if any(empty.values()) else 0
-        for waiting in itertools.islice(self._queues[self._turn], window):
+        served = self._queues if self.places else [self._queues[self._turn]]
+        for waiting in itertools.islice(heapq.merge(*served, key=_arrival), window):
+            chunk = chunk_of(waiting.cached)
+            if waiting.said is not None or not 0 < waiting.cached <= chunk or not empty.get(chunk):
+                continue
             prefix, owner = waiting.prefix, waiting.owner
-            chunk = chunk_of(len(prefix))
-            if waiting.said is not None:
-                continue
-            if not 0 < len(prefix) <= chunk or not empty.get(chunk):
-                continue
             if self._prefixes.find(owner, prefix) is not None or self._prefixes.longest(owner, prefix)[1]:
                 continue
             row = self._prefixes.add(owner, prefix, wave.locked, spare=True)

@@ -122,13 +122,13 @@ def best_lengths(
     have the shortest rung that they need take the least memory.
     """
     ends = multiple * np.arange(1, context // multiple + 1)
-    steps_at = np.zeros(len(ends) + 1)  # steps that need no more than so many multiples
+    steps_at = np.zeros(len(ends) + 1)  # steps that need so many multiples
     for prompt, new in calls:
         token = np.arange(new)
         columns = (
             prompt - 1 + np.minimum(token - token % steps + steps, new)
         )  # what a token's dispatch writes
-        np.add.at(steps_at, -(-columns // multiple), 1)
+        steps_at += np.bincount(-(-columns // multiple), minlength=len(steps_at))
     until = np.cumsum(steps_at)
     # least[j]: what the steps below ends[j - 1] cost with so many lengths, the last of them ends[j - 1].
     costs = np.where(np.tri(len(until), k=-1).T, (until[None] - until[:, None]) * np.r_[0, ends], np.inf)

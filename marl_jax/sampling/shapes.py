@@ -272,6 +272,7 @@ def _over_rungs(
     at = [(rows * lanes, length) for lanes, length in zip(apportion(count, shares), lengths) if lanes]
     lanes_at, lengths = zip(*at)
     cells = sum(lanes * length for lanes, length in at)
+    # Prompts are kept in an eighth of what the lanes take.
     prefixes = max(1, min(rows * count // 2, max(2, cells // (8 * settings.context))))
     return dataclasses.replace(
         settings, widths=(rows * count,), lengths=lengths, lanes_at=lanes_at, prefixes=prefixes

@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from absl import logging
+
 from marl_jax.errors import UserError
 from marl_jax.planning import devices
-from marl_jax.planning.plan import find_models, make_plan
+from marl_jax.planning.plan import find_models, make_plan, show
 from marl_jax.runs.stopping import Stop
 from marl_jax.study import matrix
 from marl_jax.study.matrix import Job, Kind
@@ -177,10 +179,25 @@ def _ray(folder: Path, options: Options) -> Submit:
             needs = resources(work.job)
             kind = "num_gpus" if ray.cluster_resources().get("GPU") else "num_cpus"
             wanted = {kind: needs["devices"], "memory": int(needs["memory"]), "max_retries": 0, **own}
+            _warn_of_waiting(ray, wanted)
             handles.append(_RayTask(ray, ray.remote(**wanted)(lambda work=work: work()).remote()))
         return handles
 
     return submit
+
+
+def _warn_of_waiting(ray: Any, wanted: Options) -> None:
+    """Where no node can take a task, Ray waits without a word: one that can may join."""
+    names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+    asked = {name: wanted[option] for option, name in names.items() if option in wanted}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if not any(all(node.get(name, 0) >= amount for name, amount in asked.items()) for node in nodes):
+        form = lambda name: show(asked[name]) if name == "memory" else f"{asked[name]:g}"
+        text = ", ".join(f"{name} {form(name)}" for name in asked)
+        logging.warning(
+            "no node of this Ray has %s: the run waits until one joins; --launcher_options may ask for less",
+            text,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

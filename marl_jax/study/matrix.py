@@ -108,6 +108,13 @@ def make_jobs(
                 )
             if not config.steps:
                 raise ConfigError(["steps is 0, so that there is nothing to train: use experiments.evaluate"])
+            if config.mesh.hosts > 1:
+                raise ConfigError(
+                    [
+                        f"mesh.hosts is {config.mesh.hosts}: a matrix plays each run in one process, set it to 1, or "
+                        "start the processes of one run by experiments.train"
+                    ]
+                )
             configs[name] = config
         except ConfigError as error:
             for problem in error.problems:

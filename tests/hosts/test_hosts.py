@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hosts_kit import ended, free_port, play, said, start
@@ -17,8 +18,10 @@ from marl_jax import hosts
 from marl_jax.config.run_config import ConfigError, MeshConfig, load_config
 from marl_jax.episodes import CallRecord, Episode
 from marl_jax.hosts import companion
+from marl_jax.hosts.layout import fingerprint
 from marl_jax.hosts.tables import whole
 from marl_jax.runs import train
+from marl_jax.runs.parts import PartsError, make_mesh
 from marl_jax.table import COLUMNS, Ragged, Table
 from marl_jax.task import Task
 
@@ -68,6 +71,24 @@ def test_shares_of_a_rollout_make_the_table_of_one_process(count):
         assert getattr(found, name) == getattr(expected, name), name
 
 
+def test_a_fingerprint_of_weights_changes_with_any_bit_and_with_any_two_that_change_places():
+    leaves = [np.float32([1.5, -2.0, 3e-9]), np.linspace(-1, 1, 3, dtype=jnp.bfloat16)]
+    known = fingerprint(list(map(jnp.asarray, leaves)))
+    for place, leaf in enumerate(leaves):
+        bits = leaf.view(np.uint16 if leaf.itemsize == 2 else np.uint32)
+        changed = [
+            bits ^ (np.arange(3) == at) * bits.dtype.type(1 << bit)
+            for at in range(3)
+            for bit in range(8 * leaf.itemsize)
+        ]
+        for one in [*changed, bits[[1, 0, 2]], bits[[0, 2, 1]]]:
+            others = [
+                one.astype(bits.dtype).view(leaf.dtype) if k == place else other
+                for k, other in enumerate(leaves)
+            ]
+            assert fingerprint(list(map(jnp.asarray, others))) != known
+
+
 # ---------------------------------------------------------------- processes
 
 
@@ -84,13 +105,13 @@ def test_one_process_is_alone_and_needs_nobody():
             hosts.from_first(lambda: 1 / 0)
 
 
-def lose(tmp_path, which, how=signal.SIGKILL):
+def lose(tmp_path, which):
     """The exit codes of three processes that wait, once one of them is lost, and how long the others live."""
     processes = start(TALK, tmp_path, 3, "wait")
     while not all("waiting" in said(tmp_path, k) for k in range(3)):
         time.sleep(0.1)
         assert all(process.poll() is None for process in processes)
-    processes[which].send_signal(how)
+    processes[which].kill()
     began = time.monotonic()
     return ended(processes, 100.0), time.monotonic() - began
 
@@ -139,8 +160,8 @@ def test_who_fails_for_ones_own_reason_is_named_and_who_fails_with_all_says_so_i
         assert "process" not in said(tmp_path / "all", k).replace("process_", "")
 
 
-@pytest.mark.campaign
-def test_what_slurm_announces_is_found(tmp_path):
+def announced_by_slurm(tmp_path, hosts):
+    """The exit codes of two processes that SLURM started, of a run that is to have so many."""
     port = free_port()
     processes = []
     for k in range(2):
@@ -149,8 +170,32 @@ def test_what_slurm_announces_is_found(tmp_path):
             "SLURM_PROCID": str(k), "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "1",
             "JAX_COORDINATOR_PORT": str(port),
         }  # fmt: skip
-        processes += start(TALK, tmp_path, 2, "talk", coordinator="-", only=[k], **announced)
-    assert ended(processes) == [0, 0], said(tmp_path, 0) + said(tmp_path, 1)
+        processes += start(TALK, tmp_path, hosts, "talk", coordinator="-", only=[k], **announced)
+    return ended(processes)
+
+
+@pytest.mark.campaign
+def test_what_slurm_announces_is_found(tmp_path):
+    assert announced_by_slurm(tmp_path, 2) == [0, 0], said(tmp_path, 0) + said(tmp_path, 1)
+
+
+@pytest.mark.campaign
+def test_another_number_than_slurm_announces_is_refused(tmp_path):
+    assert announced_by_slurm(tmp_path, 3) == [2, 2]
+    for k in range(2):
+        assert "mesh.hosts is 3, and the cluster announces 2 processes: set" in said(tmp_path, k)
+
+
+@pytest.mark.campaign
+def test_unequal_numbers_of_devices_are_refused(tmp_path):
+    coordinator = f"127.0.0.1:{free_port()}"
+    options = {"coordinator": coordinator}
+    processes = [
+        one for k in range(2) for one in start(TALK, tmp_path, 2, "talk", only=[k], devices=1 + k, **options)
+    ]
+    assert ended(processes) == [2, 2]
+    for k in range(2):
+        assert "process 1 has 2 devices and process 0 has 1: give each as many" in said(tmp_path, k)
 
 
 # ---------------------------------------------------------------- what cannot be
@@ -276,6 +321,13 @@ def test_hosts_that_nobody_announces_are_refused(tmp_path):
 def test_what_several_hosts_cannot_share_is_refused(change, told):
     with pytest.raises(ConfigError, match=told):
         load_config("configs/micro.py:voting-isolated-xs-math", [("mesh.hosts", "2"), *change.items()])
+
+
+def test_a_model_split_within_processes_on_cpu_needs_threads_for_it(monkeypatch):
+    monkeypatch.delenv("PJRT_NPROC", raising=False)
+    texts = [("mesh.hosts", "2"), ("mesh.model", "2")]
+    with pytest.raises(PartsError, match=r"start all processes with PJRT_NPROC=16"):
+        make_mesh(load_config("configs/micro.py:voting-isolated-xs-math", texts))
 
 
 def test_training_on_several_hosts_needs_them(tmp_path):

@@ -11,7 +11,7 @@ from marl_jax.models import ModelConfig, init
 from marl_jax.planning.devices import KINDS
 from marl_jax.planning.lengths import Lengths, PlanError, read_lengths, recorded_lengths
 from marl_jax.planning.occupancy import Length, copies, occupancy, occupancy_at_length
-from marl_jax.planning.plan import demand_of, make_plan
+from marl_jax.planning.plan import demand_of, make_plan, told
 from marl_jax.rollouts import read_episodes
 from marl_jax.sampling import Engine, EngineSettings, Request
 from marl_jax.terminal.page import plan_page
@@ -70,11 +70,18 @@ def test_lanes_in_use_are_worked_out_by_hand():
     assert counted.in_use == pytest.approx((3 + 2 + 1 + 1) / (4 * 3)) and counted.in_use_busy == 0
 
 
-def test_a_step_of_the_flagship_keeps_its_lanes_busy(flagship):
-    """512 episodes of lengths that differ from those that its lanes were planned for."""
+# Twentieths of 10,176 completions that a run of voting-isolated-xs-math recorded, of 64 tokens at most.
+RECORDED = (5, 5, 19, 20, 20, 20, 20, 20, 21, 21, 22, 22, 23, 24, 25, 28, 31, 46, 64, 64)
+
+
+@pytest.mark.parametrize(
+    "lengths", [Lengths(), Lengths(recorded={"any": [count * 5120 // 64 for count in RECORDED]})]
+)
+def test_a_step_of_the_flagship_keeps_its_lanes_busy(flagship, lengths):
+    """512 episodes: other draws of what its lanes were planned for, and lengths of a micro run, stretched to 5,120."""
     _, plan = flagship
     (engine,) = plan.each_shape
-    episodes = list(voting(np.random.default_rng(1), 512, Lengths(0.5, 0.6)))
+    episodes = list(voting(np.random.default_rng(1), 512, lengths))
     counted = occupancy(engine, episodes, 2 * engine.lanes)
     assert counted.sampled == sum(call.new for waves in episodes for wave in waves for call in wave)
     assert counted.in_use > 0.85 and counted.recomputed < 0.05 * counted.sampled
@@ -98,8 +105,9 @@ def test_lanes_suit_longer_completions_than_were_assumed(flagship):
 
 def test_many_episodes_are_counted_from_some(flagship):
     (engine,) = flagship[1].each_shape
-    episodes = copies(list(voting(np.random.default_rng(2), 64, Lengths())), 4)
-    whole, some = occupancy(engine, episodes, 64), occupancy_at_length(engine, episodes, 64)
+    episodes = list(voting(np.random.default_rng(2), 64, Lengths()))
+    whole = occupancy(engine, copies(episodes, 4 * 64), 64)
+    some = occupancy_at_length(engine, episodes, 4, 64)
     assert some.sampled == whole.sampled
     assert some.attended == pytest.approx(whole.attended, rel=0.1)
     assert some.dispatches == pytest.approx(whole.dispatches, rel=0.1)
@@ -113,6 +121,12 @@ def test_a_plan_reads_all_rungs_and_all_weights_at_each_step(flagship):
     steps = sum(call.new for call in demand_of(config).asked) * 16 / engine.lanes
     per_step = 1.19e9 + sum(lanes * length for lanes, length in engine.rungs) * 2 * 28 * 8 * 128 * 2
     assert steps * per_step < decode.moved < 2 * steps * per_step
+
+
+def test_lanes_are_those_of_the_run_whatever_lengths_a_plan_is_told(flagship):
+    config, plan = flagship
+    other = told(plan, config, ModelConfig.preset("0.6b"), demand_of(config, Lengths(0.25)))
+    assert other.engine == plan.engine and other.seconds["decode"] < 0.6 * plan.seconds["decode"]
 
 
 # ---------------------------------------------------------------- lengths

@@ -17,7 +17,7 @@ from marl_jax.errors import UserError
 from marl_jax.learning import Learner
 from marl_jax.rollouts import Player
 from marl_jax.run_folder.checkpoints import Checkpoints
-from marl_jax.runs import loop, play
+from marl_jax.runs import loop, opening, play
 
 PLACES = {
     "opening": (play, "load_parts"),
@@ -52,10 +52,19 @@ def main():
     parser.add_argument("--at", choices=PLACES)
     parser.add_argument("--visit", type=int, default=1)
     parser.add_argument("--changed", type=int, default=-1, help="the process that has another seed")
+    parser.add_argument("--blind", type=int, default=-1, help="the process that finds no lock in the folder")
+    parser.add_argument("--files", help="a folder of data files, instead of the micro task")
     asked = parser.parse_args()
     count, process = int(asked.hosts), int(asked.process)
     config = KINDS[asked.kind](tiny_config(asked.base))
     config = dataclasses.replace(config, mesh=MeshConfig(asked.data, asked.model, count))
+    if asked.files:
+        read = dataclasses.replace(
+            config.data, name="jsonl", directory=asked.files, train_size=None, val_size=4
+        )
+        config = dataclasses.replace(config, data=read)
+    if asked.blind == process:
+        opening.LOCK = "lock of another disk"
     if asked.changed == process:
         config = dataclasses.replace(config, seed=7)
     if asked.on == process and asked.signal == "error":

@@ -1,4 +1,4 @@
-"""Run by test_shared_runs.py, as one of several processes: COORDINATOR PROCESS HOSTS BASE WHOLE WORKDIR KIND DATA OUT.
+"""Run by test_shared_runs.py in each process: COORDINATOR PROCESS HOSTS BASE WHOLE WORKDIR KIND DATA MODEL OUT.
 
 From each state that the run in WHOLE saved, all make one step, and each keeps what it came to.
 """
@@ -21,12 +21,12 @@ from marl_jax.runs.measures import Clock
 from marl_jax.runs.opening import open_runs
 from marl_jax.runs.stopping import Stop
 
-COORDINATOR, PROCESS, HOSTS, BASE, WHOLE, WORKDIR, KIND, DATA, OUT = sys.argv[1:]
+COORDINATOR, PROCESS, HOSTS, BASE, WHOLE, WORKDIR, KIND, DATA, MODEL, OUT = sys.argv[1:]
 
 
 def steps_from(states):
     config = dataclasses.replace(
-        KINDS[KIND](tiny_config(BASE)), mesh=MeshConfig(data=int(DATA), hosts=int(HOSTS))
+        KINDS[KIND](tiny_config(BASE)), mesh=MeshConfig(int(DATA), int(MODEL), int(HOSTS))
     )
     with contextlib.ExitStack() as stack:
         road, (run,), (first,) = open_runs(config, WORKDIR, False, quiet(), Stop(), stack)

@@ -1,8 +1,11 @@
 """Processes that share a run compute what one process does, and go on from each other's folders."""
 
 import dataclasses
+import json
+import os
 import pickle
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -11,10 +14,11 @@ import jax
 import numpy as np
 import pytest
 from closeness import close_trees
-from hosts_kit import ended, play, said, start
+from hosts_kit import ended, free_port, play, said, start
 from run_kit import quiet, records, same
 from tiny_run import KINDS, tiny_config
 
+import marl_jax
 from marl_jax.config.run_config import CheckpointConfig, EvaluationConfig, LogConfig
 from marl_jax.rollouts import read_episodes
 from marl_jax.run_folder.checkpoints import restore, steps
@@ -35,10 +39,12 @@ def by_itself(base, workdir, kind, count):
     assert loop.train(config, workdir, live=quiet()) == count
 
 
-def agree_step_by_step(base, tmp_path, kind, *, hosts, devices, count):
+def agree_step_by_step(base, tmp_path, kind, *, hosts, data, count, model=1):
     by_itself(base, tmp_path / "alone", kind, count)
-    words = (base, tmp_path / "alone", tmp_path / "shared", kind, devices, tmp_path / "out")
-    play(HERE / "steps_run.py", tmp_path / "logs", hosts, *words, devices=devices)
+    words = (base, tmp_path / "alone", tmp_path / "shared", kind, data, model, tmp_path / "out")
+    # A collective on CPU keeps a thread while it waits, of which there are as many as cores if nobody says otherwise.
+    threads = {"PJRT_NPROC": "16"} if model > 1 else {}
+    play(HERE / "steps_run.py", tmp_path / "logs", hosts, *words, devices=data * model, **threads)
     every = [pickle.loads((tmp_path / f"out-{k}.pickle").read_bytes()) for k in range(hosts)]
     assert every[0].keys() == set(range(1, count + 1))
     lines = {line["step"]: line for line in records(tmp_path / "alone")[0]}
@@ -71,20 +77,31 @@ def agree_step_by_step(base, tmp_path, kind, *, hosts, devices, count):
             assert found["norms"][policy] == pytest.approx(
                 lines[step][f"policy/{policy}/grad_norm"], rel=1e-6
             )
-        close_trees(found["arrays"]["policies"], expected["policies"], roundings=64)
+        if (
+            model == 1
+        ):  # split products round otherwise, and Adam moves an entry far whose gradient is all rounding
+            close_trees(found["arrays"]["policies"], expected["policies"], roundings=64)
 
 
 def test_two_processes_take_the_steps_of_one(base, tmp_path):
     """Tokens, prompts, rewards and advantages are equal, gradients within roundings, replicas to the bit."""
-    agree_step_by_step(base, tmp_path, "plain", hosts=2, devices=1, count=2)
+    agree_step_by_step(base, tmp_path, "plain", hosts=2, data=1, count=2)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(
-    ("kind", "hosts", "devices"), [("plain", 2, 2), ("lora", 2, 1), ("packed", 4, 1), ("intervened", 2, 2)]
+    ("kind", "hosts", "data", "model"),
+    [
+        ("plain", 2, 2, 1),
+        ("lora", 2, 1, 1),
+        ("packed", 4, 1, 1),
+        ("intervened", 2, 2, 1),
+        ("plain", 4, 2, 1),
+        ("plain", 2, 1, 2),
+    ],
 )
-def test_every_layout_takes_the_steps_of_one_process(base, tmp_path, kind, hosts, devices):
-    agree_step_by_step(base, tmp_path, kind, hosts=hosts, devices=devices, count=3)
+def test_every_layout_takes_the_steps_of_one_process(base, tmp_path, kind, hosts, data, model):
+    agree_step_by_step(base, tmp_path, kind, hosts=hosts, data=data, model=model, count=3)
 
 
 def shared(base, workdir, logs, hosts=2, *options, devices=1, kind="plain"):
@@ -109,10 +126,13 @@ def undisturbed(base, tmp_path_factory):
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("kind", ["plain", "with_tools", "redrawn", "phased", "branching"])
-def test_two_runs_of_one_layout_have_the_same_bits(base, undisturbed, tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "hosts", "devices"),
+    [(kind, 2, 2) for kind in ("plain", "with_tools", "redrawn", "phased", "branching")] + [("plain", 4, 1)],
+)
+def test_two_runs_of_one_layout_have_the_same_bits(base, tmp_path, kind, hosts, devices):
     for name in ("one", "other"):
-        finish(base, tmp_path / name, tmp_path / "logs", devices=2, kind=kind)
+        finish(base, tmp_path / name, tmp_path / "logs", hosts, devices=devices, kind=kind)
     same(tmp_path / "one", tmp_path / "other", kind)
 
 
@@ -177,10 +197,67 @@ def test_an_error_of_one_process_ends_all(base, tmp_path, at):
     assert told in said(logs, 0)
 
 
+@pytest.fixture
+def disks(base, tmp_path):
+    """What lies on the disk of each of two hosts, under the same names: the code, a base, data."""
+    places = [tmp_path / f"host{k}" for k in range(2)]
+    for place in places:
+        shutil.copytree(
+            Path(marl_jax.__file__).parent, place / "marl_jax", ignore=shutil.ignore_patterns("*.pyc")
+        )
+        shutil.copytree(base, place / "base")
+        (place / "data").mkdir()
+        rows = [{"question": f"{n}+{n}=?", "gold": str(2 * n)} for n in range(24)]
+        (place / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return places
+
+
+def from_own_disks(disks, workdir, logs, *options):
+    """The exit codes of two processes that share a run, each in the folder of its host."""
+    coordinator, words = f"127.0.0.1:{free_port()}", ("base", workdir, *options)
+    processes = [
+        one
+        for k, disk in enumerate(disks)
+        for one in start(
+            HERE / "shared_run.py", logs, 2, *words, coordinator=coordinator, only=[k], cwd=disk,
+            PYTHONPATH=os.pathsep.join(map(str, (disk, HERE.parent))),
+        )
+    ]  # fmt: skip
+    return ended(processes)
+
+
 @pytest.mark.campaign
-def test_processes_that_differ_are_refused_with_what_differs(base, tmp_path):
-    codes, _ = shared(base, tmp_path / "run", tmp_path / "logs", 2, "--changed=1")
+@pytest.mark.parametrize(
+    ("changed", "line", "options", "told"),
+    [
+        ("marl_jax/task.py", "", ["--changed=1"], ["config.seed: 0 -> 7", "versions.code: "]),
+        ("base/config.json", "", [], ["digests.base base: "]),
+        (
+            "data/train.jsonl",
+            '{"question": "7+8=?", "gold": "15"}',
+            ["--files=data"],
+            ["digests.data train: ", "digests.data val: "],
+        ),
+    ],
+)
+def test_processes_that_differ_are_refused_with_what_differs(disks, tmp_path, changed, line, options, told):
+    """Where one host has another code, configuration, base or data."""
+    with open(disks[1] / changed, "a") as file:
+        file.write(f"\n{line}")
+    logs = tmp_path / "logs"
+    codes = from_own_disks(disks, tmp_path / "run", logs, *options)
+    assert codes == [2, 2], said(logs, 0) + said(logs, 1)
+    for k in range(2):
+        assert "start the same command, with the same code and data, on every host" in said(logs, k)
+        found = [line.strip() for line in said(logs, k).splitlines() if line.startswith("  process 1: ")]
+        assert len(found) == len(told), found
+        assert all(line.startswith(f"process 1: {text}") for line, text in zip(found, told)), found
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.campaign
+def test_a_folder_that_a_process_does_not_see_is_refused(base, tmp_path):
+    codes, _ = shared(base, tmp_path / "run", tmp_path / "logs", 2, "--blind=1")
     assert codes == [2, 2]
     for k in range(2):
-        assert "process 1: config.seed: 0 -> 7" in said(tmp_path / "logs", k)
-    assert not (tmp_path / "run" / "config.json").exists()
+        assert "process 1 does not see the run folder" in said(tmp_path / "logs", k)

@@ -1,13 +1,16 @@
 """Jobs of a matrix on a cluster: what is submitted again and what is not; submitit and Ray on this machine."""
 
 import os
+import re
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from marl_jax.commands import run_matrix
+from marl_jax.config.run_config import ConfigError
 from marl_jax.run_folder.metrics import read_lines, recorded
 from marl_jax.study import launchers, matrix
 from marl_jax.study.launchers import LauncherError, Work, launch
@@ -90,19 +93,71 @@ def test_a_job_that_was_stopped_is_submitted_again_as_long_as_it_gets_further(tm
     assert any("step 3" in line for line in told) and any("done" in line for line in told)
 
 
-def test_a_launcher_that_is_not_installed_names_its_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(LauncherError, match=r"pip install 'marl_jax\[ray\]'"):
-        launch("ray", jobs_of(tmp_path, 2), 0, tmp_path, print, {})
+@pytest.mark.parametrize("name", ["submitit", "ray"])
+def test_a_launcher_that_is_not_installed_names_its_extra(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(LauncherError, match=rf"pip install 'marl_jax\[{name}\]'"):
+        launch(name, jobs_of(tmp_path, 2), 0, tmp_path, print, {})
 
 
-def test_a_cluster_that_refuses_is_told_in_one_line(tmp_path, monkeypatch):
-    def refuse(works):
-        raise RuntimeError("sbatch: error: invalid partition specified: none")
+# What submitit calls on a SLURM cluster. Tasks of an array run here at once, and leave the script in `submitted`.
+SLURM = {
+    "sbatch": """
+        cp "$1" {place}/submitted
+        last=$(sed -n 's/#SBATCH --array=0-\\([0-9]*\\)%.*/\\1/p' "$1")
+        export SLURM_JOB_ID=7 SLURM_ARRAY_JOB_ID=7 SLURM_JOB_NODELIST=here
+        for k in $(seq 0 ${last:-0}); do SLURM_ARRAY_TASK_ID=$k bash "$1" > /dev/null 2>&1 & done
+        echo Submitted batch job 7
+    """,
+    "srun": """
+        while [ "$1" != --error ]; do shift; done
+        export SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 SLURM_NNODES=1 SLURM_NODEID=0
+        exec "${@:3}"
+    """,
+    "sacct": "echo 'JobID|State|NodeList'",
+    "scancel": "true",
+}
+REFUSING = SLURM | {"sbatch": "echo 'sbatch: error: invalid partition specified: none' >&2; exit 1"}
 
-    monkeypatch.setattr(launchers, "_submitit", lambda folder, options: refuse)
-    with pytest.raises(LauncherError, match="submitit took no job: sbatch: error: invalid partition"):
-        launch("submitit", jobs_of(tmp_path, 2), 0, tmp_path, print, {})
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """Puts programs of these names and texts before all others; the folder that they know."""
+
+    def install(programs):
+        place = tmp_path / "slurm"
+        place.mkdir()
+        for name, text in programs.items():
+            (place / name).write_text(f"#!/bin/bash\n{text.replace('{place}', str(place))}\n")
+            (place / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{place}{os.pathsep}{os.environ['PATH']}")
+        return place
+
+    return install
+
+
+def test_a_cluster_that_refuses_is_told_in_one_line(tmp_path, slurm):
+    slurm(REFUSING)
+    told = r"^submitit took no job: sbatch: error: invalid partition specified: none$"
+    with pytest.raises(LauncherError, match=told):
+        launch("submitit", jobs_of(tmp_path, 2), 0, tmp_path / "logs", print, {"slurm_partition": "none"})
+
+
+@pytest.mark.campaign
+def test_all_runs_are_one_job_array_of_slurm(tmp_path, slurm):
+    """Its programs are imitated; submitit and what it starts are not."""
+    place, jobs = slurm(SLURM), jobs_of(tmp_path / "runs", 2, seeds=2)
+    options = {"slurm_partition": "gpu", "gpus_per_node": 1, "timeout_min": 10}
+    assert launch("submitit", jobs, 0, tmp_path / "logs", lambda text: None, options) == []
+    assert [matrix.state(job).kind for job in jobs] == [Kind.DONE, Kind.DONE]
+    asked = (place / "submitted").read_text()
+    for flag in ("array=0-1%2", "partition=gpu", "gpus-per-node=1", "time=10", "signal=USR2@90"):
+        assert f"#SBATCH --{flag}\n" in asked, asked
+
+
+def test_a_run_of_several_hosts_is_no_job_of_a_matrix(tmp_path):
+    with pytest.raises(ConfigError, match=r"mesh\.hosts is 2: a matrix plays each run in one process"):
+        jobs_of(tmp_path, 2, texts=(*SMALL, ("mesh.hosts", "2")))
 
 
 def test_a_cluster_that_is_not_there_is_told_in_one_line(tmp_path):
@@ -158,17 +213,33 @@ def test_a_preempted_job_saves_is_taken_up_again_and_ends_as_one_that_was_not(tm
     assert _numbers(job) == _numbers(whole)
 
 
-@pytest.mark.campaign
-def test_ray_plays_jobs_on_a_cluster_of_this_machine(tmp_path):
+@pytest.fixture(scope="module")
+def ray():
     import ray
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        jobs = jobs_of(tmp_path / "runs", 2, seeds=2)
-        assert launch("ray", jobs, 0, tmp_path / "logs", lambda text: None, {}) == []
-        assert [matrix.state(job).kind for job in jobs] == [Kind.DONE, Kind.DONE]
-    finally:
-        ray.shutdown()
+    yield ray
+    ray.shutdown()
+
+
+@pytest.mark.campaign
+def test_ray_plays_jobs_on_a_cluster_of_this_machine(tmp_path, ray):
+    jobs = jobs_of(tmp_path / "runs", 2, seeds=2)
+    assert launch("ray", jobs, 0, tmp_path / "logs", lambda text: None, {}) == []
+    assert [matrix.state(job).kind for job in jobs] == [Kind.DONE, Kind.DONE]
+
+
+@pytest.mark.campaign
+def test_what_a_ray_refuses_or_cannot_place_is_told_in_one_line(tmp_path, ray, caplog):
+    (job,) = jobs_of(tmp_path, 2)
+    with pytest.raises(
+        LauncherError, match=r"^ray took no job: Invalid option keyword fast for remote functions"
+    ):
+        launch("ray", [job], 0, tmp_path, print, {"fast": 1})
+    (task,) = launchers._ray(tmp_path, {"num_gpus": 3})([Work(job, 0)])
+    told = r"no node of this Ray has CPU 1, GPU 3, memory [\d.]+ .iB: .* --launcher_options may ask for less"
+    assert re.search(told, caplog.text)
+    task.cancel()
 
 
 def _reach(job, step):
