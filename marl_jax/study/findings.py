@@ -211,7 +211,9 @@ def _table(judged: Sequence[Judged]) -> Table:
     tested = sum(one.p is not None for one in judged)
     how = (
         f"Points of accuracy on validation problems; terminal is the mean of the last {TERMINAL} evaluations. 95% "
-        f"intervals over seeds and problems; p of two-sided t tests, corrected by Holm for the {tested} that have one. "
+        f"intervals over seeds and problems, each for itself. p is the larger of two two-sided t tests, over seeds and "
+        "problems and over the means of the seeds alone, so that few seeds do not pass for many problems; it is "
+        f"corrected by Holm for the {tested} that have one. "
         f"Higher or lower where the corrected p is at most {LEVEL} and there are {SEEDS} seeds or more."
     )
     head = ("", "", "question", "seeds", "points", "95%", "p", "p by Holm")
