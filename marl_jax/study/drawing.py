@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from marl_jax.run_folder.files import write_atomically
+from marl_jax.study.bars import Finding
 from marl_jax.study.curves import Panel
-from marl_jax.study.findings import Finding
 from marl_jax.study.record import Series
 from marl_jax.terminal.tables import printable
 

@@ -13,7 +13,7 @@ from marl_jax.packaged import located
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, path_errors
 from marl_jax.study import drawing, findings, results
-from marl_jax.study.findings import Finding
+from marl_jax.study.bars import Finding
 from marl_jax.study.record import Run
 from marl_jax.study.run_tables import Table, in_one_line
 
@@ -30,7 +30,7 @@ def write_findings(root: str | os.PathLike[str], page: str | os.PathLike[str]) -
         text = path.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
         raise FolderError(f"'{page}' lacks the marks '{BEGIN}' and '{END}', between which the numbers go")
-    found, tests = findings.answers(runs)
+    found, tests, *_ = findings.answers(runs)
     parts = [_section(number, one, path) for number, one in enumerate(found, 1)]
     parts += [markdown(table) for table in (tests, _made(runs)) if table.rows] + [_missing(runs)]
     before, _, rest = text.partition(BEGIN)

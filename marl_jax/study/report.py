@@ -25,6 +25,7 @@ from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, outside, path_errors
 from marl_jax.run_folder.metrics import plain, read_lines
 from marl_jax.study import cell_map, cliffs, curves, drawing, findings, record, results, run_tables, seeds
+from marl_jax.study.bars import NOT_RUN
 from marl_jax.study.curves import Panel
 from marl_jax.study.record import Run
 from marl_jax.study.recorded import Recorded, recorded
@@ -86,10 +87,8 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
     ]
     with path_errors(place, ELSEWHERE):
         drawing.images(accuracies, place, directory.name, wide_first=False)
-    found, tests = findings.answers(list(runs.values()))
-    answered = any(
-        one.answer != findings.NOT_RUN for one in found
-    )  # runs of one's own are about other questions
+    found, tests, *_ = findings.answers(list(runs.values()))
+    answered = any(one.answer != NOT_RUN for one in found)  # runs of one's own are about other questions
     return _write_page(
         place,
         "overview.html",

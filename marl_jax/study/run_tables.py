@@ -44,6 +44,7 @@ __all__ = [
     "points",
     "runs_table",
     "share",
+    "small",
     "status",
     "tables",
     "warnings",
@@ -98,6 +99,11 @@ def status(run: Run) -> str:
 def percent(value: float | None) -> str:
     """A share in percent; a dash for None."""
     return NONE if value is None else f"{value:.1%}"
+
+
+def small(p: float | None) -> str:
+    """A p; a dash where there is none."""
+    return NONE if p is None or p != p else f"{p:.2g}"
 
 
 def interval(record: Record) -> str:

@@ -37,6 +37,7 @@ __all__ = [
     "contrasts",
     "difference",
     "measures",
+    "names_of",
     "on_test",
     "on_val",
     "paired_gaps",
@@ -91,6 +92,11 @@ class Cell:
         return [f"{name} {value}" for name, value in settings.items() if value != usual.get(name)]
 
     @property
+    def single(self) -> bool:
+        """Whether it is a single agent, the control of workflows."""
+        return str((self.config.get("workflow") or {}).get("name", "")).startswith("single")
+
+    @property
     def early(self) -> list[str]:
         """At which steps its runs were stopped, if they were."""
         steps = sorted({run.step for run in self.runs if not run.finished})
@@ -114,6 +120,15 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
         dataclasses.replace(cell, label=f"{label} ({place})" if common[label] > 1 and place else label)
         for cell, label, place in zip(cells, labels, places)
     ]
+
+
+def names_of(cells: Sequence[Cell]) -> dict[int, str]:
+    """Of each cell its folder's, which says what was changed, where no other cell has it; else its label."""
+    places = [cell.runs[0].folder.parent.name for cell in cells]
+    return {
+        id(cell): place if place.startswith(cell.name) and places.count(place) == 1 else cell.label
+        for cell, place in zip(cells, places)
+    }
 
 
 def _place(cell: Cell) -> Path:
@@ -308,7 +323,7 @@ class Pair(NamedTuple):
     def planned(self) -> bool:
         """Whether they differ in one thing: workflow against single agent, policies, or another part of the fields."""
         if "workflow.name" in self.differ:
-            return all(map(_of_workflow, self.differ)) and _single(self.other) > _single(self.one)
+            return all(map(_of_workflow, self.differ)) and self.other.single > self.one.single
         parts = {path.partition(".")[0] for path in self.differ}
         return len(parts) == 1 and not any(path.startswith("policies.base") for path in self.differ)
 
@@ -341,7 +356,7 @@ class Pair(NamedTuple):
 def pairs_of(cells: Sequence[Cell]) -> tuple[list[Pair], list[str]]:
     """The pairs to compare, those that differ in one thing first, and a line for each reason not to compare some."""
     planned, others, refused = list[Pair](), list[Pair](), dict[str, list[str]]()
-    order = [(-_single(cell), len(set(cell.runs[0].policy_map.values())), k) for k, cell in enumerate(cells)]
+    order = [(-cell.single, len(set(cell.runs[0].policy_map.values())), k) for k, cell in enumerate(cells)]
     for one, mine in zip(cells, order):
         if one.early:
             refused.setdefault("it has not made all its steps", []).append(one.label)
@@ -361,11 +376,6 @@ def pairs_of(cells: Sequence[Cell]) -> tuple[list[Pair], list[str]]:
         "; ".join(names[:3]) + (f"; {len(names) - 3} more" if len(names) > 3 else "") + f": {why}"
         for why, names in refused.items()
     ]
-
-
-def _single(cell: Cell) -> bool:
-    """Whether it is a single agent, the control of workflows."""
-    return str((cell.config.get("workflow") or {}).get("name", "")).startswith("single")
 
 
 def _of_workflow(path: str) -> bool:

@@ -1,17 +1,22 @@
 """The questions of a study: answers of made-up runs, known beforehand, and the numbers of the committed page."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from run_folder import answers, config, metrics, run
+from run_folder import answers, config, metrics, run, write_lines
+from scipy import stats
 
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.study import findings, findings_text, results
 from marl_jax.study.intervals import holm
+from marl_jax.study.mechanisms import _ranks
+from marl_jax.study.record import read_run
 from marl_jax.study.report import write_overview
+from marl_jax.study.run_tables import NONE
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE, STUDY = REPOSITORY / "docs/findings.md", REPOSITORY / "results/study"
@@ -38,21 +43,26 @@ def learner(**changes):
 
 def test_tests_are_gains_and_contrasts_corrected_for_each_other(tmp_path):
     runs = cell(tmp_path, "voting-isolated-s-math", RISING) + cell(tmp_path, "voting-shared-s-math", FLAT)
-    found, table = findings.answers(runs)
+    found, table, *_ = findings.answers(runs)
     assert {row[0]: (row[1], row[2]) for row in table.rows} == {
         "voting-isolated-s-math over base": ("higher", "1"),
         "voting-shared-s-math over base": ("not shown", "1"),
         "voting-isolated-s-math over voting-shared-s-math": ("higher", "2"),
+        "peak of voting-isolated-s-math over voting-shared-s-math": ("higher", "2"),
     }
     raw, held = ([float(row[place]) for row in table.rows] for place in (6, 7))
     assert held == pytest.approx(holm(raw), rel=0.05)
-    assert found[1].answer == "Higher in 1 of 1 (voting-isolated-s-math over voting-shared-s-math)."
-    (bar,) = found[1].bars
+    of = "voting-isolated-s-math over voting-shared-s-math"
+    assert (
+        found[1].answer
+        == f"At the end: higher in 1 of 1 ({of}). At the peak: higher in 1 of 1 (peak of {of})."
+    )
+    bar = found[1].bars[0]
     assert bar.value.low < bar.value.mean == pytest.approx(np.mean(bar.runs)) and len(bar.runs) == 3
 
 
 def test_one_seed_shows_nothing_and_a_question_without_runs_says_so(tmp_path):
-    found, table = findings.answers(cell(tmp_path, "voting-isolated-s-math", RISING, seeds=1))
+    found, table, *_ = findings.answers(cell(tmp_path, "voting-isolated-s-math", RISING, seeds=1))
     assert [row[1] for row in table.rows] == [
         "too few seeds"
     ] and "by Holm for the 0 that have one" in table.how
@@ -69,6 +79,67 @@ def test_the_single_agent_stands_below_the_workflow_and_a_worse_one_is_lower(tmp
     )
     rows = {row[0]: row[1] for row in findings.answers(runs)[1].rows}
     assert rows["voting-shared-s-math over single-shared-s-math"] == "lower"
+
+
+def spending(folder, root, calls, tokens):
+    """The runs of a cell, each of whose evaluations spent this."""
+    for path in sorted((root / folder).glob("seed-*")):
+        lines = [json.loads(line) for line in (path / "eval.jsonl").read_text().splitlines()]
+        write_lines(
+            path / "eval.jsonl",
+            [line | {"calls_per_episode": calls, "tokens_per_episode": tokens} for line in lines],
+        )
+    return [read_run(path) for path in sorted((root / folder).glob("seed-*"))]
+
+
+def test_a_control_is_of_as_many_calls_or_tokens_where_it_spends_as_many_whatever_its_name(tmp_path):
+    single = {"policies": config()["config"]["policies"] | {"map": {"generator": "p0"}}}
+    cell(tmp_path, "voting-shared-s-math", FLAT)
+    for name in ("single", "single_matched", "single_token_matched"):
+        cell(tmp_path, f"{name}-shared-s-math", RISING, **single, workflow={"name": name, "settings": {}})
+    voting = spending("voting-shared-s-math", tmp_path, 4.0, 100.0)
+
+    def over(matched, token_matched):
+        """{control: what the answer calls it}, of two controls that spend so many calls and tokens."""
+        runs = voting + spending("single-shared-s-math", tmp_path, 1.0, 25.0)
+        runs += spending("single_matched-shared-s-math", tmp_path, *matched)
+        runs += spending("single_token_matched-shared-s-math", tmp_path, *token_matched)
+        answered = findings.answers(runs)
+        tests = [one.test for one in answered.judged if one.test.against.startswith("Over a single")]
+        found = {
+            re.search(r" over (\w+)-", test.label)[1]: test.against.removeprefix("Over a ") for test in tests
+        }
+        return found, answered.findings[0], answered.tests
+
+    found, finding, _ = over((4.0, 97.0), (6.0, 105.0))
+    assert found == {
+        "single": "single agent",
+        "single_matched": "single agent with as many calls and tokens",
+        "single_token_matched": "single agent with as many tokens",
+    }
+    assert "Without a control" not in finding.answer
+    # A budget that is 3.2 times as large is that of no control, and its difference is in no test.
+    found, finding, tests = over((2.0, 31.0), (6.0, 31.0))
+    assert found == {"single": "single agent"} and len(tests.rows) == 5
+    assert "Without a control of as many calls or of as many tokens: voting-shared-s-math." in finding.answer
+    assert finding.table.rows == [
+        ("voting-shared-s-math", "single_token_matched-shared-s-math\nnot matched: x0.67",
+         "single_matched-shared-s-math\nnot matched: x3.2", "4", "100")
+    ]  # fmt: skip
+    (row,) = over((4.0, None), (6.0, None))[1].table.rows
+    assert row[1] == "single_matched-shared-s-math" and row[2] == "single-shared-s-math\nnot matched: x4"
+
+
+def test_runs_that_were_stopped_early_are_named_and_in_no_test(tmp_path):
+    runs = cell(tmp_path, "voting-isolated-s-math", FALLING)
+    stopped = [
+        dataclasses.replace(one, about={**one.about, "config": {**one.config, "steps": 90}}) for one in runs
+    ]
+    whole = cell(tmp_path / "whole", "voting-isolated-s-math", FALLING)
+    found, table, *_ = findings.answers(stopped + whole)
+    assert [row[0] for row in table.rows] == ["voting-isolated-s-math over base"]
+    assert "did not make all its steps: voting-isolated-s-math (stopped at step 40)" in table.how
+    assert found[6].answer.startswith("3 of 3 runs fell") and "Left out: 3 that did not" in found[6].answer
 
 
 def test_regimes_and_interventions_are_compared_with_the_clean_run(tmp_path):
@@ -124,21 +195,46 @@ def test_the_dominant_role_is_named_and_foretells_where_ranks_agree(tmp_path):
         runs.append(run(tmp_path / name / f"seed-{seed}", seed, along, name, lines=lines))
     found = findings.answers(runs)[0][3]
     assert "aggregator in voting-shared-s-math" in found.answer
-    (_, count, rho, p) = found.table.rows[-1]
-    assert count == "6" and float(rho) < -0.9 and float(p) < 0.05
+    (_, cells, count, rho, p) = found.table.rows[1]
+    assert (cells, count) == ("1", "6") and float(rho) < -0.9 and float(p) < 0.05
+
+
+def test_dominance_that_differs_between_cells_alone_foretells_nothing(tmp_path):
+    """Two cells: the one with more dominance loses more. Within each, dominance and what follows go together."""
+    rng, runs = np.random.default_rng(4), []
+    for name, dominance, end in (("voting-shared-s-math", 0.5, 0.8), ("voting-shared-xs-math", 0.8, 0.3)):
+        for seed in range(4):
+            value = dominance + 0.03 * seed
+            lines = [metrics(step, isolated=False, **{"gradient/p0/share/aggregator": value,
+                     "gradient/p0/dominance": value}) for step in (10, 50)]  # fmt: skip
+            last = end + 0.05 * seed
+            along = course(rng, 0.2, 0.5, 0.9, last, last, last, problems=2000)
+            runs.append(run(tmp_path / name / f"seed-{seed}", seed, along, name, lines=lines))
+    table = findings.answers(runs)[0][3].table
+    assert [row[1:4] for row in table.rows] == [
+        ("2", "4", "+1.00"), ("2", "4", "+1.00"), ("2", "8", "+1.00"),
+    ]  # fmt: skip
+    # Of two pairs, each in the order of the other or not: the two of four orders are as far that all follow or none.
+    assert table.rows[1][4] == "0.5"
+    one_each = findings.answers([one for one in runs if one.config["seed"] in (0, 1)])[0][3]
+    assert one_each.table.rows[1][3] == NONE and "Too few runs of held-out seeds" in one_each.answer
 
 
 def test_the_p_of_a_rank_correlation_counts_the_orders_that_are_as_far():
-    rho, p = findings._ranks(np.array([1.0, 2.0, 3.0]), np.array([9.0, 5.0, 1.0]))
+    rho, p = _ranks([np.array([[1.0, 2.0, 3.0], [9.0, 5.0, 1.0]])])
     assert rho == pytest.approx(-1) and p == pytest.approx(2 / 6)  # of six orders, this one and its mirror
-    rho, p = findings._ranks(np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 2.0, 4.0, 3.0]))
+    rho, p = _ranks([np.array([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 4.0, 3.0]])])
     assert rho == pytest.approx(0.8) and p == pytest.approx(
         8 / 24
     )  # three swaps of neighbours, the order itself, their mirrors
+    many = np.random.default_rng(0).random((2, 12))
+    known = stats.spearmanr(*many)
+    assert _ranks([many]) == pytest.approx((known.statistic, known.pvalue), abs=0.02)
+    assert np.isnan(_ranks([np.array([[1.0, 1.0], [2.0, 3.0]])])).all()
 
 
 def test_two_seeds_make_no_claim_however_small_their_p(tmp_path):
-    _, table = findings.answers(cell(tmp_path, "voting-isolated-s-math", (0.01, *[0.99] * 3), seeds=2))
+    _, table, *_ = findings.answers(cell(tmp_path, "voting-isolated-s-math", (0.01, *[0.99] * 3), seeds=2))
     ((_, verdict, *_, p, _),) = table.rows
     assert verdict == "too few seeds" and float(p) < 0.05
 
@@ -156,8 +252,32 @@ def test_a_monitor_is_chosen_on_even_seeds_and_tested_on_odd_ones(tmp_path):
         runs.append(run(place, seed, course(rng, *shares, problems=200), lines=lines))
     answer = findings.answers(runs)[0][6].answer
     assert "4 of 8 runs fell off a cliff" in answer and "'entropy falls to" in answer
-    assert "it fired before 2 of 2 falls, and in 0 of 2 runs" in answer
-    assert float(re.search(r"kept \+(\d+)", answer)[1]) > 40
+    assert "it fired before 2 of 2 falls, too late in 0, and in 0 of 2 runs" in answer
+    assert float(re.search(r"accuracy by \+(\d+)", answer)[1]) > 40
+
+
+def test_an_alarm_after_the_fall_foretells_nothing_and_what_it_stops_for_nothing_counts(tmp_path):
+    """Even seeds are warned before their fall at step 20, two odd ones behind it, and one for nothing."""
+    rng, runs, warned = np.random.default_rng(3), [], {0: 15, 1: 30, 4: 15, 5: 30, 7: 30}
+    for seed in range(8):
+        falls, start = seed % 4 < 2, warned.get(seed, 99)
+        # So far at once that every threshold is passed a few steps later.
+        lines = [
+            metrics(step, **dict.fromkeys(ENTROPIES, 0.1 if step >= start else 1.0)) for step in range(1, 41)
+        ]
+        place = tmp_path / "voting-isolated-s-math" / f"seed-{seed}"
+        along = course(rng, *(FALLING if falls else (*RISING, 0.9)), problems=200)
+        runs.append(run(place, seed, along, lines=lines))
+    finding = findings.answers(runs)[0][6]
+    assert "it fired before 0 of 2 falls, too late in 2, and in 1 of 2 runs" in finding.answer
+    even, odd = finding.table.rows
+    assert even[1:6] == ("4", "2", "2", "0", "0") and odd[1:7] == ("4", "2", "0", "2", "1", "3")
+    kept = []
+    for seed in (1, 5, 7):  # stopped between the evaluations at steps 30 and 40
+        shares = [np.mean(line["per_problem"]) for line in runs[seed].evaluations]
+        kept.append(100 * (shares[3] - np.mean(shares[-3:])))
+    assert float(odd[7]) == pytest.approx(np.mean(kept), abs=0.051)
+    assert [bar.label for bar in finding.bars] == ["stopped after a fall", "stopped without a fall"]
 
 
 def test_a_page_over_results_shows_the_questions_and_each_run(tmp_path):
