@@ -61,7 +61,7 @@ def images(pictures: Sequence[Panel], directory: Path, title: str, *, wide_first
 
 
 def bars(finding: Finding, path: Path) -> None:
-    """An interval for each number, with a dot for each run, as an SVG."""
+    """An interval for each number, with a dot for each run, as an SVG and a PNG of this name."""
     with _style():
         from matplotlib.figure import Figure
 
@@ -78,7 +78,8 @@ def bars(finding: Finding, path: Path) -> None:
         axes.set_yticks(range(len(names)), names, fontsize=7)
         axes.set_ylim(len(finding.bars) - 0.5, -0.5)
         axes.set_xlabel(f"{finding.unit}; lines are 95% intervals, dots are runs", fontsize=7, color=MUTED)
-        _save(figure, path, Date=None)
+        _save(figure, path.with_name(f"{path.name}.svg"), Date=None)
+        _save(figure, path.with_name(f"{path.name}.png"), Software=None)
 
 
 def legend(pictures: Sequence[Panel]) -> str:

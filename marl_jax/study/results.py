@@ -19,7 +19,7 @@ from marl_jax.run_folder.folder import FolderError, path_errors
 from marl_jax.study.record import Record, Run, find_runs, read_run
 from marl_jax.user_cache import machine
 
-__all__ = ["SUFFIX", "collect", "compact", "find_results", "read_result"]
+__all__ = ["SUFFIX", "collect", "compact", "find_results", "read_result", "read_results"]
 
 SUFFIX = ".run.json"
 SCHEMA = 1
@@ -79,6 +79,17 @@ def read_result(path: str | os.PathLike[str]) -> Run:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FolderError(f"'{file}' is no result of a run: {error}") from None
+
+
+def read_results(root: str | os.PathLike[str]) -> tuple[list[Run], list[str]]:
+    """The runs whose files below a directory are sound, and why others are not."""
+    runs, unread = [], []
+    for path in find_results(root):
+        try:
+            runs.append(read_result(path))
+        except FolderError as error:
+            unread.append(str(error))
+    return runs, unread
 
 
 def find_results(root: str | os.PathLike[str]) -> list[Path]:
