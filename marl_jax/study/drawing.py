@@ -148,6 +148,7 @@ def _scales(panel: Panel, axes: Any) -> None:
     axes.set_xlim(0, max(panel.last_step, max(line.series.steps[-1] for line in panel.lines), 1))
     axes.locator_params(axis="x", nbins=6, integer=True)
     _write(axes, "step", (0, 0), (-8, -6), ha="right", va="top", color=MUTED)
+    axes.set_ylabel(panel.unit, fontsize=7, color=MUTED)
     if panel.logarithmic:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))

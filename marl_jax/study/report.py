@@ -207,7 +207,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
     ]
     rest = {
         name: getattr(panel, name)
-        for name in ("title", "percent", "points", "logarithmic", "level", "bounds")
+        for name in ("title", "percent", "unit", "points", "logarithmic", "level", "bounds")
     }
     return rest | {"lines": lines}
 
