@@ -18,7 +18,7 @@ import numpy as np
 from marl_jax.alarms.monitors import WINDOW
 from marl_jax.alarms.watch import judge
 from marl_jax.study.intervals import Interval, over_seeds
-from marl_jax.study.record import Record, Run, trained
+from marl_jax.study.record import Record, Run, once, trained
 
 __all__ = [
     "CLIFF",
@@ -26,6 +26,7 @@ __all__ = [
     "Course",
     "course",
     "drop_of",
+    "fell",
     "form_lost",
     "form_of",
     "is_cliff",
@@ -87,6 +88,7 @@ def per_problem(record: Record | None) -> PerProblem | None:
     )
 
 
+@once
 def course(run: Run) -> Course | None:
     """None with fewer than TERMINAL evaluations after the start, or too few problems for two halves.
 
@@ -133,6 +135,13 @@ def is_cliff(courses: Sequence[Course]) -> bool | None:
     return drop.low > 0 and drop.mean >= GAIN_SHARE * gain
 
 
+@once
+def fell(run: Run) -> bool | None:
+    """Whether a run fell off a cliff by itself; None where that is not known."""
+    end = course(run)
+    return is_cliff([end]) if end else None
+
+
 def form_of(runs: Sequence[Run]) -> str:
     """What the texts of some runs lost of their form, in words."""
     lost = ", ".join(dict.fromkeys(sign for run in runs for sign in form_lost(run)))
@@ -140,6 +149,7 @@ def form_of(runs: Sequence[Run]) -> str:
     return (lost or "kept") + ("; repetition not recorded" if unknown else "")
 
 
+@once
 def form_lost(run: Run) -> list[str]:
     """What the texts of a run lost of their form by its end, by role: a fall without any is one of accuracy alone.
 

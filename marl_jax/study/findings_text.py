@@ -16,7 +16,7 @@ from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, path_errors
 from marl_jax.study import drawing, findings, results
 from marl_jax.study.bars import Finding
-from marl_jax.study.cliffs import course, form_of, is_cliff
+from marl_jax.study.cliffs import fell, form_of
 from marl_jax.study.paper import agreement
 from marl_jax.study.record import Run
 from marl_jax.study.run_tables import NONE, Table, in_one_line
@@ -79,10 +79,12 @@ def _made(runs: Sequence[Run]) -> Table:
         code = sorted({str((run.about.get("versions") or {}).get("code", NONE))[:8] for run in some})
         seeds = ", ".join(str(run.config.get("seed")) for run in some)
         steps = sorted({str(run.steps) if run.finished else f"{run.step} of {run.steps}" for run in some})
-        known = [is_cliff([end]) for run in some if (end := course(run))]
-        fell = f"{known.count(True)} of {len(known)}" if known else NONE
+        known = [verdict for run in some if (verdict := fell(run)) is not None]
+        fallen = f"{sum(known)} of {len(known)}" if known else NONE
         where = ["; ".join(machines), ", ".join(code)]
-        rows.append((name, form_of(some), *where, seeds, ", ".join(steps), f"{hours:.2f}", _pace(some), fell))
+        rows.append(
+            (name, form_of(some), *where, seeds, ", ".join(steps), f"{hours:.2f}", _pace(some), fallen)
+        )
     how = (
         f"Each is made by `{COMMAND}`, with its part for PART, by code of the digest that `versions.code` of its "
         "config.json begins with, and kept by `python -m experiments.collect`. Hours and seconds are of the steps with "

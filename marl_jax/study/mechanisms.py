@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from marl_jax.study.bars import NOT_RUN, Bar, Finding
-from marl_jax.study.cliffs import Course, course, form_lost, is_cliff
+from marl_jax.study.cliffs import course, fell, form_lost
 from marl_jax.study.intervals import Interval, over_runs
 from marl_jax.study.record import Run, Series
 from marl_jax.study.run_tables import NONE, Table, small
@@ -146,9 +146,8 @@ def foretold(cells: Sequence[Cell]) -> Finding:
     doubt = "A monitor that keeps its hits and its silence on other seeds and cells."
     early = sum(not run.finished for cell in cells for run in cell.runs)
     left_out = f" Left out: {early} that did not make all their steps." if early else ""
-    ends = [(run, end) for cell in cells for run in cell.runs if run.finished and (end := course(run))]
-    falls = {id(run): _fall(end) for run, end in ends if is_cliff([end]) is not None}
-    runs = [run for run, _ in ends if id(run) in falls]
+    runs = [run for cell in cells for run in cell.runs if run.finished and fell(run) is not None]
+    falls = {id(run): _fall(run) for run in runs}
     if not runs:
         return Finding(question, NOT_RUN, doubt)
     fallen = [run for run in runs if falls[id(run)] < math.inf]
@@ -212,9 +211,10 @@ def foretold(cells: Sequence[Cell]) -> Finding:
 Alarm = Callable[[Run], float | None]  # at which step of a run a monitor fires first
 
 
-def _fall(end: Course) -> float:
+def _fall(run: Run) -> float:
     """The step by which a run has fallen off its cliff; infinite where there is none."""
-    if not is_cliff([end]):
+    end = course(run)
+    if end is None or not fell(run):
         return math.inf
     middle = (end.peak.mean() + end.terminal.mean()) / 2
     after = [(step, right.mean()) for step, right in zip(end.steps, end.right) if step > max(end.peak_steps)]

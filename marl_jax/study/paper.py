@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from scipy import stats
 
 from marl_jax.study.bars import NOT_RUN
-from marl_jax.study.cliffs import course, form_lost, is_cliff
+from marl_jax.study.cliffs import course, fell, form_lost, is_cliff
 from marl_jax.study.findings import AT_PEAK, BASE, LEVEL, SEEDS, Answered, Judged, told
 from marl_jax.study.record import Run
 from marl_jax.study.run_tables import NONE, Table
@@ -107,11 +107,11 @@ def _amplified(said: Answered, isolated: Sequence[Cell]) -> Verdict:
     cells = [
         cell for cell in isolated if cell.config["workflow"]["name"] in PARALLEL and len(cell.runs) >= SEEDS
     ]
-    grows, fell = bars[-1].value.low > 1, sum(map(_is_cliff, cells))
-    by = f"{bars[-1].label} amplify it {bars[-1].value.mean:.2f} times; {fell} of {len(cells)} isolated cells fell"
+    grows, falls = bars[-1].value.low > 1, sum(map(_is_cliff, cells))
+    by = f"{bars[-1].label} amplify it {bars[-1].value.mean:.2f} times; {falls} of {len(cells)} isolated cells fell"
     if not grows:
         return (DIFFERS if bars[-1].value.high < 1 else UNSURE), by
-    return (AGREES if fell else PARTLY), by
+    return (AGREES if falls else PARTLY), by
 
 
 def _captured(said: Answered) -> Verdict:
@@ -151,8 +151,7 @@ def _but_policies(cell: Cell) -> str:
 
 
 def _fell(run: Run) -> bool | None:
-    end = course(run) if run.finished else None
-    return is_cliff([end]) if end else None
+    return fell(run) if run.finished else None
 
 
 def _is_cliff(cell: Cell) -> bool:

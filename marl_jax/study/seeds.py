@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marl_jax.config.cells import POLICIES
-from marl_jax.study.cliffs import TERMINAL, PerProblem, course, form_of, is_cliff, per_problem
+from marl_jax.study.cliffs import TERMINAL, PerProblem, course, fell, form_of, is_cliff, per_problem
 from marl_jax.study.intervals import over_seeds
-from marl_jax.study.record import Run, base, held_out, trained
+from marl_jax.study.record import Run, base, held_out, once, trained
 from marl_jax.study.run_tables import NONE, Table, points, share
 from marl_jax.workflows import BUILT_IN
 
@@ -147,6 +147,7 @@ class Answers(NamedTuple):
     right: PerProblem
 
 
+@once
 def measures(run: Run) -> dict[str, Answers]:
     """What a run is measured by, as far as it is known."""
     end = course(run)
@@ -249,13 +250,12 @@ def _rows(cells: Sequence[Cell], shown: Sequence[str], cliffs: bool = False) -> 
 
 def _fallen(cell: Cell) -> str:
     """How many runs fell by themselves, beneath it whether they did together, and which form they lost with it."""
-    ends = [(run, end) for run in cell.runs if (end := course(run))]
-    alone = [(run, fell) for run, end in ends if (fell := is_cliff([end])) is not None]
-    together = is_cliff([end for _, end in ends]) if len(ends) > 1 else None
-    fallen = [run for run, fell in alone if fell]
+    known = [run for run in cell.runs if fell(run) is not None]
+    fallen = [run for run in known if fell(run)]
+    together = is_cliff([end for run in cell.runs if (end := course(run))]) if len(known) > 1 else None
     below = [] if together is None else ["a cliff" if together else "no cliff"]
     below += [f"form: {form_of(fallen)}"] if fallen else []
-    count = f"{len(fallen)} of {len(alone)}" if alone else NONE
+    count = f"{len(fallen)} of {len(known)}" if known else NONE
     return "\n".join([count, ", ".join(below)]) if below else count
 
 
