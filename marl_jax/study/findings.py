@@ -214,7 +214,7 @@ def _compared(number: int, judged: Sequence["Judged"], table: Table | None = Non
     if table and table.rows:
         lacking = [row[0] for row in table.rows if "\n" in row[1] or "\n" in row[2]]
         said += (
-            f"Without a control of as many calls or of as many tokens: {', '.join(lacking)}. "
+            f"A control in calls or in tokens is lacking for {', '.join(lacking)}. "
             if lacking
             else ""
         )

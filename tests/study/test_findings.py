@@ -117,11 +117,11 @@ def test_a_control_is_of_as_many_calls_or_tokens_where_it_spends_as_many_whateve
         "single_matched": "single agent with as many calls and tokens",
         "single_token_matched": "single agent with as many tokens",
     }
-    assert "Without a control" not in finding.answer
+    assert "is lacking" not in finding.answer
     # A budget that is 3.2 times as large is that of no control, and its difference is in no test.
     found, finding, tests = over((2.0, 31.0), (6.0, 31.0))
     assert found == {"single": "single agent"} and len(tests.rows) == 5
-    assert "Without a control of as many calls or of as many tokens: voting-shared-s-math." in finding.answer
+    assert "A control in calls or in tokens is lacking for voting-shared-s-math." in finding.answer
     assert finding.table.rows == [
         ("voting-shared-s-math", "single_token_matched-shared-s-math\nnot matched: x0.67",
          "single_matched-shared-s-math\nnot matched: x3.2", "4", "100")
