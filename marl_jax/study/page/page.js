@@ -149,7 +149,7 @@ function curve(figure, panel) {
     ...size(), series, bands, legend: {show: false}, hooks: {draw: [draw], setCursor: [plot => said(plot.cursor.idx ?? null)]},
     cursor: {sync: {key: sync.key, setSeries: false}, points: {size: 7}, drag: {x: true, y: false}},
     scales: {x: {time: false}, y: panel.logarithmic ? {distr: 3} : {range}},
-    axes: [{...axis, label: "step", size: 34},
+    axes: [{...axis, label: "step", size: 24},
       {...axis, label: panel.unit || null, size: 56, values: (_, ticks) => ticks.map(tick => tick === null ? "" : (panel.percent ? percent : number)(tick))}],
   }, values, holder);
   said(null);
