@@ -144,6 +144,8 @@ def fell(run: Run) -> bool | None:
 
 def form_of(runs: Sequence[Run]) -> str:
     """What the texts of some runs lost of their form, in words."""
+    if not any(run.metrics for run in runs):
+        return "not recorded"
     lost = ", ".join(dict.fromkeys(sign for run in runs for sign in form_lost(run)))
     unknown = not all(run.keys("repeated/.+") for run in runs)
     return (lost or "kept") + ("; repetition not recorded" if unknown else "")

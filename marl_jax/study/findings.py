@@ -72,7 +72,7 @@ def answers(runs: Sequence[Run]) -> Answered:
     found = [
         _compared(1, judged, _controls(cells, pairs)),
         _compared(2, judged),
-        amplification(runs),
+        amplification([run for cell in cells for run in cell.runs]),
         capture(cells),
         *(_compared(number, judged) for number in (5, 6)),
         foretold(cells),

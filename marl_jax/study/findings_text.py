@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from marl_jax.study.cliffs import fell, form_of
 from marl_jax.study.paper import agreement
 from marl_jax.study.record import Run
 from marl_jax.study.run_tables import NONE, Table, in_one_line
+from marl_jax.study.seeds import Cell, names_of
 
 __all__ = ["markdown", "write_findings"]
 
@@ -33,12 +35,14 @@ def write_findings(root: str | os.PathLike[str], page: str | os.PathLike[str]) -
     """Make the numbers of a page anew from the results below a directory, and its figures beside it."""
     path = Path(page)
     runs, unread = results.read_results(root)
+    if not runs:
+        raise FolderError(f"there is no result of a run in or below '{root}': see experiments.collect")
     with path_errors(path):
         text = path.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
         raise FolderError(f"'{page}' lacks the marks '{BEGIN}' and '{END}', between which the numbers go")
     said = findings.answers(runs)
-    tables = [table for table in (said.tests, _made(runs), _lacking(runs)) if table.rows]
+    tables = [table for table in (said.tests, _made(said.cells), _lacking(said.cells)) if table.rows]
     parts = [markdown(agreement(said)), *(_section(k, one, path) for k, one in enumerate(said.findings, 1))]
     parts += [*map(markdown, tables), "\n".join(f"- Left out: {why}" for why in unread)]
     before, _, rest = text.partition(BEGIN)
@@ -66,25 +70,22 @@ def _section(number: int, finding: Finding, page: Path) -> str:
     return "\n\n".join([*parts, f"What would change our mind: {finding.doubt}"])
 
 
-def _made(runs: Sequence[Run]) -> Table:
-    """The runs of each folder: seeds, steps, hours, how they ended, and where and by which code they were made."""
-    by_folder: dict[str, list[Run]] = {}
-    for run in runs:
-        by_folder.setdefault(run.folder.parent.name, []).append(run)
-    rows = []
-    for name, some in by_folder.items():
-        about: list[Mapping[str, object]] = [run.about.get("made") or {} for run in some]
-        hours = sum(float(str(made.get("seconds") or 0)) for made in about) / 3600
-        machines = sorted({str(made.get("machine")) for made in about})
-        code = sorted({str((run.about.get("versions") or {}).get("code", NONE))[:8] for run in some})
-        seeds = ", ".join(str(run.config.get("seed")) for run in some)
-        steps = sorted({str(run.steps) if run.finished else f"{run.step} of {run.steps}" for run in some})
-        known = [verdict for run in some if (verdict := fell(run)) is not None]
-        fallen = f"{sum(known)} of {len(known)}" if known else NONE
-        where = ["; ".join(machines), ", ".join(code)]
-        rows.append(
-            (name, form_of(some), *where, seeds, ", ".join(steps), f"{hours:.2f}", _pace(some), fallen)
+def _made(cells: Sequence[Cell]) -> Table:
+    """The runs of each cell: seeds, steps, hours, how they ended, and where and by which code they were made."""
+    names, rows = names_of(cells), []
+    for cell in cells:
+        about: list[Mapping[str, Any]] = [run.about.get("made") or {} for run in cell.runs]
+        hours = sum(float(made.get("seconds") or 0) for made in about) / 3600
+        machines = sorted({str(made.get("machine") or NONE) for made in about})
+        code = sorted({str((run.about.get("versions") or {}).get("code", NONE))[:8] for run in cell.runs})
+        seeds = ", ".join(str(run.config["seed"]) for run in cell.runs)
+        steps = sorted(
+            {str(run.steps) if run.finished else f"{run.step} of {run.steps}" for run in cell.runs}
         )
+        known = [verdict for run in cell.runs if (verdict := fell(run)) is not None]
+        fallen = f"{sum(known)} of {len(known)}" if known else NONE
+        words = (form_of(cell.runs), "; ".join(machines), ", ".join(code), seeds, ", ".join(steps))
+        rows.append((names[id(cell)], *words, f"{hours:.2f}", _pace(cell.runs), fallen))
     how = (
         f"Each is made by `{COMMAND}`, with its part for PART, by code of the digest that `versions.code` of its "
         "config.json begins with, and kept by `python -m experiments.collect`. Hours and seconds are of the steps with "
@@ -95,17 +96,17 @@ def _made(runs: Sequence[Run]) -> Table:
     return Table("Runs", rows, head, how, words=4)
 
 
-def _lacking(runs: Sequence[Run]) -> Table:
+def _lacking(cells: Sequence[Cell]) -> Table:
     """What of each part is not run, seed by seed, and what that takes by the steps that were timed."""
-    there: dict[str, set[object]] = {}
+    there: dict[str, int] = {}
     alike: dict[str, list[Run]] = {}  # runs of one workflow, scale and task
-    for run in runs:
-        if run.finished:
-            there.setdefault(run.folder.parent.name, set()).add(run.config.get("seed"))
-        alike.setdefault(_kind(run.folder.parent.name), []).append(run)
+    for cell in cells:
+        if not cell.early:
+            there[names_of(cells)[id(cell)]] = len(cell.runs)
+        alike.setdefault(_kind(cell.name), []).extend(cell.runs)
     rows = []
     for part, names in _parts().items():
-        seeds = {name: findings.SEEDS - len(there.get(name, ())) for name in names}
+        seeds = {name: findings.SEEDS - there.get(name, 0) for name in names}
         lacking = {name: count for name, count in seeds.items() if count > 0}
         hours, untimed = 0.0, 0
         for name, count in lacking.items():

@@ -74,6 +74,8 @@ def read_result(path: str | os.PathLike[str]) -> Run:
         lines = tuple(dict(zip(columns, row)) for row in zip(*columns.values()))
         if held["schema"] != SCHEMA:
             raise ValueError(f"its schema is {held['schema']}, this version reads {SCHEMA}")
+        if type(held["about"]["config"]["seed"]) is not int:
+            raise ValueError("it names no seed")
         return Run(
             file.with_name(file.name.removesuffix(SUFFIX)), held["about"], lines, tuple(held["evaluations"])
         )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from run_folder import config, evaluation, metrics, write_run
 
-from marl_jax.study.cliffs import course, drop_of, form_lost, is_cliff, why_none
+from marl_jax.study.cliffs import course, drop_of, form_lost, form_of, is_cliff, why_none
 from marl_jax.study.record import read_run
 
 
@@ -95,6 +95,9 @@ def test_a_loss_of_form_is_told_apart_from_a_loss_of_accuracy_and_by_role(tmp_pa
     ]  # fmt: skip
     assert of({**kept, "repeated/generator": 0.25}, {**kept, "repeated/generator": 0.1}) == []
     assert of({**kept, **lost}, steps=(1, 150)) == []  # too few steps to say
+    assert form_of([run(tmp_path / "b", {0: share(1)})]) == "kept; repetition not recorded"
+    bare = read_run(write_run(tmp_path / "c", about=config(), lines=[], evaluations=[]))
+    assert form_of([bare]) == "not recorded"
 
 
 SHARES = "unreadable_share", "truncated_share"

@@ -17,6 +17,7 @@ from marl_jax.study.mechanisms import _ranks
 from marl_jax.study.record import read_run
 from marl_jax.study.report import write_overview
 from marl_jax.study.run_tables import NONE
+from marl_jax.study.seeds import by_cell
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE, STUDY = REPOSITORY / "docs/findings.md", REPOSITORY / "results/study"
@@ -321,6 +322,23 @@ def test_a_file_that_cannot_be_read_is_left_out_by_name(tmp_path):
     assert "| voting-isolated-s-math |" in page.read_text()
     (line,) = [line for line in page.read_text().splitlines() if line.startswith("- Left out:")]
     assert "half.run.json' is no result of a run" in line
+    with pytest.raises(FolderError, match="no result of a run in or below"):
+        findings_text.write_findings(tmp_path / "nothing", page)
+    assert "| voting-isolated-s-math |" in page.read_text()
+
+
+def test_runs_of_other_settings_under_a_name_are_a_row_of_their_own_and_not_what_the_name_asks_for(tmp_path):
+    runs = cell(tmp_path, "voting-shared-xs-math", RISING)
+    five = {"workflow": {"name": "voting", "settings": {"votes": 5}}}
+    odd = [dataclasses.replace(runs[2], about={**runs[2].about, "config": {**runs[2].config, **five}})]
+    cells = by_cell(runs[:2] + odd)
+    assert [row[:1] + row[4:5] for row in findings_text._made(cells).rows] == [
+        ("voting-shared-xs-math", "0, 1"), ("voting-shared-xs-math (votes 5)", "2"),
+    ]  # fmt: skip
+    assert (
+        "voting-shared-xs-math (1 of 3)"
+        in dict(row[:2] for row in findings_text._lacking(cells).rows)["xs-math"]
+    )
 
 
 def test_what_is_lacking_is_told_by_seed_with_the_hours_of_what_was_timed(tmp_path):
@@ -328,7 +346,7 @@ def test_what_is_lacking_is_told_by_seed_with_the_hours_of_what_was_timed(tmp_pa
     runs = cell(tmp_path, "voting-shared-xs-math", RISING, seeds=2)
     steps = runs[0].step
     runs = [dataclasses.replace(one, about={**one.about, "made": {"seconds": 9.0 * steps}}) for one in runs]
-    rows = {row[0]: row[1:] for row in findings_text._lacking(runs).rows}
+    rows = {row[0]: row[1:] for row in findings_text._lacking(by_cell(runs)).rows}
     assert (
         "voting-shared-xs-math (1 of 3)" in rows["xs-math"][0]
         and "single-shared-xs-math," in rows["xs-math"][0]
