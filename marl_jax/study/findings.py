@@ -212,7 +212,7 @@ def _compared(number: int, judged: Sequence["Judged"], table: Table | None = Non
         verdicts = told([one for one in mine if one.test.against == against])
         said += f"{against}: {verdicts}. " if against else f"{verdicts[:1].upper()}{verdicts[1:]}. "
     if table and table.rows:
-        lacking = [row[0] for row in table.rows if "\n" in row[1] or "\n" in row[2]]
+        lacking = [row[0] for row in table.rows if any(near == NONE or "\n" in near for near in row[1:3])]
         said += f"A control in calls or in tokens is lacking for {', '.join(lacking)}. " if lacking else ""
     bars = [one.test.bar._replace(verdict=one.verdict) for one in mine]
     return Finding(question, said.rstrip(), doubt, bars, table=table if table and table.rows else None)

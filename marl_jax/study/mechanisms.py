@@ -163,31 +163,24 @@ def foretold(cells: Sequence[Cell]) -> Finding:
     score, name, fires = max(
         ((_score(learnt, falls, fires), name, fires) for name, fires in monitors), key=lambda one: one[0]
     )
-    rows, bars = [], list[Bar]()
+    rows = []
     for seeds, some in (("even seeds, chosen by", learnt), ("odd seeds, tested on", tested)):
         kinds = _alarms(some, falls, fires)
         stops = [(run, step) for kind in kinds.values() for run, step in kind if step is not None]
-        kept, steps = (
-            [_saved(run, step) for run, step in stops],
-            [1 - step / run.steps for run, step in stops],
-        )
-        before, late, never, false = (len(kind) for kind in kinds.values())
+        before, late, never, false = map(len, kinds.values())
         counts = (len(some), before + late + never, before, late, false, len(stops))
-        saved = (f"{np.mean(kept):+.1f}", f"{np.mean(steps):.0%}") if stops else (NONE, NONE)
-        rows.append((seeds, *map(str, counts), *saved))
-        bars = [
-            Bar(label, over_runs(values), values)
-            for label, kind in kinds.items()
-            if (values := [_saved(run, step) for run, step in kind if step is not None])
-        ]
-    _, _, count, hits, late_, false_, stopped, points, _ = rows[-1]
+        kept = f"{np.mean([_saved(run, step) for run, step in stops]):+.1f}" if stops else NONE
+        spared = f"{np.mean([1 - step / run.steps for run, step in stops]):.0%}" if stops else NONE
+        rows.append((seeds, *map(str, counts), kept, spared))
     answer = (
         f"{said}. On even seeds '{name}' told them apart best (share of falls foretold minus share of false alarms "
-        f"{score:+.2f}). On odd seeds it fired before {hits} of {count} falls, too late in {late_}, and in {false_} of "
-        f"{len(tested) - int(count)} runs that did not fall."
+        f"{score:+.2f}). On odd seeds it fired before {before} of {before + late + never} falls, too late in {late}, "
+        f"and in {false} of {len(tested) - before - late - never} runs that did not fall."
     )
-    if points != NONE:
-        answer += f" Stopping there changes accuracy by {points} points on average over the {stopped} runs it stops."
+    if stops:
+        answer += f" Stopping there changes accuracy by {kept} points on average over the {len(stops)} runs it stops."
+    saved = {label: [_saved(run, at) for run, at in kind if at is not None] for label, kind in kinds.items()}
+    bars = [Bar(label, over_runs(values), values) for label, values in saved.items() if values]
     how = (
         "A run has fallen at the first evaluation after its peak that is below the middle of peak and terminal "
         "accuracy; an alarm foretells the fall if it comes before. Points are the accuracy of the last evaluation "

@@ -78,8 +78,11 @@ def test_the_single_agent_stands_below_the_workflow_and_a_worse_one_is_lower(tmp
     runs = cell(tmp_path, "single-shared-s-math", RISING, **single) + cell(
         tmp_path, "voting-shared-s-math", FLAT
     )
-    rows = {row[0]: row[1] for row in findings.answers(runs)[1].rows}
-    assert rows["voting-shared-s-math over single-shared-s-math"] == "lower"
+    found, table, *_ = findings.answers(runs)
+    assert {row[0]: row[1] for row in table.rows}["voting-shared-s-math over single-shared-s-math"] == "lower"
+    # What an episode spends was not recorded, so nothing is a control of as many calls or tokens.
+    assert found[0].table.rows == [("voting-shared-s-math", NONE, NONE, "not recorded", "not recorded")]
+    assert "is lacking for voting-shared-s-math." in found[0].answer
 
 
 def spending(folder, root, calls, tokens):
@@ -127,7 +130,8 @@ def test_a_control_is_of_as_many_calls_or_tokens_where_it_spends_as_many_whateve
         ("voting-shared-s-math", "single_token_matched-shared-s-math\nnot matched: x0.67",
          "single_matched-shared-s-math\nnot matched: x3.2", "4", "100")
     ]  # fmt: skip
-    (row,) = over((4.0, None), (6.0, None))[1].table.rows
+    finding = over((4.0, None), (6.0, None))[1]
+    (row,) = finding.table.rows
     assert row[1] == "single_matched-shared-s-math" and row[2] == "single-shared-s-math\nnot matched: x4"
 
 
