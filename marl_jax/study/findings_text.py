@@ -28,7 +28,7 @@ __all__ = ["markdown", "write_findings"]
 BEGIN, END = "<!-- made by make page -->", "<!-- end -->"
 PARTS = "configs/findings.py"  # what was meant to be run
 REST = "the map, in no part"  # of the study's cells, those that no part has
-COMMAND = f"python -m experiments.matrix --config={PARTS} --cells=PART --seeds={findings.SEEDS} --root=DIR"
+COMMAND = f"python -m experiments.matrix --config={PARTS} --cells=agents --seeds={findings.SEEDS} --root=DIR"
 
 
 def write_findings(root: str | os.PathLike[str], page: str | os.PathLike[str]) -> None:
@@ -87,10 +87,11 @@ def _made(cells: Sequence[Cell]) -> Table:
         words = (form_of(cell.runs), "; ".join(machines), ", ".join(code), seeds, ", ".join(steps))
         rows.append((names[id(cell)], *words, f"{hours:.2f}", _pace(cell.runs), fallen))
     how = (
-        f"Each is made by `{COMMAND}`, with its part for PART, by code of the digest that `versions.code` of its "
-        "config.json begins with, and kept by `python -m experiments.collect`. Hours and seconds are of the steps with "
-        "their evaluations, with whatever else ran on the machine at that time. Form is what the roles' texts lost "
-        "from the first recorded step to the last ones, of readability, endings, length, or by repeating themselves."
+        f"Each is made by `{COMMAND}`, with its part, a set of that file, for `agents`, by code of the digest that "
+        "`versions.code` of its config.json begins with, and kept by `python -m experiments.collect`. Hours and "
+        "seconds are of the steps with their evaluations, with whatever else ran on the machine at that time. Form is "
+        "what the roles' texts lost from the first recorded step to the last ones, of readability, endings, length, or "
+        "by repeating themselves."
     )
     head = ("", "form", "machine", "code", "seeds", "steps", "hours", "seconds a step", "fell")
     return Table("Runs", rows, head, how, words=4)
