@@ -10,6 +10,7 @@ import pytest
 from run_folder import answers, config, metrics, run, write_lines
 from scipy import stats
 
+from marl_jax.config.run_config import config_module
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.study import findings, findings_text, results
 from marl_jax.study.intervals import holm
@@ -404,3 +405,19 @@ def test_the_committed_page_is_that_of_the_committed_files(tmp_path):
     assert re.sub(number, "N", made) == re.sub(number, "N", kept)
     numbers = lambda text: [float(x) for x in re.findall(number, text)]
     assert numbers(made) == pytest.approx(numbers(kept), rel=0.02, abs=0.011)
+
+
+def test_the_controls_that_are_still_to_be_run_spend_what_the_workflows_did():
+    """From the JSON alone: calls within a tenth of a workflow's, and budgets of tokens about those of one."""
+    spent = {"calls": [], "tokens": []}
+    for path in sorted(STUDY.glob("*/seed-*.run.json")):
+        if not path.parent.name.startswith("single"):
+            last = [e for e in json.loads(path.read_text())["evaluations"] if e["split"] == "val"][-1]
+            spent["calls"].append(last["calls_per_episode"])
+            spent["tokens"].append(last["tokens_per_episode"])
+    module = config_module(REPOSITORY / "configs/findings.py")
+    settings = [module.get_config(name).workflow.settings for name in module.SETS["controls"]]
+    assert {name for one in settings for name in one} == {"calls", "tokens"}
+    for one in settings:
+        for name, value in one.items():
+            assert any(abs(value / of - 1) < 0.1 for of in spent[name]), one
