@@ -92,6 +92,11 @@ class Run:
         return self.step >= self.steps
 
     @property
+    def thinned(self) -> bool:
+        """Whether steps were left out, as in compact results; alarms need steps in a row."""
+        return len(self.metrics) < self.step
+
+    @property
     def policy_map(self) -> Mapping[str, str]:
         """{role: policy}."""
         return self.config.get("policies", {}).get("map", {})

@@ -203,6 +203,8 @@ def _by_end(run: Run) -> list[Alarm]:
 
 def no_alarm(run: Run) -> str:
     """What stands in the place of alarms."""
+    if run.thinned:
+        return f"Not judged: of {run.step} steps {len(run.metrics)} are kept here, and alarms need steps in a row."
     return f"None of {len(MONITORS)} monitors found anything." if run.metrics else "No step is recorded yet."
 
 
@@ -263,7 +265,7 @@ def runs_table(runs: Mapping[str, Run]) -> Table:
         "terminal": terminal,
         "final over base,\npoints": lambda run: points(gain(final(run))),
         "test: final,\nover its base": tested,
-        "alarms": lambda run: str(len(run.watch.holding) or NONE),
+        "alarms": lambda run: str(len(run.watch.holding) or ("not judged" if run.thinned else NONE)),
         "warnings": lambda run: str(len(warnings(run)) or NONE),
     }
     rows = [(name, *(cell(run) for cell in columns.values())) for name, run in runs.items()]
