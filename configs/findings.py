@@ -78,6 +78,8 @@ def _anchor(config: RunConfig) -> RunConfig:
 CHANGES: dict[str, Change] = {
     **{f"votes{votes}": _with(votes=votes) for votes in (1, 2, 3, 4, 6, 8)},
     **{f"rounds{rounds}": _with(rounds=rounds) for rounds in (1, 6)},
+    **{f"calls{calls}": _with(calls=calls) for calls in (2, 3)},
+    **{f"tokens{tokens}": _with(tokens=tokens) for tokens in (29, 41, 118)},
     "slots": lambda config: _learner(config, gradients="slots"),
     "short": _steps(10),
     "long": _steps(400),
@@ -106,6 +108,13 @@ SETS = {
         f"{STEEP[0]}+{change}" for change in ("anchor", "multiplicity", "equalise", "damping")
     ),
     "amplification": tuple(f"voting-isolated-xs-math+votes{votes}+slots+short" for votes in (1, 2, 4, 6, 8)),
+    # Single agents that spend as much as trained workflows: calls of eval_opt (2.0) and orch_workers (3.1); tokens of
+    # eval_opt (27: a budget of 29, since most problems have room for one call of 22), orch_workers (41) and isolated
+    # voting (118). Voting's four calls are those of single_matched.
+    "controls": (
+        *(f"single_matched-shared-xs-math+calls{calls}" for calls in (2, 3)),
+        *(f"single_token_matched-shared-xs-math+tokens{tokens}" for tokens in (29, 41, 118)),
+    ),
     "xs-code": tuple(f"{flow}-xs-code" for flow in ("single-shared", "voting-isolated", "voting-shared")),
     "s-math": ("voting-isolated-s-math", "voting-shared-s-math"),
 }

@@ -2,6 +2,7 @@
 
 choice, grades of what was read ──choices──► how common the commonest choice is, how well right is told from wrong
 prompt, tokens ──copied──► the share of a completion that already stands in its prompt
+tokens ──repeated──► the share of a completion that it has said before
 """
 
 from typing import Any
@@ -12,21 +13,22 @@ from marl_jax.rewards.credit import last_read, own_work, shown
 from marl_jax.rewards.grading import RIGHT
 from marl_jax.table import JUDGE, PICKER, VERDICTS, Ragged, Table
 
-__all__ = ["COPY", "choices", "copied", "signs"]
+__all__ = ["COPY", "choices", "copied", "repeated", "signs"]
 
 COPY = 8  # tokens in a row that also stand in the prompt are copied; fewer may meet by chance
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that products modulo 2^64 keep all bits
 
 
 def signs(table: Table) -> dict[str, Any]:
-    """{"choice/ROLE/NAME", "copied/ROLE"} of a graded table, for its line of `metrics.jsonl`."""
+    """{"choice/ROLE/NAME", "copied/ROLE", "repeated/ROLE"} of a graded table, for its line of `metrics.jsonl`."""
     found: dict[str, Any] = {}
-    share = copied(table)
+    shares = {"copied": copied(table), "repeated": repeated(table)}
     for role in table.present():
         mine = table.having(role=role)
         found |= {f"choice/{role}/{name}": value for name, value in choices(table, mine).items()}
-        if len(known := share[mine & ~np.isnan(share)]):
-            found[f"copied/{role}"] = float(known.mean())
+        for name, share in shares.items():
+            if len(known := share[mine & ~np.isnan(share)]):
+                found[f"{name}/{role}"] = float(known.mean())
     return found
 
 
@@ -67,13 +69,22 @@ def copied(table: Table, run: int = COPY) -> np.ndarray:
     there, whose, _ = _windows(prompts.take(first), run)
     said, row, place = _windows(table.tokens.take(long), run)
     same = np.isin(_of(said, which[row]), _of(there, whose))
-    # Every token that some copied window covers, once.
-    ends = np.cumsum(table.length[long])
-    edges = np.zeros(int(ends[-1]) + run + 1, np.int64)
-    np.add.at(edges, place[same], 1)
-    np.add.at(edges, place[same] + run, -1)
-    covered = np.cumsum(edges)[: ends[-1]] > 0
-    share[long] = np.add.reduceat(covered.astype(np.int64), ends - table.length[long]) / table.length[long]
+    share[long] = _covered(place[same], table.length[long], run)
+    return share
+
+
+def repeated(table: Table, run: int = COPY) -> np.ndarray:
+    """Float[N]: the share of sampled tokens in stretches of `run` or more that the completion has said before.
+
+    NaN for completions that are shorter than that.
+    """
+    share = np.full(len(table), np.nan)
+    long = np.flatnonzero(table.length >= run)
+    if len(long):
+        said, row, place = _windows(table.tokens.take(long), run)
+        again = np.ones(len(said), bool)
+        again[np.unique(_of(said, row), return_index=True)[1]] = False  # the first of each is not said again
+        share[long] = _covered(place[again], table.length[long], run)
     return share
 
 
@@ -135,6 +146,16 @@ def _windows(rows: Ragged, run: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     for k in range(run):
         found = found * _BASE + rows.values[source + k].astype(np.uint64) + np.uint64(1)
     return found, row, offsets[row] + inside
+
+
+def _covered(places: np.ndarray, lengths: np.ndarray, run: int) -> np.ndarray:
+    """Of texts end to end: the share of each that lies in some stretch of `run` tokens that begins at these places."""
+    ends = np.cumsum(lengths)
+    edges = np.zeros(int(ends[-1]) + run + 1, np.int64)
+    np.add.at(edges, places, 1)
+    np.add.at(edges, places + run, -1)
+    covered = np.cumsum(edges)[: ends[-1]] > 0
+    return np.add.reduceat(covered.astype(np.int64), ends - lengths) / lengths
 
 
 def _of(hashes: np.ndarray, owner: np.ndarray) -> np.ndarray:

@@ -172,7 +172,8 @@ class LogConfig:
     # Of every so many steps, of the first and of the last, episodes are written; 0: none.
     episodes_every: Whole = 10
     episodes_problems: Count = 4  # problems of such a step
-    # Megabytes of all recorded episodes together: a file that is too large for its share has fewer problems, but one.
+    # Megabytes of all recorded episodes together: a file that is too large for its share has fewer problems, and where
+    # one is too long some files are left out.
     episodes_size: Positive = 50.0
     tensorboard: bool = True  # write the numbers of metrics.jsonl as event files, too
     wandb: bool = False  # and send them to Weights & Biases

@@ -1,6 +1,7 @@
 """What a training step did, as one flat line of numbers.
 
-reward, reward/ROLE, credit/ROLE/COMPONENT, own/ROLE, groups/ROLE/..., choice/ROLE/..., copied/ROLE, drift/ROLE/...
+reward, reward/ROLE, credit/ROLE/COMPONENT, own/ROLE, groups/ROLE/..., choice/ROLE/..., copied/ROLE,
+repeated/ROLE, drift/ROLE/...
 policy/..., role/..., gradient/..., cosine/... from the learner's report;  time/... is all that may differ
 """
 

@@ -27,21 +27,14 @@ def record_step(
     """The first problems of a training step, where it is one that is recorded."""
     every = config.logging.episodes_every
     if every and (step % every == 0 or step in (1, config.steps)):
-        wanted = config.logging.episodes_problems
-        _write(
-            folder / f"step-{step:06d}.parquet",
-            config,
-            table,
-            wanted,
-            decode,
-            trainer,
-        )
+        path = folder / f"step-{step:06d}.parquet"
+        _write(path, config, step, table, config.logging.episodes_problems, decode, trainer)
 
 
 def record_evaluation(folder: Path, config: RunConfig, step: int, table: Table, decode: Decoders) -> None:
     """The first problems of an evaluation: the same ones each time, with the same noise."""
     if wanted := config.evaluation.recorded:
-        _write(folder / f"val-{step:06d}.parquet", config, table, wanted, decode)
+        _write(folder / f"val-{step:06d}.parquet", config, step, table, wanted, decode)
 
 
 def tool_log(folder: Path, name: str) -> ToolLog:
@@ -53,22 +46,33 @@ def tool_log(folder: Path, name: str) -> ToolLog:
 def _write(
     path: Path,
     config: RunConfig,
+    step: int,
     table: Table,
     wanted: int,
     decode: Decoders,
     trainer: Sequence[np.ndarray | None] = (),
 ) -> None:
-    """As many of the wanted problems, with all their episodes, as fit into a file's share; one at least."""
+    """As many of the wanted problems, with all their episodes, as fit into a file's share.
+
+    One problem above the share stays while all files are within the part of the budget that is due by this step, so
+    that long texts are recorded less often, and to the end of the run.
+    """
     by_task = itertools.groupby(table.bare_episodes, lambda bare: bare.task.id)
     ends = list(itertools.accumulate(len(list(episodes)) for _, episodes in by_task))
     problems = min(wanted, len(ends))
-    share = 1e6 * config.logging.episodes_size / _files(config)
+    budget = 1e6 * config.logging.episodes_size
+    share = budget / _files(config)
     while problems:
         some = table.of_episodes(range(ends[problems - 1]))  # the first rows
         with disk_errors(path.parent):
             write_episodes(path, some, decode, trainer[: len(some)])
         size = path.stat().st_size
-        if size <= share or problems == 1:
+        if size <= share:
+            return
+        if problems == 1:
+            others = [other.stat().st_size for other in path.parent.glob("*.parquet") if other != path]
+            if sum(others) + size > budget * (step / config.steps if others else 1):
+                path.unlink()
             return
         problems = max(1, min(problems - 1, int(problems * share / size)))
 

@@ -5,7 +5,8 @@
                         └─► terminal  mean of the last TERMINAL evaluations
     drop = peak - terminal;  a cliff: the interval of the drop excludes zero, and it is at least GAIN_SHARE of the gain
 
-The gain is peak - base. Everything is kept per problem, so that runs are compared problem by problem.
+The gain is peak - base. Everything is kept per problem, so that runs are compared problem by problem. Whether the texts
+lost their form, too, is judged from the metrics.
 """
 
 import dataclasses
@@ -14,13 +15,29 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from marl_jax.alarms.monitors import WINDOW
+from marl_jax.alarms.watch import judge
 from marl_jax.study.intervals import Interval, over_seeds
-from marl_jax.study.record import Record, Run, trained
+from marl_jax.study.record import Record, Run, once, trained
 
-__all__ = ["CLIFF", "TERMINAL", "Course", "course", "drop_of", "is_cliff", "per_problem", "why_none"]
+__all__ = [
+    "CLIFF",
+    "TERMINAL",
+    "Course",
+    "course",
+    "drop_of",
+    "fell",
+    "form_lost",
+    "form_of",
+    "is_cliff",
+    "per_problem",
+    "why_none",
+]
 
 TERMINAL = 3  # evaluations whose mean is the terminal accuracy
 GAIN_SHARE = 0.1  # of the gain, that a drop must come to at least
+FORM = ("readability", "truncation", "length")  # alarms that speak of the form of texts
+REPEATED = 0.2  # a rise of the share of tokens that a role repeats, by which it lost its form
 
 CLIFF = (
     f"Terminal is the mean of the last {TERMINAL} evaluations. The peak is chosen on one half of the problems and "
@@ -71,6 +88,7 @@ def per_problem(record: Record | None) -> PerProblem | None:
     )
 
 
+@once
 def course(run: Run) -> Course | None:
     """None with fewer than TERMINAL evaluations after the start, or too few problems for two halves.
 
@@ -115,6 +133,37 @@ def is_cliff(courses: Sequence[Course]) -> bool | None:
         return None
     gain = float(np.mean([np.mean(one.peak - one.base) for one in courses]))
     return drop.low > 0 and drop.mean >= GAIN_SHARE * gain
+
+
+@once
+def fell(run: Run) -> bool | None:
+    """Whether a run fell off a cliff by itself; None where that is not known."""
+    end = course(run)
+    return is_cliff([end]) if end else None
+
+
+def form_of(runs: Sequence[Run]) -> str:
+    """What the texts of some runs lost of their form, in words."""
+    if not any(run.metrics for run in runs):
+        return "not recorded"
+    lost = ", ".join(dict.fromkeys(sign for run in runs for sign in form_lost(run)))
+    unknown = not all(run.keys("repeated/.+") for run in runs)
+    return (lost or "kept") + ("; repetition not recorded" if unknown else "")
+
+
+@once
+def form_lost(run: Run) -> list[str]:
+    """What the texts of a run lost of their form by its end, by role: a fall without any is one of accuracy alone.
+
+    Alarms are asked over the steps that are there, so that results whose steps were thinned out are judged alike.
+    """
+    there = [{**line, "step": place} for place, line in enumerate(run.metrics, 1)]
+    lost = [alarm.title for alarm in judge(there).holding if alarm.monitor.name in FORM]
+    for match in run.keys("repeated/(.+)"):
+        shares = run.series(match[0]).known.values
+        if len(shares) >= WINDOW and shares[-WINDOW:].mean() - shares[0] >= REPEATED:
+            lost.append(f"repetition ({match[1]})")
+    return lost
 
 
 def _on_same_problems(records: Sequence[Record]) -> list[Record]:

@@ -37,6 +37,7 @@ class Panel:
     how: str
     lines: Sequence[Line]
     percent: bool = False
+    unit: str = ""  # of the values, where they have one beside percent
     points: bool = False  # marks at the values, and no running mean
     logarithmic: bool = False
     level: tuple[float, str] | None = None  # a horizontal line to compare with
@@ -102,18 +103,21 @@ def panels(run: Run) -> list[Panel]:
             "Summed gradient over the mean length of its parts: their number where they agree, its square root where "
             "they are unrelated, 0 where they cancel.",
             of_roles(record.amplifications(run)),
+            unit="times",
             bounds=(0, None),
         ),
         Panel(
             "Completion length",
             "Mean number of tokens of a role's completions.",
             statistic("length"),
+            unit="tokens",
             bounds=(0, None),
         ),
         Panel(
             "Entropy",
             "Mean entropy of a role's tokens in nats; near zero it no longer explores.",
             statistic("entropy"),
+            unit="nats",
             bounds=(0, None),
         ),
     ]

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from marl_jax.run_folder.files import write_atomically
+from marl_jax.study.bars import Finding
 from marl_jax.study.curves import Panel
-from marl_jax.study.findings import Finding
 from marl_jax.study.record import Series
 from marl_jax.terminal.tables import printable
 
@@ -61,7 +61,7 @@ def images(pictures: Sequence[Panel], directory: Path, title: str, *, wide_first
 
 
 def bars(finding: Finding, path: Path) -> None:
-    """An interval for each number, with a dot for each run, as an SVG."""
+    """An interval for each number, with a dot for each run, as an SVG and a PNG of this name."""
     with _style():
         from matplotlib.figure import Figure
 
@@ -78,7 +78,8 @@ def bars(finding: Finding, path: Path) -> None:
         axes.set_yticks(range(len(names)), names, fontsize=7)
         axes.set_ylim(len(finding.bars) - 0.5, -0.5)
         axes.set_xlabel(f"{finding.unit}; lines are 95% intervals, dots are runs", fontsize=7, color=MUTED)
-        _save(figure, path, Date=None)
+        _save(figure, path.with_name(f"{path.name}.svg"), Date=None)
+        _save(figure, path.with_name(f"{path.name}.png"), Software=None)
 
 
 def legend(pictures: Sequence[Panel]) -> str:
@@ -147,6 +148,7 @@ def _scales(panel: Panel, axes: Any) -> None:
     axes.set_xlim(0, max(panel.last_step, max(line.series.steps[-1] for line in panel.lines), 1))
     axes.locator_params(axis="x", nbins=6, integer=True)
     _write(axes, "step", (0, 0), (-8, -6), ha="right", va="top", color=MUTED)
+    axes.set_ylabel(panel.unit, fontsize=7, color=MUTED)
     if panel.logarithmic:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))

@@ -11,8 +11,9 @@ import dataclasses
 import functools
 import os
 import re
+import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ __all__ = [
     "gradient_shares",
     "held_out",
     "lost_evaluations",
+    "once",
     "read_run",
     "trained",
 ]
@@ -55,9 +57,9 @@ class Series(NamedTuple):
         return Series(self.steps[there], self.values[there])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """All numbers of a run folder."""
+    """All numbers of a run folder. Two are equal where they are one, so that what follows from one is kept with it."""
 
     folder: Path  # where it lies
     about: Mapping[str, Any]  # config.json: config, digests, versions, settled, changes
@@ -125,6 +127,19 @@ class Run:
             re.fullmatch(pattern, key) for key in dict.fromkeys(key for line in self.metrics for key in line)
         )
         return [match for match in matches if match]
+
+
+def once(function: Callable[[Run], Any]) -> Callable[[Run], Any]:
+    """A function of a run whose value is kept as long as the run: a study asks for it in every pair of cells."""
+    known: weakref.WeakKeyDictionary[Run, Any] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(function)
+    def kept(run: Run) -> Any:
+        if run not in known:
+            known[run] = function(run)
+        return known[run]
+
+    return kept
 
 
 def read_run(workdir: str | os.PathLike[str]) -> Run:

@@ -24,7 +24,19 @@ from marl_jax.rewards.grading import RIGHT
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, outside, path_errors
 from marl_jax.run_folder.metrics import plain, read_lines
-from marl_jax.study import cell_map, cliffs, curves, drawing, findings, record, results, run_tables, seeds
+from marl_jax.study import (
+    cell_map,
+    cliffs,
+    curves,
+    drawing,
+    findings,
+    paper,
+    record,
+    results,
+    run_tables,
+    seeds,
+)
+from marl_jax.study.bars import NOT_RUN
 from marl_jax.study.curves import Panel
 from marl_jax.study.record import Run
 from marl_jax.study.recorded import Recorded, recorded
@@ -71,7 +83,7 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
             name = run.folder.relative_to(directory)
             with path_errors(place / name, ELSEWHERE):
                 (place / name).mkdir(parents=True, exist_ok=True)
-            _write_run(run, place / name)
+            _write_run(run, place / name, compact=folder.is_file())
             runs[name.as_posix()] = run
         except FolderError as error:
             unread.append(str(error))
@@ -87,21 +99,23 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
     ]
     with path_errors(place, ELSEWHERE):
         drawing.images(accuracies, place, directory.name, wide_first=False)
-    found, tests = findings.answers(list(runs.values()))
+    said = findings.answers(list(runs.values()))
     answered = any(
-        one.answer != findings.NOT_RUN for one in found
+        one.answer != NOT_RUN for one in said.findings
     )  # runs of one's own are about other questions
     return _write_page(
         place,
         "overview.html",
         title=directory.name,
+        compact=False,
         runs=runs,
         panels=panels,
         data=_data(panels),
         map=cell_map.cell_map(runs),
         unread=unread,
-        findings=found if len(runs) > 1 and answered else [],
-        tests=tests,
+        findings=said.findings if len(runs) > 1 and answered else [],
+        paper=paper.agreement(said),
+        tests=said.tests,
         together=seeds.tables_of(list(runs.values())),
         cliff=cliffs.CLIFF if any(map(cliffs.course, runs.values())) else "",
     )
@@ -119,16 +133,19 @@ def compared(root: str | os.PathLike[str]) -> tuple[list[Table], list[str]]:
     return seeds.tables_of(list(runs.values())) or [run_tables.runs_table(runs)], unread
 
 
-def _write_run(run: Run, place: Path) -> Path:
+def _write_run(run: Run, place: Path, *, compact: bool = False) -> Path:
+    """Of compact results without pictures, of which a study has a hundred, and with a word on what was not kept."""
     panels = curves.panels(run)
-    with path_errors(place, ELSEWHERE):
-        drawing.images(panels, place, f"{run.cell}: {run_tables.status(run)}")
+    if not compact:
+        with path_errors(place, ELSEWHERE):
+            drawing.images(panels, place, f"{run.cell}: {run_tables.status(run)}")
     said = recorded(run)
     return _write_page(
         place,
         "run.html",
         title=run.cell,
         run=run,
+        compact=compact,
         panels=panels,
         said=said,
         data=_data(panels, said, breaks=run_tables.breaks(run), roles=run.roles),
@@ -203,7 +220,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
     ]
     rest = {
         name: getattr(panel, name)
-        for name in ("title", "percent", "points", "logarithmic", "level", "bounds")
+        for name in ("title", "percent", "unit", "points", "logarithmic", "level", "bounds")
     }
     return rest | {"lines": lines}
 

@@ -19,14 +19,14 @@ from marl_jax.run_folder.folder import FolderError, path_errors
 from marl_jax.study.record import Record, Run, find_runs, read_run
 from marl_jax.user_cache import machine
 
-__all__ = ["SUFFIX", "collect", "compact", "find_results", "read_result"]
+__all__ = ["SUFFIX", "collect", "compact", "find_results", "read_result", "read_results"]
 
 SUFFIX = ".run.json"
 SCHEMA = 1
 STEPS = 40  # of the metrics, evenly spaced; the first and the last always
 DIGITS = 4  # of a number of the metrics
 KEPT = re.compile(
-    r"step|reward|reward/.*|calls|tokens|failed|alarms|cosine/.*|groups/.*|gradient/.*"
+    r"step|reward|reward/.*|calls|tokens|failed|alarms|copied/.*|repeated/.*|cosine/.*|groups/.*|gradient/.*"
     r"|policy/[^/]+/(steps|updates|learning_rate|grad_norm|update_norm|clip_factor|approx_kl)"
     r"|role/[^/]+/(entropy|length|truncated_share|unreadable_share|reward|advantage_zero_share|approx_kl|rows)"
     r"|time/step"
@@ -75,6 +75,8 @@ def read_result(path: str | os.PathLike[str]) -> Run:
         lines = tuple(dict(zip(columns, row)) for row in zip(*columns.values()))
         if held["schema"] != SCHEMA:
             raise ValueError(f"its schema is {held['schema']}, this version reads {SCHEMA}")
+        if type(held["about"]["config"]["seed"]) is not int:
+            raise ValueError("it names no seed")
         alarms = held.get("alarms")  # not of earlier versions
         return Run(
             file.with_name(file.name.removesuffix(SUFFIX)),
@@ -85,6 +87,17 @@ def read_result(path: str | os.PathLike[str]) -> Run:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FolderError(f"'{file}' is no result of a run: {error}") from None
+
+
+def read_results(root: str | os.PathLike[str]) -> tuple[list[Run], list[str]]:
+    """The runs whose files below a directory are sound, and why others are not."""
+    runs, unread = [], []
+    for path in find_results(root):
+        try:
+            runs.append(read_result(path))
+        except FolderError as error:
+            unread.append(str(error))
+    return runs, unread
 
 
 def find_results(root: str | os.PathLike[str]) -> list[Path]:

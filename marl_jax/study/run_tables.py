@@ -45,6 +45,7 @@ __all__ = [
     "points",
     "runs_table",
     "share",
+    "small",
     "status",
     "tables",
     "warnings",
@@ -99,6 +100,11 @@ def status(run: Run) -> str:
 def percent(value: float | None) -> str:
     """A share in percent; a dash for None."""
     return NONE if value is None else f"{value:.1%}"
+
+
+def small(p: float | None) -> str:
+    """A p; a dash where there is none."""
+    return NONE if p is None or p != p else f"{p:.2g}"
 
 
 def interval(record: Record) -> str:
@@ -199,9 +205,7 @@ def _by_end(run: Run) -> list[Alarm]:
 def no_alarm(run: Run) -> str:
     """What stands in the place of alarms."""
     if not run.judged:
-        return (
-            "Judged by evaluations alone: of some steps there is no line, as in results of earlier versions."
-        )
+        return f"Not judged: of {run.step} steps {len(run.metrics)} are kept here, and alarms need steps in a row."
     return f"None of {len(MONITORS)} monitors found anything." if run.metrics else "No step is recorded yet."
 
 
@@ -262,7 +266,7 @@ def runs_table(runs: Mapping[str, Run]) -> Table:
         "terminal": terminal,
         "final over base,\npoints": lambda run: points(gain(final(run))),
         "test: final,\nover its base": tested,
-        "alarms": lambda run: str(len(run.watch.holding) or NONE) + "\nnot of steps" * (not run.judged),
+        "alarms": lambda run: str(len(run.watch.holding) or (NONE if run.judged else "not judged")),
         "warnings": lambda run: str(len(warnings(run)) or NONE),
     }
     rows = [(name, *(cell(run) for cell in columns.values())) for name, run in runs.items()]

@@ -18,26 +18,31 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marl_jax.config.cells import POLICIES
-from marl_jax.study.cliffs import TERMINAL, Course, PerProblem, course, is_cliff, per_problem
+from marl_jax.study.cliffs import TERMINAL, PerProblem, course, fell, form_of, is_cliff, per_problem
 from marl_jax.study.intervals import over_seeds
-from marl_jax.study.record import Run, base, held_out, trained
+from marl_jax.study.record import Run, base, held_out, once, trained
 from marl_jax.study.run_tables import NONE, Table, points, share
 from marl_jax.workflows import BUILT_IN
 
 __all__ = [
+    "CALLS",
+    "TOKENS",
     "Answers",
     "Cell",
     "Pair",
+    "alike",
     "budget",
     "by_cell",
     "by_seed",
     "contrasts",
     "difference",
     "measures",
+    "names_of",
     "on_test",
     "on_val",
     "paired_gaps",
     "pairs_of",
+    "spent",
     "tables_of",
 ]
 
@@ -45,7 +50,8 @@ __all__ = [
 ASIDE = ("schema", "seed", "seeds", "road", "cell", "engine", "alarms", "logging", "checkpoints")
 WORKFLOW = ("workflow", "policies.map", "advantages.group")  # what makes another workflow
 MOST = 12  # of pairs that differ in several things; more of them are not shown
-UNLIKE = 1.1  # budgets whose ratio is larger are marked
+UNLIKE = 1.1  # budgets whose ratio is larger are marked, and match nothing
+TOKENS, CALLS = "tokens_per_episode", "calls_per_episode"  # what an episode spends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +92,11 @@ class Cell:
         return [f"{name} {value}" for name, value in settings.items() if value != usual.get(name)]
 
     @property
+    def single(self) -> bool:
+        """Whether it is a single agent, the control of workflows."""
+        return str((self.config.get("workflow") or {}).get("name", "")).startswith("single")
+
+    @property
     def early(self) -> list[str]:
         """At which steps its runs were stopped, if they were."""
         steps = sorted({run.step for run in self.runs if not run.finished})
@@ -111,6 +122,15 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
     ]
 
 
+def names_of(cells: Sequence[Cell]) -> dict[int, str]:
+    """Of each cell its folder's, which says what was changed, where no other cell has it; else its label."""
+    places = [cell.runs[0].folder.parent.name for cell in cells]
+    return {
+        id(cell): place if place.startswith(cell.name) and places.count(place) == 1 else cell.label
+        for cell, place in zip(cells, places)
+    }
+
+
 def _place(cell: Cell) -> Path:
     """The folder of its runs, of a matrix; else that of its first run."""
     folder = cell.runs[0].folder
@@ -127,6 +147,7 @@ class Answers(NamedTuple):
     right: PerProblem
 
 
+@once
 def measures(run: Run) -> dict[str, Answers]:
     """What a run is measured by, as far as it is known."""
     end = course(run)
@@ -144,12 +165,27 @@ def measures(run: Run) -> dict[str, Answers]:
     return {name: Answers(asked[name], right) for name, right in found.items() if right is not None}
 
 
-def budget(run: Run) -> float | None:
-    """Mean sampled tokens of an episode in the last evaluations, or in the final one on test; None in older runs."""
+def budget(run: Run, of: str = TOKENS) -> float | None:
+    """Mean tokens, or calls, of an episode in the last evaluations, or in the final one on test; None in older runs."""
     last = trained(run)[-TERMINAL:] if course(run) else held_out(run)[1:]
-    spent = [record.get("tokens_per_episode") for record in last]
-    known = [float(value) for value in spent if isinstance(value, int | float)]
-    return float(np.mean(known)) if known and len(known) == len(spent) else None
+    counts = [record.get(of) for record in last]
+    known = [float(value) for value in counts if isinstance(value, int | float)]
+    return float(np.mean(known)) if known and len(known) == len(counts) else None
+
+
+def spent(one: "Cell", other: "Cell", of: str = TOKENS) -> tuple[float, float] | None:
+    """The mean budgets of two cells over their common seeds, of those where both are known; None of no seed."""
+    both = [(budget(run, of), budget(its, of)) for run, its in by_seed(one, other)]
+    known = [pair for pair in both if None not in pair]
+    if not known:
+        return None
+    mine, its = np.mean(np.array(known, float), axis=0)
+    return float(mine), float(its)
+
+
+def alike(one: float, other: float) -> bool:
+    """Whether two budgets match."""
+    return other / UNLIKE <= one <= other * UNLIKE
 
 
 def difference(one: Answers | None, other: Answers | None) -> PerProblem | None:
@@ -184,7 +220,7 @@ def on_val(cells: Sequence[Cell]) -> Table:
     head = ("", "seeds", "base", "peak", "terminal", "terminal over base,\npoints", "cliffs")
     how = (
         f"On validation problems. {HOW} Peak and terminal need {TERMINAL} evaluations after the start. Cliffs: of so "
-        "many runs, and whether the runs fell together."
+        "many runs, whether the runs fell together, and what the texts of those that fell lost beside their accuracy."
     )
     return Table("Cells", rows, head, how)
 
@@ -202,22 +238,25 @@ def _rows(cells: Sequence[Cell], shown: Sequence[str], cliffs: bool = False) -> 
         runs = [measures(run) for run in cell.runs]
         found = [_over_runs([run[name].right if name in run else None for run in runs]) for name in shown]
         gains = [difference(run.get(shown[-1]), run.get(shown[0])) for run in runs]
-        ends = [end for run in cell.runs if (end := course(run))]
         if set(found) - {NONE}:
             found = [
                 f"{NONE}\n{_too_few(cell)}" if text == NONE and name in ("peak", "terminal") else text
                 for name, text in zip(shown, found)
             ]
             row = (cell.label, str(len(runs)), *found, _over_runs(gains, differences=True))
-            rows.append((*row, _fallen(ends)) if cliffs else row)
+            rows.append((*row, _fallen(cell)) if cliffs else row)
     return rows
 
 
-def _fallen(ends: Sequence[Course]) -> str:
-    """How many runs fell by themselves, beneath it whether they did together."""
-    alone = [fell for end in ends if (fell := is_cliff([end])) is not None]
-    together = {None: "", True: "\na cliff", False: "\nno cliff"}[is_cliff(ends) if len(ends) > 1 else None]
-    return f"{sum(alone)} of {len(alone)}{together}" if alone else NONE
+def _fallen(cell: Cell) -> str:
+    """How many runs fell by themselves, beneath it whether they did together, and which form they lost with it."""
+    known = [run for run in cell.runs if fell(run) is not None]
+    fallen = [run for run in known if fell(run)]
+    together = is_cliff([end for run in cell.runs if (end := course(run))]) if len(known) > 1 else None
+    below = [] if together is None else ["a cliff" if together else "no cliff"]
+    below += [f"form: {form_of(fallen)}"] if fallen else []
+    count = f"{len(fallen)} of {len(known)}" if known else NONE
+    return "\n".join([count, ", ".join(below)]) if below else count
 
 
 def _too_few(cell: Cell) -> str:
@@ -236,8 +275,8 @@ def contrasts(pairs: Sequence["Pair"]) -> Table:
         gaps = [[difference(mine.get(name), its.get(name)) for mine, its in measured] for name in compared]
         found = [_over_runs(gap, differences=True) for gap in gaps]
         if set(found) - {NONE}:
-            spent = _budgets([(budget(run), budget(its)) for run, its in both])
-            rows.append((pair.one.label, pair.other.label, pair.text, str(len(both)), *found, spent))
+            tokens = _budgets(spent(pair.one, pair.other))
+            rows.append((pair.one.label, pair.other.label, pair.text, str(len(both)), *found, tokens))
     head = (
         "",
         "against",
@@ -284,7 +323,7 @@ class Pair(NamedTuple):
     def planned(self) -> bool:
         """Whether they differ in one thing: workflow against single agent, policies, or another part of the fields."""
         if "workflow.name" in self.differ:
-            return all(map(_of_workflow, self.differ)) and _single(self.other) > _single(self.one)
+            return all(map(_of_workflow, self.differ)) and self.other.single > self.one.single
         parts = {path.partition(".")[0] for path in self.differ}
         return len(parts) == 1 and not any(path.startswith("policies.base") for path in self.differ)
 
@@ -317,7 +356,7 @@ class Pair(NamedTuple):
 def pairs_of(cells: Sequence[Cell]) -> tuple[list[Pair], list[str]]:
     """The pairs to compare, those that differ in one thing first, and a line for each reason not to compare some."""
     planned, others, refused = list[Pair](), list[Pair](), dict[str, list[str]]()
-    order = [(-_single(cell), len(set(cell.runs[0].policy_map.values())), k) for k, cell in enumerate(cells)]
+    order = [(-cell.single, len(set(cell.runs[0].policy_map.values())), k) for k, cell in enumerate(cells)]
     for one, mine in zip(cells, order):
         if one.early:
             refused.setdefault("it has not made all its steps", []).append(one.label)
@@ -337,11 +376,6 @@ def pairs_of(cells: Sequence[Cell]) -> tuple[list[Pair], list[str]]:
         "; ".join(names[:3]) + (f"; {len(names) - 3} more" if len(names) > 3 else "") + f": {why}"
         for why, names in refused.items()
     ]
-
-
-def _single(cell: Cell) -> bool:
-    """Whether it is a single agent, the control of workflows."""
-    return str((cell.config.get("workflow") or {}).get("name", "")).startswith("single")
 
 
 def _of_workflow(path: str) -> bool:
@@ -377,14 +411,12 @@ def _over_runs(values: Sequence[PerProblem | None], differences: bool = False) -
     return (points if differences else share)(found) + count
 
 
-def _budgets(spent: Sequence[tuple[float | None, float | None]]) -> str:
-    """Mean tokens of either side, over the seeds that have both, and how many times as many the first took."""
-    known = [pair for pair in spent if None not in pair]
-    if not known:
+def _budgets(tokens: tuple[float, float] | None) -> str:
+    """Mean tokens of either side, and how many times as many the first took where that is not as many."""
+    if tokens is None:
         return NONE
-    one, other = np.mean(np.array(known, float), axis=0)
-    ratio = one / other if other else np.inf
-    mark = "" if 1 / UNLIKE <= ratio <= UNLIKE else f"\nx{ratio:.2g} tokens"
+    one, other = tokens
+    mark = "" if alike(one, other) else f"\nx{one / other if other else np.inf:.2g} tokens"
     return f"{one:,.0f} : {other:,.0f}{mark}"
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from marl_jax.alarms.signs import choices, copied, signs
+from marl_jax.alarms.signs import choices, copied, repeated, signs
 from marl_jax.episodes import CallRecord, Episode
 from marl_jax.rewards.grading import grade
 from marl_jax.table import Table
@@ -163,13 +163,28 @@ def test_copies_are_those_that_a_plain_search_finds():
         np.testing.assert_allclose(copied(table, run), expected)
 
 
+def test_tokens_that_a_completion_has_said_before_are_repeated():
+    table = said(
+        ((), (1, 2, 3, 9, 1, 2, 3, 8)),  # three of eight, said a second time
+        ((), (1, 2, 1, 2, 1, 2)),  # all but the first two
+        ((), (5, 5, 5, 5)),  # all but the first
+        ((1, 2, 3), (1, 2, 3)),  # of the prompt, and said once
+        ((), (1, 2)),  # too short to say
+        ((), (1, 2, 3)),  # another text has it, too
+    )
+    np.testing.assert_allclose(repeated(table, 3), [3 / 8, 4 / 6, 3 / 4, 0, np.nan, 0])
+    assert np.isnan(repeated(table.take([4]), 3)).all()
+
+
 def test_they_stand_in_the_line_of_a_step():
     episodes = judged(("42", "Correct"), ("0", "Incorrect"))
     table = grade(Table.of(episodes), lambda task, answer: float(answer == task.gold))
     found = signs(table)
     assert found["choice/evaluator/balanced_accuracy"] == 1.0
-    assert not any(name.startswith(("choice/generator", "copied")) for name in found)  # a token each
+    assert not any(
+        name.startswith(("choice/generator", "copied", "repeated")) for name in found
+    )  # a token each
     long = tuple(range(1, 13))
     copy = Episode(TASK, 0, "any", (call("generator", "42", prompt=long, tokens=(0, *long[:11])),), "42")
     table = grade(Table.of([copy]), lambda task, answer: 1.0)
-    assert signs(table) == {"copied/generator": pytest.approx(11 / 12)}
+    assert signs(table) == {"copied/generator": pytest.approx(11 / 12), "repeated/generator": 0.0}

@@ -1,6 +1,7 @@
 """A run records the episodes of some problems, with the trainer's log-probs, within its share of disk."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -63,8 +64,8 @@ def test_of_every_evaluation_the_same_problems_are_there(tmp_path):
     assert not (tmp_path / "val-000020.parquet").exists()
 
 
-@pytest.mark.parametrize(("megabytes", "fewest", "most"), [(50.0, 8, 8), (0.3, 2, 6), (1e-6, 1, 1)])
-def test_a_file_has_as_many_problems_as_fit_into_its_share_and_one_at_least(
+@pytest.mark.parametrize(("megabytes", "fewest", "most"), [(50.0, 8, 8), (0.3, 2, 6), (0.06, 1, 1)])
+def test_a_file_has_as_many_problems_as_fit_into_its_share_and_one_where_there_is_room(
     tmp_path, megabytes, fewest, most
 ):
     config = config_of(evaluation__recorded=8, logging__episodes_size=megabytes)
@@ -82,3 +83,22 @@ def test_problems_of_a_source_are_recorded_whole_whatever_their_number_of_episod
     config = config_of(rollout__samples=4, logging__episodes_problems=2)
     record_step(tmp_path, config, 1, every.of_episodes(numbers), decode, [])
     assert len(read_episodes(tmp_path / "step-000001.parquet").bare_episodes) == rows
+
+
+def test_problems_that_are_too_long_for_a_files_share_are_recorded_less_often_and_never_above_the_budget(
+    tmp_path,
+):
+    config = config_of(steps=500, logging__episodes_size=1)
+    table = table_of(
+        problems=1, samples=1, length=6000
+    )  # several shares of a file: 104 are counted for 500 steps
+    for step in range(0, 501, 10):
+        record_evaluation(tmp_path, config, step, table, decode)
+        record_step(tmp_path, config, step, table, decode, [])
+    files = sorted(tmp_path.iterdir())
+    size = files[0].stat().st_size
+    assert 102 * size > 3e6 and 0.9e6 < sum(path.stat().st_size for path in files) <= 1e6
+    steps = sorted({int(path.stem[-6:]) for path in files})
+    assert steps[0] == 0 and steps[-1] >= 450 and max(b - a for a, b in itertools.pairwise(steps)) <= 50
+    record_evaluation(tmp_path / "none", config_of(logging__episodes_size=1e-3), 20, table, decode)
+    assert not list((tmp_path / "none").iterdir())

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from run_folder import RIGHT, WRONG, call, config, episode, evaluation, full_run, metrics, table_of, write_run
 
-from marl_jax.rollouts import write_episodes
+from marl_jax.episodes import Leaf
+from marl_jax.rollouts import Table, write_episodes
 from marl_jax.study.report import write_overview, write_report
 from marl_jax.task import Task
 
@@ -108,6 +109,143 @@ def test_a_curve_is_read_with_the_keyboard_hidden_by_its_name_and_saved(visit, w
     with page.expect_download() as told:
         reward.get_by_role("button", name="PNG").click()
     assert told.value.path().read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_curve_with_the_focus_reads_its_numbers_out_with_their_units(visit, whole):
+    page = visit(whole)
+    entropy = page.locator("figure").filter(has_text="Entropy")
+    entropy.locator(".plot").focus()
+    page.keyboard.press("Home")
+    spoken = page.locator("[aria-live=polite]")
+    assert spoken.count() == 1 and "step 1" in spoken.inner_text() and "nats" in spoken.inner_text()
+    page.locator("figure").filter(has_text="Completion length").locator(".plot").focus()
+    page.keyboard.press("End")
+    assert (
+        "step 60" in spoken.inner_text()
+        and "tokens" in spoken.inner_text()
+        and "n = 60" in spoken.inner_text()
+    )
+
+
+def test_a_curve_is_zoomed_by_dragging_and_seen_whole_again(visit, whole):
+    page = visit(whole)
+    reward = page.locator("figure").nth(1)
+    reward.locator(".plot").scroll_into_view_if_needed()
+    box = reward.locator(".u-over").bounding_box()
+    steps = lambda: page.evaluate(
+        """() => { const c = document.querySelectorAll("figure canvas")[1]; return c.toDataURL(); }"""
+    )
+    before = steps()
+    page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 50, steps=4)
+    page.mouse.up()
+    page.mouse.move(box["x"] + 2, box["y"] + 50)
+    page.wait_for_function(
+        "drawn => document.querySelectorAll('figure canvas')[1].toDataURL() !== drawn", arg=before
+    )
+    first = int(reward.locator(".values").inner_text().split("step ")[1].split()[0])
+    assert 12 <= first <= 18  # a quarter of 60 steps is where the view begins
+    reward.locator(".plot").focus()
+    page.keyboard.press("Escape")
+    page.mouse.move(box["x"] + 3, box["y"] + 50)
+    page.wait_for_function("document.querySelectorAll('figure')[1].innerText.includes('step 1\\n')")
+
+
+def test_tabs_are_chosen_with_the_arrow_keys(visit, whole):
+    page = visit(whole)
+    page.get_by_role("tab", name="Transcripts").focus()
+    for name in ("One problem through the steps", "A whole group", "Who lost it", "Transcripts"):
+        page.keyboard.press("ArrowRight")
+        (chosen,) = [
+            tab for tab in page.get_by_role("tab").all() if tab.get_attribute("aria-selected") == "true"
+        ]
+        assert chosen.inner_text() == name == page.get_by_role("tabpanel").get_attribute("aria-label")
+        assert (
+            chosen.evaluate("tab => tab === document.activeElement")
+            and chosen.get_attribute("tabindex") == "0"
+        )
+
+
+def test_a_printed_page_has_its_curves_and_words_and_nothing_to_press(visit, whole):
+    page = visit(whole)
+    page.emulate_media(media="print")
+    assert (
+        page.locator("figure canvas").nth(0).is_visible() and page.locator("article pre").first.is_visible()
+    )
+    assert not any(
+        control.is_visible() for control in page.locator("button.save, .filters, .tabs, details").all()
+    )
+    assert page.pdf()[:5] == b"%PDF-"
+
+
+def test_an_alarm_is_marked_in_every_curve_where_it_began(visit, tmp_path):
+    """At step 11 the generator becomes unreadable: the mean of three steps has risen by 0.3, where 0.2 is an alarm."""
+    key = "role/generator/unreadable_share"
+    lines = [metrics(step, **{key: 0.9 if step > 10 else 0.0}) for step in range(1, 31)]
+    page = visit(write_report(write_run(tmp_path / "run", lines=lines, evaluations=[])))
+    assert page.locator(".alarms li").count() == 1 and "readability" in page.locator(".alarms").inner_text()
+    red = """number => { const c = document.querySelectorAll("figure canvas")[number];
+        const probe = document.createElement("i");
+        probe.style.color = "var(--bad)"; document.body.append(probe);
+        const [r, g, b] = getComputedStyle(probe).color.match(/[0-9]+/g).map(Number);
+        const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data, found = {};
+        for (let i = 0; i < d.length; i += 4)
+            if (Math.abs(d[i] - r) + Math.abs(d[i + 1] - g) + Math.abs(d[i + 2] - b) < 30 && d[i + 3] > 60)
+                { const x = (i / 4) % c.width; found[x] = (found[x] ?? 0) + 1; }
+        return Math.max(0, ...Object.values(found)); }"""
+    count = page.locator("figure canvas").count()
+    assert count == 5 and all(
+        page.evaluate(red, number) > 40 for number in range(count)
+    )  # a dashed upright line
+    figure = page.locator("figure").nth(0)
+    figure.locator(".plot").focus()
+    page.keyboard.press("Home")
+    for _ in range(10):
+        page.keyboard.press("ArrowRight")
+    assert "1: readability (generator)" in figure.locator(".values .bad").inner_text()
+
+
+def test_gaps_between_sampler_and_trainer_are_shaded(visit, tmp_path):
+    folder = write_run(tmp_path / "run", lines=[metrics(1)])
+    spoken = replace(call("generator", "abcd", answer="2"), tokens=(0, 1), logprobs=(-0.5, -0.25))
+    table = table_of(
+        [(replace(episode(), calls=(spoken,)), {"outcome": 1.0, "rewards": [1.0], "advantages": [0.5]})]
+    )
+    trainer = [np.array([-0.5, -0.255], np.float32)]
+    decode = lambda tokens: "".join(("ab", "cd")[token % 2] for token in tokens)
+    write_episodes(folder / "episodes/step-000001.parquet", table, decode, trainer)
+    page = visit(write_report(folder))
+    page.locator("#view").get_by_label("Shade").select_option("gap")
+    pieces = page.locator("article .call pre").last.locator("span")
+    assert [float(piece.get_attribute("title").split()[1]) for piece in pieces.all()] == pytest.approx(
+        [0, -0.005]
+    )
+    colours = [piece.evaluate("piece => getComputedStyle(piece).backgroundColor") for piece in pieces.all()]
+    alphas = [float(colour.rpartition("/")[2].strip(" )")) if "/" in colour else 0.0 for colour in colours]
+    assert alphas == pytest.approx([0, 0.35], abs=0.01)  # half of 0.01, of 70%
+
+
+def test_a_call_before_a_fork_is_one_cell_over_its_branches(visit, tmp_path):
+    folder = write_run(tmp_path / "run", lines=[metrics(1)])
+    calls = [call("generator", "first", answer="7")]
+    calls += [
+        replace(call("aggregator", text, answer=text), path=(k,)) for k, text in enumerate(("46", "45"))
+    ]
+    leaves = tuple(Leaf((k,), text, outcome=1.0 - k) for k, text in enumerate(("46", "45")))
+    forked = replace(episode(), calls=tuple(calls), answer=None, leaves=leaves, outcome=0.5)
+    plain = replace(episode(), calls=(calls[0],), sample=1)
+    table = Table.of([forked, plain]).replace(
+        reward=np.array([0.5, 1.0, 0.0, 1.0]), advantage=np.array([0.0, 1.0, -1.0, 0.5])
+    )
+    write_episodes(folder / "episodes/step-000001.parquet", table)
+    page = visit(write_report(folder))
+    page.get_by_role("tab", name="A whole group").click()
+    first, second = (page.locator("#view tbody tr").nth(row).locator("td") for row in (0, 1))
+    assert first.count() == 2 and first.nth(0).get_attribute("colspan") == "2"
+    assert "↳" not in first.nth(0).inner_text() and "7" in first.nth(0).inner_text()
+    assert second.count() == 3 and "↳ aggregator" in second.nth(1).inner_text()
+    assert ["46" in second.nth(0).inner_text(), "45" in second.nth(1).inner_text()] == [True, True]
 
 
 def test_transcripts_are_filtered(visit, whole):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from run_folder import config, evaluation, metrics, write_run
 
-from marl_jax.study.cliffs import course, drop_of, is_cliff, why_none
+from marl_jax.study.cliffs import course, drop_of, form_lost, form_of, is_cliff, why_none
 from marl_jax.study.record import read_run
 
 
@@ -71,3 +71,33 @@ def test_what_is_missing_is_said_in_words(tmp_path):
 def test_a_run_that_was_stopped_early_has_a_course_and_says_so(tmp_path):
     early = course(run(tmp_path / "early", {s: share(5) for s in (0, 10, 20, 30)}, steps=100))
     assert not early.finished and early.terminal.mean() == 0.25
+
+
+def test_a_loss_of_form_is_told_apart_from_a_loss_of_accuracy_and_by_role(tmp_path):
+    kept = {f"role/{role}/{name}": 0.0 for role in ("generator", "aggregator") for name in SHARES}
+    kept |= {f"role/{role}/length": 10.0 for role in ("generator", "aggregator")}
+    lost = {
+        "role/aggregator/unreadable_share": 0.21,
+        "role/generator/truncated_share": 0.3,
+        "role/aggregator/length": 21.0,
+        "repeated/generator": 0.5,
+    }
+
+    def of(
+        last, first=kept, steps=(1, 50, 100, 150)
+    ):  # as results have them, with the steps between thinned out
+        lines = [metrics(step, **(first if step == 1 else last)) for step in steps]
+        return form_lost(read_run(write_run(tmp_path / "a", about=config(), lines=lines, evaluations=[])))
+
+    assert of(kept) == []
+    assert sorted(of({**kept, **lost}, {**kept, "repeated/generator": 0.1})) == [
+        "length (aggregator)", "readability (aggregator)", "repetition (generator)", "truncation (generator)",
+    ]  # fmt: skip
+    assert of({**kept, "repeated/generator": 0.25}, {**kept, "repeated/generator": 0.1}) == []
+    assert of({**kept, **lost}, steps=(1, 150)) == []  # too few steps to say
+    assert form_of([run(tmp_path / "b", {0: share(1)})]) == "kept; repetition not recorded"
+    bare = read_run(write_run(tmp_path / "c", about=config(), lines=[], evaluations=[]))
+    assert form_of([bare]) == "not recorded"
+
+
+SHARES = "unreadable_share", "truncated_share"

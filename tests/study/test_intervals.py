@@ -226,12 +226,38 @@ def test_the_p_value_of_a_layout_where_seeds_differ_most_is_that_of_a_t_test_ove
     assert p_value(values) == pytest.approx(stats.ttest_1samp(by_seed, 0).pvalue, rel=0.01)
 
 
-def test_a_p_value_is_small_just_where_the_interval_excludes_zero():
-    rng, agree = np.random.default_rng(0), []
+def test_a_p_value_is_that_of_the_two_way_layout_or_of_the_seeds_means_whichever_is_larger():
+    # Seeds 0.25, 0.75; problems 0.5, 0, 0.5, 1: the square and the freedom are worked out by hand above, and the t of
+    # the seeds' means is 0.5 / (0.5 / 2) = 2 with one degree of freedom.
+    values = np.array([[0.0, 0.0, 0.0, 1.0], [1.0, 0.0, 1.0, 1.0]])
+    two_way = 2 * stats.t.sf(0.5 / math.sqrt(2 / 3 / 8), (4 / 9) / (1 / 4 + 1 / 27 + 1 / 108))
+    of_means = stats.ttest_1samp([0.25, 0.75], 0).pvalue
+    assert of_means == pytest.approx(2 * stats.t.sf(2, 1))
+    assert p_value(values) == pytest.approx(max(two_way, of_means))
+    noisy = np.array([[9.0, -8.0, 1.0], [-7.0, 9.0, 1.0]])  # means 2/3 and 1, although the noise is large
+    assert p_value(noisy) > stats.ttest_1samp([2 / 3, 1], 0).pvalue
+
+
+def test_a_p_value_below_the_level_leaves_zero_outside_of_the_interval():
+    rng, small = np.random.default_rng(0), 0
     for _ in range(200):
-        values = rng.normal(rng.normal(0, 0.2), 0.5, (3, 30)) + rng.normal(0, 0.1, (3, 1))
-        agree.append((p_value(values) < 0.05) == over_seeds(values, bounds=(-9.0, 9.0)).excludes_zero)
-    assert all(agree)
+        values = rng.normal(rng.normal(0, 0.4), 0.5, (3, 30)) + rng.normal(0, 0.1, (3, 1))
+        if p_value(values) < 0.05:
+            small += 1
+            assert over_seeds(values, bounds=(-9.0, 9.0)).excludes_zero
+    assert small > 20
+
+
+@pytest.mark.parametrize("by_seed", [0.0, 0.01, 0.02, 0.04])  # points by which runs of one cell differ
+@pytest.mark.parametrize(("by_problem", "noise"), [(0.3, 0.3), (0.05, 0.4)])
+def test_three_seeds_are_not_called_different_more_often_than_the_level_says(by_seed, by_problem, noise):
+    rng, level, times = np.random.default_rng(0), 0.0017, 3000  # what Holm leaves the first of 30 tests
+    called = 0
+    for _ in range(times):
+        values = noise * rng.normal(size=(3, 128))
+        values += by_seed * rng.normal(size=(3, 1)) + by_problem * rng.normal(size=128)
+        called += p_value(values) <= level
+    assert called <= level * times + 3 * math.sqrt(level * times)
 
 
 def test_one_seed_or_equal_values_are_no_test():

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from run_folder import answers, config, evaluation, run, write_run
+from run_folder import answers, config, evaluation, metrics, run, write_run
 
 from marl_jax.study import seeds
 from marl_jax.study.intervals import over_seeds
@@ -79,6 +79,24 @@ def test_the_table_has_means_over_seeds_with_their_intervals(tmp_path):
     # Peak: (1 + 0 + 1 + 1) / 6, terminal: (1 + 1/3 + 1/3 + 1/3) / 6.
     assert [text.partition("\n")[0] for text in row[3:]] == ["50.0%", "33.3%", "+16.7", "0 of 3"]
     assert "voting-isolated-s-math      3  16.7% (" in plain(table)
+
+
+def test_a_cell_that_fell_says_whether_its_texts_lost_their_form(tmp_path):
+    rng, down = np.random.default_rng(0), {}
+    for step, share in zip((0, 10, 20, 30, 40), (0.2, 0.95, 0.2, 0.2, 0.2)):
+        down[step] = answers(*(rng.random(200) < share))
+
+    def told(share, **more):
+        lines = [
+            metrics(step, **{"role/generator/unreadable_share": share * (step > 1)}, **more)
+            for step in (1, 20, 30, 40)
+        ]
+        runs = [run(tmp_path / f"{share}-{seed}", seed, down, lines=lines) for seed in (0, 1)]
+        return seeds.on_val(seeds.by_cell(runs)).rows[0][-1]
+
+    assert told(0.0, **{"repeated/generator": 0.0}) == "2 of 2\na cliff, form: kept"
+    # Results of before repetition was measured say so.
+    assert told(0.9) == "2 of 2\na cliff, form: readability (generator); repetition not recorded"
 
 
 def test_a_run_that_lacks_a_measure_is_left_out_and_counted(tmp_path):

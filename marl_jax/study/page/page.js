@@ -70,7 +70,7 @@ function columns(panel) {
 
 function curve(figure, panel) {
   const {steps, spread} = columns(panel);
-  const show = panel.percent ? percent : number;
+  const show = panel.percent ? percent : value => number(value) + (value !== null && panel.unit ? ` ${panel.unit}` : "");
   const series = [{label: "step"}], values = [steps], bands = [];
   const add = (options, column) => { series.push(options); values.push(column); };
   for (const line of panel.lines) {
@@ -88,7 +88,7 @@ function curve(figure, panel) {
          value: (_, value) => show(value)}, smooth ? mean(raw, line.window) : raw);
   }
   const axis = {stroke: () => colour("--muted"), grid: {stroke: () => colour("--grid"), width: 1}, ticks: {show: false},
-                font: "12px system-ui"};
+                font: "12px system-ui", labelFont: "12px system-ui", labelSize: 18, labelGap: 0};
   const draw = plot => {
     const context = plot.ctx, box = plot.bbox;
     context.save();
@@ -138,6 +138,8 @@ function curve(figure, panel) {
   const holder = el("div", {class: "plot", tabindex: "0", role: "img",
     "aria-label": `${panel.title}: ${panel.lines.map(line => `${line.name} from ${show(line.values[0])} to ${show(line.values.at(-1))}`).join("; ")}. Arrow keys move along the steps.`});
   figure.append(holder, legend);
+  // All curves show the step that is pointed at; the one with the keyboard's focus reads its numbers out.
+  for (const [event, live] of [["focus", "polite"], ["blur", "off"]]) holder.addEventListener(event, () => legend.setAttribute("aria-live", live));
   const range = (_, low, high) => {
     const [bottom, top] = panel.bounds, pad = (high - low || Math.abs(high) || 1) * 0.06;
     return [bottom ?? low - pad, top ?? high + pad];
@@ -147,7 +149,8 @@ function curve(figure, panel) {
     ...size(), series, bands, legend: {show: false}, hooks: {draw: [draw], setCursor: [plot => said(plot.cursor.idx ?? null)]},
     cursor: {sync: {key: sync.key, setSeries: false}, points: {size: 7}, drag: {x: true, y: false}},
     scales: {x: {time: false}, y: panel.logarithmic ? {distr: 3} : {range}},
-    axes: [axis, {...axis, size: 56, values: (_, ticks) => ticks.map(tick => tick === null ? "" : show(tick))}],
+    axes: [{...axis, label: "step", size: 24},
+      {...axis, label: panel.unit || null, size: 56, values: (_, ticks) => ticks.map(tick => tick === null ? "" : (panel.percent ? percent : number)(tick))}],
   }, values, holder);
   said(null);
   holder.addEventListener("keydown", event => {
@@ -340,10 +343,15 @@ function group() {
   const draw = () => {
     const mine = episodes.filter(one => one.f === +file.select.value && one.t === +task.select.value);
     const most = Math.max(...mine.map(one => one.calls.length)), trained = mine.some(one => one.calls.some(call => call.v !== undefined));
-    const rows = Array.from({length: most}, (_, index) => el("tr", {}, ...mine.map(one => {
+    const shared = (one, other, index) => one?.p !== undefined && one.s === other.s && one.calls[index] && other.calls[index] &&
+      (one.calls[index].p ?? "") === (other.calls[index].p ?? "");
+    const rows = Array.from({length: most}, (_, index) => el("tr", {}, ...mine.map((one, column) => {
       const call = one.calls[index];
-      return call ? cell([el("b", {style: `${hue(call.r)}; color: var(--tone)`}, `${"↳ ".repeat((call.p ?? "").split(".").filter(Boolean).length)}${call.r} ${call.i ?? 0}`), el("br"), short(call.a ?? "unreadable"), el("br"),
-        el("span", {class: call.v > 0 ? "good" : call.v < 0 ? "bad" : "muted"}, call.w === undefined ? "" : `reward ${signed(call.w)}`, call.v === undefined ? "" : `, advantage ${signed(call.v)}`)]) : cell("");
+      if (shared(mine[column - 1], one, index)) return "";  // a call before a fork is one call, over its branches
+      const branches = mine.slice(column).findIndex(other => !shared(one, other, index));
+      return call ? cell([el("b", {style: `${hue(call.r)}; color: var(--tone)`}, `${"↳ ".repeat(call.p ? call.p.split(".").length : 0)}${call.r} ${call.i ?? 0}`), el("br"), short(call.a ?? "unreadable"), el("br"),
+        el("span", {class: call.v > 0 ? "good" : call.v < 0 ? "bad" : "muted"}, call.w === undefined ? "" : `reward ${signed(call.w)}`, call.v === undefined ? "" : `, advantage ${signed(call.v)}`)],
+        {colspan: branches === 0 ? 1 : branches < 0 ? mine.length - column : branches}) : cell("");
     })));
     const idle = trained && roles.filter(role => mine.some(one => one.calls.some(call => call.r === role)) && !mine.some(one => taught(one.calls.filter(call => call.r === role))));
     table.replaceChildren(el("pre", {}, tasks[+task.select.value].question),
