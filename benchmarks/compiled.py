@@ -10,7 +10,9 @@ rounds, with a 95% bootstrap interval. What the first half takes in the first ru
 before, is `hosted_first` and `compiled_first`. `cold` is the first step of the first run on the compiled road; `cached`
 that of its second run, which finds the programs of the first. With `--programs` all runs use that folder of compiled
 programs, so that a long measurement can be taken in parts; the first run then may not be a cold one.
-`auto` is the road that a run with `road=auto` would rather take here. Prints one JSON object on the last line.
+`auto` is the road that a run with `road=auto` would rather take here. `--estimate` runs nothing and counts a step's
+kernels, operations and bytes in the program compiled for this machine (`program_costs`), an estimate for accelerators,
+where a step may be bound by its kernels' launches. Prints one JSON object on the last line.
 """
 
 import json
@@ -22,22 +24,27 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from absl import app, flags
 
+from benchmarks.program_costs import program_costs
+from marl_jax import compiled
+from marl_jax.config.run_config import load_config
 from marl_jax.run_folder.metrics import read_lines
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("cells", ["voting-isolated-xs-math"], "cells of configs/micro.py")
 flags.DEFINE_integer("rounds", 8, "runs of each road", lower_bound=1)
 flags.DEFINE_string("programs", None, "folder of compiled programs that is kept; by default a fresh one")
+flags.DEFINE_bool("estimate", False, "count a step of the compiled road instead of timing it")
 flags.DEFINE_integer("steps", 24, "steps of a run, of which the first half is left out", lower_bound=2)
 
 
 def main(argv: list[str]) -> None:
     report: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "rounds": FLAGS.rounds}
     for cell in FLAGS.cells:
-        report[cell] = found = compare(cell, argv[1:])
+        report[cell] = found = (estimate if FLAGS.estimate else compare)(cell, argv[1:])
         print(cell, json.dumps(found), flush=True)
     print(json.dumps(report))
 
@@ -63,6 +70,16 @@ def compare(cell: str, overrides: list[str]) -> dict[str, Any]:
         "cold": round(first[0], 1),
         "cached": round(first[1], 1) if len(first) > 1 else None,
     }
+
+
+def estimate(cell: str, overrides: list[str]) -> dict[str, Any]:
+    """What a step does if its calls sample as many tokens as they may."""
+    words = [word.removeprefix("--config.").partition("=")[::2] for word in overrides]
+    config = load_config(f"configs/micro.py:{cell}", words)
+    batch = next(compiled.batches(config))
+    program = jax.jit(compiled.make_step(config)).lower(compiled.start(config), *batch).compile()
+    rounds = max(role.max_new_tokens for role in config.role_settings.values())
+    return {"estimate": program_costs(program.as_text(), rounds)._asdict()}
 
 
 def median_interval(values: np.ndarray) -> list[float]:
