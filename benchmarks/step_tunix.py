@@ -93,7 +93,7 @@ def main() -> None:
         return [float(np.mean(some % 2 == 0)) for some in numbers]
 
     learner = GRPOLearner(cluster, GRPOConfig(num_generations=samples, beta=0.0), reward_fns=reward)
-    prompts = [" ".join(map(str, prompt)) for prompt in told["prompts"]]
+    prompts = np.array([" ".join(map(str, prompt)) for prompt in told["prompts"]])
     with mesh:
         learner.train([{"prompts": prompts} for _ in range(steps)])
     print(json.dumps([after - before for before, after in itertools.pairwise(begun[1:])]))
