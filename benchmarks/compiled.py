@@ -6,9 +6,13 @@ Runs of `experiments.train` from a fresh folder, each in a process of its own, t
 `time/step` of metrics.jsonl, from the problems to the table, the report and the new weights. The first half of a
 run's steps is left out on both roads, since the hosted one meets new shapes, and compiles them, up to about its tenth
 step. So a ratio is that of runs that have settled: the hosted road's time over the compiled one's, the median over
-rounds. What the first half takes in the first run of each road, with nothing compiled before, is `hosted_first` and
-`compiled_first`. `cold` is the first step of the first run on the compiled road; `cached` that of its second run,
-which finds the programs of the first. Prints one JSON object on the last line.
+rounds, with a 95% bootstrap interval. What the first half takes in the first run of each road, with nothing compiled
+before, is `hosted_first` and `compiled_first`. `cold` is the first step of the first run on the compiled road; `cached`
+that of its second run, which finds the programs of the first. With `--programs` all runs use that folder of compiled
+programs, so that a long measurement can be taken in parts; the first run then may not be a cold one.
+`auto` is the road that a run with `road=auto` would rather take here. `--estimate` runs nothing and counts a step's
+kernels, operations and bytes in the program compiled for this machine (`program_costs`), an estimate for accelerators,
+where a step may be bound by its kernels' launches. Prints one JSON object on the last line.
 """
 
 import json
@@ -20,20 +24,27 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 from absl import app, flags
 
+from benchmarks.program_costs import program_costs
+from marl_jax import compiled
+from marl_jax.config.run_config import load_config
 from marl_jax.run_folder.metrics import read_lines
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("cells", ["voting-isolated-xs-math"], "cells of configs/micro.py")
 flags.DEFINE_integer("rounds", 8, "runs of each road", lower_bound=1)
+flags.DEFINE_string("programs", None, "folder of compiled programs that is kept; by default a fresh one")
+flags.DEFINE_bool("estimate", False, "count a step of the compiled road instead of timing it")
 flags.DEFINE_integer("steps", 24, "steps of a run, of which the first half is left out", lower_bound=2)
 
 
 def main(argv: list[str]) -> None:
     report: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "rounds": FLAGS.rounds}
     for cell in FLAGS.cells:
-        report[cell] = found = compare(cell, argv[1:])
+        report[cell] = found = (estimate if FLAGS.estimate else compare)(cell, argv[1:])
         print(cell, json.dumps(found), flush=True)
     print(json.dumps(report))
 
@@ -48,13 +59,33 @@ def compare(cell: str, overrides: list[str]) -> dict[str, Any]:
     half = FLAGS.steps // 2
     typical = {road: [statistics.median(run[half:]) for run in runs] for road, runs in taken.items()}
     first = [run[0] for run in taken["compiled"]]
+    ratios = np.array([a / b for a, b in zip(*typical.values())])
     return {
         **{road: round(statistics.median(times), 3) for road, times in typical.items()},
-        "ratio": round(statistics.median(a / b for a, b in zip(*typical.values())), 2),
+        "ratio": round(float(np.median(ratios)), 2),
+        "interval": median_interval(ratios),
+        "auto": "compiled" if np.median(ratios) >= 1 else "hosted",
+        "ratios": ratios.round(3).tolist(),
         **{f"{road}_first": round(sum(runs[0][:half]), 1) for road, runs in taken.items()},
         "cold": round(first[0], 1),
         "cached": round(first[1], 1) if len(first) > 1 else None,
     }
+
+
+def estimate(cell: str, overrides: list[str]) -> dict[str, Any]:
+    """What a step does if its calls sample as many tokens as they may."""
+    words = [word.removeprefix("--config.").partition("=")[::2] for word in overrides]
+    config = load_config(f"configs/micro.py:{cell}", words)
+    batch = next(compiled.batches(config))
+    program = jax.jit(compiled.make_step(config)).lower(compiled.start(config), *batch).compile()
+    rounds = max(role.max_new_tokens for role in config.role_settings.values())
+    return {"estimate": program_costs(program.as_text(), rounds)._asdict()}
+
+
+def median_interval(values: np.ndarray) -> list[float]:
+    """A 95% bootstrap interval of the median."""
+    drawn = np.random.default_rng(0).choice(values, (10_000, len(values)))
+    return np.percentile(np.median(drawn, axis=1), [2.5, 97.5]).round(2).tolist()
 
 
 def steps(cell: str, road: str, folder: Path, number: int, overrides: list[str]) -> list[float]:
@@ -64,7 +95,8 @@ def steps(cell: str, road: str, folder: Path, number: int, overrides: list[str])
     settings = {"road": road, "steps": FLAGS.steps, "evaluation.every": 0, "checkpoints.best": "false"}
     command += [f"--workdir={workdir}", *(f"--config.{name}={value}" for name, value in settings.items())]
     # The programs of this benchmark alone, so that the first run finds none.
-    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder / "programs")}
+    programs = FLAGS.programs or str(folder / "programs")
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": programs}
     run = subprocess.run([*command, *overrides], env=environment, capture_output=True, text=True)
     if run.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {run.returncode}: {run.stderr[-2000:]}")

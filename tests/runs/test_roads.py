@@ -17,6 +17,7 @@ from marl_jax.rollouts import read_episodes
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import in_arrays, loop
 from marl_jax.runs.divergence import Diverged
+from marl_jax.runs.parts import load_parts, load_tasks
 from marl_jax.terminal.live import Live
 
 KIND = "in_arrays"
@@ -174,6 +175,15 @@ def test_seeds_that_do_not_fit_are_refused_with_the_number_that_does(base, tmp_p
     monkeypatch.setattr(in_arrays, "free_bytes", lambda: 0)
     with pytest.raises(PlanError, match=r"2 seeds side by side need .* 0.0 MiB are free: 0 fit"):
         loop.train(config(base, seeds=2), tmp_path / "runs", live=quiet())
+
+
+def test_devices_that_do_not_divide_the_problems_are_refused(base, monkeypatch):
+    one = config(base)
+    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1] * 3)
+    with pytest.raises(
+        NoArrayForm, match=r"4 problems that 3 devices \(mesh.data\) do not divide: .*road=hosted"
+    ):
+        in_arrays.Compiled(one, load_parts(one), load_tasks(one.data, "train"), 3)
 
 
 def test_numbers_that_are_not_finite_stop_it(base, tmp_path, monkeypatch):

@@ -1,0 +1,102 @@
+"""What a compiled program does, counted from its text: kernels, operations of matrix products, bytes.
+
+    program_costs(jax.jit(step).lower(...).compile().as_text(), rounds=64) -> Costs(kernels, operations, bytes)
+
+An estimate for another device, whose compiler would join other operations into a kernel. A loop counts as often as it
+says, or `rounds` times where it ends by a condition (once inside of another such loop); of a switch, the branch with
+most operations counts. Bytes are what every kernel reads and writes if nothing stays in a cache.
+"""
+
+import functools
+import math
+import re
+from typing import NamedTuple
+
+__all__ = ["Costs", "program_costs"]
+
+HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([a-z][a-z\-]*)\((.*?)\)(.*)$")
+ARRAY = re.compile(r"(pred|bf16|[fsuc])(\d*)\[([\d,]*)\]")
+FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all", "partition-id"}
+
+
+class Costs(NamedTuple):
+    """Of one run of a program."""
+
+    kernels: int
+    operations: int  # multiplications and additions of its matrix products
+    bytes: int
+
+    def times(self, count: int) -> "Costs":
+        return Costs(*(count * value for value in self))
+
+    def plus(self, other: "Costs") -> "Costs":
+        return Costs(*(a + b for a, b in zip(self, other)))
+
+
+def program_costs(text: str, rounds: int) -> Costs:
+    """Of an optimised program, as `Compiled.as_text` writes it."""
+    computations, entry = _computations(text)
+
+    @functools.cache
+    def of(name: str, rounds: int) -> Costs:
+        total, shapes = Costs(0, 0, 0), dict[str, str]()
+        for own, shape, kind, operands, rest in computations[name]:
+            shapes[own] = shape
+            called = lambda key, rest=rest: re.findall(rf"{key}=%?([\w.\-]+)", rest)
+            if kind == "while":
+                known = re.search(r'known_trip_count":\{"n":"(\d+)"', rest)
+                count, inside = (int(known[1]), rounds) if known else (rounds, 1)
+                body = of(called("body")[0], inside).plus(of(called("condition")[0], inside))
+                total = total.plus(body.times(count))
+            elif kind == "conditional":
+                listed = re.search(r"branch_computations=\{(.*?)\}", rest)
+                branches = re.findall(r"[\w.\-]+", listed[1]) if listed else called(r"\w+_computation")
+                total = total.plus(
+                    max(
+                        (of(branch, rounds) for branch in branches),
+                        key=lambda costs: (costs.operations, costs.bytes),
+                    )
+                )
+            elif kind == "call":
+                total = total.plus(of(called("to_apply")[0], rounds))
+            elif kind not in FREE:
+                read = sum(_bytes(shapes.get(word, "")) for word in re.findall(r"%([\w.\-]+)", operands))
+                inner = of(called("calls")[0], rounds).operations if kind == "fusion" else 0
+                if kind == "dot":
+                    inner = _products(shape, shapes[re.findall(r"%([\w.\-]+)", operands)[0]], rest)
+                total = total.plus(Costs(1, inner, _bytes(shape) + read))
+        return total
+
+    return of(entry, rounds)
+
+
+def _computations(text: str) -> tuple[dict[str, list[tuple[str, ...]]], str]:
+    """{name: (name, shape, kind, operands, rest) of every line}, and the name of the first to run."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    entry = current = ""
+    for line in text.splitlines():
+        if head := HEAD.match(line):
+            current = head[2]
+            found[current] = []
+            entry = current if head[1] else entry
+        elif current and (parts := LINE.match(line)):
+            found[current].append(parts.groups())
+    return found, entry
+
+
+def _bytes(shape: str) -> int:
+    """Of an array, or of all in a tuple."""
+    width = lambda kind, bits: {"pred": 8, "bf16": 16}.get(kind) or int(bits)
+    return sum(
+        width(kind, bits) * math.prod(map(int, filter(None, dims.split(",")))) // 8
+        for kind, bits, dims in ARRAY.findall(shape)
+    )
+
+
+def _products(shape: str, left: str, rest: str) -> int:
+    """Of a matrix product with this result, whose left factor has that shape."""
+    sizes = lambda text: [int(size) for size in ARRAY.search(text)[3].split(",") if size]  # type: ignore[index]
+    over = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", rest)
+    axes = [int(axis) for axis in over[1].split(",") if axis] if over else []
+    return 2 * math.prod(sizes(shape)) * math.prod(sizes(left)[axis] for axis in axes)
