@@ -299,7 +299,9 @@ def test_a_page_over_results_shows_the_questions_and_each_run(tmp_path):
     assert [path.name for path in place.iterdir()] == ["report.html"]
     own = (place / "report.html").read_text()
     assert "hold no episodes" in own and "report.png" not in own
-    assert "Not judged: of 30 steps 1 are kept here" in own and "not judged" in page
+    assert (
+        "monitors found anything" in own and "Not judged" not in own
+    )  # alarms were judged before rows were left out
 
 
 def test_the_numbers_of_a_page_are_made_anew_and_its_words_stay(tmp_path):
