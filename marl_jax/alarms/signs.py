@@ -109,7 +109,7 @@ def _judged(table: Table, mine: np.ndarray) -> dict[str, Any]:
 
 
 def _picked(table: Table, mine: np.ndarray) -> dict[str, Any]:
-    _, solved, good = shown(table)
+    solved, good = shown(table)
     count, right = solved.sum(axis=1), good.sum(axis=1)
     asked = mine & (right > 0) & (right < count)
     accuracy = _share(own_work(table)[0][asked] >= RIGHT)

@@ -186,7 +186,7 @@ def own_work(table: Table) -> tuple[Any, Any]:
         added = np.bincount(in_tree, np.where(known, value, 0.0), len(table))
         return added / np.maximum(times, 1), times > 0
     xp = namespace(table)
-    rows, _, right = shown(table)
+    rows, _, right = _shown(table)
     judged, any_solved = last_read(table)
     # A pick that cannot be read means the first.
     pick = xp.where(
@@ -215,19 +215,24 @@ def own_work(table: Table) -> tuple[Any, Any]:
 
 def last_read(table: Table) -> tuple[Any, Any]:
     """Bool[N] and Bool[N]: whether the last answer that a call was shown is right, and whether it was shown one."""
-    if table.forked:  # what a call was shown is the same on all of its paths
-        flat, in_tree = table.paths()
-        first = np.unique(in_tree, return_index=True)[1]
-        right, was_shown = last_read(flat)
-        return right[first], was_shown[first]
     xp = namespace(table)
-    _, solved, right = shown(table)
+    solved, right = shown(table)
     last = xp.max(xp.where(solved, xp.arange(table.reads.shape[1]), 0), axis=1)
     return xp.take_along_axis(right, last[:, None], axis=1)[:, 0], solved.any(axis=1)
 
 
-def shown(table: Table) -> tuple[Any, Any, Any]:
-    """Of the calls that each call was shown, [N, R]: their rows, whether they are solvers', whether they are right."""
+def shown(table: Table) -> tuple[Any, Any]:
+    """Of the calls that each call was shown, [N, R]: whether they are solvers', and whether they are right."""
+    if table.forked:  # what a call was shown is the same on all of its paths
+        flat, in_tree = table.paths()
+        first = np.unique(in_tree, return_index=True)[1]
+        solved, right = shown(flat)
+        return solved[first], right[first]
+    return _shown(table)[1:]
+
+
+def _shown(table: Table) -> tuple[Any, Any, Any]:
+    """The same behind their rows, of a table without forks."""
     xp = namespace(table)
     if xp is np and table.bare_episodes:
         first = np.searchsorted(table.episode, table.episode)

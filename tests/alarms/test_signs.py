@@ -1,10 +1,12 @@
 """Numbers of a table that show a role deciding without looking, counted by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from marl_jax.alarms.signs import choices, copied, repeated, signs
-from marl_jax.episodes import CallRecord, Episode
+from marl_jax.episodes import CallRecord, Episode, Leaf
 from marl_jax.rewards.grading import grade
 from marl_jax.table import Table
 from marl_jax.task import Task
@@ -47,6 +49,20 @@ def picked(*pairs):
 def of(episodes, role):
     table = grade(Table.of(episodes), lambda task, answer: float(answer == task.gold))
     return choices(table, table.having(role=role))
+
+
+def test_picks_below_a_fork_are_judged_by_what_they_read():
+    """Two drafts, then a fork of two: on each path a pick. One of the drafts is right, and one of the picks."""
+    drafts = (call("generator", "42"), call("generator", "0"))
+    picks = [
+        dataclasses.replace(call("aggregator", pick, (0, 1)), path=(way,)) for way, pick in enumerate("12")
+    ]
+    ends = tuple(Leaf((way,), answer) for way, answer in enumerate(("42", "0")))
+    forked = Episode(TASK, 0, "any", (*drafts, *picks), None, leaves=ends)
+    found = of([forked], "aggregator")
+    assert found == {
+        "calls": 2, "commonest": 0.5, "asked": 2, "accuracy": 0.5, "chance": 0.5, "balanced_accuracy": 0.5,
+    }  # fmt: skip
 
 
 def test_a_judge_is_told_by_its_recall_on_right_and_on_wrong_answers():
