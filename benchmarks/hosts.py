@@ -23,7 +23,7 @@ from absl import app, flags
 
 from marl_jax.config.run_config import load_config
 from marl_jax.planning.devices import host
-from marl_jax.planning.memory import sizes_of
+from marl_jax.planning.memory import count_units, sizes_of
 from marl_jax.planning.plan import demand_of, find_models
 from marl_jax.planning.workload import batches_of
 from marl_jax.policies import trained_policies
@@ -52,7 +52,7 @@ def measured(count: int, overrides: list[str]) -> dict[str, Any]:
     seconds = {
         name: round(statistics.median(line.get(f"time/{name}", 0.0) for line in half), 3) for name in PARTS
     }
-    return seconds | counted(count, overrides)
+    return seconds | counted(count, overrides, lines[-1])
 
 
 def run(count: int, workdir: Path, overrides: list[str]) -> list[dict[str, Any]]:
@@ -85,10 +85,10 @@ def settings(count: int) -> list[str]:
     ]
 
 
-def counted(count: int, overrides: list[str]) -> dict[str, Any]:
-    """Problems of the process that has most, and bytes that an update adds up over the processes.
+def counted(count: int, overrides: list[str], last: dict[str, Any]) -> dict[str, Any]:
+    """Problems of the process that has most, and bytes that the update of a step adds up over the processes.
 
-    Each micro-batch lies over the devices of all, so its gradient is added up over them before the next one.
+    Each optimiser step adds up every part of its gradient once.
     """
     texts = [
         word.removeprefix("--config.").partition("=")[::2] for word in [*settings(count)[1:], *overrides]
@@ -105,7 +105,11 @@ def counted(count: int, overrides: list[str]) -> dict[str, Any]:
     return {
         "problems": -(-config.data.problems // count),
         "micro_batches": sum(batches.values()),
-        "gradient_bytes": sum(4 * sizes[policy].trained * number for policy, number in batches.items())
+        "gradient_bytes": sum(
+            4 * sizes[policy].trained * count_units(config, demand, policy) * last[f"policy/{policy}/updates"]
+            for policy in batches
+        )
+        // FLAGS.steps
         if count > 1
         else 0,
     }

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from marl_jax.hosts.talk import together
+
 __all__ = ["cut", "fingerprint", "lifted", "lowered", "mesh_of_all", "on_host", "shardings_of", "spans"]
 
 Tree = Any
@@ -81,10 +83,17 @@ def cut(arrays: Tree, mesh: Mesh) -> Tree:
     )
 
 
-def on_host(tree: Tree, mesh: Mesh) -> Tree:
-    """Whole values, on every device of the mesh, so that `jax.device_get` gives them to each process."""
-    whole = NamedSharding(mesh, PartitionSpec())
-    return jax.tree.map(lambda leaf: _moved(leaf, whole) if isinstance(leaf, jax.Array) else leaf, tree)
+def on_host(tree: Tree) -> Tree:
+    """Numpy arrays of whole values, on every process: each sends the pieces of its devices, all in one exchange."""
+    pieces = lambda leaf: [(shard.index, np.asarray(shard.data)) for shard in leaf.addressable_shards]
+    leaves, structure = jax.tree.flatten(tree)
+    jax.block_until_ready(leaves)
+    wholes = [np.empty(leaf.shape, leaf.dtype) for leaf in leaves]
+    for sent in together(lambda: [pieces(leaf) for leaf in leaves]):
+        for whole, some in zip(wholes, sent):
+            for index, piece in some:
+                whole[index] = piece
+    return jax.tree.unflatten(structure, wholes)
 
 
 def fingerprint(tree: Tree) -> int:

@@ -105,10 +105,15 @@ class Learner:
         self._own_words = self._objective is None
         self._loss = objectives.surrogate(config.loss)
         self._corrected = self._own_words and config.loss.heeds_sampler and config.old_logprobs == "trainer"
+        self._cut = mesh if mesh is not None and mesh.shape["data"] > 1 else None
         # On CPU the buffers of a slice stay in cache, and memory that the system has to map is reused by the next.
-        slices = config.batch.slice_tokens if mesh is None and jax.default_backend() == "cpu" else 0
+        # Devices along "model" would exchange what they have of every slice.
+        sliced = jax.default_backend() == "cpu" and (mesh is None or mesh.shape.get("model", 1) == 1)
+        slices = config.batch.slice_tokens if sliced else 0
         self._settings = {
-            policy: update_programs.Settings(own, self._loss, config.logprob_chunk, self._corrected, slices)
+            policy: update_programs.Settings(
+                own, self._loss, config.logprob_chunk, self._corrected, slices, self._cut
+            )
             for policy, own in by_name(network, dict.fromkeys(self.roles.values())).items()
         }
         devices = 1 if mesh is None else mesh.size
@@ -125,7 +130,7 @@ class Learner:
                 )
         return {
             name: LearnerState(
-                transformation(self.config.optimiser).init(tree),
+                _beside(tree, transformation(self.config.optimiser).init(tree)),
                 jax.tree.map(jnp.zeros_like, tree) if self._damped(name) else None,
             )
             for name, tree in policies.items()
@@ -241,7 +246,7 @@ class Learner:
             return nothing, update_programs.score(settings, tree, frozen, self._place(batch.arrays))[0]
 
         _, out = self._streams.run(step, tuple, batches, program=lambda batch: (settings, batch.shapes))
-        return by_row(rows, batches, jax.device_get([self._whole(one) for one in out]))
+        return by_row(rows, batches, self._on_host(out))
 
     # One policy, one step
 
@@ -287,7 +292,7 @@ class Learner:
             )
             done.append((outs, applied))
             batches_of.append(batches)
-        done = jax.device_get(done)
+        done = self._told(done)
         state = self._counted(state.replace(optimiser=optimiser, damping=damping), done)
         report = state.counts | policy_report(
             [([out[0] for out in outs], applied) for outs, applied in done], rate
@@ -426,10 +431,9 @@ class Learner:
         def step(carry: Any, batch: Batch) -> tuple[Any, Any]:
             arrays = self._place(batch.arrays)
             try:
-                carry, out = update_programs.accumulate(
+                return update_programs.accumulate(
                     self._settings[policy], carry, tree, frozen, arrays, index[batch.unit], **flags
                 )
-                return carry, self._whole(out)
             except IndexError as error:  # what XLA raised on an H100, see docs/hosts.md
                 error.add_note(
                     "on a GPU, policies.attention=blocks does without the kernel that XLA failed on"
@@ -467,9 +471,10 @@ class Learner:
             if self.mesh is None:
                 return None
             spec = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else ()
-            return NamedSharding(self.mesh, PartitionSpec(None, *spec))
+            lead = (None,) if self._cut is None else ("data", None)
+            return NamedSharding(self.mesh, PartitionSpec(*lead, *spec))
 
-        return update_programs.nothing(tree, units, tuple(map(laid, jax.tree.leaves(tree))))
+        return update_programs.nothing(tree, units, tuple(map(laid, jax.tree.leaves(tree))), self._cut)
 
     def _place(self, arrays: MicroBatch) -> MicroBatch:
         if self.mesh is None:
@@ -478,9 +483,18 @@ class Learner:
             return layout.cut(arrays, self.mesh)
         return jax.device_put(arrays, NamedSharding(self.mesh, PartitionSpec("data")))
 
-    def _whole(self, out: Any) -> Any:
-        """What a program says, so that each process can read it."""
-        return layout.on_host(out, self.mesh) if self.mesh is not None and layout.spans(self.mesh) else out
+    def _on_host(self, said: Any) -> Any:
+        """What programs said."""
+        apart = self.mesh is not None and layout.spans(self.mesh)
+        return layout.on_host(said) if apart else jax.device_get(said)
+
+    def _told(self, done: list[Any]) -> list[Any]:
+        """What all updates of a step said; the losses that devices have of one micro-batch are added up."""
+        done = self._on_host(done)
+        if self._cut is None:
+            return done
+        added = lambda loss: jax.tree.map(lambda x: x.sum(0), loss)
+        return [([(added(loss), *rest) for loss, *rest in outs], applied) for outs, applied in done]
 
     # On the host
 
@@ -498,3 +512,12 @@ class Learner:
             what = f"loss.kind {self._objective!r}" if compared else f"kl_coef of {anchored}"
             raise ValueError(f"{what} needs references[{policy!r}], the tree it is anchored to")
         return references[policy]
+
+
+def _beside(tree: Tree, state: Any) -> Any:
+    """The state with its counts on all devices of the mesh that the tree lies on, as a checkpoint gives them back."""
+    on = getattr(jax.tree.leaves(tree)[0], "sharding", None)
+    if not isinstance(on, NamedSharding):
+        return state
+    everywhere = NamedSharding(on.mesh, PartitionSpec())
+    return jax.tree.map(lambda x: x if x.ndim else jax.device_put(x, everywhere), state)

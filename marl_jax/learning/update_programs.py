@@ -5,17 +5,20 @@
     accumulate: micro-batch -> parts[unit] += d numerator / d weights,  denominator += its own      (donated)
     apply:      parts / denominator -> Gram matrix -> interventions -> clip -> optimiser -> weights  (donated)
 
-They are jitted here once, with hashable settings, so that every learner with equal settings shares them.
+Over a mesh, each device scores and differentiates its own sequences and has a carry of its own, on a leading axis that
+lies over "data": devices along "data" exchange nothing before `apply` adds the carries up. The programs are jitted here
+once, with hashable settings, so that every learner with equal settings shares them.
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.learning import gradients, interventions
 from marl_jax.learning.batching import MicroBatch
@@ -38,13 +41,17 @@ class Settings:
     loss: LossConfig  # which loss
     chunk: int  # tokens whose logits exist at one time
     sampler_weights: bool  # correct for the sampler's numbers (truncated importance sampling)
-    slice_tokens: int = 0  # of a micro-batch, differentiated at a time; 0: all at once
+    slice_tokens: int = 0  # of a micro-batch on one device, differentiated at a time; 0: all at once
+    mesh: Mesh | None = None  # over whose axis "data" the sequences of a micro-batch lie
 
 
 @functools.partial(jax.jit, static_argnums=0)
 @full_precision
 def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tuple[jax.Array, jax.Array]:
     """Log-prob and entropy, [G, M] each."""
+    if settings.mesh is not None:
+        alone = functools.partial(score, dataclasses.replace(settings, mesh=None))
+        return _on_each(alone, settings.mesh, "--d")(tree, frozen, batch)
     hidden = settings.network.hidden(tree, frozen, batch)
     hidden = jnp.take_along_axis(hidden, batch.source[..., None], axis=1)
     return token_logprobs(
@@ -57,20 +64,24 @@ def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tu
     )
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def nothing(tree: Tree, units: int, laid: tuple[NamedSharding | None, ...]) -> tuple[Tree, jax.Array]:
-    """The carry that `accumulate` starts from, its leaves sharded over a mesh or on one device."""
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def nothing(
+    tree: Tree, units: int, laid: tuple[NamedSharding | None, ...], mesh: Mesh | None = None
+) -> tuple[Tree, jax.Array]:
+    """The carry that `accumulate` starts from, one for each device along "data" of a mesh; `laid` is of its parts."""
+    lead = () if mesh is None else (mesh.shape["data"],)
     leaves, structure = jax.tree.flatten(tree)
-    parts = [jnp.zeros((units, *leaf.shape), jnp.float32) for leaf in leaves]
-    parts = [x if on is None else jax.lax.with_sharding_constraint(x, on) for x, on in zip(parts, laid)]
-    return jax.tree.unflatten(structure, parts), jnp.zeros(())
+    parts = [jnp.zeros((*lead, units, *leaf.shape), jnp.float32) for leaf in leaves]
+    put = lambda x, on: x if on is None else jax.lax.with_sharding_constraint(x, on)
+    denominator = put(jnp.zeros(lead), None if mesh is None else NamedSharding(mesh, PartitionSpec("data")))
+    return jax.tree.unflatten(structure, map(put, parts, laid)), denominator
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("anchored", "on_policy"), donate_argnums=1)
 @full_precision
 def accumulate(
     settings: Settings,
-    carry: tuple[Tree, jax.Array],  # parts with leading axis [K], denominator []
+    carry: tuple[Tree, jax.Array],  # parts with leading axis [K], denominator []; over a mesh [D, K] and [D]
     tree: Tree,
     frozen: Tree,
     batch: MicroBatch,
@@ -79,7 +90,20 @@ def accumulate(
     anchored: bool,  # whether the loss has a KL to the reference
     on_policy: bool,  # the ratio is taken against the weights that are differentiated
 ) -> tuple[tuple[Tree, jax.Array], Any]:
-    """The carry with the micro-batch added, and (loss, log-probs, entropy)."""
+    """The carry with the micro-batch added, and (loss, log-probs, entropy); over a mesh, a loss of each device [D]."""
+    if settings.mesh is not None:
+        alone = functools.partial(
+            accumulate, dataclasses.replace(settings, mesh=None), anchored=anchored, on_policy=on_policy
+        )
+
+        def own(carry: Any, tree: Tree, frozen: Tree, batch: MicroBatch, unit: jax.Array) -> Any:
+            carry, batch = jax.tree.map(lambda x: x[0], (carry, batch))
+            carry, (loss, *said) = alone(carry, tree, frozen, batch, unit)
+            return *jax.tree.map(lambda x: x[None], (carry, loss)), said
+
+        pieces = _slices(batch, settings.mesh.shape["data"])
+        carry, loss, said = _on_each(own, settings.mesh, "d--d-")(carry, tree, frozen, pieces, unit)
+        return carry, (loss, *said)
     parts, denominator = carry
     config = settings.loss
 
@@ -141,13 +165,22 @@ def _slices(batch: MicroBatch, count: int) -> MicroBatch:
     return dataclasses.replace(batch, sequences=jnp.where(some, batch.sequences - first, 0))
 
 
+def _on_each(own: Callable[..., Any], mesh: Mesh, cut: str) -> Callable[..., Any]:
+    """`own` on each device along "data", with its piece of the arguments that `cut` marks with d; others are whole."""
+    given = tuple(PartitionSpec("data") if one == "d" else PartitionSpec() for one in cut)
+    # Unchecked, a gradient with respect to whole weights stays that of the device; checked, it is summed over all.
+    return jax.shard_map(
+        own, mesh=mesh, in_specs=given, out_specs=PartitionSpec("data"), axis_names={"data"}, check_vma=False
+    )
+
+
 @functools.partial(jax.jit, static_argnames="settings", donate_argnums=(0, 1, 2))
 @full_precision
 def apply(
     tree: Tree,
     state: Any,
     damping: Tree | None,
-    carry: tuple[Tree, jax.Array],
+    carry: tuple[Tree, jax.Array],  # as `accumulate` left it
     rate: jax.Array,
     roles: interventions.PerRole,
     *,
@@ -156,6 +189,8 @@ def apply(
     """New weights, optimiser state and damping average; all unchanged where the gradient is not finite."""
     config, mixing, apart = settings.optimiser, settings.mixing, settings.apart
     parts, denominator = carry
+    if denominator.ndim:
+        parts, denominator = jax.tree.map(lambda x: x.sum(0), carry)
     parts = jax.tree.map(lambda x: x / jnp.where(denominator == 0, 1.0, denominator), parts)
     done: dict[str, Any] = {}
     gradient = jax.tree.map(lambda x: x.sum(0), parts)

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.config.run_config import DataConfig, PoliciesConfig, RunConfig
 from marl_jax.errors import UserError
@@ -122,10 +122,12 @@ class Parts:
     def start(self, seed: int) -> dict[str, Tree]:
         """{policy: tree} before any update; adapters are drawn from the seed, one after another."""
         keys = dict(zip(self.specs, jax.random.split(jax.random.key(seed), len(self.specs))))
+        # A copy of an adapter for each device that its base lies on.
+        everywhere = None if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())
 
         def adapter(policy: str) -> Tree:
             fresh = init_lora(keys[policy], self.models[self.specs[policy].base], self.lora_rank, 1)
-            return jax.tree.map(lambda leaf: leaf[0], fresh)
+            return jax.tree.map(lambda leaf: jax.device_put(leaf[0], everywhere), fresh)
 
         return init_policies(self.specs, self.bases, adapter)
 

@@ -8,12 +8,14 @@ import sys
 import pytest
 
 COMMON = """
+import re
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from closeness import close, close_trees
 from learning_rows import TINY, as_table, make_rows, plain_loss
 from marl_jax.learning.batching import BatchConfig
-from marl_jax.learning.interventions import InterventionConfig, Mixing
+from marl_jax.learning import update_programs
+from marl_jax.learning.interventions import InterventionConfig, Mixing, PerRole
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.learner_config import LearnerConfig
@@ -38,7 +40,7 @@ learner = Learner(Qwen3(TINY), config, {"generator": "p0", "judge": "p0"}, mesh=
 tree = jax.tree.map(jax.device_put, params, weight_table.shardings(TINY, mesh))
 laid = jax.tree.map(lambda x: x.sharding, tree)
 for part, weight in zip(jax.tree.leaves(learner._zeros(tree, 2)[0]), jax.tree.leaves(tree)):
-    spec = PartitionSpec(None, *weight.sharding.spec)
+    spec = PartitionSpec("data", None, *weight.sharding.spec)  # each device along "data" has a sum of its own
     assert part.sharding.is_equivalent_to(NamedSharding(mesh, spec), part.ndim), part.sharding
 after, states, report = learner.step({"p0": tree}, learner.init({"p0": tree}), as_table(rows))
 assert any(not s.is_fully_replicated for s in jax.tree.leaves(laid))
@@ -49,6 +51,27 @@ value, want = plain_loss(params, rows)
 close_trees(got, want)
 size, _ = plain_loss(params, rows, weights=np.sign([row.advantage for row in rows]))
 close(report.policies["p0"]["loss"], value, of=abs(size))  # with every advantage positive, no term cancels
+"""
+
+# Devices along "data" exchange nothing for a micro-batch; what they have is added up in the optimiser step.
+EXCHANGE = """
+mesh = jax.make_mesh((8, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+learner = Learner(Qwen3(TINY), LearnerConfig(), {"generator": "p0", "judge": "p0"}, mesh=mesh)
+tree = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+settings, carry = learner._settings["p0"], learner._zeros(tree, 2)
+batch = learner._place(learner._batches(as_table(rows))[0].arrays)
+state, roles = learner.init({"p0": tree})["p0"].optimiser, PerRole(np.ones(2), np.ones(2, bool), None, np.eye(2))
+score = update_programs.score.lower(settings, tree, None, batch)
+accumulate = update_programs.accumulate.lower(
+    settings, carry, tree, None, batch, np.int32(0), anchored=False, on_policy=True
+)
+apply = update_programs.apply.lower(
+    tree, state, None, carry, np.float32(0.1), roles, settings=learner.config.step_settings
+)
+exchanges = lambda program: set(re.findall(
+    "all-reduce|all-gather|all-to-all|reduce-scatter|collective-[a-z]*", program.compile().as_text()
+))
+assert [exchanges(score), exchanges(accumulate), exchanges(apply)] == [set(), set(), {"all-reduce"}]
 """
 
 # All that stands between the gradient and the new weights, here adapters: anchor, balance, clip, AdamW.
@@ -79,7 +102,9 @@ assert any(np.max(np.abs(a - b)) > 0.01 for a, b in zip(*map(jax.tree.leaves, (e
 
 
 @pytest.mark.parametrize(
-    "script", [GRADIENT, pytest.param(UPDATE, marks=pytest.mark.campaign)], ids=["gradient", "update"]
+    "script",
+    [GRADIENT, EXCHANGE, pytest.param(UPDATE, marks=pytest.mark.campaign)],
+    ids=["gradient", "exchange", "update"],
 )
 def test_eight_devices_give_what_one_gives(script):
     here = pathlib.Path(__file__).parent

@@ -42,7 +42,8 @@ def steps_from(states):
 def main():
     whole = Path(WHOLE) / "checkpoints"
     kept = {}
-    with hosts.joined(int(HOSTS), COORDINATOR, int(PROCESS), wait_s=60.0):
+    where = (COORDINATOR, int(PROCESS)) if int(HOSTS) > 1 else (None, None)
+    with hosts.joined(int(HOSTS), *where, wait_s=60.0):
         for step, made in steps_from(steps(whole)[:-1]):
             arrays = jax.tree.map(on_host, {"policies": made.trees, "learner": made.learner})
             kept[step + 1] = {"table": made.table, "arrays": arrays, "norms": norms(made.report)}

@@ -98,6 +98,8 @@ def test_two_processes_take_the_steps_of_one(base, tmp_path):
         ("intervened", 2, 2, 1),
         ("plain", 4, 2, 1),
         ("plain", 2, 1, 2),
+        ("lora", 1, 1, 2),
+        ("lora", 2, 1, 2),
     ],
 )
 def test_every_layout_takes_the_steps_of_one_process(base, tmp_path, kind, hosts, data, model):
