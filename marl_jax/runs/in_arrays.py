@@ -46,11 +46,19 @@ __all__ = ["Compiled", "cpu_devices"]
 
 WHOLE, CUT = PartitionSpec(), PartitionSpec("data")
 FORCED = "xla_force_host_platform_device_count"
+PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
 
 
 def cpu_devices() -> None:
-    """Have JAX see each core as a device, if it has not begun and the user has not said how many there are."""
-    if FORCED not in os.environ.get("XLA_FLAGS", "") and getattr(jax.config, "jax_num_cpu_devices", -1) < 0:
+    """Have JAX see each core as a device, if it has not begun and the user has not said how many there are.
+
+    XLA ends a process whose cores wait for each other for 40 s, as on a machine that is busy or sleeps: here they may
+    wait for a day.
+    """
+    given = os.environ.get("XLA_FLAGS", "")
+    if PATIENCE not in given:
+        os.environ["XLA_FLAGS"] = f"{given} --{PATIENCE}=86400".strip()
+    if FORCED not in given and getattr(jax.config, "jax_num_cpu_devices", -1) < 0:
         with contextlib.suppress(RuntimeError):  # it has begun
             jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
 

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import os
 import signal
 
 import jax
@@ -214,3 +215,15 @@ def test_times_add_up_to_the_wall_clock(whole, alone):
         assert sum(line["time/other"] for line in parts) < 0.05 * wall
         told = sum(value for line in parts for key, value in line.items() if key not in apart)
         assert told == pytest.approx(wall, rel=1e-6)
+
+
+def test_cores_that_wait_for_each_other_do_not_end_the_run(monkeypatch):
+    """XLA would end the process after 40 s; who has set another time keeps it."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    in_arrays.cpu_devices()
+    assert os.environ["XLA_FLAGS"].split() == [
+        "--xla_cpu_enable_fast_math=false", "--xla_cpu_collective_call_terminate_timeout_seconds=86400",
+    ]  # fmt: skip
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_collective_call_terminate_timeout_seconds=60")
+    in_arrays.cpu_devices()
+    assert os.environ["XLA_FLAGS"] == "--xla_cpu_collective_call_terminate_timeout_seconds=60"
