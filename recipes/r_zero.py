@@ -2,7 +2,8 @@
 
 Claim: pseudo-labels drift away from the truth as training goes on, and leaving out questions whose majority is too
 large or too small slows it. Here the truth is known to the executor, so drift is measured and not estimated. Agent0's
-ADPO (arXiv 2511.16043) trusts a small majority less in place of leaving it out, and lets its calls move further.
+ADPO (arXiv 2511.16043) trusts a small majority less in place of leaving it out, and lets its calls move further; with
+one update a step, as here, nothing is clipped, so that its weights alone are compared.
 
 The challenger earns min(s, 1 - s) for the share s of the solver's answers that agree, less the share of its batch that
 is near to its question, and -1 for what is no question. A solver earns 1 for the majority's answer. Challenger and

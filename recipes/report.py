@@ -117,7 +117,7 @@ def tables(results: Path = RESULTS) -> str:
     shown = (
         ("Claims", "recipe|claim tested|values|difference, 95% interval|verdict", claims),
         ("Arms", "recipe|arm|base, %|test, %|tokens an episode|sampled, 1000|seconds|measured besides", arms),
-        ("Runs", "recipe|system|what its paper says|seeds|command|minutes of training|machine", made),
+        ("Runs", "recipe|system|what its paper says|seeds|command|minutes|machine", made),
         ("Not run", "recipe|system|what its paper says|state|command|hours", missing),
     )
     return "\n\n".join(_table(title, columns.split("|"), rows) for title, columns, rows in shown if rows)

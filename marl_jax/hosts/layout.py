@@ -84,8 +84,12 @@ def cut(arrays: Tree, mesh: Mesh) -> Tree:
 
 
 def on_host(tree: Tree) -> Tree:
-    """Numpy arrays of whole values, on every process: each sends the pieces of its devices, all in one exchange."""
-    pieces = lambda leaf: [(shard.index, np.asarray(shard.data)) for shard in leaf.addressable_shards]
+    """Numpy arrays of whole values, on every process: each sends the pieces of its devices, all in one exchange.
+
+    Of a piece that several devices hold, one sends it.
+    """
+    own = lambda leaf: (shard for shard in leaf.addressable_shards if shard.replica_id == 0)
+    pieces = lambda leaf: [(shard.index, np.asarray(shard.data)) for shard in own(leaf)]
     leaves, structure = jax.tree.flatten(tree)
     jax.block_until_ready(leaves)
     wholes = [np.empty(leaf.shape, leaf.dtype) for leaf in leaves]

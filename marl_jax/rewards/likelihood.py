@@ -13,6 +13,7 @@ import numpy as np
 
 from marl_jax.episodes import CallRecord
 from marl_jax.learning.logprobs import token_logprobs
+from marl_jax.learning.network import Qwen3
 from marl_jax.models import load_hf
 from marl_jax.models.qwen3 import full_precision, hidden_states
 
@@ -54,7 +55,6 @@ def _stored(directory: str) -> tuple[Any, Any]:
 @full_precision
 def _means(params: Any, config: Any, tokens: jax.Array, said: jax.Array) -> jax.Array:
     hidden = hidden_states(params, config, tokens)[:, :-1]
-    head = params["embed"].T if config.tie_word_embeddings else params["lm_head"]
-    logp, _ = token_logprobs(hidden, head, tokens[:, 1:])
+    logp, _ = token_logprobs(hidden, Qwen3(config).head(params, {}), tokens[:, 1:])
     counted = said[:, 1:]
     return jnp.sum(jnp.where(counted, logp, 0), axis=1) / jnp.maximum(counted.sum(axis=1), 1)

@@ -203,7 +203,7 @@ def resample(
 
 def _teaching(table: Table, advantages: AdvantageConfig, presets: Presets | None) -> set[str]:
     """The ids of tasks with an advantage that is not 0."""
-    compared, _ = with_advantages(table, advantages, presets)
+    compared, _ = with_advantages(table, dataclasses.replace(advantages, rows=None), presets)
     rows = np.flatnonzero(np.nan_to_num(compared.advantage))
     return {table.bare_episodes[number].task.id for number in table.episode[rows].tolist()}
 

@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,9 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
     if directory in folders:
         raise FolderError(f"'{root}' is itself a run: give --workdir={root}")
     place = directory if out is None else outside(out)
-    runs, unread = {}, []
-    for folder in folders:
+    runs, unread = dict[str, Run](), list[str]()
+    for folder, run in _sound(folders, unread):
         try:
-            run = results.read_result(folder) if folder.is_file() else record.read_run(folder)
             name = run.folder.relative_to(directory)
             with path_errors(place / name, ELSEWHERE):
                 (place / name).mkdir(parents=True, exist_ok=True)
@@ -123,14 +122,21 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
 
 def compared(root: str | os.PathLike[str]) -> tuple[list[Table], list[str]]:
     """What compares the runs below a directory, by cells or else run by run, and why some could not be read."""
-    directory, runs, unread = Path(root).expanduser().absolute(), dict[str, Run](), list[str]()
-    for folder in (*record.find_runs(directory), *results.find_results(directory)):
+    directory, unread = Path(root).expanduser().absolute(), list[str]()
+    folders = [*record.find_runs(directory), *results.find_results(directory)]
+    runs = {run.folder.relative_to(directory).as_posix(): run for _, run in _sound(folders, unread)}
+    return seeds.tables_of(list(runs.values())) or [run_tables.runs_table(runs)], unread
+
+
+def _sound(folders: Sequence[Path], unread: list[str]) -> Iterator[tuple[Path, Run]]:
+    """The runs that can be read, folders and compact results; why others cannot is added to `unread`."""
+    for folder in folders:
         try:
             run = results.read_result(folder) if folder.is_file() else record.read_run(folder)
-            runs[run.folder.relative_to(directory).as_posix()] = run
         except FolderError as error:
             unread.append(str(error))
-    return seeds.tables_of(list(runs.values())) or [run_tables.runs_table(runs)], unread
+        else:
+            yield folder, run
 
 
 def _write_run(run: Run, place: Path, *, compact: bool = False) -> Path:
