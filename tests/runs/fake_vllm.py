@@ -6,9 +6,11 @@ with `FAKE_DIES_AFTER`, the first of its processes dies after so many completion
 """
 
 import argparse
+import contextlib
 import http.server
 import json
 import os
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -32,7 +34,7 @@ class FakeVllm(http.server.ThreadingHTTPServer):
         self.fault, self.base, self.lock = fault, str(base), threading.Lock()
         self.config, self.params = load_hf(base, dtype="float32")
         self.tokenizer = load_tokenizer(base, self.config)
-        self.adapters, self.loaded, self.asked, self.connections = {}, [], [], 0
+        self.adapters, self.loaded, self.asked, self.connections = {}, [], [], []
         self.longest, self.rank = longest, 512
         self.dies_after = None  # so many completions
         self.hung = threading.Event()
@@ -45,6 +47,9 @@ class FakeVllm(http.server.ThreadingHTTPServer):
     def __exit__(self, *args):
         self.hung.set()
         self.shutdown()
+        for connection in self.connections:  # a server that has ended answers nobody who is still connected
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         super().__exit__(*args)
 
     def handle_error(self, request, client_address):
@@ -196,7 +201,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def setup(self):
         super().setup()
-        self.server.connections += 1
+        self.server.connections.append(self.connection)
 
     def do_GET(self):
         self._do(None)
