@@ -54,14 +54,17 @@ def test_healthy_runs_are_left_in_peace():
 
 # Of the study, 200 steps each. {run: the alarms at the windows that the fixture keeps}
 LONG = {
-    **{f"long-{cell}-shared-{seed}": [] for cell in ("single", "single_matched") for seed in (0, 1)},
-    "long-single-shared-2": [],
-    **{f"long-token_matched-shared-{seed}": [] for seed in (0, 1)},
-    "long-orch_workers-shared-1": [],
+    **{
+        f"long-{cell}-shared-{seed}": []
+        for cell in ("single", "single_matched", "token_matched")
+        for seed in (0, 1, 2)
+    },
+    **{f"long-orch_workers-shared-{seed}": [] for seed in (1, 2)},
     # Plans that cannot be read: a quarter for some steps, half of them, all of them.
     "long-orch_workers-isolated-0": ["readability orchestrator"],
     "long-orch_workers-isolated-1": ["length orchestrator", "readability orchestrator"],
     "long-orch_workers-shared-0": ["length orchestrator", "readability orchestrator"],
+    "long-orch_workers-isolated-2": ["length orchestrator", "readability orchestrator"],
     # Aggregators that pick without looking, or write until they are cut off.
     "long-voting-isolated-0": [f"{name} aggregator" for name in ("entropy", "length", "truncation")],
     "long-voting-isolated-1": [
@@ -82,9 +85,10 @@ LONG = {
         ]
         for seed in (0, 1)
     },
+    "long-eval_opt-isolated-2": ["calls ", "length evaluator", "one choice evaluator"],
     **{
         f"long-eval_opt-shared-{seed}": ["calls ", "capture p0", "length evaluator", "one choice evaluator"]
-        for seed in (0, 1)
+        for seed in (0, 1, 2)
     },
 }
 
