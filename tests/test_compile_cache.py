@@ -6,6 +6,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import pytest
+import script
 from jax.experimental.compilation_cache import compilation_cache
 
 from marl_jax import compile_cache
@@ -150,3 +151,13 @@ def test_folders_of_other_versions_go_when_they_were_not_used_for_long(home):
     os.utime(old, (0, 0))
     compile_cache.keep_programs()
     assert recent.exists() and not old.exists()
+
+
+@pytest.mark.parametrize(("flag", "called"), [("--nocache", "keep_nothing"), ("--cache", "keep_programs")])
+def test_every_command_takes_the_flag(monkeypatch, flag, called):
+    found = []
+    for name in ("keep_nothing", "keep_programs"):
+        monkeypatch.setattr(compile_cache, name, lambda name=name: found.append(name))
+    for command in ("list", "docs"):
+        assert script.run(f"experiments.{command}", flag) == 0
+    assert found == [called] * 2
