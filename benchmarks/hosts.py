@@ -1,11 +1,13 @@
 """What does it cost that several processes share a run: gathering rows, and one update over all of them?
 
-    python -m benchmarks.hosts [--cell=CELL] [--processes=1,2,4] [--steps=12] [--config.FIELD=VALUE ...]
+    python -m benchmarks.hosts [--cell=CELL] [--processes=1,2,4] [--steps=12] [--cores_each=N] [--config.F=V ...]
 
 Runs of `experiments.train` from a fresh folder, with 1, 2, 4 processes on this machine, over loopback. Seconds are
 medians of the second half of a run's steps, from the lines of process 0: `gather` is the wait for the others and the
-gathering of their rows, `learn` the update. The processes share the cores of one machine, so a step does not become
-faster by them: what more hosts would save is counted from the problems that each plays, and not measured.
+gathering of their rows, `learn` the update. By default the processes share all cores of one machine, so a step does not
+become faster by them: what more hosts would save is counted from the problems that each plays, and not measured. With
+`--cores_each` every process has so many cores to itself, as a host has: then one process that plays half of the
+problems (`--config.data.problems`) is what two of them would be if nothing had to be exchanged.
 Prints one JSON object on the last line.
 """
 
@@ -33,6 +35,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("cell", "voting-isolated-xs-math", "of configs/micro.py")
 flags.DEFINE_list("processes", ["1", "2", "4"], "how many processes share a run, run by run")
 flags.DEFINE_integer("steps", 12, "steps of a run, of which the first half is left out", lower_bound=2)
+flags.DEFINE_integer("cores_each", 0, "cores that a process has to itself; 0: all share all", lower_bound=0)
 PARTS = ("step", "rollout", "grade", "gather", "learn")
 
 
@@ -65,13 +68,24 @@ def run(count: int, workdir: Path, overrides: list[str]) -> list[dict[str, Any]]
     where = [[f"--coordinator={coordinator}", f"--process={k}"] if count > 1 else [] for k in range(count)]
     logs = [workdir.with_name(f"{k}.log") for k in range(count)]
     processes = []
-    for words, log in zip(where, logs):
+    for words, log, cores in zip(where, logs, places(count)):
         with open(log, "w") as file:
-            processes.append(subprocess.Popen([*command, *words], stdout=file, stderr=file))
+            processes.append(subprocess.Popen([*cores, *command, *words], stdout=file, stderr=file))
     codes = [process.wait() for process in processes]
     if any(codes):
         sys.exit("\n".join(log.read_text() for log in logs))
     return list(read_lines(workdir / "metrics.jsonl"))
+
+
+def places(count: int) -> list[list[str]]:
+    """What binds each process to its cores."""
+    cores, each = sorted(os.sched_getaffinity(0)), FLAGS.cores_each
+    if count * each > len(cores):
+        sys.exit(
+            f"{count} processes of --cores_each={each} need {count * each} cores, and there are {len(cores)}"
+        )
+    mine = (cores[k * each : (k + 1) * each] for k in range(count))
+    return [["taskset", "-c", ",".join(map(str, one))] if one else [] for one in mine]
 
 
 def settings(count: int) -> list[str]:
