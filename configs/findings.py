@@ -36,15 +36,16 @@ def get_config(name: str) -> RunConfig:
 
 
 def _with(**settings: int) -> Change:
-    """Another number of parallel agents, or of rounds; the histories of more rounds are longer."""
+    """Another number of parallel agents, or of rounds; prompts that show more of what was said are longer."""
 
     def change(config: RunConfig) -> RunConfig:
         own = dataclasses.replace(config.workflow, settings={**config.workflow.settings, **settings})
-        if settings.get("rounds", 0) <= 3:
+        longest = 896 if settings.get("rounds", 0) > 3 else 576 if settings.get("votes", 0) > 6 else None
+        if longest is None:
             return dataclasses.replace(config, workflow=own)
         batch = dataclasses.replace(config.learner.batch, buckets=(256, 512, 1024))
         learner = dataclasses.replace(config.learner, batch=batch)
-        return dataclasses.replace(config, workflow=own, learner=learner, engine=EngineConfig(max_prompt=896))
+        return dataclasses.replace(config, workflow=own, learner=learner, engine=EngineConfig(max_prompt=longest))
 
     return change
 
