@@ -11,9 +11,9 @@ from absl import flags
 
 from marl_jax.commands import cli
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.study.findings_text import write_findings
-from marl_jax.study.report import compared, write_overview, write_report
-from marl_jax.study.run_tables import plain
+from marl_jax.study.report.findings_text import write_findings
+from marl_jax.study.report.html_page import compared, write_overview, write_report
+from marl_jax.study.wording import plain
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", None, "the folder of one run")

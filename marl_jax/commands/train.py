@@ -10,7 +10,7 @@ from marl_jax.commands.cli import PATIENCE
 from marl_jax.commands.evaluate import evaluate
 from marl_jax.config.run_config import RunConfig, load_config
 from marl_jax.runs import train
-from marl_jax.study.report import write_report
+from marl_jax.study.report.html_page import write_report
 from marl_jax.terminal.tables import table
 
 __all__ = ["demo", "train_and_report"]

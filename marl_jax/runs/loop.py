@@ -26,8 +26,8 @@ from marl_jax.compile_cache import keep_programs
 from marl_jax.config.phase_fields import Place
 from marl_jax.config.run_config import RunConfig
 from marl_jax.errors import RunError
+from marl_jax.hosts.gathering import gathered
 from marl_jax.hosts.layout import fingerprint
-from marl_jax.hosts.tables import gathered
 from marl_jax.pretraining.pairs import unfamiliar
 from marl_jax.rewards.grading import Grader, grade
 from marl_jax.rollouts.voices import EngineGone

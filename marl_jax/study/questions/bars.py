@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from marl_jax.study.intervals import Interval
-from marl_jax.study.run_tables import Table
+from marl_jax.study.wording import Table
 
 __all__ = ["NOT_RUN", "Bar", "Finding"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marl_jax.study import drawing
+from marl_jax.study.report import drawing
 
 
 def test_labels_stand_apart_in_the_order_of_their_lines_and_inside():

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from marl_jax.run_folder.files import write_atomically
-from marl_jax.study.bars import Finding
-from marl_jax.study.curves import Panel
+from marl_jax.study.questions.bars import Finding
 from marl_jax.study.record import Series
+from marl_jax.study.report.curves import Panel
 from marl_jax.terminal.tables import printable
 
 __all__ = ["COLOURS", "bars", "draw", "images", "legend", "running_mean", "window"]

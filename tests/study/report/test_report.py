@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from run_folder import (
+from study_folders import (
     RIGHT,
     WRONG,
     call,
@@ -30,9 +30,10 @@ from run_folder import (
 from marl_jax.rollouts import Episode, ToolRecord
 from marl_jax.run_folder import files
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.study import curves, record, run_tables
+from marl_jax.study import record, run_sentences, run_tables
 from marl_jax.study.record import read_run
-from marl_jax.study.report import UPLOT, write_overview, write_report
+from marl_jax.study.report import curves
+from marl_jax.study.report.html_page import UPLOT, write_overview, write_report
 from marl_jax.task import Task
 
 pytestmark = pytest.mark.filterwarnings("error::UserWarning")  # matplotlib's, where a picture came out wrong
@@ -125,13 +126,13 @@ def test_the_numbers_on_top_are_those_of_the_evaluations(tmp_path):
         evaluation(0, 0.3, mode="base", split="test"),
     ]
     run = read_run(write_run(tmp_path / "run", lines=[metrics(20)], evaluations=records[::-1]))
-    assert run_tables.key_numbers(run) == [
+    assert run_sentences.key_numbers(run) == [
         ("Base accuracy", "42.0%", "36.0 – 47.5%"),
         ("Final accuracy", "56.0%", "step 20, 48.1 – 63.6%"),
         ("Best accuracy", "61.0%", "step 10, 55.0 – 66.5%"),
         ("Final over base", "+14.0 points", "+6.0 to +21.8, paired"),
     ]
-    assert "excludes zero: it became better" in run_tables.in_words(run)[0]
+    assert "excludes zero: it became better" in run_sentences.in_words(run)[0]
     shown = [row[:5] for row in run_tables.evaluations(run).rows]
     assert shown == [
         ("step 0", "base", "val", "trained", "42.0%"),
@@ -149,7 +150,7 @@ def test_the_numbers_on_top_are_those_of_the_evaluations(tmp_path):
 def test_a_difference_is_called_one_where_its_interval_excludes_zero(tmp_path, mean, words):
     by = {"mean": mean, "low": mean - 0.05, "high": mean + 0.05}
     run = read_run(write_run(tmp_path / "run", evaluations=[evaluation(0, 0.4), evaluation(5, 0.43, by)]))
-    assert words in run_tables.in_words(run)[0]
+    assert words in run_sentences.in_words(run)[0]
 
 
 def test_the_page_tells_what_the_run_was_and_how_it_went(whole):

@@ -7,20 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_folder import answers, config, metrics, run, write_lines
 from scipy import stats
+from study_folders import answers, config, metrics, run, write_lines
 
 from marl_jax.config.run_config import config_module
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.study import findings, findings_text, results
+from marl_jax.study import results
 from marl_jax.study.intervals import holm
-from marl_jax.study.mechanisms import _ranks
+from marl_jax.study.questions import findings
+from marl_jax.study.questions.mechanisms import _ranks
 from marl_jax.study.record import read_run
-from marl_jax.study.report import write_overview
-from marl_jax.study.run_tables import NONE
+from marl_jax.study.report import findings_text
+from marl_jax.study.report.html_page import write_overview
 from marl_jax.study.seeds import by_cell
+from marl_jax.study.wording import NONE
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 PAGE, STUDY = REPOSITORY / "docs/findings.md", REPOSITORY / "results/study"
 
 

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from scipy import stats
 
-from marl_jax.study.bars import NOT_RUN
 from marl_jax.study.cliffs import course, fell, form_lost, is_cliff
-from marl_jax.study.findings import AT_PEAK, BASE, LEVEL, SEEDS, Answered, Judged, told
+from marl_jax.study.contrasts import by_seed
+from marl_jax.study.questions.bars import NOT_RUN
+from marl_jax.study.questions.findings import AT_PEAK, BASE, LEVEL, SEEDS, Answered, Judged, told
 from marl_jax.study.record import Run
-from marl_jax.study.run_tables import NONE, Table
-from marl_jax.study.seeds import Cell, by_seed
+from marl_jax.study.seeds import Cell
+from marl_jax.study.wording import NONE, Table
 
 __all__ = ["agreement"]
 

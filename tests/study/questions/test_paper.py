@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from run_folder import answers, config, metrics, run
+from study_folders import answers, config, metrics, run
 
-from marl_jax.study import findings
-from marl_jax.study.paper import agreement
+from marl_jax.study.questions import findings
+from marl_jax.study.questions.paper import agreement
 
 UP, FLAT, DOWN = (0.2, 0.9, 0.9, 0.9, 0.9), (0.2, 0.2, 0.2, 0.2, 0.2), (0.6, 0.1, 0.1, 0.1, 0.1)
 CLIFF = (0.2, 0.95, 0.3, 0.2, 0.2)

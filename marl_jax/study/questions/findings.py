@@ -12,25 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marl_jax.study.bars import NOT_RUN, Bar, Finding
 from marl_jax.study.cliffs import TERMINAL
+from marl_jax.study.contrasts import Pair, alike, by_seed, paired_gaps, pairs_of, spent
 from marl_jax.study.intervals import Interval, holm, over_seeds, p_value
-from marl_jax.study.mechanisms import amplification, capture, foretold
+from marl_jax.study.questions.bars import NOT_RUN, Bar, Finding
+from marl_jax.study.questions.mechanisms import amplification, capture, foretold
 from marl_jax.study.record import Run
-from marl_jax.study.run_tables import NONE, Table, small
-from marl_jax.study.seeds import (
-    CALLS,
-    TOKENS,
-    Cell,
-    Pair,
-    alike,
-    by_cell,
-    by_seed,
-    names_of,
-    paired_gaps,
-    pairs_of,
-    spent,
-)
+from marl_jax.study.seeds import CALLS, TOKENS, Cell, by_cell, names_of
+from marl_jax.study.wording import NONE, Table, small
 
 __all__ = ["AT_PEAK", "BASE", "LEVEL", "SEEDS", "Answered", "Judged", "Test", "answers", "told"]
 

@@ -15,13 +15,15 @@ from marl_jax.config.run_config import config_module, sets_of
 from marl_jax.packaged import located
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, path_errors
-from marl_jax.study import drawing, findings, results
-from marl_jax.study.bars import Finding
+from marl_jax.study import results
 from marl_jax.study.cliffs import fell, form_of
-from marl_jax.study.paper import agreement
+from marl_jax.study.questions import findings
+from marl_jax.study.questions.bars import Finding
+from marl_jax.study.questions.paper import agreement
 from marl_jax.study.record import Run
-from marl_jax.study.run_tables import NONE, Table, in_one_line
+from marl_jax.study.report import drawing
 from marl_jax.study.seeds import Cell, names_of
+from marl_jax.study.wording import NONE, Table, in_one_line
 
 __all__ = ["markdown", "write_findings"]
 

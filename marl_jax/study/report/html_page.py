@@ -24,23 +24,14 @@ from marl_jax.rewards.grading import RIGHT
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, outside, path_errors
 from marl_jax.run_folder.metrics import plain, read_lines
-from marl_jax.study import (
-    cell_map,
-    cliffs,
-    curves,
-    drawing,
-    findings,
-    paper,
-    record,
-    results,
-    run_tables,
-    seeds,
-)
-from marl_jax.study.bars import NOT_RUN
-from marl_jax.study.curves import Panel
+from marl_jax.study import cliffs, record, results, run_sentences, run_tables, seed_tables
+from marl_jax.study.questions import findings, paper
+from marl_jax.study.questions.bars import NOT_RUN
 from marl_jax.study.record import Run
 from marl_jax.study.recorded import Recorded, recorded
-from marl_jax.study.run_tables import Table
+from marl_jax.study.report import cell_map, curves, drawing
+from marl_jax.study.report.curves import Panel
+from marl_jax.study.wording import Table
 
 __all__ = ["compared", "write_overview", "write_report"]
 
@@ -115,7 +106,7 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
         findings=said.findings if len(runs) > 1 and answered else [],
         paper=paper.agreement(said),
         tests=said.tests,
-        together=seeds.tables_of(list(runs.values())),
+        together=seed_tables.tables_of(list(runs.values())),
         cliff=cliffs.CLIFF if any(map(cliffs.course, runs.values())) else "",
     )
 
@@ -125,7 +116,7 @@ def compared(root: str | os.PathLike[str]) -> tuple[list[Table], list[str]]:
     directory, unread = Path(root).expanduser().absolute(), list[str]()
     folders = [*record.find_runs(directory), *results.find_results(directory)]
     runs = {run.folder.relative_to(directory).as_posix(): run for _, run in _sound(folders, unread)}
-    return seeds.tables_of(list(runs.values())) or [run_tables.runs_table(runs)], unread
+    return seed_tables.tables_of(list(runs.values())) or [run_tables.runs_table(runs)], unread
 
 
 def _sound(folders: Sequence[Path], unread: list[str]) -> Iterator[tuple[Path, Run]]:
@@ -144,7 +135,7 @@ def _write_run(run: Run, place: Path, *, compact: bool = False) -> Path:
     panels = curves.panels(run)
     if not compact:
         with path_errors(place, ELSEWHERE):
-            drawing.images(panels, place, f"{run.cell}: {run_tables.status(run)}")
+            drawing.images(panels, place, f"{run.cell}: {run_sentences.status(run)}")
     said = recorded(run)
     return _write_page(
         place,
@@ -154,7 +145,7 @@ def _write_run(run: Run, place: Path, *, compact: bool = False) -> Path:
         compact=compact,
         panels=panels,
         said=said,
-        data=_data(panels, said, breaks=run_tables.breaks(run), roles=run.roles),
+        data=_data(panels, said, breaks=run_sentences.breaks(run), roles=run.roles),
         config=json.dumps(run.about, indent=1, ensure_ascii=False),
     )
 
@@ -175,7 +166,8 @@ def _environment() -> Any:
     scripts = [PAGE.joinpath(name).read_text(encoding="utf-8") for name in ("uplot.js", "page.js")]
     environment.globals.update(
         legend=drawing.legend,
-        words=run_tables,
+        words=run_sentences,
+        tables=run_tables,
         scripts=list(map(markupsafe.Markup, scripts)),
         allowed=" ".join(f"'sha256-{_hash(script)}'" for script in scripts),
     )

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.study.bars import NOT_RUN, Bar, Finding
 from marl_jax.study.cliffs import course, fell, form_lost
 from marl_jax.study.intervals import Interval, over_runs
+from marl_jax.study.questions.bars import NOT_RUN, Bar, Finding
 from marl_jax.study.record import Run, Series
-from marl_jax.study.run_tables import NONE, Table, small
 from marl_jax.study.seeds import Cell, names_of
+from marl_jax.study.wording import NONE, Table, small
 
 __all__ = ["amplification", "capture", "foretold"]
 

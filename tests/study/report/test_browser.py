@@ -8,11 +8,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from run_folder import RIGHT, WRONG, call, config, episode, evaluation, full_run, metrics, table_of, write_run
+from study_folders import (
+    RIGHT,
+    WRONG,
+    call,
+    config,
+    episode,
+    evaluation,
+    full_run,
+    metrics,
+    table_of,
+    write_run,
+)
 
 from marl_jax.episodes import Leaf
 from marl_jax.rollouts import Table, write_episodes
-from marl_jax.study.report import write_overview, write_report
+from marl_jax.study.report.html_page import write_overview, write_report
 from marl_jax.task import Task
 
 pytestmark = pytest.mark.browser

@@ -16,8 +16,8 @@ from marl_jax.config.run_config import ConfigError, from_argv
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.runs.stopping import Stop
-from marl_jax.study import matrix
-from marl_jax.study.matrix import Kind, make_jobs
+from marl_jax.study.jobs import matrix
+from marl_jax.study.jobs.matrix import Kind, make_jobs
 
 MICRO = "configs/micro.py"
 TWO = "voting-*-xs-math"
@@ -353,7 +353,7 @@ def test_a_matrix_that_is_asked_to_stop_asks_its_child_once_and_ends_well(tmp_pa
     """The whole script, with a training that only listens; the signal comes as from a terminal, to its group."""
     program = (
         "import sys\n"
-        "from marl_jax.study import matrix\n"
+        "from marl_jax.study.jobs import matrix\n"
         "matrix.Job.training = property(lambda job: ['slow_child'])\n"
         "from absl import flags\n"
         "from marl_jax.commands import cli\n"

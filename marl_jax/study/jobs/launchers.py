@@ -22,8 +22,8 @@ from marl_jax.errors import UserError
 from marl_jax.planning import devices
 from marl_jax.planning.plan import find_models, make_plan, show
 from marl_jax.runs.stopping import Stop
-from marl_jax.study import matrix
-from marl_jax.study.matrix import Job, Kind
+from marl_jax.study.jobs import matrix
+from marl_jax.study.jobs.matrix import Job, Kind
 
 __all__ = ["LAUNCHERS", "Handle", "LauncherError", "Work", "launch", "resources"]
 
