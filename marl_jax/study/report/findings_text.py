@@ -15,13 +15,13 @@ from marl_jax.config.run_config import config_module, sets_of
 from marl_jax.packaged import located
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, path_errors
-from marl_jax.study import results
 from marl_jax.study.cliffs import fell, form_of
 from marl_jax.study.questions import findings
 from marl_jax.study.questions.bars import Finding
 from marl_jax.study.questions.paper import agreement
 from marl_jax.study.record import Run
 from marl_jax.study.report import drawing
+from marl_jax.study.results import Study
 from marl_jax.study.seeds import Cell, names_of
 from marl_jax.study.wording import NONE, Table, in_one_line
 
@@ -33,12 +33,12 @@ REST = "the map, in no part"  # of the study's cells, those that no part has
 COMMAND = f"python -m experiments.matrix --config={PARTS} --cells=agents --seeds={findings.SEEDS} --root=DIR"
 
 
-def write_findings(root: str | os.PathLike[str], page: str | os.PathLike[str]) -> None:
-    """Make the numbers of a page anew from the results below a directory, and its figures beside it."""
+def write_findings(study: Study, page: str | os.PathLike[str]) -> None:
+    """Make the numbers of a page anew from the compact results of a study, and its figures beside it."""
     path = Path(page)
-    runs, unread = results.read_results(root)
+    runs = [run for place, run in study.runs.items() if place in study.compact]
     if not runs:
-        raise FolderError(f"there is no result of a run in or below '{root}': see experiments.collect")
+        raise FolderError(f"there is no result of a run in or below '{study.root}': see experiments.collect")
     with path_errors(path):
         text = path.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
@@ -46,7 +46,7 @@ def write_findings(root: str | os.PathLike[str], page: str | os.PathLike[str]) -
     said = findings.answers(runs)
     tables = [table for table in (said.tests, _made(said.cells), _lacking(said.cells)) if table.rows]
     parts = [markdown(agreement(said)), *(_section(k, one, path) for k, one in enumerate(said.findings, 1))]
-    parts += [*map(markdown, tables), "\n".join(f"- Left out: {why}" for why in unread)]
+    parts += [*map(markdown, tables), "\n".join(f"- Left out: {why}" for why in study.unread)]
     before, _, rest = text.partition(BEGIN)
     made = "\n\n".join(part for part in parts if part)
     with path_errors(path):

@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,16 @@ from marl_jax.rewards.grading import RIGHT
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, outside, path_errors
 from marl_jax.run_folder.metrics import plain, read_lines
-from marl_jax.study import cliffs, record, results, run_sentences, run_tables, seed_tables
+from marl_jax.study import cliffs, record, run_sentences, run_tables, seed_tables
 from marl_jax.study.questions import findings, paper
 from marl_jax.study.questions.bars import NOT_RUN
 from marl_jax.study.record import Run
 from marl_jax.study.recorded import Recorded, recorded
 from marl_jax.study.report import cell_map, curves, drawing
 from marl_jax.study.report.curves import Panel
-from marl_jax.study.wording import Table
+from marl_jax.study.results import Study
 
-__all__ = ["compared", "write_overview", "write_report"]
+__all__ = ["write_overview", "write_report"]
 
 ELSEWHERE = "give --out=DIR to write the page elsewhere"
 PAGE = Path(__file__).with_name("page")
@@ -53,28 +53,19 @@ def write_report(workdir: str | os.PathLike[str], out: str | os.PathLike[str] | 
     return _write_run(dataclasses.replace(run, evaluations=run.evaluations + more), place)
 
 
-def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write the pages of all runs below a directory, and `report.html` and `report.png` over all of them there.
+def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> Path:
+    """Write the pages of all runs of a study, and `report.html` and `report.png` over all of them at its root.
 
     With `out`, all of them are written there, in folders of the same names.
     """
-    directory = Path(root).expanduser().absolute()
-    folders = [*record.find_runs(directory), *results.find_results(directory)]
-    if not folders:
-        raise FolderError(
-            f"there is no run in or below '{root}': give --root=DIR, the folder that holds run folders"
-        )
-    if directory in folders:
-        raise FolderError(f"'{root}' is itself a run: give --workdir={root}")
-    place = directory if out is None else outside(out)
-    runs, unread = dict[str, Run](), list[str]()
-    for folder, run in _sound(folders, unread):
+    place = study.root if out is None else outside(out)
+    runs, unread = dict[str, Run](), [*study.unread]
+    for name, run in study.runs.items():
         try:
-            name = run.folder.relative_to(directory)
             with path_errors(place / name, ELSEWHERE):
                 (place / name).mkdir(parents=True, exist_ok=True)
-            _write_run(run, place / name, compact=folder.is_file())
-            runs[name.as_posix()] = run
+            _write_run(run, place / name, compact=name in study.compact)
+            runs[name] = run
         except FolderError as error:
             unread.append(str(error))
     together = [
@@ -88,7 +79,7 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
         if (panel := curves.accuracy(run))
     ]
     with path_errors(place, ELSEWHERE):
-        drawing.images(accuracies, place, directory.name, wide_first=False)
+        drawing.images(accuracies, place, study.root.name, wide_first=False)
     said = findings.answers(list(runs.values()))
     answered = any(
         one.answer != NOT_RUN for one in said.findings
@@ -96,7 +87,7 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
     return _write_page(
         place,
         "overview.html",
-        title=directory.name,
+        title=study.root.name,
         compact=False,
         runs=runs,
         panels=panels,
@@ -109,25 +100,6 @@ def write_overview(root: str | os.PathLike[str], out: str | os.PathLike[str] | N
         together=seed_tables.tables_of(list(runs.values())),
         cliff=cliffs.CLIFF if any(map(cliffs.course, runs.values())) else "",
     )
-
-
-def compared(root: str | os.PathLike[str]) -> tuple[list[Table], list[str]]:
-    """What compares the runs below a directory, by cells or else run by run, and why some could not be read."""
-    directory, unread = Path(root).expanduser().absolute(), list[str]()
-    folders = [*record.find_runs(directory), *results.find_results(directory)]
-    runs = {run.folder.relative_to(directory).as_posix(): run for _, run in _sound(folders, unread)}
-    return seed_tables.tables_of(list(runs.values())) or [run_tables.runs_table(runs)], unread
-
-
-def _sound(folders: Sequence[Path], unread: list[str]) -> Iterator[tuple[Path, Run]]:
-    """The runs that can be read, folders and compact results; why others cannot is added to `unread`."""
-    for folder in folders:
-        try:
-            run = results.read_result(folder) if folder.is_file() else record.read_run(folder)
-        except FolderError as error:
-            unread.append(str(error))
-        else:
-            yield folder, run
 
 
 def _write_run(run: Run, place: Path, *, compact: bool = False) -> Path:

@@ -293,7 +293,7 @@ def test_a_page_over_results_shows_the_questions_and_each_run(tmp_path):
     cell(tmp_path / "runs", "voting-shared-s-math", FLAT)
     results.collect(tmp_path / "runs", tmp_path / "results", unfinished=True)
     (tmp_path / "results" / "odd.run.json").write_text("{}")
-    page = write_overview(tmp_path / "results", tmp_path / "page").read_text()
+    page = write_overview(results.read_study(tmp_path / "results"), tmp_path / "page").read_text()
     assert "2. Do isolated policies come further" in page and "odd.run.json" in page
     assert "Isolated policies reach a higher peak" in page and "cannot tell" in page
     # A hundred runs have no pictures beside their pages, and say why there is nothing to read.
@@ -311,15 +311,15 @@ def test_the_numbers_of_a_page_are_made_anew_and_its_words_stay(tmp_path):
     results.collect(tmp_path / "runs", tmp_path / "results", unfinished=True)
     page = tmp_path / "findings.md"
     page.write_text(f"Words.\n{findings_text.BEGIN}\nold\n{findings_text.END}\nMore.\n")
-    findings_text.write_findings(tmp_path / "results", page)
+    findings_text.write_findings(results.read_study(tmp_path / "results"), page)
     text = page.read_text()
     assert text.startswith("Words.\n") and text.endswith("\nMore.\n") and "old" not in text
     assert "![" in text and (tmp_path / "findings-1.svg").exists() and (tmp_path / "findings-1.png").exists()
-    findings_text.write_findings(tmp_path / "results", page)
+    findings_text.write_findings(results.read_study(tmp_path / "results"), page)
     assert page.read_text() == text
     page.write_text("Words.")
     with pytest.raises(FolderError, match="lacks the marks"):
-        findings_text.write_findings(tmp_path / "results", page)
+        findings_text.write_findings(results.read_study(tmp_path / "results"), page)
 
 
 def test_a_file_that_cannot_be_read_is_left_out_by_name(tmp_path):
@@ -328,12 +328,12 @@ def test_a_file_that_cannot_be_read_is_left_out_by_name(tmp_path):
     (tmp_path / "results/half.run.json").write_text('{"schema": 1, "about"')
     page = tmp_path / "findings.md"
     page.write_text(f"{findings_text.BEGIN}{findings_text.END}")
-    findings_text.write_findings(tmp_path / "results", page)
+    findings_text.write_findings(results.read_study(tmp_path / "results"), page)
     assert "| voting-isolated-s-math |" in page.read_text()
     (line,) = [line for line in page.read_text().splitlines() if line.startswith("- Left out:")]
     assert "half.run.json' is no result of a run" in line
     with pytest.raises(FolderError, match="no result of a run in or below"):
-        findings_text.write_findings(tmp_path / "nothing", page)
+        findings_text.write_findings(results.read_study(tmp_path / "runs"), page)
     assert "| voting-isolated-s-math |" in page.read_text()
 
 
@@ -405,7 +405,7 @@ def test_the_committed_page_is_that_of_the_committed_files(tmp_path):
     """Its words as they are, its numbers but for their last digits, which another machine may round otherwise."""
     page, number = tmp_path / "findings.md", r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?"
     page.write_text(PAGE.read_text())
-    findings_text.write_findings(STUDY, page)
+    findings_text.write_findings(results.read_study(STUDY), page)
     made, kept = page.read_text(), PAGE.read_text()
     assert re.sub(number, "N", made) == re.sub(number, "N", kept)
     numbers = lambda text: [float(x) for x in re.findall(number, text)]

@@ -24,6 +24,7 @@ from study_folders import (
 from marl_jax.episodes import Leaf
 from marl_jax.rollouts import Table, write_episodes
 from marl_jax.study.report.html_page import write_overview, write_report
+from marl_jax.study.results import read_study
 from marl_jax.task import Task
 
 pytestmark = pytest.mark.browser
@@ -372,7 +373,7 @@ def test_a_page_of_500_steps_and_2000_transcripts_opens_in_two_seconds(visit, tm
 def test_runs_are_overlaid_and_the_map_leads_to_them(visit, tmp_path):
     for cell in ("voting-isolated-s-math", "voting-shared-s-math"):
         full_run(tmp_path / cell, steps=30, cell=cell)
-    page = visit(write_overview(tmp_path))
+    page = visit(write_overview(read_study(tmp_path)))
     assert page.locator("figure canvas").count() == 2 and colours(page, 0) > 10
     assert page.locator("table.map td a").count() == 2
     assert page.locator("table.map td").nth(0).inner_text().startswith("+")

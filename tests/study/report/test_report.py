@@ -34,6 +34,7 @@ from marl_jax.study import record, run_sentences, run_tables
 from marl_jax.study.record import read_run
 from marl_jax.study.report import curves
 from marl_jax.study.report.html_page import UPLOT, write_overview, write_report
+from marl_jax.study.results import read_study
 from marl_jax.task import Task
 
 pytestmark = pytest.mark.filterwarnings("error::UserWarning")  # matplotlib's, where a picture came out wrong
@@ -350,7 +351,7 @@ def test_a_folder_of_runs_has_a_row_for_each_and_links_that_lead_somewhere(tmp_p
     (blocked / "eval.jsonl").mkdir()
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "config.json").write_text("{}")  # a model, not a run
-    path = write_overview(tmp_path)
+    path = write_overview(read_study(tmp_path))
     assert "change our mind" not in path.read_text()  # these runs answer no question of the study
     page = Page(path)
     assert path == tmp_path / "report.html" and png_size(tmp_path / "report.png")
@@ -389,12 +390,19 @@ def test_the_script_compares_runs_in_the_terminal_and_tells_what_it_cannot_read(
     assert all(len(line) <= 80 for line in done.stdout.splitlines()[:-1])
 
 
+def test_the_pages_of_a_study_are_written_from_one_reading(tmp_path):
+    folder = write_run(tmp_path / "run", lines=[metrics(1)], evaluations=[evaluation(0, 0.4)])
+    study = read_study(tmp_path)
+    (folder / "metrics.jsonl").write_text("{]\n")
+    assert "40.0%" in write_overview(study).read_text() and not study.unread
+
+
 def test_a_folder_without_runs_and_a_run_given_as_root_are_told(tmp_path):
     with pytest.raises(FolderError, match="there is no run in or below"):
-        write_overview(tmp_path)
+        read_study(tmp_path)
     folder = write_run(tmp_path / "run", lines=[metrics(1)])
     with pytest.raises(FolderError, match="is itself a run: give --workdir="):
-        write_overview(folder)
+        read_study(folder)
     with pytest.raises(FolderError, match="train it first"):
         write_report(tmp_path)
 
