@@ -10,6 +10,7 @@ Each later stage is a function that adds columns or reads them. Columns of numbe
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -335,8 +336,11 @@ class Table:
 
     def paths(self) -> tuple["Table", np.ndarray]:
         """Every path as an episode without forks, each with its own row of every call; and each row's row here."""
-        if not self.forked:
-            return self, np.arange(len(self))
+        return self._paths if self.forked else (self, np.arange(len(self)))
+
+    @functools.cached_property
+    def _paths(self) -> tuple["Table", np.ndarray]:
+        """Kept with the table, since a step asks for them for credit, signs and metrics."""
         flat_episodes: list[Episode] = []
         rows: list[np.ndarray] = []
         first = np.searchsorted(self.episode, np.arange(len(self.bare_episodes) + 1))

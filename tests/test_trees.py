@@ -91,6 +91,7 @@ def table():
 
 def test_each_path_is_an_episode_without_forks(table):
     flat, rows = table.paths()
+    assert table.paths()[0] is flat  # made once
     assert rows.tolist() == [
         0,
         1,
