@@ -3,7 +3,7 @@
     whose   episode path task call role slot turn policy version  the rollout
     said    prompt tokens logprobs kept (ragged), temperature     the rollout
     read    text answer kind choice; grade outcome                the rollout; `rewards.grading`
-    worth   components reward; group advantage penalty; trains    `rewards.credit`; `learning.advantages`; the run
+    worth   components reward; group advantage penalty; trains    `rewards.credit`; `learning.estimators`; the run
 
 Each later stage is a function that adds columns or reads them. Columns of numbers are arrays of numpy, or of JAX under
 `jit`; texts and the episodes' own facts stay on the host. `Table.episodes()` shows the same rows episode by episode.

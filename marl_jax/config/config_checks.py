@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from marl_jax import fields, table
 from marl_jax.config import phase_fields
 from marl_jax.config.run_fields import TRACKERS, RunFields, not_installed
-from marl_jax.learning.groups import group_key
+from marl_jax.learning.estimators.groups import group_key
 from marl_jax.own import is_own, load_own, own_function
 from marl_jax.planning.walks import alone, compared_by, least_calls
 from marl_jax.policies import (

@@ -39,8 +39,8 @@ from marl_jax.runs import measures, recording
 from marl_jax.runs.divergence import Diverged, broken_update, diverged, finite, ways_out
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.in_arrays import cpu_devices
+from marl_jax.runs.loading.play import EVALUATION_NOISE
 from marl_jax.runs.opening import folders_of, open_runs
-from marl_jax.runs.play import EVALUATION_NOISE
 from marl_jax.runs.run import Made, Road, Run
 from marl_jax.runs.state import State
 from marl_jax.runs.stopping import Stop, Stopped

@@ -21,7 +21,7 @@ from marl_jax.hosts import companion
 from marl_jax.hosts.gathering import whole
 from marl_jax.hosts.layout import fingerprint
 from marl_jax.runs import train
-from marl_jax.runs.parts import PartsError, make_mesh
+from marl_jax.runs.loading.parts import PartsError, make_mesh
 from marl_jax.table import COLUMNS, Ragged, Table
 from marl_jax.task import Task
 

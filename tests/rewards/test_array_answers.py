@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from array_rows import GRADE, READ, by_text, graded, rows, spelled, strings, text_of
 
-from marl_jax.learning.advantages import group_advantages
+from marl_jax.learning.estimators.advantages import group_advantages
 from marl_jax.models import load_hf
 from marl_jax.models.tokenizer import load_tokenizer, render_chat
 from marl_jax.rewards import arrays

@@ -23,7 +23,7 @@ from marl_jax.policies import Tree
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.checkpoints import Which, restore
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.runs.parts import Parts
+from marl_jax.runs.loading.parts import Parts
 
 __all__ = [
     "Asked",

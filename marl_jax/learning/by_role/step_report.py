@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.learning import gradients
+from marl_jax.learning.by_role import gradients
+from marl_jax.learning.by_role.role_statistics import Evidence, role_statistics, row_statistics
 from marl_jax.learning.losses import Loss, LossConfig, Mean
-from marl_jax.learning.role_statistics import Evidence, role_statistics, row_statistics
 from marl_jax.table import Table
 
 __all__ = ["Report", "gap_warnings", "gradient_report", "policy_report", "role_reports", "skip_warnings"]

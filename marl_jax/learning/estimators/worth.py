@@ -9,7 +9,7 @@ import numpy as np
 from marl_jax import fields
 from marl_jax.errors import UserError
 from marl_jax.fields import NotNegative
-from marl_jax.learning.advantages import (
+from marl_jax.learning.estimators.advantages import (
     Estimator,
     Over,
     Singleton,
@@ -19,7 +19,7 @@ from marl_jax.learning.advantages import (
     group_advantages,
     overlong_penalty,
 )
-from marl_jax.learning.groups import (
+from marl_jax.learning.estimators.groups import (
     PRESETS,
     GroupCounts,
     as_rewards,

@@ -25,7 +25,7 @@ from marl_jax.rollouts.serving import Service
 from marl_jax.rollouts.vllm.client import Vllm
 from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.folder import CONFIG, FolderError
-from marl_jax.runs.parts import (
+from marl_jax.runs.loading.parts import (
     Parts,
     PartsError,
     check_answers,

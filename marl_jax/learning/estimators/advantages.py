@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.fields import require
-from marl_jax.learning.groups import as_rewards, precision
+from marl_jax.learning.estimators.groups import as_rewards, precision
 from marl_jax.own import is_own, own_function
 from marl_jax.table import dense
 
