@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from marl_jax.config.run_config import EngineConfig, EvaluationConfig, RunConfig, config_module
-from marl_jax.learning.interventions import InterventionConfig, Mixing
+from marl_jax.learning.by_role.interventions import InterventionConfig, Mixing
 from marl_jax.learning.optimiser import ScheduleConfig
 from marl_jax.workflows import BUILT_IN
 

@@ -10,7 +10,7 @@ from absl import flags
 from marl_jax.commands import cli
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.study.results import collect, read_result
-from marl_jax.study.run_tables import lost
+from marl_jax.study.run_sentences import lost
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("root", None, "a directory that holds folders of runs")

@@ -14,8 +14,8 @@ from absl import flags
 
 from marl_jax.commands import cli, run_matrix
 from marl_jax.config.run_config import ConfigError, split_argv
-from marl_jax.study.launchers import LAUNCHERS
-from marl_jax.study.matrix import make_jobs
+from marl_jax.study.jobs.launchers import LAUNCHERS
+from marl_jax.study.jobs.matrix import make_jobs
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("root", "", "the directory that holds the runs")

@@ -11,9 +11,12 @@ from absl import flags
 
 from marl_jax.commands import cli
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.study.findings_text import write_findings
-from marl_jax.study.report import compared, write_overview, write_report
-from marl_jax.study.run_tables import plain
+from marl_jax.study.report.findings_text import write_findings
+from marl_jax.study.report.html_page import write_overview, write_report
+from marl_jax.study.results import read_study
+from marl_jax.study.run_tables import runs_table
+from marl_jax.study.seed_tables import tables_of
+from marl_jax.study.wording import plain
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", None, "the folder of one run")
@@ -27,13 +30,16 @@ def main(_config: None, _: list[str]) -> None:
         raise FolderError("give either --workdir=DIR of one run, or --root=DIR of a directory of runs")
     if FLAGS.findings and not FLAGS.root:
         raise FolderError("--findings needs --root=DIR of compact results, see experiments.collect")
+    if FLAGS.workdir:
+        print(write_report(FLAGS.workdir, FLAGS.out))
+        return
+    study = read_study(FLAGS.root)
     if FLAGS.findings:
-        write_findings(FLAGS.root, FLAGS.findings)
-    place = write_report(FLAGS.workdir, FLAGS.out) if FLAGS.workdir else write_overview(FLAGS.root, FLAGS.out)
-    tables, unread = compared(FLAGS.root) if FLAGS.root else ([], [])
-    for text in unread:
+        write_findings(study, FLAGS.findings)
+    place = write_overview(study, FLAGS.out)
+    for text in study.unread:
         print(text, file=sys.stderr)
-    for table in tables:
+    for table in tables_of(list(study.runs.values())) or [runs_table(study.runs)]:
         print(f"{plain(table)}\n")
     print(place)
 

@@ -3,19 +3,21 @@
     whose   episode path task call role slot turn policy version  the rollout
     said    prompt tokens logprobs kept (ragged), temperature     the rollout
     read    text answer kind choice; grade outcome                the rollout; `rewards.grading`
-    worth   components reward; group advantage penalty; trains    `rewards.credit`; `learning.advantages`; the run
+    worth   components reward; group advantage penalty; trains    `rewards.credit`; `learning.estimators`; the run
 
 Each later stage is a function that adds columns or reads them. Columns of numbers are arrays of numpy, or of JAX under
 `jit`; texts and the episodes' own facts stay on the host. `Table.episodes()` shows the same rows episode by episode.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from marl_jax.episodes import CallRecord, Episode, ends_of, path_of, places_of
+from marl_jax.ragged import Ragged, concat, dense, floats, ints, kept_sets, padded, path_tuples, take
 from marl_jax.task import Task
 
 __all__ = [
@@ -33,49 +35,6 @@ __all__ = [
 KINDS = ("solver", "judge", "picker", "planner", "team")  # what a role's own work is; see `workflows.Kind`
 SOLVER, JUDGE, PICKER, PLANNER, TEAM = range(len(KINDS))
 VERDICTS = {"Correct": 1, "Incorrect": 0}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Ragged:
-    """Rows of different length, end to end in one array; a prompt that several rows share is there once."""
-
-    values: np.ndarray  # [T, ...]
-    starts: np.ndarray  # Int[N]
-    lengths: np.ndarray  # Int[N]
-
-    @classmethod
-    def of(cls, rows: Sequence[Any], dtype: Any) -> "Ragged":
-        """Equal neighbouring tuples (the prompts of a group) are stored once."""
-        parts: list[np.ndarray] = []
-        starts, lengths = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-        end, last = 0, None
-        for i, row in enumerate(rows):
-            if row is not last and not (type(row) is tuple and row == last):
-                parts.append(np.asarray(row, dtype))
-                end += len(parts[-1])
-            lengths[i], starts[i], last = len(parts[-1]), end - len(parts[-1]), row
-        empty = np.zeros(0, dtype)
-        return cls(np.concatenate([part for part in parts if len(part)] or [empty]), starts, lengths)
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, row: int) -> np.ndarray:
-        return self.values[self.starts[row] : self.starts[row] + self.lengths[row]]
-
-    def take(self, rows: np.ndarray) -> "Ragged":
-        """These rows, in this order; nothing is copied."""
-        return Ragged(self.values, self.starts[rows], self.lengths[rows])
-
-    @staticmethod
-    def concat(parts: Sequence["Ragged"]) -> "Ragged":
-        """The rows of all parts, one after the other."""
-        offsets = np.cumsum([0, *(len(part.values) for part in parts)])
-        return Ragged(
-            np.concatenate([part.values for part in parts]),
-            np.concatenate([part.starts + offset for part, offset in zip(parts, offsets)]),
-            np.concatenate([part.lengths for part in parts]),
-        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -166,15 +125,15 @@ class Table:
                 np.int32
             ),
             path=padded([call.path for call in calls]),
-            call=_ints(place for one in episodes for place in places_of(one)),
+            call=ints(place for one in episodes for place in places_of(one)),
             reads=padded([call.reads for call in calls]),
-            after=_ints(-1 if call.after is None else call.after for call in calls),
-            kind=_ints(KINDS.index(call.kind) for call in calls),
-            choice=_ints(_choice(call.kind, call.answer) for call in calls),
+            after=ints(-1 if call.after is None else call.after for call in calls),
+            kind=ints(KINDS.index(call.kind) for call in calls),
+            choice=ints(_choice(call.kind, call.answer) for call in calls),
             sound=np.array(
                 [any(end.error is None for end in ends_of(o, c)) for o, c in zip(owners, calls)], bool
             ),
-            grade=_floats(grade for one in episodes for grade in one.answers) if graded else None,
+            grade=floats(grade for one in episodes for grade in one.answers) if graded else None,
             outcome=np.array([_mean(ends_of(o, c)) for o, c in zip(owners, calls)], np.float64)
             if ended
             else None,
@@ -201,7 +160,7 @@ class Table:
     ) -> "Table":
         """A table of what a learner needs: calls by their role and policy, and other columns by name."""
         count = len(role)
-        lengths = _ints(len(row) for row in tokens)
+        lengths = ints(len(row) for row in tokens)
         zeros = np.zeros(count, np.int32)
         if "task" in columns:
             columns["task"] = dense(columns["task"])
@@ -215,15 +174,15 @@ class Table:
         roles, policies = tuple(dict.fromkeys(role)), tuple(dict.fromkeys(policy))
         table = cls(
             episode=zeros, task=zeros, call=zeros, slot=zeros, turn=zeros, version=zeros, cut=zeros,
-            role=_ints(map(roles.index, role)),
-            policy=_ints(map(policies.index, policy)),
+            role=ints(map(roles.index, role)),
+            policy=ints(map(policies.index, policy)),
             path=np.full((count, 1), -1, np.int32),
             reads=np.full((count, 1), -1, np.int32),
             after=zeros - 1,
             prompt=Ragged.of(prompt, np.int32),
             tokens=Ragged.of(tokens, np.int32),
             logprobs=Ragged.of(logprobs, np.float32),
-            kept=_kept(kept or ()),
+            kept=kept_sets(kept or ()),
             length=lengths,
             temperature=np.ones(count),
             truncated=np.zeros(count, bool),
@@ -250,7 +209,7 @@ class Table:
         """
         rows = np.asarray(rows)
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows.astype(np.int64)
-        taken = {name: _take(getattr(self, name), rows) for name in COLUMNS}
+        taken = {name: take(getattr(self, name), rows) for name in COLUMNS}
         components = {name: values[rows] for name, values in self.components.items()}
         texts = {
             name: tuple(map(getattr(self, name).__getitem__, rows)) for name in TEXTS if getattr(self, name)
@@ -278,12 +237,12 @@ class Table:
         if not all(len(table.bare_episodes) or not len(table) for table in tables):
             raise ValueError("a table without episodes cannot be joined to another: its tasks have no names")
         joined = {
-            name: _concat([getattr(table, name) for table in tables]) for name in COLUMNS if name != "kept"
+            name: concat([getattr(table, name) for table in tables]) for name in COLUMNS if name != "kept"
         }
         joined["kept"] = _concat_kept(tables)
         for name, names in (("role", "roles"), ("policy", "policies")):
             known = tuple(dict.fromkeys(n for table in tables for n in getattr(table, names)))
-            codes = [_ints(map(known.index, getattr(table, names)))[getattr(table, name)] for table in tables]
+            codes = [ints(map(known.index, getattr(table, names)))[getattr(table, name)] for table in tables]
             joined |= {name: np.concatenate(codes), names: known}
         offsets = np.cumsum([0, *(len(table.bare_episodes) for table in tables)])
         joined["episode"] = np.concatenate([t.episode + k for t, k in zip(tables, offsets)]).astype(np.int32)
@@ -331,12 +290,15 @@ class Table:
     @property
     def branch(self) -> np.ndarray:
         """Int[N]: which branch of that fork it is in; -1 where there was none."""
-        return _ints(path[-1] if path else -1 for path in path_tuples(self.path))
+        return ints(path[-1] if path else -1 for path in path_tuples(self.path))
 
     def paths(self) -> tuple["Table", np.ndarray]:
         """Every path as an episode without forks, each with its own row of every call; and each row's row here."""
-        if not self.forked:
-            return self, np.arange(len(self))
+        return self._paths if self.forked else (self, np.arange(len(self)))
+
+    @functools.cached_property
+    def _paths(self) -> tuple["Table", np.ndarray]:
+        """Kept with the table, since a step asks for them for credit, signs and metrics."""
         flat_episodes: list[Episode] = []
         rows: list[np.ndarray] = []
         first = np.searchsorted(self.episode, np.arange(len(self.bare_episodes) + 1))
@@ -356,7 +318,7 @@ class Table:
             episode=owners,
             bare_episodes=tuple(flat_episodes),
             sound=np.array([end.error is None for end in ends], bool),
-            outcome=None if self.outcome is None else _floats(end.outcome for end in ends),
+            outcome=None if self.outcome is None else floats(end.outcome for end in ends),
         )
         return flat, every
 
@@ -438,21 +400,10 @@ DTYPES = {
 }
 
 
-def dense(keys: Iterable[Any]) -> np.ndarray:
-    """Int[N]: hashable keys as 0, 1, 2, ... in order of appearance."""
-    seen: dict[Any, int] = {}
-    return _ints(seen.setdefault(key, len(seen)) for key in keys)
-
-
 def _abouts(tasks: Iterable[Task | None]) -> tuple[Task | None, ...]:
     """() where every call is about its episode's task."""
     given = tuple(tasks)
     return given if any(given) else ()
-
-
-def path_tuples(path: np.ndarray) -> list[tuple[int, ...]]:
-    """The column `path`, row by row."""
-    return [tuple(way for way in row if way >= 0) for row in path.tolist()]
 
 
 def _mean(ends: Sequence[Any]) -> float:
@@ -471,49 +422,6 @@ def _choice(kind: str, answer: str | None) -> int:
         return VERDICTS.get(answer or "", -1)
     readable = kind == "picker" and answer is not None and answer.isdecimal()
     return min(int((answer or "0")[:10]), 1 << 30) if readable else -1
-
-
-def _ints(values: Iterable[int]) -> np.ndarray:
-    return np.fromiter(values, np.int32)
-
-
-def _floats(values: Iterable[float | None]) -> np.ndarray:
-    return np.array([np.nan if value is None else value for value in values], np.float64)
-
-
-def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
-    """Int[N, R]: rows filled up with -1 to the longest."""
-    padded = np.full((len(rows), max([1, *map(len, rows)])), -1, np.int32)
-    for line, row in zip(padded, rows):
-        line[: len(row)] = row
-    return padded
-
-
-def _kept(rows: Sequence[Any]) -> Ragged | None:
-    """Sets of ids by token, filled up with -1 to the largest; a row without any has length 0."""
-    if all(row is None for row in rows):
-        return None
-    sets = [list(row) if row is not None else [] for row in rows]
-    flat = padded([[i for i in ids if i >= 0] for some in sets for ids in some])
-    counts = np.array([len(some) for some in sets], np.int64)
-    return Ragged(flat, np.cumsum(counts) - counts, counts)
-
-
-def _take(column: Any, rows: np.ndarray) -> Any:
-    return column.take(rows) if isinstance(column, Ragged) else None if column is None else column[rows]
-
-
-def _concat(columns: Sequence[Any]) -> Any:
-    """A column that one of the tables lacks is left out."""
-    there = [column for column in columns if column is not None]
-    if not there or len(there) < len(columns):
-        return None
-    if isinstance(there[0], Ragged):
-        return Ragged.concat(there)
-    if there[0].ndim == 2:
-        width = max(column.shape[1] for column in there)
-        there = [np.pad(c, ((0, 0), (0, width - c.shape[1])), constant_values=-1) for c in there]
-    return np.concatenate(there)
 
 
 def _concat_kept(tables: Sequence[Table]) -> Ragged | None:

@@ -10,7 +10,7 @@ of the role's part of the gradient, and `formula/ROLE` what the formula says of 
 
 import numpy as np
 
-from marl_jax.learning.worth import AdvantageConfig, with_advantages
+from marl_jax.learning.estimators.worth import AdvantageConfig, with_advantages
 from marl_jax.table import VERDICTS
 from marl_jax.workflows import Call, judge, solver, workflow
 from marl_jax.workflows.parse import verdict

@@ -28,8 +28,8 @@ from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import versions
 from marl_jax.run_folder.metrics import plain, read_lines
 from marl_jax.runs import train
-from marl_jax.runs.play import EVALUATION_NOISE, load_named, make_service, planned_engine, player_of
-from marl_jax.runs.stored import policies_at
+from marl_jax.runs.loading.play import EVALUATION_NOISE, load_named, make_service, planned_engine, player_of
+from marl_jax.runs.loading.stored import policies_at
 from marl_jax.table import Table
 from marl_jax.terminal.live import Live
 from marl_jax.user_cache import machine

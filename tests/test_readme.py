@@ -22,7 +22,7 @@ from marl_jax import fields
 from marl_jax.config.run_config import RunConfig, load_config, load_file, split_argv
 from marl_jax.planning.devices import KINDS
 from marl_jax.planning.plan import demand_of, find_model, make_plan
-from marl_jax.study.matrix import make_jobs
+from marl_jax.study.jobs.matrix import make_jobs
 from marl_jax.tasks import Task
 from marl_jax.tasks.datasets import NAMES, SOURCES
 from marl_jax.workflows import BUILT_IN, Completion, load_prompts

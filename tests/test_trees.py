@@ -10,11 +10,11 @@ from closeness import close
 
 from marl_jax.episodes import CallRecord, Episode, Leaf, ToolRecord
 from marl_jax.learning.batching import BatchConfig, make_batches
+from marl_jax.learning.estimators.worth import AdvantageConfig, GroupError, group_column, with_advantages
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.update import Learner
-from marl_jax.learning.worth import AdvantageConfig, GroupError, group_column, with_advantages
 from marl_jax.rewards.credit import (
     CreditConfig,
     CreditError,
@@ -91,6 +91,7 @@ def table():
 
 def test_each_path_is_an_episode_without_forks(table):
     flat, rows = table.paths()
+    assert table.paths()[0] is flat  # made once
     assert rows.tolist() == [
         0,
         1,

@@ -13,14 +13,14 @@ from typing import Any
 
 from marl_jax.config.run_config import RunConfig
 from marl_jax.fields import nearest
-from marl_jax.learning.interventions import InterventionConfig
+from marl_jax.learning.by_role.interventions import InterventionConfig
+from marl_jax.learning.estimators.worth import AdvantageConfig
 from marl_jax.learning.learner_config import LARGEST_SEED
-from marl_jax.learning.worth import AdvantageConfig
 from marl_jax.policies import PolicySpec, policy_names, policy_of
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.run_folder.folder import FolderError, digest_tokenizer, read_config
-from marl_jax.runs.parts import Parts, digests, load_parts
-from marl_jax.runs.stored import check_unchanged, path_of, policies_at, read_which, whole_weights
+from marl_jax.runs.loading.parts import Parts, digests, load_parts
+from marl_jax.runs.loading.stored import check_unchanged, path_of, policies_at, read_which, whole_weights
 from marl_jax.workflows import single
 
 __all__ = ["Cast", "Evaluation", "Stage", "make_stage"]

@@ -20,7 +20,6 @@ from marl_jax.errors import RunError, UserError
 
 __all__ = [
     "FAILED",
-    "PATIENCE",
     "REFUSED",
     "define_accept_changes",
     "define_hosts",
@@ -30,7 +29,6 @@ __all__ = [
 ]
 
 FAILED, REFUSED = 1, 2  # exit codes: the run ended by an error; what was asked for has to be put right
-PATIENCE = 15.0  # seconds of `runs.train`: a machine that is preempted goes away after 30
 flags.disclaim_key_flags()  # so that --helpshort of a command shows the flags that are defined for it here
 
 

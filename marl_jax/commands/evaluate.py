@@ -30,8 +30,8 @@ from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import FolderError, open_folder, read_config
 from marl_jax.run_folder.metrics import JsonLines, read_lines
 from marl_jax.runs.evaluation import summary
-from marl_jax.runs.parts import Parts, load_tasks, shared_problems
-from marl_jax.runs.play import (
+from marl_jax.runs.loading.parts import Parts, load_tasks, shared_problems
+from marl_jax.runs.loading.play import (
     EVALUATION_NOISE,
     load_named,
     make_service,
@@ -39,7 +39,7 @@ from marl_jax.runs.play import (
     player_of,
     settled_shapes,
 )
-from marl_jax.runs.stored import (
+from marl_jax.runs.loading.stored import (
     Asked,
     Stored,
     check_unchanged,

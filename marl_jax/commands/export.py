@@ -24,8 +24,8 @@ from marl_jax.packaged import located
 from marl_jax.policies import PolicySpec, policy_names
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import FolderError, read_config, run_around
-from marl_jax.runs.parts import digests, load_parts
-from marl_jax.runs.stored import (
+from marl_jax.runs.loading.parts import digests, load_parts
+from marl_jax.runs.loading.stored import (
     check_unchanged,
     on_one_device,
     path_of,

@@ -18,7 +18,7 @@ from marl_jax.packaged import config_names
 from marl_jax.policies import policy_names
 from marl_jax.pretraining.taught import warning_of
 from marl_jax.rewards import credit
-from marl_jax.runs.parts import words
+from marl_jax.runs.loading.parts import words
 from marl_jax.tasks import datasets, micro
 from marl_jax.workflows import BUILT_IN, Workflow
 

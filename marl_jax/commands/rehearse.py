@@ -9,8 +9,8 @@ from marl_jax.planning.walks import left_open
 from marl_jax.pretraining.taught import warning_of
 from marl_jax.rewards.grading import RIGHT, Grader, grade
 from marl_jax.rollouts import prompts_of, transcript
-from marl_jax.runs.play import EVALUATION_NOISE, load_named, make_service, planned_engine, player_of
-from marl_jax.runs.stored import on_one_device
+from marl_jax.runs.loading.play import EVALUATION_NOISE, load_named, make_service, planned_engine, player_of
+from marl_jax.runs.loading.stored import on_one_device
 
 __all__ = ["rehearse"]
 

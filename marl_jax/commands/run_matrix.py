@@ -15,10 +15,12 @@ from marl_jax.planning.plan import Plan, PlanError, find_models, make_plan
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.opening import check_foreseen
-from marl_jax.study import matrix, record, run_tables, seeds
-from marl_jax.study.launchers import LauncherError, launch
-from marl_jax.study.matrix import Job, State
-from marl_jax.study.run_tables import Table
+from marl_jax.study import seed_tables, wording
+from marl_jax.study.jobs import matrix
+from marl_jax.study.jobs.launchers import LauncherError, launch
+from marl_jax.study.jobs.matrix import Job, State
+from marl_jax.study.results import read_study
+from marl_jax.study.wording import Table
 from marl_jax.terminal.page import duration
 from marl_jax.terminal.tables import filled
 
@@ -90,16 +92,16 @@ def _options(texts: Sequence[str]) -> dict[str, int | str]:
 
 def show_results(jobs: Sequence[Job], root: Path) -> None:
     """Print the tables over all cells and write the page, of the runs that can be read."""
-    from marl_jax.study.report import write_overview
+    from marl_jax.study.report.html_page import write_overview
 
-    runs = []
-    for job in jobs:
-        with contextlib.suppress(FolderError):  # the page says which runs cannot be read
-            runs.append(record.read_run(job.folder))
-    for table in seeds.tables_of(runs):
-        print(f"{run_tables.plain(table)}\n")
-    if runs:
-        print(f"the report: {write_overview(root)}")
+    try:
+        study = read_study(root)
+    except FolderError:
+        return  # no run has begun
+    there = {run.folder: run for run in study.runs.values()}
+    for table in seed_tables.tables_of([there[job.folder] for job in jobs if job.folder in there]):
+        print(f"{wording.plain(table)}\n")
+    print(f"the report: {write_overview(study)}")
 
 
 def overview(jobs: Sequence[Job], root: Path) -> str:
@@ -133,7 +135,7 @@ def overview(jobs: Sequence[Job], root: Path) -> str:
         *(f"{job.name}: {text}" for runs in cells.values() for job, state in runs for text in state.problems),
     ]
     table = Table(title, rows, ("cell", *titles, "a run", "left"))
-    return run_tables.plain(table) + "\n\n" + "\n".join(notes)
+    return wording.plain(table) + "\n\n" + "\n".join(notes)
 
 
 def _times(runs: Sequence[tuple[Job, State]], plan: Plan | None) -> tuple[str, float | None]:

@@ -6,15 +6,15 @@ import time
 
 from marl_jax import hosts
 from marl_jax.commands.casts import Evaluation
-from marl_jax.commands.cli import PATIENCE
 from marl_jax.commands.evaluate import evaluate
 from marl_jax.config.run_config import RunConfig, load_config
 from marl_jax.runs import train
-from marl_jax.study.report import write_report
+from marl_jax.study.report.html_page import write_report
 from marl_jax.terminal.tables import table
 
 __all__ = ["demo", "train_and_report"]
 
+PATIENCE = 15.0  # seconds of `runs.train`: a machine that is preempted goes away after 30
 CELL = "configs/micro.py:voting-isolated-xs-math"
 SMALLER = (  # than the cell: minutes instead of half an hour
     ("steps", "40"),

@@ -13,11 +13,11 @@ from marl_jax.compiled.alphabet import Alphabet, alphabet_of
 from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.compiled.script import Cue, dry_run
 from marl_jax.config.run_config import RunConfig
-from marl_jax.learning.groups import group_key
+from marl_jax.learning.estimators.groups import group_key
 from marl_jax.own import is_own
 from marl_jax.policies import SamplingSettings
 from marl_jax.rollouts import Chat
-from marl_jax.runs.parts import Parts, load_parts
+from marl_jax.runs.loading.parts import Parts, load_parts
 from marl_jax.tasks.micro import KINDS
 from marl_jax.workflows import BUILT_IN
 

@@ -19,8 +19,8 @@ from marl_jax.compiled.cast import Cast
 from marl_jax.compiled.script import Cue
 from marl_jax.compiled.stage import Answer, Line, Stage
 from marl_jax.episodes import CallRecord, Episode
-from marl_jax.learning.advantages import agent_advantages, group_advantages, overlong_penalty
-from marl_jax.learning.groups import PRESETS, group_key
+from marl_jax.learning.estimators.advantages import agent_advantages, group_advantages, overlong_penalty
+from marl_jax.learning.estimators.groups import PRESETS, group_key
 from marl_jax.rewards.credit import with_rewards
 from marl_jax.rewards.families import parse
 from marl_jax.rollouts.scheduler import task_key

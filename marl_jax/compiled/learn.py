@@ -19,9 +19,10 @@ from marl_jax.compiled.cast import Cast, rates
 from marl_jax.compiled.columns import Columns
 from marl_jax.compiled.script import Cue
 from marl_jax.compiled.widths import in_blocks, ladder
-from marl_jax.learning import gradients, update_programs
+from marl_jax.learning import update_programs
 from marl_jax.learning.batching import MicroBatch
-from marl_jax.learning.interventions import PerRole
+from marl_jax.learning.by_role import gradients
+from marl_jax.learning.by_role.interventions import PerRole
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.update import LearnerState
 from marl_jax.models.weight_table import Tree

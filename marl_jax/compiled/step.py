@@ -26,7 +26,7 @@ from marl_jax.learning.update import Learner, LearnerState
 from marl_jax.models.weight_table import Tree
 from marl_jax.rewards.arrays import Tests, pack_tests
 from marl_jax.rollouts.scheduler import task_key
-from marl_jax.runs.parts import Parts, load_parts, load_tasks
+from marl_jax.runs.loading.parts import Parts, load_parts, load_tasks
 from marl_jax.sampling.requests import noise_key
 from marl_jax.task import Task
 from marl_jax.tasks import Position, TaskIterator

@@ -6,24 +6,22 @@ Every check runs whatever the others found, so that a command line is put right 
 import dataclasses
 import importlib.util
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from marl_jax import fields, table
+from marl_jax import fields
 from marl_jax.config import phase_fields
 from marl_jax.config.run_fields import TRACKERS, RunFields, not_installed
-from marl_jax.learning.groups import group_key
+from marl_jax.config.workflow_checks import Problems, of_workflow, refusal, refused, samplers, walks
+from marl_jax.learning.estimators.groups import group_key
 from marl_jax.own import is_own, load_own, own_function
-from marl_jax.planning.walks import alone, compared_by, least_calls
+from marl_jax.planning.walks import alone, compared_by
 from marl_jax.policies import (
-    SamplingSettings,
     policy_names,
-    role_settings,
     trained_policies,
-    validate_map,
 )
-from marl_jax.rewards.credit import NEED_KINDS, make_credit
+from marl_jax.rewards.credit import make_credit
 from marl_jax.rewards.own_metric import load_metric
 from marl_jax.rollouts.vllm.started import LOCAL, RANKS
 from marl_jax.tasks import NAMES
@@ -32,8 +30,6 @@ from marl_jax.tasks.micro import KINDS
 from marl_jax.workflows import find
 
 __all__ = ["asked_in_vain", "problems"]
-
-Problems = Iterator[str]
 
 OF_FILES = ("directory", "bad_rows")  # fields of `data`
 DRAWN = ("train_size", "test_size")
@@ -48,14 +44,10 @@ def problems(config: RunFields) -> list[str]:
         *_learning(config),
         *_hosts(config),
     ]
-    if refused := _refused(find, config.workflow.name):
-        return [f"workflow.name: {refused}", *found]
+    if unknown := refused(find, config.workflow.name):
+        return [f"workflow.name: {unknown}", *found]
     checks = (
-        _workflow,
-        _settings,
-        _calls,
-        _slots,
-        _roles,
+        of_workflow,
         _interventions,
         _sampling,
         _engine,
@@ -74,131 +66,11 @@ def asked_in_vain(config: RunFields, asked: Iterable[str]) -> list[str]:
     return found + [not_installed(package) for package in wanted if importlib.util.find_spec(package) is None]
 
 
-def _workflow(config: RunFields) -> Problems:
-    name, family = config.workflow.name, config.data.family
-    workflow = find(name)
-    if family not in workflow.families:
-        yield f"workflow '{name}' is for {', '.join(workflow.families)}, not for {family}"
-    if config.rewards.name in NEED_KINDS and not workflow.kinds:
-        roles = ", ".join(f'"{role}": solver' for role in workflow.roles)
-        yield (
-            f"rewards.name '{config.rewards.name}' rewards each role's own work, which '{name}' does not declare: "
-            f"write @workflow(roles={{{roles}}}), each role with its kind ({', '.join(table.KINDS)})"
-        )
-    elif config.rewards.name == "voting_rubric" and {*map(workflow.kind_of, workflow.roles)} - {
-        "solver",
-        "picker",
-    }:
-        yield f"rewards.name 'voting_rubric' is for solvers and pickers, as in voting, not for '{name}': use outcome"
-
-
-def _settings(config: RunFields) -> Problems:
-    chosen, known = config.workflow, find(config.workflow.name).settings
-    wanted = _alike if is_own(chosen.name) else _count
-    for name, value in chosen.settings.items():
-        if name not in known:
-            near = fields.nearest(name, known)
-            yield f"workflow.settings.{name} is no setting of '{chosen.name}'{near}"
-        elif refused := wanted(value, known[name]):
-            yield f"workflow.settings.{name} is {value!r}; it must be {refused}"
-
-
-def _count(value: Any, default: Any) -> str | None:
-    """What a setting of a built-in workflow must be, if it is not: a switch or a count; or None."""
-    if isinstance(default, bool):
-        return None if isinstance(value, bool) else "true or false"
-    if callable(default):
-        return "left out: it is a function"
-    fits = (type(value) is int and value >= 1) or (value is None and default is None)
-    return None if fits else "an integer from 1 on"
-
-
-def _alike(value: Any, default: Any) -> str | None:
-    """What a setting of one's own workflow must be, if it is not: of the type of its default."""
-    if callable(default):
-        return "left out: it is a function"
-    if isinstance(default, bool | int | float | str):
-        return fields.misfit(type(default), value)
-    if isinstance(default, tuple | list):
-        return None if isinstance(value, tuple | list) else "values with commas between, in [ ]"
-    return None if default is None or isinstance(value, type(default)) else f"a {type(default).__name__}"
-
-
-def _walks(config: RunFields) -> bool:
-    """Whether nothing is wrong with what the script of the workflow is given."""
-    return not (any(_settings(config)) or any(_samplers(config)))
-
-
-def _calls(config: RunFields) -> Problems:
-    """A limit that every episode of a built-in workflow would break."""
-    if is_own(config.workflow.name) or not _walks(config):
-        return
-    limit, least = config.rollout.limits.max_calls, least_calls(config)
-    if least > limit:
-        counts = [
-            f"workflow.settings.{name}"
-            for name, value in find(config.workflow.name).settings.items()
-            if isinstance(value, int) and not isinstance(value, bool)
-        ]
-        lower = f", or lower {' or '.join(counts)}" if counts else ""
-        yield (
-            f"rollout.limits.max_calls is {limit}, and every episode of '{config.workflow.name}' makes {least} calls "
-            f"or more: raise it{lower}"
-        )
-
-
-def _slots(config: RunFields) -> Problems:
-    """Entries of the map that no call of a built-in workflow comes to, and slots without any."""
-    workflow = find(config.workflow.name)
-    if is_own(config.workflow.name) or _refused(validate_map, config.policies.map, workflow.roles):
-        return
-    counts = {role: workflow.slots_of(role, config.workflow.settings) for role in workflow.roles}
-    if any(type(count) is not int or count < 1 for count in counts.values()):  # told as a setting
-        return
-    answering = set()
-    for role, count in counts.items():
-        for key in (f"{role}/{slot}" for slot in range(count)):
-            answering.add(key if key in config.policies.map else role)
-            if not {key, role} & set(config.policies.map):
-                yield f"policies.map lacks '{key}': add it, or '{role}' for all slots without an entry of their own"
-    for key in config.policies.map:
-        if key not in answering:
-            yield f"policies.map gives '{key}' a policy, and it never answers here: leave it out"
-
-
-def _roles(config: RunFields) -> Problems:
-    """Names of roles, in the map and elsewhere, that the workflow has not."""
-    yield from _refusal("policies.map", validate_map, config.policies.map, config.roles)
-    yield from _samplers(config)
-    named = {
-        f"learner.interventions.{key}": names for key, names in config.learner.interventions.named.items()
-    }
-    for where, names in {**named, "rewards.penalized_roles": config.rewards.penalized_roles}.items():
-        for name in names:
-            if name not in config.roles:
-                near = fields.nearest(name, config.roles)
-                yield f"{where} names '{name}', which is no role of the workflow{near}"
-
-
-def _samplers(config: RunFields) -> Problems:
-    """Sampling settings of single roles that are of another type than the field of `sampling`, or cannot be."""
-    wanted, mistyped = fields.annotations(SamplingSettings), False
-    for role, own in config.role_sampling.items():
-        for name, value in own.items():
-            if name in wanted and (refused := fields.misfit(wanted[name], value)):
-                mistyped = True
-                yield f"role_sampling.{role}.{name} is {value!r}; it must be {refused}"
-    if not mistyped:
-        yield from _refusal(
-            "role_sampling", role_settings, config.roles, config.sampling, config.role_sampling
-        )
-
-
 def _policies(config: RunFields) -> Problems:
     policies, known = config.policies, policy_names(config.policies.map)
     owners = policies.map, policies.frozen_roles
-    trained = known if _refused(trained_policies, *owners) else trained_policies(*owners)
-    yield from _refusal("policies.frozen_roles", trained_policies, *owners)
+    trained = known if refused(trained_policies, *owners) else trained_policies(*owners)
+    yield from refusal("policies.frozen_roles", trained_policies, *owners)
     if policies.map and not trained:
         yield "policies.frozen_roles names every role: nothing is left to train"
     if not policies.base:
@@ -244,17 +116,17 @@ def _engine(config: RunFields) -> Problems:
         if engine.vllm != type(engine.vllm)():
             yield f"engine.vllm is set and engine.kind is {engine.kind}: set engine.kind=vllm, or leave it out"
         return
-    if engine.vllm.start and engine.vllm.url and _refused(_check_url, engine.vllm.url, True):
+    if engine.vllm.start and engine.vllm.url and refused(_check_url, engine.vllm.url, True):
         yield (
             f"engine.vllm.url is {engine.vllm.url!r}, where engine.vllm.start can start nothing: leave the url "
             "out, or give one such as http://127.0.0.1:8000"
         )
-    if not engine.vllm.start and _refused(_check_url, engine.vllm.url):
+    if not engine.vllm.start and refused(_check_url, engine.vllm.url):
         yield (
             f"engine.vllm.url is {engine.vllm.url!r}: give the server's address, such as http://127.0.0.1:8000, or "
             "have it started by engine.vllm.start=true"
         )
-    if why := _refused(shlex.split, engine.vllm.flags):
+    if why := refused(shlex.split, engine.vllm.flags):
         yield f"engine.vllm.flags is {engine.vllm.flags!r}, which is no command line ({why}): close its quotes"
     if policies.train == "lora" and policies.lora_rank > RANKS[-1]:
         yield f"policies.lora_rank is {policies.lora_rank}: vLLM takes up to {RANKS[-1]}"
@@ -269,7 +141,7 @@ def _engine(config: RunFields) -> Problems:
     for name in ("sampler", "budget_bytes", "steps"):
         if getattr(engine, name) is not None:
             yield f"engine.{name} is of the embedded engine: with engine.kind=vllm, leave it out"
-    for role, own in () if any(_samplers(config)) else config.role_settings.items():
+    for role, own in () if any(samplers(config)) else config.role_settings.items():
         if own.temperature > 0 and (own.top_k or own.top_p < 1):
             yield (
                 f"role '{role}' truncates (top_k {own.top_k}, top_p {own.top_p:g}): vLLM does not tell which tokens it "
@@ -311,7 +183,7 @@ def _interventions(config: RunFields) -> Problems:
 
 
 def _sampling(config: RunFields) -> Problems:
-    if any(_samplers(config)):
+    if any(samplers(config)):
         return
     longest = max(settings.max_new_tokens for settings in config.role_settings.values())
     room, context = config.engine.max_prompt + longest, config.rollout.limits.context
@@ -341,7 +213,7 @@ def _sampling(config: RunFields) -> Problems:
 def _data(config: RunFields) -> Problems:
     data = config.data
     if is_own(data.name):
-        yield from _refusal("data.name", _data_function, data.name)
+        yield from refusal("data.name", _data_function, data.name)
         yield from _ignored(config, *OF_FILES, *DRAWN, "seed", "cache", "val_size")
         return
     if data.name not in NAMES:
@@ -386,10 +258,10 @@ def _ignored(config: RunFields, *names: str) -> Problems:
 
 def _learning(config: RunFields) -> Problems:
     if config.engine.sampler:
-        yield from _refusal("engine.sampler", own_function, config.engine.sampler, "sampler")
+        yield from refusal("engine.sampler", own_function, config.engine.sampler, "sampler")
     if config.evaluation.metric:
-        yield from _refusal("evaluation.metric", load_metric, config.evaluation.metric)
-    yield from _refusal("rewards", make_credit, config.rewards)
+        yield from refusal("evaluation.metric", load_metric, config.evaluation.metric)
+    yield from refusal("rewards", make_credit, config.rewards)
     if config.checkpoints.best and not config.evaluation.every:
         yield "checkpoints.best needs evaluations: set evaluation.every above 0, or checkpoints.best=false"
 
@@ -413,7 +285,7 @@ def _hosts(config: RunFields) -> Problems:
 
 
 def _phases(config: RunFields) -> Problems:
-    if _refused(trained_policies, config.policies.map, config.policies.frozen_roles):
+    if refused(trained_policies, config.policies.map, config.policies.frozen_roles):
         return  # told as it is
     yield from phase_fields.problems(
         config.phases,
@@ -426,7 +298,7 @@ def _phases(config: RunFields) -> Problems:
 
 
 def _groups(config: RunFields) -> Problems:
-    wrong = _refused(group_key, config.advantages.group, find(config.workflow.name).groups)
+    wrong = refused(group_key, config.advantages.group, find(config.workflow.name).groups)
     yield from [f"advantages.group: {wrong}"] if wrong else _singletons(config)
 
 
@@ -441,7 +313,7 @@ def _singletons(config: RunFields) -> Problems:
     if find(config.workflow.name).may_fork:  # its branches may be compared
         return
     otherwise = ", or advantages.singleton=reward" if by_group else ""
-    if _walks(config) and alone(config):
+    if walks(config) and alone(config):
         yield (
             "rollout.samples is 1: groups of one have no baseline and teach nothing; set it to 2 or more"
             f"{otherwise}"
@@ -451,16 +323,3 @@ def _singletons(config: RunFields) -> Problems:
             "rollout.samples is 1, and every call of an episode earns its outcome: nothing differs within a group; "
             "set it to 2 or more, or rewards.name to one that tells calls apart"
         )
-
-
-def _refusal(where: str, check: Callable[..., Any], *args: Any) -> Problems:
-    if message := _refused(check, *args):
-        yield f"{where}: {message}"
-
-
-def _refused(check: Callable[..., Any], *args: Any) -> str | None:
-    try:
-        check(*args)
-    except (ValueError, TypeError) as error:
-        return str(error)
-    return None

@@ -11,8 +11,8 @@ from annotated_types import Ge, Gt, Le
 
 from marl_jax.config.phase_fields import Phase
 from marl_jax.fields import Count, OptionalCount, Positive, Whole
+from marl_jax.learning.estimators.worth import AdvantageConfig
 from marl_jax.learning.learner_config import LARGEST_SEED, LearnerConfig
-from marl_jax.learning.worth import AdvantageConfig
 from marl_jax.policies import SamplingSettings, role_settings
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import Limits

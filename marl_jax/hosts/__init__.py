@@ -6,7 +6,7 @@
 With one process everything here does nothing, and costs nothing.
 """
 
-from marl_jax.hosts.joining import WAIT_S, HostsError, joined, on_stop, tell_stop
+from marl_jax.hosts.joining import HostsError, joined, on_stop, tell_stop
 from marl_jax.hosts.talk import (
     after_first,
     any_of,
@@ -21,7 +21,6 @@ from marl_jax.hosts.talk import (
 )
 
 __all__ = [
-    "WAIT_S",
     "HostsError",
     "after_first",
     "any_of",

@@ -9,7 +9,7 @@ from annotated_types import Le
 from marl_jax import fields
 from marl_jax.fields import Count, NotNegative, Positive
 from marl_jax.learning.batching import BatchConfig
-from marl_jax.learning.interventions import InterventionConfig, Mixing
+from marl_jax.learning.by_role.interventions import InterventionConfig, Mixing
 from marl_jax.learning.losses import OBJECTIVES, LossConfig
 from marl_jax.learning.objectives import PreferenceConfig, check_objective
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig

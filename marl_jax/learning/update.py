@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.errors import UserError
 from marl_jax.hosts import layout
-from marl_jax.learning import gradients, objectives, update_programs
+from marl_jax.learning import objectives, update_programs
 from marl_jax.learning.batching import (
     Batch,
     MicroBatch,
@@ -32,13 +32,9 @@ from marl_jax.learning.batching import (
     padding_share,
     write,
 )
-from marl_jax.learning.learner_checks import check_interventions, check_learnable, roles_of
-from marl_jax.learning.learner_config import LearnerConfig
-from marl_jax.learning.losses import OBJECTIVES
-from marl_jax.learning.network import Network
-from marl_jax.learning.optimiser import transformation
-from marl_jax.learning.role_statistics import Evidence
-from marl_jax.learning.step_report import (
+from marl_jax.learning.by_role import gradients
+from marl_jax.learning.by_role.role_statistics import Evidence
+from marl_jax.learning.by_role.step_report import (
     Report,
     gap_warnings,
     gradient_report,
@@ -46,6 +42,11 @@ from marl_jax.learning.step_report import (
     role_reports,
     skip_warnings,
 )
+from marl_jax.learning.learner_checks import check_interventions, check_learnable, roles_of
+from marl_jax.learning.learner_config import LearnerConfig
+from marl_jax.learning.losses import OBJECTIVES
+from marl_jax.learning.network import Network
+from marl_jax.learning.optimiser import transformation
 from marl_jax.learning.streams import Streams, stream_count
 from marl_jax.learning.work import Work, mini_batches_of, per_role_of, units_of
 from marl_jax.models.weight_table import Tree

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from marl_jax.learning import gradients, interventions
 from marl_jax.learning.batching import MicroBatch
+from marl_jax.learning.by_role import gradients, interventions
 from marl_jax.learning.learner_config import StepSettings
 from marl_jax.learning.logprobs import token_logprobs
 from marl_jax.learning.losses import LossConfig, policy_loss

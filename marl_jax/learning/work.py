@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.learning import gradients
-from marl_jax.learning.interventions import PerRole
+from marl_jax.learning.by_role import gradients
+from marl_jax.learning.by_role.interventions import PerRole
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.objectives import Aim
 from marl_jax.table import Table

@@ -9,7 +9,7 @@ import numpy as np
 
 from marl_jax.config.run_config import RunConfig
 from marl_jax.learning import update_programs
-from marl_jax.learning.interventions import PerRole
+from marl_jax.learning.by_role.interventions import PerRole
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import transformation
 from marl_jax.models import ModelConfig
@@ -22,7 +22,7 @@ from marl_jax.planning.dry_run import Demand
 from marl_jax.planning.memory import most_units
 from marl_jax.planning.plan import Plan, make_plan, show
 from marl_jax.policies import by_name
-from marl_jax.runs.parts import policy_specs
+from marl_jax.runs.loading.parts import policy_specs
 from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
 

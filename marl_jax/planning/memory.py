@@ -25,7 +25,7 @@ from marl_jax.planning.dry_run import Demand
 from marl_jax.planning.workload import Shape, all_shapes
 from marl_jax.policies import by_name, decode_groups, policy_names
 from marl_jax.rollouts.voices import load_of
-from marl_jax.runs.parts import policy_specs
+from marl_jax.runs.loading.parts import policy_specs
 from marl_jax.sampling.shapes import EngineSettings, memory_bytes
 from marl_jax.sampling.shapes import plan as plan_engine
 

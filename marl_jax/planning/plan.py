@@ -34,7 +34,7 @@ from marl_jax.planning.occupancy import Length, Occupancy, Waves, occupancy_at_l
 from marl_jax.planning.workload import Shape, batches_of
 from marl_jax.policies import by_name, decode_groups, policy_names
 from marl_jax.rollouts.history import Chats
-from marl_jax.runs.parts import policy_specs, words
+from marl_jax.runs.loading.parts import policy_specs, words
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.task import Task
 from marl_jax.workflows import find

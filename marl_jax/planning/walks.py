@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any
 
 from marl_jax.config.run_fields import RunFields
-from marl_jax.learning.groups import group_key
+from marl_jax.learning.estimators.groups import group_key
 from marl_jax.own import is_own
 from marl_jax.planning.dry_run import NO_VERDICT, Asked, Assumptions, Speller, play
 from marl_jax.planning.lengths import Lengths

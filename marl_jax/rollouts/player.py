@@ -4,7 +4,7 @@
     table = player.play(tasks, samples=8, step=1)               the table of their calls
     player.update(trees)                                        new weights answer from the next call on
 
-A run makes its player of its configuration (`runs.play`), a notebook makes one of arguments.
+A run makes its player of its configuration (`runs.loading.play`), a notebook makes one of arguments.
 """
 
 import dataclasses

@@ -20,7 +20,7 @@ from marl_jax.policies import policy_of
 from marl_jax.rollouts import Chat, read_episodes
 from marl_jax.rollouts.running import Ask, Running
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.runs.parts import Parts
+from marl_jax.runs.loading.parts import Parts
 from marl_jax.table import SOLVER, Ragged, Table
 from marl_jax.tasks.iterator import Position, TaskIterator
 

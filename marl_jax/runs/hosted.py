@@ -15,9 +15,9 @@ import numpy as np
 
 from marl_jax import hosts
 from marl_jax.config.phase_fields import Place
-from marl_jax.hosts.tables import gathered
+from marl_jax.hosts.gathering import gathered
 from marl_jax.learning import NonFiniteGradients, with_advantages
-from marl_jax.learning.worth import AdvantageConfig, Presets
+from marl_jax.learning.estimators.worth import AdvantageConfig, Presets
 from marl_jax.policies import Tree
 from marl_jax.rewards.background_credit import BackgroundCredit
 from marl_jax.rollouts import Player

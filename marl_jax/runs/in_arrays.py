@@ -25,16 +25,16 @@ from marl_jax.compiled.learn import units_of
 from marl_jax.config.phase_fields import Place
 from marl_jax.config.run_config import RunConfig
 from marl_jax.learning import LearnerState, NonFiniteGradients
-from marl_jax.learning.groups import count_groups
-from marl_jax.learning.role_statistics import Evidence
-from marl_jax.learning.step_report import gradient_report, policy_report
+from marl_jax.learning.by_role.role_statistics import Evidence
+from marl_jax.learning.by_role.step_report import gradient_report, policy_report
+from marl_jax.learning.estimators.groups import count_groups
 from marl_jax.planning.plan import PlanError, show
 from marl_jax.rollouts import Player
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.divergence import finite
 from marl_jax.runs.hosted import Hosted, tasks_of_step
+from marl_jax.runs.loading.parts import Parts
 from marl_jax.runs.measures import Clock
-from marl_jax.runs.parts import Parts
 from marl_jax.runs.run import Made, Run
 from marl_jax.runs.state import State
 from marl_jax.sampling.engine import NotFinite

@@ -26,8 +26,8 @@ from marl_jax.compile_cache import keep_programs
 from marl_jax.config.phase_fields import Place
 from marl_jax.config.run_config import RunConfig
 from marl_jax.errors import RunError
+from marl_jax.hosts.gathering import gathered
 from marl_jax.hosts.layout import fingerprint
-from marl_jax.hosts.tables import gathered
 from marl_jax.pretraining.pairs import unfamiliar
 from marl_jax.rewards.grading import Grader, grade
 from marl_jax.rollouts.voices import EngineGone
@@ -39,8 +39,8 @@ from marl_jax.runs import measures, recording
 from marl_jax.runs.divergence import Diverged, broken_update, diverged, finite, ways_out
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.in_arrays import cpu_devices
+from marl_jax.runs.loading.play import EVALUATION_NOISE
 from marl_jax.runs.opening import folders_of, open_runs
-from marl_jax.runs.play import EVALUATION_NOISE
 from marl_jax.runs.run import Made, Road, Run
 from marl_jax.runs.state import State
 from marl_jax.runs.stopping import Stop, Stopped

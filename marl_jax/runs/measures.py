@@ -17,8 +17,8 @@ import numpy as np
 
 from marl_jax.alarms.signs import signs
 from marl_jax.learning import Report
-from marl_jax.learning.groups import GroupCounts
-from marl_jax.learning.role_statistics import form_drift
+from marl_jax.learning.by_role.role_statistics import form_drift
+from marl_jax.learning.estimators.groups import GroupCounts
 from marl_jax.rewards.credit import own_work
 from marl_jax.table import Episode, Table
 

@@ -52,8 +52,7 @@ from marl_jax.runs.divergence import FILE as DIVERGED
 from marl_jax.runs.divergence import refuse_the_same
 from marl_jax.runs.hosted import Hosted
 from marl_jax.runs.in_arrays import Compiled
-from marl_jax.runs.measures import Clock
-from marl_jax.runs.parts import (
+from marl_jax.runs.loading.parts import (
     Parts,
     check_answers,
     load_parts,
@@ -63,8 +62,7 @@ from marl_jax.runs.parts import (
     shared_problems,
     tokenizers_of,
 )
-from marl_jax.runs.phases import Phases, phase_digests
-from marl_jax.runs.play import (
+from marl_jax.runs.loading.play import (
     Named,
     check_problems,
     load_named,
@@ -75,6 +73,8 @@ from marl_jax.runs.play import (
     settled_shapes,
     shapes_of,
 )
+from marl_jax.runs.measures import Clock
+from marl_jax.runs.phases import Phases, phase_digests
 from marl_jax.runs.run import Road, Run
 from marl_jax.runs.state import State
 from marl_jax.runs.stopping import Stop

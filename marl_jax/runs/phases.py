@@ -29,7 +29,7 @@ from marl_jax.run_folder.checkpoints import restore, steps, tree_digest
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.collected import Collected, collected_path, flattened, own_voices
-from marl_jax.runs.parts import Parts
+from marl_jax.runs.loading.parts import Parts
 from marl_jax.runs.state import State
 from marl_jax.table import Table
 

@@ -4,9 +4,11 @@
 
 A file holds what `config.json` says, the machine that collected it and the seconds of all steps; every line of
 `eval.jsonl`; the alarms; and of `metrics.jsonl` at most STEPS steps of the keys that findings rest on, as columns. It
-is read as the `Run` that it was made from, with fewer steps of metrics and no episodes.
+is read as the `Run` that it was made from, with fewer steps of metrics and no episodes. A study is all runs below a
+directory, whole folders and such files.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -19,7 +21,7 @@ from marl_jax.run_folder.folder import FolderError, path_errors
 from marl_jax.study.record import Record, Run, find_runs, read_run
 from marl_jax.user_cache import machine
 
-__all__ = ["SUFFIX", "collect", "compact", "find_results", "read_result", "read_results"]
+__all__ = ["SUFFIX", "Study", "collect", "compact", "read_result", "read_study"]
 
 SUFFIX = ".run.json"
 SCHEMA = 1
@@ -31,6 +33,39 @@ KEPT = re.compile(
     r"|role/[^/]+/(entropy|length|truncated_share|unreadable_share|reward|advantage_zero_share|approx_kl|rows)"
     r"|time/step"
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """The runs below a directory, each read once."""
+
+    root: Path
+    runs: dict[str, Run]  # by their places below the root
+    compact: frozenset[str]  # the places of those that are read from compact results
+    unread: list[str]  # why others could not be read
+
+
+def read_study(root: str | os.PathLike[str]) -> Study:
+    """All runs below a directory, folders first; none at all, and a directory that is itself a run, are refused."""
+    top, runs, compact, unread = Path(root).expanduser().absolute(), dict[str, Run](), set[str](), list[str]()
+    paths = [*find_runs(top), *sorted(top.rglob(f"*{SUFFIX}"))]
+    if not paths:
+        raise FolderError(
+            f"there is no run in or below '{root}': give --root=DIR, the folder that holds run folders"
+        )
+    if top in paths:
+        raise FolderError(f"'{root}' is itself a run: give --workdir={root}")
+    for path in paths:
+        try:
+            run = read_result(path) if path.is_file() else read_run(path)
+        except FolderError as error:
+            unread.append(str(error))
+            continue
+        place = run.folder.relative_to(top).as_posix()
+        runs[place] = run
+        if path.is_file():
+            compact.add(place)
+    return Study(top, runs, frozenset(compact), unread)
 
 
 def collect(
@@ -87,22 +122,6 @@ def read_result(path: str | os.PathLike[str]) -> Run:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FolderError(f"'{file}' is no result of a run: {error}") from None
-
-
-def read_results(root: str | os.PathLike[str]) -> tuple[list[Run], list[str]]:
-    """The runs whose files below a directory are sound, and why others are not."""
-    runs, unread = [], []
-    for path in find_results(root):
-        try:
-            runs.append(read_result(path))
-        except FolderError as error:
-            unread.append(str(error))
-    return runs, unread
-
-
-def find_results(root: str | os.PathLike[str]) -> list[Path]:
-    """The files below a directory, by name."""
-    return sorted(Path(root).rglob(f"*{SUFFIX}"))
 
 
 def _seconds(lines: tuple[Record, ...]) -> float:

@@ -2,216 +2,25 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
-from marl_jax.alarms.monitors import MONITORS, recalls
-from marl_jax.alarms.watch import Alarm, is_along
-from marl_jax.study.cliffs import CLIFF, TERMINAL, course, is_cliff, why_none
-from marl_jax.study.intervals import Interval
-from marl_jax.study.record import (
-    Record,
-    Run,
-    base,
-    best,
-    final,
-    held_out,
-    lost_evaluations,
-    trained,
-)
-from marl_jax.terminal.tables import aligned
+from marl_jax.alarms.monitors import recalls
+from marl_jax.alarms.watch import is_along
+from marl_jax.study.cliffs import TERMINAL, course, is_cliff
+from marl_jax.study.record import Record, Run, base, best, final, held_out, trained
+from marl_jax.study.run_sentences import metric_of, warnings
+from marl_jax.study.wording import NONE, Table, gain, in_one_line, interval, percent, points
 
-__all__ = [
-    "CLIFF",
-    "NONE",
-    "Table",
-    "alarms",
-    "breaks",
-    "evaluations",
-    "gain",
-    "in_one_line",
-    "in_words",
-    "interval",
-    "key_numbers",
-    "lost",
-    "metric_of",
-    "no_alarm",
-    "own_work",
-    "percent",
-    "plain",
-    "points",
-    "runs_table",
-    "share",
-    "small",
-    "status",
-    "tables",
-    "warnings",
-    "what_it_was",
-]
-
-NONE = "–"
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of texts; the first `words` columns are words, the others numbers. A text may have a line beneath it."""
-
-    title: str
-    rows: Sequence[Sequence[str]]
-    head: Sequence[str] = ()
-    how: str = ""
-    words: int = 1
-    facts: bool = False  # a name and what it was, not columns to compare
-    links: Sequence[str] = ()  # of each row, where its first text leads
-
-
-def plain(table: Table) -> str:
-    """For a terminal."""
-    rows = [list(map(in_one_line, row)) for row in table.rows]
-    head = [[text.replace("\n", " ") for text in table.head]] if table.head else []
-    return f"{table.title}\n\n{aligned([*head, *rows], left=table.words)}"
-
-
-def in_one_line(text: str) -> str:
-    """What stands beneath goes into brackets."""
-    above, _, beneath = text.partition("\n")
-    return f"{above} ({beneath})" if beneath else above
+__all__ = ["evaluations", "own_work", "runs_table", "tables", "what_it_was"]
 
 
 def tables(run: Run) -> list[Table]:
     """All that have a row."""
     found = evaluations(run), own_work(run), _roles(run), _policies(run), what_it_was(run)
     return [table for table in found if table.rows]
-
-
-def status(run: Run) -> str:
-    """How far it is."""
-    if not run.metrics:
-        return f"not one of {run.steps} steps is recorded yet"
-    return f"all {run.steps} steps" if run.finished else f"step {run.step} of {run.steps}: not finished"
-
-
-# ---------------------------------------------------------------- numbers as words
-
-
-def percent(value: float | None) -> str:
-    """A share in percent; a dash for None."""
-    return NONE if value is None else f"{value:.1%}"
-
-
-def small(p: float | None) -> str:
-    """A p; a dash where there is none."""
-    return NONE if p is None or p != p else f"{p:.2g}"
-
-
-def interval(record: Record) -> str:
-    """The ends of the interval of an accuracy."""
-    low, high = record.get("ci_low"), record.get("ci_high")
-    return NONE if low is None or high is None else f"{100 * low:.1f} – {high:.1%}"
-
-
-def gain(record: Record | None) -> Interval | None:
-    """The paired difference to the base, where the evaluation has one."""
-    by = (record or {}).get("difference") or {}
-    return None if None in map(by.get, Interval._fields) else Interval(**by)
-
-
-def share(of: Interval) -> str:
-    """An accuracy, its interval beneath."""
-    return f"{of.mean:.1%}\n{100 * of.low:.1f} – {100 * of.high:.1f}"
-
-
-def points(by: Interval | None) -> str:
-    """A difference of accuracies, its interval beneath."""
-    return f"{100 * by.mean:+.1f}\n{100 * by.low:+.1f} to {100 * by.high:+.1f}" if by else NONE
-
-
-# ---------------------------------------------------------------- accuracy
-
-
-def key_numbers(run: Run) -> list[tuple[str, str, str]]:
-    """(name, value, what stands beneath) of the numbers that are looked for first."""
-    records = trained(run)
-    if not records:
-        return []
-    start, last, top = base(run), records[-1], best(records)
-    found = [("Base accuracy", percent(start["accuracy"]), interval(start))] if start else []
-    if last is not start:
-        for name, record in (("Final accuracy", last), ("Best accuracy", top)):
-            found.append((name, percent(record["accuracy"]), f"step {record['step']}, {interval(record)}"))
-    if by := gain(last):
-        mean, bounds = points(by).split("\n")
-        found.append(("Final over base", f"{mean} points", f"{bounds}, paired"))
-    return found
-
-
-def in_words(run: Run) -> list[str]:
-    """The sentences that the numbers need: what is missing, and how the run ended."""
-    records = trained(run)
-    if not records:
-        return ["No evaluation is recorded, so there is no accuracy to show; rewards are those of training."]
-    sentences = []
-    if by := gain(records[-1]):
-        verdict = "includes zero, so that no difference is shown"
-        if by.excludes_zero:
-            verdict = f"excludes zero: it became {'better' if by.low > 0 else 'worse'}"
-            if by.low > 0 and (doubts := run.watch.holding):
-                named = ", ".join(f"{alarm.title} since step {alarm.step}" for alarm in doubts)
-                verdict = (
-                    f"excludes zero: accuracy is higher, and alarms hold that put the gain in doubt: {named}"
-                )
-        sentences.append(
-            f"The 95% interval of the paired difference between the final workflow and its base {verdict}."
-        )
-    if end := course(run):
-        peak, terminal = float(end.peak.mean()), float(end.terminal.mean())
-        chosen = " and ".join(str(step) for step in dict.fromkeys(end.peak_steps))
-        last = ", ".join(map(str, end.steps[-TERMINAL:]))
-        fell = is_cliff([end])
-        verdict = "the base was not evaluated" if fell is None else "a cliff" if fell else "no cliff"
-        early = "" if end.finished else f" The run was stopped at step {run.step} of {run.steps}."
-        sentences.append(
-            f"Peak {percent(peak)} (chosen at {'steps' if ' and ' in chosen else 'step'} {chosen}), terminal "
-            f"{percent(terminal)} (steps {last}), {100 * (peak - terminal):.1f} points below: {verdict}.{early} {CLIFF}"
-        )
-    else:
-        sentences.append(why_none(run))
-    if metric := metric_of(run):
-        sentences.append(f"What is called accuracy here is the mean of '{metric}' over the episodes.")
-    return sentences
-
-
-def alarms(run: Run) -> list[tuple[str, str]]:
-    """(its name and since when, what it says) of every alarm, those that hold at the end first."""
-    found = []
-    for alarm in _by_end(run):
-        end = "" if alarm.until is None else f", no longer at step {alarm.until}"
-        found.append((f"{alarm.title} since step {alarm.step}{end}", alarm.text))
-    return found
-
-
-def breaks(run: Run) -> list[dict[str, Any]]:
-    """The same alarms in the same order, as marks for the curves."""
-    return [{"step": alarm.step, "title": alarm.title} for alarm in _by_end(run)]
-
-
-def _by_end(run: Run) -> list[Alarm]:
-    return sorted(run.watch.alarms, key=lambda alarm: alarm.until is not None)
-
-
-def no_alarm(run: Run) -> str:
-    """What stands in the place of alarms."""
-    if not run.judged:
-        return f"Not judged: of {run.step} steps {len(run.metrics)} are kept here, and alarms need steps in a row."
-    return f"None of {len(MONITORS)} monitors found anything." if run.metrics else "No step is recorded yet."
-
-
-def metric_of(run: Run) -> str:
-    """The function of the user's that accuracies are made by; empty for the grade of the answer."""
-    return str((run.config.get("evaluation") or {}).get("metric") or "")
 
 
 def evaluations(run: Run) -> Table:
@@ -451,40 +260,3 @@ def _took(run: Run) -> str:
     tokens = np.nansum(run.series("tokens").values)
     took = f"{total / 60:.1f} min" if total < 5400 else f"{total / 3600:.1f} h"
     return f"{took} in steps ({shares}), {tokens:,.0f} sampled tokens"
-
-
-# ---------------------------------------------------------------- warnings
-
-
-def warnings(run: Run) -> list[str]:
-    """What went wrong or was lost, the same warning of many steps once, in its last words."""
-    alike: dict[str, dict[int, str]] = {}  # by its words without numbers: {step: text}
-    for line in run.metrics:
-        for text in map(str, line.get("warnings") or ()):
-            alike.setdefault(re.sub(r"[\d.]+(e[+-]?\d+)?", "#", text), {})[line["step"]] = text
-    found = []
-    for seen in alike.values():
-        first, last = min(seen), max(seen)
-        where = f"step {first}" if len(seen) == 1 else f"{len(seen)} steps, {first} to {last}; the last"
-        found.append(f"{where}: {seen[last]}")
-    for key, name in (
-        ("failed", "episodes ended by an error"),
-        ("prompts_cut", "prompts were shortened to fit"),
-    ):
-        if count := int(np.nansum(run.series(key).values)):
-            found.append(f"{count:,} {name}")
-    for match in run.keys("policy/([^/]+)/skipped"):
-        if skips := np.nanmax(run.series(match[0]).values, initial=0):
-            found.append(
-                f"policy {match[1]}: {skips:.0f} updates were skipped for gradients that were not finite"
-            )
-    found += lost(run)
-    for change in run.about.get("changes") or ():
-        found.append("resumed with another configuration: " + "; ".join(map(str, change)))
-    return found
-
-
-def lost(run: Run) -> list[str]:
-    """A line that says which evaluations the run made and its file has not; none where all are there."""
-    steps = ", ".join(map(str, lost_evaluations(run)))
-    return [f"eval.jsonl is damaged: it lacks the evaluation of step {steps}"] if steps else []

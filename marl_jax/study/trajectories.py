@@ -16,7 +16,7 @@ import marl_jax
 from marl_jax.rollouts import CallRecord, Episode
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import FolderError, outside
-from marl_jax.runs.stored import path_of
+from marl_jax.runs.loading.stored import path_of
 from marl_jax.study.recorded import paths_of
 
 __all__ = ["export_trajectories", "trajectory"]

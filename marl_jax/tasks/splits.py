@@ -21,12 +21,12 @@ STUDY_SEED = 42
 Split = tuple[str, np.ndarray]  # (published split, row numbers from 0 in it)
 
 
-def held_out(rows: int, test: int | float, seed: int = STUDY_SEED) -> tuple[np.ndarray, np.ndarray]:
+def held_out(rows: int, test: int | float) -> tuple[np.ndarray, np.ndarray]:
     """(train, test) row numbers; `test` is a count, or a fraction that is rounded up."""
     size = math.ceil(rows * test) if isinstance(test, float) else test
     if not 0 < size < rows:
         raise DataError(f"cannot hold out {size} test rows of {rows}: give a directory with more rows")
-    order = np.random.default_rng(seed).permutation(rows)
+    order = np.random.default_rng(STUDY_SEED).permutation(rows)
     return order[size:], order[:size]
 
 

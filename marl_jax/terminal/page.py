@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from marl_jax.config.run_config import RunConfig
-from marl_jax.learning.groups import group_key
+from marl_jax.learning.estimators.groups import group_key
 from marl_jax.learning.optimiser import OptimiserConfig
 from marl_jax.models import ModelConfig
 from marl_jax.models.weight_table import num_parameters

@@ -14,7 +14,7 @@ import pytest
 from marl_jax.alarms.monitors import MONITORS
 from marl_jax.alarms.watch import judge
 from marl_jax.run_folder.metrics import read_lines
-from marl_jax.study import run_tables
+from marl_jax.study import run_sentences
 from marl_jax.study.record import Run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "alarms"
@@ -157,9 +157,11 @@ def test_a_run_that_gained_by_an_evaluator_that_always_says_correct_is_not_calle
     assert "eval_opt-shared-xs-math" in json.loads((FIXTURES / "collapse-evaluator.json").read_text())["what"]
     assert evaluations[-1]["step"] == 15 and evaluations[-1]["difference"]["low"] > 0.2
     run = Run(Path("run"), {"config": {"steps": 15}}, tuple(rows), tuple(evaluations))
-    said = " ".join(run_tables.in_words(run))
+    said = " ".join(run_sentences.in_words(run))
     assert "better" not in said and "one choice (evaluator) since step 12" in said
-    assert "balanced accuracy of 0.49" in dict(run_tables.alarms(run))["one choice (evaluator) since step 12"]
+    assert (
+        "balanced accuracy of 0.49" in dict(run_sentences.alarms(run))["one choice (evaluator) since step 12"]
+    )
 
 
 def test_a_folder_of_an_earlier_version_is_judged_by_its_evaluations():

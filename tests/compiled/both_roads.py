@@ -11,8 +11,8 @@ from marl_jax.learning import Learner, Qwen3, with_advantages
 from marl_jax.policies import is_frozen
 from marl_jax.rewards.credit import with_rewards
 from marl_jax.rewards.grading import grade
-from marl_jax.runs.parts import load_parts, load_tasks
-from marl_jax.runs.play import make_service, planned_engine, player_of
+from marl_jax.runs.loading.parts import load_parts, load_tasks
+from marl_jax.runs.loading.play import make_service, planned_engine, player_of
 from marl_jax.tasks import Position, TaskIterator
 
 SMALL = {

@@ -13,7 +13,7 @@ from both_roads import small
 from jax.sharding import NamedSharding, PartitionSpec
 
 from marl_jax import compiled, hosts
-from marl_jax.runs.parts import load_parts
+from marl_jax.runs.loading.parts import load_parts
 
 COORDINATOR, PROCESS, HOSTS, OUT = sys.argv[1:]
 WHOLE, CUT = PartitionSpec(), PartitionSpec("data")

@@ -9,7 +9,7 @@ from both_roads import distance, small
 from jax.sharding import PartitionSpec
 
 from marl_jax import compiled
-from marl_jax.runs.parts import load_parts
+from marl_jax.runs.loading.parts import load_parts
 
 CONFIG = small("single-shared-xs-math", **{"data.problems": "8", "sampling.max_new_tokens": "24"})
 PARTS = load_parts(CONFIG)

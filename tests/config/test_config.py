@@ -15,7 +15,7 @@ from marl_jax.planning.plan import demand_of
 from marl_jax.planning.walks import least_calls
 from marl_jax.policies import shared
 from marl_jax.runs import train
-from marl_jax.runs.parts import load_parts
+from marl_jax.runs.loading.parts import load_parts
 from marl_jax.workflows import BUILT_IN, Call, workflow
 
 VOTING = "configs/micro.py:voting-isolated-s-math"

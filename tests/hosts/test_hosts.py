@@ -18,10 +18,10 @@ from marl_jax import hosts
 from marl_jax.config.run_config import ConfigError, MeshConfig, load_config
 from marl_jax.episodes import CallRecord, Episode
 from marl_jax.hosts import companion
+from marl_jax.hosts.gathering import whole
 from marl_jax.hosts.layout import fingerprint
-from marl_jax.hosts.tables import whole
 from marl_jax.runs import train
-from marl_jax.runs.parts import PartsError, make_mesh
+from marl_jax.runs.loading.parts import PartsError, make_mesh
 from marl_jax.table import COLUMNS, Ragged, Table
 from marl_jax.task import Task
 

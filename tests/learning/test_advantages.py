@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marl_jax.learning.advantages import agent_advantages, group_advantages, overlong_penalty
+from marl_jax.learning.estimators.advantages import agent_advantages, group_advantages, overlong_penalty
 
 REWARDS = np.array([1.0, 0.0, 0.5, 1.0, 0.25, 0.25, 0.25, -2.0])
 GROUPS = np.array([7, 7, 3, 7, 5, 5, 5, 3])  # sizes 3, 2 and 3 without variance

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from closeness import close
 
-from marl_jax.learning.gradients import all_cosines, describe, gram_matrix, layer_norms, role_matrix
+from marl_jax.learning.by_role.gradients import all_cosines, describe, gram_matrix, layer_norms, role_matrix
 
 RNG = np.random.default_rng(0)
 

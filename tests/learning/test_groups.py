@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from marl_jax.learning.groups import GroupCounts, count_groups, group_ids, group_key, informative
+from marl_jax.learning.estimators.groups import GroupCounts, count_groups, group_ids, group_key, informative
 from marl_jax.workflows import debate, eval_opt, orch_workers, voting
 
 ROWS = {

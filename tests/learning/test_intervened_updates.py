@@ -11,7 +11,7 @@ from test_learner_state import ROWS, learner, start
 from test_mechanisms import LogitTable, row
 
 from marl_jax.learning.batching import BatchConfig
-from marl_jax.learning.interventions import InterventionConfig, Mixing
+from marl_jax.learning.by_role.interventions import InterventionConfig, Mixing
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig

@@ -7,7 +7,7 @@ import optax
 import pytest
 from closeness import close, close_trees
 
-from marl_jax.learning.interventions import (
+from marl_jax.learning.by_role.interventions import (
     InterventionConfig,
     Mixing,
     PerRole,

@@ -13,13 +13,13 @@ from test_mechanisms import LogitTable, row
 
 from marl_jax.learning import update_programs
 from marl_jax.learning.batching import BatchConfig
-from marl_jax.learning.interventions import InterventionConfig, Mixing
+from marl_jax.learning.by_role.interventions import InterventionConfig, Mixing
+from marl_jax.learning.estimators.worth import AdvantageConfig
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.update import Learner, NonFiniteGradients
 from marl_jax.learning.work import mini_batches_of
-from marl_jax.learning.worth import AdvantageConfig
 
 ROLES = {"writer": "p0", "judge": "p1"}
 ROWS = [

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from learning_rows import Row, as_table
 
-from marl_jax.learning.advantages import group_advantages
 from marl_jax.learning.batching import BatchConfig
-from marl_jax.learning.interventions import InterventionConfig, Mixing
+from marl_jax.learning.by_role.interventions import InterventionConfig, Mixing
+from marl_jax.learning.estimators.advantages import group_advantages
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from learning_rows import Row, as_table
 
+from marl_jax.learning.by_role.role_statistics import Evidence, form_drift, role_statistics, row_statistics
 from marl_jax.learning.losses import LossConfig, kl_estimate
-from marl_jax.learning.role_statistics import Evidence, form_drift, role_statistics, row_statistics
 
 ROW = Row("p0", "voter", "t", 0, 0, (1, 2), (3, 4), (-1.0, -2.0), reward=1.0)
 

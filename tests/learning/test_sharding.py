@@ -15,7 +15,7 @@ from closeness import close, close_trees
 from learning_rows import TINY, as_table, make_rows, plain_loss
 from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning import update_programs
-from marl_jax.learning.interventions import InterventionConfig, Mixing, PerRole
+from marl_jax.learning.by_role.interventions import InterventionConfig, Mixing, PerRole
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.learning.learner_config import LearnerConfig

@@ -13,7 +13,7 @@ from learning_rows import TINY, as_table, make_rows, plain_loss
 
 from marl_jax.learning import update_programs
 from marl_jax.learning.batching import BatchConfig, make_batches
-from marl_jax.learning.interventions import InterventionConfig, Mixing, PerRole
+from marl_jax.learning.by_role.interventions import InterventionConfig, Mixing, PerRole
 from marl_jax.learning.learner_config import LearnerConfig, StepSettings
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.network import Qwen3

@@ -9,9 +9,9 @@ import pytest
 
 from marl_jax.episodes import CallRecord, Episode
 from marl_jax.errors import UserError
-from marl_jax.learning.groups import GroupCounts
-from marl_jax.learning.role_statistics import row_statistics
-from marl_jax.learning.worth import AdvantageConfig, with_advantages
+from marl_jax.learning.by_role.role_statistics import row_statistics
+from marl_jax.learning.estimators.groups import GroupCounts
+from marl_jax.learning.estimators.worth import AdvantageConfig, with_advantages
 from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.workflows import voting

@@ -225,29 +225,28 @@ def header(**entries):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (b"\x08" + b"\0" * 7 + b"not json", "is not a safetensors file"),
-        (b"\x02" + b"\0" * 7 + b"[]", "is not a safetensors file"),
-        (header(w={"dtype": "F32"}), "is not a safetensors file"),
-        (
-            header(w={"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}) + b"\0" * 4,
-            r"w has shape \[2\] but 4 bytes",
-        ),
-        (
-            header(w={"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}) + b"\0" * 8,
-            "w does not begin where",
-        ),
-        (
-            header(w={"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}) + b"\0" * 9,
-            "is corrupt: its header",
-        ),
-        (b"\x0f" + b"\0" * 7 + b'{"w":{},"w":{}}', "w is there twice"),
+        b"\x08" + b"\0" * 7 + b"not json",
+        b"\x02" + b"\0" * 7 + b"[]",
+        header(w={"dtype": "F32"}),
+        header(w={"dtype": "F32", "shape": [2], "data_offsets": [0, 4]})
+        + b"\0" * 4,  # the shape needs 8 bytes
+        header(w={"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}) + b"\0" * 8,  # a gap before it
+        header(w={"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}) + b"\0" * 9,  # bytes behind it
     ],
 )
-def test_a_corrupt_file_is_refused(directory, content, message):
+def test_a_corrupt_file_is_refused(directory, content):
     (directory / "model.safetensors").write_bytes(content)
-    with pytest.raises(ValueError, match=f"model.safetensors [^\n]*{message}"):
+    with pytest.raises(
+        ValueError, match=r"model.safetensors is truncated, corrupt or no safetensors file[^\n]*$"
+    ):
+        load_hf(directory)
+
+
+def test_an_empty_weight_is_refused(directory):
+    rewrite(directory, weights_of(directory) | {"model.norm.weight": np.ones(0, np.float32)})
+    with pytest.raises(ValueError, match=r"model.norm.weight is stored as F32 \[0\]"):
         load_hf(directory)
 
 

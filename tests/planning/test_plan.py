@@ -25,7 +25,7 @@ from marl_jax.planning.memory import count_units, room
 from marl_jax.planning.plan import Plan, PlanError, check_fits, demand_of, find_model, make_plan
 from marl_jax.planning.workload import Shape, all_shapes
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.runs.play import settled_shapes
+from marl_jax.runs.loading.play import settled_shapes
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.table import Table
 from marl_jax.terminal.page import plan_page

@@ -11,7 +11,7 @@ from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.packaged import located
 from marl_jax.pretraining.recipe import Recipe
 from marl_jax.pretraining.taught import untaught, warning_of, words_of
-from marl_jax.runs.parts import words
+from marl_jax.runs.loading.parts import words
 from marl_jax.workflows import BUILT_IN, Prompts, load_prompts
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from array_rows import GRADE, READ, by_text, graded, rows, spelled, strings, text_of
 
-from marl_jax.learning.advantages import group_advantages
+from marl_jax.learning.estimators.advantages import group_advantages
 from marl_jax.models import load_hf
 from marl_jax.models.tokenizer import load_tokenizer, render_chat
 from marl_jax.rewards import arrays
-from marl_jax.rewards.arrays.integer_answers import ALPHABET
+from marl_jax.rewards.arrays.clean_texts import ALPHABET
 from marl_jax.rewards.math import grade_math
 from marl_jax.rewards.math.boxed import extract_boxed
 from marl_jax.sampling import generate

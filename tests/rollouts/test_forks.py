@@ -10,7 +10,7 @@ from fake_engine import TOKENIZER, FakeEngine
 from micro_engine import CONFIG, SETTINGS
 from rollout_kit import PROMPTS, TASKS, parse, ragged, speak, timeless
 
-from marl_jax.learning.worth import AdvantageConfig, group_column
+from marl_jax.learning.estimators.worth import AdvantageConfig, group_column
 from marl_jax.models import init
 from marl_jax.policies import SamplingSettings, shared
 from marl_jax.rollouts import Limits, ToolLog, read_episodes, replay, rollout, transcript, write_episodes

@@ -14,7 +14,7 @@ from marl_jax.models import load_hf
 from marl_jax.rollouts import read_episodes
 from marl_jax.run_folder.folder import FolderError, read_config
 from marl_jax.runs import train
-from marl_jax.study.report import write_report
+from marl_jax.study.report.html_page import write_report
 
 ROOT = Path(__file__).parents[2]
 OLD = ROOT / "tests/fixtures/old_run/run"

@@ -17,7 +17,7 @@ from marl_jax.run_folder.checkpoints import restore
 from marl_jax.run_folder.folder import differences
 from marl_jax.run_folder.metrics import read_lines
 from marl_jax.runs import loop
-from marl_jax.runs.parts import load_parts
+from marl_jax.runs.loading.parts import load_parts
 from marl_jax.terminal.live import Live
 
 SCRIPT = Path(__file__).with_name("tiny_run.py")

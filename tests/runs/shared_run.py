@@ -17,7 +17,8 @@ from marl_jax.errors import UserError
 from marl_jax.learning import Learner
 from marl_jax.rollouts import Player
 from marl_jax.run_folder.checkpoints import Checkpoints
-from marl_jax.runs import loop, opening, play
+from marl_jax.runs import loop, opening
+from marl_jax.runs.loading import play
 
 PLACES = {
     "opening": (play, "load_parts"),

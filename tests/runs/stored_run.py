@@ -15,8 +15,8 @@ from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.run_folder.checkpoints import Checkpoints
 from marl_jax.run_folder.folder import begin, open_folder
-from marl_jax.runs.parts import digests, load_parts, load_tasks
-from marl_jax.runs.play import planned_engine
+from marl_jax.runs.loading.parts import digests, load_parts, load_tasks
+from marl_jax.runs.loading.play import planned_engine
 from marl_jax.tasks import Task
 
 TOKENIZER = build_micro_tokenizer()

@@ -11,7 +11,7 @@ from tiny_run import tiny_config
 
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.runs import loop
-from marl_jax.study.report import write_report
+from marl_jax.study.report.html_page import write_report
 from marl_jax.terminal.live import Live
 
 

@@ -10,7 +10,7 @@ from marl_jax.episodes import CallRecord, Episode, Leaf
 from marl_jax.rollouts import write_episodes
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.collected import Collected, flattened
-from marl_jax.runs.parts import load_parts
+from marl_jax.runs.loading.parts import load_parts
 from marl_jax.table import Table
 from marl_jax.task import Task
 

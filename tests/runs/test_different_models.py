@@ -27,7 +27,7 @@ from marl_jax.rollouts import read_episodes
 from marl_jax.rollouts.storage import read_extra
 from marl_jax.run_folder.folder import FolderError, digest_tokenizer
 from marl_jax.runs import loop
-from marl_jax.runs.parts import PartsError, model_configs
+from marl_jax.runs.loading.parts import PartsError, model_configs
 from marl_jax.terminal.live import Live
 
 HERE = Device("CPU", "cpu", 8 << 30, 20e9, 5e10, 5e10)

@@ -24,8 +24,8 @@ from marl_jax.run_folder import folder
 from marl_jax.run_folder.checkpoints import CheckpointError
 from marl_jax.run_folder.folder import FolderError, open_folder
 from marl_jax.run_folder.metrics import read_lines
-from marl_jax.runs.parts import PartsError
-from marl_jax.study.report import write_report
+from marl_jax.runs.loading.parts import PartsError
+from marl_jax.study.report.html_page import write_report
 from marl_jax.tasks import DataError
 from marl_jax.terminal.tables import table
 

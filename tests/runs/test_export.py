@@ -19,7 +19,7 @@ from marl_jax.models.lora import init_lora
 from marl_jax.models.tokenizer import load_tokenizer
 from marl_jax.run_folder.checkpoints import CheckpointError
 from marl_jax.run_folder.folder import FolderError, digest_tokenizer, read_config
-from marl_jax.runs.parts import load_parts
+from marl_jax.runs.loading.parts import load_parts
 from marl_jax.sampling import generate
 
 RANK, ALPHA = 4, 6.0

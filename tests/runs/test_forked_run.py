@@ -15,7 +15,7 @@ from marl_jax.planning.plan import demand_of
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
 from marl_jax.runs import loop
-from marl_jax.study.report import write_report
+from marl_jax.study.report.html_page import write_report
 
 
 def config(base, **changes):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from marl_jax.episodes import CallRecord, Episode
-from marl_jax.learning.worth import AdvantageConfig, with_advantages
+from marl_jax.learning.estimators.worth import AdvantageConfig, with_advantages
 from marl_jax.runs.hosted import ResampleCounts, resample
 from marl_jax.table import Table
 from marl_jax.task import Task

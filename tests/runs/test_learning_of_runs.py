@@ -10,7 +10,7 @@ from tiny_run import make_base, tiny_config
 from marl_jax import policies
 from marl_jax.config.run_config import CheckpointConfig, EvaluationConfig, LogConfig, WorkflowConfig
 from marl_jax.learning import InterventionConfig, LossConfig
-from marl_jax.learning.interventions import Mixing
+from marl_jax.learning.by_role.interventions import Mixing
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
 from marl_jax.run_folder.checkpoints import steps

@@ -22,9 +22,9 @@ from marl_jax.rollouts import EpisodesFailed, read_episodes
 from marl_jax.run_folder.checkpoints import restore, steps
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import loop, opening
-from marl_jax.runs.parts import PartsError, load_parts
+from marl_jax.runs.loading.parts import PartsError, load_parts
 from marl_jax.sampling import engine
-from marl_jax.study.report import write_report
+from marl_jax.study.report.html_page import write_report
 from marl_jax.tasks import DataError, Task
 from marl_jax.terminal.live import Live
 from marl_jax.workflows import Call, judge, solver, workflow

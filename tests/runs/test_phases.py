@@ -20,7 +20,7 @@ from marl_jax.run_folder.checkpoints import restore
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import loop
 from marl_jax.runs.collected import Collected
-from marl_jax.runs.parts import load_parts
+from marl_jax.runs.loading.parts import load_parts
 from marl_jax.runs.phases import Phases
 from marl_jax.table import Table
 

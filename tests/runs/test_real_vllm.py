@@ -24,8 +24,8 @@ from marl_jax.rollouts.vllm.started import Needed, Started
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import restore, steps
-from marl_jax.runs.parts import load_parts
-from marl_jax.runs.play import make_service, planned_engine
+from marl_jax.runs.loading.parts import load_parts
+from marl_jax.runs.loading.play import make_service, planned_engine
 
 pytestmark = pytest.mark.vllm
 

@@ -18,7 +18,7 @@ from marl_jax.rollouts import read_episodes
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import in_arrays, loop
 from marl_jax.runs.divergence import Diverged
-from marl_jax.runs.parts import load_parts, load_tasks
+from marl_jax.runs.loading.parts import load_parts, load_tasks
 from marl_jax.terminal.live import Live
 
 KIND = "in_arrays"

@@ -16,7 +16,7 @@ from marl_jax.commands import cli
 from marl_jax.models import ModelConfig
 from marl_jax.models.hf import write_json
 from marl_jax.rollouts import EpisodesFailed
-from marl_jax.study import matrix
+from marl_jax.study.jobs import matrix
 from marl_jax.workflows import Call, workflow
 
 CELL = "--config=configs/micro.py:voting-isolated-s-math"

@@ -23,7 +23,7 @@ from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps
 from marl_jax.run_folder.folder import read
-from marl_jax.runs.parts import load_parts
+from marl_jax.runs.loading.parts import load_parts
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"

@@ -17,7 +17,7 @@ from marl_jax.models.lora import merge
 from marl_jax.policies import SamplingSettings
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps
-from marl_jax.runs.parts import load_parts
+from marl_jax.runs.loading.parts import load_parts
 from marl_jax.sampling.requests import Request
 
 

@@ -30,8 +30,8 @@ from marl_jax.config.run_config import (
     WorkflowConfig,
 )
 from marl_jax.learning import BatchConfig, LearnerConfig, OptimiserConfig, ScheduleConfig
-from marl_jax.learning.interventions import InterventionConfig, Mixing
-from marl_jax.learning.worth import AdvantageConfig
+from marl_jax.learning.by_role.interventions import InterventionConfig, Mixing
+from marl_jax.learning.estimators.worth import AdvantageConfig
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.rewards import run_program
@@ -268,7 +268,8 @@ def main():
     asked = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     from marl_jax.learning import Learner
-    from marl_jax.runs import loop, play
+    from marl_jax.runs import loop
+    from marl_jax.runs.loading import play
 
     places = {
         "opening": (play, "load_parts"),

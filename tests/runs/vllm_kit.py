@@ -17,7 +17,7 @@ from marl_jax.config.run_config import (
 from marl_jax.models import forward
 from marl_jax.planning.memory import engine_settings
 from marl_jax.runs import loop
-from marl_jax.runs.play import make_service
+from marl_jax.runs.loading.play import make_service
 from marl_jax.sampling.requests import Request
 from marl_jax.terminal.live import Live
 

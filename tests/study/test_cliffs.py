@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from run_folder import config, evaluation, metrics, write_run
+from study_folders import config, evaluation, metrics, write_run
 
 from marl_jax.study.cliffs import course, drop_of, form_lost, form_of, is_cliff, why_none
 from marl_jax.study.record import read_run

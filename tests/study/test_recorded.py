@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_folder import RIGHT, WRONG, call, episode, table_of, write_lines, write_run
+from study_folders import RIGHT, WRONG, call, episode, table_of, write_lines, write_run
 
 from marl_jax.rollouts import ToolRecord, write_episodes
 from marl_jax.study.record import read_run

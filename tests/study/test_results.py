@@ -4,11 +4,11 @@ import json
 
 import pytest
 import script
-from run_folder import config, evaluation, full_run, metrics, write_run
+from study_folders import config, evaluation, full_run, metrics, write_run
 
 from marl_jax.alarms.watch import judge
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.study import cliffs, results, run_tables, seeds
+from marl_jax.study import cliffs, results, run_sentences, seeds
 from marl_jax.study.record import read_run
 
 
@@ -51,11 +51,11 @@ def test_alarms_are_kept_as_all_rows_told_them(tmp_path):
     assert "length (aggregator)" in [alarm.title for alarm in run.watch.alarms]
     assert len(again.metrics) < 90 and not judge(again.metrics).alarms
     assert cliffs.why_none(again) == cliffs.why_none(run) != ""  # of peak and terminal
-    assert again.watch.alarms == run.watch.alarms and run_tables.alarms(again) == run_tables.alarms(run)
+    assert again.watch.alarms == run.watch.alarms and run_sentences.alarms(again) == run_sentences.alarms(run)
     held = json.loads(path.read_text())
     del held["alarms"]
     path.write_text(json.dumps(held))  # as an earlier version wrote it
-    assert run_tables.no_alarm(results.read_result(path)).startswith("Not judged: of 90 steps 40 are kept")
+    assert run_sentences.no_alarm(results.read_result(path)).startswith("Not judged: of 90 steps 40 are kept")
 
 
 @pytest.mark.parametrize(

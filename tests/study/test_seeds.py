@@ -2,17 +2,17 @@
 
 import numpy as np
 import pytest
-from run_folder import answers, config, evaluation, metrics, run, write_run
+from study_folders import answers, config, evaluation, metrics, run, write_run
 
-from marl_jax.study import seeds
+from marl_jax.study import contrasts, seed_tables, seeds
 from marl_jax.study.intervals import over_seeds
 from marl_jax.study.record import read_run
-from marl_jax.study.run_tables import NONE, plain
+from marl_jax.study.wording import NONE, plain
 
 
 def compared(cells):
     """The table of all pairs of these cells."""
-    return seeds.contrasts(seeds.pairs_of(cells)[0])
+    return seed_tables.contrasts(contrasts.pairs_of(cells)[0])
 
 
 def along(*values):
@@ -72,7 +72,7 @@ def test_the_test_split_counts_as_it_was_played_last_and_beside_its_own_base(tmp
 def test_the_table_has_means_over_seeds_with_their_intervals(tmp_path):
     flat = along((0, 0), (0, 0), (0, 0), (0, 0))
     runs = [run(tmp_path / name, seed, of) for seed, (name, of) in enumerate(zip("abc", (RISE, FALL, flat)))]
-    (table,) = [table for table in seeds.tables_of(runs) if table.title == "Cells"]
+    (table,) = [table for table in seed_tables.tables_of(runs) if table.title == "Cells"]
     (row,) = table.rows
     low, high = 100 * np.array(over_seeds(np.array([[0, 0], [0, 1], [0, 0]]))[1:])
     assert row[:3] == ("voting-isolated-s-math", "3", f"16.7%\n{low:.1f} – {high:.1f}")
@@ -92,7 +92,7 @@ def test_a_cell_that_fell_says_whether_its_texts_lost_their_form(tmp_path):
             for step in (1, 20, 30, 40)
         ]
         runs = [run(tmp_path / f"{share}-{seed}", seed, down, lines=lines) for seed in (0, 1)]
-        return seeds.on_val(seeds.by_cell(runs)).rows[0][-1]
+        return seed_tables.on_val(seeds.by_cell(runs)).rows[0][-1]
 
     assert told(0.0, **{"repeated/generator": 0.0}) == "2 of 2\na cliff, form: kept"
     # Results of before repetition was measured say so.
@@ -101,12 +101,12 @@ def test_a_cell_that_fell_says_whether_its_texts_lost_their_form(tmp_path):
 
 def test_a_run_that_lacks_a_measure_is_left_out_and_counted(tmp_path):
     runs = [run(tmp_path / "a", 0, RISE), run(tmp_path / "b", 1, {0: answers(1, 1), 30: answers(1, 1)})]
-    (table,) = seeds.tables_of(runs)
+    (table,) = seed_tables.tables_of(runs)
     assert table.rows[0][3].endswith(", 1 of 2 seeds") and ", " not in table.rows[0][2]
     assert table.rows[0][6] == "0 of 1"
     odd = [run(tmp_path / "c", 0, RISE), run(tmp_path / "d", 1, along((1, 0, 1), *[(1, 1, 1)] * 3))]
     (cell,) = seeds.by_cell(odd)
-    assert not seeds.on_val([cell]).rows  # not of as many problems
+    assert not seed_tables.on_val([cell]).rows  # not of as many problems
 
 
 def test_a_run_that_was_stopped_early_stands_apart_and_is_compared_with_none(tmp_path):
@@ -133,7 +133,7 @@ def test_an_odd_record_is_no_measure(tmp_path, odd):
     write_run(one.folder, about=one.about, evaluations=records)
     again = read_run(one.folder)
     assert seeds.measures(again) == {}
-    assert seeds.tables_of([again, run(tmp_path / "b", 1, RISE)])[0].rows[0][2].endswith("1 of 2 seeds")
+    assert seed_tables.tables_of([again, run(tmp_path / "b", 1, RISE)])[0].rows[0][2].endswith("1 of 2 seeds")
 
 
 UP, DOWN = (answers(0, 0), answers(1, 1)), (answers(0, 0), answers(0, 1))
@@ -184,7 +184,7 @@ def test_cells_are_paired_by_what_their_settings_differ_in_whatever_they_are_cal
     row = compared(seeds.by_cell([one, paid])).rows[0]
     assert row[:4] == (f"mine ({paid.folder.name})", f"mine ({one.folder.name})", "rewards.name", "1")
     assert row[7].startswith("-50.0")
-    pairs, lines = seeds.pairs_of(seeds.by_cell([one, other]))
+    pairs, lines = contrasts.pairs_of(seeds.by_cell([one, other]))
     assert not pairs and lines == ["yours with mine: they differ in nothing but their names"]
 
 
@@ -211,20 +211,20 @@ def test_two_matrices_are_told_apart_and_what_differs_in_several_things_stands_l
 
 def test_a_reason_not_to_compare_is_one_line_however_many_pairs_have_it(tmp_path):
     runs = [run(tmp_path / str(k), 0, RISE, f"cell {k}", val=str(k), learner={"rate": k}) for k in range(5)]
-    *_, table = seeds.tables_of(runs)
+    *_, table = seed_tables.tables_of(runs)
     assert table.rows == [
         ("cell 1 with cell 0; cell 2 with cell 0; cell 2 with cell 1; 7 more: they met other problems",)
     ]
     far = [
         run(tmp_path / f"far {k}", 0, RISE, f"cell {k}", learner={"rate": k}, data={"n": k}) for k in range(6)
     ]
-    (table,) = seeds.tables_of(far)
+    (table,) = seed_tables.tables_of(far)
     assert table.rows[0][0].endswith("; 12 more: they differ in several things")
     judged = run(tmp_path / "judged", 0, RISE, evaluation={"metric": "my:own"})
-    assert seeds.pairs_of(seeds.by_cell([runs[0], judged]))[1] == [
+    assert contrasts.pairs_of(seeds.by_cell([runs[0], judged]))[1] == [
         "voting-isolated-s-math with cell 0: what is called accuracy is not the same function"
     ]
-    assert seeds.pairs_of(seeds.by_cell([runs[0], run(tmp_path / "late", 1, RISE, learner={})]))[1] == [
+    assert contrasts.pairs_of(seeds.by_cell([runs[0], run(tmp_path / "late", 1, RISE, learner={})]))[1] == [
         "voting-isolated-s-math with cell 0: they have no seed in common"
     ]
 
@@ -281,7 +281,7 @@ def test_the_budgets_of_both_sides_are_shown_and_marked_where_they_are_far_apart
 
 
 def test_nothing_is_said_of_one_run_or_none(tmp_path):
-    assert seeds.tables_of([]) == [] and seeds.tables_of([run(tmp_path / "a", 0, RISE)]) == []
+    assert seed_tables.tables_of([]) == [] and seed_tables.tables_of([run(tmp_path / "a", 0, RISE)]) == []
 
 
 @pytest.mark.parametrize("cell", ["mine", "a-b-c-d", "voting-isolated-s-math", "single-shared-s-math"])

@@ -1,11 +1,12 @@
 """What is read and worked out from a run's folder: episodes, shares, warnings."""
 
 import numpy as np
-from run_folder import config, evaluation, metrics, write_run
+from study_folders import config, evaluation, metrics, write_run
 
-from marl_jax.study import drawing, record, run_tables
+from marl_jax.study import record, run_sentences, run_tables
 from marl_jax.study.record import Series, read_run
-from marl_jax.study.report import write_report
+from marl_jax.study.report import drawing
+from marl_jax.study.report.html_page import write_report
 
 
 def test_shares_of_gradient_mass_are_norms_over_their_sum():
@@ -60,7 +61,7 @@ def test_the_same_warning_of_many_steps_is_told_once(tmp_path):
     lines[1] |= {"failed": 3, "policy/p0/skipped": 1}
     lines[2] |= {"failed": 2, "policy/p0/skipped": 2}
     about = config(changes=[["config.steps: 1 -> 2"]])
-    assert run_tables.warnings(read_run(write_run(tmp_path / "run", about=about, lines=lines))) == [
+    assert run_sentences.warnings(read_run(write_run(tmp_path / "run", about=about, lines=lines))) == [
         "3 steps, 1 to 3; the last: gap 1e-03 apart",
         "step 2: other",
         "5 episodes ended by an error",
@@ -117,12 +118,12 @@ def test_a_gain_under_an_evaluator_that_always_says_correct_is_not_called_better
     records = [evaluation(0, 0.5, roles=honest), evaluation(15, 0.6, by, roles=constant)]
     lines = [{"step": step, "reward": 0.5, "reward/evaluator": 0.5} for step in range(1, 16)]
     run = read_run(write_run(tmp_path / "run", lines=lines, evaluations=records))
-    ((name, text),) = run_tables.alarms(run)
+    ((name, text),) = run_sentences.alarms(run)
     assert name == "one choice (evaluator) since step 15"
     assert text.startswith(
         "evaluator makes the same choice in 100% of 64 calls, at a balanced accuracy of 0.50."
     )
-    said = " ".join(run_tables.in_words(run))
+    said = " ".join(run_sentences.in_words(run))
     assert "better" not in said and "accuracy is higher" in said and name in said
     rows = {row[0]: row[1:] for row in run_tables.own_work(run).rows}
     assert rows["own answer or verdict right"] == ("67.3%", "79.7%")
@@ -135,7 +136,7 @@ def test_a_gain_under_an_evaluator_that_always_says_correct_is_not_called_better
 def test_peak_and_terminal_say_why_there_are_none(tmp_path):
     some = [evaluation(step, 0.5) for step in (0, 10, 20)]
     run = read_run(write_run(tmp_path / "run", lines=[metrics(s) for s in range(1, 21)], evaluations=some))
-    (sentence,) = [text for text in run_tables.in_words(run) if "Peak" in text]
+    (sentence,) = [text for text in run_sentences.in_words(run) if "Peak" in text]
     assert sentence.startswith("Peak and terminal accuracy need 3 evaluations after the start")
     assert sentence.endswith("there are 2.")
     (row,) = run_tables.runs_table({"a": run}).rows
@@ -166,5 +167,5 @@ def test_a_damaged_record_of_evaluations_is_told(tmp_path):
     run = read_run(write_run(tmp_path / "damaged", lines=lines, evaluations=damaged))
     assert (
         f"eval.jsonl is damaged: it lacks the evaluation of step {every}, {2 * every}"
-        in run_tables.warnings(run)
+        in run_sentences.warnings(run)
     )

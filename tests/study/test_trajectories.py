@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from atif import Trajectory
-from run_folder import RIGHT, WRONG, episode, write_run
+from study_folders import RIGHT, WRONG, episode, write_run
 
 from marl_jax.rollouts import ToolRecord
 from marl_jax.run_folder.folder import FolderError

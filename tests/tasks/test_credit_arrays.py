@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from marl_jax.episodes import CallRecord, Episode
-from marl_jax.learning.advantages import group_advantages
+from marl_jax.learning.estimators.advantages import group_advantages
 from marl_jax.rewards import credit
 from marl_jax.rewards.grading import grade
 from marl_jax.table import Table

@@ -23,17 +23,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.rewards.arrays import fractions_mod as fractions
-from marl_jax.rewards.arrays.boxed_spans import is_blank, is_digit, strip
+from marl_jax.rewards.arrays.boxed_spans import is_digit
+from marl_jax.rewards.arrays.clean_texts import BLANK, among, clean, compact, unwrap
 from marl_jax.rewards.arrays.fractions_mod import Fraction, choose
-from marl_jax.rewards.arrays.texts import following, place_before
 
 __all__ = ["Verdict", "grade_answer"]
 
-ALPHABET = b"0123456789+-*/.,;:=(){}x$ \t\n"
 _DEPTH = 8  # of brackets that the scan keeps
 _LABEL = 40  # characters of the longest label
 _LETTERS = 4  # the longest run of x that is a product; a longer one is a word
-_BLANK = 32
 
 
 @flax.struct.dataclass
@@ -46,102 +44,15 @@ class Verdict:
 
 def grade_answer(chars: jax.Array, start: jax.Array, end: jax.Array, gold: jax.Array, width: int) -> Verdict:
     """Of the content start..end of one row; an answer of more than `width` characters is beyond."""
-    text, price, beyond = _compact(chars, start, end, width)
-    text, length, wrong, strange = _clean(text, price)
+    text, price, beyond = compact(chars, start, end, width)
+    text, length, wrong, strange = clean(text, price)
     beyond |= strange
-    text, unbalanced = _unwrap(text, length)
+    text, unbalanced = unwrap(text, length)
     wrong |= unbalanced | (length == 0)
     scanned = jax.lax.while_loop(lambda state: state.at < length, functools.partial(_read, text), _begin())
     right, odd = _judge(scanned, gold, price)
     beyond |= odd
     return Verdict(right & ~wrong & ~beyond, beyond & (end > start))
-
-
-# ---------------------------------------------------------------- from the box to a clean text
-
-
-def _compact(chars: jax.Array, start: jax.Array, end: jax.Array, width: int) -> tuple[jax.Array, ...]:
-    """The content without dollars and repeated blanks in UInt8[width]; whether it is a price, or beyond."""
-    place = jnp.arange(len(chars), dtype=jnp.int32)
-    inside = (place >= start) & (place < end)
-    dollar = inside & (chars == ord("$"))
-    first = jnp.min(jnp.where(dollar, place, len(chars)))
-    blank = is_blank(chars)
-    ahead = inside & (place < first) & ~blank
-    price = (jnp.sum(dollar) == 1) & (jnp.sum(ahead) <= 1) & jnp.all(~ahead | (chars == ord("-")))
-    kept = inside & ~dollar
-    before = jnp.pad(place_before(kept), (1, 0), constant_values=-1)[:-1]
-    kept &= ~(blank & ((before < 0) | blank[before]))
-    foreign = jnp.any(inside & ~jnp.isin(chars, jnp.asarray(list(ALPHABET), jnp.uint8)))
-    into = jnp.where(kept, jnp.cumsum(kept) - 1, width)
-    text = (
-        jnp.zeros(width, jnp.uint8)
-        .at[into]
-        .set(jnp.where(blank, _BLANK, chars).astype(jnp.uint8), mode="drop")
-    )
-    return text, price, foreign | (jnp.sum(kept) > width)
-
-
-def _clean(text: jax.Array, price: jax.Array) -> tuple[jax.Array, ...]:
-    """(text, its length, whether it is wrong, whether it is beyond) without what a clean answer leaves out."""
-    before, after = following(text, -1), following(text)
-    digit = is_digit(text)
-    thousand = functools.reduce(jnp.logical_and, (following(digit, k) for k in (1, 2, 3))) & ~following(
-        digit, 4
-    )
-    thousand &= is_digit(before)
-    bracket = jnp.isin(text, jnp.asarray(list(b"({"), jnp.uint8))
-    beyond = jnp.any(
-        ((text == ord("*")) & (after == ord("*")))
-        | ((before == ord("{")) & (after == ord("}")) & jnp.isin(text, jnp.asarray(list(b",:"), jnp.uint8)))
-        | (thousand & (text == _BLANK))
-        | (thousand & (text == ord(",")) & ~bracket.any())
-    )
-    # == is =, pair by pair
-    equals = text == ord("=")
-    place = jnp.arange(len(text), dtype=jnp.int32)
-    odd = equals & ((place - place_before(~equals)) % 2 == 0)
-    text = jnp.where(odd, _BLANK, text).astype(jnp.uint8)
-
-    used = jnp.max(jnp.where(text != 0, place + 1, 0))
-    edge = (text == _BLANK) | (text == ord("="))
-    start, end = strip(text, jnp.int32(0), used, edge, edge)
-    start = jnp.where(price, 0, start)  # the sign of the price stands before an =
-    dots = functools.reduce(
-        jnp.logical_and, (text.at[end - k].get(mode="clip") == ord(".") for k in (1, 2, 3))
-    )
-    comma, further = (text.at[jnp.maximum(end - k, 0)].get() == ord(",") for k in (4, 5))
-    gap = text.at[jnp.maximum(end - 4, 0)].get() == _BLANK
-    goes_on = (end >= 4) & dots & (comma | (gap & further & (end >= 5)))  # 1, 2, ...
-    tail = jnp.isin(text, jnp.asarray(list(b" .,;:"), jnp.uint8))
-    _, end = strip(text, start, end, jnp.zeros_like(tail), tail)
-    text = text.at[place + start].get(mode="fill", fill_value=0)
-    length = jnp.maximum(end - start, 0)
-    return jnp.where(place < length, text, 0).astype(jnp.uint8), length, goes_on, beyond
-
-
-def _unwrap(text: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Without the pairs of brackets that hold all of it, and whether brackets are unbalanced."""
-    place = jnp.arange(len(text), dtype=jnp.int32)
-    inside = place < length
-    opens, closes = _among(text, b"({"), _among(text, b")}")
-    depth = jnp.cumsum(opens.astype(jnp.int32) - closes)
-    total = depth.at[jnp.maximum(length - 1, 0)].get()
-    low = jnp.any(inside & (depth < 0)) | (total != 0)
-    blank = text == _BLANK
-    head = jnp.min(jnp.where(inside & ~(opens | blank), place, length))  # the first that is neither
-    tail = jnp.max(jnp.where(inside & ~(closes | blank), place + 1, 0))
-    opened, closed = jnp.cumsum(opens), jnp.cumsum((closes & inside)[::-1])[::-1]
-    leading = jnp.sum(opens & (place < head))
-    trailing = jnp.sum(closes & inside & (place >= tail))
-    floor = jnp.min(jnp.where((place >= head - 1) & (place < tail), depth, leading))
-    wraps = jnp.maximum(jnp.minimum(jnp.minimum(leading, trailing), floor), 0)
-    wrapping = (opens & (place < head) & (opened <= wraps)) | (closes & (place >= tail) & (closed <= wraps))
-    return jnp.where(wrapping & inside, _BLANK, text).astype(jnp.uint8), low
-
-
-def _among(chars: jax.Array, which: bytes) -> jax.Array:
-    return jnp.isin(chars, jnp.asarray(list(which), jnp.uint8))
 
 
 # ---------------------------------------------------------------- the scan
@@ -250,7 +161,7 @@ def _read(text: jax.Array, state: _State) -> _State:
     state = _read_number(_follow_label(state, char), char, after)
     for read in (_read_x, _read_bracket, _read_sign, _read_equals):
         state = read(state, char)
-    stray = _among(char, b",;:")
+    stray = among(char, b",;:")
     top = before.depth == 0
     return replace(
         state,
@@ -269,7 +180,7 @@ def _follow_label(state: _State, char: jax.Array) -> _State:
     kind = jnp.min(jnp.where(classes == char, jnp.arange(len(_CLASSES)), len(_CLASSES)))
     ends = state.first & (char == ord("=")) & (state.depth == 0)
     moves = state.first & ~ends
-    solid = moves & (char != _BLANK)
+    solid = moves & (char != BLANK)
     begun, ended = state.span
     return replace(
         state,
@@ -369,7 +280,7 @@ def _read_x(state: _State, char: jax.Array) -> _State:
 
 
 def _read_bracket(state: _State, char: jax.Array) -> _State:
-    opens, closes = _among(char, b"({"), _among(char, b")}")
+    opens, closes = among(char, b"({"), among(char, b")}")
     brace = (char == ord("{")) | (char == ord("}"))
     level = jnp.arange(_DEPTH)
 

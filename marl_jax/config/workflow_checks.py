@@ -1,0 +1,157 @@
+"""What the workflow of a configuration cannot be: its settings, its calls and limits, and who answers for its roles."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from marl_jax import fields, table
+from marl_jax.config.run_fields import RunFields
+from marl_jax.own import is_own
+from marl_jax.planning.walks import least_calls
+from marl_jax.policies import SamplingSettings, role_settings, validate_map
+from marl_jax.rewards.credit import NEED_KINDS
+from marl_jax.workflows import find
+
+__all__ = ["Problems", "of_workflow", "refusal", "refused", "samplers", "walks"]
+
+Problems = Iterator[str]
+
+
+def of_workflow(config: RunFields) -> Problems:
+    """All that is wrong with it; the workflow is one that there is."""
+    for check in (_workflow, _settings, _calls, _slots, _roles):
+        yield from check(config)
+
+
+def refusal(where: str, check: Callable[..., Any], *args: Any) -> Problems:
+    """A line where this check refuses what it is given."""
+    if message := refused(check, *args):
+        yield f"{where}: {message}"
+
+
+def refused(check: Callable[..., Any], *args: Any) -> str | None:
+    """What this check has against it; None where nothing."""
+    try:
+        check(*args)
+    except (ValueError, TypeError) as error:
+        return str(error)
+    return None
+
+
+def _workflow(config: RunFields) -> Problems:
+    name, family = config.workflow.name, config.data.family
+    workflow = find(name)
+    if family not in workflow.families:
+        yield f"workflow '{name}' is for {', '.join(workflow.families)}, not for {family}"
+    if config.rewards.name in NEED_KINDS and not workflow.kinds:
+        roles = ", ".join(f'"{role}": solver' for role in workflow.roles)
+        yield (
+            f"rewards.name '{config.rewards.name}' rewards each role's own work, which '{name}' does not declare: "
+            f"write @workflow(roles={{{roles}}}), each role with its kind ({', '.join(table.KINDS)})"
+        )
+    elif config.rewards.name == "voting_rubric" and {*map(workflow.kind_of, workflow.roles)} - {
+        "solver",
+        "picker",
+    }:
+        yield f"rewards.name 'voting_rubric' is for solvers and pickers, as in voting, not for '{name}': use outcome"
+
+
+def _settings(config: RunFields) -> Problems:
+    chosen, known = config.workflow, find(config.workflow.name).settings
+    wanted = _alike if is_own(chosen.name) else _count
+    for name, value in chosen.settings.items():
+        if name not in known:
+            near = fields.nearest(name, known)
+            yield f"workflow.settings.{name} is no setting of '{chosen.name}'{near}"
+        elif misfit := wanted(value, known[name]):
+            yield f"workflow.settings.{name} is {value!r}; it must be {misfit}"
+
+
+def _count(value: Any, default: Any) -> str | None:
+    """What a setting of a built-in workflow must be, if it is not: a switch or a count; or None."""
+    if isinstance(default, bool):
+        return None if isinstance(value, bool) else "true or false"
+    if callable(default):
+        return "left out: it is a function"
+    fits = (type(value) is int and value >= 1) or (value is None and default is None)
+    return None if fits else "an integer from 1 on"
+
+
+def _alike(value: Any, default: Any) -> str | None:
+    """What a setting of one's own workflow must be, if it is not: of the type of its default."""
+    if callable(default):
+        return "left out: it is a function"
+    if isinstance(default, bool | int | float | str):
+        return fields.misfit(type(default), value)
+    if isinstance(default, tuple | list):
+        return None if isinstance(value, tuple | list) else "values with commas between, in [ ]"
+    return None if default is None or isinstance(value, type(default)) else f"a {type(default).__name__}"
+
+
+def walks(config: RunFields) -> bool:
+    """Whether nothing is wrong with what the script of the workflow is given."""
+    return not (any(_settings(config)) or any(samplers(config)))
+
+
+def _calls(config: RunFields) -> Problems:
+    """A limit that every episode of a built-in workflow would break."""
+    if is_own(config.workflow.name) or not walks(config):
+        return
+    limit, least = config.rollout.limits.max_calls, least_calls(config)
+    if least > limit:
+        counts = [
+            f"workflow.settings.{name}"
+            for name, value in find(config.workflow.name).settings.items()
+            if isinstance(value, int) and not isinstance(value, bool)
+        ]
+        lower = f", or lower {' or '.join(counts)}" if counts else ""
+        yield (
+            f"rollout.limits.max_calls is {limit}, and every episode of '{config.workflow.name}' makes {least} calls "
+            f"or more: raise it{lower}"
+        )
+
+
+def _slots(config: RunFields) -> Problems:
+    """Entries of the map that no call of a built-in workflow comes to, and slots without any."""
+    workflow = find(config.workflow.name)
+    if is_own(config.workflow.name) or refused(validate_map, config.policies.map, workflow.roles):
+        return
+    counts = {role: workflow.slots_of(role, config.workflow.settings) for role in workflow.roles}
+    if any(type(count) is not int or count < 1 for count in counts.values()):  # told as a setting
+        return
+    answering = set()
+    for role, count in counts.items():
+        for key in (f"{role}/{slot}" for slot in range(count)):
+            answering.add(key if key in config.policies.map else role)
+            if not {key, role} & set(config.policies.map):
+                yield f"policies.map lacks '{key}': add it, or '{role}' for all slots without an entry of their own"
+    for key in config.policies.map:
+        if key not in answering:
+            yield f"policies.map gives '{key}' a policy, and it never answers here: leave it out"
+
+
+def _roles(config: RunFields) -> Problems:
+    """Names of roles, in the map and elsewhere, that the workflow has not."""
+    yield from refusal("policies.map", validate_map, config.policies.map, config.roles)
+    yield from samplers(config)
+    named = {
+        f"learner.interventions.{key}": names for key, names in config.learner.interventions.named.items()
+    }
+    for where, names in {**named, "rewards.penalized_roles": config.rewards.penalized_roles}.items():
+        for name in names:
+            if name not in config.roles:
+                near = fields.nearest(name, config.roles)
+                yield f"{where} names '{name}', which is no role of the workflow{near}"
+
+
+def samplers(config: RunFields) -> Problems:
+    """Sampling settings of single roles that are of another type than the field of `sampling`, or cannot be."""
+    wanted, mistyped = fields.annotations(SamplingSettings), False
+    for role, own in config.role_sampling.items():
+        for name, value in own.items():
+            if name in wanted and (misfit := fields.misfit(wanted[name], value)):
+                mistyped = True
+                yield f"role_sampling.{role}.{name} is {value!r}; it must be {misfit}"
+    if not mistyped:
+        yield from refusal(
+            "role_sampling", role_settings, config.roles, config.sampling, config.role_sampling
+        )

@@ -1,0 +1,200 @@
+"""Advantages: how much better a row did than the rows it is compared with.
+
+    A_i = (r_i - mean_g) / (std_g + eps)          GRPO; the other estimators change the mean or the scale
+
+A group of one has no baseline: its advantage is 0, or its reward with `singleton="reward"` (the study's
+preset). All functions work under jit and vmap with integer groups; groups may be any hashables outside, where
+numpy computes: the number of rows changes from step to step, and XLA would compile for each.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any, Literal, get_args
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marl_jax.fields import require
+from marl_jax.learning.estimators.groups import as_rewards, precision
+from marl_jax.own import is_own, own_function
+from marl_jax.table import dense
+
+__all__ = [
+    "ESTIMATORS",
+    "Estimator",
+    "Over",
+    "Singleton",
+    "Std",
+    "agent_advantages",
+    "check_estimator",
+    "group_advantages",
+    "overlong_penalty",
+]
+
+Estimator = str  # one of ESTIMATORS, or your own as "module:function"
+ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
+Std = Literal["unbiased", "biased"]
+Singleton = Literal["zero", "reward"]  # the advantage of a group of one
+Over = Literal["task", "role"]  # of agent-wise means and scales
+DDOF = {"unbiased": 1, "biased": 0}
+
+Groups = Sequence[Hashable] | np.ndarray | jax.Array
+
+
+def group_advantages(
+    rewards: jax.Array | np.ndarray | Sequence[float],  # [B]
+    groups: Groups,  # [B]
+    *,
+    estimator: Estimator = "grpo",
+    std: Std = "unbiased",
+    eps: float = 1e-6,
+    singleton: Singleton = "zero",
+) -> jax.Array:
+    """Advantages [B].
+
+    grpo: (r - mean_g) / (std_g + eps). dr_grpo: r - mean_g. rloo: r minus the mean of the others, which is
+    n / (n - 1) (r - mean_g). reinforce_pp_baseline: (r - mean_g) / (std of the batch's rewards + eps). One of your own
+    is `function(rewards, groups)` of arrays [B], groups being integers below B, to advantages [B].
+    """
+    check_estimator(estimator)
+    require(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
+    require(
+        singleton in get_args(Singleton),
+        f"singleton {singleton!r} is unknown; use one of {get_args(Singleton)}",
+    )
+    require(0 <= eps < math.inf, f"eps {eps} must be finite and not negative")
+    xp, values, ids = _inputs(rewards, groups)
+    if is_own(estimator):
+        return _own(estimator, values, ids)
+    size, centred = _centre(xp, values, ids)
+    if estimator == "grpo":
+        advantages = _scaled(xp, centred, _spread(xp, centred, size, ids, std), eps)
+    elif estimator == "rloo":
+        advantages = centred * size / xp.maximum(size - 1, 1)
+    elif estimator == "reinforce_pp_baseline":
+        batch = xp.zeros_like(ids)
+        advantages = _scaled(xp, centred, _spread(xp, *_centre(xp, values, batch)[::-1], batch, std), eps)
+    else:
+        advantages = centred
+    advantages = xp.where(size == 1, values, advantages) if singleton == "reward" else advantages
+    return jax.device_put(advantages.astype(values.dtype))
+
+
+def check_estimator(name: str, *more: str) -> None:
+    """Refuse a name that is neither one of these, nor a function of one's own."""
+    known = (*ESTIMATORS, *more)
+    require(
+        name in known or is_own(name),
+        f"estimator {name!r} is unknown; use one of {known}, or your own as 'module:function'",
+    )
+    if is_own(name):
+        own_function(name, "estimator")
+
+
+def agent_advantages(
+    rewards: jax.Array | np.ndarray | Sequence[float],  # [B]
+    tasks: Groups,  # [B]
+    roles: Groups,  # [B]
+    *,
+    mean: Over = "role",
+    scale: Over = "role",
+    std: Std = "unbiased",
+    eps: float = 1e-6,
+) -> jax.Array:
+    """Dr.MAS: mean and standard deviation each over all calls of the task, or over the role's own. [B]"""
+    for name, over in (("mean", mean), ("scale", scale)):
+        require(over in get_args(Over), f"{name} {over!r} is unknown; use one of {get_args(Over)}")
+    require(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
+    require(0 <= eps < math.inf, f"eps {eps} must be finite and not negative")
+    xp, values, task, role = _inputs(rewards, tasks, roles)
+    # Pairs of ids below B are ids below B * B.
+    ids = {"task": task, "role": _dense(xp, task * values.shape[0] + role)}
+    centred = _centre(xp, values, ids[mean])[1]
+    size, own = _centre(xp, values, ids[scale])
+    spread = _spread(xp, own, size, ids[scale], std)
+    # A role that always gets one reward has no scale of its own, and eps is none: with the mean taken over
+    # other roles, dividing by it would make an advantage of a million.
+    advantages = xp.where(spread > 0, _scaled(xp, centred, spread, eps), 0.0)
+    return jax.device_put(advantages.astype(values.dtype))
+
+
+def overlong_penalty(lengths: jax.Array | np.ndarray, *, max_length: int, buffer: int) -> jax.Array:
+    """DAPO's soft overlong punishment, added to the reward: 0, down to -1 over the last `buffer` tokens."""
+    require(0 < buffer <= max_length, f"overlong buffer {buffer} must lie in 1..max_length={max_length}")
+    xp = jnp if isinstance(lengths, jax.Array) else np
+    over = xp.asarray(lengths, xp.float32) - (max_length - buffer)
+    return jax.device_put(xp.clip(-over / buffer, -1.0, 0.0))
+
+
+def _inputs(rewards: Any, *groups: Groups) -> tuple[Any, ...]:
+    """The module to compute with (jax.numpy if anything is traced), float rewards [B] and integer groups [B]."""
+    traced = any(isinstance(x, jax.core.Tracer) for x in (rewards, *groups))
+    xp = jnp if traced else np
+    if isinstance(rewards, jax.core.Tracer):
+        rewards = rewards.astype(precision(rewards.dtype))
+    else:
+        rewards = as_rewards(rewards)
+    chex.assert_rank(rewards, 1)
+    ids = [_ids(xp, some) for some in groups]
+    chex.assert_equal_shape([rewards, *ids])
+    return xp, rewards, *ids
+
+
+def _ids(xp: Any, groups: Groups) -> Any:
+    if isinstance(groups, jax.core.Tracer):
+        return _dense(xp, groups)
+    keys = groups.tolist() if hasattr(groups, "tolist") else groups
+    return xp.asarray(dense([tuple(key) if isinstance(key, list) else key for key in keys]))
+
+
+def _dense(xp: Any, ids: Any) -> Any:
+    """Integers as integers below B."""
+    size = {"size": ids.shape[0]} if xp is jnp else {}
+    return xp.unique(ids, return_inverse=True, **size)[1].reshape(-1)
+
+
+def _centre(xp: Any, rewards: Any, ids: Any) -> tuple[Any, Any]:
+    """Group size and reward minus group mean, both [B].
+
+    Rewards are measured from the group's lowest first: equal rewards then give exactly zero, not a rounding
+    error that a division by a tiny standard deviation would blow up.
+    """
+    if xp is jnp:
+        lowest: Any = jax.ops.segment_min(rewards, ids, rewards.shape[0])
+    else:
+        lowest = np.full(rewards.shape, np.inf, rewards.dtype)
+        np.minimum.at(lowest, ids, rewards)
+    size = _total(xp, xp.ones_like(rewards), ids)
+    above = rewards - lowest[ids]
+    return size, above - _total(xp, above, ids) / size
+
+
+def _own(name: str, rewards: Any, ids: Any) -> jax.Array:
+    advantages = own_function(name, "estimator")(rewards, ids)
+    require(
+        getattr(advantages, "shape", None) == rewards.shape,
+        f"estimator '{name}' returned {advantages!r:.60} for {len(rewards)} rewards; return an array of as many",
+    )
+    if not isinstance(advantages, jax.core.Tracer):
+        finite = bool(np.isfinite(np.asarray(advantages)).all())
+        require(finite, f"estimator '{name}' returned advantages that are not finite")
+    return jax.device_put(advantages.astype(rewards.dtype))
+
+
+def _scaled(xp: Any, centred: Any, spread: Any, eps: float) -> Any:
+    """Over the spread and eps; as it is where the spread is 0, as all that is centred then is, too."""
+    return centred / xp.where(spread > 0, spread + eps, 1.0)
+
+
+def _spread(xp: Any, centred: Any, size: Any, ids: Any, std: str) -> Any:
+    return xp.sqrt(_total(xp, centred**2, ids) / xp.maximum(size - DDOF[std], 1))
+
+
+def _total(xp: Any, values: Any, ids: Any) -> Any:
+    """The sum of each row's group [B], in float64 on the host, and under `jit` where JAX has it enabled."""
+    count = values.shape[0]
+    if xp is np:
+        return np.bincount(ids, values, count)[ids]
+    return jax.ops.segment_sum(values.astype(precision(np.float64)), ids, count)[ids]

@@ -1,0 +1,200 @@
+"""From rewards to advantages: the columns penalty, group and advantage of the table."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_jax import fields
+from marl_jax.errors import UserError
+from marl_jax.fields import NotNegative
+from marl_jax.learning.estimators.advantages import (
+    Estimator,
+    Over,
+    Singleton,
+    Std,
+    agent_advantages,
+    check_estimator,
+    group_advantages,
+    overlong_penalty,
+)
+from marl_jax.learning.estimators.groups import (
+    PRESETS,
+    GroupCounts,
+    as_rewards,
+    count_groups,
+    group_ids,
+    group_key,
+    is_attribute,
+)
+from marl_jax.own import called, own_function
+from marl_jax.table import Table, path_tuples
+
+
+class GroupError(UserError, ValueError):
+    """A group's key names an attribute that a call or its task does not have."""
+
+
+class RowsError(UserError, ValueError):
+    """A user's function of `advantages.rows` raised, or returned something else."""
+
+
+__all__ = [
+    "ROW_COLUMNS",
+    "AdvantageConfig",
+    "GroupError",
+    "Presets",
+    "RowsError",
+    "group_column",
+    "penalised",
+    "with_advantages",
+]
+
+ROW_COLUMNS = ("weight", "clip_low", "clip_high")  # a factor of a row's loss, and a clip range of its own
+
+Presets = Mapping[str, Sequence[str]]  # of the workflow: {name: fields}
+
+
+@dataclasses.dataclass(frozen=True)
+class AdvantageConfig:
+    """How rewards become advantages; `AdvantageConfig.study()` has the settings of the study."""
+
+    group: str = "role"  # a preset of `groups`, or fields such as "task,role,turn"
+    estimator: Estimator = "grpo"  # one of `advantages.ESTIMATORS`, "agent", or "module:function"
+    std: Std = "unbiased"  # which standard deviation
+    singleton: Singleton = "zero"  # the advantage of a group of one: 0, or its reward
+    eps: NotNegative = 1e-6  # added to the standard deviation
+    # Of the estimator "agent" (Dr.MAS), which has its own groups.
+    agent_mean: Over = "role"
+    agent_scale: Over = "role"  # and the deviation it divides by
+    overlong: tuple[int, int] | None = None  # DAPO's (max_length, buffer) of the soft punishment for length
+    # Your own, "module:function": the table with its advantages to {column: one number per call}, of ROW_COLUMNS.
+    rows: str | None = None
+
+    def __post_init__(self) -> None:
+        fields.check(self)
+        check_estimator(self.estimator, "agent")
+        if self.rows is not None:
+            own_function(self.rows, "advantages.rows")
+        if "," in self.group:  # a single word may be a preset that the workflow declares
+            group_key(self.group)
+        if self.overlong is not None and not 0 < self.overlong[1] <= self.overlong[0]:
+            raise ValueError(
+                f"overlong {self.overlong} must be (max_length, buffer) with 0 < buffer <= max_length"
+            )
+
+    @classmethod
+    def study(cls) -> "AdvantageConfig":
+        """The groups and the singletons of the study."""
+        return cls(group="study", singleton="reward")
+
+
+def with_advantages(
+    table: Table, config: AdvantageConfig, presets: Presets | None = None
+) -> tuple[Table, dict[str, GroupCounts]]:
+    """The table with its advantages, and per role the groups that cannot teach it; calls without tokens have none."""
+    if not (table.length > 0).all():
+        some, counts = with_advantages(table.take(table.length > 0), config, presets)
+        return _spread(table, some), counts
+    if not len(table):
+        return table.replace(advantage=np.zeros(0), group=np.zeros(0, np.int32)), {}
+    ids = group_column(table, config, presets)
+    table = penalised(table, config)
+    rewards = as_rewards(table.reward if table.penalty is None else table.reward + table.penalty)
+    if config.estimator == "agent":
+        advantages = agent_advantages(
+            rewards,
+            table.task,
+            table.role,
+            mean=config.agent_mean,
+            scale=config.agent_scale,
+            std=config.std,
+            eps=config.eps,
+        )
+    else:
+        advantages = group_advantages(
+            rewards,
+            ids,
+            estimator=config.estimator,
+            std=config.std,
+            eps=config.eps,
+            singleton=config.singleton,
+        )
+    counts = count_groups(rewards, ids, [table.roles[code] for code in table.role])
+    table = table.replace(group=ids, advantage=np.asarray(advantages, np.float64))
+    return (table if config.rows is None else _own_columns(table, config.rows)), counts
+
+
+def _own_columns(table: Table, name: str) -> Table:
+    """The table with the columns that a user's function gives its rows."""
+    found = called(own_function(name, "advantages.rows"), f"advantages.rows '{name}'", RowsError, table)
+    wrong = (
+        f"advantages.rows '{name}' returned {found!r:.80}; return a dictionary of {', '.join(ROW_COLUMNS)}"
+    )
+    if not isinstance(found, Mapping) or not set(found) <= set(ROW_COLUMNS):
+        raise RowsError(wrong)
+    columns = {column: np.asarray(values, np.float64) for column, values in found.items()}
+    for column, values in columns.items():
+        if values.shape != (len(table),) or not (np.isfinite(values) & (values >= 0)).all():
+            raise RowsError(f"{wrong}, each with {len(table)} numbers from 0 on; '{column}' has others")
+    return table.replace(**columns)
+
+
+def penalised(table: Table, config: AdvantageConfig) -> Table:
+    """The table with the column penalty; None unless `config.overlong` is set."""
+    if config.overlong is None:
+        return table.replace(penalty=None)
+    length, buffer = config.overlong
+    penalty = overlong_penalty(table.length, max_length=length, buffer=buffer)
+    return table.replace(penalty=np.asarray(penalty, np.float64))
+
+
+def group_column(table: Table, config: AdvantageConfig, presets: Presets | None = None) -> np.ndarray:
+    """Int[N]: which calls are compared with each other."""
+    if config.estimator == "agent":
+        key = PRESETS["task" if config.agent_mean == config.agent_scale == "task" else "role"]
+    else:
+        key = group_key(config.group, presets)
+    return group_ids(key, **{field: _field(table, field) for field in key})
+
+
+def _field(table: Table, field: str) -> list[Any]:
+    """What the calls have of one field of a group's key."""
+    if field == "path":
+        return list(zip(table.episode.tolist(), path_tuples(table.path)))
+    if not is_attribute(field):
+        return getattr(table, field).tolist()
+    owner, _, name = field.partition(".")
+    if owner == "call":
+        of_calls = table.labels or [None] * len(table)
+        return [
+            _attribute(field, labels or {}, f"a call of '{table.role_of(i)}'")
+            for i, labels in enumerate(of_calls)
+        ]
+    table.need_episodes()
+    tasks = [table.bare_episodes[number].task for number in table.episode.tolist()]
+    return [
+        task.level if name == "level" else _attribute(field, task.meta, f"task '{task.id}'") for task in tasks
+    ]
+
+
+def _attribute(field: str, given: Mapping[str, Any], whose: str) -> Any:
+    name = field.partition(".")[2]
+    if name not in given:
+        there = f"it has: {', '.join(given)}" if given else "it has none"
+        raise GroupError(f"group field '{field}': {whose} has no attribute '{name}'; {there}")
+    return given[name]
+
+
+def _spread(table: Table, some: Table) -> Table:
+    """The columns of the rows that sampled something, in the whole table."""
+    rows = np.flatnonzero(table.length > 0)
+    advantage, group = np.full(len(table), np.nan), np.full(len(table), -1, np.int32)
+    advantage[rows], group[rows] = some.advantage, some.group
+    others = {}
+    for column in ("penalty", *ROW_COLUMNS):
+        if (values := getattr(some, column)) is not None:
+            others[column] = np.zeros(len(table))
+            others[column][rows] = values
+    return table.replace(advantage=advantage, group=group, **{"penalty": None, **others})

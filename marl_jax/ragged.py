@@ -1,0 +1,109 @@
+"""Columns of rows: rows of different length in one array, rows filled up to one width, keys as small integers."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Ragged", "concat", "dense", "floats", "ints", "kept_sets", "padded", "path_tuples", "take"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ragged:
+    """Rows of different length, end to end in one array; a prompt that several rows share is there once."""
+
+    values: np.ndarray  # [T, ...]
+    starts: np.ndarray  # Int[N]
+    lengths: np.ndarray  # Int[N]
+
+    @classmethod
+    def of(cls, rows: Sequence[Any], dtype: Any) -> "Ragged":
+        """Equal neighbouring tuples (the prompts of a group) are stored once."""
+        parts: list[np.ndarray] = []
+        starts, lengths = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+        end, last = 0, None
+        for i, row in enumerate(rows):
+            if row is not last and not (type(row) is tuple and row == last):
+                parts.append(np.asarray(row, dtype))
+                end += len(parts[-1])
+            lengths[i], starts[i], last = len(parts[-1]), end - len(parts[-1]), row
+        empty = np.zeros(0, dtype)
+        return cls(np.concatenate([part for part in parts if len(part)] or [empty]), starts, lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        return self.values[self.starts[row] : self.starts[row] + self.lengths[row]]
+
+    def take(self, rows: np.ndarray) -> "Ragged":
+        """These rows, in this order; nothing is copied."""
+        return Ragged(self.values, self.starts[rows], self.lengths[rows])
+
+    @staticmethod
+    def concat(parts: Sequence["Ragged"]) -> "Ragged":
+        """The rows of all parts, one after the other."""
+        offsets = np.cumsum([0, *(len(part.values) for part in parts)])
+        return Ragged(
+            np.concatenate([part.values for part in parts]),
+            np.concatenate([part.starts + offset for part, offset in zip(parts, offsets)]),
+            np.concatenate([part.lengths for part in parts]),
+        )
+
+
+def dense(keys: Iterable[Any]) -> np.ndarray:
+    """Int[N]: hashable keys as 0, 1, 2, ... in order of appearance."""
+    seen: dict[Any, int] = {}
+    return ints(seen.setdefault(key, len(seen)) for key in keys)
+
+
+def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """Int[N, R]: rows filled up with -1 to the longest."""
+    padded = np.full((len(rows), max([1, *map(len, rows)])), -1, np.int32)
+    for line, row in zip(padded, rows):
+        line[: len(row)] = row
+    return padded
+
+
+def path_tuples(path: np.ndarray) -> list[tuple[int, ...]]:
+    """The column `path`, row by row."""
+    return [tuple(way for way in row if way >= 0) for row in path.tolist()]
+
+
+def ints(values: Iterable[int]) -> np.ndarray:
+    """Int[N]."""
+    return np.fromiter(values, np.int32)
+
+
+def floats(values: Iterable[float | None]) -> np.ndarray:
+    """Float[N]; None as NaN."""
+    return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+def kept_sets(rows: Sequence[Any]) -> Ragged | None:
+    """Sets of ids by token, filled up with -1 to the largest; a row without any has length 0."""
+    if all(row is None for row in rows):
+        return None
+    sets = [list(row) if row is not None else [] for row in rows]
+    flat = padded([[i for i in ids if i >= 0] for some in sets for ids in some])
+    counts = np.array([len(some) for some in sets], np.int64)
+    return Ragged(flat, np.cumsum(counts) - counts, counts)
+
+
+def take(column: Any, rows: np.ndarray) -> Any:
+    """These rows of a column; None where there is none."""
+    return column.take(rows) if isinstance(column, Ragged) else None if column is None else column[rows]
+
+
+def concat(columns: Sequence[Any]) -> Any:
+    """A column that one of the tables lacks is left out."""
+    there = [column for column in columns if column is not None]
+    if not there or len(there) < len(columns):
+        return None
+    if isinstance(there[0], Ragged):
+        return Ragged.concat(there)
+    if there[0].ndim == 2:
+        width = max(column.shape[1] for column in there)
+        there = [np.pad(c, ((0, 0), (0, width - c.shape[1])), constant_values=-1) for c in there]
+    return np.concatenate(there)

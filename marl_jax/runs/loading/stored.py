@@ -1,0 +1,122 @@
+"""The policies of a run as its folder holds them: at their start, or as a checkpoint has them.
+
+    DIR/config.json ──► configuration, parts        DIR/checkpoints/STEP + parts ──► {policy: tree}
+
+For evaluation and export, which read what training wrote. What a run began with has to be as it was: adapters belong
+to the weights that they were trained on.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, cast
+
+import jax
+import jax.numpy as jnp
+from absl import logging
+
+from marl_jax.config.run_config import MeshConfig, RunConfig
+from marl_jax.fields import nearest
+from marl_jax.models.lora import merge
+from marl_jax.policies import Tree
+from marl_jax.run_folder import folder
+from marl_jax.run_folder.checkpoints import Which, restore
+from marl_jax.run_folder.folder import FolderError
+from marl_jax.runs.loading.parts import Parts
+
+__all__ = [
+    "Asked",
+    "Stored",
+    "check_unchanged",
+    "on_one_device",
+    "on_these_devices",
+    "path_of",
+    "policies_at",
+    "read_which",
+    "whole_weights",
+]
+
+Asked = Which | Literal["base"]
+NAMED = ("latest", "best", "base")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """All policies of a run after some step."""
+
+    step: int
+    trees: dict[str, Tree]
+    updates: dict[str, int]  # behind each policy
+
+    @property
+    def name(self) -> str:
+        """As it is asked for."""
+        return str(self.step) if self.step else "base"
+
+
+def read_which(text: str, flag: str, also: Sequence[str] = ()) -> Asked:
+    """What a flag asks for: latest, best, base or a step. `also` is what else the flag takes, told on a mistake."""
+    if text in NAMED:
+        return cast(Asked, text)
+    if text.isdecimal():
+        return int(text) or "base"
+    raise FolderError(f"{flag}={text} is unknown{nearest(text, (*also, *NAMED, 'a step'))}")
+
+
+def path_of(workdir: str | os.PathLike[str]) -> Path:
+    """The folder of a run that was started."""
+    if not os.fspath(workdir):
+        raise FolderError("--workdir is missing: give the directory of the run")
+    folder.read(path := Path(workdir).expanduser().absolute())
+    return path
+
+
+def on_these_devices(config: RunConfig) -> RunConfig:
+    """The same over the mesh that it was trained on where that many devices are there, else on one."""
+    wanted, there = config.mesh.data * config.mesh.model, len(jax.local_devices())
+    if wanted <= there:
+        return dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, hosts=1))
+    logging.warning(
+        "the run was trained on %d devices and %d are here: one of them is used, numbers may differ in their last bits",
+        wanted,
+        there,
+    )
+    return on_one_device(config)
+
+
+def on_one_device(config: RunConfig) -> RunConfig:
+    """The same without a mesh."""
+    return dataclasses.replace(config, mesh=MeshConfig())
+
+
+def check_unchanged(path: Path, now: Mapping[str, str]) -> None:
+    """Refuse a base, a tokenizer, prompts, data or code of one's own whose digests are not what the run began with."""
+    began = folder.read(path).get("digests", {})
+    both = [name for name in now if name in began]
+    if lines := folder.differences({name: began[name] for name in both}, {name: now[name] for name in both}):
+        raise FolderError(
+            f"what the run in '{path}' began with is no longer there ({'; '.join(lines)}): "
+            "put it back, or accept the change with --accept_changes"
+        )
+
+
+def policies_at(path: Path, config: RunConfig, parts: Parts, which: Asked) -> Stored:
+    """All policies: those that are trained from the checkpoint, the frozen ones as they are."""
+    start = parts.start(config.seed)
+    if which == "base":
+        return Stored(0, start, dict.fromkeys(parts.specs, 0))
+    template = {"policies": {name: start[name] for name in parts.trained}}
+    found, data = restore(path / "checkpoints", which, template)
+    updates = dict.fromkeys(parts.specs, 0) | data.get("updates", {})
+    return Stored(int(data["step"]), start | found["policies"], updates)
+
+
+def whole_weights(parts: Parts, policy: str, tree: Tree, dtype: str) -> Tree:
+    """A policy as one model: its own weights, or its adapter summed into its base in float32."""
+    spec = parts.specs[policy]
+    if spec.lora:
+        base = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), parts.bases[spec.base])
+        assert parts.lora_scale is not None
+        tree = merge(base, tree, parts.lora_scale)
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)

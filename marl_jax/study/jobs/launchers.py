@@ -1,0 +1,215 @@
+"""The jobs of a matrix on a cluster: submitit (SLURM) or Ray plays each on a node, and tells here how far it is.
+
+    jobs ──► one Work each ──► submitit's job array | Ray's tasks ──► matrix.work on the node ──► ROOT/CELL/seed-N
+
+All nodes see ROOT on one disk, which is the only memory: a job that is lost or was stopped is submitted again as long
+as it gets further, and the same command goes on where everything was stopped. Nothing here schedules.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from absl import logging
+
+from marl_jax.errors import UserError
+from marl_jax.planning import devices
+from marl_jax.planning.plan import find_models, make_plan, show
+from marl_jax.runs.stopping import Stop
+from marl_jax.study.jobs import matrix
+from marl_jax.study.jobs.matrix import Job, Kind
+
+__all__ = ["LAUNCHERS", "Handle", "LauncherError", "Work", "launch", "resources"]
+
+LAUNCHERS = ("local", "submitit", "ray")
+POLL_S = 2.0
+Options = Mapping[str, Any]
+
+
+class LauncherError(UserError, RuntimeError):
+    """A launcher is not installed, or the cluster refuses; one line that says what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What is sent to a node: a job, as a function without arguments."""
+
+    job: Job
+    samples: int
+    place: str = dataclasses.field(
+        default_factory=os.getcwd
+    )  # files of the configuration are named from here
+
+    def __call__(self) -> list[str] | None:
+        """Its trouble; None where it was asked to stop."""
+        os.chdir(self.place)
+        return matrix.work([self.job], self.samples, lambda text: print(text, file=sys.stderr, flush=True))
+
+    def checkpoint(self) -> Any:
+        """submitit calls this where a node is wanted back: the run saves and ends, and is submitted as it was."""
+        from submitit.helpers import DelayedSubmission
+
+        matrix.end_running()
+        return DelayedSubmission(self)
+
+
+class Handle(Protocol):
+    """A job that was submitted."""
+
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way."""
+
+    def result(self) -> list[str] | None:
+        """What its work returned, or its error."""
+
+    def cancel(self) -> None:
+        """Ask it to end."""
+
+
+Submit = Callable[[Sequence[Work]], Sequence[Handle]]
+
+
+def launch(
+    launcher: str,
+    jobs: Sequence[Job],
+    samples: int,
+    folder: Path,  # of the launcher's logs
+    say: Callable[[str], None],
+    options: Options,
+) -> list[str] | None:
+    """Do what is left of the jobs; why some could not be done, or None where this process was asked to stop."""
+    with _told(f"{launcher} cannot be used"):
+        submit = {"submitit": _submitit, "ray": _ray}[launcher](folder, options)
+    works = [Work(job, samples) for job in jobs]
+    pending: dict[int, tuple[Handle, int]] = {}  # place: what was submitted, and at which step
+    trouble, told = list[str](), dict[int, str]()
+
+    def send(places: Sequence[int]) -> None:
+        began = [matrix.state(jobs[place]).step for place in places]
+        with _told(f"{launcher} took no job"):
+            handles = submit([works[place] for place in places])
+        pending.update(zip(places, zip(handles, began)))
+
+    send(range(len(jobs)))
+    with Stop() as stop:
+        while pending and not stop.asked:
+            for place, (handle, began) in list(pending.items()):
+                job, over = jobs[place], handle.done()
+                found = matrix.state(job)
+                if told.get(place) != str(found):
+                    told[place] = str(found)
+                    say(f"[{place + 1}/{len(jobs)}] {job.name}: {found}")
+                if not over:
+                    continue
+                del pending[place]
+                try:
+                    lines = handle.result() or []
+                except Exception as error:
+                    last = (str(error).strip().splitlines() or [""])[-1]
+                    lines = [f"{job.name}: {type(error).__name__}: {last}"]
+                if found.kind is Kind.DONE or found.step <= began:
+                    trouble += lines
+                    if found.kind is not Kind.DONE and not lines:
+                        trouble.append(
+                            f"{job.name}: it ended with nothing done ({found}); see the logs in {folder}"
+                        )
+                else:
+                    send([place])
+            time.sleep(POLL_S)
+        for handle, _ in pending.values():
+            handle.cancel()
+    return None if stop.asked else trouble
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """An error of a scheduler in one line."""
+    try:
+        yield
+    except LauncherError:
+        raise
+    except Exception as error:
+        raise LauncherError(f"{what}: {' '.join(str(error).split()) or type(error).__name__}") from None
+
+
+def resources(job: Job) -> dict[str, float]:
+    """What a run needs of a node by its plan: devices, and bytes of memory at the peak."""
+    plan = make_plan(job.config, find_models(job.config)[0], devices.here())
+    return {"devices": job.config.mesh.data * job.config.mesh.model, "memory": float(plan.total)}
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise LauncherError(f"--launcher={name} needs {name}: pip install 'marl_jax[{name}]'") from None
+
+
+def _submitit(folder: Path, options: Options) -> Submit:
+    """One job array; options are those of `executor.update_parameters`, and cluster=slurm|local."""
+    executor = _package("submitit").AutoExecutor(folder=folder, cluster=options.get("cluster"))
+    own = {name: value for name, value in options.items() if name != "cluster"}
+
+    def submit(works: Sequence[Work]) -> Sequence[Handle]:
+        memory = max(resources(work.job)["memory"] for work in works)
+        defaults = {"name": "marl_jax", "timeout_min": 60 * 24, "mem_gb": 2 + 2 * memory / 2**30}
+        executor.update_parameters(**{**defaults, **own})
+        with executor.batch():
+            return [executor.submit(work) for work in works]
+
+    return submit
+
+
+def _ray(folder: Path, options: Options) -> Submit:
+    """A task each; options are those of a remote function, and address."""
+    ray = _package("ray")
+    if not ray.is_initialized():
+        ray.init(address=options.get("address"), log_to_driver=False, include_dashboard=False)
+    own = {name: value for name, value in options.items() if name != "address"}
+
+    def submit(works: Sequence[Work]) -> Sequence[Handle]:
+        handles: list[Handle] = []
+        for work in works:
+            needs = resources(work.job)
+            kind = "num_gpus" if ray.cluster_resources().get("GPU") else "num_cpus"
+            wanted = {kind: needs["devices"], "memory": int(needs["memory"]), "max_retries": 0, **own}
+            _warn_of_waiting(ray, wanted)
+            handles.append(_RayTask(ray, ray.remote(**wanted)(lambda work=work: work()).remote()))
+        return handles
+
+    return submit
+
+
+def _warn_of_waiting(ray: Any, wanted: Options) -> None:
+    """Where no node can take a task, Ray waits without a word: one that can may join."""
+    names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+    asked = {name: wanted[option] for option, name in names.items() if option in wanted}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if not any(all(node.get(name, 0) >= amount for name, amount in asked.items()) for node in nodes):
+        form = lambda name: show(asked[name]) if name == "memory" else f"{asked[name]:g}"
+        text = ", ".join(f"{name} {form(name)}" for name in asked)
+        logging.warning(
+            "no node of this Ray has %s: the run waits until one joins; --launcher_options may ask for less",
+            text,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _RayTask:
+    ray: Any
+    task: Any
+
+    def done(self) -> bool:
+        return bool(self.ray.wait([self.task], timeout=0)[0])
+
+    def result(self) -> list[str] | None:
+        return self.ray.get(self.task)  # type: ignore[no-any-return]
+
+    def cancel(self) -> None:
+        self.ray.cancel(self.task)

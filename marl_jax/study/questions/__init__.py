@@ -1,0 +1,1 @@
+"""The questions of the study, and what the runs there are answer."""

@@ -1,0 +1,50 @@
+"""An answer as it is shown: a sentence, numbers with their intervals and runs, and a table."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from marl_jax.study.intervals import Interval
+from marl_jax.study.wording import Table
+
+__all__ = ["NOT_RUN", "Bar", "Finding"]
+
+NOT_RUN = "Not run."
+
+
+class Bar(NamedTuple):
+    """A number with its interval, and its value in each run."""
+
+    label: str
+    value: Interval
+    runs: Sequence[float]
+    verdict: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What the runs say of one question."""
+
+    question: str
+    answer: str
+    doubt: str  # what would change our mind
+    bars: Sequence[Bar] = ()
+    unit: str = "points"
+    level: float = 0.0  # what the bars are to be compared with
+    table: Table | None = None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the greatest of all that is drawn."""
+        values = [x for bar in self.bars for x in (*bar.runs, *bar.value) if math.isfinite(x)]
+        return min([*values, self.level]), max([*values, self.level])
+
+    def number(self, value: float) -> str:
+        """As it is shown."""
+        return f"{value:+.1f}" if self.unit == "points" else f"{value:.2f}"
+
+    def place(self, value: float) -> float:
+        """Of a value between the ends, as a share; what lies beyond them is at an end."""
+        low, high = self.ends
+        return min(max((value - low) / ((high - low) or 1.0), 0.0), 1.0)

@@ -1,0 +1,265 @@
+"""The questions of the study, each answered by the runs there are: a sentence, bars with intervals, and the tests.
+
+    runs ──► cells, pairs ──► the differences that each question asks for ──► tests, corrected together ──► Finding
+
+Two cells answer a question where their configurations differ in what it asks about and in nothing else. The tests of
+all questions are one family for Holm's correction. A question without runs says so.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import log
+from typing import NamedTuple
+
+import numpy as np
+
+from marl_jax.study.cliffs import TERMINAL
+from marl_jax.study.contrasts import Pair, alike, by_seed, paired_gaps, pairs_of, spent
+from marl_jax.study.intervals import Interval, holm, over_seeds, p_value
+from marl_jax.study.questions.bars import NOT_RUN, Bar, Finding
+from marl_jax.study.questions.mechanisms import amplification, capture, foretold
+from marl_jax.study.record import Run
+from marl_jax.study.seeds import CALLS, TOKENS, Cell, by_cell, names_of
+from marl_jax.study.wording import NONE, Table, small
+
+__all__ = ["AT_PEAK", "BASE", "LEVEL", "SEEDS", "Answered", "Judged", "Test", "answers", "told"]
+
+SEEDS = 3  # fewer make no claim: over two seeds that differ much, intervals hold the mean in 87% of the cases
+
+
+class Test(NamedTuple):
+    """A difference in accuracy between runs, which a question asks for."""
+
+    question: int
+    label: str
+    gaps: np.ndarray  # Float[S, P]
+    against: str = ""  # what it is compared with, where the question has several of these
+
+    @property
+    def bar(self) -> Bar:
+        """In points."""
+        found = over_seeds(self.gaps, bounds=(-1.0, 1.0))
+        return Bar(self.label, Interval(*(100 * x for x in found)), (100 * self.gaps.mean(axis=1)).tolist())
+
+
+class Answered(NamedTuple):
+    """What the runs say of all questions, in their order, and what that rests on."""
+
+    findings: list[Finding]
+    tests: Table
+    judged: list["Judged"]
+    cells: list[Cell]
+
+
+def answers(runs: Sequence[Run]) -> Answered:
+    """The answers to all questions."""
+    cells = by_cell(runs)
+    pairs, _ = pairs_of(cells)
+    tests = [test for test in _tests(cells, pairs) if test.gaps.size]
+    values = [p_value(test.gaps) for test in tests]
+    held = iter(holm([p for p in values if p is not None]))
+    judged = [Judged(test, p, None if p is None else next(held)) for test, p in zip(tests, values)]
+    found = [
+        _compared(1, judged, _controls(cells, pairs)),
+        _compared(2, judged),
+        amplification([run for cell in cells for run in cell.runs]),
+        capture(cells),
+        *(_compared(number, judged) for number in (5, 6)),
+        foretold(cells),
+    ]
+    return Answered(found, _table(judged, cells), judged, cells)
+
+
+# ---------------------------------------------------------------- differences in accuracy
+
+LEVEL = 0.05  # of the chance that any of the tests is wrong where nothing differs
+QUESTIONS = {
+    1: (
+        "Does training help a workflow over its base, over a single agent, over one with as many calls or tokens?",
+        "A workflow that stays below the single agent at equal calls or tokens, under more seeds or at another scale.",
+    ),
+    2: (
+        "Do isolated policies come further than one shared policy?",
+        "A workflow, scale or task where the paired difference has the other sign.",
+    ),
+    5: (
+        "What do the two confounds of the original study do: its unclamped shared schedule, and its number of updates?",
+        "A fall under the clean regime as large as that under the original's.",
+    ),
+    6: (
+        "Which interventions raise the terminal accuracy?",
+        "An order of the interventions that changes with other seeds or in another cell.",
+    ),
+}
+VERDICTS = ("higher", "lower", "not shown", "too few seeds")
+BASE, SINGLE, MATCHED = "Over the base", "Over a single agent", "Over a single agent with as many"
+AT_END, AT_PEAK = "At the end", "At the peak"
+ORDER = (
+    "",
+    BASE,
+    SINGLE,
+    *(f"{MATCHED} {of}" for of in ("calls", "tokens", "calls and tokens")),
+    AT_END,
+    AT_PEAK,
+)
+NAMED = 3  # differences of one verdict; of more the number is given
+OTHER = 0  # differences in one thing that no question asks for
+
+
+class Judged(NamedTuple):
+    """A test, its p, and that by Holm; None of one seed."""
+
+    test: Test
+    p: float | None
+    held: float | None
+
+    @property
+    def verdict(self) -> str:
+        """What may be said."""
+        if len(self.test.gaps) < SEEDS:
+            return "too few seeds"
+        if self.held is None or self.held > LEVEL:
+            return "not shown"
+        return "higher" if self.test.gaps.mean() > 0 else "lower"
+
+
+def _tests(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Iterable[Test]:
+    """Differences in the accuracy at the end; in the peak, and from peak to end, where a question is about them."""
+    names = names_of(cells)
+    between = lambda more, less, of: paired_gaps(by_seed(more, less), of, of)
+    itself = lambda cell, one, other: paired_gaps([(run, run) for run in cell.runs], one, other)
+    for cell in cells:
+        if not cell.early and _is_clean(cell):
+            yield Test(1, f"{names[id(cell)]} over base", itself(cell, "terminal", "base"), BASE)
+    for pair in pairs:
+        more, less = pair.one, pair.other
+        if _is_clean(more) and not _is_clean(less):
+            more, less = less, more
+        label = f"{names[id(more)]} over {names[id(less)]}"
+        if pair.planned and "workflow.name" in pair.differ:
+            if control := _control(pair):
+                yield Test(1, label, between(more, less, "terminal"), control)
+        elif _only(pair, "policies.map"):
+            yield Test(2, label, between(more, less, "terminal"), AT_END)
+            yield Test(2, f"peak of {label}", between(more, less, "peak"), AT_PEAK)
+        elif _is_clean(less) and _only(pair, *REGIME):
+            yield Test(5, label, between(more, less, "terminal"))
+            yield Test(5, f"terminal over peak of {names[id(more)]}", itself(more, "terminal", "peak"))
+        elif _is_clean(less) and _only(pair, "learner.interventions"):
+            yield Test(6, label, between(more, less, "terminal"))
+        elif pair.planned and not more.single:
+            yield Test(OTHER, label, between(more, less, "terminal"))
+
+
+def _control(pair: Pair) -> str:
+    """What the single agent of a pair is to its workflow, by what both spent; nothing where it spent otherwise."""
+    if pair.other.config["workflow"]["name"] == "single":
+        return SINGLE
+    both = {"calls": spent(pair.one, pair.other, CALLS), "tokens": spent(pair.one, pair.other, TOKENS)}
+    same = [name for name, budgets in both.items() if budgets and alike(*budgets)]
+    return f"{MATCHED} {' and '.join(same)}" if same else ""
+
+
+def _controls(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Table:
+    """What an episode of each workflow spends, and the single agent that is nearest to it in calls and in tokens."""
+    names, rows = names_of(cells), []
+    for cell in cells:
+        mine = [
+            pair for pair in pairs if pair.one is cell and pair.planned and "workflow.name" in pair.differ
+        ]
+        found = []
+        for of in (CALLS, TOKENS):
+            known = {
+                names[id(pair.other)]: both for pair in mine if (both := spent(pair.one, pair.other, of))
+            }
+            near = min(known, key=lambda name: abs(log(known[name][0] / known[name][1])), default=None)
+            if near is None:
+                found += ["not recorded", NONE]
+                continue
+            one, other = known[near]
+            apart = "" if alike(one, other) else f"\nnot matched: x{one / other:.2g}"
+            found += [f"{one:.3g}", near + apart]
+        if mine:
+            rows.append((names[id(cell)], found[1], found[3], found[0], found[2]))
+    how = (
+        "Means of an episode where the terminal accuracy is measured. A single agent is a control of as many calls or "
+        "tokens where it spends the same within 10%; the nearest is shown, with how many times as much the workflow "
+        "spends. Other single agents that answer several times are compared with nothing."
+    )
+    head = ("", "nearest in calls", "nearest in tokens", "calls", "tokens")
+    return Table("What the workflows spend", rows, head, how, words=3)
+
+
+def _compared(number: int, judged: Sequence["Judged"], table: Table | None = None) -> Finding:
+    question, doubt = QUESTIONS[number]
+    mine = [one for one in judged if one.test.question == number]
+    if not mine:
+        return Finding(question, NOT_RUN, doubt)
+    if number == 6:
+        mine.sort(key=lambda one: -one.test.gaps.mean())
+    said = ""
+    for against in sorted({one.test.against for one in mine}, key=ORDER.index):
+        verdicts = told([one for one in mine if one.test.against == against])
+        said += f"{against}: {verdicts}. " if against else f"{verdicts[:1].upper()}{verdicts[1:]}. "
+    if table and table.rows:
+        lacking = [row[0] for row in table.rows if any(near == NONE or "\n" in near for near in row[1:3])]
+        said += f"A control in calls or in tokens is lacking for {', '.join(lacking)}. " if lacking else ""
+    bars = [one.test.bar._replace(verdict=one.verdict) for one in mine]
+    return Finding(question, said.rstrip(), doubt, bars, table=table if table and table.rows else None)
+
+
+def told(judged: Sequence[Judged]) -> str:
+    """How many have each verdict, with the names of a few."""
+    labels = {v: [one.test.label for one in judged if one.verdict == v] for v in VERDICTS}
+    return ", ".join(
+        f"{verdict} in {len(some)} of {len(judged)}" + (f" ({'; '.join(some)})" if len(some) <= NAMED else "")
+        for verdict, some in labels.items()
+        if some
+    )
+
+
+def _table(judged: Sequence[Judged], cells: Sequence[Cell]) -> Table:
+    rows = []
+    for test, p, held in judged:
+        by = test.bar.value
+        numbers = [f"{by.mean:+.1f}", f"{by.low:+.1f} – {by.high:+.1f}", small(p), small(held)]
+        about = str(test.question or NONE)
+        rows.append((test.label, Judged(test, p, held).verdict, about, str(len(test.gaps)), *numbers))
+    tested = sum(one.p is not None for one in judged)
+    how = (
+        f"Points of accuracy on validation problems; terminal is the mean of the last {TERMINAL} evaluations. 95% "
+        f"intervals over seeds and problems, each for itself. p is the larger of two two-sided t tests, over seeds and "
+        "problems and over the means of the seeds alone, so that few seeds do not pass for many problems; it is "
+        f"corrected by Holm for the {tested} that have one. "
+        f"Higher or lower where the corrected p is at most {LEVEL} and there are {SEEDS} seeds or more."
+    )
+    if early := [cell.label for cell in cells if cell.early]:
+        how += f" Not tested, because it did not make all its steps: {'; '.join(early)}."
+    head = ("", "", "question", "seeds", "points", "95%", "p", "p by Holm")
+    return Table("Tests", rows, head, how, words=2)
+
+
+def _is_clean(cell: Cell) -> bool:
+    """Whether it is under the clean regime, without an intervention."""
+    learner = cell.config.get("learner") or {}
+    schedule = (learner.get("optimiser") or {}).get("schedule") or {}
+    mixing = {
+        name: value
+        for name, value in (learner.get("interventions") or {}).items()
+        if name != "alternate_every"
+    }
+    changed = mixing.pop("mixing", {})
+    defaults = {"normalise_multiplicity": False, "balance": "off", "project_conflicts": False, "damping": 0.0}
+    return (
+        learner.get("updates", "one") == "one"
+        and schedule.get("clamped", True)
+        and not any(mixing.values())
+        and all(changed.get(name, value) == value for name, value in defaults.items())
+    )
+
+
+REGIME = "learner.updates", "learner.sequences", "learner.loss", "learner.optimiser.schedule", "advantages"
+
+
+def _only(pair: Pair, *places: str) -> bool:
+    """Whether they differ in these parts of the configuration alone."""
+    return all(path.startswith(places) for path in pair.differ)

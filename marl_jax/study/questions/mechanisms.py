@@ -1,0 +1,306 @@
+"""Why: how gradients add up, which role leads a shared policy, and whether a fall can be foretold.
+
+runs ──► amplification (question 3), capture (4), foretold (7) ──► Finding
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from marl_jax.study.cliffs import course, fell, form_lost
+from marl_jax.study.intervals import Interval, over_runs
+from marl_jax.study.questions.bars import NOT_RUN, Bar, Finding
+from marl_jax.study.record import Run, Series
+from marl_jax.study.seeds import Cell, names_of
+from marl_jax.study.wording import NONE, Table, small
+
+__all__ = ["amplification", "capture", "foretold"]
+
+MOST = 9999  # orders of a permutation test
+HELD_OUT = 1  # seeds of odd number test what those of even number chose
+
+
+# ---------------------------------------------------------------- gradients
+
+
+def amplification(runs: Sequence[Run]) -> Finding:
+    """The gradient of a role against the number of its parallel agents, and what Adam leaves of it."""
+    question = "How does a role's gradient grow with n parallel agents of it, and what is left of it in Adam's update?"
+    doubt = "Another power of n at a later stage of training, at larger scale, or where agents see different prompts."
+    found = list[tuple[int, int, float, float]]()  # agents, seed, amplification, length of the update
+    for run in runs:
+        for match in run.keys("gradient/([^/]+)/slots/([^/]+)/amplification"):
+            values = run.series(match[0]).known.values
+            updates = run.series(f"policy/{match[1]}/update_norm").known.values
+            agents = len(run.keys(f"gradient/{match[1]}/slots/{match[2]}/norm/.+"))
+            if len(values) and len(updates):
+                found.append((agents, int(run.config["seed"]), float(values.mean()), float(updates.mean())))
+    counts, seeds = sorted({agents for agents, *_ in found}), sorted({seed for _, seed, *_ in found})
+    table = {(agents, seed): (growth, update) for agents, seed, growth, update in found}
+    complete = [seed for seed in seeds if all((agents, seed) in table for agents in counts)]
+    if len(counts) < 3 or not complete:
+        return Finding(question, NOT_RUN, doubt)
+    bars, rows = [], []
+    for agents in counts:
+        growth, update = (np.array([table[agents, seed][k] for seed in complete]) for k in (0, 1))
+        less = update / np.array([table[counts[0], seed][1] for seed in complete])
+        bars.append(Bar(f"{agents} agents", over_runs(growth), growth.tolist()))
+        rows.append((str(agents), str(len(complete)), *map(_number, (over_runs(growth), over_runs(less)))))
+    powers = [_slope(counts, [table[agents, seed][0] for agents in counts]) for seed in complete]
+    power = over_runs(powers)
+    nearer = "independent (n to the power of 0.5)" if abs(power.mean - 0.5) < 0.25 else "aligned (n)"
+    if not (power.low > 0.75 or power.high < 0.75):
+        nearer = "neither independent nor aligned for certain"
+    answer = (
+        f"The summed gradient grows with n to the power of {_number(power)}: the agents are {nearer}. Adam's update "
+        f"with {counts[-1]} agents is {rows[-1][-1]} times as long as with {counts[0]}."
+    )
+    how = (
+        "Amplification is |sum g| / mean |g| over the parallel agents, mean over the steps; the update's length is "
+        "relative to the fewest agents. 95% t intervals over seeds."
+    )
+    table_ = Table("Agents", rows, ("agents", "seeds", "amplification", "length of the update"), how)
+    return Finding(question, answer, doubt, bars, "times", 1.0, table_)
+
+
+def capture(cells: Sequence[Cell]) -> Finding:
+    """Which role's gradient dominates a shared policy, and whether that says what comes."""
+    question = "Which role's gradient dominates a shared policy, and does it foretell what happens later?"
+    doubt = "A rank correlation of the same sign, with p below 0.05, on the seeds that were held out."
+    shared = [
+        cell for cell in cells if len({*cell.runs[0].policy_map.values()}) == 1 < len(cell.runs[0].policy_map)
+    ]
+    names = names_of(cells)
+    bars, leading = [], list[str]()
+    points: list[list[tuple[int, float, float]]] = []  # of each cell: seed, dominance, what followed
+    for cell in shared:
+        by_role: dict[str, list[float]] = {}
+        for run in cell.runs:
+            for match in run.keys("gradient/[^/]+/share/([^/]+)"):
+                by_role.setdefault(match[1], []).append(float(_mean(run.series(match[0]))))
+        halves = [(int(run.config["seed"]), _half_way(run)) for run in cell.runs if run.finished]
+        points.append([(seed, *half) for seed, half in halves if half])
+        bars += [
+            Bar(f"{names[id(cell)]}: {role}", over_runs(values), values) for role, values in by_role.items()
+        ]
+        if by_role:
+            role = max(by_role, key=lambda name: np.mean(by_role[name]))
+            leading.append(f"{role} in {names[id(cell)]} ({np.mean(by_role[role]):.0%})")
+    if not bars:
+        return Finding(question, NOT_RUN, doubt)
+    rows = []
+    for name, parts in (("even seeds", (0,)), ("odd seeds, held out", (HELD_OUT,)), ("all seeds", (0, 1))):
+        some = [np.array([p[1:] for p in cell if p[0] % 2 in parts]).T for cell in points]
+        groups = [group for group in some if group.size > 2]
+        runs = sum(group.shape[1] for group in groups)
+        rho, p = _ranks(groups) if runs > 2 else (math.nan, math.nan)
+        rows.append((name, str(len(groups)), str(runs), NONE if math.isnan(rho) else f"{rho:+.2f}", small(p)))
+    _, tested, every = rows
+    said = lambda row: f"{row[3]} over {row[2]} runs (p {row[4]})"
+    answer = f"The largest share has {'; '.join(leading)}. " + (
+        "Dominance in the first half of a run and the change of accuracy in its second have, within cells, a rank "
+        f"correlation of {said(tested)} of held-out seeds."
+        if tested[3] != NONE
+        else "Too few runs of held-out seeds to say whether dominance foretells what follows"
+        + (
+            f"; within cells, over all seeds, the rank correlation is {said(every)}."
+            if every[3] != NONE
+            else "."
+        )
+    )
+    how = (
+        "Rank correlation of the mean dominance over the first half of a run's steps with the change of accuracy from "
+        "there to its end. Ranks are within a cell, so that a difference between workflows is none; cells with one run "
+        "do not count. p by permutation within cells."
+    )
+    table = Table("Dominance and what follows", rows, ("", "cells", "runs", "correlation", "p"), how)
+    return Finding(question, answer, doubt, bars, "share of gradient mass", 0.5, table)
+
+
+def _half_way(run: Run) -> tuple[float, float] | None:
+    """Dominance before the middle of a run, and the change of accuracy behind it."""
+    end = course(run)
+    dominance = [run.series(match[0]).known for match in run.keys("gradient/[^/]+/dominance")]
+    if end is None or not dominance:
+        return None
+    middle = run.step / 2
+    early = dominance[0].values[dominance[0].steps <= middle]
+    near = min(range(len(end.steps)), key=lambda k: abs(end.steps[k] - middle))
+    return (float(early.mean()), float(end.terminal.mean() - end.right[near].mean())) if len(early) else None
+
+
+# ---------------------------------------------------------------- cliffs foretold
+
+
+# Of roles, each against its own start.
+MONITORS = ("entropy", "length", "approx_kl", "advantage_zero_share")
+FACTORS = (3.0, 2.0, 1.5, 1 / 1.5, 1 / 2.0, 1 / 3.0)
+
+
+def foretold(cells: Sequence[Cell]) -> Finding:
+    """The monitor and threshold that tell falling runs from others on even seeds, tested on odd ones."""
+    question = "Can a simple monitor foretell a cliff, and what does stopping by it save?"
+    doubt = "A monitor that keeps its hits and its silence on other seeds and cells."
+    early = sum(not run.finished for cell in cells for run in cell.runs)
+    left_out = f" Left out: {early} that did not make all their steps." if early else ""
+    runs = [run for cell in cells for run in cell.runs if run.finished and fell(run) is not None]
+    falls = {id(run): _fall(run) for run in runs}
+    if not runs:
+        return Finding(question, NOT_RUN, doubt)
+    fallen = [run for run in runs if falls[id(run)] < math.inf]
+    lost = sum(bool(form_lost(run)) for run in fallen)
+    said = f"{len(fallen)} of {len(runs)} runs fell off a cliff" + (
+        f", {lost} with a loss of form" if fallen else ""
+    )
+    learnt, tested = ([run for run in runs if run.config["seed"] % 2 == part] for part in (0, HELD_OUT))
+    if not any(falls[id(run)] < math.inf for run in learnt):
+        where = ", none of them with an even seed" if fallen else ""
+        return Finding(question, f"{said}{where}: nothing to choose a monitor by.{left_out}", doubt)
+    monitors = [_monitor(key, factor) for key in MONITORS for factor in FACTORS]
+    score, name, fires = max(
+        ((_score(learnt, falls, fires), name, fires) for name, fires in monitors), key=lambda one: one[0]
+    )
+    rows = []
+    for seeds, some in (("even seeds, chosen by", learnt), ("odd seeds, tested on", tested)):
+        kinds = _alarms(some, falls, fires)
+        stops = [(run, step) for kind in kinds.values() for run, step in kind if step is not None]
+        before, late, never, false = map(len, kinds.values())
+        counts = (len(some), before + late + never, before, late, false, len(stops))
+        kept = f"{np.mean([_saved(run, step) for run, step in stops]):+.1f}" if stops else NONE
+        spared = f"{np.mean([1 - step / run.steps for run, step in stops]):.0%}" if stops else NONE
+        rows.append((seeds, *map(str, counts), kept, spared))
+    answer = (
+        f"{said}. On even seeds '{name}' told them apart best (share of falls foretold minus share of false alarms "
+        f"{score:+.2f}). On odd seeds it fired before {before} of {before + late + never} falls, too late in {late}, "
+        f"and in {false} of {len(tested) - before - late - never} runs that did not fall."
+    )
+    if stops:
+        answer += f" Stopping there changes accuracy by {kept} points on average over the {len(stops)} runs it stops."
+    saved = {label: [_saved(run, at) for run, at in kind if at is not None] for label, kind in kinds.items()}
+    bars = [Bar(label, over_runs(values), values) for label, values in saved.items() if values]
+    how = (
+        "A run has fallen at the first evaluation after its peak that is below the middle of peak and terminal "
+        "accuracy; an alarm foretells the fall if it comes before. Points are the accuracy of the last evaluation "
+        "before the alarm minus the terminal one, over all runs that are stopped, false alarms included."
+    )
+    head = (
+        "",
+        "runs",
+        "falls",
+        "foretold",
+        "too late",
+        "false alarms",
+        "stopped",
+        "points kept",
+        "steps saved",
+    )
+    table = Table("Stopping by the monitor", rows, head, how)
+    return Finding(question, answer + left_out, doubt, bars, table=table)
+
+
+Alarm = Callable[[Run], float | None]  # at which step of a run a monitor fires first
+
+
+def _fall(run: Run) -> float:
+    """The step by which a run has fallen off its cliff; infinite where there is none."""
+    end = course(run)
+    if end is None or not fell(run):
+        return math.inf
+    middle = (end.peak.mean() + end.terminal.mean()) / 2
+    after = [(step, right.mean()) for step, right in zip(end.steps, end.right) if step > max(end.peak_steps)]
+    return next((step for step, share in after if share < middle), end.steps[-1])
+
+
+def _alarms(
+    runs: Sequence[Run], falls: dict[int, float], fires: Alarm
+) -> dict[str, list[tuple[Run, float | None]]]:
+    """Each run with the step of its alarm, by what the alarm is worth."""
+    kinds: dict[str, list[tuple[Run, float | None]]] = {
+        "stopped before a fall": [],
+        "stopped after a fall": [],
+        "fell without an alarm": [],
+        "stopped without a fall": [],
+    }
+    before, late, never, false = kinds.values()
+    for run in runs:
+        step, fall = fires(run), falls[id(run)]
+        if step is None and fall < math.inf:
+            never.append((run, None))
+        elif step is not None:
+            (false if fall == math.inf else before if step < fall else late).append((run, step))
+    return kinds
+
+
+def _monitor(key: str, factor: float) -> tuple[str, Alarm]:
+    """Its name, and the function that says at which step of a run it fires first."""
+
+    def fires(run: Run) -> float | None:
+        window = max(run.steps / 10, 1)
+        for role in run.roles:
+            steps, values = run.series(f"role/{role}/{key}").known
+            begin = values[steps <= window].mean() if (steps <= window).any() else 0.0
+            for step in steps[steps > window] if begin else ():
+                now = values[(steps > step - window) & (steps <= step)].mean() / begin
+                if (now >= factor) if factor > 1 else (now <= factor):
+                    return float(step)
+        return None
+
+    way = f"rises to {factor:g}" if factor > 1 else f"falls to {factor:.2g}"
+    return f"{key} {way} times its start", fires
+
+
+def _score(runs: Sequence[Run], falls: dict[int, float], fires: Alarm) -> float:
+    """Share of falls with an alarm before them, minus the share of other runs with one."""
+    before, late, never, false = (len(kind) for kind in _alarms(runs, falls, fires).values())
+    fallen = before + late + never
+    return before / max(fallen, 1) - false / max(len(runs) - fallen, 1)
+
+
+def _saved(run: Run, step: float) -> float:
+    """Points of accuracy at the evaluation at or before a step, above the terminal ones."""
+    end: Any = course(run)
+    there = [k for k, at in enumerate(end.steps) if at <= step]
+    return 100 * float(end.right[there[-1] if there else 0].mean() - end.terminal.mean())
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def _mean(series: Series) -> float:
+    return float(series.known.values.mean()) if len(series.known.values) else math.nan
+
+
+def _slope(counts: Sequence[int], values: Sequence[float]) -> float:
+    """Of the logarithms: the power that the values grow with."""
+    return float(np.polyfit(np.log(counts), np.log(values), 1)[0])
+
+
+def _ranks(groups: Sequence[np.ndarray]) -> tuple[float, float]:  # of each group [2, n]
+    """Rank correlation within groups, of one group Spearman's, and its p by permutation within them.
+
+    The p counts all orders where they are at most MOST, and as many drawn ones where they are more. NaN where no group
+    has several values of both.
+    """
+    from scipy import stats
+
+    ranks = [np.array([stats.rankdata(row) - (len(row) + 1) / 2 for row in group]) for group in groups]
+    first, second = np.concatenate(ranks, axis=1)
+    scale = math.sqrt(float(first @ first) * float(second @ second))
+    if not scale:
+        return math.nan, math.nan
+    own = [each[1] for each in ranks]
+    if math.prod(math.factorial(len(values)) for values in own) <= MOST:
+        orders = [np.concatenate(order) for order in itertools.product(*map(itertools.permutations, own))]
+    else:
+        rng = np.random.default_rng(0)
+        orders = [second, *(np.concatenate([rng.permutation(values) for values in own]) for _ in range(MOST))]
+    found, rho = np.array(orders) @ first / scale, float(second @ first) / scale
+    return rho, float(np.mean(np.abs(found) >= abs(rho) - 1e-9))
+
+
+def _number(found: Interval) -> str:
+    ends = f" ({found.low:.2f} – {found.high:.2f})" if math.isfinite(found.low) else ""
+    return f"{found.mean:.2f}{ends}"

@@ -1,0 +1,1 @@
+"""Runs as a page, as figures, and as Markdown."""

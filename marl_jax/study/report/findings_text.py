@@ -1,0 +1,164 @@
+"""docs/findings.md: the answers of `findings` as Markdown, with a figure each, between two marks of a page.
+
+What stands outside of the marks is written by hand and stays.
+"""
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marl_jax.config.run_config import config_module, sets_of
+from marl_jax.packaged import located
+from marl_jax.run_folder.files import write_atomically
+from marl_jax.run_folder.folder import FolderError, path_errors
+from marl_jax.study.cliffs import fell, form_of
+from marl_jax.study.questions import findings
+from marl_jax.study.questions.bars import Finding
+from marl_jax.study.questions.paper import agreement
+from marl_jax.study.record import Run
+from marl_jax.study.report import drawing
+from marl_jax.study.results import Study
+from marl_jax.study.seeds import Cell, names_of
+from marl_jax.study.wording import NONE, Table, in_one_line
+
+__all__ = ["markdown", "write_findings"]
+
+BEGIN, END = "<!-- made by make page -->", "<!-- end -->"
+PARTS = "configs/findings.py"  # what was meant to be run
+REST = "the map, in no part"  # of the study's cells, those that no part has
+COMMAND = f"python -m experiments.matrix --config={PARTS} --cells=agents --seeds={findings.SEEDS} --root=DIR"
+
+
+def write_findings(study: Study, page: str | os.PathLike[str]) -> None:
+    """Make the numbers of a page anew from the compact results of a study, and its figures beside it."""
+    path = Path(page)
+    runs = [run for place, run in study.runs.items() if place in study.compact]
+    if not runs:
+        raise FolderError(f"there is no result of a run in or below '{study.root}': see experiments.collect")
+    with path_errors(path):
+        text = path.read_text(encoding="utf-8")
+    if BEGIN not in text or END not in text:
+        raise FolderError(f"'{page}' lacks the marks '{BEGIN}' and '{END}', between which the numbers go")
+    said = findings.answers(runs)
+    tables = [table for table in (said.tests, _made(said.cells), _lacking(said.cells)) if table.rows]
+    parts = [markdown(agreement(said)), *(_section(k, one, path) for k, one in enumerate(said.findings, 1))]
+    parts += [*map(markdown, tables), "\n".join(f"- Left out: {why}" for why in study.unread)]
+    before, _, rest = text.partition(BEGIN)
+    made = "\n\n".join(part for part in parts if part)
+    with path_errors(path):
+        write_atomically(path, f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}".encode())
+
+
+def markdown(table: Table, level: int = 2) -> str:
+    """A table with its title and what it means."""
+    rows = [[in_one_line(cell).replace("|", "/") for cell in row] for row in (table.head, *table.rows)]
+    rows.insert(1, ["---"] * len(table.head))
+    lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"{'#' * level} {table.title}\n\n{table.how}\n\n{lines}"
+
+
+def _section(number: int, finding: Finding, page: Path) -> str:
+    parts = [f"## {number}. {finding.question}", finding.answer]
+    if finding.bars:
+        name = f"{page.stem}-{number}"
+        drawing.bars(finding, page.with_name(name))
+        parts.append(f"![{finding.question}]({name}.svg)")
+    if finding.table:
+        parts.append(markdown(finding.table, 3))
+    return "\n\n".join([*parts, f"What would change our mind: {finding.doubt}"])
+
+
+def _made(cells: Sequence[Cell]) -> Table:
+    """The runs of each cell: seeds, steps, hours, how they ended, and where and by which code they were made."""
+    names, rows = names_of(cells), []
+    for cell in cells:
+        about: list[Mapping[str, Any]] = [run.about.get("made") or {} for run in cell.runs]
+        hours = sum(float(made.get("seconds") or 0) for made in about) / 3600
+        machines = sorted({str(made.get("machine") or NONE) for made in about})
+        code = sorted({str((run.about.get("versions") or {}).get("code", NONE))[:8] for run in cell.runs})
+        seeds = ", ".join(str(run.config["seed"]) for run in cell.runs)
+        steps = sorted(
+            {str(run.steps) if run.finished else f"{run.step} of {run.steps}" for run in cell.runs}
+        )
+        known = [verdict for run in cell.runs if (verdict := fell(run)) is not None]
+        fallen = f"{sum(known)} of {len(known)}" if known else NONE
+        words = (form_of(cell.runs), "; ".join(machines), ", ".join(code), seeds, ", ".join(steps))
+        rows.append((names[id(cell)], *words, f"{hours:.2f}", _pace(cell.runs), fallen))
+    how = (
+        f"Each is made by `{COMMAND}`, with its part, a set of that file, for `agents`, by code of the digest that "
+        "`versions.code` of its config.json begins with, and kept by `python -m experiments.collect`. Hours and "
+        "seconds are of the steps with their evaluations, with whatever else ran on the machine at that time. Form is "
+        "what the roles' texts lost from the first recorded step to the last ones, of readability, endings, length, or "
+        "by repeating themselves."
+    )
+    head = ("", "form", "machine", "code", "seeds", "steps", "hours", "seconds a step", "fell")
+    return Table("Runs", rows, head, how, words=4)
+
+
+def _lacking(cells: Sequence[Cell]) -> Table:
+    """What of each part is not run, seed by seed, and what that takes by the steps that were timed."""
+    there: dict[str, int] = {}
+    alike: dict[str, list[Run]] = {}  # runs of one workflow, scale and task
+    for cell in cells:
+        if not cell.early:
+            there[names_of(cells)[id(cell)]] = len(cell.runs)
+        alike.setdefault(_kind(cell.name), []).extend(cell.runs)
+    rows = []
+    for part, names in _parts().items():
+        seeds = {name: findings.SEEDS - there.get(name, 0) for name in names}
+        lacking = {name: count for name, count in seeds.items() if count > 0}
+        hours, untimed = 0.0, 0
+        for name, count in lacking.items():
+            if (pace := _pace(alike.get(_kind(name), ()))) == NONE:
+                untimed += count
+            else:
+                hours += count * _steps(name) * float(pace) / 3600
+        told = [
+            name.replace("+", " + ") + (f" ({count} of {findings.SEEDS})" if count < findings.SEEDS else "")
+            for name, count in lacking.items()
+        ]
+        if lacking:
+            total = sum(lacking.values())
+            timed = "not timed" if untimed == total else f"{hours:.1f}"
+            more = f"{untimed} runs" if 0 < untimed < total else NONE
+            rows.append((part, ", ".join(told), str(total), timed, more))
+    how = (
+        f"Runs that a claim of {findings.SEEDS} seeds still needs. Hours are those of as many steps of the runs there "
+        "are of the same workflow, scale and task, whatever is changed in them behind plus signs: more agents or "
+        "rounds take longer. A run is not timed where there is none of its kind."
+    )
+    return Table("Not run", rows, ("part", "cells", "runs", "hours", "of them not timed"), how, words=2)
+
+
+def _parts() -> dict[str, Sequence[str]]:
+    """The parts of the study, and what they leave of its map."""
+    parts = dict(sets_of(str(located(PARTS))))
+    planned = {name for names in parts.values() for name in names}
+    return parts | {REST: [name for name in _module().micro.SETS["study"] if name not in planned]}
+
+
+@functools.cache
+def _module():  # type: ignore[no-untyped-def]
+    return config_module(located(PARTS))
+
+
+@functools.cache
+def _steps(name: str) -> int:
+    return int(_module().get_config(name).steps)
+
+
+def _kind(name: str) -> str:
+    """Its workflow, scale and task."""
+    parts = name.partition("+")[0].split("-")
+    return "-".join([parts[0], *parts[2:]])
+
+
+def _pace(runs: Sequence[Run]) -> str:
+    """Mean seconds of a step, with evaluations."""
+    made = [((run.about.get("made") or {}).get("seconds"), run.step) for run in runs]
+    known = [float(seconds) / steps for seconds, steps in made if seconds and steps]
+    return f"{np.mean(known):.2f}" if known else NONE

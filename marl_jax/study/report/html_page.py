@@ -1,0 +1,204 @@
+"""The page a person reads about a run: `report.html`, in one file that loads nothing, and its curves as PNG and SVG.
+
+    config.json, metrics.jsonl, eval.jsonl ──► Run ──► tables of words ──► page/run.html ──┐
+                                                └────► panels ──┐                          ├──► report.html
+    episodes/ ──► recorded ──► JSON in the page ────────────────┴──► page/page.js, uPlot ──┘
+
+What models wrote is hostile: the templates escape it, the scripts handle it as text, and the page's own policy allows
+no request and no script but these two, by their hashes. A folder of runs, or of their compact results, gets a page
+over all of them, with the questions of the study.
+"""
+
+import base64
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from marl_jax.rewards.grading import RIGHT
+from marl_jax.run_folder.files import write_atomically
+from marl_jax.run_folder.folder import FolderError, outside, path_errors
+from marl_jax.run_folder.metrics import plain, read_lines
+from marl_jax.study import cliffs, record, run_sentences, run_tables, seed_tables
+from marl_jax.study.questions import findings, paper
+from marl_jax.study.questions.bars import NOT_RUN
+from marl_jax.study.record import Run
+from marl_jax.study.recorded import Recorded, recorded
+from marl_jax.study.report import cell_map, curves, drawing
+from marl_jax.study.report.curves import Panel
+from marl_jax.study.results import Study
+
+__all__ = ["write_overview", "write_report"]
+
+ELSEWHERE = "give --out=DIR to write the page elsewhere"
+PAGE = Path(__file__).with_name("page")
+UPLOT = "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"  # sha256 of page/uplot.js, version 1.6.32
+
+
+def write_report(workdir: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write `report.html` and `report.png` into a run's folder, or into `out`; where the page is.
+
+    Evaluations that `experiments.evaluate --out` left there are on the page, too.
+    """
+    run = record.read_run(workdir)
+    if out is None:
+        return _write_run(run, run.folder)
+    place = outside(out)
+    more = tuple(read_lines(place / "eval.jsonl"))
+    return _write_run(dataclasses.replace(run, evaluations=run.evaluations + more), place)
+
+
+def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> Path:
+    """Write the pages of all runs of a study, and `report.html` and `report.png` over all of them at its root.
+
+    With `out`, all of them are written there, in folders of the same names.
+    """
+    place = study.root if out is None else outside(out)
+    runs, unread = dict[str, Run](), [*study.unread]
+    for name, run in study.runs.items():
+        try:
+            with path_errors(place / name, ELSEWHERE):
+                (place / name).mkdir(parents=True, exist_ok=True)
+            _write_run(run, place / name, compact=name in study.compact)
+            runs[name] = run
+        except FolderError as error:
+            unread.append(str(error))
+    together = [
+        curves.overlay({name: curves.panels(run) for name, run in runs.items()}, title)
+        for title in curves.OVERVIEW
+    ]
+    panels = [panel for panel in together if panel.lines]
+    accuracies = [
+        dataclasses.replace(panel, title=name)
+        for name, run in runs.items()
+        if (panel := curves.accuracy(run))
+    ]
+    with path_errors(place, ELSEWHERE):
+        drawing.images(accuracies, place, study.root.name, wide_first=False)
+    said = findings.answers(list(runs.values()))
+    answered = any(
+        one.answer != NOT_RUN for one in said.findings
+    )  # runs of one's own are about other questions
+    return _write_page(
+        place,
+        "overview.html",
+        title=study.root.name,
+        compact=False,
+        runs=runs,
+        panels=panels,
+        data=_data(panels),
+        map=cell_map.cell_map(runs),
+        unread=unread,
+        findings=said.findings if len(runs) > 1 and answered else [],
+        paper=paper.agreement(said),
+        tests=said.tests,
+        together=seed_tables.tables_of(list(runs.values())),
+        cliff=cliffs.CLIFF if any(map(cliffs.course, runs.values())) else "",
+    )
+
+
+def _write_run(run: Run, place: Path, *, compact: bool = False) -> Path:
+    """Of compact results without pictures, of which a study has a hundred, and with a word on what was not kept."""
+    panels = curves.panels(run)
+    if not compact:
+        with path_errors(place, ELSEWHERE):
+            drawing.images(panels, place, f"{run.cell}: {run_sentences.status(run)}")
+    said = recorded(run)
+    return _write_page(
+        place,
+        "run.html",
+        title=run.cell,
+        run=run,
+        compact=compact,
+        panels=panels,
+        said=said,
+        data=_data(panels, said, breaks=run_sentences.breaks(run), roles=run.roles),
+        config=json.dumps(run.about, indent=1, ensure_ascii=False),
+    )
+
+
+@functools.cache
+def _environment() -> Any:
+    import jinja2
+    import markupsafe
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(PAGE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    scripts = [PAGE.joinpath(name).read_text(encoding="utf-8") for name in ("uplot.js", "page.js")]
+    environment.globals.update(
+        legend=drawing.legend,
+        words=run_sentences,
+        tables=run_tables,
+        scripts=list(map(markupsafe.Markup, scripts)),
+        allowed=" ".join(f"'sha256-{_hash(script)}'" for script in scripts),
+    )
+    return environment
+
+
+def _hash(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _data(
+    panels: Sequence[Panel],
+    said: Recorded | None = None,
+    *,
+    breaks: Sequence[Any] = (),
+    roles: Sequence[str] = (),
+) -> Any:
+    """What the page's script draws, as JSON that is inert within an element of the page."""
+    import markupsafe
+
+    values = {
+        "panels": [_panel(panel) for panel in panels],
+        "said": dataclasses.asdict(said) if said else None,
+        "breaks": breaks,
+        "roles": roles,
+        "colours": len(drawing.COLOURS),
+        "right": RIGHT,
+    }
+    text = json.dumps(
+        plain(values), allow_nan=False, separators=(",", ":")
+    )  # ASCII alone: no separators of lines
+    return markupsafe.Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    """For the script: nulls in the place of NaN."""
+    numbers = lambda values: [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
+    lines = [
+        {
+            "name": line.name,
+            "colour": line.colour,
+            "steps": list(map(int, line.series.steps)),
+            "values": numbers(line.series.values),
+            "window": drawing.window(panel, line.series),
+            **({"low": numbers(line.band[0]), "high": numbers(line.band[1])} if line.band else {}),
+        }
+        for line in panel.lines
+    ]
+    rest = {
+        name: getattr(panel, name)
+        for name in ("title", "percent", "unit", "points", "logarithmic", "level", "bounds")
+    }
+    return rest | {"lines": lines}
+
+
+def _write_page(directory: Path, template: str, **values: Any) -> Path:
+    """`report.html` in a directory, from a template and what it shows."""
+    page = _environment().get_template(template).render(values)
+    with path_errors(directory, ELSEWHERE):
+        # Half of a surrogate pair is no text.
+        write_atomically(directory / "report.html", page.encode("utf-8", "replace"))
+    return directory / "report.html"

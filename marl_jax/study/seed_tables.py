@@ -1,0 +1,132 @@
+"""Tables over cells: how each went over its seeds, and what it has more than another."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from marl_jax.study.cliffs import TERMINAL, PerProblem, course, fell, form_of, is_cliff
+from marl_jax.study.contrasts import Pair, alike, by_seed, pairs_of, spent
+from marl_jax.study.intervals import over_seeds
+from marl_jax.study.record import Run, trained
+from marl_jax.study.seeds import Cell, by_cell, difference, measures
+from marl_jax.study.wording import NONE, Table, points, share
+
+__all__ = ["contrasts", "on_test", "on_val", "tables_of"]
+
+HOW = (
+    "Means over runs that differ in their seed alone, with 95% intervals over seeds and problems, both drawn "
+    "at random; of one seed over its problems alone. Intervals of two or three seeds are wide, and still somewhat too "
+    "narrow where seeds differ much."
+)
+
+
+def tables_of(runs: Sequence[Run]) -> list[Table]:
+    """All that have a row; none where every cell has one run and nothing is to be compared."""
+    cells = by_cell(runs)
+    found = [on_val(cells), on_test(cells)] if any(len(cell.runs) > 1 for cell in cells) else []
+    pairs, lines = pairs_of(cells)
+    refused = Table("Cells that are not compared", [(line,) for line in lines], words=1, facts=True)
+    return [table for table in (*found, contrasts(pairs), refused) if table.rows]
+
+
+def on_val(cells: Sequence[Cell]) -> Table:
+    """How each cell went along its runs."""
+    rows = _rows(cells, ("base", "peak", "terminal"), cliffs=True)
+    head = ("", "seeds", "base", "peak", "terminal", "terminal over base,\npoints", "cliffs")
+    how = (
+        f"On validation problems. {HOW} Peak and terminal need {TERMINAL} evaluations after the start. Cliffs: of so "
+        "many runs, whether the runs fell together, and what the texts of those that fell lost beside their accuracy."
+    )
+    return Table("Cells", rows, head, how)
+
+
+def on_test(cells: Sequence[Cell]) -> Table:
+    """What the cells came to on problems that nothing was chosen by."""
+    head = ("", "seeds", "base", "final", "final over base,\npoints")
+    return Table("Cells on test problems", _rows(cells, ("test base", "test final")), head, HOW)
+
+
+def _rows(cells: Sequence[Cell], shown: Sequence[str], cliffs: bool = False) -> list[tuple[str, ...]]:
+    """Of each cell that has them some measures, and how much more it has of the last than of the first."""
+    rows = []
+    for cell in cells:
+        runs = [measures(run) for run in cell.runs]
+        found = [_over_runs([run[name].right if name in run else None for run in runs]) for name in shown]
+        gains = [difference(run.get(shown[-1]), run.get(shown[0])) for run in runs]
+        if set(found) - {NONE}:
+            found = [
+                f"{NONE}\n{_too_few(cell)}" if text == NONE and name in ("peak", "terminal") else text
+                for name, text in zip(shown, found)
+            ]
+            row = (cell.label, str(len(runs)), *found, _over_runs(gains, differences=True))
+            rows.append((*row, _fallen(cell)) if cliffs else row)
+    return rows
+
+
+def _fallen(cell: Cell) -> str:
+    """How many runs fell by themselves, beneath it whether they did together, and which form they lost with it."""
+    known = [run for run in cell.runs if fell(run) is not None]
+    fallen = [run for run in known if fell(run)]
+    together = is_cliff([end for run in cell.runs if (end := course(run))]) if len(known) > 1 else None
+    below = [] if together is None else ["a cliff" if together else "no cliff"]
+    below += [f"form: {form_of(fallen)}"] if fallen else []
+    count = f"{len(fallen)} of {len(known)}" if known else NONE
+    return "\n".join([count, ", ".join(below)]) if below else count
+
+
+def _too_few(cell: Cell) -> str:
+    """Why a cell has no peak and no terminal accuracy."""
+    counts = [sum(record["step"] > 0 for record in trained(run)) for run in cell.runs]
+    return f"{min(counts)} of {TERMINAL} evaluations"
+
+
+def contrasts(pairs: Sequence[Pair]) -> Table:
+    """Each pair of cells that met the same problems: first those that differ in one thing, then the others."""
+    compared = ("base", "peak", "terminal", "test final")
+    rows = []
+    for pair in pairs:
+        both = by_seed(pair.one, pair.other)
+        measured = [(measures(run), measures(its)) for run, its in both]
+        gaps = [[difference(mine.get(name), its.get(name)) for mine, its in measured] for name in compared]
+        found = [_over_runs(gap, differences=True) for gap in gaps]
+        if set(found) - {NONE}:
+            tokens = _budgets(spent(pair.one, pair.other))
+            rows.append((pair.one.label, pair.other.label, pair.text, str(len(both)), *found, tokens))
+    head = (
+        "",
+        "against",
+        "differ in",
+        "seeds",
+        "base",
+        "peak",
+        "terminal",
+        "test: final",
+        "tokens of\nan episode",
+    )
+    how = (
+        "Differences in points, paired: the same seeds, the same problems. Where cells differ in several things, none "
+        "of them alone explains it. Each interval of 95% stands for itself; of one seed it is over problems alone. "
+        "Peaks are the highest of several noisy values. Tokens are what both sides sampled on average where the "
+        "terminal accuracy was measured; where they are more than 10% apart, it says how many times as many the first "
+        "took."
+    )
+    return Table("Cells against each other", rows, head, how, words=3)
+
+
+def _over_runs(values: Sequence[PerProblem | None], differences: bool = False) -> str:
+    """Mean and interval over the runs that have values, of as many problems each; how many, where not all have."""
+    known = [one for one in values if one is not None]
+    if len({len(one) for one in known}) != 1:
+        return NONE
+    found = over_seeds(np.array(known), bounds=(-1.0, 1.0) if differences else (0.0, 1.0))
+    count = "" if len(known) == len(values) else f", {len(known)} of {len(values)} seeds"
+    return (points if differences else share)(found) + count
+
+
+def _budgets(tokens: tuple[float, float] | None) -> str:
+    """Mean tokens of either side, and how many times as many the first took where that is not as many."""
+    if tokens is None:
+        return NONE
+    one, other = tokens
+    mark = "" if alike(one, other) else f"\nx{one / other if other else np.inf:.2g} tokens"
+    return f"{one:,.0f} : {other:,.0f}{mark}"

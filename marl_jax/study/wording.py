@@ -1,0 +1,84 @@
+"""Tables of words, and numbers as words: the forms in which anything is shown, without markup."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from marl_jax.study.intervals import Interval
+from marl_jax.study.record import Record
+from marl_jax.terminal.tables import aligned
+
+__all__ = [
+    "NONE",
+    "Table",
+    "gain",
+    "in_one_line",
+    "interval",
+    "percent",
+    "plain",
+    "points",
+    "share",
+    "small",
+]
+
+NONE = "–"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of texts; the first `words` columns are words, the others numbers. A text may have a line beneath it."""
+
+    title: str
+    rows: Sequence[Sequence[str]]
+    head: Sequence[str] = ()
+    how: str = ""
+    words: int = 1
+    facts: bool = False  # a name and what it was, not columns to compare
+    links: Sequence[str] = ()  # of each row, where its first text leads
+
+
+def plain(table: Table) -> str:
+    """For a terminal."""
+    rows = [list(map(in_one_line, row)) for row in table.rows]
+    head = [[text.replace("\n", " ") for text in table.head]] if table.head else []
+    return f"{table.title}\n\n{aligned([*head, *rows], left=table.words)}"
+
+
+def in_one_line(text: str) -> str:
+    """What stands beneath goes into brackets."""
+    above, _, beneath = text.partition("\n")
+    return f"{above} ({beneath})" if beneath else above
+
+
+# ---------------------------------------------------------------- numbers as words
+
+
+def percent(value: float | None) -> str:
+    """A share in percent; a dash for None."""
+    return NONE if value is None else f"{value:.1%}"
+
+
+def small(p: float | None) -> str:
+    """A p; a dash where there is none."""
+    return NONE if p is None or p != p else f"{p:.2g}"
+
+
+def interval(record: Record) -> str:
+    """The ends of the interval of an accuracy."""
+    low, high = record.get("ci_low"), record.get("ci_high")
+    return NONE if low is None or high is None else f"{100 * low:.1f} – {high:.1%}"
+
+
+def gain(record: Record | None) -> Interval | None:
+    """The paired difference to the base, where the evaluation has one."""
+    by = (record or {}).get("difference") or {}
+    return None if None in map(by.get, Interval._fields) else Interval(**by)
+
+
+def share(of: Interval) -> str:
+    """An accuracy, its interval beneath."""
+    return f"{of.mean:.1%}\n{100 * of.low:.1f} – {100 * of.high:.1f}"
+
+
+def points(by: Interval | None) -> str:
+    """A difference of accuracies, its interval beneath."""
+    return f"{100 * by.mean:+.1f}\n{100 * by.low:+.1f} to {100 * by.high:+.1f}" if by else NONE

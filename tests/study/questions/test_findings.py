@@ -1,0 +1,428 @@
+"""The questions of a study: answers of made-up runs, known beforehand, and the numbers of the committed page."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+from study_folders import answers, config, metrics, run, write_lines
+
+from marl_jax.config.run_config import config_module
+from marl_jax.run_folder.folder import FolderError
+from marl_jax.study import results
+from marl_jax.study.intervals import holm
+from marl_jax.study.questions import findings
+from marl_jax.study.questions.mechanisms import _ranks
+from marl_jax.study.record import read_run
+from marl_jax.study.report import findings_text
+from marl_jax.study.report.html_page import write_overview
+from marl_jax.study.seeds import by_cell
+from marl_jax.study.wording import NONE
+
+REPOSITORY = Path(__file__).parents[3]
+PAGE, STUDY = REPOSITORY / "docs/findings.md", REPOSITORY / "results/study"
+
+
+def course(rng, *shares, problems=60):
+    """Evaluations of a run whose accuracy goes along these."""
+    return {10 * k: answers(*(rng.random(problems) < share)) for k, share in enumerate(shares)}
+
+
+ENTROPIES = "role/generator/entropy", "role/aggregator/entropy"
+RISING, FLAT, FALLING = (0.2, 0.9, 0.9, 0.9), (0.2, 0.2, 0.2, 0.2), (0.2, 0.95, 0.3, 0.2, 0.2)
+
+
+def cell(root, name, shares, seeds=3, **more):
+    rng = np.random.default_rng(0)
+    about = {"cell": name.partition("+")[0], **more}
+    return [run(root / name / f"seed-{seed}", seed, course(rng, *shares), **about) for seed in range(seeds)]
+
+
+def learner(**changes):
+    return {"learner": {"updates": "one", "interventions": {"mixing": {"damping": 0.0}}, **changes}}
+
+
+def test_tests_are_gains_and_contrasts_corrected_for_each_other(tmp_path):
+    runs = cell(tmp_path, "voting-isolated-s-math", RISING) + cell(tmp_path, "voting-shared-s-math", FLAT)
+    found, table, *_ = findings.answers(runs)
+    assert {row[0]: (row[1], row[2]) for row in table.rows} == {
+        "voting-isolated-s-math over base": ("higher", "1"),
+        "voting-shared-s-math over base": ("not shown", "1"),
+        "voting-isolated-s-math over voting-shared-s-math": ("higher", "2"),
+        "peak of voting-isolated-s-math over voting-shared-s-math": ("higher", "2"),
+    }
+    raw, held = ([float(row[place]) for row in table.rows] for place in (6, 7))
+    assert held == pytest.approx(holm(raw), rel=0.05)
+    of = "voting-isolated-s-math over voting-shared-s-math"
+    assert (
+        found[1].answer
+        == f"At the end: higher in 1 of 1 ({of}). At the peak: higher in 1 of 1 (peak of {of})."
+    )
+    bar = found[1].bars[0]
+    assert bar.value.low < bar.value.mean == pytest.approx(np.mean(bar.runs)) and len(bar.runs) == 3
+
+
+def test_one_seed_shows_nothing_and_a_question_without_runs_says_so(tmp_path):
+    found, table, *_ = findings.answers(cell(tmp_path, "voting-isolated-s-math", RISING, seeds=1))
+    assert [row[1] for row in table.rows] == [
+        "too few seeds"
+    ] and "by Holm for the 0 that have one" in table.how
+    assert [one.answer == "Not run." for one in found] == [False, True, True, True, True, True, False]
+
+
+def test_the_single_agent_stands_below_the_workflow_and_a_worse_one_is_lower(tmp_path):
+    single = {
+        "workflow": {"name": "single"},
+        "policies": config()["config"]["policies"] | {"map": {"generator": "p0"}},
+    }
+    runs = cell(tmp_path, "single-shared-s-math", RISING, **single) + cell(
+        tmp_path, "voting-shared-s-math", FLAT
+    )
+    found, table, *_ = findings.answers(runs)
+    assert {row[0]: row[1] for row in table.rows}["voting-shared-s-math over single-shared-s-math"] == "lower"
+    # What an episode spends was not recorded, so nothing is a control of as many calls or tokens.
+    assert found[0].table.rows == [("voting-shared-s-math", NONE, NONE, "not recorded", "not recorded")]
+    assert "is lacking for voting-shared-s-math." in found[0].answer
+
+
+def spending(folder, root, calls, tokens):
+    """The runs of a cell, each of whose evaluations spent this."""
+    for path in sorted((root / folder).glob("seed-*")):
+        lines = [json.loads(line) for line in (path / "eval.jsonl").read_text().splitlines()]
+        write_lines(
+            path / "eval.jsonl",
+            [line | {"calls_per_episode": calls, "tokens_per_episode": tokens} for line in lines],
+        )
+    return [read_run(path) for path in sorted((root / folder).glob("seed-*"))]
+
+
+def test_a_control_is_of_as_many_calls_or_tokens_where_it_spends_as_many_whatever_its_name(tmp_path):
+    single = {"policies": config()["config"]["policies"] | {"map": {"generator": "p0"}}}
+    cell(tmp_path, "voting-shared-s-math", FLAT)
+    for name in ("single", "single_matched", "single_token_matched"):
+        cell(tmp_path, f"{name}-shared-s-math", RISING, **single, workflow={"name": name, "settings": {}})
+    voting = spending("voting-shared-s-math", tmp_path, 4.0, 100.0)
+
+    def over(matched, token_matched):
+        """{control: what the answer calls it}, of two controls that spend so many calls and tokens."""
+        runs = voting + spending("single-shared-s-math", tmp_path, 1.0, 25.0)
+        runs += spending("single_matched-shared-s-math", tmp_path, *matched)
+        runs += spending("single_token_matched-shared-s-math", tmp_path, *token_matched)
+        answered = findings.answers(runs)
+        tests = [one.test for one in answered.judged if one.test.against.startswith("Over a single")]
+        found = {
+            re.search(r" over (\w+)-", test.label)[1]: test.against.removeprefix("Over a ") for test in tests
+        }
+        return found, answered.findings[0], answered.tests
+
+    found, finding, _ = over((4.0, 97.0), (6.0, 105.0))
+    assert found == {
+        "single": "single agent",
+        "single_matched": "single agent with as many calls and tokens",
+        "single_token_matched": "single agent with as many tokens",
+    }
+    assert "is lacking" not in finding.answer
+    # A budget that is 3.2 times as large is that of no control, and its difference is in no test.
+    found, finding, tests = over((2.0, 31.0), (6.0, 31.0))
+    assert found == {"single": "single agent"} and len(tests.rows) == 5
+    assert "A control in calls or in tokens is lacking for voting-shared-s-math." in finding.answer
+    assert finding.table.rows == [
+        ("voting-shared-s-math", "single_token_matched-shared-s-math\nnot matched: x0.67",
+         "single_matched-shared-s-math\nnot matched: x3.2", "4", "100")
+    ]  # fmt: skip
+    finding = over((4.0, None), (6.0, None))[1]
+    (row,) = finding.table.rows
+    assert row[1] == "single_matched-shared-s-math" and row[2] == "single-shared-s-math\nnot matched: x4"
+
+
+def test_runs_that_were_stopped_early_are_named_and_in_no_test(tmp_path):
+    runs = cell(tmp_path, "voting-isolated-s-math", FALLING)
+    stopped = [
+        dataclasses.replace(one, about={**one.about, "config": {**one.config, "steps": 90}}) for one in runs
+    ]
+    whole = cell(tmp_path / "whole", "voting-isolated-s-math", FALLING)
+    found, table, *_ = findings.answers(stopped + whole)
+    assert [row[0] for row in table.rows] == ["voting-isolated-s-math over base"]
+    assert "did not make all its steps: voting-isolated-s-math (stopped at step 40)" in table.how
+    assert found[6].answer.startswith("3 of 3 runs fell") and "Left out: 3 that did not" in found[6].answer
+
+
+def test_regimes_and_interventions_are_compared_with_the_clean_run(tmp_path):
+    name = "voting-isolated-s-math"
+    runs = (
+        cell(tmp_path, f"{name}+updates", FALLING, **learner(updates="sequences"))
+        + cell(tmp_path, name, (*RISING, 0.9), **learner())
+        + cell(
+            tmp_path,
+            f"{name}+damping",
+            (*RISING, 0.9),
+            **learner(interventions={"mixing": {"damping": 0.3}}),
+        )
+    )
+    rows = {row[0]: row[1:3] for row in findings.answers(runs)[1].rows}
+    assert rows[f"{name}+updates over {name}"] == ("lower", "5")
+    assert rows[f"terminal over peak of {name}+updates"] == ("lower", "5")
+    assert rows[f"{name}+damping over {name}"] == ("not shown", "6")
+    assert f"{name}+updates over base" not in rows
+
+
+@pytest.mark.parametrize(("power", "word"), [(0.5, "independent"), (1.0, "aligned")])
+def test_the_power_of_the_amplification_is_found(tmp_path, power, word):
+    runs, rng = [], np.random.default_rng(1)
+    for agents in (1, 2, 4, 8):
+        for seed in range(3):
+            slots = "gradient/p0/slots/generator"
+            more = {f"{slots}/norm/{slot}": 1.0 for slot in range(agents)} | {"policy/p0/update_norm": 0.1}
+            more[f"{slots}/amplification"] = agents**power * np.exp(rng.normal(0, 0.02))
+            lines = [metrics(step, **more) for step in (10, 20, 30)]
+            place = tmp_path / f"voting-isolated-s-math+votes{agents}" / f"seed-{seed}"
+            settings = {"workflow": {"name": "voting", "settings": {"votes": agents}}}
+            runs.append(run(place, seed, course(rng, *RISING), lines=lines, **settings))
+    found = findings.answers(runs)[0][2]
+    said = re.search(r"power of (\d\.\d+) \((\d\.\d+) – (\d\.\d+)\): the agents are (\w+)", found.answer)
+    assert float(said[2]) <= power <= float(said[3]) and said[4] == word
+    assert "is 1.00 (1.00 – 1.00) times as long" in found.answer
+
+
+def test_the_dominant_role_is_named_and_foretells_where_ranks_agree(tmp_path):
+    runs = []
+    rng = np.random.default_rng(2)
+    for seed in range(12):
+        dominance = 0.5 + 0.03 * seed
+        shares = {"gradient/p0/share/aggregator": dominance, "gradient/p0/share/generator": 1 - dominance}
+        lines = [
+            metrics(step, isolated=False, **shares, **{"gradient/p0/dominance": dominance})
+            for step in (10, 50)
+        ]
+        end = 0.9 - 0.06 * seed
+        name = "voting-shared-s-math"
+        along = course(rng, 0.2, 0.5, 0.9, end, end, end, problems=400)
+        runs.append(run(tmp_path / name / f"seed-{seed}", seed, along, name, lines=lines))
+    found = findings.answers(runs)[0][3]
+    assert "aggregator in voting-shared-s-math" in found.answer
+    (_, cells, count, rho, p) = found.table.rows[1]
+    assert (cells, count) == ("1", "6") and float(rho) < -0.9 and float(p) < 0.05
+
+
+def test_dominance_that_differs_between_cells_alone_foretells_nothing(tmp_path):
+    """Two cells: the one with more dominance loses more. Within each, dominance and what follows go together."""
+    rng, runs = np.random.default_rng(4), []
+    for name, dominance, end in (("voting-shared-s-math", 0.5, 0.8), ("voting-shared-xs-math", 0.8, 0.3)):
+        for seed in range(4):
+            value = dominance + 0.03 * seed
+            lines = [metrics(step, isolated=False, **{"gradient/p0/share/aggregator": value,
+                     "gradient/p0/dominance": value}) for step in (10, 50)]  # fmt: skip
+            last = end + 0.05 * seed
+            along = course(rng, 0.2, 0.5, 0.9, last, last, last, problems=2000)
+            runs.append(run(tmp_path / name / f"seed-{seed}", seed, along, name, lines=lines))
+    table = findings.answers(runs)[0][3].table
+    assert [row[1:4] for row in table.rows] == [
+        ("2", "4", "+1.00"), ("2", "4", "+1.00"), ("2", "8", "+1.00"),
+    ]  # fmt: skip
+    # Of two pairs, each in the order of the other or not: the two of four orders are as far that all follow or none.
+    assert table.rows[1][4] == "0.5"
+    one_each = findings.answers([one for one in runs if one.config["seed"] in (0, 1)])[0][3]
+    assert one_each.table.rows[1][3] == NONE and "Too few runs of held-out seeds" in one_each.answer
+
+
+def test_the_p_of_a_rank_correlation_counts_the_orders_that_are_as_far():
+    rho, p = _ranks([np.array([[1.0, 2.0, 3.0], [9.0, 5.0, 1.0]])])
+    assert rho == pytest.approx(-1) and p == pytest.approx(2 / 6)  # of six orders, this one and its mirror
+    rho, p = _ranks([np.array([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 4.0, 3.0]])])
+    assert rho == pytest.approx(0.8) and p == pytest.approx(
+        8 / 24
+    )  # three swaps of neighbours, the order itself, their mirrors
+    many = np.random.default_rng(0).random((2, 12))
+    known = stats.spearmanr(*many)
+    assert _ranks([many]) == pytest.approx((known.statistic, known.pvalue), abs=0.02)
+    assert np.isnan(_ranks([np.array([[1.0, 1.0], [2.0, 3.0]])])).all()
+
+
+def test_two_seeds_make_no_claim_however_small_their_p(tmp_path):
+    _, table, *_ = findings.answers(cell(tmp_path, "voting-isolated-s-math", (0.01, *[0.99] * 3), seeds=2))
+    ((_, verdict, *_, p, _),) = table.rows
+    assert verdict == "too few seeds" and float(p) < 0.05
+
+
+def test_a_monitor_is_chosen_on_even_seeds_and_tested_on_odd_ones(tmp_path):
+    rng, runs = np.random.default_rng(3), []
+    for seed in range(8):
+        falls = seed % 4 < 2
+        lines = [
+            metrics(step, **dict.fromkeys(ENTROPIES, 0.1 if falls and step > 15 else 1.0))
+            for step in range(1, 41)
+        ]
+        shares = FALLING if falls else (*RISING, 0.9)
+        place = tmp_path / "voting-isolated-s-math" / f"seed-{seed}"
+        runs.append(run(place, seed, course(rng, *shares, problems=200), lines=lines))
+    answer = findings.answers(runs)[0][6].answer
+    assert "4 of 8 runs fell off a cliff" in answer and "'entropy falls to" in answer
+    assert "it fired before 2 of 2 falls, too late in 0, and in 0 of 2 runs" in answer
+    assert float(re.search(r"accuracy by \+(\d+)", answer)[1]) > 40
+
+
+def test_an_alarm_after_the_fall_foretells_nothing_and_what_it_stops_for_nothing_counts(tmp_path):
+    """Even seeds are warned before their fall at step 20, two odd ones behind it, and one for nothing."""
+    rng, runs, warned = np.random.default_rng(3), [], {0: 15, 1: 30, 4: 15, 5: 30, 7: 30}
+    for seed in range(8):
+        falls, start = seed % 4 < 2, warned.get(seed, 99)
+        # So far at once that every threshold is passed a few steps later.
+        lines = [
+            metrics(step, **dict.fromkeys(ENTROPIES, 0.1 if step >= start else 1.0)) for step in range(1, 41)
+        ]
+        place = tmp_path / "voting-isolated-s-math" / f"seed-{seed}"
+        along = course(rng, *(FALLING if falls else (*RISING, 0.9)), problems=200)
+        runs.append(run(place, seed, along, lines=lines))
+    finding = findings.answers(runs)[0][6]
+    assert "it fired before 0 of 2 falls, too late in 2, and in 1 of 2 runs" in finding.answer
+    even, odd = finding.table.rows
+    assert even[1:6] == ("4", "2", "2", "0", "0") and odd[1:7] == ("4", "2", "0", "2", "1", "3")
+    kept = []
+    for seed in (1, 5, 7):  # stopped between the evaluations at steps 30 and 40
+        shares = [np.mean(line["per_problem"]) for line in runs[seed].evaluations]
+        kept.append(100 * (shares[3] - np.mean(shares[-3:])))
+    assert float(odd[7]) == pytest.approx(np.mean(kept), abs=0.051)
+    assert [bar.label for bar in finding.bars] == ["stopped after a fall", "stopped without a fall"]
+
+
+def test_a_page_over_results_shows_the_questions_and_each_run(tmp_path):
+    cell(tmp_path / "runs", "voting-isolated-s-math", RISING)
+    cell(tmp_path / "runs", "voting-shared-s-math", FLAT)
+    results.collect(tmp_path / "runs", tmp_path / "results", unfinished=True)
+    (tmp_path / "results" / "odd.run.json").write_text("{}")
+    page = write_overview(results.read_study(tmp_path / "results"), tmp_path / "page").read_text()
+    assert "2. Do isolated policies come further" in page and "odd.run.json" in page
+    assert "Isolated policies reach a higher peak" in page and "cannot tell" in page
+    # A hundred runs have no pictures beside their pages, and say why there is nothing to read.
+    place = tmp_path / "page/voting-shared-s-math/seed-2"
+    assert [path.name for path in place.iterdir()] == ["report.html"]
+    own = (place / "report.html").read_text()
+    assert "hold no episodes" in own and "report.png" not in own
+    assert (
+        "monitors found anything" in own and "Not judged" not in own
+    )  # alarms were judged before rows were left out
+
+
+def test_the_numbers_of_a_page_are_made_anew_and_its_words_stay(tmp_path):
+    cell(tmp_path / "runs", "voting-isolated-s-math", RISING)
+    results.collect(tmp_path / "runs", tmp_path / "results", unfinished=True)
+    page = tmp_path / "findings.md"
+    page.write_text(f"Words.\n{findings_text.BEGIN}\nold\n{findings_text.END}\nMore.\n")
+    findings_text.write_findings(results.read_study(tmp_path / "results"), page)
+    text = page.read_text()
+    assert text.startswith("Words.\n") and text.endswith("\nMore.\n") and "old" not in text
+    assert "![" in text and (tmp_path / "findings-1.svg").exists() and (tmp_path / "findings-1.png").exists()
+    findings_text.write_findings(results.read_study(tmp_path / "results"), page)
+    assert page.read_text() == text
+    page.write_text("Words.")
+    with pytest.raises(FolderError, match="lacks the marks"):
+        findings_text.write_findings(results.read_study(tmp_path / "results"), page)
+
+
+def test_a_file_that_cannot_be_read_is_left_out_by_name(tmp_path):
+    cell(tmp_path / "runs", "voting-isolated-s-math", RISING)
+    results.collect(tmp_path / "runs", tmp_path / "results", unfinished=True)
+    (tmp_path / "results/half.run.json").write_text('{"schema": 1, "about"')
+    page = tmp_path / "findings.md"
+    page.write_text(f"{findings_text.BEGIN}{findings_text.END}")
+    findings_text.write_findings(results.read_study(tmp_path / "results"), page)
+    assert "| voting-isolated-s-math |" in page.read_text()
+    (line,) = [line for line in page.read_text().splitlines() if line.startswith("- Left out:")]
+    assert "half.run.json' is no result of a run" in line
+    with pytest.raises(FolderError, match="no result of a run in or below"):
+        findings_text.write_findings(results.read_study(tmp_path / "runs"), page)
+    assert "| voting-isolated-s-math |" in page.read_text()
+
+
+def test_runs_of_other_settings_under_a_name_are_a_row_of_their_own_and_not_what_the_name_asks_for(tmp_path):
+    runs = cell(tmp_path, "voting-shared-xs-math", RISING)
+    five = {"workflow": {"name": "voting", "settings": {"votes": 5}}}
+    odd = [dataclasses.replace(runs[2], about={**runs[2].about, "config": {**runs[2].config, **five}})]
+    cells = by_cell(runs[:2] + odd)
+    assert [row[:1] + row[4:5] for row in findings_text._made(cells).rows] == [
+        ("voting-shared-xs-math", "0, 1"), ("voting-shared-xs-math (votes 5)", "2"),
+    ]  # fmt: skip
+    assert (
+        "voting-shared-xs-math (1 of 3)"
+        in dict(row[:2] for row in findings_text._lacking(cells).rows)["xs-math"]
+    )
+
+
+def test_what_is_lacking_is_told_by_seed_with_the_hours_of_what_was_timed(tmp_path):
+    """Two of three seeds of one cell, at 9 seconds a step: its third takes 200 of them, 400 of a long one."""
+    runs = cell(tmp_path, "voting-shared-xs-math", RISING, seeds=2)
+    steps = runs[0].step
+    runs = [dataclasses.replace(one, about={**one.about, "made": {"seconds": 9.0 * steps}}) for one in runs]
+    rows = {row[0]: row[1:] for row in findings_text._lacking(by_cell(runs)).rows}
+    assert (
+        "voting-shared-xs-math (1 of 3)" in rows["xs-math"][0]
+        and "single-shared-xs-math," in rows["xs-math"][0]
+    )
+    assert rows["xs-math"][1] == "25"  # nine cells of three seeds, but two runs
+    assert rows["xs-math"][2:] == (
+        f"{4 * 200 * 9 / 3600:.1f}",
+        "21 runs",
+    )  # isolated and shared voting are of a kind
+    assert rows["interventions"][1:] == ("12", f"{12 * 400 * 9 / 3600:.1f}", "–")
+    assert rows["s-math"][2] == "not timed"
+    rest = rows[findings_text.REST]
+    assert (
+        "voting-isolated-m-code" in rest[0]
+        and "xs-math" not in rest[0]
+        and "voting-isolated-s-math" not in rest[0]
+    )
+    # 54 cells of the map: nine of xs math, three of xs code and two of s math have a part.
+    assert rest[1] == str(3 * (54 - 9 - 3 - 2))
+
+
+def published():
+    """{label: points} of the tests on the committed page."""
+    rows = re.findall(
+        r"^\| (\S+ over base) \| [^|]+ \| 1 \| \d+ \| ([-+.\d]+) ", PAGE.read_text(), re.MULTILINE
+    )
+    return {label: float(points) for label, points in rows}
+
+
+def test_published_gains_follow_from_the_committed_files():
+    """From the JSON with nothing of ours: the mean of the last three evaluations less that of the start."""
+    assert published()
+    for label, points in list(published().items())[:3]:
+        gains = []
+        for path in sorted((STUDY / label.split()[0]).glob("seed-*.run.json")):
+            lines = [e for e in json.loads(path.read_text())["evaluations"] if e["split"] == "val"]
+            by_step = {
+                line["step"]: np.mean(line["per_problem"]) for line in lines if line["mode"] == "trained"
+            }
+            ends = [by_step[step] for step in sorted(by_step)[-3:]]
+            gains.append(np.mean(ends) - by_step[0])
+        assert points == pytest.approx(100 * np.mean(gains), abs=0.051)
+
+
+def test_the_committed_page_is_that_of_the_committed_files(tmp_path):
+    """Its words as they are, its numbers but for their last digits, which another machine may round otherwise."""
+    page, number = tmp_path / "findings.md", r"[-+]?\d+(?:\.\d+)?(?:e-\d+)?"
+    page.write_text(PAGE.read_text())
+    findings_text.write_findings(results.read_study(STUDY), page)
+    made, kept = page.read_text(), PAGE.read_text()
+    assert re.sub(number, "N", made) == re.sub(number, "N", kept)
+    numbers = lambda text: [float(x) for x in re.findall(number, text)]
+    assert numbers(made) == pytest.approx(numbers(kept), rel=0.02, abs=0.011)
+
+
+def test_the_controls_that_are_still_to_be_run_spend_what_the_workflows_did():
+    """From the JSON alone: calls within a tenth of a workflow's, and budgets of tokens about those of one."""
+    spent = {"calls": [], "tokens": []}
+    for path in sorted(STUDY.glob("*/seed-*.run.json")):
+        if not path.parent.name.startswith("single"):
+            last = [e for e in json.loads(path.read_text())["evaluations"] if e["split"] == "val"][-1]
+            spent["calls"].append(last["calls_per_episode"])
+            spent["tokens"].append(last["tokens_per_episode"])
+    module = config_module(REPOSITORY / "configs/findings.py")
+    settings = [module.get_config(name).workflow.settings for name in module.SETS["controls"]]
+    assert {name for one in settings for name in one} == {"calls", "tokens"}
+    for one in settings:
+        for name, value in one.items():
+            assert any(abs(value / of - 1) < 0.1 for of in spent[name]), one

@@ -1,0 +1,97 @@
+"""The paper's findings against runs that show them, runs that show the opposite, and runs that show nothing."""
+
+import numpy as np
+import pytest
+from study_folders import answers, config, metrics, run
+
+from marl_jax.study.questions import findings
+from marl_jax.study.questions.paper import agreement
+
+UP, FLAT, DOWN = (0.2, 0.9, 0.9, 0.9, 0.9), (0.2, 0.2, 0.2, 0.2, 0.2), (0.6, 0.1, 0.1, 0.1, 0.1)
+CLIFF = (0.2, 0.95, 0.3, 0.2, 0.2)
+
+
+def cell(root, name, shares, seeds=(0, 1, 2), lines=None, **more):
+    rng, runs = np.random.default_rng(0), []
+    for seed in seeds:
+        course = {10 * k: answers(*(rng.random(200) < share)) for k, share in enumerate(shares)}
+        runs.append(
+            run(root / name / f"seed-{seed}", seed, course, name.partition("+")[0], lines=lines, **more)
+        )
+    return runs
+
+
+def verdicts(runs):
+    return [row[1] for row in agreement(findings.answers(runs)).rows]
+
+
+@pytest.mark.parametrize(
+    ("isolated", "shared", "expected"),
+    [  # improves on the base, higher peak, falls more often, shared ones fail
+        (UP, FLAT, ("cannot tell", "agrees", "cannot tell", "cannot tell")),
+        (UP, UP, ("agrees", "cannot tell", "cannot tell", "cannot tell")),
+        (DOWN, DOWN, ("does not agree", "cannot tell", "cannot tell", "cannot tell")),
+        (UP, DOWN, ("agrees in part", "agrees", "cannot tell", "cannot tell")),
+        (FLAT, UP, ("cannot tell", "does not agree", "cannot tell", "cannot tell")),
+        (FLAT, CLIFF, ("cannot tell", "does not agree", "cannot tell", "agrees")),
+    ],
+)
+def test_verdicts_follow_the_runs(tmp_path, isolated, shared, expected):
+    runs = cell(tmp_path, "voting-isolated-s-math", isolated) + cell(tmp_path, "voting-shared-s-math", shared)
+    assert verdicts(runs)[:4] == list(expected)
+
+
+@pytest.mark.parametrize("pairs", [5, 6])
+def test_falling_more_often_is_a_sign_test_over_pairs_of_a_seed(tmp_path, pairs):
+    """Of n pairs in which the isolated run alone fell, p is 2 / 2^n: 0.0625 of five, 0.031 of six."""
+    seeds = range(pairs)
+    isolated = cell(tmp_path, "voting-isolated-s-math", CLIFF, seeds)
+    row = agreement(findings.answers(isolated + cell(tmp_path, "voting-shared-s-math", UP, seeds))).rows[2]
+    assert row[1] == ("agrees" if pairs == 6 else "cannot tell")
+    assert row[2] == f"of {pairs} pairs of runs {pairs} isolated and 0 shared ones fell, p {2 / 2**pairs:.2g}"
+
+
+def test_a_few_seeds_show_nothing_and_what_is_not_run_says_so(tmp_path):
+    few = cell(tmp_path, "voting-isolated-s-math", UP, (0, 1)) + cell(
+        tmp_path, "voting-shared-s-math", FLAT, (0, 1)
+    )
+    assert verdicts(few)[:2] == ["cannot tell", "cannot tell"]
+    single = {
+        "workflow": {"name": "single"},
+        "policies": config()["config"]["policies"] | {"map": {"generator": "p0"}},
+    }
+    assert verdicts(cell(tmp_path, "single-shared-s-math", UP, **single)) == ["Not run."] * 6
+
+
+@pytest.mark.parametrize(("shares", "expected"), [(CLIFF, "agrees"), (UP, "agrees in part")])
+def test_amplification_agrees_where_the_gradient_grows_and_the_runs_fall(tmp_path, shares, expected):
+    runs, slots = [], "gradient/p0/slots/generator"
+    for agents in (1, 2, 4):
+        more = {f"{slots}/norm/{slot}": 1.0 for slot in range(agents)} | {
+            f"{slots}/amplification": agents**0.5
+        }
+        lines = [metrics(step, **more, **{"policy/p0/update_norm": 0.1}) for step in (10, 20, 40)]
+        settings = {"workflow": {"name": "voting", "settings": {"votes": agents}}}
+        runs += cell(tmp_path, f"voting-isolated-s-math+votes{agents}", shares, lines=lines, **settings)
+    row = agreement(findings.answers(runs)).rows[4]
+    fell = 3 if shares is CLIFF else 0
+    assert row[1:] == (expected, f"4 agents amplify it 2.00 times; {fell} of 3 isolated cells fell")
+
+
+def test_a_role_with_most_of_the_gradient_captures_it_where_dominance_foretells_a_loss(tmp_path):
+    def shared(most, change):
+        runs = []
+        for seed in range(12):
+            value = most + 0.01 * seed
+            shares = {"gradient/p0/share/aggregator": value, "gradient/p0/share/generator": 1 - value}
+            lines = [
+                metrics(step, isolated=False, **shares, **{"gradient/p0/dominance": value})
+                for step in (5, 50)
+            ]
+            end = 0.5 + change * seed
+            course = (0.2, 0.3, 0.5, end, end, end)
+            runs += cell(tmp_path / f"{most}", "voting-shared-s-math", course, [seed], lines)
+        return agreement(findings.answers(runs)).rows[5][1]
+
+    assert shared(0.7, -0.04) == "agrees" and shared(0.71, 0.04) == "agrees in part"
+    assert shared(0.44, -0.04) == "cannot tell"  # about one half each

@@ -1,0 +1,379 @@
+"""The page as a person uses it, in a real Chromium: it draws and filters, obeys and loads nothing, opens at once."""
+
+import json
+import os
+import shutil
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from study_folders import (
+    RIGHT,
+    WRONG,
+    call,
+    config,
+    episode,
+    evaluation,
+    full_run,
+    metrics,
+    table_of,
+    write_run,
+)
+
+from marl_jax.episodes import Leaf
+from marl_jax.rollouts import Table, write_episodes
+from marl_jax.study.report.html_page import write_overview, write_report
+from marl_jax.study.results import read_study
+from marl_jax.task import Task
+
+pytestmark = pytest.mark.browser
+# A new browser looks for updates and sends reports: none of that is the page's.
+QUIET = (
+    "no-sandbox",
+    "disable-gpu",
+    "disable-background-networking",
+    "disable-component-update",
+    "disable-sync",
+)
+ATTACK = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    assert program, "no Chromium: install it, or name its program in CHROMIUM"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=[f"--{flag}" for flag in QUIET])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Open a page; at the end it must have said nothing on the console and asked for no other file."""
+    heard, asked, opened = [], [], []
+
+    def visit(path, width=1200, **more):
+        context = browser.new_context(viewport={"width": width, "height": 900}, **more)
+        page = context.new_page()
+        page.on("console", lambda message: heard.append(message.text))
+        page.on("pageerror", lambda error: heard.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(path.as_uri())
+        opened.append((context, path))
+        return page
+
+    yield visit
+    assert heard == []
+    assert [url for url in asked if not url.startswith("blob:")] == [path.as_uri() for _, path in opened]
+    for context, _ in opened:
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = full_run(tmp_path_factory.mktemp("runs") / "one", steps=60)
+    return write_report(folder)
+
+
+def colours(page, figure):
+    """How many different colours the canvas of a figure has."""
+    return page.evaluate(
+        """number => { const c = document.querySelectorAll("figure canvas")[number];
+        const d = new Uint32Array(c.getContext("2d").getImageData(0, 0, c.width, c.height).data.buffer);
+        return new Set(d).size; }""",
+        figure,
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1200])
+def test_every_curve_is_drawn_and_nothing_is_wider_than_the_screen(visit, whole, width, scheme):
+    page = visit(whole, width, color_scheme=scheme)
+    assert page.locator("figure").count() == page.locator("figure canvas").count() == 6
+    assert all(colours(page, figure) > 10 for figure in range(6))
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_curve_is_read_with_the_keyboard_hidden_by_its_name_and_saved(visit, whole):
+    page = visit(whole)
+    figure = page.locator("figure").nth(0)
+    figure.locator(".plot").focus()
+    page.keyboard.press("Home")
+    assert "step 0" in figure.locator(".values").inner_text()
+    page.keyboard.press("ArrowRight")
+    assert "step 10" in figure.locator(".values").inner_text()
+    reward = page.locator("figure").nth(1)
+    reward.get_by_role("button", name="generator").click()
+    assert reward.get_by_role("button", name="generator").get_attribute("aria-pressed") == "false"
+    with page.expect_download() as told:
+        reward.get_by_role("button", name="CSV").click()
+    rows = told.value.path().read_text().splitlines()
+    assert rows[0] == "step,outcome,generator,aggregator" and len(rows) == 61
+    line = json.loads((whole.parent / "metrics.jsonl").read_text().splitlines()[6])
+    assert [float(x) for x in rows[7].split(",")] == pytest.approx(
+        [7, line["reward"], line["reward/generator"], line["reward/aggregator"]], rel=1e-4
+    )
+    with page.expect_download() as told:
+        reward.get_by_role("button", name="PNG").click()
+    assert told.value.path().read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_curve_with_the_focus_reads_its_numbers_out_with_their_units(visit, whole):
+    page = visit(whole)
+    entropy = page.locator("figure").filter(has_text="Entropy")
+    entropy.locator(".plot").focus()
+    page.keyboard.press("Home")
+    spoken = page.locator("[aria-live=polite]")
+    assert spoken.count() == 1 and "step 1" in spoken.inner_text() and "nats" in spoken.inner_text()
+    page.locator("figure").filter(has_text="Completion length").locator(".plot").focus()
+    page.keyboard.press("End")
+    assert (
+        "step 60" in spoken.inner_text()
+        and "tokens" in spoken.inner_text()
+        and "n = 60" in spoken.inner_text()
+    )
+
+
+def test_a_curve_is_zoomed_by_dragging_and_seen_whole_again(visit, whole):
+    page = visit(whole)
+    reward = page.locator("figure").nth(1)
+    reward.locator(".plot").scroll_into_view_if_needed()
+    box = reward.locator(".u-over").bounding_box()
+    steps = lambda: page.evaluate(
+        """() => { const c = document.querySelectorAll("figure canvas")[1]; return c.toDataURL(); }"""
+    )
+    before = steps()
+    page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 50, steps=4)
+    page.mouse.up()
+    page.mouse.move(box["x"] + 2, box["y"] + 50)
+    page.wait_for_function(
+        "drawn => document.querySelectorAll('figure canvas')[1].toDataURL() !== drawn", arg=before
+    )
+    first = int(reward.locator(".values").inner_text().split("step ")[1].split()[0])
+    assert 12 <= first <= 18  # a quarter of 60 steps is where the view begins
+    reward.locator(".plot").focus()
+    page.keyboard.press("Escape")
+    page.mouse.move(box["x"] + 3, box["y"] + 50)
+    page.wait_for_function("document.querySelectorAll('figure')[1].innerText.includes('step 1\\n')")
+
+
+def test_tabs_are_chosen_with_the_arrow_keys(visit, whole):
+    page = visit(whole)
+    page.get_by_role("tab", name="Transcripts").focus()
+    for name in ("One problem through the steps", "A whole group", "Who lost it", "Transcripts"):
+        page.keyboard.press("ArrowRight")
+        (chosen,) = [
+            tab for tab in page.get_by_role("tab").all() if tab.get_attribute("aria-selected") == "true"
+        ]
+        assert chosen.inner_text() == name == page.get_by_role("tabpanel").get_attribute("aria-label")
+        assert (
+            chosen.evaluate("tab => tab === document.activeElement")
+            and chosen.get_attribute("tabindex") == "0"
+        )
+
+
+def test_a_printed_page_has_its_curves_and_words_and_nothing_to_press(visit, whole):
+    page = visit(whole)
+    page.emulate_media(media="print")
+    assert (
+        page.locator("figure canvas").nth(0).is_visible() and page.locator("article pre").first.is_visible()
+    )
+    assert not any(
+        control.is_visible() for control in page.locator("button.save, .filters, .tabs, details").all()
+    )
+    assert page.pdf()[:5] == b"%PDF-"
+
+
+def test_an_alarm_is_marked_in_every_curve_where_it_began(visit, tmp_path):
+    """At step 11 the generator becomes unreadable: the mean of three steps has risen by 0.3, where 0.2 is an alarm."""
+    key = "role/generator/unreadable_share"
+    lines = [metrics(step, **{key: 0.9 if step > 10 else 0.0}) for step in range(1, 31)]
+    page = visit(write_report(write_run(tmp_path / "run", lines=lines, evaluations=[])))
+    assert page.locator(".alarms li").count() == 1 and "readability" in page.locator(".alarms").inner_text()
+    red = """number => { const c = document.querySelectorAll("figure canvas")[number];
+        const probe = document.createElement("i");
+        probe.style.color = "var(--bad)"; document.body.append(probe);
+        const [r, g, b] = getComputedStyle(probe).color.match(/[0-9]+/g).map(Number);
+        const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data, found = {};
+        for (let i = 0; i < d.length; i += 4)
+            if (Math.abs(d[i] - r) + Math.abs(d[i + 1] - g) + Math.abs(d[i + 2] - b) < 30 && d[i + 3] > 60)
+                { const x = (i / 4) % c.width; found[x] = (found[x] ?? 0) + 1; }
+        return Math.max(0, ...Object.values(found)); }"""
+    count = page.locator("figure canvas").count()
+    assert count == 5 and all(
+        page.evaluate(red, number) > 40 for number in range(count)
+    )  # a dashed upright line
+    figure = page.locator("figure").nth(0)
+    figure.locator(".plot").focus()
+    page.keyboard.press("Home")
+    for _ in range(10):
+        page.keyboard.press("ArrowRight")
+    assert "1: readability (generator)" in figure.locator(".values .bad").inner_text()
+
+
+def test_gaps_between_sampler_and_trainer_are_shaded(visit, tmp_path):
+    folder = write_run(tmp_path / "run", lines=[metrics(1)])
+    spoken = replace(call("generator", "abcd", answer="2"), tokens=(0, 1), logprobs=(-0.5, -0.25))
+    table = table_of(
+        [(replace(episode(), calls=(spoken,)), {"outcome": 1.0, "rewards": [1.0], "advantages": [0.5]})]
+    )
+    trainer = [np.array([-0.5, -0.255], np.float32)]
+    decode = lambda tokens: "".join(("ab", "cd")[token % 2] for token in tokens)
+    write_episodes(folder / "episodes/step-000001.parquet", table, decode, trainer)
+    page = visit(write_report(folder))
+    page.locator("#view").get_by_label("Shade").select_option("gap")
+    pieces = page.locator("article .call pre").last.locator("span")
+    assert [float(piece.get_attribute("title").split()[1]) for piece in pieces.all()] == pytest.approx(
+        [0, -0.005]
+    )
+    colours = [piece.evaluate("piece => getComputedStyle(piece).backgroundColor") for piece in pieces.all()]
+    alphas = [float(colour.rpartition("/")[2].strip(" )")) if "/" in colour else 0.0 for colour in colours]
+    assert alphas == pytest.approx([0, 0.35], abs=0.01)  # half of 0.01, of 70%
+
+
+def test_a_call_before_a_fork_is_one_cell_over_its_branches(visit, tmp_path):
+    folder = write_run(tmp_path / "run", lines=[metrics(1)])
+    calls = [call("generator", "first", answer="7")]
+    calls += [
+        replace(call("aggregator", text, answer=text), path=(k,)) for k, text in enumerate(("46", "45"))
+    ]
+    leaves = tuple(Leaf((k,), text, outcome=1.0 - k) for k, text in enumerate(("46", "45")))
+    forked = replace(episode(), calls=tuple(calls), answer=None, leaves=leaves, outcome=0.5)
+    plain = replace(episode(), calls=(calls[0],), sample=1)
+    table = Table.of([forked, plain]).replace(
+        reward=np.array([0.5, 1.0, 0.0, 1.0]), advantage=np.array([0.0, 1.0, -1.0, 0.5])
+    )
+    write_episodes(folder / "episodes/step-000001.parquet", table)
+    page = visit(write_report(folder))
+    page.get_by_role("tab", name="A whole group").click()
+    first, second = (page.locator("#view tbody tr").nth(row).locator("td") for row in (0, 1))
+    assert first.count() == 2 and first.nth(0).get_attribute("colspan") == "2"
+    assert "↳" not in first.nth(0).inner_text() and "7" in first.nth(0).inner_text()
+    assert second.count() == 3 and "↳ aggregator" in second.nth(1).inner_text()
+    assert ["46" in second.nth(0).inner_text(), "45" in second.nth(1).inner_text()] == [True, True]
+
+
+def test_transcripts_are_filtered(visit, whole):
+    page = visit(whole)
+    told = page.get_by_role("status")
+    assert told.inner_text() == "4 of 4 recorded episodes"
+    page.locator("#view").get_by_label("Ending").select_option("wrong")
+    assert told.inner_text() == "2 of 4 recorded episodes" and page.locator("article .bad").count() == 2
+    page.locator("#view").get_by_label("Step").select_option(label="step 60")
+    assert told.inner_text() == "1 of 4 recorded episodes"
+    assert "reward −1.00 · advantage −1.40" in page.locator("article").inner_text()
+    page.locator("#view").get_by_label("Text").fill("nothing like this")
+    assert told.inner_text() == "0 of 4 recorded episodes"
+    page.locator("#view").get_by_label("Text").fill("NO IDEA")
+    assert told.inner_text() == "1 of 4 recorded episodes"
+
+
+def test_where_a_problem_turned_who_lost_it_and_a_group_are_shown(visit, tmp_path):
+    """At step 1 the picker drops a right candidate, at step 2 it takes it; the second problem teaches nothing."""
+
+    def played(right, choice, task="t1"):
+        calls = [call("generator", f"x{k}", k, answer=value) for k, value in enumerate(("46", "45"))]
+        calls.append(call("aggregator", choice, answer=choice, reads=(0, 1)))
+        task = Task(task, "math", "12+34=?", gold="46")
+        return replace(
+            episode(), calls=tuple(calls), answer="46" if right else "45", answers=(1.0, 0.0, None), task=task
+        )
+
+    earned = {"outcome": 0.0, "rewards": [1.0, 0.0, 0.0], "advantages": [0.7, -0.7, 0.0]}
+    flat = {"outcome": 1.0, "rewards": [1.0] * 3, "advantages": [0.0] * 3}
+    steps = {
+        1: [(played(False, "2"), earned), (played(True, "1", "t2"), flat)],
+        2: [(played(True, "1"), earned | {"outcome": 1.0}), (played(True, "1", "t2"), flat)],
+    }
+    folder = write_run(tmp_path / "run", lines=[metrics(1), metrics(2)])
+    for step, entries in steps.items():
+        table = table_of([(replace(one, outcome=e["outcome"]), e) for one, e in entries])
+        grades = np.concatenate([[np.nan if x is None else x for x in one.answers] for one, _ in entries])
+        write_episodes(folder / "episodes" / f"step-{step:06d}.parquet", table.replace(grade=grades))
+    page = visit(write_report(folder))
+    page.get_by_role("tab", name="One problem").click()
+    rows = page.locator("#view tbody tr")
+    assert "turned right: aggregator changed first" in rows.nth(1).inner_text()
+    assert "46 ✓" in rows.nth(0).inner_text() and "45 ✗" in rows.nth(0).inner_text()
+    page.get_by_role("tab", name="A whole group").click()
+    assert "Taught nothing: aggregator." in page.locator("#view").inner_text()
+    page.locator("#view").get_by_label("Problem").select_option(label="t2")
+    assert "Taught nothing: generator, aggregator." in page.locator("#view").inner_text()
+    page.get_by_role("tab", name="Who lost it").click()
+    page.get_by_role("button", name="100.0% (1)").click()
+    assert page.get_by_role("status").inner_text() == "1 of 4 recorded episodes"
+    assert "lost by aggregator" in page.locator("article h3").inner_text()
+
+
+def test_tokens_are_shaded_character_by_character_whatever_they_are(visit, tmp_path):
+    folder = write_run(tmp_path / "run", lines=[metrics(1)])
+    words = ["\U0001d465 = ", "\U0001f600", "2", "", "!", "", "."]
+    said = "".join(words[token % 7] for token in range(4))
+    spoken = call("generator", said, answer="2")
+    spoken = replace(spoken, tokens=(0, 1, 2, 3), logprobs=(-0.1, -4.0, -0.2, -0.3))
+    silent = replace(call("aggregator", "", answer=None), tokens=(3,), logprobs=(-0.5,))
+    one = replace(episode(), calls=(spoken, silent))
+    earned = {"outcome": 1.0, "rewards": [1.0, 0.0], "advantages": [0.5, -0.5]}
+    decode = lambda tokens: "".join(words[token % 7] for token in tokens)
+    write_episodes(folder / "episodes" / "step-000001.parquet", table_of([(one, earned)]), decode)
+    page = visit(write_report(folder))
+    page.locator("#view").get_by_label("Shade").select_option("log-prob")
+    pieces = page.locator("article .call").nth(0).locator("pre").last.locator("span")
+    assert pieces.all_inner_texts() == ["\U0001d465 = ", "\U0001f600", "2", ""]
+    assert pieces.nth(1).get_attribute("title") == "log-prob -4"
+
+
+def test_hostile_text_is_text(visit, tmp_path):
+    about = config(cell=ATTACK)
+    hostile = replace(
+        episode(answer=ATTACK, texts=(ATTACK,)), task=Task(ATTACK, "math", ATTACK, gold=ATTACK), error=ATTACK
+    )
+    folder = write_run(
+        tmp_path / "<img src=x>",
+        about=about,
+        lines=[metrics(1) | {"warnings": [ATTACK]}],
+        episodes={1: [(hostile, WRONG)]},
+    )
+    page = visit(write_report(folder))
+    for name in ("Transcripts", "One problem", "A whole group", "Who lost it"):
+        page.get_by_role("tab", name=name).click()
+    page.get_by_role("tab", name="Transcripts").click()
+    assert page.title() == ATTACK and page.locator("img").count() == 0
+    assert ATTACK in page.locator("article pre").nth(0).inner_text()
+
+
+def test_a_page_of_500_steps_and_2000_transcripts_opens_in_two_seconds(visit, tmp_path):
+    said = [
+        (episode(texts=(f"{n} is \\boxed{{{n}}}" * 4,) * 3), RIGHT if n % 2 else WRONG) for n in range(100)
+    ]
+    folder = write_run(
+        tmp_path / "run",
+        lines=[metrics(step) for step in range(1, 501)],
+        evaluations=[evaluation(step, 0.5) for step in range(0, 501, 10)],
+        episodes=dict.fromkeys(range(25, 501, 25), said),
+    )
+    path = write_report(folder)
+    assert path.stat().st_size < 15_000_000
+    took = []
+    for _ in range(3):  # the quickest, since others may be at work on the machine
+        start = time.monotonic()
+        page = visit(path)
+        page.get_by_text("of 2000 recorded episodes").wait_for()
+        took.append(time.monotonic() - start)
+    assert min(took) < 2
+
+
+def test_runs_are_overlaid_and_the_map_leads_to_them(visit, tmp_path):
+    for cell in ("voting-isolated-s-math", "voting-shared-s-math"):
+        full_run(tmp_path / cell, steps=30, cell=cell)
+    page = visit(write_overview(read_study(tmp_path)))
+    assert page.locator("figure canvas").count() == 2 and colours(page, 0) > 10
+    assert page.locator("table.map td a").count() == 2
+    assert page.locator("table.map td").nth(0).inner_text().startswith("+")
