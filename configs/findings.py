@@ -45,7 +45,9 @@ def _with(**settings: int) -> Change:
             return dataclasses.replace(config, workflow=own)
         batch = dataclasses.replace(config.learner.batch, buckets=(256, 512, 1024))
         learner = dataclasses.replace(config.learner, batch=batch)
-        return dataclasses.replace(config, workflow=own, learner=learner, engine=EngineConfig(max_prompt=longest))
+        return dataclasses.replace(
+            config, workflow=own, learner=learner, engine=EngineConfig(max_prompt=longest)
+        )
 
     return change
 

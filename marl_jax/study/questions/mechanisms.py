@@ -51,11 +51,8 @@ def amplification(runs: Sequence[Run]) -> Finding:
         rows.append((str(agents), str(len(complete)), *map(_number, (over_runs(growth), over_runs(less)))))
     powers = [_slope(counts, [table[agents, seed][0] for agents in counts]) for seed in complete]
     power = over_runs(powers)
-    nearer = "independent (n to the power of 0.5)" if abs(power.mean - 0.5) < 0.25 else "aligned (n)"
-    if not (power.low > 0.75 or power.high < 0.75):
-        nearer = "neither independent nor aligned for certain"
     answer = (
-        f"The summed gradient grows with n to the power of {_number(power)}: the agents are {nearer}. Adam's update "
+        f"The summed gradient grows with n to the power of {_number(power)}: the agents are {_alike(power)}. Adam's update "
         f"with {counts[-1]} agents is {rows[-1][-1]} times as long as with {counts[0]}."
     )
     how = (
@@ -64,6 +61,21 @@ def amplification(runs: Sequence[Run]) -> Finding:
     )
     table_ = Table("Agents", rows, ("agents", "seeds", "amplification", "length of the update"), how)
     return Finding(question, answer, doubt, bars, "times", 1.0, table_)
+
+
+def _alike(power: Interval) -> str:
+    """How alike the gradients of n agents are whose sum grows with this power of n."""
+    independent, aligned = (power.low <= exponent <= power.high for exponent in (0.5, 1.0))
+    if independent and aligned:
+        return "neither independent nor aligned for certain"
+    if independent:
+        return "independent (n to the power of 0.5)"
+    if aligned:
+        return "aligned (n)"
+    if power.high < 0.5:
+        return "opposed in part (below n to the power of 0.5)"
+    nearer = "independent" if power.mean < 0.75 else "aligned"
+    return f"between independent (n to the power of 0.5) and aligned (n), nearer to {nearer}"
 
 
 def capture(cells: Sequence[Cell]) -> Finding:

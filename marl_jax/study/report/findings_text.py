@@ -158,7 +158,7 @@ def _kind(name: str) -> str:
 
 
 def _pace(runs: Sequence[Run]) -> str:
-    """Mean seconds of a step, with evaluations."""
+    """Mean seconds of a step, with evaluations: of all steps alike, however many a run has."""
     made = [((run.about.get("made") or {}).get("seconds"), run.step) for run in runs]
-    known = [float(seconds) / steps for seconds, steps in made if seconds and steps]
-    return f"{np.mean(known):.2f}" if known else NONE
+    known = [(float(seconds), steps) for seconds, steps in made if seconds and steps]
+    return f"{np.divide(*np.sum(known, axis=0)):.2f}" if known else NONE
