@@ -13,7 +13,7 @@ import functools
 from marl_jax.workflows import Call, judge, solver, team, workflow
 from marl_jax.workflows.parse import pick, verdict
 from recipes.recipe import Claim, Recipe, Trained, micro, part
-from recipes.words import ask_score
+from recipes.words import BASE, ask_score, user
 
 AGENTS = 2
 ROLES = ("solver", "evaluator", "scorer")
@@ -38,7 +38,7 @@ def discussed(task, prompts, *, rng, evaluator=True, scorer=True):
             drawn = f"\\boxed{{{('Incorrect', 'Correct')[int(rng.integers(2))]}}}"
             words = ask_score(task.question, str(answer), str(look or drawn))
             reads = [answer] if look is None else [answer, look]
-            ask = [{"role": "user", "content": words}]
+            ask = user(words)
             calls.append(Call("scorer", ask, slot=agent, reads=reads, read=functools.partial(pick, n=3)))
         yield calls
     return answers[0]
@@ -72,7 +72,7 @@ def config():
     return micro(
         "recipes.comas:discussed",
         {f"{role}/{i}": f"p{i}" for role in ROLES for i in range(AGENTS)},
-        base="configs/bases/recipes-xs",
+        base=BASE,
         rewards__name="recipes.comas:verdicts",
         advantages__estimator="reinforce_pp_baseline",
     )
