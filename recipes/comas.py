@@ -10,6 +10,8 @@ Scorers know no prompt without a verdict: where no evaluator speaks, they are sh
 
 import functools
 
+import numpy as np
+
 from marl_jax.workflows import Call, judge, solver, team, workflow
 from marl_jax.workflows.parse import pick, verdict
 from recipes.recipe import Claim, Recipe, Trained, micro, part
@@ -84,6 +86,21 @@ def solved(trained: Trained) -> float:
     return float(table.grade[table.having(role="solver")].mean())
 
 
+def base_pays(right):
+    """What right or wrong answers earn on average from the policies as they began: what there is to learn from."""
+
+    def measure(trained: Trained) -> float:
+        earned = [
+            worth
+            for one in (trained.base.episodes() if trained.base is not None else ())
+            for call, worth, grade in zip(one.calls, _earned(one), one.answers)
+            if call.role == "solver" and bool(grade) == right
+        ]
+        return float(np.mean(earned)) if earned else float("nan")
+
+    return measure
+
+
 RECIPE = Recipe(
     system="CoMAS, arXiv 2510.08529",
     claim="Verdicts of peers alone teach: rewards stay near one half; they decay without the evaluator, and become "
@@ -101,12 +118,15 @@ RECIPE = Recipe(
         Claim("late reward", "no scorer", "full"),
         Claim("early reward", "no evaluator", "=late reward"),
         Claim("early reward", "full", "=late reward"),
+        Claim("base pays right", "full", "=base pays wrong"),
     ),
     measures={
         "early reward": part("role/solver/reward", late=False),
         "late reward": part("role/solver/reward"),
         "late reward of evaluators": part("role/evaluator/reward"),
         "solved": solved,
+        "base pays right": base_pays(True),
+        "base pays wrong": base_pays(False),
     },
     hours=0.6,
 )

@@ -142,6 +142,16 @@ def test_without_a_scorer_the_verdict_is_the_score():
     assert comas.verdicts(made) == [[1, 0], [0, 0], [0, -1]]
 
 
+def test_what_the_base_pays_is_told_by_whether_the_answer_is_right():
+    """Right answers earn 1 and 1/2, a wrong one 0."""
+    made = [discussion("3"), discussion("2"), discussion("1")]
+    rated = [dataclasses.replace(one, sample=i) for i, one in enumerate(made)]
+    table = table_of(*rated, grades=[1, np.nan, np.nan, 1, np.nan, np.nan, 0, np.nan, np.nan])
+    run = Trained(table, base=table)
+    assert comas.base_pays(True)(run) == 0.75 and comas.base_pays(False)(run) == 0.0
+    assert np.isnan(comas.base_pays(True)(Trained(table)))
+
+
 def test_early_and_late_rewards_are_those_of_the_first_and_the_last_quarter():
     lines = [{"role/solver/reward": value} for value in (0, 0.2, 0, None, 0, 0, 0, 0.5, 0.7)]
     run = Trained(table_of(episode(call("solver"))), lines=lines)
