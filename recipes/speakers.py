@@ -17,8 +17,8 @@ from recipes.untrained import majority_of
 from recipes.words import END, MORE_BASE, WAYS, ask_bid, ask_next, user
 
 
-def _answer(task, prompts, way, slot=0):
-    return Call("speaker", prompts.worker(question=task.question, strategy=WAYS[way]), slot=slot)
+def _answer(task, prompts, way):
+    return Call("speaker", prompts.worker(question=task.question, strategy=WAYS[way]))
 
 
 @workflow(roles={"speaker": solver, "chooser": team}, families=("math",), counts=("most",))
@@ -61,7 +61,6 @@ def config():
         "recipes.speakers:chosen",
         {"speaker": "p0", "chooser": "p0"},
         base=MORE_BASE,
-        levels=(1, 3),
         steps=0,
         evaluation__every=0,
     )

@@ -26,7 +26,7 @@ def get_recipe(name: str) -> Recipe:
     """The base of the recipes that speak these words: "xs", or "more-xs" for those of `MORE`."""
     more = name.startswith("more-")
     return Recipe(
-        name.removeprefix("more-"), 4000, code_levels=(1, 2) if more else (), math_levels=(1, 3),
+        name.removeprefix("more-"), 12000 if more else 4000, code_levels=(1, 2) if more else (), math_levels=(1, 3),
         skill=Skill(draft=0.44), seed=1, lesson_share=0.5 if more else 0.4,
         lessons=tuple(f"recipes.words:{one}" for one in (MORE if more else LESSONS)),
     )  # fmt: skip
