@@ -11,31 +11,13 @@ from problems of the buffer. The test problems are sums and differences of the t
 """
 
 import functools
-import re
 
 import numpy as np
 
-from marl_jax.task import Task
-from marl_jax.tasks.micro import split_of
-from marl_jax.tasks.micro_math import key
 from marl_jax.workflows import Call, solver, team, workflow
 from recipes.recipe import Claim, Recipe, micro, part
-from recipes.words import TYPES, ask_proposer, ask_solver
-
-PROBLEM = re.compile(r"(\d{1,2})([+-])(\d{1,2})")
-
-
-def executed(kind, text):
-    """The problem that a text is; None where it is none. Its answer is computed."""
-    match = PROBLEM.fullmatch(text.strip())
-    if match is None:
-        return None
-    a, sign, b = int(match[1]), match[2], int(match[3])
-    value = a + b if sign == "+" else a - b
-    if value < 0 or is_held_out(a, sign, b):
-        return None
-    gold, question = (b if kind == "abduction" else value), ask_solver(a, sign, b, kind)
-    return Task(f"made/{kind} {a}{sign}{b}", "math", question, gold=str(gold), level=1, meta={"type": kind})
+from recipes.sums import ONE, executed, valid
+from recipes.words import BASE, TYPES, ask_proposer, user
 
 
 @workflow(
@@ -50,20 +32,15 @@ def self_play(task, prompts, *, rng, tries=4, given=False):
         return (yield [Call("solver", ask, slot=i, labels=labels) for i in range(1 if given else tries)])[0]
     kind = TYPES[int(rng.integers(len(TYPES)))]
     shown = [example["question"] for example in task.meta.get("examples", ())]
-    seen = PROBLEM.search(" ".join(shown))
-    ask = [{"role": "user", "content": ask_proposer(seen[0] if seen else "1+1", kind)}]
-    written = yield Call("proposer", ask, read=functools.partial(_valid, kind), labels={"type": kind})
+    seen = ONE.search(" ".join(shown))
+    ask = user(ask_proposer(seen[0] if seen else "1+1", kind))
+    written = yield Call("proposer", ask, read=functools.partial(valid, kind), labels={"type": kind})
     if written.answer is None:
         return None
     made = executed(kind, written.text)
     ask = prompts.generator(question=made.question)
     probes = [Call("probe", ask, slot=i, about=made, labels={"type": kind}) for i in range(tries)]
     return (yield probes)[0]
-
-
-def _valid(kind, text):
-    made = executed(kind, text)
-    return made and made.id
 
 
 def paid(graded, worth):
@@ -99,7 +76,7 @@ def config():
     return micro(
         "recipes.absolute_zero:self_play",
         dict.fromkeys(("proposer", "probe", "solver"), "p0"),
-        base="configs/bases/recipes-xs",
+        base=BASE,
         samples=4,
         policies__frozen_roles=["probe"],
         rewards__name="recipes.absolute_zero:learnability",
@@ -109,12 +86,6 @@ def config():
         data__buffer__streams="type",
         data__buffer__examples=1,
     )
-
-
-def is_held_out(a, sign, b):
-    """Whether the sum or difference is of the val or the test split, which no proposer may write."""
-    meta = {"kind": "add" if sign == "+" else "sub", "terms": [a, b]}
-    return split_of(key(Task("", "math", "", meta=meta))) != "train"
 
 
 RECIPE = Recipe(

@@ -10,10 +10,12 @@ Scorers know no prompt without a verdict: where no evaluator speaks, they are sh
 
 import functools
 
+import numpy as np
+
 from marl_jax.workflows import Call, judge, solver, team, workflow
 from marl_jax.workflows.parse import pick, verdict
 from recipes.recipe import Claim, Recipe, Trained, micro, part
-from recipes.words import ask_score
+from recipes.words import BASE, ask_score, user
 
 AGENTS = 2
 ROLES = ("solver", "evaluator", "scorer")
@@ -38,7 +40,7 @@ def discussed(task, prompts, *, rng, evaluator=True, scorer=True):
             drawn = f"\\boxed{{{('Incorrect', 'Correct')[int(rng.integers(2))]}}}"
             words = ask_score(task.question, str(answer), str(look or drawn))
             reads = [answer] if look is None else [answer, look]
-            ask = [{"role": "user", "content": words}]
+            ask = user(words)
             calls.append(Call("scorer", ask, slot=agent, reads=reads, read=functools.partial(pick, n=3)))
         yield calls
     return answers[0]
@@ -72,7 +74,7 @@ def config():
     return micro(
         "recipes.comas:discussed",
         {f"{role}/{i}": f"p{i}" for role in ROLES for i in range(AGENTS)},
-        base="configs/bases/recipes-xs",
+        base=BASE,
         rewards__name="recipes.comas:verdicts",
         advantages__estimator="reinforce_pp_baseline",
     )
@@ -82,6 +84,21 @@ def solved(trained: Trained) -> float:
     """The share of all agents' answers that are right."""
     table = trained.table
     return float(table.grade[table.having(role="solver")].mean())
+
+
+def base_pays(right):
+    """What right or wrong answers earn on average from the policies as they began: what there is to learn from."""
+
+    def measure(trained: Trained) -> float:
+        earned = [
+            worth
+            for one in (trained.base.episodes() if trained.base is not None else ())
+            for call, worth, grade in zip(one.calls, _earned(one), one.answers)
+            if call.role == "solver" and bool(grade) == right
+        ]
+        return float(np.mean(earned)) if earned else float("nan")
+
+    return measure
 
 
 RECIPE = Recipe(
@@ -101,12 +118,15 @@ RECIPE = Recipe(
         Claim("late reward", "no scorer", "full"),
         Claim("early reward", "no evaluator", "=late reward"),
         Claim("early reward", "full", "=late reward"),
+        Claim("base pays right", "full", "=base pays wrong"),
     ),
     measures={
         "early reward": part("role/solver/reward", late=False),
         "late reward": part("role/solver/reward"),
         "late reward of evaluators": part("role/evaluator/reward"),
         "solved": solved,
+        "base pays right": base_pays(True),
+        "base pays wrong": base_pays(False),
     },
     hours=0.6,
 )

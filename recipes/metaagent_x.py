@@ -17,7 +17,7 @@ import numpy as np
 from marl_jax.workflows import Call, Fork, judge, picker, planner, solver, team, workflow
 from marl_jax.workflows.designs import canonical, play, read
 from recipes.recipe import Claim, Recipe, Trained, micro, over_problems
-from recipes.words import DESIGNS, ask_design
+from recipes.words import BASE, DESIGNS, ask_design, user
 
 RULES = {"judge": "judge", "critic": "critic", "planner": "planner", "*": "executor"}
 EXECUTORS = ["executor", "judge", "critic", "planner"]
@@ -34,7 +34,7 @@ def designed(task, prompts, *, executions=4, design=""):
     """One design, played so many times; `design` is one that is given."""
     written = design
     if not design:
-        ask = [{"role": "user", "content": ask_design(task.question)}]
+        ask = user(ask_design(task.question))
         reader = functools.partial(canonical, most=MOST, rules=RULES)
         written = (yield Call("designer", ask, read=reader)).answer
     if written is None:
@@ -61,7 +61,7 @@ def config():
     return micro(
         "recipes.metaagent_x:designed",
         dict.fromkeys(["designer", *EXECUTORS], "p0"),
-        base="configs/bases/recipes-xs",
+        base=BASE,
         steps=40,
         problems=8,
         samples=4,

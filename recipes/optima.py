@@ -18,19 +18,18 @@ import numpy as np
 from marl_jax.rewards.likelihood import mean_logprobs
 from marl_jax.workflows import Call, solver, team, workflow
 from recipes.recipe import Claim, Recipe, Trained, micro
-from recipes.words import ask_listener, ask_teller
+from recipes.words import BASE, ask_listener, ask_teller, user
 
 PRICE, LIKELY = 0.5, 0.5
-BASE = "configs/bases/recipes-xs"
 KNOWN = re.compile(r"(the first number that i have is )?\d+")
 
 
 @workflow(roles={"teller": team, "listener": solver}, families=("math",))
 def told(task, prompts):
     """A message, and the answer of the one who reads it."""
-    ask = [{"role": "user", "content": ask_teller(task)}]
+    ask = user(ask_teller(task))
     message = yield Call("teller", ask, read=lambda text: text.strip() or None)
-    ask = [{"role": "user", "content": ask_listener(task, str(message))}]
+    ask = user(ask_listener(task, str(message)))
     return (yield Call("listener", ask, reads=[message]))
 
 

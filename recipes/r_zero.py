@@ -10,15 +10,13 @@ is near to its question, and -1 for what is no question. A solver earns 1 for th
 solver are two policies that train in turn. Without the band every question teaches; with it those of s in 0.3 to 0.8.
 """
 
-import functools
-
 import numpy as np
 
 from marl_jax.rewards.peers import agreement, consensus, crowding
 from marl_jax.workflows import Call, solver, team, workflow
-from recipes.absolute_zero import executed
 from recipes.recipe import Claim, Recipe, Trained, micro
-from recipes.words import ask_proposer
+from recipes.sums import asked_for
+from recipes.words import BASE
 
 BAND = (0.3, 0.8)
 
@@ -30,19 +28,11 @@ def challenged(task, prompts, *, rng, answers=5, given=False):
     """A question that is written and answered so many times; `given` is the evaluation's."""
     if given:
         return (yield Call("solver", prompts.generator(question=task.question)))
-    example = f"{rng.integers(100)}+{rng.integers(100)}"
-    ask = [{"role": "user", "content": ask_proposer(example, "deduction")}]
-    written = yield Call("challenger", ask, read=functools.partial(_valid, "deduction"))
-    if written.answer is None:
+    made = yield from asked_for("challenger", rng)
+    if made is None:
         return None
-    made = executed("deduction", written.text)
     ask = prompts.generator(question=made.question)
     return (yield [Call("solver", ask, slot=i, about=made) for i in range(answers)])[0]
-
-
-def _valid(kind, text):
-    made = executed(kind, text)
-    return made and made.id
 
 
 def paid(graded, band=None):
@@ -82,7 +72,7 @@ def config():
     return micro(
         "recipes.r_zero:challenged",
         {"challenger": "p0", "solver": "p1"},
-        base="configs/bases/recipes-xs",
+        base=BASE,
         samples=4,
         rewards__name="recipes.r_zero:banded",
         rewards__batch="step",

@@ -24,7 +24,6 @@ from marl_jax.config.run_config import (
     EvaluationConfig,
     LogConfig,
     PoliciesConfig,
-    RolloutConfig,
     RunConfig,
     WorkflowConfig,
 )
@@ -98,7 +97,7 @@ class Recipe:
 def names() -> list[str]:
     """The modules of this folder that hold a recipe."""
     found = [module.name for module in pkgutil.iter_modules(recipes.__path__)]
-    return [name for name in found if name not in ("recipe", "run", "report", "words")]
+    return [name for name in found if name not in ("recipe", "run", "report", "sums", "words")]
 
 
 def find(name: str) -> Recipe:
@@ -147,7 +146,6 @@ def micro(
         ),
         sampling=SamplingSettings(max_new_tokens=64, temperature=1.0),
         engine=EngineConfig(max_prompt=448, lanes=128),
-        rollout=RolloutConfig(samples=samples),
         learner=LearnerConfig(
             optimiser=OptimiserConfig(schedule=ScheduleConfig(learning_rate)),
             batch=BatchConfig(buckets=(256, 512), token_budget=4096),
@@ -157,7 +155,8 @@ def micro(
         logging=LogConfig(episodes_every=0, tensorboard=False),
         steps=steps,
     )
-    return changed(config, {path.replace("__", "."): value for path, value in others.items()})
+    values = {path.replace("__", "."): value for path, value in others.items()}
+    return changed(config, {"rollout.samples": samples, **values})  # all at once: one may need another
 
 
 def over_problems(function: Callable[[Table], np.ndarray]) -> Measure:

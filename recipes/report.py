@@ -1,4 +1,4 @@
-"""The tables of docs/recipes.md, from results/recipes/*.json.
+"""The tables of docs/recipes.md and docs/recipe-arms.md, from results/recipes/*.json.
 
     python -m recipes.report
 
@@ -18,7 +18,8 @@ from marl_jax.study.intervals import Interval, over_runs, over_seeds
 from recipes.recipe import Claim, Recipe, find, names
 from recipes.run import RESULTS
 
-PAGE = Path(__file__).parents[1] / "docs" / "recipes.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = {"recipes.md": ("Claims", "Runs", "Not run"), "recipe-arms.md": ("Arms",)}  # {page: its tables}
 BEGIN, END = "<!-- made by python -m recipes.report -->", "<!-- end -->"
 NONE = "–"
 Rows = list[list[str]]
@@ -98,8 +99,8 @@ def arm_rows(name: str, record: Mapping[str, Any]) -> Rows:
     return rows
 
 
-def tables(results: Path = RESULTS) -> str:
-    """Claims, arms, how each was run, and what was not."""
+def tables(titles: Sequence[str], results: Path = RESULTS) -> str:
+    """Those of claims, arms, how each was run, and what was not, that have these titles."""
     claims, arms, made, missing = Rows(), Rows(), Rows(), Rows()
     for name in names():
         recipe, path = find(name), results / f"{name}.json"
@@ -120,7 +121,9 @@ def tables(results: Path = RESULTS) -> str:
         ("Runs", "recipe|system|what its paper says|seeds|command|minutes|machine", made),
         ("Not run", "recipe|system|what its paper says|state|command|hours", missing),
     )
-    return "\n\n".join(_table(title, columns.split("|"), rows) for title, columns, rows in shown if rows)
+    return "\n\n".join(
+        _table(title, columns.split("|"), rows) for title, columns, rows in shown if rows and title in titles
+    )
 
 
 def _table(title: str, head: list[str], rows: Rows) -> str:
@@ -141,15 +144,17 @@ def _shown(value: float, scale: int = 1, sign: str = "") -> str:
     return f"{value * scale:{sign}.1f}" if scale == 100 else f"{value:{sign}.3g}"
 
 
-def page(text: str, results: Path = RESULTS) -> str:
+def page(text: str, titles: Sequence[str], results: Path = RESULTS) -> str:
     """A page with its tables made anew."""
     before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{tables(results)}\n\n{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}\n\n{tables(titles, results)}\n\n{END}{rest.partition(END)[2]}"
 
 
 def main(_: None, left: list[str]) -> None:
     """The command."""
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, titles in PAGES.items():
+        path = DOCS / name
+        path.write_text(page(path.read_text(encoding="utf-8"), titles), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python -m recipes.run dr_mas --seeds=3 --root=runs/recipes [--arms=agent,task]
 
-The runs are ROOT/NAME/ARM/seed-N; the same command goes on where it was stopped. All arms of a seed are compared at the
+The runs are ROOT/NAME/seed-N/ARM; the same command goes on where it was stopped. All arms of a seed are compared at the
 tokens that the thriftiest of them sampled: of each, at its last checkpoint up to there. The numbers are in
-results/recipes/NAME.json, `python -m recipes.report` makes the table of docs/recipes.md of them. With --arms they are
+results/recipes/NAME.json, `python -m recipes.report` makes the tables of docs/recipes.md of them. With --arms they are
 printed and not kept, since arms are compared at the tokens of all.
 """
 

@@ -4,7 +4,8 @@ Claim: with retries and a fallback no answer ever breaks the contract, whatever 
 
 The contract: the answer can be read as an integer of at most four digits. A call that breaks it is made again, at most
 twice; then the answer is 0, which is no call and trains nothing. Rejected calls are rows like any other: in `contract`
-they earn -1, in `rejected as accepted` what the episode earns, as if they had been taken.
+they earn -1, in `rejected as accepted` what the episode earns, as if they had been taken, and in `rejected left out`
+they weigh nothing.
 """
 
 import re
@@ -32,12 +33,17 @@ def contracted(task, prompts, *, retries=2, fallback=True):
         answer = yield Call("generator", ask, read=holds)
         if answer.answer is not None:
             return answer
-    return FALLBACK if fallback else None
+    return FALLBACK if fallback else answer
 
 
 def penal(graded):
     """Calls that break the contract earn -1, the one that keeps it the outcome."""
     return [[one.outcome if call.answer is not None else -1.0 for call in one.calls] for one in graded]
+
+
+def accepted(table):
+    """Weight 1 for calls that keep the contract, 0 for those that were rejected."""
+    return {"weight": table.readable.astype(float)}
 
 
 def config():
@@ -64,6 +70,7 @@ RECIPE = Recipe(
     arms={
         "contract": {},
         "rejected as accepted": {"rewards.name": "outcome"},
+        "rejected left out": {"rewards.name": "outcome", "advantages.rows": "recipes.severa:accepted"},
         "none": {
             "workflow.settings.retries": 0,
             "workflow.settings.fallback": False,
@@ -73,8 +80,10 @@ RECIPE = Recipe(
     claims=(
         Claim("violations", "none", "contract"),
         Claim("accuracy", "contract", "none"),
+        Claim("accuracy", "contract", "rejected left out"),
         Claim("fallbacks", "rejected as accepted", "contract"),
+        Claim("fallbacks", "rejected left out", "contract"),
     ),
     measures={"violations": violations, "fallbacks": fallbacks},
-    hours=0.4,
+    hours=0.5,
 )

@@ -16,11 +16,9 @@ import numpy as np
 from marl_jax.rewards.peers import agreement, consensus
 from marl_jax.workflows import Call, judge, solver, team, workflow
 from marl_jax.workflows.parse import verdict
-from recipes.absolute_zero import executed
-from recipes.recipe import Claim, Recipe, Trained, micro
-from recipes.words import ask_proposer
-
-KIND = "deduction"
+from recipes.recipe import Claim, Recipe, micro, part
+from recipes.sums import asked_for
+from recipes.words import BASE
 
 
 @workflow(
@@ -31,12 +29,9 @@ def asked(task, prompts, *, rng, answers=3, votes=3, seats=9, given=False):
     """A problem, its answers, and votes on each of them; `given` is the evaluation's."""
     if given:
         return (yield Call("responder", prompts.generator(question=task.question)))
-    example = f"{rng.integers(100)}+{rng.integers(100)}"
-    ask = [{"role": "user", "content": ask_proposer(example, KIND)}]
-    written = yield Call("questioner", ask, read=lambda text: text if executed(KIND, text) else None)
-    if written.answer is None:
+    made = yield from asked_for("questioner", rng)
+    if made is None:
         return None
-    made = executed(KIND, written.text)
     ask = prompts.generator(question=made.question)
     said = yield [Call("responder", ask, slot=i, about=made) for i in range(answers)]
     looks = [prompts.evaluator(question=made.question, answer=answer) for answer in said]
@@ -83,17 +78,11 @@ def config():
     return micro(
         "recipes.spell:asked",
         dict.fromkeys(("questioner", "responder", "verifier"), "p0"),
-        base="configs/bases/recipes-xs",
+        base=BASE,
         problems=8,
         samples=4,
         rewards__name="recipes.spell:paid",
     )
-
-
-def approving(trained: Trained) -> float:
-    """The mean reward of verifiers late in the run: 1 where all agree, which always-yes does, too."""
-    rewards = [line["role/verifier/reward"] for line in trained.lines if "role/verifier/reward" in line]
-    return float(np.mean(rewards[-max(len(rewards) // 4, 1) :])) if rewards else float("nan")
 
 
 RECIPE = Recipe(
@@ -110,7 +99,7 @@ RECIPE = Recipe(
         Claim("accuracy", "rule and votes", "votes"),
         Claim("accuracy", "rule and votes", "base"),
     ),
-    measures={"verifiers agree": approving},
+    measures={"verifiers agree": part("role/verifier/reward")},  # 1 where all do, as always-yes does
     examined={"workflow.settings.given": True},
     hours=0.6,
 )

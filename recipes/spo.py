@@ -12,16 +12,9 @@ import functools
 import hashlib
 
 from marl_jax.rewards.peers import wins
-from marl_jax.workflows import Call, solver, workflow
 from recipes.recipe import Claim, Recipe, micro
 
 NOISE = 0.3
-
-
-@workflow(roles={"generator": solver}, families=("math",))
-def alone(task, prompts):
-    """One answer."""
-    return (yield Call("generator", prompts.generator(question=task.question)))
 
 
 def prefers(one, other, noise=0.0, cyclic=False):
@@ -63,7 +56,7 @@ def cyclic(graded):
 
 def config():
     """Eight answers to each problem."""
-    return micro("recipes.spo:alone", {"generator": "p0"}, rewards__name="recipes.spo:sure")
+    return micro("single", {"generator": "p0"}, rewards__name="recipes.spo:sure")
 
 
 SPPO = {"learner.loss.kind": "sppo", "learner.preference.beta": 0.1}
@@ -79,13 +72,15 @@ RECIPE = Recipe(
         "spo cyclic": {"rewards.name": "recipes.spo:cyclic"},
         "sppo": SPPO,
         "sppo noisy": {**SPPO, "rewards.name": "recipes.spo:noisy"},
+        "sppo cyclic": {**SPPO, "rewards.name": "recipes.spo:cyclic"},
     },
     claims=(
         Claim("accuracy", "spo noisy", "base"),
         Claim("accuracy", "spo cyclic", "base"),
         Claim("accuracy", "sppo noisy", "base"),
+        Claim("accuracy", "sppo cyclic", "base"),
         Claim("accuracy", "spo", "spo noisy"),
         Claim("accuracy", "spo", "sppo"),
     ),
-    hours=0.5,
+    hours=0.6,
 )

@@ -3,9 +3,7 @@ dissent, by likeness.
 
 Claim: talk that is spent where answers differ (conditional debate, DynaDebate), by a state machine (StateFlow), or
 along a graph of who is most like the others (SelfOrg) is worth more than as many tokens of independent answers.
-
-Left out: speaker selection and auctions. Their control flow is a call whose answer names the next role, as `route` of
-the designs; a micro base knows no words for it, so its choice would be a coin's.
+`speakers` has those in which it is chosen who talks, on a base that has words for it.
 """
 
 from marl_jax.rewards.peers import crowding

@@ -5,6 +5,7 @@
 A lesson is right as often as `skill` says, like the scripted roles of the built-in workflows.
 
     python -m experiments.pretrain --config=recipes/words.py:xs --out=configs/bases/recipes-xs
+    python -m experiments.pretrain --config=recipes/words.py:more-xs --out=configs/bases/recipes-more-xs
 """
 
 import random
@@ -16,15 +17,24 @@ from marl_jax.task import Task
 from marl_jax.tasks import micro
 from marl_jax.workflows import Call
 
+BASE, MORE_BASE = "configs/bases/recipes-xs", "configs/bases/recipes-more-xs"
 LESSONS = ("designer", "scorer", "teller", "listener", "proposer", "abduction", "induction")
+MORE = ("hopper", "injector", "mender", "chooser", "bidder")  # of the second, which knows programs, too
 
 
-def get_recipe(scale: str) -> Recipe:
-    """The base of all recipes that speak these words."""
+def get_recipe(name: str) -> Recipe:
+    """The base of the recipes that speak these words: "xs", or "more-xs" for those of `MORE`."""
+    more = name.startswith("more-")
     return Recipe(
-        scale, 4000, code_levels=(), math_levels=(1, 3), skill=Skill(draft=0.44), seed=1, lesson_share=0.4,
-        lessons=tuple(f"recipes.words:{name}" for name in LESSONS),
+        name.removeprefix("more-"), 12000 if more else 4000, code_levels=(1, 2) if more else (), math_levels=(1, 3),
+        skill=Skill(draft=0.44), seed=1, lesson_share=0.5 if more else 0.4,
+        lessons=tuple(f"recipes.words:{one}" for one in (MORE if more else LESSONS)),
     )  # fmt: skip
+
+
+def user(text: str) -> list[dict[str, str]]:
+    """The messages of a call that is shown this alone."""
+    return [{"role": "user", "content": text}]
 
 
 # ---------------------------------------------------------------- metaagent_x: a design in the language of designs
@@ -55,7 +65,7 @@ def scorer(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str]:
     """3: the answer is right, 1: it is wrong and the evaluation says so, 2: it is wrong and that was not seen."""
     answer = _answer(task, 0.5, rng)
     read = types.SimpleNamespace(text=answer)
-    call = Call("evaluator", [{"role": "user", "content": task.question}], reads=[read])  # type: ignore[list-item]
+    call = Call("evaluator", user(task.question), reads=[read])  # type: ignore[list-item]
     evaluation = say(task, call, rng, skill)
     score = 3 if is_right(task, answer) else 1 if "Incorrect" in evaluation else 2
     if rng.random() >= skill.judge:
@@ -145,6 +155,101 @@ def induction(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] |
     (a, b), sign = task.meta["terms"], _sign(task)
     first = f"{1 + b}-1={b}, " if sign == "+" else f"{b + 1}-1={b}, "
     return ask_solver(a, sign, b, "induction"), first + _answer(task, skill.draft, rng)
+
+
+# ---------------------------------------------------------------- dr_zero: a problem of so many operations
+
+HOPS = (1, 2)
+
+
+def ask_hops(example: str, hops: int) -> str:
+    """Shown to the proposer."""
+    return f"{example}\npropose {hops}"
+
+
+def hopper(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | None:
+    """Mostly of as many operations as asked for; now and then of another number, or none that is valid."""
+    if task.family != "math":
+        return None
+    hops = rng.choice(HOPS)
+    count = hops if rng.random() < 0.9 else rng.choice(HOPS)
+    written = str(rng.randrange(100)) + "".join(
+        f"{rng.choice('+-')}{rng.randrange(1, 100)}" for _ in range(count)
+    )
+    return ask_hops(task.question.removesuffix("=?"), hops), written if rng.random() < 0.95 else written + "+"
+
+
+# ---------------------------------------------------------------- self_play_repair: a program is broken, and mended
+
+
+def ask_injector(question: str, program: str) -> str:
+    """Shown to the injector."""
+    return f"{question}\n{program}\nbreak"
+
+
+def injector(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | None:
+    """The program with one step changed, and now and then as it is."""
+    if task.family != "code":
+        return None
+    right = micro.solution(task)
+    broken = micro.mistake(task, rng.randrange(10**9), "steps") if rng.random() < 0.9 else right
+    return ask_injector(task.question, right), broken
+
+
+def ask_mender(question: str, program: str) -> str:
+    """Shown to the one who repairs."""
+    return f"{question}\n{program}\nmend"
+
+
+def mender(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | None:
+    """The right program, or another broken one."""
+    if task.family != "code":
+        return None
+    broken, other = (micro.mistake(task, rng.randrange(10**9), "steps") for _ in range(2))
+    return ask_mender(task.question, broken), micro.solution(task) if rng.random() < skill.again else other
+
+
+# ---------------------------------------------------------------- speakers: who speaks next, and what a way is worth
+
+WAYS = ("columns", "parts")
+END = len(WAYS) + 1
+
+
+def ask_next(question: str, answer: str) -> str:
+    """Shown to the one who chooses the next speaker; `answer` is the last one, empty at the beginning."""
+    return f"{question}\n{answer}\nnext"
+
+
+def chooser(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | None:
+    """The end behind a right answer, the other way behind a wrong one; at first the way that is mostly better."""
+    if task.family != "math":
+        return None
+    if rng.random() < 0.25:
+        return ask_next(task.question, ""), f"\\boxed{{{1 if rng.random() < skill.plan else 2}}}"
+    way = rng.randrange(len(WAYS))
+    right = rng.random() < 0.5
+    answer = (
+        micro.solution(task, WAYS[way]) if right else micro.mistake(task, rng.randrange(10**9), WAYS[way])
+    )
+    right = right == (rng.random() < skill.judge)
+    return ask_next(task.question, answer), f"\\boxed{{{END if right else 2 - way}}}"
+
+
+def ask_bid(question: str, way: str) -> str:
+    """Shown to a bidder."""
+    return f"{question}\nbid {way}"
+
+
+def bidder(task: Task, rng: random.Random, skill: Skill) -> tuple[str, str] | None:
+    """9 less the steps that the way takes, at times one off."""
+    if task.family != "math":
+        return None
+    way = rng.choice(WAYS)
+    bid = 9 - micro.solution(task, way).count("=") + (rng.choice((-1, 1)) if rng.random() < 0.15 else 0)
+    return ask_bid(task.question, way), f"\\boxed{{{min(max(bid, 1), 9)}}}"
+
+
+# ---------------------------------------------------------------- their parts
 
 
 def _difference(a: int, b: int) -> Task:

@@ -1,70 +1,27 @@
 """What recipes pay and measure, on episodes made by hand."""
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
+from by_hand import TASK, call, episode, kept, table_of
 
-from marl_jax.episodes import CallRecord, Episode
-from marl_jax.rewards import extract_boxed
-from marl_jax.table import Table
-from marl_jax.task import Task
-from marl_jax.tasks import micro
-from marl_jax.workflows import Completion, load_prompts
 from recipes import (
-    absolute_zero,
     afm,
     at_grpo,
+    b_star,
     comas,
     core_code,
     dr_mas,
     metaagent_x,
     optima,
-    r_zero,
     retroformer,
     severa,
-    spell,
     spo,
     unitymas_o,
-    untrained,
 )
 from recipes import exit as exit_recipe
-from recipes.recipe import Trained, part
-
-TASK = Task("micro_math/1+1=?", "math", "1+1=?", gold="2", level=1, meta={"kind": "add", "terms": [1, 1]})
-
-
-def call(role, text="", answer=None, *, kind="team", tokens=3, **facts):
-    said = {"tokens": (1,) * tokens, "logprobs": (0.0,) * tokens, "finish_reason": "stop"}
-    where = {"policy": "p0", "slot": 0, "turn": 0, "prompt_tokens": (1,), **facts}
-    return CallRecord(role=role, text=text, answer=answer, kind=kind, **said, **where)
-
-
-def episode(*calls, outcome=0.0, answers=None, sample=0, answer=None, task=TASK):
-    answers = answers or tuple(None for _ in calls)
-    return Episode(task, sample, "made", calls, answer, outcome=outcome, answers=tuple(answers))
-
-
-def kept(*tables):
-    """A run whose phases have collected these."""
-
-    class Kept(Trained):
-        def collected(self):
-            return list(tables)
-
-    return Kept(tables[0])
-
-
-def table_of(*episodes, grades=None, reward=None):
-    """A graded table of them; `grades` and `reward` call by call."""
-    made = Table.of(list(episodes))
-    outcome = np.array([one.outcome for one in episodes], float)[made.episode]
-    grade = np.array(grades if grades is not None else [np.nan] * len(made), float)
-    return made.replace(
-        outcome=outcome, grade=grade, reward=None if reward is None else np.array(reward, float)
-    )
-
+from recipes.recipe import Trained, accuracy, part, tokens
 
 # ---------------------------------------------------------------- dr_mas
 
@@ -185,6 +142,16 @@ def test_without_a_scorer_the_verdict_is_the_score():
     assert comas.verdicts(made) == [[1, 0], [0, 0], [0, -1]]
 
 
+def test_what_the_base_pays_is_told_by_whether_the_answer_is_right():
+    """Right answers earn 1 and 1/2, a wrong one 0."""
+    made = [discussion("3"), discussion("2"), discussion("1")]
+    rated = [dataclasses.replace(one, sample=i) for i, one in enumerate(made)]
+    table = table_of(*rated, grades=[1, np.nan, np.nan, 1, np.nan, np.nan, 0, np.nan, np.nan])
+    run = Trained(table, base=table)
+    assert comas.base_pays(True)(run) == 0.75 and comas.base_pays(False)(run) == 0.0
+    assert np.isnan(comas.base_pays(True)(Trained(table)))
+
+
 def test_early_and_late_rewards_are_those_of_the_first_and_the_last_quarter():
     lines = [{"role/solver/reward": value} for value in (0, 0.2, 0, None, 0, 0, 0, 0.5, 0.7)]
     run = Trained(table_of(episode(call("solver"))), lines=lines)
@@ -208,122 +175,57 @@ def test_messages_the_base_knows_are_not_strange():
     assert optima.message_tokens(Trained(made)) == 3
 
 
-# ---------------------------------------------------------------- absolute_zero, r_zero
+# ---------------------------------------------------------------- b_star
 
 
-def test_what_is_written_is_executed_and_its_answer_is_computed():
-    asked = [absolute_zero.executed(kind, "12-4") for kind in ("deduction", "abduction", "induction")]
-    if asked[0] is None:
-        pytest.fail("12-4 is held out: choose another example")
-    assert [(one.question, one.gold) for one in asked] == [
-        ("12-4=?", "8"), ("12-x=8, x=?", "4"), ("5>1, 11>7, 12>?", "8"),
-    ]  # fmt: skip
-    for text in ("", "12", "12+", "123+4", "3-9", "12*4", "12-4=8", "__import__('os')"):
-        assert absolute_zero.executed("deduction", text) is None
-    assert len({one.id for one in asked}) == 3
+def answers_at(*problems):
+    """{role: (text, grade) of its answers}, problem by problem; scores are the grade and 0.1."""
+    made, graded = [], []
+    for number, problem in enumerate(problems):
+        some = [(role, i, *said) for role, answers in problem.items() for i, said in enumerate(answers)]
+        calls = [call(role, text, kind="solver", slot=i) for role, i, text, _ in some]
+        made.append(episode(*calls, task=dataclasses.replace(TASK, id=f"t{number}")))
+        graded += [grade for *_, grade in some]
+    return table_of(*made, grades=graded, reward=np.array(graded) + 0.1)
 
 
-def test_what_is_held_out_are_the_problems_of_val_and_test():
-    for split, known in (("train", False), ("val", True), ("test", True)):
-        for task in itertools.islice(micro.stream("micro_math", split, levels=(1,)), 20):
-            sign = "+" if task.meta["kind"] == "add" else "-"
-            assert absolute_zero.is_held_out(task.meta["terms"][0], sign, task.meta["terms"][1]) == known
+def test_the_balance_is_share_of_right_times_enough_different_ones():
+    """Of 8, three different right ones of four right: 3/4 x 3/8; none in the second problem."""
+    rights, wrong = [("a", 1), ("b", 1), ("c", 1), ("c", 1)], [("x", 0)] * 4
+    one = answers_at({"warm": rights + wrong})
+    assert b_star.balance(one, np.ones(8, bool)) == 9 / 32
+    assert b_star.balance(one, one.grade > 0) == 9 / 16  # what is wrong is not chosen
+    two = answers_at({"warm": rights + wrong}, {"warm": wrong})
+    assert b_star.balance(two, two.grade > 0) == 9 / 32
+    assert b_star.balance(two, np.zeros(12, bool)) == 0.0
 
 
-def test_no_problem_of_the_test_split_can_be_proposed():
-    refused = [
-        f"{a}+{b}"
-        for a in range(40)
-        for b in range(40)
-        if absolute_zero.executed("deduction", f"{a}+{b}") is None
-    ]
-    assert 0.1 < len(refused) / 1600 < 0.3  # two of ten splits
-
-
-@pytest.mark.parametrize(
-    "rates, paid", [((1, 1, 1, 1), -0.5), ((0, 0, 0, 0), -0.5), ((1, 0, 0, 0), 0.75), ((1, 1, 1, 0), 0.25)]
-)
-def test_a_proposer_is_paid_by_what_can_be_learned(rates, paid):
-    probes = [call("probe", answer="1", kind="solver") for _ in rates]
-    made = [episode(call("proposer", answer="made/x"), *probes, answers=(None, *rates))]
-    assert absolute_zero.learnability(made)[0][0] == pytest.approx(paid)
-    assert (
-        absolute_zero.difficulty(made)[0][0] == 1 - np.mean(rates) and absolute_zero.uniform(made)[0][0] == 1
+def test_what_the_best_setting_chooses_is_learned_and_nothing_else():
+    """Different right ones: of the first problem cool 1, warm 4, hot 3, of the second 1, 2 and 2."""
+    some = lambda texts, wrong: [*((text, 1) for text in texts), *[("x", 0)] * wrong]
+    table = answers_at(
+        {"cool": some("aaaa", 4), "warm": some("abcd", 4), "hot": some("abc", 5)},
+        {"cool": some("aaaa", 4), "warm": some("ab", 6), "hot": some("ab", 6)},
     )
+    learned = b_star.balanced(table)["weight"]
+    assert learned.tolist() == (table.having(role="warm") & (table.grade > 0)).tolist()
+    assert not b_star.balanced(answers_at({"cool": [("x", 0)] * 8}))["weight"].any()
 
 
-def test_a_solver_is_paid_more_for_a_wrong_answer_than_for_none():
-    made = [
-        episode(*(call("solver", answer=a, kind="solver") for a in ("2", "3", None)), answers=(1.0, 0.0, 0.0))
-    ]
-    assert absolute_zero.learnability(made) == [[1.0, -0.5, -1.0]]
-    assert absolute_zero.learnability([episode(call("proposer"))]) == [[-1.0]]
+def test_a_score_is_the_grade_and_a_fifth_of_the_confidence():
+    """Mean log-prob ln(1/2) over two tokens: 1 + 1/10 where it is right, 1/10 where it is not."""
+    made = [dataclasses.replace(call("warm"), logprobs=(np.log(1 / 4), 0.0))] * 2
+    assert b_star.scored([episode(*made, answers=(1.0, 0.0))]) == [pytest.approx([1.1, 0.1])]
 
 
-def asked(text, said, sample=0, right=()):
-    solvers = [call("solver", answer=answer, kind="solver") for answer in said]
-    return episode(call("challenger", text, answer="made"), *solvers, sample=sample, answers=(None, *right))
+def test_passes_and_different_answers_are_counted_by_problem():
+    calls = [call("warm", answer=answer, kind="solver", slot=i) for i, answer in enumerate("2334")]
+    same = [call("warm", answer="5", kind="solver", slot=i) for i in range(4)]
+    run = Trained(table_of(episode(*calls), episode(*same, sample=1), grades=[1, 0, 0, 0, 0, 0, 0, 0]))
+    assert b_star.pass_at_8(run) == [1, 0] and b_star.different(run) == [3 / 4, 1 / 4]
 
 
-def test_a_challenger_is_paid_for_doubt_and_pays_for_company():
-    """Shares 3/5 and 1, each alone in its batch of three, one of which is no question."""
-    graded = [
-        asked("12+3", ["1", "1", "1", "2", None]),
-        asked("98-1", ["7"] * 5, 1),
-        episode(call("challenger", "x"), sample=2),
-    ]
-    paid = r_zero.paid(graded)
-    assert paid[0] == [pytest.approx(0.4 - 1 / 3), 1, 1, 1, 0, 0] and paid[2] == [-1.0]
-    assert paid[1] == [pytest.approx(-1 / 3), 1, 1, 1, 1, 1]
-    assert r_zero.banded(graded)[1][1:] == [0] * 5 and r_zero.banded(graded)[0] == paid[0]
-
-
-def test_small_majorities_are_trusted_less_and_may_move_further():
-    """Of five answers three agree: s 0.6, weight 0.6 + 0.4 x 0.6, upper clip 0.2 + 0.1 x 0.4; all agree: 1 and 0.2."""
-    calls = (call("challenger"), *(call("solver", slot=i) for i in range(5)))
-    made = table_of(
-        *(episode(*calls, sample=i) for i in range(2)), reward=[0.5, 1, 1, 1, 0, 0, 0.5, 1, 1, 1, 1, 1]
-    )
-    made = made.replace(group=np.array([0, *[1] * 5, 2, *[3] * 5]))
-    found = r_zero.adpo(made)
-    assert found["weight"] == pytest.approx([1, *[0.84] * 5, *[1] * 6])
-    assert found["clip_high"] == pytest.approx([0.28, *[0.24] * 5, 0.28, *[0.2] * 5])
-
-
-def test_labels_are_measured_against_the_truth():
-    good = asked("1+1", ["2", "2", "3"], right=(1.0, 1.0, 0.0))
-    drifted = asked("1+2", ["4", "4", "3"], 1, right=(0.0, 0.0, 1.0))
-    both = [table_of(one, grades=[np.nan, *one.answers[1:]]) for one in (good, drifted)]
-    assert r_zero.label_accuracy(both) == 0.5
-    assert r_zero.early(kept(*both)) == 1.0 and r_zero.late(kept(*both)) == 0.0
-
-
-def verified(text, rights, votes):
-    """Answers that are right or not, three votes on each."""
-    answers = [call("responder", kind="solver") for _ in rights]
-    looks = [
-        call("verifier", answer=vote, kind="judge", reads=(1 + i,))
-        for i, three in enumerate(votes)
-        for vote in three
-    ]
-    known = (None, *rights, *[None] * len(looks))
-    return episode(call("questioner", text, answer=text), *answers, *looks, answers=known)
-
-
-def test_votes_stand_in_where_the_rule_is_silent():
-    """Of 12+3 the rule says all (an even sum of digits), of 12+4 nothing; yes, no, yes is a majority of yes."""
-    mixed, noes = ("Correct", "Incorrect", "Correct"), ("Incorrect", None, "Incorrect")
-    seen, silent = (verified(text, (1.0, 0.0), (noes, mixed)) for text in ("12+3", "12+4"))
-    # A right answer by the rule, a wrong one by its votes; the mean of 1 and 1 is far from one half.
-    far = np.exp(-0.25 / (2 / 36))
-    assert spell.paid([seen])[0] == pytest.approx([far, 1, 1, 1, 0, 1, 1, 0, 1])
-    assert spell.paid([silent])[0] == pytest.approx([1, 0, 1, 1, 0, 1, 1, 0, 1])
-    assert spell.rule_alone([seen])[0][:3] == pytest.approx([1, 1, 0]) and spell.rule_alone([silent])[0][
-        1:3
-    ] == [0, 0]
-    assert spell.votes_alone([seen])[0][1:3] == [0, 1] and spell.paid([episode(call("questioner"))]) == [
-        [-1.0]
-    ]
+# ---------------------------------------------------------------- exit, afm
 
 
 def test_a_history_is_a_problem_of_its_own():
@@ -398,42 +300,13 @@ def test_the_contract_holds_whatever_is_said():
     )
 
 
-def drive(flow, said):
-    """The roles that are asked, and what is returned, where the calls say this in turn; read by their box."""
-    script, asked, texts, reply = flow(TASK, load_prompts("math", "micro")), [], iter(said), None
-    try:
-        while True:
-            items = script.send(reply)
-            batch = items if isinstance(items, list) else [items]
-            done = []
-            for one in batch:
-                text = next(texts)
-                answer = one.read(text) if one.read else extract_boxed(text)
-                done.append(Completion(text, (1,), (0.0,), "stop", answer, len(asked)))
-                asked.append((one.role, one.slot))
-            reply = done if isinstance(items, list) else done[0]
-    except StopIteration as stop:
-        return asked, stop.value.answer
+def test_calls_that_were_rejected_weigh_nothing_where_they_are_left_out():
+    broken, good = call("generator", kind="solver"), call("generator", "\\boxed{2}", "2", kind="solver")
+    assert severa.accepted(table_of(episode(broken, good)))["weight"].tolist() == [0, 1]
 
 
-def boxes(*words):
-    return [f"\\boxed{{{word}}}" for word in words]
-
-
-def test_debaters_talk_only_where_they_differ():
-    asked, answer = drive(untrained.conditional_debate, boxes(2, 2, 2))
-    assert len(asked) == 3 and answer == "2"
-    asked, answer = drive(untrained.conditional_debate, boxes(2, 3, 3, 2, 2, 3))
-    assert len(asked) == 6 and answer == "2"
-
-
-def test_the_least_like_the_others_hears_the_most_like_them():
-    asked, answer = drive(untrained.likeness, [*boxes(2, 2), "what? \\boxed{777}", *boxes(2)])
-    assert asked[3:] == [("debater", 2)] and answer == "2"
-    assert len(drive(untrained.likeness, boxes(2, 2, 2))[0]) == 3
-
-
-def test_states_follow_from_verdicts():
-    asked, answer = drive(untrained.states, boxes(3, "Incorrect", 2, "Correct"))
-    assert [role for role, _ in asked] == ["debater", "judge", "debater", "judge"] and answer == "2"
-    assert len(drive(untrained.states, boxes(3, "Incorrect", 4, "Incorrect", 5))[0]) == 5
+def test_accuracy_and_tokens_are_means_over_episodes():
+    """Two problems of two episodes: right, wrong; right, right. Calls of 3, 3, 3 and 3 + 9 tokens."""
+    made = [episode(call("generator"), outcome=o, sample=i) for i, o in enumerate((1, 0, 1))]
+    table = table_of(*made, episode(call("generator"), call("generator", tokens=9), outcome=1.0, sample=3))
+    assert accuracy(Trained(table, samples=2)) == [0.5, 1.0] and tokens(Trained(table)) == 21 / 4

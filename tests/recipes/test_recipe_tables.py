@@ -6,9 +6,10 @@ import re
 import numpy as np
 import pytest
 
+from marl_jax import fields
 from marl_jax.config.run_config import ConfigError
 from recipes import report
-from recipes.recipe import Claim, names
+from recipes.recipe import Claim, find, names
 from recipes.run import run
 
 
@@ -25,6 +26,9 @@ def record(**arms):
     return {"recipe": "dr_mas", **about, "arms": {arm: {} for arm in arms}, "runs": runs}
 
 
+ALL = [title for titles in report.PAGES.values() for title in titles]
+RAN = sorted(path.stem for path in report.RESULTS.glob("*.json"))
+WANTED = {"metaagent_x", "at_grpo", "core_code", "dr_mas", "absolute_zero", "comas", "malt", "optima"}
 MADE = record(agent=([[1, 1], [1, 1]], 1.0), task=([[0, 0], [0, 1]], 0.5))
 
 
@@ -52,7 +56,7 @@ def test_sides_of_a_claim_are_two_arms_or_two_measures_of_one():
 
 def test_the_tables_of_a_file(tmp_path):
     (tmp_path / "dr_mas.json").write_text(json.dumps(MADE))
-    text = report.tables(tmp_path)
+    text = report.tables(ALL, tmp_path)
     assert "| `dr_mas` | accuracy: agent > task | 100.0 : 25.0 | +75.0 [" in text
     assert "| `dr_mas` | agent | 0.0 [" not in text and re.search(
         r"\| `dr_mas` \| agent \| 0.0 \| 100.0 \[", text
@@ -61,17 +65,33 @@ def test_the_tables_of_a_file(tmp_path):
 
 
 def test_recipes_without_numbers_are_rows_that_say_how_to_get_them(tmp_path):
-    text = report.tables(tmp_path)
+    text = report.tables(ALL, tmp_path)
     assert all(f"`python -m recipes.run {name} --seeds=3`" in text for name in names())
     assert "### Claims" not in text
 
 
-def test_the_page_has_the_tables_of_the_files_beside_it():
-    text = report.PAGE.read_text(encoding="utf-8")
-    assert report.page(text) == text, "run python -m recipes.report"
-    for path in report.RESULTS.glob("*.json"):
-        made = json.loads(path.read_text())
-        assert made["recipe"] in names() and made["command"].startswith("python -m recipes.run ")
+@pytest.mark.parametrize("name", report.PAGES)
+def test_a_page_has_the_tables_of_the_files_beside_it(name):
+    text = (report.DOCS / name).read_text(encoding="utf-8")
+    assert report.page(text, report.PAGES[name]) == text, "run python -m recipes.report"
+
+
+def test_the_most_wanted_are_run():
+    assert set(RAN) >= WANTED
+
+
+@pytest.mark.parametrize("name", RAN)
+def test_what_was_run_has_three_seeds_of_every_arm_and_says_with_what(name):
+    made = json.loads((report.RESULTS / f"{name}.json").read_text())
+    assert made["recipe"] == name in names() and made["machine"] and made["versions"]
+    assert made["command"].startswith(f"python -m recipes.run {name} --seeds=") and len(made["runs"]) >= 3
+    arms = {arm: fields.to_json(values) for arm, values in find(name).arms.items()}
+    assert made["arms"] == json.loads(json.dumps(arms)), "an arm is newer than the runs"
+    assert all(set(run) == set(arms) for run in made["runs"])
+    default = next(iter(arms))
+    assert (
+        np.median([run[default]["seconds"] for run in made["runs"]]) < 600
+    )  # on cores that others used, too
 
 
 @pytest.mark.parametrize("name", ["dr_mass", "recipes.nothing", "recipes.words"])

@@ -1,6 +1,8 @@
 """Every recipe plays two steps, and its measures tell constructed tables apart."""
 
 import dataclasses
+import importlib
+import inspect
 import json
 from pathlib import Path
 
@@ -9,10 +11,14 @@ import pytest
 import recipes
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
+from marl_jax.planning.devices import Device
+from marl_jax.planning.plan import demand_of, find_models, make_plan
+from marl_jax.runs.opening import check_foreseen
 from recipes import run
 from recipes.recipe import Recipe, changed, find, micro, names
 from recipes.run import compared, of_arm, sampled, trained
 
+HERE = Device("test", "cpu", 8 << 30, bandwidth=1e9, bfloat16=1e10, float32=1e10)
 SMALL = {
     "steps": 2,
     "data.problems": 2,
@@ -57,9 +63,12 @@ def test_a_recipe_is_a_page_of_code(name):
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_recipe_says_what_it_claims_and_its_arms_can_be_run(name, tmp_path):
+def test_a_recipe_says_what_it_claims_and_every_arm_can_be_started(name, tmp_path):
+    """What a start would refuse is refused here: every arm is planned, and its workflow begun on real problems."""
     recipe = find(name)
-    assert recipe.claim.endswith(".") and recipe.claims
+    said = inspect.getdoc(importlib.import_module(f"recipes.{name}"))
+    assert said.split("\n\n")[1].startswith("Claim: "), "the claim comes first"
+    assert recipe.claim.endswith(".") and ". " not in recipe.claim and recipe.claims
     for claim in recipe.claims:
         assert claim.more in recipe.arms and (claim.than[0] == "=" or claim.than in {*recipe.arms, "base"})
         assert {claim.measure, claim.than.removeprefix("=")} - {*recipe.arms, "base"} <= {
@@ -69,26 +78,31 @@ def test_a_recipe_says_what_it_claims_and_its_arms_can_be_run(name, tmp_path):
         }
     for arm in recipe.arms:
         config = of_arm(recipe, arm, tmp_path, 0)
-        assert changed(config, recipe.examined).workflow.name == config.workflow.name
+        models, _ = find_models(config)
+        made = make_plan(config, models, HERE, demand_of(config, problems=1))
+        check_foreseen(config, made)
+        assert made.fits
+        for fields in ({}, *recipe.also.values()):
+            changed(changed(config, recipe.examined), fields)
 
 
-# One in every run of the tests: each compiles programs of its own.
-QUICK = "optima"
+# First arms in every run of the tests; each recipe compiles programs of its own.
+QUICK = ("optima", "r_zero", "spo")
 
 
 @pytest.mark.parametrize(
-    "name", [n if n == QUICK else pytest.param(n, marks=pytest.mark.campaign) for n in names()]
+    "name, arms",
+    [*((name, 1) for name in QUICK), *(pytest.param(n, None, marks=pytest.mark.campaign) for n in names())],
 )
-def test_a_recipe_plays_two_steps(name, base, tmp_path):
+def test_a_recipe_plays_two_steps(name, arms, base, tmp_path):
     recipe = find(name)
-    arm = next(iter(recipe.arms))
-    config = small(of_arm(recipe, arm, tmp_path, 0), base)
-    trained(config, tmp_path / arm)
+    configs = {arm: small(of_arm(recipe, arm, tmp_path, 0), base) for arm in list(recipe.arms)[:arms]}
+    for arm, config in configs.items():
+        trained(config, tmp_path / arm)
     few = dataclasses.replace(recipe, also=dict(list(recipe.also.items())[:1]))
-    found = compared(few, {arm: config}, tmp_path)[arm]
-    assert set(found["values"]) == {"accuracy", "tokens", *recipe.measures} and (
-        found["sampled"] > 0 or not config.steps
-    )
+    for arm, found in compared(few, configs, tmp_path).items():
+        assert set(found["values"]) == {"accuracy", "tokens", *recipe.measures}
+        assert found["sampled"] > 0 or not configs[arm].steps
 
 
 def test_arms_are_compared_where_the_thriftiest_has_ended(tmp_path, monkeypatch):

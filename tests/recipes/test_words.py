@@ -1,14 +1,21 @@
-"""The base of the recipes speaks their words, and was never shown a problem that is held out."""
+"""The bases of the recipes speak their words."""
 
+import collections
 import functools
 import itertools
+import json
 import random
 import re
+from pathlib import Path
 
+import pytest
+
+from marl_jax import fields
 from marl_jax.models import load_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer, load_tokenizer
-from marl_jax.pretraining.recipe import batches
+from marl_jax.pretraining.recipe import Recipe, batches
 from marl_jax.pretraining.roles import Skill
+from marl_jax.rewards.code import extract_program
 from marl_jax.rollouts import Chat
 from marl_jax.sampling import generate
 from marl_jax.tasks import micro
@@ -16,7 +23,6 @@ from marl_jax.workflows import designs
 from marl_jax.workflows.parse import boxed, pick
 from recipes import words
 
-BASE = "configs/bases/recipes-xs"
 READERS = {
     "designer": designs.canonical,
     "scorer": functools.partial(pick, n=3),
@@ -25,29 +31,53 @@ READERS = {
     "proposer": re.compile(r"\d{1,2}[+-]\d{1,2}").fullmatch,
     "abduction": boxed,
     "induction": boxed,
+    "hopper": re.compile(r"\d{1,2}([+-]\d{1,2}){1,2}").fullmatch,
+    "injector": extract_program,
+    "mender": extract_program,
+    "chooser": functools.partial(pick, n=words.END),
+    "bidder": functools.partial(pick, n=9),
+}
+BASES = {
+    words.BASE: (words.get_recipe("xs"), words.LESSONS),
+    words.MORE_BASE: (words.get_recipe("more-xs"), words.MORE),
 }
 
 
-def test_of_prompts_of_each_lesson_most_are_answered_in_a_form_that_can_be_read():
-    config, params = load_hf(BASE, dtype="float32")
-    chat, rng = Chat(load_tokenizer(BASE, config)), random.Random(0)
-    problems = list(itertools.islice(micro.stream("micro_math", "val", levels=(1,)), 8))
-    asked = [
-        (name, getattr(words, name)(task, rng, Skill())[0]) for name in words.LESSONS for task in problems
-    ]
+@pytest.mark.parametrize("base", BASES)
+def test_of_prompts_of_each_lesson_most_are_answered_in_a_form_that_can_be_read(base):
+    config, params = load_hf(base, dtype="float32")
+    chat, rng = Chat(load_tokenizer(base, config)), random.Random(0)
+    problems = {
+        kind: list(itertools.islice(micro.stream(kind, "val", levels=(1,)), 8))
+        for kind in ("micro_math", "micro_code")
+    }
+    asked = []
+    for name in BASES[base][1]:
+        kind = "micro_code" if name in ("injector", "mender") else "micro_math"
+        asked += [(name, getattr(words, name)(task, rng, Skill())[0]) for task in problems[kind]]
     prompts = [chat.start([{"role": "user", "content": text}]) for _, text in asked]
     options = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 0, "stop_tokens": (chat.end_of_turn,)}
     said = generate(params, config, prompts, max_new_tokens=48, **options)
-    texts = {
-        name: [chat.decode(one.tokens) for (of, _), one in zip(asked, said) if of == name]
-        for name, _ in asked
-    }
-    for name, some in texts.items():
-        assert sum(READERS[name](text) is not None for text in some) >= 6, (name, some)
+    readable = collections.Counter(
+        name for (name, _), one in zip(asked, said) if READERS[name](chat.decode(one.tokens)) is not None
+    )
+    assert all(readable[name] >= 6 for name in BASES[base][1]), readable
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_base_was_made_by_the_recipe_of_these_words(base):
+    about = json.loads((Path(base) / "recipe.json").read_text())
+    assert fields.filled(Recipe, about["recipe"]) == json.loads(json.dumps(fields.to_json(BASES[base][0])))
 
 
 def test_lessons_are_rows_of_the_base():
-    tokenizer, made = build_micro_tokenizer(), words.get_recipe("xs")
-    text = "".join(tokenizer.decode(row) for row in next(batches(made, tokenizer)).tokens)
+    tokenizer, made, more = build_micro_tokenizer(), words.get_recipe("xs"), words.get_recipe("more-xs")
+    text, other = (
+        "".join(tokenizer.decode(row) for row in next(batches(one, tokenizer)).tokens) for one in (made, more)
+    )
     assert "propose" in text and "score" in text and "```" not in text  # no code: it has no levels of it
-    assert made.levels == {"micro_math": (1, 3)}
+    assert made.levels == {"micro_math": (1, 3)} and more.levels == {
+        "micro_math": (1, 3),
+        "micro_code": (1, 2),
+    }
+    assert "mend" in other and "next" in other and "score" not in other

@@ -177,13 +177,13 @@ def test_a_phase_begins_at_the_base_and_with_copies(base, tmp_path):
     )  # a fresh clock, all updates counted
 
 
-def test_a_phase_may_begin_at_a_checkpoint_of_another_run(base, turns, tmp_path):
+def test_a_phase_may_begin_at_a_checkpoint_of_another_run_and_be_compared_with_one(base, turns, tmp_path):
     nothing = {"optimiser.schedule.learning_rate": 0.0}
-    phased(base, tmp_path / "run", Phase(1, start=f"{turns}@4", learner=nothing))
-    before, after = (
-        stored(path, step, trees=("policies",)) for path, step in ((turns, 4), (tmp_path / "run", 1))
-    )
-    assert {k: x.tobytes() for k, x in before.items()} == {k: x.tobytes() for k, x in after.items()}
+    phased(base, tmp_path / "run", Phase(1, start=f"{turns}@4", reference=f"{turns}@3", learner=nothing))
+    bits = lambda found: {path.replace("reference", "policies"): x.tobytes() for path, x in found.items()}
+    before, compared = (bits(stored(turns, step, trees=("policies",))) for step in (4, 3))
+    assert bits(stored(tmp_path / "run", 1, trees=("policies",))) == before
+    assert bits(stored(tmp_path / "run", 1, trees=("reference",))) == compared != before
     with pytest.raises(FolderError, match=r"must be RUN@STEP with a step of .* there is: 1, 2, 3, 4, 5"):
         phased(base, tmp_path / "other", Phase(1, start=f"{turns}@9"))
     other = tmp_path / "turns"

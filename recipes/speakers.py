@@ -1,0 +1,91 @@
+"""Who speaks is chosen: by one who reads the talk (AutoGen, arXiv 2308.08155), or in an auction (SALE). Not trained.
+
+Claim: choosing the next speaker, or letting the highest bid speak, is worth more than as many tokens of independent
+answers and their majority.
+
+Speakers are the two ways in which the base can work. `chosen`: one reads the question and the last answer, and says who
+answers next, or that it is done. `auction`: each way bids on the problem before anything is worked out, the highest
+answers. `in turn` gives every way its turn and lets the last answer stand.
+"""
+
+import functools
+
+from marl_jax.workflows import Call, solver, team, workflow
+from marl_jax.workflows.parse import pick
+from recipes.recipe import Claim, Recipe, micro
+from recipes.untrained import majority_of
+from recipes.words import END, MORE_BASE, WAYS, ask_bid, ask_next, user
+
+
+def _answer(task, prompts, way):
+    return Call("speaker", prompts.worker(question=task.question, strategy=WAYS[way]))
+
+
+@workflow(roles={"speaker": solver, "chooser": team}, families=("math",), counts=("most",))
+def chosen(task, prompts, *, most=3):
+    """At most so many answers; who gives the next is chosen, where nobody can be read the first way."""
+    said, texts = None, ""
+    for _ in range(most):
+        ask = user(ask_next(task.question, texts))
+        reads = [said] if said is not None else []
+        choice = yield Call("chooser", ask, reads=reads, read=functools.partial(pick, n=END))
+        who = int(choice.answer or 1)
+        if who == END and said is not None:
+            break
+        said = yield _answer(task, prompts, min(who, len(WAYS)) - 1)
+        texts = said.text
+    return said
+
+
+@workflow(roles={"speaker": solver, "bidder": team}, families=("math",))
+def auction(task, prompts):
+    """A bid of each way; the highest answers, the first of those that are equal."""
+    asks = [user(ask_bid(task.question, way)) for way in WAYS]
+    read = functools.partial(pick, n=9)
+    bids = yield [Call("bidder", ask, slot=i, read=read) for i, ask in enumerate(asks)]
+    worth = [int(bid.answer or 0) for bid in bids]
+    return (yield _answer(task, prompts, worth.index(max(worth))))
+
+
+@workflow(roles={"speaker": solver}, families=("math",))
+def in_turn(task, prompts):
+    """Every way in turn."""
+    for way in range(len(WAYS)):
+        said = yield _answer(task, prompts, way)
+    return said
+
+
+def config():
+    """Nothing is trained."""
+    return micro(
+        "recipes.speakers:chosen",
+        {"speaker": "p0", "chooser": "p0"},
+        base=MORE_BASE,
+        steps=0,
+        evaluation__every=0,
+    )
+
+
+def of(name, *roles):
+    """Another workflow of this file."""
+    return {"workflow.name": f"recipes.speakers:{name}", "policies.map": dict.fromkeys(roles, "p0")}
+
+
+RECIPE = Recipe(
+    system="AutoGen, arXiv 2308.08155, and SALE (control flow alone)",
+    claim="Choosing who speaks next, or an auction among ways, is worth more than as many tokens of independent "
+    "answers.",
+    config=config,
+    arms={
+        "chosen": {},
+        "auction": of("auction", "speaker", "bidder"),
+        "in turn": of("in_turn", "speaker"),
+        **{f"majority of {tokens}": majority_of(tokens) for tokens in (30, 60)},
+    },
+    claims=(
+        Claim("accuracy", "chosen", "majority of 60"),
+        Claim("accuracy", "auction", "majority of 30"),
+        Claim("accuracy", "chosen", "in turn"),
+    ),
+    hours=0.1,
+)
