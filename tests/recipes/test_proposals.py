@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from by_hand import TASK, call, episode, kept, table_of
 
-from marl_jax.learning.worth import AdvantageConfig, with_advantages
+from marl_jax.learning.estimators.worth import AdvantageConfig, with_advantages
 from marl_jax.task import Task
 from marl_jax.tasks import micro
 from marl_jax.workflows import Completion, Tool

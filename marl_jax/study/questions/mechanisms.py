@@ -52,8 +52,8 @@ def amplification(runs: Sequence[Run]) -> Finding:
     powers = [_slope(counts, [table[agents, seed][0] for agents in counts]) for seed in complete]
     power = over_runs(powers)
     answer = (
-        f"The summed gradient grows with n to the power of {_number(power)}: the agents are {_alike(power)}. Adam's update "
-        f"with {counts[-1]} agents is {rows[-1][-1]} times as long as with {counts[0]}."
+        f"The summed gradient grows with n to the power of {_number(power)}: the agents are {_alike(power)}. "
+        f"Adam's update with {counts[-1]} agents is {rows[-1][-1]} times as long as with {counts[0]}."
     )
     how = (
         "Amplification is |sum g| / mean |g| over the parallel agents, mean over the steps; the update's length is "

@@ -169,7 +169,10 @@ def test_regimes_and_interventions_are_compared_with_the_clean_run(tmp_path):
     assert f"{name}+updates over base" not in rows
 
 
-@pytest.mark.parametrize(("power", "word"), [(0.3, "opposed"), (0.5, "independent"), (0.7, "between"), (1.0, "aligned")])
+POWERS = [(0.3, "opposed"), (0.5, "independent"), (0.7, "between"), (1.0, "aligned")]
+
+
+@pytest.mark.parametrize(("power", "word"), POWERS)
 def test_the_power_of_the_amplification_is_found(tmp_path, power, word):
     runs, rng = [], np.random.default_rng(1)
     for agents in (1, 2, 4, 8):
