@@ -275,14 +275,12 @@ class _Watch:
         elif word == "bye":
             self._gone.add(k)
             if k == 0:
-                self._tell_all("bye")
-                self._hear_out()
-                sys.exit(0)
+                self._leave()
         elif word == "failed":
             self._failed[k] = time.monotonic() + GRACE_S
         elif k in self._failed:  # ended as it said that it would
             if len(self._gone | set(self._failed)) == len(self._names):
-                sys.exit(0)
+                self._leave()
         elif k not in self._gone:
             self._lost(k, KILLED)
 
@@ -304,8 +302,11 @@ class _Watch:
         self._end(k, why)
 
     def _end(self, lost: int, why: str) -> NoReturn:
-        """Say who is lost, and see that this process ends."""
-        if not self._failing and lost != self._index:
+        """Say who is lost, and see that this process ends.
+
+        Where this one fails, too, that another was killed is the reason; that another failed may have the same reason.
+        """
+        if lost != self._index and (why == KILLED or not self._failing):
             text = (
                 f"{self._names[lost]} {why}; so this process ends. Start the same command again on every host: it "
                 "goes on from the last checkpoint"
@@ -320,14 +321,17 @@ class _Watch:
             os.kill(self._parent, signal.SIGKILL)
         sys.exit(0)
 
-    def _hear_out(self) -> None:
-        """What they still say is read, or the system would take back what they were told."""
+    def _leave(self) -> NoReturn:
+        """At process 0: nobody is left to be watched."""
+        self._tell_all("bye")
+        # What they still say is read, or the system would take back what they were told.
         for link in self._links.values():
             link.settimeout(GRACE_S)
             with contextlib.suppress(OSError):
                 link.shutdown(socket.SHUT_WR)
                 while link.recv(4096):
                     pass
+        sys.exit(0)
 
     def _tell(self, link: socket.socket, line: str) -> None:
         with contextlib.suppress(OSError):  # it is gone, and is seen to be

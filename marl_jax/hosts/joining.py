@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from marl_jax.hosts import talk
 __all__ = ["WAIT_S", "HostsError", "joined", "on_stop", "tell_stop"]
 
 WAIT_S = 300.0  # for all processes to come
+REASON_S = 1.0  # for the companion of a process that fails
 FOUND_S = 20.0  # for companions, once their processes have found each other
 HEARTBEAT_S = 20  # without a sign from a process, until JAX counts it as lost
 END_S = 30  # for all processes to come to the end
@@ -71,6 +73,7 @@ def joined(
         yield
     except BaseException:
         companion.say("failed")
+        time.sleep(REASON_S)  # which ends this process where another was killed: that is the reason, then
         raise
     else:
         jax.distributed.shutdown()  # which waits for all
