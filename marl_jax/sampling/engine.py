@@ -31,6 +31,7 @@ from marl_jax.sampling.requests import Completion, Request, check
 from marl_jax.sampling.rungs import FREE, Swap
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.stability import stable_shapes
+from marl_jax.stopwatch import Stopwatch
 
 __all__ = ["Engine", "NotFinite", "Stats", "mesh_of"]
 
@@ -85,6 +86,7 @@ class Engine:
         if not measured:
             settings = stable_shapes(params, adapters, config, settings, self._mesh, float(adapter_scale))
         self.config, self.settings, self.stats = config, settings, Stats()
+        self.watch = Stopwatch()  # of the caller's thread: prefill and decode, dispatched and waited for
         self._params, self._adapters, self._scale = params, adapters, float(adapter_scale)
         self._adapter_of: dict[str | None, int] = {None: -1}
         self._adapter_of |= {name: -1 if adapters is None else i for i, name in enumerate(policies)}
@@ -123,7 +125,10 @@ class Engine:
             if not bank.under_way:
                 self._dispatch(bank)
         bank = next(bank for bank in self._banks if bank.under_way)
-        out = bank.wait()
+        with self.watch("prefill"):
+            jax.block_until_ready(bank.fed)
+        with self.watch("decode"):
+            out = bank.wait()
         self._banks.rotate(-1 - self._banks.index(bank))  # its turn is last
         self._check_finite(bank, out)
         self.stats.dispatches += 1
@@ -175,6 +180,8 @@ class Engine:
             for start in {0, settings.context - 1}:
                 self._prefill([Feed(NOWHERE, (0,), start, -1)], chunk)
         self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *nowhere)
+        if self._mesh is None:
+            programs.mark(self._prefix_cache.keys[0])
         for rungs in [settings.rungs] if settings.lanes_at else [[shape] for shape in settings.shapes]:
             bank.open(*rungs)
             for rung in range(len(rungs)):
@@ -224,7 +231,8 @@ class Engine:
             self._admit(bank)
             bank.reach(bank.table.reach + self.settings.steps)
         if bank.requests:
-            bank.begin(self._decode)
+            with self.watch("decode"):
+                bank.begin(self._decode)
 
     def _move_on(self, bank: Bank) -> None:
         """Move requests that have grown to longer rungs; where these are full, the youngest give their lanes up."""
@@ -263,7 +271,10 @@ class Engine:
             self._swap(bank, wave.swaps)
             for part in self._parts(wave.moves):
                 self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *part)
-            self._prefill_all(wave.feeds)
+            with self.watch("prefill"):
+                self._prefill_all(wave.feeds)
+                if wave.feeds and self._mesh is None:  # over a mesh it would be an exchange
+                    bank.fed = programs.mark(self._prefix_cache.keys[0])
             if not self.settings.lanes_at:
                 bank.reach(max(len(waiting.request.tokens) for *_, waiting in wave.seats))
             for rung, pairs in bank.by_rung((lane, row) for lane, row, _ in wave.seats if row != NOWHERE):

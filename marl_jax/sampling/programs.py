@@ -29,6 +29,7 @@ __all__ = [
     "copy_rows_within",
     "decode",
     "grow",
+    "mark",
     "prefill",
     "sample",
     "swap_rows",
@@ -142,6 +143,12 @@ def prefill(
     lora = model.unstack_lora(adapters, adapter, scale, config)
     _, part = model.extend(params, layers, config, _cut(cache, rows, attended), tokens, start, lora)
     return _paste(cache, rows, part, attended)
+
+
+@jax.jit
+def mark(column: jax.Array) -> jax.Array:
+    """One number of an array: something that is there when the array is, and stays when a program gives it up."""
+    return column.reshape(-1)[0]
 
 
 @functools.partial(jax.jit, donate_argnames="into")
