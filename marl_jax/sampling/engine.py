@@ -180,8 +180,6 @@ class Engine:
             for start in {0, settings.context - 1}:
                 self._prefill([Feed(NOWHERE, (0,), start, -1)], chunk)
         self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *nowhere)
-        if self._mesh is None:
-            programs.mark(self._prefix_cache.keys[0])
         for rungs in [settings.rungs] if settings.lanes_at else [[shape] for shape in settings.shapes]:
             bank.open(*rungs)
             for rung in range(len(rungs)):
@@ -272,9 +270,8 @@ class Engine:
             for part in self._parts(wave.moves):
                 self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *part)
             with self.watch("prefill"):
-                self._prefill_all(wave.feeds)
-                if wave.feeds and self._mesh is None:  # over a mesh it would be an exchange
-                    bank.fed = programs.mark(self._prefix_cache.keys[0])
+                last = self._prefill_all(wave.feeds)
+                bank.fed = bank.fed if last is None else last
             if not self.settings.lanes_at:
                 bank.reach(max(len(waiting.request.tokens) for *_, waiting in wave.seats))
             for rung, pairs in bank.by_rung((lane, row) for lane, row, _ in wave.seats if row != NOWHERE):
@@ -306,9 +303,12 @@ class Engine:
             source[: len(part)], target[: len(part)] = part.T
             yield source, target
 
-    def _prefill_all(self, feeds: list[Feed]) -> None:
-        """Prefill prompts grouped by the chunk they need; what is longer than the largest chunk takes several."""
-        largest = self.settings.chunks[-1]
+    def _prefill_all(self, feeds: list[Feed]) -> jax.Array | None:
+        """Prefill prompts grouped by the chunk they need; what is longer than the largest chunk takes several.
+
+        Returns what is there as soon as all of them are fed; None where there are none.
+        """
+        largest, fed = self.settings.chunks[-1], None
         while feeds:
             groups: dict[tuple[int, bool], list[Feed]] = collections.defaultdict(list)
             for feed in feeds:
@@ -317,17 +317,18 @@ class Engine:
             for (chunk, _), group in sorted(groups.items()):
                 size = self.settings.prefill_rows(chunk)
                 for i in range(0, len(group), size):
-                    self._prefill(group[i : i + size], chunk)
+                    fed = self._prefill(group[i : i + size], chunk)
             feeds = [Feed(r, t[largest:], s + largest, a) for r, t, s, a, _ in feeds if len(t) > largest]
+        return fed
 
-    def _prefill(self, group: list[Feed], chunk: int) -> None:
+    def _prefill(self, group: list[Feed], chunk: int) -> jax.Array:
         size = self.settings.prefill_rows(chunk)
         rows, starts = np.full(size, NOWHERE, np.int32), np.zeros(size, np.int32)
         tokens, adapters = np.zeros((size, chunk), np.int32), np.full(size, -1, np.int32)
         for i, feed in enumerate(group):
             rows[i], starts[i], adapters[i] = feed.row, feed.start, feed.adapter
             tokens[i, : len(feed.tokens)] = feed.tokens
-        self._prefix_cache = programs.prefill(
+        self._prefix_cache, fed = programs.prefill(
             self._params,
             self._adapters,
             self._prefix_cache,
@@ -340,6 +341,7 @@ class Engine:
             attended=self.settings.context if starts.any() else min(chunk, self.settings.context),
             scale=self._scale,
         )
+        return fed
 
     # -- results --------------------------------------------------------------------------------------------
 

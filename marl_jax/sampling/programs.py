@@ -29,7 +29,6 @@ __all__ = [
     "copy_rows_within",
     "decode",
     "grow",
-    "mark",
     "prefill",
     "sample",
     "swap_rows",
@@ -137,18 +136,15 @@ def prefill(
     config: ModelConfig,
     attended: int,
     scale: float,
-) -> Cache:
-    """Feed tokens [B,C] at positions start [B].. to rows [B] of the cache; rows out of range are padding."""
+) -> tuple[Cache, jax.Array]:
+    """Feed tokens [B,C] at positions start [B].. to rows [B] of the cache; rows out of range are padding.
+
+    The second result can be waited for when a later program was given the cache.
+    """
     layers = model.unstack(params, config)
     lora = model.unstack_lora(adapters, adapter, scale, config)
     _, part = model.extend(params, layers, config, _cut(cache, rows, attended), tokens, start, lora)
-    return _paste(cache, rows, part, attended)
-
-
-@jax.jit
-def mark(column: jax.Array) -> jax.Array:
-    """One number of an array: something that is there when the array is, and stays when a program gives it up."""
-    return column.reshape(-1)[0]
+    return _paste(cache, rows, part, attended), jnp.sum(start)
 
 
 @functools.partial(jax.jit, donate_argnames="into")

@@ -20,6 +20,7 @@ RUBRIC = {"rewards.name": "voting_rubric", "advantages.group": "study"}
 CELLS = {
     "voting isolated": lambda: small("voting-isolated-xs-math"),
     "single": lambda: small("single-shared-xs-math"),
+    "single_matched": lambda: small("single_matched-shared-xs-math"),
     "eval_opt isolated": lambda: small("eval_opt-isolated-xs-math", **{"workflow.settings.rounds": "2"}),
     "orch_workers isolated": lambda: small("orch_workers-isolated-xs-math"),
     "debate": debating,
