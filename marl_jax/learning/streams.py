@@ -38,6 +38,11 @@ class Streams:
         self._workers = [Workers(f"stream-{k}", finish=True) for k in range(count if count > 1 else 0)]
         self._met: set[Hashable] = set()
 
+    @property
+    def threaded(self) -> bool:
+        """Whether `run` waits for all that it dispatches."""
+        return bool(self._workers)
+
     def run(
         self,
         step: Step,

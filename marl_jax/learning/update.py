@@ -51,6 +51,7 @@ from marl_jax.learning.streams import Streams, stream_count
 from marl_jax.learning.work import Work, mini_batches_of, per_role_of, units_of
 from marl_jax.models.weight_table import Tree
 from marl_jax.policies import by_name
+from marl_jax.stopwatch import Stopwatch
 from marl_jax.table import Table
 
 __all__ = ["Learner", "LearnerState", "NonFiniteGradients"]
@@ -119,6 +120,7 @@ class Learner:
         }
         devices = 1 if mesh is None else mesh.size
         self._streams = Streams(stream_count(jax.default_backend(), devices, config.batch.streams))
+        self.watch = Stopwatch()  # logprobs, gradient, optimiser: dispatched and waited for
 
     def init(self, policies: Mapping[str, Tree]) -> dict[str, LearnerState]:
         """Fresh states for {policy: float32 tree}."""
@@ -246,8 +248,9 @@ class Learner:
         def step(nothing: tuple[()], batch: Batch) -> tuple[tuple[()], jax.Array]:
             return nothing, update_programs.score(settings, tree, frozen, self._place(batch.arrays))[0]
 
-        _, out = self._streams.run(step, tuple, batches, program=lambda batch: (settings, batch.shapes))
-        return by_row(rows, batches, self._on_host(out))
+        with self.watch("logprobs"):
+            _, out = self._streams.run(step, tuple, batches, program=lambda batch: (settings, batch.shapes))
+            return by_row(rows, batches, self._on_host(out))
 
     # One policy, one step
 
@@ -282,15 +285,18 @@ class Learner:
                 on_policy=work.on_policy,
             )
             check = None  # the old tree and state are given away next
-            tree, optimiser, damping, applied = update_programs.apply(
-                tree,
-                optimiser,
-                damping,
-                carry,
-                np.float32(rate),
-                work.per_role,
-                settings=config.step_settings,
-            )
+            with self.watch("optimiser"):
+                tree, optimiser, damping, applied = update_programs.apply(
+                    tree,
+                    optimiser,
+                    damping,
+                    carry,
+                    np.float32(rate),
+                    work.per_role,
+                    settings=config.step_settings,
+                )
+                if self._streams.threaded:  # the next gradient would wait for it
+                    jax.block_until_ready(applied)
             done.append((outs, applied))
             batches_of.append(batches)
         done = self._told(done)
@@ -441,13 +447,14 @@ class Learner:
                 )
                 raise
 
-        return self._streams.run(
-            step,
-            lambda: self._zeros(tree, len(index)),
-            batches,
-            program=lambda batch: (policy, len(index), *flags.values(), batch.shapes),
-            check=check,
-        )
+        with self.watch("gradient"):
+            return self._streams.run(
+                step,
+                lambda: self._zeros(tree, len(index)),
+                batches,
+                program=lambda batch: (policy, len(index), *flags.values(), batch.shapes),
+                check=check,
+            )
 
     def _network(self, policy: str) -> Network:
         return self._settings[policy].network
@@ -491,6 +498,11 @@ class Learner:
 
     def _told(self, done: list[Any]) -> list[Any]:
         """What all updates of a step said; the losses that devices have of one micro-batch are added up."""
+        for outs, applied in done:  # in the order of their dispatch, so that each wait is of one part
+            with self.watch("gradient"):
+                jax.block_until_ready(outs)
+            with self.watch("optimiser"):
+                jax.block_until_ready(applied)
         done = self._on_host(done)
         if self._cut is None:
             return done

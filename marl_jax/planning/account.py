@@ -26,7 +26,7 @@ from marl_jax.runs.loading.parts import policy_specs
 from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
 
-__all__ = ["account", "lowered", "needed"]
+__all__ = ["account", "line_of", "lowered", "needed"]
 
 
 def account(config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig], demand: Demand) -> str:
@@ -38,17 +38,15 @@ def account(config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig], d
     for policy in kinds.values():
         lines += [f"policy {policy}, from {specs[policy].base}:"] if len(kinds) > 1 else []
         for name, program in lowered(config, models[policy], demand, plan, policy).items():
-            m: Any = program.compile().memory_analysis()
-            parts = (
-                m.argument_size_in_bytes,
-                m.output_size_in_bytes,
-                m.temp_size_in_bytes,
-                m.alias_size_in_bytes,
-            )
-            lines.append(
-                f"{name:<10} {show(needed(m)):>10} = {' + '.join(map(show, parts[:3]))} - {show(parts[3])}"
-            )
+            lines.append(line_of(name, program.compile()))
     return "\n".join(lines)
+
+
+def line_of(name: str, program: jax.stages.Compiled) -> str:
+    """What XLA counts of a program."""
+    m: Any = program.memory_analysis()
+    parts = (m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes, m.alias_size_in_bytes)
+    return f"{name:<10} {show(needed(m)):>10} = {' + '.join(map(show, parts[:3]))} - {show(parts[3])}"
 
 
 def needed(m: Any) -> int:

@@ -52,6 +52,10 @@ __all__ = [
 ]
 
 BASES, STATES, GRADIENTS = "base weights", "optimiser states", "gradient trees"
+TRAINED, ADAPTERS = "trained weights (float32)", "adapters (float32)"
+SERVED = "weights served to the sampler"
+COPIES, RESULTS = "states on the devices", "results of the compiled step"
+SCRATCH = "working memory of the compiled step"
 LANES, PROMPTS, SAMPLING = "caches of the lanes", "caches of prompts", "working memory of sampling"
 ACTIVATIONS, BACKWARD = "activations", "working memory of the backward pass"
 OPTIMISER = "working memory of the optimiser"
@@ -60,7 +64,7 @@ PROGRAMS = "compiled programs and libraries"
 # One that reads kept programs takes less (xs: 350 MiB where a first start took 580).
 PROGRAM_BYTES = 680 << 20
 IN_FLIGHT = 256  # requests that a vLLM server is sent at a time, which is what it takes by default
-Phase = Literal["always", "sampling", "gradient", "optimiser"]
+Phase = Literal["always", "sampling", "gradient", "optimiser", "step"]  # a step is of the compiled road
 Shapes = EngineSettings | Mapping[str, EngineSettings]  # of all engines, or by base where models differ
 
 
@@ -118,11 +122,11 @@ def _standing(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
     one = next(iter(sizes.values()))  # of the device that all are on
     parts = {
         BASES: sum({spec.base: sizes[name].weights for name, spec in specs.items()}.values()),
-        "trained weights (float32)": full,
-        "adapters (float32)": adapters,
+        TRAINED: full,
+        ADAPTERS: adapters,
         "adapters of the reference": adapters if to_base else 0,
         "weights that a phase began with": full + adapters if to_others else 0,
-        "weights served to the sampler": sum(map(served, decode_groups(specs))),
+        SERVED: sum(map(served, decode_groups(specs))),
         STATES: size([(state.optimiser, state.damping) for state in states]),
         PROGRAMS: PROGRAM_BYTES if one.platform == "cpu" else 0,
     }

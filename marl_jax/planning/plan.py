@@ -431,6 +431,8 @@ def _way_out(part: str, config: RunConfig) -> str:
     remat = ["--config.policies.remat=layer"] * (policies.remat != "layer")
     factored = ["--config.learner.optimiser.kind=adafactor"] * (learner.optimiser.kind != "adafactor")
     tokens = "lower --config.learner.batch.token_budget"
+    problems = "lower --config.data.problems or --config.rollout.samples"
+    seeds = [f"lower --config.seeds ({config.seeds})"] * (config.seeds > 1)
     lora = ["--config.policies.train=lora"]
     if "lora" in {policies.train, *policies.trains.values()}:
         lora = [f"lower --config.policies.lora_rank ({policies.lora_rank})"] * (policies.lora_rank > 1)
@@ -442,5 +444,9 @@ def _way_out(part: str, config: RunConfig) -> str:
         memory.ACTIVATIONS: [*remat, tokens, shorter],
         memory.BACKWARD: [f"{tokens}, tree_limit or logprob_chunk", shorter],
         memory.OPTIMISER: [*off, *lora, smaller],
+        **{
+            name: [problems, "--config.road=hosted"]
+            for name in (memory.COPIES, memory.RESULTS, memory.SCRATCH)
+        },
     }
-    return ", or ".join(ways.get(part, [*lora, smaller]))
+    return ", or ".join([*seeds, *ways.get(part, [*lora, smaller])])

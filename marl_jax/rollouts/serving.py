@@ -67,6 +67,15 @@ class Service:
         shapes = {spec.base: self.engines[name].settings for name, spec in self._specs.items()}
         return shapes if len({*self._models.values()}) > 1 else next(iter(shapes.values()))
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """What callers have spent on prefill and decode, of all engines."""
+        total: dict[str, float] = {}
+        for engine in {*self.engines.values()}:
+            for part, seconds in engine.watch.seconds.items():
+                total[part] = total.get(part, 0.0) + seconds
+        return total
+
     def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
         """Serve these weights from the next request on.
 

@@ -69,6 +69,10 @@ class Engines(Protocol):
     def settings(self) -> EngineSettings | Mapping[str, EngineSettings]:
         """What each of them takes: the longest request, the kinds of sampling. One for all, or by base."""
 
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """What a caller has spent on their `prefill` and `decode` so far; nothing where that is not known."""
+
     def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
         """Answer for these policies with these weights from the next request on."""
 

@@ -63,7 +63,8 @@ class Hosted:
             with finite(run, state):
                 given, counts = self._played(run, state, clock)
         run.live.phase("learning")
-        with clock("learn"):
+        learner = run.phases.learner(at.phase)
+        with clock("learn", lambda: learner.watch.seconds):
             table, groups = with_advantages(given, config.advantages, parts.workflow.groups)
             table = table.replace(trains=run.phases.trains(at.phase, table))
             check: Callable[[], None] | None = run.stop.check
@@ -74,7 +75,7 @@ class Hosted:
             references = run.phases.references(at.phase, state)
             try:
                 with hosts.untold():
-                    trees, learner, report = run.phases.learner(at.phase).step(
+                    trees, learned, report = learner.step(
                         state.trees,
                         state.learner,
                         rows,
@@ -86,9 +87,9 @@ class Hosted:
             except NonFiniteGradients as error:  # they were left out: the policies are good, and can be saved
                 if error.outcome is None:
                     raise
-                (trees, learner, report), failure = error.outcome, str(error)
+                (trees, learned, report), failure = error.outcome, str(error)
         return Made(
-            table, groups, dataclasses.asdict(counts) if counts else None, report, trees, learner, failure
+            table, groups, dataclasses.asdict(counts) if counts else None, report, trees, learned, failure
         )
 
     def _played(self, run: Run, state: State, clock: Clock) -> tuple[Table, "ResampleCounts | None"]:
@@ -112,7 +113,11 @@ class Hosted:
 
             def sample(some: Sequence[Task], first: int) -> Table:
                 run.live.phase("sampling")
-                with clock("rollout"), hosts.telling(), disk_errors(run.folder):
+                with (
+                    clock("rollout", lambda: self.service.seconds),
+                    hosts.telling(),
+                    disk_errors(run.folder),
+                ):
                     return play(hosts.share(some), first_sample=first, finished=background.finished)
 
             def reward(table: Table) -> Table:

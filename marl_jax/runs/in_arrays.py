@@ -29,6 +29,7 @@ from marl_jax.learning.by_role.role_statistics import Evidence
 from marl_jax.learning.by_role.step_report import gradient_report, policy_report
 from marl_jax.learning.estimators.groups import count_groups
 from marl_jax.planning.plan import PlanError, show
+from marl_jax.planning.step_memory import StepMemory, of_step
 from marl_jax.rollouts import Player
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.divergence import finite
@@ -158,9 +159,9 @@ class Compiled:
             self._fixed[place] = jax.device_put(fixed, self._places[place])
         placed = (jax.device_put(state.replace(**self._fixed[place]), self._places[place]), *rest)
         if place not in self._programs:
-            lowered = jax.jit(_changing(self._step)).lower(*placed)
-            self._programs[place] = program = lowered.compile(compiler_options=self._compiler_options())
-            self._check_memory(program)
+            traced = jax.jit(_changing(self._step)).trace(*placed)
+            self._check_memory(of_step(traced.jaxpr, len(self.devices)))
+            self._programs[place] = self.compiled(traced)
         after, *told = self._programs[place](*placed)
         return after, *jax.device_get(told)
 
@@ -169,23 +170,27 @@ class Compiled:
         whole = self.devices[0].platform != "cpu" or jax.config.values["jax_disable_most_optimizations"]
         return None if whole else {"xla_backend_optimization_level": 1}
 
-    def _check_memory(self, program: Any) -> None:
-        """Refuse seeds that do not fit side by side, with the number that does."""
-        needs, seeds, free = program.memory_analysis(), self._config.seeds, free_bytes()
-        if needs is None or seeds == 1:
-            return
-        kept, scratch = needs.argument_size_in_bytes + needs.output_size_in_bytes, needs.temp_size_in_bytes
-        if self._side_by_side:  # of one device, for its share of the seeds
-            share = -(-seeds // len(self.devices))
-            total, fit = kept + scratch, free * share // max(kept + scratch, 1) * len(self.devices)
-        else:
-            total = seeds * kept + len(self.devices) * scratch
-            fit = (free - len(self.devices) * scratch) // max(kept, 1)
-        if total > free:
+    def _check_memory(self, step: StepMemory) -> None:
+        """Refuse seeds that do not fit side by side, with the number that does; nothing is compiled yet."""
+        seeds, free, together = self._config.seeds, free_bytes(), self._side_by_side
+        total, fit = step.needed(seeds, together=together), step.fitting(seeds, free, together=together)
+        if seeds > 1 and total > free:
             raise PlanError(
-                f"{seeds} seeds side by side need {show(total)} and {show(free)} are free: {max(fit, 0)} fit; lower "
+                f"{seeds} seeds side by side need {show(total)} and {show(free)} are free: {fit} fit; lower "
                 "--config.seeds"
             )
+
+    def planned(self) -> tuple[StepMemory, Any]:
+        """What the step of one seed takes on each device, counted from its trace; and the trace."""
+        of = functools.partial(compiled.start, self._config, parts=self._parts)
+        state, batch = jax.eval_shape(of), next(compiled.batches(self._config, parts=self._parts))
+        alone = functools.partial(compiled.make_step, self._config, parts=self._parts)
+        traced = jax.jit(_changing(alone() if self._side_by_side else self._step)).trace(state, *batch)
+        return of_step(traced.jaxpr, len(self.devices)), traced
+
+    def compiled(self, traced: Any) -> jax.stages.Compiled:
+        """The program of a traced step, as runs compile it."""
+        return traced.lower().compile(compiler_options=self._compiler_options())
 
     def _home(self, leaf: Any) -> Any:
         """Where the engines and checkpoints have it: on the configuration's mesh, or on one device."""

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,17 +31,23 @@ class Clock:
     def __init__(self) -> None:
         self._line = self._step = self._since = time.perf_counter()
         self._seconds: dict[str, float] = {}
+        self._parts: dict[str, dict[str, float]] = {}  # by phase
         self._phases = ["other"]
 
     @contextlib.contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
+    def __call__(self, phase: str, parts: Callable[[], Mapping[str, float]] = dict) -> Iterator[None]:
+        """The time inside is that of a phase; `parts` tells what of it had gone into each part by then."""
         self._count()
         self._phases.append(phase)
+        before = dict(parts())
         try:
             yield
         finally:
             self._count()
             self._phases.pop()
+            of = self._parts.setdefault(phase, {})
+            for part, seconds in parts().items():
+                of[part] = of.get(part, 0.0) + seconds - before.get(part, 0.0)
 
     def begin(self) -> None:
         """A step begins."""
@@ -52,7 +58,11 @@ class Clock:
         now = self._count()
         step, wall, self._line = now - self._step, now - self._line, now
         spent = {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
-        self._seconds = {}
+        for phase, parts in self._parts.items():
+            if parts:  # what is in none of them is work of the host
+                parts["host"] = self._seconds[phase] - sum(parts.values())
+            spent |= {f"time/{phase}/{part}": seconds for part, seconds in parts.items()}
+        self._seconds, self._parts = {}, {}
         return {**spent, "time/step": step, "time/wall": wall, "time/tokens_per_second": tokens / step}
 
     def _count(self) -> float:

@@ -155,17 +155,17 @@ def open_runs(
     return _road(arrays, settled, runs, states, stack), runs, states
 
 
-def check_foreseen(config: RunConfig, planned: plan.Plan) -> None:
+def check_foreseen(config: RunConfig, planned: plan.Plan) -> Compiled | None:
     """Refuse for a plan what a start refuses, as far as its bases are here and its tasks are drawn or a function's.
 
-    Of the device it says nothing, and files of data are not read.
+    Of the device it says nothing, and files of data are not read. Returns the compiled road, where it is asked for.
     """
     specs = policy_specs(config.policies).values()
     if not all((located(spec.base) / "config.json").is_file() for spec in specs):
-        return
+        return None
     tokenizers = tokenizers_of(config, model_configs(config))
     if left_open(config):
-        return
+        return None
     plan.check_words(config, planned)
     if config.data.name in KINDS or is_own(config.data.name):
         splits = {split: _drawn(config.data, split) for split in _splits(config)}
@@ -173,7 +173,8 @@ def check_foreseen(config: RunConfig, planned: plan.Plan) -> None:
             check_answers(config, split, tasks)
         check_problems(config, tokenizers, splits["train"])
         if config.road == "compiled":
-            Compiled(config, load_parts(config), splits["train"], None)
+            return Compiled(config, load_parts(config), splits["train"], None)
+    return None
 
 
 _drawn = functools.lru_cache(maxsize=4)(load_tasks)  # the cells of a matrix share them

@@ -39,6 +39,7 @@ class Bank:
 
     rungs: list[Cache]
     table: LaneTable
+    fed: jax.Array | None = None  # there when the prompts are that were prefilled last for its lanes
 
     def __init__(self, config: ModelConfig, settings: EngineSettings, mesh: Mesh | None):
         self._config, self._settings, self._mesh = config, settings, mesh
@@ -65,6 +66,7 @@ class Bank:
     def open(self, *rungs: tuple[int, int]) -> None:
         """Start over with idle lanes in caches of (lanes, length) each."""
         self.requests.clear()
+        self.fed = None
         self.rungs = []  # the old ones go before the new ones come
         self.rungs = [empty_cache(self._config, lanes, length, self._mesh) for lanes, length in rungs]
         width = sum(lanes for lanes, _ in rungs)
@@ -130,7 +132,7 @@ class Bank:
         assert self._under_way is not None
         rungs, sampled = self._under_way.result()
         on_host = fetch(sampled)
-        self.rungs[: len(rungs)], self._under_way = rungs, None
+        self.rungs[: len(rungs)], self._under_way, self.fed = rungs, None, None
         return on_host
 
     def abandon(self) -> None:
@@ -140,7 +142,7 @@ class Bank:
         if self._under_way is not None and self._under_way.done() and self._under_way.exception() is None:
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # it holds the cache until it ends
                 jax.block_until_ready(self._under_way.result())
-        self._under_way = None
+        self._under_way = self.fed = None
 
     def _take(self, rows: np.ndarray, real: int) -> None:
         self.cache = programs.take(self.cache, rows.astype(np.int32))

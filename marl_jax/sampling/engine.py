@@ -31,6 +31,7 @@ from marl_jax.sampling.requests import Completion, Request, check
 from marl_jax.sampling.rungs import FREE, Swap
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.sampling.stability import stable_shapes
+from marl_jax.stopwatch import Stopwatch
 
 __all__ = ["Engine", "NotFinite", "Stats", "mesh_of"]
 
@@ -85,6 +86,7 @@ class Engine:
         if not measured:
             settings = stable_shapes(params, adapters, config, settings, self._mesh, float(adapter_scale))
         self.config, self.settings, self.stats = config, settings, Stats()
+        self.watch = Stopwatch()  # of the caller's thread: prefill and decode, dispatched and waited for
         self._params, self._adapters, self._scale = params, adapters, float(adapter_scale)
         self._adapter_of: dict[str | None, int] = {None: -1}
         self._adapter_of |= {name: -1 if adapters is None else i for i, name in enumerate(policies)}
@@ -123,7 +125,10 @@ class Engine:
             if not bank.under_way:
                 self._dispatch(bank)
         bank = next(bank for bank in self._banks if bank.under_way)
-        out = bank.wait()
+        with self.watch("prefill"):
+            jax.block_until_ready(bank.fed)
+        with self.watch("decode"):
+            out = bank.wait()
         self._banks.rotate(-1 - self._banks.index(bank))  # its turn is last
         self._check_finite(bank, out)
         self.stats.dispatches += 1
@@ -224,7 +229,8 @@ class Engine:
             self._admit(bank)
             bank.reach(bank.table.reach + self.settings.steps)
         if bank.requests:
-            bank.begin(self._decode)
+            with self.watch("decode"):
+                bank.begin(self._decode)
 
     def _move_on(self, bank: Bank) -> None:
         """Move requests that have grown to longer rungs; where these are full, the youngest give their lanes up."""
@@ -263,7 +269,9 @@ class Engine:
             self._swap(bank, wave.swaps)
             for part in self._parts(wave.moves):
                 self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *part)
-            self._prefill_all(wave.feeds)
+            with self.watch("prefill"):
+                last = self._prefill_all(wave.feeds)
+                bank.fed = bank.fed if last is None else last
             if not self.settings.lanes_at:
                 bank.reach(max(len(waiting.request.tokens) for *_, waiting in wave.seats))
             for rung, pairs in bank.by_rung((lane, row) for lane, row, _ in wave.seats if row != NOWHERE):
@@ -295,9 +303,12 @@ class Engine:
             source[: len(part)], target[: len(part)] = part.T
             yield source, target
 
-    def _prefill_all(self, feeds: list[Feed]) -> None:
-        """Prefill prompts grouped by the chunk they need; what is longer than the largest chunk takes several."""
-        largest = self.settings.chunks[-1]
+    def _prefill_all(self, feeds: list[Feed]) -> jax.Array | None:
+        """Prefill prompts grouped by the chunk they need; what is longer than the largest chunk takes several.
+
+        Returns what is there as soon as all of them are fed; None where there are none.
+        """
+        largest, fed = self.settings.chunks[-1], None
         while feeds:
             groups: dict[tuple[int, bool], list[Feed]] = collections.defaultdict(list)
             for feed in feeds:
@@ -306,17 +317,18 @@ class Engine:
             for (chunk, _), group in sorted(groups.items()):
                 size = self.settings.prefill_rows(chunk)
                 for i in range(0, len(group), size):
-                    self._prefill(group[i : i + size], chunk)
+                    fed = self._prefill(group[i : i + size], chunk)
             feeds = [Feed(r, t[largest:], s + largest, a) for r, t, s, a, _ in feeds if len(t) > largest]
+        return fed
 
-    def _prefill(self, group: list[Feed], chunk: int) -> None:
+    def _prefill(self, group: list[Feed], chunk: int) -> jax.Array:
         size = self.settings.prefill_rows(chunk)
         rows, starts = np.full(size, NOWHERE, np.int32), np.zeros(size, np.int32)
         tokens, adapters = np.zeros((size, chunk), np.int32), np.full(size, -1, np.int32)
         for i, feed in enumerate(group):
             rows[i], starts[i], adapters[i] = feed.row, feed.start, feed.adapter
             tokens[i, : len(feed.tokens)] = feed.tokens
-        self._prefix_cache = programs.prefill(
+        self._prefix_cache, fed = programs.prefill(
             self._params,
             self._adapters,
             self._prefix_cache,
@@ -329,6 +341,7 @@ class Engine:
             attended=self.settings.context if starts.any() else min(chunk, self.settings.context),
             scale=self._scale,
         )
+        return fed
 
     # -- results --------------------------------------------------------------------------------------------
 

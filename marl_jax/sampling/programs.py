@@ -136,12 +136,15 @@ def prefill(
     config: ModelConfig,
     attended: int,
     scale: float,
-) -> Cache:
-    """Feed tokens [B,C] at positions start [B].. to rows [B] of the cache; rows out of range are padding."""
+) -> tuple[Cache, jax.Array]:
+    """Feed tokens [B,C] at positions start [B].. to rows [B] of the cache; rows out of range are padding.
+
+    The second result can be waited for when a later program was given the cache.
+    """
     layers = model.unstack(params, config)
     lora = model.unstack_lora(adapters, adapter, scale, config)
     _, part = model.extend(params, layers, config, _cut(cache, rows, attended), tokens, start, lora)
-    return _paste(cache, rows, part, attended)
+    return _paste(cache, rows, part, attended), jnp.sum(start)
 
 
 @functools.partial(jax.jit, donate_argnames="into")

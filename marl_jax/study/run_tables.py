@@ -255,8 +255,14 @@ def _took(run: Run) -> str:
     total = times.get("wall") or times.get("step")  # older runs have the latter alone
     if not total:
         return ""
-    kinds = ("rollout", "grade", "learn", "program", "table", "evaluate", "save", "log")
-    shares = ", ".join(f"{name} {times[name] / total:.0%}" for name in kinds if times.get(name))
+    kinds = ("rollout", "grade", "gather", "learn", "prepare", "program", "table", "evaluate", "save", "log")
+    share = lambda name: f"{name.rpartition('/')[2]} {times[name] / total:.0%}"
+
+    def whole(name: str) -> str:
+        parts = ", ".join(share(part) for part in times if part.startswith(f"{name}/") and times[part])
+        return f"{share(name)} ({parts})" if parts else share(name)
+
+    shares = "; ".join(whole(name) for name in kinds if times.get(name))
     tokens = np.nansum(run.series("tokens").values)
     took = f"{total / 60:.1f} min" if total < 5400 else f"{total / 3600:.1f} h"
     return f"{took} in steps ({shares}), {tokens:,.0f} sampled tokens"

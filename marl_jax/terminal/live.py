@@ -227,6 +227,7 @@ class Live:
             key.removeprefix("time/"): value
             for key, value in self._metrics.items()
             if key.startswith("time/")
+            and key.count("/") == 1  # not the parts of a part
             and key not in ("time/step", "time/wall", "time/tokens_per_second")
             and value
         }

@@ -105,8 +105,10 @@ def plan_page(
     known = guess(config, first)
     if known is not None:
         times.append(["measured", duration(known.seconds), *["-"] * (len(plans) - 1)])
+    in_one = any(part.phase == "step" for part in first.parts)
     notes = [
-        "* only in its phase: sampling, gradient or optimiser. Grading is not counted, nor what a "
+        f"* only in its phase: {'sampling or step' if in_one else 'sampling, gradient or optimiser'}. "
+        "Grading is not counted, nor what a "
         "process takes before it begins (Python and JAX: about 0.3 GiB of the host)."
     ]
     notes += [f"Measured: {known.how}."] if known else []

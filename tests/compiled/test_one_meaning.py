@@ -15,10 +15,12 @@ from marl_jax.sampling.methods import noise
 from marl_jax.sampling.requests import noise_key
 from marl_jax.table import Ragged
 
+ADAPTERS = {"policies.train": "lora", "policies.lora_rank": "4"}
 RUBRIC = {"rewards.name": "voting_rubric", "advantages.group": "study"}
 CELLS = {
     "voting isolated": lambda: small("voting-isolated-xs-math"),
     "single": lambda: small("single-shared-xs-math"),
+    "single_matched": lambda: small("single_matched-shared-xs-math"),
     "eval_opt isolated": lambda: small("eval_opt-isolated-xs-math", **{"workflow.settings.rounds": "2"}),
     "orch_workers isolated": lambda: small("orch_workers-isolated-xs-math"),
     "debate": debating,
@@ -26,11 +28,16 @@ CELLS = {
     "eval_opt shared": lambda: small("eval_opt-shared-xs-math", **{"rewards.name": "own_correctness"}),
     "orch_workers shared": lambda: small("orch_workers-shared-xs-math", **{"rewards.name": "team_and_local"}),
     "planner_coder": lambda: small("planner_coder-isolated-xs-code"),
+    "single on code": lambda: small("single-shared-xs-code"),
     "voting on code": lambda: small("voting-shared-xs-code"),
+    "voting isolated on code": lambda: small("voting-isolated-xs-code"),
     "eval_opt on code": lambda: small("eval_opt-isolated-xs-code"),
-    "voting with adapters": lambda: small(
-        "voting-isolated-xs-math", **{"policies.train": "lora", "policies.lora_rank": "4"}
-    ),
+    "eval_opt shared on code": lambda: small("eval_opt-shared-xs-code"),
+    "orch_workers on code": lambda: small("orch_workers-isolated-xs-code"),
+    "orch_workers shared on code": lambda: small("orch_workers-shared-xs-code"),
+    "voting with adapters": lambda: small("voting-isolated-xs-math", **ADAPTERS),
+    "eval_opt shared with adapters": lambda: small("eval_opt-shared-xs-math", **ADAPTERS),
+    "orch_workers on code with adapters": lambda: small("orch_workers-isolated-xs-code", **ADAPTERS),
 }
 NEAR = 1e-5  # two tokens are that near to a tie if so much of the probability lies between the draw and the other
 
@@ -49,7 +56,7 @@ def roads(request):
 
 def test_both_roads_take_the_same_step(roads):
     hosted, step = roads
-    for _ in range(2):
+    for _ in range(5):
         tasks = next(hosted.problems)
         before = hosted.compiled_state()
         free = step(before, *hosted.tasks(tasks))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from closeness import close_trees
 from learning_rows import as_table
+from slow import slowed
 from test_mechanisms import LogitTable, row
 
 from marl_jax.learning import update_programs
@@ -38,6 +39,25 @@ def learner(roles=ROLES, schedule=None, **options):
 def start(run, policies=("p0", "p1")):
     trees = {policy: {"w": jnp.zeros((4, 4))} for policy in policies}
     return trees, run.init(trees)
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+@pytest.mark.parametrize(
+    ("part", "program"), [("logprobs", "score"), ("gradient", "accumulate"), ("optimiser", "apply")]
+)
+def test_waiting_for_a_slow_program_is_time_of_that_program(monkeypatch, part, program, streams):
+    batch = BatchConfig((16, 64), 256, share_prompts=False, streams=streams)
+    anchored = InterventionConfig(kl_coef=dict.fromkeys(ROLES, 0.1))
+    run = Learner(LogitTable(4), LearnerConfig(LossConfig("pg"), batch=batch, interventions=anchored), ROLES)
+
+    def step():
+        run.step(*start(run), as_table(ROWS), references=start(run)[0])
+        return dict(run.watch.seconds)
+
+    before = step()  # compiles
+    with monkeypatch.context() as patch:
+        patch.setattr(update_programs, program, slowed(getattr(update_programs, program), 0.3))
+        assert step()[part] - before[part] >= 0.3
 
 
 def test_a_checkpoint_of_weights_and_states_goes_on_to_the_same_bits():

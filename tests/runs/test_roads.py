@@ -210,11 +210,29 @@ def test_times_add_up_to_the_wall_clock(whole, alone):
     for folder in (whole, alone):
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         apart = ("time/step", "time/wall", "time/tokens_per_second")
-        parts = [{key: line[key] for key in line if key.startswith("time/")} for line in lines]
+        parts = [{key: line[key] for key in line if key.count("/") == 1 and "time/" in key} for line in lines]
         wall = sum(line["time/wall"] for line in parts)
         assert sum(line["time/other"] for line in parts) < 0.05 * wall
         told = sum(value for line in parts for key, value in line.items() if key not in apart)
         assert told == pytest.approx(wall, rel=1e-6)
+
+
+def test_sampling_and_learning_are_told_part_by_part(whole):
+    """Each part was measured, and they are the step but for what the host does between them."""
+    measured = {
+        "rollout": {"prefill", "decode", "host"},
+        "learn": {"gradient", "optimiser", "host"},  # its own log-probs are those of the gradient's pass
+    }
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        for name, parts in measured.items():
+            seconds = {part: line[f"time/{name}/{part}"] for part in parts}
+            assert all(value > 0 for value in seconds.values()), (name, seconds)
+            assert sum(seconds.values()) == pytest.approx(line[f"time/{name}"], rel=1e-6)
+    inside = [f"time/{name}/{part}" for name, parts in measured.items() for part in parts]
+    told = sum(line[key] for line in lines for key in (*inside, "time/grade"))
+    # The host may be kept from its work between two parts for as long as other processes like: 50 ms a step.
+    assert told == pytest.approx(sum(line["time/step"] for line in lines), rel=0.05, abs=0.05 * len(lines))
 
 
 def test_cores_that_wait_for_each_other_do_not_end_the_run(monkeypatch):

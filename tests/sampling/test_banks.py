@@ -10,6 +10,7 @@ import time
 
 import pytest
 from kit import CONFIG, SETTINGS, ask, compilations, make_params, prompt, serve
+from slow import slowed
 
 from marl_jax.sampling import Engine, banks, programs
 
@@ -65,6 +66,19 @@ def test_both_banks_decode_at_once(params, monkeypatch):
     serve(engine, requests)  # compiles
     monkeypatch.setattr(programs, "decode", lambda *a, **k: (together.wait(), decode(*a, **k))[1])
     serve(engine, requests)  # a broken barrier is an error
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("part", ["prefill", "decode"])
+def test_waiting_for_a_slow_program_is_time_of_that_program(params, monkeypatch, part, count):
+    engine = Engine(params, CONFIG, dataclasses.replace(TWO, banks=count), measured=True)
+    serve(engine, [ask(prompt(5, 1), 0, new=3)])  # compiles
+    before, dispatches = dict(engine.watch.seconds), engine.stats.dispatches
+    with monkeypatch.context() as patch:
+        patch.setattr(programs, part, slowed(getattr(programs, part), 0.3))
+        serve(engine, [ask(prompt(5, 2), 0, new=4)])  # in one dispatch
+    assert engine.stats.dispatches == dispatches + 1
+    assert engine.watch.seconds[part] - before[part] >= 0.3
 
 
 def test_a_few_requests_are_dealt_to_all_banks(params):

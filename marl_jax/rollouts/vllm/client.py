@@ -132,6 +132,11 @@ class Vllm:
         self._workers.close()
         self._begin()
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The server does not tell what it spends on prefill and what on decode."""
+        return {}
+
     def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
         """Answer with these adapters from the next request on; a frozen policy is the base that the server has."""
         before = [self._names[policy] for policy in self._lora]

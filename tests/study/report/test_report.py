@@ -418,3 +418,15 @@ def test_the_script_prints_where_the_page_is_or_one_line_of_what_is_wrong(tmp_pa
     assert (done.returncode, done.stdout) == (0, f"{folder / 'report.html'}\n"), done.stderr
     failed = script(f"--workdir={tmp_path}")
     assert failed.returncode == 2 and failed.stderr.count("\n") == 1 and "there is no run in" in failed.stderr
+
+
+def test_the_page_tells_where_the_time_went_part_by_part(tmp_path):
+    parts = {
+        "time/wall": 10.0,
+        "time/rollout/prefill": 1.0,
+        "time/rollout/decode": 3.0,
+        "time/rollout/host": 1.0,
+    }
+    run = read_run(write_run(tmp_path / "run", lines=[metrics(step, **parts) for step in (1, 2)]))
+    facts = {row[0]: row[1] for row in run_tables.what_it_was(run).rows}
+    assert "rollout 50% (prefill 10%, decode 30%, host 10%); grade 4%; learn 25%" in facts["took"]

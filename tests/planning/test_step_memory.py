@@ -1,0 +1,77 @@
+"""Memory of the compiled road, counted from its trace: beside XLA's own analysis, and by hand."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from test_plan import HERE, QUICK, with_memory
+
+from marl_jax.config.run_config import load_config
+from marl_jax.planning.account import needed
+from marl_jax.planning.liveness import made_bytes
+from marl_jax.planning.plan import find_models, make_plan
+from marl_jax.planning.step_memory import StepMemory, in_one_program, seeds_that_fit
+from marl_jax.runs.opening import check_foreseen
+
+K = 1 << 10
+
+
+@pytest.fixture(scope="module")
+def cell():
+    changes = {"road": "compiled", "data.problems": "16", "data.train_size": "64"}
+    return load_config("configs/micro.py:single-shared-xs-math", [*changes.items()])
+
+
+@pytest.fixture(scope="module")
+def road(cell):
+    return check_foreseen(cell, make_plan(cell, find_models(cell)[0], HERE))
+
+
+def test_the_step_takes_the_memory_that_xla_counts(road):
+    """Within 40%: a compiler keeps some arrays apart that are counted in one place, and writes others nowhere."""
+    step, traced = road.planned()
+    counted = step.needed(1, together=False)
+    assert counted == pytest.approx(needed(traced.lower().compile(QUICK).memory_analysis()), rel=0.4)
+
+
+def made(function, *shapes):
+    return made_bytes(jax.make_jaxpr(function)(*(jnp.zeros(shape) for shape in shapes)).jaxpr)
+
+
+def test_what_is_live_at_the_same_time_is_counted_by_hand():
+    """float32 arrays of K numbers have 4 KiB."""
+    assert made(lambda x: jnp.sin(jnp.cos(x)), K) == 4 * K  # one after the other, in one place
+    assert made(lambda x: jnp.sin(x) + jnp.cos(x), K) == 8 * K
+    assert made(lambda x, y: x @ y, (K, 2), (2, K)) == 4 * K * K
+    assert made(lambda x: (x @ x) @ x, (32, 32)) == 8 * K  # a product is not written where it reads
+    assert made(lambda x: x + jnp.zeros(K), K) == 4 * K  # zeros are nowhere
+
+
+def test_a_loop_holds_what_it_carries_once_and_a_switch_its_widest_branch():
+    turn = lambda i, x: jnp.sin(x)
+    assert made(lambda x: jax.lax.fori_loop(0, 9, turn, jnp.sin(x)), K) <= 8 * K + 16
+    few, many = lambda x: x + 1, lambda x: jnp.outer(x, x) @ x
+    assert made(lambda x: jax.lax.switch(0, [few, few], x), 64) < 1 * K
+    assert 16 * K <= made(lambda i, x: jax.lax.switch(i.astype(int), [few, many], x), (), 64) < 33 * K
+
+
+def test_seeds_in_turn_keep_their_states_and_share_working_memory(cell):
+    step = StepMemory(given=10, results=20, scratch=100, devices=2)
+    assert step.needed(4, together=False) == 4 * 30 + 2 * 100
+    assert step.fitting(4, 290, together=False) == 3
+    assert step.needed(4, together=True) == 130
+    assert step.fitting(4, 130, together=True) == 4 and step.fitting(4, 129, together=True) == 2
+
+
+def test_the_plan_says_how_many_seeds_fit(cell, road):
+    step, _ = road.planned()
+    hosted = make_plan(cell, find_models(cell)[0], HERE)
+    eight = dataclasses.replace(cell, seeds=8)
+    all_of_them = in_one_program(hosted, eight, step).total
+    names = {part.name for part in in_one_program(hosted, cell, step).parts}
+    assert "working memory of the compiled step" in names and "gradient trees" not in names
+    assert seeds_that_fit(hosted, eight, step) == 8
+    short = dataclasses.replace(hosted, device=with_memory(all_of_them - 1))
+    assert seeds_that_fit(short, eight, step) == 7
+    assert "lower --config.seeds (8)" in in_one_program(short, eight, step).trouble(eight)
