@@ -31,8 +31,12 @@ def amplification(runs: Sequence[Run]) -> Finding:
     question = "How does a role's gradient grow with n parallel agents of it, and what is left of it in Adam's update?"
     doubt = "Another power of n at a later stage of training, at larger scale, or where agents see different prompts."
     found = list[tuple[int, int, float, float]]()  # agents, seed, amplification, length of the update
+    slots = "gradient/([^/]+)/slots/([^/]+)"
+    parallel = {match[2] for run in runs for match in run.keys(f"{slots}/norm/(?!0$).+")}
     for run in runs:
-        for match in run.keys("gradient/([^/]+)/slots/([^/]+)/amplification"):
+        for match in run.keys(f"{slots}/amplification"):
+            if match[2] not in parallel:  # alone in every run, so no measure of one agent of another role
+                continue
             values = run.series(match[0]).known.values
             updates = run.series(f"policy/{match[1]}/update_norm").known.values
             agents = len(run.keys(f"gradient/{match[1]}/slots/{match[2]}/norm/.+"))

@@ -179,6 +179,8 @@ def test_the_power_of_the_amplification_is_found(tmp_path, power, word):
         for seed in range(3):
             slots = "gradient/p0/slots/generator"
             more = {f"{slots}/norm/{slot}": 1.0 for slot in range(agents)} | {"policy/p0/update_norm": 0.1}
+            alone = "gradient/p1/slots/aggregator"
+            more |= {f"{alone}/norm/0": 1.0, f"{alone}/amplification": 1.0, "policy/p1/update_norm": 0.7}
             more[f"{slots}/amplification"] = agents**power * np.exp(rng.normal(0, 0.02))
             lines = [metrics(step, **more) for step in (10, 20, 30)]
             place = tmp_path / f"voting-isolated-s-math+votes{agents}" / f"seed-{seed}"
