@@ -61,7 +61,7 @@ def prefill(params, adapters, cache, rows, tokens, start, adapter, **_):
         if row < cache.rows:
             for i, token in enumerate(line[: cache.length - column].tolist()):
                 cache.cells[row][column + i] = token, int(index) % len(POLICIES)
-    return cache
+    return cache, sum(start)
 
 
 def copy_rows(source, into, from_rows, to_rows):

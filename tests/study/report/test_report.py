@@ -167,7 +167,7 @@ def test_the_page_tells_what_the_run_was_and_how_it_went(whole):
         "rubric (alpha 0.5, batch task, leaves mean, threads 1)",
         "max_new_tokens 64, temperature 1.0",
         "jax 0.10.2",
-        "rollout 62%, grade 5%, learn 31%",
+        "rollout 62%; grade 5%; learn 31%",
         "generator step 1 generator step 60 aggregator step 1 aggregator step 60",
         "own answer or verdict right 32.1%",
         "chi2, sampler to trainer 1e-06 1e-06 2e-06 2e-06",
