@@ -45,9 +45,7 @@ flags.DEFINE_integer("rounds", 3, "measured rounds")
 flags.DEFINE_bool("torch", True, "run transformers beside it (CPU only)")
 flags.DEFINE_bool("vllm", False, "run a vLLM server beside it, asked as a run asks it")
 flags.DEFINE_string("vllm_python", VllmConfig().python, "the Python of its environment")
-flags.DEFINE_string(  # on a CPU vLLM 0.32 ends where the prompt of a request with a seed is cut in two
-    "vllm_flags", "--no-enable-chunked-prefill", "added to its command, such as --enforce-eager"
-)
+flags.DEFINE_string("vllm_flags", "", "added to its command, such as --enforce-eager")
 flags.DEFINE_bool(
     "continuous_batching", False, "run transformers' continuous batching, too; on CPU it may take minutes"
 )
@@ -157,9 +155,10 @@ class Served:
         save_hf(self.base, config, params, build_micro_tokenizer((), signs))
         # The route that drops cached prompts; and on CPU, without a size, vLLM wants nearly all memory for its cache.
         environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "2"}
-        chosen = VllmConfig(
-            start=True, python=FLAGS.vllm_python, flags=FLAGS.vllm_flags, environment=environment
-        )
+        # On a CPU vLLM 0.32 ends where the prompt of a request with a seed is cut in two.
+        whole = "--no-enable-chunked-prefill" if jax.default_backend() == "cpu" else ""
+        flags = f"{FLAGS.vllm_flags} {whole}"
+        chosen = VllmConfig(start=True, python=FLAGS.vllm_python, flags=flags, environment=environment)
         needed = Needed(self.base, str(config.dtype), FLAGS.prompt + FLAGS.new, adapters=0, rank=0)
         self.started = Started(chosen, needed, self.folder / "log")
         self.server = Server(self.started.start(), chosen.timeout)

@@ -160,7 +160,8 @@ class Compiled:
         placed = (jax.device_put(state.replace(**self._fixed[place]), self._places[place]), *rest)
         if place not in self._programs:
             traced = jax.jit(_changing(self._step)).trace(*placed)
-            self._check_memory(of_step(traced.jaxpr, len(self.devices)))
+            if self._config.seeds > 1:
+                self._check_memory(of_step(traced.jaxpr, len(self.devices)))
             self._programs[place] = self.compiled(traced)
         after, *told = self._programs[place](*placed)
         return after, *jax.device_get(told)
@@ -174,7 +175,7 @@ class Compiled:
         """Refuse seeds that do not fit side by side, with the number that does; nothing is compiled yet."""
         seeds, free, together = self._config.seeds, free_bytes(), self._side_by_side
         total, fit = step.needed(seeds, together=together), step.fitting(seeds, free, together=together)
-        if seeds > 1 and total > free:
+        if total > free:
             raise PlanError(
                 f"{seeds} seeds side by side need {show(total)} and {show(free)} are free: {fit} fit; lower "
                 "--config.seeds"

@@ -274,6 +274,33 @@ def test_two_processes_of_one_number_are_refused(meeting):
     assert "two processes say that they are number 2" in first.readline().decode()
 
 
+# A process that says a word after so many seconds, and ends when its companion says something; without a word, at once.
+BESIDE = """
+import os, subprocess, sys, time
+word, seconds, *command = sys.argv[1:]
+companion = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+assert companion.stdout.readline().startswith(b"ready ")
+time.sleep(float(seconds))
+if not word:
+    os._exit(9)
+companion.stdin.write(word.encode() + b"\\n")
+companion.stdout.readline()
+"""
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_that_another_was_killed_is_told_by_a_process_that_fails_before_it_hears_of_it(tmp_path, killed):
+    port, begun = free_port(), []
+    for k in range(2):
+        how = ("", "2") if k == killed else ("failed", "0")
+        words = [sys.executable, "-P", companion.__file__, k, 2, "127.0.0.1", port, 20.0]
+        with (tmp_path / f"{k}.log").open("w") as log:
+            command = [sys.executable, "-c", BESIDE, *how, *map(str, words)]
+            begun.append(subprocess.Popen(command, stderr=log))
+    ended(begun, 30.0)
+    assert said(tmp_path, 1 - killed).startswith(f"process {killed} of 2 (pid ")
+
+
 def test_who_gave_up_before_all_had_come_may_come_again(meeting):
     port = free_port()
     first = meeting.come(0, 3, port)

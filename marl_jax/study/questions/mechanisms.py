@@ -30,18 +30,19 @@ def amplification(runs: Sequence[Run]) -> Finding:
     """The gradient of a role against the number of its parallel agents, and what Adam leaves of it."""
     question = "How does a role's gradient grow with n parallel agents of it, and what is left of it in Adam's update?"
     doubt = "Another power of n at a later stage of training, at larger scale, or where agents see different prompts."
-    found = list[tuple[int, int, float, float]]()  # agents, seed, amplification, length of the update
-    slots = "gradient/([^/]+)/slots/([^/]+)"
-    parallel = {match[2] for run in runs for match in run.keys(f"{slots}/norm/(?!0$).+")}
+    by_role: dict[
+        str, list[tuple[int, int, float, float]]
+    ] = {}  # agents, seed, amplification, length of the update
     for run in runs:
-        for match in run.keys(f"{slots}/amplification"):
-            if match[2] not in parallel:  # alone in every run, so no measure of one agent of another role
-                continue
+        for match in run.keys("gradient/([^/]+)/slots/([^/]+)/amplification"):
             values = run.series(match[0]).known.values
             updates = run.series(f"policy/{match[1]}/update_norm").known.values
             agents = len(run.keys(f"gradient/{match[1]}/slots/{match[2]}/norm/.+"))
             if len(values) and len(updates):
-                found.append((agents, int(run.config["seed"]), float(values.mean()), float(updates.mean())))
+                one = (agents, int(run.config["seed"]), float(values.mean()), float(updates.mean()))
+                by_role.setdefault(match[2], []).append(one)
+    # A role that is alone in every run is no measure of one agent of another role.
+    found = [one for of in by_role.values() if any(agents > 1 for agents, *_ in of) for one in of]
     counts, seeds = sorted({agents for agents, *_ in found}), sorted({seed for _, seed, *_ in found})
     table = {(agents, seed): (growth, update) for agents, seed, growth, update in found}
     complete = [seed for seed in seeds if all((agents, seed) in table for agents in counts)]
