@@ -1,0 +1,47 @@
+"""What `plan` tells: the page over all kinds of devices, how many seeds fit, and XLA's own account."""
+
+import math
+from collections.abc import Iterator
+
+from marl_jax.config.run_config import RunConfig
+from marl_jax.planning.account import account, line_of
+from marl_jax.planning.devices import KINDS, host
+from marl_jax.planning.lengths import PlanError, read_lengths, recorded_lengths
+from marl_jax.planning.plan import demand_of, find_models, make_plan, told
+from marl_jax.terminal.page import plan_page
+
+__all__ = ["run_plan"]
+
+
+def run_plan(
+    config: RunConfig, completion: str, folder: str | None, tokens_per_second: float, compiles: bool
+) -> Iterator[str]:
+    """Text by text. The lengths of completions are `completion`, or those of the run in `folder`."""
+    from marl_jax.planning.step_memory import in_one_program, seeds_that_fit
+    from marl_jax.runs.in_arrays import cpu_devices
+    from marl_jax.runs.opening import check_foreseen
+
+    if config.road == "compiled":
+        cpu_devices()
+    models, source = find_models(config)
+    lengths = read_lengths(completion)
+    if folder:
+        lengths = recorded_lengths(folder, lengths)
+    if not math.isfinite(tokens_per_second):
+        raise PlanError(f"--tokens_per_second is {tokens_per_second}; it must be a number, or 0 for none")
+    usual, demand = demand_of(config), demand_of(config, lengths, tokens_per_second)
+    plans = [make_plan(config, models, device, usual) for device in (host(), *KINDS)]
+    road = check_foreseen(config, plans[0])
+    plans = [told(plan, config, models, demand) for plan in plans]
+    hosted, traced = plans, None
+    if road is not None:
+        step, traced = road.planned()
+        plans = [in_one_program(plan, config, step) for plan in plans]
+    yield plan_page(config, models, source, plans)
+    if road is not None and config.seeds > 1:
+        fitting = (f"{seeds_that_fit(plan, config, step)} on {plan.device.name}" for plan in hosted)
+        yield f"of {config.seeds} seeds fit: {', '.join(fitting)}"
+    if compiles:
+        yield f"\n{account(config, models, usual)}"
+        if road is not None:
+            yield line_of("step", road.compiled(traced))
