@@ -46,7 +46,11 @@ def main():
     batches = compiled.batches(config, parts=parts)
     for _ in range(2):
         words, tasks = next(batches)
-        state, columns, metrics = step(state, over(words, CUT), over(tasks, CUT))
+        given = state, over(words, CUT), over(tasks, CUT)
+        if not found:
+            step = step.lower(*given).compile()
+            hosts.together(lambda: None)  # processes wait for each other's data for half a minute, not for a compiler
+        state, columns, metrics = step(*given)
         names = ("tokens", "logprobs", "reward", "advantage")
         table = {name: here(getattr(columns.table, name)) for name in names}
         whole = jax.tree.map(
