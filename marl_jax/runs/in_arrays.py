@@ -32,6 +32,7 @@ from marl_jax.planning.plan import PlanError, show
 from marl_jax.planning.step_memory import StepMemory, of_step
 from marl_jax.rollouts import Player
 from marl_jax.run_folder.folder import FolderError
+from marl_jax.runs import kept_steps
 from marl_jax.runs.divergence import finite
 from marl_jax.runs.hosted import Hosted, tasks_of_step
 from marl_jax.runs.loading.parts import Parts
@@ -159,12 +160,27 @@ class Compiled:
             self._fixed[place] = jax.device_put(fixed, self._places[place])
         placed = (jax.device_put(state.replace(**self._fixed[place]), self._places[place]), *rest)
         if place not in self._programs:
-            traced = jax.jit(_changing(self._step)).trace(*placed)
-            if self._config.seeds > 1:
-                self._check_memory(of_step(traced.jaxpr, len(self.devices)))
-            self._programs[place] = self.compiled(traced)
+            devices = self.devices if len(self._places) == 1 else [self.devices[place]]
+            self._programs[place] = self._program(placed, devices)
         after, *told = self._programs[place](*placed)
         return after, *jax.device_get(told)
+
+    def _program(self, placed: Any, devices: Sequence[jax.Device]) -> jax.stages.Compiled:
+        """Of these arguments, as an earlier start kept it, or compiled and kept."""
+        leaves, tree = jax.tree.flatten(placed)
+        shown = [(repr(jax.typeof(x)), str(getattr(x, "sharding", "")), getattr(x, "committed", "")) for x in leaves]
+        options = self._compiler_options()
+        place = kept_steps.place_of(
+            self._config, self._parts, devices, tree=str(tree), leaves=shown, options=options
+        )
+        if found := kept_steps.load(place, devices, self._check_memory):
+            return found
+        traced = jax.jit(_changing(self._step)).trace(*placed)
+        needs = of_step(traced.jaxpr, len(self.devices))
+        self._check_memory(needs)
+        program = self.compiled(traced)
+        kept_steps.keep(place, program, needs)
+        return program
 
     def _compiler_options(self) -> dict[str, Any] | None:
         """On a CPU less optimisation of each kernel: parts of a step compile 12 to 23% sooner, and run as fast."""
@@ -174,6 +190,8 @@ class Compiled:
     def _check_memory(self, step: StepMemory) -> None:
         """Refuse seeds that do not fit side by side, with the number that does; nothing is compiled yet."""
         seeds, free, together = self._config.seeds, free_bytes(), self._side_by_side
+        if seeds == 1:
+            return
         total, fit = step.needed(seeds, together=together), step.fitting(seeds, free, together=together)
         if total > free:
             raise PlanError(
