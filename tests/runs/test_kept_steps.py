@@ -14,7 +14,7 @@ from tiny_run import KINDS, tiny_config
 
 import marl_jax
 from marl_jax.planning.plan import PlanError
-from marl_jax.runs import in_arrays, kept_steps, loop
+from marl_jax.runs import in_arrays, loop
 from marl_jax.runs.loading.parts import load_parts
 
 

@@ -9,6 +9,7 @@ files are loaded as code, so the folder must be the user's own.
 """
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -16,6 +17,7 @@ import pickle
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import versions
 from marl_jax.runs.loading.parts import Parts
 
-__all__ = ["keep", "load", "place_of"]
+__all__ = ["keep", "load", "place_of", "shown"]
 
 ENVIRONMENT = ("XLA_", "LIBTPU_", "TPU_", "CUDA_", "NVIDIA_", "ROCM_")
 DIGEST = hashlib.sha256().digest_size
@@ -67,31 +69,39 @@ def place_of(config: RunConfig, parts: Parts, devices: Sequence[jax.Device], **m
     return Path(folder) / f"step-{user_cache.digest(program)}-cache"
 
 
-def load(place: Path | None, devices: Sequence[jax.Device], check: Callable[[Any], None]) -> Any:
-    """The program that is kept there, once `check` has seen what it needs; None where there is none that loads."""
+def shown(given: Any) -> Any:
+    """What tells the arguments of a step apart: their shapes, and where they lie."""
+    leaves, tree = jax.tree.flatten(given)
+    where = [(str(getattr(x, "sharding", "")), str(getattr(x, "committed", ""))) for x in leaves]
+    return str(tree), [repr(jax.typeof(x)) for x in leaves], where
+
+
+def load(place: Path | None, devices: Sequence[jax.Device], check: Callable[[Any], None]) -> list[Any] | None:
+    """The programs that are kept there, once `check` has seen what they need; None where there are none that load."""
     try:
         data = place.read_bytes() if place else b""
-        if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:  # nothing, or damaged
+        if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:  # none, or damaged
             return None
-        needs, trees, executable = pickle.loads(zlib.decompress(data[DIGEST:]))
+        needs, programs = pickle.loads(zlib.decompress(data[DIGEST:]))
     except Exception:
         return None
     check(needs)
-    with contextlib.suppress(Exception):  # XLA may refuse it
+    of = functools.partial(
+        serialize_executable.deserialize_and_load, backend=devices[0].client, execution_devices=devices
+    )
+    with contextlib.suppress(Exception), ThreadPoolExecutor() as threads:  # XLA may refuse them
         _put(place)
-        return serialize_executable.deserialize_and_load(
-            executable, *trees, backend=devices[0].client, execution_devices=devices
-        )
+        return list(threads.map(lambda program: of(*program), programs))
     return None
 
 
-def keep(place: Path | None, program: jax.stages.Compiled, needs: Any) -> None:
-    """Keep a program and what it needs, if it can be kept."""
+def keep(place: Path | None, programs: Sequence[jax.stages.Compiled], needs: Any) -> None:
+    """Keep programs and what they need, if they can be kept."""
     if place is None:
         return
     with contextlib.suppress(Exception):
-        executable, *trees = serialize_executable.serialize(program)
-        data = zlib.compress(pickle.dumps((needs, trees, executable)), 1)
+        content = needs, list(map(serialize_executable.serialize, programs))
+        data = zlib.compress(pickle.dumps(content), 1)
         _put(place, hashlib.sha256(data).digest() + data)
 
 
