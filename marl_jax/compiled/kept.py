@@ -78,9 +78,11 @@ def shown(given: Any) -> Any:
 
 def load(place: Path | None, devices: Sequence[jax.Device], check: Callable[[Any], None]) -> list[Any] | None:
     """The programs that are kept there, once `check` has seen what they need; None where there are none that load."""
+    if place is None:
+        return None
     try:
-        data = place.read_bytes() if place else b""
-        if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:  # none, or damaged
+        data = place.read_bytes()
+        if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:  # damaged
             return None
         needs, programs = pickle.loads(zlib.decompress(data[DIGEST:]))
     except Exception:

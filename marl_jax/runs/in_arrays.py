@@ -71,6 +71,7 @@ class Compiled:
     def __init__(self, config: RunConfig, parts: Parts, train: Sequence[Task], settled: int | None):
         """`settled` is the number of devices that the run was begun on. What has no form in arrays is refused."""
         self._config, self._parts, self._cast = config, parts, compiled.cast_of(config, parts)
+        train = list(train)  # each is read from the disk
         self._width = max(len(task.question) for task in train)
         compiled.tasks_of(self._cast, train, self._width)
         self.devices = _devices(config, settled)
