@@ -16,7 +16,7 @@ import os
 import pickle
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,11 @@ from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import versions
 from marl_jax.runs.loading.parts import Parts
 
-__all__ = ["keep", "load", "place_of", "shown"]
+__all__ = ["found_by_jax", "keep", "load", "place_of", "shown"]
 
 ENVIRONMENT = ("XLA_", "LIBTPU_", "TPU_", "CUDA_", "NVIDIA_", "ROCM_")
 DIGEST = hashlib.sha256().digest_size
+OBJECTS = (b"\x7fELF", b"\xcf\xfa\xed\xfe")  # how compiled code for a CPU begins
 
 
 def place_of(config: RunConfig, parts: Parts, devices: Sequence[jax.Device], **more: Any) -> Path | None:
@@ -97,13 +98,31 @@ def load(place: Path | None, devices: Sequence[jax.Device], check: Callable[[Any
     return None
 
 
-def keep(place: Path | None, programs: Sequence[jax.stages.Compiled], needs: Any) -> None:
-    """Keep programs and what they need, if they can be kept."""
-    if place is None:
+@contextlib.contextmanager
+def found_by_jax() -> Iterator[list[str]]:
+    """What JAX finds in its own cache meanwhile."""
+    found: list[str] = []
+    note = lambda event, **_: found.append(event) if event.endswith("/cache_hits") else None
+    jax.monitoring.register_event_listener(note)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_listener(note)
+
+
+def keep(
+    place: Path | None, programs: Sequence[jax.stages.Compiled], needs: Any, found: Sequence[str]
+) -> None:
+    """Keep programs and what they need, if JAX found none: what XLA has loaded it writes again without its code."""
+    if place is None or found:
         return
     with contextlib.suppress(Exception):
-        content = needs, list(map(serialize_executable.serialize, programs))
-        data = zlib.compress(pickle.dumps(content), 1)
+        written = list(map(serialize_executable.serialize, programs))
+        if jax.default_backend() == "cpu" and not all(
+            any(map(one[0].__contains__, OBJECTS)) for one in written
+        ):
+            return
+        data = zlib.compress(pickle.dumps((needs, written)), 1)
         _put(place, hashlib.sha256(data).digest() + data)
 
 

@@ -164,9 +164,10 @@ class Compiled:
         if self._config.seeds > 1:
             whole = jax.jit(layout.step(self._halves.step)).trace(*placed)
             self._check_memory(needs := of_step(whole.jaxpr, len(self.devices)))
-        with ThreadPoolExecutor() as threads:
-            programs = list(threads.map(self.compiled, trace(self._halves, layout, placed)))
-        kept.keep(file, programs, needs)
+        traced = trace(self._halves, layout, placed)
+        with kept.found_by_jax() as found, ThreadPoolExecutor() as threads:
+            programs = list(threads.map(self.compiled, traced))
+        kept.keep(file, programs, needs, found)
         return programs
 
     def _compiler_options(self) -> dict[str, Any] | None:
