@@ -24,6 +24,7 @@ from typing import Any
 import filelock
 import jax
 from jax.experimental import serialize_executable
+from jax.experimental.compilation_cache import compilation_cache
 
 import marl_jax
 from marl_jax import hosts, user_cache
@@ -99,15 +100,25 @@ def load(place: Path | None, devices: Sequence[jax.Device], check: Callable[[Any
 
 
 @contextlib.contextmanager
-def found_by_jax() -> Iterator[list[str]]:
-    """What JAX finds in its own cache meanwhile."""
+def found_by_jax(place: Path | None) -> Iterator[list[str]]:
+    """What JAX finds in its own cache meanwhile. It does not look there for what a damaged file has to hold again."""
     found: list[str] = []
     note = lambda event, **_: found.append(event) if event.endswith("/cache_hits") else None
+    damaged = place is not None and place.exists()
+    if damaged:
+        _let_jax_look(False)
     jax.monitoring.register_event_listener(note)
     try:
         yield found
     finally:
         jax.monitoring.unregister_event_listener(note)
+        if damaged:
+            _let_jax_look(True)
+
+
+def _let_jax_look(there: bool) -> None:
+    jax.config.update("jax_enable_compilation_cache", there)
+    compilation_cache.reset_cache()  # it settles at first whether it is used
 
 
 def keep(

@@ -165,7 +165,7 @@ class Compiled:
             whole = jax.jit(layout.step(self._halves.step)).trace(*placed)
             self._check_memory(needs := of_step(whole.jaxpr, len(self.devices)))
         traced = trace(self._halves, layout, placed)
-        with kept.found_by_jax() as found, ThreadPoolExecutor() as threads:
+        with kept.found_by_jax(file) as found, ThreadPoolExecutor() as threads:
             programs = list(threads.map(self.compiled, traced))
         kept.keep(file, programs, needs, found)
         return programs
