@@ -2,7 +2,8 @@
 
     Halves ──Layout: devices, seeds──► traced ──compiled side by side──► programs ──take_step──► after, columns, told
 
-In pieces a step compiles sooner: XLA works on one program in one thread for most of the time.
+Smaller programs are compiled, and later loaded, side by side; and on a CPU XLA looks through a whole program for each of
+some of its kernels when it loads it.
 """
 
 from collections.abc import Callable, Sequence
