@@ -2,8 +2,8 @@
 
     Halves ──Layout: devices, seeds──► traced ──compiled side by side──► programs ──take_step──► after, columns, told
 
-Smaller programs are compiled, and later loaded, side by side; and on a CPU XLA looks through a whole program for each of
-some of its kernels when it loads it.
+Smaller programs are compiled, and later loaded, side by side. When XLA loads one for a CPU, it looks through all of it for
+each fusion of a certain kind.
 """
 
 from collections.abc import Callable, Sequence
