@@ -2,8 +2,8 @@
 
     Halves ──Layout: devices, seeds──► traced ──compiled side by side──► programs ──take_step──► after, columns, told
 
-Smaller programs are compiled, and later loaded, side by side. When XLA loads one for a CPU, it looks through all of it for
-each fusion of a certain kind.
+Smaller programs are compiled, and later loaded, side by side. XLA loads them sooner, too: for each fusion of a certain
+kind it looks through the whole program.
 """
 
 from collections.abc import Callable, Sequence
