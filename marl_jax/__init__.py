@@ -25,6 +25,9 @@ nothing and each part can be used alone:
     config      `run_config.load_config("micro:voting-isolated-s-math")`
 """
 
-__all__ = ["__version__"]
+import time
+
+__all__ = ["BEGAN", "__version__"]
 
 __version__ = "0.1.0"
+BEGAN = time.time()  # before any other module is loaded

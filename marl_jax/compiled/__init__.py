@@ -4,10 +4,12 @@ from marl_jax.compiled.cast import cast_of
 from marl_jax.compiled.columns import Columns, to_host
 from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.compiled.step import (
+    Halves,
     State,
     Step,
     Tasks,
     batches,
+    make_halves,
     make_step,
     noise_words,
     start,
@@ -17,12 +19,14 @@ from marl_jax.compiled.step import (
 
 __all__ = [
     "Columns",
+    "Halves",
     "NoArrayForm",
     "State",
     "Step",
     "Tasks",
     "batches",
     "cast_of",
+    "make_halves",
     "make_step",
     "noise_words",
     "start",

@@ -7,7 +7,7 @@ The programs are the hosted learner's; only the way rows are cut differs, which 
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -28,7 +28,7 @@ from marl_jax.learning.update import LearnerState
 from marl_jax.models.weight_table import Tree
 from marl_jax.policies import is_frozen, policy_of
 
-__all__ = ["Axes", "learn", "trains", "units_of"]
+__all__ = ["Axes", "evidence", "learn", "ready", "units_of"]
 
 BLOCK = 32  # rows that are differentiated together
 Unit = Any  # a role, (role, slot), or None for all rows
@@ -46,41 +46,40 @@ class Axes:
         return tree if self.data is None else jax.lax.psum(tree, self.data)
 
 
-def trains(cast: Cast, columns: Columns) -> jax.Array:
-    """Bool[N]: calls that were made, of roles that are not frozen."""
+def ready(cast: Cast, columns: Columns) -> Columns:
+    """The table before anything is learned of it: which rows train, of roles that are not frozen; no log-probs yet."""
     frozen = cast.config.policies.frozen_roles
     learns = jnp.array([not is_frozen(cue.role, cue.slot, frozen) for cue in columns.cues])
-    return (columns.table.length > 0) & jnp.tile(learns, len(columns.answer))
+    trains = (columns.table.length > 0) & jnp.tile(learns, len(columns.answer))
+    none = jnp.zeros(columns.table.tokens.shape, jnp.float32)
+    anchored = cast.config.learner.interventions.kl_coef
+    return columns.replace(
+        table=columns.table.replace(trains=trains),
+        logp=none,
+        entropy=none,
+        ref_logp=none if anchored else None,
+    )
 
 
 def learn(
     cast: Cast,
-    trees: Mapping[str, Tree],
-    states: Mapping[str, LearnerState],
+    policy: str,
+    state: Any,  # `step.State`
     columns: Columns,
-    step: jax.Array,  # [] from 0
-    bases: Mapping[str, Tree],  # by policy: the weights under its adapter
-    references: Mapping[str, Tree],  # by policy: what the KL term is anchored to
     axes: Axes,
-) -> tuple[dict[str, Tree], dict[str, LearnerState], Columns, dict[str, Any]]:
-    """New policies and states, the table with log-probs and entropy, and what the optimiser says of each policy."""
-    trees, states, told = dict(trees), dict(states), dict[str, Any]()
-    logp = jnp.zeros(columns.table.tokens.shape, jnp.float32)
-    anchored = cast.config.learner.interventions.kl_coef
-    columns = columns.replace(logp=logp, entropy=logp, ref_logp=logp if anchored else None)
-    trained = columns.table.trains & _learns(cast, columns, step)
+) -> tuple[Tree, LearnerState, Columns, dict[str, Any]]:
+    """The new policy and its state, the table with its log-probs and entropy, and what the optimiser says of it."""
+    trained = columns.table.trains & _learns(cast, columns, state.step)
     if cast.config.learner.mask_truncated:
         trained &= ~columns.table.truncated
-    for policy in trees:
-        ticks = rates(cast.config, policy, len(trees))
-        clock: Any = states[policy].steps
-        if cast.config.learner.optimiser.schedule.clock != "own":
-            clock = sum((state.steps for state in states.values()), jnp.zeros((), jnp.int32))
-        rate = ticks[jnp.minimum(clock, len(ticks) - 1)]
-        work = _Work(cast, policy, columns, trained, axes)
-        new = work.update(trees[policy], states[policy], rate, bases.get(policy), references.get(policy))
-        trees[policy], states[policy], columns, told[policy] = new
-    return trees, states, columns, told
+    own = state.learner[policy]
+    ticks = rates(cast.config, policy, len(state.trees))
+    clock: Any = own.steps
+    if cast.config.learner.optimiser.schedule.clock != "own":
+        clock = sum((other.steps for other in state.learner.values()), jnp.zeros((), jnp.int32))
+    rate = ticks[jnp.minimum(clock, len(ticks) - 1)]
+    work = _Work(cast, policy, columns, trained, axes)
+    return work.update(state.trees[policy], own, rate, state.bases.get(policy), state.references.get(policy))
 
 
 def _learns(cast: Cast, columns: Columns, step: jax.Array) -> jax.Array:
@@ -323,7 +322,7 @@ class _Work:
         row = rows.row.reshape(-1)
         new = {
             name: None if old is None else old.at[row, :most].set(values.reshape(len(row), most))
-            for (name, old), values in zip(_evidence(columns).items(), said)
+            for (name, old), values in zip(evidence(columns).items(), said)
         }
         return carry, columns.replace(**new)
 
@@ -350,5 +349,6 @@ class _Work:
         )
 
 
-def _evidence(columns: Columns) -> dict[str, Any]:
+def evidence(columns: Columns) -> dict[str, Any]:
+    """What the learner computes of rows."""
     return {name: getattr(columns, name) for name in ("logp", "entropy", "ref_logp")}

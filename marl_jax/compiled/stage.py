@@ -10,6 +10,7 @@ from what was read: `end` masks episodes that are over, `follow` takes another p
 """
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ __all__ = ["Answer", "Line", "Said", "Stage", "count_calls"]
 
 FEW = 1 << 16  # characters that are read as fast at any width: not worth a second program
 Rows = tuple[jax.Array, jax.Array]  # values [B, n] and their lengths [B]
+_calls: weakref.WeakKeyDictionary[Cast, int] = weakref.WeakKeyDictionary()  # of an episode
 
 
 class Answer(NamedTuple):
@@ -345,9 +347,15 @@ def _short_or_long(rows: int, most: int) -> tuple[int, ...]:
 
 def count_calls(cast: Cast) -> int:
     """How many calls an episode makes at most."""
-    stage = _Rehearsal(cast)
-    cast.parts.workflow.in_arrays(stage, **cast.parts.workflow.settings)  # type: ignore[misc]
-    calls, most = len(stage.lines), cast.config.rollout.limits.max_calls
+
+    def rehearse() -> list[int]:
+        stage = _Rehearsal(cast)
+        cast.parts.workflow.in_arrays(stage, **cast.parts.workflow.settings)  # type: ignore[misc]
+        return [0] * len(stage.lines)
+
+    if cast not in _calls:  # traced, as each operation by itself would be compiled
+        _calls[cast] = len(jax.eval_shape(rehearse))
+    calls, most = _calls[cast], cast.config.rollout.limits.max_calls
     if calls > most:
         raise NoArrayForm(
             f"an episode of up to {calls} calls, where rollout.limits.max_calls ends it after {most},"

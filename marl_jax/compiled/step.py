@@ -8,7 +8,7 @@ over devices go around it. Under `vmap` and `shard_map` it is told the axes that
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -17,7 +17,7 @@ import numpy as np
 
 from marl_jax.compiled.cast import Cast, cast_of
 from marl_jax.compiled.columns import Columns, table_of, worth
-from marl_jax.compiled.learn import Axes, learn, trains
+from marl_jax.compiled.learn import Axes, learn, ready
 from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.compiled.stage import Stage, count_calls
 from marl_jax.config.run_config import RunConfig
@@ -31,7 +31,19 @@ from marl_jax.sampling.requests import noise_key
 from marl_jax.task import Task
 from marl_jax.tasks import Position, TaskIterator
 
-__all__ = ["State", "Step", "Tasks", "batches", "make_step", "noise_words", "start", "state_of", "tasks_of"]
+__all__ = [
+    "Halves",
+    "State",
+    "Step",
+    "Tasks",
+    "batches",
+    "make_halves",
+    "make_step",
+    "noise_words",
+    "start",
+    "state_of",
+    "tasks_of",
+]
 
 INTEGER = re.compile(r"-?[0-9]{1,9}")
 
@@ -59,6 +71,22 @@ class Tasks(flax.struct.PyTreeNode):
 Step = Callable[[State, jax.Array, Tasks], tuple[State, Columns, dict[str, Any]]]
 
 
+class Halves(NamedTuple):
+    """A step in parts that are pure functions, too: as programs of their own they can be compiled side by side."""
+
+    play: Callable[[State, jax.Array, Tasks], tuple[Columns, dict[str, Any]]]
+    learn: Callable[
+        [str, State, Columns], tuple[State, Columns, dict[str, Any]]
+    ]  # of one policy, in order of names
+
+    def step(self, state: State, key: jax.Array, tasks: Tasks) -> tuple[State, Columns, dict[str, Any]]:
+        """The whole step."""
+        (columns, metrics), told = self.play(state, key, tasks), {}
+        for policy in sorted(state.trees):
+            state, columns, told[policy] = self.learn(policy, state, columns)
+        return state.replace(step=state.step + 1), columns, {"policy": told, **metrics}
+
+
 def make_step(
     config: RunConfig,
     *,
@@ -72,25 +100,36 @@ def make_step(
     axis that problems are sharded over: gradients and counts are added up over it. The key is a key of `jax.random`, or
     the words of `noise_words`, with which the tokens are those of the hosted road.
     """
+    return make_halves(config, parts=parts, seeds_axis=seeds_axis, data_axis=data_axis).step
+
+
+def make_halves(
+    config: RunConfig,
+    *,
+    parts: Parts | None = None,
+    seeds_axis: str | None = None,
+    data_axis: str | None = None,
+) -> Halves:
+    """The step of a configuration in parts: what is played, and what each policy in turn learns of it."""
     cast = cast_of(config, parts)
     axes = Axes(seeds_axis, data_axis)
     count_calls(cast)  # refuses what its script cannot say
     workflow = cast.parts.workflow
     assert workflow.in_arrays is not None
 
-    def step(state: State, key: jax.Array, tasks: Tasks) -> tuple[State, Columns, dict[str, Any]]:
+    def play(state: State, key: jax.Array, tasks: Tasks) -> tuple[Columns, dict[str, Any]]:
         stage = Stage(cast, _weights(cast, state), tasks, _noise(cast, key, tasks), seeds_axis)
         answer = workflow.in_arrays(stage, **workflow.settings)  # type: ignore[misc]
         versions = {policy: own.updates for policy, own in state.learner.items()}
-        columns = worth(cast, table_of(stage, answer, versions))
-        columns = columns.replace(table=columns.table.replace(trains=trains(cast, columns)))
-        trees, learner, columns, told = learn(
-            cast, state.trees, state.learner, columns, state.step, state.bases, state.references, axes
-        )
-        after = state.replace(trees=trees, learner=learner, step=state.step + 1)
-        return after, columns, {"policy": told, **_means(columns, axes)}
+        columns = ready(cast, worth(cast, table_of(stage, answer, versions)))
+        return columns, _means(columns, axes)
 
-    return step
+    def learn_of(policy: str, state: State, columns: Columns) -> tuple[State, Columns, dict[str, Any]]:
+        tree, own, columns, told = learn(cast, policy, state, columns, axes)
+        after = state.replace(trees={**state.trees, policy: tree}, learner={**state.learner, policy: own})
+        return after, columns, told
+
+    return Halves(play, learn_of)
 
 
 def start(config: RunConfig, *, parts: Parts | None = None) -> State:

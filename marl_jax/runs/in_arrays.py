@@ -11,15 +11,16 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding
 
 from marl_jax import compiled
-from marl_jax.compiled import Columns, NoArrayForm
+from marl_jax.compiled import Columns, NoArrayForm, kept
 from marl_jax.compiled.cast import Cast
 from marl_jax.compiled.learn import units_of
 from marl_jax.config.phase_fields import Place
@@ -38,6 +39,7 @@ from marl_jax.runs.loading.parts import Parts
 from marl_jax.runs.measures import Clock
 from marl_jax.runs.run import Made, Run
 from marl_jax.runs.state import State
+from marl_jax.runs.step_programs import WHOLE, Layout, take_step, trace
 from marl_jax.sampling.engine import NotFinite
 from marl_jax.sampling.shapes import free_bytes
 from marl_jax.task import Task
@@ -45,7 +47,6 @@ from marl_jax.threads import Workers
 
 __all__ = ["Compiled", "cpu_devices"]
 
-WHOLE, CUT = PartitionSpec(), PartitionSpec("data")
 FORCED = "xla_force_host_platform_device_count"
 PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
 
@@ -70,30 +71,20 @@ class Compiled:
     def __init__(self, config: RunConfig, parts: Parts, train: Sequence[Task], settled: int | None):
         """`settled` is the number of devices that the run was begun on. What has no form in arrays is refused."""
         self._config, self._parts, self._cast = config, parts, compiled.cast_of(config, parts)
+        train = list(train)  # each is read from the disk
         self._width = max(len(task.question) for task in train)
         compiled.tasks_of(self._cast, train, self._width)
         self.devices = _devices(config, settled)
-        make = functools.partial(compiled.make_step, config, parts=parts)
+        make = functools.partial(compiled.make_halves, config, parts=parts)
         self._side_by_side = config.seeds > 1 and self.devices[0].platform != "cpu"
-        self._places: list[Any] = [SingleDeviceSharding(device) for device in self.devices]
-        if self._side_by_side:
-            self._step = _stacked(make(seeds_axis="seeds"))
-        elif config.seeds > 1 or len(self.devices) == 1:
-            self._step = make()
+        self._layouts = [Layout.on(device, self._side_by_side) for device in self.devices]
+        if config.seeds == 1 and len(self.devices) > 1:
+            self._halves, self._layouts = make(data_axis="data"), [Layout.over(self.devices)]
         else:
-            auto = (AxisType.Auto,)
-            mesh = jax.make_mesh((len(self.devices),), ("data",), axis_types=auto, devices=self.devices)
-            self._step = jax.shard_map(
-                make(data_axis="data"),
-                mesh=mesh,
-                in_specs=(WHOLE, CUT, CUT),
-                out_specs=(WHOLE, CUT, WHOLE),
-                check_vma=False,
-            )
-            self._places = [NamedSharding(mesh, WHOLE)]
-        self._programs: dict[int, Any] = {}  # by place
+            self._halves = make(seeds_axis="seeds" if self._side_by_side else None)
+        self._programs: dict[int, list[Any]] = {}  # by place
         self._fixed: dict[int, Any] = {}  # by place: the weights there that no step changes
-        self._workers = Workers("compiled", len(self._places), finish=True)
+        self._workers = Workers("compiled", len(self._layouts), finish=True)
         self.make_engines: Callable[[State], Hosted] | None = None
         self.engines: Hosted | None = None
 
@@ -136,7 +127,7 @@ class Compiled:
 
     def _all(self, given: Sequence[tuple[Any, ...]], check: Callable[[], None]) -> list[Any]:
         """What the step of each seed gives, its table and numbers on the host."""
-        count, places = len(given), len(self._places)
+        count, places = len(given), len(self._layouts)
         dealt = [range(place, count, places) for place in range(places)]
 
         def work(place: int) -> list[Any]:
@@ -153,27 +144,42 @@ class Compiled:
 
     def _one(self, place: int, given: Any) -> Any:
         """(trees and learner, columns, what was told) of a seed; of a list of them where they are one program."""
-        state, *rest = given
+        (state, *rest), layout = given, self._layouts[place]
         if place not in self._fixed:
             fixed = {name: getattr(state, name) for name in ("bases", "references")}
-            self._fixed[place] = jax.device_put(fixed, self._places[place])
-        placed = (jax.device_put(state.replace(**self._fixed[place]), self._places[place]), *rest)
+            self._fixed[place] = jax.device_put(fixed, layout.whole)
+        placed = (jax.device_put(state.replace(**self._fixed[place]), layout.whole), *rest)
         if place not in self._programs:
-            traced = jax.jit(_changing(self._step)).trace(*placed)
-            if self._config.seeds > 1:
-                self._check_memory(of_step(traced.jaxpr, len(self.devices)))
-            self._programs[place] = self.compiled(traced)
-        after, *told = self._programs[place](*placed)
+            self._programs[place] = self._made_or_kept(layout, placed)
+        after, *told = take_step(self._programs[place], *placed)
         return after, *jax.device_get(told)
+
+    def _made_or_kept(self, layout: Layout, placed: Any) -> list[Any]:
+        """The programs of a step of these arguments: as an earlier start kept them, or compiled and kept."""
+        about = {"arguments": kept.shown(placed), "options": self._compiler_options()}
+        file = kept.place_of(self._config, self._parts, layout.devices, **about)
+        if found := kept.load(file, layout.devices, self._check_memory):
+            return found
+        needs = None
+        if self._config.seeds > 1:
+            whole = jax.jit(layout.step(self._halves.step)).trace(*placed)
+            self._check_memory(needs := of_step(whole.jaxpr, len(self.devices)))
+        traced = trace(self._halves, layout, placed)
+        with kept.found_by_jax(file) as found, ThreadPoolExecutor() as threads:
+            programs = list(threads.map(self.compiled, traced))
+        kept.keep(file, programs, needs, found)
+        return programs
 
     def _compiler_options(self) -> dict[str, Any] | None:
         """On a CPU less optimisation of each kernel: parts of a step compile 12 to 23% sooner, and run as fast."""
         whole = self.devices[0].platform != "cpu" or jax.config.values["jax_disable_most_optimizations"]
         return None if whole else {"xla_backend_optimization_level": 1}
 
-    def _check_memory(self, step: StepMemory) -> None:
+    def _check_memory(self, step: StepMemory | None) -> None:
         """Refuse seeds that do not fit side by side, with the number that does; nothing is compiled yet."""
         seeds, free, together = self._config.seeds, free_bytes(), self._side_by_side
+        if step is None:
+            return
         total, fit = step.needed(seeds, together=together), step.fitting(seeds, free, together=together)
         if total > free:
             raise PlanError(
@@ -185,8 +191,10 @@ class Compiled:
         """What the step of one seed takes on each device, counted from its trace; and the trace."""
         of = functools.partial(compiled.start, self._config, parts=self._parts)
         state, batch = jax.eval_shape(of), next(compiled.batches(self._config, parts=self._parts))
-        alone = functools.partial(compiled.make_step, self._config, parts=self._parts)
-        traced = jax.jit(_changing(alone() if self._side_by_side else self._step)).trace(state, *batch)
+        layout, halves = self._layouts[0], self._halves
+        if self._side_by_side:
+            layout, halves = Layout.on(self.devices[0]), compiled.make_halves(self._config, parts=self._parts)
+        traced = jax.jit(layout.step(halves.step)).trace(state, *batch)
         return of_step(traced.jaxpr, len(self.devices)), traced
 
     def compiled(self, traced: Any) -> jax.stages.Compiled:
@@ -252,22 +260,6 @@ def _devices(config: RunConfig, settled: int | None) -> list[jax.Device]:
     if config.seeds == 1 and config.data.problems % wanted:
         raise NoArrayForm(f"{config.data.problems} problems that {wanted} devices (mesh.data) do not divide")
     return there[:wanted]
-
-
-def _changing(step: compiled.Step) -> Callable[..., Any]:
-    """Without what no step changes in the state that it returns."""
-
-    def changing(*given: Any) -> tuple[Any, Any, Any]:
-        after, columns, told = step(*given)
-        return (after.trees, after.learner), columns, told
-
-    return changing
-
-
-def _stacked(step: compiled.Step) -> compiled.Step:
-    """The steps of several seeds as one, with a leading axis; frozen weights are theirs together."""
-    axes = compiled.State(trees=0, learner=0, step=0, bases=None, references=None)  # type: ignore[arg-type]
-    return jax.vmap(step, in_axes=(axes, 0, 0), out_axes=(axes, 0, 0), axis_name="seeds")
 
 
 def _together(given: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:

@@ -1,0 +1,93 @@
+"""A step of the compiled road as programs: what is played, and what each policy learns of it.
+
+    Halves ──Layout: devices, seeds──► traced ──compiled side by side──► programs ──take_step──► after, columns, told
+
+Smaller programs are compiled, and later loaded, side by side. XLA loads them sooner, too: for each fusion of a certain
+kind it looks through the whole program.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from marl_jax import compiled
+from marl_jax.compiled.learn import evidence
+
+__all__ = ["Layout", "take_step", "trace"]
+
+WHOLE, CUT = PartitionSpec(), PartitionSpec("data")
+
+
+class Layout(NamedTuple):
+    """Where a step runs, and on what of its arguments."""
+
+    devices: Sequence[jax.Device]
+    whole: Sharding  # of states and what is told
+    cut: Sharding  # of problems and the table
+    # A function of a state and so many other arguments, and the specs of its results, as it is laid out.
+    lay: Callable[[Callable[..., Any], int, Any], Callable[..., Any]] = lambda function, *_: function
+
+    @classmethod
+    def on(cls, device: jax.Device, seeds: bool = False) -> "Layout":
+        """One device, with the `seeds` of a leading axis in one program."""
+        place = SingleDeviceSharding(device)
+        return cls([device], place, place, *[_over_seeds] * seeds)
+
+    @classmethod
+    def over(cls, devices: Sequence[jax.Device]) -> "Layout":
+        """Devices that share the problems."""
+        auto = (AxisType.Auto,)
+        mesh = jax.make_mesh((len(devices),), ("data",), axis_types=auto, devices=devices)
+
+        def lay(function: Callable[..., Any], given: int, made: Any) -> Callable[..., Any]:
+            specs = (WHOLE, *[CUT] * given)
+            return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=made, check_vma=False)
+
+        return cls(devices, NamedSharding(mesh, WHOLE), NamedSharding(mesh, CUT), lay)
+
+    def step(self, step: compiled.Step) -> Callable[..., Any]:
+        """The whole step as one function, without what no step changes in the state that it returns."""
+
+        def changing(*given: Any) -> tuple[Any, Any, Any]:
+            after, columns, told = step(*given)
+            return (after.trees, after.learner), columns, told
+
+        return self.lay(changing, 2, (WHOLE, CUT, WHOLE))
+
+
+def trace(halves: compiled.Halves, layout: Layout, given: Sequence[Any]) -> list[jax.stages.Traced]:
+    """What is played, then what each policy learns, in the order of their names."""
+    whole, cut = layout.whole, layout.cut
+    play = jax.jit(layout.lay(halves.play, 2, (CUT, WHOLE)), out_shardings=(cut, whole)).trace(*given)
+    leaves, table = jax.tree.flatten(play.out_info[0])
+    leaves = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut) for x in leaves]
+
+    def learning(policy: str) -> jax.stages.Traced:
+        def learn(state: compiled.State, leaves: list[jax.Array]) -> tuple[Any, Any, Any]:
+            after, columns, told = halves.learn(policy, state, jax.tree.unflatten(table, leaves))
+            return (after.trees[policy], after.learner[policy]), evidence(columns), told
+
+        laid = layout.lay(learn, 1, (WHOLE, CUT, WHOLE))
+        return jax.jit(laid, out_shardings=(whole, cut, whole)).trace(given[0], leaves)
+
+    return [play, *map(learning, sorted(given[0].trees))]
+
+
+def take_step(
+    programs: Sequence[Callable[..., Any]], state: compiled.State, *given: Any
+) -> tuple[Any, Any, Any]:
+    """(trees and learner, columns, what was told) of a step by its programs."""
+    (columns, metrics), told = programs[0](state, *given), {}
+    for program, policy in zip(programs[1:], sorted(state.trees)):
+        (tree, own), seen, told[policy] = program(state, jax.tree.leaves(columns))
+        state = state.replace(trees={**state.trees, policy: tree}, learner={**state.learner, policy: own})
+        columns = columns.replace(**seen)
+    return (state.trees, state.learner), columns, {"policy": told, **metrics}
+
+
+def _over_seeds(function: Callable[..., Any], given: int, _: Any) -> Callable[..., Any]:
+    """Frozen weights are those of all seeds together."""
+    axes = compiled.State(trees=0, learner=0, step=0, bases=None, references=None)  # type: ignore[arg-type]
+    return jax.vmap(function, in_axes=(axes, *[0] * given), axis_name="seeds")
