@@ -49,7 +49,9 @@ def main():
         given = state, over(words, CUT), over(tasks, CUT)
         if not found:
             step = step.lower(*given).compile()
-            hosts.together(lambda: None)  # processes wait for each other's data for half a minute, not for a compiler
+            hosts.together(
+                lambda: None
+            )  # processes wait for each other's data for half a minute, not for a compiler
         state, columns, metrics = step(*given)
         names = ("tokens", "logprobs", "reward", "advantage")
         table = {name: here(getattr(columns.table, name)) for name in names}
