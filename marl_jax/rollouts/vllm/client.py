@@ -1,10 +1,12 @@
-"""Rollouts on a vLLM server beside the run: token ids and log-probs over HTTP, an adapter per policy.
+"""Rollouts on a vLLM server beside the run: token ids and log-probs over HTTP, an adapter per policy or all weights.
 
     submit ──► threads ──► POST /v1/completions ──► tokens and log-probs, checked ──► step
     update ──► folder of a PEFT adapter ──► /v1/load_lora_adapter ──► the name that the next requests ask for
+           ──► folder of full weights   ──► /collective_rpc         ──► the salt of the prompts that it caches next
 
 Every update has a folder and a name of its own. vLLM keys cached prompts by both, so none is answered from old weights,
-and a `load_inplace`, which vLLM would repeat at every step, is not needed.
+and a `load_inplace`, which vLLM would repeat at every step, is not needed. Full weights replace
+those of the server, which is told their name first: one that was started anew, or was sent others, has another name.
 
 Whatever the server does, what leaves here is a whole answer or one `EngineGone` that says what to do. A server that the
 run started is started again before that, and what it had not answered is asked again.
@@ -26,7 +28,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from marl_jax.models import ModelConfig, forward
+from marl_jax.models import ModelConfig, forward, save_hf
 from marl_jax.models.peft import save_peft
 from marl_jax.policies import PolicySpec, Tree
 from marl_jax.rollouts.vllm.started import Needed, Started, VllmConfig
@@ -45,7 +47,8 @@ ALIKE = 0.5  # nats a token: two precisions of one model differ by hundredths, t
 
 
 class Vllm:
-    """The engine of all policies. `engines` and `versions` are what `rollout` asks for; drive it from one thread."""
+    """The engine of policies that decode together. `engines` and `versions` are what `rollout` asks for; drive it from
+    one thread."""
 
     def __init__(
         self,
@@ -69,9 +72,11 @@ class Vllm:
         self.engines = dict.fromkeys(specs, self)
         self.versions = {name: (versions or {}).get(name, 0) for name in specs}
         self._scale, self._lora = lora_scale, [name for name, spec in specs.items() if spec.lora]
-        base = _only_base(specs)
+        self._full = next((name for name, spec in specs.items() if not spec.lora and not spec.frozen), None)
+        base = next(iter(specs.values())).base
         rank = trees[self._lora[0]]["q"]["a"].shape[-1] if self._lora else 0
-        self._needed = Needed(base, str(config.dtype), settings.context, len(self._lora), rank)
+        needed = (base, str(config.dtype), settings.context, len(self._lora), rank, self._full is not None)
+        self._needed = Needed(*needed)
         self._chosen, self._held, self._numbers = server, _folder(server.folder), itertools.count()
         log = log or self._folder.with_suffix(".log")
         self._started = Started(server, self._needed, log) if server.start else None
@@ -80,10 +85,13 @@ class Vllm:
             self._connect()
             self._base = self._check_model()
             self._check_tokens(tokenizer)
-            self._check_logprobs(base, bases[base], tokenizer)
-            self._names = dict.fromkeys(specs, self._base)  # policy -> what the server knows it as
+            if not self._full:
+                self._check_logprobs(f"'{base}'", bases[base], tokenizer)
+            self._names = dict.fromkeys(specs, self._base)  # policy -> what the server knows its weights as
             self._write(trees)
             self._load()
+            if self._full:  # what a server of the user's had before is of no concern
+                self._check_logprobs(f"policy {self._full}", self._served(trees[self._full]), tokenizer)
         except BaseException:
             self.close()
             raise
@@ -107,7 +115,8 @@ class Vllm:
         """Send a request, at once if not too many are in flight; its completion comes out of a later `step`."""
         self.check(request)
         ticket = next(self._tickets)
-        self._asked[ticket] = request, self._names[request.policy or ""]
+        name = self._base if self._full else self._names[request.policy or ""]
+        self._asked[ticket] = request, name, self._salt
         self._send(ticket)
         return ticket
 
@@ -120,9 +129,15 @@ class Vllm:
         done = [ticket for ticket, job in self._jobs.items() if job.done()]
         try:
             found = [(ticket, self._result(self._jobs[ticket])) for ticket in done]
+            others = len(done) == len(self._jobs) and self._others()
         except EngineGone as error:
             self._start_again(error)
             return []
+        if others:
+            raise self._server.gone(
+                f"has other weights than it was sent ({others!r:.80}): it was started anew, or another run uses it",
+                "give each run a server of its own; the same command loads its weights and makes the step again",
+            )
         for ticket in done:
             del self._jobs[ticket], self._asked[ticket]
         return found
@@ -138,18 +153,18 @@ class Vllm:
         return {}
 
     def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
-        """Answer with these adapters from the next request on; a frozen policy is the base that the server has."""
-        before = [self._names[policy] for policy in self._lora]
+        """Answer with these weights from the next request on; a frozen policy is the base that the server has."""
+        before = dict(self._names)
         self._write(trees)
         self._restarts = 0
         try:
             self._load()
-            for name in before:
-                self._server.ask("/v1/unload_lora_adapter", {"lora_name": name})
+            for policy in self._lora:
+                self._server.ask("/v1/unload_lora_adapter", {"lora_name": before[policy]})
         except EngineGone as error:
             self._start_again(error)
-        for name in before:
-            shutil.rmtree(self._folder / name, ignore_errors=True)
+        for policy in self._sent:
+            shutil.rmtree(self._folder / before[policy], ignore_errors=True)
         self.versions |= versions
 
     # -- requests -------------------------------------------------------------------------------------------
@@ -157,7 +172,7 @@ class Vllm:
     def _begin(self) -> None:
         self._workers = Workers("vllm", self.settings.lanes)
         self._jobs: dict[int, Future[Completion]] = {}
-        self._asked: dict[int, tuple[Request, str]] = {}
+        self._asked: dict[int, tuple[Request, str, str | None]] = {}
         self._tickets = itertools.count()
 
     def _send(self, ticket: int) -> None:
@@ -170,7 +185,7 @@ class Vllm:
         except TimeoutError:
             raise self._server.hangs() from None
 
-    # -- the server and its adapters ------------------------------------------------------------------------
+    # -- the server and its weights -------------------------------------------------------------------------
 
     def _connect(self) -> None:
         """To the server that is there, or to a new one."""
@@ -197,31 +212,59 @@ class Vllm:
             self._send(ticket)
 
     @property
+    def _sent(self) -> list[str]:
+        """The policies whose weights the server is sent."""
+        return [self._full] if self._full else self._lora
+
+    @property
+    def _salt(self) -> str | None:
+        """The name of the full weights."""
+        return self._names[self._full] if self._full else None
+
+    @property
     def _folder(self) -> Path:
-        """Where adapters lie; it goes with this object. Its name is unlike that of any other run on this server."""
+        """Where they lie; it goes with this object. Its name is unlike that of any other run on this server."""
         return Path(self._held.name).absolute()
 
     def _write(self, trees: Mapping[str, Tree]) -> None:
-        """The adapters of all policies, under new names."""
-        for policy in self._lora:
+        """The weights of all policies that are trained, under new names."""
+        for policy in self._sent:
             name = f"{self._folder.name}-{re.sub(r'[^0-9A-Za-z]', '_', policy)}-{next(self._numbers)}"
             path, alpha = self._folder / name, self._scale * self._needed.rank
             try:
-                save_peft(path, self.config, trees[policy], alpha=alpha, base_model=self._base)
+                if policy == self._full:
+                    save_hf(path, *_untied(self.config, self._served(trees[policy])))
+                else:
+                    save_peft(path, self.config, trees[policy], alpha=alpha, base_model=self._base)
             except OSError as error:
                 raise EngineGone(
-                    f"no adapter can be written to '{path}' ({error}): make room there"
+                    f"no weights can be written to '{path}' ({error}): make room there, or name another place in "
+                    "engine.vllm.folder"
                 ) from None
             self._names[policy] = name
 
     def _load(self) -> None:
-        for name in map(self._names.__getitem__, self._lora):
-            path = self._folder / name
-            self._server.ask(
-                "/v1/load_lora_adapter",
-                {"lora_name": name, "lora_path": str(path)},
-                f"it has to read '{path}' (engine.vllm.folder); {self._server.way_out}",
-            )
+        for name in [self._names[policy] for policy in self._sent]:
+            path = str(self._folder / name)
+            way_out = f"it has to read '{path}' (engine.vllm.folder); {self._server.way_out}"
+            if self._full:
+                self._server.ask("/update_weight_version", {"new_version": name}, way_out)
+                reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+                self._server.ask("/collective_rpc", reload, way_out)
+            else:
+                self._server.ask("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, way_out)
+
+    def _others(self) -> Any:
+        """What the server says of its weights where that is not the name of those that it was sent."""
+        if not self._full:
+            return None
+        found = self._server.ask("/weight_info")
+        known = found.get("weight_version") if isinstance(found, dict) else found
+        return None if known == self._salt else known or "none"
+
+    def _served(self, tree: Tree) -> Tree:
+        """In the numbers that engines compute with, whatever weights are trained in."""
+        return jax.tree.map(lambda leaf: leaf.astype(self.config.dtype), tree)
 
     # -- what is checked before anything is played ----------------------------------------------------------
 
@@ -247,15 +290,16 @@ class Vllm:
         if not isinstance(found, dict) or found.get("tokens") != list(mine):
             raise self._server.gone("has another tokenizer than policies.base")
 
-    def _check_logprobs(self, base: str, params: Tree, tokenizer: Any) -> None:
+    def _check_logprobs(self, whose: str, params: Tree, tokenizer: Any) -> None:
         """That log-probs are of the distribution sampled from, and of these weights."""
         prompt = tuple(tokenizer.encode(PROBE, add_special_tokens=False))
         prompt = prompt[: max(1, self.settings.context - PROBE_TOKENS)]
         drawn = Request(prompt, (0,), min(PROBE_TOKENS, self.settings.context - len(prompt)))
-        certain = self._server.complete(dataclasses.replace(drawn, top_k=1), self._base)
+        ask = functools.partial(self._server.complete, name=self._base, salt=self._salt)
+        certain = ask(dataclasses.replace(drawn, top_k=1))
         if min(certain.logprobs) < -1e-3:  # of the one token that top-k leaves
             raise self._server.gone("gives log-probs of another distribution than it samples from")
-        answer = self._server.complete(drawn, self._base)
+        answer = ask(drawn)
         tokens, vocabulary = np.array([*prompt, *answer.tokens]), self.config.vocab_size
         gap = math.inf
         if tokens.max() < vocabulary:
@@ -265,7 +309,7 @@ class Vllm:
             gap = float(np.abs(ours - answer.logprobs).mean())
         if not gap <= ALIKE:
             raise self._server.gone(
-                f"answers with other weights than those of '{base}': its log-probs are {gap:.2f} nats a token off"
+                f"answers with other weights than those of {whose}: its log-probs are {gap:.2f} nats a token off"
             )
 
 
@@ -280,11 +324,10 @@ def _folder(within: str | None) -> "tempfile.TemporaryDirectory[str]":
     return held
 
 
-def _only_base(specs: Mapping[str, PolicySpec]) -> str:
-    bases = list(dict.fromkeys(spec.base for spec in specs.values()))
-    if len(bases) > 1 or any(not spec.lora and not spec.frozen for spec in specs.values()):
-        raise EngineGone(
-            f"a vLLM server has the weights of one base, with adapters, and the policies {', '.join(specs)} have "
-            "others: take engine.kind=embedded"
-        )
-    return bases[0]
+def _untied(config: ModelConfig, params: Tree) -> tuple[ModelConfig, Tree]:
+    """The same model with a head of its own: where vLLM reloads tied weights on a processor, it keeps the old head."""
+    if not config.tie_word_embeddings:
+        return config, params
+    return dataclasses.replace(config, tie_word_embeddings=False), params | {
+        "lm_head": np.asarray(params["embed"]).T
+    }
