@@ -1,12 +1,7 @@
-"""Rollouts on a vLLM server beside the run: token ids and log-probs over HTTP, an adapter per policy or all weights.
+"""Rollouts on a vLLM server beside the run: token ids and log-probs over HTTP, adapters, or all weights of one policy.
 
     submit ──► threads ──► POST /v1/completions ──► tokens and log-probs, checked ──► step
-    update ──► folder of a PEFT adapter ──► /v1/load_lora_adapter ──► the name that the next requests ask for
-           ──► folder of full weights   ──► /collective_rpc         ──► the salt of the prompts that it caches next
-
-Every update has a folder and a name of its own. vLLM keys cached prompts by both, so none is answered from old weights,
-and a `load_inplace`, which vLLM would repeat at every step, is not needed. Full weights replace
-those of the server, which is told their name first: one that was started anew, or was sent others, has another name.
+    update ──► `weights` ──► the name by which the next requests ask for them
 
 Whatever the server does, what leaves here is a whole answer or one `EngineGone` that says what to do. A server that the
 run started is started again before that, and what it had not answered is asked again.
@@ -16,9 +11,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import re
-import shutil
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
@@ -28,10 +20,10 @@ import jax
 import numpy as np
 from absl import logging
 
-from marl_jax.models import ModelConfig, forward, save_hf
-from marl_jax.models.peft import save_peft
+from marl_jax.models import ModelConfig, forward
 from marl_jax.policies import PolicySpec, Tree
 from marl_jax.rollouts.vllm.started import Needed, Started, VllmConfig
+from marl_jax.rollouts.vllm.weights import Weights
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.sampling.requests import Completion, Request, check
@@ -47,8 +39,10 @@ ALIKE = 0.5  # nats a token: two precisions of one model differ by hundredths, t
 
 
 class Vllm:
-    """The engine of policies that decode together. `engines` and `versions` are what `rollout` asks for; drive it from
-    one thread."""
+    """The engine of policies that decode together (see `policies.decode_groups`); drive it from one thread.
+
+    `engines` and `versions` are what `rollout` asks for.
+    """
 
     def __init__(
         self,
@@ -71,27 +65,23 @@ class Vllm:
         self.settings, self.config = settings, config
         self.engines = dict.fromkeys(specs, self)
         self.versions = {name: (versions or {}).get(name, 0) for name in specs}
-        self._scale, self._lora = lora_scale, [name for name, spec in specs.items() if spec.lora]
-        self._full = next((name for name, spec in specs.items() if not spec.lora and not spec.frozen), None)
-        base = next(iter(specs.values())).base
-        rank = trees[self._lora[0]]["q"]["a"].shape[-1] if self._lora else 0
-        needed = (base, str(config.dtype), settings.context, len(self._lora), rank, self._full is not None)
-        self._needed = Needed(*needed)
-        self._chosen, self._held, self._numbers = server, _folder(server.folder), itertools.count()
-        log = log or self._folder.with_suffix(".log")
+        self._chosen, self._weights = server, Weights(specs, config, lora_scale, server.folder)
+        base, full, lora = next(iter(specs.values())).base, self._weights.full, self._weights.lora
+        rank = trees[lora[0]]["q"]["a"].shape[-1] if lora else 0
+        self._needed = Needed(base, str(config.dtype), settings.context, len(lora), rank, full is not None)
+        log = log or self._weights.folder.with_suffix(".log")
         self._started = Started(server, self._needed, log) if server.start else None
         self._restarts = 0
         try:
             self._connect()
             self._base = self._check_model()
             self._check_tokens(tokenizer)
-            if not self._full:
+            if not full:
                 self._check_logprobs(f"'{base}'", bases[base], tokenizer)
-            self._names = dict.fromkeys(specs, self._base)  # policy -> what the server knows its weights as
-            self._write(trees)
-            self._load()
-            if self._full:  # what a server of the user's had before is of no concern
-                self._check_logprobs(f"policy {self._full}", self._served(trees[self._full]), tokenizer)
+            self._weights.write(trees)
+            self._weights.load(self._server)
+            if full:  # those that the server had before may be of another run
+                self._check_logprobs(f"policy '{full}'", self._weights.served(trees[full]), tokenizer)
         except BaseException:
             self.close()
             raise
@@ -109,14 +99,14 @@ class Vllm:
 
     def check(self, request: Request) -> None:
         """Refuse, in one line, what is not served."""
-        check(request, self.config, self.settings, self._names, None)
+        check(request, self.config, self.settings, self.engines, None)
 
     def submit(self, request: Request) -> int:
         """Send a request, at once if not too many are in flight; its completion comes out of a later `step`."""
         self.check(request)
         ticket = next(self._tickets)
-        name = self._base if self._full else self._names[request.policy or ""]
-        self._asked[ticket] = request, name, self._salt
+        adapter = None if self._weights.full else self._weights.names.get(request.policy or "")
+        self._asked[ticket] = request, adapter or self._base, self._weights.salt
         self._send(ticket)
         return ticket
 
@@ -129,7 +119,7 @@ class Vllm:
         done = [ticket for ticket, job in self._jobs.items() if job.done()]
         try:
             found = [(ticket, self._result(self._jobs[ticket])) for ticket in done]
-            others = len(done) == len(self._jobs) and self._others()
+            others = self._weights.others(self._server) if len(done) == len(self._jobs) else None
         except EngineGone as error:
             self._start_again(error)
             return []
@@ -154,17 +144,14 @@ class Vllm:
 
     def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
         """Answer with these weights from the next request on; a frozen policy is the base that the server has."""
-        before = dict(self._names)
-        self._write(trees)
+        before = self._weights.write(trees)
         self._restarts = 0
         try:
-            self._load()
-            for policy in self._lora:
-                self._server.ask("/v1/unload_lora_adapter", {"lora_name": before[policy]})
+            self._weights.load(self._server)
+            self._weights.unload(self._server, before)
         except EngineGone as error:
             self._start_again(error)
-        for policy in self._sent:
-            shutil.rmtree(self._folder / before[policy], ignore_errors=True)
+        self._weights.drop(before)
         self.versions |= versions
 
     # -- requests -------------------------------------------------------------------------------------------
@@ -185,7 +172,7 @@ class Vllm:
         except TimeoutError:
             raise self._server.hangs() from None
 
-    # -- the server and its weights -------------------------------------------------------------------------
+    # -- the server -----------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
         """To the server that is there, or to a new one."""
@@ -198,7 +185,7 @@ class Vllm:
         self._server = Server(url, self._chosen.timeout, way_out)
 
     def _start_again(self, error: EngineGone) -> None:
-        """A new server in the place of the run's own one, with the same adapters, asked for what is not answered."""
+        """A new server in the place of the run's own one, with the same weights, asked for what is not answered."""
         if self._started is None or self._restarts == RESTARTS:
             raise error
         self._restarts += 1
@@ -206,65 +193,10 @@ class Vllm:
         asked, tickets = self._asked, self._tickets
         self._workers.close()
         self._connect()
-        self._load()
+        self._weights.load(self._server)
         self._asked, self._tickets = asked, tickets
         for ticket in asked:
             self._send(ticket)
-
-    @property
-    def _sent(self) -> list[str]:
-        """The policies whose weights the server is sent."""
-        return [self._full] if self._full else self._lora
-
-    @property
-    def _salt(self) -> str | None:
-        """The name of the full weights."""
-        return self._names[self._full] if self._full else None
-
-    @property
-    def _folder(self) -> Path:
-        """Where they lie; it goes with this object. Its name is unlike that of any other run on this server."""
-        return Path(self._held.name).absolute()
-
-    def _write(self, trees: Mapping[str, Tree]) -> None:
-        """The weights of all policies that are trained, under new names."""
-        for policy in self._sent:
-            name = f"{self._folder.name}-{re.sub(r'[^0-9A-Za-z]', '_', policy)}-{next(self._numbers)}"
-            path, alpha = self._folder / name, self._scale * self._needed.rank
-            try:
-                if policy == self._full:
-                    save_hf(path, *_untied(self.config, self._served(trees[policy])))
-                else:
-                    save_peft(path, self.config, trees[policy], alpha=alpha, base_model=self._base)
-            except OSError as error:
-                raise EngineGone(
-                    f"no weights can be written to '{path}' ({error}): make room there, or name another place in "
-                    "engine.vllm.folder"
-                ) from None
-            self._names[policy] = name
-
-    def _load(self) -> None:
-        for name in [self._names[policy] for policy in self._sent]:
-            path = str(self._folder / name)
-            way_out = f"it has to read '{path}' (engine.vllm.folder); {self._server.way_out}"
-            if self._full:
-                self._server.ask("/update_weight_version", {"new_version": name}, way_out)
-                reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
-                self._server.ask("/collective_rpc", reload, way_out)
-            else:
-                self._server.ask("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, way_out)
-
-    def _others(self) -> Any:
-        """What the server says of its weights where that is not the name of those that it was sent."""
-        if not self._full:
-            return None
-        found = self._server.ask("/weight_info")
-        known = found.get("weight_version") if isinstance(found, dict) else found
-        return None if known == self._salt else known or "none"
-
-    def _served(self, tree: Tree) -> Tree:
-        """In the numbers that engines compute with, whatever weights are trained in."""
-        return jax.tree.map(lambda leaf: leaf.astype(self.config.dtype), tree)
 
     # -- what is checked before anything is played ----------------------------------------------------------
 
@@ -295,7 +227,7 @@ class Vllm:
         prompt = tuple(tokenizer.encode(PROBE, add_special_tokens=False))
         prompt = prompt[: max(1, self.settings.context - PROBE_TOKENS)]
         drawn = Request(prompt, (0,), min(PROBE_TOKENS, self.settings.context - len(prompt)))
-        ask = functools.partial(self._server.complete, name=self._base, salt=self._salt)
+        ask = functools.partial(self._server.complete, name=self._base, salt=self._weights.salt)
         certain = ask(dataclasses.replace(drawn, top_k=1))
         if min(certain.logprobs) < -1e-3:  # of the one token that top-k leaves
             raise self._server.gone("gives log-probs of another distribution than it samples from")
@@ -311,23 +243,3 @@ class Vllm:
             raise self._server.gone(
                 f"answers with other weights than those of {whose}: its log-probs are {gap:.2f} nats a token off"
             )
-
-
-def _folder(within: str | None) -> "tempfile.TemporaryDirectory[str]":
-    try:
-        held = tempfile.TemporaryDirectory(prefix="marl_jax_", dir=within, ignore_cleanup_errors=True)
-        Path(held.name).chmod(0o755)  # the server may be another user
-    except OSError as error:
-        raise EngineGone(
-            f"engine.vllm.folder is {within!r}, which cannot be written to ({error}): create it, or name another"
-        ) from None
-    return held
-
-
-def _untied(config: ModelConfig, params: Tree) -> tuple[ModelConfig, Tree]:
-    """The same model with a head of its own: where vLLM reloads tied weights on a processor, it keeps the old head."""
-    if not config.tie_word_embeddings:
-        return config, params
-    return dataclasses.replace(config, tie_word_embeddings=False), params | {
-        "lm_head": np.asarray(params["embed"]).T
-    }
