@@ -14,7 +14,7 @@ import pyarrow.parquet as parquet
 import pytest
 from run_kit import records
 from tiny_run import tiny_config
-from vllm_kit import answers, check, config_of, moved, service_of, train
+from vllm_kit import answers, check, config_of, in_full, moved, service_of, train
 
 from marl_jax.config.run_config import CheckpointConfig, EngineConfig, LogConfig, RolloutConfig, VllmConfig
 from marl_jax.learning import BatchConfig, OptimiserConfig, ScheduleConfig
@@ -140,8 +140,9 @@ def test_full_weights_answer_from_the_update_on_also_where_the_prompt_was_cached
         before = after
 
 
-def test_three_steps_raise_the_log_probs_of_what_was_better_than_its_group(server, tmp_path):
-    config = real_config(server[1])
+@pytest.mark.parametrize("of", ["adapters", "full weights"])
+def test_three_steps_raise_the_log_probs_of_what_was_better_than_its_group(of, request, tmp_path):
+    config = asking(request, of)[1]
     reached, _ = train(config, tmp_path / "run")
     assert reached == 3
     lines, _ = records(tmp_path / "run")
@@ -152,7 +153,8 @@ def test_three_steps_raise_the_log_probs_of_what_was_better_than_its_group(serve
         rows = parquet.read_table(tmp_path / "run" / "episodes" / f"step-{step:06}.parquet").to_pylist()
         after, _ = restore(tmp_path / "run" / "checkpoints", step, {"policies": parts.start(0)})
         for policy, tree in after["policies"].items():
-            merged = merge(parts.bases[str(BASE)], tree, parts.lora_scale)
+            full = not parts.specs[policy].lora
+            merged = tree if full else merge(parts.bases[str(BASE)], tree, parts.lora_scale)
             mine = [row for row in rows if row["policy"] == policy]
             assert len(mine) >= 16 and any(row["advantage"] for row in mine)
             gains = [
@@ -162,9 +164,11 @@ def test_three_steps_raise_the_log_probs_of_what_was_better_than_its_group(serve
             assert np.mean(gains) > 0, (step, policy)
 
 
-def test_a_server_that_is_killed_in_the_middle_of_a_step_costs_that_step_alone(server, tmp_path, monkeypatch):
-    started, chosen = server
-    config = real_config(chosen)
+@pytest.mark.parametrize("of", ["adapters", "full weights"])
+def test_a_server_that_is_killed_in_the_middle_of_a_step_costs_that_step_alone(
+    of, request, tmp_path, monkeypatch
+):
+    started, config = asking(request, of)
     with monkeypatch.context() as patched:
         kill_in_the_second_step(patched, lambda: kill(started))
         with pytest.raises(EngineGone, match=r"cannot be reached .*the same command goes on after step 1"):
@@ -174,18 +178,25 @@ def test_a_server_that_is_killed_in_the_middle_of_a_step_costs_that_step_alone(s
     all_steps_are_there(config, tmp_path / "run")
 
 
-def test_a_run_starts_its_server_and_again_when_it_is_killed_in_the_middle_of_a_step(tmp_path, monkeypatch):
+@pytest.mark.parametrize("of", ["adapters", "full weights"])
+def test_a_run_starts_its_server_and_again_when_it_is_killed_in_the_middle_of_a_step(
+    of, tmp_path, monkeypatch
+):
     begun, start = [], Started.start
     monkeypatch.setattr(Started, "start", lambda self: (begun.append(self), start(self))[1])
     kill_in_the_second_step(monkeypatch, lambda: kill(begun[-1]))
-    all_steps_are_there(real_config(SERVER), tmp_path / "run")
+    config = real_config(SERVER)
+    all_steps_are_there(in_full(config) if of == "full weights" else config, tmp_path / "run")
     assert len(begun) == 2 and begun[0]._keeper is None
 
 
-def in_full(config, **changes):
-    """One policy for all roles, of which all is trained."""
-    shared = {"map": dict.fromkeys(config.roles, "p0"), "train": "full", **changes}
-    return dataclasses.replace(config, policies=dataclasses.replace(config.policies, **shared))
+def asking(request, of):
+    """A server of the user's, and a run that asks it."""
+    if of == "adapters":
+        started, chosen = request.getfixturevalue("server")
+        return started, real_config(chosen)
+    started, chosen = request.getfixturevalue("full_server")
+    return started, in_full(real_config(chosen))
 
 
 def prefix_hits(url):
