@@ -233,8 +233,9 @@ def test_a_run_survives_the_death_of_its_server(base, tmp_path, of):
     with FakeVllm(base, port) as server:
         reached, said = train(config, tmp_path / "run")
         assert reached == 2 and f"vLLM at {server.url}, 8 requests in flight" in said
-        first, last = evaluate(tmp_path / "run", Evaluation(split="val"))
-        assert (first["step"], last["step"]) == (0, 2)
+        if of == "full weights":
+            first, last = evaluate(tmp_path / "run", Evaluation(split="val"))
+            assert (first["step"], last["step"]) == (0, 2)
     lines, _ = records(tmp_path / "run")
     assert [line["step"] for line in lines] == [1, 2] and lines[1]["calls"] == 12
     # The sampler had the weights of step 1: its log-probs are those that the trainer computes.

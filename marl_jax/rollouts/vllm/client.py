@@ -227,7 +227,7 @@ class Vllm:
         prompt = tuple(tokenizer.encode(PROBE, add_special_tokens=False))
         prompt = prompt[: max(1, self.settings.context - PROBE_TOKENS)]
         drawn = Request(prompt, (0,), min(PROBE_TOKENS, self.settings.context - len(prompt)))
-        ask = functools.partial(self._server.complete, name=self._base, salt=self._weights.salt)
+        ask = lambda request: self._server.complete(request, self._base, self._weights.salt)
         certain = ask(dataclasses.replace(drawn, top_k=1))
         if min(certain.logprobs) < -1e-3:  # of the one token that top-k leaves
             raise self._server.gone("gives log-probs of another distribution than it samples from")

@@ -9,6 +9,7 @@ from marl_jax.models import ModelConfig
 from marl_jax.policies import PolicySpec, Tree, by_name, decode_groups
 from marl_jax.rollouts.vllm.client import Vllm
 from marl_jax.rollouts.vllm.started import VllmConfig, urls_of
+from marl_jax.rollouts.vllm.weights import plain
 from marl_jax.rollouts.voices import Engines
 from marl_jax.sampling.shapes import EngineSettings
 
@@ -44,7 +45,9 @@ def connect(
                     server=dataclasses.replace(server, url=url),
                     tokenizer=tokenizers[base],
                     versions=versions,
-                    log=log if log is None or len(groups) == 1 else log.with_stem(f"{log.stem}-{group[0]}"),
+                    log=log
+                    if log is None or len(groups) == 1
+                    else log.with_stem(f"{log.stem}-{plain(group[0])}"),
                     **options,
                 )
             )

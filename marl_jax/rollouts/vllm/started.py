@@ -28,10 +28,8 @@ __all__ = ["LOCAL", "RANKS", "Needed", "Started", "VllmConfig", "urls_of"]
 LOCAL = "127.0.0.1"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for; an adapter takes the next
 LOOK_S, HEALTH_S = 0.2, 5.0
-_ADAPTERS, _WEIGHTS = (
-    {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"},
-    {"VLLM_SERVER_DEV_MODE": "1"},
-)  # their routes
+_ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}  # opens the routes by which they are loaded
+_WEIGHTS = {"VLLM_SERVER_DEV_MODE": "1"}
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # which would have it import packages of this environment
 
 

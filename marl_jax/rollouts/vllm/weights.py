@@ -26,7 +26,12 @@ from marl_jax.policies import PolicySpec, Tree
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 
-__all__ = ["Weights"]
+__all__ = ["Weights", "plain"]
+
+
+def plain(policy: str) -> str:
+    """The name of a policy as part of a file's."""
+    return re.sub(r"[^0-9A-Za-z]", "_", policy)
 
 
 class Weights:
@@ -59,7 +64,7 @@ class Weights:
         """Give the weights new names; returns those before, which the caller lets go with `drop`."""
         before = dict(self.names)
         for policy in [self.full] if self.full else self.lora:
-            name = f"{self.folder.name}-{re.sub(r'[^0-9A-Za-z]', '_', policy)}-{next(self._numbers)}"
+            name = f"{self.folder.name}-{plain(policy)}-{next(self._numbers)}"
             path, tree = self.folder / name, trees[policy]
             try:
                 if self.full:
