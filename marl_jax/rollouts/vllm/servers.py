@@ -25,11 +25,13 @@ def connect(
     *,
     server: VllmConfig,
     tokenizers: Mapping[str, Any],
-    versions: Mapping[str, int] | None = None,
     log: Path | None = None,
     **options: Any,
 ) -> Engines:
-    """The engines of all policies. Models, settings and tokenizers are by base; several servers have a log each."""
+    """The engines of all policies. Models, settings and tokenizers are by base; several servers have a log each.
+
+    `options` are of `Vllm`.
+    """
     groups, made = decode_groups(specs), list[Vllm]()
     shapes = by_name(settings, bases)
     try:
@@ -44,7 +46,6 @@ def connect(
                     shapes[base],
                     server=dataclasses.replace(server, url=url),
                     tokenizer=tokenizers[base],
-                    versions=versions,
                     log=log
                     if log is None or len(groups) == 1
                     else log.with_stem(f"{log.stem}-{plain(group[0])}"),
