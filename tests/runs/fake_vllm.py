@@ -74,7 +74,7 @@ class FakeVllm(http.server.ThreadingHTTPServer):
             "/v1/load_lora_adapter": self.load,
             "/v1/unload_lora_adapter": self.unload,
             "/update_weight_version": self.name_weights,
-            "/weight_info": lambda _: (200, {"weight_version": self.version}),
+            "/weight_info": self.weight_info,
             "/collective_rpc": self.reload,
         }
         with self.lock:
@@ -124,9 +124,12 @@ class FakeVllm(http.server.ThreadingHTTPServer):
         del self.adapters[body["lora_name"]]
         return 200, f"Success: LoRA adapter '{body['lora_name']}' removed successfully."
 
-    def name_weights(self, body):
+    def weight_info(self, _):
         if "no routes" in self.faults:
             return 404, {"detail": "Not Found"}
+        return 200, {"weight_version": self.version}
+
+    def name_weights(self, body):
         self.version = body["new_version"]
         return 200, {"success": True, "new_version": self.version}
 

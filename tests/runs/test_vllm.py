@@ -126,12 +126,18 @@ def test_a_server_that_has_other_weights_than_it_was_sent_ends_the_run(base):
         config = in_full(config_of(base, server.url))
         parts = load_parts(config)
         mine, theirs = (service_of(config, parts, moved(parts.start(0), seed)) for seed in (1, 2))
+        assert len(server.asked) == 4 + 2  # the second does not find the base there, and does not ask for it
         with pytest.raises(EngineGone, match=r"other weights than it was sent \('marl_jax_.*another run"):
             answers(mine, ["p0"])
         answers(theirs, ["p0"])
         server.version = "default"  # as it is where the server was started anew meanwhile
         with pytest.raises(EngineGone, match=r"sent \('default'\): it was started anew.*the same command"):
             answers(theirs, ["p0"])
+    with FakeVllm(base, faults=["weights"]) as server:  # of another model, which nothing is sent to
+        config = in_full(config_of(base, server.url))
+        with pytest.raises(EngineGone, match=r"other weights than those of '.*nats a token off"):
+            service_of(config, parts, parts.start(0))
+        assert not server.reloaded
 
 
 def test_what_a_request_asks_for_is_what_is_sent(base):
@@ -153,7 +159,7 @@ def test_what_a_request_asks_for_is_what_is_sent(base):
 
 FAULTS = {
     "no adapters": "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True .*--enable-lora --max-loras 2 --max-lora-rank 8",
-    "no routes": "refused /update_weight_version .*VLLM_SERVER_DEV_MODE=1 .*--model .*--max-model-len 80 --logprobs",
+    "no routes": "refused /weight_info .*VLLM_SERVER_DEV_MODE=1 .*--model .*--max-model-len 80 --logprobs",
     "reload": r"refused /collective_rpc \(500: No weights in .*engine.vllm.folder",
     "no ids": "return_token_ids",
     "no log-probs": "without a log-prob for every token",

@@ -23,7 +23,7 @@ from absl import logging
 from marl_jax.models import ModelConfig, forward
 from marl_jax.policies import PolicySpec, Tree
 from marl_jax.rollouts.vllm.started import Needed, Started, VllmConfig
-from marl_jax.rollouts.vllm.weights import Weights
+from marl_jax.rollouts.vllm.weights import STARTED, Weights
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.sampling.requests import Completion, Request, check
@@ -76,11 +76,11 @@ class Vllm:
             self._connect()
             self._base = self._check_model()
             self._check_tokens(tokenizer)
-            if not full:
+            if self._weights.known(self._server) in (None, STARTED):
                 self._check_logprobs(f"'{base}'", bases[base], tokenizer)
             self._weights.write(trees)
             self._weights.load(self._server)
-            if full:  # those that the server had before may be of another run
+            if full:  # what it had before may be another run's
                 self._check_logprobs(f"policy '{full}'", self._weights.served(trees[full]), tokenizer)
         except BaseException:
             self.close()
@@ -119,13 +119,14 @@ class Vllm:
         done = [ticket for ticket, job in self._jobs.items() if job.done()]
         try:
             found = [(ticket, self._result(self._jobs[ticket])) for ticket in done]
-            others = self._weights.others(self._server) if len(done) == len(self._jobs) else None
+            last = len(done) == len(self._jobs)
+            known = self._weights.known(self._server) if last else self._weights.salt
         except EngineGone as error:
             self._start_again(error)
             return []
-        if others:
+        if known != self._weights.salt:
             raise self._server.gone(
-                f"has other weights than it was sent ({others!r:.80}): it was started anew, or another run uses it",
+                f"has other weights than it was sent ({known!r:.80}): it was started anew, or another run uses it",
                 "give each run a server of its own; the same command loads its weights and makes the step again",
             )
         for ticket in done:

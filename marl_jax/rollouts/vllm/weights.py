@@ -26,7 +26,9 @@ from marl_jax.policies import PolicySpec, Tree
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 
-__all__ = ["Weights", "plain"]
+__all__ = ["STARTED", "Weights", "plain"]
+
+STARTED = "default"  # what vLLM calls the weights that it was started with
 
 
 def plain(policy: str) -> str:
@@ -53,8 +55,8 @@ class Weights:
 
     @property
     def salt(self) -> str | None:
-        """The name of the full weights."""
-        return self.names[self.full] if self.full else None
+        """The name of the full weights, once there is one."""
+        return self.names.get(self.full) if self.full else None
 
     def served(self, tree: Tree) -> Tree:
         """Full weights in the numbers that engines compute with, whatever they are trained in."""
@@ -102,13 +104,12 @@ class Weights:
         for name in names.values():
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
-    def others(self, server: Server) -> Any:
-        """What the server calls its weights where that is not the name of the full ones that it was sent."""
+    def known(self, server: Server) -> Any:
+        """What the server calls its full weights: the name of those that it was sent last, or `STARTED`."""
         if not self.full:
             return None
         found = server.ask("/weight_info")
-        name = found.get("weight_version") if isinstance(found, dict) else found
-        return None if name == self.salt else name or "none"
+        return found.get("weight_version") if isinstance(found, dict) else found
 
 
 def _untied(config: ModelConfig, params: Tree) -> tuple[ModelConfig, Tree]:
