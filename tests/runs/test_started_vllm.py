@@ -133,7 +133,7 @@ def test_a_new_server_is_sent_the_full_weights_that_the_one_before_had(base, mon
     assert answers(service, trees) == before
     here.end()
     service.update(after := moved(trees, 2), {"p0": 1})
-    check(answers(service, after)["p0"], after["p0"], service.config)
+    check(answers(service, after)["p0"], after["p0"], service.engines["p0"].config)
     assert [len(server.reloaded) for server in here.servers] == [1, 1, 1]
     service.close()
 

@@ -39,10 +39,7 @@ ALIKE = 0.5  # nats a token: two precisions of one model differ by hundredths, t
 
 
 class Vllm:
-    """The engine of policies that decode together (see `policies.decode_groups`); drive it from one thread.
-
-    `engines` and `versions` are what `rollout` asks for.
-    """
+    """The engine of policies that decode together (see `policies.decode_groups`); drive it from one thread."""
 
     def __init__(
         self,
@@ -54,7 +51,6 @@ class Vllm:
         *,
         server: VllmConfig,
         tokenizer: Any,
-        versions: Mapping[str, int] | None = None,
         lora_scale: float = 1.0,
         log: Path | None = None,
     ):
@@ -62,9 +58,7 @@ class Vllm:
 
         `log` is where a server that is started here writes; None: among the temporary files, where it stays.
         """
-        self.settings, self.config = settings, config
-        self.engines = dict.fromkeys(specs, self)
-        self.versions = {name: (versions or {}).get(name, 0) for name in specs}
+        self.settings, self.config, self._policies = settings, config, tuple(specs)
         self._chosen, self._weights = server, Weights(specs, config, lora_scale, server.folder)
         base, full, lora = next(iter(specs.values())).base, self._weights.full, self._weights.lora
         rank = trees[lora[0]]["q"]["a"].shape[-1] if lora else 0
@@ -99,7 +93,7 @@ class Vllm:
 
     def check(self, request: Request) -> None:
         """Refuse, in one line, what is not served."""
-        check(request, self.config, self.settings, self.engines, None)
+        check(request, self.config, self.settings, self._policies, None)
 
     def submit(self, request: Request) -> int:
         """Send a request, at once if not too many are in flight; its completion comes out of a later `step`."""
@@ -138,12 +132,7 @@ class Vllm:
         self._workers.close()
         self._begin()
 
-    @property
-    def seconds(self) -> dict[str, float]:
-        """The server does not tell what it spends on prefill and what on decode."""
-        return {}
-
-    def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
+    def update(self, trees: Mapping[str, Tree]) -> None:
         """Answer with these weights from the next request on; a frozen policy is the base that the server has."""
         before = self._weights.write(trees)
         self._restarts = 0
@@ -153,7 +142,6 @@ class Vllm:
         except EngineGone as error:
             self._start_again(error)
         self._weights.drop(before)
-        self.versions |= versions
 
     # -- requests -------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from marl_jax.rollouts.progress import Progress
 from marl_jax.rollouts.running import Ask, Running
 from marl_jax.rollouts.scheduler import task_key
 from marl_jax.rollouts.serving import Service
-from marl_jax.rollouts.vllm.servers import connect
+from marl_jax.rollouts.vllm.servers import Servers
 from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.folder import CONFIG, FolderError
 from marl_jax.runs.loading.parts import (
@@ -189,17 +189,18 @@ def make_service(
     that is started for them writes to `log`, and several to files beside it.
     """
     if config.engine.kind == "vllm":
-        return connect(
+        one = settings if isinstance(settings, EngineSettings) else next(iter(settings.values()))
+        return Servers(
             parts.specs,
-            trees,
-            parts.bases,
             parts.models,
-            settings,
-            server=config.engine.vllm,
-            tokenizers=parts.tokenizers,
-            versions=versions,
+            one,  # the same for all
+            config.engine.vllm,
+            parts.tokenizers,
+            log,
+            versions,
+            trees=trees,
+            bases=parts.bases,
             lora_scale=parts.lora_scale or 1.0,
-            log=log,
         )
     make = functools.partial(
         Service,
