@@ -12,18 +12,15 @@ from urllib.parse import urlsplit
 
 from marl_jax import fields
 from marl_jax.config import phase_fields
-from marl_jax.config.run_fields import TRACKERS, RunFields, not_installed
+from marl_jax.config.run_fields import TRACKERS, RunFields, not_installed, policy_specs
 from marl_jax.config.workflow_checks import Problems, of_workflow, refusal, refused, samplers, walks
 from marl_jax.learning.estimators.groups import group_key
 from marl_jax.own import is_own, load_own, own_function
 from marl_jax.planning.walks import alone, compared_by
-from marl_jax.policies import (
-    policy_names,
-    trained_policies,
-)
+from marl_jax.policies import decode_groups, policy_names, trained_policies
 from marl_jax.rewards.credit import make_credit
 from marl_jax.rewards.own_metric import load_metric
-from marl_jax.rollouts.vllm.started import LOCAL, RANKS
+from marl_jax.rollouts.vllm.started import LOCAL, RANKS, urls_of
 from marl_jax.tasks import NAMES
 from marl_jax.tasks.datasets import SOURCES
 from marl_jax.tasks.micro import KINDS
@@ -116,12 +113,13 @@ def _engine(config: RunFields) -> Problems:
         if engine.vllm != type(engine.vllm)():
             yield f"engine.vllm is set and engine.kind is {engine.kind}: set engine.kind=vllm, or leave it out"
         return
-    if engine.vllm.start and engine.vllm.url and refused(_check_url, engine.vllm.url, True):
+    urls = urls_of(engine.vllm)
+    if engine.vllm.start and any(refused(_check_url, url, True) for url in urls):
         yield (
             f"engine.vllm.url is {engine.vllm.url!r}, where engine.vllm.start can start nothing: leave the url "
             "out, or give one such as http://127.0.0.1:8000"
         )
-    if not engine.vllm.start and refused(_check_url, engine.vllm.url):
+    if not engine.vllm.start and any(refused(_check_url, url) for url in urls or [""]):
         yield (
             f"engine.vllm.url is {engine.vllm.url!r}: give the server's address, such as http://127.0.0.1:8000, or "
             "have it started by engine.vllm.start=true"
@@ -130,10 +128,13 @@ def _engine(config: RunFields) -> Problems:
         yield f"engine.vllm.flags is {engine.vllm.flags!r}, which is no command line ({why}): close its quotes"
     if policies.train == "lora" and policies.lora_rank > RANKS[-1]:
         yield f"policies.lora_rank is {policies.lora_rank}: vLLM takes up to {RANKS[-1]}"
-    if policies.train != "lora":
-        yield f"policies.train is {policies.train}: a vLLM server is sent adapters alone, set policies.train=lora"
-    if others := sorted({*policies.bases.values()} - {policies.base}):
-        yield f"policies.bases has {others[0]}: a vLLM server has one base, leave it out"
+    groups = [] if refused(policy_specs, policies) else decode_groups(policy_specs(policies))
+    if urls and groups and len(urls) != len(groups):
+        yield (
+            f"engine.vllm.url has {len(urls)} and the run needs {len(groups)}, of servers for: "
+            f"{', '.join(' and '.join(group) for group in groups)} (each policy that is trained in full has its own): "
+            "give one for each, separated by commas, or have them started by engine.vllm.start=true"
+        )
     if config.road != "hosted":
         yield f"road is {config.road}: a vLLM server plays on the hosted one alone, set road=hosted"
     if config.seeds > 1:

@@ -13,7 +13,7 @@ from marl_jax.config.phase_fields import Phase
 from marl_jax.fields import Count, OptionalCount, Positive, Whole
 from marl_jax.learning.estimators.worth import AdvantageConfig
 from marl_jax.learning.learner_config import LARGEST_SEED, LearnerConfig
-from marl_jax.policies import SamplingSettings, role_settings
+from marl_jax.policies import PolicySpec, SamplingSettings, policy_names, role_settings, trained_policies
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import Limits
 from marl_jax.rollouts.vllm.started import VllmConfig
@@ -35,6 +35,7 @@ __all__ = [
     "VllmConfig",
     "WorkflowConfig",
     "not_installed",
+    "policy_specs",
 ]
 
 Seed = Annotated[int, Ge(0), Le(LARGEST_SEED)]
@@ -222,3 +223,16 @@ class RunFields:
     def role_settings(self) -> dict[str, SamplingSettings]:
         """{role: how it samples}."""
         return role_settings(self.roles, self.sampling, self.role_sampling)
+
+
+def policy_specs(chosen: PoliciesConfig) -> dict[str, PolicySpec]:
+    """Where every policy starts, and what of it is trained."""
+    trained = trained_policies(chosen.map, chosen.frozen_roles)
+    return {
+        name: PolicySpec(
+            base=chosen.bases.get(name, chosen.base),
+            lora=chosen.trains.get(name, chosen.train) == "lora" and name in trained,
+            frozen=name not in trained,
+        )
+        for name in policy_names(chosen.map)
+    }

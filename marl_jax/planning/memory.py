@@ -275,7 +275,7 @@ def shapes(
     """
     models, groups = _by_base(config, model), decode_groups(policy_specs(config.policies))
     whose = {group: models[policy_specs(config.policies)[group[0]].base] for group in groups}
-    if len({*whose.values()}) == 1:
+    if len({*whose.values()}) == 1 or config.engine.kind == "vllm":
         there = room(config, device, free, training)
         return engine_settings(config, whose[groups[0]], there, demand, device.platform)
     lane = {one: memory_bytes(one, least_engine(config, one, device.platform)) for one in whose.values()}

@@ -229,7 +229,8 @@ def _engines(config: RunConfig, plan: Plan, engine: Shapes) -> Iterator[str]:
     elif config.engine.kind == "vllm":
         flight = f"{engine.lanes} requests in flight; steps do not repeat to the bit, resumed or not"
         chosen = config.engine.vllm
-        place = "started by this run (vllm.log)" if chosen.start else f"at {chosen.url}"
+        log = "vllm.log" if plan.engines == 1 else "vllm-*.log"
+        place = f"started by this run ({log})" if chosen.start else f"at {chosen.url}"
         yield f"vLLM {place}, {flight}"
     else:
         yield (f"{plan.engines} engines, each of " if plan.engines > 1 else "") + _lanes(engine)

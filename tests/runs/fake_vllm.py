@@ -1,12 +1,15 @@
 """A stand-in for a vLLM server on loopback: its routes and JSON, its answers computed by forward passes.
 
 Adapters are read as PEFT defines them, W + alpha/r B A on the matrices of the base's files, not as they were made.
-`fault` names what is wrong with it. As a program it takes the command line of the real one and heeds its flags;
-with `FAKE_DIES_AFTER`, the first of its processes dies after so many completions.
+Full weights are read from a directory; a tied one leaves the head as it was. A prompt is answered from the weights that
+it was first asked of, under its name and salt: as cached prompts are. `faults` name what is wrong with it. As a program
+it takes the command line of the real one and heeds its flags; with `FAKE_DIES_AFTER`, the first of its processes dies
+after so many completions.
 """
 
 import argparse
 import contextlib
+import dataclasses
 import http.server
 import json
 import os
@@ -29,13 +32,16 @@ LENGTH = 128  # of every forward pass, so that one program is compiled
 class FakeVllm(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, base, port=0, fault="", longest=4096):
+    def __init__(self, base, port=0, faults=(), longest=4096):
         super().__init__(("127.0.0.1", port), _Handler)
-        self.fault, self.base, self.lock = fault, str(base), threading.Lock()
-        self.config, self.params = load_hf(base, dtype="float32")
+        self.faults, self.base, self.lock = {*faults}, str(base), threading.Lock()
+        tied, self.params = load_hf(base, dtype="float32")
+        self.params = {"lm_head": self.params["embed"].T, **self.params}
+        self.config = dataclasses.replace(tied, tie_word_embeddings=False)
         self.tokenizer = load_tokenizer(base, self.config)
         self.adapters, self.loaded, self.asked, self.connections = {}, [], [], []
         self.longest, self.rank = longest, 512
+        self.version, self.reloaded, self.cached = "default", [], {}
         self.dies_after = None  # so many completions
         self.hung = threading.Event()
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -58,7 +64,7 @@ class FakeVllm(http.server.ThreadingHTTPServer):
     # -- routes: (status, JSON or text) ---------------------------------------------------------------------
 
     def answer(self, path, body):
-        if self.fault == "hangs" and path != "/v1/models":
+        if "hangs" in self.faults and path != "/v1/models":
             self.hung.wait()
         routes = {
             "/health": lambda _: (200, ""),
@@ -67,12 +73,15 @@ class FakeVllm(http.server.ThreadingHTTPServer):
             "/v1/completions": self.complete,
             "/v1/load_lora_adapter": self.load,
             "/v1/unload_lora_adapter": self.unload,
+            "/update_weight_version": self.name_weights,
+            "/weight_info": self.weight_info,
+            "/collective_rpc": self.reload,
         }
         with self.lock:
             return routes[path](body) if path in routes else (404, {"detail": "Not Found"})
 
     def models(self, _):
-        longest = 40 if self.fault == "short" else self.longest
+        longest = 40 if "short" in self.faults else self.longest
         card = {"id": self.base, "object": "model", "parent": None, "root": self.base}
         mine = [{**card, "max_model_len": longest}]
         return 200, {
@@ -85,11 +94,11 @@ class FakeVllm(http.server.ThreadingHTTPServer):
 
     def tokenize(self, body):
         tokens = self.tokenizer.encode(body["prompt"], add_special_tokens=body["add_special_tokens"])
-        tokens = tokens[::-1] if self.fault == "tokenizer" else tokens
+        tokens = tokens[::-1] if "tokenizer" in self.faults else tokens
         return 200, {"count": len(tokens), "max_model_len": 4096, "tokens": tokens}
 
     def load(self, body):
-        if self.fault == "no adapters":
+        if "no adapters" in self.faults:
             return 404, {"detail": "Not Found"}
         directory, name = Path(body["lora_path"]), body["lora_name"]
         if name in self.adapters:
@@ -115,6 +124,31 @@ class FakeVllm(http.server.ThreadingHTTPServer):
         del self.adapters[body["lora_name"]]
         return 200, f"Success: LoRA adapter '{body['lora_name']}' removed successfully."
 
+    def weight_info(self, _):
+        if "no routes" in self.faults:
+            return 404, {"detail": "Not Found"}
+        return 200, {"weight_version": self.version}
+
+    def name_weights(self, body):
+        self.version = body["new_version"]
+        return 200, {"success": True, "new_version": self.version}
+
+    def reload(self, body):
+        assert body["method"] == "reload_weights"
+        path = Path(body["kwargs"]["weights_path"])
+        if "reload" in self.faults or not path.is_dir():
+            return 500, {"error": {"message": f"No weights in {path}", "type": "InternalServerError"}}
+        _, fresh = load_hf(path, dtype="float32")
+        if jax.tree.map(np.shape, self.params) != jax.tree.map(
+            np.shape, {"lm_head": self.params["lm_head"], **fresh}
+        ):
+            return 500, {
+                "error": {"message": "The size of a tensor must match", "type": "InternalServerError"}
+            }
+        self.params = {**self.params, **fresh}
+        self.reloaded.append(path.name)
+        return 200, {"results": [None]}
+
     def complete(self, body):
         self.asked.append(body)
         if self.dies_after is not None and len(self.asked) > self.dies_after:
@@ -122,8 +156,10 @@ class FakeVllm(http.server.ThreadingHTTPServer):
         name = body["model"]
         if name not in (self.base, *self.adapters):
             return _not_found(f"The model `{name}` does not exist. Valid aliases: {self.base}.")
-        tokens, logprobs, reason = self.sample(self.adapters.get(name, self.params), body)
-        if self.fault == "too few":
+        whose = name, body.get("cache_salt"), tuple(body["prompt"])
+        weights = self.cached.setdefault(whose, self.adapters.get(name, self.params))
+        tokens, logprobs, reason = self.sample(weights, body)
+        if "too few" in self.faults:
             tokens, logprobs, reason = tokens[:1], logprobs[:1], "abort"
         choice = {
             "index": 0,
@@ -141,11 +177,11 @@ class FakeVllm(http.server.ThreadingHTTPServer):
                 "text_offset": list(range(len(tokens))),
             },
         }
-        if self.fault == "no log-probs":
+        if "no log-probs" in self.faults:
             choice["logprobs"] = None
-        if self.fault == "no ids":
+        if "no ids" in self.faults:
             choice["token_ids"] = None
-        named = "someone-else" if self.fault == "named" else name
+        named = "someone-else" if "named" in self.faults else name
         return 200, {"id": "cmpl-1", "object": "text_completion", "model": named, "choices": [choice]}
 
     def sample(self, params, body):
@@ -154,7 +190,7 @@ class FakeVllm(http.server.ThreadingHTTPServer):
             row = np.zeros((1, LENGTH), np.int32)
             row[0, : len(prompt) + len(tokens)] = [*prompt, *tokens]
             raw = np.asarray(_forward(params, self.config, row)[0, len(prompt) + len(tokens) - 1], np.float64)
-            raw = raw[::-1] * 5 if self.fault == "weights" else raw
+            raw = raw[::-1] * 5 if "weights" in self.faults else raw
             if len(tokens) < body["min_tokens"]:
                 raw[body["stop_token_ids"]] = -np.inf
             logits = raw / (body["temperature"] or 1.0)
@@ -166,7 +202,7 @@ class FakeVllm(http.server.ThreadingHTTPServer):
             token = int(chances.argmax() if greedy else random.choice(len(chances), p=chances))
             tokens.append(token)
             whole = np.exp(raw - raw.max())
-            told = whole / whole.sum() if self.fault == "raw" else chances
+            told = whole / whole.sum() if "raw" in self.faults else chances
             logprobs.append(float(np.log(told[token])))
             if token in body["stop_token_ids"]:
                 return tokens, logprobs, "stop"
@@ -223,7 +259,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(payload)
         # As a server does that closes idle connections: without a word.
-        self.close_connection = self.server.fault == "closes"
+        self.close_connection = "closes" in self.server.faults
 
     def log_message(self, *args):
         pass
@@ -247,10 +283,14 @@ def main(argv):
     parser.add_argument("--generation-config", choices=["vllm"], required=True)
     parser.add_argument("--seen", help="a file that the process ids are written to")
     asked = parser.parse_args(argv)
-    fault = "" if asked.logprobs_mode == "processed_logprobs" else "raw"
-    if not asked.enable_lora or os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") != "True":
-        fault = "no adapters"
-    server = FakeVllm(asked.model, asked.port, fault, asked.max_model_len)
+    faults = {
+        "raw": asked.logprobs_mode == "processed_logprobs",
+        "no adapters": asked.enable_lora and os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "True",
+        "no routes": os.environ.get("VLLM_SERVER_DEV_MODE") == "1",
+    }
+    server = FakeVllm(
+        asked.model, asked.port, [name for name, well in faults.items() if not well], asked.max_model_len
+    )
     server.rank = asked.max_lora_rank
     seen = Path(asked.seen)
     first = not seen.exists()

@@ -5,6 +5,7 @@ import itertools
 import os
 import signal
 import socket
+import urllib.request
 from pathlib import Path
 
 import jax
@@ -13,7 +14,7 @@ import pyarrow.parquet as parquet
 import pytest
 from run_kit import records
 from tiny_run import tiny_config
-from vllm_kit import answers, check, config_of, moved, service_of, train
+from vllm_kit import answers, check, config_of, in_full, moved, service_of, train
 
 from marl_jax.config.run_config import CheckpointConfig, EngineConfig, LogConfig, RolloutConfig, VllmConfig
 from marl_jax.learning import BatchConfig, OptimiserConfig, ScheduleConfig
@@ -47,17 +48,25 @@ def kill(started):
     os.killpg(int(server), signal.SIGKILL)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """One that is not the run's own, at an address that it keeps."""
+def serving(needed, folder):
+    """A server that is not the run's own, at an address that it keeps."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    log = tmp_path_factory.mktemp("vllm") / "log"
-    one = Started(dataclasses.replace(SERVER, url=url), Needed(str(BASE), "float32", 512, 2, 4), log)
+    one = Started(dataclasses.replace(SERVER, url=url), needed, folder / "log")
     assert one.start() == url
     yield one, VllmConfig(url, timeout=120.0)
     one.end()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    yield from serving(Needed(str(BASE), "float32", 512, 2, 4), tmp_path_factory.mktemp("vllm"))
+
+
+@pytest.fixture(scope="module")
+def full_server(tmp_path_factory):
+    yield from serving(Needed(str(BASE), "float32", 512, 0, 0, True), tmp_path_factory.mktemp("full"))
 
 
 def real_config(chosen, **changes):
@@ -104,8 +113,36 @@ def test_greedy_tokens_are_those_of_the_embedded_engine_and_log_probs_those_of_t
             assert len({tuple(one.tokens) for one in drawn[policy]}) > 1
 
 
-def test_three_steps_raise_the_log_probs_of_what_was_better_than_its_group(server, tmp_path):
-    config = real_config(server[1])
+def test_full_weights_answer_from_the_update_on_also_where_the_prompt_was_cached_before(full_server):
+    config = in_full(real_config(full_server[1]))
+    parts = load_parts(config)
+    assert parts.model.tie_word_embeddings
+    real = service_of(config, parts, parts.start(0))
+    embedded = dataclasses.replace(config, engine=EngineConfig(max_prompt=200, lanes=16))
+    prompts = [tuple(np.random.default_rng(seed).integers(3, 160, 180).tolist()) for seed in range(4)]
+    before = [answers(real, ["p0"], 1, prompt, temperature=0.0) for prompt in prompts]
+    for update in (1, 2):
+        trees = moved(parts.start(0), update)  # the embedding as well, which is the head
+        real.update(trees, {"p0": update})
+        own = make_service(embedded, parts, trees, planned_engine(embedded, parts), measured=True)
+        hits = prefix_hits(full_server[1].url)
+        after = [answers(real, ["p0"], 1, prompt, temperature=0.0) for prompt in prompts]
+        assert prefix_hits(full_server[1].url) == hits  # of the weights before
+        assert after != before
+        for prompt, found in zip(prompts, after):
+            assert [one.tokens for one in found["p0"]] == [
+                one.tokens for one in answers(own, ["p0"], 1, prompt, temperature=0.0)["p0"]
+            ]
+            drawn = answers(real, ["p0"], 3, prompt, temperature=0.7)["p0"]
+            check(drawn, trees["p0"], parts.model, 0.7, prompt, atol=1e-3)
+            assert len({tuple(one.tokens) for one in drawn}) > 1
+        assert prefix_hits(full_server[1].url) > hits  # of these
+        before = after
+
+
+@pytest.mark.parametrize("of", ["adapters", "full weights"])
+def test_three_steps_raise_the_log_probs_of_what_was_better_than_its_group(of, request, tmp_path):
+    config = asking(request, of)[1]
     reached, _ = train(config, tmp_path / "run")
     assert reached == 3
     lines, _ = records(tmp_path / "run")
@@ -116,7 +153,8 @@ def test_three_steps_raise_the_log_probs_of_what_was_better_than_its_group(serve
         rows = parquet.read_table(tmp_path / "run" / "episodes" / f"step-{step:06}.parquet").to_pylist()
         after, _ = restore(tmp_path / "run" / "checkpoints", step, {"policies": parts.start(0)})
         for policy, tree in after["policies"].items():
-            merged = merge(parts.bases[str(BASE)], tree, parts.lora_scale)
+            full = not parts.specs[policy].lora
+            merged = tree if full else merge(parts.bases[str(BASE)], tree, parts.lora_scale)
             mine = [row for row in rows if row["policy"] == policy]
             assert len(mine) >= 16 and any(row["advantage"] for row in mine)
             gains = [
@@ -126,9 +164,11 @@ def test_three_steps_raise_the_log_probs_of_what_was_better_than_its_group(serve
             assert np.mean(gains) > 0, (step, policy)
 
 
-def test_a_server_that_is_killed_in_the_middle_of_a_step_costs_that_step_alone(server, tmp_path, monkeypatch):
-    started, chosen = server
-    config = real_config(chosen)
+@pytest.mark.parametrize("of", ["adapters", "full weights"])
+def test_a_server_that_is_killed_in_the_middle_of_a_step_costs_that_step_alone(
+    of, request, tmp_path, monkeypatch
+):
+    started, config = asking(request, of)
     with monkeypatch.context() as patched:
         kill_in_the_second_step(patched, lambda: kill(started))
         with pytest.raises(EngineGone, match=r"cannot be reached .*the same command goes on after step 1"):
@@ -138,12 +178,34 @@ def test_a_server_that_is_killed_in_the_middle_of_a_step_costs_that_step_alone(s
     all_steps_are_there(config, tmp_path / "run")
 
 
-def test_a_run_starts_its_server_and_again_when_it_is_killed_in_the_middle_of_a_step(tmp_path, monkeypatch):
+@pytest.mark.parametrize("of", ["adapters", "full weights"])
+def test_a_run_starts_its_server_and_again_when_it_is_killed_in_the_middle_of_a_step(
+    of, tmp_path, monkeypatch
+):
     begun, start = [], Started.start
     monkeypatch.setattr(Started, "start", lambda self: (begun.append(self), start(self))[1])
     kill_in_the_second_step(monkeypatch, lambda: kill(begun[-1]))
-    all_steps_are_there(real_config(SERVER), tmp_path / "run")
+    config = real_config(SERVER)
+    all_steps_are_there(in_full(config) if of == "full weights" else config, tmp_path / "run")
     assert len(begun) == 2 and begun[0]._keeper is None
+
+
+def asking(request, of):
+    """A server of the user's, and a run that asks it."""
+    if of == "adapters":
+        started, chosen = request.getfixturevalue("server")
+        return started, real_config(chosen)
+    started, chosen = request.getfixturevalue("full_server")
+    return started, in_full(real_config(chosen))
+
+
+def prefix_hits(url):
+    """How many tokens of prompts the server has had in its cache."""
+    with urllib.request.urlopen(f"{url}/metrics") as told:
+        lines = told.read().decode().splitlines()
+    return sum(
+        float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:prefix_cache_hits_total")
+    )
 
 
 def kill_in_the_second_step(patched, end):

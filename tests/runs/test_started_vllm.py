@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fake_vllm import FakeVllm
 from run_kit import records
-from vllm_kit import answers, config_of, moved, service_of, train
+from vllm_kit import answers, check, config_of, in_full, moved, service_of, train
 
 from marl_jax.config.run_config import ConfigError, EngineConfig, VllmConfig
 from marl_jax.rollouts.vllm import client
@@ -62,8 +62,10 @@ def ended(seen, count):
     return not any(map(alive, pids))
 
 
-def test_a_run_goes_on_with_a_new_server_where_its_own_died_in_the_middle_of_a_step(base, tmp_path):
+@pytest.mark.parametrize("of", ["adapters", "full weights"])
+def test_a_run_goes_on_with_a_new_server_where_its_own_died_in_the_middle_of_a_step(base, tmp_path, of):
     config, seen = starting(base, tmp_path, FAKE_DIES_AFTER="18")  # a step has 12 calls, the checks 2
+    config = in_full(config) if of == "full weights" else config
     reached, said = train(config, tmp_path / "run")
     assert reached == 2 and ended(seen, 2)
     page = "vLLM started by this run (vllm.log), 8 requests in flight; steps do not repeat to the bit"
@@ -96,12 +98,12 @@ class Here:
         self.running = False
 
 
-def serving(base, monkeypatch, timeout=20.0, **options):
+def serving(base, monkeypatch, timeout=20.0, change=lambda config: config, **options):
     """The servers, and the engines that ask them."""
     here = Here(base, **options)
     monkeypatch.setattr(client, "Started", lambda chosen, needed, log: here)
     engine = EngineConfig("vllm", VllmConfig(start=True, timeout=timeout), max_prompt=72, lanes=8)
-    config = config_of(base, "", engine=engine)
+    config = change(config_of(base, "", engine=engine))
     parts = load_parts(config)
     trees = moved(parts.start(0), 1)
     return here, trees, service_of(config, parts, trees)
@@ -111,7 +113,7 @@ def serving(base, monkeypatch, timeout=20.0, **options):
 def test_what_a_server_of_the_run_does_not_answer_a_new_one_does(base, monkeypatch, fault):
     here, trees, service = serving(base, monkeypatch, timeout=5.0)
     before = answers(service, trees)
-    here.end() if fault == "closed" else setattr(here.servers[0], "fault", fault)
+    here.end() if fault == "closed" else here.servers[0].faults.add(fault)
     assert answers(service, trees) == before  # by the same adapters, under the same seeds
     assert len(here.servers) == 2
     # A server that dies between two steps, too.
@@ -122,6 +124,30 @@ def test_what_a_server_of_the_run_does_not_answer_a_new_one_does(base, monkeypat
     assert list(here.servers[2].adapters) == here.servers[2].loaded and len(here.servers[2].loaded) == 2
     service.close()
     assert not here.running
+
+
+def test_a_new_server_is_sent_the_full_weights_that_the_one_before_had(base, monkeypatch):
+    here, trees, service = serving(base, monkeypatch, change=in_full)
+    before = answers(service, trees)
+    here.end()
+    assert answers(service, trees) == before
+    here.end()
+    service.update(after := moved(trees, 2), {"p0": 1})
+    check(answers(service, after)["p0"], after["p0"], service.engines["p0"].config)
+    assert [len(server.reloaded) for server in here.servers] == [1, 1, 1]
+    service.close()
+
+
+def test_several_servers_of_a_run_start_and_end_with_it(base, tmp_path):
+    config, seen = starting(base, tmp_path)
+    config = in_full(dataclasses.replace(config, steps=1), map={"generator": "p0", "aggregator": "p1"})
+    reached, said = train(config, tmp_path / "run")
+    assert reached == 1 and ended(seen, 2)
+    assert "vLLM started by this run (vllm-*.log)" in " ".join(said.split())
+    assert {path.name for path in (tmp_path / "run").glob("*.log")} == {"vllm-p0.log", "vllm-p1.log"}
+    lines, _ = records(tmp_path / "run")
+    for role in config.roles:
+        assert max(line[f"role/{role}/gap_max"] for line in lines) < 1e-3
 
 
 def test_a_server_that_dies_again_and_again_is_told_in_one_line(base, monkeypatch):
@@ -159,6 +185,8 @@ def test_the_page_shows_the_command_that_runs():
     small = dataclasses.replace(NEEDED, rank=4).shown(chosen, address)
     assert "--max-lora-rank 8 " in small
     assert "lora" not in dataclasses.replace(NEEDED, adapters=0, rank=0).command(chosen, address)
+    in_full = dataclasses.replace(NEEDED, adapters=0, rank=0, full=True).shown(VllmConfig(), address)
+    assert f"    {in_full}\n" in PAGE.read_text() and in_full.startswith("VLLM_SERVER_DEV_MODE=1 ")
 
 
 def refused(tmp_path, match, **changes):

@@ -5,9 +5,11 @@ import dataclasses
 import pytest
 from fake_vllm import FakeVllm
 from run_kit import records
-from tiny_run import tiny_config
-from vllm_kit import answers, check, config_of, moved, service_of, train
+from tiny_run import other_base, tiny_config
+from vllm_kit import answers, check, config_of, in_full, moved, service_of, train
 
+from marl_jax.commands.casts import Evaluation
+from marl_jax.commands.evaluate import evaluate
 from marl_jax.config.run_config import (
     ConfigError,
     EngineConfig,
@@ -15,9 +17,11 @@ from marl_jax.config.run_config import (
 )
 from marl_jax.models.lora import merge
 from marl_jax.policies import SamplingSettings
+from marl_jax.rollouts.vllm import weights
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps
 from marl_jax.runs.loading.parts import load_parts
+from marl_jax.runs.loading.play import make_service, planned_engine
 from marl_jax.sampling.requests import Request
 
 
@@ -43,6 +47,99 @@ def test_each_policy_is_answered_by_its_own_adapter_and_an_update_reaches_it(bas
         assert len(set(server.loaded)) == 4 and list(server.adapters) == server.loaded[2:]
 
 
+def test_full_weights_answer_from_the_update_on_whatever_prompts_are_cached(base):
+    with FakeVllm(base) as server:
+        config = in_full(config_of(base, server.url))
+        parts = load_parts(config)
+        trees = moved(parts.start(0), 1)  # of a tied model: its embedding, and so its head
+        service = service_of(config, parts, trees)
+        first = answers(service, trees, temperature=0.7)
+        check(first["p0"], trees["p0"], parts.model, 0.7)
+        assert first == answers(service, trees, temperature=0.7)
+        for update in (2, 3):
+            trees = moved(trees, update)
+            service.update(trees, {"p0": update})
+            check(answers(service, trees, temperature=0.7)["p0"], trees["p0"], parts.model, 0.7)
+        assert service.versions == {"p0": 3} and len(set(server.reloaded)) == 3
+        # The folder of the last is there, for a server that has to be started again, and no other.
+        folder = weights_folder(service)
+        assert [path.name for path in folder.iterdir()] == server.reloaded[-1:]
+        service.close()
+
+
+def weights_folder(service):
+    return service.engines["p0"]._weights.folder
+
+
+OF_SEVERAL = {
+    "each in full": {"map": {"generator": "p0", "aggregator": "p1"}},
+    "one in full, one frozen": {"map": {"generator": "p0", "aggregator": "p1"}, "frozen_roles": ("aggregator",)},
+    "adapters on one base, in full on another": {
+        "map": {"generator": "p0", "aggregator": "p1"}, "trains": {"p0": "lora"}, "bases": {"p1": "other"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OF_SEVERAL)
+def test_policies_that_cannot_share_a_server_have_one_each(base, kind):
+    chosen, second = OF_SEVERAL[kind], base
+    if "bases" in chosen:
+        second = other_base(base)
+        chosen = {**chosen, "bases": {"p1": second}}
+    with FakeVllm(base) as one, FakeVllm(second) as two:
+        chosen = in_full(tiny_config(base), lora_rank=4, **chosen).policies
+        config = config_of(base, f"{one.url}, {two.url}", policies=chosen)
+        parts = load_parts(config)
+        trees = moved(parts.start(0), 1) | parts.frozen_trees()
+        service = make_service(config, parts, trees, planned_engine(config, parts))
+        for update in (2, 3):
+            for policy, found in answers(service, trees).items():
+                spec, model = parts.specs[policy], parts.models[parts.specs[policy].base]
+                tree = trees[policy]
+                whole = merge(parts.bases[spec.base], tree, parts.lora_scale) if spec.lora else tree
+                check(found, whole, model)
+            trees = moved(parts.start(0), update) | parts.frozen_trees()
+            service.update(trees, dict.fromkeys(trees, update))
+        assert service.versions == {"p0": 3, "p1": 3}
+        service.close()
+
+
+def test_weights_are_read_when_all_of_them_are_written(base, monkeypatch):
+    with FakeVllm(base) as server:
+        config = in_full(config_of(base, server.url))
+        parts = load_parts(config)
+        trees = parts.start(0)
+        service = service_of(config, parts, trees)
+        before, written = answers(service, trees), list(server.reloaded)
+
+        def full(*args):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(weights, "save_hf", full)
+        with pytest.raises(EngineGone, match=r"no weights can be written to .*No space.*engine.vllm.folder"):
+            service.update(moved(trees, 1), {"p0": 1})
+        assert server.reloaded == written and answers(service, trees) == before
+
+
+def test_a_server_that_has_other_weights_than_it_was_sent_ends_the_run(base):
+    with FakeVllm(base) as server:
+        config = in_full(config_of(base, server.url))
+        parts = load_parts(config)
+        mine, theirs = (service_of(config, parts, moved(parts.start(0), seed)) for seed in (1, 2))
+        assert len(server.asked) == 4 + 2  # the second does not find the base there, and does not ask for it
+        with pytest.raises(EngineGone, match=r"other weights than it was sent \('marl_jax_.*another run"):
+            answers(mine, ["p0"])
+        answers(theirs, ["p0"])
+        server.version = "default"  # as it is where the server was started anew meanwhile
+        with pytest.raises(EngineGone, match=r"sent \('default'\): it was started anew.*the same command"):
+            answers(theirs, ["p0"])
+    with FakeVllm(base, faults=["weights"]) as server:  # of another model, which nothing is sent to
+        config = in_full(config_of(base, server.url))
+        with pytest.raises(EngineGone, match=r"other weights than those of '.*nats a token off"):
+            service_of(config, parts, parts.start(0))
+        assert not server.reloaded
+
+
 def test_what_a_request_asks_for_is_what_is_sent(base):
     with FakeVllm(base) as server:
         config = config_of(base, server.url)
@@ -62,6 +159,8 @@ def test_what_a_request_asks_for_is_what_is_sent(base):
 
 FAULTS = {
     "no adapters": "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True .*--enable-lora --max-loras 2 --max-lora-rank 8",
+    "no routes": "refused /weight_info .*VLLM_SERVER_DEV_MODE=1 .*--model .*--max-model-len 80 --logprobs",
+    "reload": r"refused /collective_rpc \(500: No weights in .*engine.vllm.folder",
     "no ids": "return_token_ids",
     "no log-probs": "without a log-prob for every token",
     "too few": "ended an answer after 1 of 16 tokens, by 'abort'",
@@ -76,8 +175,9 @@ FAULTS = {
 
 @pytest.mark.parametrize(("fault", "line"), FAULTS.items(), ids=list(FAULTS))
 def test_a_server_that_does_not_fit_is_refused_in_one_line_that_says_what_to_do(base, fault, line):
-    with FakeVllm(base, fault=fault) as server:
+    with FakeVllm(base, faults=[fault]) as server:
         config = config_of(base, server.url)
+        config = in_full(config) if fault in ("no routes", "reload") else config
         if fault == "hangs":
             engine = dataclasses.replace(config.engine, vllm=VllmConfig(server.url, timeout=0.3))
             config = dataclasses.replace(config, engine=engine)
@@ -99,7 +199,7 @@ def test_a_server_that_begins_to_hang_or_forgets_its_adapters_ends_the_wait(base
         with pytest.raises(EngineGone, match=r"does not exist.*the same command loads"):
             answers(service, ["p0"], 1)
         service.engines["p0"].abandon()
-        server.fault = "hangs"
+        server.faults = {"hangs"}
         with pytest.raises(EngineGone, match="within 2 s"):
             answers(service, ["p0"], 1)
 
@@ -112,7 +212,7 @@ def test_connections_are_kept_and_one_that_the_server_closed_is_opened_again(bas
         before = len(server.connections)
         whole = answers(service, ["p0"], 40)
         assert 1 <= len(server.connections) - before <= 8  # as many as are in flight
-        server.fault = "closes"
+        server.faults = {"closes"}
         assert len(whole["p0"]) == len(answers(service, ["p0"], 40)["p0"]) == 40
 
 
@@ -125,9 +225,11 @@ def test_a_folder_that_cannot_be_written_is_named(base, tmp_path):
             service_of(config, parts, parts.start(0))
 
 
-def test_a_run_survives_the_death_of_its_server(base, tmp_path):
+@pytest.mark.parametrize("of", ["adapters", "full weights"])
+def test_a_run_survives_the_death_of_its_server(base, tmp_path, of):
     with FakeVllm(base) as server:
         config, port = config_of(base, server.url), server.server_address[1]
+        config = in_full(config) if of == "full weights" else config
         server.dies_after = 18  # in the second step: a step has 12 calls, the checks 2
         with pytest.raises(EngineGone, match=r"cannot be reached .*the same command goes on after step 1"):
             train(config, tmp_path / "run")
@@ -137,6 +239,9 @@ def test_a_run_survives_the_death_of_its_server(base, tmp_path):
     with FakeVllm(base, port) as server:
         reached, said = train(config, tmp_path / "run")
         assert reached == 2 and f"vLLM at {server.url}, 8 requests in flight" in said
+        if of == "full weights":
+            first, last = evaluate(tmp_path / "run", Evaluation(split="val"))
+            assert (first["step"], last["step"]) == (0, 2)
     lines, _ = records(tmp_path / "run")
     assert [line["step"] for line in lines] == [1, 2] and lines[1]["calls"] == 12
     # The sampler had the weights of step 1: its log-probs are those that the trainer computes.
@@ -156,7 +261,8 @@ def test_what_vllm_cannot_do_is_refused_by_name(base):
             seeds=2,
         )  # fmt: skip
     for line in (
-        "engine.vllm.url is 'localhost:8000'", "policies.train is full", "policies.bases has elsewhere",
+        "engine.vllm.url is 'localhost:8000'",
+        "engine.vllm.url has 1 and the run needs 2, of servers for: p0, p1 (each policy that is trained in full",
         "engine.sampler is of", "engine.budget_bytes is of", "engine.steps is of", "role 'generator' truncates",
         "role 'aggregator' has stop_strings", "road is auto", "seeds is 2",
     ):  # fmt: skip

@@ -39,6 +39,12 @@ def config_of(base, url, **changes):
     return dataclasses.replace(plain, **changes)
 
 
+def in_full(config, **changes):
+    """One policy for all roles, of which all is trained."""
+    shared = {"map": dict.fromkeys(config.roles, "p0"), "train": "full", **changes}
+    return dataclasses.replace(config, policies=dataclasses.replace(config.policies, **shared))
+
+
 def train(config, workdir):
     said = io.StringIO()
     step = loop.train(config, workdir, live=Live(config.steps, config.roles, said))

@@ -1,10 +1,7 @@
-"""Rollouts on a vLLM server beside the run: token ids and log-probs over HTTP, an adapter per policy.
+"""Rollouts on a vLLM server beside the run: token ids and log-probs over HTTP, adapters, or all weights of one policy.
 
     submit ──► threads ──► POST /v1/completions ──► tokens and log-probs, checked ──► step
-    update ──► folder of a PEFT adapter ──► /v1/load_lora_adapter ──► the name that the next requests ask for
-
-Every update has a folder and a name of its own. vLLM keys cached prompts by both, so none is answered from old weights,
-and a `load_inplace`, which vLLM would repeat at every step, is not needed.
+    update ──► `weights` ──► the name by which the next requests ask for them
 
 Whatever the server does, what leaves here is a whole answer or one `EngineGone` that says what to do. A server that the
 run started is started again before that, and what it had not answered is asked again.
@@ -14,9 +11,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import re
-import shutil
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
@@ -27,9 +21,9 @@ import numpy as np
 from absl import logging
 
 from marl_jax.models import ModelConfig, forward
-from marl_jax.models.peft import save_peft
 from marl_jax.policies import PolicySpec, Tree
 from marl_jax.rollouts.vllm.started import Needed, Started, VllmConfig
+from marl_jax.rollouts.vllm.weights import STARTED, Weights
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.sampling.requests import Completion, Request, check
@@ -45,7 +39,7 @@ ALIKE = 0.5  # nats a token: two precisions of one model differ by hundredths, t
 
 
 class Vllm:
-    """The engine of all policies. `engines` and `versions` are what `rollout` asks for; drive it from one thread."""
+    """The engine of policies that decode together (see `policies.decode_groups`); drive it from one thread."""
 
     def __init__(
         self,
@@ -57,7 +51,6 @@ class Vllm:
         *,
         server: VllmConfig,
         tokenizer: Any,
-        versions: Mapping[str, int] | None = None,
         lora_scale: float = 1.0,
         log: Path | None = None,
     ):
@@ -65,25 +58,24 @@ class Vllm:
 
         `log` is where a server that is started here writes; None: among the temporary files, where it stays.
         """
-        self.settings, self.config = settings, config
-        self.engines = dict.fromkeys(specs, self)
-        self.versions = {name: (versions or {}).get(name, 0) for name in specs}
-        self._scale, self._lora = lora_scale, [name for name, spec in specs.items() if spec.lora]
-        base = _only_base(specs)
-        rank = trees[self._lora[0]]["q"]["a"].shape[-1] if self._lora else 0
-        self._needed = Needed(base, str(config.dtype), settings.context, len(self._lora), rank)
-        self._chosen, self._held, self._numbers = server, _folder(server.folder), itertools.count()
-        log = log or self._folder.with_suffix(".log")
+        self.settings, self.config, self._policies = settings, config, tuple(specs)
+        self._chosen, self._weights = server, Weights(specs, config, lora_scale, server.folder)
+        base, full, lora = next(iter(specs.values())).base, self._weights.full, self._weights.lora
+        rank = trees[lora[0]]["q"]["a"].shape[-1] if lora else 0
+        self._needed = Needed(base, str(config.dtype), settings.context, len(lora), rank, full is not None)
+        log = log or self._weights.folder.with_suffix(".log")
         self._started = Started(server, self._needed, log) if server.start else None
         self._restarts = 0
         try:
             self._connect()
             self._base = self._check_model()
             self._check_tokens(tokenizer)
-            self._check_logprobs(base, bases[base], tokenizer)
-            self._names = dict.fromkeys(specs, self._base)  # policy -> what the server knows it as
-            self._write(trees)
-            self._load()
+            if self._weights.known(self._server) in (None, STARTED):
+                self._check_logprobs(f"'{base}'", bases[base], tokenizer)
+            self._weights.write(trees)
+            self._weights.load(self._server)
+            if full:  # what it had before may be another run's
+                self._check_logprobs(f"policy '{full}'", self._weights.served(trees[full]), tokenizer)
         except BaseException:
             self.close()
             raise
@@ -101,13 +93,14 @@ class Vllm:
 
     def check(self, request: Request) -> None:
         """Refuse, in one line, what is not served."""
-        check(request, self.config, self.settings, self._names, None)
+        check(request, self.config, self.settings, self._policies, None)
 
     def submit(self, request: Request) -> int:
         """Send a request, at once if not too many are in flight; its completion comes out of a later `step`."""
         self.check(request)
         ticket = next(self._tickets)
-        self._asked[ticket] = request, self._names[request.policy or ""]
+        adapter = None if self._weights.full else self._weights.names.get(request.policy or "")
+        self._asked[ticket] = request, adapter or self._base, self._weights.salt
         self._send(ticket)
         return ticket
 
@@ -120,9 +113,16 @@ class Vllm:
         done = [ticket for ticket, job in self._jobs.items() if job.done()]
         try:
             found = [(ticket, self._result(self._jobs[ticket])) for ticket in done]
+            last = len(done) == len(self._jobs)
+            known = self._weights.known(self._server) if last else self._weights.salt
         except EngineGone as error:
             self._start_again(error)
             return []
+        if known != self._weights.salt:
+            raise self._server.gone(
+                f"has other weights than it was sent ({known!r:.80}): it was started anew, or another run uses it",
+                "give each run a server of its own; the same command loads its weights and makes the step again",
+            )
         for ticket in done:
             del self._jobs[ticket], self._asked[ticket]
         return found
@@ -132,32 +132,23 @@ class Vllm:
         self._workers.close()
         self._begin()
 
-    @property
-    def seconds(self) -> dict[str, float]:
-        """The server does not tell what it spends on prefill and what on decode."""
-        return {}
-
-    def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
-        """Answer with these adapters from the next request on; a frozen policy is the base that the server has."""
-        before = [self._names[policy] for policy in self._lora]
-        self._write(trees)
+    def update(self, trees: Mapping[str, Tree]) -> None:
+        """Answer with these weights from the next request on; a frozen policy is the base that the server has."""
+        before = self._weights.write(trees)
         self._restarts = 0
         try:
-            self._load()
-            for name in before:
-                self._server.ask("/v1/unload_lora_adapter", {"lora_name": name})
+            self._weights.load(self._server)
+            self._weights.unload(self._server, before)
         except EngineGone as error:
             self._start_again(error)
-        for name in before:
-            shutil.rmtree(self._folder / name, ignore_errors=True)
-        self.versions |= versions
+        self._weights.drop(before)
 
     # -- requests -------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self._workers = Workers("vllm", self.settings.lanes)
         self._jobs: dict[int, Future[Completion]] = {}
-        self._asked: dict[int, tuple[Request, str]] = {}
+        self._asked: dict[int, tuple[Request, str, str | None]] = {}
         self._tickets = itertools.count()
 
     def _send(self, ticket: int) -> None:
@@ -170,7 +161,7 @@ class Vllm:
         except TimeoutError:
             raise self._server.hangs() from None
 
-    # -- the server and its adapters ------------------------------------------------------------------------
+    # -- the server -----------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
         """To the server that is there, or to a new one."""
@@ -183,7 +174,7 @@ class Vllm:
         self._server = Server(url, self._chosen.timeout, way_out)
 
     def _start_again(self, error: EngineGone) -> None:
-        """A new server in the place of the run's own one, with the same adapters, asked for what is not answered."""
+        """A new server in the place of the run's own one, with the same weights, asked for what is not answered."""
         if self._started is None or self._restarts == RESTARTS:
             raise error
         self._restarts += 1
@@ -191,37 +182,10 @@ class Vllm:
         asked, tickets = self._asked, self._tickets
         self._workers.close()
         self._connect()
-        self._load()
+        self._weights.load(self._server)
         self._asked, self._tickets = asked, tickets
         for ticket in asked:
             self._send(ticket)
-
-    @property
-    def _folder(self) -> Path:
-        """Where adapters lie; it goes with this object. Its name is unlike that of any other run on this server."""
-        return Path(self._held.name).absolute()
-
-    def _write(self, trees: Mapping[str, Tree]) -> None:
-        """The adapters of all policies, under new names."""
-        for policy in self._lora:
-            name = f"{self._folder.name}-{re.sub(r'[^0-9A-Za-z]', '_', policy)}-{next(self._numbers)}"
-            path, alpha = self._folder / name, self._scale * self._needed.rank
-            try:
-                save_peft(path, self.config, trees[policy], alpha=alpha, base_model=self._base)
-            except OSError as error:
-                raise EngineGone(
-                    f"no adapter can be written to '{path}' ({error}): make room there"
-                ) from None
-            self._names[policy] = name
-
-    def _load(self) -> None:
-        for name in map(self._names.__getitem__, self._lora):
-            path = self._folder / name
-            self._server.ask(
-                "/v1/load_lora_adapter",
-                {"lora_name": name, "lora_path": str(path)},
-                f"it has to read '{path}' (engine.vllm.folder); {self._server.way_out}",
-            )
 
     # -- what is checked before anything is played ----------------------------------------------------------
 
@@ -247,15 +211,16 @@ class Vllm:
         if not isinstance(found, dict) or found.get("tokens") != list(mine):
             raise self._server.gone("has another tokenizer than policies.base")
 
-    def _check_logprobs(self, base: str, params: Tree, tokenizer: Any) -> None:
+    def _check_logprobs(self, whose: str, params: Tree, tokenizer: Any) -> None:
         """That log-probs are of the distribution sampled from, and of these weights."""
         prompt = tuple(tokenizer.encode(PROBE, add_special_tokens=False))
         prompt = prompt[: max(1, self.settings.context - PROBE_TOKENS)]
         drawn = Request(prompt, (0,), min(PROBE_TOKENS, self.settings.context - len(prompt)))
-        certain = self._server.complete(dataclasses.replace(drawn, top_k=1), self._base)
+        ask = lambda request: self._server.complete(request, self._base, self._weights.salt)
+        certain = ask(dataclasses.replace(drawn, top_k=1))
         if min(certain.logprobs) < -1e-3:  # of the one token that top-k leaves
             raise self._server.gone("gives log-probs of another distribution than it samples from")
-        answer = self._server.complete(drawn, self._base)
+        answer = ask(drawn)
         tokens, vocabulary = np.array([*prompt, *answer.tokens]), self.config.vocab_size
         gap = math.inf
         if tokens.max() < vocabulary:
@@ -265,26 +230,5 @@ class Vllm:
             gap = float(np.abs(ours - answer.logprobs).mean())
         if not gap <= ALIKE:
             raise self._server.gone(
-                f"answers with other weights than those of '{base}': its log-probs are {gap:.2f} nats a token off"
+                f"answers with other weights than those of {whose}: its log-probs are {gap:.2f} nats a token off"
             )
-
-
-def _folder(within: str | None) -> "tempfile.TemporaryDirectory[str]":
-    try:
-        held = tempfile.TemporaryDirectory(prefix="marl_jax_", dir=within, ignore_cleanup_errors=True)
-        Path(held.name).chmod(0o755)  # the server may be another user
-    except OSError as error:
-        raise EngineGone(
-            f"engine.vllm.folder is {within!r}, which cannot be written to ({error}): create it, or name another"
-        ) from None
-    return held
-
-
-def _only_base(specs: Mapping[str, PolicySpec]) -> str:
-    bases = list(dict.fromkeys(spec.base for spec in specs.values()))
-    if len(bases) > 1 or any(not spec.lora and not spec.frozen for spec in specs.values()):
-        raise EngineGone(
-            f"a vLLM server has the weights of one base, with adapters, and the policies {', '.join(specs)} have "
-            "others: take engine.kind=embedded"
-        )
-    return bases[0]

@@ -23,12 +23,13 @@ from marl_jax.rollouts.vllm import keeper
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 
-__all__ = ["LOCAL", "RANKS", "Needed", "Started", "VllmConfig"]
+__all__ = ["LOCAL", "RANKS", "Needed", "Started", "VllmConfig", "urls_of"]
 
 LOCAL = "127.0.0.1"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for; an adapter takes the next
 LOOK_S, HEALTH_S = 0.2, 5.0
-_ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+_ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}  # opens the routes by which they are loaded
+_WEIGHTS = {"VLLM_SERVER_DEV_MODE": "1"}
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # which would have it import packages of this environment
 
 
@@ -36,16 +37,23 @@ _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # which would have it impor
 class VllmConfig:
     """The server that answers with `engine.kind=vllm`, see docs/vllm.md."""
 
-    url: str = ""  # its address, such as http://127.0.0.1:8000; with `start` it may be left out
+    # Its address, such as http://127.0.0.1:8000; of several, separated by commas. With `start` it may be left out.
+    url: str = ""
     start: bool = False  # the run starts the server, on this host, and ends it
     python: str = ".venv-vllm/bin/python"  # of the environment that has vLLM; like the next two, of `start`
     flags: str = ""  # added to its command, such as "--gpu-memory-utilization 0.8"
     # Added to its environment, such as CUDA_VISIBLE_DEVICES.
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     start_timeout: Positive = 900.0  # seconds until it has to be ready
-    # Where adapters are written, which the server reads under the same path; None: a temporary folder of this host.
+    # Where adapters and full weights are written, which the server reads under the same path; None: a temporary folder
+    # of this host.
     folder: str | None = None
     timeout: Positive = 600.0  # seconds that one answer may take
+
+
+def urls_of(chosen: VllmConfig) -> list[str]:
+    """The addresses of the servers, in the order of the policies."""
+    return [url.strip() for url in chosen.url.split(",")] if chosen.url else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +65,12 @@ class Needed:
     longest: int  # tokens of a prompt and its answer
     adapters: int
     rank: int
+    full: bool = False  # all its weights are sent
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What opens the routes by which it is sent weights."""
+        return _WEIGHTS if self.full else _ADAPTERS
 
     def command(self, chosen: VllmConfig, address: str) -> list[str]:
         """The server's command line; what it has to find in its environment stands in `shown`."""
@@ -72,7 +86,7 @@ class Needed:
 
     def shown(self, chosen: VllmConfig, address: str) -> str:
         """The same as one types it."""
-        named = {**_ENVIRONMENT, **chosen.environment}
+        named = {**self.environment, **chosen.environment}
         words = [f"{name}={shlex.quote(value)}" for name, value in named.items()]
         return " ".join([*words, shlex.join(self.command(chosen, address))])
 
@@ -101,7 +115,7 @@ class Started:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**variables, **_ENVIRONMENT, **self._chosen.environment},
+                env={**variables, **self._needed.environment, **self._chosen.environment},
                 start_new_session=True,  # signals of a terminal are for the run
             )
         try:

@@ -58,8 +58,8 @@ class Server:
             raise self.gone(f"refused {path} ({status}: {line})", way_out)
         return found
 
-    def complete(self, request: Request, name: str) -> Completion:
-        """A request as `name` answers it."""
+    def complete(self, request: Request, name: str, salt: str | None = None) -> Completion:
+        """A request as `name` answers it; cached prompts are those of the same salt alone."""
         first, second = noise_key(request.key).tolist()
         body = {
             "model": name,
@@ -79,6 +79,7 @@ class Server:
             "repetition_penalty": 1.0,
             "frequency_penalty": 0.0,
             "presence_penalty": 0.0,
+            **({"cache_salt": salt} if salt else {}),
         }
         again = f"if it was started anew, the same command loads '{name}' again; else see its log"
         return self._read(self.ask("/v1/completions", body, again), request, name)

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from marl_jax.config.run_config import DataConfig, PoliciesConfig, RunConfig
+from marl_jax.config.run_config import DataConfig, RunConfig
+from marl_jax.config.run_fields import policy_specs
 from marl_jax.errors import UserError
 from marl_jax.learning.network import Qwen3
 from marl_jax.models import ModelConfig, load_hf
@@ -25,7 +26,7 @@ from marl_jax.models.tokenizer import check_vocabulary, load_tokenizer
 from marl_jax.models.weight_table import shardings
 from marl_jax.own import called, digest_own, is_own, load_own
 from marl_jax.packaged import located
-from marl_jax.policies import PolicySpec, Tree, init_policies, policy_names, trained_policies
+from marl_jax.policies import PolicySpec, Tree, init_policies
 from marl_jax.pretraining.pairs import Pairs, read_pairs
 from marl_jax.rewards.credit import Credit, make_credit
 from marl_jax.rewards.own_metric import Metric, load_metric
@@ -199,19 +200,6 @@ def words(config: RunConfig) -> Prompts:
     except (OSError, ValueError, AttributeError) as error:
         raise PartsError(f"workflow.prompts_folder: {error}") from None
     return prompts
-
-
-def policy_specs(chosen: PoliciesConfig) -> dict[str, PolicySpec]:
-    """Where every policy starts, and what of it is trained."""
-    trained = trained_policies(chosen.map, chosen.frozen_roles)
-    return {
-        name: PolicySpec(
-            base=chosen.bases.get(name, chosen.base),
-            lora=chosen.trains.get(name, chosen.train) == "lora" and name in trained,
-            frozen=name not in trained,
-        )
-        for name in policy_names(chosen.map)
-    }
 
 
 def make_mesh(config: RunConfig) -> Mesh | None:

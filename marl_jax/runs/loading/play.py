@@ -22,7 +22,7 @@ from marl_jax.rollouts.progress import Progress
 from marl_jax.rollouts.running import Ask, Running
 from marl_jax.rollouts.scheduler import task_key
 from marl_jax.rollouts.serving import Service
-from marl_jax.rollouts.vllm.client import Vllm
+from marl_jax.rollouts.vllm.servers import Servers
 from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.folder import CONFIG, FolderError
 from marl_jax.runs.loading.parts import (
@@ -186,21 +186,21 @@ def make_service(
     """The engines that answer for every policy of the run, those of one model all of one shape.
 
     Shapes that were not `measured` yet are measured, which may leave fewer (see `sampling.stability`). A vLLM server
-    that is started for them writes to `log`.
+    that is started for them writes to `log`, and several to files beside it.
     """
     if config.engine.kind == "vllm":
-        (base,) = parts.bases  # others are refused with the configuration
-        return Vllm(
+        one = settings if isinstance(settings, EngineSettings) else next(iter(settings.values()))
+        return Servers(
             parts.specs,
-            trees,
-            parts.bases,
-            parts.models[base],
-            settings if isinstance(settings, EngineSettings) else settings[base],
-            server=config.engine.vllm,
-            tokenizer=parts.tokenizers[base],
-            versions=versions,
+            parts.models,
+            one,  # the same for all
+            config.engine.vllm,
+            parts.tokenizers,
+            log,
+            versions,
+            trees=trees,
+            bases=parts.bases,
             lora_scale=parts.lora_scale or 1.0,
-            log=log,
         )
     make = functools.partial(
         Service,

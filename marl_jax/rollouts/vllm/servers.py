@@ -1,0 +1,67 @@
+"""The servers of a run: one for each base with adapters, and one for each policy that is trained in full."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from marl_jax.models import ModelConfig
+from marl_jax.policies import PolicySpec, Tree, decode_groups
+from marl_jax.rollouts.vllm.client import Vllm
+from marl_jax.rollouts.vllm.started import VllmConfig, urls_of
+from marl_jax.rollouts.vllm.weights import plain
+from marl_jax.sampling.shapes import EngineSettings
+
+__all__ = ["Servers"]
+
+
+class Servers:
+    """The engines of all policies. `options` are of `Vllm`; models and tokenizers are by base."""
+
+    def __init__(
+        self,
+        specs: Mapping[str, PolicySpec],
+        models: Mapping[str, ModelConfig],
+        settings: EngineSettings,
+        server: VllmConfig,
+        tokenizers: Mapping[str, Any],
+        log: Path | None = None,
+        versions: Mapping[str, int] | None = None,
+        **options: Any,
+    ):
+        self.settings, self.engines = settings, dict[str, Vllm]()
+        self.versions = {name: (versions or {}).get(name, 0) for name in specs}
+        groups = decode_groups(specs)
+        try:
+            for group, url in zip(groups, urls_of(server) or [""] * len(groups), strict=True):
+                base = specs[group[0]].base
+                own = log and log.with_stem(f"{log.stem}-{plain(group[0])}") if len(groups) > 1 else log
+                one = Vllm(
+                    {name: specs[name] for name in group},
+                    config=models[base],
+                    settings=settings,
+                    server=dataclasses.replace(server, url=url),
+                    tokenizer=tokenizers[base],
+                    log=own,
+                    **options,
+                )
+                self.engines |= dict.fromkeys(group, one)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """A server does not tell what it spends on prefill and what on decode."""
+        return {}
+
+    def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
+        """Each is sent the weights of its own policies."""
+        for one in dict.fromkeys(self.engines.values()):
+            one.update(trees)
+        self.versions |= versions
+
+    def close(self) -> None:
+        """End what was started here."""
+        for one in dict.fromkeys(self.engines.values()):
+            one.close()

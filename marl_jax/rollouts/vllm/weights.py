@@ -1,0 +1,131 @@
+"""What a server is sent: an adapter of each policy, or all weights of one, under names that no other update has.
+
+    trees ──► FOLDER/NAME, PEFT         ──► /v1/load_lora_adapter ──► NAME is asked for
+          ──► FOLDER/NAME, safetensors  ──► /collective_rpc       ──► NAME is the salt of cached prompts
+
+A name is read only when its folder is whole, and vLLM keys cached prompts by it, so none is answered from old weights;
+a `load_inplace` of adapters, which vLLM would repeat at every step, is not needed. Full weights replace those of the
+server, which is told their name first: one that was started anew, or was sent others since, has another name.
+"""
+
+import dataclasses
+import itertools
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from marl_jax.models import ModelConfig, save_hf
+from marl_jax.models.peft import save_peft
+from marl_jax.policies import PolicySpec, Tree
+from marl_jax.rollouts.vllm.wire import Server
+from marl_jax.rollouts.voices import EngineGone
+
+__all__ = ["STARTED", "Weights", "plain"]
+
+STARTED = "default"  # what vLLM calls the weights that it was started with
+
+
+def plain(policy: str) -> str:
+    """The name of a policy as part of a file's."""
+    return re.sub(r"[^0-9A-Za-z]", "_", policy)
+
+
+class Weights:
+    """The folder of one server, and what lies in it: of policies that decode together (`policies.decode_groups`)."""
+
+    def __init__(
+        self, specs: Mapping[str, PolicySpec], config: ModelConfig, scale: float, within: str | None
+    ):
+        self._specs, self._config, self._scale, self._held = specs, config, scale, _folder(within)
+        self.lora = [name for name, spec in specs.items() if spec.lora]
+        self.full = next((name for name, spec in specs.items() if not spec.lora and not spec.frozen), None)
+        self.names: dict[str, str] = {}  # of the policies that are trained
+        self._numbers = itertools.count()
+
+    @property
+    def folder(self) -> Path:
+        """It goes with this object. Its name is unlike that of any other run on this server."""
+        return Path(self._held.name).absolute()
+
+    @property
+    def salt(self) -> str | None:
+        """The name of the full weights, once there is one."""
+        return self.names.get(self.full) if self.full else None
+
+    def served(self, tree: Tree) -> Tree:
+        """Full weights in the numbers that engines compute with, whatever they are trained in."""
+        return jax.tree.map(lambda leaf: leaf.astype(self._config.dtype), tree)
+
+    def write(self, trees: Mapping[str, Tree]) -> dict[str, str]:
+        """Give the weights new names; returns those before, which the caller lets go with `drop`."""
+        before = dict(self.names)
+        for policy in [self.full] if self.full else self.lora:
+            name = f"{self.folder.name}-{plain(policy)}-{next(self._numbers)}"
+            path, tree = self.folder / name, trees[policy]
+            try:
+                if self.full:
+                    save_hf(path, *_untied(self._config, self.served(tree)))
+                else:
+                    alpha = self._scale * tree["q"]["a"].shape[-1]
+                    save_peft(path, self._config, tree, alpha=alpha, base_model=self._specs[policy].base)
+            except OSError as error:
+                raise EngineGone(
+                    f"no weights can be written to '{path}' ({error}): make room there, or name another place in "
+                    "engine.vllm.folder"
+                ) from None
+            self.names[policy] = name
+        return before
+
+    def load(self, server: Server) -> None:
+        """Have the server answer with them."""
+        for name in self.names.values():
+            path = str(self.folder / name)
+            way_out = f"it has to read '{path}' (engine.vllm.folder); {server.way_out}"
+            if self.full:
+                server.ask("/update_weight_version", {"new_version": name}, way_out)
+                reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+                server.ask("/collective_rpc", reload, way_out)
+            else:
+                server.ask("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, way_out)
+
+    def unload(self, server: Server, names: Mapping[str, str]) -> None:
+        """Have the server forget adapters."""
+        for policy in self.lora:
+            server.ask("/v1/unload_lora_adapter", {"lora_name": names[policy]})
+
+    def drop(self, names: Mapping[str, str]) -> None:
+        """Remove what was written under these names."""
+        for name in names.values():
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+
+    def known(self, server: Server) -> Any:
+        """What the server calls its full weights: the name of those that it was sent last, or `STARTED`."""
+        if not self.full:
+            return None
+        found = server.ask("/weight_info")
+        return found.get("weight_version") if isinstance(found, dict) else found
+
+
+def _untied(config: ModelConfig, params: Tree) -> tuple[ModelConfig, Tree]:
+    """The same model with a head of its own: a vLLM on a processor that reloads tied weights keeps the old head."""
+    if not config.tie_word_embeddings:
+        return config, params
+    head = np.asarray(params["embed"]).T
+    return dataclasses.replace(config, tie_word_embeddings=False), params | {"lm_head": head}
+
+
+def _folder(within: str | None) -> "tempfile.TemporaryDirectory[str]":
+    try:
+        held = tempfile.TemporaryDirectory(prefix="marl_jax_", dir=within, ignore_cleanup_errors=True)
+        Path(held.name).chmod(0o755)  # the server may be another user
+    except OSError as error:
+        raise EngineGone(
+            f"engine.vllm.folder is {within!r}, which cannot be written to ({error}): create it, or name another"
+        ) from None
+    return held
