@@ -61,8 +61,8 @@ ACTIVATIONS, BACKWARD = "activations", "working memory of the backward pass"
 OPTIMISER = "working memory of the optimiser"
 PROGRAMS = "compiled programs and libraries"
 # Measured (tests/planning/test_peak.py): what programs and their compilation take of a host at a first start.
-# One that reads kept programs takes less (xs: 350 MiB where a first start took 580).
-PROGRAM_BYTES = 680 << 20
+# Those of adapters take more. A start that reads kept programs takes less (xs: 350 MiB where a first one took 580).
+PROGRAM_BYTES, ADAPTED_PROGRAM_BYTES = 680 << 20, 850 << 20
 IN_FLIGHT = 256  # requests that a vLLM server is sent at a time, which is what it takes by default
 Phase = Literal["always", "sampling", "gradient", "optimiser", "step"]  # a step is of the compiled road
 Shapes = EngineSettings | Mapping[str, EngineSettings]  # of all engines, or by base where models differ
@@ -120,6 +120,7 @@ def _standing(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
     adapters = sum(map(size, trees.values())) - full
     to_base, to_others = references(config.learner, config.phases)
     one = next(iter(sizes.values()))  # of the device that all are on
+    programs = ADAPTED_PROGRAM_BYTES if adapters else PROGRAM_BYTES
     parts = {
         BASES: sum({spec.base: sizes[name].weights for name, spec in specs.items()}.values()),
         TRAINED: full,
@@ -128,7 +129,7 @@ def _standing(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
         "weights that a phase began with": full + adapters if to_others else 0,
         SERVED: sum(map(served, decode_groups(specs))),
         STATES: size([(state.optimiser, state.damping) for state in states]),
-        PROGRAMS: PROGRAM_BYTES if one.platform == "cpu" else 0,
+        PROGRAMS: programs if one.platform == "cpu" else 0,
     }
     share = weight_share(config, one)
     return [Part(name, count // share, "always") for name, count in parts.items() if count]
