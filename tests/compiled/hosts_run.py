@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from both_roads import small
+from jax._src import distributed
 from jax.sharding import NamedSharding, PartitionSpec
 
 from marl_jax import compiled, hosts
@@ -49,9 +50,9 @@ def main():
         given = state, over(words, CUT), over(tasks, CUT)
         if not found:
             step = step.lower(*given).compile()
-            hosts.together(
-                lambda: None
-            )  # processes wait for each other's data for half a minute, not for a compiler
+            # The first exchange of data waits half a minute for the others, who may compile longer.
+            if int(HOSTS) > 1:
+                distributed.global_state.client.wait_at_barrier("compiled", 600_000)
         state, columns, metrics = step(*given)
         names = ("tokens", "logprobs", "reward", "advantage")
         table = {name: here(getattr(columns.table, name)) for name in names}
