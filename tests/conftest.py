@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 
 import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 # Prepared data and measured steps of tests are not those of the user.
 os.environ.setdefault("MARL_JAX_CACHE", str(Path(__file__).parents[1] / ".cache" / "marl_jax"))
@@ -26,3 +28,27 @@ if jax.config.values["jax_disable_most_optimizations"]:
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in LONG)
+
+
+@pytest.fixture
+def cache_settings():
+    """JAX's settings of its cache, which are set back behind a test."""
+    kinds = ("compilation_cache_dir", "compilation_cache_max_size", "persistent_cache_min_compile_time_secs")
+    names = [f"jax_{kind}" for kind in (*kinds, "enable_compilation_cache")]
+    before = {name: jax.config.values[name] for name in names}
+    yield names
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def cold(cache_settings, tmp_path):
+    """An empty folder of compiled programs, instead of the one of the tests; however fast one compiles, it is kept."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    (tmp_path / "cache").mkdir()
+    compilation_cache.reset_cache()
+    jax.clear_caches()
+    yield tmp_path / "cache"
+    jax.clear_caches()

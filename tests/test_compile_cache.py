@@ -11,31 +11,20 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from marl_jax import compile_cache
 
-NAMES = (
-    "jax_compilation_cache_dir",
-    "jax_compilation_cache_max_size",
-    "jax_persistent_cache_min_compile_time_secs",
-    "jax_enable_compilation_cache",
-)
-
 
 @pytest.fixture
-def home(monkeypatch, tmp_path):
+def home(cache_settings, monkeypatch, tmp_path):
     """A user without any cache or setting of one."""
-    before = {name: jax.config.values[name] for name in NAMES}
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
     monkeypatch.setenv("MARL_JAX_CACHE", str(tmp_path / "home"))
-    for name in NAMES:
+    for name in cache_settings:
         monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.setattr(compile_cache, "WORTH_S", 0.0)
     monkeypatch.setattr(compile_cache, "_told", False)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     with warnings.catch_warnings():
         yield tmp_path / "home"
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture

@@ -177,9 +177,9 @@ class Compiled:
 
     def _check_memory(self, step: StepMemory | None) -> None:
         """Refuse seeds that do not fit side by side, with the number that does; nothing is compiled yet."""
-        seeds, free, together = self._config.seeds, free_bytes(), self._side_by_side
         if step is None:
             return
+        seeds, free, together = self._config.seeds, free_bytes(), self._side_by_side
         total, fit = step.needed(seeds, together=together), step.fitting(seeds, free, together=together)
         if total > free:
             raise PlanError(

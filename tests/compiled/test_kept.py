@@ -19,25 +19,6 @@ from marl_jax.runs.loading.parts import load_parts
 from marl_jax.workflows import BUILT_IN
 
 DEVICES = jax.devices()[:1]
-NAMES = (
-    "jax_compilation_cache_dir",
-    "jax_compilation_cache_max_size",
-    "jax_persistent_cache_min_compile_time_secs",
-    "jax_enable_compilation_cache",
-)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """An empty folder of compiled programs."""
-    before = {name: jax.config.values[name] for name in NAMES}
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    compilation_cache.reset_cache()
-    yield tmp_path
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")
@@ -70,38 +51,38 @@ def values(made):
     return [jax.tree.map(float, program(jnp.float32(0.3))) for program in made]
 
 
-def test_kept_programs_give_what_they_gave_and_are_given_what_they_need(folder):
-    file, seen = folder / "step-0-cache", []
+def test_kept_programs_give_what_they_gave_and_are_given_what_they_need(cold):
+    file, seen = cold / "step-0-cache", []
     keep(file, ("bytes", 7))
     assert values(kept.load(file, DEVICES, seen.append)) == values(programs())
     assert seen == [("bytes", 7)]
 
 
-def test_what_jax_found_in_its_own_cache_is_not_kept(folder):
+def test_what_jax_found_in_its_own_cache_is_not_kept(cold):
     """XLA would write it without its code, which is seen when it runs."""
-    programs(folder)
+    programs(cold)
     with kept.found_by_jax(None) as found:
         made = programs()
     assert len(found) >= 2
-    kept.keep(folder / "step-0-cache", made, None, found)
-    assert not (folder / "step-0-cache").exists()
+    kept.keep(cold / "step-0-cache", made, None, found)
+    assert not (cold / "step-0-cache").exists()
     if jax.default_backend() == "cpu":  # even if nobody says so
-        kept.keep(folder / "step-0-cache", made, None, [])
-        assert not (folder / "step-0-cache").exists()
+        kept.keep(cold / "step-0-cache", made, None, [])
+        assert not (cold / "step-0-cache").exists()
     with kept.found_by_jax(None) as found:
-        made = programs(folder)
-    kept.keep(folder / "step-0-cache", made, None, found)
-    assert values(loaded(folder / "step-0-cache")) == values(made)
+        made = programs(cold)
+    kept.keep(cold / "step-0-cache", made, None, found)
+    assert values(loaded(cold / "step-0-cache")) == values(made)
 
 
 def refuse(needs):
     raise MemoryError(needs)
 
 
-def test_what_does_not_fit_is_refused_before_it_is_loaded(folder):
-    keep(folder / "step-0-cache", "too much")
+def test_what_does_not_fit_is_refused_before_it_is_loaded(cold):
+    keep(cold / "step-0-cache", "too much")
     with pytest.raises(MemoryError, match="too much"):
-        kept.load(folder / "step-0-cache", DEVICES, refuse)
+        kept.load(cold / "step-0-cache", DEVICES, refuse)
 
 
 def sealed(content):
@@ -122,8 +103,8 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_as_none_and_is_written_anew(folder, damage):
-    file = folder / "step-0-cache"
+def test_a_damaged_file_is_as_none_and_is_written_anew(cold, damage):
+    file = cold / "step-0-cache"
     keep(file)
     file.write_bytes(DAMAGE[damage](file.read_bytes()))
     with warnings.catch_warnings():
@@ -137,17 +118,17 @@ def test_a_damaged_file_is_as_none_and_is_written_anew(folder, damage):
     with kept.found_by_jax(None) as found:
         programs()
     assert found  # as before
-    assert loaded(folder / "step-1-cache") is None and loaded(None) is None
+    assert loaded(cold / "step-1-cache") is None and loaded(None) is None
 
 
-def test_jax_drops_what_was_unused_for_longest(folder):
-    first, second = folder / "step-0-cache", folder / "step-1-cache"
+def test_jax_drops_what_was_unused_for_longest(cold):
+    first, second = cold / "step-0-cache", cold / "step-1-cache"
     for file in (first, second):
         keep(file, os.urandom(1 << 18))
     loaded(first)  # so the second is older
     jax.config.update("jax_compilation_cache_max_size", first.stat().st_size + second.stat().st_size)
     compilation_cache.reset_cache()
-    programs(folder)
+    programs(cold)
     assert first.exists() and not second.exists()
 
 
@@ -155,12 +136,12 @@ def other(cell, **changes):
     return dataclasses.replace(cell, **changes)
 
 
-def test_a_name_follows_from_all_that_the_programs_follow_from(folder, cell, parts, monkeypatch):
+def test_a_name_follows_from_all_that_the_programs_follow_from(cold, cell, parts, monkeypatch):
     place = lambda cell=cell, parts=parts, devices=DEVICES, **more: kept.place_of(
         cell, parts, devices, **more
     )
     whole = place()
-    assert whole.parent == folder and place() == whole
+    assert whole.parent == cold and place() == whole
     assert place(other(cell, seed=7)) == whole  # its noise and weights are arguments
     optimiser = dataclasses.replace(cell.learner.optimiser, grad_clip=0.5)
     differing = {
@@ -195,7 +176,7 @@ class jax_setting:
         jax.config.update(self.name, self.before)
 
 
-def test_nothing_is_kept_that_no_name_tells_apart(folder, cell, parts, monkeypatch):
+def test_nothing_is_kept_that_no_name_tells_apart(cold, cell, parts, monkeypatch):
     place = lambda cell=cell, parts=parts: kept.place_of(cell, parts, DEVICES)
     assert place()
     estimator = dataclasses.replace(cell.advantages, estimator="os.path:join")
@@ -207,6 +188,6 @@ def test_nothing_is_kept_that_no_name_tells_apart(folder, cell, parts, monkeypat
         assert place() is None
     jax.config.update("jax_compilation_cache_dir", "gs://bucket/programs")
     assert place() is None
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_dir", str(cold))
     jax.config.update("jax_enable_compilation_cache", False)
     assert place() is None

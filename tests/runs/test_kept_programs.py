@@ -13,19 +13,6 @@ from marl_jax.run_folder.checkpoints import steps
 from marl_jax.runs import in_arrays, loop
 
 
-@pytest.fixture
-def cold(tmp_path):
-    """An empty cache, instead of the one of the tests."""
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
-    compilation_cache.reset_cache()
-    jax.clear_caches()
-    yield tmp_path / "cache"
-    jax.config.update("jax_compilation_cache_dir", before)
-    compilation_cache.reset_cache()
-    jax.clear_caches()
-
-
 @pytest.mark.campaign
 def test_a_run_that_is_killed_ends_with_the_same_bits_whether_it_goes_on_warm_or_cold(cold, base, tmp_path):
     whole = tmp_path / "whole"
