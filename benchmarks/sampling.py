@@ -29,7 +29,8 @@ from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.decode import cache_bytes
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.models.weight_table import num_parameters
-from marl_jax.rollouts.vllm.started import Needed, Started, VllmConfig
+from marl_jax.rollouts.vllm.started import Needed, Started
+from marl_jax.rollouts.vllm.vllm_config import VllmConfig
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.sampling import Engine, Load, Request, plan
 from marl_jax.threads import Workers

@@ -25,9 +25,24 @@ nothing and each part can be used alone:
     config      `run_config.load_config("micro:voting-isolated-s-math")`
 """
 
+import importlib
 import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-__all__ = ["BEGAN", "__version__"]
+__all__ = ["BEGAN", "__version__", "late"]
 
 __version__ = "0.1.0"
 BEGAN = time.time()  # before any other module is loaded
+
+
+def late(room: str, names: Mapping[str, Iterable[str]]) -> Callable[[str], Any]:
+    """The `__getattr__` of a room, by which names of its modules load when they are first asked for."""
+    home = {name: module for module, own in names.items() for name in own}
+
+    def find(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module '{room}' has no attribute '{name}'")
+        return getattr(importlib.import_module(f"{room}.{home[name]}"), name)
+
+    return find

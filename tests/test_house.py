@@ -24,7 +24,7 @@ EIGHT = 8
 MORE = {
     "marl_jax.learning.losses.policy_loss",
     "marl_jax.rollouts.scheduler.rollout",
-    "marl_jax.sampling.generate.generate",
+    "marl_jax.sampling.generation.generate",
     "marl_jax.models.qwen3.hidden_states",
     "marl_jax.rollouts.running.Running.__init__",
     "marl_jax.rollouts.serving.Service.__init__",

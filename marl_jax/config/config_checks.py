@@ -20,7 +20,7 @@ from marl_jax.planning.walks import alone, compared_by
 from marl_jax.policies import decode_groups, policy_names, trained_policies
 from marl_jax.rewards.credit import make_credit
 from marl_jax.rewards.own_metric import load_metric
-from marl_jax.rollouts.vllm.started import LOCAL, RANKS, urls_of
+from marl_jax.rollouts.vllm.vllm_config import LOCAL, RANKS, urls_of
 from marl_jax.tasks import NAMES
 from marl_jax.tasks.datasets import SOURCES
 from marl_jax.tasks.micro import KINDS

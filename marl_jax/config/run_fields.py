@@ -16,7 +16,7 @@ from marl_jax.learning.learner_config import LARGEST_SEED, LearnerConfig
 from marl_jax.policies import PolicySpec, SamplingSettings, policy_names, role_settings, trained_policies
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import Limits
-from marl_jax.rollouts.vllm.started import VllmConfig
+from marl_jax.rollouts.vllm.vllm_config import VllmConfig
 from marl_jax.task import Family
 from marl_jax.tasks.buffer import BufferConfig
 from marl_jax.workflows import find

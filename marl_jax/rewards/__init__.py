@@ -3,9 +3,9 @@
 What meets JAX loads when it is first asked for: the workers of the graders do without.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from marl_jax import late
 from marl_jax.rewards.asserts import assert_tests
 from marl_jax.rewards.code import extract_program, parse_tests, run_program, submit_program
 from marl_jax.rewards.compare import same_output, same_value
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
         with_rewards,
     )
     from marl_jax.rewards.grading import grade
-
-_OF_CREDIT = ("by_episodes", "outcome", "own_correctness", "team_and_local", "voting_rubric", "with_rewards")
-_LATER = {"grade": "grading", **dict.fromkeys(_OF_CREDIT, "credit")}
 
 __all__ = [
     "Pool",
@@ -52,8 +49,17 @@ __all__ = [
     "with_rewards",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+__getattr__ = late(
+    __name__,
+    {
+        "credit": (
+            "by_episodes",
+            "outcome",
+            "own_correctness",
+            "team_and_local",
+            "voting_rubric",
+            "with_rewards",
+        ),
+        "grading": ("grade",),
+    },
+)

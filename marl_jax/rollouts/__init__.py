@@ -1,17 +1,17 @@
 """The scheduler that drives workflows over the engine, and the record of an episode.
 
-What meets JAX loads when it is first asked for: graders and their workers read episodes without.
+What meets JAX or parquet loads when it is first asked for: graders and their workers, and commands that only read
+a configuration, do without.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from marl_jax import late
 from marl_jax.episodes import CallRecord, Episode, ToolRecord
 from marl_jax.rollouts.history import Chat
 from marl_jax.rollouts.progress import Progress, progress_bar
 from marl_jax.rollouts.replay import replay
 from marl_jax.rollouts.running import Limits
-from marl_jax.rollouts.storage import read_episodes, write_episodes
 from marl_jax.rollouts.tools import ToolLog
 from marl_jax.rollouts.transcript import prompts_of, transcript
 from marl_jax.table import Table
@@ -19,11 +19,7 @@ from marl_jax.table import Table
 if TYPE_CHECKING:
     from marl_jax.rollouts.player import EpisodesFailed, Player, player_for
     from marl_jax.rollouts.scheduler import rollout
-
-_OF_JAX = {
-    **dict.fromkeys(("EpisodesFailed", "Player", "player_for"), "player"),
-    "rollout": "scheduler",
-}
+    from marl_jax.rollouts.storage import read_episodes, write_episodes
 
 __all__ = [
     "CallRecord",
@@ -46,8 +42,11 @@ __all__ = [
     "write_episodes",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _OF_JAX:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"{__name__}.{_OF_JAX[name]}"), name)
+__getattr__ = late(
+    __name__,
+    {
+        "player": ("EpisodesFailed", "Player", "player_for"),
+        "scheduler": ("rollout",),
+        "storage": ("read_episodes", "write_episodes"),
+    },
+)

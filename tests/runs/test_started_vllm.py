@@ -71,7 +71,8 @@ def test_a_run_goes_on_with_a_new_server_where_its_own_died_in_the_middle_of_a_s
     page = "vLLM started by this run (vllm.log), 8 requests in flight; steps do not repeat to the bit"
     assert page in " ".join(said.split())
     assert read(tmp_path / "run")["settled"]["bit_exact"] is False
-    assert (tmp_path / "run" / "vllm.log").read_text().split() == ["ready", "ready"]
+    # Beside what the libraries of the server print, which depends on what is installed.
+    assert (tmp_path / "run" / "vllm.log").read_text().split().count("ready") == 2
     lines, _ = records(tmp_path / "run")
     assert [(line["step"], line["calls"]) for line in lines] == [(1, 12), (2, 12)]
     # The new one has the weights of step 1: its log-probs are those that the trainer computes.
@@ -220,7 +221,8 @@ def test_a_server_that_does_not_start_is_told_in_one_line(tmp_path):
 OWNER = """
 import sys, time
 from pathlib import Path
-from marl_jax.rollouts.vllm.started import Needed, Started, VllmConfig
+from marl_jax.rollouts.vllm.started import Needed, Started
+from marl_jax.rollouts.vllm.vllm_config import VllmConfig
 started = Started(VllmConfig(start=True, python=sys.argv[1]), Needed("base", "float32", 80, 1, 8), Path(sys.argv[2]))
 print(started.start(), flush=True)
 time.sleep(600)

@@ -22,7 +22,8 @@ from absl import logging
 
 from marl_jax.models import ModelConfig, forward
 from marl_jax.policies import PolicySpec, Tree
-from marl_jax.rollouts.vllm.started import Needed, Started, VllmConfig
+from marl_jax.rollouts.vllm.started import Needed, Started
+from marl_jax.rollouts.vllm.vllm_config import VllmConfig
 from marl_jax.rollouts.vllm.weights import STARTED, Weights
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone

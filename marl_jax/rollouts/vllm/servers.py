@@ -8,7 +8,7 @@ from typing import Any
 from marl_jax.models import ModelConfig
 from marl_jax.policies import PolicySpec, Tree, decode_groups
 from marl_jax.rollouts.vllm.client import Vllm
-from marl_jax.rollouts.vllm.started import VllmConfig, urls_of
+from marl_jax.rollouts.vllm.vllm_config import VllmConfig, urls_of
 from marl_jax.rollouts.vllm.weights import plain
 from marl_jax.sampling.shapes import EngineSettings
 

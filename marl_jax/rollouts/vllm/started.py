@@ -13,47 +13,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from marl_jax.fields import Positive
 from marl_jax.packaged import located
 from marl_jax.rollouts.vllm import keeper
+from marl_jax.rollouts.vllm.vllm_config import LOCAL, RANKS, VllmConfig
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 
-__all__ = ["LOCAL", "RANKS", "Needed", "Started", "VllmConfig", "urls_of"]
+__all__ = ["Needed", "Started"]
 
-LOCAL = "127.0.0.1"
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for; an adapter takes the next
 LOOK_S, HEALTH_S = 0.2, 5.0
 _ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}  # opens the routes by which they are loaded
 _WEIGHTS = {"VLLM_SERVER_DEV_MODE": "1"}
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # which would have it import packages of this environment
-
-
-@dataclasses.dataclass(frozen=True)
-class VllmConfig:
-    """The server that answers with `engine.kind=vllm`, see docs/vllm.md."""
-
-    # Its address, such as http://127.0.0.1:8000; of several, separated by commas. With `start` it may be left out.
-    url: str = ""
-    start: bool = False  # the run starts the server, on this host, and ends it
-    python: str = ".venv-vllm/bin/python"  # of the environment that has vLLM; like the next two, of `start`
-    flags: str = ""  # added to its command, such as "--gpu-memory-utilization 0.8"
-    # Added to its environment, such as CUDA_VISIBLE_DEVICES.
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    start_timeout: Positive = 900.0  # seconds until it has to be ready
-    # Where adapters and full weights are written, which the server reads under the same path; None: a temporary folder
-    # of this host.
-    folder: str | None = None
-    timeout: Positive = 600.0  # seconds that one answer may take
-
-
-def urls_of(chosen: VllmConfig) -> list[str]:
-    """The addresses of the servers, in the order of the policies."""
-    return [url.strip() for url in chosen.url.split(",")] if chosen.url else []
 
 
 @dataclasses.dataclass(frozen=True)

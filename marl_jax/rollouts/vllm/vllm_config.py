@@ -1,0 +1,34 @@
+"""What a configuration says of a vLLM server; light, since every command imports it."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from marl_jax.fields import Positive
+
+__all__ = ["LOCAL", "RANKS", "VllmConfig", "urls_of"]
+
+LOCAL = "127.0.0.1"
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for; an adapter takes the next
+
+
+@dataclasses.dataclass(frozen=True)
+class VllmConfig:
+    """The server that answers with `engine.kind=vllm`, see docs/vllm.md."""
+
+    # Its address, such as http://127.0.0.1:8000; of several, separated by commas. With `start` it may be left out.
+    url: str = ""
+    start: bool = False  # the run starts the server, on this host, and ends it
+    python: str = ".venv-vllm/bin/python"  # of the environment that has vLLM; like the next two, of `start`
+    flags: str = ""  # added to its command, such as "--gpu-memory-utilization 0.8"
+    # Added to its environment, such as CUDA_VISIBLE_DEVICES.
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    start_timeout: Positive = 900.0  # seconds until it has to be ready
+    # Where adapters and full weights are written, which the server reads under the same path; None: a temporary folder
+    # of this host.
+    folder: str | None = None
+    timeout: Positive = 600.0  # seconds that one answer may take
+
+
+def urls_of(chosen: VllmConfig) -> list[str]:
+    """The addresses of the servers, in the order of the policies."""
+    return [url.strip() for url in chosen.url.split(",")] if chosen.url else []
