@@ -3,7 +3,7 @@
     runs ──► cells, pairs ──► the differences that each question asks for ──► tests, corrected together ──► Finding
 
 Two cells answer a question where their configurations differ in what it asks about and in nothing else. The tests of
-all questions are one family for Holm's correction. A question without runs says so.
+all questions that have enough seeds for a claim are one family for Holm's correction. A question without runs says so.
 """
 
 from collections.abc import Iterable, Sequence
@@ -56,8 +56,12 @@ def answers(runs: Sequence[Run]) -> Answered:
     pairs, _ = pairs_of(cells)
     tests = [test for test in _tests(cells, pairs) if test.gaps.size]
     values = [p_value(test.gaps) for test in tests]
-    held = iter(holm([p for p in values if p is not None]))
-    judged = [Judged(test, p, None if p is None else next(held)) for test, p in zip(tests, values)]
+    # Tests that can make no claim are no chances of a wrong one.
+    claims = [
+        i for i, (test, p) in enumerate(zip(tests, values)) if p is not None and len(test.gaps) >= SEEDS
+    ]
+    held = dict(zip(claims, holm([values[i] for i in claims])))
+    judged = [Judged(test, p, held.get(i)) for i, (test, p) in enumerate(zip(tests, values))]
     found = [
         _compared(1, judged, _controls(cells, pairs)),
         _compared(2, judged),
@@ -106,7 +110,7 @@ OTHER = 0  # differences in one thing that no question asks for
 
 
 class Judged(NamedTuple):
-    """A test, its p, and that by Holm; None of one seed."""
+    """A test, its p, which one seed has not, and that by Holm, which fewer than SEEDS have not."""
 
     test: Test
     p: float | None
@@ -224,13 +228,13 @@ def _table(judged: Sequence[Judged], cells: Sequence[Cell]) -> Table:
         numbers = [f"{by.mean:+.1f}", f"{by.low:+.1f} – {by.high:+.1f}", small(p), small(held)]
         about = str(test.question or NONE)
         rows.append((test.label, Judged(test, p, held).verdict, about, str(len(test.gaps)), *numbers))
-    tested = sum(one.p is not None for one in judged)
+    tested = sum(one.held is not None for one in judged)
     how = (
         f"Points of accuracy on validation problems; terminal is the mean of the last {TERMINAL} evaluations. 95% "
         f"intervals over seeds and problems, each for itself. p is the larger of two two-sided t tests, over seeds and "
         "problems and over the means of the seeds alone, so that few seeds do not pass for many problems; it is "
-        f"corrected by Holm for the {tested} that have one. "
-        f"Higher or lower where the corrected p is at most {LEVEL} and there are {SEEDS} seeds or more."
+        f"corrected by Holm for the {tested} of {SEEDS} seeds or more. With fewer no claim is made. "
+        f"Higher or lower where the corrected p is at most {LEVEL}."
     )
     if early := [cell.label for cell in cells if cell.early]:
         how += f" Not tested, because it did not make all its steps: {'; '.join(early)}."

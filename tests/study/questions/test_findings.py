@@ -69,7 +69,7 @@ def test_one_seed_shows_nothing_and_a_question_without_runs_says_so(tmp_path):
     found, table, *_ = findings.answers(cell(tmp_path, "voting-isolated-s-math", RISING, seeds=1))
     assert [row[1] for row in table.rows] == [
         "too few seeds"
-    ] and "by Holm for the 0 that have one" in table.how
+    ] and "by Holm for the 0 of 3 seeds or more" in table.how
     assert [one.answer == "Not run." for one in found] == [False, True, True, True, True, True, False]
 
 
@@ -248,8 +248,16 @@ def test_the_p_of_a_rank_correlation_counts_the_orders_that_are_as_far():
 
 def test_two_seeds_make_no_claim_however_small_their_p(tmp_path):
     _, table, *_ = findings.answers(cell(tmp_path, "voting-isolated-s-math", (0.01, *[0.99] * 3), seeds=2))
-    ((_, verdict, *_, p, _),) = table.rows
-    assert verdict == "too few seeds" and float(p) < 0.05
+    ((_, verdict, *_, p, held),) = table.rows
+    assert verdict == "too few seeds" and float(p) < 0.05 and held == NONE
+
+
+def test_what_has_too_few_seeds_for_a_claim_takes_no_power_from_the_others(tmp_path):
+    runs = cell(tmp_path, "voting-isolated-s-math", RISING)
+    alone = findings.answers(runs).tests.rows[0]
+    others = cell(tmp_path, "voting-isolated-m-math", RISING, seeds=2)
+    among = {row[0]: row for row in findings.answers([*runs, *others]).tests.rows}
+    assert among[alone[0]] == alone and among["voting-isolated-m-math over base"][7] == NONE
 
 
 def test_a_monitor_is_chosen_on_even_seeds_and_tested_on_odd_ones(tmp_path):
