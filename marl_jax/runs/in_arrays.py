@@ -164,9 +164,8 @@ class Compiled:
         if self._config.seeds > 1:
             whole = jax.jit(layout.step(self._halves.step)).trace(*placed)
             self._check_memory(needs := of_step(whole.jaxpr, len(self.devices)))
-        traced = trace(self._halves, layout, placed)
         with kept.found_by_jax(file) as found, ThreadPoolExecutor() as threads:
-            programs = list(threads.map(self.compiled, traced))
+            programs = list(threads.map(self.compiled, trace(self._halves, layout, placed)))
         kept.keep(file, programs, needs, found)
         return programs
 

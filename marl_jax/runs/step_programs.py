@@ -6,7 +6,7 @@ Smaller programs are compiled, and later loaded, side by side. XLA loads them so
 kind it looks through the whole program.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -57,10 +57,14 @@ class Layout(NamedTuple):
         return self.lay(changing, 2, (WHOLE, CUT, WHOLE))
 
 
-def trace(halves: compiled.Halves, layout: Layout, given: Sequence[Any]) -> list[jax.stages.Traced]:
-    """What is played, then what each policy learns, in the order of their names."""
+def trace(halves: compiled.Halves, layout: Layout, given: Sequence[Any]) -> Iterator[jax.stages.Traced]:
+    """What is played, then what each policy learns, in the order of their names.
+
+    One by one, so that the first can be compiled while the next is traced.
+    """
     whole, cut = layout.whole, layout.cut
     play = jax.jit(layout.lay(halves.play, 2, (CUT, WHOLE)), out_shardings=(cut, whole)).trace(*given)
+    yield play
     leaves, table = jax.tree.flatten(play.out_info[0])
     leaves = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut) for x in leaves]
 
@@ -72,7 +76,7 @@ def trace(halves: compiled.Halves, layout: Layout, given: Sequence[Any]) -> list
         laid = layout.lay(learn, 1, (WHOLE, CUT, WHOLE))
         return jax.jit(laid, out_shardings=(whole, cut, whole)).trace(given[0], leaves)
 
-    return [play, *map(learning, sorted(given[0].trees))]
+    yield from map(learning, sorted(given[0].trees))
 
 
 def take_step(
