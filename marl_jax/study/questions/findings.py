@@ -57,10 +57,8 @@ def answers(runs: Sequence[Run]) -> Answered:
     tests = [test for test in _tests(cells, pairs) if test.gaps.size]
     values = [p_value(test.gaps) for test in tests]
     # Tests that can make no claim are no chances of a wrong one.
-    claims = [
-        i for i, (test, p) in enumerate(zip(tests, values)) if p is not None and len(test.gaps) >= SEEDS
-    ]
-    held = dict(zip(claims, holm([values[i] for i in claims])))
+    claims = {i: p for i, p in enumerate(values) if p is not None and len(tests[i].gaps) >= SEEDS}
+    held = dict(zip(claims, holm([*claims.values()])))
     judged = [Judged(test, p, held.get(i)) for i, (test, p) in enumerate(zip(tests, values))]
     found = [
         _compared(1, judged, _controls(cells, pairs)),
