@@ -106,9 +106,8 @@ class Placed(NamedTuple):
     row: int  # of the table
     sequence: int  # of the micro-batch
     start: int  # place in the sequence of the first
-    last: (
-        int | None
-    )  # place of its prompt's last token, which other rows share; None: the row brings its prompt
+    # Place of its prompt's last token, which other rows share; None: the row brings its prompt.
+    last: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,12 +165,11 @@ def make_batches(
     config: BatchConfig,
     *,
     multiple_of: int = 1,
-    mark_unmasked: bool = False,
 ) -> list[Batch]:
     """Micro-batches over all rows, unit by unit; sequences come in multiples of `multiple_of`.
 
-    With `mark_unmasked`, micro-batches whose sequences or branches hold one row each are marked `unmasked`: attention
-    then hides only padding behind a shared prompt, which is another program.
+    Those whose sequences or branches hold one row each are marked `unmasked`: attention then hides only padding behind
+    a shared prompt, which is another program, as masks are dear where there are kernels that could skip them.
     """
     check_rows(rows, config)
     batches = []
@@ -186,13 +184,13 @@ def make_batches(
             while sequences:
                 size = _batch_size(len(sequences), width, multiple_of)
                 alone = all(len(some) == 1 for s in sequences[:size] for some in s.branches)
-                batches.append(_fill(rows, sequences[:size], size, unit, mark_unmasked and alone))
+                batches.append(_fill(rows, sequences[:size], size, unit, alone))
                 sequences = sequences[size:]
     return batches
 
 
 def _batch_size(left: int, width: int, multiple_of: int) -> int:
-    """Full micro-batches, then quarters for the remainder: two programs a shape, or four with `mark_unmasked`."""
+    """Full micro-batches, then quarters for the remainder: two programs a shape, or four with `unmasked`."""
     quarter = max(1, width // 4 // multiple_of) * multiple_of
     return width if left > width - quarter else quarter
 
@@ -322,9 +320,7 @@ def _fill(rows: Table, sequences: Sequence[_Sequence], size: int, unit: Hashable
 def fill(
     rows: Table,
     unit: Hashable,
-    shape: tuple[
-        int, int, int
-    ],  # of the micro-batch: sequences, tokens of each, and the most that are sampled
+    shape: tuple[int, int, int],  # sequences, tokens of each, and the most of one that were sampled
     stems: Sequence[tuple[int, int, int]],  # (row, sequence, start) of the prompts that rows share
     places: Sequence[Placed],  # sequence by sequence
     **layout: Any,  # fields of `MicroBatch`

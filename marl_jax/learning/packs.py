@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -73,16 +72,6 @@ class _Group:
 _Pack = list[_Group]  # each with its place, one after the other
 
 
-class _Shape(NamedTuple):
-    """Of a micro-batch."""
-
-    packs: int  # there is room for
-    blocks: int  # of each
-    seen: tuple[tuple[tuple[int, int], int], ...]  # pieces of the table, and their widths
-    sampled: int  # tokens, at most
-    devices: int  # that have as many packs each
-
-
 def make_packs(
     rows: Table, units: Sequence[Hashable], config: BatchConfig, *, multiple_of: int = 1, streams: int = 1
 ) -> list[Batch]:
@@ -101,19 +90,7 @@ def make_packs(
                 width = max(1, config.token_budget // (blocks * BLOCK) // multiple_of) * multiple_of
                 count = -(-len(packs) // width)
                 count = min(-(-count // streams) * streams, len(packs))
-                tables = [_table(pack, blocks) for pack in packs]
-                cuts = pieces(blocks, max(map(len, itertools.chain(*tables))))
-                if len(cuts) > 1:
-                    tables = [sorted(table, key=len) for table in tables]
-                seen = [looks(max(len(one) for table in tables for one in table[a:b])) for a, b in cuts]
-                sampled = max(
-                    sum(int(rows.length[i]) for group in pack for i in group.rows) for pack in packs
-                )
-                shape = _Shape(width, blocks, tuple(zip(cuts, seen)), sampled, multiple_of)
-                batches += [
-                    _batch(rows, packs[i::count], tables[i::count], shape, unit)
-                    for i in reversed(range(count))  # the fewest first: who has them takes what follows
-                ]
+                batches += _batches(rows, packs, (count, width, blocks), unit, multiple_of)
     return batches
 
 
@@ -232,20 +209,30 @@ def _table(pack: _Pack, blocks: int) -> list[list[int]]:
     return [*seen, *([block] for block in range(len(seen), blocks))]
 
 
-def _batch(
-    rows: Table, packs: Sequence[_Pack], tables: Sequence[list[list[int]]], shape: _Shape, unit: Hashable
-) -> Batch:
-    stems, places = list[tuple[int, int, int]](), list[Placed]()
-    table = tuple(np.full((shape.packs, b - a, seen), -1, np.int32) for (a, b), seen in shape.seen)
-    for number, (pack, sees) in enumerate(zip(packs, tables)):
-        g, begin = number % shape.devices * (shape.packs // shape.devices) + number // shape.devices, 0
-        for piece, ((a, b), _) in zip(table, shape.seen):
-            for line, seen in zip(piece[g], sees[a:b]):
-                line[: len(seen)] = seen
-        for group in pack:
-            last = begin + group.stem - 1 if group.stem else None
-            if group.stem:
-                stems.append((group.rows[0], g, begin))
-            places += [Placed(i, g, begin + start, last) for i, start in zip(group.rows, group.starts)]
-            begin += group.blocks * BLOCK
-    return fill(rows, unit, (shape.packs, shape.blocks * BLOCK, shape.sampled), stems, places, table=table)
+def _batches(
+    rows: Table, packs: Sequence[_Pack], shape: tuple[int, int, int], unit: Hashable, multiple_of: int
+) -> list[Batch]:
+    """`shape` is how many micro-batches, packs that each has room for, and blocks of a pack."""
+    count, width, blocks = shape
+    tables = [_table(pack, blocks) for pack in packs]
+    cuts = pieces(blocks, max(map(len, itertools.chain(*tables))))
+    if len(cuts) > 1:
+        tables = [sorted(table, key=len) for table in tables]
+    seen = [looks(max(len(one) for table in tables for one in table[a:b])) for a, b in cuts]
+    sampled = max(sum(int(rows.length[i]) for group in pack for i in group.rows) for pack in packs)
+    batches = []
+    for part in reversed(range(count)):  # the fewest packs first: the stream that has them takes what follows
+        stems, places = list[tuple[int, int, int]](), list[Placed]()
+        table = tuple(np.full((width, b - a, most), -1, np.int32) for (a, b), most in zip(cuts, seen))
+        for number, (pack, sees) in enumerate(zip(packs[part::count], tables[part::count])):
+            g, begin = number % multiple_of * (width // multiple_of) + number // multiple_of, 0
+            for piece, (a, b) in zip(table, cuts):
+                for line, blocks_seen in zip(piece[g], sees[a:b]):
+                    line[: len(blocks_seen)] = blocks_seen
+            for group in pack:
+                last = begin + group.stem - 1 if group.stem else None
+                stems += [(group.rows[0], g, begin)] * (last is not None)
+                places += [Placed(i, g, begin + start, last) for i, start in zip(group.rows, group.starts)]
+                begin += group.blocks * BLOCK
+        batches.append(fill(rows, unit, (width, blocks * BLOCK, sampled), stems, places, table=table))
+    return batches

@@ -224,11 +224,7 @@ def _in_parts(look: Callable[..., jax.Array], given: tuple[jax.Array, ...]) -> j
 def part_count(packs: int, blocks: int, seen: int) -> int:
     """In how many parts the blocks of packs look, one after the other, so that few scores exist at a time."""
     wanted = -(-packs * blocks * seen * BLOCK**2 // MOST_PAIRS)
-    return (
-        next(parts for parts in range(wanted, blocks + 1) if blocks % parts == 0)
-        if wanted < blocks
-        else blocks
-    )
+    return min((parts for parts in range(wanted, blocks + 1) if blocks % parts == 0), default=blocks)
 
 
 def _look(
@@ -249,8 +245,6 @@ def _look(
         return found.reshape(len(which), -1, *found.shape[3:])
 
     theirs, mine = seen(key_segments)[:, None], flat(segments)[..., None]
-    mask = ((theirs == mine) | (theirs == STEM)) & (
-        seen(key_positions)[:, None] <= flat(positions)[..., None]
-    )
-    mask &= jnp.repeat(flat(table) >= 0, q.shape[2], axis=1)[:, None]
+    mask = ((theirs == mine) | (theirs == STEM)) & jnp.repeat(flat(table) >= 0, BLOCK, axis=1)[:, None]
+    mask &= seen(key_positions)[:, None] <= flat(positions)[..., None]
     return attend(flat(q), seen(k), seen(v), mask).reshape(q.shape)

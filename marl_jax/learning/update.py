@@ -470,7 +470,7 @@ class Learner:
         if jax.default_backend() == "cpu":  # which has no kernel that trees would suit
             streams = self._streams.count
             return make_packs(rows, units, self.config.batch, multiple_of=parallel, streams=streams)
-        return make_batches(rows, units, self.config.batch, multiple_of=parallel, mark_unmasked=True)
+        return make_batches(rows, units, self.config.batch, multiple_of=parallel)
 
     def _zeros(self, tree: Tree, units: int) -> Any:
         def laid(leaf: jax.Array) -> NamedSharding | None:

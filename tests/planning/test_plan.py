@@ -100,7 +100,9 @@ def test_the_gradient_of_packs_takes_the_memory_and_the_operations_that_xla_coun
     )
     assert size(plan, *ours, phase="gradient") == pytest.approx(in_streams(plan, program), rel=0.15)
     assert size(plan, *ours[2:]) > 0.8 * in_streams(plan, program)  # not swamped by weights
-    # XLA counts the body of a loop once.
+    if slice_tokens == "2048":  # XLA counts the body of a loop over parts once
+        return
+    # And that of a loop over layers.
     once = dataclasses.replace(model, num_hidden_layers=1) if layers > UNROLLED else model
     counted = costs.update_operations(costs.Model(once), plan.largest)
     assert counted == pytest.approx(program.cost_analysis()["flops"], rel=0.15)
