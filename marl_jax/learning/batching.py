@@ -1,10 +1,11 @@
-"""From rows to micro-batches: packed sequences, and prompts that several rows share computed once.
+"""From rows to the micro-batches of accelerators: packed sequences, and prompts that several rows share computed once.
 
     plain  [ prompt a | a1 ][ prompt b | b1 ] ...                rows side by side, segments keep them apart
     tree   [ prompt ][ a1 | a2 ][ a3 ] ...                       one prompt, then branches of `length` tokens
 
 In a tree every completion sees the prompt and itself, at the positions it has when computed alone. A plain
 batch is a tree without a prompt, with one branch. A micro-batch holds rows of one unit: a role, a slot, or everyone.
+Kernels for attention suit such rectangles; a CPU has none, and computes `packs`.
 """
 
 import dataclasses
@@ -48,12 +49,16 @@ LEAST_SAVING = 0.2  # share of a unit's tokens that sharing prompts must save
 class BatchConfig:
     """The shapes that micro-batches may have."""
 
-    # Lengths that micro-batches are padded to.
+    # Lengths that sequences are padded to on accelerators; no row may be longer than the last.
     buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     token_budget: Count = 16384  # tokens of a micro-batch, padding included; a longer row is one by itself
     share_prompts: bool = True  # completions of one prompt are computed behind one copy of it
-    tree_limit: int = 8192  # longest tree; without a flash kernel, the scores of its branches exist at once
-    slice_tokens: Whole = 1024  # of a micro-batch, differentiated at a time on one CPU; 0: all at once
+    tree_limit: int = (
+        8192  # longest tree, on accelerators; without a flash kernel, all scores of its branches exist
+    )
+    slice_tokens: Whole = (
+        1024  # of a pack, which a CPU differentiates at a time; 0: as many as `token_budget`
+    )
     streams: Count = 2  # micro-batches differentiated at a time on one CPU, see `streams`
 
     def __post_init__(self) -> None:

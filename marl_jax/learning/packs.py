@@ -86,11 +86,15 @@ def make_packs(
         for group in _groups(rows, [i for i, u in enumerate(units) if u == unit], config):
             by_seen.setdefault(_octave(group.seen), []).append(group)
         for groups in by_seen.values():
-            for blocks, packs in _sized(groups, config):
+            sized = _sized(groups, config)
+            most = max(
+                len(one) for _, packs in sized for pack in packs for group in pack for one in group.table
+            )
+            for blocks, packs in sized:
                 width = max(1, config.token_budget // (blocks * BLOCK) // multiple_of) * multiple_of
                 count = -(-len(packs) // width)
                 count = min(-(-count // streams) * streams, len(packs))
-                batches += _batches(rows, packs, (count, width, blocks), unit, multiple_of)
+                batches += _batches(rows, packs, (count, width, blocks, most), unit, multiple_of)
     return batches
 
 
@@ -210,20 +214,22 @@ def _table(pack: _Pack, blocks: int) -> list[list[int]]:
 
 
 def _batches(
-    rows: Table, packs: Sequence[_Pack], shape: tuple[int, int, int], unit: Hashable, multiple_of: int
+    rows: Table, packs: Sequence[_Pack], shape: tuple[int, int, int, int], unit: Hashable, multiple_of: int
 ) -> list[Batch]:
-    """`shape` is how many micro-batches, packs that each has room for, and blocks of a pack."""
-    count, width, blocks = shape
-    tables = [_table(pack, blocks) for pack in packs]
-    cuts = pieces(blocks, max(map(len, itertools.chain(*tables))))
+    """`shape` is how many micro-batches, packs that each has room for, blocks of a pack, and the most that one sees."""
+    count, width, blocks, most = shape
+    tables, cuts, seen = [_table(pack, blocks) for pack in packs], pieces(blocks, most), [looks(most)]
     if len(cuts) > 1:
         tables = [sorted(table, key=len) for table in tables]
-    seen = [looks(max(len(one) for table in tables for one in table[a:b])) for a, b in cuts]
+        seen = [looks(max(len(one) for table in tables for one in table[a:b])) for a, b in cuts]
     sampled = max(sum(int(rows.length[i]) for group in pack for i in group.rows) for pack in packs)
+    total, step = blocks * BLOCK, blocks * BLOCK // 4
+    # Few widths; above all tokens where rows are many and short.
+    sampled = max(sampled, step) if sampled <= total else -(-sampled // step) * step
     batches = []
     for part in reversed(range(count)):  # the fewest packs first: the stream that has them takes what follows
         stems, places = list[tuple[int, int, int]](), list[Placed]()
-        table = tuple(np.full((width, b - a, most), -1, np.int32) for (a, b), most in zip(cuts, seen))
+        table = tuple(np.full((width, b - a, n), -1, np.int32) for (a, b), n in zip(cuts, seen))
         for number, (pack, sees) in enumerate(zip(packs[part::count], tables[part::count])):
             g, begin = number % multiple_of * (width // multiple_of) + number // multiple_of, 0
             for piece, (a, b) in zip(table, cuts):
@@ -234,5 +240,5 @@ def _batches(
                 stems += [(group.rows[0], g, begin)] * (last is not None)
                 places += [Placed(i, g, begin + start, last) for i, start in zip(group.rows, group.starts)]
                 begin += group.blocks * BLOCK
-        batches.append(fill(rows, unit, (width, blocks * BLOCK, sampled), stems, places, table=table))
+        batches.append(fill(rows, unit, (width, total, sampled), stems, places, table=table))
     return batches

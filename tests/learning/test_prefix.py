@@ -68,7 +68,7 @@ def test_padding_goes_last_and_back():
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize(
     ("prompt", "lengths", "pairs"),
-    [((5, 40), (1, 40), 1 << 20), ((200, 300), (1, 90), 1 << 20), ((200, 300), (1, 90), 1 << 12)],
+    [((5, 40), (1, 40), 1 << 20), ((300, 350), (1, 90), 1 << 20), ((300, 350), (1, 90), 1 << 12)],
     ids=["in their order", "by what they see", "in parts"],
 )
 def test_packs_equal_each_row_alone(monkeypatch, prompt, lengths, pairs, share, remat):
