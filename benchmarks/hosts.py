@@ -113,7 +113,7 @@ def counted(count: int, overrides: list[str], last: dict[str, Any]) -> dict[str,
         demand_of(config, problems=config.data.problems),
     )
     batches = {
-        policy: sum(number for _, number in batches_of(config, demand, policy))
+        policy: sum(number for _, number in batches_of(config, demand, policy, "cpu"))
         for policy in trained_policies(config.policies.map, config.policies.frozen_roles)
     }
     return {

@@ -1,15 +1,16 @@
-"""From rows to micro-batches: packed sequences, and prompts that several rows share computed once.
+"""From rows to the micro-batches of accelerators: packed sequences, and prompts that several rows share computed once.
 
     plain  [ prompt a | a1 ][ prompt b | b1 ] ...                rows side by side, segments keep them apart
     tree   [ prompt ][ a1 | a2 ][ a3 ] ...                       one prompt, then branches of `length` tokens
 
 In a tree every completion sees the prompt and itself, at the positions it has when computed alone. A plain
 batch is a tree without a prompt, with one branch. A micro-batch holds rows of one unit: a role, a slot, or everyone.
+Kernels for attention suit such rectangles; a CPU has none, and computes `packs`.
 """
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -20,20 +21,27 @@ from marl_jax.fields import Count, Whole
 from marl_jax.table import Table
 
 __all__ = [
+    "BLOCK",
+    "STEM",
     "Batch",
     "BatchConfig",
     "MicroBatch",
+    "Placed",
     "Placement",
     "blank_arrays",
     "by_row",
     "check_rows",
+    "fill",
     "first_fit_decreasing",
     "make_batches",
     "padding_share",
+    "power_of_two",
     "row_lengths",
     "write",
 ]
 
+BLOCK = 32  # tokens of a block of a pack
+STEM = 1  # the segment of prompts that rows share
 LEAST_SAVING = 0.2  # share of a unit's tokens that sharing prompts must save
 
 
@@ -41,12 +49,16 @@ LEAST_SAVING = 0.2  # share of a unit's tokens that sharing prompts must save
 class BatchConfig:
     """The shapes that micro-batches may have."""
 
-    # Lengths that micro-batches are padded to.
+    # Lengths that sequences are padded to on accelerators; no row may be longer than the last.
     buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     token_budget: Count = 16384  # tokens of a micro-batch, padding included; a longer row is one by itself
     share_prompts: bool = True  # completions of one prompt are computed behind one copy of it
-    tree_limit: int = 8192  # longest tree; without a flash kernel, the scores of its branches exist at once
-    slice_tokens: Whole = 1024  # of a micro-batch, differentiated at a time on one CPU; 0: all at once
+    tree_limit: int = (
+        8192  # longest tree, on accelerators; without a flash kernel, all scores of its branches exist
+    )
+    slice_tokens: Whole = (
+        1024  # of a pack, which a CPU differentiates at a time; 0: as many as `token_budget`
+    )
     streams: Count = 2  # micro-batches differentiated at a time on one CPU, see `streams`
 
     def __post_init__(self) -> None:
@@ -75,6 +87,9 @@ class MicroBatch:
     kept: Any = None  # int[G, M, K]
     clip_low: Any = None  # float[G, M], of the row, where rows have clip ranges of their own
     clip_high: Any = None  # float[G, M]
+    # Of packs, in pieces int[G, B, R] that add up to all their blocks: what each of B blocks may see, itself the last,
+    # filled up with -1. In one piece they have their order.
+    table: Any = None
     prefix: int = flax.struct.field(pytree_node=False, default=0)  # length of the shared prompt's part
     branches: int = flax.struct.field(pytree_node=False, default=1)  # of each tree
     unmasked: bool = flax.struct.field(pytree_node=False, default=False)  # see `make_batches`
@@ -90,6 +105,16 @@ class Placement:
     stop: int  # one past the last
 
 
+class Placed(NamedTuple):
+    """Where a row's tokens are fed."""
+
+    row: int  # of the table
+    sequence: int  # of the micro-batch
+    start: int  # place in the sequence of the first
+    # Place of its prompt's last token, which other rows share; None: the row brings its prompt.
+    last: int | None
+
+
 @dataclasses.dataclass(frozen=True)
 class Batch:
     """One micro-batch and where its rows went."""
@@ -101,12 +126,17 @@ class Batch:
     @property
     def padding(self) -> int:
         """Places that hold no token."""
-        return int(np.sum(self.arrays.segments == 0))
+        return int(np.sum(self._computed == 0))
 
     @property
     def size(self) -> int:
-        """All places."""
-        return self.arrays.segments.size
+        """All places that are computed."""
+        return self._computed.size
+
+    @property
+    def _computed(self) -> np.ndarray:
+        segments = self.arrays.segments
+        return segments if self.arrays.table is None else segments[segments.any(axis=1)]  # no empty packs
 
     @property
     def shapes(self) -> Hashable:
@@ -140,12 +170,11 @@ def make_batches(
     config: BatchConfig,
     *,
     multiple_of: int = 1,
-    mark_unmasked: bool = False,
 ) -> list[Batch]:
     """Micro-batches over all rows, unit by unit; sequences come in multiples of `multiple_of`.
 
-    With `mark_unmasked`, micro-batches whose sequences or branches hold one row each are marked `unmasked`: attention
-    then hides only padding behind a shared prompt, which is another program.
+    Those whose sequences or branches hold one row each are marked `unmasked`: attention then hides only padding behind
+    a shared prompt, which is another program, as masks are dear where there are kernels that could skip them.
     """
     check_rows(rows, config)
     batches = []
@@ -156,17 +185,17 @@ def make_batches(
             by_shape.setdefault(sequence.shape, []).append(sequence)
         for sequences in by_shape.values():
             width = max(1, config.token_budget // sequences[0].tokens)
-            width = max(multiple_of, _power_of_two(width + 1) // 2 // multiple_of * multiple_of)
+            width = max(multiple_of, power_of_two(width + 1) // 2 // multiple_of * multiple_of)
             while sequences:
                 size = _batch_size(len(sequences), width, multiple_of)
                 alone = all(len(some) == 1 for s in sequences[:size] for some in s.branches)
-                batches.append(_fill(rows, sequences[:size], size, unit, mark_unmasked and alone))
+                batches.append(_fill(rows, sequences[:size], size, unit, alone))
                 sequences = sequences[size:]
     return batches
 
 
 def _batch_size(left: int, width: int, multiple_of: int) -> int:
-    """Full micro-batches, then quarters for the remainder: two programs a shape, or four with `mark_unmasked`."""
+    """Full micro-batches, then quarters for the remainder: two programs a shape, or four with `unmasked`."""
     quarter = max(1, width // 4 // multiple_of) * multiple_of
     return width if left > width - quarter else quarter
 
@@ -277,49 +306,67 @@ def _branches(prefix: int, length: int, counts: Sequence[int], config: BatchConf
 
 def _fill(rows: Table, sequences: Sequence[_Sequence], size: int, unit: Hashable, unmasked: bool) -> Batch:
     prefix, length, branches = sequences[0].shape
-    total = sequences[0].tokens
-    # Few widths, so that few programs are compiled.
+    stems, places = list[tuple[int, int, int]](), list[Placed]()
+    for g, sequence in enumerate(sequences):
+        last = None
+        if prefix:
+            stems.append((sequence.branches[0][0], g, 0))
+            last = int(rows.prompt.lengths[stems[-1][0]]) - 1
+        for b, members in enumerate(sequence.branches):
+            start = prefix + b * length
+            for i in members:
+                places.append(Placed(i, g, start, last))
+                start += int(rows.length[i]) - 1 + (0 if prefix else int(rows.prompt.lengths[i]))
     sampled = max(sum(int(rows.length[i]) for some in s.branches for i in some) for s in sequences)
-    sampled = min(max(16, _power_of_two(sampled)), max(branches * length, sampled))
+    shape = size, sequences[0].tokens, sampled
+    return fill(rows, unit, shape, stems, places, prefix=prefix, branches=branches, unmasked=unmasked)
+
+
+def fill(
+    rows: Table,
+    unit: Hashable,
+    shape: tuple[int, int, int],  # sequences, tokens of each, and the most of one that were sampled
+    stems: Sequence[tuple[int, int, int]],  # (row, sequence, start) of the prompts that rows share
+    places: Sequence[Placed],  # sequence by sequence
+    **layout: Any,  # fields of `MicroBatch`
+) -> Batch:
+    """The micro-batch with these rows in these places."""
+    size, total, sampled = shape
+    # Few widths, so that few programs are compiled.
+    sampled = min(max(16, power_of_two(sampled)), max(total - layout.get("prefix", 0), sampled))
     arrays: dict[str, Any] = blank_arrays(size, total, sampled)
-    every = [i for s in sequences for some in s.branches for i in some]
-    kept = _kept(rows, every, (size, sampled))
+    kept = _kept(rows, [place.row for place in places], (size, sampled))
     worth = np.zeros(len(rows)) if rows.advantage is None else rows.advantage
     worth = worth if rows.weight is None else worth * rows.weight
     own_clips = [name for name in ("clip_low", "clip_high") if getattr(rows, name) is not None]
     arrays |= {name: np.zeros((size, sampled), np.float32) for name in own_clips}
+    for row, g, start in stems:
+        _write(arrays, g, start, rows.prompt[row], 0, STEM)
     placements: list[Placement] = []
-    for g, sequence in enumerate(sequences):
-        at, segment = 0, 1
-        if prefix:
-            prompt = rows.prompt[sequence.branches[0][0]]
-            _write(arrays, g, 0, prompt, 0, segment)
-        for b, members in enumerate(sequence.branches):
-            start = prefix + b * length
-            for i in members:
-                prompt, tokens, segment = rows.prompt[i], rows.tokens[i], segment + 1
-                end = at + len(tokens)
-                seen = tokens[:-1] if prefix else np.concatenate([prompt, tokens[:-1]])
-                _write(arrays, g, start, seen, len(prompt) if prefix else 0, segment)
-                first = start - 1 if prefix else start + len(prompt) - 1
-                arrays["source"][g, at:end] = first + np.arange(len(tokens))
-                if prefix:
-                    arrays["source"][g, at] = len(prompt) - 1
-                arrays["targets"][g, at:end] = tokens
-                arrays["sequences"][g, at:end] = len(placements)
-                arrays["mask"][g, at:end] = True if rows.spoken is None else rows.spoken[i]
-                arrays["advantages"][g, at:end] = worth[i]
-                for name in own_clips:
-                    arrays[name][g, at:end] = getattr(rows, name)[i]
-                arrays["sampler_logp"][g, at:end] = rows.logprobs[i]
-                arrays["temperature"][g, at:end] = rows.temperature[i]
-                if kept is not None:
-                    width = min(kept.shape[2], rows.kept.values.shape[1])
-                    kept[g, at:end, :width] = rows.kept[i][:, :width]
-                placements.append(Placement(i, g, at, end))
-                start, at = start + len(seen), end
-    batch = MicroBatch(**arrays, kept=kept, prefix=prefix, branches=branches, unmasked=unmasked)
-    return Batch(unit, batch, tuple(placements))
+    ends, segments = [0] * size, [STEM] * size
+    for i, g, start, last in places:
+        prompt, tokens = rows.prompt[i], rows.tokens[i]
+        segments[g] += 1
+        at, ends[g] = ends[g], ends[g] + len(tokens)
+        seen = tokens[:-1] if last is not None else np.concatenate([prompt, tokens[:-1]])
+        _write(arrays, g, start, seen, len(prompt) if last is not None else 0, segments[g])
+        here = g, slice(at, ends[g])
+        arrays["source"][here] = start + len(seen) - len(tokens) + np.arange(len(tokens))
+        if last is not None:
+            arrays["source"][g, at] = last
+        arrays["targets"][here] = tokens
+        arrays["sequences"][here] = len(placements)
+        arrays["mask"][here] = True if rows.spoken is None else rows.spoken[i]
+        arrays["advantages"][here] = worth[i]
+        for name in own_clips:
+            arrays[name][here] = getattr(rows, name)[i]
+        arrays["sampler_logp"][here] = rows.logprobs[i]
+        arrays["temperature"][here] = rows.temperature[i]
+        if kept is not None:
+            width = min(kept.shape[2], rows.kept.values.shape[1])
+            kept[(*here, slice(width))] = rows.kept[i][:, :width]
+        placements.append(Placement(i, g, at, ends[g]))
+    return Batch(unit, MicroBatch(**arrays, kept=kept, **layout), tuple(placements))
 
 
 def blank_arrays(size: int, total: int, sampled: int) -> dict[str, np.ndarray]:
@@ -355,7 +402,7 @@ def _kept(rows: Table, members: Sequence[int], shape: tuple[int, int]) -> np.nda
         raise ValueError(
             "some rows record the kept set of top-k/top-p and some do not; record it for all or none"
         )
-    return np.full((*shape, _power_of_two(max(widths))), -1, np.int32)
+    return np.full((*shape, power_of_two(max(widths))), -1, np.int32)
 
 
 def row_lengths(rows: Table) -> list[int]:
@@ -396,6 +443,6 @@ def _bucket(length: int, buckets: Sequence[int]) -> int:
     )
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()

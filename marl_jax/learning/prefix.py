@@ -1,32 +1,36 @@
-"""The hidden states of a micro-batch: plain packed sequences, or trees of completions behind a shared prompt.
+"""The hidden states of a micro-batch: plain sequences, trees of completions behind a shared prompt, or packs.
 
-A token of a completion attends to the prompt and to its own completion under one softmax. With a flash kernel, each
-branch is a row behind a copy of the prompt's queries, keys and values: the prompt's attention is computed once for
-each branch, everything else once. Otherwise the softmax is written out over the two blocks of scores. (Joining two
-attentions by their log-sum-exp would need the gradient through it.)
+A token of a completion attends to the prompt and to its own completion under one softmax. In a pack, each block of
+queries has copies of the blocks of keys and values that it may see. In a tree, each branch has the prompt's; with a
+flash kernel, it is a row behind a copy of the prompt's queries, too: the prompt's attention is computed once for each
+branch, everything else once. (Joining two attentions by their log-sum-exp would need the gradient through it.)
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from marl_jax.learning.batching import MicroBatch
+from marl_jax.learning.batching import BLOCK, STEM, MicroBatch
 from marl_jax.models import lora as lora_lib
 from marl_jax.models import qwen3
-from marl_jax.models.attention import causal_mask, chosen_here, self_attention
+from marl_jax.models.attention import attend, causal_mask, chosen_here, self_attention
 from marl_jax.models.model_config import ModelConfig
 
 __all__ = [
+    "attend_branches",
     "attend_rows",
-    "attend_scores",
     "hidden_states",
     "padding_last",
+    "part_count",
     "permuted",
     "takes_rows",
     "tree_attention",
 ]
+
+MOST_PAIRS = 1 << 20  # of queries and keys of packs whose scores exist at a time
 
 
 def hidden_states(
@@ -53,7 +57,9 @@ def hidden_states(
             rank = weights["q"]["a"].shape[-1]
             lora = lora_lib.LayerLora(weights, jnp.full((trees * length, rank), adapter_scale, jnp.float32))
         q, k, v = map(apart, qwen3.project_qkv(layer, config, x, angles, lora))
-        if batch.prefix:
+        if batch.table is not None:
+            attended = pack_attention(q, k, v, batch)
+        elif batch.prefix:
             layout: dict[str, Any] = {
                 "prefix": batch.prefix,
                 "branches": batch.branches,
@@ -87,7 +93,7 @@ def tree_attention(
     kernel = implementation or chosen_here((trees * branches, prefix + length, heads, dim), q.dtype)
     if takes_rows(kernel, prefix, length, unmasked):
         return attend_rows(q, k, v, segment_ids, prefix=prefix, branches=branches, unmasked=unmasked)
-    return attend_scores(
+    return attend_branches(
         q, k, v, segment_ids, prefix=prefix, branches=branches, implementation=implementation
     )
 
@@ -118,12 +124,7 @@ def attend_rows(
     kernel needs no mask.
     """
     trees, total = q.shape[0], prefix + (q.shape[1] - prefix) // branches
-
-    def rows(x: jax.Array) -> jax.Array:
-        branch = x[:, prefix:].reshape(trees, branches, -1, *x.shape[2:])
-        stem = jnp.broadcast_to(x[:, None, :prefix], (trees, branches, prefix, *x.shape[2:]))
-        return jnp.concatenate([stem, branch], axis=2).reshape(trees * branches, -1, *x.shape[2:])
-
+    rows = lambda x: _rows(x, prefix, branches)
     if unmasked:
         filled = jnp.repeat(jnp.sum(segment_ids[:, :prefix] != 0, axis=1), branches)
         there, back = padding_last(filled, prefix, total)
@@ -160,7 +161,7 @@ def _permuted_backward(saved, gradient):  # type: ignore[no-untyped-def]
 permuted.defvjp(_permuted_forward, _permuted_backward)
 
 
-def attend_scores(
+def attend_branches(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
@@ -170,39 +171,80 @@ def attend_scores(
     branches: int,
     implementation: str | None = None,  # of the prompt's attention
 ) -> jax.Array:
-    """`tree_attention` with one softmax written out over the scores with the prompt and those with the branch."""
-    trees, _, heads, dim = q.shape
-    kv, scale, float32 = k.shape[2], dim**-0.5, jnp.float32
-    group = heads // kv
+    """`tree_attention` with all scores of a branch at once, and those of the prompt with itself computed once."""
     stem = lambda x: x[:, :prefix]
-    branch = lambda x: x[:, prefix:].reshape(trees, branches, -1, *x.shape[2:])
+    rows = lambda x: _rows(x, prefix, branches)
     # Causal: no token of the prompt sees the padding behind it.
     prompt = self_attention(stem(q), stem(k), stem(v), implementation=implementation)
-
-    # Axes: g trees, k KV heads, b branches, q queries of one KV head (all heads of a position, then the next), p prompt
-    # keys, s own keys. The small arrays are transposed to the order of the scores, so that the scores are not.
-    queries = branch(q).reshape(trees, branches, -1, kv, group, dim)
-    length = queries.shape[2]
-    queries = jnp.transpose(queries, (0, 3, 1, 2, 4, 5)).reshape(trees, kv, branches, length * group, dim)
-    keys, values = (jnp.transpose(branch(x), (0, 3, 1, 2, 4)) for x in (k, v))  # [g, k, b, s, d]
-    mask = causal_mask(length, branch(segment_ids).reshape(-1, length))
-    mask = jnp.repeat(mask.reshape(trees, 1, branches, length, length), group, axis=3)
-    product = functools.partial(jnp.einsum, preferred_element_type=float32)
-    seen = scale * product("gkbqd,gpkd->gkbqp", queries, stem(k))
-    own = scale * product("gkbqd,gkbsd->gkbqs", queries, keys)
-    seen = seen + _bias(stem(segment_ids) != 0)[:, None, None, None]
-    own = own + _bias(mask)
-    top = jnp.maximum(seen.max(-1), own.max(-1))[..., None]
-    top = jax.lax.stop_gradient(top)  # softmax does not depend on it
-    seen, own = jnp.exp(seen - top), jnp.exp(own - top)
-    total = seen.sum(-1) + own.sum(-1)
-    out = jnp.einsum("gkbqp,gpkd->gkbqd", seen.astype(v.dtype), stem(v)).astype(float32)
-    out = out + jnp.einsum("gkbqs,gkbsd->gkbqd", own.astype(v.dtype), values)
-    out = (out / total[..., None]).astype(v.dtype).reshape(trees, kv, branches, length, group, dim)
-    out = jnp.transpose(out, (0, 2, 3, 1, 4, 5)).reshape(trees, -1, heads, dim)
-    return jnp.concatenate([prompt, out], axis=1)
+    queries = q[:, prefix:].reshape(len(q) * branches, -1, *q.shape[2:])
+    ids = rows(segment_ids)
+    mask = causal_mask(ids.shape[1], ids, stem=prefix, start=prefix)
+    out = attend(queries, rows(k), rows(v), mask)
+    return jnp.concatenate([prompt, out.reshape(len(q), -1, *q.shape[2:])], axis=1)
 
 
-def _bias(mask: jax.Array) -> jax.Array:
-    """To be added to scores: 0 where the mask is true, the lowest number elsewhere."""
-    return jnp.where(mask, 0.0, jnp.finfo(jnp.float32).min)
+def _rows(x: jax.Array, prefix: int, branches: int) -> jax.Array:
+    """Each branch [G, S, ...] behind a copy of the prompt, [G * branches, prefix + length, ...]."""
+    branch = x[:, prefix:].reshape(len(x), branches, -1, *x.shape[2:])
+    stem = jnp.broadcast_to(x[:, None, :prefix], (len(x), branches, prefix, *x.shape[2:]))
+    return jnp.concatenate([stem, branch], axis=2).reshape(len(x) * branches, -1, *x.shape[2:])
+
+
+def pack_attention(q: jax.Array, k: jax.Array, v: jax.Array, batch: MicroBatch) -> jax.Array:
+    """Causal attention of each block of queries with the blocks that the table of its pack names."""
+    packs, total = batch.tokens.shape
+    cut = lambda x: x.reshape(packs, total // BLOCK, BLOCK, *x.shape[2:])
+    q, k, v, segments, positions = map(cut, (q, k, v, batch.segments, batch.positions))
+    look = functools.partial(_look, k, v, segments, positions)
+    if len(batch.table) == 1:
+        return _in_parts(look, (q, segments, positions, *batch.table)).reshape(packs, total, *q.shape[3:])
+    order = jnp.concatenate([jnp.max(piece, axis=2) for piece in batch.table], axis=1)
+    back = jnp.argsort(order, axis=1)
+    given = [permuted(x, order, back) for x in (q, segments, positions)]
+    done, at = [], 0
+    for piece in batch.table:
+        some = slice(at, at := at + piece.shape[1])
+        done.append(_in_parts(look, (*(x[:, some] for x in given), piece)))
+    return permuted(jnp.concatenate(done, axis=1), back, order).reshape(packs, total, *q.shape[3:])
+
+
+def _in_parts(look: Callable[..., jax.Array], given: tuple[jax.Array, ...]) -> jax.Array:
+    """`look` at [G, B, ...], of which few scores exist at a time."""
+    packs, blocks, seen = given[-1].shape
+    parts = part_count(packs, blocks, seen)
+    if parts == 1:
+        return look(*given)
+    # Not unrolled: XLA would compute the scores of several parts again at a time.
+    split = lambda x: jnp.moveaxis(x.reshape(packs, parts, blocks // parts, *x.shape[2:]), 1, 0)
+    part = jax.checkpoint(lambda _, some: (None, look(*some)), prevent_cse=False)
+    out = jax.lax.scan(part, None, jax.tree.map(split, given))[1]
+    return jnp.moveaxis(out, 0, 1).reshape(packs, blocks, *out.shape[3:])
+
+
+def part_count(packs: int, blocks: int, seen: int) -> int:
+    """In how many parts the blocks of packs look, one after the other, so that few scores exist at a time."""
+    wanted = -(-packs * blocks * seen * BLOCK**2 // MOST_PAIRS)
+    return min((parts for parts in range(wanted, blocks + 1) if blocks % parts == 0), default=blocks)
+
+
+def _look(
+    k: jax.Array,  # [G, C, T, K, D]
+    v: jax.Array,  # [G, C, T, K, D]
+    key_segments: jax.Array,  # int[G, C, T]
+    key_positions: jax.Array,  # int[G, C, T]
+    q: jax.Array,  # [G, B, T, N, D]
+    segments: jax.Array,  # int[G, B, T]
+    positions: jax.Array,  # int[G, B, T]
+    table: jax.Array,  # int[G, B, R], blocks of keys
+) -> jax.Array:
+    flat = lambda x: x.reshape(-1, *x.shape[2:])
+    which = flat(jnp.maximum(table, 0) + k.shape[1] * jnp.arange(len(k))[:, None, None])
+
+    def seen(x: jax.Array) -> jax.Array:  # [G * B, R * T, ...]
+        found = jnp.take(flat(x), which, axis=0, mode="clip")
+        return found.reshape(len(which), -1, *found.shape[3:])
+
+    theirs, mine = seen(key_segments)[:, None], flat(segments)[..., None]
+    mask = ((theirs == mine) | (theirs == STEM)) & jnp.repeat(flat(table) >= 0, BLOCK, axis=1)[:, None]
+    mask &= seen(key_positions)[:, None] <= flat(positions)[..., None]
+    return attend(flat(q), seen(k), seen(v), mask).reshape(q.shape)

@@ -35,6 +35,7 @@ class Streams:
     """The threads, and which programs they have met."""
 
     def __init__(self, count: int):
+        self.count = count
         self._workers = [Workers(f"stream-{k}", finish=True) for k in range(count if count > 1 else 0)]
         self._met: set[Hashable] = set()
 

@@ -47,6 +47,7 @@ from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.losses import OBJECTIVES
 from marl_jax.learning.network import Network
 from marl_jax.learning.optimiser import transformation
+from marl_jax.learning.packs import make_packs
 from marl_jax.learning.streams import Streams, stream_count
 from marl_jax.learning.work import Work, mini_batches_of, per_role_of, units_of
 from marl_jax.models.weight_table import Tree
@@ -108,13 +109,9 @@ class Learner:
         self._loss = objectives.surrogate(config.loss)
         self._corrected = self._own_words and config.loss.heeds_sampler and config.old_logprobs == "trainer"
         self._cut = mesh if mesh is not None and mesh.shape["data"] > 1 else None
-        # On CPU the buffers of a slice stay in cache, and memory that the system has to map is reused by the next.
-        # Devices along "model" would exchange what they have of every slice.
-        sliced = jax.default_backend() == "cpu" and (mesh is None or mesh.shape.get("model", 1) == 1)
-        slices = config.batch.slice_tokens if sliced else 0
         self._settings = {
             policy: update_programs.Settings(
-                own, self._loss, config.logprob_chunk, self._corrected, slices, self._cut
+                own, self._loss, config.logprob_chunk, self._corrected, self._cut
             )
             for policy, own in by_name(network, dict.fromkeys(self.roles.values())).items()
         }
@@ -470,9 +467,10 @@ class Learner:
             self.config.unit(rows.roles[role], slot) for role, slot in zip(rows.role, rows.slot.tolist())
         ]
         parallel = 1 if self.mesh is None else self.mesh.shape["data"]
-        # Masks are dear where there are kernels that could skip them; on CPU they are not worth more programs.
-        mark_unmasked = jax.default_backend() != "cpu"
-        return make_batches(rows, units, self.config.batch, multiple_of=parallel, mark_unmasked=mark_unmasked)
+        if jax.default_backend() == "cpu":  # which has no kernel that trees would suit
+            streams = self._streams.count
+            return make_packs(rows, units, self.config.batch, multiple_of=parallel, streams=streams)
+        return make_batches(rows, units, self.config.batch, multiple_of=parallel)
 
     def _zeros(self, tree: Tree, units: int) -> Any:
         def laid(leaf: jax.Array) -> NamedSharding | None:

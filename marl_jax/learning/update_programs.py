@@ -30,7 +30,7 @@ from marl_jax.learning.optimiser import clip_factor, transformation
 from marl_jax.models.qwen3 import full_precision
 from marl_jax.models.weight_table import Tree
 
-__all__ = ["Settings", "accumulate", "apply", "nothing", "score", "slice_count"]
+__all__ = ["Settings", "accumulate", "apply", "nothing", "score"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,6 @@ class Settings:
     loss: LossConfig  # which loss
     chunk: int  # tokens whose logits exist at one time
     sampler_weights: bool  # correct for the sampler's numbers (truncated importance sampling)
-    slice_tokens: int = 0  # of a micro-batch on one device, differentiated at a time; 0: all at once
     mesh: Mesh | None = None  # over whose axis "data" the sequences of a micro-batch lie
 
 
@@ -52,6 +51,9 @@ def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tu
     if settings.mesh is not None:
         alone = functools.partial(score, dataclasses.replace(settings, mesh=None))
         return _on_each(alone, settings.mesh, "--d")(tree, frozen, batch)
+    if batch.table is not None and len(batch.tokens) > 1:
+        each = lambda nothing, pack: (nothing, score(settings, tree, frozen, pack))
+        return jax.tree.map(lambda x: x[:, 0], _over_packs(each, (), batch)[1])
     hidden = settings.network.hidden(tree, frozen, batch)
     hidden = jnp.take_along_axis(hidden, batch.source[..., None], axis=1)
     return token_logprobs(
@@ -138,23 +140,31 @@ def accumulate(
 
     row = functools.partial(jax.lax.dynamic_index_in_dim, index=unit, keepdims=False)
     put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=unit, axis=0)
-    sequences, length = batch.tokens.shape
-    count = slice_count(sequences, length, settings.slice_tokens)
-    if count == 1:
+    if batch.table is None:
         mine, out = add(jax.tree.map(row, parts), batch)
     else:
-        mine, (losses, *values) = jax.lax.scan(add, jax.tree.map(row, parts), _slices(batch, count))
-        together = [x.reshape(-1, x.shape[-1]) for x in values]
-        out = (jax.tree.map(lambda x: x.sum(0), losses), *together)
+        mine, (losses, *values) = _over_packs(add, jax.tree.map(row, parts), batch)
+        out = (jax.tree.map(lambda x: x.sum(0), losses), *(x[:, 0] for x in values))
     return (jax.tree.map(put, parts, mine), denominator + out[0].denominator), out
 
 
-def slice_count(sequences: int, length: int, tokens: int) -> int:
-    """The number of equal slices of [sequences, length]: the fewest of at most `tokens` each, or one per sequence."""
-    if not tokens:
-        return 1
-    widths = [w for w in range(1, sequences + 1) if sequences % w == 0 and w * length <= tokens]
-    return sequences // max(widths, default=1)
+def _over_packs(step: Callable[..., Any], carry: Any, batch: MicroBatch) -> Any:
+    """As `lax.scan` of `step(carry, pack [1, ...]) -> (carry, value)`, without the empty packs, which come last.
+
+    One at a time: on a CPU the buffers of a pack stay in cache, and memory that the system has to map is used again.
+    """
+    packs = _slices(batch, len(batch.tokens))
+    one = lambda i: jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), packs)
+    shapes = jax.eval_shape(step, carry, one(0))[1]
+    values = jax.tree.map(lambda x: jnp.zeros((len(batch.tokens), *x.shape), x.dtype), shapes)
+
+    def body(i: jax.Array, held: tuple[Any, Any]) -> tuple[Any, Any]:
+        carry, value = step(held[0], one(i))
+        put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=i, axis=0)
+        return carry, jax.tree.map(put, held[1], value)
+
+    filled = jnp.sum(jnp.any(batch.segments != 0, axis=1))
+    return jax.lax.fori_loop(0, filled, body, (carry, values))
 
 
 def _slices(batch: MicroBatch, count: int) -> MicroBatch:

@@ -38,12 +38,19 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     chex.assert_rank([q, k, v, mask], [4, 4, 4, 3])
     batch, length, heads, dim = q.shape
     kv_heads = k.shape[2]
-    grouped = q.reshape(batch, length, kv_heads, heads // kv_heads, dim)
-    scores = jnp.einsum("btkgd,bskd->bkgts", grouped, k, preferred_element_type=jnp.float32) * dim**-0.5
+    group = heads // kv_heads
+    # The small arrays are transposed to the order of the scores, so that the scores are not: the queries of one KV
+    # head are all its heads of a position, then of the next.
+    queries = q.reshape(batch, length, kv_heads, group, dim).swapaxes(1, 2).reshape(batch, kv_heads, -1, dim)
+    keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    scores = jnp.einsum("bkqd,bksd->bkqs", queries, keys, preferred_element_type=jnp.float32) * dim**-0.5
     # A finite floor: a row that may see nothing stays finite instead of becoming NaN.
-    scores = jnp.where(mask[:, None, None], scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("bkgts,bskd->btkgd", weights, v).reshape(q.shape)
+    scores = scores + jnp.repeat(jnp.where(mask, 0.0, jnp.finfo(jnp.float32).min), group, axis=1)[:, None]
+    # Softmax does not depend on what is subtracted. Dividing at the end is one pass less over the scores.
+    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
+    out = jnp.einsum("bkqs,bksd->bkqd", weights.astype(v.dtype), values).astype(jnp.float32)
+    out = (out / weights.sum(-1, keepdims=True)).astype(v.dtype)
+    return out.reshape(batch, kv_heads, length, group, dim).swapaxes(1, 2).reshape(q.shape)
 
 
 def causal_mask(

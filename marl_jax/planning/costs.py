@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from marl_jax.learning import update_programs
+from marl_jax.learning.batching import BLOCK
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.network import Qwen3
-from marl_jax.learning.prefix import takes_rows
+from marl_jax.learning.prefix import part_count, takes_rows
 from marl_jax.models import ModelConfig
 from marl_jax.models.attention import block_size, choose
 from marl_jax.models.lora import init_lora
@@ -136,12 +137,14 @@ def _residuals(network: Qwen3, lora_rank: int, rows: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """How a layer attends over a micro-batch: plain causal rows, and branches whose scores are written out."""
+    """How a layer attends over a micro-batch: plain causal rows, and queries whose scores are written out."""
 
     rows: int  # of plain causal attention
     length: int
     flash: bool  # in a kernel that writes no scores
-    scored: int  # pairs of a query in a branch and what it sees
+    scored: int  # pairs of a query in a branch or pack and what it sees
+    copied: int = 0  # keys that stand side by side for them
+    parts: int = 1  # that they are in: of several, the scores are computed again for the backward pass
 
     @property
     def causal(self) -> float:
@@ -157,6 +160,10 @@ def attention(model: Model, shape: Shape) -> Attention:
         queries = (rows, length, c.num_attention_heads, c.head_dim)
         return model.attention or choose(model.platform, queries, c.dtype, model.capability)
 
+    if shape.seen:
+        parts = max(part_count(shape.rows, *piece) for piece in shape.seen)
+        copied = shape.rows * BLOCK * sum(blocks * seen for blocks, seen in shape.seen)
+        return Attention(0, 0, False, copied * BLOCK, copied, parts)
     rows, length, scored = shape.rows, shape.prefix or shape.length, 0
     if shape.prefix:
         apart = shape.rows * shape.branches, shape.prefix + shape.length
@@ -165,7 +172,7 @@ def attention(model: Model, shape: Shape) -> Attention:
         else:
             scored = apart[0] * shape.length * apart[1]
     flash = kernel(rows, length) in ("cudnn", "splash")
-    return Attention(rows, length, flash, scored)
+    return Attention(rows, length, flash, scored, scored // shape.length)
 
 
 # ---------------------------------------------------------------- bytes of the update
@@ -189,6 +196,7 @@ def working(model: Model, shape: Shape, chunk: int) -> int:
     at_once = shape.rows * min(shape.sampled, max(1, chunk // shape.rows))
     logits = 2 * at_once * c.vocab_size * 4
     plain, tree = 4 * c.num_attention_heads * how.causal, 4 * c.num_attention_heads * how.scored
+    tree //= how.parts
     if how.flash:
         # The mask, and as a bias: too much where no row needs one.
         plain = 3 * how.rows * how.length**2 if model.platform == "gpu" else 0
@@ -204,11 +212,12 @@ def _layer_kept(model: Model, shape: Shape) -> int:
     numbers = model.kept("none") / model.config.num_hidden_layers * shape.tokens
     if not how.flash:  # keys and values in front of each block, half of them on average; one block is traced
         numbers += how.rows * model.kv_heads * max(0, how.length**2 / block_size(how.length) - how.length)
-    if how.scored:  # what each branch attended to, before it is divided by the sum of its weights
-        numbers += shape.rows * shape.branches * shape.length * model.heads
+    if how.scored and how.parts == 1:  # copied keys and values, and what is divided by the sum of its weights
+        numbers += 2 * how.copied * model.kv_heads + shape.rows * shape.branches * shape.length * model.heads
     elif shape.prefix:  # queries, keys and values of the rows, and what they attended to
         numbers += how.rows * how.length * 2 * (model.heads + model.kv_heads)
-    return int(numbers * model.width) + 4 * model.config.num_attention_heads * how.scored
+    scores = how.scored if how.parts == 1 else 0
+    return int(numbers * model.width) + 4 * model.config.num_attention_heads * scores
 
 
 # ---------------------------------------------------------------- operations
@@ -226,7 +235,8 @@ def update_operations(model: Model, shape: Shape) -> int:
     times = 4 if model.remat == "layer" else 3
     head = 2 * shape.rows * shape.sampled * model.head
     # Logits are computed twice, and so are scores that nothing keeps.
-    again = head + int(_layers_forward(model, 0, attention(model, shape).causal))
+    how = attention(model, shape)
+    again = head + int(_layers_forward(model, 0, how.causal + (how.scored if how.parts > 1 else 0)))
     whole = times * forward_operations(model, shape) + again
     if not model.lora_rank:
         return whole

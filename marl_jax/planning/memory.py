@@ -14,7 +14,6 @@ from marl_jax.config.run_config import RunConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.streams import stream_count
 from marl_jax.learning.update import Learner
-from marl_jax.learning.update_programs import slice_count
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
 from marl_jax.models.weight_table import abstract
@@ -156,11 +155,12 @@ def _update_of(config: RunConfig, model: Model, units: int) -> tuple[list[Part],
     longest = max(role.max_new_tokens for role in config.role_settings.values())
     share, devices = weight_share(config, model), config.mesh.devices
     streams = stream_count(model.platform, devices, batch.streams)
-    slices = batch.slice_tokens if model.platform == "cpu" and devices == 1 else 0
-    spread = 1 if model.platform == "cpu" else config.mesh.hosts * config.mesh.data
+    on_cpu = model.platform == "cpu"
+    at_once = streams if devices == 1 or not on_cpu else config.mesh.data  # packs, in one memory
+    spread = 1 if on_cpu else config.mesh.hosts * config.mesh.data
     shapes = [
-        dataclasses.replace(s, rows=max(1, s.rows // spread) // slice_count(s.rows, s.width, slices))
-        for s in all_shapes(batch, config.engine.max_prompt, longest)
+        dataclasses.replace(s, rows=max(1, s.rows // spread))
+        for s in all_shapes(batch, config.engine.max_prompt, longest, model.platform)
     ]
     largest = max(shapes, key=lambda s: costs.kept(model, s) + costs.working(model, s, chunk))
     tree = 4 * model.trained
@@ -171,8 +171,8 @@ def _update_of(config: RunConfig, model: Model, units: int) -> tuple[list[Part],
     parts = [
         Part(GRADIENTS, streams * units * tree // share, "gradient"),
         Part("weights in the dtype of the products", streams * cast // share, "gradient"),
-        Part(ACTIVATIONS, streams * costs.kept(model, largest), "gradient"),
-        Part(BACKWARD, streams * costs.working(model, largest, chunk), "gradient"),
+        Part(ACTIVATIONS, at_once * costs.kept(model, largest), "gradient"),
+        Part(BACKWARD, at_once * costs.working(model, largest, chunk), "gradient"),
         Part(GRADIENTS, units * tree // share, "optimiser"),
         Part(OPTIMISER, (again * units + 2) * tree // share, "optimiser"),
     ]

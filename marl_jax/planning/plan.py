@@ -406,7 +406,7 @@ def _learning(
         sizes = models[policy]
         numbers = sizes.trained
         passes = PASSES.get(config.learner.loss.kind, int(any(map(anchors.get, roles))))
-        for shape, count in batches_of(config, demand, policy):
+        for shape, count in batches_of(config, demand, policy, sizes.platform):
             gradient += count * costs.update_operations(sizes, shape)
             # Activations are written and read, the gradient is added to its tree.
             moved += count * (2 * costs.kept(sizes, shape) + 12 * numbers)
@@ -430,7 +430,7 @@ def _way_out(part: str, config: RunConfig) -> str:
     off = ["--config.learner.gradients=off"] * (learner.gradients != "off")
     remat = ["--config.policies.remat=layer"] * (policies.remat != "layer")
     factored = ["--config.learner.optimiser.kind=adafactor"] * (learner.optimiser.kind != "adafactor")
-    tokens = "lower --config.learner.batch.token_budget"
+    tokens = "lower --config.learner.batch.token_budget, on a CPU slice_tokens"
     problems = "lower --config.data.problems or --config.rollout.samples"
     seeds = [f"lower --config.seeds ({config.seeds})"] * (config.seeds > 1)
     lora = ["--config.policies.train=lora"]

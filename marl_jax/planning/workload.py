@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from marl_jax.config.run_config import RunConfig
-from marl_jax.learning.batching import BatchConfig, MicroBatch, blank_arrays, make_batches
+from marl_jax.learning.batching import BLOCK, BatchConfig, MicroBatch, blank_arrays, make_batches
+from marl_jax.learning.packs import common_blocks, looks, make_packs, pieces
 from marl_jax.planning.dry_run import Demand
 from marl_jax.table import Table
 
@@ -18,13 +20,17 @@ __all__ = ["Shape", "all_shapes", "batches_of"]
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """One kind of micro-batch: `rows` sequences of prefix + branches x length tokens, `sampled` of each in the loss."""
+    """One kind of micro-batch: `rows` sequences of prefix + branches x length tokens, `sampled` of each in the loss.
+
+    Or a pack of `length` tokens.
+    """
 
     rows: int
     prefix: int
     length: int
     branches: int
     sampled: int
+    seen: tuple[tuple[int, int], ...] = ()  # of packs: so many of their blocks may see so many
 
     @property
     def width(self) -> int:
@@ -39,11 +45,12 @@ class Shape:
     def arrays(self) -> MicroBatch:
         """Such a micro-batch without contents."""
         arrays: Any = jax.eval_shape(lambda: blank_arrays(self.rows, self.width, self.sampled))
-        return MicroBatch(**arrays, prefix=self.prefix, branches=self.branches)
+        table = tuple(jax.ShapeDtypeStruct((self.rows, *piece), jnp.int32) for piece in self.seen)
+        return MicroBatch(**arrays, table=table or None, prefix=self.prefix, branches=self.branches)
 
 
-def batches_of(config: RunConfig, demand: Demand, policy: str) -> list[tuple[Shape, int]]:
-    """The micro-batches that a policy's calls of the dry run make: (shape, how many)."""
+def batches_of(config: RunConfig, demand: Demand, policy: str, platform: str) -> list[tuple[Shape, int]]:
+    """The micro-batches, or packs, that a policy's calls of the dry run make: (shape, how many)."""
     calls = demand.of([policy])
     table = Table.make(
         role=[call.role for call in calls],
@@ -54,6 +61,12 @@ def batches_of(config: RunConfig, demand: Demand, policy: str) -> list[tuple[Sha
     )
     counted: collections.Counter[Shape] = collections.Counter()
     units = [config.learner.unit(call.role, call.slot) for call in calls]
+    if platform == "cpu":
+        for batch in make_packs(table, units, config.learner.batch):
+            length, sampled = batch.arrays.tokens.shape[1], batch.arrays.targets.shape[1]
+            seen = tuple(piece.shape[1:] for piece in batch.arrays.table)
+            counted[Shape(1, 0, length, 1, sampled, seen)] += batch.size // length
+        return list(counted.items())
     for batch in make_batches(table, units, config.learner.batch):
         arrays = batch.arrays
         length = (arrays.tokens.shape[1] - arrays.prefix) // arrays.branches
@@ -63,8 +76,15 @@ def batches_of(config: RunConfig, demand: Demand, policy: str) -> list[tuple[Sha
     return list(counted.items())
 
 
-def all_shapes(config: BatchConfig, max_prompt: int, max_new: int) -> Iterator[Shape]:
-    """Every shape that a full micro-batch may have when calls are as long as allowed."""
+def all_shapes(config: BatchConfig, max_prompt: int, max_new: int, platform: str) -> Iterator[Shape]:
+    """Every shape that a full micro-batch may have when calls are as long as allowed; of packs, the largest."""
+    if platform == "cpu":
+        common = common_blocks(-(-(max_prompt + max_new) // BLOCK), config)
+        blocks = max(common, min(common * 3 // 2, config.token_budget // BLOCK))
+        seen = min(looks(-(-max_prompt // BLOCK) - (-max_new // BLOCK) + 1), blocks)
+        cuts = pieces(blocks, seen)
+        yield Shape(1, 0, blocks * BLOCK, 1, blocks * BLOCK, tuple((b - a, seen) for a, b in cuts))
+        return
     longest = _first(config.buckets, max_prompt + max_new - 1)
     for length in (bucket for bucket in config.buckets if bucket <= longest):
         yield Shape(_rows(config, length), 0, length, 1, length)

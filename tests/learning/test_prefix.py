@@ -9,6 +9,7 @@ from learning_rows import TINY, as_table, log_probs, make_rows
 
 from marl_jax.learning import prefix
 from marl_jax.learning.batching import BatchConfig, make_batches
+from marl_jax.learning.packs import make_packs
 from marl_jax.models import attention, qwen3
 from marl_jax.models.lora import init_lora
 
@@ -38,7 +39,7 @@ def test_trees_equal_each_row_alone(monkeypatch, kernel, remat):
 def test_trees_without_masks_equal_each_row_alone(monkeypatch, kernel, prompt):
     monkeypatch.setattr(prefix, "chosen_here", lambda *_: kernel)
     rows = make_rows(np.random.default_rng(1), prompts=3, samples=4, prompt=prompt, lengths=(6, 10))
-    batches = make_batches(as_table(rows), [0] * len(rows), CONFIG, mark_unmasked=True)
+    batches = make_batches(as_table(rows), [0] * len(rows), CONFIG)
     assert all(b.arrays.prefix == 8 and b.arrays.unmasked for b in batches)
     assert prompt[0] == 8 or len({len(row.prompt) for row in rows}) > 1
     assert_equal_each_row_alone(rows, batches)
@@ -63,12 +64,27 @@ def test_padding_goes_last_and_back():
     np.testing.assert_array_equal(prefix.permuted(prefix.permuted(x, there, back), back, there), x)
 
 
+@pytest.mark.parametrize("remat", ["none", "layer"])
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize(
+    ("prompt", "lengths", "pairs"),
+    [((5, 40), (1, 40), 1 << 20), ((300, 350), (1, 90), 1 << 20), ((300, 350), (1, 90), 1 << 12)],
+    ids=["in their order", "by what they see", "in parts"],
+)
+def test_packs_equal_each_row_alone(monkeypatch, prompt, lengths, pairs, share, remat):
+    monkeypatch.setattr(prefix, "MOST_PAIRS", pairs)
+    rows = make_rows(np.random.default_rng(1), prompts=3, samples=4, prompt=prompt, lengths=lengths)
+    batches = make_packs(as_table(rows), [0] * len(rows), BatchConfig(share_prompts=share, slice_tokens=512))
+    assert {len(batch.arrays.table) for batch in batches} == {1 if prompt[0] == 5 else 4}
+    for piece in batches[0].arrays.table:
+        assert pairs == 1 << 20 or prefix.part_count(*piece.shape) > 1
+    assert_equal_each_row_alone(rows, batches, remat)
+
+
 @pytest.mark.parametrize("bucket", [16, 64])
 def test_rows_equal_each_row_alone_packed_or_not(bucket):
     rows = make_rows(np.random.default_rng(1), prompts=2, samples=5, prompt=(6, 9), lengths=(4, 9))
-    batches = make_batches(
-        as_table(rows), [0] * len(rows), BatchConfig((bucket,), 128, share_prompts=False), mark_unmasked=True
-    )
+    batches = make_batches(as_table(rows), [0] * len(rows), BatchConfig((bucket,), 128, share_prompts=False))
     assert all(b.arrays.unmasked == (bucket == 16) for b in batches)  # two of them are 18 tokens or more
     assert_equal_each_row_alone(rows, batches)
 
@@ -107,15 +123,14 @@ def test_adapters_act_in_trees_as_in_plain_sequences():
     params, adapters = qwen3.init(0, TINY), init_lora(1, TINY, rank=2, num_adapters=1)
     adapters = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape[1:]) * 0.3, jnp.float32), adapters)
     found = []
-    for share in (True, False):
+    for make, share in ((make_batches, True), (make_packs, True), (make_batches, False)):
         found.append({})
-        for batch in make_batches(
-            as_table(rows), [0] * 4, BatchConfig(CONFIG.buckets, 128, share_prompts=share)
-        ):
-            assert bool(batch.arrays.prefix) == share
+        for batch in make(as_table(rows), [0] * 4, BatchConfig(CONFIG.buckets, 128, share_prompts=share)):
+            assert bool(batch.arrays.prefix or batch.arrays.table) == share
             logp = jax.jit(batched_log_probs)(params, batch.arrays, adapters, 0.5)
             found[-1] |= {p.row: np.asarray(logp[p.sequence, p.start : p.stop]) for p in batch.placements}
     base = log_probs(params, rows)
     for row in range(4):
-        np.testing.assert_allclose(found[0][row], found[1][row], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(found[0][row], found[2][row], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(found[1][row], found[2][row], rtol=1e-5, atol=1e-5)
         assert np.max(np.abs(found[0][row] - base[row, : len(rows[row].tokens)])) > 1e-2

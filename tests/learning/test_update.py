@@ -18,8 +18,8 @@ from marl_jax.learning.learner_config import LearnerConfig, StepSettings
 from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig, transformation
+from marl_jax.learning.packs import make_packs
 from marl_jax.learning.update import Learner
-from marl_jax.learning.update_programs import slice_count
 from marl_jax.models import qwen3
 from marl_jax.models.lora import init_lora, merge
 
@@ -98,31 +98,26 @@ def test_losses_survive_packing_and_micro_batches(loss):
     close_trees(got["p0"], want)
 
 
-@pytest.mark.parametrize(
-    ("kind", "prompts", "count"), [("ppo", 6, 2), ("gspo", 9, 3)], ids=["two at once", "an odd number"]
-)
-@pytest.mark.parametrize("share", [True, False], ids=["trees", "plain rows"])
-def test_slices_of_a_micro_batch_add_up_to_the_plain_gradient(kind, prompts, count, share):
-    rows = make_rows(np.random.default_rng(4), prompts=prompts, samples=4)
-    batch = BatchConfig(BUCKETS, 1024, share_prompts=share, slice_tokens=1)
-    found = [b.arrays for b in make_batches(as_table(rows), ["generator"] * len(rows), batch)]
-    most = max(found, key=lambda arrays: arrays.tokens.size)
-    sequences, length = most.tokens.shape
-    batch = dataclasses.replace(batch, slice_tokens=sequences // count * length)
-    assert bool(most.prefix) == share and slice_count(sequences, length, batch.slice_tokens) >= count
+@pytest.mark.parametrize("kind", ["ppo", "gspo"])
+@pytest.mark.parametrize("share", [True, False], ids=["behind their prompts", "each with its prompt"])
+@pytest.mark.parametrize("streams", [1, 2])
+def test_packs_of_a_micro_batch_add_up_to_the_plain_gradient(kind, share, streams):
+    rows = make_rows(np.random.default_rng(4), prompts=6, samples=4, prompt=(20, 40), lengths=(1, 60))
+    batch = BatchConfig((128,), 1024, share_prompts=share, slice_tokens=128, streams=streams)
+    packs = make_packs(as_table(rows), ["generator"] * len(rows), batch, streams=streams)
+    assert max(b.size // b.arrays.tokens.shape[1] for b in packs) >= 2 and len(packs) >= streams
     loss = LossConfig(kind, clip_low=0.1, clip_high=0.1)
     _, want = plain_loss(PARAMS, rows, kind=kind, clip_low=0.1, clip_high=0.1)
     got, _ = gradient_of(rows, {"generator": "p0"}, loss=loss, batch=batch, **SAMPLER_RATIO)
     close_trees(got["p0"], want)
 
 
-@pytest.mark.parametrize("share", [True, False], ids=["trees", "plain rows"])
-def test_every_product_of_the_update_asks_for_full_precision(share):
+@pytest.mark.parametrize("layout", ["trees", "plain rows", "packs"])
+def test_every_product_of_the_update_asks_for_full_precision(layout):
     rows = make_rows(np.random.default_rng(4), prompts=2, samples=4)
     learner = Learner(Qwen3(TINY), config(), {"generator": "p0"})
-    batch = make_batches(
-        as_table(rows), ["generator"] * len(rows), BatchConfig(BUCKETS, 256, share_prompts=share)
-    )[0]
+    make, share = make_packs if layout == "packs" else make_batches, layout == "trees"
+    batch = make(as_table(rows), ["generator"] * len(rows), BatchConfig(BUCKETS, 256, share_prompts=share))[0]
     assert bool(batch.arrays.prefix) == share
     carry = learner._zeros(PARAMS, 1)
     run = lambda carry, tree: update_programs.accumulate(
@@ -148,11 +143,6 @@ def test_every_product_of_the_interventions_asks_for_full_precision():
 
 def test_no_rows_have_no_log_probs():
     assert Learner(Qwen3(TINY), config(), SHARED).logprobs(PARAMS, as_table([])) == []
-
-
-def test_slices_are_as_few_as_hold_the_tokens():
-    assert [slice_count(8, 64, tokens) for tokens in (0, 512, 511, 128, 64, 1)] == [1, 1, 2, 4, 8, 8]
-    assert slice_count(6, 10, 45) == 2  # three rows of ten each: four would not divide six
 
 
 def test_on_policy_the_ratio_is_one_and_the_sampler_weight_is_applied():
@@ -193,7 +183,8 @@ def test_without_diagnostics_roles_share_micro_batches_and_nothing_else_changes(
     after, reports = [], []
     for level in ("off", "roles"):
         anchored = InterventionConfig(kl_coef=anchor)
-        made = Learner(Qwen3(TINY), config(gradients=level, interventions=anchored), SHARED)
+        batch = BatchConfig(BUCKETS, 256, streams=1)
+        made = Learner(Qwen3(TINY), config(gradients=level, interventions=anchored, batch=batch), SHARED)
         trees = {"p0": jax.tree.map(jnp.copy, PARAMS)}
         tree, _, report = made.step(
             trees, made.init(trees), as_table(rows), references={"p0": qwen3.init(2, TINY)}
