@@ -53,12 +53,10 @@ class BatchConfig:
     buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     token_budget: Count = 16384  # tokens of a micro-batch, padding included; a longer row is one by itself
     share_prompts: bool = True  # completions of one prompt are computed behind one copy of it
-    tree_limit: int = (
-        8192  # longest tree, on accelerators; without a flash kernel, all scores of its branches exist
-    )
-    slice_tokens: Whole = (
-        1024  # of a pack, which a CPU differentiates at a time; 0: as many as `token_budget`
-    )
+    # Longest tree, on accelerators; without a flash kernel, the scores of its branches exist at once.
+    tree_limit: int = 8192
+    # Of a pack, which a CPU differentiates at a time; 0: as many as `token_budget`.
+    slice_tokens: Whole = 1024
     streams: Count = 2  # micro-batches differentiated at a time on one CPU, see `streams`
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "attend_branches",
     "attend_rows",
     "hidden_states",
+    "pack_attention",
     "padding_last",
     "part_count",
     "permuted",
