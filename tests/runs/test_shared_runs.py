@@ -93,7 +93,8 @@ def close_after_adam(actual, expected, state, config):
     norm = lambda tree: np.linalg.norm(flat(tree))
     rate, slack = config.schedule.learning_rate, 8 * EPS * norm(mu) / (1 - config.b1**state.steps)
     root = np.sqrt(flat(nu) / (1 - config.b2**state.steps))
-    share = slack / np.maximum(root, slack)  # of a step; of the numerator and of the denominator
+    # Of a step, of its numerator and its denominator; a gradient of 0, as of A beside a B of 0, has no roundings.
+    share = np.where(root > 0, slack / np.maximum(root, slack), 0.0)
     assert np.mean(share > 0.1) < 0.02  # nearly all weights are told apart
     allowed = 64 * EPS * norm(expected) + 2 * state.steps * rate * share
     apart = np.abs(flat(actual) - flat(expected))
