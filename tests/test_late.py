@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from marl_jax import rewards, rollouts, runs, sampling
+from marl_jax import learning, rewards, rollouts, runs, sampling
 
 HEAVY = ("pyarrow", "marl_jax.sampling.engine", "marl_jax.learning.update", "marl_jax.runs.loop")
 
@@ -19,7 +19,7 @@ def test_a_configuration_is_read_without_what_only_a_run_needs():
     assert not {*HEAVY} & {*loaded}
 
 
-@pytest.mark.parametrize("room", [rewards, rollouts, runs, sampling])
+@pytest.mark.parametrize("room", [learning, rewards, rollouts, runs, sampling])
 def test_every_name_of_a_room_is_there_and_others_are_told(room):
     for name in room.__all__:
         assert getattr(room, name) is not None

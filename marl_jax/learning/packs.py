@@ -18,7 +18,7 @@ import numpy as np
 from marl_jax.learning.batching import BLOCK, Batch, BatchConfig, Placed, check_rows, fill, power_of_two
 from marl_jax.table import Table
 
-__all__ = ["common_blocks", "looks", "make_packs", "pieces"]
+__all__ = ["blocks_of", "common_blocks", "looks", "make_packs", "pieces"]
 
 ALIKE = 8  # blocks: rows whose tokens see no more are packed together, longer ones by octaves
 # Where there are so many packs, groups may fill others better, of so many eighths. They are other programs, and must
@@ -49,21 +49,21 @@ class _Group:
     @property
     def blocks(self) -> int:
         """That it takes where it has its place."""
-        return _blocks(max(self.stem, self.starts[-1] + self.lengths[-1]))
+        return blocks_of(max(self.stem, self.starts[-1] + self.lengths[-1]))
 
     @property
     def seen(self) -> int:
         """The most blocks that one of its tokens may see, wherever it lies."""
-        return _blocks(self.stem) + _blocks(self.lengths[0]) + 1
+        return blocks_of(self.stem) + blocks_of(self.lengths[0]) + 1
 
     @functools.cached_property
     def table(self) -> list[list[int]]:
         """The blocks that each of its blocks may see, counted from its first."""
-        behind = _blocks(self.stem)
+        behind = blocks_of(self.stem)
         first = [*range(self.blocks)]  # of the rows that lie in a block
         for length, start in zip(self.lengths, self.starts):
             begin = max(behind, start // BLOCK)  # what begins in the prompt's last block sees it anyhow
-            for block in range(begin, _blocks(start + length)):
+            for block in range(begin, blocks_of(start + length)):
                 first[block] = min(first[block], begin)
         stem = [*range(behind)]
         return [[*stem[: b + 1], *range(max(behind, first[b]), b + 1)] for b in range(self.blocks)]
@@ -116,14 +116,15 @@ def pieces(blocks: int, seen: int) -> list[tuple[int, int]]:
     return [*itertools.pairwise(cuts)]
 
 
-def _blocks(tokens: int) -> int:
+def blocks_of(tokens: int) -> int:
+    """Whole blocks that hold so many tokens."""
     return -(-tokens // BLOCK)
 
 
 def _start(at: int, length: int) -> int:
     """Where a row starts that may start at `at`: at the next block if that is near and has it lie in fewer blocks."""
-    ahead = _blocks(at) * BLOCK
-    lies = lambda start: _blocks(start + length) - start // BLOCK
+    ahead = blocks_of(at) * BLOCK
+    lies = lambda start: blocks_of(start + length) - start // BLOCK
     return ahead if ahead - at <= BLOCK // 8 and lies(ahead) < lies(at) else at
 
 
@@ -138,7 +139,7 @@ def _groups(rows: Table, mine: Sequence[int], config: BatchConfig) -> list[_Grou
         if len(members) > 1:
             made.append(_sorted(members, fed, int(rows.prompt.lengths[members[0]])))
         else:
-            alone.setdefault(_octave(_blocks(int(whole[members[0]])) + 1), []).extend(members)
+            alone.setdefault(_octave(blocks_of(int(whole[members[0]])) + 1), []).extend(members)
     return made + [_sorted(members, whole, 0) for members in alone.values()]
 
 
@@ -153,7 +154,7 @@ def _sorted(rows: Sequence[int], lengths: np.ndarray, stem: int) -> _Group:
 
 def _sized(groups: Sequence[_Group], config: BatchConfig) -> list[tuple[int, list[_Pack]]]:
     """Packs by their blocks: of common size, or of one that saves much where there are many; the last in quarters."""
-    need = max(_blocks(group.stem + group.lengths[0]) for group in groups)
+    need = max(blocks_of(group.stem + group.lengths[0]) for group in groups)
     blocks, most = common_blocks(need, config), config.token_budget // BLOCK
     packs = _packed(groups, blocks)
     quarter, cost = blocks // 4, (1 - SAVING) * len(packs) * blocks

@@ -67,7 +67,7 @@ def two_roles(policies=("p0", "p0")):
         {"batch": BatchConfig(BUCKETS, 256, slice_tokens=64)},
         {"batch": BatchConfig(BUCKETS, 256, share_prompts=False, slice_tokens=1)},
     ],
-    ids=["shared prompts", "packed", "one token a chunk", "remat", "slices of a micro-batch", "a row each"],
+    ids=["shared prompts", "packed", "one token a chunk", "remat", "short packs", "a row each"],
 )
 def test_every_way_to_cut_the_batch_gives_the_plain_gradient(changes):
     rows = two_roles()
