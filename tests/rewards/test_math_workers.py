@@ -365,12 +365,12 @@ def test_a_process_with_jax_grades_in_workers_without_it_and_leaves_none_behind(
         grades = []
         thread = threading.Thread(target=lambda: grades.append(grade_math(r"\boxed{{{HARD[0]}}}", r"{HARD[1]}")))
         thread.start(); thread.join()
-        def children(task):
+        def parent(pid):
             try:
-                return (task / "children").read_text().split()
-            except FileNotFoundError:  # a thread that has just ended
-                return []
-        pids = [p for task in Path("/proc/self/task").iterdir() for p in children(task)]
+                return int(Path(f"/proc/{{pid}}/stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:  # a process that has just ended
+                return None
+        pids = [p.name for p in Path("/proc").iterdir() if p.name.isdigit() and parent(p.name) == os.getpid()]
         pids = [p for p in pids if b"math_worker" in Path(f"/proc/{{p}}/cmdline").read_bytes()]
         maps = [Path(f"/proc/{{p}}/maps").read_text() for p in pids]
         print(grades, len(pids), any("jaxlib" in m for m in maps), *pids)
