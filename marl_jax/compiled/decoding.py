@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marl_jax.compiled.widths import in_blocks, over_seeds
+from marl_jax.compiled.widths import in_blocks, ladder, over_seeds
 from marl_jax.models import qwen3
 from marl_jax.models.attention import self_attention
 from marl_jax.models.decode import unstack, unstack_lora
@@ -37,7 +37,6 @@ class Voice:
     scale: float | None  # of its adapter; None: all weights are its own
     features: Features
     max_new: int
-    widths: tuple[int, ...]  # of prompts in a block
     seeds_axis: str | None = None
 
 
@@ -118,7 +117,9 @@ def _prefill(voice: Voice, weights: _Weights, tokens: jax.Array, length: jax.Arr
             values.append(jnp.pad(jnp.transpose(v, (0, 2, 1, 3)), (*room[:2], room[3], room[2])))
         return (), (tuple(keys), tuple(values))
 
-    _, (keys, values) = in_blocks(length, BLOCK, voice.widths, block, (), voice.seeds_axis)
+    # Prefilling is little of a step: one width for a single block, two for many.
+    widths = ladder(width)[-2:] if len(tokens) > BLOCK else (width,)
+    _, (keys, values) = in_blocks(length, BLOCK, widths, block, (), voice.seeds_axis)
     return Stem(keys, values, length)
 
 
@@ -142,19 +143,9 @@ def _decode(voice: Voice, weights: _Weights, stem: Stem, lanes: Lanes, forced: j
         jnp.zeros(count, jnp.int32),
     )
     loop = _Loop(jnp.zeros((), jnp.int32), lanes, own, out)
-    for end in sorted({-(-most // 2), most}):
-        loop = _stage(voice, weights, stem, loop, forced, end)
-    return loop.out
-
-
-def _stage(
-    voice: Voice, weights: _Weights, stem: Stem, loop: _Loop, forced: jax.Array | None, end: int
-) -> _Loop:
-    """Decode up to step `end`: in all lanes while many are active, then in a quarter that holds those that are left."""
-    count = len(loop.lanes.token)
     few = count // 4 if count >= LEAST_LANES else 0
 
-    def run(here: _Loop, stem: Stem, forced: jax.Array | None, more_than: int) -> _Loop:
+    def run(here: _Loop, stem: Stem, forced: jax.Array | None, end: int, more_than: int) -> _Loop:
         def goes_on(now: _Loop) -> jax.Array:
             active = over_seeds(jnp.sum(now.lanes.active), voice.seeds_axis)
             return (now.step < end) & (active > more_than)
@@ -166,15 +157,16 @@ def _stage(
         take = functools.partial(jax.tree.map, lambda x: x[seat])
         prompt = seat // (count // len(stem.length))
         here = _Loop(loop.step, *take((loop.lanes, loop.own, loop.out)))
-        here = run(here, Stem(*jax.tree.map(lambda x: x[prompt], tuple(stem))), take(forced), 0)
+        here = run(here, Stem(*jax.tree.map(lambda x: x[prompt], tuple(stem))), take(forced), most, 0)
         put = lambda old, new: old.at[seat].set(new)
         return _Loop(here.step, *jax.tree.map(put, tuple(loop)[1:], tuple(here)[1:]))
 
-    loop = run(loop, stem, forced, few)
-    if not few:
-        return loop
-    left = over_seeds(jnp.sum(loop.lanes.active), voice.seeds_axis)
-    return jax.lax.cond((loop.step < end) & (left > 0), gathered, lambda loop: loop, loop)
+    for end in sorted({-(-most // 2), most}):  # half of the columns are read while there are no more
+        loop = run(loop, stem, forced, end, few)
+    if few:
+        left = over_seeds(jnp.sum(loop.lanes.active), voice.seeds_axis)
+        loop = jax.lax.cond((loop.step < most) & (left > 0), gathered, lambda loop: loop, loop)
+    return loop.out
 
 
 def _one(

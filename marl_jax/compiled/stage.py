@@ -24,7 +24,7 @@ from marl_jax.compiled.decoding import Voice, speak
 from marl_jax.compiled.readers import Read, form_of, same_reader
 from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.compiled.script import Cue, Field, Piece, mark
-from marl_jax.compiled.widths import by_width, ladder
+from marl_jax.compiled.widths import by_width
 from marl_jax.models.weight_table import Tree
 from marl_jax.policies import policy_of
 from marl_jax.rewards.arrays import Text
@@ -211,7 +211,6 @@ class Stage:
             cast.parts.lora_scale,
             Features(min_new=settings.min_new_tokens > 0),
             settings.max_new_tokens,
-            ladder(prompts.shape[1]),
             self._seeds_axis,
         )
         out = speak(voice, *self._weights[policy], prompts, length, lanes, forced)
