@@ -26,6 +26,8 @@ from marl_jax.task import Task
 from recipes import run as recipe_run
 from recipes.recipe import changed
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[1]
 PROGRAMS = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
 TRAINED = {  # {program: roles}

@@ -80,6 +80,7 @@ def test_both_roads_take_the_same_step(roads):
     assert whole
 
 
+@pytest.mark.long
 def test_both_roads_mask_the_same_sequences(monkeypatch):
     """Every other call was sampled under log-probs that are half a nat a token off, as another engine's may be."""
 

@@ -101,6 +101,7 @@ assert any(np.max(np.abs(a - b)) > 0.01 for a, b in zip(*map(jax.tree.leaves, (e
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "script",
     [GRADIENT, EXCHANGE, pytest.param(UPDATE, marks=pytest.mark.campaign)],

@@ -76,6 +76,7 @@ def in_streams(plan, program: jax.stages.Compiled) -> int:
 # ---------------------------------------------------------------- beside XLA's own analysis
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("layers", "slice_tokens", "longest"),
     [(4, "1024", "80"), (9, "1024", "80"), (4, "2048", "1800")],
@@ -128,6 +129,7 @@ def test_the_gradient_under_a_large_vocabulary_takes_the_memory_that_xla_counts(
     assert size(plan, "working memory of the backward pass") == pytest.approx(logits, rel=0.01)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("train", "prompt", "lanes"),
     [("full", 32, 512), ("full", 256, 8), ("full", 1024, 8), ("lora", 256, 8), ("lora", 1024, 8)],

@@ -28,6 +28,7 @@ def road(cell):
     return check_foreseen(cell, make_plan(cell, find_models(cell)[0], HERE))
 
 
+@pytest.mark.long
 def test_the_step_takes_the_memory_that_xla_counts(road):
     """Within 40%: a compiler keeps some arrays apart that are counted in one place, and writes others nowhere."""
     step, traced = road.planned()

@@ -30,6 +30,8 @@ from marl_jax.runs import loop
 from marl_jax.runs.loading.parts import PartsError, model_configs
 from marl_jax.terminal.live import Live
 
+pytestmark = pytest.mark.long
+
 HERE = Device("CPU", "cpu", 8 << 30, 20e9, 5e10, 5e10)
 
 

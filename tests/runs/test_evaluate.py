@@ -364,6 +364,7 @@ make_run(sys.argv[1], sys.argv[2], {3: {"p0": says("1")}}, mesh__model=2)
 """
 
 
+@pytest.mark.long
 def test_a_run_of_two_devices_is_evaluated_and_exported_on_one(base, tmp_path, caplog):
     paths = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
     env = {"JAX_NUM_CPU_DEVICES": "2", "PYTHONPATH": ":".join(paths)}

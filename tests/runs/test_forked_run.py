@@ -17,6 +17,8 @@ from marl_jax.rollouts import read_episodes
 from marl_jax.runs import loop
 from marl_jax.study.report.html_page import write_report
 
+pytestmark = pytest.mark.long
+
 
 def config(base, **changes):
     return branching(tiny_config(base, steps=4, **changes))

@@ -48,6 +48,7 @@ def short(base, **changes):
     )
 
 
+@pytest.mark.long
 def test_a_later_start_on_the_compiled_road_takes_its_programs_as_they_are(cold, base, tmp_path, monkeypatch):
     """It neither traces nor compiles a step; the seed is another or the same."""
     loop.train(short(base), tmp_path / "first", live=quiet())

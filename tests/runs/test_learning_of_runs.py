@@ -20,6 +20,8 @@ from marl_jax.runs.divergence import Diverged
 from marl_jax.terminal.live import Live
 from marl_jax.workflows import Call, workflow
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):

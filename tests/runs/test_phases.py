@@ -24,6 +24,8 @@ from marl_jax.runs.loading.parts import load_parts
 from marl_jax.runs.phases import Phases
 from marl_jax.table import Table
 
+pytestmark = pytest.mark.long
+
 EVERY = {
     "checkpoints": CheckpointConfig(every=1, latest=20, best=False),
     "evaluation": EvaluationConfig(every=0),

@@ -18,6 +18,8 @@ from marl_jax.task import Task
 from marl_jax.tasks.buffer import BufferConfig
 from marl_jax.workflows import Call, solver, team, workflow
 
+pytestmark = pytest.mark.long
+
 
 def executed(text):
     """How many small letters a text has, as a problem; one without any is not valid."""

@@ -65,6 +65,7 @@ def test_it_learns(alone):
     assert lengths[-1] < lengths[0] and weights(alone, 4, KIND)[1] != weights(alone, 8, KIND)[1]
 
 
+@pytest.mark.long
 def test_killed_it_ends_like_a_run_that_never_was(base, alone, tmp_path):
     one = {"JAX_NUM_CPU_DEVICES": "1"}
     status, said, _ = in_a_process(base, tmp_path / "run", f"--kind={KIND}", *DIES, **one)
@@ -97,6 +98,7 @@ def test_killed_on_two_devices_it_goes_on_with_two(base, tmp_path):
     same(tmp_path / "run", tmp_path / "whole", KIND)
 
 
+@pytest.mark.long
 def test_seeds_side_by_side_have_the_bits_of_each_alone(base, alone, tmp_path, monkeypatch):
     """Asked to stop on the way, and gone on with from where all of them are."""
     both = config(base, seeds=2)

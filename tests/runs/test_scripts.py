@@ -179,6 +179,7 @@ def test_the_flag_that_refusals_advise_is_there(module, capsys):
 # ---------------------------------------------------------------- a matrix of runs
 
 
+@pytest.mark.long
 def test_a_small_matrix_from_the_command_line_to_its_page(base, tmp_path, monkeypatch, capfd):
     """Its children are run in this process, which has JAX loaded."""
     monkeypatch.setattr(matrix, "_run", lambda command, stop: script.run(*command))

@@ -101,6 +101,7 @@ def close_after_adam(actual, expected, state, config):
     assert np.all(apart <= allowed), np.max(apart - allowed)
 
 
+@pytest.mark.long
 def test_two_processes_take_the_steps_of_one(base, tmp_path):
     """Tokens, prompts, rewards and advantages are equal, gradients within roundings, replicas to the bit."""
     agree_step_by_step(base, tmp_path, "plain", hosts=2, data=1, count=2)

@@ -25,6 +25,8 @@ from marl_jax.run_folder.checkpoints import steps
 from marl_jax.run_folder.folder import read
 from marl_jax.runs.loading.parts import load_parts
 
+pytestmark = pytest.mark.long
+
 FAKE = Path(__file__).with_name("fake_vllm.py")
 PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
 NEEDED = Needed("models/Qwen3-0.6B", "bfloat16", 25600, 2, 64)

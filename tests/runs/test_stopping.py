@@ -91,6 +91,7 @@ def child(number):
         process.kill()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "program, said",
     [

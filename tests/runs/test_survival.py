@@ -48,6 +48,7 @@ def killed(base, workdir, moments, kind="plain"):
     return deaths
 
 
+@pytest.mark.long
 def test_a_run_killed_at_random_moments_ends_like_one_that_never_was(base, whole, tmp_path):
     """Killed in a step and while it opens again, and asked to end while it opens and while it learns."""
     workdir, chance = tmp_path / "run", random.Random(0)
@@ -70,6 +71,7 @@ def asked_to_end(base, workdir, place, visit):
     return steps(workdir / "checkpoints")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "reached"),
     [

@@ -24,6 +24,8 @@ from marl_jax.runs.loading.parts import load_parts
 from marl_jax.runs.loading.play import make_service, planned_engine
 from marl_jax.sampling.requests import Request
 
+pytestmark = pytest.mark.long
+
 
 def test_each_policy_is_answered_by_its_own_adapter_and_an_update_reaches_it(base):
     with FakeVllm(base) as server:

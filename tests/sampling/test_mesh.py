@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.long
 def test_eight_devices_sample_what_one_does():
     root = Path(__file__).parents[2]
     environment = os.environ | {

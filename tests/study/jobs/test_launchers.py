@@ -186,6 +186,7 @@ def test_a_run_needs_the_memory_of_its_plan(tmp_path):
     assert launchers.resources(job)["devices"] == 1
 
 
+@pytest.mark.long
 def test_submitit_plays_a_job_in_a_process_of_its_own(tmp_path):
     jobs = jobs_of(tmp_path / "runs", 2)
     options = {"cluster": "local", "timeout_min": 10}

@@ -348,6 +348,7 @@ def test_the_exit_code_of_a_child_is_handed_on():
         assert matrix._run(["no_such_module"], stop) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_matrix_that_is_asked_to_stop_asks_its_child_once_and_ends_well(tmp_path, number):
     """The whole script, with a training that only listens; the signal comes as from a terminal, to its group."""
