@@ -1,6 +1,7 @@
 """docs/findings.md: the answers of `findings` as Markdown, with a figure each, between two marks of a page.
 
-What stands outside of the marks is written by hand and stays.
+What stands outside of the marks is written by hand and stays. A page beside it, of the same name and `-runs`, has what
+was run and what was not.
 """
 
 import functools
@@ -34,23 +35,30 @@ COMMAND = f"python -m experiments.matrix --config={PARTS} --cells=agents --seeds
 
 
 def write_findings(study: Study, page: str | os.PathLike[str]) -> None:
-    """Make the numbers of a page anew from the compact results of a study, and its figures beside it."""
+    """Make the numbers of a page anew from the compact results of a study; its figures and its runs beside it."""
     path = Path(page)
-    runs = [run for place, run in study.runs.items() if place in study.compact]
-    if not runs:
+    known = [run for place, run in study.runs.items() if place in study.compact]
+    if not known:
         raise FolderError(f"there is no result of a run in or below '{study.root}': see experiments.collect")
     with path_errors(path):
         text = path.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
         raise FolderError(f"'{page}' lacks the marks '{BEGIN}' and '{END}', between which the numbers go")
-    said = findings.answers(runs)
-    tables = [table for table in (said.tests, _made(said.cells), _lacking(said.cells)) if table.rows]
+    said = findings.answers(known)
+    beside = path.with_name(f"{path.stem}-runs.md")
     parts = [markdown(agreement(said)), *(_section(k, one, path) for k, one in enumerate(said.findings, 1))]
-    parts += [*map(markdown, tables), "\n".join(f"- Left out: {why}" for why in study.unread)]
+    parts += [markdown(said.tests)] * bool(said.tests.rows)
+    parts.append(f"The runs, and what is not run yet, are [a page of their own]({beside.name}).")
     before, _, rest = text.partition(BEGIN)
-    made = "\n\n".join(part for part in parts if part)
+    runs = [
+        f"# The runs behind the findings\n\nMade by `make page`, as the numbers of [{path.name}]({path.name}) are."
+    ]
+    runs += [markdown(table) for table in (_made(said.cells), _lacking(said.cells)) if table.rows]
+    runs += ["\n".join(f"- Left out: {why}" for why in study.unread)] * bool(study.unread)
     with path_errors(path):
+        made = "\n\n".join(parts)
         write_atomically(path, f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}".encode())
+        write_atomically(beside, ("\n\n".join(runs) + "\n").encode())
 
 
 def markdown(table: Table, level: int = 2) -> str:
