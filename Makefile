@@ -18,9 +18,11 @@ COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '$(RARE)' $(VENV)/lib/python*/
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 QUICK := JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
-APART := long|campaign|parity|browser|vllm
-QUICKLY := not campaign and not parity and not browser and not vllm and not shipped
+# Tests that need no more than the environment and compile quickly, the long ones included.
+PLAIN := not campaign and not parity and not browser and not vllm and not shipped
+
 # Tests behind one of these marks, on the test, on some of its cases, or on the whole file.
+APART := long|campaign|parity|browser|vllm
 LEFT_OUT = FNR == 1 {all = marked = 0} /mark\.($(APART))/ {marked = 1} /^pytestmark.*mark\.($(APART))/ {all = 1} \
   /^def test/ {if (all || marked) print "  " FILENAME "::" substr($$2, 1, index($$2, "(") - 1); marked = 0}
 
@@ -40,16 +42,16 @@ demo: $(READY)
 test: $(READY)
 	@echo "Left out here, in part or whole: tests marked 'long', 'campaign', 'parity', 'browser' and 'vllm' (make long, campaign, parity, page-test, vllm):"
 	@awk '$(LEFT_OUT)' $$(find tests -name 'test_*.py' | sort)
-	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "$(QUICKLY) and not long"
+	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "$(PLAIN) and not long"
 	$(BIN)/python -m pytest $(WORKERS) -m "shipped and not campaign" tests/sampling
 
 # Whole runs: killed, on several processes or devices, with servers; the examples; memory by XLA's count.
 long: $(READY)
-	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "$(QUICKLY) and long"
+	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "$(PLAIN) and long"
 
 # The import-and-core subset, for the second supported line of Python and JAX.
 core: $(READY)
-	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "$(QUICKLY)" tests/models tests/sampling
+	$(QUICK) $(BIN)/python -m pytest $(WORKERS) -m "$(PLAIN)" tests/models tests/sampling
 	$(BIN)/python -m pytest $(WORKERS) -m "shipped and not campaign" tests/sampling
 
 parity: $(PARITY)
@@ -63,7 +65,7 @@ campaign: $(READY) $(RAY)
 	  $(BIN)/python -m pytest -m "not campaign and not parity and not browser and not vllm" tests/sampling tests/rollouts tests/runs && \
 	  for isa in AVX2 SSE4_2; do echo "at most $$isa:" && \
 	    XLA_FLAGS="$$XLA_FLAGS --xla_cpu_max_isa=$$isa" $(QUICK) $(BIN)/python -m pytest $(WORKERS) \
-	      -m "$(QUICKLY)" tests/learning tests/models tests/sampling || exit 1; done; } 2>&1 \
+	      -m "$(PLAIN)" tests/learning tests/models tests/sampling || exit 1; done; } 2>&1 \
 	  | tee .cache/campaign-$$(git describe --always --dirty).log
 
 # All pages, and the reference made from docstrings, in build/docs; a broken link or an unknown name is an error.
