@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 def ladder(longest: int, step: int = 8) -> tuple[int, ...]:
-    """Four increasing widths up to `longest` or fewer, multiples of `step` but for the last. Each is a program.
+    """Three increasing widths up to `longest` or fewer, multiples of `step` but for the last. Each is a program.
 
     Bounds add up the longest that every text may be, and most texts take a third to a half of theirs.
     """
-    some = {-(-longest * part // (12 * step)) * step for part in (4, 5, 6)}
+    some = {-(-longest * part // (12 * step)) * step for part in (4, 6)}
     return (*sorted(width for width in some if width < longest), longest)
 
 
