@@ -118,7 +118,7 @@ def _prefill(voice: Voice, weights: _Weights, tokens: jax.Array, length: jax.Arr
         return (), (tuple(keys), tuple(values))
 
     # Prefilling is little of a step: one width for a single block, two for many.
-    widths = ladder(width)[-2:] if len(tokens) > BLOCK else (width,)
+    widths = ladder(width) if len(tokens) > BLOCK else (width,)
     _, (keys, values) = in_blocks(length, BLOCK, widths, block, (), voice.seeds_axis)
     return Stem(keys, values, length)
 

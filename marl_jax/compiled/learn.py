@@ -1,14 +1,14 @@
-"""The update as part of the step: rows in blocks by length, each role's gradient apart, one optimiser step per policy.
+"""The update as part of the step: rows in packs, each role's gradient apart, one optimiser step per policy.
 
-    rows of a unit ─in_blocks─► update_programs.accumulate ─► parts, denominator ─sum of devices─► update_programs.apply
+    rows of a unit ─take─► pack by pack update_programs.accumulate ─► parts ─sum of devices─► update_programs.apply
 
-The programs are the hosted learner's; only the way rows are cut differs, which no sum depends on but for rounding.
+The programs are the hosted learner's; only which rows lie in a pack differs, which no sum depends on but for rounding.
 """
 
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.struct
 import jax
@@ -17,20 +17,22 @@ import jax.numpy as jnp
 from marl_jax.compiled.alphabet import join
 from marl_jax.compiled.cast import Cast, rates
 from marl_jax.compiled.columns import Columns
+from marl_jax.compiled.packing import Rows, line_of, take
 from marl_jax.compiled.script import Cue
-from marl_jax.compiled.widths import in_blocks, ladder
+from marl_jax.compiled.widths import by_width, over_seeds
 from marl_jax.learning import update_programs
-from marl_jax.learning.batching import MicroBatch
+from marl_jax.learning.batching import BLOCK, BatchConfig
 from marl_jax.learning.by_role import gradients
 from marl_jax.learning.by_role.interventions import PerRole
 from marl_jax.learning.network import Qwen3
+from marl_jax.learning.packs import blocks_of, common_blocks
 from marl_jax.learning.update import LearnerState
 from marl_jax.models.weight_table import Tree
 from marl_jax.policies import is_frozen, policy_of
 
 __all__ = ["Axes", "evidence", "learn", "ready", "units_of"]
 
-BLOCK = 32  # rows that are differentiated together
+_ALL = jnp.iinfo(jnp.int32).max
 Unit = Any  # a role, (role, slot), or None for all rows
 
 
@@ -116,83 +118,6 @@ def _owner(cast: Cast, cue: Cue) -> str:
     return policy_of(cast.config.policies.map, cue.role, cue.slot)
 
 
-class _Rows(NamedTuple):
-    """G prompts, each with the B completions that are learned behind it: many where a problem's calls share one."""
-
-    row: jax.Array  # Int[G, B] of the table
-    prompt: jax.Array  # Int[G, P]
-    shown: jax.Array  # Int[G], its length
-    tokens: jax.Array  # Int[G, B, S]
-    said: jax.Array  # Int[G, B], how many of them are learned
-    logprobs: jax.Array  # [G, B, S]
-    advantage: jax.Array  # [G, B]
-    temperature: jax.Array  # [G, B]
-    anchor: jax.Array  # [G, B]
-
-    @property
-    def shared(self) -> bool:
-        """Whether prompts are computed once for several completions."""
-        return self.row.shape[1] > 1
-
-    @property
-    def need(self) -> jax.Array:
-        """Int[G]: what the width of a block must hold, 0 of rows that are not learned."""
-        if self.shared:
-            return self.said.max(axis=1)
-        return jnp.where(self.said[:, 0] > 0, self.shown + self.said[:, 0] - 1, 0)
-
-    @property
-    def longest(self) -> int:
-        """The most that `need` may be."""
-        return self.tokens.shape[2] + (0 if self.shared else self.prompt.shape[1] - 1)
-
-
-def _micro_batch(rows: _Rows, width: int) -> MicroBatch:
-    """A few rows: a shared prompt with branches of `width` tokens, else prompt and completion in `width` tokens."""
-    (count, branches, most), prompt = rows.tokens.shape, rows.prompt.shape[1]
-    learned = min(width, most) if rows.shared else most  # tokens of a completion that may be targets
-    column = jnp.arange(learned)
-    mask = column < rows.said[..., None]
-    fed = jnp.maximum(rows.said - 1, 0)  # the last is predicted, never read
-    shown = rows.shown[:, None, None]
-    if rows.shared:
-        stem, own = jnp.arange(prompt) < rows.shown[:, None], column < fed[..., None]
-        flat = lambda x: x.reshape(count, -1)
-        tokens = jnp.concatenate([rows.prompt, flat(rows.tokens[..., :learned])], axis=1)
-        inside = jnp.concatenate([stem, flat(own)], axis=1)
-        behind = jnp.broadcast_to(shown + column, own.shape)
-        ahead = jnp.broadcast_to(jnp.arange(prompt), stem.shape)
-        positions = jnp.concatenate([ahead, flat(behind)], axis=1)
-        place = prompt + learned * jnp.arange(branches)[:, None] + column - 1
-        source = jnp.where(column == 0, shown - 1, place)
-    else:
-        length = rows.shown + fed[:, 0]
-        tokens, _ = join([(rows.prompt, rows.shown), (rows.tokens[:, 0], fed[:, 0])], width)
-        inside = jnp.arange(width) < length[:, None]
-        positions = jnp.broadcast_to(jnp.arange(width), inside.shape)
-        source = jnp.minimum(shown - 1 + column, width - 1)
-    each = lambda x: jnp.broadcast_to(x[..., None], mask.shape).reshape(count, -1)
-    targets = lambda x: x[..., :learned].reshape(count, -1)
-    return MicroBatch(
-        tokens=jnp.where(inside, tokens, 0),
-        positions=jnp.where(inside, positions, 0),
-        segments=inside.astype(jnp.int32),
-        source=jnp.where(mask, source, 0).reshape(count, -1),
-        targets=targets(rows.tokens),
-        mask=mask.reshape(count, -1),
-        sequences=each(jnp.arange(count * branches).reshape(count, branches)),
-        advantages=each(rows.advantage),
-        sampler_logp=targets(rows.logprobs),
-        old_logp=targets(rows.logprobs),
-        ref_logp=jnp.zeros((count, branches * learned)),
-        kl_coef=each(rows.anchor),
-        temperature=jnp.where(each(rows.said) > 0, each(rows.temperature), 1.0),
-        prefix=prompt if rows.shared else 0,
-        branches=branches,
-        unmasked=True,
-    )
-
-
 class _Work:
     """What a step asks of one policy."""
 
@@ -252,28 +177,40 @@ class _Work:
                 groups.setdefault(cues[place].pieces if shared[place] else None, []).append(place)
         return list(groups.values())
 
-    def _rows(self, places: Sequence[int]) -> _Rows:
-        """The rows of these calls."""
+    def _rows(self, places: Sequence[int]) -> Rows:
+        """The rows of these calls: of one prompt for each problem, or the shortest first, each with its own."""
         columns, table, samples = self.columns, self.columns.table, self.cast.samples
         row = jnp.arange(len(columns.answer))[:, None] * len(columns.cues) + jnp.array(places)
-        shared = columns.shared[places[0]] and samples * len(places) > 1
-        row = row.reshape(-1, samples * len(places) if shared else 1)
-        prompt, said = (max(columns.widths[place][side] for place in places) for side in (0, 1))
+        prompt, most = (max(columns.widths[place][side] for place in places) for side in (0, 1))
+        if columns.shared[places[0]] and samples * len(places) > 1:
+            row = row.reshape(-1, samples * len(places))
+            # A call that was not made has no prompt.
+            made = jnp.argmax(columns.prompt_length[row], axis=1)[:, None]
+            first = jnp.take_along_axis(row, made, axis=1)[:, 0]
+            group = jnp.repeat(jnp.arange(len(row)), row.shape[1])
+            prompts, shown = table.prompt[first, :prompt], columns.prompt_length[first]
+            row, ahead = row.reshape(-1), jnp.zeros(len(group), jnp.int32)
+            tokens = table.tokens[row, :most]
+        else:
+            need = jnp.where(self.trained, columns.prompt_length + table.length, 0)
+            row = row.reshape(-1)
+            row = row[jnp.argsort(need[row], stable=True)]
+            group, ahead = jnp.arange(len(row)), columns.prompt_length[row]
+            prompts, shown = jnp.zeros((len(row), 0), jnp.int32), jnp.zeros_like(ahead)
+            pieces = [(table.prompt[row, :prompt], ahead), (table.tokens[row, :most], table.length[row])]
+            tokens = join(pieces, prompt + most)[0][:, :-1]
         anchors = self.config.interventions.kl_coef
         anchor = jnp.array([anchors.get(role, 0.0) for role in table.roles], jnp.float32)
-        # A call that was not made has no prompt.
-        first = row[:, 0]
-        if shared:
-            first = jnp.take_along_axis(row, jnp.argmax(columns.prompt_length[row], axis=1)[:, None], axis=1)[
-                :, 0
-            ]
-        return _Rows(
+        return Rows(
             row,
-            table.prompt[first, :prompt],
-            columns.prompt_length[first],
-            table.tokens[row, :said],
+            group,
+            prompts,
+            shown,
+            tokens,
+            ahead,
             jnp.where(self.trained[row], table.length[row], 0),
-            table.logprobs[row, :said],
+            table.tokens[row, :most],
+            table.logprobs[row, :most],
             table.advantage[row],
             table.temperature[row],
             anchor[table.role[row]],
@@ -282,7 +219,7 @@ class _Work:
     def _add(
         self,
         number: int,
-        rows: _Rows,
+        rows: Rows,
         carry: Any,
         columns: Columns,
         tree: Tree,
@@ -290,7 +227,6 @@ class _Work:
         reference: Tree | None,
     ) -> tuple[Any, Columns]:
         """(parts and denominator, loss, places filled and computed) with rows of one unit; the table with log-probs."""
-        _, branches, most = rows.tokens.shape
         anchored = any(role in self.config.interventions.kl_coef for role in self.roles)
         accumulate = functools.partial(
             update_programs.accumulate,
@@ -299,30 +235,42 @@ class _Work:
             anchored=anchored,
             on_policy=self.config.old_logprobs == "trainer",
         )
+        size, sampled, widths = _shape(rows, self.config.batch)
+        line, most = line_of(rows), rows.targets.shape[1]
 
-        def block(carry: Any, some: jax.Array, width: int) -> tuple[Any, Any]:
-            here = jax.tree.map(lambda x: x.at[some].get(mode="fill", fill_value=0), rows)
-            batch = _micro_batch(here, width)
+        def add(held: Any, seen: int) -> Any:
+            (parts, loss, counted), first, values = held
+            taken = take(rows, line, first, size, sampled, seen)
+            batch = taken.batch
             if anchored:
                 score = update_programs.score(self.settings, reference, frozen, batch)[0]
                 batch = dataclasses.replace(batch, ref_logp=score)
-            parts, (loss, *said) = accumulate(carry[0], tree, frozen, batch)
-            counts = jnp.array([batch.segments.sum(), batch.segments.size])
-            apart = lambda x: x.reshape(len(some), branches, -1)
-            wide = lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, most - x.shape[2])))
-            said = [wide(apart(x)) for x in (*said, batch.ref_logp)]
-            return (parts, jax.tree.map(jnp.add, carry[1], loss), carry[2] + counts), said
+            parts, (more_loss, *said) = accumulate(parts, tree, frozen, batch)
+            counted += jnp.array([jnp.sum(batch.segments > 0), size])
+            put = lambda old, new: old.at[taken.row, taken.column].set(new[0], mode="drop")
+            carry = parts, jax.tree.map(jnp.add, loss, more_loss), counted
+            return carry, taken.stop, list(map(put, values, (*said, batch.ref_logp)))
+
+        def step(held: Any) -> Any:
+            need = jnp.int32(0)
+            if len(widths) > 1:  # rows come by length: what the last of the pack sees
+                stop = take(rows, line, held[1], size, sampled, widths[0]).stop
+                need = -(-line.fed.at[stop - 1].get(mode="clip") // BLOCK) + 1
+            return by_width(need, widths, lambda seen: add(held, seen), self.axes.seeds)
+
+        def more(held: Any) -> jax.Array:
+            left = rows.said.sum() - line.target.at[held[1]].get(mode="fill", fill_value=_ALL)
+            return over_seeds((left > 0).astype(jnp.int32), self.axes.seeds) > 0
 
         if carry[1] is None:
-            batch = _micro_batch(jax.tree.map(lambda x: x[:1], rows), rows.longest)
+            batch = take(rows, line, jnp.int32(0), size, sampled, widths[0]).batch
             shapes = jax.eval_shape(accumulate, carry[0], tree, frozen, batch)[1][0]
             carry = carry[0], jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), carry[2]
-        size = max(1, BLOCK // branches)
-        carry, said = in_blocks(rows.need, size, ladder(rows.longest), block, carry, self.axes.seeds)
-        row = rows.row.reshape(-1)
+        values = [jnp.zeros((len(rows.row), most), jnp.float32)] * 3
+        carry, _, values = jax.lax.while_loop(more, step, (carry, jnp.int32(0), values))
         new = {
-            name: None if old is None else old.at[row, :most].set(values.reshape(len(row), most))
-            for (name, old), values in zip(evidence(columns).items(), said)
+            name: None if old is None else old.at[rows.row, :most].set(found)
+            for (name, old), found in zip(evidence(columns).items(), values)
         }
         return carry, columns.replace(**new)
 
@@ -352,3 +300,16 @@ class _Work:
 def evidence(columns: Columns) -> dict[str, Any]:
     """What the learner computes of rows."""
     return {name: getattr(columns, name) for name in ("logp", "entropy", "ref_logp")}
+
+
+def _shape(rows: Rows, config: BatchConfig) -> tuple[int, int, tuple[int, ...]]:
+    """Tokens of a pack, the most that are learned of one, and how many blocks one of its blocks may see."""
+    (_, prompt), (_, length), (_, most) = rows.prompt.shape, rows.tokens.shape, rows.targets.shape
+    if jax.default_backend() != "cpu":
+        config = dataclasses.replace(config, slice_tokens=0)
+    size = common_blocks(blocks_of(prompt + length), config) * BLOCK
+    if rows.shared:
+        return size, size, (rows.seen,)
+    # Few of the tokens of a row with its prompt are learned; long rows are few, and come last.
+    quarters = -(-4 * most // length)
+    return size, size * quarters // 4, tuple(sorted({rows.seen // 2 + 1, rows.seen}))

@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 
 def ladder(longest: int, step: int = 8) -> tuple[int, ...]:
-    """Three increasing widths up to `longest` or fewer, multiples of `step` but for the last. Each is a program.
+    """Half of the longest, in multiples of `step`, and the longest. Each width is a program.
 
     Bounds add up the longest that every text may be, and most texts take a third to a half of theirs.
     """
-    some = {-(-longest * part // (12 * step)) * step for part in (4, 6)}
-    return (*sorted(width for width in some if width < longest), longest)
+    half = -(-longest // (2 * step)) * step
+    return (half, longest) if half < longest else (longest,)
 
 
 def over_seeds(value: jax.Array, seeds_axis: str | None) -> jax.Array:

@@ -18,7 +18,7 @@ import numpy as np
 from marl_jax.learning.batching import BLOCK, Batch, BatchConfig, Placed, check_rows, fill, power_of_two
 from marl_jax.table import Table
 
-__all__ = ["blocks_of", "looks", "make_packs", "most_blocks", "pieces"]
+__all__ = ["blocks_of", "common_blocks", "looks", "make_packs", "most_blocks", "pieces"]
 
 ALIKE = 8  # blocks: rows whose tokens see no more are packed together, longer ones by octaves
 # Where there are so many packs, groups may fill others better, of so many eighths. They are other programs, and must
@@ -100,7 +100,7 @@ def make_packs(
 
 def most_blocks(need: int, config: BatchConfig) -> int:
     """Blocks of the largest pack that rows may get which need so many."""
-    common = _common_blocks(need, config)
+    common = common_blocks(need, config)
     return max(common, min(common * ODD[-1] // 8, config.token_budget // BLOCK))
 
 
@@ -121,7 +121,7 @@ def blocks_of(tokens: int) -> int:
     return -(-tokens // BLOCK)
 
 
-def _common_blocks(need: int, config: BatchConfig) -> int:
+def common_blocks(need: int, config: BatchConfig) -> int:
     """Blocks of a pack of common size, for rows that need so many."""
     common = min(config.slice_tokens or config.token_budget, config.token_budget)
     return max(1, common // BLOCK, power_of_two(need))
@@ -161,7 +161,7 @@ def _sorted(rows: Sequence[int], lengths: np.ndarray, stem: int) -> _Group:
 def _sized(groups: Sequence[_Group], config: BatchConfig) -> list[tuple[int, list[_Pack]]]:
     """Packs by their blocks: of common size, or of one that saves much where there are many; the last in quarters."""
     need = max(blocks_of(group.stem + group.lengths[0]) for group in groups)
-    blocks, most = _common_blocks(need, config), config.token_budget // BLOCK
+    blocks, most = common_blocks(need, config), config.token_budget // BLOCK
     packs = _packed(groups, blocks)
     quarter, cost = blocks // 4, (1 - SAVING) * len(packs) * blocks
     for longer in (blocks * eighths // 8 for eighths in ODD if len(packs) >= MANY):

@@ -140,7 +140,7 @@ def accumulate(
 
     row = functools.partial(jax.lax.dynamic_index_in_dim, index=unit, keepdims=False)
     put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=unit, axis=0)
-    if batch.table is None:
+    if batch.table is None or len(batch.tokens) == 1:
         mine, out = add(jax.tree.map(row, parts), batch)
     else:
         mine, (losses, *values) = _over_packs(add, jax.tree.map(row, parts), batch)

@@ -36,8 +36,8 @@ def test_seeds_side_by_side_take_one_width():
     assert "cond[" in str(jax.make_jaxpr(of)(jnp.array([2, 7, 3])))  # one branch runs
 
 
-def test_a_ladder_has_few_widths_and_ends_with_the_longest():
-    assert ladder(288) == (96, 144, 288)
-    assert ladder(63) == (24, 32, 63)
+def test_a_ladder_is_half_of_the_longest_and_the_longest():
+    assert ladder(288) == (144, 288)
+    assert ladder(63) == (32, 63)
     assert ladder(10) == (8, 10)
     assert ladder(8) == (8,)

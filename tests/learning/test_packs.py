@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 from learning_rows import as_table, make_row, make_rows
+from pack_reading import seen_from
 
-from marl_jax.learning.batching import BLOCK, STEM, BatchConfig
+from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning.packs import make_packs
 
 
@@ -24,23 +25,6 @@ def groups(rng, lengths, prompt=64):
 def live(rows):
     """Tokens that are fed where each prompt lies once; the last one of a completion is not."""
     return sum(map(len, {row.prompt for row in rows})) + sum(len(row.tokens) - 1 for row in rows)
-
-
-def seen_from(arrays, g, place):
-    """The tokens that a place of a pack may see by its table, in order of their positions."""
-    piece, line = next(
-        (piece, line)
-        for piece in arrays.table
-        for line in range(piece.shape[1])
-        if piece[g, line].max() == place // BLOCK
-    )
-    blocks = piece[g, line][piece[g, line] >= 0]
-    at = (blocks[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
-    segment = arrays.segments[g, at]
-    at = at[(segment == STEM) | (segment == arrays.segments[g, place])]
-    at = at[arrays.positions[g, at] <= arrays.positions[g, place]]
-    np.testing.assert_array_equal(arrays.positions[g, at], np.arange(len(at)))  # each position once
-    return arrays.tokens[g, at].tolist()
 
 
 @pytest.mark.parametrize("share", [True, False])

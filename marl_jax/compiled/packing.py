@@ -1,0 +1,172 @@
+"""Rows in packs, in arrays: end to end on one line, from which each pack takes as many as it has room for.
+
+    [ prompt a | a1 | a2 | a3 .. ][ prompt b | b1 .. ] ..        the line
+    [ prompt a | a1 | a2 ] [ prompt a | a3 .. | prompt b ] ..    packs: where a group is parted, its prompt lies again
+
+As `learning.packs` has them, but rows keep their order: which of them a pack takes follows from sums of lengths.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from marl_jax.learning.batching import BLOCK, STEM, MicroBatch
+from marl_jax.learning.packs import blocks_of
+
+__all__ = ["Line", "Rows", "Taken", "line_of", "take"]
+
+
+class Rows(NamedTuple):
+    """N rows, group by group: what is fed, behind a prompt that the rows of a group share, and what is learned."""
+
+    row: jax.Array  # Int[N] of the table
+    group: jax.Array  # Int[N], never less than that of the row before
+    prompt: jax.Array  # Int[G, P]; P is 0 where rows bring their own
+    shown: jax.Array  # Int[G], its length
+    tokens: jax.Array  # Int[N, S]
+    ahead: jax.Array  # Int[N], tokens of its own before the first that is learned: its prompt
+    said: jax.Array  # Int[N], how many are learned; 0: the row takes no place
+    targets: jax.Array  # Int[N, M]
+    logprobs: jax.Array  # [N, M]
+    advantage: jax.Array  # [N]
+    temperature: jax.Array  # [N]
+    anchor: jax.Array  # [N]
+
+    @property
+    def fed(self) -> jax.Array:
+        """Int[N], tokens that are fed of a row; the last is predicted, never read."""
+        return jnp.where(self.said > 0, self.ahead + self.said - 1, 0)
+
+    @property
+    def shared(self) -> bool:
+        """Whether prompts are computed once for all rows of a group."""
+        return self.prompt.shape[1] > 0
+
+    @property
+    def seen(self) -> int:
+        """The most blocks that a token may see."""
+        return blocks_of(self.prompt.shape[1]) + blocks_of(self.tokens.shape[1]) + 1
+
+
+class Line(NamedTuple):
+    """Where every row lies, were there one pack for all."""
+
+    start: jax.Array  # Int[N] place of a row's first token
+    fed: jax.Array  # Int[N]
+    stem: jax.Array  # Int[N], length of its group's prompt
+    begin: jax.Array  # Int[N], where its group begins: with a block, if it has a prompt
+    end: jax.Array  # Int[N], where its group's last row ends
+    after: jax.Array  # Int[N], where the next group begins
+    target: jax.Array  # Int[N] place of the first token that is learned of it, among all that are
+
+
+class Taken(NamedTuple):
+    """A pack, and whose its targets are."""
+
+    batch: MicroBatch  # of one sequence
+    stop: jax.Array  # [] the first row that had no room
+    row: jax.Array  # Int[M], N where it is nobody's
+    column: jax.Array  # Int[M] its number in its row
+
+
+def line_of(rows: Rows) -> Line:
+    """The line of all rows."""
+    groups = len(rows.shown)
+    total = jax.ops.segment_sum(rows.fed, rows.group, groups, indices_are_sorted=True)
+    learned = jax.ops.segment_sum(rows.said, rows.group, groups, indices_are_sorted=True)
+    stem = jnp.where(learned > 0, rows.shown, 0)
+    size = stem + total
+    room = _whole(size) if rows.shared else size
+    begin = jnp.cumsum(room) - room
+    inside = jnp.cumsum(rows.fed) - rows.fed
+    inside -= (jnp.cumsum(total) - total)[rows.group]  # from the first row of its group
+    of = lambda x: x[rows.group]
+    return Line(
+        of(begin + stem) + inside,
+        rows.fed,
+        of(stem),
+        of(begin),
+        of(begin + size),
+        of(begin + room),
+        jnp.cumsum(rows.said) - rows.said,
+    )
+
+
+def take(rows: Rows, line: Line, first: jax.Array, size: int, sampled: int, seen: int) -> Taken:
+    """A pack of `size` tokens and `sampled` targets from row `first` on, in which a block sees up to `seen`."""
+    count = len(rows.row)
+    number = jnp.arange(count)
+    at = lambda x: x.at[first].get(mode="clip")
+    mine = rows.group == at(rows.group)
+    # What is left of the first row's group comes behind a copy of its prompt, and all later groups behind that.
+    moved = at(line.start) - at(line.stem)
+    left = at(line.end) - moved
+    offset = jnp.where(mine, moved, at(line.after) - (_whole(left) if rows.shared else left))
+    start, target = line.start - offset, line.target - at(line.target)
+    begin = jnp.where(mine, 0, line.begin - offset)  # of its group
+    fits = (number >= first) & (start + line.fed <= size) & (target + rows.said <= sampled)
+
+    def row_at(places: int, begins: jax.Array) -> jax.Array:
+        of = jnp.where(number < first, -1, jnp.where(fits, begins, places))  # no later place is anybody's
+        return jnp.clip(jnp.searchsorted(of, jnp.arange(places), side="right") - 1, 0, count - 1)
+
+    leads = (number == first) | ~jnp.pad(rows.group[1:] == rows.group[:-1], (1, 0))  # its prompt is before it
+    r = row_at(size, jnp.where(leads, begin, start))
+    inner, behind = jnp.arange(size) - start[r], jnp.arange(size) - begin[r]  # place in its row, in its group
+    stem, live = inner < 0, fits[r] & (inner < line.fed[r])
+    tokens = _entry(rows.tokens, r, inner)
+    if rows.shared:
+        tokens = jnp.where(stem, _entry(rows.prompt, rows.group[r], behind), tokens)
+    whose, within = r[::BLOCK], (live & ~stem)[::BLOCK]  # of the first place of each block
+    since = jnp.where(within, start[whose] // BLOCK, jnp.arange(size // BLOCK))
+    stems = jnp.where(live[::BLOCK], line.stem[whose], 0)
+    table = _table(since, begin[whose] // BLOCK, stems, blocks_of(rows.prompt.shape[1]), seen)
+
+    t = row_at(sampled, target)
+    column = jnp.arange(sampled) - target[t]
+    mask = fits[t] & (column < rows.said[t])
+    before = rows.ahead[t] + column  # tokens of its own that are read for it
+    source = jnp.where(before > 0, start[t] + before, begin[t] + line.stem[t]) - 1
+    taught = jnp.cumsum(rows.said > 0)
+    batch = MicroBatch(
+        tokens=jnp.where(live, tokens, 0),
+        positions=jnp.where(live, jnp.where(stem, behind, line.stem[r] + inner), 0),
+        segments=jnp.where(live, jnp.where(stem, STEM, STEM + 1 + r - first), 0),
+        source=jnp.where(mask, source, 0),
+        targets=_entry(rows.targets, t, column),
+        mask=mask,
+        sequences=jnp.where(mask, taught[t] - at(taught), 0),
+        advantages=rows.advantage[t],
+        sampler_logp=_entry(rows.logprobs, t, column),
+        old_logp=_entry(rows.logprobs, t, column),
+        ref_logp=jnp.zeros(sampled),
+        kl_coef=rows.anchor[t],
+        temperature=jnp.where(mask, rows.temperature[t], 1.0),
+        table=(table,),
+    )
+    batch = jax.tree.map(lambda x: x[None], batch)
+    return Taken(batch, first + fits.sum(), jnp.where(mask, t, count), column)
+
+
+def _table(since: jax.Array, begin: jax.Array, stem: jax.Array, stems: int, seen: int) -> jax.Array:
+    """Int[B, seen], what each block sees: up to `stems` blocks of its prompt, and from `since` to itself; else -1.
+
+    The prompt has `stem` tokens and begins with block `begin`.
+    """
+    block = jnp.arange(len(since))[:, None]
+    back = block - jnp.arange(seen - stems)[::-1]  # itself the last
+    step = jnp.arange(stems)
+    ahead = begin[:, None] + step
+    there = (step * BLOCK < stem[:, None]) & (ahead < since[:, None])
+    own = jnp.where(back >= since[:, None], back, -1)
+    return jnp.concatenate([jnp.where(there, ahead, -1), own], axis=1)
+
+
+def _entry(x: jax.Array, row: jax.Array, column: jax.Array) -> jax.Array:
+    return x[row, jnp.clip(column, 0, x.shape[1] - 1)]
+
+
+def _whole(tokens: jax.Array) -> jax.Array:
+    """Of blocks that hold so many."""
+    return -(-tokens // BLOCK) * BLOCK
