@@ -33,6 +33,7 @@ from marl_jax.policies import is_frozen, policy_of
 __all__ = ["Axes", "evidence", "learn", "ready", "units_of"]
 
 _ALL = jnp.iinfo(jnp.int32).max
+MOST_STEM = 32  # tokens of a stem where prompts are not equal: more blocks to see cost more than it saves
 Unit = Any  # a role, (role, slot), or None for all rows
 
 
@@ -178,35 +179,32 @@ class _Work:
         return list(groups.values())
 
     def _rows(self, places: Sequence[int]) -> Rows:
-        """The rows of these calls: of one prompt for each problem, or the shortest first, each with its own."""
+        """The rows of these calls in groups of a problem, those with the longest rows last."""
         columns, table, samples = self.columns, self.columns.table, self.cast.samples
-        row = jnp.arange(len(columns.answer))[:, None] * len(columns.cues) + jnp.array(places)
         prompt, most = (max(columns.widths[place][side] for place in places) for side in (0, 1))
-        if columns.shared[places[0]] and samples * len(places) > 1:
-            row = row.reshape(-1, samples * len(places))
-            # A call that was not made has no prompt.
-            made = jnp.argmax(columns.prompt_length[row], axis=1)[:, None]
-            first = jnp.take_along_axis(row, made, axis=1)[:, 0]
-            group = jnp.repeat(jnp.arange(len(row)), row.shape[1])
-            prompts, shown = table.prompt[first, :prompt], columns.prompt_length[first]
-            row, ahead = row.reshape(-1), jnp.zeros(len(group), jnp.int32)
-            tokens = table.tokens[row, :most]
-        else:
-            need = jnp.where(self.trained, columns.prompt_length + table.length, 0)
-            row = row.reshape(-1)
-            row = row[jnp.argsort(need[row], stable=True)]
-            group, ahead = jnp.arange(len(row)), columns.prompt_length[row]
-            prompts, shown = jnp.zeros((len(row), 0), jnp.int32), jnp.zeros_like(ahead)
-            pieces = [(table.prompt[row, :prompt], ahead), (table.tokens[row, :most], table.length[row])]
-            tokens = join(pieces, prompt + most)[0][:, :-1]
+        whole = columns.shared[places[0]]  # they share all of it
+        row = jnp.arange(len(columns.answer))[:, None] * len(columns.cues) + jnp.array(places)
+        row = row.reshape(-1, samples * len(places))
+        stem, stems = self._stems(row, prompt if whole else min(prompt, MOST_STEM))
+        ahead = columns.prompt_length[row] - stems[:, None]
+        need = jnp.where(self.trained[row], ahead + table.length[row], 0).max(axis=1)
+        order = jnp.argsort(need)
+        group = jnp.arange(row.size) // row.shape[1]
+        row, ahead = row[order].reshape(-1), ahead[order].reshape(-1)
+        pieces = [
+            (table.prompt[row, :prompt], columns.prompt_length[row]),
+            (table.tokens[row, :most], table.length[row]),
+        ]
+        text, width = join(pieces, prompt + most)[0], most if whole else prompt + most - 1
+        behind = stems[order][group, None] + jnp.arange(width)
         anchors = self.config.interventions.kl_coef
         anchor = jnp.array([anchors.get(role, 0.0) for role in table.roles], jnp.float32)
         return Rows(
             row,
             group,
-            prompts,
-            shown,
-            tokens,
+            stem[order],
+            stems[order],
+            jnp.take_along_axis(text, jnp.minimum(behind, text.shape[1] - 1), axis=1),
             ahead,
             jnp.where(self.trained[row], table.length[row], 0),
             table.tokens[row, :most],
@@ -215,6 +213,13 @@ class _Work:
             table.temperature[row],
             anchor[table.role[row]],
         )
+
+    def _stems(self, row: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+        """What all prompts of the rows [G, B] that are learned begin with, [G, most] tokens, and how many they are."""
+        prompts, learned = self.columns.table.prompt[row, :most], self.trained[row]
+        first = jnp.take_along_axis(prompts, jnp.argmax(learned, axis=1)[:, None, None], axis=1)
+        same = (prompts == first) & (jnp.arange(most) < self.columns.prompt_length[row][..., None])
+        return first[:, 0], jnp.cumprod(jnp.all(same | ~learned[..., None], axis=1), axis=1).sum(axis=1)
 
     def _add(
         self,
@@ -253,9 +258,11 @@ class _Work:
 
         def step(held: Any) -> Any:
             need = jnp.int32(0)
-            if len(widths) > 1:  # rows come by length: what the last of the pack sees
+            if len(widths) > 1:
                 stop = take(rows, line, held[1], size, sampled, widths[0]).stop
-                need = -(-line.fed.at[stop - 1].get(mode="clip") // BLOCK) + 1
+                number = jnp.arange(len(rows.row))
+                fed = jnp.where((number >= held[1]) & (number < stop), rows.fed, 0)
+                need = rows.seen_by(fed.max())
             return by_width(need, widths, lambda seen: add(held, seen), self.axes.seeds)
 
         def more(held: Any) -> jax.Array:
@@ -304,12 +311,12 @@ def evidence(columns: Columns) -> dict[str, Any]:
 
 def _shape(rows: Rows, config: BatchConfig) -> tuple[int, int, tuple[int, ...]]:
     """Tokens of a pack, the most that are learned of one, and how many blocks one of its blocks may see."""
-    (_, prompt), (_, length), (_, most) = rows.prompt.shape, rows.tokens.shape, rows.targets.shape
+    (_, prompt), (_, length), (_, most) = rows.stem.shape, rows.tokens.shape, rows.targets.shape
     if jax.default_backend() != "cpu":
         config = dataclasses.replace(config, slice_tokens=0)
     size = common_blocks(blocks_of(prompt + length), config) * BLOCK
-    if rows.shared:
+    if length == most:
         return size, size, (rows.seen,)
-    # Few of the tokens of a row with its prompt are learned; long rows are few, and come last.
-    quarters = -(-4 * most // length)
-    return size, size * quarters // 4, tuple(sorted({rows.seen // 2 + 1, rows.seen}))
+    # Most prompts are a third to a half as long as they may be, and long rows come last.
+    quarters = min(4, -(-6 * most // length))
+    return size, size * quarters // 4, tuple(sorted({int(rows.seen_by(length // 3)), rows.seen}))

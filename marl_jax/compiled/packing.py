@@ -1,12 +1,12 @@
 """Rows in packs, in arrays: end to end on one line, from which each pack takes as many as it has room for.
 
-    [ prompt a | a1 | a2 | a3 .. ][ prompt b | b1 .. ] ..        the line
-    [ prompt a | a1 | a2 ] [ prompt a | a3 .. | prompt b ] ..    packs: where a group is parted, its prompt lies again
+    [ stem a | a1 | a2 | a3 .. ][ stem b | b1 .. ] ..      the line; a stem is what all prompts of a group begin with
+    [ stem a | a1 | a2 ] [ stem a | a3 .. | stem b ] ..    packs: where a group is parted, its stem lies again
 
 As `learning.packs` has them, but rows keep their order: which of them a pack takes follows from sums of lengths.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +18,14 @@ __all__ = ["Line", "Rows", "Taken", "line_of", "take"]
 
 
 class Rows(NamedTuple):
-    """N rows, group by group: what is fed, behind a prompt that the rows of a group share, and what is learned."""
+    """N rows, group by group: what is fed, behind what all prompts of a group begin with, and what is learned."""
 
     row: jax.Array  # Int[N] of the table
     group: jax.Array  # Int[N], never less than that of the row before
-    prompt: jax.Array  # Int[G, P]; P is 0 where rows bring their own
-    shown: jax.Array  # Int[G], its length
-    tokens: jax.Array  # Int[N, S]
-    ahead: jax.Array  # Int[N], tokens of its own before the first that is learned: its prompt
+    stem: jax.Array  # Int[G, P], the beginning that a group's prompts share
+    stems: jax.Array  # Int[G], its length
+    tokens: jax.Array  # Int[N, S], the rest of its prompt, and its completion
+    ahead: jax.Array  # Int[N], tokens of the rest of its prompt
     said: jax.Array  # Int[N], how many are learned; 0: the row takes no place
     targets: jax.Array  # Int[N, M]
     logprobs: jax.Array  # [N, M]
@@ -39,14 +39,13 @@ class Rows(NamedTuple):
         return jnp.where(self.said > 0, self.ahead + self.said - 1, 0)
 
     @property
-    def shared(self) -> bool:
-        """Whether prompts are computed once for all rows of a group."""
-        return self.prompt.shape[1] > 0
-
-    @property
     def seen(self) -> int:
         """The most blocks that a token may see."""
-        return blocks_of(self.prompt.shape[1]) + blocks_of(self.tokens.shape[1]) + 1
+        return int(self.seen_by(self.tokens.shape[1]))
+
+    def seen_by(self, fed: Any) -> Any:
+        """The most blocks that a token of a row may see of which so many tokens are fed."""
+        return blocks_of(self.stem.shape[1]) + -(-fed // BLOCK) + 1
 
 
 class Line(NamedTuple):
@@ -54,8 +53,8 @@ class Line(NamedTuple):
 
     start: jax.Array  # Int[N] place of a row's first token
     fed: jax.Array  # Int[N]
-    stem: jax.Array  # Int[N], length of its group's prompt
-    begin: jax.Array  # Int[N], where its group begins: with a block, if it has a prompt
+    stem: jax.Array  # Int[N], length of its group's stem
+    begin: jax.Array  # Int[N], where its group begins: with a block
     end: jax.Array  # Int[N], where its group's last row ends
     after: jax.Array  # Int[N], where the next group begins
     target: jax.Array  # Int[N] place of the first token that is learned of it, among all that are
@@ -72,12 +71,12 @@ class Taken(NamedTuple):
 
 def line_of(rows: Rows) -> Line:
     """The line of all rows."""
-    groups = len(rows.shown)
+    groups = len(rows.stems)
     total = jax.ops.segment_sum(rows.fed, rows.group, groups, indices_are_sorted=True)
     learned = jax.ops.segment_sum(rows.said, rows.group, groups, indices_are_sorted=True)
-    stem = jnp.where(learned > 0, rows.shown, 0)
+    stem = jnp.where(learned > 0, rows.stems, 0)
     size = stem + total
-    room = _whole(size) if rows.shared else size
+    room = _whole(size)
     begin = jnp.cumsum(room) - room
     inside = jnp.cumsum(rows.fed) - rows.fed
     inside -= (jnp.cumsum(total) - total)[rows.group]  # from the first row of its group
@@ -99,10 +98,9 @@ def take(rows: Rows, line: Line, first: jax.Array, size: int, sampled: int, seen
     number = jnp.arange(count)
     at = lambda x: x.at[first].get(mode="clip")
     mine = rows.group == at(rows.group)
-    # What is left of the first row's group comes behind a copy of its prompt, and all later groups behind that.
+    # What is left of the first row's group comes behind a copy of its stem, and all later groups behind that.
     moved = at(line.start) - at(line.stem)
-    left = at(line.end) - moved
-    offset = jnp.where(mine, moved, at(line.after) - (_whole(left) if rows.shared else left))
+    offset = jnp.where(mine, moved, at(line.after) - _whole(at(line.end) - moved))
     start, target = line.start - offset, line.target - at(line.target)
     begin = jnp.where(mine, 0, line.begin - offset)  # of its group
     fits = (number >= first) & (start + line.fed <= size) & (target + rows.said <= sampled)
@@ -111,24 +109,22 @@ def take(rows: Rows, line: Line, first: jax.Array, size: int, sampled: int, seen
         of = jnp.where(number < first, -1, jnp.where(fits, begins, places))  # no later place is anybody's
         return jnp.clip(jnp.searchsorted(of, jnp.arange(places), side="right") - 1, 0, count - 1)
 
-    leads = (number == first) | ~jnp.pad(rows.group[1:] == rows.group[:-1], (1, 0))  # its prompt is before it
+    leads = (number == first) | ~jnp.pad(rows.group[1:] == rows.group[:-1], (1, 0))  # its stem is before it
     r = row_at(size, jnp.where(leads, begin, start))
     inner, behind = jnp.arange(size) - start[r], jnp.arange(size) - begin[r]  # place in its row, in its group
     stem, live = inner < 0, fits[r] & (inner < line.fed[r])
-    tokens = _entry(rows.tokens, r, inner)
-    if rows.shared:
-        tokens = jnp.where(stem, _entry(rows.prompt, rows.group[r], behind), tokens)
+    tokens = jnp.where(stem, _entry(rows.stem, rows.group[r], behind), _entry(rows.tokens, r, inner))
     whose, within = r[::BLOCK], (live & ~stem)[::BLOCK]  # of the first place of each block
     since = jnp.where(within, start[whose] // BLOCK, jnp.arange(size // BLOCK))
     stems = jnp.where(live[::BLOCK], line.stem[whose], 0)
-    table = _table(since, begin[whose] // BLOCK, stems, blocks_of(rows.prompt.shape[1]), seen)
+    table = _table(since, begin[whose] // BLOCK, stems, blocks_of(rows.stem.shape[1]), seen)
 
     t = row_at(sampled, target)
     column = jnp.arange(sampled) - target[t]
     mask = fits[t] & (column < rows.said[t])
     before = rows.ahead[t] + column  # tokens of its own that are read for it
     source = jnp.where(before > 0, start[t] + before, begin[t] + line.stem[t]) - 1
-    taught = jnp.cumsum(rows.said > 0)
+    taught = jnp.cumsum(rows.said > 0) - (rows.said > 0)  # before each row
     batch = MicroBatch(
         tokens=jnp.where(live, tokens, 0),
         positions=jnp.where(live, jnp.where(stem, behind, line.stem[r] + inner), 0),
@@ -150,9 +146,9 @@ def take(rows: Rows, line: Line, first: jax.Array, size: int, sampled: int, seen
 
 
 def _table(since: jax.Array, begin: jax.Array, stem: jax.Array, stems: int, seen: int) -> jax.Array:
-    """Int[B, seen], what each block sees: up to `stems` blocks of its prompt, and from `since` to itself; else -1.
+    """Int[B, seen], what each block sees: up to `stems` blocks of its stem, and from `since` to itself; else -1.
 
-    The prompt has `stem` tokens and begins with block `begin`.
+    The stem has `stem` tokens and begins with block `begin`.
     """
     block = jnp.arange(len(since))[:, None]
     back = block - jnp.arange(seen - stems)[::-1]  # itself the last
