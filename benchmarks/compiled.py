@@ -41,10 +41,17 @@ flags.DEFINE_bool("estimate", False, "count a step of the compiled road instead 
 flags.DEFINE_integer("steps", 24, "steps of a run, of which the first half is left out", lower_bound=2)
 
 
+class Refused(Exception):
+    """A run that the compiled road does not take."""
+
+
 def main(argv: list[str]) -> None:
     report: dict[str, Any] = {"cores": len(os.sched_getaffinity(0)), "rounds": FLAGS.rounds}
     for cell in FLAGS.cells:
-        report[cell] = found = (estimate if FLAGS.estimate else compare)(cell, argv[1:])
+        try:
+            report[cell] = found = (estimate if FLAGS.estimate else compare)(cell, argv[1:])
+        except Refused as error:
+            report[cell] = found = {"auto": "hosted", "refused": str(error)}
         print(cell, json.dumps(found), flush=True)
     print(json.dumps(report))
 
@@ -103,6 +110,8 @@ def steps(cell: str, road: str, folder: Path, number: int, overrides: list[str])
     programs = FLAGS.programs or str(folder / "programs")
     environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": programs}
     run = subprocess.run([*command, *overrides], env=environment, capture_output=True, text=True)
+    if run.returncode == 2:  # what a run refuses, it says in its last lines
+        raise Refused(run.stderr.strip().splitlines()[-1])
     if run.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {run.returncode}: {run.stderr[-2000:]}")
     return [line["time/step"] for line in read_lines(workdir / "metrics.jsonl")]
