@@ -18,5 +18,6 @@ def seen_from(arrays, g, place):
     segment = arrays.segments[g, at]
     at = at[(segment == STEM) | (segment == arrays.segments[g, place])]
     at = at[arrays.positions[g, at] <= arrays.positions[g, place]]
+    at = at[np.argsort(arrays.positions[g, at])]
     np.testing.assert_array_equal(arrays.positions[g, at], np.arange(len(at)))  # each position once
     return arrays.tokens[g, at].tolist()

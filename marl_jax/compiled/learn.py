@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from marl_jax.compiled.alphabet import join
 from marl_jax.compiled.cast import Cast, rates
 from marl_jax.compiled.columns import Columns
-from marl_jax.compiled.packing import Rows, line_of, take
+from marl_jax.compiled.packing import Rows, Taken, line_of, take
 from marl_jax.compiled.script import Cue
 from marl_jax.compiled.widths import by_width, over_seeds
 from marl_jax.learning import update_programs
@@ -243,10 +243,9 @@ class _Work:
         size, sampled, widths = _shape(rows, self.config.batch)
         line, most = line_of(rows), rows.targets.shape[1]
 
-        def add(held: Any, seen: int) -> Any:
-            (parts, loss, counted), first, values = held
-            taken = take(rows, line, first, size, sampled, seen)
-            batch = taken.batch
+        def add(held: Any, taken: Taken, seen: int) -> Any:
+            (parts, loss, counted), _, values = held
+            batch = dataclasses.replace(taken.batch, table=(taken.batch.table[0][..., -seen:],))
             if anchored:
                 score = update_programs.score(self.settings, reference, frozen, batch)[0]
                 batch = dataclasses.replace(batch, ref_logp=score)
@@ -257,20 +256,15 @@ class _Work:
             return carry, taken.stop, list(map(put, values, (*said, batch.ref_logp)))
 
         def step(held: Any) -> Any:
-            need = jnp.int32(0)
-            if len(widths) > 1:
-                stop = take(rows, line, held[1], size, sampled, widths[0]).stop
-                number = jnp.arange(len(rows.row))
-                fed = jnp.where((number >= held[1]) & (number < stop), rows.fed, 0)
-                need = rows.seen_by(fed.max())
-            return by_width(need, widths, lambda seen: add(held, seen), self.axes.seeds)
+            taken = take(rows, line, held[1], size, sampled)
+            return by_width(taken.need, widths, lambda seen: add(held, taken, seen), self.axes.seeds)
 
         def more(held: Any) -> jax.Array:
             left = rows.said.sum() - line.target.at[held[1]].get(mode="fill", fill_value=_ALL)
             return over_seeds((left > 0).astype(jnp.int32), self.axes.seeds) > 0
 
         if carry[1] is None:
-            batch = take(rows, line, jnp.int32(0), size, sampled, widths[0]).batch
+            batch = take(rows, line, jnp.int32(0), size, sampled).batch
             shapes = jax.eval_shape(accumulate, carry[0], tree, frozen, batch)[1][0]
             carry = carry[0], jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), carry[2]
         values = [jnp.zeros((len(rows.row), most), jnp.float32)] * 3

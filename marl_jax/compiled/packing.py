@@ -63,7 +63,8 @@ class Line(NamedTuple):
 class Taken(NamedTuple):
     """A pack, and whose its targets are."""
 
-    batch: MicroBatch  # of one sequence
+    batch: MicroBatch  # of one sequence; the last columns of its table are enough for rows that see less
+    need: jax.Array  # [] how many of them
     stop: jax.Array  # [] the first row that had no room
     row: jax.Array  # Int[M], N where it is nobody's
     column: jax.Array  # Int[M] its number in its row
@@ -92,8 +93,8 @@ def line_of(rows: Rows) -> Line:
     )
 
 
-def take(rows: Rows, line: Line, first: jax.Array, size: int, sampled: int, seen: int) -> Taken:
-    """A pack of `size` tokens and `sampled` targets from row `first` on, in which a block sees up to `seen`."""
+def take(rows: Rows, line: Line, first: jax.Array, size: int, sampled: int) -> Taken:
+    """A pack of `size` tokens and `sampled` targets from row `first` on."""
     count = len(rows.row)
     number = jnp.arange(count)
     at = lambda x: x.at[first].get(mode="clip")
@@ -117,7 +118,7 @@ def take(rows: Rows, line: Line, first: jax.Array, size: int, sampled: int, seen
     whose, within = r[::BLOCK], (live & ~stem)[::BLOCK]  # of the first place of each block
     since = jnp.where(within, start[whose] // BLOCK, jnp.arange(size // BLOCK))
     stems = jnp.where(live[::BLOCK], line.stem[whose], 0)
-    table = _table(since, begin[whose] // BLOCK, stems, blocks_of(rows.stem.shape[1]), seen)
+    table = _table(since, begin[whose] // BLOCK, stems, blocks_of(rows.stem.shape[1]), rows.seen)
 
     t = row_at(sampled, target)
     column = jnp.arange(sampled) - target[t]
@@ -142,21 +143,22 @@ def take(rows: Rows, line: Line, first: jax.Array, size: int, sampled: int, seen
         table=(table,),
     )
     batch = jax.tree.map(lambda x: x[None], batch)
-    return Taken(batch, first + fits.sum(), jnp.where(mask, t, count), column)
+    need = rows.seen_by(jnp.where(fits, line.fed, 0).max())
+    return Taken(batch, need, first + fits.sum(), jnp.where(mask, t, count), column)
 
 
 def _table(since: jax.Array, begin: jax.Array, stem: jax.Array, stems: int, seen: int) -> jax.Array:
-    """Int[B, seen], what each block sees: up to `stems` blocks of its stem, and from `since` to itself; else -1.
+    """Int[B, seen], what each block sees: from `since` to itself, and up to `stems` blocks of its stem; else -1.
 
     The stem has `stem` tokens and begins with block `begin`.
     """
     block = jnp.arange(len(since))[:, None]
-    back = block - jnp.arange(seen - stems)[::-1]  # itself the last
+    back = block - jnp.arange(seen - stems)[::-1]  # the farthest first
     step = jnp.arange(stems)
     ahead = begin[:, None] + step
     there = (step * BLOCK < stem[:, None]) & (ahead < since[:, None])
     own = jnp.where(back >= since[:, None], back, -1)
-    return jnp.concatenate([jnp.where(there, ahead, -1), own], axis=1)
+    return jnp.concatenate([own, jnp.where(there, ahead, -1)], axis=1)
 
 
 def _entry(x: jax.Array, row: jax.Array, column: jax.Array) -> jax.Array:

@@ -85,8 +85,8 @@ class MicroBatch:
     kept: Any = None  # int[G, M, K]
     clip_low: Any = None  # float[G, M], of the row, where rows have clip ranges of their own
     clip_high: Any = None  # float[G, M]
-    # Of packs, in pieces int[G, B, R] that add up to all their blocks: what each of B blocks may see, itself the last,
-    # filled up with -1. In one piece they have their order.
+    # Of packs, in pieces int[G, B, R] that add up to all their blocks: what each of B blocks may see, no later one than
+    # itself, filled up with -1. In one piece they have their order.
     table: Any = None
     prefix: int = flax.struct.field(pytree_node=False, default=0)  # length of the shared prompt's part
     branches: int = flax.struct.field(pytree_node=False, default=1)  # of each tree
