@@ -16,6 +16,7 @@ where a step may be bound by its kernels' launches. Prints one JSON object on th
 """
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -28,7 +29,7 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from benchmarks.program_costs import program_costs
+from benchmarks.program_costs import count_loops, program_costs
 from marl_jax import compiled
 from marl_jax.config.run_config import load_config
 from marl_jax.run_folder.metrics import read_lines
@@ -88,10 +89,19 @@ def estimate(cell: str, overrides: list[str]) -> dict[str, Any]:
     """What a step does if its calls sample as many tokens as they may."""
     words = [word.removeprefix("--config.").partition("=")[::2] for word in overrides]
     config = load_config(f"configs/micro.py:{cell}", words)
-    batch = next(compiled.batches(config))
-    program = jax.jit(compiled.make_step(config)).lower(compiled.start(config), *batch).compile()
+    halves, given = compiled.make_halves(config), (compiled.start(config), *next(compiled.batches(config)))
+    columns = jax.eval_shape(halves.play, *given)[0]
+    step = halves.step
+    if config.seeds > 1:
+        step = jax.vmap(compiled.make_step(config, seeds_axis="seeds"), axis_name="seeds")
+        given = jax.tree.map(lambda leaf: np.stack([leaf] * config.seeds), given)
+    text = jax.jit(step).lower(*given).compile().as_text()
     rounds = max(role.max_new_tokens for role in config.role_settings.values())
-    return {"estimate": program_costs(program.as_text(), rounds)._asdict()}
+    learned = sum(
+        said + prompt * (not shared) for (prompt, said), shared in zip(columns.widths, columns.shared)
+    )
+    packs = len(columns.answer) * learned / config.learner.batch.slice_tokens / count_loops(text, "packs")
+    return {"estimate": program_costs(text, rounds, {"packs": math.ceil(packs)})._asdict()}
 
 
 def median_interval(values: np.ndarray) -> list[float]:

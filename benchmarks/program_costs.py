@@ -1,22 +1,26 @@
 """What a compiled program does, counted from its text: kernels, operations of matrix products, bytes.
 
-    program_costs(jax.jit(step).lower(...).compile().as_text(), rounds=64) -> Costs(kernels, operations, bytes)
+    program_costs(jax.jit(step).lower(...).compile().as_text(), 64, {"packs": 9}) -> Costs(kernels, operations, bytes)
 
 An estimate for another device, whose compiler would join other operations into a kernel. A loop counts as often as it
-says, or `rounds` times where it ends by a condition (once inside of another such loop); of a switch, the branch with
-most operations counts. Bytes are what every kernel reads and writes if nothing stays in a cache.
+says, or `rounds` times where it ends by a condition (once inside of another such loop); `loops` says how often those
+in a `jax.named_scope` run. Of a switch, the branch with most operations counts. Bytes are what every kernel reads and
+writes if nothing stays in a cache.
 """
 
 import functools
 import math
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["Costs", "program_costs"]
+__all__ = ["Costs", "count_loops", "program_costs"]
 
 HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([a-z][a-z\-]*)\((.*?)\)(.*)$")
 ARRAY = re.compile(r"(pred|bf16|[fsuc])(\d*)\[([\d,]*)\]")
+SCOPE = re.compile(r'op_name="[^"]*?([\w.]+)\)*/while"')  # what a loop stands in, perhaps under vmap
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all", "partition-id"}
 
 
@@ -34,7 +38,7 @@ class Costs(NamedTuple):
         return Costs(*(a + b for a, b in zip(self, other)))
 
 
-def program_costs(text: str, rounds: int) -> Costs:
+def program_costs(text: str, rounds: int, loops: Mapping[str, int] = MappingProxyType({})) -> Costs:
     """Of an optimised program, as `Compiled.as_text` writes it."""
     computations, entry = _computations(text)
 
@@ -46,7 +50,9 @@ def program_costs(text: str, rounds: int) -> Costs:
             called = lambda key, rest=rest: re.findall(rf"{key}=%?([\w.\-]+)", rest)
             if kind == "while":
                 known = re.search(r'known_trip_count":\{"n":"(\d+)"', rest)
-                count, inside = (int(known[1]), rounds) if known else (rounds, 1)
+                scope = SCOPE.search(rest)
+                named = loops.get(scope[1], rounds) if scope else rounds
+                count, inside = (int(known[1]), rounds) if known else (named, 1)
                 body = of(called("body")[0], inside).plus(of(called("condition")[0], inside))
                 total = total.plus(body.times(count))
             elif kind == "conditional":
@@ -69,6 +75,12 @@ def program_costs(text: str, rounds: int) -> Costs:
         return total
 
     return of(entry, rounds)
+
+
+def count_loops(text: str, scope: str) -> int:
+    """How many loops of a program stand in a `jax.named_scope`."""
+    found = map(SCOPE.search, filter(re.compile(r" while\(").search, text.splitlines()))
+    return sum(one is not None and one[1] == scope for one in found)
 
 
 def _computations(text: str) -> tuple[dict[str, list[tuple[str, ...]]], str]:

@@ -31,6 +31,16 @@ class Ragged:
         empty = np.zeros(0, dtype)
         return cls(np.concatenate([part for part in parts if len(part)] or [empty]), starts, lengths)
 
+    @classmethod
+    def of_padded(cls, rows: np.ndarray, lengths: np.ndarray) -> "Ragged":
+        """Of rows [N, M] that are filled up behind these lengths; equal neighbours are stored once."""
+        there = np.arange(rows.shape[1]) < lengths[:, None]
+        new = np.ones(len(rows), bool)
+        new[1:] = (lengths[1:] != lengths[:-1]) | ((rows[1:] != rows[:-1]) & there[1:]).any(axis=1)
+        sizes = np.where(new, lengths, 0).astype(np.int64)
+        first = np.maximum.accumulate(np.where(new, np.arange(len(rows)), 0))
+        return cls(rows[there & new[:, None]], (np.cumsum(sizes) - sizes)[first], lengths.astype(np.int64))
+
     def __len__(self) -> int:
         return len(self.lengths)
 

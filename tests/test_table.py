@@ -236,6 +236,19 @@ def test_equal_neighbours_are_stored_once():
     assert Ragged.of([same, same], np.int32).values.tolist() == [7, 8]
 
 
+@pytest.mark.parametrize(
+    "rows", [[], [()], [(1, 2), (1, 2), (1,), (), (), (1, 2)], [(1, 2, 9), (1, 2), (1, 2), (5, 2)]]
+)
+def test_padded_rows_are_the_same_ragged_ones(rows):
+    width, lengths = 4, np.array([len(row) for row in rows], np.int32)
+    padded = np.full((len(rows), width), 7, np.int32)
+    for line, row in zip(padded, rows):
+        line[: len(row)] = row
+    ours, theirs = Ragged.of_padded(padded, lengths), Ragged.of(rows, np.int32)
+    for field in ("values", "starts", "lengths"):
+        np.testing.assert_array_equal(getattr(ours, field), getattr(theirs, field), field)
+
+
 def test_rows_without_entries_take_no_place():
     rows = Ragged.of([(), (1,), (), ()], np.int32)
     assert rows.values.tolist() == [1] and [rows[i].tolist() for i in range(4)] == [[], [1], [], []]

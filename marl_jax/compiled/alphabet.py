@@ -52,6 +52,11 @@ class Alphabet:
                 found += [ord(char) if self._known(char) else self.unknown for char in part]
         return np.array(found, np.uint8)
 
+    def text(self, tokens: np.ndarray) -> str:
+        """What `decode` makes of tokens, on the host."""
+        codes = self.spelled[tokens]
+        return codes[codes > 0].tobytes().decode("ascii")
+
     def count(self, text: str) -> int:
         """How many tokens a text of the host is, with its control words."""
         words = [*self.control, *(word.decode() for word, _ in self.words)]

@@ -6,7 +6,6 @@ What was said is padded: prompt [N, P], tokens and logprobs [N, M], with lengths
 is not sound, and belongs to a group of its own; `to_host` leaves it out.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,19 +16,17 @@ import numpy as np
 
 from marl_jax.compiled.cast import Cast
 from marl_jax.compiled.script import Cue
-from marl_jax.compiled.stage import Answer, Line, Stage
-from marl_jax.episodes import CallRecord, Episode
+from marl_jax.compiled.stage import Line, Stage
+from marl_jax.episodes import Episode
 from marl_jax.learning.estimators.advantages import agent_advantages, group_advantages, overlong_penalty
 from marl_jax.learning.estimators.groups import PRESETS, group_key
 from marl_jax.rewards.credit import with_rewards
 from marl_jax.rewards.families import parse
 from marl_jax.rollouts.scheduler import task_key
-from marl_jax.table import KINDS, SOLVER, Table, dense
+from marl_jax.table import KINDS, SOLVER, Ragged, Table, dense
 from marl_jax.task import Task
 
 __all__ = ["Columns", "table_of", "to_host", "worth"]
-
-WORTH = ("reward", "penalty", "group", "advantage", "trains")
 
 
 class Columns(flax.struct.PyTreeNode):
@@ -51,8 +48,8 @@ class Columns(flax.struct.PyTreeNode):
     shared: tuple[bool, ...] = flax.struct.field(pytree_node=False, default=())
 
 
-def table_of(stage: Stage, answer: Answer, versions: Mapping[str, Any]) -> Columns:
-    """What was said and read, graded."""
+def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Columns:
+    """What was said and read, graded; `answer` Int[E] is the place of the call whose answer an episode ends with."""
     cast, lines, episodes = stage.cast, stage.lines, stage.episodes
     roles, policies = cast.parts.workflow.roles, tuple(cast.parts.specs)
     kinds = [KINDS.index(cast.parts.workflow.kind_of(line.cue.role)) for line in lines]
@@ -72,10 +69,11 @@ def table_of(stage: Stage, answer: Answer, versions: Mapping[str, Any]) -> Colum
         return rows([jnp.full((episodes,), value, dtype) for value in values])
 
     made = rows([line.made for line in lines])
-    graded = [jnp.where(line.made, 1.0 * line.read.right, 0.0) for line in lines]
+    read = stage.read(lines)
+    graded = [jnp.where(line.made, 1.0 * own.right, 0.0) for line, own in zip(lines, read)]
+    outcome = jnp.take_along_axis(jnp.stack(graded, axis=1), answer[:, None], axis=1)[:, 0]
     alone = jnp.arange(episodes, dtype=jnp.int32)
     places = lambda line: -1 if line.cue.after is None else line.cue.after
-    read = lambda line: line.read
     columns = Table(
         episode=jnp.repeat(alone, len(lines)),
         task=jnp.repeat(alone // cast.samples, len(lines)),
@@ -97,13 +95,13 @@ def table_of(stage: Stage, answer: Answer, versions: Mapping[str, Any]) -> Colum
         truncated=rows([_truncated(cast, line) for line in lines]),
         cut=same([0] * len(lines)),
         kind=same(kinds),
-        readable=rows([read(line).readable for line in lines]),
-        choice=rows([jnp.where(line.made, read(line).choice, -1) for line in lines]),
+        readable=rows([own.readable for own in read]),
+        choice=rows([jnp.where(line.made, own.choice, -1) for line, own in zip(lines, read)]),
         sound=made,
         grade=rows(
             [own if kind == SOLVER else jnp.full_like(own, jnp.nan) for own, kind in zip(graded, kinds)]
         ),
-        outcome=jnp.repeat(1.0 * answer.right, len(lines)),
+        outcome=jnp.repeat(outcome, len(lines)),
         roles=roles,
         policies=policies,
     )
@@ -113,9 +111,9 @@ def table_of(stage: Stage, answer: Answer, versions: Mapping[str, Any]) -> Colum
         columns,
         jnp.where(made, shown, 0),
         number,
-        answer.place,
+        answer,
         alone % cast.samples,
-        beyond=made & rows([line.read.beyond for line in lines]),
+        beyond=made & rows([own.beyond for own in read]),
         cues=tuple(line.cue for line in lines),
         widths=tuple((line.prompt[0].shape[1], line.tokens.shape[1]) for line in lines),
         shared=tuple(line.by_task for line in lines),
@@ -177,48 +175,40 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
     Texts are read here by the hosted readers; grades, rewards and advantages are those of the device.
     """
     columns = jax.tree.map(np.asarray, columns)
-    table, places = columns.table, len(columns.cues)
-    made = np.flatnonzero(table.length)
-    number = columns.number.reshape(-1, places)
-    calls: list[list[CallRecord]] = [[] for _ in columns.answer]
-    for row in made.tolist():
-        (episode, place), length = divmod(row, places), table.length[row]
-        cue, text = columns.cues[place], cast.chat.decode(table.tokens[row, :length].tolist())
-        after = table.after[row]
-        calls[episode].append(
-            CallRecord(
-                role=cue.role,
-                policy=table.policies[table.policy[row]],
-                slot=cue.slot,
-                turn=cue.turn,
-                prompt_tokens=tuple(table.prompt[row, : columns.prompt_length[row]].tolist()),
-                tokens=tuple(table.tokens[row, :length].tolist()),
-                logprobs=tuple(table.logprobs[row, :length].tolist()),
-                text=text,
-                finish_reason="length" if table.truncated[row] else "stop",
-                answer=cue.read(text) if cue.read else parse(tasks[episode // cast.samples], text),
-                reads=tuple(int(number[episode, shown]) for shown in table.reads[row] if shown >= 0),
-                after=None if after < 0 else int(number[episode, after]),
-                version=int(table.version[row]),
-                temperature=float(table.temperature[row]),
-                kind=KINDS[table.kind[row]],
-            )
-        )
-    episodes = []
-    for episode, place in enumerate(columns.answer.tolist()):
-        task, sample = tasks[episode // cast.samples], int(columns.sample[episode])
-        answer = calls[episode][number[episode, place]].answer
-        key = (seed, step, task_key(task), sample)
-        name, own = cast.parts.workflow.name, tuple(calls[episode])
-        episodes.append(Episode(task, sample, name, own, answer, key=key))
-    kept = {name: getattr(table, name) for name in ("grade", "outcome", *WORTH)}
-    outcome = table.outcome.reshape(-1, places)[:, 0].tolist()
-    made_of = Table.of(episodes)
-    ended = tuple(
-        dataclasses.replace(bare, outcome=value) for bare, value in zip(made_of.bare_episodes, outcome)
+    places, made = len(columns.cues), np.flatnonzero(columns.table.length)
+    table, (owner, place) = columns.table.take(made), np.divmod(made, places)  # of shards, each counts from 0
+    own, length = [tasks[episode // cast.samples] for episode in owner.tolist()], table.length
+    text = tuple(cast.alphabet.text(row[:n]) for row, n in zip(table.tokens, length))
+    cues = [columns.cues[i] for i in place.tolist()]
+    answer = tuple(
+        cue.read(said) if cue.read else parse(task, said) for cue, said, task in zip(cues, text, own)
     )
-    taken = {name: None if values is None else values[made] for name, values in kept.items()}
-    # Of shards, each counts from 0; a group is of one problem.
-    taken["group"] = dense(zip((made // places // cast.samples).tolist(), table.group[made].tolist()))
-    components = {name: values[made] for name, values in table.components.items()}
-    return made_of.replace(**taken, components=components, bare_episodes=ended)
+    number = columns.number.reshape(-1, places)
+    in_order = lambda shown: np.where(shown < 0, -1, number[owner[:, None], shown])
+    row_of = np.full(number.size, -1)
+    row_of[made] = np.arange(len(made))
+    ends = row_of[np.arange(len(number)) * places + columns.answer]
+    name, samples, outcome = cast.parts.workflow.name, columns.sample.tolist(), table.outcome[ends].tolist()
+    key = lambda task, sample: (seed, step, task_key(task), sample)
+    return table.replace(
+        episode=owner.astype(np.int32),
+        task=dense(task.id for task in own),
+        call=number[owner, place],
+        reads=in_order(table.reads),
+        after=in_order(table.after[:, None])[:, 0],
+        prompt=Ragged.of_padded(table.prompt, np.asarray(columns.prompt_length)[made]),
+        tokens=Ragged.of_padded(table.tokens, length),
+        logprobs=Ragged.of_padded(table.logprobs, length),
+        temperature=table.temperature.astype(np.float64),
+        readable=np.array([one is not None for one in answer], bool),
+        group=dense(zip((owner // cast.samples).tolist(), table.group.tolist())),  # a group is of one problem
+        text=text,
+        answer=answer,
+        labels=(None,) * len(made),
+        bare_episodes=tuple(
+            Episode(task, sample, name, (), answer[end], key=key(task, sample), outcome=value)
+            for task, sample, end, value in zip(
+                (tasks[i // cast.samples] for i in range(len(number))), samples, ends.tolist(), outcome
+            )
+        ),
+    )

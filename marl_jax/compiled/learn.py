@@ -268,7 +268,8 @@ class _Work:
             shapes = jax.eval_shape(accumulate, carry[0], tree, frozen, batch)[1][0]
             carry = carry[0], jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), carry[2]
         values = [jnp.zeros((len(rows.row), most), jnp.float32)] * 3
-        carry, _, values = jax.lax.while_loop(more, step, (carry, jnp.int32(0), values))
+        with jax.named_scope("packs"):
+            carry, _, values = jax.lax.while_loop(more, step, (carry, jnp.int32(0), values))
         new = {
             name: None if old is None else old.at[rows.row, :most].set(found)
             for (name, old), found in zip(evidence(columns).items(), values)

@@ -12,7 +12,7 @@ from what was read: `end` masks episodes that are over, `follow` takes another p
 import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,18 +31,11 @@ from marl_jax.rewards.arrays import Text
 from marl_jax.rewards.arrays.role_readers import majority
 from marl_jax.sampling.programs import Features, Lanes
 
-__all__ = ["Answer", "Line", "Said", "Stage", "count_calls"]
+__all__ = ["Line", "Said", "Stage", "count_calls"]
 
 FEW = 1 << 16  # characters that are read as fast at any width: not worth a second program
 Rows = tuple[jax.Array, jax.Array]  # values [B, n] and their lengths [B]
 _calls: weakref.WeakKeyDictionary[Cast, int] = weakref.WeakKeyDictionary()  # of an episode
-
-
-class Answer(NamedTuple):
-    """The call whose answer an episode ends with."""
-
-    place: jax.Array  # Int[E]
-    right: jax.Array  # Bool[E]
 
 
 @dataclasses.dataclass
@@ -59,43 +52,50 @@ class Line:
     tokens: Any = None  # Int[E, M]
     logprobs: Any = None
     length: Any = None  # Int[E], 0 where it was not made
-    read: Any = None  # `Read` of E texts
     codes: Any = None  # what it spells, Rows [E, S]
+    read: Any = None  # `Read` of E texts, None before anybody asks, see `Stage.read`
 
 
 class Said:
-    """What parallel calls said, in E episodes."""
+    """What parallel calls said, in E episodes. An answer is a place on the stage, Int[E]: the call that says it."""
 
     def __init__(self, stage: "Stage", first: int, lines: Sequence[Line]):
         self._stage, self._first, self._lines = stage, first, lines
-        side_by_side = lambda of: jnp.stack([of(line) for line in lines], axis=1)
-        self.made: jax.Array = side_by_side(lambda line: line.made)  # Bool[E, n]
-        self.right: jax.Array = side_by_side(lambda line: line.read.right)  # Bool[E, n]
-        self.readable: jax.Array = side_by_side(lambda line: line.read.readable)  # Bool[E, n]
-        # Int[E, n]: a verdict or a pick, else -1; and the parts of a plan
-        self.choice: jax.Array = side_by_side(lambda line: line.read.choice)
-        self.count: jax.Array = side_by_side(lambda line: line.read.count)
+        self.made: jax.Array = jnp.stack([line.made for line in lines], axis=1)  # Bool[E, n]
 
-    def at(self, slot: jax.Array | int) -> Answer:
+    @property
+    def readable(self) -> jax.Array:
+        """Bool[E, n]: whether there is an answer."""
+        return self._read("readable")
+
+    @property
+    def choice(self) -> jax.Array:
+        """Int[E, n]: a verdict or a pick, else -1."""
+        return self._read("choice")
+
+    @property
+    def count(self) -> jax.Array:
+        """Int[E, n]: the parts of a plan."""
+        return self._read("count")
+
+    def at(self, slot: jax.Array | int) -> jax.Array:
         """The answer of one slot [E]."""
-        slot = jnp.broadcast_to(jnp.asarray(slot, jnp.int32), self.made.shape[:1])
-        return Answer(self._first + slot, jnp.take_along_axis(self.right, slot[:, None], axis=1)[:, 0])
+        return jnp.broadcast_to(self._first + jnp.asarray(slot, jnp.int32), self.made.shape[:1])
 
-    def over(self, before: Answer | None) -> Answer:
+    def over(self, before: jax.Array | None) -> jax.Array:
         """The answer of the one call; that from before in episodes that did not make it."""
-        now = self.at(0)
-        if before is None:
-            return now
-        return Answer(*(jnp.where(self.made[:, 0], new, old) for new, old in zip(now, before)))
+        return self.at(0) if before is None else jnp.where(self.made[:, 0], self.at(0), before)
 
-    def majority(self) -> Answer:
+    def majority(self) -> jax.Array:
         """The first answer among the most frequent readable ones."""
-        keys = jnp.stack([line.read.key for line in self._lines], axis=1)
-        return self.at(jax.vmap(majority)(keys, self.readable & self.made))
+        return self.at(jax.vmap(majority)(self._read("key"), self.readable & self.made))
 
     def part(self, number: int) -> str:
         """The mark of a part of the one call's text, for the texts of `Stage.follow`."""
         return mark(self._lines[0].cue.call, number)
+
+    def _read(self, name: str) -> jax.Array:
+        return jnp.stack([getattr(read, name) for read in self._stage.read(self._lines)], axis=1)
 
 
 class Stage:
@@ -137,8 +137,21 @@ class Stage:
             mine = [i for i, line in enumerate(lines) if line.policy == policy]
             self._speak(policy, [lines[i] for i in mine], [seats[i] for i in mine])
         self.lines += lines
-        self._read(lines)
         return Said(self, first, lines)
+
+    def read(self, lines: Sequence[Line]) -> list[Read]:
+        """What was read in each; whatever else has the same reader and was not read yet is read with them.
+
+        So answers, which few workflows look at while they are played, are read and graded once, in the end:
+        of all that a step plays this is the largest program.
+        """
+        for line in lines:
+            if line.read is None:
+                like = same_reader(line.cue.read)
+                self._read(
+                    [one for one in self.lines if one.read is None and same_reader(one.cue.read) == like]
+                )
+        return [line.read for line in lines]
 
     def end(self, over: jax.Array) -> None:
         """Episodes that are `over` [E] make no more calls."""
@@ -217,10 +230,13 @@ class Stage:
         share = self.episodes * count // len(prompts)
         apart = lambda x: x.reshape(self.episodes, count, *x.shape[1:])
         shown, shown_length = apart(jnp.repeat(prompts, share, axis=0)), apart(jnp.repeat(length, share))
-        tokens, logprobs, lengths = map(apart, out)
+        tokens, logprobs, lengths = out
+        spelled = spell(cast.alphabet, tokens, lengths, tokens.shape[1] * cast.alphabet.longest)
+        tokens, logprobs, lengths, codes, sizes = map(apart, (*out, *spelled))
         for i, line in enumerate(lines):
             line.prompt, line.by_task = (shown[:, i], shown_length[:, i]), len(prompts) < self.episodes
             line.tokens, line.logprobs, line.length = tokens[:, i], logprobs[:, i], lengths[:, i]
+            line.codes = codes[:, i], sizes[:, i]
 
     def _bound(self, cue: Cue) -> int:
         """The most tokens that the prompt of a call takes; refused where they may not fit."""
@@ -311,7 +327,7 @@ class Stage:
         line = self.lines[piece.call]
         rows = line.codes
         if piece.part is not None:
-            part = line.read.parts[:, piece.part]
+            part = self.read([line])[0].parts[:, piece.part]
             rows = part, jnp.sum(part > 0, axis=1)
         return rows, line.tokens.shape[1]
 
@@ -319,18 +335,15 @@ class Stage:
 
     def _read(self, lines: list[Line]) -> None:
         cue, count = lines[0].cue, len(lines)
-        together = lambda of: jnp.stack([of(line) for line in lines], axis=1)
-        flat = lambda x: x.reshape(self.episodes * count, *x.shape[2:])
-        tokens, length = flat(together(lambda line: line.tokens)), flat(together(lambda line: line.length))
-        alphabet, reader = self.cast.alphabet, form_of(cue.read, cue.role, self.family)
+        side_by_side = lambda xs: jnp.stack(xs, axis=1).reshape(self.episodes * count, *xs[0].shape[1:])
+        codes, sizes = map(side_by_side, zip(*_equally_wide([line.codes for line in lines])))
         each = lambda x: jnp.repeat(jnp.asarray(x), self.cast.samples * count, axis=0)
-        reference = jax.tree.map(each, self._tasks.reference)
-        codes, sizes = spell(alphabet, tokens, length, tokens.shape[1] * alphabet.longest)
-        read = reader(Text(codes, sizes), reference)
-        read = read._replace(readable=read.readable & (length > 0))
+        reader = form_of(cue.read, cue.role, self.family)
+        read = reader(Text(codes, sizes), jax.tree.map(each, self._tasks.reference))
+        said = side_by_side([line.length > 0 for line in lines])
+        read = read._replace(readable=read.readable & said)
         for i, line in enumerate(lines):
-            of_line = lambda x, i=i: x.reshape(self.episodes, count, *x.shape[1:])[:, i]
-            line.codes, line.read = (of_line(codes), of_line(sizes)), Read(*map(of_line, read))
+            line.read = jax.tree.map(lambda x, i=i: x.reshape(self.episodes, count, *x.shape[1:])[:, i], read)
 
 
 def _equally_wide(rows: Sequence[Rows]) -> list[Rows]:
@@ -350,6 +363,7 @@ def count_calls(cast: Cast) -> int:
     def rehearse() -> list[int]:
         stage = _Rehearsal(cast)
         cast.parts.workflow.in_arrays(stage, **cast.parts.workflow.settings)  # type: ignore[misc]
+        stage.read(stage.lines)
         return [0] * len(stage.lines)
 
     if cast not in _calls:  # traced, as each operation by itself would be compiled

@@ -189,6 +189,27 @@ def assert_same_numbers(table, result, other):
     for column in ("grade", "outcome", "group", "trains", "temperature"):
         np.testing.assert_array_equal(getattr(other, column), getattr(table, column), column)
     assert [head.answer for head in other.bare_episodes] == [head.answer for head in table.bare_episodes]
+    for column in (
+        "episode",
+        "task",
+        "call",
+        "after",
+        "readable",
+        "choice",
+        "sound",
+        "kind",
+        "text",
+        "answer",
+    ):
+        np.testing.assert_array_equal(getattr(other, column), getattr(table, column), column)
+    for column in ("prompt", "tokens"):
+        ours, theirs = getattr(other, column), getattr(table, column)
+        for field in ("values", "starts", "lengths"):
+            np.testing.assert_array_equal(getattr(ours, field), getattr(theirs, field), column)
+    read = lambda of: [[place for place in row if place >= 0] for row in of.reads.tolist()]
+    assert read(other) == read(table)
+    named = lambda of: [(of.role_of(row), of.policies[of.policy[row]]) for row in range(len(of))]
+    assert named(other) == named(table)
     assert other.components.keys() == table.components.keys()
     for name, values in table.components.items():
         np.testing.assert_array_equal(other.components[name], np.float32(values), name)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from benchmarks.program_costs import program_costs
+from benchmarks.program_costs import count_loops, program_costs
 
 
 def loops(a, b):
@@ -27,3 +27,18 @@ def test_of_a_switch_the_longest_branch_counts():
     step = lambda which, x: jax.lax.switch(which, [of(4), of(8)], x)
     text = jax.jit(step).lower(jnp.int32(0), jnp.ones((8, 8))).compile().as_text()
     assert program_costs(text, rounds=1).operations == 2 * 8**3
+
+
+def test_a_loop_in_a_named_scope_runs_as_often_as_is_said():
+    def step(a, b):
+        with jax.named_scope("packs"):
+            a = jax.lax.while_loop(lambda a: a.sum() < 1e9, lambda a: a @ b, a)
+        return jax.lax.while_loop(lambda a: a.sum() < 1e9, lambda a: a @ b, a)
+
+    text = jax.jit(step).lower(jnp.ones((8, 16)), jnp.ones((16, 16))).compile().as_text()
+    assert program_costs(text, 5, {"packs": 3}).operations == (5 + 3) * 2 * 8 * 16 * 16
+    assert count_loops(text, "packs") == 1
+    text = (
+        jax.jit(jax.vmap(step, (0, None))).lower(jnp.ones((2, 8, 16)), jnp.ones((16, 16))).compile().as_text()
+    )
+    assert count_loops(text, "packs") == 1
