@@ -28,6 +28,7 @@ __all__ = [
     "policy_names",
     "policy_of",
     "role_settings",
+    "roles_of",
     "shared",
     "stack",
     "trained_policies",
@@ -74,6 +75,11 @@ def policy_of(policy_map: PolicyMap, role: str, slot: int = 0) -> str:
     if policy is None:
         raise ValueError(f"policy map has neither '{role}/{slot}' nor '{role}': add one of them")
     return policy
+
+
+def roles_of(policy_map: PolicyMap, policy: str) -> list[str]:
+    """The roles that a policy speaks for, wholly or in some slots, in the map's order."""
+    return list(dict.fromkeys(key.split("/")[0] for key, name in policy_map.items() if name == policy))
 
 
 def policy_names(policy_map: PolicyMap) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ class Table:
     penalty: Any = None  # Float[N] for its length, on top of the reward; None where none is to be paid
     group: Any = None  # Int[N], which rewards it is compared with
     advantage: Any = None  # Float[N], how much better it did than its group
-    weight: Any = None  # Float[N], a factor of its loss; None: 1
+    weight: Any = None  # Float[N], a factor of its advantage in the loss; None: 1
     clip_low: Any = None  # Float[N], its own clip range in place of the loss's
     clip_high: Any = None  # Float[N], the upper end of that range
     spoken: Any = None  # Ragged Bool like `tokens`: those that count in the loss; None: all

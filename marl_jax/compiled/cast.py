@@ -107,8 +107,6 @@ def check(config: RunConfig) -> None:
 
 def rates(config: RunConfig, policy: str, policies: int) -> jnp.ndarray:
     """Float[n]: the learning rate of a policy by its clock, for all steps of a run; the last holds beyond them."""
-    schedule = config.learner.optimiser.schedule
-    own = config.learner.learning_rates.get(policy, schedule.learning_rate)
-    schedule = dataclasses.replace(schedule, learning_rate=own)
+    schedule = config.learner.schedule_of(policy)
     ticks = max(config.steps, schedule.total_steps, 1) * (policies if schedule.clock != "own" else 1)
     return jnp.asarray(np.array([schedule(tick) for tick in range(ticks + 1)], np.float32))

@@ -18,8 +18,8 @@ from marl_jax.compiled.cast import Cast
 from marl_jax.compiled.script import Cue
 from marl_jax.compiled.stage import Line, Stage
 from marl_jax.episodes import Episode
-from marl_jax.learning.estimators.advantages import agent_advantages, group_advantages, overlong_penalty
-from marl_jax.learning.estimators.groups import PRESETS, group_key
+from marl_jax.learning.estimators.advantages import overlong_penalty
+from marl_jax.learning.estimators.worth import advantages_of, key_of
 from marl_jax.rewards.credit import with_rewards
 from marl_jax.rewards.families import parse
 from marl_jax.rollouts.scheduler import task_key
@@ -133,11 +133,8 @@ def worth(cast: Cast, columns: Columns) -> Columns:
     """
     config, table = cast.config.advantages, columns.table
     made, places = table.length > 0, len(table.length) // len(columns.answer)
-    key = group_key(config.group, cast.parts.workflow.groups)
-    if config.estimator == "agent":
-        key = PRESETS["task" if config.agent_mean == config.agent_scale == "task" else "role"]
     group = jnp.zeros_like(table.task)
-    for field in key:  # the first is the task
+    for field in key_of(config, cast.parts.workflow.groups):  # the first is the task
         group = group * max(places, len(table.roles)) + getattr(table, field)
     group = jnp.where(made, group, -1)
     with jax.enable_x64(True):
@@ -151,14 +148,7 @@ def worth(cast: Cast, columns: Columns) -> Columns:
             penalty = overlong_penalty(table.length, max_length=most, buffer=buffer)
             rewards = rewards + penalty
         rewards = rewards.astype(jnp.float32)
-        settings: dict[str, Any] = {"std": config.std, "eps": config.eps}
-        if config.estimator == "agent":
-            over: dict[str, Any] = {"mean": config.agent_mean, "scale": config.agent_scale}
-            task = jnp.where(made, table.task, -1)
-            advantage = agent_advantages(rewards, task, table.role, **over, **settings)
-        else:
-            chosen: dict[str, Any] = {"estimator": config.estimator, "singleton": config.singleton}
-            advantage = group_advantages(rewards, group, **chosen, **settings)
+        advantage = advantages_of(config, rewards, jnp.where(made, table.task, -1), table.role, group)
         single = lambda x: x.astype(jnp.float32)
         components = {name: single(values) for name, values in exact.components.items()}
         reward, advantage = single(exact.reward), jnp.where(made, single(advantage), 0.0)

@@ -20,15 +20,13 @@ from marl_jax.compiled.columns import Columns
 from marl_jax.compiled.packing import Rows, Taken, line_of, take
 from marl_jax.compiled.script import Cue
 from marl_jax.compiled.widths import by_width, over_seeds
-from marl_jax.learning import update_programs
+from marl_jax.learning import update_programs, work
 from marl_jax.learning.batching import BLOCK, BatchConfig
-from marl_jax.learning.by_role import gradients
-from marl_jax.learning.by_role.interventions import PerRole
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.packs import blocks_of, common_blocks
 from marl_jax.learning.update import LearnerState
 from marl_jax.models.weight_table import Tree
-from marl_jax.policies import is_frozen, policy_of
+from marl_jax.policies import is_frozen, policy_of, roles_of
 
 __all__ = ["Axes", "evidence", "learn", "ready", "units_of"]
 
@@ -81,38 +79,20 @@ def learn(
     if cast.config.learner.optimiser.schedule.clock != "own":
         clock = sum((other.steps for other in state.learner.values()), jnp.zeros((), jnp.int32))
     rate = ticks[jnp.minimum(clock, len(ticks) - 1)]
-    work = _Work(cast, policy, columns, trained, axes)
-    return work.update(state.trees[policy], own, rate, state.bases.get(policy), state.references.get(policy))
+    mine = _Work(cast, policy, columns, trained, axes)
+    return mine.update(state.trees[policy], own, rate, state.bases.get(policy), state.references.get(policy))
 
 
 def _learns(cast: Cast, columns: Columns, step: jax.Array) -> jax.Array:
     """Bool[N]: whether a row's role is trained in this step."""
-    config = cast.config.learner.interventions
-    turn = step // config.alternate_every % max(len(config.alternate), 1)
-
-    def now(role: str) -> jax.Array:
-        return (
-            turn == config.alternate.index(role)
-            if role in config.alternate
-            else jnp.array(role not in config.freeze)
-        )
-
-    return jnp.stack([now(role) for role in columns.table.roles])[columns.table.role]
+    trains = cast.config.learner.interventions.trains
+    return jnp.stack([jnp.asarray(trains(role, step)) for role in columns.table.roles])[columns.table.role]
 
 
 def units_of(cast: Cast, policy: str, cues: Sequence[Cue]) -> tuple[list[Unit], list[str]]:
-    """What the gradients of a policy are kept apart by, and the role of each; as `learning.work.units_of` has it."""
-    config, roles = cast.config.learner, _roles(cast, policy)
-    if config.gradients == "slots":
-        there = {(cue.role, cue.slot) for cue in cues if _owner(cast, cue) == policy}
-        units = sorted(there, key=lambda unit: (roles.index(unit[0]), unit[1]))
-        return units, [role for role, _ in units]
-    return (roles, roles) if config.apart else ([None], [])
-
-
-def _roles(cast: Cast, policy: str) -> list[str]:
-    owners = cast.config.policies.map.items()
-    return list(dict.fromkeys(key.split("/")[0] for key, name in owners if name == policy))
+    """What the gradients of a policy are kept apart by, and the role of each."""
+    calls = [(cue.role, cue.slot) for cue in cues if _owner(cast, cue) == policy]
+    return work.units_of(cast.config.learner, roles_of(cast.config.policies.map, policy), calls)
 
 
 def _owner(cast: Cast, cue: Cue) -> str:
@@ -125,7 +105,7 @@ class _Work:
     def __init__(self, cast: Cast, policy: str, columns: Columns, trained: jax.Array, axes: Axes):
         self.cast, self.columns, self.trained, self.axes = cast, columns, trained, axes
         self.config = config = cast.config.learner
-        self.roles = _roles(cast, policy)
+        self.roles = roles_of(cast.config.policies.map, policy)
         self.units, self.unit_roles = units_of(cast, policy, columns.cues)
         self.places = [place for place, cue in enumerate(columns.cues) if _owner(cast, cue) == policy]
         policies = cast.config.policies
@@ -138,7 +118,7 @@ class _Work:
     ) -> tuple[Tree, LearnerState, Columns, dict[str, Any]]:
         """New weights and state; both as they were where no row trains them."""
         config, columns = self.config, self.columns
-        parts = update_programs.nothing(tree, len(self.units), (None,) * len(jax.tree.leaves(tree)))
+        parts = update_programs.nothing(tree, len(self.units))
         carry: Any = parts, None, jnp.zeros(2, jnp.int32)
         for number, unit in enumerate(self.units):
             for places in self._together(unit):
@@ -153,7 +133,7 @@ class _Work:
             state.damping,
             parts,
             rate,
-            self._per_role(),
+            work.per_role_of(config, self.roles, self._parallel(), self.unit_roles),
             settings=config.step_settings,
         )
         finite = applied["finite"].astype(jnp.int32)
@@ -276,10 +256,8 @@ class _Work:
         }
         return carry, columns.replace(**new)
 
-    def _per_role(self) -> PerRole:
-        """What the roles of the policy are weighed by, as `learning.work.per_role_of` has it."""
-        if not self.config.apart:
-            return PerRole(jnp.ones(1), jnp.ones(1, bool), None, jnp.ones((1, 1)))
+    def _parallel(self) -> jax.Array:
+        """As `learning.work.parallel_calls` has it."""
         table, cues = self.columns.table, self.columns.cues
         counts = self.axes.sum(jnp.sum(table.trains.reshape(-1, len(cues)), axis=0))
         parallel = []
@@ -290,13 +268,7 @@ class _Work:
                     slots[cues[place].slot] = slots.get(cues[place].slot, 0) + counts[place]
             each = jnp.stack([*slots.values(), jnp.zeros((), counts.dtype)])
             parallel.append(jnp.where(each.sum() > 0, each.sum() / jnp.maximum(each.max(), 1), 1.0))
-        limits, mixing = self.config.interventions.role_clip, self.config.interventions.mixing
-        return PerRole(
-            multiplicity=jnp.stack(parallel).astype(jnp.float32),
-            mixed=jnp.array([mixing.acts_on(role) for role in self.roles]),
-            clip=jnp.array([limits.get(role, jnp.inf) for role in self.roles]) if limits else None,
-            membership=jnp.asarray(gradients.role_matrix(self.unit_roles, self.roles), jnp.float32),
-        )
+        return jnp.stack(parallel).astype(jnp.float32)
 
 
 def evidence(columns: Columns) -> dict[str, Any]:

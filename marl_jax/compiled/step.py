@@ -151,9 +151,8 @@ def state_of(
     references: Mapping[str, Tree] | None = None,
 ) -> State:
     """The state of a hosted run."""
-    counts = ("steps", "updates", "skipped", "empty")
     learner = {
-        name: own.replace(**{count: jnp.int32(getattr(own, count)) for count in counts})
+        name: own.replace(**{count: jnp.int32(value) for count, value in own.counts.items()})
         for name, own in learner.items()
     }
     return State(

@@ -17,7 +17,7 @@ from marl_jax.config.workflow_checks import Problems, of_workflow, refusal, refu
 from marl_jax.learning.estimators.groups import group_key
 from marl_jax.own import is_own, load_own, own_function
 from marl_jax.planning.walks import alone, compared_by
-from marl_jax.policies import decode_groups, policy_names, trained_policies
+from marl_jax.policies import decode_groups, policy_names, roles_of, trained_policies
 from marl_jax.rewards.credit import make_credit
 from marl_jax.rewards.own_metric import load_metric
 from marl_jax.rollouts.vllm.vllm_config import LOCAL, RANKS, urls_of
@@ -172,10 +172,8 @@ def _interventions(config: RunFields) -> Problems:
             f"learner.interventions.alternate names {', '.join(idle)}, frozen by policies.frozen_roles: in its turns "
             "nothing would be trained; leave it out"
         )
-    holders = [
-        {key.split("/")[0] for key, p in config.policies.map.items() if p == name}
-        for name in policy_names(config.policies.map)
-    ]
+    names = policy_names(config.policies.map)
+    holders = [roles_of(config.policies.map, name) for name in names]
     if any(len(roles) > 1 and any(map(chosen.damps, roles)) for roles in holders):
         yield (
             "learner.interventions.mixing.damping is defined for isolated policies: give every role that it acts on "

@@ -5,7 +5,7 @@
 
 In a tree every completion sees the prompt and itself, at the positions it has when computed alone. A plain
 batch is a tree without a prompt, with one branch. A micro-batch holds rows of one unit: a role, a slot, or everyone.
-Kernels for attention suit such rectangles; a CPU has none, and computes `packs`.
+Kernels for attention suit such rectangles. A CPU has none: there, and on the compiled road, rows are laid into `packs`.
 """
 
 import dataclasses

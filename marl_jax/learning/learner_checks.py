@@ -3,26 +3,22 @@
 from collections.abc import Mapping
 
 from marl_jax.learning.learner_config import LearnerConfig
+from marl_jax.policies import roles_of
 from marl_jax.table import Table
 
-__all__ = ["check_interventions", "check_learnable", "roles_of"]
-
-
-def roles_of(policy: str, roles: Mapping[str, str]) -> list[str]:
-    """The roles that a policy speaks for, wholly or in some slots, of a map from roles (or "role/slot") to policies."""
-    return list(dict.fromkeys(_role(key) for key, name in roles.items() if name == policy))
+__all__ = ["check_interventions", "check_learnable"]
 
 
 def check_interventions(config: LearnerConfig, roles: Mapping[str, str]) -> None:
     """Refuse settings of roles or policies that the map does not have, and damping of several roles together."""
-    known = {_role(key) for key in roles}
+    known = {key.split("/")[0] for key in roles}
     for setting, names in config.interventions.named.items():
         if strangers := sorted({*names} - known):
             raise ValueError(
                 f"interventions.{setting} names {strangers}, which are no roles; there are {sorted(known)}"
             )
     for policy in roles.values():
-        own = roles_of(policy, roles)
+        own = roles_of(roles, policy)
         if any(map(config.interventions.damps, own)) and len(own) > 1:
             raise ValueError(
                 f"coherence damping is defined for isolated policies, and {policy!r} is shared: give every role "
@@ -52,7 +48,3 @@ def check_learnable(
     for column, adds in {"reward": "rewards.credit.with_rewards", "advantage": "with_advantages"}.items():
         if getattr(rows, column) is None:
             raise ValueError(f"the table has no column {column!r}: {adds}() adds it")
-
-
-def _role(key: str) -> str:
-    return key.split("/")[0]

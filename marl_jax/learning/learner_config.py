@@ -80,6 +80,12 @@ class LearnerConfig:
         """The static settings of an optimiser step."""
         return StepSettings(self.optimiser, self.interventions.mixing, self.apart, self.layer_norms)
 
+    def schedule_of(self, policy: str) -> ScheduleConfig:
+        """The schedule, with the policy's own learning rate where it has one."""
+        schedule = self.optimiser.schedule
+        own = self.learning_rates.get(policy, schedule.learning_rate)
+        return dataclasses.replace(schedule, learning_rate=own)
+
     def unit(self, role: str, slot: int) -> Any:
         """The part of the gradient that a row adds to: that of its role, of its slot, or of all rows (None)."""
         if self.gradients == "slots":

@@ -5,7 +5,7 @@
 
 Each policy is a tree of its own with its own optimiser state; a row reaches the policy it names and no other.
 Where roles need not be told apart (`LearnerConfig.apart`), micro-batches hold rows of all, and there is one part.
-Everything on the device is jitted once per shape, with donated buffers; the report is read back in one go.
+Everything on the device is jitted once per shape, with donated buffers; what is reported is read back once per policy.
 """
 
 import dataclasses
@@ -42,16 +42,16 @@ from marl_jax.learning.by_role.step_report import (
     role_reports,
     skip_warnings,
 )
-from marl_jax.learning.learner_checks import check_interventions, check_learnable, roles_of
+from marl_jax.learning.learner_checks import check_interventions, check_learnable
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.losses import OBJECTIVES
 from marl_jax.learning.network import Network
 from marl_jax.learning.optimiser import transformation
 from marl_jax.learning.packs import make_packs
 from marl_jax.learning.streams import Streams, stream_count
-from marl_jax.learning.work import Work, mini_batches_of, per_role_of, units_of
+from marl_jax.learning.work import Work, mini_batches_of, parallel_calls, per_role_of, units_of
 from marl_jax.models.weight_table import Tree
-from marl_jax.policies import by_name
+from marl_jax.policies import by_name, roles_of
 from marl_jax.stopwatch import Stopwatch
 from marl_jax.table import Table
 
@@ -75,18 +75,18 @@ class LearnerState(flax.struct.PyTreeNode):
 
 
 class NonFiniteGradients(UserError, RuntimeError):
-    """A policy's gradients were not finite more often than the configuration allows.
+    """A policy's gradients were not finite `max_skips` times.
 
     They were left out: `outcome` is what the step came to all the same (policies, states, report), all of it finite.
     """
 
-    def __init__(self, text: str, outcome: Any = None) -> None:
+    def __init__(self, text: str, outcome: Any) -> None:
         super().__init__(text)
         self.outcome = outcome
 
 
 class Learner:
-    """Compiled functions for a network of each policy and one configuration; all state is passed in and handed back."""
+    """Compiled functions for a network of each policy and one configuration; the state of training passes through."""
 
     def __init__(
         self,
@@ -104,10 +104,10 @@ class Learner:
         self.network, self.config, self.roles, self.mesh = network, config, dict(roles), mesh
         check_interventions(config, self.roles)
         self._objective = config.loss.kind if config.loss.kind in OBJECTIVES else None
-        # What an objective learns from need not be the policy's own words: there is no sampler to correct for.
-        self._own_words = self._objective is None
         self._loss = objectives.surrogate(config.loss)
-        self._corrected = self._own_words and config.loss.heeds_sampler and config.old_logprobs == "trainer"
+        # What an objective learns from need not be the policy's own words: there is no sampler to correct for.
+        heeds = self._objective is None and config.loss.heeds_sampler
+        self._corrected = heeds and config.old_logprobs == "trainer"
         self._cut = mesh if mesh is not None and mesh.shape["data"] > 1 else None
         self._settings = {
             policy: update_programs.Settings(
@@ -154,7 +154,8 @@ class Learner:
         before every micro-batch for as long as the old policies and states are whole: it may raise.
         """
         check_learnable(rows, policies, states, self.roles)
-        lora = {name for name in policies if getattr(self._network(name), "lora_scale", None) is not None}
+        scaled = lambda name: getattr(self._settings[name].network, "lora_scale", None) is not None
+        lora = set(filter(scaled, policies))
         if absent := sorted(lora - {*(bases or {})}):
             raise ValueError(f"policies {absent} are adapters: hand over the weights under them as `bases`")
         check_rows(rows, self.config.batch)
@@ -168,7 +169,7 @@ class Learner:
         evidence = Evidence.of_nothing(len(rows))
         described: dict[str, dict[str, Any]] = {}
         trains, missing = self.learns(rows, step), list[str]()
-        for policy in policies:
+        for policy in sorted(policies):  # with a clock that they share, the order is one of learning rates
             own = rows.having(policy=policy)
             mine = np.flatnonzero(own & trains)
             aim = None
@@ -180,23 +181,21 @@ class Learner:
                 reports[policy] = states[policy].counts | (aim.said if aim else {})
                 missing += [f"policy {policy!r} learned nothing: {aim.missing}"] if aim else []
                 continue
-            frozen, reference = (bases or {}).get(policy), self._reference(policy, references)
             work = self._work(
                 policy,
                 policies[policy],
-                rows.take(mine),
-                rows.take(own),
+                rows,
+                mine,
                 step=step,
-                frozen=frozen,
-                reference=reference,
+                frozen=(bases or {}).get(policy),
+                reference=self._reference(policy, references),
                 aim=aim,
             )
-            policies[policy], states[policy], reports[policy], described[policy], batches_of, done = (
-                self._update(policy, policies[policy], states, work, frozen, check)
+            policies[policy], states[policy], reports[policy], described[policy] = self._update(
+                policies[policy], states, work, evidence, check
             )
             reports[policy] |= aim.said if aim else {}
             check = None  # the first policy is a new one now
-            self._note(evidence, mine, work, batches_of, done)
         trees, moved = layout.lowered((policies, states), places)
         return self.conclude(trees, moved, rows, evidence, skipped, reports, described, missing)
 
@@ -253,16 +252,15 @@ class Learner:
 
     def _update(
         self,
-        policy: str,
         tree: Tree,
         states: Mapping[str, LearnerState],
         work: Work,
-        frozen: Tree | None,
+        evidence: Evidence,
         check: Callable[[], None] | None,
-    ) -> tuple[Tree, LearnerState, dict[str, float], dict[str, Any], list[list[Batch]], list[Any]]:
-        config, state = self.config, states[policy]
-        rate = self._rate(policy, states)
-        index = {unit: k for k, unit in enumerate(work.units)}
+    ) -> tuple[Tree, LearnerState, dict[str, float], dict[str, Any]]:
+        """New weights and state, and what is reported of the policy and of its gradients."""
+        config, state = self.config, states[work.policy]
+        rate = self._rate(work.policy, states)
         optimiser, damping = state.optimiser, state.damping
         done: list[Any] = []  # of every mini-batch: what its micro-batches and its optimiser step came to
         values: list[objectives.Value] = []
@@ -270,17 +268,8 @@ class Learner:
         for members in work.mini_batches:
             batches = self._written(work, members)
             if work.aim is not None and work.aim.kind != "sft":
-                values.append(self._sloped(policy, work, members, batches, tree, frozen))
-            carry, outs = self._gradient(
-                policy,
-                tree,
-                frozen,
-                batches,
-                index,
-                check,
-                anchored=work.ref is not None,
-                on_policy=work.on_policy,
-            )
+                values.append(self._sloped(work, members, batches, tree))
+            carry, outs = self._gradient(work, tree, batches, check)
             check = None  # the old tree and state are given away next
             with self.watch("optimiser"):
                 tree, optimiser, damping, applied = update_programs.apply(
@@ -297,7 +286,14 @@ class Learner:
             done.append((outs, applied))
             batches_of.append(batches)
         done = self._told(done)
-        state = self._counted(state.replace(optimiser=optimiser, damping=damping), done)
+        finite = [bool(applied["finite"]) for _, applied in done]
+        state = state.replace(
+            optimiser=optimiser,
+            damping=damping,
+            steps=state.steps + 1,
+            updates=state.updates + sum(finite),
+            skipped=state.skipped + finite.count(False),
+        )
         report = state.counts | policy_report(
             [([out[0] for out in outs], applied) for outs, applied in done], rate
         )
@@ -306,14 +302,15 @@ class Learner:
         described = {}
         if config.gradients != "off":
             described = gradient_report([applied for _, applied in done], work.units, work.unit_roles)
-        return tree, state, report, described, batches_of, done
+        self._note(evidence, work, batches_of, done)
+        return tree, state, report, described
 
     def _work(
         self,
         policy: str,
         tree: Tree,
-        rows: Table,
-        everyone: Table,  # with the rows that are not trained on
+        everyone: Table,  # the rows of all policies,
+        places: np.ndarray,  # and where those that it learns from are
         *,
         step: int,
         frozen: Tree | None,
@@ -321,21 +318,26 @@ class Learner:
         aim: objectives.Aim | None,
     ) -> Work:
         """What a step asks of one policy."""
+        rows = everyone.take(places)
         if aim is not None:
             rows = rows.replace(advantage=aim.weight, weight=None)
         together = None if aim is None else aim.together
         mini_batches = mini_batches_of(self.config, policy, len(rows), step, together)
         alone = len(mini_batches) == 1 and self.config.old_logprobs == "trainer"
         on_policy = alone or aim is not None  # an objective has no ratio
-        old = [rows.logprobs[i] for i in range(len(rows))]
-        if self.config.old_logprobs == "trainer" and not on_policy:
+        old = None
+        if not on_policy and self.config.old_logprobs == "trainer":
             old = self.logprobs(tree, rows, frozen=frozen, policy=policy)
+        elif not on_policy:
+            old = [rows.logprobs[i] for i in range(len(rows))]
         refer = functools.partial(self.logprobs, frozen=frozen, policy=policy)
         ref = None if reference is None else refer(reference, rows)
-        roles = self._roles_of(policy)
-        units, unit_roles = units_of(self.config, roles, rows)
-        per_role = per_role_of(self.config, roles, everyone, unit_roles)
-        work = Work(rows, mini_batches, old, ref, on_policy, units, unit_roles, per_role, aim)
+        roles = roles_of(self.roles, policy)
+        calls = zip(map(rows.role_of, range(len(rows))), rows.slot.tolist())
+        units, unit_roles = units_of(self.config, roles, calls)
+        own = everyone.take(everyone.having(policy=policy))  # with the rows that are not trained on
+        per_role = per_role_of(self.config, roles, parallel_calls(roles, own), unit_roles)
+        work = Work(policy, frozen, rows, places, mini_batches, old, ref, units, unit_roles, per_role, aim)
         if aim is not None and aim.kind == "kto" and reference is not None:
             other = objectives.mismatched(rows)
             return dataclasses.replace(work, other=other, other_ref=refer(reference, other))
@@ -343,36 +345,27 @@ class Learner:
 
     def _rate(self, policy: str, states: Mapping[str, LearnerState]) -> float:
         """The learning rate by the policy's clock, or by that which all policies share."""
-        schedule = self.config.optimiser.schedule
-        own = self.config.learning_rates.get(policy, schedule.learning_rate)
-        clock = states[policy].steps
+        schedule, clock = self.config.schedule_of(policy), states[policy].steps
         if schedule.clock != "own":
             clock = sum(state.steps for state in states.values())
-        return dataclasses.replace(schedule, learning_rate=own)(clock)
+        return schedule(clock)
 
     def _written(self, work: Work, members: np.ndarray) -> list[Batch]:
         """Micro-batches of a mini-batch's rows, with what they are compared with."""
         rows = work.rows.take(members)
         batches = self._batches(rows)
-        write(batches, "old_logp", [work.old[i] for i in members])
+        if work.old is not None:
+            write(batches, "old_logp", [work.old[i] for i in members])
         if work.ref is not None:
             anchors = self.config.interventions.kl_coef
             write(batches, "ref_logp", [work.ref[i] for i in members])
             write(batches, "kl_coef", [anchors.get(rows.roles[code], 0.0) for code in rows.role])
         return batches
 
-    def _sloped(
-        self,
-        policy: str,
-        work: Work,
-        members: np.ndarray,
-        batches: list[Batch],
-        tree: Tree,
-        frozen: Tree | None,
-    ) -> objectives.Value:
+    def _sloped(self, work: Work, members: np.ndarray, batches: list[Batch], tree: Tree) -> objectives.Value:
         """The objective at these weights; its slopes become the advantages in the micro-batches."""
         assert work.aim is not None and work.ref is not None
-        logp = self._scores(policy, tree, frozen, batches, len(members))
+        logp = self._scores(work.policy, tree, work.frozen, batches, len(members))
         rows = work.rows.take(members)
         scores = objectives.log_ratios(logp, [work.ref[i] for i in members], rows)
         divergence = 0.0
@@ -381,62 +374,44 @@ class Learner:
         )
         if work.other is not None and len(moved):
             other = work.other.take(moved)
-            logp = self.logprobs(tree, other, frozen=frozen, policy=policy)
+            logp = self.logprobs(tree, other, frozen=work.frozen, policy=work.policy)
             ratios = objectives.log_ratios(logp, [work.other_ref[i] for i in moved], other)
             divergence = max(0.0, float(np.mean(ratios)))
         value = work.aim.value(members, scores, divergence)
         write(batches, "advantages", (-len(members) * value.slope).tolist())
         return value
 
-    def _counted(self, state: LearnerState, done: Sequence[Any]) -> LearnerState:
-        """The state after a step."""
-        finite = [bool(applied["finite"]) for _, applied in done]
-        return state.replace(
-            steps=state.steps + 1,
-            updates=state.updates + sum(finite),
-            skipped=state.skipped + finite.count(False),
-        )
-
     def _note(
-        self,
-        evidence: Evidence,
-        rows: np.ndarray,  # of the step, by row of the policy's work
-        work: Work,
-        batches_of: Sequence[list[Batch]],
-        done: Sequence[Any],
+        self, evidence: Evidence, work: Work, batches_of: Sequence[list[Batch]], done: Sequence[Any]
     ) -> None:
         """Every row as the last of its policy's updates computed it."""
+        rows, own_words = work.places, work.aim is None
         for update, (members, batches, (outs, _)) in enumerate(zip(work.mini_batches, batches_of, done)):
             logp, entropy = (by_row(len(members), batches, [out[which] for out in outs]) for which in (1, 2))
             evidence.note("logp", rows[members], logp)
             evidence.note("entropy", rows[members], entropy)
             # With the sampler's as the old ones, the trainer's are known of the rows of the first update.
-            if self.config.old_logprobs == "sampler" and update == 0 and self._own_words:
+            if self.config.old_logprobs == "sampler" and update == 0 and own_words:
                 evidence.note("trainer_logp", rows[members], logp)
-        old = [evidence.logp[i] for i in rows] if work.on_policy else work.old
+        old = [evidence.logp[i] for i in rows] if work.old is None else work.old
         evidence.note("old_logp", rows, old)
-        if self.config.old_logprobs != "sampler" and self._own_words:
+        if self.config.old_logprobs != "sampler" and own_words:
             evidence.note("trainer_logp", rows, old)
         if work.ref is not None:
             evidence.note("ref_logp", rows, work.ref)
 
     def _gradient(
-        self,
-        policy: str,
-        tree: Tree,
-        frozen: Tree | None,
-        batches: Sequence[Batch],
-        index: Mapping[Any, int],  # the part of each unit
-        check: Callable[[], None] | None,
-        **flags: bool,
+        self, work: Work, tree: Tree, batches: Sequence[Batch], check: Callable[[], None] | None
     ) -> tuple[Any, list[Any]]:
         """The parts with their denominator, and what `accumulate` says of every micro-batch."""
+        settings, part_of = self._settings[work.policy], {unit: k for k, unit in enumerate(work.units)}
+        flags = {"anchored": work.ref is not None, "on_policy": work.old is None}
 
         def step(carry: Any, batch: Batch) -> tuple[Any, Any]:
             arrays = self._place(batch.arrays)
             try:
                 return update_programs.accumulate(
-                    self._settings[policy], carry, tree, frozen, arrays, index[batch.unit], **flags
+                    settings, carry, tree, work.frozen, arrays, part_of[batch.unit], **flags
                 )
             except IndexError as error:  # what XLA raised on an H100, see docs/hosts.md
                 error.add_note(
@@ -447,20 +422,14 @@ class Learner:
         with self.watch("gradient"):
             return self._streams.run(
                 step,
-                lambda: self._zeros(tree, len(index)),
+                lambda: self._zeros(tree, len(part_of)),
                 batches,
-                program=lambda batch: (policy, len(index), *flags.values(), batch.shapes),
+                program=lambda batch: (work.policy, len(part_of), *flags.values(), batch.shapes),
                 check=check,
             )
 
-    def _network(self, policy: str) -> Network:
-        return self._settings[policy].network
-
-    def _roles_of(self, policy: str) -> list[str]:
-        return roles_of(policy, self.roles)
-
     def _damped(self, policy: str) -> bool:
-        return any(self.config.interventions.damps(role) for role in self._roles_of(policy))
+        return any(map(self.config.interventions.damps, roles_of(self.roles, policy)))
 
     def _batches(self, rows: Table) -> list[Batch]:
         units = [
@@ -473,14 +442,12 @@ class Learner:
         return make_batches(rows, units, self.config.batch, multiple_of=parallel)
 
     def _zeros(self, tree: Tree, units: int) -> Any:
-        def laid(leaf: jax.Array) -> NamedSharding | None:
-            if self.mesh is None:
-                return None
-            spec = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else ()
-            lead = (None,) if self._cut is None else ("data", None)
-            return NamedSharding(self.mesh, PartitionSpec(*lead, *spec))
-
-        return update_programs.nothing(tree, units, tuple(map(laid, jax.tree.leaves(tree))), self._cut)
+        if self.mesh is None:
+            return update_programs.nothing(tree, units)
+        lead = (None,) if self._cut is None else ("data", None)
+        specs = (getattr(leaf.sharding, "spec", ()) for leaf in jax.tree.leaves(tree))
+        laid = tuple(NamedSharding(self.mesh, PartitionSpec(*lead, *spec)) for spec in specs)
+        return update_programs.nothing(tree, units, laid, self._cut)
 
     def _place(self, arrays: MicroBatch) -> MicroBatch:
         if self.mesh is None:
@@ -515,7 +482,9 @@ class Learner:
         return learns[rows.role] & ~(rows.truncated & self.config.mask_truncated) & rows.trains
 
     def _reference(self, policy: str, references: Mapping[str, Tree] | None) -> Tree | None:
-        anchored = [role for role in self._roles_of(policy) if role in self.config.interventions.kl_coef]
+        anchored = [
+            role for role in roles_of(self.roles, policy) if role in self.config.interventions.kl_coef
+        ]
         compared = self._objective in objectives.NEED_REFERENCE
         if not anchored and not compared:
             return None

@@ -68,15 +68,19 @@ def score(settings: Settings, tree: Tree, frozen: Tree, batch: MicroBatch) -> tu
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def nothing(
-    tree: Tree, units: int, laid: tuple[NamedSharding | None, ...], mesh: Mesh | None = None
+    tree: Tree, units: int, laid: tuple[NamedSharding, ...] | None = None, mesh: Mesh | None = None
 ) -> tuple[Tree, jax.Array]:
     """The carry that `accumulate` starts from, one for each device along "data" of a mesh; `laid` is of its parts."""
     lead = () if mesh is None else (mesh.shape["data"],)
     leaves, structure = jax.tree.flatten(tree)
     parts = [jnp.zeros((*lead, units, *leaf.shape), jnp.float32) for leaf in leaves]
-    put = lambda x, on: x if on is None else jax.lax.with_sharding_constraint(x, on)
-    denominator = put(jnp.zeros(lead), None if mesh is None else NamedSharding(mesh, PartitionSpec("data")))
-    return jax.tree.unflatten(structure, map(put, parts, laid)), denominator
+    denominator = jnp.zeros(lead)
+    if laid is not None:
+        parts = list(map(jax.lax.with_sharding_constraint, parts, laid))
+    if mesh is not None:
+        on = NamedSharding(mesh, PartitionSpec("data"))
+        denominator = jax.lax.with_sharding_constraint(denominator, on)
+    return jax.tree.unflatten(structure, parts), denominator
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("anchored", "on_policy"), donate_argnums=1)
@@ -192,7 +196,7 @@ def apply(
     damping: Tree | None,
     carry: tuple[Tree, jax.Array],  # as `accumulate` left it
     rate: jax.Array,
-    roles: interventions.PerRole,
+    roles: interventions.PerRole | None,  # None where no intervention weighs them
     *,
     settings: StepSettings,
 ) -> tuple[Tree, Any, Tree | None, dict[str, Any]]:
@@ -207,7 +211,7 @@ def apply(
     if apart:
         done["gram"] = gram = gradients.gram_matrix(parts)
         done["weight"] = weight = jnp.ones(gram.shape[0])
-    if apart and (mixing.weighs or roles.clip is not None):
+    if roles is not None:
         by_role = roles.membership @ gram @ roles.membership.T
         weight = interventions.coefficients(mixing, by_role, roles) @ roles.membership
         gradient = jax.tree.map(lambda x: jnp.einsum("k,k...->...", weight, x), parts)

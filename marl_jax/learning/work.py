@@ -3,32 +3,36 @@
 import collections
 import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from marl_jax.learning.by_role import gradients
-from marl_jax.learning.by_role.interventions import PerRole
+from marl_jax.learning.by_role.interventions import Array, PerRole
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.objectives import Aim
+from marl_jax.models.weight_table import Tree
 from marl_jax.table import Table
 
-__all__ = ["Work", "mini_batches_of", "per_role_of", "units_of"]
+__all__ = ["Work", "mini_batches_of", "parallel_calls", "per_role_of", "units_of"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
     """The rows of one policy, and what they are compared with."""
 
+    policy: str
+    frozen: Tree | None  # the weights under its adapter
     rows: Table
+    places: np.ndarray  # of the rows among those of the step
     mini_batches: list[np.ndarray]  # indices of rows, one optimiser step each
-    old: list[np.ndarray]  # log-probs by row, for ratios
-    ref: list[np.ndarray] | None  # log-probs by row under the reference, where roles are anchored to it
-    on_policy: bool  # old log-probs are those that the only mini-batch computes itself
-    units: list[Any]  # what gradients are kept apart
+    # Log-probs by row, for ratios; None where they are those that the only mini-batch computes itself.
+    old: list[np.ndarray] | None
+    ref: list[np.ndarray] | None  # log-probs by row under the reference, where something is compared with it
+    units: list[Any]  # what gradients are kept apart by
     unit_roles: list[str]
-    per_role: PerRole
+    per_role: PerRole | None
     aim: Aim | None = None  # of an objective of whole sequences
     other: Table | None = None  # kto: rows with the prompts of others,
     other_ref: Sequence[np.ndarray] = ()  # and their log-probs under the reference
@@ -52,27 +56,34 @@ def mini_batches_of(
     return [np.flatnonzero(np.isin(members, part)) for part in split]
 
 
-def units_of(config: LearnerConfig, roles: list[str], rows: Table) -> tuple[list[Any], list[str]]:
-    """What gradients are kept apart: (units, the role of each); one unit of no role where none are."""
+def units_of(
+    config: LearnerConfig, roles: list[str], calls: Iterable[tuple[str, int]]
+) -> tuple[list[Any], list[str]]:
+    """What gradients are kept apart by: (units, the role of each); one unit of no role where they are not.
+
+    `calls` are the roles and slots of a policy's calls.
+    """
     if config.gradients == "slots":
-        there = {(rows.roles[role], slot) for role, slot in zip(rows.role.tolist(), rows.slot.tolist())}
-        slots = sorted(there, key=lambda unit: (roles.index(unit[0]), unit[1]))
+        slots = sorted({*calls}, key=lambda unit: (roles.index(unit[0]), unit[1]))
         return slots, [role for role, _ in slots]
     return (roles, roles) if config.apart else ([None], [])
 
 
+def parallel_calls(roles: Sequence[str], rows: Table) -> np.ndarray:
+    """Float[R]: how many calls of a role are made side by side, in the mean. Each of them has another slot."""
+    slots = [collections.Counter(rows.slot[rows.having(role=role)].tolist()) for role in roles]
+    return np.array([sum(some.values()) / max(some.values(), default=1) or 1 for some in slots], np.float32)
+
+
 def per_role_of(
-    config: LearnerConfig, roles: Sequence[str], rows: Table, unit_roles: Sequence[str]
-) -> PerRole:
-    """What the roles of a policy are weighed by; one part of everyone's where they are not kept apart."""
-    if not config.apart:
-        return PerRole(np.ones(1, np.float32), np.ones(1, bool), None, np.ones((1, 1), np.float32))
-    slots = {role: collections.Counter(rows.slot[rows.having(role=role)].tolist()) for role in roles}
-    # Of calls made side by side, each has another slot.
-    parallel = np.array([sum(some.values()) / max(some.values(), default=1) or 1 for some in slots.values()])
+    config: LearnerConfig, roles: Sequence[str], parallel: Array, unit_roles: Sequence[str]
+) -> PerRole | None:
+    """What the roles of a policy are weighed by; None where no intervention weighs them."""
+    if not config.interventions.needs_roles:
+        return None
     limits = config.interventions.role_clip
     return PerRole(
-        multiplicity=parallel.astype(np.float32),
+        multiplicity=parallel,
         mixed=np.array([config.interventions.mixing.acts_on(role) for role in roles]),
         clip=np.array([limits.get(role, np.inf) for role in roles], np.float32) if limits else None,
         membership=gradients.role_matrix(unit_roles, roles).astype(np.float32),

@@ -69,8 +69,7 @@ def lowered(
     frozen, scale = (params, 1.0) if rank else (None, None)
     adapters = jax.eval_shape(lambda: init_lora(0, model, rank, 1)) if rank else None
     units = most_units(config, demand)
-    laid = (None,) * len(jax.tree.leaves(tree))
-    carry = jax.eval_shape(lambda tree: update_programs.nothing(tree, units, laid), tree)
+    carry = jax.eval_shape(lambda tree: update_programs.nothing(tree, units), tree)
     network = Qwen3(model, scale, config.policies.remat, config.policies.attention)
     settings = update_programs.Settings(
         network, learner.loss, learner.logprob_chunk, learner.loss.heeds_sampler
@@ -81,6 +80,8 @@ def lowered(
     largest = shapes.rungs if shapes.lanes_at else [(shapes.widths[0], shapes.context)]
     table = LaneTable(shapes.widths[0], shapes.context, shapes.stops, shapes.features)
     each = np.ones(units)
+    limits = each if learner.interventions.role_clip else None
+    per_role = PerRole(each, each > 0, limits, np.eye(units)) if learner.interventions.needs_roles else None
     return {
         "gradient": update_programs.accumulate.lower(
             settings, carry, tree, frozen, plan.largest.arrays(), ints(), anchored=False, on_policy=True
@@ -91,7 +92,7 @@ def lowered(
             None,
             carry,
             jax.ShapeDtypeStruct((), jnp.float32),
-            PerRole(each, each > 0, None, np.eye(units)),
+            per_role,
             settings=learner.step_settings,
         ),
         "prefill": programs.prefill.lower(

@@ -22,7 +22,7 @@ from marl_jax.planning.costs import Model, size
 from marl_jax.planning.devices import Device
 from marl_jax.planning.dry_run import Demand
 from marl_jax.planning.workload import Shape, all_shapes
-from marl_jax.policies import by_name, decode_groups, policy_names
+from marl_jax.policies import by_name, decode_groups, policy_names, roles_of
 from marl_jax.rollouts.voices import load_of
 from marl_jax.runs.loading.parts import policy_specs
 from marl_jax.sampling.shapes import EngineSettings, memory_bytes
@@ -208,8 +208,7 @@ def count_units(config: RunConfig, demand: Demand, policy: str) -> int:
     """How many gradient trees a policy's update keeps apart."""
     if config.learner.gradients == "slots":
         return max(1, len({(call.role, call.slot) for call in demand.of([policy])}))
-    roles = {key.split("/")[0] for key, name in config.policies.map.items() if name == policy}
-    return len(roles) if config.learner.apart else 1
+    return len(roles_of(config.policies.map, policy)) if config.learner.apart else 1
 
 
 def most_units(config: RunConfig, demand: Demand) -> int:

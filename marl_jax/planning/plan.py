@@ -32,7 +32,7 @@ from marl_jax.planning.lengths import SPREAD, Lengths
 from marl_jax.planning.memory import Part, Phase, Shapes
 from marl_jax.planning.occupancy import Length, Occupancy, Waves, occupancy_at_length
 from marl_jax.planning.workload import Shape, batches_of
-from marl_jax.policies import by_name, decode_groups, policy_names
+from marl_jax.policies import by_name, decode_groups, policy_names, roles_of
 from marl_jax.rollouts.history import Chats
 from marl_jax.runs.loading.parts import policy_specs, words
 from marl_jax.sampling.shapes import EngineSettings
@@ -402,7 +402,7 @@ def _learning(
     reference = gradient = moved = 0.0
     stepped = sum(2 * part.bytes for part in parts if part.name == memory.STATES)
     for policy in (name for name, spec in policy_specs(config.policies).items() if not spec.frozen):
-        roles = {key.split("/")[0] for key, name in config.policies.map.items() if name == policy}
+        roles = roles_of(config.policies.map, policy)
         sizes = models[policy]
         numbers = sizes.trained
         passes = PASSES.get(config.learner.loss.kind, int(any(map(anchors.get, roles))))

@@ -85,8 +85,6 @@ class Hosted:
                         check=check,
                     )
             except NonFiniteGradients as error:  # they were left out: the policies are good, and can be saved
-                if error.outcome is None:
-                    raise
                 (trees, learned, report), failure = error.outcome, str(error)
         return Made(
             table, groups, dataclasses.asdict(counts) if counts else None, report, trees, learned, failure

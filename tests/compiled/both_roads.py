@@ -59,6 +59,7 @@ class Hosted:
         self.cast = compiled.cast_of(config, parts)
         self.width = max(len(task.question) for task in train)
         self.number = 0
+        self.sizes = {}  # {policy: the largest norm of its gradients so far}
 
     def compiled_state(self):
         """The state as it is, for the compiled road."""

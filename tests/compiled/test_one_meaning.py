@@ -1,5 +1,7 @@
 """Both roads say the same: from one state, the same tokens but for near-ties; of the same tokens, the same numbers."""
 
+import functools
+
 import both_roads
 import jax
 import jax.numpy as jnp
@@ -226,14 +228,17 @@ def assert_same_update(hosted, before, result, report):
     old, new, other = map(moments, (before.learner, hosted.states, state.learner))
     for policy, tree in new.items():
         gradient = jax.tree.map(lambda new, old: (new - (1 - keeps) * old) / keeps, tree, old[policy])
-        assert distance(tree, other[policy]) <= 1e-5 * keeps * max(norm(gradient), 1e-12)
+        # Terms that cancel are rounded by their own size: in a step in which little is left of them, it is that of the
+        # largest gradient so far. (An evaluator had 0.0088 after 0.57, 0.37, 0.18 and 0.25, with equal errors.)
+        size = hosted.sizes[policy] = max(hosted.sizes.get(policy, 1e-12), norm(gradient))
+        assert distance(tree, other[policy]) <= 1e-5 * keeps * size
         applied = metrics["policy"][policy]["applied"]
-        np.testing.assert_allclose(applied["grad_norm"], report.policies[policy]["grad_norm"], rtol=1e-5)
+        close = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5 * size)
+        close(applied["grad_norm"], report.policies[policy]["grad_norm"])
         np.testing.assert_allclose(applied["clip_factor"], report.policies[policy]["clip_factor"], rtol=1e-5)
         loss = metrics["policy"][policy]["loss"]
         np.testing.assert_allclose(loss.value, report.policies[policy]["loss"], rtol=0, atol=1e-6)
-        norms = list(report.gradients[policy]["norm"].values())
-        np.testing.assert_allclose(np.sqrt(np.diag(applied["gram"])), norms, rtol=1e-5, atol=1e-9)
+        close(np.sqrt(np.diag(applied["gram"])), list(report.gradients[policy]["norm"].values()))
         assert int(state.learner[policy].steps) == hosted.states[policy].steps
         assert int(state.learner[policy].updates) == hosted.states[policy].updates
         # Where a gradient is near 0, Adam's step is the sign of a rounding error: elements are compared beyond 1e-3 of

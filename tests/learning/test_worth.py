@@ -66,6 +66,14 @@ def test_calls_without_tokens_are_compared_with_nothing():
     assert alone.advantage[:1] == pytest.approx([HALF]) and counts == wanted
 
 
+def test_a_call_about_another_task_is_compared_by_what_that_task_has():
+    easy, hard = (Task(name, "math", "?", level=level) for name, level in (("a", 1), ("b", 2)))
+    calls = [dataclasses.replace(call("voter", slot), about=(easy, hard)[slot % 2]) for slot in range(4)]
+    table = Table.of([dataclasses.replace(EPISODES[0], calls=tuple(calls))]).replace(reward=np.arange(4.0))
+    table, _ = with_advantages(table, AdvantageConfig(group="role,task.level"))
+    assert table.group.tolist() == [0, 1, 0, 1]
+
+
 def test_a_table_of_no_calls_has_no_advantages_and_no_counts():
     table, counts = with_advantages(Table.of([]), AdvantageConfig())
     assert (len(table.advantage), len(table.group), counts) == (0, 0, {})

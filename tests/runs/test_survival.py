@@ -160,9 +160,10 @@ def test_a_run_stopped_by_broken_gradients_keeps_its_last_good_checkpoint(base, 
     steps_made, real = itertools.count(1), Learner.step
 
     def step(self, *args, **options):
+        outcome = real(self, *args, **options)
         if next(steps_made) == 6:
-            raise NonFiniteGradients("policy 'p0': 10 gradients were not finite")
-        return real(self, *args, **options)
+            raise NonFiniteGradients("policy 'p0': 10 gradients were not finite", outcome)
+        return outcome
 
     with monkeypatch.context() as patch, pytest.raises(NonFiniteGradients):
         patch.setattr(Learner, "step", step)

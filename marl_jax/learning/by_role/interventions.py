@@ -9,7 +9,7 @@ order of this file, before clipping. The KL anchor (I1) is a term of the loss: `
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -104,10 +104,10 @@ class InterventionConfig:
             "mixing.roles": self.mixing.roles,
         }
 
-    def trains(self, role: str, step: int) -> bool:
-        """Whether `role` is trained in step 0, 1, 2, ..., or frozen."""
-        if self.alternate and role in self.alternate:
-            return self.alternate[step // self.alternate_every % len(self.alternate)] == role
+    def trains(self, role: str, step: Any) -> Any:
+        """Whether `role` is trained in step 0, 1, 2, ..., or frozen; of a traced step, a traced answer."""
+        if role in self.alternate:
+            return step // self.alternate_every % len(self.alternate) == self.alternate.index(role)
         return role not in self.freeze
 
 

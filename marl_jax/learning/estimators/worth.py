@@ -46,12 +46,18 @@ __all__ = [
     "GroupError",
     "Presets",
     "RowsError",
+    "advantages_of",
     "group_column",
+    "key_of",
     "penalised",
     "with_advantages",
 ]
 
-ROW_COLUMNS = ("weight", "clip_low", "clip_high")  # a factor of a row's loss, and a clip range of its own
+ROW_COLUMNS = (
+    "weight",
+    "clip_low",
+    "clip_high",
+)  # a factor of a row's advantage, and a clip range of its own
 
 Presets = Mapping[str, Sequence[str]]  # of the workflow: {name: fields}
 
@@ -102,28 +108,26 @@ def with_advantages(
     ids = group_column(table, config, presets)
     table = penalised(table, config)
     rewards = as_rewards(table.reward if table.penalty is None else table.reward + table.penalty)
-    if config.estimator == "agent":
-        advantages = agent_advantages(
-            rewards,
-            table.task,
-            table.role,
-            mean=config.agent_mean,
-            scale=config.agent_scale,
-            std=config.std,
-            eps=config.eps,
-        )
-    else:
-        advantages = group_advantages(
-            rewards,
-            ids,
-            estimator=config.estimator,
-            std=config.std,
-            eps=config.eps,
-            singleton=config.singleton,
-        )
+    advantages = advantages_of(config, rewards, table.task, table.role, ids)
     counts = count_groups(rewards, ids, [table.roles[code] for code in table.role])
     table = table.replace(group=ids, advantage=np.asarray(advantages, np.float64))
     return (table if config.rows is None else _own_columns(table, config.rows)), counts
+
+
+def key_of(config: AdvantageConfig, presets: Presets | None = None) -> tuple[str, ...]:
+    """The fields by which calls are compared with each other."""
+    if config.estimator == "agent":
+        return PRESETS["task" if config.agent_mean == config.agent_scale == "task" else "role"]
+    return group_key(config.group, presets)
+
+
+def advantages_of(config: AdvantageConfig, rewards: Any, task: Any, role: Any, ids: Any) -> Any:
+    """Float[N], of columns on the host or under `jit`; `ids` are the groups."""
+    if config.estimator == "agent":
+        over: dict[str, Any] = {"mean": config.agent_mean, "scale": config.agent_scale}
+        return agent_advantages(rewards, task, role, **over, std=config.std, eps=config.eps)
+    how: dict[str, Any] = {"estimator": config.estimator, "singleton": config.singleton}
+    return group_advantages(rewards, ids, **how, std=config.std, eps=config.eps)
 
 
 def _own_columns(table: Table, name: str) -> Table:
@@ -152,10 +156,7 @@ def penalised(table: Table, config: AdvantageConfig) -> Table:
 
 def group_column(table: Table, config: AdvantageConfig, presets: Presets | None = None) -> np.ndarray:
     """Int[N]: which calls are compared with each other."""
-    if config.estimator == "agent":
-        key = PRESETS["task" if config.agent_mean == config.agent_scale == "task" else "role"]
-    else:
-        key = group_key(config.group, presets)
+    key = key_of(config, presets)
     return group_ids(key, **{field: _field(table, field) for field in key})
 
 
@@ -173,7 +174,7 @@ def _field(table: Table, field: str) -> list[Any]:
             for i, labels in enumerate(of_calls)
         ]
     table.need_episodes()
-    tasks = [table.bare_episodes[number].task for number in table.episode.tolist()]
+    tasks = map(table.task_of, range(len(table)))
     return [
         task.level if name == "level" else _attribute(field, task.meta, f"task '{task.id}'") for task in tasks
     ]
