@@ -149,11 +149,11 @@ def tokenise(
     From the left, the longest word that stands there; else the character. More tokens than `width` are cut.
     """
     rows, count = codes.shape
-    reach = max(len(word) for word, _ in alphabet.words)
+    reach = max((len(word) for word, _ in alphabet.words), default=1)
     padded = jnp.pad(codes, ((0, 0), (0, reach)))
     longest_last = alphabet.words[::-1]  # so that it stays
     table = jnp.array([list(word.ljust(reach, b"\0")) for word, _ in longest_last], jnp.uint8)
-    numbers = jnp.array([number for _, number in longest_last])
+    table, numbers = table.reshape(-1, reach), jnp.array([number for _, number in longest_last], jnp.int32)
 
     def find(found: tuple[jax.Array, jax.Array], word: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
         spelled, number = word

@@ -13,7 +13,8 @@ from marl_jax.compiled.alphabet import Alphabet, alphabet_of
 from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.compiled.script import Cue, dry_run
 from marl_jax.config.run_config import RunConfig
-from marl_jax.learning.estimators.groups import group_key
+from marl_jax.learning.estimators.worth import Presets, key_of
+from marl_jax.learning.losses import OBJECTIVES
 from marl_jax.own import is_own
 from marl_jax.policies import SamplingSettings
 from marl_jax.rollouts import Chat
@@ -21,7 +22,7 @@ from marl_jax.runs.loading.parts import Parts, load_parts
 from marl_jax.tasks.micro import KINDS
 from marl_jax.workflows import BUILT_IN
 
-__all__ = ["Cast", "cast_of", "check", "rates"]
+__all__ = ["Cast", "cast_of", "rates"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,7 +58,7 @@ class Cast:
 
 def cast_of(config: RunConfig, parts: Parts | None = None) -> Cast:
     """Load what the configuration names; refuse what the compiled road cannot take."""
-    check(config)
+    _check(config)
     parts = parts or load_parts(config)
     if not parts.alike:
         raise NoArrayForm(
@@ -69,18 +70,22 @@ def cast_of(config: RunConfig, parts: Parts | None = None) -> Cast:
             f"workflow '{parts.workflow.name}' has no form in arrays (there is one of {known}; write one under "
             f"@{parts.workflow.name}.arrays)"
         )
+    _check_groups(config, parts.workflow.groups)
     alphabet = alphabet_of(parts.tokenizer, parts.model.vocab_size)
     return Cast(config, parts, Chat(parts.tokenizer), alphabet, config.role_settings)
 
 
-def check(config: RunConfig) -> None:
+def _check_groups(config: RunConfig, presets: Presets) -> None:
+    fields = {*key_of(config.advantages, presets)}
+    if "task" not in fields:
+        raise NoArrayForm("advantages over groups of several problems have no form in arrays")
+    if strange := sorted(fields - {"task", "role", "slot", "turn"}):
+        raise NoArrayForm(f"groups by {', '.join(strange)} (advantages.group) have no form in arrays")
+
+
+def _check(config: RunConfig) -> None:
     """Refuse settings that only the hosted road has."""
     settings, learner, advantages = config.role_settings.values(), config.learner, config.advantages
-    keys = (
-        group_key(advantages.group, BUILT_IN[config.workflow.name].groups)
-        if not is_own(config.workflow.name)
-        else ()
-    )
     whole_batch = advantages.estimator == "reinforce_pp_baseline" or is_own(advantages.estimator)
     refused = {
         f"tasks of {config.data.name}": config.data.name not in KINDS,
@@ -95,7 +100,8 @@ def check(config: RunConfig) -> None:
         "several epochs (learner.epochs)": learner.epochs > 1,
         f"advantages over the whole batch ({advantages.estimator})": whole_batch,
         "rows of one's own (advantages.rows)": advantages.rows is not None,
-        "groups of several problems": bool(keys) and "task" not in keys,
+        f"an objective of whole sequences (learner.loss.kind={learner.loss.kind})": learner.loss.kind
+        in OBJECTIVES,
         "weights cut over devices (mesh.model)": config.mesh.model > 1,
         "a run of several phases": bool(config.phases),
         "a buffer of tasks (data.buffer)": config.data.buffer.capacity > 0,

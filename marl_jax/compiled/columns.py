@@ -3,9 +3,10 @@
     lines of the stage ──table_of──► columns ──worth──► reward, group, advantage ──to_host──► the Table of the house
 
 What was said is padded: prompt [N, P], tokens and logprobs [N, M], with lengths. A call that was not made has length 0,
-is not sound, and belongs to a group of its own; `to_host` leaves it out.
+is not sound and in no group (-1); `to_host` leaves it out.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,6 @@ class Columns(flax.struct.PyTreeNode):
     prompt_length: jax.Array  # Int[N]
     number: jax.Array  # Int[N], of the call in its episode; `table.call` is its place on the stage
     answer: jax.Array  # Int[E], the place of the call that the episode ends with
-    sample: jax.Array  # Int[E]
     logp: Any = None  # [N, M] as the learner computed them; None before it did
     entropy: Any = None  # [N, M]
     ref_logp: Any = None  # [N, M] under the reference, where roles are anchored to one
@@ -112,7 +112,6 @@ def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Co
         jnp.where(made, shown, 0),
         number,
         answer,
-        alone % cast.samples,
         beyond=made & rows([own.beyond for own in read]),
         cues=tuple(line.cue for line in lines),
         widths=tuple((line.prompt[0].shape[1], line.tokens.shape[1]) for line in lines),
@@ -132,10 +131,11 @@ def worth(cast: Cast, columns: Columns) -> Columns:
     In float64, as numpy computes there; kept in float32, as advantages are there, too.
     """
     config, table = cast.config.advantages, columns.table
-    made, places = table.length > 0, len(table.length) // len(columns.answer)
+    made = table.length > 0
+    base = 1 + max(len(table.roles), *(max(cue.slot, cue.turn) for cue in columns.cues))
     group = jnp.zeros_like(table.task)
     for field in key_of(config, cast.parts.workflow.groups):  # the first is the task
-        group = group * max(places, len(table.roles)) + getattr(table, field)
+        group = group * base + getattr(table, field)
     group = jnp.where(made, group, -1)
     with jax.enable_x64(True):
         double = lambda x: x.astype(jnp.float64)
@@ -178,7 +178,9 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
     row_of = np.full(number.size, -1)
     row_of[made] = np.arange(len(made))
     ends = row_of[np.arange(len(number)) * places + columns.answer]
-    name, samples, outcome = cast.parts.workflow.name, columns.sample.tolist(), table.outcome[ends].tolist()
+    if (ends < 0).any():
+        raise ValueError("a form ends an episode with the answer of a call that the episode did not make")
+    name, outcome = cast.parts.workflow.name, columns.table.outcome.reshape(-1, places)[:, 0].tolist()
     key = lambda task, sample: (seed, step, task_key(task), sample)
     return table.replace(
         episode=owner.astype(np.int32),
@@ -197,8 +199,8 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
         labels=(None,) * len(made),
         bare_episodes=tuple(
             Episode(task, sample, name, (), answer[end], key=key(task, sample), outcome=value)
-            for task, sample, end, value in zip(
-                (tasks[i // cast.samples] for i in range(len(number))), samples, ends.tolist(), outcome
+            for (task, sample), end, value in zip(
+                itertools.product(tasks, range(cast.samples)), ends.tolist(), outcome
             )
         ),
     )

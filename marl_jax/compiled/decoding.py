@@ -1,4 +1,4 @@
-"""Prefill and decoding of a whole batch as two loops: a prompt once, behind it the lanes that share it.
+"""Prefill and decoding of a whole batch in loops: a prompt once, behind it the lanes that share it.
 
     stem [G, P]  keys and values of each prompt but its last token            prefilled in blocks by length
     own [W, M]   those of each lane, W = G x S: the prompt's last token, then what is sampled
@@ -101,7 +101,7 @@ def _prefill(voice: Voice, weights: _Weights, tokens: jax.Array, length: jax.Arr
     """Keys and values of the first `length` [G] tokens of each prompt."""
     config, width = voice.model, tokens.shape[1]
 
-    def block(_: tuple[()], rows: jax.Array, width_here: int) -> tuple[tuple[()], Any]:
+    def block(rows: jax.Array, width_here: int) -> Any:
         fed = tokens.at[rows].get(mode="clip")[:, :width_here]
         x, angles = (
             qwen3.embed(weights.params, fed),
@@ -115,11 +115,11 @@ def _prefill(voice: Voice, weights: _Weights, tokens: jax.Array, length: jax.Arr
             room = ((0, 0), (0, 0), (0, 0), (0, width - width_here))
             keys.append(jnp.pad(jnp.transpose(k, (0, 2, 3, 1)), room))
             values.append(jnp.pad(jnp.transpose(v, (0, 2, 1, 3)), (*room[:2], room[3], room[2])))
-        return (), (tuple(keys), tuple(values))
+        return tuple(keys), tuple(values)
 
     # Prefilling is little of a step: one width for a single block, two for many.
     widths = ladder(width) if len(tokens) > BLOCK else (width,)
-    _, (keys, values) = in_blocks(length, BLOCK, widths, block, (), voice.seeds_axis)
+    keys, values = in_blocks(length, BLOCK, widths, block, voice.seeds_axis)
     return Stem(keys, values, length)
 
 

@@ -125,7 +125,7 @@ class _Work:
                 rows = self._rows(places)
                 carry, columns = self._add(number, rows, carry, columns, tree, frozen, reference)
         parts, loss, (filled, computed) = self.axes.sum(carry)
-        trained = self.trained.reshape(-1, len(columns.cues))[:, jnp.array(self.places)]
+        trained = self.trained.reshape(-1, len(columns.cues))[:, jnp.array(self.places, jnp.int32)]
         count = self.axes.sum(jnp.sum(trained))
         new, optimiser, damping, applied = update_programs.apply(
             tree,

@@ -61,8 +61,6 @@ def whole(text: Text, _: jax.Array) -> Read:
 
 def pick(text: Text, _: jax.Array, *, n: int) -> Read:
     """`parse.pick`."""
-    if n > 9:
-        raise NoArrayForm(f"a pick among {n} answers is read in arrays only up to 9")
     return _chosen(text, functools.partial(role_readers.pick, n=n))
 
 
@@ -98,7 +96,10 @@ def form_of(reader: Callable[..., Any] | None, role: str, family: Family) -> Rea
     inner = reader.func if isinstance(reader, functools.partial) else reader
     if inner not in FORMS:
         raise NoArrayForm(f"role '{role}' reads with {inner!r:.60}, which has no form in arrays")
-    return functools.partial(FORMS[inner], **getattr(reader, "keywords", {}))
+    settings = getattr(reader, "keywords", {})
+    if settings.get("n", 0) > 9:
+        raise NoArrayForm(f"role '{role}' picks among more than 9 answers, which has no form in arrays")
+    return functools.partial(FORMS[inner], **settings)
 
 
 def same_reader(reader: Any) -> Any:

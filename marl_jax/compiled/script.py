@@ -7,6 +7,7 @@ question, what an earlier call said, or one part of that.
 """
 
 import dataclasses
+import inspect
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +62,8 @@ class Cue:
 
 def mark(call: int | None = None, part: int | None = None) -> str:
     """The character that stands for a field in a dry run."""
+    if part is not None and part >= PARTS:
+        raise NoArrayForm(f"a text of more than {PARTS} parts has no form in arrays")
     number = 0 if call is None else 1 + call * (PARTS + 1) + (0 if part is None else part + 1)
     return chr(_FIRST + number)
 
@@ -74,6 +77,8 @@ def dry_run(
     texts: Mapping[int, str],
 ) -> list[list[Cue]]:
     """The calls of an episode by batch. `texts` are what calls say in place of their marks, by their number."""
+    if "rng" in inspect.signature(workflow.fn).parameters:
+        raise NoArrayForm(f"workflow '{workflow.name}' draws at random, which has no form in arrays")
     script = workflow(Task("a task", family, mark()), prompts)
     calls, turns = itertools.count(), dict[tuple[str, int], int]()
     batches: list[list[Cue]] = []
@@ -87,7 +92,12 @@ def dry_run(
         batch, replies = list[Cue](), list[Completion]()
         for item in items:
             if not isinstance(item, Call):
-                raise NoArrayForm(f"workflow '{workflow.name}' uses tools, which are no arrays")
+                what = type(item).__name__
+                raise NoArrayForm(f"workflow '{workflow.name}' yields a {what}, which has no form in arrays")
+            if item.about is not None or item.labels:
+                raise NoArrayForm(
+                    f"a call of '{item.role}' has labels or is about another task, which has no form in arrays"
+                )
             number, seat = next(calls), (item.role, item.slot)
             batch.append(
                 Cue(

@@ -121,6 +121,8 @@ class Stage:
 
     def say(self) -> Said:
         """The next calls of the script, in the episodes that are not over."""
+        if not self.more:
+            raise NoArrayForm("a form that says more calls than the script of its workflow")
         options = [script[self._batch] if self._batch < len(script) else [] for script in self._scripts]
         self._batch += 1
         width, first = max(map(len, options)), len(self.lines)
@@ -132,12 +134,19 @@ class Stage:
                     place[cue.call] = first + i
         lines = [self._line(seat) for seat in seats]
         if len({(line.cue.role, same_reader(line.cue.read)) for line in lines}) > 1:
-            raise NoArrayForm("parallel calls of several roles, or with several readers, are calls that")
+            raise NoArrayForm(
+                "parallel calls of several roles, or with several readers, have no form in arrays"
+            )
         for policy in dict.fromkeys(line.policy for line in lines):
             mine = [i for i, line in enumerate(lines) if line.policy == policy]
             self._speak(policy, [lines[i] for i in mine], [seats[i] for i in mine])
         self.lines += lines
         return Said(self, first, lines)
+
+    @property
+    def more(self) -> bool:
+        """Whether the script has calls that were not said yet."""
+        return any(self._batch < len(script) for script in self._scripts)
 
     def read(self, lines: Sequence[Line]) -> list[Read]:
         """What was read in each; whatever else has the same reader and was not read yet is read with them.
@@ -159,6 +168,8 @@ class Stage:
 
     def follow(self, said: Said, texts: Sequence[str], which: jax.Array) -> None:
         """Go on by the script in which the one call says `texts[which]`, `which` being Int[E]."""
+        if len(self._scripts) > 1:
+            raise NoArrayForm("a workflow whose path follows from two plans has no form in arrays")
         call = said._lines[0].cue.call
         self._scripts = [self.cast.script({call: text}) for text in texts]
         self._place, self._path = [dict(self._place[0]) for _ in texts], which
@@ -180,7 +191,12 @@ class Stage:
         )
 
     def _line(self, seat: Sequence[Cue | None]) -> Line:
-        cue = next(cue for cue in seat if cue is not None)
+        cue, *others = (cue for cue in seat if cue is not None)
+        kind = lambda cue: (cue.role, cue.slot, cue.turn, same_reader(cue.read))
+        if any(kind(other) != kind(cue) for other in others):
+            raise NoArrayForm(
+                "a call that is another role's, or read otherwise, on another path has no form in arrays"
+            )
         made = self.live & self._by_path([cue is not None for cue in seat])
         shown = [own.reads if own else () for own in seat]
         most = max(1, *map(len, shown))
@@ -239,7 +255,10 @@ class Stage:
             line.codes = codes[:, i], sizes[:, i]
 
     def _bound(self, cue: Cue) -> int:
-        """The most tokens that the prompt of a call takes; refused where they may not fit."""
+        """The most tokens that the prompt of a call takes; refused where they may not fit.
+
+        It may take more where a word begins in one token and ends in the next: such a prompt is cut.
+        """
         said = lambda place: self.cast.settings[self.lines[place].cue.role].max_new_tokens
         tokens = 0
         for piece in cue.pieces:
@@ -357,21 +376,26 @@ def _short_or_long(rows: int, most: int) -> tuple[int, ...]:
     return (-(-most // 4), most) if rows * most > FEW else (most,)
 
 
-def count_calls(cast: Cast) -> int:
-    """How many calls an episode makes at most."""
+def count_calls(cast: Cast, question: int = 0) -> int:
+    """How many calls an episode makes at most.
+
+    Refuses what the form and its script cannot say, and with the width of a question prompts that may not fit.
+    """
 
     def rehearse() -> list[int]:
-        stage = _Rehearsal(cast)
+        stage = _Rehearsal(cast, question)
         cast.parts.workflow.in_arrays(stage, **cast.parts.workflow.settings)  # type: ignore[misc]
         stage.read(stage.lines)
+        if stage.more:
+            raise NoArrayForm("a form that leaves out calls of its workflow's script")
         return [0] * len(stage.lines)
 
-    if cast not in _calls:  # traced, as each operation by itself would be compiled
+    if cast not in _calls or question:  # traced, as each operation by itself would be compiled
         _calls[cast] = len(jax.eval_shape(rehearse))
     calls, most = _calls[cast], cast.config.rollout.limits.max_calls
     if calls > most:
         raise NoArrayForm(
-            f"an episode of up to {calls} calls, where rollout.limits.max_calls ends it after {most},"
+            f"an episode makes up to {calls} calls, and rollout.limits.max_calls ends it after {most}"
         )
     return calls
 
@@ -379,9 +403,9 @@ def count_calls(cast: Cast) -> int:
 class _Rehearsal(Stage):
     """One episode in which nobody says anything."""
 
-    def __init__(self, cast: Cast):
+    def __init__(self, cast: Cast, width: int):
         class Nothing:
-            id, question = (0,), np.zeros((1, 0), np.uint8)  # as short as can be
+            id, question = (0,), np.zeros((1, width), np.uint8)
 
         super().__init__(cast, {}, Nothing, lambda calls: calls, episodes=1)
 

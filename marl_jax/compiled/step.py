@@ -168,7 +168,7 @@ def tasks_of(cast: Cast, tasks: Sequence[Task], width: int) -> Tasks:
     """Problems in arrays; `width` is that of the longest question of all steps."""
     questions = [cast.alphabet.codes(task.question) for task in tasks]
     return Tasks(
-        _padded(questions, width),
+        np.stack([np.pad(codes, (0, width - len(codes))) for codes in questions]),
         np.array([len(codes) for codes in questions], np.int32),
         _programs(tasks) if cast.config.data.family == "code" else _integers(tasks),
         np.array([task_key(task) for task in tasks], np.uint32),
@@ -202,7 +202,7 @@ def batches(
 def _integers(tasks: Sequence[Task]) -> np.ndarray:
     if strange := [task for task in tasks if not INTEGER.fullmatch(task.gold)]:
         raise NoArrayForm(
-            f"the answer {strange[0].gold!r} of task {strange[0].id!r}, which is no small integer,"
+            f"the answer {strange[0].gold!r} of task {strange[0].id!r} is no integer of at most nine digits"
         )
     return np.array([int(task.gold) for task in tasks], np.int32)
 
@@ -212,13 +212,6 @@ def _programs(tasks: Sequence[Task]) -> Tests:
         return pack_tests(tasks)
     except ValueError as error:
         raise NoArrayForm(str(error)) from None
-
-
-def _padded(rows: Sequence[np.ndarray], width: int) -> np.ndarray:
-    padded = np.zeros((len(rows), width), np.uint8)
-    for line, row in zip(padded, rows):
-        line[: len(row)] = row
-    return padded
 
 
 def _weights(cast: Cast, state: State) -> dict[str, tuple[Tree, Tree | None]]:
@@ -235,6 +228,8 @@ def _weights(cast: Cast, state: State) -> dict[str, tuple[Tree, Tree | None]]:
 def _noise(cast: Cast, key: jax.Array, tasks: Tasks) -> Callable[[jax.Array], jax.Array]:
     """From the numbers of calls Int[E, n] to what keys their noise, uint32 [E, n, 2]."""
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        if key.ndim != 4:
+            raise TypeError("the key is neither one of jax.random.key nor the words of noise_words")
         words = key.reshape(-1, *key.shape[2:])
         return lambda calls: jnp.take_along_axis(words, calls[..., None], axis=1)
     ids = jnp.repeat(jnp.asarray(tasks.id), cast.samples)

@@ -43,11 +43,10 @@ def in_blocks(
     length: jax.Array,  # [N], 0 for rows that need nothing
     rows: int,
     widths: Sequence[int],
-    of: Callable[[Any, jax.Array, int], tuple[Any, Any]],
-    carry: Any,
+    of: Callable[[jax.Array, int], Any],
     seeds_axis: str | None,
-) -> tuple[Any, Any]:
-    """`of(carry, rows [R], width) -> (carry, values [R, ...])` over all rows, block by block; (carry, values [N, ...]).
+) -> Any:
+    """`of(rows [R], width) -> values [R, ...]` over all rows, block by block: values [N, ...].
 
     Rows beyond the last are N. Blocks of rows that need nothing are skipped; their values are 0.
     """
@@ -56,22 +55,19 @@ def in_blocks(
     blocks = -(-count // rows)
     order = jnp.argsort(length, stable=True)
     order = jnp.pad(order, (0, blocks * rows - count), constant_values=count).reshape(blocks, rows)
-    blank = jax.eval_shape(lambda carry, some: of(carry, some, widths[0])[1], carry, order[0])
+    blank = jax.eval_shape(lambda some: of(some, widths[0]), order[0])
+    nothing = lambda _: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
+    branches = [nothing, *(lambda some, width=width: of(some, width) for width in widths)]
 
-    def nothing(carry: Any, _: jax.Array) -> tuple[Any, Any]:
-        return carry, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
-
-    branches = [nothing, *(lambda carry, some, width=width: of(carry, some, width) for width in widths)]
-
-    def block(carry: Any, some: jax.Array) -> tuple[Any, Any]:
+    def block(some: jax.Array) -> Any:
         need = over_seeds(jnp.max(length.at[some].get(mode="fill", fill_value=0)), seeds_axis)
         which = jnp.searchsorted(jnp.asarray((0, *widths)), need)
-        return jax.lax.switch(jnp.minimum(which, len(widths)), branches, carry, some)
+        return jax.lax.switch(jnp.minimum(which, len(widths)), branches, some)
 
-    carry, values = jax.lax.scan(block, carry, order)
+    values = jax.lax.map(block, order)
 
     def back(x: jax.Array) -> jax.Array:
         flat = x.reshape(-1, *x.shape[2:])
         return jnp.zeros((count, *x.shape[2:]), x.dtype).at[order.reshape(-1)].set(flat, mode="drop")
 
-    return carry, jax.tree.map(back, values)
+    return jax.tree.map(back, values)

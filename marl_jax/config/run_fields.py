@@ -210,7 +210,7 @@ class RunFields:
     steps: Whole = 200  # training steps of the whole run
     seed: Seed = 0  # of all noise: sampling, order of problems, first adapters
     seeds: Count = 1  # runs side by side, whose seeds count up from `seed`, each in a folder of its own
-    # `compiled`: a step is one program, see docs/compiled.md; `auto`: that where it can be and is no slower here.
+    # `compiled`: a step is a pure function, see docs/compiled.md; `auto`: that where it can be and is no slower here.
     road: Literal["hosted", "compiled", "auto"] = "hosted"
     phases: tuple[Phase, ...] = ()  # in turn, again and again; none: the whole run is one phase
 

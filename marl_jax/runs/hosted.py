@@ -86,9 +86,9 @@ class Hosted:
                     )
             except NonFiniteGradients as error:  # they were left out: the policies are good, and can be saved
                 (trees, learned, report), failure = error.outcome, str(error)
-        return Made(
-            table, groups, dataclasses.asdict(counts) if counts else None, report, trees, learned, failure
-        )
+        draws = dataclasses.asdict(counts) if counts else {}
+        counted = {f"draws/{name}": value for name, value in draws.items()}
+        return Made(table, groups, counted, report, trees, learned, failure)
 
     def _played(self, run: Run, state: State, clock: Clock) -> tuple[Table, "ResampleCounts | None"]:
         """Problems -> episodes -> rewards, again and again for problems that teach nothing, if asked to."""

@@ -1,4 +1,4 @@
-"""The compiled road: a step is one program of `marl_jax.compiled`.
+"""The compiled road: a step is a few programs of `marl_jax.compiled`.
 
     State ──compiled.state_of──► program ──► trees, columns, what was told ──to_host──► Made
 
@@ -23,6 +23,7 @@ from marl_jax import compiled
 from marl_jax.compiled import Columns, NoArrayForm, kept
 from marl_jax.compiled.cast import Cast
 from marl_jax.compiled.learn import units_of
+from marl_jax.compiled.stage import count_calls
 from marl_jax.config.phase_fields import Place
 from marl_jax.config.run_config import RunConfig
 from marl_jax.learning import LearnerState, NonFiniteGradients
@@ -31,6 +32,7 @@ from marl_jax.learning.by_role.step_report import gradient_report, policy_report
 from marl_jax.learning.estimators.groups import count_groups
 from marl_jax.planning.plan import PlanError, show
 from marl_jax.planning.step_memory import StepMemory, of_step
+from marl_jax.policies import roles_of
 from marl_jax.rollouts import Player
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.divergence import finite
@@ -74,6 +76,7 @@ class Compiled:
         train = list(train)  # each is read from the disk
         self._width = max(len(task.question) for task in train)
         compiled.tasks_of(self._cast, train, self._width)
+        count_calls(self._cast, self._width)  # refuses prompts that may not fit
         self.devices = _devices(config, settled)
         make = functools.partial(compiled.make_halves, config, parts=parts)
         self._side_by_side = config.seeds > 1 and self.devices[0].platform != "cpu"
@@ -239,7 +242,8 @@ class Compiled:
         except NonFiniteGradients as error:
             outcome, failure = error.outcome, str(error)
         trees, states, report = outcome
-        return Made(table, groups, None, report, trees, states, failure)
+        counted = {"beyond": int(told["beyond"])}
+        return Made(table, groups, counted, report, trees, states, failure)
 
 
 def _devices(config: RunConfig, settled: int | None) -> list[jax.Device]:
@@ -247,7 +251,8 @@ def _devices(config: RunConfig, settled: int | None) -> list[jax.Device]:
     there = jax.local_devices()
     wanted = settled or (config.mesh.data if config.mesh.data > 1 else None)
     if wanted is None:
-        wanted = 1 if there[0].platform != "cpu" else min(len(there), max(config.seeds, config.data.problems))
+        shared = config.seeds if config.seeds > 1 else config.data.problems
+        wanted = 1 if there[0].platform != "cpu" else min(len(there), shared)
         while config.seeds == 1 and config.data.problems % wanted:
             wanted -= 1
     if wanted > len(there):
@@ -284,11 +289,14 @@ def _evidence(config: RunConfig, columns: Columns, rows: np.ndarray, trained: np
     values = {"logp": columns.logp, "entropy": columns.entropy, "trainer_logp": columns.logp}
     sampled = config.learner.old_logprobs == "sampler"
     values["old_logp"] = columns.table.logprobs if sampled else columns.logp
-    if columns.ref_logp is not None:
-        values["ref_logp"] = columns.ref_logp
-    length = columns.table.length
+    table, length = columns.table, columns.table.length
     for name, column in values.items():
         evidence.note(name, learned, [column[row, : length[row]] for row in made[learned]])
+    if columns.ref_logp is not None:  # nothing where no role of the policy is anchored
+        anchors, owners = config.learner.interventions.kl_coef, config.policies.map
+        anchored = np.array([not anchors.keys().isdisjoint(roles_of(owners, one)) for one in table.policies])
+        some = learned[anchored[table.policy[made[learned]]]]
+        evidence.note("ref_logp", some, [columns.ref_logp[row, : length[row]] for row in made[some]])
     return evidence
 
 

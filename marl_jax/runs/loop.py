@@ -206,7 +206,7 @@ def _after(run: Run, at: Place, state: State, made: Made) -> tuple[State, dict[s
         form=measures.form(made.table) | (state.form or {}),
         failure=made.failure,
     )
-    values = measures.of_step(made.table, made.groups, made.draws, made.report, after.form)
+    values = measures.of_step(made.table, made.groups, made.counted, made.report, after.form)
     return after, values | run.phases.about(at) | about_buffer
 
 

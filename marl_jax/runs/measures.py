@@ -75,7 +75,7 @@ class Clock:
 def of_step(
     table: Table,
     groups: Mapping[str, GroupCounts],
-    draws: Mapping[str, float] | None,  # of dynamic sampling, where it is on
+    counted: Mapping[str, float],  # by the road alone
     report: Report,
     base_form: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
@@ -91,8 +91,7 @@ def of_step(
         "tools_failed": sum(tool.error is not None for bare in episodes for tool in bare.tools),
     }
     values |= branching(episodes)
-    if draws is not None:
-        values |= {f"draws/{name}": value for name, value in draws.items()}
+    values |= counted
     worth, known = own_work(table)
     for role in table.present():
         mine = table.having(role=role)

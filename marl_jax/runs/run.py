@@ -58,7 +58,7 @@ class Made:
 
     table: Table  # with rewards, advantages, and what trains
     groups: Mapping[str, GroupCounts]  # by role
-    draws: Mapping[str, float] | None  # of dynamic sampling, where it is on
+    counted: Mapping[str, float]  # by the road alone: draws of dynamic sampling, answers beyond the arrays
     report: Report
     trees: dict[str, Tree]
     learner: dict[str, LearnerState]

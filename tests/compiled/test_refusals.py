@@ -1,9 +1,13 @@
 """What has no form in arrays is refused before anything is compiled, in one line that names the hosted road."""
 
+import dataclasses
+
+import jax
 import pytest
 
-from marl_jax.compiled import NoArrayForm, make_step
+from marl_jax.compiled import NoArrayForm, batches, make_step, start
 from marl_jax.config.run_config import load_config
+from marl_jax.runs.loading.parts import load_parts
 
 REFUSED = {
     "self_refine_with_tests": ("self_refine_with_tests-shared-xs-code", {}),
@@ -14,6 +18,8 @@ REFUSED = {
     "learner.epochs": ("voting-isolated-xs-math", {"learner.epochs": "2"}),
     "reinforce_pp_baseline": ("voting-isolated-xs-math", {"advantages.estimator": "reinforce_pp_baseline"}),
     "groups of several problems": ("voting-isolated-xs-math", {"advantages.group": "role,slot"}),
+    "groups by path": ("voting-isolated-xs-math", {"advantages.group": "task,path"}),
+    "learner.loss.kind=sft": ("voting-isolated-xs-math", {"learner.loss.kind": "sft"}),
     "mesh.model": ("voting-isolated-xs-math", {"mesh.model": "2"}),
     "buffer of tasks": ("voting-isolated-xs-math", {"data.buffer.capacity": "2"}),
     "single_token_matched": ("single_token_matched-shared-xs-math", {}),
@@ -33,3 +39,25 @@ def test_prompts_that_may_not_fit_are_refused():
     config = load_config("configs/micro.py:eval_opt-isolated-xs-math", [("engine.max_prompt", "100")])
     with pytest.raises(NoArrayForm, match=r"prompts of role 'generator' may take \d+ tokens, and 100 fit"):
         make_step(config)
+
+
+FORMS = {
+    "more calls than the script": lambda stage: (stage.say(), stage.say(), stage.say())[0].at(0),
+    "leaves out calls": lambda stage: stage.say().at(0),
+}
+
+
+@pytest.mark.parametrize("what", FORMS)
+def test_a_form_that_is_not_its_workflow_is_refused(what):
+    config = load_config("configs/micro.py:voting-isolated-xs-math")
+    parts = load_parts(config)
+    own = dataclasses.replace(parts.workflow, in_arrays=lambda stage, votes: FORMS[what](stage))
+    with pytest.raises(NoArrayForm, match=what):
+        make_step(config, parts=dataclasses.replace(parts, workflow=own))
+
+
+def test_a_key_of_another_form_is_refused():
+    config = load_config("configs/micro.py:single-shared-xs-math")
+    _, tasks = next(batches(config))
+    with pytest.raises(TypeError, match=r"neither one of jax\.random\.key nor the words"):
+        jax.eval_shape(make_step(config), start(config), jax.random.PRNGKey(0), tasks)

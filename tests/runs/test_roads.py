@@ -14,6 +14,7 @@ from tiny_run import KINDS, tiny_config
 
 from marl_jax.compiled import NoArrayForm
 from marl_jax.planning.plan import PlanError
+from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import in_arrays, loop
@@ -41,7 +42,7 @@ def test_it_leaves_the_folder_of_the_hosted_road(base, alone, tmp_path):
     """The same lines; the first step from the same state has the same numbers, and so has the base."""
     loop.train(config(base, road="hosted"), tmp_path / "run", live=quiet())
     (mine, evaluated), (hosted, evaluated_there) = records(alone), records(tmp_path / "run")
-    assert [line.keys() for line in mine] == [line.keys() for line in hosted]
+    assert [line.keys() for line in mine] == [{*line, "beyond"} for line in hosted]
     assert evaluated[0] == evaluated_there[0] and len(evaluated) == len(evaluated_there)
     shown = {path.relative_to(alone) for path in alone.rglob("*") if "checkpoints" not in path.parts}
     there = {path.relative_to(tmp_path / "run") for path in (tmp_path / "run").rglob("*")}
@@ -58,6 +59,17 @@ def test_it_leaves_the_folder_of_the_hosted_road(base, alone, tmp_path):
     assert said[0].text == said[1].text
     np.testing.assert_allclose(said[0].advantage, said[1].advantage, rtol=1e-6)
     assert json.loads((alone / "config.json").read_text())["settled"]["road"] == "compiled"
+
+
+def test_policies_without_an_anchored_role_tell_no_kl(base, tmp_path):
+    voting = dataclasses.replace(tiny_config(base), rewards=CreditConfig(), steps=2)
+    anchored = dataclasses.replace(voting.learner.interventions, kl_coef={"generator": 0.1})
+    voting = dataclasses.replace(voting, learner=dataclasses.replace(voting.learner, interventions=anchored))
+    for road in ("compiled", "hosted"):
+        loop.train(dataclasses.replace(voting, road=road), tmp_path / road, live=quiet())
+    first, there = (records(tmp_path / road)[0][0] for road in ("compiled", "hosted"))
+    assert first.keys() == {*there, "beyond"} and "role/generator/kl" in first
+    assert not [key for key in first if key.startswith("role/aggregator/kl")]
 
 
 def test_it_learns(alone):
