@@ -11,7 +11,7 @@ import dataclasses
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -85,8 +85,8 @@ class Monitor:
         return self.when.format(WINDOW, **self.limits)
 
 
-def mean(values: list[float]) -> float:
-    """The mean, summed exactly."""
+def mean(values: Collection[float]) -> float:
+    """The mean, summed exactly: the order of the values does not change a bit of it."""
     return math.fsum(values) / len(values)
 
 

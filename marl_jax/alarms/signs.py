@@ -13,7 +13,7 @@ from marl_jax.rewards.credit import last_read, own_work, shown
 from marl_jax.rewards.grading import RIGHT
 from marl_jax.table import JUDGE, PICKER, VERDICTS, Ragged, Table
 
-__all__ = ["COPY", "choices", "copied", "repeated", "signs"]
+__all__ = ["COPY", "choices", "copied", "repeated", "share", "signs"]
 
 COPY = 8  # tokens in a row that also stand in the prompt are copied; fewer may meet by chance
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that products modulo 2^64 keep all bits
@@ -95,8 +95,8 @@ def _judged(table: Table, mine: np.ndarray) -> dict[str, Any]:
     was, asked = last_read(table)
     said, right, wrong = table.choice[mine & asked], mine & asked & was, mine & asked & ~was
     recalls = {
-        "recall_right": _share(table.choice[right] == VERDICTS["Correct"]),
-        "recall_wrong": _share(table.choice[wrong] == VERDICTS["Incorrect"]),
+        "recall_right": share(table.choice[right] == VERDICTS["Correct"]),
+        "recall_wrong": share(table.choice[wrong] == VERDICTS["Incorrect"]),
     }
     known = [recall for recall in recalls.values() if recall is not None]
     return {
@@ -112,7 +112,7 @@ def _picked(table: Table, mine: np.ndarray) -> dict[str, Any]:
     solved, good = shown(table)
     count, right = solved.sum(axis=1), good.sum(axis=1)
     asked = mine & (right > 0) & (right < count)
-    accuracy = _share(own_work(table)[0][asked] >= RIGHT)
+    accuracy = share(own_work(table)[0][asked] >= RIGHT)
     chance = float(np.mean(right[asked] / count[asked])) if asked.any() else None
     balanced = None
     if accuracy is not None and chance is not None:
@@ -163,5 +163,6 @@ def _of(hashes: np.ndarray, owner: np.ndarray) -> np.ndarray:
     return (hashes ^ (owner.astype(np.uint64) + np.uint64(1)) * _BASE) * _BASE
 
 
-def _share(values: np.ndarray) -> float | None:
+def share(values: np.ndarray) -> float | None:
+    """Of those that are true; None of none."""
     return float(np.mean(values)) if len(values) else None

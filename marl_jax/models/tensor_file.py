@@ -31,7 +31,6 @@ class Tensor:
     """Where one tensor lies: its file, the dtype and shape stated there, and the offset of its first byte."""
 
     path: Path
-    name: str
     dtype: np.dtype
     shape: tuple[int, ...]
     offset: int
@@ -77,7 +76,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
                     raise ValueError(
                         f"{path} cannot be used: {name} is {what}; weights are {', '.join(_DTYPES)}, and none is empty"
                     )
-                found[name] = Tensor(path, name, _DTYPES[kind], shape, offset)
+                found[name] = Tensor(path, _DTYPES[kind], shape, offset)
                 offset += math.prod(shape) * _DTYPES[kind].itemsize
     except SafetensorError as error:
         raise ValueError(

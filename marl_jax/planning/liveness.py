@@ -7,7 +7,7 @@ of an operand that goes. A loop holds what it carries once, and the most that on
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from jax.extend import core
@@ -24,13 +24,11 @@ def arrays_bytes(variables: Sequence[Any]) -> int:
     return sum(map(_size, variables))
 
 
-def made_bytes(program: core.Jaxpr) -> int:
-    """Bytes of what a program makes, its results among them, where most of it is live."""
-    return _made(program, set())
+def made_bytes(program: core.Jaxpr, given: Set[Any] = frozenset()) -> int:
+    """Bytes of what a program makes, its results among them, where most of it is live.
 
-
-def _made(program: core.Jaxpr, given: set[Any]) -> int:
-    """The same, where these arrays that it is given go with their last use, too."""
+    Those arrays that it is `given` go with their last use, too.
+    """
     last = {var: number for number, eqn in enumerate(program.eqns) for var in _variables(eqn.invars)}
     results = {*_variables(program.outvars)}
     written, live, most = set(given), 0, 0  # what counts in `live`, or is `given`
@@ -39,7 +37,7 @@ def _made(program: core.Jaxpr, given: set[Any]) -> int:
         going = {v for v in _variables(eqn.invars) if last[v] == number and v in written and v not in results}
         new = [] if name in FUSED else eqn.outvars
         made, freed = arrays_bytes(new), arrays_bytes([*going])
-        inside = max((_made(inner, own) for inner, own in _inner(eqn, going)), default=0)
+        inside = max((made_bytes(inner, own) for inner, own in _inner(eqn, going)), default=0)
         if name in LOOPS:
             now = made + inside - min(freed, made)
         elif inside:

@@ -34,9 +34,9 @@ def load_of(roles: Collection[SamplingSettings], max_prompt: int, sampler: str |
         min_new=any(role.min_new_tokens > 0 for role in roles),
         sampler=sampler,
     )
-    lengths = [role.max_new_tokens for role in roles]
+    longest = max(role.max_new_tokens for role in roles)
     stops = max(8, *(len(role.stop_tokens) + 1 for role in roles))  # and the template's end of turn
-    return Load(max_prompt, max(lengths), min_new=min(lengths), features=features, stops=stops)
+    return Load(max_prompt, longest, features=features, stops=stops)
 
 
 class Engine(Protocol):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from marl_jax.alarms.signs import choices
+from marl_jax.alarms.signs import choices, share
 from marl_jax.episodes import Episode
 from marl_jax.rewards.credit import last_read, own_work
 from marl_jax.rewards.grading import RIGHT
@@ -67,7 +67,7 @@ def summary(
         "ci_high": interval.high,
         "problems": len(right),
         "samples": samples,
-        "any_correct": _share(any_right(table)),
+        "any_correct": share(any_right(table)),
         "pass_at_k": {str(k): float(pass_at_k(right, k).mean()) for k in sizes},
         "difference": None if base is None else paired_bootstrap(per_problem, np.array(base))._asdict(),
         "roles": by_role(table),
@@ -112,8 +112,8 @@ def _role(table: Table, mine: np.ndarray, worth: np.ndarray, known: np.ndarray) 
 def _own(kind: str, work: np.ndarray) -> Mapping[str, Any]:
     """Of a planner the mean of what it led to, of all others the share that is right."""
     if kind == "planner":
-        return {"mean": _share(work)}
-    right = _share(work >= RIGHT)
+        return {"mean": share(work)}
+    right = share(work >= RIGHT)
     return {"pick_when_possible": right, "possible": len(work)} if kind == "picker" else {"accuracy": right}
 
 
@@ -123,15 +123,11 @@ def _verdicts(table: Table, mine: np.ndarray, worth: np.ndarray) -> dict[str, An
     was = last_read(table)[0][mine]
     both = int((accepted & was).sum())
     return {
-        "accuracy": _share(agreed),
-        "precision": _share(was[accepted]),
+        "accuracy": share(agreed),
+        "precision": share(was[accepted]),
         "recall": both / int(was.sum()) if was.any() else None,
         "verdicts": len(was),
         "said_correct": int(accepted.sum()),
         "was_correct": int(was.sum()),
         "both_correct": both,
     }
-
-
-def _share(values: Any) -> float | None:
-    return float(np.mean(values)) if len(values) else None

@@ -8,13 +8,13 @@ policy/..., role/..., gradient/..., cosine/... from the learner's report;  time/
 import collections
 import contextlib
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from marl_jax.alarms.monitors import mean
 from marl_jax.alarms.signs import signs
 from marl_jax.learning import Report
 from marl_jax.learning.by_role.role_statistics import form_drift
@@ -22,7 +22,7 @@ from marl_jax.learning.estimators.groups import GroupCounts
 from marl_jax.rewards.credit import own_work
 from marl_jax.table import Episode, Table
 
-__all__ = ["Clock", "branching", "form", "mean", "of_step"]
+__all__ = ["Clock", "branching", "form", "of_step"]
 
 
 class Clock:
@@ -131,11 +131,6 @@ def branching(episodes: Sequence[Episode]) -> dict[str, float]:
             apart[len(fork) + 1].append(float(np.std(means)))
     found = {f"tree/apart/{level}": float(np.mean(apart[level])) for level in sorted(apart)}
     return {"tree/paths": sum(len(bare.leaves) or 1 for bare in episodes) / len(episodes), **found}
-
-
-def mean(values: np.ndarray) -> float:
-    """The mean; the order of the calls does not change a bit of it."""
-    return math.fsum(values.tolist()) / len(values)
 
 
 def form(table: Table) -> dict[str, dict[str, float]]:

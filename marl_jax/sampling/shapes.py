@@ -161,7 +161,6 @@ class Load:
     max_prompt: int  # tokens of the longest prompt
     max_new: int  # of the longest completion
     min_prompt: int = 1  # of the shortest prompt
-    min_new: int = 1  # of the shortest completion
     requests: int | None = None  # how many there are; None: more than there are lanes
     histories: int = 0  # prompts kept for later turns at a time (`Request.keep`)
     stops: int = 8  # stop tokens of a request, at most

@@ -65,8 +65,8 @@ def test_picks(n):
 
 
 def test_a_choice_among_ten_is_refused():
-    with pytest.raises(NoArrayForm, match="a pick among 10 answers is read in arrays only up to 9"):
-        readers.pick(spelled(["1"]), None, n=10)
+    with pytest.raises(NoArrayForm, match="role 'aggregator' picks among more than 9 answers"):
+        readers.form_of(functools.partial(parse.pick, n=10), "aggregator", "math")
 
 
 def test_verdicts():

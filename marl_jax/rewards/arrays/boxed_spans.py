@@ -132,7 +132,7 @@ def _best_box(all_chars: jax.Array, lo: jax.Array, hi: jax.Array) -> tuple:
     return start, end, best >= 0, named[lo] & whole & (outer_end == hi)
 
 
-def choice_span(chars: jax.Array) -> tuple[Span, jax.Array]:
+def choice_span(chars: jax.Array) -> Span:
     """The content of the last box whose braces nest at most once more; it may be empty."""
     width = len(chars)
     place = jnp.arange(width, dtype=jnp.int32)
@@ -144,7 +144,7 @@ def choice_span(chars: jax.Array) -> tuple[Span, jax.Array]:
     command &= chars.at[argument].get(mode="fill", fill_value=0) == ord("{")
 
     def body(state: tuple) -> tuple:
-        start, span, found = state
+        start, span = state
         at = argument[start]
         floor = depth[at]
         shut = jnp.min(jnp.where((place > at) & (depth < floor), place, width))
@@ -152,12 +152,10 @@ def choice_span(chars: jax.Array) -> tuple[Span, jax.Array]:
         whole = (shut < width) & (deepest <= floor + 1)
         span = (jnp.where(whole, at + 1, span[0]), jnp.where(whole, shut, span[1]))
         free = jnp.where(whole, shut, start) + 1
-        return jnp.min(jnp.where(command & (place >= free), place, width)), span, found | whole
+        return jnp.min(jnp.where(command & (place >= free), place, width)), span
 
     zero = jnp.int32(0)
     first = jnp.min(jnp.where(command, place, width))
-    _, span, found = jax.lax.while_loop(
-        lambda state: state[0] < width, body, (first, (zero, zero), jnp.bool_(False))
-    )
+    _, span = jax.lax.while_loop(lambda state: state[0] < width, body, (first, (zero, zero)))
     blank = is_blank(chars)
-    return strip(chars, *span, blank, blank), found
+    return strip(chars, *span, blank, blank)

@@ -21,7 +21,7 @@ _KEYWORD = "strategy"
 def pick(chars: jax.Array, n: int) -> jax.Array:
     """The chosen candidate 1..n, n below 10: the boxed number, else the first digit 1..n anywhere; -1 for none."""
     place = jnp.arange(len(chars), dtype=jnp.int32)
-    (start, end), _ = choice_span(chars)
+    start, end = choice_span(chars)
     inside = (place >= start) & (place < end)
     digit = is_digit(chars)
     figure = jnp.where(digit, chars.astype(jnp.int32) - ord("0"), 0)
@@ -41,7 +41,7 @@ def pick(chars: jax.Array, n: int) -> jax.Array:
 def verdict(chars: jax.Array) -> jax.Array:
     """As in `table.VERDICTS`, or -1: the word in the last box, whatever stands around its letters."""
     place = jnp.arange(len(chars), dtype=jnp.int32)
-    (start, end), _ = choice_span(chars)
+    start, end = choice_span(chars)
     inside = (place >= start) & (place < end)
     chars = jnp.where(inside, chars, 0)
     letter = is_letter(chars)

@@ -133,7 +133,7 @@ class Process:
     """One isolated process while it runs; leaving the `with` block kills it if it has not ended."""
 
     def __init__(self, owner: Zygote, job: Mapping[str, Any], limits: Limits, commands: bool = False):
-        self._control, self._limits = owner.control, limits
+        self._control = owner.control
         self._deadline = time.monotonic() + limits.time_s + _GRACE_S
         self._reply: tuple | None = None
         self._overflow = False
