@@ -1,4 +1,4 @@
-"""Columns of rows: rows of different length in one array, rows filled up to one width, keys as small integers."""
+"""How a table keeps columns: rows of different length end to end, short rows filled up with -1, names as numbers."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ __all__ = ["Ragged", "concat", "dense", "floats", "ints", "kept_sets", "padded",
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ragged:
-    """Rows of different length, end to end in one array; a prompt that several rows share is there once."""
+    """Rows of different length, end to end in one array; neighbours that are equal, as prompts are, are there once."""
 
     values: np.ndarray  # [T, ...]
     starts: np.ndarray  # Int[N]

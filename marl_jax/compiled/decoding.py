@@ -161,7 +161,9 @@ def _decode(voice: Voice, weights: _Weights, stem: Stem, lanes: Lanes, forced: j
         put = lambda old, new: old.at[seat].set(new)
         return _Loop(here.step, *jax.tree.map(put, tuple(loop)[1:], tuple(here)[1:]))
 
-    for end in sorted({-(-most // 2), most}):  # half of the columns are read while there are no more
+    for end in sorted(
+        {-(-most // 2), most}
+    ):  # until half of the tokens are sampled, half of the columns are read
         loop = run(loop, stem, forced, end, few)
     if few:
         left = over_seeds(jnp.sum(loop.lanes.active), voice.seeds_axis)

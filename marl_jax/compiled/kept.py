@@ -101,7 +101,10 @@ def load(place: Path | None, devices: Sequence[jax.Device], check: Callable[[Any
 
 @contextlib.contextmanager
 def found_by_jax(place: Path | None) -> Iterator[list[str]]:
-    """What JAX finds in its own cache meanwhile. It does not look there for what a damaged file has to hold again."""
+    """What JAX finds in its own cache meanwhile.
+
+    Over a damaged file that cache is off: what is found in it could not be kept again, see `keep`.
+    """
     found: list[str] = []
     note = lambda event, **_: found.append(event) if event.endswith("/cache_hits") else None
     damaged = place is not None and place.exists()
@@ -124,7 +127,7 @@ def _let_jax_look(there: bool) -> None:
 def keep(
     place: Path | None, programs: Sequence[jax.stages.Compiled], needs: Any, found: Sequence[str]
 ) -> None:
-    """Keep programs and what they need, if JAX found none: what XLA has loaded it writes again without its code."""
+    """Keep programs and what they need; not where JAX found one: XLA writes what it has loaded without its code."""
     if place is None or found:
         return
     with contextlib.suppress(Exception):

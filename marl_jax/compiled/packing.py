@@ -18,7 +18,7 @@ __all__ = ["Line", "Rows", "Taken", "line_of", "take"]
 
 
 class Rows(NamedTuple):
-    """N rows, group by group: what is fed, behind what all prompts of a group begin with, and what is learned."""
+    """N rows in groups whose prompts share a beginning (the stem): the tokens fed behind it, and the targets."""
 
     row: jax.Array  # Int[N] of the table
     group: jax.Array  # Int[N], never less than that of the row before
@@ -63,8 +63,8 @@ class Line(NamedTuple):
 class Taken(NamedTuple):
     """A pack, and whose its targets are."""
 
-    batch: MicroBatch  # of one sequence; the last columns of its table are enough for rows that see less
-    need: jax.Array  # [] how many of them
+    batch: MicroBatch  # of one sequence; its table has the columns of the longest row
+    need: jax.Array  # [] how many of the last ones its rows see
     stop: jax.Array  # [] the first row that had no room
     row: jax.Array  # Int[M], N where it is nobody's
     column: jax.Array  # Int[M] its number in its row
@@ -107,7 +107,9 @@ def take(rows: Rows, line: Line, first: jax.Array, size: int, sampled: int) -> T
     fits = (number >= first) & (start + line.fed <= size) & (target + rows.said <= sampled)
 
     def row_at(places: int, begins: jax.Array) -> jax.Array:
-        of = jnp.where(number < first, -1, jnp.where(fits, begins, places))  # no later place is anybody's
+        of = jnp.where(
+            number < first, -1, jnp.where(fits, begins, places)
+        )  # a row without room begins past the end: no place is its own
         return jnp.clip(jnp.searchsorted(of, jnp.arange(places), side="right") - 1, 0, count - 1)
 
     leads = (number == first) | ~jnp.pad(rows.group[1:] == rows.group[:-1], (1, 0))  # its stem is before it

@@ -280,7 +280,7 @@ class Stage:
     # -- prompts
 
     def _prompts(self, lines: list[Line], seats: list[list[Cue | None]]) -> Rows:
-        """The prompts of some lines, each as seldom as it is the same: by task, by episode, or by call."""
+        """The prompts of some lines: one of a problem where they show nothing said, else of an episode or a call."""
         wanted = [tuple(None if cue is None else (cue.pieces, cue.after) for cue in seat) for seat in seats]
         alike = len(set(wanted)) == 1
         some = [cue for seat in seats for cue in seat if cue is not None]

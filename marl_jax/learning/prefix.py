@@ -20,8 +20,6 @@ from marl_jax.models.attention import attend, causal_mask, chosen_here, self_att
 from marl_jax.models.model_config import ModelConfig
 
 __all__ = [
-    "attend_branches",
-    "attend_rows",
     "hidden_states",
     "pack_attention",
     "padding_last",
@@ -61,12 +59,7 @@ def hidden_states(
         if batch.table is not None:
             attended = pack_attention(q, k, v, batch)
         elif batch.prefix:
-            layout: dict[str, Any] = {
-                "prefix": batch.prefix,
-                "branches": batch.branches,
-                "unmasked": batch.unmasked,
-            }
-            attended = tree_attention(q, k, v, batch.segments, **layout, implementation=attention)
+            attended = tree_attention(q, k, v, batch, attention)
         else:
             attended = self_attention(q, k, v, None if batch.unmasked else batch.segments, attention)
         x = x + qwen3.project_out(layer, flat(attended), lora)
@@ -81,22 +74,18 @@ def tree_attention(
     q: jax.Array,  # [G, S, N, D]
     k: jax.Array,  # [G, S, K, D]
     v: jax.Array,  # [G, S, K, D]
-    segment_ids: jax.Array,  # [G, S]
-    *,
-    prefix: int,
-    branches: int,
-    unmasked: bool = False,  # see `MicroBatch`
+    batch: MicroBatch,
     implementation: str | None = None,
 ) -> jax.Array:
     """Causal attention of the prompt with itself, and of each completion with the prompt and itself."""
     trees, total, heads, dim = q.shape
-    length = (total - prefix) // branches
-    kernel = implementation or chosen_here((trees * branches, prefix + length, heads, dim), q.dtype)
-    if takes_rows(kernel, prefix, length, unmasked):
-        return attend_rows(q, k, v, segment_ids, prefix=prefix, branches=branches, unmasked=unmasked)
-    return attend_branches(
-        q, k, v, segment_ids, prefix=prefix, branches=branches, implementation=implementation
+    length = (total - batch.prefix) // batch.branches
+    kernel = implementation or chosen_here(
+        (trees * batch.branches, batch.prefix + length, heads, dim), q.dtype
     )
+    if takes_rows(kernel, batch.prefix, length, batch.unmasked):
+        return _attend_rows(q, k, v, batch)
+    return _attend_branches(q, k, v, batch, implementation)
 
 
 def takes_rows(kernel: str, prefix: int, length: int, unmasked: bool) -> bool:
@@ -109,30 +98,22 @@ def takes_rows(kernel: str, prefix: int, length: int, unmasked: bool) -> bool:
     return takes and prefix + length <= 16 * length
 
 
-def attend_rows(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: jax.Array,
-    *,
-    prefix: int,
-    branches: int,
-    unmasked: bool = False,
-) -> jax.Array:
+def _attend_rows(q: jax.Array, k: jax.Array, v: jax.Array, batch: MicroBatch) -> jax.Array:
     """`tree_attention` with each branch as a row of its own, [prompt, branch].
 
     If each branch holds one row, padding behind the prompt is moved to the row's end, where no token sees it, and the
     kernel needs no mask.
     """
+    prefix, branches = batch.prefix, batch.branches
     trees, total = q.shape[0], prefix + (q.shape[1] - prefix) // branches
     rows = lambda x: _rows(x, prefix, branches)
-    if unmasked:
-        filled = jnp.repeat(jnp.sum(segment_ids[:, :prefix] != 0, axis=1), branches)
+    if batch.unmasked:
+        filled = jnp.repeat(jnp.sum(batch.segments[:, :prefix] != 0, axis=1), branches)
         there, back = padding_last(filled, prefix, total)
         q, k, v = (permuted(rows(x), there, back) for x in (q, k, v))
         out = permuted(self_attention(q, k, v), back, there)
     else:
-        out = self_attention(rows(q), rows(k), rows(v), rows(segment_ids), stem=prefix)
+        out = self_attention(rows(q), rows(k), rows(v), rows(batch.segments), stem=prefix)
     out = out.reshape(trees, branches, -1, *q.shape[2:])
     return jnp.concatenate([out[:, 0, :prefix], out[:, :, prefix:].reshape(trees, -1, *q.shape[2:])], axis=1)
 
@@ -162,23 +143,17 @@ def _permuted_backward(saved, gradient):  # type: ignore[no-untyped-def]
 permuted.defvjp(_permuted_forward, _permuted_backward)
 
 
-def attend_branches(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segment_ids: jax.Array,
-    *,
-    prefix: int,
-    branches: int,
-    implementation: str | None = None,  # of the prompt's attention
+def _attend_branches(
+    q: jax.Array, k: jax.Array, v: jax.Array, batch: MicroBatch, implementation: str | None
 ) -> jax.Array:
     """`tree_attention` with all scores of a branch at once, and those of the prompt with itself computed once."""
+    prefix, branches = batch.prefix, batch.branches
     stem = lambda x: x[:, :prefix]
     rows = lambda x: _rows(x, prefix, branches)
     # Causal: no token of the prompt sees the padding behind it.
     prompt = self_attention(stem(q), stem(k), stem(v), implementation=implementation)
     queries = q[:, prefix:].reshape(len(q) * branches, -1, *q.shape[2:])
-    ids = rows(segment_ids)
+    ids = rows(batch.segments)
     mask = causal_mask(ids.shape[1], ids, stem=prefix, start=prefix)
     out = attend(queries, rows(k), rows(v), mask)
     return jnp.concatenate([prompt, out.reshape(len(q), -1, *q.shape[2:])], axis=1)
