@@ -9,7 +9,6 @@ files are loaded as code, so the folder must be the user's own.
 """
 
 import contextlib
-import functools
 import hashlib
 import importlib.metadata
 import os
@@ -86,16 +85,19 @@ def load(place: Path | None, devices: Sequence[jax.Device], check: Callable[[Any
         data = place.read_bytes()
         if hashlib.sha256(data[DIGEST:]).digest() != data[:DIGEST]:  # damaged
             return None
-        needs, programs = pickle.loads(zlib.decompress(data[DIGEST:]))
+        needs, programs = pickle.loads(data[DIGEST:])
     except Exception:
         return None
     check(needs)
-    of = functools.partial(
-        serialize_executable.deserialize_and_load, backend=devices[0].client, execution_devices=devices
-    )
+
+    def made(code: bytes, taken: Any, given: Any) -> Any:
+        return serialize_executable.deserialize_and_load(
+            zlib.decompress(code), taken, given, backend=devices[0].client, execution_devices=devices
+        )
+
     with contextlib.suppress(Exception), ThreadPoolExecutor() as threads:  # XLA may refuse them
         _put(place)
-        return list(threads.map(lambda program: of(*program), programs))
+        return list(threads.map(made, *zip(*programs)))
     return None
 
 
@@ -136,7 +138,7 @@ def keep(
             any(map(one[0].__contains__, OBJECTS)) for one in written
         ):
             return
-        data = zlib.compress(pickle.dumps((needs, written)), 1)
+        data = pickle.dumps((needs, [(zlib.compress(code, 1), *trees) for code, *trees in written]))
         _put(place, hashlib.sha256(data).digest() + data)
 
 
