@@ -152,22 +152,20 @@ def _decode(voice: Voice, weights: _Weights, stem: Stem, lanes: Lanes, forced: j
 
         return jax.lax.while_loop(goes_on, lambda now: _one(voice, weights, stem, now, forced, end), here)
 
-    def gathered(loop: _Loop) -> _Loop:
+    def gathered(loop: _Loop) -> Out:
         seat = jnp.argsort(~loop.lanes.active, stable=True)[:few]
         take = functools.partial(jax.tree.map, lambda x: x[seat])
         prompt = seat // (count // len(stem.length))
         here = _Loop(loop.step, *take((loop.lanes, loop.own, loop.out)))
         here = run(here, Stem(*jax.tree.map(lambda x: x[prompt], tuple(stem))), take(forced), most, 0)
-        put = lambda old, new: old.at[seat].set(new)
-        return _Loop(here.step, *jax.tree.map(put, tuple(loop)[1:], tuple(here)[1:]))
+        return jax.tree.map(lambda old, new: old.at[seat].set(new), loop.out, here.out)
 
-    for end in sorted(
-        {-(-most // 2), most}
-    ):  # until half of the tokens are sampled, half of the columns are read
+    # Until half of the tokens are sampled, half of the columns are read.
+    for end in sorted({-(-most // 2), most}):
         loop = run(loop, stem, forced, end, few)
     if few:
         left = over_seeds(jnp.sum(loop.lanes.active), voice.seeds_axis)
-        loop = jax.lax.cond((loop.step < most) & (left > 0), gathered, lambda loop: loop, loop)
+        return jax.lax.cond((loop.step < most) & (left > 0), gathered, lambda loop: loop.out, loop)
     return loop.out
 
 
