@@ -20,6 +20,7 @@ from marl_jax.learning.update import Learner, NonFiniteGradients
 from marl_jax.run_folder.checkpoints import CheckpointError, steps
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs import loop, opening, recording
+from marl_jax.runs.divergence import Diverged
 from marl_jax.terminal.live import Live
 
 
@@ -156,7 +157,9 @@ def test_a_stop_while_evaluating_loses_no_evaluation(base, whole, tmp_path, monk
     same(tmp_path / "run", whole)
 
 
-def test_a_run_stopped_by_broken_gradients_keeps_its_last_good_checkpoint(base, whole, tmp_path, monkeypatch):
+def test_a_run_stopped_by_broken_gradients_is_saved_without_them_and_goes_on(
+    base, whole, tmp_path, monkeypatch
+):
     steps_made, real = itertools.count(1), Learner.step
 
     def step(self, *args, **options):
@@ -165,10 +168,10 @@ def test_a_run_stopped_by_broken_gradients_keeps_its_last_good_checkpoint(base, 
             raise NonFiniteGradients("policy 'p0': 10 gradients were not finite", outcome)
         return outcome
 
-    with monkeypatch.context() as patch, pytest.raises(NonFiniteGradients):
+    with monkeypatch.context() as patch, pytest.raises(Diverged, match="step 6 is saved without them"):
         patch.setattr(Learner, "step", step)
         run(base, tmp_path / "run")
-    assert steps(tmp_path / "run" / "checkpoints")[-1] == 4
+    assert steps(tmp_path / "run" / "checkpoints")[-1] == 6
     assert run(base, tmp_path / "run") == 8
     same(tmp_path / "run", whole)
 
