@@ -166,7 +166,8 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
     """
     columns = jax.tree.map(np.asarray, columns)
     places, made = len(columns.cues), np.flatnonzero(columns.table.length)
-    table, (owner, place) = columns.table.take(made), np.divmod(made, places)  # of shards, each counts from 0
+    # Episodes and problems of a shard count from 0 in its own columns; rows count over all shards.
+    table, (owner, place) = columns.table.take(made), np.divmod(made, places)
     own, length = [tasks[episode // cast.samples] for episode in owner.tolist()], table.length
     text = tuple(cast.alphabet.text(row[:n]) for row, n in zip(table.tokens, length))
     cues = [columns.cues[i] for i in place.tolist()]

@@ -107,9 +107,8 @@ def take(rows: Rows, line: Line, first: jax.Array, size: int, sampled: int) -> T
     fits = (number >= first) & (start + line.fed <= size) & (target + rows.said <= sampled)
 
     def row_at(places: int, begins: jax.Array) -> jax.Array:
-        of = jnp.where(
-            number < first, -1, jnp.where(fits, begins, places)
-        )  # a row without room begins past the end: no place is its own
+        # A row without room begins past the end: no place is its own.
+        of = jnp.where(number < first, -1, jnp.where(fits, begins, places))
         return jnp.clip(jnp.searchsorted(of, jnp.arange(places), side="right") - 1, 0, count - 1)
 
     leads = (number == first) | ~jnp.pad(rows.group[1:] == rows.group[:-1], (1, 0))  # its stem is before it
