@@ -59,8 +59,8 @@ def _inner(eqn: Any, going: set[Any]) -> Iterator[tuple[core.Jaxpr, set[Any]]]:
             if not hasattr(inner, "eqns"):
                 continue
             own: set[Any] = set()
-            if name == "scan":  # constants, then what it carries
-                own = {*inner.invars[params["num_consts"] :][: params["num_carry"]]}
+            if name == "scan":
+                own = {*inner.invars[_carried(params)]}
             elif key == "body_jaxpr":
                 own = {*inner.invars[params["body_nconsts"] :]}
             elif name not in LOOPS:
@@ -68,6 +68,15 @@ def _inner(eqn: Any, going: set[Any]) -> Iterator[tuple[core.Jaxpr, set[Any]]]:
                 pairs = [(m, v) for m, v in zip(inner.invars, outer) if not isinstance(v, core.Literal)]
                 own = {mine for mine, var in pairs if var in going}
             yield inner, own
+
+
+def _carried(params: dict[str, Any]) -> slice:
+    """Where what a scan carries stands among its operands: behind the constants, before what it goes through."""
+    if "num_consts" in params:  # before JAX 0.11
+        constants, carry = params["num_consts"], params["num_carry"]
+    else:
+        constants, carry = (len([*part]) for part in params["ft_in"].unpack()[:2])
+    return slice(constants, constants + carry)
 
 
 def _variables(atoms: Sequence[Any]) -> list[Any]:
