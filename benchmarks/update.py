@@ -150,7 +150,7 @@ def operations(model: ModelConfig, shared: bool, masked: bool = True) -> float:
         pairs = times * prompt * (prompt + 1) / 2 + rows * branch * (prompt + (branch + 1) / 2)
     else:  # as if every token saw the whole of its row
         pairs = rows * (prompt + branch) ** 2
-    layers = model.num_hidden_layers * (tokens * sizes.layer + 2 * pairs * sizes.bare_episodes)
+    layers = model.num_hidden_layers * (tokens * sizes.layer + 2 * pairs * sizes.heads)
     return 6.0 * (layers + rows * FLAGS.completion * sizes.head)
 
 

@@ -9,7 +9,8 @@ from marl_jax.commands.casts import Evaluation
 from marl_jax.commands.evaluate import evaluate
 from marl_jax.config.run_config import RunConfig, load_config
 from marl_jax.runs import train
-from marl_jax.study.report.html_page import write_report
+from marl_jax.study.report.html_page import write_overview, write_report
+from marl_jax.study.results import read_study
 from marl_jax.terminal.tables import table
 
 __all__ = ["demo", "train_and_report"]
@@ -55,7 +56,7 @@ def train_and_report(
     coordinator: str | None = None,
     process: int | None = None,
 ) -> None:
-    """Train, and write report.html; one that was asked to stop, perhaps by a machine that goes away, has no time to.
+    """Train, and write report.html, of several seeds one over all; a run that was asked to stop has no time to.
 
     `coordinator` and `process` say where the processes of a run with mesh.hosts meet, see `hosts.joined`.
     """
@@ -64,6 +65,6 @@ def train_and_report(
         report = report and hosts.is_first()
     if step < config.steps or not report:
         return
-    page = write_report(workdir)
+    page = write_report(workdir) if config.seeds == 1 else write_overview(read_study(workdir))
     with contextlib.suppress(OSError):  # of a stream that nobody reads any more
         print(f"the report is {page}", file=sys.stderr, flush=True)

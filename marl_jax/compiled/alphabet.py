@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.compiled.refusal import NoArrayForm
+from marl_jax.scatter import ONCE, apart
 
 __all__ = ["Alphabet", "alphabet_of", "join", "spell", "tokenise"]
 
@@ -116,7 +117,7 @@ def spell(
     rows = jnp.arange(len(tokens))[:, None]
     # Which token stands at a column: as many as begin up to it, without those that spell nothing.
     begins = jnp.zeros((len(tokens), width), jnp.int32)
-    begins = begins.at[rows, jnp.where(sizes > 0, start, width)].add(1, mode="drop")
+    begins = begins.at[rows, apart(jnp.where(sizes > 0, start, width), width)].set(1, **ONCE)
     order = jnp.argsort(sizes == 0, axis=1, stable=True)  # the tokens that spell something, first
     some, first = (jnp.take_along_axis(x, order, axis=1) for x in (tokens, start))
     which = jnp.maximum(jnp.cumsum(begins, axis=1) - 1, 0)
@@ -171,7 +172,7 @@ def tokenise(
 
     _, begins = jax.lax.scan(read, jnp.zeros_like(jump[:, 0]), jump.T)
     begins = begins.T & (jnp.arange(count) < size[:, None])
-    place = jnp.where(begins, jnp.cumsum(begins, axis=1) - 1, width)
+    place = apart(jnp.where(begins, jnp.cumsum(begins, axis=1) - 1, width), width)
     tokens = jnp.zeros((rows, width), jnp.int32)
-    tokens = tokens.at[jnp.arange(rows)[:, None], place].set(token, mode="drop")
+    tokens = tokens.at[jnp.arange(rows)[:, None], place].set(token, **ONCE)
     return tokens, begins.sum(axis=1, dtype=jnp.int32)

@@ -22,6 +22,7 @@ from marl_jax.models.lora import LayerLora
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.weight_table import Tree
 from marl_jax.sampling.programs import Features, Lanes, sample
+from marl_jax.scatter import ONCE
 
 __all__ = ["BLOCK", "Out", "Own", "Stem", "Voice", "speak"]
 
@@ -158,7 +159,7 @@ def _decode(voice: Voice, weights: _Weights, stem: Stem, lanes: Lanes, forced: j
         prompt = seat // (count // len(stem.length))
         here = _Loop(loop.step, *take((loop.lanes, loop.own, loop.out)))
         here = run(here, Stem(*jax.tree.map(lambda x: x[prompt], tuple(stem))), take(forced), most, 0)
-        return jax.tree.map(lambda old, new: old.at[seat].set(new), loop.out, here.out)
+        return jax.tree.map(lambda old, new: old.at[seat].set(new, **ONCE), loop.out, here.out)
 
     # Until half of the tokens are sampled, half of the columns are read.
     for end in sorted({-(-most // 2), most}):

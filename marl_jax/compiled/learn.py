@@ -27,6 +27,7 @@ from marl_jax.learning.packs import blocks_of, common_blocks
 from marl_jax.learning.update import LearnerState
 from marl_jax.models.weight_table import Tree
 from marl_jax.policies import is_frozen, policy_of, roles_of
+from marl_jax.scatter import ONCE
 
 __all__ = ["Axes", "evidence", "learn", "ready", "units_of"]
 
@@ -231,7 +232,7 @@ class _Work:
                 batch = dataclasses.replace(batch, ref_logp=score)
             parts, (more_loss, *said) = accumulate(parts, tree, frozen, batch)
             counted += jnp.array([jnp.sum(batch.segments > 0), size])
-            put = lambda old, new: old.at[taken.row, taken.column].set(new[0], mode="drop")
+            put = lambda old, new: old.at[taken.row, taken.column].set(new[0], **ONCE)
             carry = parts, jax.tree.map(jnp.add, loss, more_loss), counted
             return carry, taken.stop, list(map(put, values, (*said, batch.ref_logp)))
 
@@ -251,7 +252,7 @@ class _Work:
         with jax.named_scope("packs"):
             carry, _, values = jax.lax.while_loop(more, step, (carry, jnp.int32(0), values))
         new = {
-            name: None if old is None else old.at[rows.row, :most].set(found)
+            name: None if old is None else old.at[rows.row, :most].set(found, **ONCE)
             for (name, old), found in zip(evidence(columns).items(), values)
         }
         return carry, columns.replace(**new)

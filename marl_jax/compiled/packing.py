@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from marl_jax.learning.batching import BLOCK, STEM, MicroBatch
 from marl_jax.learning.packs import blocks_of
+from marl_jax.scatter import apart
 
 __all__ = ["Line", "Rows", "Taken", "line_of", "take"]
 
@@ -66,7 +67,7 @@ class Taken(NamedTuple):
     batch: MicroBatch  # of one sequence; its table has the columns of the longest row
     need: jax.Array  # [] how many of the last ones its rows see
     stop: jax.Array  # [] the first row that had no room
-    row: jax.Array  # Int[M], N where it is nobody's
+    row: jax.Array  # Int[M], N or more where it is nobody's
     column: jax.Array  # Int[M] its number in its row
 
 
@@ -145,7 +146,7 @@ def take(rows: Rows, line: Line, first: jax.Array, size: int, sampled: int) -> T
     )
     batch = jax.tree.map(lambda x: x[None], batch)
     need = rows.seen_by(jnp.where(fits, line.fed, 0).max())
-    return Taken(batch, need, first + fits.sum(), jnp.where(mask, t, count), column)
+    return Taken(batch, need, first + fits.sum(), apart(jnp.where(mask, t, count), count), column)
 
 
 def _table(since: jax.Array, begin: jax.Array, stem: jax.Array, stems: int, seen: int) -> jax.Array:

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from marl_jax.scatter import ONCE, apart
+
 __all__ = ["by_width", "in_blocks", "ladder", "over_seeds"]
 
 T = TypeVar("T")
@@ -68,6 +70,6 @@ def in_blocks(
 
     def back(x: jax.Array) -> jax.Array:
         flat = x.reshape(-1, *x.shape[2:])
-        return jnp.zeros((count, *x.shape[2:]), x.dtype).at[order.reshape(-1)].set(flat, mode="drop")
+        return jnp.zeros((count, *x.shape[2:]), x.dtype).at[apart(order.reshape(-1), count)].set(flat, **ONCE)
 
     return jax.tree.map(back, values)

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marl_jax.scatter import ONCE, apart
+
 __all__ = ["token_logprobs"]
 
 
@@ -120,7 +122,7 @@ def _logits(h: jax.Array, weights: jax.Array, kept: jax.Array | None) -> jax.Arr
     flat = kept.reshape(-1, kept.shape[-1])
     vocab = z.shape[-1]
     inside = jnp.zeros((flat.shape[0], vocab), bool)
-    inside = inside.at[rows, jnp.where(flat < 0, vocab, flat)].set(True, mode="drop")
+    inside = inside.at[rows, apart(jnp.where(flat < 0, vocab, flat), vocab)].set(True, **ONCE)
     # Padding keeps no token; it is given all of them, to avoid an empty softmax.
     inside = inside | (flat < 0).all(axis=-1, keepdims=True)
     return jnp.where(inside.reshape(z.shape), z, -jnp.inf)

@@ -7,8 +7,6 @@ per row fastest and no accelerator minds.
     cache row:  [ 0 .. start )  written before   [ start .. start + C )  written now   the rest: never attended
 """
 
-from typing import Any
-
 import chex
 import flax.struct
 import jax
@@ -21,6 +19,7 @@ from marl_jax.models import qwen3
 from marl_jax.models.lora import LayerLora
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.weight_table import Tree
+from marl_jax.scatter import ONCE
 
 __all__ = ["Cache", "cache_bytes", "empty_cache", "extend", "extend_rungs", "unstack", "unstack_lora"]
 
@@ -146,8 +145,7 @@ def _write(
 ) -> tuple[jax.Array, jax.Array]:
     """Put k and v [R,C,K,D] into columns positions [R,C]."""
     rows = jnp.arange(keys.shape[0])[:, None]
-    options: dict[str, Any] = {"mode": "drop", "unique_indices": True}
-    return keys.at[rows, :, :, positions].set(k, **options), values.at[rows, :, positions].set(v, **options)
+    return keys.at[rows, :, :, positions].set(k, **ONCE), values.at[rows, :, positions].set(v, **ONCE)
 
 
 def _attend(q: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array) -> jax.Array:

@@ -1,0 +1,56 @@
+"""Writes go to places that all differ: a GPU's deterministic kernels are wrong with others, see marl_jax/scatter.py."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from marl_jax import compiled
+from marl_jax.learning.logprobs import token_logprobs
+from marl_jax.models.decode import empty_cache
+from marl_jax.sampling.programs import copy_rows_within
+from marl_jax.scatter import ONCE, apart
+from tests.compiled.both_roads import small
+from tests.sampling.kit import CONFIG
+
+
+def _equations(program):
+    for eqn in program.eqns:
+        yield eqn
+        for value in eqn.params.values():
+            for one in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(one, "jaxpr", one)
+                if hasattr(inner, "eqns"):
+                    yield from _equations(inner)
+
+
+def _scatters(function, *given):
+    """Whether places are said to differ, of every scatter that overwrites."""
+    program = jax.make_jaxpr(function)(*given).jaxpr
+    return [one.params["unique_indices"] for one in _equations(program) if one.primitive.name == "scatter"]
+
+
+@pytest.mark.parametrize("cell", ["voting-isolated-xs-math", "single-shared-xs-code"])
+def test_a_compiled_step_writes_to_places_that_differ(cell):
+    config = small(cell)
+    given = compiled.start(config), *next(compiled.batches(config))
+    found = _scatters(compiled.make_step(config), *given)
+    assert len(found) > 3 and all(found)
+
+
+def test_hosted_programs_write_to_places_that_differ():
+    cache, rows = empty_cache(CONFIG, 4, 16), jnp.arange(4)
+    assert (found := _scatters(copy_rows_within, cache, rows, rows)) and all(found)
+    hidden, head = jnp.zeros((2, 3, 8)), jnp.zeros((8, 11))
+    targets, kept = jnp.zeros((2, 3), int), jnp.zeros((2, 3, 4), int)
+    score = lambda kept: token_logprobs(hidden, head, targets, kept=kept)
+    assert (found := _scatters(score, kept)) and all(found)
+
+
+def test_places_beyond_the_end_are_dropped_row_by_row():
+    places = np.array([[0, 3, 3, 1], [3, 2, 7, 0]])
+    rows = jnp.arange(2)[:, None]
+    once = apart(jnp.asarray(places), 3)
+    assert all(len(set(row)) == 4 for row in np.asarray(once).tolist())
+    found = jnp.zeros((2, 3), int).at[rows, once].set(jnp.arange(1, 9).reshape(2, 4), **ONCE)
+    assert found.tolist() == [[1, 4, 0], [8, 0, 6]]
