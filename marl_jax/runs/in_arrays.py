@@ -208,7 +208,9 @@ class Compiled:
         if not isinstance(leaf, jax.Array):
             return leaf
         mesh = self._parts.mesh
-        return leaf.addressable_data(0) if mesh is None else jax.device_put(leaf, NamedSharding(mesh, WHOLE))
+        if mesh is not None:
+            return jax.device_put(leaf, NamedSharding(mesh, WHOLE))
+        return jax.device_put(leaf.addressable_data(0), jax.local_devices()[0])
 
     # ---------------------------------------------------------------- what a step came to
 
