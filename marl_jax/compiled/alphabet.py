@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.compiled.refusal import NoArrayForm
-from marl_jax.scatter import ONCE, apart
+from marl_jax.models.scatter import ONCE, apart
 
 __all__ = ["Alphabet", "alphabet_of", "join", "spell", "tokenise"]
 

@@ -20,9 +20,9 @@ from marl_jax.models.attention import self_attention
 from marl_jax.models.decode import unstack, unstack_lora
 from marl_jax.models.lora import LayerLora
 from marl_jax.models.model_config import ModelConfig
+from marl_jax.models.scatter import ONCE
 from marl_jax.models.weight_table import Tree
 from marl_jax.sampling.programs import Features, Lanes, sample
-from marl_jax.scatter import ONCE
 
 __all__ = ["BLOCK", "Out", "Own", "Stem", "Voice", "speak"]
 

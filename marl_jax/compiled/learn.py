@@ -25,9 +25,9 @@ from marl_jax.learning.batching import BLOCK, BatchConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.packs import blocks_of, common_blocks
 from marl_jax.learning.update import LearnerState
+from marl_jax.models.scatter import ONCE
 from marl_jax.models.weight_table import Tree
 from marl_jax.policies import is_frozen, policy_of, roles_of
-from marl_jax.scatter import ONCE
 
 __all__ = ["Axes", "evidence", "learn", "ready", "units_of"]
 

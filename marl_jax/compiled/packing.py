@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from marl_jax.learning.batching import BLOCK, STEM, MicroBatch
 from marl_jax.learning.packs import blocks_of
-from marl_jax.scatter import apart
+from marl_jax.models.scatter import apart
 
 __all__ = ["Line", "Rows", "Taken", "line_of", "take"]
 

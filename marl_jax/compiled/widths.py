@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from marl_jax.scatter import ONCE, apart
+from marl_jax.models.scatter import ONCE, apart
 
 __all__ = ["by_width", "in_blocks", "ladder", "over_seeds"]
 

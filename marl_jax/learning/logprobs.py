@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax.scatter import ONCE, apart
+from marl_jax.models.scatter import ONCE, apart
 
 __all__ = ["token_logprobs"]
 

@@ -18,8 +18,8 @@ from marl_jax.models import lora as lora_lib
 from marl_jax.models import qwen3
 from marl_jax.models.lora import LayerLora
 from marl_jax.models.model_config import ModelConfig
+from marl_jax.models.scatter import ONCE
 from marl_jax.models.weight_table import Tree
-from marl_jax.scatter import ONCE
 
 __all__ = ["Cache", "cache_bytes", "empty_cache", "extend", "extend_rungs", "unstack", "unstack_lora"]
 

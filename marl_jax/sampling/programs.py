@@ -16,10 +16,10 @@ from marl_jax.models import decode as model
 from marl_jax.models import qwen3
 from marl_jax.models.decode import Cache
 from marl_jax.models.model_config import ModelConfig
+from marl_jax.models.scatter import ONCE, apart
 from marl_jax.models.weight_table import Tree
 from marl_jax.own import own_function
 from marl_jax.sampling import methods
-from marl_jax.scatter import ONCE, apart
 
 __all__ = [
     "Array",

@@ -1,4 +1,4 @@
-"""Writes go to places that all differ: a GPU's deterministic kernels are wrong with others, see marl_jax/scatter.py."""
+"""Writes go to places that all differ: a GPU's deterministic kernels are wrong with others, see marl_jax/models/scatter.py."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,8 @@ import pytest
 from marl_jax import compiled
 from marl_jax.learning.logprobs import token_logprobs
 from marl_jax.models.decode import empty_cache
+from marl_jax.models.scatter import ONCE, apart
 from marl_jax.sampling.programs import copy_rows_within
-from marl_jax.scatter import ONCE, apart
 from tests.compiled.both_roads import small
 from tests.sampling.kit import CONFIG
 

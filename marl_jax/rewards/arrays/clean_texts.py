@@ -8,9 +8,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from marl_jax.models.scatter import ONCE, apart
 from marl_jax.rewards.arrays.boxed_spans import is_blank, is_digit, strip
 from marl_jax.rewards.arrays.texts import following, place_before
-from marl_jax.scatter import ONCE, apart
 
 __all__ = ["ALPHABET", "BLANK", "among", "clean", "compact", "unwrap"]
 

@@ -8,9 +8,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from marl_jax.models.scatter import ONCE, apart
 from marl_jax.rewards.arrays.boxed_spans import choice_span, is_digit, is_letter
 from marl_jax.rewards.arrays.texts import Text, following, next_place, part, place_before, starts
-from marl_jax.scatter import ONCE, apart
 from marl_jax.table import VERDICTS
 
 __all__ = ["majority", "pick", "strategies", "verdict"]
