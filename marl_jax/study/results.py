@@ -2,7 +2,7 @@
 
     run folder ──collect──► CELL/seed-N.run.json ──read──► Run
 
-A file holds what `config.json` says, the machine that collected it and the seconds of all steps; every line of
+A file holds what `config.json` says, the machine that made the run and the seconds of all steps; every line of
 `eval.jsonl`; the alarms; and of `metrics.jsonl` at most STEPS steps of the keys that findings rest on, as columns. It
 is read as the `Run` that it was made from, with fewer steps of metrics and no episodes. A study is all runs below a
 directory, whole folders and such files.
@@ -94,7 +94,7 @@ def compact(run: Run) -> dict[str, Any]:
     keys = dict.fromkeys(key for line in lines for key in line if KEPT.fullmatch(key))
     return {
         "schema": SCHEMA,
-        "about": {**run.about, "made": {"machine": machine(), "seconds": _seconds(run.metrics)}},
+        "about": {**run.about, "made": {"machine": _machine(run), "seconds": _seconds(run)}},
         "evaluations": list(run.evaluations),
         "alarms": [alarm.to_json() | {"until": alarm.until} for alarm in run.watch.alarms],
         "metrics": {key: [_short(line.get(key)) for line in lines] for key in keys},
@@ -124,9 +124,16 @@ def read_result(path: str | os.PathLike[str]) -> Run:
         raise FolderError(f"'{file}' is no result of a run: {error}") from None
 
 
-def _seconds(lines: tuple[Record, ...]) -> float:
-    """What all steps took, with evaluations and checkpoints."""
-    return round(sum(line.get("time/wall") or line.get("time/step") or 0.0 for line in lines), 1)
+def _machine(run: Run) -> str:
+    """An accelerator says what it is; of processors, results are collected where the run was made."""
+    device = str(run.about.get("versions", {}).get("device", "cpu"))
+    return machine() if device == "cpu" else f"{run.about['settled'].get('devices', 1)} x {device}"
+
+
+def _seconds(run: Run) -> float:
+    """What all steps took, with evaluations and checkpoints; of seeds side by side, this one's part."""
+    steps = sum(line.get("time/wall") or line.get("time/step") or 0.0 for line in run.metrics)
+    return round(steps / run.config.get("seeds", 1), 1)
 
 
 def _thinned(lines: tuple[Record, ...]) -> list[Record]:

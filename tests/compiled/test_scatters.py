@@ -1,4 +1,4 @@
-"""Writes go to places that all differ: a GPU's deterministic kernels are wrong with others, see marl_jax/models/scatter.py."""
+"""Writes go to places that all differ, without which a GPU's deterministic kernels are wrong; see `models.scatter`."""
 
 import jax
 import jax.numpy as jnp

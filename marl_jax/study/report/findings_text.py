@@ -4,6 +4,7 @@ What stands outside of the marks is written by hand and stays. A page beside it,
 was run and what was not.
 """
 
+import collections
 import functools
 import os
 from collections.abc import Mapping, Sequence
@@ -86,7 +87,7 @@ def _made(cells: Sequence[Cell]) -> Table:
     for cell in cells:
         about: list[Mapping[str, Any]] = [run.about.get("made") or {} for run in cell.runs]
         hours = sum(float(made.get("seconds") or 0) for made in about) / 3600
-        machines = sorted({str(made.get("machine") or NONE) for made in about})
+        machines = sorted(set(map(_machine, cell.runs)))
         code = sorted({str((run.about.get("versions") or {}).get("code", NONE))[:8] for run in cell.runs})
         seeds = ", ".join(str(run.config["seed"]) for run in cell.runs)
         steps = sorted(
@@ -110,11 +111,13 @@ def _made(cells: Sequence[Cell]) -> Table:
 def _lacking(cells: Sequence[Cell]) -> Table:
     """What of each part is not run, seed by seed, and what that takes by the steps that were timed."""
     there: dict[str, int] = {}
-    alike: dict[str, list[Run]] = {}  # runs of one workflow, scale and task
+    alike: dict[str, list[Run]] = {}  # runs of one workflow, scale and task, on the machine of most runs
+    machines = collections.Counter(_machine(run) for cell in cells for run in cell.runs)
+    usual = machines.most_common(1)[0][0] if machines else None
     for cell in cells:
         if not cell.early:
             there[names_of(cells)[id(cell)]] = len(cell.runs)
-        alike.setdefault(_kind(cell.name), []).extend(cell.runs)
+        alike.setdefault(_kind(cell.name), []).extend(run for run in cell.runs if _machine(run) == usual)
     rows = []
     for part, names in _parts().items():
         seeds = {name: findings.SEEDS - there.get(name, 0) for name in names}
@@ -136,8 +139,8 @@ def _lacking(cells: Sequence[Cell]) -> Table:
             rows.append((part, ", ".join(told), str(total), timed, more))
     how = (
         f"Runs that a claim of {findings.SEEDS} seeds still needs. Hours are those of as many steps of the runs there "
-        "are of the same workflow, scale and task, whatever is changed in them behind plus signs: more agents or "
-        "rounds take longer. A run is not timed where there is none of its kind."
+        "are, on the machine of most runs, of the same workflow, scale and task, whatever is changed in them behind "
+        "plus signs: more agents or rounds take longer. A run is not timed where there is none of its kind."
     )
     return Table("Not run", rows, ("part", "cells", "runs", "hours", "of them not timed"), how, words=2)
 
@@ -163,6 +166,10 @@ def _kind(name: str) -> str:
     """Its workflow, scale and task."""
     parts = name.partition("+")[0].split("-")
     return "-".join([parts[0], *parts[2:]])
+
+
+def _machine(run: Run) -> str:
+    return str((run.about.get("made") or {}).get("machine") or NONE)
 
 
 def _pace(runs: Sequence[Run]) -> str:
