@@ -126,6 +126,17 @@ def test_seeds_side_by_side_have_the_bits_of_each_alone(base, alone, tmp_path, m
     same(tmp_path / "runs" / "seed-1", tmp_path / "one", KIND)
 
 
+@pytest.mark.long
+def test_seeds_on_devices_of_their_own_are_evaluated(base, tmp_path):
+    """Their weights come from each device to that of the engines."""
+    two = {"JAX_NUM_CPU_DEVICES": "2"}
+    status, said, _ = in_a_process(base, tmp_path / "runs", "--kind=seeds_in_arrays", **two)
+    assert status == 0 and "2 seeds in turn on 2 cpu devices" in said, said[-2000:]
+    for seed in range(2):
+        trained, evaluated = records(tmp_path / "runs" / f"seed-{seed}")
+        assert [line["step"] for line in trained] == [1, 2, 3, 4] and evaluated[-1]["step"] == 4
+
+
 class Asked(Live):
     """Keeps what it shows, and has the run stop after so many steps."""
 

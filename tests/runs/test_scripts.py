@@ -209,6 +209,28 @@ def test_a_small_matrix_from_the_command_line_to_its_page(base, tmp_path, monkey
     assert "[2/2] single-shared-xs-math, seed 1: done" in capfd.readouterr().err
 
 
+@pytest.mark.long
+def test_training_several_seeds_ends_with_a_page_over_all(base, tmp_path, capfd):
+    small = {
+        "policies.base": base,
+        "data.name": "stored_run:questions",
+        "data.problems": 2,
+        "rollout.samples": 2,
+    }
+    small |= {
+        "engine.lanes": 16,
+        "engine.max_prompt": 320,
+        "sampling.max_new_tokens": 8,
+        "steps": 1,
+        "seeds": 2,
+    }
+    asked = ["--config=configs/micro.py:single-shared-xs-math", f"--workdir={tmp_path / 'runs'}"]
+    asked += [f"--config.{name}={value}" for name, value in small.items()]
+    assert script.run("experiments.train", *asked) == 0
+    page = tmp_path / "runs" / "report.html"
+    assert f"the report is {page}" in capfd.readouterr().err and "2 runs." in page.read_text()
+
+
 def test_a_dry_run_refuses_the_cells_that_training_would_refuse(tmp_path, capfd):
     asked = ("--config=micro", "--cells=single-shared-xs-*", f"--root={tmp_path / 'runs'}", "--dry_run")
     assert script.run("experiments.matrix", *asked) == 0

@@ -232,7 +232,14 @@ def in_arrays(config):
     return dataclasses.replace(config, road="compiled", rewards=CreditConfig(), **alone)
 
 
-_CHANGED = (lora, intervened, redrawn, wide, with_tools, packed, branching, phased, differing, in_arrays)
+def seeds_in_arrays(config):
+    return dataclasses.replace(in_arrays(config), seeds=2, steps=4)
+
+
+_CHANGED = (
+    *(lora, intervened, redrawn, wide, with_tools, packed, branching, phased, differing, in_arrays),
+    seeds_in_arrays,
+)
 KINDS = {"plain": lambda config: config, **{kind.__name__: kind for kind in _CHANGED}}
 
 

@@ -1,5 +1,6 @@
 """Results beside the code say of a run what its folder says, with fewer steps and no words."""
 
+import dataclasses
 import json
 
 import pytest
@@ -32,6 +33,19 @@ def test_a_result_is_read_as_the_run_that_it_was_made_from(collected):
     assert (again.step, again.steps, again.finished) == (run.step, run.steps, True)
     assert seeds.measures(again).keys() == seeds.measures(run).keys()
     assert (cliffs.course(again) is None) == (cliffs.course(run) is None)
+
+
+def test_an_accelerator_and_seeds_side_by_side_are_told_by_the_run(collected):
+    run, path = collected
+    about = {
+        **run.about,
+        "config": run.config | {"seeds": 4},
+        "versions": run.about["versions"] | {"device": "NVIDIA H200"},
+        "settled": run.about["settled"] | {"devices": 1},
+    }
+    made = results.compact(dataclasses.replace(run, about=about))["about"]["made"]
+    alone = results.read_result(path).about["made"]["seconds"]
+    assert made["machine"] == "1 x NVIDIA H200" and made["seconds"] == pytest.approx(alone / 4, abs=0.1)
 
 
 def test_metrics_are_thinned_with_both_ends(collected):
