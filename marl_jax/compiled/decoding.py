@@ -5,6 +5,9 @@
 
 All lanes write the same column at the same time. The loop ends when all lanes have; when few are left, they are
 gathered into a quarter. The noise of a token follows from the lane's key and its number, as in the engine.
+
+The K heads of keys and values are merged with prompts and lanes. With an axis of their own, of one entry in small
+models, XLA on a CPU copies every cache in every turn of the loop: it writes into one copy and reads another.
 """
 
 import dataclasses
@@ -44,16 +47,16 @@ class Voice:
 class Stem(NamedTuple):
     """What the lanes of a prompt attend to before their own tokens."""
 
-    keys: tuple[jax.Array, ...]  # [G, K, D, P] per layer
-    values: tuple[jax.Array, ...]  # [G, K, P, D]
+    keys: tuple[jax.Array, ...]  # [G x K, D, P] per layer
+    values: tuple[jax.Array, ...]  # [G x K, P, D]
     length: jax.Array  # [G]
 
 
 class Own(NamedTuple):
     """What each lane has added."""
 
-    keys: tuple[jax.Array, ...]  # [W, K, D, M] per layer
-    values: tuple[jax.Array, ...]  # [W, K, M, D]
+    keys: tuple[jax.Array, ...]  # [W x K, D, M] per layer
+    values: tuple[jax.Array, ...]  # [W x K, M, D]
 
 
 class Out(NamedTuple):
@@ -121,7 +124,7 @@ def _prefill(voice: Voice, weights: _Weights, tokens: jax.Array, length: jax.Arr
     # Prefilling is little of a step: one width for a single block, two for many.
     widths = ladder(width) if len(tokens) > BLOCK else (width,)
     keys, values = in_blocks(length, BLOCK, widths, block, voice.seeds_axis)
-    return Stem(keys, values, length)
+    return Stem(*jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (keys, values)), length)
 
 
 class _Loop(NamedTuple):
@@ -133,11 +136,9 @@ class _Loop(NamedTuple):
 
 def _decode(voice: Voice, weights: _Weights, stem: Stem, lanes: Lanes, forced: jax.Array | None) -> Out:
     config, count, most = voice.model, len(lanes.token), voice.max_new
-    shape = (count, config.num_key_value_heads, config.head_dim)
-    zeros = lambda *more: tuple(
-        jnp.zeros((*shape[:2], *more), config.dtype) for _ in range(config.num_hidden_layers)
-    )
-    own = Own(zeros(shape[2], most), zeros(most, shape[2]))
+    kv, dim, layers = config.num_key_value_heads, config.head_dim, config.num_hidden_layers
+    zeros = lambda *more: tuple(jnp.zeros((count * kv, *more), config.dtype) for _ in range(layers))
+    own = Own(zeros(dim, most), zeros(most, dim))
     out = Out(
         jnp.zeros((count, most), jnp.int32),
         jnp.zeros((count, most), jnp.float32),
@@ -146,34 +147,34 @@ def _decode(voice: Voice, weights: _Weights, stem: Stem, lanes: Lanes, forced: j
     loop = _Loop(jnp.zeros((), jnp.int32), lanes, own, out)
     few = count // 4 if count >= LEAST_LANES else 0
 
-    def run(here: _Loop, stem: Stem, forced: jax.Array | None, end: int, more_than: int) -> _Loop:
+    def run(here: _Loop, stem: Stem, forced: jax.Array | None, more_than: int) -> _Loop:
         def goes_on(now: _Loop) -> jax.Array:
             active = over_seeds(jnp.sum(now.lanes.active), voice.seeds_axis)
-            return (now.step < end) & (active > more_than)
+            return (now.step < most) & (active > more_than)
 
-        return jax.lax.while_loop(goes_on, lambda now: _one(voice, weights, stem, now, forced, end), here)
+        return jax.lax.while_loop(goes_on, lambda now: _one(voice, weights, stem, now, forced), here)
 
     def gathered(loop: _Loop) -> Out:
         seat = jnp.argsort(~loop.lanes.active, stable=True)[:few]
-        take = functools.partial(jax.tree.map, lambda x: x[seat])
         prompt = seat // (count // len(stem.length))
-        here = _Loop(loop.step, *take((loop.lanes, loop.own, loop.out)))
-        here = run(here, Stem(*jax.tree.map(lambda x: x[prompt], tuple(stem))), take(forced), most, 0)
+        take = functools.partial(jax.tree.map, lambda x: x[seat])
+        heads = lambda rows: (rows[:, None] * kv + jnp.arange(kv)).reshape(-1)
+        own = jax.tree.map(lambda x: x[heads(seat)], loop.own)
+        behind = Stem(
+            *jax.tree.map(lambda x: x[heads(prompt)], (stem.keys, stem.values)), stem.length[prompt]
+        )
+        here = run(_Loop(loop.step, take(loop.lanes), own, take(loop.out)), behind, take(forced), 0)
         return jax.tree.map(lambda old, new: old.at[seat].set(new, **ONCE), loop.out, here.out)
 
-    # Until half of the tokens are sampled, half of the columns are read.
-    for end in sorted({-(-most // 2), most}):
-        loop = run(loop, stem, forced, end, few)
+    loop = run(loop, stem, forced, few)
     if few:
         left = over_seeds(jnp.sum(loop.lanes.active), voice.seeds_axis)
         return jax.lax.cond((loop.step < most) & (left > 0), gathered, lambda loop: loop.out, loop)
     return loop.out
 
 
-def _one(
-    voice: Voice, weights: _Weights, stem: Stem, now: _Loop, forced: jax.Array | None, reach: int
-) -> _Loop:
-    """One token in every lane; `reach` columns hold all that lanes have added so far."""
+def _one(voice: Voice, weights: _Weights, stem: Stem, now: _Loop, forced: jax.Array | None) -> _Loop:
+    """One token in every lane."""
     step, lanes, config = now.step, now.lanes, voice.model
     x = qwen3.embed(weights.params, lanes.token)
     angles = qwen3.rotation(config, lanes.position)
@@ -181,10 +182,10 @@ def _one(
     lora = weights.lora(len(lanes.token), voice)
     for i, layer in enumerate(weights.layers):
         q, k, v = qwen3.project_qkv(layer, config, x, angles, lora[i])
-        keys[i] = jax.lax.dynamic_update_slice_in_dim(keys[i], k[..., None], step, axis=3)
-        values[i] = jax.lax.dynamic_update_slice_in_dim(values[i], v[:, :, None], step, axis=2)
-        own = keys[i][..., :reach], values[i][:, :, :reach]
-        mixed = _attend(q, (stem.keys[i], stem.values[i], stem.length), own, step)
+        k, v = (x.reshape(-1, x.shape[-1]) for x in (k, v))
+        keys[i] = jax.lax.dynamic_update_slice_in_dim(keys[i], k[:, :, None], step, axis=2)
+        values[i] = jax.lax.dynamic_update_slice_in_dim(values[i], v[:, None], step, axis=1)
+        mixed = _attend(q, (stem.keys[i], stem.values[i], stem.length), (keys[i], values[i]), step)
         x = x + qwen3.project_out(layer, mixed, lora[i])
         x = x + qwen3.mlp(layer, config, x, lora[i])
     hidden = qwen3.rms_norm(x, weights.params["final_norm"], config.rms_norm_eps)
@@ -220,26 +221,24 @@ def _attend(
     stem_keys, stem_values, length = stem
     own_keys, own_values = own
     lanes, heads, dim = q.shape
-    prompts, kv = stem_keys.shape[:2]
+    prompts, (merged, _, width) = len(length), stem_keys.shape
+    kv = merged // prompts
     share, group = lanes // prompts, heads // kv
     # All lanes of a prompt are rows of one product: its keys are read once.
-    queries = (
-        q.reshape(prompts, share, kv, group, dim).swapaxes(1, 2).reshape(prompts, kv, share * group, dim)
-    )
-    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-    seen = product("gkqd,gkdp->gkqp", queries, stem_keys)
-    hidden = jnp.arange(stem_keys.shape[3]) >= length[:, None]
-    seen = jnp.where(hidden[:, None, None], -jnp.inf, seen * dim**-0.5)
-    mine = product("wkqd,wkdm->wkqm", q.reshape(lanes, kv, group, dim), own_keys)
-    mine = jnp.where(jnp.arange(own_keys.shape[3]) > step, -jnp.inf, mine * dim**-0.5)
-    by_lane = lambda x: x.reshape(prompts, kv, share, group, -1).swapaxes(1, 2).reshape(lanes, kv, group, -1)
     by_prompt = lambda x: (
-        x.reshape(prompts, share, kv, group, -1).swapaxes(1, 2).reshape(prompts, kv, share * group, -1)
+        x.reshape(prompts, share, kv, group, -1).swapaxes(1, 2).reshape(merged, share * group, -1)
     )
+    by_lane = lambda x: x.reshape(prompts, kv, share, group, -1).swapaxes(1, 2).reshape(lanes * kv, group, -1)
+    queries = q.reshape(lanes * kv, group, dim)
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    seen = product("xqd,xdp->xqp", by_prompt(queries), stem_keys)
+    hidden = jnp.arange(width) >= jnp.repeat(length, kv)[:, None]
+    seen = jnp.where(hidden[:, None], -jnp.inf, seen * dim**-0.5)
+    mine = product("xqd,xdm->xqm", queries, own_keys)
+    mine = jnp.where(jnp.arange(own_keys.shape[2]) > step, -jnp.inf, mine * dim**-0.5)
     weights = jax.nn.softmax(jnp.concatenate([by_lane(seen), mine], axis=-1), axis=-1).astype(
         own_values.dtype
     )
-    first, second = weights[..., : stem_keys.shape[3]], weights[..., stem_keys.shape[3] :]
-    out = by_lane(jnp.einsum("gkqp,gkpd->gkqd", by_prompt(first), stem_values))
-    out = out + jnp.einsum("wkqm,wkmd->wkqd", second, own_values)
+    out = by_lane(jnp.einsum("xqp,xpd->xqd", by_prompt(weights[..., :width]), stem_values))
+    out = out + jnp.einsum("xqm,xmd->xqd", weights[..., width:], own_values)
     return out.reshape(q.shape)
