@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from marl_jax.models.scatter import ONCE, apart
+from marl_jax.models.scatter import ONCE
 
 __all__ = ["by_width", "in_blocks", "ladder", "over_seeds"]
 
@@ -50,26 +50,22 @@ def in_blocks(
 ) -> Any:
     """`of(rows [R], width) -> values [R, ...]` over all rows, block by block: values [N, ...].
 
-    Rows beyond the last are N. Blocks of rows that need nothing are skipped; their values are 0.
+    Rows beyond the last are N and more. Blocks of rows that need nothing are skipped; their values are 0.
     """
     count = len(length)
     rows = min(rows, count)
     blocks = -(-count // rows)
-    order = jnp.argsort(length, stable=True)
-    order = jnp.pad(order, (0, blocks * rows - count), constant_values=count).reshape(blocks, rows)
+    order = jnp.concatenate([jnp.argsort(length, stable=True), jnp.arange(count, blocks * rows)])
+    order = order.reshape(blocks, rows)
     blank = jax.eval_shape(lambda some: of(some, widths[0]), order[0])
     nothing = lambda _: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), blank)
     branches = [nothing, *(lambda some, width=width: of(some, width) for width in widths)]
 
-    def block(some: jax.Array) -> Any:
+    def block(values: Any, some: jax.Array) -> tuple[Any, None]:
         need = over_seeds(jnp.max(length.at[some].get(mode="fill", fill_value=0)), seeds_axis)
         which = jnp.searchsorted(jnp.asarray((0, *widths)), need)
-        return jax.lax.switch(jnp.minimum(which, len(widths)), branches, some)
+        found = jax.lax.switch(jnp.minimum(which, len(widths)), branches, some)
+        return jax.tree.map(lambda x, new: x.at[some].set(new, **ONCE), values, found), None
 
-    values = jax.lax.map(block, order)
-
-    def back(x: jax.Array) -> jax.Array:
-        flat = x.reshape(-1, *x.shape[2:])
-        return jnp.zeros((count, *x.shape[2:]), x.dtype).at[apart(order.reshape(-1), count)].set(flat, **ONCE)
-
-    return jax.tree.map(back, values)
+    values = jax.tree.map(lambda x: jnp.zeros((count, *x.shape[1:]), x.dtype), blank)
+    return jax.lax.scan(block, values, order)[0]
