@@ -123,8 +123,9 @@ def _prefill(voice: Voice, weights: _Weights, tokens: jax.Array, length: jax.Arr
 
     # Prefilling is little of a step: one width for a single block, two for many.
     widths = ladder(width) if len(tokens) > BLOCK else (width,)
-    keys, values = in_blocks(length, BLOCK, widths, block, voice.seeds_axis)
-    return Stem(*jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (keys, values)), length)
+    apart = in_blocks(length, BLOCK, widths, block, voice.seeds_axis)
+    keys, values = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), apart)
+    return Stem(keys, values, length)
 
 
 class _Loop(NamedTuple):
@@ -160,9 +161,8 @@ def _decode(voice: Voice, weights: _Weights, stem: Stem, lanes: Lanes, forced: j
         take = functools.partial(jax.tree.map, lambda x: x[seat])
         heads = lambda rows: (rows[:, None] * kv + jnp.arange(kv)).reshape(-1)
         own = jax.tree.map(lambda x: x[heads(seat)], loop.own)
-        behind = Stem(
-            *jax.tree.map(lambda x: x[heads(prompt)], (stem.keys, stem.values)), stem.length[prompt]
-        )
+        keys, values = jax.tree.map(lambda x: x[heads(prompt)], (stem.keys, stem.values))
+        behind = Stem(keys, values, stem.length[prompt])
         here = run(_Loop(loop.step, take(loop.lanes), own, take(loop.out)), behind, take(forced), 0)
         return jax.tree.map(lambda old, new: old.at[seat].set(new, **ONCE), loop.out, here.out)
 
