@@ -67,5 +67,8 @@ def in_blocks(
         found = jax.lax.switch(jnp.minimum(which, len(widths)), branches, some)
         return jax.tree.map(lambda x, new: x.at[some].set(new, **ONCE), values, found), None
 
-    values = jax.tree.map(lambda x: jnp.zeros((count, *x.shape[1:]), x.dtype), blank)
+    zero = jnp.minimum(
+        length[0], 0
+    )  # XLA makes zeros that depend on nothing first, and holds them from then on
+    values = jax.tree.map(lambda x: jnp.full((count, *x.shape[1:]), zero, x.dtype), blank)
     return jax.lax.scan(block, values, order)[0]
