@@ -7,7 +7,7 @@ import time
 from marl_jax import hosts
 from marl_jax.commands.casts import Evaluation
 from marl_jax.commands.evaluate import evaluate
-from marl_jax.config.run_config import RunConfig, load_config
+from marl_jax.config.run_config import ConfigError, RunConfig, load_config
 from marl_jax.runs import train
 from marl_jax.study.report.html_page import write_overview, write_report
 from marl_jax.study.results import read_study
@@ -31,6 +31,8 @@ SMALLER = (  # than the cell: minutes instead of half an hour
 def demo(config: RunConfig | None, workdir: str, problems: int, samples: int, accept_changes: bool) -> int:
     """The exit code: 0 where the gain's interval lies above zero, or the run was asked to stop."""
     config = config or load_config(CELL, SMALLER)
+    if config.seeds > 1:
+        raise ConfigError([f"the demo trains one seed and seeds is {config.seeds}: leave --config.seeds out"])
     began = time.perf_counter()
     if train(config, workdir, accept_changes=accept_changes, patience=PATIENCE) < config.steps:
         return 0
@@ -56,7 +58,9 @@ def train_and_report(
     coordinator: str | None = None,
     process: int | None = None,
 ) -> None:
-    """Train, and write report.html, of several seeds one over all; a run that was asked to stop has no time to.
+    """Train, then write report.html; several seeds get a page each, and one over all.
+
+    A run that was asked to stop, perhaps by a machine that goes away, writes none.
 
     `coordinator` and `process` say where the processes of a run with mesh.hosts meet, see `hosts.joined`.
     """

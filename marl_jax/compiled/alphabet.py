@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.compiled.refusal import NoArrayForm
-from marl_jax.models.scatter import ONCE, apart
+from marl_jax.models.scatter import UNIQUE, distinct
 
 __all__ = ["Alphabet", "alphabet_of", "join", "spell", "tokenise"]
 
@@ -117,7 +117,7 @@ def spell(
     rows = jnp.arange(len(tokens))[:, None]
     # Which token stands at a column: as many as begin up to it, without those that spell nothing.
     begins = jnp.zeros((len(tokens), width), jnp.int32)
-    begins = begins.at[rows, apart(jnp.where(sizes > 0, start, width), width)].set(1, **ONCE)
+    begins = begins.at[rows, distinct(jnp.where(sizes > 0, start, width), width)].set(1, **UNIQUE)
     order = jnp.argsort(sizes == 0, axis=1, stable=True)  # the tokens that spell something, first
     some, first = (jnp.take_along_axis(x, order, axis=1) for x in (tokens, start))
     which = jnp.maximum(jnp.cumsum(begins, axis=1) - 1, 0)
@@ -172,7 +172,7 @@ def tokenise(
 
     _, begins = jax.lax.scan(read, jnp.zeros_like(jump[:, 0]), jump.T)
     begins = begins.T & (jnp.arange(count) < size[:, None])
-    place = apart(jnp.where(begins, jnp.cumsum(begins, axis=1) - 1, width), width)
+    place = distinct(jnp.where(begins, jnp.cumsum(begins, axis=1) - 1, width), width)
     tokens = jnp.zeros((rows, width), jnp.int32)
-    tokens = tokens.at[jnp.arange(rows)[:, None], place].set(token, **ONCE)
+    tokens = tokens.at[jnp.arange(rows)[:, None], place].set(token, **UNIQUE)
     return tokens, begins.sum(axis=1, dtype=jnp.int32)

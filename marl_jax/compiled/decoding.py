@@ -23,7 +23,7 @@ from marl_jax.models.attention import self_attention
 from marl_jax.models.decode import unstack, unstack_lora
 from marl_jax.models.lora import LayerLora
 from marl_jax.models.model_config import ModelConfig
-from marl_jax.models.scatter import ONCE
+from marl_jax.models.scatter import UNIQUE
 from marl_jax.models.weight_table import Tree
 from marl_jax.sampling.programs import Features, Lanes, sample
 
@@ -123,8 +123,8 @@ def _prefill(voice: Voice, weights: _Weights, tokens: jax.Array, length: jax.Arr
 
     # Prefilling is little of a step: one width for a single block, two for many.
     widths = ladder(width) if len(tokens) > BLOCK else (width,)
-    apart = in_blocks(length, BLOCK, widths, block, voice.seeds_axis)
-    keys, values = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), apart)
+    blocks = in_blocks(length, BLOCK, widths, block, voice.seeds_axis)
+    keys, values = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), blocks)
     return Stem(keys, values, length)
 
 
@@ -164,7 +164,7 @@ def _decode(voice: Voice, weights: _Weights, stem: Stem, lanes: Lanes, forced: j
         keys, values = jax.tree.map(lambda x: x[heads(prompt)], (stem.keys, stem.values))
         behind = Stem(keys, values, stem.length[prompt])
         here = run(_Loop(loop.step, take(loop.lanes), own, take(loop.out)), behind, take(forced), 0)
-        return jax.tree.map(lambda old, new: old.at[seat].set(new, **ONCE), loop.out, here.out)
+        return jax.tree.map(lambda old, new: old.at[seat].set(new, **UNIQUE), loop.out, here.out)
 
     loop = run(loop, stem, forced, few)
     if few:

@@ -25,7 +25,7 @@ from marl_jax.learning.batching import BLOCK, BatchConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.packs import blocks_of, common_blocks
 from marl_jax.learning.update import LearnerState
-from marl_jax.models.scatter import ONCE
+from marl_jax.models.scatter import UNIQUE
 from marl_jax.models.weight_table import Tree
 from marl_jax.policies import is_frozen, policy_of, roles_of
 
@@ -232,7 +232,8 @@ class _Work:
                 batch = dataclasses.replace(batch, ref_logp=score)
             parts, (more_loss, *said) = accumulate(parts, tree, frozen, batch)
             counted += jnp.array([jnp.sum(batch.segments > 0), size])
-            put = lambda old, new: old.at[taken.row, taken.column].set(new[0], **ONCE)
+            # The places of a pack's tokens differ (`packing.take`).
+            put = lambda old, new: old.at[taken.row, taken.column].set(new[0], **UNIQUE)
             carry = parts, jax.tree.map(jnp.add, loss, more_loss), counted
             return carry, taken.stop, list(map(put, values, (*said, batch.ref_logp)))
 
@@ -252,7 +253,7 @@ class _Work:
         with jax.named_scope("packs"):
             carry, _, values = jax.lax.while_loop(more, step, (carry, jnp.int32(0), values))
         new = {
-            name: None if old is None else old.at[rows.row, :most].set(found, **ONCE)
+            name: None if old is None else old.at[rows.row, :most].set(found, **UNIQUE)
             for (name, old), found in zip(evidence(columns).items(), values)
         }
         return carry, columns.replace(**new)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from marl_jax.learning.batching import BLOCK, STEM, MicroBatch
 from marl_jax.learning.packs import blocks_of
-from marl_jax.models.scatter import apart
+from marl_jax.models.scatter import distinct
 
 __all__ = ["Line", "Rows", "Taken", "line_of", "take"]
 
@@ -146,7 +146,7 @@ def take(rows: Rows, line: Line, first: jax.Array, size: int, sampled: int) -> T
     )
     batch = jax.tree.map(lambda x: x[None], batch)
     need = rows.seen_by(jnp.where(fits, line.fed, 0).max())
-    return Taken(batch, need, first + fits.sum(), apart(jnp.where(mask, t, count), count), column)
+    return Taken(batch, need, first + fits.sum(), distinct(jnp.where(mask, t, count), count), column)
 
 
 def _table(since: jax.Array, begin: jax.Array, stem: jax.Array, stems: int, seen: int) -> jax.Array:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from marl_jax.models.scatter import ONCE
+from marl_jax.models.scatter import UNIQUE
 
 __all__ = ["by_width", "in_blocks", "ladder", "over_seeds"]
 
@@ -65,10 +65,9 @@ def in_blocks(
         need = over_seeds(jnp.max(length.at[some].get(mode="fill", fill_value=0)), seeds_axis)
         which = jnp.searchsorted(jnp.asarray((0, *widths)), need)
         found = jax.lax.switch(jnp.minimum(which, len(widths)), branches, some)
-        return jax.tree.map(lambda x, new: x.at[some].set(new, **ONCE), values, found), None
+        return jax.tree.map(lambda x, new: x.at[some].set(new, **UNIQUE), values, found), None
 
-    zero = jnp.minimum(
-        length[0], 0
-    )  # XLA makes zeros that depend on nothing first, and holds them from then on
+    # All rows are written below. Zeros that depend on no input XLA would make first, and hold until then.
+    zero = jnp.minimum(length[0], 0)
     values = jax.tree.map(lambda x: jnp.full((count, *x.shape[1:]), zero, x.dtype), blank)
     return jax.lax.scan(block, values, order)[0]

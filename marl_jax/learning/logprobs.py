@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax.models.scatter import ONCE, apart
+from marl_jax.models.scatter import UNIQUE, distinct
 
 __all__ = ["token_logprobs"]
 
@@ -122,7 +122,7 @@ def _logits(h: jax.Array, weights: jax.Array, kept: jax.Array | None) -> jax.Arr
     flat = kept.reshape(-1, kept.shape[-1])
     vocab = z.shape[-1]
     inside = jnp.zeros((flat.shape[0], vocab), bool)
-    inside = inside.at[rows, apart(jnp.where(flat < 0, vocab, flat), vocab)].set(True, **ONCE)
+    inside = inside.at[rows, distinct(jnp.where(flat < 0, vocab, flat), vocab)].set(True, **UNIQUE)
     # Padding keeps no token; it is given all of them, to avoid an empty softmax.
     inside = inside | (flat < 0).all(axis=-1, keepdims=True)
     return jnp.where(inside.reshape(z.shape), z, -jnp.inf)

@@ -18,7 +18,7 @@ from marl_jax.models import lora as lora_lib
 from marl_jax.models import qwen3
 from marl_jax.models.lora import LayerLora
 from marl_jax.models.model_config import ModelConfig
-from marl_jax.models.scatter import ONCE
+from marl_jax.models.scatter import UNIQUE
 from marl_jax.models.weight_table import Tree
 
 __all__ = ["Cache", "cache_bytes", "empty_cache", "extend", "extend_rungs", "unstack", "unstack_lora"]
@@ -145,7 +145,7 @@ def _write(
 ) -> tuple[jax.Array, jax.Array]:
     """Put k and v [R,C,K,D] into columns positions [R,C]."""
     rows = jnp.arange(keys.shape[0])[:, None]
-    return keys.at[rows, :, :, positions].set(k, **ONCE), values.at[rows, :, positions].set(v, **ONCE)
+    return keys.at[rows, :, :, positions].set(k, **UNIQUE), values.at[rows, :, positions].set(v, **UNIQUE)
 
 
 def _attend(q: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array) -> jax.Array:

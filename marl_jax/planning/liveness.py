@@ -71,11 +71,11 @@ def _inner(eqn: Any, going: set[Any]) -> Iterator[tuple[core.Jaxpr, set[Any]]]:
 
 
 def _carried(params: dict[str, Any]) -> slice:
-    """Where what a scan carries stands among its operands: behind the constants, before what it goes through."""
+    """The operands that a scan carries: behind its constants, before what it goes through."""
     if "num_consts" in params:  # before JAX 0.11
         constants, carry = params["num_consts"], params["num_carry"]
     else:
-        constants, carry = (len([*part]) for part in params["ft_in"].unpack()[:2])
+        constants, carry = (len(part) for part in params["ft_in"].unpack()[:2])
     return slice(constants, constants + carry)
 
 

@@ -8,6 +8,7 @@ bits of a run alone on one device.
 """
 
 import contextlib
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +102,9 @@ class Compiled:
         return f"{seeds} seeds {'in one program' if self._side_by_side else 'in turn'} on {where}"
 
     def serve(self, state: State) -> Player:
-        """The player of evaluations, whose engines answer by the policies of this state."""
+        """The player of evaluations, whose engines answer by the policies of this state, on their own device."""
+        if self._parts.mesh is None:
+            state = dataclasses.replace(state, trees=jax.device_put(state.trees, jax.local_devices()[0]))
         if self.engines is None:
             assert self.make_engines is not None
             self.engines = self.make_engines(state)
@@ -204,13 +207,11 @@ class Compiled:
         return traced.lower().compile(compiler_options=self._compiler_options())
 
     def _home(self, leaf: Any) -> Any:
-        """Where the engines and checkpoints have it: on the configuration's mesh, or on one device."""
+        """Where checkpoints have it: on the configuration's mesh, or on one device."""
         if not isinstance(leaf, jax.Array):
             return leaf
         mesh = self._parts.mesh
-        if mesh is not None:
-            return jax.device_put(leaf, NamedSharding(mesh, WHOLE))
-        return jax.device_put(leaf.addressable_data(0), jax.local_devices()[0])
+        return leaf.addressable_data(0) if mesh is None else jax.device_put(leaf, NamedSharding(mesh, WHOLE))
 
     # ---------------------------------------------------------------- what a step came to
 

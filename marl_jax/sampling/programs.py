@@ -16,7 +16,7 @@ from marl_jax.models import decode as model
 from marl_jax.models import qwen3
 from marl_jax.models.decode import Cache
 from marl_jax.models.model_config import ModelConfig
-from marl_jax.models.scatter import ONCE, apart
+from marl_jax.models.scatter import UNIQUE, distinct
 from marl_jax.models.weight_table import Tree
 from marl_jax.own import own_function
 from marl_jax.sampling import methods
@@ -216,10 +216,10 @@ def _cut(cache: Cache, rows: jax.Array, length: int) -> Cache:
 
 def _paste(cache: Cache, rows: jax.Array, part: Cache, length: int) -> Cache:
     """The cache with the first `length` columns of the given rows replaced; rows out of range are dropped."""
-    rows = apart(rows, len(cache.keys[0]))
-    keys = tuple(k.at[rows, :, :, :length].set(p, **ONCE) for k, p in zip(cache.keys, part.keys))
+    rows = distinct(rows, len(cache.keys[0]))
+    keys = tuple(k.at[rows, :, :, :length].set(p, **UNIQUE) for k, p in zip(cache.keys, part.keys))
     return Cache(
-        keys, tuple(v.at[rows, :, :length].set(p, **ONCE) for v, p in zip(cache.values, part.values))
+        keys, tuple(v.at[rows, :, :length].set(p, **UNIQUE) for v, p in zip(cache.values, part.values))
     )
 
 
@@ -232,9 +232,9 @@ def sample(
     """
     raw, greedy = logits, lanes.temperature == 0
     if features.min_new:
-        barred = (lanes.generated < lanes.min_new)[:, None] & (lanes.stops >= 0)
-        column = jnp.where(barred, lanes.stops, logits.shape[1])[..., None]
-        logits = jnp.where(jnp.any(column == jnp.arange(logits.shape[1]), axis=1), -jnp.inf, logits)
+        early = (lanes.generated < lanes.min_new)[:, None]
+        stop = jnp.any(lanes.stops[..., None] == jnp.arange(logits.shape[1]), axis=1)
+        logits = jnp.where(early & stop, -jnp.inf, logits)
     logits = methods.temper(logits, lanes.temperature)
     if features.truncate:
         top_k, top_p = jnp.where(greedy, 0, lanes.top_k), jnp.where(greedy, 1.0, lanes.top_p)

@@ -2,8 +2,8 @@
 
     run folder ──collect──► CELL/seed-N.run.json ──read──► Run
 
-A file holds what `config.json` says, the machine that made the run and the seconds of all steps; every line of
-`eval.jsonl`; the alarms; and of `metrics.jsonl` at most STEPS steps of the keys that findings rest on, as columns. It
+A file holds what `config.json` says, the accelerator that made the run, or else the machine that collected it, and the
+seconds of all steps; every line of `eval.jsonl`; the alarms; and of `metrics.jsonl` at most STEPS steps of the keys that findings rest on, as columns. It
 is read as the `Run` that it was made from, with fewer steps of metrics and no episodes. A study is all runs below a
 directory, whole folders and such files.
 """
@@ -125,9 +125,10 @@ def read_result(path: str | os.PathLike[str]) -> Run:
 
 
 def _machine(run: Run) -> str:
-    """An accelerator says what it is; of processors, results are collected where the run was made."""
-    device = str(run.about.get("versions", {}).get("device", "cpu"))
-    return machine() if device == "cpu" else f"{run.about['settled'].get('devices', 1)} x {device}"
+    """Number and kind of accelerators, as the run recorded them; of processors it records no kind: this machine's."""
+    device, mesh = str(run.about.get("versions", {}).get("device", "cpu")), run.config.get("mesh", {})
+    count = math.prod(mesh.get(axis, 1) for axis in ("data", "model", "hosts"))
+    return machine() if device == "cpu" else f"{run.about['settled'].get('devices', count)} x {device}"
 
 
 def _seconds(run: Run) -> float:

@@ -8,7 +8,7 @@ import pytest
 from marl_jax import compiled
 from marl_jax.learning.logprobs import token_logprobs
 from marl_jax.models.decode import empty_cache
-from marl_jax.models.scatter import ONCE, apart
+from marl_jax.models.scatter import UNIQUE, distinct
 from marl_jax.sampling.programs import copy_rows_within
 from tests.compiled.both_roads import small
 from tests.sampling.kit import CONFIG
@@ -30,11 +30,23 @@ def _scatters(function, *given):
     return [one.params["unique_indices"] for one in _equations(program) if one.primitive.name == "scatter"]
 
 
-@pytest.mark.parametrize("cell", ["voting-isolated-xs-math", "single-shared-xs-code"])
-def test_a_compiled_step_writes_to_places_that_differ(cell):
+@pytest.mark.parametrize(
+    "cell, seeds",
+    [
+        ("voting-isolated-xs-math", False),
+        ("orch_workers-shared-xs-math", True),
+        ("single-shared-xs-code", True),
+    ],
+)
+def test_a_compiled_step_writes_to_places_that_differ(cell, seeds):
+    """Of one seed, and of two in one program."""
     config = small(cell)
     given = compiled.start(config), *next(compiled.batches(config))
-    found = _scatters(compiled.make_step(config), *given)
+    step = compiled.make_step(config, seeds_axis="seeds" if seeds else None)
+    if seeds:
+        given = jax.tree.map(lambda leaf: np.stack([leaf] * 2), given)
+        step = jax.vmap(step, axis_name="seeds")
+    found = _scatters(step, *given)
     assert len(found) > 3 and all(found)
 
 
@@ -50,7 +62,7 @@ def test_hosted_programs_write_to_places_that_differ():
 def test_places_beyond_the_end_are_dropped_row_by_row():
     places = np.array([[0, 3, 3, 1], [3, 2, 7, 0]])
     rows = jnp.arange(2)[:, None]
-    once = apart(jnp.asarray(places), 3)
+    once = distinct(jnp.asarray(places), 3)
     assert all(len(set(row)) == 4 for row in np.asarray(once).tolist())
-    found = jnp.zeros((2, 3), int).at[rows, once].set(jnp.arange(1, 9).reshape(2, 4), **ONCE)
+    found = jnp.zeros((2, 3), int).at[rows, once].set(jnp.arange(1, 9).reshape(2, 4), **UNIQUE)
     assert found.tolist() == [[1, 4, 0], [8, 0, 6]]

@@ -150,7 +150,7 @@ def _ids(xp: Any, groups: Groups) -> Any:
 
 
 def _dense(xp: Any, ids: Any) -> Any:
-    """Integers as integers below B, where equal ones stay equal."""
+    """Integers as integers below B, where equal ones stay equal; `jnp.unique` would scatter."""
     return xp.searchsorted(xp.sort(ids), ids)
 
 

@@ -8,7 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from marl_jax.models.scatter import ONCE, apart
+from marl_jax.models.scatter import UNIQUE, distinct
 from marl_jax.rewards.arrays.boxed_spans import is_blank, is_digit, strip
 from marl_jax.rewards.arrays.texts import following, place_before
 
@@ -31,8 +31,10 @@ def compact(chars: jax.Array, start: jax.Array, end: jax.Array, width: int) -> t
     before = jnp.pad(place_before(kept), (1, 0), constant_values=-1)[:-1]
     kept &= ~(blank & ((before < 0) | blank[before]))
     foreign = jnp.any(inside & ~jnp.isin(chars, jnp.asarray(list(ALPHABET), jnp.uint8)))
-    into = apart(jnp.where(kept, jnp.cumsum(kept) - 1, width), width)
-    text = jnp.zeros(width, jnp.uint8).at[into].set(jnp.where(blank, BLANK, chars).astype(jnp.uint8), **ONCE)
+    into = distinct(jnp.where(kept, jnp.cumsum(kept) - 1, width), width)
+    text = (
+        jnp.zeros(width, jnp.uint8).at[into].set(jnp.where(blank, BLANK, chars).astype(jnp.uint8), **UNIQUE)
+    )
     return text, price, foreign | (jnp.sum(kept) > width)
 
 

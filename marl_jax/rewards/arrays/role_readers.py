@@ -8,7 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from marl_jax.models.scatter import ONCE, apart
+from marl_jax.models.scatter import UNIQUE, distinct
 from marl_jax.rewards.arrays.boxed_spans import choice_span, is_digit, is_letter
 from marl_jax.rewards.arrays.texts import Text, following, next_place, part, place_before, starts
 from marl_jax.table import VERDICTS
@@ -104,7 +104,9 @@ def strategies(chars: jax.Array, length: jax.Array, limit: int) -> tuple[Text, j
     solid = place_before(~stripped & ~newline & (chars != 0))
     stop = jnp.where(end > 0, at(solid, jnp.maximum(end - 1, 0)) + 1, 0)
     found &= (start < end) & (stop > start)
-    rank = apart(jnp.where(found, jnp.cumsum(found) - 1, limit), limit)
-    starts_at, ends_at = (jnp.zeros(limit, jnp.int32).at[rank].set(bound, **ONCE) for bound in (start, stop))
+    rank = distinct(jnp.where(found, jnp.cumsum(found) - 1, limit), limit)
+    starts_at, ends_at = (
+        jnp.zeros(limit, jnp.int32).at[rank].set(bound, **UNIQUE) for bound in (start, stop)
+    )
     count = jnp.minimum(jnp.sum(found), limit)
     return jax.vmap(part, in_axes=(None, 0, 0))(chars, starts_at, ends_at), count

@@ -113,7 +113,7 @@ def _lacking(cells: Sequence[Cell]) -> Table:
     there: dict[str, int] = {}
     alike: dict[str, list[Run]] = {}  # runs of one workflow, scale and task, on the machine of most runs
     machines = collections.Counter(_machine(run) for cell in cells for run in cell.runs)
-    usual = machines.most_common(1)[0][0] if machines else None
+    usual = max(machines, key=lambda machine: machines[machine], default=NONE)
     for cell in cells:
         if not cell.early:
             there[names_of(cells)[id(cell)]] = len(cell.runs)
@@ -138,9 +138,9 @@ def _lacking(cells: Sequence[Cell]) -> Table:
             more = f"{untimed} runs" if 0 < untimed < total else NONE
             rows.append((part, ", ".join(told), str(total), timed, more))
     how = (
-        f"Runs that a claim of {findings.SEEDS} seeds still needs. Hours are those of as many steps of the runs there "
-        "are, on the machine of most runs, of the same workflow, scale and task, whatever is changed in them behind "
-        "plus signs: more agents or rounds take longer. A run is not timed where there is none of its kind."
+        f"Runs that a claim of {findings.SEEDS} seeds still needs. Hours are their steps by the mean seconds of a step "
+        f"of runs of the same workflow, scale and task on {usual}, whatever follows the plus signs: more agents or "
+        "rounds take longer. A run is not timed where there is no such run."
     )
     return Table("Not run", rows, ("part", "cells", "runs", "hours", "of them not timed"), how, words=2)
 
