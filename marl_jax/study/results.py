@@ -3,8 +3,8 @@
     run folder ──collect──► CELL/seed-N.run.json ──read──► Run
 
 A file holds what `config.json` says, the accelerator that made the run, or else the machine that collected it, and the
-seconds of all steps; every line of `eval.jsonl`; the alarms; and of `metrics.jsonl` at most STEPS steps of the keys that
-findings rest on, as columns. It is read as the `Run` that it was made from, with fewer steps of metrics and no
+seconds of all steps; every line of `eval.jsonl`; the alarms; and of `metrics.jsonl` at most STEPS steps of the keys
+that findings rest on, as columns. It is read as the `Run` that it was made from, with fewer steps of metrics and no
 episodes. A study is all runs below a directory, whole folders and such files.
 """
 
