@@ -106,6 +106,14 @@ def test_a_flag_that_cannot_be_is_one_line(refused, module, argument, message):
     assert not (script.ROOT / "configs/bases/micro-xs/report.html").exists()
 
 
+def test_a_demo_of_several_seeds_is_refused_before_it_trains(refused, tmp_path):
+    place = tmp_path / "demo"
+    assert "the demo trains one seed and seeds is 2" in refused(
+        "demo", CELL, "--config.seeds=2", f"--workdir={place}"
+    )
+    assert not place.exists()
+
+
 @pytest.mark.parametrize("module", ["evaluate", "export", "report"])
 def test_words_and_configurations_are_refused_where_they_mean_nothing(refused, tmp_path, module):
     assert "'samples=4' is no flag" in refused(module, f"--workdir={tmp_path}", "samples=4")
