@@ -19,6 +19,14 @@ from marl_jax.rollouts import EpisodesFailed
 from marl_jax.study.jobs import matrix
 from marl_jax.workflows import Call, workflow
 
+SMALL = {
+    "data.name": "stored_run:questions",
+    "data.problems": 2,
+    "rollout.samples": 2,
+    "engine.lanes": 16,
+    "engine.max_prompt": 320,
+    "sampling.max_new_tokens": 8,
+}
 CELL = "--config=configs/micro.py:voting-isolated-s-math"
 NOT_CALLABLE = 3
 
@@ -191,18 +199,8 @@ def test_the_flag_that_refusals_advise_is_there(module, capsys):
 def test_a_small_matrix_from_the_command_line_to_its_page(base, tmp_path, monkeypatch, capfd):
     """Its children are run in this process, which has JAX loaded."""
     monkeypatch.setattr(matrix, "_run", lambda command, stop: script.run(*command))
-    small = {
-        "policies.base": base,
-        "data.name": "stored_run:questions",
-        "data.problems": 2,
-        "rollout.samples": 2,
-        "engine.lanes": 16,
-        "engine.max_prompt": 320,
-        "sampling.max_new_tokens": 8,
-        "evaluation.every": 1,
-        "evaluation.problems": 6,
-        "steps": 3,
-    }
+    evaluated = {"evaluation.every": 1, "evaluation.problems": 6}
+    small = SMALL | evaluated | {"policies.base": base, "steps": 3}
     asked = ["--config=configs/micro.py:single-shared-xs-math", f"--root={tmp_path / 'runs'}", "--seeds=2"]
     asked += [f"--config.{name}={value}" for name, value in small.items()]
     assert script.run("experiments.matrix", *asked) == 0
@@ -219,19 +217,7 @@ def test_a_small_matrix_from_the_command_line_to_its_page(base, tmp_path, monkey
 
 @pytest.mark.long
 def test_training_several_seeds_ends_with_a_page_over_all(base, tmp_path, capfd):
-    small = {
-        "policies.base": base,
-        "data.name": "stored_run:questions",
-        "data.problems": 2,
-        "rollout.samples": 2,
-    }
-    small |= {
-        "engine.lanes": 16,
-        "engine.max_prompt": 320,
-        "sampling.max_new_tokens": 8,
-        "steps": 1,
-        "seeds": 2,
-    }
+    small = SMALL | {"policies.base": base, "steps": 1, "seeds": 2}
     asked = ["--config=configs/micro.py:single-shared-xs-math", f"--workdir={tmp_path / 'runs'}"]
     asked += [f"--config.{name}={value}" for name, value in small.items()]
     assert script.run("experiments.train", *asked) == 0

@@ -236,10 +236,8 @@ def seeds_in_arrays(config):
     return dataclasses.replace(in_arrays(config), seeds=2, steps=4)
 
 
-_CHANGED = (
-    *(lora, intervened, redrawn, wide, with_tools, packed, branching, phased, differing, in_arrays),
-    seeds_in_arrays,
-)
+_RUN = (lora, intervened, redrawn, wide, with_tools, packed, branching, phased, differing)
+_CHANGED = (*_RUN, in_arrays, seeds_in_arrays)
 KINDS = {"plain": lambda config: config, **{kind.__name__: kind for kind in _CHANGED}}
 
 
