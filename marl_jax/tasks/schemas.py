@@ -146,8 +146,11 @@ def humaneval(row: Row) -> Fields:
 def generic(row: Row) -> Fields:
     """A question under any common name with either `tests` (code) or an answer (math).
 
-    `tests` are test code, a list of it, or a list of tests in any form that `program_tests` reads (as JSON, too).
+    Of a worked solution, the answer is what stands after `####`, or else in the last box. `tests` are test code, a list
+    of it, or a list of tests in any form that `program_tests` reads (as JSON, too).
     """
+    from marl_jax.rewards.math.boxed import extract_boxed
+
     fields: Fields = {"question": text(row, *_QUESTION), "meta": _source_id(row, "id")}
     if (tests := row.get("tests")) is not None:  # null in the math rows of a mixed parquet file
         if isinstance(tests, str):
@@ -155,7 +158,8 @@ def generic(row: Row) -> Fields:
         if isinstance(tests, list) and tests and all(isinstance(test, str) for test in tests):
             return fields | {"family": "code", "tests": assertions(tests, setup=optional_text(row, "setup"))}
         return fields | {"family": "code", "tests": program_tests(tests, None)}
-    return fields | {"family": "math", "gold": text(row, *_ANSWER, number=True)}
+    gold = text(row, *_ANSWER, number=True).rpartition("####")[2].strip()
+    return fields | {"family": "math", "gold": extract_boxed(gold) or gold}
 
 
 def program_tests(tests: Any, function: str | None) -> tuple[Test, ...]:

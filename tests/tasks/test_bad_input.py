@@ -100,6 +100,13 @@ BROKEN_ROWS = [
     ),
     ("jsonl", {"question": "1?", "answer": "$$"}, "its answer '[$][$]' is empty: nothing can be equal to it"),
     ("dapo_math", dapo_row(3) | {"solution": "\\boxed{}"}, "its answer .* is empty"),
+    (
+        "dapo_math",
+        dapo_row(3) | {"solution": 600 * "x " + "\\boxed{1}"},
+        "its answer is a text of 1209 characters",
+    ),
+    ("jsonl", {"question": "1?", "answer": 600 * "x "}, "its answer is a text of 1199 characters"),
+    ("jsonl", {"question": "1?", "answer": "so #### "}, "field 'gold' is empty"),
     ("math500", {"problem": "1?", "answer": "1", "subject": 5}, "field 'subject' is int, not text"),
     ("mbpp", mbpp_row(601) | {"test_imports": [5]}, "field 'test_imports' is missing or not a list of texts"),
     ("mbpp", mbpp_row(601) | {"test_setup_code": 5}, "field 'test_setup_code' is int, not text"),
@@ -267,7 +274,11 @@ def test_a_file_of_another_kind_is_refused_by_its_name(tmp_path):
         load("jsonl", path, cache=tmp_path / "cache")
 
 
-ODD_ANSWERS = [(10**4000, "1" + 4000 * "0"), (0.5, "0.5"), (2.0, "2"), (-0.0, "0"), (" 7 ", "7"), ("٣", "٣")]
+ODD_ANSWERS = [
+    *((10**4000, "1" + 4000 * "0"), (0.5, "0.5"), (2.0, "2"), (-0.0, "0"), (" 7 ", "7"), ("٣", "٣")),
+    *(("He has 3+4 = 7.\n#### 1,007", "1,007"), (600 * "x " + r"so $\boxed{\frac12}$.", r"\frac12")),
+    (r"We have $x=1/2$ so $\boxed{\frac12}$.", r"\frac12"),
+]
 
 
 @pytest.mark.parametrize("answer, gold", ODD_ANSWERS, ids=lambda value: str(value)[:8])
@@ -412,6 +423,11 @@ def test_a_broken_task_of_ones_own_is_named_by_place_and_id(task, message):
     tasks = [replace(SUM, id=f"t{i}") for i in range(3)] + [task]
     named = f"task 3 (id {task.id!r}): {message}" if isinstance(task, Task) else f"task 3: {message}"
     refuse_tasks(tasks, "math", f"'own:data', val: 1 of its 4 tasks cannot be used, counted from 0: {named}")
+
+
+def test_a_gold_answer_may_stand_in_a_box():
+    sound = replace(SUM, gold=r"So it is $\boxed{2}$.")
+    assert check_tasks([sound], "own:data", "val", "math") == [sound]
 
 
 @pytest.mark.parametrize("tests, message", BROKEN_TESTS)
