@@ -268,6 +268,43 @@ def test_files_as_people_have_them_are_read(file, data, tmp_path):
     assert sum(map(len, parts)) == 30
 
 
+@pytest.mark.parametrize(
+    "train, test",
+    [
+        *(("train.jsonl", "test.jsonl.gz"), ("train.jsonl", "test.json"), ("train.parquet", "test.jsonl")),
+        *(
+            ("training.jsonl", "testing.jsonl"),
+            ("my_train.jsonl", "eval.jsonl"),
+            ("train.jsonl", "evaluation.json"),
+        ),
+    ],
+)
+def test_every_file_whose_name_states_a_split_is_read(train, test, tmp_path):
+    for name, count in ((train, 30), (test, 3)):
+        rows = b"[" + b",".join(count * [LINE]) + b"]" if name.endswith(".json") else count * LINE
+        path = write(tmp_path / "data" / name, rows)
+        if name.endswith(".parquet"):
+            parquet(path, count * [json.loads(LINE)])
+    write(tmp_path / "data" / "about.json", b"{}")
+    settings = {"val_size": 0, "cache": tmp_path / "cache"}
+    parts = [load("jsonl", tmp_path / "data", split, **settings) for split in ("train", "test")]
+    assert [len(tasks) for tasks in parts] == [30, 3]
+
+
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        (("train.jsonl", "held_out.jsonl"), "held_out.jsonl: its name has none of train, val and test in it"),
+        (("train.jsonl", "train-2.json"), "train-2.json: train.jsonl has rows of this split, too"),
+        (("a.jsonl", "a.jsonl.gz"), "a.jsonl.gz: a.jsonl has rows of this split, too"),
+    ],
+)
+def test_files_that_may_not_be_meant_together_are_refused(files, message, tmp_path):
+    for name in files:
+        write(tmp_path / "data" / name, 30 * LINE)
+    refuse(tmp_path, "jsonl", message)
+
+
 def test_a_file_of_another_kind_is_refused_by_its_name(tmp_path):
     path = write(tmp_path / "rows.csv", b"question,answer\n1?,1\n")
     with pytest.raises(DataError, match=f"{path}: not a data file .its name must end in .parquet"):
