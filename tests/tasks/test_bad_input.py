@@ -332,6 +332,7 @@ def test_answers_in_odd_forms(answer, gold, tmp_path):
         ('[{"stdin": "1", "stdout": "2"}]', {"stdin": "1", "stdout": "2"}),
         ('{"inputs": ["1"], "outputs": ["2"]}', {"stdin": "1", "stdout": "2"}),
         ('["assert f(1) == 2"]', {"call": "f", "args": [1], "expected": 2}),
+        ('[{"check": "assert f(1)", "setup": "x = 1"}]', {"check": "assert f(1)", "setup": "x = 1"}),
     ],
 )
 def test_tests_may_come_as_text(tests, found, tmp_path):
@@ -348,6 +349,16 @@ def test_a_mixed_parquet_file_has_null_where_a_row_has_no_such_field(tmp_path):
     parquet(tmp_path / "test.parquet", rows)
     math, code = load("jsonl", tmp_path, "test", cache=tmp_path / "cache")
     assert (math.family, math.gold, code.family) == ("math", "1", "code")
+
+
+def test_a_mixed_parquet_file_has_null_where_a_test_is_of_another_form(tmp_path):
+    tests = (
+        *({"stdin": "1", "stdout": "2"}, {"call": "f", "args": [1], "expected": 2}, {"check": "assert f(1)"}),
+        *({"call": "f", "args": [1], "expected": None}, {"call": "f", "args": [], "expected": 2}),
+    )
+    parquet(tmp_path / "test.parquet", [{"question": "f?", "tests": [test]} for test in tests])
+    loaded = load("jsonl", tmp_path, "test", cache=tmp_path / "cache")
+    assert [task.tests for task in loaded] == [(test,) for test in tests]
 
 
 def test_a_truncated_parquet_file_is_one_clear_line(tmp_path):
