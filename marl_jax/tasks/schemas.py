@@ -37,6 +37,7 @@ _DAPO_HEAD = (
     "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
 )
 _DAPO_TAIL = '\n\nRemember to put your answer on its own line after "Answer:".'
+_TOLD = r"def {0}\b|[`'\"]{0}[`'\"(]"  # how a problem names the function to write
 _QUESTION = ("question", "problem", "prompt", "text")
 _ANSWER = ("answer", "final_answer", "gold", "solution")
 
@@ -88,8 +89,8 @@ def aime(row: Row) -> Fields:
 def deepcoder(row: Row) -> Fields:
     """problem, solutions, tests: a JSON text; starter_code and metadata in some of its subsets.
 
-    A call's expected value is published inside a list of one, so a list of one is always unwrapped: `[5]` is 5,
-    `[[5]]` is [5]. Any other value (a few are published bare) is used as it is.
+    A call's expected value is published inside a list of one: `[5]` is 5, `[[5]]` is [5]. A few rows publish values
+    bare, which shows where one of them is no list of one; all values of such a row are used as they are.
     """
     tests = row.get("tests")
     if isinstance(tests, str):
@@ -99,7 +100,7 @@ def deepcoder(row: Row) -> Fields:
     if starter := optional_text(row, "starter_code"):
         question += f"\n\nStart from this code:\n{starter}"
     name = parsed[0].get("call")
-    if isinstance(name, str) and name not in question:
+    if isinstance(name, str) and not re.search(_TOLD.format(re.escape(name)), question):
         question += f"\n\nWrite a function named `{name}`."
     return {"question": question, "tests": parsed}
 
@@ -174,7 +175,9 @@ def program_tests(tests: Any, function: str | None) -> tuple[Test, ...]:
         raise RowError(f"field 'tests' is {type(tests).__name__}, not a list of tests")
     if not tests:
         raise RowError("no tests: field 'tests' is empty")
-    return tuple(_program_test(number, test, function) for number, test in enumerate(tests, start=1))
+    calls = [one for one in tests if isinstance(one, dict) and _form(one, function)[0] == "function_call"]
+    wrapped = all(isinstance(one.get("output"), list) and len(one["output"]) == 1 for one in calls)
+    return tuple(_program_test(number, test, function, wrapped) for number, test in enumerate(tests, start=1))
 
 
 def assertions(parts: Sequence[str], entry_point: str | None = None, setup: str = "") -> tuple[Test, ...]:
@@ -239,7 +242,14 @@ def optional_text(row: Row, name: str) -> str:
     return "" if value is None or (isinstance(value, str) and not value.strip()) else text(row, name)
 
 
-def _program_test(number: int, test: Any, function: str | None) -> Test:
+def _form(test: Test, function: str | None) -> tuple[Any, Any]:
+    """The type of a published test, and the name of the function that it calls."""
+    name = test.get("fn_name") or _function_name(test.get("metadata")) or function
+    kind = test.get("type") or test.get("testtype")
+    return kind or ("function_call" if name else "stdin"), name
+
+
+def _program_test(number: int, test: Any, function: str | None, wrapped: bool) -> Test:
     if not isinstance(test, dict):
         raise RowError(f"test {number} is {type(test).__name__}, not an object")
     own = {
@@ -252,19 +262,17 @@ def _program_test(number: int, test: Any, function: str | None) -> Test:
     if not {"input", "output"} <= test.keys():
         raise RowError(f"test {number} has no input and output (it has {', '.join(map(str, test))})")
     given, expected = test["input"], test["output"]
-    kind = test.get("type") or test.get("testtype")
-    name = test.get("fn_name") or _function_name(test.get("metadata")) or function
+    kind, name = _form(test, function)
     if kind == "functional":  # LiveCodeBench: one JSON value per line
         given = [_from_json(line, f"test {number}") for line in _lines(number, given).splitlines()]
-        expected = [_from_json(_lines(number, expected), f"test {number}")]
-    if kind in ("function_call", "functional") or (kind is None and name):
+        expected, wrapped = _from_json(_lines(number, expected), f"test {number}"), False
+    if kind in ("function_call", "functional"):
         if not name or not isinstance(given, list):
             raise RowError(f"test {number} calls a function but has no function name or no list of arguments")
         if not isinstance(name, str):
             raise RowError(f"test {number} has {type(name).__name__} where the name of a function should be")
-        wrapped = isinstance(expected, list) and len(expected) == 1
         return {"call": name, "args": given, "expected": expected[0] if wrapped else expected}
-    if kind not in (None, "stdin_stdout", "stdin"):
+    if kind not in ("stdin_stdout", "stdin"):
         raise RowError(f"test {number} is of the unknown type {kind!r}")
     return {"stdin": _lines(number, given), "stdout": _lines(number, expected)}
 
