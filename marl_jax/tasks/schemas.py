@@ -43,8 +43,15 @@ _ANSWER = ("answer", "final_answer", "gold", "solution")
 
 
 def dapo_math(row: Row) -> Fields:
-    """prompt, solution, data_source, source_prompt, ability, reward_model {ground_truth, style}, extra_info."""
-    extra = row.get("extra_info")
+    """prompt, solution, data_source, source_prompt, ability, reward_model {ground_truth, style}, extra_info.
+
+    The original data set has a list of one message as prompt, and its solution in the reward model alone.
+    """
+    extra, prompt, model = row.get("extra_info"), row.get("prompt"), row.get("reward_model")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], dict):
+        row = {**row, "prompt": prompt[0].get("content")}
+    if row.get("solution") is None and isinstance(model, dict):
+        row = {**row, "solution": model.get("ground_truth")}
     return {
         "question": text(row, "prompt").removeprefix(_DAPO_HEAD).removesuffix(_DAPO_TAIL),
         "gold": text(row, "solution"),
@@ -63,9 +70,16 @@ def gsm8k(row: Row) -> Fields:
 
 def math500(row: Row) -> Fields:
     """problem, solution, answer, subject, level, unique_id."""
-    level = row.get("level", 0)
-    if isinstance(level, str):  # "Level 5" in some copies
+    level = row.get("level")
+    if isinstance(level, str):  # "Level 5" in some copies, "Level ?" where it is not known
         level = level.rpartition(" ")[2]
+    level = (
+        0
+        if level in (None, "?")
+        else int(level)
+        if isinstance(level, float) and level.is_integer()
+        else level
+    )
     if isinstance(level, bool) or not re.fullmatch(r"\d{1,3}", str(level)):
         raise RowError(f"field 'level' is {row['level']!r}, not a number")
     subject = optional_text(row, "subject")
@@ -108,7 +122,7 @@ def deepcoder(row: Row) -> Fields:
 def mbpp(row: Row) -> Fields:
     """task_id, text (prompt in the sanitized copy), code, test_list, test_setup_code or test_imports."""
     mbpp_split(row)
-    asserts = _strings(row, "test_list")
+    asserts = [part.strip() for part in _strings(row, "test_list")]
     if not asserts:
         raise RowError("no tests: field 'test_list' is empty")
     imports = _strings(row, "test_imports") if row.get("test_imports") else ()
@@ -287,6 +301,8 @@ def _from_json(value: str, where: str) -> Any:
 def _lines(number: int, value: Any) -> str:
     if isinstance(value, list):
         value = "\n".join(map(str, value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
     if not isinstance(value, str):
         raise RowError(f"test {number} has {type(value).__name__} where text for stdin or stdout should be")
     return value
@@ -300,7 +316,7 @@ def _strings(row: Row, name: str) -> Sequence[str]:
 
 
 def _function_name(metadata: Any) -> str | None:
-    if isinstance(metadata, str):
+    if isinstance(metadata, str) and metadata.strip():
         metadata = _from_json(metadata, "field 'metadata'")
     return metadata.get("func_name") if isinstance(metadata, dict) else None
 

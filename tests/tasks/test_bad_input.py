@@ -49,7 +49,12 @@ BROKEN_ROWS = [
     ),
     ("deepcoder", deepcoder_row(1) | {"tests": None}, "field 'tests' is NoneType, not a list of tests"),
     ("deepcoder", deepcoder_row(1) | {"tests": '[{"input": "1"}]'}, "test 1 has no input and output"),
-    ("deepcoder", deepcoder_row(1) | {"tests": '[{"input": 1, "output": "2"}]'}, "test 1 has int where text"),
+    (
+        "deepcoder",
+        deepcoder_row(1) | {"tests": '[{"input": true, "output": "2"}]'},
+        "test 1 has bool where text",
+    ),
+    ("dapo_math", dapo_row(3) | {"prompt": [{"role": "user"}]}, "field 'prompt' is missing"),
     ("deepcoder", deepcoder_row(1) | {"tests": '["1"]'}, "test 1 is str, not an object"),
     (
         "deepcoder",

@@ -126,6 +126,18 @@ def test_prompts_that_still_carry_the_original_frame_lose_it(tmp_path, cache):
     assert questions <= {row["prompt"] for row in rows}
 
 
+def test_fields_as_copies_of_the_data_sets_have_them():
+    for level, read in ((None, 0), ("Level ?", 0), ("Level 5", 5), (5.0, 5)):
+        assert schemas.math500({"problem": "1?", "answer": "1", "level": level})["level"] == read
+    original = dapo_row(1) | {"prompt": dapo_row(1)["source_prompt"]}
+    del original["solution"]
+    assert schemas.dapo_math(original) == schemas.dapo_math(dapo_row(1))
+    numbers = {"problem": "Double it.", "tests": [{"input": 1, "output": 2}], "metadata": ""}
+    assert schemas.deepcoder(numbers)["tests"] == ({"stdin": "1", "stdout": "2"},)
+    indented = mbpp_row(11) | {"test_list": [" assert add(1) == 12"]}
+    assert schemas.mbpp(indented)["tests"] == ({"call": "add", "args": [1], "expected": 12},)
+
+
 def test_deepcoder_tests_become_those_of_run_program(open_set):
     order = np.random.default_rng(42).permutation(1020)
     test = open_set("deepcoder", "test")
