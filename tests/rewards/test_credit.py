@@ -3,6 +3,7 @@
 import math
 import sys
 import types
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -168,6 +169,11 @@ def test_tasks_that_share_an_id_are_graded_apart():
     twin = Task(id="t", family="math", question="40 + 3?", gold="43")
     first, second = graded(voting(["42"], "1", "42"), voting(["42"], "1", "42", task=twin)).episodes()
     assert (first.outcome, second.outcome) == (1.0, 0.0)
+    grader = Grader()
+    for expected, worth in (("1", 1.0), ("2", 0.0), ("1", 1.0)):
+        code = Task("c", "code", "?", gold="print(1)", tests=({"stdin": "", "stdout": expected},))
+        assert grader(code, "print(1)") == worth
+    assert grader(replace(code, family="math"), "print(1)") == 1.0 and len(grader._started) == 3
 
 
 def test_a_grade_that_is_no_number_is_refused():
