@@ -572,6 +572,24 @@ def test_a_lent_function_is_not_the_programs():
     assert not verdict.passed
 
 
+@pytest.mark.parametrize(
+    "response, program",
+    [
+        ("<think>\n```python\nold\n</think>\n```python\n{}\n```\nDone.", PROGRAM),
+        ("```python\nold\n\nNow better:\n```py\n{}\n```", PROGRAM),
+        ("```text\nold\n\n```python\nold\n\n```python\n{}\n```", PROGRAM),
+        # A fence in a string, or further in than the first, is of the program.
+        (
+            "```python\nold\n```python\nx = '''\n```python\n{}\n'''\n```",
+            f"x = '''\n```python\n{PROGRAM}\n'''",
+        ),
+        ("```python\nold\n  ```python\n{}\n```", f"old\n  ```python\n{PROGRAM}"),
+    ],
+)
+def test_a_block_without_an_end_ends_where_the_next_begins(response, program):
+    assert extract_program(response.replace("{}", PROGRAM)) == program
+
+
 @pytest.mark.parametrize("tail", ["```\n", "```python\n", "```\n\n```\n"])
 def test_a_stray_fence_does_not_undo_the_program_before_it(tail):
     assert extract_program("so:\n```python\nprint(1)\n```\n" + tail) == "print(1)"
