@@ -5,6 +5,8 @@ episode record), so it holds no arrays, no functions and nothing that cannot be 
 """
 
 import dataclasses
+import functools
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -26,3 +28,8 @@ class Task:
     level: int = 0  # difficulty, where the data set states one
     # What its data set knows besides, as JSON.
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def tests_digest(self) -> str:
+        """A hash of the hidden tests, which may be many."""
+        return hashlib.sha256(repr(self.tests).encode()).hexdigest()

@@ -7,6 +7,7 @@ becomes a check test.
 import ast
 import builtins
 import symtable
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -40,11 +41,18 @@ def free_functions(code: str, setup: str = "") -> tuple[str, ...]:
 
 
 def check_functions(functions: Sequence[str], code: str, setup: str = "") -> None:
-    """ValueError when test code calls an undefined function, or can pass without the program's functions."""
+    """ValueError when test code calls an undefined function, or no program can pass it, or any can."""
     if not functions:
         raise ValueError("the check uses no function of the program: any program would pass")
     parts = [ast.parse(code), ast.parse(setup)]
     nodes = [node for part in parts for node in ast.walk(part)]
+    if foreign := sorted(_imported(parts) - sys.stdlib_module_names):
+        raise ValueError(f"the check imports {', '.join(foreign)}, and there is only the standard library")
+    mains = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "main"}
+    if "unittest.main" in mains:
+        raise ValueError("the check calls unittest.main, which exits or hides what failed: call the tests")
+    if all(map(_only_defines, parts[0].body)):
+        raise ValueError("the check defines its tests and calls none of them")
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     if names & _BEYOND_READING or any(isinstance(node, ast.alias) and node.name == "*" for node in nodes):
         return  # names may be defined that the source does not show
@@ -93,6 +101,28 @@ def _call_tests(body: Sequence[ast.stmt], entry_point: str | None) -> list[dict[
             case _:
                 return None
     return tests or None
+
+
+def _imported(parts: Sequence[ast.Module]) -> set[str]:
+    """The modules that code imports outside of functions and conditions."""
+    statements = [statement for part in parts for statement in part.body]
+    names = [one.name for part in statements if isinstance(part, ast.Import) for one in part.names]
+    names += [part.module or "." for part in statements if isinstance(part, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names}
+
+
+def _only_defines(statement: ast.stmt) -> bool:
+    """Whether a statement runs nothing of what it says."""
+    match statement:
+        case ast.FunctionDef(decorator_list=marks) | ast.AsyncFunctionDef(decorator_list=marks):
+            return all(isinstance(mark, ast.Name) and mark.id in dir(builtins) for mark in marks)
+        case ast.ClassDef(decorator_list=[]):
+            return all(map(_only_defines, statement.body))
+        case ast.Assign() | ast.AnnAssign():
+            return not any(isinstance(node, ast.Call) for node in ast.walk(statement))
+    return isinstance(statement, ast.Import | ast.ImportFrom | ast.Pass) or (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    )
 
 
 def _defined(code: str) -> set[str]:

@@ -359,7 +359,7 @@ def _checked(result: Any, episodes: Sequence[Episode], who: str) -> list[list[di
 
 def _checked_episode(item: Any, episode: Episode, who: str) -> list[dict[str, float]]:
     where = f"task {episode.task.id!r}, sample {episode.sample}"
-    if isinstance(item, Real):
+    if isinstance(item, Real) or getattr(item, "ndim", None) == 0:
         item = [item] * len(episode.calls)
     if not _is_list(item) or len(item) != len(episode.calls):
         raise CreditError(

@@ -1,7 +1,8 @@
 """The program in a model's response: which of its fenced blocks, and where that block begins and ends.
 
 Models do not always follow Markdown. A response is first read by its rules, then with fences that may also open after
-text or close after code. The first reading in which every fence has a partner is used.
+text or close after code, then with blocks that end where the next begins. The first reading in which every fence has a
+partner is used.
 """
 
 import operator
@@ -34,20 +35,27 @@ _LATE_CLOSING = re.compile(r"(?<!`)(?P<fence>`{3,})(?:[.,;:!?)].*)?$")
 
 def _best_blocks(lines: Sequence[str]) -> list[list[str]]:
     """The blocks of the first reading without a penalty, or else of the first with the least."""
-    best = _read_blocks(lines, late_close=False, late_open=False)
-    for late_close, late_open in ((False, True), (True, False), (True, True)):
+    best = _read_blocks(lines)
+    for liberties in ({"late_open"}, {"late_close"}, {"late_close", "late_open"}, {"unclosed"}):
         if best[0] == 0:
             break
-        best = min(best, _read_blocks(lines, late_close, late_open), key=operator.itemgetter(0))
+        best = min(best, _read_blocks(lines, **dict.fromkeys(liberties, True)), key=operator.itemgetter(0))
     return best[1]
 
 
-def _read_blocks(lines: Sequence[str], late_close: bool, late_open: bool) -> tuple[int, list[list[str]]]:
+def _read_blocks(
+    lines: Sequence[str], late_close: bool = False, late_open: bool = False, unclosed: bool = False
+) -> tuple[int, list[list[str]]]:
     """(penalty, fenced blocks) of one reading of a response; the penalty is 0 where all fences pair up."""
     blocks: list[list[str]] = []
-    fence, indent, inner, strings, ill = "", 0, 0, 0, False
+    fence, indent, inner, strings, ill, cut = "", 0, 0, 0, False, False
     for line in lines:
         late = _first_fence(_LATE_OPENING, line)
+        opens = (
+            late and late["language"] and late["fence"].startswith(fence) and not line[: late.start()].strip()
+        )
+        if unclosed and fence and late and opens and not strings and late.start() == indent:
+            fence, ill, cut = "", ill or inner % 2 == 1, True
         if not fence:
             if (opening := _OPENING.match(line) or (late if late_open else None)) is not None:
                 fence, indent, inner, strings = opening["fence"], _INDENT.match(line).end(), 0, 0  # type: ignore[union-attr]
@@ -67,14 +75,14 @@ def _read_blocks(lines: Sequence[str], late_close: bool, late_open: bool) -> tup
                 continue
         if late and late["fence"].startswith(fence) and not strings ^ _open_strings(line[: late.start()]):
             inner += 1  # one of a pair inside the code, as in a comment with an example
-            ill |= bool(late["language"]) and not line[: late.start()].strip() and late.start() < indent + 4
+            ill |= bool(opens) and late.start() < indent + 4
         blocks[-1].append(line)
         strings ^= _open_strings(line)
     if not any(map(_is_written, blocks)):
         return 3, blocks
     if ill or (fence and (inner % 2 or not _is_written(blocks[-1]))):
         return 2, blocks
-    return int(bool(fence)), blocks  # one that is open at the end may have been cut off
+    return int(cut or bool(fence)), blocks  # one that is open at the end may have been cut off
 
 
 def _first_fence(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:

@@ -107,7 +107,7 @@ def _answers(table: Table) -> Iterator[tuple[Task, str]]:
 
 
 def _pair(task: Task, answer: str) -> _Pair:
-    return task.id, task.question, task.gold, answer
+    return task.id, task.family, task.question, task.gold, task.tests_digest, answer
 
 
 def finite(value: Any, what: str, refusal: type[ValueError] = ValueError) -> float:

@@ -7,7 +7,6 @@ directory is given. A procedural data set is generated.
 import dataclasses
 import hashlib
 import os
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +18,7 @@ from marl_jax import user_cache
 from marl_jax.fields import nearest
 from marl_jax.task import Family, Task
 from marl_jax.tasks import micro, schemas
-from marl_jax.tasks.row_files import DataError, Row, RowError, list_files, read_rows
+from marl_jax.tasks.row_files import DataError, Row, RowError, list_files, named_split, read_rows
 from marl_jax.tasks.splits import assign
 from marl_jax.tasks.task_checks import check_task
 
@@ -31,7 +30,6 @@ __all__ = ["NAMES", "SOURCES", "Source", "load"]
 BadRows = Literal["refuse", "skip"]
 _HUB = "https://huggingface.co/datasets/{}/resolve/main/{}"
 _RAW = "https://raw.githubusercontent.com/{}"
-_SPLIT = re.compile(r"(?<![a-z])(train|test|val|valid|validation|dev)(?![a-z])")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,15 +267,18 @@ def _unread(source: Source, directory: str | os.PathLike[str] | None, split: str
 
 
 def _published(source: Source, directory: str | os.PathLike[str] | None) -> Mapping[str, Sequence[Any]]:
-    """{published split: its addresses}, or its files in a directory, by the split in their names (default train)."""
+    """{published split: its addresses}, or its files in a directory, by the split in their names (in none: train)."""
     if directory is None:
         return source.urls
+    paths = list_files(Path(directory).expanduser(), source.folder)
+    splits = [source.only or named_split(path) for path in paths]
+    if None in splits and any(splits) and not source.split_of:
+        raise DataError(
+            f"{paths[splits.index(None)]}: its name has none of train, val and test in it, and others here have"
+        )
     found: dict[str, list[Path]] = {}
-    for path in list_files(Path(directory).expanduser(), source.folder):
-        named = _SPLIT.search(path.name.lower())
-        split = named[1] if named else "train"
-        split = "val" if split in ("valid", "validation", "dev") else split
-        found.setdefault(source.only or split, []).append(path)
+    for path, split in zip(paths, splits):
+        found.setdefault(split or "train", []).append(path)
     return found
 
 

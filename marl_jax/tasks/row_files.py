@@ -5,7 +5,9 @@ in an editor.
 """
 
 import gzip
+import itertools
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +15,14 @@ from typing import Any
 
 from marl_jax.errors import UserError
 
-__all__ = ["DataError", "Row", "RowError", "list_files", "read_rows"]
+__all__ = ["DataError", "Row", "RowError", "list_files", "named_split", "read_rows"]
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
+_FORMATS = (".parquet", (".jsonl", ".jsonl.gz"), ".json")  # in this order of preference
+_SPLIT = re.compile(
+    r"(?<![a-z])(?:(?P<train>train(?:ing)?)|(?P<val>val|valid|validation|dev)"
+    r"|(?P<test>test(?:ing)?|eval|evaluation))(?![a-z])"
+)
 Row = dict[str, Any]
 
 
@@ -41,9 +48,9 @@ def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def list_files(directory: Path, folder: str = "") -> list[Path]:
-    """The data files of a directory (or of its `folder`, or their `data`), all of one suffix, in name order.
+    """The data files of a directory (or of its `folder`, or their `data`), in name order.
 
-    `directory` may also be a single file.
+    They are of one format, but for splits that only files of another have. `directory` may also be a single file.
     """
     if directory.is_file():
         if directory.name.endswith(SUFFIXES):
@@ -52,11 +59,34 @@ def list_files(directory: Path, folder: str = "") -> list[Path]:
     if not directory.is_dir():
         raise DataError(f"{directory}: no such directory; data.directory names where the files are")
     for place in (directory / folder / "data", directory / folder, directory / "data", directory):
-        # One suffix only: published repositories keep JSON descriptions beside the data.
-        for suffix in SUFFIXES:
-            if found := sorted(path for path in place.glob(f"[!.]*{suffix}") if path.is_file()):
-                return found
+        paths = sorted(path for path in place.glob("[!.]*") if path.is_file())
+        formats = [[path for path in paths if path.name.endswith(suffix)] for suffix in _FORMATS]
+        if any(formats):
+            first, *others = filter(None, formats)
+            return _without_copies(first, [*itertools.chain(*others)])
     raise DataError(f"{directory}: no data files here (looked for {', '.join(SUFFIXES)})")
+
+
+def named_split(path: Path) -> str | None:
+    """The split that the name of a file states: train, val or test."""
+    found = _SPLIT.search(path.name.lower())
+    return found and found.lastgroup
+
+
+def _without_copies(first: list[Path], others: list[Path]) -> list[Path]:
+    """The files of the first format and, of the others, those whose names state a split that it lacks.
+
+    The rest are descriptions, which published repositories keep beside the data.
+    """
+    others = [path for path in others if named_split(path)]
+    copies = [(path, path.with_suffix("")) for path in first if path.suffix == ".gz"]
+    copies += [(path, one) for path in others for one in first if named_split(path) == named_split(one)]
+    for path, one in copies:
+        if one in first:
+            raise DataError(
+                f"{path}: {one.name} has rows of this split, too: keep one, or bring all into one format"
+            )
+    return first + others
 
 
 def _parquet(path: Path) -> Iterator[Row]:

@@ -37,13 +37,21 @@ _DAPO_HEAD = (
     "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n"
 )
 _DAPO_TAIL = '\n\nRemember to put your answer on its own line after "Answer:".'
+_TOLD = r"def {0}\b|[`'\"]{0}[`'\"(]"  # how a problem names the function to write
 _QUESTION = ("question", "problem", "prompt", "text")
 _ANSWER = ("answer", "final_answer", "gold", "solution")
 
 
 def dapo_math(row: Row) -> Fields:
-    """prompt, solution, data_source, source_prompt, ability, reward_model {ground_truth, style}, extra_info."""
-    extra = row.get("extra_info")
+    """prompt, solution, data_source, source_prompt, ability, reward_model {ground_truth, style}, extra_info.
+
+    The original data set has a list of one message as prompt, and its solution in the reward model alone.
+    """
+    extra, prompt, model = row.get("extra_info"), row.get("prompt"), row.get("reward_model")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], dict):
+        row = {**row, "prompt": prompt[0].get("content")}
+    if row.get("solution") is None and isinstance(model, dict):
+        row = {**row, "solution": model.get("ground_truth")}
     return {
         "question": text(row, "prompt").removeprefix(_DAPO_HEAD).removesuffix(_DAPO_TAIL),
         "gold": text(row, "solution"),
@@ -62,9 +70,16 @@ def gsm8k(row: Row) -> Fields:
 
 def math500(row: Row) -> Fields:
     """problem, solution, answer, subject, level, unique_id."""
-    level = row.get("level", 0)
-    if isinstance(level, str):  # "Level 5" in some copies
+    level = row.get("level")
+    if isinstance(level, str):  # "Level 5" in some copies, "Level ?" where it is not known
         level = level.rpartition(" ")[2]
+    level = (
+        0
+        if level in (None, "?")
+        else int(level)
+        if isinstance(level, float) and level.is_integer()
+        else level
+    )
     if isinstance(level, bool) or not re.fullmatch(r"\d{1,3}", str(level)):
         raise RowError(f"field 'level' is {row['level']!r}, not a number")
     subject = optional_text(row, "subject")
@@ -88,8 +103,8 @@ def aime(row: Row) -> Fields:
 def deepcoder(row: Row) -> Fields:
     """problem, solutions, tests: a JSON text; starter_code and metadata in some of its subsets.
 
-    A call's expected value is published inside a list of one, so a list of one is always unwrapped: `[5]` is 5,
-    `[[5]]` is [5]. Any other value (a few are published bare) is used as it is.
+    A call's expected value is published inside a list of one: `[5]` is 5, `[[5]]` is [5]. A few rows publish values
+    bare, which shows where one of them is no list of one; all values of such a row are used as they are.
     """
     tests = row.get("tests")
     if isinstance(tests, str):
@@ -99,7 +114,7 @@ def deepcoder(row: Row) -> Fields:
     if starter := optional_text(row, "starter_code"):
         question += f"\n\nStart from this code:\n{starter}"
     name = parsed[0].get("call")
-    if isinstance(name, str) and name not in question:
+    if isinstance(name, str) and not re.search(_TOLD.format(re.escape(name)), question):
         question += f"\n\nWrite a function named `{name}`."
     return {"question": question, "tests": parsed}
 
@@ -107,7 +122,7 @@ def deepcoder(row: Row) -> Fields:
 def mbpp(row: Row) -> Fields:
     """task_id, text (prompt in the sanitized copy), code, test_list, test_setup_code or test_imports."""
     mbpp_split(row)
-    asserts = _strings(row, "test_list")
+    asserts = [part.strip() for part in _strings(row, "test_list")]
     if not asserts:
         raise RowError("no tests: field 'test_list' is empty")
     imports = _strings(row, "test_imports") if row.get("test_imports") else ()
@@ -146,8 +161,11 @@ def humaneval(row: Row) -> Fields:
 def generic(row: Row) -> Fields:
     """A question under any common name with either `tests` (code) or an answer (math).
 
-    `tests` are test code, a list of it, or a list of tests in any form that `program_tests` reads (as JSON, too).
+    Of a worked solution, the answer is what stands after `####`, or else in the last box. `tests` are test code, a list
+    of it, or a list of tests in any form that `program_tests` reads (as JSON, too).
     """
+    from marl_jax.rewards.math.boxed import extract_boxed
+
     fields: Fields = {"question": text(row, *_QUESTION), "meta": _source_id(row, "id")}
     if (tests := row.get("tests")) is not None:  # null in the math rows of a mixed parquet file
         if isinstance(tests, str):
@@ -155,7 +173,8 @@ def generic(row: Row) -> Fields:
         if isinstance(tests, list) and tests and all(isinstance(test, str) for test in tests):
             return fields | {"family": "code", "tests": assertions(tests, setup=optional_text(row, "setup"))}
         return fields | {"family": "code", "tests": program_tests(tests, None)}
-    return fields | {"family": "math", "gold": text(row, *_ANSWER, number=True)}
+    gold = text(row, *_ANSWER, number=True).rpartition("####")[2].strip()
+    return fields | {"family": "math", "gold": extract_boxed(gold) or gold}
 
 
 def program_tests(tests: Any, function: str | None) -> tuple[Test, ...]:
@@ -170,7 +189,9 @@ def program_tests(tests: Any, function: str | None) -> tuple[Test, ...]:
         raise RowError(f"field 'tests' is {type(tests).__name__}, not a list of tests")
     if not tests:
         raise RowError("no tests: field 'tests' is empty")
-    return tuple(_program_test(number, test, function) for number, test in enumerate(tests, start=1))
+    calls = [one for one in tests if isinstance(one, dict) and _form(one, function)[0] == "function_call"]
+    wrapped = all(isinstance(one.get("output"), list) and len(one["output"]) == 1 for one in calls)
+    return tuple(_program_test(number, test, function, wrapped) for number, test in enumerate(tests, start=1))
 
 
 def assertions(parts: Sequence[str], entry_point: str | None = None, setup: str = "") -> tuple[Test, ...]:
@@ -235,27 +256,37 @@ def optional_text(row: Row, name: str) -> str:
     return "" if value is None or (isinstance(value, str) and not value.strip()) else text(row, name)
 
 
-def _program_test(number: int, test: Any, function: str | None) -> Test:
+def _form(test: Test, function: str | None) -> tuple[Any, Any]:
+    """The type of a published test, and the name of the function that it calls."""
+    name = test.get("fn_name") or _function_name(test.get("metadata")) or function
+    kind = test.get("type") or test.get("testtype")
+    return kind or ("function_call" if name else "stdin"), name
+
+
+def _program_test(number: int, test: Any, function: str | None, wrapped: bool) -> Test:
     if not isinstance(test, dict):
         raise RowError(f"test {number} is {type(test).__name__}, not an object")
-    if {"stdin", "stdout"} <= test.keys() or {"call", "args", "expected"} <= test.keys():
-        return test
+    own = {
+        key: value for key, value in test.items() if value is not None
+    }  # parquet fills in the other forms' keys
+    if "call" in own and "expected" in test:
+        return own | {"expected": test["expected"]}
+    if {"stdin", "stdout"} <= own.keys() or "check" in own:
+        return own
     if not {"input", "output"} <= test.keys():
         raise RowError(f"test {number} has no input and output (it has {', '.join(map(str, test))})")
     given, expected = test["input"], test["output"]
-    kind = test.get("type") or test.get("testtype")
-    name = test.get("fn_name") or _function_name(test.get("metadata")) or function
+    kind, name = _form(test, function)
     if kind == "functional":  # LiveCodeBench: one JSON value per line
         given = [_from_json(line, f"test {number}") for line in _lines(number, given).splitlines()]
-        expected = [_from_json(_lines(number, expected), f"test {number}")]
-    if kind in ("function_call", "functional") or (kind is None and name):
+        expected, wrapped = _from_json(_lines(number, expected), f"test {number}"), False
+    if kind in ("function_call", "functional"):
         if not name or not isinstance(given, list):
             raise RowError(f"test {number} calls a function but has no function name or no list of arguments")
         if not isinstance(name, str):
             raise RowError(f"test {number} has {type(name).__name__} where the name of a function should be")
-        wrapped = isinstance(expected, list) and len(expected) == 1
         return {"call": name, "args": given, "expected": expected[0] if wrapped else expected}
-    if kind not in (None, "stdin_stdout", "stdin"):
+    if kind not in ("stdin_stdout", "stdin"):
         raise RowError(f"test {number} is of the unknown type {kind!r}")
     return {"stdin": _lines(number, given), "stdout": _lines(number, expected)}
 
@@ -270,6 +301,8 @@ def _from_json(value: str, where: str) -> Any:
 def _lines(number: int, value: Any) -> str:
     if isinstance(value, list):
         value = "\n".join(map(str, value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
     if not isinstance(value, str):
         raise RowError(f"test {number} has {type(value).__name__} where text for stdin or stdout should be")
     return value
@@ -283,7 +316,7 @@ def _strings(row: Row, name: str) -> Sequence[str]:
 
 
 def _function_name(metadata: Any) -> str | None:
-    if isinstance(metadata, str):
+    if isinstance(metadata, str) and metadata.strip():
         metadata = _from_json(metadata, "field 'metadata'")
     return metadata.get("func_name") if isinstance(metadata, dict) else None
 

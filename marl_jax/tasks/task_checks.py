@@ -90,7 +90,13 @@ def _check_tests(task: Task) -> None:
 
 def _check_gold(task: Task) -> None:
     from marl_jax.rewards.math import equivalent
+    from marl_jax.rewards.math.boxed import extract_boxed
+    from marl_jax.rewards.math.equivalence import MAX_CHARS
 
     gold = check_text("gold", task.gold)
-    if not equivalent(gold, gold):
+    answer = extract_boxed(gold) or gold
+    # A long number can still be matched letter by letter, a worked solution cannot.
+    if len(gold) > MAX_CHARS and (answer != gold or len(gold.split()) > 1):
+        raise RowError(f"its answer is a text of {len(gold)} characters: give the final answer alone")
+    if not equivalent(answer, gold):
         raise RowError(f"its answer {gold!r} is empty: nothing can be equal to it")

@@ -187,6 +187,11 @@ def test_large_inputs_and_outputs(pool):
     assert script("print(len(str(10 ** 20_000)))", stdout="20001", pool=pool).passed
 
 
+UNITTEST = (
+    "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(1), 1)\n"
+)
+
+
 @pytest.mark.parametrize(
     "tests, message",
     [
@@ -216,6 +221,16 @@ def test_large_inputs_and_outputs(pool):
             [{"check": "f(1)", "setup": "def h():\n    return g(1)", "functions": ["f"]}],
             "test 1: the check calls g",
         ),
+        ([{"check": "def test_f():\n    assert f(1)"}], "test 1: the check defines its tests and calls none"),
+        ([{"check": f"x = {{}}\n{UNITTEST}"}], "test 1: the check defines its tests and calls none"),
+        ([{"check": f"{UNITTEST}unittest.main()"}], "test 1: the check calls unittest.main"),
+        ([{"check": f"{UNITTEST}unittest.main(exit=False)"}], "test 1: the check calls unittest.main"),
+        ([{"check": "import numpy.linalg as la\nassert f(1)"}], "test 1: the check imports numpy, and"),
+        (
+            [{"check": "assert f(1)", "setup": "from pytest import raises"}],
+            "test 1: the check imports pytest",
+        ),
+        ([{"check": "from .solution import g\nassert f(1)"}], "test 1: the check imports solution"),
         ([{"check": "f()", "functions": "f"}], "test 1: functions is str"),
         ([{"check": "f()", "setup": "1 +"}], "test 1: the check is not Python"),
         ([{"check": "f()", "setup": "1 +", "functions": ["f"]}], "test 1: the check is not Python"),
@@ -495,6 +510,10 @@ def test_helpers_in_the_setup_are_the_tests_own(functions, pool):
         *(
             "assert [*map(f, [1])]",
             "def g(): return f(1)\nassert g()",
+            "try:\n    import numpy\nexcept ImportError:\n    numpy = None\nassert f(1)",
+            "def now(g): return g()\n@now\ndef g(): assert f(1)",
+            "class T:\n    assert f(1)",
+            f"{UNITTEST}T('test_f').debug()",
             "import math as g\nassert g.sqrt(f(1))",
         ),
     ],
@@ -551,6 +570,24 @@ def test_a_lent_function_is_not_the_programs():
         "x = 1", [{"call": "sqrt", "args": [4], "expected": 2}], time_limit_s=5, memory_limit_mb=256
     )
     assert not verdict.passed
+
+
+@pytest.mark.parametrize(
+    "response, program",
+    [
+        ("<think>\n```python\nold\n</think>\n```python\n{}\n```\nDone.", PROGRAM),
+        ("```python\nold\n\nNow better:\n```py\n{}\n```", PROGRAM),
+        ("```text\nold\n\n```python\nold\n\n```python\n{}\n```", PROGRAM),
+        # A fence in a string, or further in than the first, is of the program.
+        (
+            "```python\nold\n```python\nx = '''\n```python\n{}\n'''\n```",
+            f"x = '''\n```python\n{PROGRAM}\n'''",
+        ),
+        ("```python\nold\n  ```python\n{}\n```", f"old\n  ```python\n{PROGRAM}"),
+    ],
+)
+def test_a_block_without_an_end_ends_where_the_next_begins(response, program):
+    assert extract_program(response.replace("{}", PROGRAM)) == program
 
 
 @pytest.mark.parametrize("tail", ["```\n", "```python\n", "```\n\n```\n"])

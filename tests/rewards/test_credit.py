@@ -3,7 +3,9 @@
 import math
 import sys
 import types
+from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -167,6 +169,11 @@ def test_tasks_that_share_an_id_are_graded_apart():
     twin = Task(id="t", family="math", question="40 + 3?", gold="43")
     first, second = graded(voting(["42"], "1", "42"), voting(["42"], "1", "42", task=twin)).episodes()
     assert (first.outcome, second.outcome) == (1.0, 0.0)
+    grader = Grader()
+    for expected, worth in (("1", 1.0), ("2", 0.0), ("1", 1.0)):
+        code = Task("c", "code", "?", gold="print(1)", tests=({"stdin": "", "stdout": expected},))
+        assert grader(code, "print(1)") == worth
+    assert grader(replace(code, family="math"), "print(1)") == 1.0 and len(grader._started) == 3
 
 
 def test_a_grade_that_is_no_number_is_refused():
@@ -385,9 +392,11 @@ TWO = (voting(["42", "41"], "1", "42"), voting(["41"], "1", "41"))
         ([[1, 2, 3], [4, 5]], [[1, 2, 3], [4, 5]]),
         ([np.array([1.0, 2.0, 3.0]), np.float32(0.5)], [[1, 2, 3], [0.5, 0.5]]),
         (np.array([0.25, 1.0]), [[0.25, 0.25, 0.25], [1, 1]]),
+        (jnp.array([0.25, 1.0]), [[0.25, 0.25, 0.25], [1, 1]]),
+        ([np.array(0.5), np.bool_(True)], [[0.5, 0.5, 0.5], [1, 1]]),
         ([[{"a": 1, "b": 2}, {}, 3], (4, {"c": 5})], [[3, 0, 3], [4, 5]]),
     ],
-    ids=["per episode", "per call", "arrays", "one array", "components"],
+    ids=["per episode", "per call", "arrays", "one array", "one of jax", "scalars of numpy", "components"],
 )
 def test_a_users_function_may_return(mine, result, rewards):
     assert earned(mine(lambda graded: result), *TWO) == rewards
@@ -431,6 +440,7 @@ def test_a_function_without_a_name_is_a_credit_too():
             [[1, 2], 3],
             r"returned 2 items for task 't', sample 0 of 3 calls; return one number, or one per call",
         ),
+        ([1.0, np.str_("high")], r"call 0 is .*'high'"),
         ([1.0, "high"], r"returned a str for task 't', sample 0 of 2 calls"),
         (
             [1.0, math.nan],

@@ -49,7 +49,12 @@ BROKEN_ROWS = [
     ),
     ("deepcoder", deepcoder_row(1) | {"tests": None}, "field 'tests' is NoneType, not a list of tests"),
     ("deepcoder", deepcoder_row(1) | {"tests": '[{"input": "1"}]'}, "test 1 has no input and output"),
-    ("deepcoder", deepcoder_row(1) | {"tests": '[{"input": 1, "output": "2"}]'}, "test 1 has int where text"),
+    (
+        "deepcoder",
+        deepcoder_row(1) | {"tests": '[{"input": true, "output": "2"}]'},
+        "test 1 has bool where text",
+    ),
+    ("dapo_math", dapo_row(3) | {"prompt": [{"role": "user"}]}, "field 'prompt' is missing"),
     ("deepcoder", deepcoder_row(1) | {"tests": '["1"]'}, "test 1 is str, not an object"),
     (
         "deepcoder",
@@ -100,6 +105,13 @@ BROKEN_ROWS = [
     ),
     ("jsonl", {"question": "1?", "answer": "$$"}, "its answer '[$][$]' is empty: nothing can be equal to it"),
     ("dapo_math", dapo_row(3) | {"solution": "\\boxed{}"}, "its answer .* is empty"),
+    (
+        "dapo_math",
+        dapo_row(3) | {"solution": 600 * "x " + "\\boxed{1}"},
+        "its answer is a text of 1209 characters",
+    ),
+    ("jsonl", {"question": "1?", "answer": 600 * "x "}, "its answer is a text of 1199 characters"),
+    ("jsonl", {"question": "1?", "answer": "so #### "}, "field 'gold' is empty"),
     ("math500", {"problem": "1?", "answer": "1", "subject": 5}, "field 'subject' is int, not text"),
     ("mbpp", mbpp_row(601) | {"test_imports": [5]}, "field 'test_imports' is missing or not a list of texts"),
     ("mbpp", mbpp_row(601) | {"test_setup_code": 5}, "field 'test_setup_code' is int, not text"),
@@ -261,13 +273,54 @@ def test_files_as_people_have_them_are_read(file, data, tmp_path):
     assert sum(map(len, parts)) == 30
 
 
+@pytest.mark.parametrize(
+    "train, test",
+    [
+        *(("train.jsonl", "test.jsonl.gz"), ("train.jsonl", "test.json"), ("train.parquet", "test.jsonl")),
+        *(
+            ("training.jsonl", "testing.jsonl"),
+            ("my_train.jsonl", "eval.jsonl"),
+            ("train.jsonl", "evaluation.json"),
+        ),
+    ],
+)
+def test_every_file_whose_name_states_a_split_is_read(train, test, tmp_path):
+    for name, count in ((train, 30), (test, 3)):
+        rows = b"[" + b",".join(count * [LINE]) + b"]" if name.endswith(".json") else count * LINE
+        path = write(tmp_path / "data" / name, rows)
+        if name.endswith(".parquet"):
+            parquet(path, count * [json.loads(LINE)])
+    write(tmp_path / "data" / "about.json", b"{}")
+    settings = {"val_size": 0, "cache": tmp_path / "cache"}
+    parts = [load("jsonl", tmp_path / "data", split, **settings) for split in ("train", "test")]
+    assert [len(tasks) for tasks in parts] == [30, 3]
+
+
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        (("train.jsonl", "held_out.jsonl"), "held_out.jsonl: its name has none of train, val and test in it"),
+        (("train.jsonl", "train-2.json"), "train-2.json: train.jsonl has rows of this split, too"),
+        (("a.jsonl", "a.jsonl.gz"), "a.jsonl.gz: a.jsonl has rows of this split, too"),
+    ],
+)
+def test_files_that_may_not_be_meant_together_are_refused(files, message, tmp_path):
+    for name in files:
+        write(tmp_path / "data" / name, 30 * LINE)
+    refuse(tmp_path, "jsonl", message)
+
+
 def test_a_file_of_another_kind_is_refused_by_its_name(tmp_path):
     path = write(tmp_path / "rows.csv", b"question,answer\n1?,1\n")
     with pytest.raises(DataError, match=f"{path}: not a data file .its name must end in .parquet"):
         load("jsonl", path, cache=tmp_path / "cache")
 
 
-ODD_ANSWERS = [(10**4000, "1" + 4000 * "0"), (0.5, "0.5"), (2.0, "2"), (-0.0, "0"), (" 7 ", "7"), ("٣", "٣")]
+ODD_ANSWERS = [
+    *((10**4000, "1" + 4000 * "0"), (0.5, "0.5"), (2.0, "2"), (-0.0, "0"), (" 7 ", "7"), ("٣", "٣")),
+    *(("He has 3+4 = 7.\n#### 1,007", "1,007"), (600 * "x " + r"so $\boxed{\frac12}$.", r"\frac12")),
+    (r"We have $x=1/2$ so $\boxed{\frac12}$.", r"\frac12"),
+]
 
 
 @pytest.mark.parametrize("answer, gold", ODD_ANSWERS, ids=lambda value: str(value)[:8])
@@ -284,6 +337,7 @@ def test_answers_in_odd_forms(answer, gold, tmp_path):
         ('[{"stdin": "1", "stdout": "2"}]', {"stdin": "1", "stdout": "2"}),
         ('{"inputs": ["1"], "outputs": ["2"]}', {"stdin": "1", "stdout": "2"}),
         ('["assert f(1) == 2"]', {"call": "f", "args": [1], "expected": 2}),
+        ('[{"check": "assert f(1)", "setup": "x = 1"}]', {"check": "assert f(1)", "setup": "x = 1"}),
     ],
 )
 def test_tests_may_come_as_text(tests, found, tmp_path):
@@ -300,6 +354,16 @@ def test_a_mixed_parquet_file_has_null_where_a_row_has_no_such_field(tmp_path):
     parquet(tmp_path / "test.parquet", rows)
     math, code = load("jsonl", tmp_path, "test", cache=tmp_path / "cache")
     assert (math.family, math.gold, code.family) == ("math", "1", "code")
+
+
+def test_a_mixed_parquet_file_has_null_where_a_test_is_of_another_form(tmp_path):
+    tests = (
+        *({"stdin": "1", "stdout": "2"}, {"call": "f", "args": [1], "expected": 2}, {"check": "assert f(1)"}),
+        *({"call": "f", "args": [1], "expected": None}, {"call": "f", "args": [], "expected": 2}),
+    )
+    parquet(tmp_path / "test.parquet", [{"question": "f?", "tests": [test]} for test in tests])
+    loaded = load("jsonl", tmp_path, "test", cache=tmp_path / "cache")
+    assert [task.tests for task in loaded] == [(test,) for test in tests]
 
 
 def test_a_truncated_parquet_file_is_one_clear_line(tmp_path):
@@ -412,6 +476,11 @@ def test_a_broken_task_of_ones_own_is_named_by_place_and_id(task, message):
     tasks = [replace(SUM, id=f"t{i}") for i in range(3)] + [task]
     named = f"task 3 (id {task.id!r}): {message}" if isinstance(task, Task) else f"task 3: {message}"
     refuse_tasks(tasks, "math", f"'own:data', val: 1 of its 4 tasks cannot be used, counted from 0: {named}")
+
+
+def test_a_gold_answer_may_stand_in_a_box():
+    sound = replace(SUM, gold=r"So it is $\boxed{2}$.")
+    assert check_tasks([sound], "own:data", "val", "math") == [sound]
 
 
 @pytest.mark.parametrize("tests, message", BROKEN_TESTS)

@@ -126,6 +126,18 @@ def test_prompts_that_still_carry_the_original_frame_lose_it(tmp_path, cache):
     assert questions <= {row["prompt"] for row in rows}
 
 
+def test_fields_as_copies_of_the_data_sets_have_them():
+    for level, read in ((None, 0), ("Level ?", 0), ("Level 5", 5), (5.0, 5)):
+        assert schemas.math500({"problem": "1?", "answer": "1", "level": level})["level"] == read
+    original = dapo_row(1) | {"prompt": dapo_row(1)["source_prompt"]}
+    del original["solution"]
+    assert schemas.dapo_math(original) == schemas.dapo_math(dapo_row(1))
+    numbers = {"problem": "Double it.", "tests": [{"input": 1, "output": 2}], "metadata": ""}
+    assert schemas.deepcoder(numbers)["tests"] == ({"stdin": "1", "stdout": "2"},)
+    indented = mbpp_row(11) | {"test_list": [" assert add(1) == 12"]}
+    assert schemas.mbpp(indented)["tests"] == ({"call": "add", "args": [1], "expected": 12},)
+
+
 def test_deepcoder_tests_become_those_of_run_program(open_set):
     order = np.random.default_rng(42).permutation(1020)
     test = open_set("deepcoder", "test")
@@ -269,11 +281,35 @@ def test_code_that_says_which_rows_are_broken_is_part_of_what_prepared_data_is_n
     assert datasets._key("the same") != before
 
 
-def test_a_list_of_one_is_the_wrapping_of_an_expected_value_and_another_value_stands():
-    outputs = [[5], [[5]], [[1, 2]], [1, 2], 7, []]
+@pytest.mark.parametrize("bare", [None, [1, 2], 7, []])
+def test_lists_of_one_are_the_wrapping_of_expected_values_unless_another_value_is_bare(bare):
+    outputs = [[5], [[5]], [[1, 2]]] if bare is None else [[3], bare]
     tests = [{"type": "function_call", "fn_name": "f", "input": [0], "output": out} for out in outputs]
+    tests += [{"testtype": "functional", "fn_name": "f", "input": "0", "output": "[3]"}]
     fields = schemas.deepcoder({"problem": "Write f.", "tests": json.dumps(tests)})
-    assert [test["expected"] for test in fields["tests"]] == [5, [5], [1, 2], [1, 2], 7, []]
+    expected = [5, [5], [1, 2]] if bare is None else outputs
+    assert [test["expected"] for test in fields["tests"]] == [*expected, [3]]
+
+
+@pytest.mark.parametrize(
+    "problem, told",
+    [
+        *(
+            ("Put in order.", False),
+            ("Order the list; the order matters.", False),
+            ("def orders(xs):", False),
+        ),
+        *(
+            ("class Solution:\n    def order(self, xs):", True),
+            ("Write `order`.", True),
+            ("Write `order(xs)`.", True),
+        ),
+    ],
+)
+def test_the_name_of_the_function_is_told_where_the_problem_does_not(problem, told):
+    tests = [{"fn_name": "order", "input": [[2, 1]], "output": [[1, 2]]}]
+    fields = schemas.deepcoder({"problem": problem, "tests": tests})
+    assert fields["question"] == problem + ("" if told else "\n\nWrite a function named `order`.")
 
 
 def test_two_runs_that_prepare_the_same_data_at_once_do_not_disturb_each_other(tmp_path):

@@ -293,10 +293,11 @@ def _factorial(n: Fraction) -> int:
     return math.factorial(_whole(n))
 
 
-def _binomial(n: Fraction, k: Fraction) -> int:
-    if n > 2000:
+def _binomial(above: Fraction, below: Fraction) -> int:
+    n, k = _whole(above), _whole(below)
+    if min(k, n - k) * n.bit_length() > MAX_BITS:  # of the value, at most
         raise TooBig
-    return math.comb(_whole(n), _whole(k))
+    return math.comb(n, k)
 
 
 def _whole(value: Fraction) -> int:

@@ -302,10 +302,12 @@ class _Parser:
         if self.next() in ("(", "{", "[", "|"):
             return self.base()
         self.deeper()
+        start = self.at
         factors = [self.factor()]
         while self.begins_factor() and self.next() not in ("(", "[") and self.next()[1:] not in _ONE_ARGUMENT:
             factors.append(self.factor())
-        if self.next() == "/":  # \sin \pi/6
+        angle = not {"\\pi", "\\circ"}.isdisjoint(self.tokens[start : self.at])
+        if angle and self.next() == "/":  # \sin \pi/6, but \ln 8/\ln 2
             self.take()
             factors.append(power(self.factor(), number(-1)))
         self.depth -= 1

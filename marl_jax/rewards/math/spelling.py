@@ -12,10 +12,10 @@ __all__ = ["choice", "clean", "squeeze"]
 def clean(text: str) -> str:
     """The answer without delimiters, styling, and variants of spelling."""
     if not text.isascii():
-        text = unicodedata.normalize("NFKC", _typeset(text).translate(_UNICODE))
+        text = unicodedata.normalize("NFKC", _typeset(_visible(text)).translate(_UNICODE))
     if "sqrt" in text:
         text = _PLAIN_ROOT.sub(r"\\sqrt{\1}", text)
-    if "\\" in text or "$" in text:
+    if any(mark in text for mark in "\\$~"):
         text = _UNIT_FRACTION.sub(r"\1/\2", _NEGATIVE_SPACE.sub("", _ROW_SPACE.sub(r"\\\\", text)))
         text = _MATH_DELIMITER.sub(" ", _ESCAPED_DOLLARS.sub(r"\1", text).replace("\\$", "¤"))
         is_price = text.count("$") == 1 and _LONE_DOLLAR.match(text)
@@ -31,6 +31,7 @@ def clean(text: str) -> str:
     text = _ORDINAL.sub(r"\1", _RAISED_O.sub(r"^\\circ ", text.replace("{:}", ":")))
     text = _NOON.sub(lambda found: f" {found.group().strip()[0].lower()}m", text)
     text = _PLAIN_WORD.sub(lambda found: _PLAIN[found.group().lower()], text)
+    text = _TIMES_TEN.sub(r" \\times ", text)
     text = _COMMA_IN_NUMBER.sub(lambda found: "" if found["thousands"] else ".", text)
     text = _SPACED_THOUSANDS.sub(lambda found: found.group().replace(" ", ""), " ".join(text.split()))
     text = _COMPARISON.sub(lambda found: _COMPARISONS[found.group()], text)
@@ -56,6 +57,11 @@ def choice(text: str) -> tuple[str, str]:
 def squeeze(text: str) -> str:
     """Without the spaces that mean nothing: all but those between two digits or two letters."""
     return _EMPTY_SPACE.sub("", text)
+
+
+def _visible(text: str) -> str:
+    """Without characters that show nothing and mean nothing; an invisible times or comma does."""
+    return "".join(char for char in text if unicodedata.category(char) != "Cf" or char in "\u2062\u2063")
 
 
 def _typeset(text: str) -> str:
@@ -130,6 +136,10 @@ _PLAIN_TABLE = r"""
     \sin  sin
     \cos  cos
     \tan  tan
+    \arcsin arcsin
+    \arccos arccos
+    \arctan arctan
+    \exp  exp
     \log  log
     \ln   ln
     \infty infinity infty inf oo
@@ -139,7 +149,9 @@ _PLAIN_TABLE = r"""
 """
 _UNICODE_TABLE = r"""
     -      − – — ‐ ‑
-    '      ’ ‘
+    '      ’ ‘ ′
+    (      ⟨
+    )      ⟩
     \cdot  · ⋅ ∙
     \times ×
     \div   ÷
@@ -154,8 +166,12 @@ _UNICODE_TABLE = r"""
     \sqrt[3] ∛
     \sqrt[4] ∜
     ^\circ ° º
-    \le    ≤
-    \ge    ≥
+    \le    ≤ ⩽ ≦
+    \ge    ≥ ⩾ ≧
+    \lfloor ⌊
+    \rfloor ⌋
+    \lceil ⌈
+    \rceil ⌉
     \ne    ≠
     \cup   ∪
     \cap   ∩
@@ -220,9 +236,10 @@ _COMMAND = re.compile(
 )
 _PLAIN_WORD = re.compile(
     r"\*\*|(?<![\\A-Za-z])(?:all real numbers|all reals|empty set|no solutions?|percent|degrees?|sqrt|pi"
-    r"|sin|cos|tan|log|ln|inf(?:ini)?ty|inf|oo)(?![A-Za-z])",
+    r"|(?:arc)?(?:sin|cos|tan)|exp|log|ln|inf(?:ini)?ty|inf|oo)(?![A-Za-z])",
     re.IGNORECASE,
 )
+_TIMES_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
 _COMMA_IN_NUMBER = re.compile(r"(?<=\d)(?:(?P<thousands>\{,\}(?=\d{3}(?!\d))|,\s?(?=!))|\{,\})(?=\d)")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?!\d| \d)")
 _COMPARISONS = {"<=": " \\le ", ">=": " \\ge ", "=<": " \\le ", "!=": " \\ne ", "==": "="}
