@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from marl_jax.errors import UserError
 from marl_jax.learning.estimators.advantages import agent_advantages, group_advantages, overlong_penalty
 
 REWARDS = np.array([1.0, 0.0, 0.5, 1.0, 0.25, 0.25, 0.25, -2.0])
@@ -151,17 +152,25 @@ def one_number(rewards, groups):
     return rewards.sum()
 
 
-def test_an_estimator_of_ones_own_returns_as_many_advantages_as_there_are_rewards():
-    with pytest.raises(ValueError, match="for 8 rewards; return an array of as many"):
-        group_advantages(REWARDS, GROUPS, estimator=f"{__name__}:one_number")
-    with pytest.raises(ValueError, match="is a str, not a function"):
-        group_advantages(REWARDS, GROUPS, estimator="string:digits")
-
-
 def infinite(rewards, groups):
     return rewards / 0.0
 
 
-def test_an_estimator_of_ones_own_returns_finite_advantages():
-    with np.errstate(all="ignore"), pytest.raises(ValueError, match="not finite"):
-        group_advantages(REWARDS, GROUPS, estimator=f"{__name__}:infinite")
+def raising(rewards, groups):
+    raise KeyError("nothing")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("one_number", "for 8 rewards; return an array of as many"),
+        ("infinite", "not finite"),
+        ("raising", r"estimator '\w+:raising' raised KeyError: 'nothing' \(in raising, line"),
+    ],
+)
+def test_an_estimator_of_ones_own_is_told_what_is_wrong_with_it(name, reason):
+    with np.errstate(all="ignore"), pytest.raises(UserError, match=reason) as refusal:
+        group_advantages(REWARDS, GROUPS, estimator=f"{__name__}:{name}")
+    assert isinstance(refusal.value, ValueError)
+    with pytest.raises(ValueError, match="is a str, not a function"):
+        group_advantages(REWARDS, GROUPS, estimator="string:digits")

@@ -8,7 +8,7 @@ numpy computes: the number of rows changes from step to step, and XLA would comp
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import chex
@@ -16,14 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marl_jax.errors import UserError
 from marl_jax.fields import require
-from marl_jax.learning.estimators.groups import as_rewards, precision
-from marl_jax.own import is_own, own_function
+from marl_jax.learning.estimators.groups import Groups, as_rewards, keys_of, precision
+from marl_jax.own import called, is_own, own_function
 from marl_jax.table import dense
 
 __all__ = [
     "ESTIMATORS",
     "Estimator",
+    "EstimatorError",
     "Over",
     "Singleton",
     "Std",
@@ -40,7 +42,9 @@ Singleton = Literal["zero", "reward"]  # the advantage of a group of one
 Over = Literal["task", "role"]  # of agent-wise means and scales
 DDOF = {"unbiased": 1, "biased": 0}
 
-Groups = Sequence[Hashable] | np.ndarray | jax.Array
+
+class EstimatorError(UserError, ValueError):
+    """A user's estimator raised, or returned something else than an advantage for every reward."""
 
 
 def group_advantages(
@@ -145,8 +149,7 @@ def _inputs(rewards: Any, *groups: Groups) -> tuple[Any, ...]:
 def _ids(xp: Any, groups: Groups) -> Any:
     if isinstance(groups, jax.core.Tracer):
         return _dense(xp, groups)
-    keys = groups.tolist() if hasattr(groups, "tolist") else groups
-    return xp.asarray(dense([tuple(key) if isinstance(key, list) else key for key in keys]))
+    return xp.asarray(dense(keys_of(groups)))
 
 
 def _dense(xp: Any, ids: Any) -> Any:
@@ -171,14 +174,14 @@ def _centre(xp: Any, rewards: Any, ids: Any) -> tuple[Any, Any]:
 
 
 def _own(name: str, rewards: Any, ids: Any) -> jax.Array:
-    advantages = own_function(name, "estimator")(rewards, ids)
-    require(
-        getattr(advantages, "shape", None) == rewards.shape,
-        f"estimator '{name}' returned {advantages!r:.60} for {len(rewards)} rewards; return an array of as many",
-    )
-    if not isinstance(advantages, jax.core.Tracer):
-        finite = bool(np.isfinite(np.asarray(advantages)).all())
-        require(finite, f"estimator '{name}' returned advantages that are not finite")
+    who = f"estimator '{name}'"
+    advantages = called(own_function(name, "estimator"), who, EstimatorError, rewards, ids)
+    if getattr(advantages, "shape", None) != rewards.shape:
+        raise EstimatorError(
+            f"{who} returned {advantages!r:.60} for {len(rewards)} rewards; return an array of as many"
+        )
+    if not isinstance(advantages, jax.core.Tracer) and not np.isfinite(np.asarray(advantages)).all():
+        raise EstimatorError(f"{who} returned advantages that are not finite")
     return jax.device_put(advantages.astype(rewards.dtype))
 
 
