@@ -132,6 +132,26 @@ def test_an_eps_that_would_turn_signs_is_refused(eps):
         agent_advantages([0.0, 1.0], [0, 0], [0, 0], eps=eps)
 
 
+def test_an_eps_may_be_traced():
+    rewards, groups = np.array([0.0, 1.0]), ["a", "a"]
+    run = lambda eps: group_advantages(rewards, groups, eps=eps)
+    np.testing.assert_allclose(jax.jit(run)(0.5), run(0.5), rtol=1e-6)
+    run = lambda eps: agent_advantages(rewards, groups, groups, eps=eps)
+    np.testing.assert_allclose(jax.jit(run)(0.5), run(0.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "reinforce_pp_baseline", "agent"])
+def test_equal_rewards_have_a_finite_gradient(estimator):
+    """A group of 1 and 1 beside one of 1/2 and 1/5; a batch of one value."""
+    groups, weight = np.array([0, 0, 1, 1]), jnp.arange(4.0)
+    if estimator == "agent":
+        run = lambda rewards: agent_advantages(rewards, groups, groups) @ weight
+    else:
+        run = lambda rewards: group_advantages(rewards, groups, estimator=estimator) @ weight
+    for rewards in ([1.0, 1.0, 0.5, 0.2], [1.0] * 4):
+        assert np.isfinite(jax.grad(run)(jnp.array(rewards))).all()
+
+
 def half_of_the_rest(rewards, groups):
     """An estimator of one's own: half of what a reward is above the smallest of its group."""
     xp = jnp if isinstance(rewards, jax.Array) else np

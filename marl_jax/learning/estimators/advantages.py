@@ -63,13 +63,12 @@ def group_advantages(
     is `function(rewards, groups)` of arrays [B], groups being integers below B, to advantages [B].
     """
     check_estimator(estimator)
-    require(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
+    _check_scale(std, eps)
     require(
         singleton in get_args(Singleton),
         f"singleton {singleton!r} is unknown; use one of {get_args(Singleton)}",
     )
-    require(0 <= eps < math.inf, f"eps {eps} must be finite and not negative")
-    xp, values, ids = _inputs(rewards, groups)
+    xp, values, ids = _inputs(rewards, eps, groups)
     if is_own(estimator):
         return _own(estimator, values, ids)
     size, centred = _centre(xp, values, ids)
@@ -110,9 +109,8 @@ def agent_advantages(
     """Dr.MAS: mean and standard deviation each over all calls of the task, or over the role's own. [B]"""
     for name, over in (("mean", mean), ("scale", scale)):
         require(over in get_args(Over), f"{name} {over!r} is unknown; use one of {get_args(Over)}")
-    require(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
-    require(0 <= eps < math.inf, f"eps {eps} must be finite and not negative")
-    xp, values, task, role = _inputs(rewards, tasks, roles)
+    _check_scale(std, eps)
+    xp, values, task, role = _inputs(rewards, eps, tasks, roles)
     # Pairs of ids below B are ids below B * B.
     ids = {"task": task, "role": _dense(xp, task * values.shape[0] + role)}
     centred = _centre(xp, values, ids[mean])[1]
@@ -132,9 +130,16 @@ def overlong_penalty(lengths: jax.Array | np.ndarray, *, max_length: int, buffer
     return jax.device_put(xp.clip(-over / buffer, -1.0, 0.0))
 
 
-def _inputs(rewards: Any, *groups: Groups) -> tuple[Any, ...]:
+def _check_scale(std: str, eps: float | jax.Array) -> None:
+    require(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
+    require(
+        isinstance(eps, jax.core.Tracer) or 0 <= eps < math.inf, f"eps {eps} must be finite and not negative"
+    )
+
+
+def _inputs(rewards: Any, eps: Any, *groups: Groups) -> tuple[Any, ...]:
     """The module to compute with (jax.numpy if anything is traced), float rewards [B] and integer groups [B]."""
-    traced = any(isinstance(x, jax.core.Tracer) for x in (rewards, *groups))
+    traced = any(isinstance(x, jax.core.Tracer) for x in (rewards, eps, *groups))
     xp = jnp if traced else np
     if isinstance(rewards, jax.core.Tracer):
         rewards = rewards.astype(precision(rewards.dtype))
@@ -191,7 +196,9 @@ def _scaled(xp: Any, centred: Any, spread: Any, eps: float) -> Any:
 
 
 def _spread(xp: Any, centred: Any, size: Any, ids: Any, std: str) -> Any:
-    return xp.sqrt(_total(xp, centred**2, ids) / xp.maximum(size - DDOF[std], 1))
+    variance = _total(xp, centred**2, ids) / xp.maximum(size - DDOF[std], 1)
+    some = variance > 0  # the root has no derivative at 0
+    return xp.where(some, xp.sqrt(xp.where(some, variance, 1.0)), 0.0)
 
 
 def _total(xp: Any, values: Any, ids: Any) -> Any:
