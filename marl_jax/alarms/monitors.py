@@ -129,9 +129,9 @@ def recalls(said: Mapping[str, Any]) -> tuple[float, float] | None:
 
 def _calls(past: History, limits: Limits) -> Found:
     ends = [past.ends(key) for key in ("calls", "episodes")]
-    if all(ends):
+    if all(ends) and all(ends[1]):  # type: ignore[arg-type]
         before, now = (calls / episodes for calls, episodes in zip(*ends))  # type: ignore[arg-type]
-        if now <= limits["low"] * before or now >= limits["high"] * before:
+        if before and (now <= limits["low"] * before or now >= limits["high"] * before):
             yield "", {"before": before, "now": now}
 
 

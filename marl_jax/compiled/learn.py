@@ -134,7 +134,7 @@ class _Work:
             state.damping,
             parts,
             rate,
-            work.per_role_of(config, self.roles, self._parallel(), self.unit_roles),
+            work.per_role_of(config, self.roles, self._calls(), self.unit_roles),
             settings=config.step_settings,
         )
         finite = applied["finite"].astype(jnp.int32)
@@ -258,19 +258,15 @@ class _Work:
         }
         return carry, columns.replace(**new)
 
-    def _parallel(self) -> jax.Array:
-        """As `learning.work.parallel_calls` has it."""
+    def _calls(self) -> jax.Array:
+        """As `learning.work.calls_by_slot` has it."""
         table, cues = self.columns.table, self.columns.cues
         counts = self.axes.sum(jnp.sum(table.trains.reshape(-1, len(cues)), axis=0))
-        parallel = []
-        for role in self.roles:
-            slots: dict[int, Any] = {}
-            for place in self.places:
-                if cues[place].role == role:
-                    slots[cues[place].slot] = slots.get(cues[place].slot, 0) + counts[place]
-            each = jnp.stack([*slots.values(), jnp.zeros((), counts.dtype)])
-            parallel.append(jnp.where(each.sum() > 0, each.sum() / jnp.maximum(each.max(), 1), 1.0))
-        return jnp.stack(parallel).astype(jnp.float32)
+        slots = sorted({0, *(cues[place].slot for place in self.places)})
+        calls = {(role, slot): jnp.zeros((), counts.dtype) for role in self.roles for slot in slots}
+        for place in self.places:
+            calls[cues[place].role, cues[place].slot] += counts[place]
+        return jnp.stack([*calls.values()]).reshape(len(self.roles), -1)
 
 
 def evidence(columns: Columns) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le
 from marl_jax.config.phase_fields import Phase
 from marl_jax.fields import Count, OptionalCount, Positive, Whole
 from marl_jax.learning.estimators.worth import AdvantageConfig
-from marl_jax.learning.learner_config import LARGEST_SEED, LearnerConfig
+from marl_jax.learning.learner_config import LearnerConfig, Seed
 from marl_jax.policies import PolicySpec, SamplingSettings, policy_names, role_settings, trained_policies
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import Limits
@@ -37,8 +37,6 @@ __all__ = [
     "not_installed",
     "policy_specs",
 ]
-
-Seed = Annotated[int, Ge(0), Le(LARGEST_SEED)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from annotated_types import Le
+from annotated_types import Ge, Le
 
 from marl_jax import fields
 from marl_jax.fields import Count, NotNegative, Positive
@@ -14,9 +14,10 @@ from marl_jax.learning.losses import OBJECTIVES, LossConfig
 from marl_jax.learning.objectives import PreferenceConfig, check_objective
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 
-__all__ = ["LARGEST_SEED", "LearnerConfig", "StepSettings"]
+__all__ = ["LARGEST_SEED", "LearnerConfig", "Seed", "StepSettings"]
 
 LARGEST_SEED = 2**31 - 1  # JAX would cut a larger one to 32 bits
+Seed = Annotated[int, Ge(0), Le(LARGEST_SEED)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,7 @@ class LearnerConfig:
     max_skips: Count = 10  # non-finite gradients of a policy before the run stops
     # {policy: learning rate}, in place of the schedule's.
     learning_rates: Mapping[str, NotNegative] = dataclasses.field(default_factory=dict)
-    seed: Annotated[int, Le(LARGEST_SEED)] = 0  # of the order of rows in an epoch
+    seed: Seed = 0  # of the order of rows in an epoch
     # Of the objectives of whole sequences.
     preference: PreferenceConfig = dataclasses.field(default_factory=PreferenceConfig)
 

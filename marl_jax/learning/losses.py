@@ -3,10 +3,12 @@
     loss = sum_t w_t l_t / D,    l_t = max(-A rho, -A clip(rho, 1 - low, 1 + high)),    rho = exp(logp - old)
 
 The aggregation chooses w and D. Numerators and denominators of micro-batches add up, so the loss does not depend on
-how a batch is split. A masked token may hold anything, even NaN, without effect.
+how a batch is split: `jax.tree.map(jnp.add, loss, other)`. A masked token may hold anything, even NaN, without effect.
 """
 
 import dataclasses
+import operator
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import chex
@@ -16,14 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax import fields
+from marl_jax.errors import UserError
 from marl_jax.fields import require
-from marl_jax.own import is_own, own_function
+from marl_jax.own import called, is_own, own_function
 
 __all__ = [
     "KL",
     "LOG_RATIO_LIMIT",
     "Loss",
     "LossConfig",
+    "LossError",
     "Mean",
     "aggregation_weights",
     "at_least_float32",
@@ -46,6 +50,14 @@ LOG_RATIO_LIMIT = 20.0
 LARGEST_GAP = 1e4  # bound on gaps of log-probs in a KL estimate, so that it stays finite
 
 
+class LossError(UserError, ValueError):
+    """A user's loss raised, or returned something else than a loss for every token."""
+
+
+def _of_value(compare: Callable[[Any, Any], Any]) -> Callable[["Mean", Any], Any]:
+    return lambda mean, other: compare(mean.value, other)
+
+
 @flax.struct.dataclass
 class Mean:
     """A mean that adds up over micro-batches: numerator and denominator, and 0 where nothing was counted."""
@@ -63,7 +75,7 @@ class Mean:
             return NotImplemented
         return Mean(self.numerator + other.numerator, self.denominator + other.denominator)
 
-    # Used as a number, a mean is its value.
+    # Read, compared or printed, a mean is its value; to compute with it, take `value`.
     def __float__(self) -> float:
         return float(self.value)
 
@@ -76,17 +88,12 @@ class Mean:
     def __format__(self, spec: str) -> str:
         return format(float(self), spec)
 
-    def __lt__(self, other: Any) -> Any:
-        return self.value < other
+    def __bool__(self) -> bool:
+        return bool(self.value)
 
-    def __le__(self, other: Any) -> Any:
-        return self.value <= other
-
-    def __gt__(self, other: Any) -> Any:
-        return self.value > other
-
-    def __ge__(self, other: Any) -> Any:
-        return self.value >= other
+    __eq__, __ne__ = _of_value(operator.eq), _of_value(operator.ne)  # type: ignore[assignment]
+    __lt__, __le__ = _of_value(operator.lt), _of_value(operator.le)
+    __gt__, __ge__ = _of_value(operator.gt), _of_value(operator.ge)
 
     def item(self) -> float:
         """The mean as a number of Python."""
@@ -126,7 +133,7 @@ class LossConfig:
     def __post_init__(self) -> None:
         fields.check(self)
         check_loss(
-            "pg" if self.kind in OBJECTIVES else self.kind,
+            self.kind,
             self.aggregation,
             self.clip_low,
             self.clip_high,
@@ -171,10 +178,12 @@ def policy_loss(
     the denominator, where exp(mean(old_logp - sampler_logp)) lies outside of `mask_ratio`. Bounds that are traced
     cannot be checked here and are assumed to be valid.
     """
+    require(kind not in OBJECTIVES, f"{kind!r} is no loss of single tokens: it is for `learner.loss.kind`")
     check_loss(kind, aggregation, clip_low, clip_high, dual_clip, is_cap, max_length, mask_ratio)
+    logp, old_logp, mask = map(jnp.asarray, (logp, old_logp, mask))
     chex.assert_rank([logp, old_logp, mask], 2)
     chex.assert_equal_shape([logp, old_logp, mask])
-    mask = jnp.asarray(mask) != 0
+    mask = mask != 0
     fixed = jax.lax.stop_gradient
     per_token = lambda x: jnp.broadcast_to(x if jnp.ndim(x) != 1 else x[:, None], mask.shape)
     # Masked positions are set to 0 here, because NaN times zero would still be NaN.
@@ -187,7 +196,10 @@ def policy_loss(
     if kind == "gspo":
         log_ratio = _sequence_log_ratio(logp, log_ratio, mask, sequences)
     ratio, bounds = jnp.exp(log_ratio), (clip_low, clip_high, dual_clip)
-    loss = _token_loss(kind, logp, ratio, advantages, *bounds)
+    if is_own(kind):  # of the zeros at masked positions, it may be infinite
+        loss = jnp.where(mask, _own_loss(kind, logp, ratio, advantages), 0.0)
+    else:
+        loss = _token_loss(kind, logp, ratio, advantages, *bounds)
     metrics = {name: _mean(flag, mask) for name, flag in clip_flags(kind, ratio, advantages, *bounds).items()}
     metrics |= {
         "ratio": _mean(ratio, mask),
@@ -202,7 +214,8 @@ def policy_loss(
             metrics |= {"is_weight": _mean(importance, mask), "is_capped": _mean(jnp.exp(gap) > is_cap, mask)}
         if mask_ratio is not None:
             mean = _sequence_mean(gap, mask, sequences)
-            outside = (mean < np.log(mask_ratio[0])) | (mean > np.log(mask_ratio[1]))
+            low, high = ((jnp if isinstance(x, jax.Array) else np).log(x) for x in mask_ratio)
+            outside = (mean < low) | (mean > high)
             loss = jnp.where(outside, 0.0, loss)
             metrics["ratio_masked"] = _mean(outside, mask)
     metrics["policy_loss"] = Mean(jnp.sum(weights * loss), denominator)
@@ -263,7 +276,7 @@ def aggregation_weights(
     count = jnp.round(jnp.sum(per_sequence))
     if aggregation == "sequence_mean_token_mean":
         return per_sequence, count
-    return valid / (max_length or 1), count
+    return valid / (1 if max_length is None else max_length), count
 
 
 def check_loss(
@@ -278,8 +291,9 @@ def check_loss(
 ) -> None:
     """Refuse settings that make no sense together; bounds that are traced cannot be checked and are assumed valid."""
     known = f"loss kind {kind!r} is unknown; use one of {KINDS}, or your own as 'module:function'"
-    require(kind not in OBJECTIVES, f"{kind!r} is no loss of single tokens: it is for `learner.loss.kind`")
-    require(kind in KINDS or is_own(kind), f"{known}; of whole sequences there are {OBJECTIVES}")
+    require(
+        kind in (*KINDS, *OBJECTIVES) or is_own(kind), f"{known}; of whole sequences there are {OBJECTIVES}"
+    )
     if is_own(kind):
         own_function(kind, "loss")
     require(aggregation in AGGREGATIONS, f"aggregation {aggregation!r} is unknown; use one of {AGGREGATIONS}")
@@ -292,7 +306,11 @@ def check_loss(
         is_cap is None or fits(is_cap, lambda value: value > 0), f"is_cap {is_cap} must be positive, or none"
     )
     require(
-        mask_ratio is None or 0 < mask_ratio[0] < 1 < mask_ratio[1],
+        mask_ratio is None
+        or (
+            fits(mask_ratio[0], lambda value: (value > 0) & (value < 1))
+            and fits(mask_ratio[1], lambda value: value > 1)
+        ),
         f"mask_ratio {mask_ratio} must be a number of 0..1 and one above 1, such as 0.5,2, or none",
     )
     if kind == "gspo":
@@ -315,7 +333,10 @@ def check_loss(
         require(
             max_length is None, f"max_length {max_length} is for 'sequence_mean_token_sum_norm': leave it out"
         )
-    require(max_length is None or max_length >= 1, f"max_length {max_length} must be at least 1")
+    require(
+        max_length is None or fits(max_length, lambda value: value >= 1),
+        f"max_length {max_length} must be at least 1",
+    )
 
 
 def clip_flags(
@@ -342,9 +363,7 @@ def _token_loss(
     clip_high: float | jax.Array,
     dual_clip: float | None,
 ) -> jax.Array:
-    """Of every token, [B, T]; one of your own is `function(logp, ratio, advantages)`, all [B, T]."""
-    if is_own(kind):
-        return own_function(kind, "loss")(logp, ratio, advantages)
+    """Of every token, [B, T]."""
     clipped = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     if kind == "pg":
         return -advantages * logp
@@ -354,6 +373,16 @@ def _token_loss(
     if dual_clip is None:
         return loss
     return jnp.where(advantages < 0, jnp.minimum(loss, -advantages * dual_clip), loss)
+
+
+def _own_loss(kind: str, logp: jax.Array, ratio: jax.Array, advantages: jax.Array) -> jax.Array:
+    """Of every token, by a user's `function(logp, ratio, advantages)`, all [B, T]."""
+    loss = called(own_function(kind, "loss"), f"loss '{kind}'", LossError, logp, ratio, advantages)
+    if getattr(loss, "shape", None) != logp.shape:
+        raise LossError(
+            f"loss '{kind}' returned {loss!r:.60}; return an array {list(logp.shape)}, one loss a token"
+        )
+    return loss
 
 
 def _sequence_log_ratio(
@@ -383,4 +412,4 @@ def _mean(x: jax.Array, mask: jax.Array) -> Mean:
 
 
 def _is_zero(coefficient: float | jax.Array) -> bool:
-    return isinstance(coefficient, int | float) and coefficient == 0
+    return not (isinstance(coefficient, jax.core.Tracer) or np.any(coefficient))

@@ -49,7 +49,7 @@ from marl_jax.learning.network import Network
 from marl_jax.learning.optimiser import transformation
 from marl_jax.learning.packs import make_packs
 from marl_jax.learning.streams import Streams, stream_count
-from marl_jax.learning.work import Work, mini_batches_of, parallel_calls, per_role_of, units_of
+from marl_jax.learning.work import Work, calls_by_slot, mini_batches_of, per_role_of, units_of
 from marl_jax.models.weight_table import Tree
 from marl_jax.policies import by_name, roles_of
 from marl_jax.stopwatch import Stopwatch
@@ -336,7 +336,7 @@ class Learner:
         calls = zip(map(rows.role_of, range(len(rows))), rows.slot.tolist())
         units, unit_roles = units_of(self.config, roles, calls)
         own = everyone.take(everyone.having(policy=policy))  # with the rows that are not trained on
-        per_role = per_role_of(self.config, roles, parallel_calls(roles, own), unit_roles)
+        per_role = per_role_of(self.config, roles, calls_by_slot(roles, own), unit_roles)
         work = Work(policy, frozen, rows, places, mini_batches, old, ref, units, unit_roles, per_role, aim)
         if aim is not None and aim.kind == "kto" and reference is not None:
             other = objectives.mismatched(rows)

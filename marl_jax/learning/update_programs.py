@@ -234,7 +234,7 @@ def apply(
         "finite": finite,
         "grad_norm": norm,
         "clip_factor": factor,
-        "update_norm": optax.global_norm(change),
+        "update_norm": jnp.where(finite, optax.global_norm(change), 0.0),
     }
     if settings.layer_norms:
         done["layers"] = gradients.layer_norms(parts)

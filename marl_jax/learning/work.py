@@ -1,6 +1,5 @@
 """The work of a step for one policy: its rows, their mini-batches, and the units whose gradients are kept apart."""
 
-import collections
 import dataclasses
 import zlib
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ from marl_jax.learning.objectives import Aim
 from marl_jax.models.weight_table import Tree
 from marl_jax.table import Table
 
-__all__ = ["Work", "mini_batches_of", "parallel_calls", "per_role_of", "units_of"]
+__all__ = ["Work", "calls_by_slot", "mini_batches_of", "parallel_calls", "per_role_of", "units_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,21 +68,26 @@ def units_of(
     return (roles, roles) if config.apart else ([None], [])
 
 
-def parallel_calls(roles: Sequence[str], rows: Table) -> np.ndarray:
-    """Float[R]: how many calls of a role are made side by side, in the mean. Each of them has another slot."""
-    slots = [collections.Counter(rows.slot[rows.having(role=role)].tolist()) for role in roles]
-    return np.array([sum(some.values()) / max(some.values(), default=1) or 1 for some in slots], np.float32)
+def calls_by_slot(roles: Sequence[str], rows: Table) -> np.ndarray:
+    """Int[R, S]: how many of the rows are calls of each role in each slot."""
+    slots, slot = np.unique(rows.slot, return_inverse=True)
+    return np.stack([np.bincount(slot[rows.having(role=role)], minlength=len(slots)) for role in roles])
+
+
+def parallel_calls(calls: Array) -> Array:
+    """Float[R]: how many of `calls_by_slot` are made side by side, in the mean; 1 of a role without calls."""
+    return (calls.sum(1) / calls.max(1, initial=1)).clip(1).astype(np.float32)
 
 
 def per_role_of(
-    config: LearnerConfig, roles: Sequence[str], parallel: Array, unit_roles: Sequence[str]
+    config: LearnerConfig, roles: Sequence[str], calls: Array, unit_roles: Sequence[str]
 ) -> PerRole | None:
-    """What the roles of a policy are weighed by; None where no intervention weighs them."""
+    """What the roles of a policy are weighed by; None where no intervention weighs them. `calls` are by slot."""
     if not config.interventions.needs_roles:
         return None
     limits = config.interventions.role_clip
     return PerRole(
-        multiplicity=parallel,
+        multiplicity=parallel_calls(calls),
         mixed=np.array([config.interventions.mixing.acts_on(role) for role in roles]),
         clip=np.array([limits.get(role, np.inf) for role in roles], np.float32) if limits else None,
         membership=gradients.role_matrix(unit_roles, roles).astype(np.float32),

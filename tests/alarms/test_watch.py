@@ -117,6 +117,15 @@ def test_a_number_that_began_at_zero_has_no_multiple():
     assert told(judge(rows(6, **{"role/judge/entropy": 0.0, "role/judge/length": [0, 9, 9, 9, 9, 9]}))) == []
 
 
+@pytest.mark.parametrize(
+    ("episodes", "calls"),
+    [([0, 4, 4, 4, 4], [0, 4, 4, 4, 4]), ([4, 0, 0, 0, 0], [4, 0, 0, 0, 0]), (4, [0, 4, 4, 4, 4])],
+    ids=["none at first", "none at last", "no calls at first"],
+)
+def test_steps_without_episodes_or_calls_have_no_ratio_to_compare(episodes, calls):
+    assert told(judge(rows(5, episodes=episodes, calls=calls))) == []
+
+
 def test_a_role_that_does_not_train_is_no_rival_for_a_policy():
     alone = rows(6, **{"gradient/p0/share/coder": 1.0, "gradient/p0/share/planner": 0.0})
     assert told(judge(alone)) == []

@@ -19,6 +19,7 @@ from marl_jax.table import Ragged
 
 ADAPTERS = {"policies.train": "lora", "policies.lora_rank": "4"}
 RUBRIC = {"rewards.name": "voting_rubric", "advantages.group": "study"}
+PER_CALL = {"learner.interventions.mixing.normalise_multiplicity": "true"}
 CELLS = {
     "voting isolated": lambda: small("voting-isolated-xs-math"),
     "single": lambda: small("single-shared-xs-math"),
@@ -26,7 +27,7 @@ CELLS = {
     "eval_opt isolated": lambda: small("eval_opt-isolated-xs-math", **{"workflow.settings.rounds": "2"}),
     "orch_workers isolated": lambda: small("orch_workers-isolated-xs-math"),
     "debate": debating,
-    "voting shared": lambda: small("voting-shared-xs-math", **RUBRIC),
+    "voting shared": lambda: small("voting-shared-xs-math", **RUBRIC, **PER_CALL),
     "eval_opt shared": lambda: small("eval_opt-shared-xs-math", **{"rewards.name": "own_correctness"}),
     "orch_workers shared": lambda: small("orch_workers-shared-xs-math", **{"rewards.name": "team_and_local"}),
     "planner_coder": lambda: small("planner_coder-isolated-xs-code"),

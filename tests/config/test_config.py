@@ -324,6 +324,7 @@ def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
         ([("seed", str(2**70))], f"seed is {2**70}; it must be at most 2147483647"),
         ([("data.seed", str(2**31))], "data.seed is 2147483648; it must be at most"),
         ([("learner.seed", str(2**31))], "learner: seed is 2147483648; it must be at most"),
+        ([("learner.seed", "-1")], "learner: seed is -1; it must be at least 0"),
         (
             [("workflow.name", "self_refine_with_tests"), ("workflow.settings.run", "3")],
             "workflow.settings.run is 3; it must be left out: it is a function",

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from marl_jax.errors import UserError
 from marl_jax.learning.estimators.advantages import agent_advantages, group_advantages, overlong_penalty
 
 REWARDS = np.array([1.0, 0.0, 0.5, 1.0, 0.25, 0.25, 0.25, -2.0])
@@ -131,6 +132,26 @@ def test_an_eps_that_would_turn_signs_is_refused(eps):
         agent_advantages([0.0, 1.0], [0, 0], [0, 0], eps=eps)
 
 
+def test_an_eps_may_be_traced():
+    rewards, groups = np.array([0.0, 1.0]), ["a", "a"]
+    run = lambda eps: group_advantages(rewards, groups, eps=eps)
+    np.testing.assert_allclose(jax.jit(run)(0.5), run(0.5), rtol=1e-6)
+    run = lambda eps: agent_advantages(rewards, groups, groups, eps=eps)
+    np.testing.assert_allclose(jax.jit(run)(0.5), run(0.5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "reinforce_pp_baseline", "agent"])
+def test_equal_rewards_have_a_finite_gradient(estimator):
+    """A group of 1 and 1 beside one of 1/2 and 1/5; a batch of one value."""
+    groups, weight = np.array([0, 0, 1, 1]), jnp.arange(4.0)
+    if estimator == "agent":
+        run = lambda rewards: agent_advantages(rewards, groups, groups) @ weight
+    else:
+        run = lambda rewards: group_advantages(rewards, groups, estimator=estimator) @ weight
+    for rewards in ([1.0, 1.0, 0.5, 0.2], [1.0] * 4):
+        assert np.isfinite(jax.grad(run)(jnp.array(rewards))).all()
+
+
 def half_of_the_rest(rewards, groups):
     """An estimator of one's own: half of what a reward is above the smallest of its group."""
     xp = jnp if isinstance(rewards, jax.Array) else np
@@ -151,17 +172,25 @@ def one_number(rewards, groups):
     return rewards.sum()
 
 
-def test_an_estimator_of_ones_own_returns_as_many_advantages_as_there_are_rewards():
-    with pytest.raises(ValueError, match="for 8 rewards; return an array of as many"):
-        group_advantages(REWARDS, GROUPS, estimator=f"{__name__}:one_number")
-    with pytest.raises(ValueError, match="is a str, not a function"):
-        group_advantages(REWARDS, GROUPS, estimator="string:digits")
-
-
 def infinite(rewards, groups):
     return rewards / 0.0
 
 
-def test_an_estimator_of_ones_own_returns_finite_advantages():
-    with np.errstate(all="ignore"), pytest.raises(ValueError, match="not finite"):
-        group_advantages(REWARDS, GROUPS, estimator=f"{__name__}:infinite")
+def raising(rewards, groups):
+    raise KeyError("nothing")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("one_number", "for 8 rewards; return an array of as many"),
+        ("infinite", "not finite"),
+        ("raising", r"estimator '\w+:raising' raised KeyError: 'nothing' \(in raising, line"),
+    ],
+)
+def test_an_estimator_of_ones_own_is_told_what_is_wrong_with_it(name, reason):
+    with np.errstate(all="ignore"), pytest.raises(UserError, match=reason) as refusal:
+        group_advantages(REWARDS, GROUPS, estimator=f"{__name__}:{name}")
+    assert isinstance(refusal.value, ValueError)
+    with pytest.raises(ValueError, match="is a str, not a function"):
+        group_advantages(REWARDS, GROUPS, estimator="string:digits")

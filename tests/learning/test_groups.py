@@ -1,5 +1,6 @@
 """Groups are an explicit key, and what cannot teach is counted."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -57,6 +58,27 @@ def test_singletons_and_zero_variance_are_counted_per_role():
     roles = ["g", "g", "a", "g", "g", "a", "a"]
     assert count_groups(rewards, groups, roles) == {"g": GroupCounts(2, 0, 1), "a": GroupCounts(2, 1, 0)}
     assert informative(rewards, groups).tolist() == [False, False, True, True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        np.array([-1, 3, 3, 0, 0]),  # calls without tokens are of group -1
+        [-1, 3, 3, 0, 0],
+        jnp.array([-1, 3, 3, 0, 0]),
+        np.array([-1, 10**12, 10**12, 0, 0]),
+        [-1, ("t", 0), ("t", 0), "u", "u"],
+    ],
+    ids=["array", "list", "device", "large", "keys"],
+)
+def test_groups_may_be_any_keys_and_rows_of_none_count_for_nothing(groups):
+    rewards, roles = [0.0, 1.0, 0.0, 1.0, 1.0], ["silent", "g", "g", "g", "a"]
+    assert informative(rewards, groups).tolist() == [False, True, True, False, False]
+    assert count_groups(rewards, groups, roles) == {"g": GroupCounts(2, 0, 1), "a": GroupCounts(1, 0, 1)}
+
+
+def test_of_no_rows_nothing_is_counted():
+    assert informative([], []).tolist() == [] and count_groups([], [], []) == {}
 
 
 def test_a_group_that_spans_roles_counts_for_each_of_them():

@@ -262,6 +262,7 @@ def test_a_non_finite_gradient_is_skipped_counted_and_at_last_stops_the_run():
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(states["p0"].optimiser))
     assert (report.policies["p0"]["skipped"], report.policies["p0"]["updates"]) == (1, 0)
     assert report.flat()["policy/p0/grad_norm"] is None and report.gradients["p0"] == {}
+    assert report.policies["p0"]["update_norm"] == 0
     assert report.warnings[-1] == "policy 'p0': its gradient was not finite, and was left out"
     with pytest.raises(NonFiniteGradients, match="'p0': 2 gradients"):
         run.step(trees, states, as_table(rows))

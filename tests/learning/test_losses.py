@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from closeness import close
 
+from marl_jax.errors import UserError
 from marl_jax.learning.losses import LossConfig, Mean, kl_estimate, policy_loss
 
 RNG = np.random.default_rng(0)
@@ -216,14 +217,14 @@ def test_packed_rows_weigh_what_separate_rows_weigh(options):
     np.testing.assert_allclose(packed.denominator, denominator)
 
 
-@pytest.mark.parametrize("kind", ["ppo", "gspo", "cispo", "pg"])
+@pytest.mark.parametrize("kind", ["ppo", "gspo", "cispo", "pg", f"{__name__}:logarithmic"])
 def test_an_all_masked_batch_is_zero_not_nan(kind):
     run = lambda lp: policy_loss(lp, lp, np.ones(B), np.zeros((B, T)), kind=kind).value
     value, grad = jax.value_and_grad(run)(jnp.full((B, T), jnp.nan))
     assert value == 0 and not np.any(grad)
 
 
-@pytest.mark.parametrize("kind", ["ppo", "gspo", "cispo", "pg"])
+@pytest.mark.parametrize("kind", ["ppo", "gspo", "cispo", "pg", f"{__name__}:logarithmic"])
 def test_what_stands_on_masked_tokens_changes_nothing(kind):
     mask, junk = BATCH["mask"], np.full((B, T), -np.inf)
     run = lambda lp, old: (
@@ -324,6 +325,7 @@ def test_an_anchor_pulls_however_far_the_policy_has_gone(kind):
     [
         ({"kind": "gspo", "aggregation": "token_mean"}, "gspo weighs whole sequences"),
         ({"kind": "cispo", "dual_clip": 3.0}, "dual_clip belongs to kind 'ppo'"),
+        ({"kind": f"{__name__}:linear", "dual_clip": 3.0}, f"'ppo', not '{__name__}:linear'"),
         ({"dual_clip": 0.5}, "above 1"),
         ({"aggregation": "mean"}, "aggregation .*'mean'"),
         ({"kind": "trpo"}, "unknown"),
@@ -367,10 +369,29 @@ def test_bounds_may_be_traced_and_are_checked_where_they_are_not():
     np.testing.assert_array_equal(plain(is_cap=None), without.value)
 
 
+def test_every_number_may_be_traced():
+    numbers = {"mask_ratio": (0.8, 1.25), "max_length": 16, "is_cap": 1.5}
+    run = lambda numbers: (
+        policy_loss(
+            **BATCH, sampler_logp=EXTRA["sampler_logp"], aggregation="sequence_mean_token_sum_norm", **numbers
+        ).value
+    )
+    np.testing.assert_allclose(jax.jit(run)(numbers), run(numbers), rtol=1e-6)
+    with pytest.raises(ValueError, match="at least 1"):
+        run(numbers | {"max_length": 0})
+
+
+def test_lists_are_arrays_and_a_zero_of_any_type_needs_no_input():
+    lists = {name: values.tolist() for name, values in BATCH.items()}
+    zeros = {"kl_coef": np.float32(0), "entropy_coef": jnp.zeros(())}
+    np.testing.assert_array_equal(policy_loss(**lists, **zeros).value, policy_loss(**BATCH).value)
+
+
 def test_a_metric_reads_as_the_number_that_it_is():
     metric = Mean(jnp.array(3.0), jnp.array(4.0))
     assert np.isfinite(metric) and jnp.isfinite(metric) and metric < 1 and metric > 0.5
-    assert 0.75 <= metric <= 0.75
+    assert 0.75 <= metric <= 0.75 and metric == 0.75 and metric != 0.5
+    assert metric and not Mean(jnp.array(0.0), jnp.array(4.0))
     assert f"{metric:.2f}" == "0.75" and metric.item() == float(metric) == np.asarray(metric) == 0.75
     np.testing.assert_allclose(metric, 0.75)
     assert (metric + Mean(jnp.array(1.0), jnp.array(4.0))).value == 0.5
@@ -389,5 +410,31 @@ def test_a_loss_of_ones_own_is_given_log_probs_ratios_and_advantages():
     mask, advantages = jnp.array([[1, 1], [1, 0]]), jnp.array([2.0, -1.0])
     loss = policy_loss(logp, old, advantages, mask, kind=f"{__name__}:linear", aggregation="token_mean")
     assert float(loss.value) == pytest.approx((-2 * 2 - 2 * 1 + 1 * 3) / 3, rel=1e-6)
+
+
+def logarithmic(logp, ratio, advantages):
+    """Infinite where a log-prob is 0."""
+    return -advantages * ratio + jnp.log(-logp)
+
+
+def summed(logp, ratio, advantages):
+    return (-advantages * ratio).sum()
+
+
+def raising(logp, ratio, advantages):
+    raise KeyError("nothing")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("summed", r"loss '\w+:summed' returned .*; return an array \[5, 7\], one loss a token"),
+        ("raising", r"loss '\w+:raising' raised KeyError: 'nothing' \(in raising, line"),
+    ],
+)
+def test_a_loss_of_ones_own_is_told_what_is_wrong_with_it(name, reason):
+    with pytest.raises(UserError, match=reason) as refusal:
+        policy_loss(**BATCH, kind=f"{__name__}:{name}")
+    assert isinstance(refusal.value, ValueError)
     with pytest.raises(ValueError, match="loss 'json:nothing': module 'json' has no 'nothing'"):
         LossConfig(kind="json:nothing")

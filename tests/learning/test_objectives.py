@@ -383,6 +383,8 @@ def test_what_makes_no_sense_is_refused():
         LearnerConfig(LossConfig("kto"))
     with pytest.raises(ValueError, match="'dpo' is no loss of single tokens"):
         policy_loss(*(jnp.zeros((1, 1)),) * 4, kind="dpo")
+    with pytest.raises(ValueError, match="dual_clip belongs to kind 'ppo', not 'dpo'"):
+        LossConfig("dpo", dual_clip=3.0)
     with pytest.raises(ValueError, match=r"unknown.*of whole sequences there are \('sft'"):
         LossConfig("dop")
     learner = Learner(Qwen3(TINY), objective("dpo"), SHARED)

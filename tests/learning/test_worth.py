@@ -10,7 +10,7 @@ import pytest
 from marl_jax.episodes import CallRecord, Episode
 from marl_jax.errors import UserError
 from marl_jax.learning.by_role.role_statistics import row_statistics
-from marl_jax.learning.estimators.groups import GroupCounts
+from marl_jax.learning.estimators.groups import GroupCounts, count_groups
 from marl_jax.learning.estimators.worth import AdvantageConfig, with_advantages
 from marl_jax.table import Table
 from marl_jax.task import Task
@@ -64,6 +64,7 @@ def test_calls_without_tokens_are_compared_with_nothing():
     for name in ("advantage", "group", "penalty"):
         np.testing.assert_array_equal(getattr(table, name)[said], getattr(alone, name), err_msg=name)
     assert alone.advantage[:1] == pytest.approx([HALF]) and counts == wanted
+    assert count_groups(table.reward, table.group, [*map(table.role_of, range(len(table)))]) == wanted
 
 
 def test_a_call_about_another_task_is_compared_by_what_that_task_has():

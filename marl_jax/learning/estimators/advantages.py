@@ -8,7 +8,7 @@ numpy computes: the number of rows changes from step to step, and XLA would comp
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import chex
@@ -16,14 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marl_jax.errors import UserError
 from marl_jax.fields import require
-from marl_jax.learning.estimators.groups import as_rewards, precision
-from marl_jax.own import is_own, own_function
+from marl_jax.learning.estimators.groups import Groups, as_rewards, keys_of, precision
+from marl_jax.own import called, is_own, own_function
 from marl_jax.table import dense
 
 __all__ = [
     "ESTIMATORS",
     "Estimator",
+    "EstimatorError",
     "Over",
     "Singleton",
     "Std",
@@ -40,7 +42,9 @@ Singleton = Literal["zero", "reward"]  # the advantage of a group of one
 Over = Literal["task", "role"]  # of agent-wise means and scales
 DDOF = {"unbiased": 1, "biased": 0}
 
-Groups = Sequence[Hashable] | np.ndarray | jax.Array
+
+class EstimatorError(UserError, ValueError):
+    """A user's estimator raised, or returned something else than an advantage for every reward."""
 
 
 def group_advantages(
@@ -59,13 +63,12 @@ def group_advantages(
     is `function(rewards, groups)` of arrays [B], groups being integers below B, to advantages [B].
     """
     check_estimator(estimator)
-    require(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
+    _check_scale(std, eps)
     require(
         singleton in get_args(Singleton),
         f"singleton {singleton!r} is unknown; use one of {get_args(Singleton)}",
     )
-    require(0 <= eps < math.inf, f"eps {eps} must be finite and not negative")
-    xp, values, ids = _inputs(rewards, groups)
+    xp, values, ids = _inputs(rewards, eps, groups)
     if is_own(estimator):
         return _own(estimator, values, ids)
     size, centred = _centre(xp, values, ids)
@@ -106,9 +109,8 @@ def agent_advantages(
     """Dr.MAS: mean and standard deviation each over all calls of the task, or over the role's own. [B]"""
     for name, over in (("mean", mean), ("scale", scale)):
         require(over in get_args(Over), f"{name} {over!r} is unknown; use one of {get_args(Over)}")
-    require(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
-    require(0 <= eps < math.inf, f"eps {eps} must be finite and not negative")
-    xp, values, task, role = _inputs(rewards, tasks, roles)
+    _check_scale(std, eps)
+    xp, values, task, role = _inputs(rewards, eps, tasks, roles)
     # Pairs of ids below B are ids below B * B.
     ids = {"task": task, "role": _dense(xp, task * values.shape[0] + role)}
     centred = _centre(xp, values, ids[mean])[1]
@@ -128,9 +130,16 @@ def overlong_penalty(lengths: jax.Array | np.ndarray, *, max_length: int, buffer
     return jax.device_put(xp.clip(-over / buffer, -1.0, 0.0))
 
 
-def _inputs(rewards: Any, *groups: Groups) -> tuple[Any, ...]:
+def _check_scale(std: str, eps: float | jax.Array) -> None:
+    require(std in DDOF, f"std {std!r} is unknown; use one of {tuple(DDOF)}")
+    require(
+        isinstance(eps, jax.core.Tracer) or 0 <= eps < math.inf, f"eps {eps} must be finite and not negative"
+    )
+
+
+def _inputs(rewards: Any, eps: Any, *groups: Groups) -> tuple[Any, ...]:
     """The module to compute with (jax.numpy if anything is traced), float rewards [B] and integer groups [B]."""
-    traced = any(isinstance(x, jax.core.Tracer) for x in (rewards, *groups))
+    traced = any(isinstance(x, jax.core.Tracer) for x in (rewards, eps, *groups))
     xp = jnp if traced else np
     if isinstance(rewards, jax.core.Tracer):
         rewards = rewards.astype(precision(rewards.dtype))
@@ -145,8 +154,7 @@ def _inputs(rewards: Any, *groups: Groups) -> tuple[Any, ...]:
 def _ids(xp: Any, groups: Groups) -> Any:
     if isinstance(groups, jax.core.Tracer):
         return _dense(xp, groups)
-    keys = groups.tolist() if hasattr(groups, "tolist") else groups
-    return xp.asarray(dense([tuple(key) if isinstance(key, list) else key for key in keys]))
+    return xp.asarray(dense(keys_of(groups)))
 
 
 def _dense(xp: Any, ids: Any) -> Any:
@@ -171,14 +179,14 @@ def _centre(xp: Any, rewards: Any, ids: Any) -> tuple[Any, Any]:
 
 
 def _own(name: str, rewards: Any, ids: Any) -> jax.Array:
-    advantages = own_function(name, "estimator")(rewards, ids)
-    require(
-        getattr(advantages, "shape", None) == rewards.shape,
-        f"estimator '{name}' returned {advantages!r:.60} for {len(rewards)} rewards; return an array of as many",
-    )
-    if not isinstance(advantages, jax.core.Tracer):
-        finite = bool(np.isfinite(np.asarray(advantages)).all())
-        require(finite, f"estimator '{name}' returned advantages that are not finite")
+    who = f"estimator '{name}'"
+    advantages = called(own_function(name, "estimator"), who, EstimatorError, rewards, ids)
+    if getattr(advantages, "shape", None) != rewards.shape:
+        raise EstimatorError(
+            f"{who} returned {advantages!r:.60} for {len(rewards)} rewards; return an array of as many"
+        )
+    if not isinstance(advantages, jax.core.Tracer) and not np.isfinite(np.asarray(advantages)).all():
+        raise EstimatorError(f"{who} returned advantages that are not finite")
     return jax.device_put(advantages.astype(rewards.dtype))
 
 
@@ -188,7 +196,9 @@ def _scaled(xp: Any, centred: Any, spread: Any, eps: float) -> Any:
 
 
 def _spread(xp: Any, centred: Any, size: Any, ids: Any, std: str) -> Any:
-    return xp.sqrt(_total(xp, centred**2, ids) / xp.maximum(size - DDOF[std], 1))
+    variance = _total(xp, centred**2, ids) / xp.maximum(size - DDOF[std], 1)
+    some = variance > 0  # the root has no derivative at 0
+    return xp.where(some, xp.sqrt(xp.where(some, variance, 1.0)), 0.0)
 
 
 def _total(xp: Any, values: Any, ids: Any) -> Any:

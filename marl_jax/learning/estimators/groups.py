@@ -23,12 +23,14 @@ __all__ = [
     "FIELDS",
     "PRESETS",
     "GroupCounts",
+    "Groups",
     "as_rewards",
     "count_groups",
     "group_ids",
     "group_key",
     "informative",
     "is_attribute",
+    "keys_of",
     "precision",
 ]
 
@@ -50,6 +52,9 @@ class GroupCounts:
     groups: int  # all of them
     singletons: int  # one member: nothing to compare with
     zero_variance: int  # several members, one reward
+
+
+Groups = Sequence[Hashable] | np.ndarray | jax.Array
 
 
 def group_key(
@@ -85,6 +90,12 @@ def group_ids(key: Sequence[str], **columns: Sequence[Hashable]) -> np.ndarray:
     return dense(list(zip(*(columns[field] for field in group_key(key)), strict=True)))
 
 
+def keys_of(groups: Groups) -> list[Hashable]:
+    """[B]: what each row's group is known by, of groups that are any hashables."""
+    keys = groups.tolist() if hasattr(groups, "tolist") else groups
+    return [tuple(key) if isinstance(key, list) else key for key in keys]
+
+
 def as_rewards(rewards: Any) -> np.ndarray:
     """In the precision of the device, so that what is equal there is equal here; what is not finite is refused."""
     given = np.asarray(rewards)
@@ -103,26 +114,35 @@ def precision(dtype: Any) -> Any:
     return jax.dtypes.canonicalize_dtype(jnp.promote_types(dtype, jnp.float32))
 
 
-def informative(rewards: Sequence[float] | np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Bool[B]: the row's group has more than one reward, so that it moves the policy at all."""
-    count = int(np.max(groups, initial=-1)) + 1
-    low, high = np.full(count, np.inf), np.full(count, -np.inf)
-    values = as_rewards(rewards)
-    np.minimum.at(low, groups, values)
-    np.maximum.at(high, groups, values)
-    return (high > low)[groups]
+def informative(rewards: Sequence[float] | np.ndarray, groups: Groups) -> np.ndarray:
+    """Bool[B]: the row's group has more than one reward, so that it moves the policy at all; group -1 is none."""
+    keys, values = keys_of(groups), as_rewards(rewards)
+    ids = dense(keys)
+    low, high = np.full(len(ids), np.inf), np.full(len(ids), -np.inf)
+    np.minimum.at(low, ids, values)
+    np.maximum.at(high, ids, values)
+    return (high > low)[ids] & _grouped(keys)
 
 
 def count_groups(
-    rewards: Sequence[float] | np.ndarray, groups: np.ndarray, roles: Sequence[str]
+    rewards: Sequence[float] | np.ndarray, groups: Groups, roles: Sequence[str]
 ) -> dict[str, GroupCounts]:
-    """Per role, the groups it has rows in, and how many of them are singletons or have zero variance."""
-    sizes = np.bincount(groups)
-    flat = ~informative(rewards, groups)
+    """Per role, the groups it has rows in, and how many of them are singletons or have zero variance.
+
+    Rows of group -1, as calls without tokens are, count for nothing.
+    """
+    keys = keys_of(groups)
+    ids, flat, grouped = dense(keys), ~informative(rewards, keys), _grouped(keys)
+    sizes = np.bincount(ids)
     counts = {}
-    for role in dict.fromkeys(roles):
-        mine, first = np.unique(groups[np.asarray(roles) == role], return_index=True)
-        row = np.flatnonzero(np.asarray(roles) == role)[first]
+    for role in dict.fromkeys(np.asarray(roles)[grouped].tolist()):
+        rows = np.flatnonzero(grouped & (np.asarray(roles) == role))
+        mine, first = np.unique(ids[rows], return_index=True)
         single = sizes[mine] == 1
-        counts[role] = GroupCounts(len(mine), int(single.sum()), int((flat[row] & ~single).sum()))
+        counts[role] = GroupCounts(len(mine), int(single.sum()), int((flat[rows[first]] & ~single).sum()))
     return counts
+
+
+def _grouped(keys: Sequence[Hashable]) -> np.ndarray:
+    """Bool[B]: the rows that have a group."""
+    return np.array([key != -1 for key in keys], bool)
