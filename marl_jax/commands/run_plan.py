@@ -38,6 +38,11 @@ def run_plan(
         step, traced = road.planned()
         plans = [in_one_program(plan, config, step) for plan in plans]
     yield plan_page(config, models, source, plans)
+    if config.road == "compiled":
+        counted = (
+            "memory is that of the step as one program" if road else "its step is traced where its bases are"
+        )
+        yield f"times and micro-batches are counted for the hosted road; {counted}"
     if road is not None and config.seeds > 1:
         fitting = (f"{seeds_that_fit(plan, config, step)} on {plan.device.name}" for plan in hosted)
         yield f"of {config.seeds} seeds fit: {', '.join(fitting)}"

@@ -22,7 +22,7 @@ from marl_jax.runs.loading.parts import Parts, load_parts
 from marl_jax.tasks.micro import KINDS
 from marl_jax.workflows import BUILT_IN
 
-__all__ = ["Cast", "cast_of", "rates"]
+__all__ = ["Cast", "cast_of", "check_settings", "rates"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Cast:
 
 def cast_of(config: RunConfig, parts: Parts | None = None) -> Cast:
     """Load what the configuration names; refuse what the compiled road cannot take."""
-    _check(config)
+    check_settings(config)
     parts = parts or load_parts(config)
     if not parts.alike:
         raise NoArrayForm(
@@ -83,7 +83,7 @@ def _check_groups(config: RunConfig, presets: Presets) -> None:
         raise NoArrayForm(f"groups by {', '.join(strange)} (advantages.group) have no form in arrays")
 
 
-def _check(config: RunConfig) -> None:
+def check_settings(config: RunConfig) -> None:
     """Refuse settings that only the hosted road has."""
     settings, learner, advantages = config.role_settings.values(), config.learner, config.advantages
     whole_batch = advantages.estimator == "reinforce_pp_baseline" or is_own(advantages.estimator)
@@ -115,4 +115,8 @@ def rates(config: RunConfig, policy: str, policies: int) -> jnp.ndarray:
     """Float[n]: the learning rate of a policy by its clock, for all steps of a run; the last holds beyond them."""
     schedule = config.learner.schedule_of(policy)
     ticks = max(config.steps, schedule.total_steps, 1) * (policies if schedule.clock != "own" else 1)
+    if schedule.kind == "constant":
+        ticks = min(ticks, schedule.warmup_steps)
+    elif schedule.kind == "linear" or schedule.clamped:
+        ticks = min(ticks, schedule.total_steps)
     return jnp.asarray(np.array([schedule(tick) for tick in range(ticks + 1)], np.float32))

@@ -230,6 +230,11 @@ def _noise(cast: Cast, key: jax.Array, tasks: Tasks) -> Callable[[jax.Array], ja
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.ndim != 4:
             raise TypeError("the key is neither one of jax.random.key nor the words of noise_words")
+        if key.shape[:2] != (len(tasks.id), cast.samples):
+            raise TypeError(
+                f"the words of the key are of {key.shape[0]} problems by {key.shape[1]} samples, and a step has "
+                f"{len(tasks.id)} by {cast.samples}: cut words and tasks alike"
+            )
         words = key.reshape(-1, *key.shape[2:])
         return lambda calls: jnp.take_along_axis(words, calls[..., None], axis=1)
     ids = jnp.repeat(jnp.asarray(tasks.id), cast.samples)

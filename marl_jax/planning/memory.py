@@ -59,6 +59,7 @@ LANES, PROMPTS, SAMPLING = "caches of the lanes", "caches of prompts", "working 
 ACTIVATIONS, BACKWARD = "activations", "working memory of the backward pass"
 OPTIMISER = "working memory of the optimiser"
 PROGRAMS = "compiled programs and libraries"
+OF_SEEDS = (TRAINED, ADAPTERS, STATES)  # each seed has its own
 # Measured (tests/planning/test_peak.py): what programs and their compilation take of a host at a first start.
 # Those of adapters take more. A start that reads kept programs takes less (xs: 350 MiB where a first one took 580).
 PROGRAM_BYTES, ADAPTED_PROGRAM_BYTES = 680 << 20, 850 << 20
@@ -131,7 +132,9 @@ def _standing(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
         PROGRAMS: programs if one.platform == "cpu" else 0,
     }
     share = weight_share(config, one)
-    return [Part(name, count // share, "always") for name, count in parts.items() if count]
+    seeds = 1 if config.road == "compiled" else config.seeds  # see `step_memory`
+    copies = lambda name: seeds if name in OF_SEEDS else 1
+    return [Part(name, copies(name) * count // share, "always") for name, count in parts.items() if count]
 
 
 def _update(config: RunConfig, sizes: Mapping[str, Model], demand: Demand) -> tuple[list[Part], Shape]:

@@ -63,6 +63,10 @@ class Work:
     moved: float
     elsewhere: float = 0.0  # seconds that it takes other devices; then nothing is counted of these
 
+    def of(self, seeds: int) -> "Work":
+        """That of so many seeds, one after the other."""
+        return Work(self.name, seeds * self.operations, seeds * self.moved, seeds * self.elsewhere)
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -183,13 +187,14 @@ def make_plan(
             engine = memory.shapes(config, models, device, device.memory - bases, training, demand)
         except ValueError as error:  # what the least would take is still told
             engine, refusal = memory.least_shapes(config, models, device.platform), str(error)
+    works = (*_decoding(config, sizes, demand, engine), *_learning(config, sizes, demand, training))
     parts, order = [*training, *memory.sampling(config, sizes, engine)], get_args(Phase)
     return Plan(
         device=device,
         # A device is counted at the rates of the widest dtype.
         dtype=max((one.dtype for one in models.values()), key=lambda dtype: jnp.dtype(dtype).itemsize),
         parts=tuple(sorted(parts, key=lambda part: order.index(part.phase))),
-        works=(*_decoding(config, sizes, demand, engine), *_learning(config, sizes, demand, training)),
+        works=tuple(work.of(config.seeds) for work in works),
         shapes=engine,
         engines=len(decode_groups(policy_specs(config.policies))),
         largest=largest,

@@ -23,7 +23,6 @@ __all__ = ["StepMemory", "in_one_program", "of_step", "seeds_that_fit"]
 
 HOSTED = ("gradient", "optimiser")  # phases that this road does not have
 ENGINES = (memory.LANES, memory.PROMPTS, memory.SAMPLING, memory.SERVED)
-OF_SEEDS = (memory.TRAINED, memory.ADAPTERS, memory.STATES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +72,7 @@ def in_one_program(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
         copies = 0
     new = {memory.COPIES: copies, memory.RESULTS: step.results * made, memory.SCRATCH: step.scratch * at_once}
     parts = [
-        dataclasses.replace(part, bytes=part.bytes * seeds) if part.name in OF_SEEDS else part
+        dataclasses.replace(part, bytes=part.bytes * seeds) if part.name in memory.OF_SEEDS else part
         for part in plan.parts
         if part.phase not in HOSTED and (config.evaluation.every or part.name not in ENGINES)
     ]

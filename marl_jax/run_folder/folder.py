@@ -158,6 +158,8 @@ def begin(
         _forget_tools(folder)
         anew = any(line.startswith(_SETTLED_BY) for line in lines)
         settled = dict(settle()) if anew else before["settled"]
+        if any(line.startswith("config.road:") for line in lines):
+            settled = {name: value for name, value in settled.items() if name not in ("road", "devices")}
         before = _write(folder, {**before, **now, "settled": settled, "changes": [*before["changes"], lines]})
     return before["settled"]
 

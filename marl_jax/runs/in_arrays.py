@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -166,13 +166,21 @@ class Compiled:
         file = kept.place_of(self._config, self._parts, layout.devices, **about)
         if found := kept.load(file, layout.devices, self._check_memory):
             return found
-        needs = None
-        if self._config.seeds > 1:
-            whole = jax.jit(layout.step(self._halves.step)).trace(*placed)
-            self._check_memory(needs := of_step(whole.jaxpr, len(self.devices)))
+        needs = list[StepMemory]()
+
+        def fitting(traced: jax.stages.Traced) -> jax.stages.Traced:
+            needs.append(of_step(traced.jaxpr, len(self.devices)))
+            self._check_memory(needs[-1])
+            return traced
+
+        halves: Iterator[jax.stages.Traced] = trace(self._halves, layout, placed)
+        if self._config.seeds > 1:  # how many fit is counted of the whole step
+            fitting(jax.jit(layout.step(self._halves.step)).trace(*placed))
+        else:
+            halves = map(fitting, halves)
         with kept.found_by_jax(file) as found, ThreadPoolExecutor() as threads:
-            programs = list(threads.map(self.compiled, trace(self._halves, layout, placed)))
-        kept.keep(file, programs, needs, found)
+            programs = list(threads.map(self.compiled, halves))
+        kept.keep(file, programs, max(needs, key=self._needed), found)
         return programs
 
     def _compiler_options(self) -> dict[str, Any] | None:
@@ -180,17 +188,24 @@ class Compiled:
         whole = self.devices[0].platform != "cpu" or jax.config.values["jax_disable_most_optimizations"]
         return None if whole else {"xla_backend_optimization_level": 1}
 
-    def _check_memory(self, step: StepMemory | None) -> None:
-        """Refuse seeds that do not fit side by side, with the number that does; nothing is compiled yet."""
-        if step is None:
+    def _needed(self, step: StepMemory) -> int:
+        return step.needed(self._config.seeds, together=self._side_by_side)
+
+    def _check_memory(self, step: StepMemory) -> None:
+        """Refuse what does not fit, with the number of seeds that does; its programs are not compiled yet."""
+        seeds, free, total = self._config.seeds, free_bytes(), self._needed(step)
+        if total <= free:
             return
-        seeds, free, together = self._config.seeds, free_bytes(), self._side_by_side
-        total, fit = step.needed(seeds, together=together), step.fitting(seeds, free, together=together)
-        if total > free:
+        if seeds == 1:
             raise PlanError(
-                f"{seeds} seeds side by side need {show(total)} and {show(free)} are free: {fit} fit; lower "
-                "--config.seeds"
+                f"a step as one program needs {show(total)} and {show(free)} are free: lower --config.data.problems or "
+                "--config.rollout.samples, or take --config.road=hosted"
             )
+        fit = step.fitting(seeds, free, together=self._side_by_side)
+        raise PlanError(
+            f"{seeds} seeds side by side need {show(total)} and {show(free)} are free: {fit} fit; lower "
+            "--config.seeds"
+        )
 
     def planned(self) -> tuple[StepMemory, Any]:
         """What the step of one seed takes on each device, counted from its trace; and the trace."""

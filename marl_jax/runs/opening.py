@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from marl_jax import hosts
 from marl_jax.alarms.watch import judge
 from marl_jax.compiled import NoArrayForm
+from marl_jax.compiled.cast import check_settings
 from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.config.run_fields import TRACKERS
 from marl_jax.own import is_own
@@ -160,6 +161,8 @@ def check_foreseen(config: RunConfig, planned: plan.Plan) -> Compiled | None:
 
     Of the device it says nothing, and files of data are not read. Returns the compiled road, where it is asked for.
     """
+    if config.road == "compiled":
+        check_settings(config)
     specs = policy_specs(config.policies).values()
     if not all((located(spec.base) / "config.json").is_file() for spec in specs):
         return None
@@ -351,7 +354,7 @@ def _arrays(
         return None, f"hosted, as {error.reason}"
     if config.road == "auto" and "road" not in settled:
         return road, "the faster one of a step on each, which are timed now"
-    name = settled.get("road", config.road)
+    name = settled["road"] if config.road == "auto" else config.road
     return road, f"{name}, {road.layout}" if name == "compiled" else name
 
 
@@ -367,8 +370,10 @@ def _road(
     if arrays is None:
         return hosted(states[0])
     arrays.make_engines = hosted
-    chosen = settled.get("road", runs[0].config.road)
-    if chosen == "auto":
+    chosen: str = runs[0].config.road
+    if chosen == "auto" and "road" in settled:
+        chosen = settled["road"]
+    elif chosen == "auto":
         arrays.engines = hosted(states[0])
         seconds = {"compiled": _tried(arrays, runs, states), "hosted": _tried(arrays.engines, runs, states)}
         chosen = min(seconds, key=lambda name: seconds[name])

@@ -39,6 +39,8 @@ def page(
     `model` is the shape of all policies, or {policy: shape}.
     """
     models = by_name(model, policy_names(config.policies.map))
+    in_arrays = road.startswith("compiled")  # engines play its evaluations
+    engines = [] if in_arrays and not config.evaluation.every else _engines(config, plan, engine)
     lines = [
         ("cell", f"{config.cell}: workflow {config.workflow.name} on {config.data.name}"),
         *(("model" if not i else "", text) for i, text in enumerate(_models(config, models))),
@@ -50,8 +52,8 @@ def page(
         ("steps", f"{config.steps:,}{_evaluations(config, tasks)}"),
         *(("phases" if not i else "", text) for i, text in enumerate(_phases(config))),
         ("optimiser", _optimiser(config.learner.optimiser)),
-        ("memory", _memory(plan)),
-        *(("engine" if not i else "", text) for i, text in enumerate(_engines(config, plan, engine))),
+        ("memory", _memory(plan) + ", as counted for the hosted road" * in_arrays),
+        *(("engine" if not i else "", text) for i, text in enumerate(engines)),
         ("time", _time(config, plan, guess(config, plan))),
         ("written to", f"{folder}: config.json, metrics.jsonl, eval.jsonl, episodes/, checkpoints/"),
     ]

@@ -3,9 +3,11 @@
 import dataclasses
 
 import jax
+import numpy as np
 import pytest
 
 from marl_jax.compiled import NoArrayForm, batches, make_step, start
+from marl_jax.compiled.cast import rates
 from marl_jax.config.run_config import load_config
 from marl_jax.runs.loading.parts import load_parts
 
@@ -61,3 +63,25 @@ def test_a_key_of_another_form_is_refused():
     _, tasks = next(batches(config))
     with pytest.raises(TypeError, match=r"neither one of jax\.random\.key nor the words"):
         jax.eval_shape(make_step(config), start(config), jax.random.PRNGKey(0), tasks)
+
+
+def test_words_of_other_problems_than_those_of_the_step_are_refused():
+    config = load_config("configs/micro.py:single-shared-xs-math", [("data.problems", "4")])
+    words, tasks = next(batches(config))
+    with pytest.raises(TypeError, match=r"words of the key are of 2 problems .* a step has 4"):
+        jax.eval_shape(make_step(config), start(config), words[:2], tasks)
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
+def test_learning_rates_are_tabled_as_far_as_they_change(kind):
+    config = load_config(
+        "configs/micro.py:single-shared-xs-math",
+        [("steps", "1000000000"), ("learner.optimiser.schedule.kind", kind)],
+    )
+    schedule = config.learner.schedule_of("p0")
+    table = rates(config, "p0", 1)
+    assert len(table) <= schedule.total_steps + 1
+    steps = (0, 1, schedule.warmup_steps, schedule.total_steps, 10**9 - 1)
+    assert [float(table[min(step, len(table) - 1)]) for step in steps] == [
+        np.float32(schedule(step)) for step in steps
+    ]

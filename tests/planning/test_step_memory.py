@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import pytest
 from test_plan import HERE, QUICK, with_memory
 
+from marl_jax.compiled import NoArrayForm
 from marl_jax.config.run_config import load_config
 from marl_jax.planning.account import needed
 from marl_jax.planning.liveness import made_bytes
+from marl_jax.planning.memory import OF_SEEDS
 from marl_jax.planning.plan import find_models, make_plan
 from marl_jax.planning.step_memory import StepMemory, in_one_program, seeds_that_fit
 from marl_jax.runs.opening import check_foreseen
@@ -76,3 +78,20 @@ def test_the_plan_says_how_many_seeds_fit(cell, road):
     short = dataclasses.replace(hosted, device=with_memory(all_of_them - 1))
     assert seeds_that_fit(short, eight, step) == 7
     assert "lower --config.seeds (8)" in in_one_program(short, eight, step).trouble(eight)
+
+
+def test_seeds_on_the_hosted_road_take_their_states_and_their_time(cell):
+    """One after the other; what is not of a seed is there once."""
+    hosted = dataclasses.replace(cell, road="hosted")
+    models = find_models(cell)[0]
+    one, three = (make_plan(dataclasses.replace(hosted, seeds=seeds), models, HERE) for seeds in (1, 3))
+    for part, other in zip(one.parts, three.parts):
+        assert other.bytes == part.bytes * (3 if part.name in OF_SEEDS else 1), part.name
+    assert [work.operations for work in three.works] == [3 * work.operations for work in one.works]
+
+
+def test_a_plan_refuses_settings_that_the_road_does_not_take():
+    """Its base need not be here."""
+    config = load_config("configs/qwen3.py:single-shared-0.6b-math", [("road", "compiled")])
+    with pytest.raises(NoArrayForm, match="tasks of dapo_math"):
+        check_foreseen(config, None)

@@ -201,6 +201,22 @@ def test_seeds_that_do_not_fit_are_refused_with_the_number_that_does(base, tmp_p
     monkeypatch.setattr(in_arrays, "free_bytes", lambda: 0)
     with pytest.raises(PlanError, match=r"2 seeds side by side need .* 0.0 MiB are free: 0 fit"):
         loop.train(config(base, seeds=2), tmp_path / "runs", live=quiet())
+    with pytest.raises(PlanError, match=r"a step as one program needs .* 0.0 MiB are free: .*road=hosted"):
+        loop.train(config(base), tmp_path / "run", live=quiet())
+
+
+def test_a_road_that_is_asked_for_is_taken_whatever_was_settled(base, tmp_path):
+    """Where it is left open again, it is timed again."""
+    workdir = tmp_path / "run"
+    loop.train(config(base, road="hosted", steps=1), workdir, live=quiet())
+    record = json.loads((workdir / "config.json").read_text())
+    record["config"]["road"], record["settled"]["road"] = "auto", "hosted"
+    (workdir / "config.json").write_text(json.dumps(record))
+    loop.train(config(base, steps=2), workdir, accept_changes=True, live=quiet())
+    assert json.loads((workdir / "config.json").read_text())["settled"]["road"] == "compiled"
+    view = Asked(None)
+    loop.train(config(base, road="auto", steps=3), workdir, accept_changes=True, live=view)
+    assert "timed now" in view.said and "a step took compiled" in view.said
 
 
 def test_devices_that_do_not_divide_the_problems_are_refused(base, monkeypatch):
