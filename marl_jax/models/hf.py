@@ -66,7 +66,7 @@ def load_config(directory: str | os.PathLike[str], *, dtype: str | None = None) 
     more = read_json(second).get("eos_token_id") if second.exists() else None
     try:
         config, path = ModelConfig.from_hf(published, dtype=dtype), second
-        listed = more if isinstance(more, list) else [more]
+        listed: list[Any] = more if isinstance(more, list) else [more]
         added = tuple(token for token in listed if token not in (None, *config.stop_tokens))
         return dataclasses.replace(config, eos_token_id=config.stop_tokens + added) if added else config
     except ValueError as error:
