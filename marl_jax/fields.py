@@ -40,6 +40,7 @@ __all__ = [
     "filled",
     "fit",
     "from_json",
+    "is_whole",
     "misfit",
     "nearest",
     "out_of_bounds",
@@ -202,6 +203,12 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float 
     if close := difflib.get_close_matches(name, known, 1, cutoff):
         return f": did you mean '{close[0]}'?"
     return otherwise or f"; there is: {', '.join(known) or 'nothing'}"
+
+
+# The usual type first: to ask an abstract class takes longer than all the rest of a request to an engine.
+def is_whole(value: Any) -> bool:
+    """Whether it is an integer, of Python or of numpy; a truth value is none."""
+    return type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
 
 
 def require(condition: Any, message: str) -> None:

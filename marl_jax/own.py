@@ -21,9 +21,10 @@ def load_own(name: str, what: str) -> Any:
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:
+    except (Exception, SystemExit) as error:
         near = "; give a module, not a file: 'package.module:name'" if "/" in name or ".py:" in name else ""
-        raise ValueError(f"{what} '{name}': cannot import module '{module_name}': {error}{near}") from error
+        reason = error if isinstance(error, ImportError | ValueError) else _at_import(error)
+        raise ValueError(f"{what} '{name}': cannot import module '{module_name}': {reason}{near}") from error
     if not hasattr(module, attribute):
         raise ValueError(f"{what} '{name}': module '{module_name}' has no '{attribute}'")
     return getattr(module, attribute)
@@ -66,6 +67,11 @@ def told(error: BaseException, home: str | None = None) -> str:
     frame = [frame for frame in frames if frame.filename == home][-1:] or frames[-1:]
     where = f" (in {frame[0].name}, line {frame[0].lineno})" if frame else ""
     return " ".join(say(error).split()) + where
+
+
+def _at_import(error: BaseException) -> str:
+    """What a module raised; where a file cannot be parsed, the text says the place."""
+    return " ".join(say(error).split()) if isinstance(error, SyntaxError) else told(error)
 
 
 def home_of(function: Callable[..., Any]) -> str | None:

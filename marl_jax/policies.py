@@ -199,7 +199,7 @@ class SamplingSettings:
     temperature: NotNegative = 1.0  # 0 is greedy
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0  # nucleus; 1 is off
     top_k: Whole = 0  # 0 is off
-    stop_tokens: tuple[Whole, ...] = ()  # besides the template's end of turn
+    stop_tokens: tuple[Whole, ...] = ()  # besides the template's end of turn and the model's own
     stop_strings: tuple[Annotated[str, MinLen(1)], ...] = ()  # texts that end a completion
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ class Ragged:
         starts, lengths = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         end, last = 0, None
         for i, row in enumerate(rows):
-            if row is not last and not (type(row) is tuple and row == last):
+            if row is not last and not (type(row) is type(last) is tuple and row == last):
                 parts.append(np.asarray(row, dtype))
                 end += len(parts[-1])
             lengths[i], starts[i], last = len(parts[-1]), end - len(parts[-1]), row

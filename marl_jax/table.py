@@ -11,12 +11,14 @@ Each later stage is a function that adds columns or reads them. Columns of numbe
 
 import dataclasses
 import functools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from marl_jax.episodes import CallRecord, Episode, ends_of, path_of, places_of
+from marl_jax.errors import RunError
 from marl_jax.ragged import Ragged, concat, dense, floats, ints, kept_sets, padded, path_tuples, take
 from marl_jax.task import Task
 
@@ -26,6 +28,7 @@ __all__ = [
     "META",
     "VERDICTS",
     "Ragged",
+    "SharedId",
     "Table",
     "dense",
     "padded",
@@ -35,6 +38,10 @@ __all__ = [
 KINDS = ("solver", "judge", "picker", "planner", "team")  # what a role's own work is; see `workflows.Kind`
 SOLVER, JUDGE, PICKER, PLANNER, TEAM = range(len(KINDS))
 VERDICTS = {"Correct": 1, "Incorrect": 0}
+
+
+class SharedId(RunError, ValueError):
+    """Two problems have one id; the text is one line."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -161,6 +168,13 @@ class Table:
         """A table of what a learner needs: calls by their role and policy, and other columns by name."""
         count = len(role)
         lengths = ints(len(row) for row in tokens)
+        lists = {"policy": policy, "prompt": prompt, "tokens": tokens, "logprobs": logprobs, **columns}
+        for name, values in ({**lists, "kept": kept} if kept else lists).items():
+            if values is not None and len(values) != count:
+                raise ValueError(f"{name} has {len(values)} rows, and there are {count} roles")
+        if len(short := np.flatnonzero(lengths != ints(map(len, logprobs)))):
+            row = short[0]
+            raise ValueError(f"row {row} has {lengths[row]} tokens and {len(logprobs[row])} log-probs")
         zeros = np.zeros(count, np.int32)
         if "task" in columns:
             columns["task"] = dense(columns["task"])
@@ -275,6 +289,17 @@ class Table:
             raise ValueError(
                 "this table has calls without episodes: it can be learned from, not graded, stored or shown"
             )
+
+    def need_own_ids(self) -> None:
+        """Refuse two problems under one id: they would be one group, and in a file one of them is all there is."""
+        known: dict[str, Task] = {}
+        for task in (*(bare.task for bare in self.bare_episodes), *filter(None, self.about)):
+            first = known.setdefault(task.id, task)
+            if first is not task and _problem(first) != _problem(task):
+                raise SharedId(
+                    f"two tasks have the id {task.id!r:.80}, with the questions {first.question!r:.60} and "
+                    f"{task.question!r:.60}: give each an id of its own, made from its content"
+                )
 
     @property
     def forked(self) -> bool:
@@ -404,6 +429,12 @@ def _abouts(tasks: Iterable[Task | None]) -> tuple[Task | None, ...]:
     """() where every call is about its episode's task."""
     given = tuple(tasks)
     return given if any(given) else ()
+
+
+def _problem(task: Task) -> tuple[str, ...]:
+    """What it is shown and graded by; lists and tuples in tests are alike, as they are in a file."""
+    tests = json.dumps([task.tests, task.public_tests], sort_keys=True, default=repr)
+    return task.family, task.question, task.gold, tests
 
 
 def _mean(ends: Sequence[Any]) -> float:

@@ -267,6 +267,48 @@ def test_the_calls_of_a_group_share_their_prompt():
 # ---------------------------------------------------------------- for a learner, and under jit
 
 
+def test_two_problems_under_one_id_are_told_of():
+    other = dataclasses.replace(ONE, question="9?")
+    told = r"two tasks have the id 'one', with the questions '1\?' and '9\?': give each an id of its own"
+    made = dataclasses.replace(DEBATED, calls=(call(about=other),))
+    for episodes in ([made], [DEBATED, dataclasses.replace(BROKEN, task=other)]):
+        with pytest.raises(ValueError, match=told):
+            Table.of(episodes).need_own_ids()
+
+
+@pytest.mark.parametrize(
+    "change", [{"meta": {"order": 2}}, {"level": 3}, {"tests": ({"args": [1], "call": "f"},)}]
+)
+def test_one_problem_may_be_made_twice(change):
+    """With another note about it, or with lists where it had tuples before a file."""
+    task = dataclasses.replace(ONE, tests=({"call": "f", "args": (1,)},))
+    again = dataclasses.replace(task, **change)
+    made = (call(about=task), call(about=again))
+    table = Table.of([dataclasses.replace(DEBATED, task=task, calls=made)])
+    table.need_own_ids()
+    assert table.task.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        ({"prompt": [(1,)]}, "prompt has 1 rows, and there are 2 roles"),
+        ({"policy": ["p0"] * 3}, "policy has 3 rows"),
+        ({"reward": [1.0]}, "reward has 1 rows"),
+        ({"kept": [None]}, "kept has 1 rows"),
+        ({"logprobs": [(-1.0,), (-2.0,)]}, "row 1 has 2 tokens and 1 log-probs"),
+    ],
+)
+def test_columns_of_another_length_are_refused(column, told):
+    given = {
+        "role": ["a", "a"], "policy": ["p0", "p0"], "prompt": [np.array([1, 2]), (1, 2)], "tokens": [(3,), (4, 5)],
+        "logprobs": [(-1.0,), (-2.0, -3.0)],
+    }  # fmt: skip
+    assert len(Table.make(**given)) == 2
+    with pytest.raises(ValueError, match=told):
+        Table.make(**{**given, **column})
+
+
 def test_a_learners_table_says_what_it_was_given_and_plain_values_else():
     table = Table.make(
         role=["b", "a", "b"], policy=["p1", "p0", "p1"], prompt=[(1,), (2, 3), (1,)], tokens=[(4,), (5, 6), (7,)],

@@ -44,7 +44,7 @@ class Cast:
     def stops(self) -> dict[str, np.ndarray]:
         """{role: int [S]}, as many for all."""
         own = {
-            role: dict.fromkeys((*settings.stop_tokens, self.chat.end_of_turn))
+            role: dict.fromkeys((*settings.stop_tokens, self.chat.end_of_turn, *self.parts.model.stop_tokens))
             for role, settings in self.settings.items()
         }
         most = max(map(len, own.values()))

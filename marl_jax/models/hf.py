@@ -4,6 +4,7 @@ Every weight of the table must be there once, in its shape, and nothing else. We
 their place, so the peak of host memory is about the model itself.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -29,6 +30,7 @@ __all__ = ["CONFIG", "load_config", "load_hf", "read_json", "save_hf", "write_js
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
+GENERATION = "generation_config.json"
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _UNFINISHED = ".unfinished"  # a model is written here first, and then moved to its place
 _TIED_HEAD = "lm_head.weight"  # some tied checkpoints repeat the embedding under this name
@@ -58,11 +60,15 @@ def load_hf(
 
 
 def load_config(directory: str | os.PathLike[str], *, dtype: str | None = None) -> ModelConfig:
-    """Read the `config.json` of a Qwen3 directory."""
-    path = located(directory) / CONFIG
+    """Read the `config.json` of a Qwen3 directory; what ends a text may also stand in its `generation_config.json`."""
+    path, second = located(directory) / CONFIG, located(directory) / GENERATION
     published = read_json(path, "is this the directory of a Qwen3 model?")
+    more = read_json(second).get("eos_token_id") if second.exists() else None
     try:
-        return ModelConfig.from_hf(published, dtype=dtype)
+        config, path = ModelConfig.from_hf(published, dtype=dtype), second
+        listed: list[Any] = more if isinstance(more, list) else [more]
+        added = tuple(token for token in listed if token not in (None, *config.stop_tokens))
+        return dataclasses.replace(config, eos_token_id=config.stop_tokens + added) if added else config
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -110,7 +116,7 @@ def _write(directory: Path, config: ModelConfig, params: Tree, tokenizer: Any, m
     published = config.to_hf()
     write_json(directory / CONFIG, published)
     tokens = {name: published[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    write_json(directory / "generation_config.json", {k: v for k, v in tokens.items() if v is not None})
+    write_json(directory / GENERATION, {k: v for k, v in tokens.items() if v is not None})
     if tokenizer is not None:
         save_tokenizer(directory, tokenizer)
 

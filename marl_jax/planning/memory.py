@@ -317,7 +317,7 @@ def engine_settings(
 ) -> EngineSettings:
     """The shapes of each engine of a model, which serve all policies, or these groups; ValueError where none fit."""
     if config.engine.kind == "vllm":
-        return _elsewhere(config)
+        return _elsewhere(config, model)
     groups = decode_groups(policy_specs(config.policies))
     calls = demand.lengths([name for group in own or groups for name in group])
     planned, lanes = _shapes(config, model, room, platform, calls), config.engine.lanes
@@ -344,9 +344,10 @@ def look_ahead(config: RunConfig, lanes: int) -> int:
     return config.rollout.ahead or 2 * lanes
 
 
-def _elsewhere(config: RunConfig) -> EngineSettings:
+def _elsewhere(config: RunConfig, model: ModelConfig) -> EngineSettings:
     """What a run asks of a vLLM server: the longest call, and so many at a time; its shapes are its own."""
-    load = load_of(config.role_settings.values(), config.engine.max_prompt)
+    ends = len(model.stop_tokens)
+    load = load_of(config.role_settings.values(), config.engine.max_prompt, ends=ends)
     return EngineSettings(
         widths=(config.engine.lanes or IN_FLIGHT,),
         lengths=(load.max_prompt + load.max_new,),
@@ -366,7 +367,8 @@ def _shapes(
     calls: tuple[tuple[int, int], ...] = (),
 ) -> Callable[..., EngineSettings]:
     """From lanes and histories to the shapes for the calls of a run, some of which have these lengths."""
-    load = load_of(config.role_settings.values(), config.engine.max_prompt, config.engine.sampler)
+    ends = len(model.stop_tokens)
+    load = load_of(config.role_settings.values(), config.engine.max_prompt, config.engine.sampler, ends)
     load = dataclasses.replace(load, calls=calls)
     planned = functools.partial(
         plan_engine,

@@ -86,7 +86,8 @@ class Chat:
         return tuple(token for text in self.texts(messages, after) for token in self._ids(text))
 
     def _ids(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False) if text else []
+        readable = text.encode("utf-8", "replace").decode()  # half a surrogate pair becomes a question mark
+        return self.tokenizer.encode(readable, add_special_tokens=False) if text else []
 
     def _tail(self, messages: Sequence[Message], before: Sequence[Message] = ()) -> str:
         """What the template writes from the end of an assistant's words on."""

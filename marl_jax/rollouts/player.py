@@ -174,7 +174,10 @@ def player_for(
     """
     workflow = find(workflow) if isinstance(workflow, str) else workflow
     policies = shared(workflow.roles) if policies is None else policies
-    _named("policies", validate_map, policies, workflow.roles)
+    try:
+        validate_map(policies, workflow.roles)
+    except ValueError as error:
+        raise ValueError(f"policies: {error}") from None
     settings = _settings(workflow, sampling)
     base = os.fspath(located(base))
     if not Path(base).is_dir():
@@ -185,12 +188,17 @@ def player_for(
     tokenizer = load_tokenizer(base, model)
     new = max(role.max_new_tokens for role in settings.values())
     room = model.max_position_embeddings - new
+    if room < 1:
+        raise ValueError(
+            f"max_new_tokens is {new}; the model has {model.max_position_embeddings} positions, for prompt and "
+            "completion together"
+        )
     if max_prompt is not None and not 1 <= max_prompt <= room:
         raise ValueError(
             f"max_prompt is {max_prompt}; the model has room for 1 to {room} tokens beside max_new_tokens={new}"
         )
-    load = load_of(settings.values(), max_prompt or min(LONGEST, room))
-    shapes = _named("lanes", plan, model, load, lanes=lanes)
+    load = load_of(settings.values(), max_prompt or min(LONGEST, room), ends=len(model.stop_tokens))
+    shapes = plan(model, load, lanes=lanes)
     specs = {name: PolicySpec(base) for name in policy_names(policies)}
     start = functools.partial(init_policies, specs, {base: params})
     service = Service(specs, start(), {base: params}, model, shapes, to_text=tokenizer.decode)
@@ -203,17 +211,23 @@ def _settings(
     if isinstance(sampling, Mapping):
         if {*sampling} != {*workflow.roles}:
             raise ValueError(f"sampling is for {sorted(sampling)}; the roles are {sorted(workflow.roles)}")
-        return dict(sampling)
-    return role_settings(workflow.roles, sampling or SamplingSettings(max_new_tokens=64))
+        settings = dict(sampling)
+    else:
+        settings = role_settings(workflow.roles, sampling or SamplingSettings(max_new_tokens=64))
+    sampled = {role: own for role, own in settings.items() if own.temperature > 0}
+    if any(own.top_p < 1 or own.top_k for own in sampled.values()):
+        for role in (role for role, own in sampled.items() if not own.top_k):
+            raise ValueError(
+                f"sampling of role '{role}' has top_k 0 where tokens are left out: training renormalises over what was "
+                "kept, so give the most tokens to keep, such as top_k=64"
+            )
+    return settings
 
 
 def _words(tokenizer: Any, tasks: Sequence[Task]) -> Prompts:
+    families = dict.fromkeys(task.family for task in tasks)
+    if len(families) > 1:
+        raise ValueError(
+            f"tasks are of {' and '.join(families)}, which have words of their own: play them apart, or give prompts="
+        )
     return load_prompts(tasks[0].family if tasks else "math", "micro" if len(tokenizer) < MICRO else "full")
-
-
-def _named(argument: str, check: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """What the function makes; a refusal names the argument."""
-    try:
-        return check(*args, **options)
-    except ValueError as error:
-        raise ValueError(f"{argument}: {error}") from None

@@ -39,7 +39,7 @@ class Limits:
     """What ends an episode early."""
 
     max_calls: Count = 64  # calls, tools and forks of one episode, on one path through its forks
-    max_leaves: Count = 64  # paths through the forks of one episode
+    max_leaves: Count = 64  # paths of one episode, if all branches of a fork went on to fork as one does
     context: Annotated[int | None, Ge(2)] = None  # tokens of prompt and completion together
     overlong: Literal["refuse", "truncate"] = "refuse"  # a prompt that leaves no room for its completion
 
@@ -237,6 +237,8 @@ class Running:
         if self.error:
             raise Ended(self.error)
         failed = [result for result in results if isinstance(result, ToolError)]
+        for error in failed:
+            error.results = results
         return failed[0] if failed else results[0] if self._single else results
 
     def _fork(self, fork: Fork) -> int:
@@ -245,8 +247,9 @@ class Running:
         self._leaves *= fork.ways
         if self._leaves > self.limits.max_leaves:
             raise Ended(
-                f"a fork of {fork.ways} ways makes {self._leaves} paths of this episode, of at most "
-                f"{self.limits.max_leaves}: fork fewer ways, or raise rollout.limits.max_leaves"
+                f"a fork of {fork.ways} ways could make {self._leaves} paths of this episode, if all its branches "
+                f"forked alike, of at most {self.limits.max_leaves}: fork fewer ways, or raise "
+                "rollout.limits.max_leaves"
             )
         branch = 0
         if len(self.path) < len(self._due):
@@ -281,8 +284,9 @@ class Running:
                 index += 1
             else:
                 kind, name = type(item).__name__, self.workflow.name
+                where = "" if self._single else " in a list"
                 raise Ended(
-                    f"workflow '{name}' yielded {kind}; yield a Call, a Tool, a list of them, or a Fork"
+                    f"workflow '{name}' yielded {kind}{where}; yield a Call, a Tool, a list of them, or a Fork"
                 )
         self._records = [None] * len(self._batch)
         self.waiting = len(self._batch)

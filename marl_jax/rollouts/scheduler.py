@@ -130,7 +130,9 @@ def rollout(
         raise
     finally:
         schedule.close()
-    return Table.of([schedule.done[index] for index in range(len(schedule.done))])
+    table = Table.of([schedule.done[index] for index in range(len(schedule.done))])
+    table.need_own_ids()
+    return table
 
 
 def task_key(task: Task) -> int:

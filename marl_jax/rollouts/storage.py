@@ -41,6 +41,7 @@ FLOATS = (
 )
 BOOLS = ("truncated", "readable", "sound", "trains")
 INT_LISTS = pa.list_(pa.int32())
+LONGEST = 4  # tokens of a character: it has no more bytes
 EXTRA = ("asked", "ends", "trainer_logprobs")
 NAMES = {"role": "roles", "policy": "policies"}
 
@@ -58,6 +59,7 @@ def write_episodes(
     its tokens.
     """
     table.need_episodes()
+    table.need_own_ids()
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     owners = [table.bare_episodes[number] for number in table.episode.tolist()]
@@ -207,13 +209,25 @@ def _asked(table: Table, decode: Decoders) -> list[str]:
 
 def _ends(tokens: Sequence[int], decode: Decode) -> list[int]:
     """Characters of the text up to and with each token; a character of several tokens ends with its last one."""
-    ends, start, end = [], 0, 0
+    ends, start, end, piece = list[int](), 0, 0, ""
     for number in range(1, len(tokens) + 1):
         piece = decode(tokens[start:number])
-        if not piece.endswith("\ufffd"):
-            start, end = number, end + len(piece)
+        if done := _whole(tokens[start:number], piece, decode):
+            start += done
+            rest = decode(tokens[start:number])
+            end, piece = end + len(piece) - len(rest), rest
         ends.append(end)
-    return ends
+    return [*ends[:-1], end + len(piece)] if ends else ends  # it may end within a character
+
+
+def _whole(tokens: Sequence[int], text: str, decode: Decode) -> int:
+    """How many of these tokens end with a character: all, none, or the first ones of what is no character."""
+    if not text.endswith("\ufffd"):
+        return len(tokens)
+    if len(tokens) <= LONGEST:
+        return 0
+    cuts = range(1, LONGEST + 1)
+    return next((cut for cut in cuts if decode(tokens[:cut]) + decode(tokens[cut:]) == text), len(tokens))
 
 
 def _plain(values: np.ndarray | None) -> list[float] | None:

@@ -24,8 +24,10 @@ from marl_jax.workflows.api import Workflow
 __all__ = ["Engine", "EngineGone", "Engines", "Voices", "load_of"]
 
 
-def load_of(roles: Collection[SamplingSettings], max_prompt: int, sampler: str | None = None) -> Load:
-    """What the engine of these roles has to be planned for."""
+def load_of(
+    roles: Collection[SamplingSettings], max_prompt: int, sampler: str | None = None, ends: int = 0
+) -> Load:
+    """What the engine of these roles has to be planned for; `ends`: of the model's own stop tokens, how many."""
     truncate = any(role.top_p < 1 or role.top_k > 0 for role in roles)
     features = Features(
         truncate=truncate,
@@ -35,7 +37,7 @@ def load_of(roles: Collection[SamplingSettings], max_prompt: int, sampler: str |
         sampler=sampler,
     )
     longest = max(role.max_new_tokens for role in roles)
-    stops = max(8, *(len(role.stop_tokens) + 1 for role in roles))  # and the template's end of turn
+    stops = max(8, *(len(role.stop_tokens) + 1 + ends for role in roles))  # and the template's end of turn
     return Load(max_prompt, longest, features=features, stops=stops)
 
 
@@ -109,7 +111,10 @@ class Voices:
         self._by_role, ends = by_role, by_name(end_of_turn, policies)
         self._settings = {
             (role := key.split("/")[0], policy): dataclasses.replace(
-                by_role[role], stop_tokens=tuple(dict.fromkeys((*by_role[role].stop_tokens, ends[policy])))
+                own := by_role[role],
+                stop_tokens=tuple(
+                    dict.fromkeys((*own.stop_tokens, ends[policy], *_stops_of(by_policy[policy])))
+                ),
             )
             for key, policy in policy_map.items()
         }
@@ -148,3 +153,8 @@ class Voices:
         request = Request(ask.prompt, key, policy=policy, keep=ask.call.keep, **vars(own))
         facts = {"policy": policy, "version": self.versions.get(policy, 0), "temperature": own.temperature}
         return number, self.engines[number].submit(request), facts
+
+
+def _stops_of(engine: Engine) -> tuple[int, ...]:
+    """What ends a text by the model's own configuration, of an engine that tells its model."""
+    return engine.config.stop_tokens if hasattr(engine, "config") else ()

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from marl_jax.fields import is_whole
 from marl_jax.models import ModelConfig
 from marl_jax.sampling.shapes import EngineSettings
 
@@ -140,30 +141,25 @@ def token_ids(what: str, tokens: Any) -> tuple[int, ...]:
     if set(map(type, ids)) <= {int}:
         return ids
     for token in ids:
-        if not _is_whole(token):
+        if not is_whole(token):
             raise TypeError(f"{what} holds {token!r:.80}; token ids are integers")
     return tuple(int(token) for token in ids)
 
 
 def check_whole(name: str, value: Any) -> None:
     """Refuse what is not an integer."""
-    if not _is_whole(value):
+    if not is_whole(value):
         raise TypeError(f"{name} is {value!r:.80}; it must be an integer")
 
 
 def check_range(name: str, value: Any, low: float, high: float, *, whole: bool = False) -> None:
     """Refuse a value that is not a number of low..high, in one line that names it."""
-    fits = _is_whole(value) if whole else _is_number(value)
+    fits = is_whole(value) if whole else _is_number(value)
     if not fits or not low <= value <= high or math.isinf(value):
         top = "" if math.isinf(high) else f" and at most {high}"
         raise ValueError(
             f"{name} is {value!r:.80}; it must be a {'whole ' if whole else ''}number of at least {low}{top}"
         )
-
-
-# The usual types first: to ask an abstract class takes longer than all the rest of a request.
-def _is_whole(value: Any) -> bool:
-    return type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
 
 
 def _is_number(value: Any) -> bool:

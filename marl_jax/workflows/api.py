@@ -10,9 +10,10 @@ the final answer. A `Fork` plays what follows several times.
 import dataclasses
 import inspect
 import numbers
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from marl_jax.fields import is_whole
 from marl_jax.table import KINDS
 from marl_jax.task import Task
 
@@ -64,7 +65,7 @@ team = Kind("team")  # what the whole episode comes to
 class Completion:
     """What came back for one call: the text, its tokens, and the answer read in it."""
 
-    text: str  # without the stop token
+    text: str  # without special tokens; a stop token that is an ordinary one, and a stop string, are in it
     tokens: tuple[int, ...]  # sampled, including the stop token
     logprobs: tuple[float, ...]  # of these tokens, under the distribution sampled from
     finish_reason: Literal["stop", "length"]  # length: cut at max_new_tokens
@@ -93,13 +94,23 @@ class Call:
     labels: Mapping[str, Any] | None = None  # what groups may tell it apart by: "call.type" is labels["type"]
 
     def __post_init__(self) -> None:
-        if not _whole(self.slot) or self.slot < 0:
+        if not is_whole(self.slot) or self.slot < 0:
             raise ValueError(
                 f"slot of a call to '{self.role}' is {self.slot!r}; it must be an integer from 0 on"
             )
+        object.__setattr__(self, "slot", int(self.slot))
         if not isinstance(self.messages, list | tuple) or not self.messages:
             raise ValueError(
                 f"messages of a call to '{self.role}' must be a non-empty list of role/content mappings"
+            )
+        if isinstance(self.reads, str) or not isinstance(self.reads, Iterable):
+            raise ValueError(
+                f"reads of a call to '{self.role}' are {self.reads!r:.80}; they must be a list of completions"
+            )
+        object.__setattr__(self, "reads", tuple(self.reads))  # an iterator could be read once
+        if self.read is not None and not callable(self.read):
+            raise ValueError(
+                f"read of a call to '{self.role}' is {self.read!r:.80}; it must be a function of the text"
             )
         if not isinstance(self.about, Task | None):
             raise ValueError(
@@ -161,12 +172,15 @@ class Fork:
     ways: int  # how often what follows is played
 
     def __post_init__(self) -> None:
-        if not _whole(self.ways) or self.ways < 1:
+        if not is_whole(self.ways) or self.ways < 1:
             raise ValueError(f"ways of a fork are {self.ways!r:.80}; they must be an integer from 1 on")
+        object.__setattr__(self, "ways", int(self.ways))
 
 
 class ToolError(RuntimeError):
     """A tool failed; the text says how ("timeout", or the exception's own)."""
+
+    results: Sequence[Any] = ()  # of all that ran beside it, in order; of a tool that failed, its error
 
 
 class ToolTimeout(ToolError):
@@ -228,10 +242,13 @@ class Workflow:
         for name in (name for name in self.counts if name in settings):
             value = settings[name]
             left_open = value is None and self.settings[name] is None
-            if not left_open and not (_whole(value) and value >= 1):
+            if left_open:
+                continue
+            if not (is_whole(value) and value >= 1):
                 raise ValueError(
                     f"setting '{name}' of workflow '{self.name}' is {value!r:.80}; it must be an integer from 1 on"
                 )
+            settings[name] = int(value)
         return dataclasses.replace(self, settings={**self.settings, **settings})
 
 
@@ -251,9 +268,18 @@ def workflow(
       counts: settings that must be integers from 1 on.
       groups: {preset: fields, such as ("task", "role")}: which calls a preset of `advantages.group` compares.
     """
-    named = not isinstance(roles, str) and all(isinstance(role, str) and role for role in roles)
+    if inspect.isfunction(roles):
+        raise ValueError(f"@workflow stands above '{roles.__name__}' without roles: @workflow(roles=...)")
+    # Policies are numbered by the order of their roles, which a set has not.
+    named = not isinstance(roles, str | set | frozenset)
+    named = named and all(isinstance(role, str) and role for role in roles)
     if not named or not roles or len(set(roles)) != len(roles):
         raise ValueError(f"roles must be a non-empty sequence of distinct names, got {roles!r}")
+    for argument, names in (("families", families), ("counts", counts)):
+        if isinstance(names, str):
+            raise ValueError(
+                f"{argument} is the text {names!r}; give a sequence of names, such as ({names!r},)"
+            )
     if slashed := [role for role in roles if "/" in role]:
         raise ValueError(
             f"role '{slashed[0]}' has a '/', which stands between a role and its slot: rename it"
@@ -262,14 +288,22 @@ def workflow(
     for role, kind in kinds.items():
         if not isinstance(kind, Kind):
             raise ValueError(
-                f"the kind of role '{role}' is {kind!r:.80}; it must be one of: {', '.join(KINDS)}"
+                f"the kind of role '{role}' is {kind!r:.80}; it must be one of: {', '.join(KINDS)}, as imported from "
+                "marl_jax.workflows"
             )
 
     def wrap(fn: Callable[..., Script]) -> Workflow:
         title = name or fn.__name__
         if not inspect.isgeneratorfunction(fn):
             raise ValueError(f"workflow '{title}' must be a generator function: yield its calls")
-        parameters = list(inspect.signature(fn).parameters.values())[2:]
+        signature = inspect.signature(fn)
+        try:
+            signature.bind_partial(None, None)
+        except TypeError:
+            raise ValueError(
+                f"workflow '{title}' takes {signature}; it must take (task, prompts, ...)"
+            ) from None
+        parameters = list(signature.parameters.values())[2:]
         missing = [p.name for p in parameters if p.default is p.empty and p.name != "rng"]
         if missing:
             raise ValueError(f"settings of workflow '{title}' need default values: {', '.join(missing)}")
@@ -290,10 +324,6 @@ def workflow(
         return made.bind(**{setting: settings.get(setting) for setting in counts})
 
     return wrap
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _are_labels(value: Any) -> bool:

@@ -34,7 +34,7 @@ def load_prompts(family: str, size: str = "full", folder: str | pathlib.Path = F
     if not files:
         known = ", ".join(sorted(p.name for p in pathlib.Path(folder).glob("*/"))) or "no folder"
         raise ValueError(f"no prompt files in '{path}'; there is: {known}")
-    return Prompts({file.stem: file.read_text(encoding="utf-8") for file in files})
+    return Prompts({file.stem: file.read_text(encoding="utf-8-sig") for file in files})
 
 
 @dataclasses.dataclass(frozen=True)

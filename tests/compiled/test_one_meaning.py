@@ -1,6 +1,8 @@
 """Both roads say the same: from one state, the same tokens but for near-ties; of the same tokens, the same numbers."""
 
 import functools
+import json
+import shutil
 
 import both_roads
 import jax
@@ -13,6 +15,8 @@ from marl_jax import compiled
 from marl_jax.compiled import step as step_of
 from marl_jax.models import forward
 from marl_jax.models.lora import merge
+from marl_jax.models.tokenizer import load_tokenizer
+from marl_jax.runs.loading.play import player_of
 from marl_jax.sampling.methods import noise
 from marl_jax.sampling.requests import noise_key
 from marl_jax.table import Ragged
@@ -84,6 +88,22 @@ def test_both_roads_take_the_same_step(roads):
         sampled = halves._replace(play=lambda *given, table=table: with_logprobs(halves.play(*given), table))
         assert_same_update(hosted, before, sampled.step(before, *hosted.tasks(tasks, table)), report)
     assert whole
+
+
+def test_both_roads_end_a_completion_at_what_ends_a_text_by_the_model(tmp_path):
+    shutil.copytree("configs/bases/micro-xs", tmp_path / "base")
+    ends = [2, load_tokenizer(tmp_path / "base").convert_tokens_to_ids("\\boxed")]
+    (tmp_path / "base" / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    hosted = Hosted(small("single-shared-xs-math", **{"policies.base": str(tmp_path / "base")}))
+    tasks, before = next(hosted.problems), hosted.compiled_state()
+    play = jax.jit(compiled.make_halves(hosted.config, parts=hosted.parts).play)
+    played = play(before, *hosted.tasks(tasks))[0]
+    player, hosted.number = player_of(hosted.config, hosted.parts, hosted.service), 1
+    table = player.play(tasks, samples=hosted.config.rollout.samples, step=1, seed=hosted.config.seed)
+    assert {table.tokens[row][-1] for row in range(len(table))} == {ends[1]} and not table.truncated.any()
+    other = on_host(hosted, (None, played), tasks)
+    assert_same_tokens(hosted, before, table, other)
+    np.testing.assert_array_equal(other.truncated, table.truncated)
 
 
 @pytest.mark.long

@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from marl_jax.models import ModelConfig, init, load_hf, save_hf
+from marl_jax.models.hf import load_config
 from marl_jax.models.tokenizer import build_micro_tokenizer
 
 SMALL = ModelConfig(
@@ -306,6 +307,29 @@ def test_a_directory_that_is_no_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(SMALL.to_hf()))
     with pytest.raises(FileNotFoundError, match=r"has neither model.safetensors nor"):
         load_hf(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, (2, 5)),
+        ({"eos_token_id": 5}, (2, 5)),
+        ({"eos_token_id": [7, 2]}, (2, 5, 7)),
+        ({"eos_token_id": 9}, (2, 5, 9)),
+    ],
+)
+def test_what_ends_a_text_may_stand_in_the_configuration_of_generation(directory, given, wanted):
+    (directory / "generation_config.json").write_text(json.dumps(given))
+    assert load_config(directory).stop_tokens == wanted
+    (directory / "generation_config.json").unlink()
+    assert load_config(directory) == SMALL
+
+
+def test_a_broken_configuration_of_generation_is_named(directory):
+    for text in ('{"eos_token_id": [-1]}', "{"):
+        (directory / "generation_config.json").write_text(text)
+        with pytest.raises(ValueError, match=r"generation_config.json"):
+            load_config(directory)
 
 
 def test_parameters_that_do_not_fit_the_config_are_not_saved(tmp_path):

@@ -475,6 +475,11 @@ def test_a_script_tells_a_wrong_result_and_a_bug_in_one_line(mine, monkeypatch, 
     ("name", "message"),
     [
         ("no_such_module:f", "cannot import module 'no_such_module'"),
+        (
+            "half_written:f",
+            r"cannot import module 'half_written': SyntaxError: .*\(half_written.py, line 2\)$",
+        ),
+        ("misnamed:f", r"cannot import module 'misnamed': NameError: .* \(in <module>, line 3\)$"),
         ("rewards/mine.py:f", "give a module, not a file: 'package.module:name'"),
         ("math:no_such", "module 'math' has no 'no_such'"),
         ("math:pi", "is a float, not a function"),
@@ -482,7 +487,10 @@ def test_a_script_tells_a_wrong_result_and_a_bug_in_one_line(mine, monkeypatch, 
         ("outcom", "credit 'outcom' is unknown; use outcome, voting_rubric"),
     ],
 )
-def test_a_credit_that_does_not_exist_is_refused_before_it_is_needed(name, message):
+def test_a_credit_that_does_not_exist_is_refused_before_it_is_needed(name, message, tmp_path, monkeypatch):
+    (tmp_path / "half_written.py").write_text("\ndef f(\n")
+    (tmp_path / "misnamed.py").write_text("\n\nf = g\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=message):
         make_credit(CreditConfig(name))
 

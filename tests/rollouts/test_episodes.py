@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from marl_jax.rollouts import (
     transcript,
     write_episodes,
 )
+from marl_jax.rollouts.storage import _ends
 from marl_jax.table import COLUMNS, META, Ragged
 from marl_jax.task import Task
 from marl_jax.workflows import Call, Prompts, Tool, ToolError, load_prompts, voting, workflow
@@ -98,6 +100,24 @@ def worth_of_a_step():
     )
 
 
+def test_two_problems_under_one_id_are_neither_played_nor_written(tmp_path):
+    @workflow(roles=("speaker",), families=("code",))
+    def proposing(task, prompts):
+        yield Call(
+            "speaker", [{"role": "user", "content": "1"}], about=dataclasses.replace(task, question="1")
+        )
+
+    told = f"two tasks have the id '{TASK.id}'"
+    with pytest.raises(ValueError, match=told):
+        rollout(
+            proposing, [TASK], FakeEngine(lambda *_: "1"), TOKENIZER, shared(proposing.roles),
+            prompts=load_prompts("code"), parse=lambda task, text: text,
+        )  # fmt: skip
+    other = Episode(dataclasses.replace(TASK, question="1"), 1, "single", (FIRST,), None)
+    with pytest.raises(ValueError, match=told):
+        write_episodes(tmp_path / "e.parquet", Table.of([EPISODE, other]))
+
+
 def test_a_table_is_read_back_column_by_column(tmp_path):
     table = worth_of_a_step()
     assert all(getattr(table, name) is not None for name in COLUMNS)
@@ -153,6 +173,40 @@ def test_text_that_is_no_unicode_is_written_readably(tmp_path):
     write_episodes(tmp_path / "e.parquet", Table.of([episode]))
     (again,) = read_episodes(tmp_path / "e.parquet").episodes()
     assert again == dataclasses.replace(episode, calls=(dataclasses.replace(call, text="? x", answer="?"),))
+
+
+SPLIT = (*"€".encode(), *"é".encode(), *"\ufffd".encode(), ord("a"), 0xFF, *"😀".encode())
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ("a€b".encode(), [1, 1, 1, 2, 3]),
+        (b"a" + "€".encode()[:2], [1, 1, 2]),  # it ends within a character
+        (b"\xff" * 7, [0, 0, 0, 0, 1, 2, 7]),
+        (b"", []),
+    ],
+)
+def test_where_tokens_end_in_the_text(said, wanted):
+    assert _ends(list(said), as_text) == wanted
+
+
+def test_tokens_end_where_the_text_does_whatever_their_bytes_are():
+    dice = random.Random(0)
+    for _ in range(300):
+        said = [dice.choice(SPLIT) for _ in range(dice.randrange(1, 30))]
+        ends = _ends(said, as_text)
+        assert ends == sorted(ends) and ends[-1] == len(as_text(said)), said
+
+
+def test_bytes_that_are_no_text_take_no_more_time_than_others():
+    decoded = []
+    _ends([0xFF] * 500, lambda tokens: decoded.append(len(tokens)) or as_text(tokens))
+    assert sum(decoded) < 500 * 40
+
+
+def as_text(tokens):
+    return bytes(tokens).decode(errors="replace")
 
 
 def test_log_probs_keep_every_bit(tmp_path):

@@ -238,8 +238,8 @@ def test_forks_that_would_not_end_end():
     assert ends(narrow).error == "call budget of 64 exhausted: the workflow asks for more"
     head = ends(wide, limits=Limits(max_leaves=8))
     assert {leaf.error for leaf in head.leaves} == {
-        "a fork of 2 ways makes 16 paths of this episode, of at most 8: fork fewer ways, or raise "
-        "rollout.limits.max_leaves"
+        "a fork of 2 ways could make 16 paths of this episode, if all its branches forked alike, of at most 8: fork "
+        "fewer ways, or raise rollout.limits.max_leaves"
     }
     assert len(head.leaves) == 8
 
@@ -301,7 +301,9 @@ def test_a_fork_in_a_list_and_a_branch_that_is_not_there_are_refused():
     def two(task, prompts):
         yield Fork(2)
 
-    assert ends(listed).error.endswith("yielded Fork; yield a Call, a Tool, a list of them, or a Fork")
+    assert ends(listed).error.endswith(
+        "yielded Fork in a list; yield a Call, a Tool, a list of them, or a Fork"
+    )
     assert ends(two, path=(2,)).error == "path (2,) takes branch 2 of a fork of 2 ways"
 
 

@@ -142,6 +142,11 @@ def test_marks_already_in_a_message_survive(tokenizer):
     assert text in tokenizer.decode(Chat(tokenizer).start([{"role": "user", "content": text}]))
 
 
+def test_half_a_surrogate_pair_is_a_question_mark(tokenizer):
+    broken, whole = ({**ASK, "content": f"1+1{end}"} for end in ("\ud800", "?"))
+    assert Chat(tokenizer).start([broken]) == Chat(tokenizer).start([whole])
+
+
 def test_text_is_what_was_said_without_control_tokens(tokenizer):
     assert Chat(tokenizer).decode(said(tokenizer, "the answer .")) == "the answer ."
 

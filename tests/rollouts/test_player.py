@@ -115,7 +115,15 @@ def test_weights_to_learn_from_are_fresh_at_every_call(base):
         ({"policies": {"judge": "p0"}}, "policies: policy map names 'judge', which is no role"),
         ({"sampling": {"generator": SamplingSettings()}}, r"sampling is for \['generator'\]; the roles are"),
         ({"max_prompt": 10**6}, "max_prompt is 1000000; the model has room for 1 to"),
-        ({"lanes": 0}, "lanes is 0; it must be a whole number"),
+        (
+            {"sampling": SamplingSettings(max_new_tokens=4096)},
+            "^max_new_tokens is 4096; the model has 4096 positions, for prompt and completion together",
+        ),
+        (
+            {"sampling": SamplingSettings(top_p=0.9)},
+            "sampling of role 'generator' has top_k 0 where tokens are left out",
+        ),
+        ({"lanes": 0}, "^lanes is 0; it must be a whole number"),
         ({"workflow": "votin"}, "'votin' is no workflow: did you mean 'voting'"),
     ],
 )
@@ -123,6 +131,15 @@ def test_a_refusal_names_the_argument(base, wrong, told):
     with pytest.raises(ValueError, match=told) as error:
         player_for(**{"workflow": voting, "base": base, **wrong})
     assert "\n" not in str(error.value) and "engine." not in str(error.value)
+
+
+def test_tasks_of_two_families_have_no_common_words(base):
+    playing = player_for(voting, base, max_prompt=64, lanes=8)
+    mixed = [TASKS[0], dataclasses.replace(TASKS[1], family="code")]
+    with pytest.raises(
+        ValueError, match=r"tasks are of math and code, .*: play them apart, or give prompts="
+    ):
+        playing.play(mixed)
 
 
 def test_a_prompt_that_is_too_long_is_told_in_words_of_the_arguments(base):

@@ -8,7 +8,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from fake_engine import TOKENIZER
+from fake_engine import END_ID, TOKENIZER
 from micro_engine import CONFIG, RANK, SCALE, SETTINGS, check_logprobs
 
 from marl_jax.models import init
@@ -65,6 +65,22 @@ def prefills(episodes):
                 before = episode.calls[call.after]
                 fed += len(call.prompt_tokens) - len(before.prompt_tokens) - len(before.tokens)
     return fed
+
+
+def test_a_completion_ends_at_what_ends_a_text_by_its_own_model():
+    """Published models list more than the end of a turn; each policy has the list of its own model."""
+    ends = {"p0": (END_ID, *range(30, 60)), "p1": (END_ID, *range(60, 90))}
+    settings = dataclasses.replace(SETTINGS, stops=32)
+    engines = {
+        name: Engine(PARAMS, dataclasses.replace(CONFIG, eos_token_id=own), settings, policies=(name,))
+        for name, own in ends.items()
+    }
+    calls = [call for episode in run(voting, engines, isolated(voting.roles)) for call in episode.calls]
+    for call in calls:
+        assert not {*call.tokens[:-1]} & {*ends[call.policy]}
+        assert (call.finish_reason == "stop") == (call.tokens[-1] in ends[call.policy])
+    for name in ends:
+        assert {call.tokens[-1] for call in calls if call.policy == name} & {*ends[name][1:]}
 
 
 def test_a_prompt_that_a_group_shares_is_prefilled_once_per_policy():

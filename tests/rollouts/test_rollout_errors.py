@@ -114,6 +114,8 @@ def broken(kind):
                 yield "hello"
             if kind == "list of not calls":
                 yield [speak(), 3]
+            if kind == "a list in a list":
+                yield [[speak()]]
             if kind == "unknown role":
                 yield Call("speakr", [{"role": "user", "content": "x"}])
             if kind == "bad call":
@@ -158,7 +160,8 @@ ERRORS = {
     "unspeakable": r"Unspeakable \(in flow, line \d+\)",
     "bad time-out": "ValueError: timeout_s of tool 'len' is None",
     "not a call": "workflow 'flow' yielded str; yield a Call, a Tool, a list of them, or a Fork",
-    "list of not calls": "workflow 'flow' yielded int; yield a Call",
+    "list of not calls": "workflow 'flow' yielded int in a list; yield a Call",
+    "a list in a list": "workflow 'flow' yielded list in a list; yield a Call",
     "unknown role": "workflow 'flow' calls 'speakr', but declares only: speaker",
     "bad call": "ValueError: a message to 'speaker' needs 'role' and 'content'",
     "same slot": "two parallel calls of 'speaker' share slot 0: give each its own slot",

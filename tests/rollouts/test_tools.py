@@ -14,6 +14,7 @@ from marl_jax.rollouts.tools import MAX_RESULT
 from marl_jax.task import Task
 from marl_jax.workflows import (
     Tool,
+    ToolError,
     ToolTimeout,
     load_prompts,
     self_refine_with_tests,
@@ -151,6 +152,19 @@ def test_calls_and_tools_can_be_parallel():
     episode = run(mixed, TASKS[:1])[0]
     assert episode.answer == "0 4 1"
     assert episode.tools[0].after_call == 0
+
+
+def test_what_ran_beside_a_tool_that_failed_is_not_lost():
+    @workflow(roles=("speaker",))
+    def mixed(task, prompts):
+        try:
+            yield [speak("a"), Tool(int, ("x",)), Tool(len, ("four",))]
+        except ToolError as error:
+            heard, failed, length = error.results
+            assert failed is error
+            return f"{heard.call} {length}"
+
+    assert run(mixed, TASKS[:1])[0].answer == "0 4"
 
 
 def test_a_step_that_runs_again_sees_the_tool_results_it_saw_before(tmp_path):

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 
 from marl_jax import table
@@ -8,6 +9,8 @@ from marl_jax.workflows import (
     BUILT_IN,
     KINDS,
     Call,
+    Completion,
+    Fork,
     Kind,
     Tool,
     debate,
@@ -26,6 +29,7 @@ from marl_jax.workflows import (
 
 TASK = Task("t", "math", "2+2?")
 ASK = [{"role": "user", "content": "2+2?"}]
+SAID = Completion("4", (1,), (0.0,), "stop", "4", 0)
 
 
 @workflow(roles=("speaker",))
@@ -62,6 +66,34 @@ def test_what_is_not_a_generator_function_is_refused():
         workflow(roles=("a",))(lambda task, prompts: None)
 
 
+def lonely(task, *, votes=1):
+    yield
+
+
+@pytest.mark.parametrize(
+    ("declare", "told"),
+    [
+        (lambda: workflow(lonely), r"@workflow stands above 'lonely' without roles: @workflow\(roles="),
+        (
+            lambda: workflow(roles=("a",))(lonely),
+            r"'lonely' takes \(task, \*, votes=1\); it must take \(task, prompts",
+        ),
+        (
+            lambda: workflow(roles=("a",), families="math"),
+            "families is the text 'math'; give a sequence of names",
+        ),
+        (
+            lambda: workflow(roles=("a",), counts="votes"),
+            "counts is the text 'votes'; give a sequence of names",
+        ),
+        (lambda: workflow(roles=("a",), groups={"study": "task"})(three), "group 'study' is the text 'task'"),
+    ],
+)
+def test_a_declaration_that_would_be_read_otherwise_is_refused(declare, told):
+    with pytest.raises(ValueError, match=told):
+        declare()
+
+
 def test_settings_need_defaults():
     def needy(task, prompts, *, votes):
         yield
@@ -71,7 +103,20 @@ def test_settings_need_defaults():
 
 
 @pytest.mark.parametrize(
-    "roles", ["generator", (), ("a", "a"), ("a", ""), ("a", 5), (["a"],), {}, {"": solver}, {5: solver}]
+    "roles",
+    [
+        "generator",
+        (),
+        ("a", "a"),
+        ("a", ""),
+        ("a", 5),
+        (["a"],),
+        {},
+        {"": solver},
+        {5: solver},
+        {"a", "b"},
+        frozenset("ab"),
+    ],
 )
 def test_roles_are_distinct_names(roles):
     with pytest.raises(ValueError, match="distinct names"):
@@ -108,7 +153,7 @@ def test_roles_that_are_only_named_are_of_the_team():
 
 @pytest.mark.parametrize("kind", ["solver", "solvr", None, 1, Kind, ("solver",)])
 def test_what_is_no_kind_is_refused(kind):
-    known = "it must be one of: solver, judge, picker, planner, team"
+    known = "it must be one of: solver, judge, picker, planner, team, as imported from marl_jax.workflows"
     with pytest.raises(ValueError, match=f"the kind of role 'critic' is .*; {known}"):
         workflow(roles={"writer": solver, "critic": kind})
 
@@ -227,11 +272,31 @@ def test_a_workflow_of_ones_own_says_which_of_its_settings_are_counts():
         ({"messages": ASK, "slot": True}, "slot"),
         ({"messages": ASK, "slot": -1}, "slot"),
         ({"messages": ASK, "slot": "0"}, "slot"),
+        ({"messages": ASK, "slot": np.bool_(True)}, "slot"),
+        (
+            {"messages": ASK, "reads": SAID},
+            "reads of a call to 'speaker' are Completion.*; they must be a list of comp",
+        ),
+        ({"messages": ASK, "reads": None}, "reads of a call to 'speaker' are None"),
+        ({"messages": ASK, "reads": "said"}, "reads of a call to 'speaker' are 'said'"),
+        ({"messages": ASK, "read": "boxed"}, "read of a call to 'speaker' is 'boxed'; it must be a function"),
     ],
 )
 def test_a_malformed_call_is_refused_where_it_is_made(arguments, message):
     with pytest.raises(ValueError, match=message):
         Call("speaker", **arguments)
+
+
+def test_what_a_call_reads_is_kept_whatever_it_was_given_as():
+    for reads in ([SAID], (SAID,), iter([SAID])):
+        call = Call("speaker", ASK, reads=reads)
+        assert call.reads == call.reads == (SAID,)
+
+
+def test_numbers_of_numpy_are_integers_too():
+    made = Call("speaker", ASK, slot=np.int64(1)).slot, Fork(np.int32(2)).ways
+    assert (*made, voting.bind(votes=np.int64(3)).settings["votes"]) == (1, 2, 3)
+    assert {*map(type, made), type(voting.bind(votes=np.int64(3)).settings["votes"])} == {int}
 
 
 def test_a_tool_is_called_by_its_functions_name():

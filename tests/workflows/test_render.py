@@ -85,6 +85,16 @@ def test_the_digest_changes_with_any_word():
     assert Prompts({**files, "bare": "## user\n{{question}}!\n"}).digest() != Prompts(files).digest()
 
 
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
+    (tmp_path / "math").mkdir()
+    text = "\ufeff## system\r\nAdd.\r\n\r\n## user\r\n{{question}}\r\n"
+    (tmp_path / "math" / "judge.md").write_bytes(text.encode())
+    assert [m["role"] for m in load_prompts("math", folder=tmp_path).judge(question="1")] == [
+        "system",
+        "user",
+    ]
+
+
 def test_an_unknown_folder_lists_what_there_is():
     with pytest.raises(ValueError, match="there is: code, code_micro, math, math_micro"):
         load_prompts("physics")

@@ -196,7 +196,7 @@ def test_without_a_strategy_one_worker_gets_the_plain_task():
     calls, _ = drive(orch_workers, by_role(orchestrator="hm", worker="work", synthesizer="end"))
     assert roles(calls) == [("orchestrator", 0), ("worker", 0), ("synthesizer", 0)]
     assert calls[1].messages[-1]["content"] == MATH.question
-    assert calls[1].reads == []
+    assert calls[1].reads == ()
 
 
 def test_the_number_of_workers_is_configurable():
