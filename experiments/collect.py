@@ -18,14 +18,17 @@ flags.DEFINE_string("out", None, "where the files go")
 flags.DEFINE_bool("unfinished", False, "runs that were stopped early, too")
 
 
-def main(_config: None, _: list[str]) -> None:
+def main(_config: None, _: list[str]) -> int:
     if not FLAGS.root or not FLAGS.out:
         raise FolderError("give --root=DIR of the runs and --out=DIR of the results")
-    written = collect(FLAGS.root, FLAGS.out, unfinished=FLAGS.unfinished)
+    written, unread = collect(FLAGS.root, FLAGS.out, unfinished=FLAGS.unfinished)
     for path in written:
         for text in lost(read_result(path)):
             print(f"{path}: {text}", file=sys.stderr)
+    for text in unread:
+        print(text, file=sys.stderr)
     print(f"{len(written)} results in {FLAGS.out}")
+    return 2 if unread else 0
 
 
 if __name__ == "__main__":

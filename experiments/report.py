@@ -14,8 +14,7 @@ from marl_jax.run_folder.folder import FolderError
 from marl_jax.study.report.findings_text import write_findings
 from marl_jax.study.report.html_page import write_overview, write_report
 from marl_jax.study.results import read_study
-from marl_jax.study.run_tables import runs_table
-from marl_jax.study.seed_tables import tables_of
+from marl_jax.study.seed_tables import in_terminal
 from marl_jax.study.wording import plain
 
 FLAGS = flags.FLAGS
@@ -39,7 +38,7 @@ def main(_config: None, _: list[str]) -> None:
     place = write_overview(study, FLAGS.out)
     for text in study.unread:
         print(text, file=sys.stderr)
-    for table in tables_of(list(study.runs.values())) or [runs_table(study.runs)]:
+    for table in in_terminal(study.runs):
         print(f"{plain(table)}\n")
     print(place)
 

@@ -98,8 +98,10 @@ def show_results(jobs: Sequence[Job], root: Path) -> None:
         study = read_study(root)
     except FolderError:
         return  # no run has begun
-    there = {run.folder: run for run in study.runs.values()}
-    for table in seed_tables.tables_of([there[job.folder] for job in jobs if job.folder in there]):
+    mine = {job.folder for job in jobs}
+    for table in seed_tables.in_terminal(
+        {name: run for name, run in study.runs.items() if run.folder in mine}
+    ):
         print(f"{wording.plain(table)}\n")
     print(f"the report: {write_overview(study)}")
 

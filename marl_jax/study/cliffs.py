@@ -155,10 +155,11 @@ def form_of(runs: Sequence[Run]) -> str:
 def form_lost(run: Run) -> list[str]:
     """What the texts of a run lost of their form by its end, by role: a fall without any is one of accuracy alone.
 
-    Alarms are asked over the steps that are there, so that results whose steps were thinned out are judged alike.
+    By the alarms that hold; of results without alarms, whose steps were thinned out, by the steps that are there.
     """
     there = [{**line, "step": place} for place, line in enumerate(run.metrics, 1)]
-    lost = [alarm.title for alarm in judge(there).holding if alarm.monitor.name in FORM]
+    watch = run.watch if run.judged else judge(there)
+    lost = [alarm.title for alarm in watch.holding if alarm.monitor.name in FORM]
     for match in run.keys("repeated/(.+)"):
         shares = run.series(match[0]).known.values
         if len(shares) >= WINDOW and shares[-WINDOW:].mean() - shares[0] >= REPEATED:

@@ -3,21 +3,22 @@
     cells ──pairs_of──► pairs, or why not ──paired_gaps──► differences [seeds, problems]
 
 Two cells are compared run by run and problem by problem, over the seeds that both have, where they met the same
-problems; what their configurations differ in stands beside it, whatever their names.
+problems; what their configurations differ in, and what made them, stands beside it, whatever their names.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from marl_jax.study.record import Run
-from marl_jax.study.seeds import TOKENS, Cell, budget, difference, essential, measures
+from marl_jax.study.seeds import TOKENS, Cell, budget, difference, differing, measures
 
 __all__ = ["Pair", "alike", "by_seed", "paired_gaps", "pairs_of", "spent"]
 
 WORKFLOW = ("workflow", "policies.map", "advantages.group")  # what makes another workflow
 MOST = 12  # of pairs that differ in several things; more of them are not shown
+MADE = ("device", "jax", "code")  # of the versions of a run, which no configuration says
 UNLIKE = 1.1  # budgets whose ratio is larger are marked, and match nothing
 
 
@@ -38,12 +39,24 @@ class Pair(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What they differ in; of another workflow its name alone."""
+        """What they differ in, beneath it what made them; of another workflow its name alone."""
         other = "workflow.name" in self.differ
         shown = [
             path for path in self.differ if path == "workflow.name" or not (other and _of_workflow(path))
         ]
-        return ", ".join([*shown[:3], *([f"{len(shown) - 3} more"] if len(shown) > 3 else [])])
+        told = ", ".join([*shown[:3], *([f"{len(shown) - 3} more"] if len(shown) > 3 else [])])
+        return told + (f"\nmade with another {self.made}" if self.made else "")
+
+    @property
+    def made(self) -> str:
+        """Which of device, JAX and code are not those of the other's runs; what was not recorded is not compared."""
+        mine, its = (
+            {name: {(run.about.get("versions") or {}).get(name) for run in cell.runs} for name in MADE}
+            for cell in (self.one, self.other)
+        )
+        return ", ".join(
+            name for name in MADE if mine[name] != its[name] and None not in mine[name] | its[name]
+        )
 
     @property
     def refused(self) -> str:
@@ -71,7 +84,7 @@ def pairs_of(cells: Sequence[Cell]) -> tuple[list[Pair], list[str]]:
             refused.setdefault("it has not made all its steps", []).append(one.label)
         for other, its in zip(cells, order):
             if its < mine and not one.early + other.early:
-                pair = Pair(one, other, _differ(one, other))
+                pair = Pair(one, other, differing(one, other))
                 if why := pair.refused:
                     refused.setdefault(why, []).append(f"{one.label} with {other.label}")
                 else:
@@ -88,11 +101,10 @@ def pairs_of(cells: Sequence[Cell]) -> tuple[list[Pair], list[str]]:
 
 
 def paired_gaps(pairs: Sequence[tuple[Run, Run]], mine: str, its: str) -> np.ndarray:
-    """Float[S, P]: how much more the first of each pair has; empty where some lack it or met other problems."""
+    """Float[S, P]: how much more the first of each pair has, of those where both have it and met the same problems."""
     found = [difference(measures(one).get(mine), measures(other).get(its)) for one, other in pairs]
     known = [gap for gap in found if gap is not None]
-    complete = known and len(known) == len(found) and len({len(gap) for gap in known}) == 1
-    return np.array(known) if complete else np.zeros((0, 0))
+    return np.array(known) if len({len(gap) for gap in known}) == 1 else np.zeros((0, 0))
 
 
 def by_seed(one: Cell, other: Cell) -> list[tuple[Run, Run]]:
@@ -118,22 +130,3 @@ def alike(one: float, other: float) -> bool:
 
 def _of_workflow(path: str) -> bool:
     return path.startswith(WORKFLOW)
-
-
-def _differ(one: Cell, other: Cell) -> tuple[str, ...]:
-    """The fields whose values differ, and where none does, what else a run depends on."""
-    mine, its = (dict(_leaves(essential(cell.config))) for cell in (one, other))
-    found = [path for path in dict.fromkeys([*mine, *its]) if mine.get(path) != its.get(path)]
-    if not found:
-        mine, its = (dict(cell.runs[0].about.get("digests") or {}) for cell in (one, other))
-        found = [name for name in dict.fromkeys([*mine, *its]) if mine.get(name) != its.get(name)]
-    return tuple(found)
-
-
-def _leaves(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, value) of the fields; a map of roles or settings is one value."""
-    for name, value in config.items():
-        if isinstance(value, Mapping) and f"{path}{name}" not in ("policies.map", "workflow.settings"):
-            yield from _leaves(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value

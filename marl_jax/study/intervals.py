@@ -128,12 +128,18 @@ def p_value(values: Array) -> float | None:  # [S, P]
     One is that which the interval of `over_seeds` inverts, the other that over the means of the seeds. Of few seeds
     that differ, chance often makes the first count problems in the place of seeds, and then it is wrong several times
     as often as it says; the second knows nothing of problems. None for fewer than two seeds or problems, or where all
-    values agree: there is nothing to test by.
+    values are zero: there is nothing to test by.
+
+    Where all values agree, neither has a variance. One is then that of Wilson's bound over the problems, as the
+    interval has it, and the other takes one value for zero, as the next one might be: its t is SP - 1.
     """
     values = np.asarray(values, np.float64)
-    if values.ndim != 2 or min(values.shape) < 2 or np.ptp(values) < 1e-9:
+    if values.ndim != 2 or min(values.shape) < 2 or not np.any(abs(values) >= 1e-9):
         return None
     seeds, problems = values.shape
+    if np.ptp(values) < 1e-9:
+        of_problems = special.ndtr(-math.sqrt(problems * abs(float(values.mean()))))
+        return float(2 * max(of_problems, special.stdtr(seeds - 1, 1 - values.size)))
     of_seeds = max(problems * float(values.mean(axis=1).var(ddof=1)), 1e-12), seeds - 1
     mean = abs(float(values.mean()))
     tails = [

@@ -16,12 +16,14 @@ from marl_jax.rewards.grading import RIGHT
 from marl_jax.rollouts import Episode, read_episodes
 from marl_jax.rollouts.storage import read_extra
 from marl_jax.run_folder.folder import FolderError
+from marl_jax.run_folder.metrics import plain
 from marl_jax.study.record import Run
 
-__all__ = ["BUDGET", "LONGEST", "Recorded", "lost_by", "paths_of", "recorded", "shortened"]
+__all__ = ["BUDGET", "LONGEST", "Recorded", "inert", "lost_by", "paths_of", "recorded", "shortened"]
 
-BUDGET = 10_000_000  # bytes of JSON; of more files, every other one is left out
+BUDGET = 10_000_000  # bytes of JSON as the page has it; of more files, every other one is left out
 LONGEST = 6000  # characters shown of one text; the middle of a longer one is left out
+TRAINING = "training"  # the kind of file that the page begins with
 EARNED = {"w": "reward", "v": "advantage"}
 NAMES = re.compile(
     r"(?:step-(?P<step>\d+)|(?P<split>.+)-(?P<at>\d{6})(?:-(?P<mode>.+)-\w{8})?)\.(?:parquet|jsonl\.gz)"
@@ -37,21 +39,28 @@ class Recorded:
     episodes: Sequence[Mapping[str, Any]]  # each names its file and its task
     unread: Sequence[str]  # why files could not be read
     left_out: int = 0  # files for which the page has no room
+    fewer: int = 0  # episodes of the other files for which it has none
 
 
 def recorded(run: Run, budget: int = BUDGET) -> Recorded:
-    """All recorded episodes of a run that fit; the first and the last file of a kind are always there."""
-    found = sorted(_about(path) for path in (run.folder / "episodes").glob("*") if NAMES.fullmatch(path.name))
+    """All recorded episodes of a run that fit; of the first and the last file of a kind there is always something."""
+    there = (_about(path) for path in (run.folder / "episodes").glob("*") if NAMES.fullmatch(path.name))
+    found = sorted(there, key=lambda one: (one[0] != TRAINING, *one))
     read, unread = [], []
     for kind, step, path in found:
         try:
             read.append((kind, step, [_episode(one, calls) for one, calls in paths_of(path)]))
         except (ValueError, OSError, FolderError) as error:
             unread.append(str(error))
-    sizes = {id(one): len(json.dumps(one)) for _, _, one in read}
+    sizes = {id(one): len(inert(one)) for _, _, some in read for one in some}
+    total = lambda files: sum(sizes[id(one)] for _, _, some in files for one in some)
     kept: Sequence[Any] = read
-    while sum(sizes[id(one)] for _, _, one in kept) > budget and (fewer := _thinned(kept)) != kept:
+    while total(kept) > budget and (fewer := _thinned(kept)) != kept:
         kept = fewer
+    left, whole = len(read) - len(kept), kept
+    if total(kept) > budget:
+        kept = [(kind, step, _within(some, sizes, budget // len(kept))) for kind, step, some in kept]
+    cut = sum(len(some) for *_, some in whole) - sum(len(some) for *_, some in kept)
     tasks: dict[str, dict[str, Any]] = {}
     files, episodes = [], []
     for number, (kind, step, some) in enumerate(kept):
@@ -60,7 +69,13 @@ def recorded(run: Run, budget: int = BUDGET) -> Recorded:
             task = tasks.setdefault(one["task"]["id"], one["task"] | {"number": len(tasks)})
             episodes.append({**one, "f": number, "t": task["number"]})
             del episodes[-1]["task"]
-    return Recorded(files, list(tasks.values()), episodes, unread, len(read) - len(kept))
+    return Recorded(files, list(tasks.values()), episodes, unread, left, cut)
+
+
+def inert(values: Any) -> str:
+    """JSON that is no markup within an element of a page: of ASCII alone, without separators of lines."""
+    text = json.dumps(plain(values), allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def paths_of(path: Path) -> Iterator[tuple[Episode, list[dict[str, Any]]]]:
@@ -101,7 +116,7 @@ def _about(path: Path) -> tuple[str, int, Path]:
     name = NAMES.fullmatch(path.name)
     assert name
     if name["step"]:
-        return "training", int(name["step"]), path
+        return TRAINING, int(name["step"]), path
     return " ".join(filter(None, (name["split"], name["mode"]))), int(name["at"]), path
 
 
@@ -111,6 +126,25 @@ def _thinned(files: Sequence[Any]) -> Sequence[Any]:
     for one in files:
         kinds.setdefault(one[0], []).append(one)
     return [one for some in kinds.values() for one in [*some[:-1:2], *some[-1:]]]
+
+
+def _within(some: Sequence[Any], sizes: Mapping[int, int], room: int) -> Sequence[Any]:
+    """The first problems of a file, whole, as far as there is room; of one that is too large, its first episodes."""
+    problems: dict[str, list[Any]] = {}
+    for one in some:
+        problems.setdefault(one["task"]["id"], []).append(one)
+    first = next(iter(problems.values()), [])
+    fits = lambda episodes: sum(sizes[id(one)] for one in episodes) <= room
+    if not fits(first):
+        return next(
+            (first[:count] for count in range(len(first) - 1, 1, -1) if fits(first[:count])), first[:1]
+        )
+    kept: list[Any] = []
+    for group in problems.values():
+        if not fits(kept + group):
+            break
+        kept += group
+    return kept
 
 
 def _episode(episode: Episode, extras: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -46,7 +46,10 @@ class Study:
 
 
 def read_study(root: str | os.PathLike[str]) -> Study:
-    """All runs below a directory, folders first; none at all, and a directory that is itself a run, are refused."""
+    """All runs below a directory, each from its folder where that can be read, else from its result.
+
+    None at all, and a directory that is itself a run, are refused.
+    """
     top, runs, compact, unread = Path(root).expanduser().absolute(), dict[str, Run](), set[str](), list[str]()
     paths = [*find_runs(top), *sorted(top.rglob(f"*{SUFFIX}"))]
     if not paths:
@@ -56,13 +59,14 @@ def read_study(root: str | os.PathLike[str]) -> Study:
     if top in paths:
         raise FolderError(f"'{root}' is itself a run: give --workdir={root}")
     for path in paths:
+        place = path.relative_to(top).as_posix().removesuffix(SUFFIX)
+        if path.is_file() and place in runs:
+            continue  # the run itself is there
         try:
-            run = read_result(path) if path.is_file() else read_run(path)
+            runs[place] = read_result(path) if path.is_file() else read_run(path)
         except FolderError as error:
             unread.append(str(error))
             continue
-        place = run.folder.relative_to(top).as_posix()
-        runs[place] = run
         if path.is_file():
             compact.add(place)
     return Study(top, runs, frozenset(compact), unread)
@@ -70,12 +74,16 @@ def read_study(root: str | os.PathLike[str]) -> Study:
 
 def collect(
     root: str | os.PathLike[str], out: str | os.PathLike[str], *, unfinished: bool = False
-) -> list[Path]:
-    """Write the finished runs below a directory, each under its place there; the files."""
+) -> tuple[list[Path], list[str]]:
+    """Write the finished runs below a directory, each under its place there; the files, and why others have none."""
     top, target = Path(root).expanduser().absolute(), Path(out)
-    written = []
+    written, unread = list[Path](), list[str]()
     for folder in find_runs(top):
-        run = read_run(folder)
+        try:
+            run = read_run(folder)
+        except FolderError as error:
+            unread.append(str(error))
+            continue
         if run.finished or unfinished:
             place = target / folder.relative_to(top)
             path = place.with_name(place.name + SUFFIX)
@@ -83,9 +91,9 @@ def collect(
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, json.dumps(compact(run), separators=(",", ":")).encode())
             written.append(path)
-    if not written:
+    if not written and not unread:
         raise FolderError(f"there is no {'' if unfinished else 'finished '}run in or below '{root}'")
-    return written
+    return written, unread
 
 
 def compact(run: Run) -> dict[str, Any]:

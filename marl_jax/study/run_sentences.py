@@ -69,12 +69,13 @@ def in_words(run: Run) -> list[str]:
         peak, terminal = float(end.peak.mean()), float(end.terminal.mean())
         chosen = " and ".join(str(step) for step in dict.fromkeys(end.peak_steps))
         last = ", ".join(map(str, end.steps[-TERMINAL:]))
+        points_away, side = f"{100 * abs(peak - terminal):.1f}", "below" if terminal <= peak else "above"
         fell = is_cliff([end])
         verdict = "the base was not evaluated" if fell is None else "a cliff" if fell else "no cliff"
         early = "" if end.finished else f" The run was stopped at step {run.step} of {run.steps}."
         sentences.append(
             f"Peak {percent(peak)} (chosen at {'steps' if ' and ' in chosen else 'step'} {chosen}), terminal "
-            f"{percent(terminal)} (steps {last}), {100 * (peak - terminal):.1f} points below: {verdict}.{early} {CLIFF}"
+            f"{percent(terminal)} (steps {last}), {points_away} points {side}: {verdict}.{early} {CLIFF}"
         )
     else:
         sentences.append(why_none(run))

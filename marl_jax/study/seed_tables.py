@@ -1,6 +1,6 @@
 """Tables over cells: how each went over its seeds, and what it has more than another."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -8,10 +8,11 @@ from marl_jax.study.cliffs import TERMINAL, PerProblem, course, fell, form_of, i
 from marl_jax.study.contrasts import Pair, alike, by_seed, pairs_of, spent
 from marl_jax.study.intervals import over_seeds
 from marl_jax.study.record import Run, trained
+from marl_jax.study.run_tables import runs_table
 from marl_jax.study.seeds import Cell, by_cell, difference, measures
 from marl_jax.study.wording import NONE, Table, points, share
 
-__all__ = ["contrasts", "on_test", "on_val", "tables_of"]
+__all__ = ["contrasts", "in_terminal", "on_test", "on_val", "tables_of"]
 
 HOW = (
     "Means over runs that differ in their seed alone, with 95% intervals over seeds and problems, both drawn "
@@ -27,6 +28,12 @@ def tables_of(runs: Sequence[Run]) -> list[Table]:
     pairs, lines = pairs_of(cells)
     refused = Table("Cells that are not compared", [(line,) for line in lines], words=1, facts=True)
     return [table for table in (*found, contrasts(pairs), refused) if table.rows]
+
+
+def in_terminal(runs: Mapping[str, Run]) -> list[Table]:
+    """The same of runs by their names, after a row for each of them where no table compares any."""
+    found = tables_of(list(runs.values()))
+    return [runs_table(runs)] * (bool(runs) and all(table.facts for table in found)) + found
 
 
 def on_val(cells: Sequence[Cell]) -> Table:

@@ -2,14 +2,14 @@
 
     runs ──by_cell──► cells ──measures──► answers to each problem, of each run     (compared in `contrasts`)
 
-Runs that were stopped early stand apart, marked. A cell that is not what its name says is labelled with the difference.
+Runs that were stopped early, or changed at a resume, stand apart, marked. A cell that is not what its name says is
+labelled with the difference, and cells that would have one label with what they differ in.
 """
 
-import collections
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 from marl_jax.config.cells import POLICIES
 from marl_jax.study.cliffs import TERMINAL, PerProblem, course, per_problem
 from marl_jax.study.record import Run, base, held_out, once, trained
+from marl_jax.study.wording import NONE
 from marl_jax.workflows import BUILT_IN
 
 __all__ = [
@@ -28,13 +29,14 @@ __all__ = [
     "budget",
     "by_cell",
     "difference",
-    "essential",
+    "differing",
     "measures",
     "names_of",
 ]
 
 # What makes no other run: names, and what changes no number or follows from the other settings.
 ASIDE = ("schema", "seed", "seeds", "road", "cell", "engine", "alarms", "logging", "checkpoints")
+NAMED = 3  # fields in which a label says that cells differ
 TOKENS, CALLS = "tokens_per_episode", "calls_per_episode"  # what an episode spends
 
 
@@ -81,6 +83,23 @@ class Cell:
         return str((self.config.get("workflow") or {}).get("name", "")).startswith("single")
 
     @property
+    def isolated(self) -> bool:
+        """Whether each of several roles has a policy of its own."""
+        owners = self.runs[0].policy_map
+        return len(set(owners.values())) == len(owners) > 1 and "/" not in "".join(owners)
+
+    @property
+    def shared(self) -> bool:
+        """Whether several roles have one policy."""
+        owners = self.runs[0].policy_map
+        return len(set(owners.values())) == 1 < len(owners)
+
+    @property
+    def changed(self) -> list[str]:
+        """Whether its runs went on with another configuration or other data."""
+        return ["changed at a resume"] if _changed(self.runs[0]) else []
+
+    @property
     def early(self) -> list[str]:
         """At which steps its runs were stopped, if they were."""
         steps = sorted({run.step for run in self.runs if not run.finished})
@@ -92,23 +111,29 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
     together: dict[str, dict[int, Run]] = {}
     for run in runs:
         if type(seed := run.config.get("seed")) is int:
-            same = [run.cell, essential(run.config), run.about.get("digests"), run.finished]
+            same = [run.cell, _essential(run.config), run.about.get("digests"), run.finished, _changed(run)]
             together.setdefault(json.dumps(same, sort_keys=True), {}).setdefault(seed, run)
     cells = [Cell(tuple(some[seed] for seed in sorted(some))) for some in together.values()]
-    details = [", ".join(cell.odd + cell.settings + cell.early) for cell in cells]
-    labels = [f"{cell.name} ({more})" if more else cell.name for cell, more in zip(cells, details)]
-    common = collections.Counter(labels)
+    details = [cell.odd + cell.settings + _steps(cell, cells) + cell.early + cell.changed for cell in cells]
     root = os.path.commonpath([run.folder.parent for run in runs]) if runs else ""
-    places = [os.path.relpath(_place(cell), root).removeprefix(cell.name) for cell in cells]
+    place = lambda cell, _: [os.path.relpath(_place(cell), root).removeprefix(cell.name)]
+    for more in (_unlike, place):  # the latter where the former is not enough
+        details = _told_apart(cells, details, more)
+    told = [", ".join(filter(None, words)) for words in details]
     return [
-        dataclasses.replace(cell, label=f"{label} ({place})" if common[label] > 1 and place else label)
-        for cell, label, place in zip(cells, labels, places)
+        dataclasses.replace(cell, label=f"{cell.name} ({words})" if words else cell.name)
+        for cell, words in zip(cells, told)
     ]
 
 
-def essential(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a configuration that make another run."""
-    return {name: value for name, value in config.items() if name not in ASIDE}
+def differing(one: Cell, other: Cell) -> tuple[str, ...]:
+    """The fields whose values differ, and where none does, what else a run depends on; but for its versions."""
+    mine, its = map(_fields, (one, other))
+    found = [path for path in dict.fromkeys([*mine, *its]) if mine.get(path) != its.get(path)]
+    if not found:
+        mine, its = map(_digests, (one, other))
+        found = [name for name in dict.fromkeys([*mine, *its]) if mine.get(name) != its.get(name)]
+    return tuple(found)
 
 
 def names_of(cells: Sequence[Cell]) -> dict[int, str]:
@@ -118,6 +143,66 @@ def names_of(cells: Sequence[Cell]) -> dict[int, str]:
         id(cell): place if place.startswith(cell.name) and places.count(place) == 1 else cell.label
         for cell, place in zip(cells, places)
     }
+
+
+def _changed(run: Run) -> bool:
+    """Whether a resume changed more than the versions that it ran with."""
+    lines = [str(line) for change in run.about.get("changes") or () for line in change]
+    return any(not line.startswith("versions.") for line in lines)
+
+
+def _steps(cell: Cell, cells: Sequence[Cell]) -> list[str]:
+    """How many steps its runs are to make, where another cell of its name is to make more or fewer."""
+    steps = {one.runs[0].steps for one in cells if one.name == cell.name}
+    return [f"{cell.runs[0].steps} steps"] if len(steps) > 1 else []
+
+
+def _told_apart(
+    cells: Sequence[Cell], details: Sequence[list[str]], more: Callable[[Cell, Sequence[Cell]], list[str]]
+) -> list[list[str]]:
+    """The details of each cell, and more of those that have their name and details in common."""
+    keys = [(cell.name, *words) for cell, words in zip(cells, details)]
+    groups = [[one for one, its in zip(cells, keys) if its == key] for key in keys]
+    return [
+        words + more(cell, group) if len(group) > 1 else words
+        for cell, words, group in zip(cells, details, groups)
+    ]
+
+
+def _unlike(cell: Cell, group: Sequence[Cell]) -> list[str]:
+    """A few of the fields in which it differs from the others of a group, with its values."""
+    paths = list(dict.fromkeys(path for other in group for path in differing(cell, other)))
+    mine = _digests(cell) | _fields(cell)
+    values = [f"{path} {str(mine.get(path, NONE))[:12]}" for path in paths[:NAMED]]
+    return values + ([f"{len(paths) - NAMED} more"] if len(paths) > NAMED else [])
+
+
+def _digests(cell: Cell) -> dict[str, Any]:
+    return dict(cell.runs[0].about.get("digests") or {})
+
+
+def _fields(cell: Cell) -> dict[str, Any]:
+    """{path: value} of what makes another run. Policies have no names: maps that share alike are equal."""
+    owners = cell.runs[0].policy_map
+    numbers = {
+        policy: place for place, policy in enumerate(dict.fromkeys(owners[role] for role in sorted(owners)))
+    }
+    alike = {"policies.map": {role: numbers[owners[role]] for role in sorted(owners)}} if owners else {}
+    return dict(_leaves(_essential(cell.config))) | alike
+
+
+def _essential(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a configuration that make another run."""
+    return {name: value for name, value in config.items() if name not in ASIDE}
+
+
+def _leaves(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, value) of the fields; a map of roles or settings is one value."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and f"{path}{name}" not in ("policies.map", "workflow.settings"):
+            yield from _leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
 
 
 def _place(cell: Cell) -> Path:

@@ -1,11 +1,14 @@
 """Peak, terminal accuracy and cliff of made-up runs, against values worked out by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from study_folders import config, evaluation, metrics, write_run
 
 from marl_jax.study.cliffs import course, drop_of, form_lost, form_of, is_cliff, why_none
 from marl_jax.study.record import read_run
+from marl_jax.study.run_sentences import in_words
 
 
 def run(folder, evaluations, steps=None):
@@ -68,6 +71,12 @@ def test_what_is_missing_is_said_in_words(tmp_path):
     assert course(mixed) is None and why_none(mixed).endswith("there is 1.")
 
 
+def test_an_end_above_the_peak_of_the_halves_is_above(tmp_path):
+    # Each half chose a step at which the other has little: 0% beside a third at the end.
+    odd = run(tmp_path / "a", {0: [0, 0], 10: [1, 0], 20: [0, 1], 30: [0, 0]})
+    assert "terminal 33.3% (steps 10, 20, 30), 33.3 points above: no cliff" in in_words(odd)[-1]
+
+
 def test_a_run_that_was_stopped_early_has_a_course_and_says_so(tmp_path):
     early = course(run(tmp_path / "early", {s: share(5) for s in (0, 10, 20, 30)}, steps=100))
     assert not early.finished and early.terminal.mean() == 0.25
@@ -98,6 +107,18 @@ def test_a_loss_of_form_is_told_apart_from_a_loss_of_accuracy_and_by_role(tmp_pa
     assert form_of([run(tmp_path / "b", {0: share(1)})]) == "kept; repetition not recorded"
     bare = read_run(write_run(tmp_path / "c", about=config(), lines=[], evaluations=[]))
     assert form_of([bare]) == "not recorded"
+
+
+def test_the_form_of_a_run_whose_alarms_are_known_is_what_they_say(tmp_path):
+    """Of 90 steps every other has a long answer at the end: in 40 of them, thinned out, the last three are short."""
+    key = "role/generator/length"
+    lines = [metrics(step, **{key: 10.0 if step < 81 else 90.0}) for step in range(1, 91)]
+    one = read_run(write_run(tmp_path / "a", about=config(steps=90), lines=lines, evaluations=[]))
+    kept = tuple({**line, key: 10.0} for line in one.metrics[::3])
+    thinned = dataclasses.replace(one, metrics=kept, alarms=None)
+    told = [alarm.to_json() | {"until": alarm.until} for alarm in one.watch.alarms]
+    assert "length (generator)" in form_lost(one) and "length (generator)" not in form_lost(thinned)
+    assert form_lost(dataclasses.replace(thinned, alarms=tuple(told))) == form_lost(one)
 
 
 SHARES = "unreadable_share", "truncated_share"

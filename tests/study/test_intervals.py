@@ -260,8 +260,21 @@ def test_three_seeds_are_not_called_different_more_often_than_the_level_says(by_
     assert called <= level * times + 3 * math.sqrt(level * times)
 
 
-def test_one_seed_or_equal_values_are_no_test():
-    assert p_value(np.ones((1, 5))) is None and p_value(np.ones((3, 5))) is None
+def test_one_seed_or_no_difference_is_no_test():
+    assert p_value(np.ones((1, 5))) is None and p_value(np.zeros((3, 5))) is None
+
+
+@pytest.mark.parametrize("value", [1.0, -1.0, 0.5])
+def test_where_all_values_agree_a_p_value_knows_how_few_seeds_and_problems_there_are(value):
+    # As the seeds' t test has it where one problem of one seed came to zero; of few problems, Wilson's bound.
+    one_off = np.full((3, 64), value)
+    one_off[0, 0] = 0
+    assert p_value(np.full((3, 64), value)) == pytest.approx(
+        stats.ttest_1samp(one_off.mean(axis=1), 0).pvalue, rel=0.2
+    )
+    for problems in range(2, 12):
+        values = np.full((3, problems), value)
+        assert (p_value(values) < 0.05) == over_seeds(values, bounds=(-1.0, 1.0)).excludes_zero
 
 
 def test_holm_multiplies_by_how_many_are_left_and_never_falls():

@@ -1,5 +1,6 @@
 """What the page shows of recorded episodes: all that was said and earned, and who lost what was right."""
 
+import dataclasses
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from study_folders import RIGHT, WRONG, call, episode, table_of, write_lines, wr
 
 from marl_jax.rollouts import ToolRecord, write_episodes
 from marl_jax.study.record import read_run
-from marl_jax.study.recorded import lost_by, recorded
+from marl_jax.study.recorded import inert, lost_by, recorded
 from marl_jax.task import Task
 
 OLD_EPISODES = Path(__file__).parents[1] / "fixtures" / "episodes"
@@ -72,7 +73,11 @@ def test_evaluations_of_the_run_and_of_the_command_are_told_apart(tmp_path):
         write_episodes(folder / "episodes" / f"{name}.parquet", table_of([(episode(), RIGHT)]))
     (folder / "episodes" / "notes.txt").write_text("mine")
     kinds = [(file["kind"], file["step"]) for file in said(folder).files]
-    assert kinds == [("test trained", 10), ("training", 10), ("val", 10)]
+    assert kinds == [
+        ("training", 10),
+        ("test trained", 10),
+        ("val", 10),
+    ]  # a page begins with what was trained on
 
 
 def test_of_what_does_not_fit_every_other_file_is_left_out_and_the_ends_stay(tmp_path):
@@ -82,6 +87,22 @@ def test_of_what_does_not_fit_every_other_file_is_left_out_and_the_ends_stay(tmp
     steps = [file["step"] for file in found.files]
     assert steps[0] == 1 and steps[-1] == 10 and len(steps) + found.left_out == 10 and 2 <= len(steps) <= 5
     assert len(said(folder, budget=0).files) == 2
+
+
+@pytest.mark.parametrize("problems", [1, 8])
+def test_of_files_that_alone_do_not_fit_the_last_problems_are_left_out_then_episodes(tmp_path, problems):
+    signs = "<" * 500  # six bytes each on a page
+    tasks = [Task(f"t{k}", "math", "1+1=?", gold="2") for k in range(problems)]
+    played = [(replace(episode(texts=(signs,)), task=tasks[k * problems // 40]), RIGHT) for k in range(40)]
+    folder = write_run(tmp_path / "run", episodes=dict.fromkeys((1, 2, 3), played))
+    found = said(folder, budget=60_000)
+    assert len(inert(dataclasses.asdict(found))) < 60_000 and [file["step"] for file in found.files] == [1, 3]
+    there = [len([one for one in found.episodes if one["f"] == file]) for file in (0, 1)]
+    assert (
+        there == ([9, 9] if problems == 1 else [5, 5])
+        and found.fewer == 80 - sum(there)
+        and found.left_out == 1
+    )
 
 
 def test_tools_long_texts_and_odd_tasks_are_kept_in_their_places(tmp_path):

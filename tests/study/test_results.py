@@ -17,7 +17,7 @@ from marl_jax.study.record import read_run
 def collected(tmp_path):
     root = tmp_path / "runs"
     full_run(root / "voting-isolated-s-math" / "seed-0")
-    (path,) = results.collect(root, tmp_path / "results")
+    (path,), _ = results.collect(root, tmp_path / "results")
     return read_run(root / "voting-isolated-s-math" / "seed-0"), path
 
 
@@ -60,7 +60,7 @@ def test_metrics_are_thinned_with_both_ends(collected):
 def test_alarms_are_kept_as_all_rows_told_them(tmp_path):
     lines = [metrics(step) for step in range(1, 91)]  # in which the aggregator comes to write at length
     folder = write_run(tmp_path / "runs" / "a", about=config(steps=90), lines=lines)
-    (path,) = results.collect(tmp_path / "runs", tmp_path / "results")
+    (path,), _ = results.collect(tmp_path / "runs", tmp_path / "results")
     run, again = read_run(folder), results.read_result(path)
     assert "length (aggregator)" in [alarm.title for alarm in run.watch.alarms]
     assert len(again.metrics) < 90 and not judge(again.metrics).alarms
@@ -92,6 +92,7 @@ def test_damaged_files_of_a_run_are_told_where_it_is_collected(tmp_path, capsys)
     folder = write_run(
         tmp_path / "runs" / "a", about=config(steps=30), lines=[metrics(30)], evaluations=along
     )
+    write_run(tmp_path / "runs" / "b", about=config(steps=30), lines=[metrics(30)])
     asked = "experiments.collect", f"--root={tmp_path / 'runs'}", f"--out={tmp_path / 'results'}"
     assert script.run(*asked) == 0
     assert (
@@ -101,8 +102,20 @@ def test_damaged_files_of_a_run_are_told_where_it_is_collected(tmp_path, capsys)
         whole = (folder / name).read_text()
         (folder / name).write_text("{]\n" + whole)
         assert script.run(*asked) == 2
-        assert f"a/{name}' holds a line that is no JSON object with a step" in capsys.readouterr().err
+        said = capsys.readouterr()
+        assert f"a/{name}' holds a line that is no JSON object with a step" in said.err
+        assert said.out == f"1 results in {tmp_path / 'results'}\n"  # those behind it are kept
         (folder / name).write_text(whole)
+
+
+def test_a_result_beside_its_run_does_not_stand_for_it(tmp_path):
+    folder = full_run(tmp_path / "a" / "seed-7", steps=30)
+    results.collect(tmp_path, tmp_path)
+    study = results.read_study(tmp_path)
+    assert not study.compact and len(study.runs["a/seed-7"].metrics) == 30
+    (folder / "metrics.jsonl").write_text("{]\n")
+    study = results.read_study(tmp_path)
+    assert study.compact == {"a/seed-7"} and len(study.unread) == 1
 
 
 def test_results_hold_no_place_of_the_machine(collected):

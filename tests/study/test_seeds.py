@@ -1,5 +1,7 @@
 """Runs of several seeds together: means worked out by hand, intervals over problems and seeds, fair comparisons."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from study_folders import answers, config, evaluation, metrics, run, write_run
@@ -7,6 +9,7 @@ from study_folders import answers, config, evaluation, metrics, run, write_run
 from marl_jax.study import contrasts, seed_tables, seeds
 from marl_jax.study.intervals import over_seeds
 from marl_jax.study.record import read_run
+from marl_jax.study.report.cell_map import cell_map
 from marl_jax.study.wording import NONE, plain
 
 
@@ -36,11 +39,42 @@ def test_runs_are_of_a_cell_where_they_are_equal_but_for_their_seed(tmp_path):
     runs.append(run(tmp_path / "f", "x", RISE))  # no seed
     cells = seeds.by_cell(runs)
     assert [(cell.label, cell.name, [run.folder.name for run in cell.runs]) for cell in cells] == [
-        ("voting-isolated-s-math (b)", "voting-isolated-s-math", ["b", "a"]),
-        ("voting-isolated-s-math (c)", "voting-isolated-s-math", ["c"]),
+        ("voting-isolated-s-math (rollout.samples 8, data val v)", "voting-isolated-s-math", ["b", "a"]),
+        ("voting-isolated-s-math (rollout.samples 4)", "voting-isolated-s-math", ["c"]),
         ("voting-shared-s-math", "voting-shared-s-math", ["d"]),
-        ("voting-isolated-s-math (e)", "voting-isolated-s-math", ["e"]),
+        (
+            "voting-isolated-s-math (data val other proble, rollout.samples 8)",
+            "voting-isolated-s-math",
+            ["e"],
+        ),
     ]
+
+
+def test_cells_of_one_name_say_their_steps_and_changes_at_a_resume_and_none_is_lost_from_the_map(tmp_path):
+    rate = lambda peak: {"optimiser": {"schedule": {"peak": peak}}}
+    place = tmp_path / "voting-isolated-s-math"
+    runs = [
+        run(place / f"seed-{seed}", seed, RISE, learner=rate(0.1 if seed > 1 else 0.2)) for seed in range(4)
+    ]
+    runs.append(run(tmp_path / "longer", 0, {**RISE, 40: answers(1, 0)}))
+    again = run(place / "seed-4", 4, RISE, learner=rate(0.1))
+    changes = [["versions.jax: '0.10' -> '0.11'"]]
+    runs.append(dataclasses.replace(again, about={**again.about, "changes": changes}))
+    changes = [["config.learner.optimiser.schedule.peak: 0.2 -> 0.1"]]
+    runs.append(dataclasses.replace(again, about={**again.about, "changes": changes}))
+    rates = [f"30 steps, learner.optimiser.schedule.peak {peak}" for peak in (0.2, 0.1)]
+    assert {
+        cell.label.partition(" ")[2]: [run.config["seed"] for run in cell.runs]
+        for cell in seeds.by_cell(runs)
+    } == {
+        f"({rates[0]})": [0, 1],
+        f"({rates[1]})": [2, 3, 4],  # another version of JAX is no change of what is run
+        "(40 steps)": [0],
+        "(30 steps, changed at a resume)": [4],
+    }
+    rows = cell_map({str(k): one for k, one in enumerate(runs)}).rows
+    shown = [label for _, cells in rows for cell in cells for _, label in cell["links"]]
+    assert len(rows) == 4 and shown == [0, 1, 2, 3, 4, 0, 4]
 
 
 def test_measures_are_of_each_run(tmp_path):
@@ -182,7 +216,8 @@ def test_cells_are_paired_by_what_their_settings_differ_in_whatever_they_are_cal
     )
     paid = run(tmp_path / "c", 0, FALL, "mine", rewards=reward, test=DOWN)
     row = compared(seeds.by_cell([one, paid])).rows[0]
-    assert row[:4] == (f"mine ({paid.folder.name})", f"mine ({one.folder.name})", "rewards.name", "1")
+    labels = "mine (rewards.name own_correctn)", "mine (rewards.name rubric)"
+    assert row[:4] == (*labels, "rewards.name", "1")
     assert row[7].startswith("-50.0")
     pairs, lines = contrasts.pairs_of(seeds.by_cell([one, other]))
     assert not pairs and lines == ["yours with mine: they differ in nothing but their names"]
@@ -196,8 +231,7 @@ def test_two_matrices_are_told_apart_and_what_differs_in_several_things_stands_l
     ]
     *planned, first, last = compared(seeds.by_cell(runs)).rows
     isolated, shared = (
-        [f"voting-{cell}-s-math ({place}/{cell})" for place in ("low", "high")]
-        for cell in ("isolated", "shared")
+        [f"voting-{cell}-s-math (learner.rate {rate})" for rate in (1, 2)] for cell in ("isolated", "shared")
     )
     assert [row[:3] for row in planned] == [
         (isolated[0], shared[0], "policies.map"),

@@ -20,6 +20,7 @@ class Bar(NamedTuple):
     value: Interval
     runs: Sequence[float]
     verdict: str = ""
+    level: float = 0.0  # what it is to be compared with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +32,14 @@ class Finding:
     doubt: str  # what would change our mind
     bars: Sequence[Bar] = ()
     unit: str = "points"
-    level: float = 0.0  # what the bars are to be compared with
+    against: str = "zero"  # what the level of each bar is
     table: Table | None = None
 
     @property
     def ends(self) -> tuple[float, float]:
         """The least and the greatest of all that is drawn."""
-        values = [x for bar in self.bars for x in (*bar.runs, *bar.value) if math.isfinite(x)]
-        return min([*values, self.level]), max([*values, self.level])
+        values = [x for bar in self.bars for x in (*bar.runs, *bar.value, bar.level) if math.isfinite(x)]
+        return min(values), max(values)
 
     def number(self, value: float) -> str:
         """As it is shown."""

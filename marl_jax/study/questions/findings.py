@@ -21,7 +21,18 @@ from marl_jax.study.record import Run
 from marl_jax.study.seeds import CALLS, TOKENS, Cell, by_cell, names_of
 from marl_jax.study.wording import NONE, Table, small
 
-__all__ = ["AT_PEAK", "BASE", "LEVEL", "SEEDS", "Answered", "Judged", "Test", "answers", "told"]
+__all__ = [
+    "AT_PEAK",
+    "BASE",
+    "LEVEL",
+    "SEEDS",
+    "Answered",
+    "Judged",
+    "Test",
+    "answers",
+    "sharing_alone",
+    "told",
+]
 
 SEEDS = 3  # fewer make no claim: over two seeds that differ much, intervals hold the mean in 87% of the cases
 
@@ -32,7 +43,9 @@ class Test(NamedTuple):
     question: int
     label: str
     gaps: np.ndarray  # Float[S, P]
+    seeds: int  # that there are; some may lack what is compared
     against: str = ""  # what it is compared with, where the question has several of these
+    made: str = ""  # which of device, JAX and code differ, too
 
     @property
     def bar(self) -> Bar:
@@ -48,6 +61,7 @@ class Answered(NamedTuple):
     tests: Table
     judged: list["Judged"]
     cells: list[Cell]
+    pairs: list[Pair]
 
 
 def answers(runs: Sequence[Run]) -> Answered:
@@ -68,7 +82,7 @@ def answers(runs: Sequence[Run]) -> Answered:
         *(_compared(number, judged) for number in (5, 6)),
         foretold(cells),
     ]
-    return Answered(found, _table(judged, cells), judged, cells)
+    return Answered(found, _table(judged, cells), judged, cells, pairs)
 
 
 # ---------------------------------------------------------------- differences in accuracy
@@ -127,29 +141,40 @@ class Judged(NamedTuple):
 def _tests(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Iterable[Test]:
     """Differences in the accuracy at the end; in the peak, and from peak to end, where a question is about them."""
     names = names_of(cells)
-    between = lambda more, less, of: paired_gaps(by_seed(more, less), of, of)
-    itself = lambda cell, one, other: paired_gaps([(run, run) for run in cell.runs], one, other)
+
+    def itself(question: int, label: str, cell: Cell, than: str, against: str = "") -> Test:
+        gaps = paired_gaps([(run, run) for run in cell.runs], "terminal", than)
+        return Test(question, label, gaps, len(cell.runs), against)
+
     for cell in cells:
         if not cell.early and _is_clean(cell):
-            yield Test(1, f"{names[id(cell)]} over base", itself(cell, "terminal", "base"), BASE)
+            yield itself(1, f"{names[id(cell)]} over base", cell, "base", BASE)
     for pair in pairs:
-        more, less = pair.one, pair.other
-        if _is_clean(more) and not _is_clean(less):
+        more, less = sides if (sides := sharing_alone(pair)) else (pair.one, pair.other)
+        if not sides and _is_clean(more) and not _is_clean(less):
             more, less = less, more
-        label = f"{names[id(more)]} over {names[id(less)]}"
+        label, runs = f"{names[id(more)]} over {names[id(less)]}", by_seed(more, less)
+        ends = Test(OTHER, label, paired_gaps(runs, "terminal", "terminal"), len(runs), made=pair.made)
         if pair.planned and "workflow.name" in pair.differ:
             if control := _control(pair):
-                yield Test(1, label, between(more, less, "terminal"), control)
-        elif _only(pair, "policies.map"):
-            yield Test(2, label, between(more, less, "terminal"), AT_END)
-            yield Test(2, f"peak of {label}", between(more, less, "peak"), AT_PEAK)
+                yield ends._replace(question=1, against=control)
+        elif sides:
+            peaks = paired_gaps(runs, "peak", "peak")
+            yield ends._replace(question=2, against=AT_END)
+            yield ends._replace(question=2, against=AT_PEAK, label=f"peak of {label}", gaps=peaks)
         elif _is_clean(less) and _only(pair, *REGIME):
-            yield Test(5, label, between(more, less, "terminal"))
-            yield Test(5, f"terminal over peak of {names[id(more)]}", itself(more, "terminal", "peak"))
+            yield ends._replace(question=5)
+            yield itself(5, f"terminal over peak of {names[id(more)]}", more, "peak")
         elif _is_clean(less) and _only(pair, "learner.interventions"):
-            yield Test(6, label, between(more, less, "terminal"))
+            yield ends._replace(question=6)
         elif pair.planned and not more.single:
-            yield Test(OTHER, label, between(more, less, "terminal"))
+            yield ends
+
+
+def sharing_alone(pair: Pair) -> tuple[Cell, Cell] | None:
+    """The isolated and the shared side of cells that differ in this alone; None where they are something else."""
+    sides = [(one, other) for one, other in (pair[:2], pair[1::-1]) if one.isolated and other.shared]
+    return sides[0] if sides and _only(pair, "policies.map") else None
 
 
 def _control(pair: Pair) -> str:
@@ -171,7 +196,9 @@ def _controls(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Table:
         found = []
         for of in (CALLS, TOKENS):
             known = {
-                names[id(pair.other)]: both for pair in mine if (both := spent(pair.one, pair.other, of))
+                names[id(pair.other)]: both
+                for pair in mine
+                if (both := spent(pair.one, pair.other, of)) and min(both) > 0
             }
             near = min(known, key=lambda name: abs(log(known[name][0] / known[name][1])), default=None)
             if near is None:
@@ -222,21 +249,25 @@ def told(judged: Sequence[Judged]) -> str:
 def _table(judged: Sequence[Judged], cells: Sequence[Cell]) -> Table:
     rows = []
     for test, p, held in judged:
-        by = test.bar.value
+        by, known = test.bar.value, len(test.gaps)
         numbers = [f"{by.mean:+.1f}", f"{by.low:+.1f} – {by.high:+.1f}", small(p), small(held)]
-        about = str(test.question or NONE)
-        rows.append((test.label, Judged(test, p, held).verdict, about, str(len(test.gaps)), *numbers))
+        seeds = str(known) if known == test.seeds else f"{known} of {test.seeds}"
+        made = test.made or NONE
+        rows.append(
+            (test.label, Judged(test, p, held).verdict, *numbers, seeds, str(test.question or NONE), made)
+        )
     tested = sum(one.held is not None for one in judged)
     how = (
         f"Points of accuracy on validation problems; terminal is the mean of the last {TERMINAL} evaluations. 95% "
         f"intervals over seeds and problems, each for itself. p is the larger of two two-sided t tests, over seeds and "
         "problems and over the means of the seeds alone, so that few seeds do not pass for many problems; it is "
         f"corrected by Holm for the {tested} of {SEEDS} seeds or more. With fewer no claim is made. "
-        f"Higher or lower where the corrected p is at most {LEVEL}."
+        f"Higher or lower where the corrected p is at most {LEVEL}. With '3 of 4' seeds, one lacks what is compared. "
+        "Made with another: what else the two sides' runs differ in, beside what is asked."
     )
     if early := [cell.label for cell in cells if cell.early]:
         how += f" Not tested, because it did not make all its steps: {'; '.join(early)}."
-    head = ("", "", "question", "seeds", "points", "95%", "p", "p by Holm")
+    head = ("", "", "points", "95%", "p", "p by Holm", "seeds", "question", "made with another")
     return Table("Tests", rows, head, how, words=2)
 
 

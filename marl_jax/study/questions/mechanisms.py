@@ -27,45 +27,55 @@ HELD_OUT = 1  # seeds of odd number test what those of even number chose
 
 
 def amplification(runs: Sequence[Run]) -> Finding:
-    """The gradient of a role against the number of its parallel agents, and what Adam leaves of it."""
-    question = "How does a role's gradient grow with n parallel agents of it, and what is left of it in Adam's update?"
+    """The gradient of a role against the number of its parallel agents, and how Adam's update follows it."""
+    question = (
+        "How does a role's gradient change with n parallel agents of it, and does Adam's update follow it?"
+    )
     doubt = "Another power of n at a later stage of training, at larger scale, or where agents see different prompts."
     by_role: dict[
-        str, list[tuple[int, int, float, float]]
-    ] = {}  # agents, seed, amplification, length of the update
+        str, list[tuple[int, int, tuple[float, ...]]]
+    ] = {}  # agents, seed, amplification and the lengths of sum and update
     for run in runs:
         for match in run.keys("gradient/([^/]+)/slots/([^/]+)/amplification"):
-            values = run.series(match[0]).known.values
-            updates = run.series(f"policy/{match[1]}/update_norm").known.values
+            keys = match[0], f"gradient/{match[1]}/norm/{match[2]}", f"policy/{match[1]}/update_norm"
+            means = tuple(_mean(run.series(key)) for key in keys)
             agents = len(run.keys(f"gradient/{match[1]}/slots/{match[2]}/norm/.+"))
-            if len(values) and len(updates):
-                one = (agents, int(run.config["seed"]), float(values.mean()), float(updates.mean()))
-                by_role.setdefault(match[2], []).append(one)
+            if all(map(math.isfinite, means)):
+                by_role.setdefault(match[2], []).append((agents, int(run.config["seed"]), means))
     # A role that is alone in every run is no measure of one agent of another role.
     found = [one for of in by_role.values() if any(agents > 1 for agents, *_ in of) for one in of]
-    counts, seeds = sorted({agents for agents, *_ in found}), sorted({seed for _, seed, *_ in found})
-    table = {(agents, seed): (growth, update) for agents, seed, growth, update in found}
+    counts, seeds = sorted({agents for agents, *_ in found}), sorted({seed for _, seed, _ in found})
+    table = {(agents, seed): means for agents, seed, means in found}
     complete = [seed for seed in seeds if all((agents, seed) in table for agents in counts)]
     if len(counts) < 3 or not complete:
         return Finding(question, NOT_RUN, doubt)
     bars, rows = [], []
     for agents in counts:
-        growth, update = (np.array([table[agents, seed][k] for seed in complete]) for k in (0, 1))
-        less = update / np.array([table[counts[0], seed][1] for seed in complete])
-        bars.append(Bar(f"{agents} agents", over_runs(growth), growth.tolist()))
-        rows.append((str(agents), str(len(complete)), *map(_number, (over_runs(growth), over_runs(less)))))
-    powers = [_slope(counts, [table[agents, seed][0] for agents in counts]) for seed in complete]
-    power = over_runs(powers)
+        growth, *lengths = np.array([table[agents, seed] for seed in complete]).T
+        fewest = np.array([table[counts[0], seed] for seed in complete]).T[1:]
+        name = f"{agents} agent{'s' if agents > 1 else ''}"
+        bars.append(Bar(name, over_runs(growth), growth.tolist(), level=math.sqrt(agents)))
+        numbers = growth, *(length / first for length, first in zip(lengths, fewest))
+        rows.append((str(agents), str(len(complete)), *(_number(over_runs(one)) for one in numbers)))
+    power, of_sum = (
+        over_runs([_slope(counts, [table[agents, seed][k] for agents in counts]) for seed in complete])
+        for k in (0, 1)
+    )
     answer = (
-        f"The summed gradient grows with n to the power of {_number(power)}: the agents are {_alike(power)}. "
-        f"Adam's update with {counts[-1]} agents is {rows[-1][-1]} times as long as with {counts[0]}."
+        "Relative to the mean length of one agent's part, the sum of the parts grows with n to the power of "
+        f"{_number(power)}: the agents are {_alike(power)}. The sum itself, the role's gradient, goes with n to the "
+        f"power of {_number(of_sum)}: with {counts[-1]} agents it is {rows[-1][-2]} times as long as with {counts[0]}, "
+        f"and Adam's update {rows[-1][-1]} times."
     )
     how = (
-        "Amplification is |sum g| / mean |g| over the parallel agents, mean over the steps; the update's length is "
-        "relative to the fewest agents. 95% t intervals over seeds."
+        "Amplification is |sum g| / mean |g| over the parallel agents, mean over the steps; the square root of their "
+        "number, where they are independent. The lengths of the sum and of Adam's update are relative to the fewest "
+        "agents. 95% t intervals over seeds."
     )
-    table_ = Table("Agents", rows, ("agents", "seeds", "amplification", "length of the update"), how)
-    return Finding(question, answer, doubt, bars, "times", 1.0, table_)
+    table_ = Table(
+        "Agents", rows, ("agents", "seeds", "amplification", "length of the sum", "of the update"), how
+    )
+    return Finding(question, answer, doubt, bars, "times", "what independent agents give", table_)
 
 
 def _alike(power: Interval) -> str:
@@ -87,9 +97,7 @@ def capture(cells: Sequence[Cell]) -> Finding:
     """Which role's gradient dominates a shared policy, and whether that says what comes."""
     question = "Which role's gradient dominates a shared policy, and does it foretell what happens later?"
     doubt = "A rank correlation of the same sign, with p below 0.05, on the seeds that were held out."
-    shared = [
-        cell for cell in cells if len({*cell.runs[0].policy_map.values()}) == 1 < len(cell.runs[0].policy_map)
-    ]
+    shared = [cell for cell in cells if cell.shared]
     names = names_of(cells)
     bars, leading = [], list[str]()
     points: list[list[tuple[int, float, float]]] = []  # of each cell: seed, dominance, what followed
@@ -101,7 +109,8 @@ def capture(cells: Sequence[Cell]) -> Finding:
         halves = [(int(run.config["seed"]), _half_way(run)) for run in cell.runs if run.finished]
         points.append([(seed, *half) for seed, half in halves if half])
         bars += [
-            Bar(f"{names[id(cell)]}: {role}", over_runs(values), values) for role, values in by_role.items()
+            Bar(f"{names[id(cell)]}: {role}", over_runs(values), values, level=1 / len(by_role))
+            for role, values in by_role.items()
         ]
         if by_role:
             role = max(by_role, key=lambda name: np.mean(by_role[name]))
@@ -134,7 +143,7 @@ def capture(cells: Sequence[Cell]) -> Finding:
         "do not count. p by permutation within cells."
     )
     table = Table("Dominance and what follows", rows, ("", "cells", "runs", "correlation", "p"), how)
-    return Finding(question, answer, doubt, bars, "share of gradient mass", 0.5, table)
+    return Finding(question, answer, doubt, bars, "share of gradient mass", "an even share", table)
 
 
 def _half_way(run: Run) -> tuple[float, float] | None:

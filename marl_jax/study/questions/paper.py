@@ -10,15 +10,24 @@ from scipy import stats
 from marl_jax.study.cliffs import course, fell, form_lost, is_cliff
 from marl_jax.study.contrasts import by_seed
 from marl_jax.study.questions.bars import NOT_RUN
-from marl_jax.study.questions.findings import AT_PEAK, BASE, LEVEL, SEEDS, Answered, Judged, told
+from marl_jax.study.questions.findings import (
+    AT_PEAK,
+    BASE,
+    LEVEL,
+    SEEDS,
+    Answered,
+    Judged,
+    sharing_alone,
+    told,
+)
 from marl_jax.study.record import Run
 from marl_jax.study.seeds import Cell
 from marl_jax.study.wording import NONE, Table
+from marl_jax.workflows import BUILT_IN
 
 __all__ = ["agreement"]
 
 AGREES, PARTLY, DIFFERS, UNSURE = "agrees", "agrees in part", "does not agree", "cannot tell"
-PARALLEL = "voting", "orch_workers"  # whose roles answer several times at once
 
 HOW = (
     "What the paper found with language models of 0.6 to 4 billion parameters (arXiv 2605.24202, as its abstract has "
@@ -30,11 +39,13 @@ HOW = (
 def agreement(said: Answered) -> Table:
     """A row for each finding: the verdict, and what it rests on."""
     workflows = [cell for cell in said.cells if not cell.single and not cell.early]
-    isolated, shared = list(filter(_apart, workflows)), list(filter(_together, workflows))
+    isolated, shared = (
+        [cell for cell in workflows if getattr(cell, name)] for name in ("isolated", "shared")
+    )
     rows = [
         ("Training usually improves a workflow on its base", *_gains(said.judged, workflows)),
         ("Isolated policies reach a higher peak", *_signs(_of(said.judged, 2, AT_PEAK))),
-        ("Isolated policies fall off a cliff more often", *_cliffs(isolated, shared)),
+        ("Isolated policies fall off a cliff more often", *_cliffs(said)),
         ("Shared policies fail, too, in another shape", *_failures(shared, isolated)),
         (
             "Parallel agents amplify their role's gradient and make isolated policies fall",
@@ -68,15 +79,10 @@ def _signs(judged: Sequence[Judged]) -> Verdict:
     return (verdict, told(judged)) if judged else (NOT_RUN, "")
 
 
-def _cliffs(isolated: Sequence[Cell], shared: Sequence[Cell]) -> Verdict:
+def _cliffs(said: Answered) -> Verdict:
     """By a sign test over pairs of runs of one seed, of which one fell and the other did not."""
-    pairs = [
-        (_fell(one), _fell(other))
-        for mine in isolated
-        for its in shared
-        if _but_policies(mine) == _but_policies(its)
-        for one, other in by_seed(mine, its)
-    ]
+    sides = [found for pair in said.pairs if (found := sharing_alone(pair))]
+    pairs = [(_fell(run), _fell(its)) for both in sides for run, its in by_seed(*both)]
     known = [pair for pair in pairs if None not in pair]
     if not known:
         return NOT_RUN, ""
@@ -102,17 +108,18 @@ def _failures(shared: Sequence[Cell], isolated: Sequence[Cell]) -> Verdict:
 
 
 def _amplified(said: Answered, isolated: Sequence[Cell]) -> Verdict:
-    bars = said.findings[2].bars
-    if not bars:
+    """By whether the most agents amplify more than independent ones would, and isolated cells of several fell."""
+    if not said.findings[2].bars:
         return NOT_RUN, ""
-    cells = [
-        cell for cell in isolated if cell.config["workflow"]["name"] in PARALLEL and len(cell.runs) >= SEEDS
-    ]
-    grows, falls = bars[-1].value.low > 1, sum(map(_is_cliff, cells))
-    by = f"{bars[-1].label} amplify it {bars[-1].value.mean:.2f} times; {falls} of {len(cells)} isolated cells fell"
-    if not grows:
-        return (DIFFERS if bars[-1].value.high < 1 else UNSURE), by
-    return (AGREES if falls else PARTLY), by
+    label, found, *_, level = said.findings[2].bars[-1]
+    known = [fell for cell in isolated if _agents(cell) > 1 and (fell := _is_cliff(cell)) is not None]
+    by = (
+        f"{label} amplify it {found.mean:.2f} times ({found.low:.2f} – {found.high:.2f}), tested against the "
+        f"{level:.2f} of independent ones; {sum(known)} of {len(known)} isolated cells fell"
+    )
+    if found.low <= level:
+        return (DIFFERS if found.high < level else UNSURE), by
+    return (AGREES if any(known) else PARTLY if known else UNSURE), by
 
 
 def _captured(said: Answered) -> Verdict:
@@ -138,24 +145,18 @@ def _of(judged: Sequence[Judged], question: int, against: str) -> list[Judged]:
     return [one for one in judged if (one.test.question, one.test.against) == (question, against)]
 
 
-def _apart(cell: Cell) -> bool:
-    return len(set(cell.runs[0].policy_map.values())) == len(cell.runs[0].policy_map) > 1
-
-
-def _together(cell: Cell) -> bool:
-    return len(set(cell.runs[0].policy_map.values())) == 1 < len(cell.runs[0].policy_map)
-
-
-def _but_policies(cell: Cell) -> str:
-    """A cell's name with what was changed in it, without its policies: that of its counterpart."""
-    return cell.runs[0].folder.parent.name.replace("-isolated-", "-").replace("-shared-", "-")
+def _agents(cell: Cell) -> int:
+    """How many calls of a role run side by side, of a workflow of the study."""
+    chosen = cell.config["workflow"]
+    played = BUILT_IN.get(chosen["name"])
+    return max(played.slots_of(role, chosen.get("settings")) for role in played.roles) if played else 0
 
 
 def _fell(run: Run) -> bool | None:
     return fell(run) if run.finished else None
 
 
-def _is_cliff(cell: Cell) -> bool:
-    """Whether a cell fell over its seeds, where these are enough for a claim."""
+def _is_cliff(cell: Cell) -> bool | None:
+    """Whether a cell fell over its seeds; None where these are too few for a claim, or it is not known."""
     ends = [end for run in cell.runs if (end := course(run))]
-    return len(ends) >= SEEDS and bool(is_cliff(ends))
+    return is_cliff(ends) if len(ends) >= SEEDS else None

@@ -6,17 +6,20 @@ A panel is plain data, with the sentence that says how to read it.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from marl_jax.study import record
 from marl_jax.study.record import Run, Series
+from marl_jax.study.seeds import by_cell, names_of
 
 __all__ = ["OVERVIEW", "Line", "Panel", "accuracy", "overlay", "panels"]
 
 ACCURACY, REWARD = "Accuracy on validation problems", "Reward"
 OVERVIEW = (ACCURACY, REWARD)  # of a page over many runs
+MOST = 8  # runs that have a line each on one axis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,21 +153,37 @@ def accuracy(run: Run) -> Panel | None:
     )
 
 
-def overlay(panels: Mapping[str, Sequence[Panel]], title: str) -> Panel:
-    """The first curve of the panels of one title, of runs by their names, on one axis."""
-    found = {name: panel for name, own in panels.items() for panel in own if panel.title == title}
-    lines = [Line(name, panel.lines[0].series, place) for place, (name, panel) in enumerate(found.items())]
-    how = "A line for each run; a name below shows or hides it."
-    last = max((panel.last_step for panel in found.values()), default=0)
+def overlay(runs: Mapping[str, Run], title: str) -> Panel:
+    """The first curve of the panels of one title, of runs by their names; of many runs, a line for each cell."""
+    found = {name: panel for name, run in runs.items() for panel in panels(run) if panel.title == title}
+    groups, what = {name: [name] for name in found}, "run"
+    if len(found) > MOST:
+        cells = by_cell([runs[name] for name in found])
+        places, names, what = (
+            {id(runs[name]): name for name in found},
+            names_of(cells),
+            "cell, the mean of its runs",
+        )
+        groups = {names[id(cell)]: [places[id(run)] for run in cell.runs] for cell in cells}
+    lines = [
+        Line(name, _mean([found[one].lines[0].series for one in group]), place)
+        for place, (name, group) in enumerate(groups.items())
+    ]
     return dataclasses.replace(
         next(iter(found.values()), _NONE),
         title=title,
-        how=how,
+        how=f"A line for each {what}; a name below shows or hides it.",
         lines=lines,
         level=None,
         mark=None,
-        last_step=last,
+        last_step=max((panel.last_step for panel in found.values()), default=0),
     )
+
+
+def _mean(series: Sequence[Series]) -> Series:
+    """At the steps that all of them have."""
+    steps = functools.reduce(np.intersect1d, [one.steps for one in series])
+    return Series(steps, np.mean([one.values[np.isin(one.steps, steps)] for one in series], axis=0))
 
 
 def _spread_widely(norms: Mapping[str, Series]) -> bool:

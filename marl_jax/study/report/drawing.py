@@ -72,12 +72,13 @@ def bars(finding: Finding, path: Path) -> None:
             ends = np.clip([bar.value.low, bar.value.high], low, high)
             axes.plot(ends, [place, place], color=INK, linewidth=1.4)
             axes.plot(bar.value.mean, place, "o", color=INK, markersize=5)
+            axes.plot([bar.level] * 2, [place - 0.5, place + 0.5], color=MUTED, linewidth=0.9, zorder=0)
             axes.plot(bar.runs, [place] * len(bar.runs), "o", color=COLOURS[0], markersize=3, alpha=0.7)
-        axes.axvline(finding.level, color=MUTED, linewidth=0.9, linestyle=(0, (4, 3)), zorder=0)
         names = [printable(f"{bar.label}   {bar.verdict}".strip()) for bar in finding.bars]
         axes.set_yticks(range(len(names)), names, fontsize=7)
         axes.set_ylim(len(finding.bars) - 0.5, -0.5)
-        axes.set_xlabel(f"{finding.unit}; lines are 95% intervals, dots are runs", fontsize=7, color=MUTED)
+        how = f"{finding.unit}; lines are 95% intervals, dots are runs, upright lines are {finding.against}"
+        axes.set_xlabel(how, fontsize=7, color=MUTED)
         _save(figure, path.with_name(f"{path.name}.svg"), Date=None)
         _save(figure, path.with_name(f"{path.name}.png"), Software=None)
 

@@ -23,12 +23,12 @@ from typing import Any
 from marl_jax.rewards.grading import RIGHT
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, outside, path_errors
-from marl_jax.run_folder.metrics import plain, read_lines
+from marl_jax.run_folder.metrics import read_lines
 from marl_jax.study import cliffs, record, run_sentences, run_tables, seed_tables
 from marl_jax.study.questions import findings, paper
 from marl_jax.study.questions.bars import NOT_RUN
 from marl_jax.study.record import Run
-from marl_jax.study.recorded import Recorded, recorded
+from marl_jax.study.recorded import Recorded, inert, recorded
 from marl_jax.study.report import cell_map, curves, drawing
 from marl_jax.study.report.curves import Panel
 from marl_jax.study.results import Study
@@ -68,10 +68,7 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> P
             runs[name] = run
         except FolderError as error:
             unread.append(str(error))
-    together = [
-        curves.overlay({name: curves.panels(run) for name, run in runs.items()}, title)
-        for title in curves.OVERVIEW
-    ]
+    together = [curves.overlay(runs, title) for title in curves.OVERVIEW]
     panels = [panel for panel in together if panel.lines]
     accuracies = [
         dataclasses.replace(panel, title=name)
@@ -102,17 +99,24 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> P
     )
 
 
+def _title(run: Run) -> str:
+    """The name of its folder of seeds, which says what was changed in its cell, else of its cell; and its seed."""
+    place = run.folder.parent.name
+    name = place if place.startswith(run.cell) else run.cell
+    return f"{name}, seed {run.config['seed']}" if "seed" in run.config else name
+
+
 def _write_run(run: Run, place: Path, *, compact: bool = False) -> Path:
     """Of compact results without pictures, of which a study has a hundred, and with a word on what was not kept."""
     panels = curves.panels(run)
     if not compact:
         with path_errors(place, ELSEWHERE):
-            drawing.images(panels, place, f"{run.cell}: {run_sentences.status(run)}")
+            drawing.images(panels, place, f"{_title(run)}: {run_sentences.status(run)}")
     said = recorded(run)
     return _write_page(
         place,
         "run.html",
-        title=run.cell,
+        title=_title(run),
         run=run,
         compact=compact,
         panels=panels,
@@ -168,10 +172,7 @@ def _data(
         "colours": len(drawing.COLOURS),
         "right": RIGHT,
     }
-    text = json.dumps(
-        plain(values), allow_nan=False, separators=(",", ":")
-    )  # ASCII alone: no separators of lines
-    return markupsafe.Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+    return markupsafe.Markup(inert(values))
 
 
 def _panel(panel: Panel) -> dict[str, Any]:

@@ -63,19 +63,44 @@ def test_a_few_seeds_show_nothing_and_what_is_not_run_says_so(tmp_path):
     assert verdicts(cell(tmp_path, "single-shared-s-math", UP, **single)) == ["Not run."] * 6
 
 
-@pytest.mark.parametrize(("shares", "expected"), [(CLIFF, "agrees"), (UP, "agrees in part")])
-def test_amplification_agrees_where_the_gradient_grows_and_the_runs_fall(tmp_path, shares, expected):
+@pytest.mark.parametrize(
+    ("shares", "power", "expected", "fell"),
+    [
+        (CLIFF, 0.7, "agrees", "2 of 2"),  # the cell of one agent shows nothing of several
+        (UP, 0.7, "agrees in part", "0 of 2"),
+        (UP, 0.5, "cannot tell", "0 of 2"),  # as independent agents
+        (CLIFF, 0.3, "does not agree", "2 of 2"),
+        (CLIFF[:2], 0.7, "cannot tell", "0 of 0"),  # too short for a peak and an end
+    ],
+)
+def test_amplification_agrees_where_it_is_more_than_of_independent_agents_and_their_runs_fall(
+    tmp_path, shares, power, expected, fell
+):
     runs, slots = [], "gradient/p0/slots/generator"
     for agents in (1, 2, 4):
         more = {f"{slots}/norm/{slot}": 1.0 for slot in range(agents)} | {
-            f"{slots}/amplification": agents**0.5
+            f"{slots}/amplification": agents**power
         }
         lines = [metrics(step, **more, **{"policy/p0/update_norm": 0.1}) for step in (10, 20, 40)]
         settings = {"workflow": {"name": "voting", "settings": {"votes": agents}}}
         runs += cell(tmp_path, f"voting-isolated-s-math+votes{agents}", shares, lines=lines, **settings)
     row = agreement(findings.answers(runs)).rows[4]
-    fell = 3 if shares is CLIFF else 0
-    assert row[1:] == (expected, f"4 agents amplify it 2.00 times; {fell} of 3 isolated cells fell")
+    assert row[1:] == (
+        expected,
+        f"4 agents amplify it {4**power:.2f} times ({4**power:.2f} – {4**power:.2f}), tested against the 2.00 of "
+        f"independent ones; {fell} isolated cells fell",
+    )
+
+
+def test_runs_of_two_workflows_in_one_folder_are_no_pair(tmp_path):
+    policies = config()["config"]["policies"] | {"map": {"generator": "p0", "evaluator": "p0"}}
+    other = {"workflow": {"name": "eval_opt", "settings": {}}, "policies": policies}
+    rng, runs = np.random.default_rng(0), []
+    for name, shares, more in (("voting-isolated-s-math", CLIFF, {}), ("eval_opt-shared-s-math", UP, other)):
+        for seed in range(6):
+            course = {10 * k: answers(*(rng.random(200) < share)) for k, share in enumerate(shares)}
+            runs.append(run(tmp_path / f"{name[:2]}{seed}", seed, course, name, **more))
+    assert verdicts(runs)[2] == "Not run."
 
 
 def test_a_role_with_most_of_the_gradient_captures_it_where_dominance_foretells_a_loss(tmp_path):

@@ -57,9 +57,10 @@ def visit(browser):
     """Open a page; at the end it must have said nothing on the console and asked for no other file."""
     heard, asked, opened = [], [], []
 
-    def visit(path, width=1200, **more):
+    def visit(path, width=1200, script="", **more):
         context = browser.new_context(viewport={"width": width, "height": 900}, **more)
         page = context.new_page()
+        page.add_init_script(script)
         page.on("console", lambda message: heard.append(message.text))
         page.on("pageerror", lambda error: heard.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
@@ -218,6 +219,20 @@ def test_an_alarm_is_marked_in_every_curve_where_it_began(visit, tmp_path):
     assert "1: readability (generator)" in figure.locator(".values .bad").inner_text()
 
 
+def test_alarms_that_begin_near_each_other_have_their_numbers_side_by_side(visit, tmp_path):
+    keys = [f"role/{role}/unreadable_share" for role in ("generator", "aggregator")]
+    bad = lambda step: dict.fromkeys(keys, 0.9 if step > 10 else 0.0)
+    path = write_report(
+        write_run(
+            tmp_path / "run", lines=[metrics(step, **bad(step)) for step in range(1, 31)], evaluations=[]
+        )
+    )
+    script = """const kind = CanvasRenderingContext2D.prototype, write = kind.fillText; window.texts = [];
+        kind.fillText = function(text, ...more) { texts.push(text); write.call(this, text, ...more); };"""
+    page = visit(path, script=script)
+    assert page.evaluate("texts.includes('1 2')")
+
+
 def test_gaps_between_sampler_and_trainer_are_shaded(visit, tmp_path):
     folder = write_run(tmp_path / "run", lines=[metrics(1)])
     spoken = replace(call("generator", "abcd", answer="2"), tokens=(0, 1), logprobs=(-0.5, -0.25))
@@ -345,7 +360,7 @@ def test_hostile_text_is_text(visit, tmp_path):
     for name in ("Transcripts", "One problem", "A whole group", "Who lost it"):
         page.get_by_role("tab", name=name).click()
     page.get_by_role("tab", name="Transcripts").click()
-    assert page.title() == ATTACK and page.locator("img").count() == 0
+    assert page.title() == f"{ATTACK}, seed 7" and page.locator("img").count() == 0
     assert ATTACK in page.locator("article pre").nth(0).inner_text()
 
 
@@ -373,7 +388,12 @@ def test_a_page_of_500_steps_and_2000_transcripts_opens_in_two_seconds(visit, tm
 def test_runs_are_overlaid_and_the_map_leads_to_them(visit, tmp_path):
     for cell in ("voting-isolated-s-math", "voting-shared-s-math"):
         full_run(tmp_path / cell, steps=30, cell=cell)
-    page = visit(write_overview(read_study(tmp_path)))
+    page = visit(write_overview(read_study(tmp_path)), 1280)
     assert page.locator("figure canvas").count() == 2 and colours(page, 0) > 10
+    wide = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth).length"
+    assert page.evaluate(wide) == 0
+    page.set_viewport_size({"width": 718, "height": 900})  # A4 at 96 dots an inch, with its margins
+    page.emulate_media(media="print")
+    assert page.evaluate(wide) == 0
     assert page.locator("table.map td a").count() == 2
     assert page.locator("table.map td").nth(0).inner_text().startswith("+")

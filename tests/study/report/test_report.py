@@ -390,6 +390,35 @@ def test_the_script_compares_runs_in_the_terminal_and_tells_what_it_cannot_read(
     assert all(len(line) <= 80 for line in done.stdout.splitlines()[:-1])
 
 
+def test_runs_that_cannot_be_compared_are_listed_in_the_terminal(tmp_path):
+    for seed, steps in enumerate((3, 4)):
+        about = config(steps=steps)
+        about["config"]["seed"] = seed
+        lines = [metrics(steps)]
+        write_run(tmp_path / f"seed-{seed}", about=about, lines=lines, evaluations=[evaluation(0, 0.4)])
+    printed = script(f"--root={tmp_path}").stdout
+    assert "Runs\n" in printed and "3/3" in printed and "have no seed in common" in printed
+
+
+def test_many_runs_have_a_curve_for_each_cell_and_titles_that_tell_them_apart(tmp_path):
+    for cell, height in (("voting-isolated-s-math", 0.2), ("voting-isolated-s-math+votes6", 0.4)):
+        for seed in range(5):
+            about = config(steps=2)
+            about["config"] |= {
+                "seed": seed,
+                "workflow": {"name": "voting", "settings": {"votes": len(cell)}},
+            }
+            along = [evaluation(step, height + 0.1 * seed) for step in (0, 1, *([2] if seed else []))]
+            write_run(tmp_path / cell / f"seed-{seed}", about=about, lines=[metrics(2)], evaluations=along)
+    panel = Page(write_overview(read_study(tmp_path))).data["panels"][0]
+    assert [(line["name"], line["steps"]) for line in panel["lines"]] == [
+        ("voting-isolated-s-math", [0, 1]), ("voting-isolated-s-math+votes6", [0, 1]),
+    ]  # fmt: skip
+    assert [line["values"][0] for line in panel["lines"]] == pytest.approx([0.4, 0.6])
+    own = (tmp_path / "voting-isolated-s-math+votes6/seed-3/report.html").read_text()
+    assert "<title>voting-isolated-s-math+votes6, seed 3</title>" in own
+
+
 def test_the_pages_of_a_study_are_written_from_one_reading(tmp_path):
     folder = write_run(tmp_path / "run", lines=[metrics(1)], evaluations=[evaluation(0, 0.4)])
     study = read_study(tmp_path)

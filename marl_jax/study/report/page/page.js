@@ -105,12 +105,16 @@ function curve(figure, panel) {
       stroke("--muted", [box.left, y], [box.left + box.width, y]);
       context.fillText(panel.level[1], box.left + 4, y - 4);
     }
-    data.breaks.forEach((broken, index) => {
-      const x = plot.valToPos(broken.step, "x", true);
-      if (x < box.left || x > box.left + box.width) return;
-      stroke("--bad", [x, box.top], [x, box.top + box.height]);
-      context.fillText(index + 1, x + 3, box.top + 10 * devicePixelRatio);
-    });
+    // Numbers that would overprint each other stand together behind the first of their lines.
+    let label = null;
+    const write = () => label && context.fillText(label.text, label.x, box.top + 10 * devicePixelRatio);
+    data.breaks.map((broken, index) => ({x: plot.valToPos(broken.step, "x", true), text: `${index + 1}`}))
+      .filter(({x}) => x >= box.left && x <= box.left + box.width).sort((a, b) => a.x - b.x).forEach(({x, text}) => {
+        stroke("--bad", [x, box.top], [x, box.top + box.height]);
+        if (label && x < label.x + context.measureText(`${label.text} `).width) label.text += ` ${text}`;
+        else { write(); label = {x: x + 3, text}; }
+      });
+    write();
     context.restore();
   };
   let plot = null;
