@@ -73,13 +73,10 @@ def math500(row: Row) -> Fields:
     level = row.get("level")
     if isinstance(level, str):  # "Level 5" in some copies, "Level ?" where it is not known
         level = level.rpartition(" ")[2]
-    level = (
-        0
-        if level in (None, "?")
-        else int(level)
-        if isinstance(level, float) and level.is_integer()
-        else level
-    )
+    if level is None or level == "?":
+        level = 0
+    if isinstance(level, float) and level.is_integer():  # of a column with nulls
+        level = int(level)
     if isinstance(level, bool) or not re.fullmatch(r"\d{1,3}", str(level)):
         raise RowError(f"field 'level' is {row['level']!r}, not a number")
     subject = optional_text(row, "subject")
@@ -266,9 +263,8 @@ def _form(test: Test, function: str | None) -> tuple[Any, Any]:
 def _program_test(number: int, test: Any, function: str | None, wrapped: bool) -> Test:
     if not isinstance(test, dict):
         raise RowError(f"test {number} is {type(test).__name__}, not an object")
-    own = {
-        key: value for key, value in test.items() if value is not None
-    }  # parquet fills in the other forms' keys
+    # In a parquet file, every test has the keys of all forms.
+    own = {key: value for key, value in test.items() if value is not None}
     if "call" in own and "expected" in test:
         return own | {"expected": test["expected"]}
     if {"stdin", "stdout"} <= own.keys() or "check" in own:
