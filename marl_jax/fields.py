@@ -372,7 +372,10 @@ def _is_mapping(annotation: Any) -> bool:
 def _locate(cls: type, name: str) -> tuple[Path, Path, Any]:
     """(path of the field, keys inside its mapping, annotation of what is set there)."""
     parts = tuple(name.split("."))
-    annotation, of = cls, None  # and the dataclass whose fields the entries are of, where the field says so
+    annotation: Any = cls
+    of: Any = (
+        None  # the dataclass whose fields the entries of a mapping's entries are, where the field names one
+    )
     for depth, part in enumerate(parts):
         if _is_tree(annotation):
             fields = annotations(annotation)
