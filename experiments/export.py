@@ -9,6 +9,7 @@ python -m experiments.export --workdir=DIR --out=OUT --format=atif       # what 
 from absl import flags
 
 from marl_jax.commands import cli
+from marl_jax.run_folder.folder import FolderError
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", "", "folder of the run")
@@ -30,6 +31,11 @@ def main(_config: None, _: list[str]) -> None:
     from marl_jax.study.trajectories import export_trajectories
 
     if FLAGS.format == "atif":
+        weights = ("policy", "checkpoint", "dtype", "overwrite")
+        if given := [f"--{name}" for name in weights if FLAGS[name].present]:
+            raise FolderError(
+                f"--format=atif writes what was said, of all policies: leave {', '.join(given)} out"
+            )
         written = export_trajectories(FLAGS.workdir, FLAGS.out)
         print(f"{len(written)} trajectories: {FLAGS.out}")
         return

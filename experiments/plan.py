@@ -41,4 +41,4 @@ def main(config: RunConfig, _: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, needs="FILE:CELL")
+    cli.run(main, needs="FILE:CELL", prints=True)

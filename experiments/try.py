@@ -24,4 +24,4 @@ def main(config: RunConfig, _: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, needs="FILE:CELL, such as micro:voting-isolated-s-math")
+    cli.run(main, needs="FILE:CELL, such as micro:voting-isolated-s-math", prints=True)

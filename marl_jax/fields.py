@@ -7,6 +7,7 @@ made refuses everything else. Nothing here stops at the first mistake: mistakes 
 valid rest is still checked.
 """
 
+import contextlib
 import copy
 import dataclasses
 import difflib
@@ -296,7 +297,7 @@ def _as(option: Any, value: Any) -> Any:
         if unknown := [name for name in value if name not in known]:
             raise Misbuilt(f"without '{unknown[0]}'{nearest(str(unknown[0]), known)}")
         try:
-            return option(**value)
+            return option(**{name: filled(known[name], entry) for name, entry in value.items()})
         except (ValueError, TypeError) as error:
             raise Misbuilt(f"{option.__name__}(...) that holds: {error}") from None
     raise Mismatch
@@ -327,6 +328,9 @@ def _meant(option: Any, text: Text) -> Any:
             return str(text)
     if origin is tuple:
         inside = text.strip()
+        with contextlib.suppress(ValueError):
+            if isinstance(held := json.loads(inside), list):  # whose texts may hold commas
+                return [Text(one) if isinstance(one, str) else one for one in held]
         if inside[:1] + inside[-1:] in ("()", "[]"):
             inside = inside[1:-1]
         return [Text(part.strip(" '\"")) for part in inside.rstrip(", ").split(",")] if inside else []
@@ -376,11 +380,15 @@ def _locate(cls: type, name: str) -> tuple[Path, Path, Any]:
     """(path of the field, keys inside its mapping, annotation of what is set there)."""
     parts = tuple(name.split("."))
     annotation: Any = cls
+    of: Any = (
+        None  # the dataclass whose fields the entries of a mapping's entries are, where the field names one
+    )
     for depth, part in enumerate(parts):
         if _is_tree(annotation):
             fields = annotations(annotation)
             if part not in fields:
                 raise LookupError(list(fields) if depth else [])
+            of = annotation.__dataclass_fields__[part].metadata.get("of")
             annotation = fields[part]
             continue
         keys = parts[depth:]
@@ -388,6 +396,8 @@ def _locate(cls: type, name: str) -> tuple[Path, Path, Any]:
             if annotation is not Any and not (_is_mapping(annotation) and key):
                 raise LookupError([])
             annotation = Any if annotation is Any else typing.get_args(annotation)[1]
+        if of and len(keys) == 2:
+            annotation = annotations(of).get(keys[1], annotation)
         return parts[:depth], keys, annotation
     return parts, (), annotation
 

@@ -22,7 +22,7 @@ def packaged(name: str) -> Path:
 
 def located(path: str | os.PathLike[str]) -> Path:
     """The file or folder of that name; one below `configs/` that is not there is the package's."""
-    given = Path(path)
+    given = Path(os.path.expanduser(path))
     if given.exists() or given.parts[:1] != ("configs",):
         return given
     inside = packaged("configs").joinpath(*given.parts[1:])

@@ -18,9 +18,16 @@ from marl_jax.learning.estimators.worth import AdvantageConfig
 from marl_jax.learning.learner_config import LARGEST_SEED
 from marl_jax.policies import PolicySpec, policy_names, policy_of
 from marl_jax.rewards.credit import CreditConfig
-from marl_jax.run_folder.folder import FolderError, digest_tokenizer, read_config
+from marl_jax.run_folder.folder import FolderError, digest_tokenizer
 from marl_jax.runs.loading.parts import Parts, digests, load_parts
-from marl_jax.runs.loading.stored import check_unchanged, path_of, policies_at, read_which, whole_weights
+from marl_jax.runs.loading.stored import (
+    check_unchanged,
+    config_of,
+    path_of,
+    policies_at,
+    read_which,
+    whole_weights,
+)
 from marl_jax.workflows import single
 
 __all__ = ["Cast", "Evaluation", "Stage", "make_stage"]
@@ -148,7 +155,7 @@ def _transferred(asked: Evaluation, config: RunConfig, parts: Parts, accept_chan
     role = asked.role or "generator"
     _policy(config, role)
     path = path_of(asked.generator_from or "")
-    theirs = dataclasses.replace(read_config(path), mesh=config.mesh)
+    theirs = dataclasses.replace(config_of(path), mesh=config.mesh)
     if len(theirs.roles) != 1:
         roles = ", ".join(theirs.roles)
         raise FolderError(

@@ -3,9 +3,10 @@
 if __name__ == "__main__":
     cli.run(main)          # main(config or None, the words that absl left over)
 
-Exit codes: 0, done; 1, it failed; 2, refused with what to put right.
+Exit codes: 0, done; 1, it failed; 2, refused with what to put right; 130, interrupted by Ctrl-C.
 """
 
+import contextlib
 import logging as python_logging
 import os
 import sys
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from marl_jax import compile_cache
+from marl_jax.commands.console import to_a_reader
 from marl_jax.config.run_config import ConfigError, RunConfig, from_argv, split_argv
 from marl_jax.errors import RunError, UserError
 
@@ -28,7 +30,8 @@ __all__ = [
     "train",
 ]
 
-FAILED, REFUSED = 1, 2  # exit codes: the run ended by an error; what was asked for has to be put right
+# Exit codes: the run ended by an error; what was asked for has to be put right; Ctrl-C.
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 flags.disclaim_key_flags()  # so that --helpshort of a command shows the flags that are defined for it here
 
 
@@ -52,11 +55,27 @@ def run(
     words: int = 0,
     read: Callable[[Sequence[str]], tuple[Any, list[str]]] = from_argv,
     needs: str = "",
+    prints: bool = False,
 ) -> None:
     """Call main under absl, with what `read` makes of --config and --config.*; None without them.
 
     The command line may hold so many `words` that are no flags. `needs` is the form of a --config that has to be given.
+    A command that only `prints`, or does so last, may be cut short by a reader that has enough.
     """
+    try:
+        with to_a_reader() if prints else contextlib.nullcontext():
+            _run(main, words, read, needs)
+    except KeyboardInterrupt:  # which a run that trains heeds in its own way, see runs/stopping.py
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _run(
+    main: Callable[[Any, list[str]], int | None],
+    words: int,
+    read: Callable[[Sequence[str]], tuple[Any, list[str]]],
+    needs: str,
+) -> None:
     # Deterministic kernels, before a GPU is touched, unless the user has set otherwise: a run that was killed ends with
     # the bits of one that was not, and is evaluated as it was trained.
     if "xla_gpu_deterministic_ops" not in (given := os.environ.get("XLA_FLAGS", "")):
@@ -139,6 +158,8 @@ def _call(
     logging.get_absl_handler().setFormatter(_Sentences())
     try:
         for word in left[words:]:
+            if words and "=" not in word:
+                raise ConfigError([f"'{word}' is one word too many: {words} at most"])
             raise ConfigError(
                 [f"'{word}' is no flag: fields of the configuration are set by --config.FIELD=VALUE"]
             )

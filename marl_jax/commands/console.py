@@ -5,17 +5,19 @@ marl-jax COMMAND --helpshort
 """
 
 import ast
+import contextlib
 import functools
 import os
 import runpy
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 from marl_jax.fields import nearest
 from marl_jax.packaged import packaged
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "main", "to_a_reader"]
 
 COMMANDS = [
     "list",
@@ -32,30 +34,15 @@ COMMANDS = [
     "pretrain",
     "demo",
 ]
-READ = ("list", "docs", "try", "plan")  # commands that only print
 REFUSED = 2
 
 
 def main() -> int | None:
     """Run the main of the command that is asked for; whatever a command needs loads there."""
     name, *_ = [*sys.argv[1:], "--help"]
-    try:
-        try:
-            return _run(name)
-        finally:
-            sys.stdout.flush()  # here, and not when the interpreter ends
-    except BrokenPipeError:
-        if name in COMMANDS and name not in READ:
-            raise
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the reader has enough, as in `docs | head`
-        return None
-
-
-def _run(name: str) -> int | None:
     if name in ("--help", "-h", "--helpshort", "help"):
-        print(_help())
+        with to_a_reader():
+            print(_help())
         return None
     if name not in COMMANDS:
         print(f"'{name}' is no command{nearest(name, COMMANDS)}", file=sys.stderr)
@@ -66,6 +53,18 @@ def _run(name: str) -> int | None:
     sys.argv[1:2] = []
     runpy.run_path(str(file), run_name="__main__")
     return None
+
+
+@contextlib.contextmanager
+def to_a_reader() -> Iterator[None]:
+    """What is printed in here may be cut short in silence, by a reader that has enough, as in `docs | head`."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # here, and not when the interpreter ends
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _help() -> str:

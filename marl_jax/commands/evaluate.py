@@ -27,7 +27,7 @@ from marl_jax.rollouts import Progress, progress_bar, write_episodes
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.checkpoints import CheckpointError, Damaged, steps
 from marl_jax.run_folder.files import disk_errors
-from marl_jax.run_folder.folder import FolderError, open_folder, read_config
+from marl_jax.run_folder.folder import FolderError, open_folder
 from marl_jax.run_folder.metrics import JsonLines, read_lines
 from marl_jax.runs.evaluation import summary
 from marl_jax.runs.loading.parts import Parts, load_tasks, shared_problems
@@ -43,6 +43,7 @@ from marl_jax.runs.loading.stored import (
     Asked,
     Stored,
     check_unchanged,
+    config_of,
     on_these_devices,
     path_of,
     policies_at,
@@ -77,7 +78,7 @@ def evaluate(
     wanted = _wanted(path, asked.checkpoint, asked.mode)
     with _opened(path, out) as lines, contextlib.ExitStack() as ends:
         before = [line for file in {path / "eval.jsonl", lines.path} for line in read_lines(file)]
-        config = on_these_devices(read_config(path))
+        config = on_these_devices(config_of(path))
         named = load_named(config, [split])
         parts, drawn, now = named.parts, named.splits[split], dict(named.digests)
         if not accept_changes:
@@ -139,7 +140,11 @@ def _opened(path: Path, out: str | os.PathLike[str] | None) -> Iterator[JsonLine
             yield lines
         return
     with contextlib.closing(JsonLines(folder.outside(out) / "eval.jsonl")) as lines:
-        yield lines
+        try:
+            yield lines
+        finally:
+            if not lines.path.stat().st_size:  # of what was refused
+                lines.path.unlink()
 
 
 def announce(name: str) -> Callable[[Progress], None]:

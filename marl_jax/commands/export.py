@@ -23,10 +23,11 @@ from marl_jax.models.tokenizer import save_tokenizer
 from marl_jax.packaged import located
 from marl_jax.policies import PolicySpec, policy_names
 from marl_jax.run_folder.files import disk_errors
-from marl_jax.run_folder.folder import FolderError, read_config, run_around
+from marl_jax.run_folder.folder import FolderError, run_around
 from marl_jax.runs.loading.parts import digests, load_parts
 from marl_jax.runs.loading.stored import (
     check_unchanged,
+    config_of,
     on_one_device,
     path_of,
     policies_at,
@@ -88,7 +89,7 @@ def export(
     for name, text, known in (("format", format, FORMATS), ("dtype", dtype or DTYPES[0], DTYPES)):
         if text not in known:
             raise FolderError(f"--{name}={text} is unknown{nearest(text, known)}")
-    config = on_one_device(read_config(path))
+    config = on_one_device(config_of(path))
     named = policy_names(config.policies.map)
     if policy not in named:
         raise FolderError(f"--policy is '{policy}', which is no policy of this run{nearest(policy, named)}")

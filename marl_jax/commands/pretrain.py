@@ -1,6 +1,7 @@
 """A micro base model from its recipe: trained, written as a directory, measured as a run would load it."""
 
 import dataclasses
+import os
 import platform
 import shlex
 import sys
@@ -43,7 +44,7 @@ def make_base(recipe: Recipe, out: str, problems: int, samples: int) -> None:
     """Train the base, write its directory, and measure it on so many held-out problems of each kind; 0: do not."""
     if not out:
         raise ConfigError(["--out is missing: give the directory to write the base to"])
-    _probe(Path(out))
+    _probe(Path(out := os.path.expanduser(out)))
     tokenizer = build_micro_tokenizer()
     began = time.perf_counter()
 

@@ -15,6 +15,7 @@ from marl_jax.config import phase_fields
 from marl_jax.config.run_fields import TRACKERS, RunFields, not_installed, policy_specs
 from marl_jax.config.workflow_checks import Problems, of_workflow, refusal, refused, samplers, walks
 from marl_jax.learning.estimators.groups import group_key
+from marl_jax.learning.learner_config import LARGEST_SEED
 from marl_jax.own import is_own, load_own, own_function
 from marl_jax.planning.walks import alone, compared_by
 from marl_jax.policies import decode_groups, policy_names, roles_of, trained_policies
@@ -59,6 +60,10 @@ def asked_in_vain(config: RunFields, asked: Iterable[str]) -> list[str]:
     found = []
     if "data.levels" in asked and config.data.name not in KINDS:
         found.append(f"data.levels is for procedural data; '{config.data.name}' has no levels: leave it out")
+    if config.seed <= LARGEST_SEED < config.seed + config.seeds - 1:
+        found.append(
+            f"seed is {config.seed} and seeds {config.seeds}: the last would be above {LARGEST_SEED}"
+        )
     wanted = [package for package in TRACKERS if getattr(config.logging, package)]
     return found + [not_installed(package) for package in wanted if importlib.util.find_spec(package) is None]
 
@@ -72,6 +77,8 @@ def _policies(config: RunFields) -> Problems:
         yield "policies.frozen_roles names every role: nothing is left to train"
     if not policies.base:
         yield "policies.base is empty: give the directory of the model to start from"
+    for name in sorted(name for name, base in policies.bases.items() if not base):
+        yield f"policies.bases.{name} is empty: give the directory of its model, or leave it out"
     for where, given in (
         ("policies.bases", policies.bases),
         ("policies.trains", policies.trains),

@@ -190,7 +190,9 @@ class RunFields:
     data: DataConfig  # the problems
     sampling: SamplingSettings = dataclasses.field(default_factory=SamplingSettings)  # how roles sample
     # Role -> the fields of `sampling` that differ for it.
-    role_sampling: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    role_sampling: Mapping[str, Mapping[str, Any]] = dataclasses.field(
+        default_factory=dict, metadata={"of": SamplingSettings}
+    )
     engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)  # limits of the engine
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)  # devices
     rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)  # how episodes are made

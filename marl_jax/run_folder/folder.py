@@ -182,7 +182,11 @@ def read(workdir: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise FolderError(f"there is no run in '{workdir}' (no {CONFIG}): train it first") from None
+        seeds = sorted(
+            Path(workdir).glob(f"seed-*/{CONFIG}"), key=lambda found: (len(found.parts[-2]), found)
+        )
+        way_out = f"its runs are one folder down, such as '{seeds[0].parent}'" if seeds else "train it first"
+        raise FolderError(f"there is no run in '{workdir}' (no {CONFIG}): {way_out}") from None
     except OSError as error:
         raise FolderError(f"'{path}' cannot be read ({error.strerror})") from None
     except ValueError as error:
@@ -209,6 +213,8 @@ def run_around(path: Path) -> Path | None:
 
 def outside(out: str | os.PathLike[str]) -> Path:
     """A folder of the user's for what is made of a run, made if need be; not in a run."""
+    if not os.fspath(out):
+        raise FolderError("--out is empty: give a directory")
     path = Path(out).expanduser().absolute()
     if around := run_around(path):
         raise FolderError(f"--out={out} lies in the run '{around}': choose another folder, or leave it out")

@@ -150,14 +150,22 @@ def read_run(workdir: str | os.PathLike[str]) -> Run:
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:
-    """The run folders in and below a directory, by name. A run is not searched for other runs."""
-    found = []
-    for directory, below, files in os.walk(root):
-        below.sort()
-        if folder.CONFIG in files and (folder.LOCK in files or "metrics.jsonl" in files):
-            found.append(Path(directory))
-            below.clear()
-    return found
+    """The run folders in and below a directory, by name. A run is not searched for other runs.
+
+    Links are followed; a run that lies below the directory itself goes by that name alone.
+    """
+    found, seen, tops = [], set(), [os.fspath(root)]
+    for top in tops:  # which grows by the links
+        for directory, below, files in os.walk(top):
+            if (real := os.path.realpath(directory)) in seen:
+                below.clear()
+                continue
+            seen.add(real)
+            if folder.CONFIG in files and (folder.LOCK in files or "metrics.jsonl" in files):
+                found.append(Path(directory))
+                below.clear()
+            tops += sorted(path for name in below if os.path.islink(path := os.path.join(directory, name)))
+    return sorted(found)
 
 
 # ---------------------------------------------------------------- gradients

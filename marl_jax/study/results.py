@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_jax.run_folder.files import write_atomically
-from marl_jax.run_folder.folder import FolderError, path_errors
+from marl_jax.run_folder.folder import FolderError, outside, path_errors
 from marl_jax.study.record import Record, Run, find_runs, read_run
 from marl_jax.user_cache import machine
 
@@ -76,7 +76,7 @@ def collect(
     root: str | os.PathLike[str], out: str | os.PathLike[str], *, unfinished: bool = False
 ) -> tuple[list[Path], list[str]]:
     """Write the finished runs below a directory, each under its place there; the files, and why others have none."""
-    top, target = Path(root).expanduser().absolute(), Path(out)
+    top, target = Path(root).expanduser().absolute(), outside(out)
     written, unread = list[Path](), list[str]()
     for folder in find_runs(top):
         try:
@@ -85,7 +85,7 @@ def collect(
             unread.append(str(error))
             continue
         if run.finished or unfinished:
-            place = target / folder.relative_to(top)
+            place = target / folder.relative_to(top.parent if folder == top else top)
             path = place.with_name(place.name + SUFFIX)
             with path_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from absl import logging
+
 import marl_jax
 from marl_jax.rollouts import CallRecord, Episode
 from marl_jax.run_folder.files import disk_errors
@@ -25,7 +27,10 @@ NOTED = ("asked", "reward", "advantage")  # of each call
 
 
 def export_trajectories(workdir: str | os.PathLike[str], out: str | os.PathLike[str]) -> list[Path]:
-    """Write every recorded episode of a run below `out`, which must be empty or new; the files."""
+    """Write every recorded episode of a run below `out`, which must be empty or new; the files.
+
+    Of several files of episodes, those that cannot be read are left out with a warning.
+    """
     folder = path_of(workdir)
     files = sorted((folder / "episodes").glob("*.parquet"))
     if not files:
@@ -37,11 +42,18 @@ def export_trajectories(workdir: str | os.PathLike[str], out: str | os.PathLike[
         raise FolderError(f"'{place}' is not empty: choose another --out")
     written = []
     for file in files:
+        try:
+            read = list(_trajectories(file, folder.name))
+        except (ValueError, OSError) as error:
+            logging.warning("%s: it is left out", error)
+            continue
         with disk_errors(place):
             (place / file.stem).mkdir(parents=True)
-            for number, one in enumerate(_trajectories(file, folder.name)):
+            for number, one in enumerate(read):
                 written.append(place / file.stem / f"{number:05d}.json")
                 written[-1].write_text(json.dumps(one), encoding="utf-8")
+    if not written:
+        raise FolderError(f"'{folder / 'episodes'}' holds no episode that can be read")
     return written
 
 

@@ -35,15 +35,17 @@ def test_an_unknown_command_is_one_line(capsys):
 
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["docs", "workflows.Call"], ["plan", "--config=micro:single-shared-xs-math"]],
+    [
+        ["marl_jax", "--help"],
+        ["experiments.docs", "workflows.Call"],
+        ["marl_jax", "plan", "--config=micro:single-shared-xs-math"],
+    ],
 )
 def test_a_reader_that_has_enough_ends_a_command_in_silence(words):
     read, write = os.pipe()
     os.close(read)  # as `| head` does
     env = {**os.environ, "PYTHONPATH": str(packaged.HOME.parent)}
-    run = subprocess.run(
-        [sys.executable, "-m", "marl_jax", *words], stdout=write, stderr=subprocess.PIPE, env=env
-    )
+    run = subprocess.run([sys.executable, "-m", *words], stdout=write, stderr=subprocess.PIPE, env=env)
     os.close(write)
     assert (run.returncode, run.stderr) == (0, b"")
 
@@ -91,6 +93,8 @@ def test_a_base_of_the_package_is_found_from_any_folder_and_ones_own_first(tmp_p
     (tmp_path / base / "config.json").write_text("{}")
     assert digest_model(base) != wanted
     assert packaged.located("elsewhere/bases/micro-xs") == packaged.Path("elsewhere/bases/micro-xs")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert packaged.located(f"~/{base}") == tmp_path / base
 
 
 def test_help_that_was_asked_for_is_no_failure_and_loads_nothing_that_it_does_not_say():

@@ -10,6 +10,8 @@ import pytest
 from configs import micro, qwen3, study
 from marl_jax.config.cells import all_cells, of_study, parse_cell
 from marl_jax.config.run_config import ConfigError, RunConfig, from_argv, load_config, load_file, split_argv
+from marl_jax.learning.learner_config import LearnerConfig
+from marl_jax.learning.losses import LossConfig
 from marl_jax.planning import walks
 from marl_jax.planning.plan import demand_of
 from marl_jax.planning.walks import least_calls
@@ -181,6 +183,7 @@ def test_overrides_reach_every_part():
             ("workflow.settings.votes", "5"),
             ("policies.map.generator/1", "p7"),
             ("role_sampling.aggregator.max_new_tokens", "8"),
+            ("role_sampling.aggregator.stop_tokens", "1,2"),
             ("learner.interventions.kl_coef.generator", "0.01"),
             ("learner.loss.dual_clip", "3"),
             ("learner.optimiser.schedule.kind", "cosine"),
@@ -190,12 +193,15 @@ def test_overrides_reach_every_part():
     assert config.workflow.settings == {"votes": 5}
     assert config.policies.map == {"generator": "p0", "aggregator": "p1", "generator/1": "p7"}
     assert config.role_settings["aggregator"].max_new_tokens == 8
+    assert config.role_settings["aggregator"].stop_tokens == (1, 2)
     assert config.role_settings["generator"].max_new_tokens == config.sampling.max_new_tokens
     assert config.learner.interventions.kl_coef == {"generator": 0.01}
     assert config.learner.loss.dual_clip == 3.0
     assert config.learner.optimiser.schedule.kind == "cosine"
     assert config.rollout.limits.overlong == "truncate"
     assert load_config(VOTING).policies.map == {"generator": "p0", "aggregator": "p1"}
+    group = load_config(VOTING, [("learner", '{"loss": {"clip_low": 0.1}}')]).learner
+    assert group == dataclasses.replace(LearnerConfig(), loss=LossConfig(clip_low=0.1))
 
 
 def test_unknown_keys_wrong_types_and_impossible_combinations_are_told_together():
@@ -266,6 +272,8 @@ def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
         ([("policies.frozen_roles", "generatr")], "frozen role 'generatr'"),
         ([("policies.bases.p9", "x")], "policies.bases names 'p9'"),
         ([("policies.base", "")], "policies.base is empty"),
+        ([("policies.bases.p0", "")], "policies.bases.p0 is empty: give the directory of its model"),
+        ([("seed", "2147483647"), ("seeds", "2")], "seeds 2: the last would be above 2147483647"),
         ([("policies.lora_rank", "0")], "policies.lora_rank is 0; it must be at least 1"),
         ([("role_sampling.aggregator.top_q", "1")], "no field 'top_q'"),
         ([("role_sampling.aggregator.temperature", "0")], "role 'aggregator' samples at temperature 0"),
@@ -315,6 +323,10 @@ def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
         (
             [("role_sampling.aggregator.temperature", "hot")],
             "temperature is 'hot'; it must be a finite number",
+        ),
+        (
+            [("role_sampling.aggregator.temperature", None)],
+            "temperature is given without a value; it must be a finite number",
         ),
         ([("learner.interventions.freeze", "generator,aggregator")], "freeze leaves no role to train"),
         (

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import os
 from pathlib import Path
 
 import jax
@@ -130,8 +131,10 @@ def test_what_cannot_be_made_is_refused_in_one_line(wrong, words, tmp_path, caps
     assert not Path(tmp_path / "base").exists()
 
 
-def test_a_place_that_cannot_be_written_is_told_before_anything_is_trained(tmp_path, capsys):
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_trained(tmp_path, capsys, monkeypatch):
     (tmp_path / "file").touch()
-    for out in (tmp_path / "file", tmp_path / "file" / "base"):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for out in ("~/file", tmp_path / "file" / "base"):
         assert script.run("experiments.pretrain", "--config=configs/micro.py:m", f"--out={out}") == 2
-        assert capsys.readouterr().err.count(f"--out={out} cannot be written") == 1
+        place = os.path.expanduser(out)
+        assert capsys.readouterr().err.count(f"--out={place} cannot be written") == 1

@@ -283,11 +283,13 @@ def test_the_run_around_a_place_is_found_with_its_record_or_without(tmp_path):
     for place, found in ((tmp_path, None), (run, run), (run / "checkpoints" / "20", run)):
         assert folder.run_around(place) == found
     (run / "config.json").unlink()
+    with pytest.raises(FolderError, match="--out is empty: give a directory"):
+        folder.outside("")
     assert folder.run_around(run / "checkpoints") == run and folder.run_around(tmp_path / "other") is None
 
 
 def test_no_run_and_a_broken_record_are_told_apart(tmp_path):
-    with pytest.raises(FolderError, match="there is no run in"):
+    with pytest.raises(FolderError, match=r"there is no run in .*train it first"):
         folder.read(tmp_path / "none")
     (tmp_path / "config.json").write_text('{"schema": 1,')
     with pytest.raises(FolderError, match="is no JSON"):
@@ -295,6 +297,14 @@ def test_no_run_and_a_broken_record_are_told_apart(tmp_path):
     begin_broken(tmp_path, config={"schema": 0})
     with pytest.raises(FolderError, match="schema 0, this version reads 1"):
         folder.read_config(tmp_path)
+
+
+def test_the_folder_of_several_seeds_says_where_its_runs_are(tmp_path):
+    for seed in (10, 2):
+        (tmp_path / f"seed-{seed}").mkdir()
+        (tmp_path / f"seed-{seed}" / "config.json").touch()
+    with pytest.raises(FolderError, match=r"its runs are one folder down, such as '.*/seed-2'$"):
+        folder.read(tmp_path)
 
 
 def test_digests_follow_the_files_that_matter(tmp_path):

@@ -303,7 +303,13 @@ def test_a_split_without_problems_and_a_missing_base_are_told(trained, base, tmp
     gone = shutil.copytree(base, tmp_path / "base")
     run = make_run(tmp_path / "run", gone, {1: {}})
     shutil.rmtree(gone)
-    with pytest.raises(PartsError, match=r"there is no model in '.*/base'"):
+    with pytest.raises(PartsError, match=r"there is no model in '.*/base', .*: put it back$"):
+        evaluate(run, watch=refused("there is no base"), out=tmp_path / "out")
+    assert not [*(tmp_path / "out").iterdir()]
+    begun = json.loads((run / "config.json").read_text())
+    begun["config"]["policies"]["base"] = "gone/base"
+    (run / "config.json").write_text(json.dumps(begun))
+    with pytest.raises(PartsError, match=r"put it back, or start in the folder where the run was trained$"):
         evaluate(run, watch=refused("there is no base"))
 
 

@@ -96,10 +96,12 @@ def test_a_configuration_that_cannot_be_is_one_line(refused, base, tmp_path, mod
         ("train", "--workdir=", "--workdir is missing: give the directory of the run"),
         ("evaluate", "--workdir=", "--workdir is missing: give the directory of the run"),
         ("export", "--workdir=", "--workdir is missing: give the directory of the run"),
+        ("export", "--format=atif --checkpoint=2 --policy=p0", "leave --policy, --checkpoint out"),
         ("report", "--workdir=", "give either --workdir=DIR of one run, or --root=DIR"),
         ("demo", "--problems=0", "flag --problems=0: 0 is not a positive integer"),
         ("demo", "--samples=0", "flag --samples=0: 0 is not a positive integer"),
         ("plan", "--completion=2", "--completion is '2'; it must be a share"),
+        ("list", "cells voting extra", "'extra' is one word too many: 2 at most"),
         ("train", "--workdr=x", "Unknown command line flag 'workdr'"),
         (
             "report",
@@ -110,7 +112,7 @@ def test_a_configuration_that_cannot_be_is_one_line(refused, base, tmp_path, mod
 )
 def test_a_flag_that_cannot_be_is_one_line(refused, module, argument, message):
     cell = [CELL] if module in ("train", "plan") else []
-    assert message in refused(module, *cell, argument)
+    assert message in refused(module, *cell, *argument.split())
     assert not (script.ROOT / "configs/bases/micro-xs/report.html").exists()
 
 
@@ -262,3 +264,15 @@ def test_a_run_that_fails_is_told_without_a_traceback_of_the_library(capfd, monk
         cli.run(main)
     assert end.value.code == cli.FAILED == 1
     assert capfd.readouterr().err.splitlines()[1:] == ["Traceback ..."]
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_ctrl_c_is_one_line(capfd, monkeypatch, reads):
+    monkeypatch.setattr(sys, "argv", ["script", CELL] if reads else ["script"])
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as end:
+        cli.run(interrupted, read=interrupted)
+    assert (end.value.code, capfd.readouterr().err) == (130, "interrupted\n")

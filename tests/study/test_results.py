@@ -87,6 +87,14 @@ def test_a_directory_without_finished_runs_is_refused(tmp_path):
         results.collect(tmp_path, tmp_path / "out")
 
 
+def test_a_run_and_the_current_folder_are_a_root_and_a_place_like_others(collected, tmp_path, monkeypatch):
+    run, path = collected
+    monkeypatch.chdir(path.parent)
+    assert results.collect(run.folder, ".") == [path.parent / "seed-0.run.json"]
+    with pytest.raises(FolderError, match="lies in the run"):
+        results.collect(tmp_path / "runs", run.folder / "results")
+
+
 def test_damaged_files_of_a_run_are_told_where_it_is_collected(tmp_path, capsys):
     along = [evaluation(0, 0.5), evaluation(20, 0.5)]
     folder = write_run(

@@ -4,7 +4,7 @@ import numpy as np
 from study_folders import config, evaluation, metrics, write_run
 
 from marl_jax.study import record, run_sentences, run_tables
-from marl_jax.study.record import Series, read_run
+from marl_jax.study.record import Series, find_runs, read_run
 from marl_jax.study.report import drawing
 from marl_jax.study.report.html_page import write_report
 
@@ -154,6 +154,15 @@ def test_the_table_of_runs_shows_the_test_split_where_it_was_played(tmp_path):
     table = run_tables.runs_table(runs)
     place = list(table.head).index("test: final,\nover its base")
     assert [row[place] for row in table.rows] == ["–\nnot evaluated", "75.0%\n+25.0 (+12.5 to +37.5)"]
+
+
+def test_runs_behind_links_are_found_once_and_by_their_own_names_first(tmp_path):
+    mine = write_run(tmp_path / "root" / "mine", lines=[metrics(1)])
+    write_run(tmp_path / "disk" / "theirs", lines=[metrics(1)])
+    (tmp_path / "root" / "latest").symlink_to(mine)
+    (tmp_path / "root" / "linked").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "back").symlink_to(tmp_path / "root")
+    assert find_runs(tmp_path / "root") == [tmp_path / "root" / "linked" / "theirs", mine]
 
 
 def test_a_damaged_record_of_evaluations_is_told(tmp_path):

@@ -53,3 +53,15 @@ def test_what_cannot_be_written_is_one_line(tmp_path):
         export_trajectories(folder, tmp_path / "full")
     with pytest.raises(FolderError, match="lies in the run"):
         export_trajectories(folder, folder / "out")
+
+
+def test_a_damaged_file_is_told_and_left_out_and_nothing_else_is_refused(tmp_path, caplog):
+    folder = write_run(tmp_path / "run", episodes={1: [(episode(), RIGHT)], 2: [(episode(), RIGHT)]})
+    first, last = sorted((folder / "episodes").glob("*.parquet"))
+    first.write_bytes(first.read_bytes()[:100])
+    (written,) = export_trajectories(folder, tmp_path / "out")
+    assert written.parent.name == "step-000002" and "step-000001.parquet' cannot be read" in caplog.text
+    assert not (tmp_path / "out" / "step-000001").exists()
+    last.write_text("")
+    with pytest.raises(FolderError, match="holds no episode that can be read"):
+        export_trajectories(folder, tmp_path / "none")

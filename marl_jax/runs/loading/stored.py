@@ -17,18 +17,21 @@ import jax.numpy as jnp
 from absl import logging
 
 from marl_jax.config.run_config import MeshConfig, RunConfig
+from marl_jax.config.run_fields import policy_specs
 from marl_jax.fields import nearest
 from marl_jax.models.lora import merge
+from marl_jax.packaged import located
 from marl_jax.policies import Tree
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.checkpoints import Which, restore
-from marl_jax.run_folder.folder import FolderError
-from marl_jax.runs.loading.parts import Parts
+from marl_jax.run_folder.folder import FolderError, read_config
+from marl_jax.runs.loading.parts import Parts, PartsError
 
 __all__ = [
     "Asked",
     "Stored",
     "check_unchanged",
+    "config_of",
     "on_one_device",
     "on_these_devices",
     "path_of",
@@ -70,6 +73,16 @@ def path_of(workdir: str | os.PathLike[str]) -> Path:
         raise FolderError("--workdir is missing: give the directory of the run")
     folder.read(path := Path(workdir).expanduser().absolute())
     return path
+
+
+def config_of(path: Path) -> RunConfig:
+    """The configuration of a run, whose bases must be there; no flag of a command about it names others."""
+    config = read_config(path)
+    for base in dict.fromkeys(spec.base for spec in policy_specs(config.policies).values()):
+        if not (place := located(base)).is_dir():
+            there = "" if place.is_absolute() else ", or start in the folder where the run was trained"
+            raise PartsError(f"there is no model in '{base}', which the run began with: put it back{there}")
+    return config
 
 
 def on_these_devices(config: RunConfig) -> RunConfig:
