@@ -90,7 +90,7 @@ def test_a_directory_without_finished_runs_is_refused(tmp_path):
 def test_a_run_and_the_current_folder_are_a_root_and_a_place_like_others(collected, tmp_path, monkeypatch):
     run, path = collected
     monkeypatch.chdir(path.parent)
-    assert results.collect(run.folder, ".") == [path.parent / "seed-0.run.json"]
+    assert results.collect(run.folder, ".")[0] == [path.parent / "seed-0.run.json"]
     with pytest.raises(FolderError, match="lies in the run"):
         results.collect(tmp_path / "runs", run.folder / "results")
 
