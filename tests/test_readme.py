@@ -23,6 +23,7 @@ from marl_jax.config.run_config import RunConfig, load_config, load_file, split_
 from marl_jax.planning.devices import KINDS
 from marl_jax.planning.plan import demand_of, find_model, make_plan
 from marl_jax.study.jobs.matrix import make_jobs
+from marl_jax.study.run_tables import runs_table
 from marl_jax.tasks import Task
 from marl_jax.tasks.datasets import NAMES, SOURCES
 from marl_jax.workflows import BUILT_IN, Completion, load_prompts
@@ -78,6 +79,15 @@ def test_lines_of_python_on_a_page_can_be_compiled(block):
     compile(textwrap.dedent(block), "page", "exec")
 
 
+IMPORTS = everywhere(r"^ *from (marl_jax[\w.]*) import ([\w, ]+)")
+
+
+@pytest.mark.parametrize("module, names", sorted({match for _, match in IMPORTS}))
+def test_what_lines_on_a_page_import_is_there(module, names):
+    for name in names.split(","):
+        import_name(f"{module}.{name.strip()}")
+
+
 COMMANDS = sorted({match for _, match in everywhere(r"(?:^    (?:\w+=\S+ )?|`)(python -m [^`\n]+)")})
 
 
@@ -110,6 +120,12 @@ def parse(module, arguments, monkeypatch):
     if not module.startswith("examples."):  # which define none, and run at once
         runpy.run_module(module, run_name="described")
     return defined([module, *arguments])[1:]
+
+
+def test_the_page_of_the_report_names_the_columns_of_runs():
+    (row,) = re.findall(r"^\| Runs \|.*", PAGES["docs/report.md"], re.MULTILINE)
+    heads = [head.split(",\npoints")[0].replace("\n", " ") for head in runs_table({}).head if head]
+    assert heads and not [head for head in heads if head not in row]
 
 
 @pytest.mark.parametrize("target", sorted({match for _, match in everywhere(r"(?:`|^    )make ([\w-]+)")}))

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from marl_jax import fields
 from marl_jax.config import config_checks
+from marl_jax.config.phase_fields import Phase
 from marl_jax.config.run_fields import (
     CheckpointConfig,
     DataConfig,
@@ -43,6 +44,7 @@ __all__ = [
     "EvaluationConfig",
     "LogConfig",
     "MeshConfig",
+    "Phase",
     "PoliciesConfig",
     "RolloutConfig",
     "RunConfig",

@@ -100,7 +100,7 @@ class RolloutConfig:
     tool_delay: Count = 4  # that number
     tool_threads: Count = 8  # tools that run at a time
     ahead: OptionalCount = None  # requests that may wait before new episodes begin; None: twice the lanes
-    # Share of a rollout's episodes that end in an error from which on the run ends; None: it is told, once.
+    # The run ends if at least this share of a rollout's episodes fail; None: it is told, once.
     max_failed: Annotated[float | None, Gt(0), Le(1)] = 1.0
 
 

@@ -211,13 +211,14 @@ class Live:
 
     def _pace(self) -> str:
         parts = []
-        if measured := self._durations[1:][-RECENT:] or list(filter(None, self._durations)):
-            one = quartile(measured)
-            parts += [f"{_duration(one)} a step"]
-            if slow := self._slowest():
-                parts += [slow]
-            if self._step < self._steps:
-                parts += [f"about {_duration(one * (self._steps - self._step))} left"]
+        if measured := self._durations[1:][-RECENT:]:
+            parts += [f"{_duration(one := quartile(measured))} a step"]
+        elif self._durations:  # it compiled, so it says nothing of the others
+            parts += [f"first step {_duration(self._durations[0])}"]
+        if parts and (slow := self._slowest()):
+            parts += [slow]
+        if measured and self._step < self._steps:
+            parts += [f"about {_duration(one * (self._steps - self._step))} left"]
         rate = self._metrics.get("time/tokens_per_second")
         return ", ".join([*parts, *([f"{rate:,.0f} tokens/s"] if rate is not None else [])])
 

@@ -1,8 +1,8 @@
 """Records of evaluations as a table for a terminal: one line per checkpoint, then one per role and checkpoint.
 
-    checkpoint  accuracy   95% interval  to base     95% interval  pass@4  any right
-    base           42.1%  38.0 .. 46.2%                             63.2%      70.1%
-    100            61.0%  56.8 .. 65.1%   +18.9%  +14.0 .. +23.8*   71.9%      78.0%
+    checkpoint  accuracy   95% interval  over base, points     95% interval  pass@4  any right
+    base           42.1%  38.0 .. 46.2%                                       63.2%      70.1%
+    100            61.0%  56.8 .. 65.1%              +18.9  +14.0 .. +23.8*   71.9%      78.0%
 
 A star stands at a difference whose interval excludes zero.
 """
@@ -23,7 +23,7 @@ def table(records: Sequence[Record]) -> str:
     title = "{split}: {problems} problems x {samples} samples, mode {mode}, seed {seed}".format(**played)
     title += "".join(f", {name} {played[name]}" for name in ("role", "generator_from") if name in played)
     sizes = [k for k in played["pass_at_k"] if k != "1"]
-    head = ["checkpoint", "accuracy", "95% interval", "to base", "95% interval"]
+    head = ["checkpoint", "accuracy", "95% interval", "over base, points", "95% interval"]
     head += [*(f"pass@{k}" for k in sizes), "any right", "calls", "tokens", "errors"]
     lines = [[_name(record), *_numbers(record, sizes)] for record in records]
     roles = dict.fromkeys(role for record in records for role in record["roles"])
@@ -53,7 +53,7 @@ def _numbers(record: Record, sizes: Sequence[str]) -> list[str]:
     return [
         share(record["accuracy"]),
         f"{share(record['ci_low'], '')} .. {share(record['ci_high'])}",
-        "" if by is None else f"{by['mean']:+.1%}",
+        "" if by is None else f"{100 * by['mean']:+.1f}",
         "" if by is None else f"{100 * by['low']:+.1f} .. {100 * by['high']:+.1f}{_star(by)}",
         *(share(record["pass_at_k"][k]) for k in sizes),
         share(record["any_correct"]),

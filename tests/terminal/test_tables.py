@@ -2,7 +2,7 @@
 
 import re
 
-from marl_jax.terminal.tables import aligned, filled
+from marl_jax.terminal.tables import aligned, filled, table
 
 WORDS = "of the verdicts on answers that can be graded were right, and the others were not; unreadable 1.0%"
 
@@ -46,3 +46,19 @@ def test_words_are_wrapped_under_their_column_and_never_broken():
 def test_a_word_that_is_wider_than_the_terminal_stays_whole():
     path = "/a" * 60
     assert path in filled(f"written to {path}").split()
+
+
+def test_a_difference_is_in_points():
+    names = ("accuracy", "ci_low", "ci_high", "any_correct", "calls_per_episode", "tokens_per_episode")
+    record = {
+        "split": "test",
+        "problems": 4,
+        "samples": 1,
+        "mode": "trained",
+        "seed": 0,
+        "step": 100,
+        "errors": 0,
+    }
+    record |= dict.fromkeys(names, 0.5) | {"pass_at_k": {"1": 0.5}, "roles": {}}
+    said = table([record | {"difference": {"mean": 0.252, "low": 0.14, "high": 0.36}}])
+    assert "over base, points" in said and "+25.2  +14.0 .. +36.0*" in said

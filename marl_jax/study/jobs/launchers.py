@@ -148,7 +148,7 @@ def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise LauncherError(f"--launcher={name} needs {name}: pip install 'marl_jax[{name}]'") from None
+        raise LauncherError(f"--launcher={name} needs {name}: pip install {name}") from None
 
 
 def _submitit(folder: Path, options: Options) -> Submit:
