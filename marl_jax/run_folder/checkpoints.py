@@ -89,7 +89,8 @@ class Checkpoints:
         Of the newest two are kept whatever `latest` is, so that there is one to fall back to. `passing` names trees
         that only a resume needs: the newest hold them, the others are kept without.
         """
-        self.directory, self._passing = directory, tuple(passing)
+        self.directory = directory = directory.absolute()  # Orbax takes no other
+        self._passing = tuple(passing)
         self._latest, self._best, self._keep_every = max(2, latest), best, keep_every
         if hosts.is_first():
             with path_errors(directory), disk_errors(directory):
@@ -229,6 +230,7 @@ def restore(
     A template's leaves are arrays, `jax.ShapeDtypeStruct` or Python numbers. "latest" falls back past damage; "best"
     and a step do not.
     """
+    directory = directory.absolute()
     found = steps(directory)
     if not found:
         raise CheckpointError(f"there is no checkpoint in '{directory}': train first")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import flax.struct
 import jax
@@ -84,6 +85,15 @@ def test_weights_can_be_had_alone_by_shape_best_or_step(saved):
         restored, data = restore(saved, which, {"policies": shapes})
         assert data["step"] == step
         assert_same(restored, {"policies": trees(step)["policies"]})
+
+
+def test_a_folder_may_be_named_from_where_the_process_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = Checkpoints(Path("here"))
+    store.save(1, {"x": jnp.arange(3)}, {"step": 1})
+    store.close()
+    for which in ("latest", 1):
+        assert_same(restore(Path("here"), which, {"x": jnp.zeros(3, jnp.int32)})[0]["x"], jnp.arange(3))
 
 
 def test_policies_and_what_the_learner_carries_for_them_come_back(tmp_path):
