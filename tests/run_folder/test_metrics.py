@@ -5,6 +5,7 @@ import json
 import math
 import struct
 import sys
+import time
 import types
 
 import jax.numpy as jnp
@@ -255,8 +256,11 @@ def test_an_event_file_is_read_back_by_another_decoder(tmp_path):
     assert values == {"accuracy": 0.25, "role/ü": float(np.finfo(np.float32).max), "time/step": 2.0}
 
 
-def test_a_resumed_run_begins_another_file_and_forgets_the_steps_after(tmp_path):
+@pytest.mark.parametrize("later", [0, -3600])
+def test_a_resumed_run_begins_another_file_and_forgets_the_steps_after(tmp_path, monkeypatch, later):
     TensorBoard(tmp_path).close()
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now + later * 10**9)  # the clock may have been set back
     TensorBoard(tmp_path, resumed_at=20).close()
     paths = sorted(tmp_path.iterdir())
     assert len(paths) == 2 and all("tfevents" in path.name for path in paths)
