@@ -99,7 +99,7 @@ def test_several_lines_of_one_step_stay_and_go_together(tmp_path):
     log = JsonLines(tmp_path / "eval.jsonl")
     for step in (10, 10, 20, 20):
         log.write(step, {"split": "val"})
-    log.rewind(10)
+    assert log.rewind(10) == [{"step": 20, "split": "val"}] * 2 and log.rewind(10) == []
     log.write(20, {"split": "again"})
     log.close()
     assert [(e["step"], e["split"]) for e in read_lines(log.path)] == [
@@ -107,6 +107,16 @@ def test_several_lines_of_one_step_stay_and_go_together(tmp_path):
         (10, "val"),
         (20, "again"),
     ]
+
+
+def test_lines_of_a_checkpoint_that_is_always_there_stay(tmp_path):
+    log = JsonLines(tmp_path / "eval.jsonl")
+    base, own, later = {"step": 0, "checkpoint": "base"}, {"step": 0}, {"step": 4, "checkpoint": "4"}
+    for line in (base, own, later):
+        log.write(line["step"], line)
+    assert log.rewind(-1, "base") == [own, later]
+    log.close()
+    assert list(read_lines(log.path)) == [base]
 
 
 def test_a_line_that_is_no_metrics_is_named(tmp_path):
