@@ -71,7 +71,7 @@ def _await_all(
             link = listener.accept()[0]
             link.settimeout(HELLO_S)
             said = json.loads(_line(link))
-            other, total = int(said["index"]), int(said["count"])
+            other, total, called = int(said["index"]), int(said["count"]), str(said["name"])
         except (OSError, ValueError, KeyError, TypeError):
             continue  # somebody else, who has the wrong port
         if other in links and _has_ended(links[other]):
@@ -86,7 +86,7 @@ def _await_all(
                 f"{what}: give all one --config.mesh.hosts, and each its own --process",
                 {**links, -1: link},
             )
-        links[other], names[other] = link, said["name"]
+        links[other], names[other] = link, called
     free = _free_port(listener.getsockname()[1] + 1)
     for link in links.values():
         link.sendall(f"ready {json.dumps({'port': free, 'names': names})}\n".encode())
@@ -99,13 +99,13 @@ def _reach_first(
 ) -> tuple[dict[int, socket.socket], list[str], int]:
     """At another process: the same, of its one connection to process 0."""
     deadline, answer = time.monotonic() + wait_s, ""
-    where = " or ".join(f"{host}:{port}" for host in hosts)
+    where = " or ".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts)
     while not answer:
         link = None
         for host in hosts:
             try:
                 link = link or socket.create_connection((host, port), max(0.1, deadline - time.monotonic()))
-            except OSError:
+            except (OSError, UnicodeError):
                 continue
         if link is None and time.monotonic() >= deadline:
             _refuse(
@@ -130,22 +130,35 @@ def _reach_first(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """At this host's address where the machine has it, else at all of its addresses."""
+    """At this host's address where the machine has it, else at all of its addresses.
+
+    The machine's own name may be one of loopback to itself (127.0.1.1, say), which the others do not reach.
+    """
     try:
-        for address in (host, ""):
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:  # the second of a name that is none, such as a..b
+        _refuse(f"there is no machine '{host}' ({getattr(error, 'strerror', error)}): correct --coordinator")
+    family, *_, (address, *_) = min(found, key=lambda one: one[0] != socket.AF_INET)
+    reached = host == "localhost" or _is_loopback(host) or not _is_loopback(str(address))
+    try:
+        if host and reached:
             try:
-                return socket.create_server((address, port))
-            except socket.gaierror as error:
-                _refuse(f"there is no machine '{host}' ({error.strerror}): correct --coordinator")
+                return socket.create_server((address, port), family=family)
             except OSError as error:
-                if error.errno == errno.EADDRINUSE or not address:
+                if error.errno == errno.EADDRINUSE:
                     raise
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
     except OSError as error:
         _refuse(
             f"port {port} of this machine cannot be used ({error.strerror}): name another in --coordinator, for all "
             "processes, or end what uses it"
         )
-    raise AssertionError
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
 
 
 def _comes(what: socket.socket | None, deadline: float) -> bool:

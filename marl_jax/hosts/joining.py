@@ -10,6 +10,7 @@ machine knows of it, and within JAX's heartbeat where it does not.
 import collections
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def joined(
         jax.config.update("jax_enable_preemption_service", False)
     if coordinator or process is not None:
         host, port = _checked(hosts, coordinator, process)
-        companion = _Companion(process, hosts, host, port, wait_s)
+        companion = _Companion(process, hosts, host.strip("[]"), port, wait_s)
         _begin(hosts, process, f"{host}:{companion.ready()}")
     else:
         _find(hosts, wait_s)
@@ -98,16 +99,18 @@ def tell_stop() -> None:
 
 
 def _checked(hosts: int, coordinator: str | None, process: int | None) -> tuple[str, int]:
-    """Host and port of process 0."""
+    """Host and port of process 0; an address of IPv6 in its brackets, as JAX wants it."""
     if not coordinator or process is None:
         lacking = "--process=K" if coordinator else "--coordinator=HOST:PORT"
         raise HostsError(
             f"{lacking} is missing: every process needs both --coordinator and --process, or neither"
         )
     host, _, port = coordinator.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    named = re.fullmatch(r"[^][:]+|\[[^][]+\]", host)
+    if not named or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise HostsError(
-            f"--coordinator={coordinator} is no HOST:PORT: name the machine of process 0 and a free port"
+            f"--coordinator={coordinator} is no HOST:PORT: name the machine of process 0 and a free port, as in "
+            "10.0.0.1:7000 or [fd00::1]:7000"
         )
     if not 0 <= process < hosts:
         raise HostsError(f"--process={process} is none of 0 to {hosts - 1}, as mesh.hosts is {hosts}")
@@ -115,7 +118,7 @@ def _checked(hosts: int, coordinator: str | None, process: int | None) -> tuple[
 
 
 def _begin(hosts: int, process: int | None, address: str) -> None:
-    local = address.startswith(("127.", "localhost:"))
+    local = address.startswith(("127.", "localhost:", "[::1]:"))
     jax.distributed.initialize(
         address,
         hosts,

@@ -35,9 +35,12 @@ class TensorBoard:
 
     def __init__(self, directory: Path, resumed_at: int = 0) -> None:
         self._directory = directory
-        name = f"events.out.tfevents.{time.time_ns() // 1000:016d}.{socket.gethostname()}.{os.getpid()}"
         with path_errors(directory), disk_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
+            # TensorBoard reads files in the order of their names, also where the clock was set back.
+            there = (path.name.split(".")[3] for path in directory.glob("events.out.tfevents.*"))
+            number = max([time.time_ns() // 1000, *(int(one) + 1 for one in there if one.isdecimal())])
+            name = f"events.out.tfevents.{number:016d}.{socket.gethostname()}.{os.getpid()}"
             self._file = open(directory / name, "ab", buffering=0)  # noqa: SIM115
             self._write(_text(3, b"brain.Event:2"))
             if resumed_at:

@@ -3,8 +3,8 @@
     .saving-STEP (Orbax writes) ──► seal.json (digest of every file) ──► fsync ──► renamed to STEP ──► older ones pruned
 
 A directory named after a step is therefore complete, whatever killed the process. A seal that does not fit its
-files is damage: the checkpoint before is taken. Of what is kept for good, the trees that only a resume needs are
-given up: first by the seal, in one stroke, then on the disk. All of Orbax is in this file.
+files, or its own digest, is damage: the checkpoint before is taken. Of what is kept for good, the trees that only a
+resume needs are given up: first by the seal, in one stroke, then on the disk. All of Orbax is in this file.
 """
 
 import contextlib
@@ -49,6 +49,7 @@ __all__ = [
 Tree = Any
 Which = Literal["latest", "best"] | int
 SEAL = "seal.json"
+_SEALED = {"step", "score", "data", "numbers", "files"}  # what every seal says
 
 
 class CheckpointError(UserError, RuntimeError):
@@ -88,7 +89,8 @@ class Checkpoints:
         Of the newest two are kept whatever `latest` is, so that there is one to fall back to. `passing` names trees
         that only a resume needs: the newest hold them, the others are kept without.
         """
-        self.directory, self._passing = directory, tuple(passing)
+        self.directory = directory = directory.absolute()  # Orbax takes no other
+        self._passing = tuple(passing)
         self._latest, self._best, self._keep_every = max(2, latest), best, keep_every
         if hosts.is_first():
             with path_errors(directory), disk_errors(directory):
@@ -182,7 +184,7 @@ class Checkpoints:
             with disk_errors(self.directory):
                 response.result()
                 files = {str(path.relative_to(place)): _digest(path, sync=True) for path in _files(place)}
-                write_atomically(place / SEAL, json.dumps({**seal, "files": files}, allow_nan=False))
+                _write_seal(place, {**seal, "files": files})
                 for directory in {path.parent for path in _files(place)}:
                     sync_directory(directory)
                 old = self.directory / f".deleting-{step}"
@@ -228,6 +230,7 @@ def restore(
     A template's leaves are arrays, `jax.ShapeDtypeStruct` or Python numbers. "latest" falls back past damage; "best"
     and a step do not.
     """
+    directory = directory.absolute()
     found = steps(directory)
     if not found:
         raise CheckpointError(f"there is no checkpoint in '{directory}': train first")
@@ -324,9 +327,13 @@ def _strip(place: Path, names: Sequence[str]) -> None:
             name: digest for name, digest in seal["files"].items() if name.split("/")[0] not in gone
         }
         seal["stripped"] = [*seal.get("stripped", ()), *gone]
-        write_atomically(place / SEAL, json.dumps(seal, allow_nan=False))
+        _write_seal(place, seal)
     for name in seal.get("stripped", ()):
         _remove(place / name)
+
+
+def _write_seal(place: Path, seal: Mapping[str, Any]) -> None:
+    write_atomically(place / SEAL, json.dumps({**seal, "seal": _digest_of(seal)}, allow_nan=False))
 
 
 def _read_seal(place: Path) -> dict[str, Any]:
@@ -334,8 +341,12 @@ def _read_seal(place: Path) -> dict[str, Any]:
         seal = json.loads((place / SEAL).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise Damaged(f"checkpoint {place.name} is damaged ({SEAL}: {error})") from None
-    if not isinstance(seal, dict) or not seal.keys() >= {"step", "score", "data", "numbers", "files"}:
+    if not isinstance(seal, dict) or not seal.keys() >= _SEALED:
         raise Damaged(f"checkpoint {place.name} is damaged ({SEAL} is no seal)")
+    digest = seal.pop("seal", None)
+    # Those of earlier versions have no digest of their own, and no other names.
+    if digest != _digest_of(seal) if digest is not None else seal.keys() - _SEALED - {"stripped"}:
+        raise Damaged(f"checkpoint {place.name} is damaged ({SEAL} is not what was written)")
     return seal
 
 
@@ -344,7 +355,7 @@ def tree_digest(place: Path, name: str) -> str:
     files = {
         file: digest for file, digest in _read_seal(place)["files"].items() if file.split("/")[0] == name
     }
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    return _digest_of(dict(sorted(files.items())))
 
 
 def is_sealed(place: Path) -> bool:
@@ -431,6 +442,10 @@ def _digest(path: Path, sync: bool = False) -> str:
         if sync:
             os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 _remove = functools.partial(shutil.rmtree, ignore_errors=True)

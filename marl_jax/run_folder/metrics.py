@@ -41,14 +41,21 @@ class JsonLines:
         with disk_errors(self.path):
             append(self._file, line.encode(), sync=True)
 
-    def rewind(self, step: int) -> None:
-        """Forget every line of a later step."""
+    def rewind(self, step: int, checkpoint: str | None = None) -> list[dict[str, Any]]:
+        """Forget every line of a later step but those of `checkpoint`; returns what is forgotten."""
         lines = self.path.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if _parse(line, self.path)["step"] <= step]
-        if len(kept) < len(lines):
+        kept, gone = list[bytes](), list[dict[str, Any]]()
+        for line in lines:
+            found = _parse(line, self.path)
+            if found["step"] <= step or (checkpoint and found.get("checkpoint") == checkpoint):
+                kept.append(line)
+            else:
+                gone.append(found)
+        if gone:
             self._file.close()
             write_atomically(self.path, b"".join(kept).decode())
             self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
+        return gone
 
     def close(self) -> None:
         """Close the file."""
@@ -64,8 +71,9 @@ class Unwritten(JsonLines):
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Nothing."""
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int, checkpoint: str | None = None) -> list[dict[str, Any]]:
         """Nothing."""
+        return []
 
     def close(self) -> None:
         """Nothing."""

@@ -143,12 +143,12 @@ def open_runs(
 
     runs = list[Run]()
     for one, folder, of, kept, state in zip(configs, folders, phases, checkpoints, states):
-        metrics, evaluations, boards = _records(one, folder, state.step, stack)
+        view = live if not runs else live.beside(f"seed {one.seed}")
+        metrics, evaluations, boards = _records(one, folder, state.step, view, stack)
         watched = named.splits.get("val", ())[: config.evaluation.problems]
         problems = TaskIterator(named.splits["train"], one.data.problems, state.position)
         seen = (read_lines(metrics.path), read_lines(evaluations.path)) if hosts.is_first() else ((), ())
         watch = judge(*seen)
-        view = live if not runs else live.beside(f"seed {one.seed}")
         runs.append(
             Run(one, parts, folder, problems, list(watched), _about(one, named), of, kept, metrics, evaluations,
                 watch, boards, view, stop, pace)
@@ -434,14 +434,23 @@ def _settle(runs: Sequence[Run], **found: Any) -> None:
 
 
 def _records(
-    config: RunConfig, folder: Path, step: int, stack: contextlib.ExitStack
+    config: RunConfig, folder: Path, step: int, live: Live, stack: contextlib.ExitStack
 ) -> tuple[JsonLines, JsonLines, list[Board]]:
-    """Metrics and evaluations, and whoever listens. What no checkpoint has seen is forgotten, to be made again."""
+    """Metrics and evaluations, and whoever listens. What no checkpoint has seen is forgotten, to be made again.
+
+    Evaluations by `experiments.evaluate` are not made again: those of the base stay, and of others it is said.
+    """
     written = JsonLines if hosts.is_first() else Unwritten
     metrics, evaluations = written(folder / "metrics.jsonl"), written(folder / "eval.jsonl")
     for record in (metrics, evaluations):
         stack.callback(record.close)
-        record.rewind(step or -1)
+    metrics.rewind(step or -1)
+    forgotten = evaluations.rewind(step or -1, "base")
+    if lost := [str(line["checkpoint"]) for line in forgotten if "checkpoint" in line]:
+        live.note(
+            f"eval.jsonl forgets {len(lost)} evaluations by experiments.evaluate of checkpoints after step {step} "
+            f"({', '.join(dict.fromkeys(lost))}): ask for them again when their steps are made"
+        )
     boards: list[Board] = []
     if not hosts.is_first():
         return metrics, evaluations, boards

@@ -207,8 +207,8 @@ class Meeting:
     def __init__(self):
         self.begun = []
 
-    def come(self, index, count, port, wait_s=20.0):
-        words = [index, count, "127.0.0.1", port, wait_s]
+    def come(self, index, count, port, wait_s=20.0, host="127.0.0.1"):
+        words = [index, count, host, port, wait_s]
         command = [sys.executable, "-P", companion.__file__, *map(str, words)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.begun.append(subprocess.Popen(command, bufsize=0, **pipes))
@@ -235,6 +235,49 @@ def test_a_port_in_use_is_refused(meeting):
         port = taken.getsockname()[1]
         line = meeting.come(0, 2, port).readline().decode()
     assert line.startswith(f"refused port {port} of this machine cannot be used") and "--coordinator" in line
+
+
+LISTENS = {
+    "127.0.0.1": "127.0.0.1",
+    "localhost": "127.0.0.1",
+    "::1": "::1",
+    "fd00::2": "fd00::2",
+    "node7": "",  # 127.0.1.1, as Debian calls a machine to itself
+    "node8": "192.0.2.8",
+    "": "",
+}
+
+
+@pytest.mark.parametrize(("host", "address"), LISTENS.items())
+def test_process_0_listens_where_the_others_reach_it(monkeypatch, host, address):
+    known, asked = {"node7": "127.0.1.1", "node8": "192.0.2.8", "localhost": "127.0.0.1"}, []
+    resolve = socket.getaddrinfo
+    of = lambda name, *rest, **options: resolve(known.get(name, name), *rest, **options)
+    monkeypatch.setattr(socket, "getaddrinfo", of)
+    monkeypatch.setattr(socket, "create_server", lambda at, **options: asked.append((at, options)))
+    companion._listen(host, 7000)
+    ((found, options),) = asked
+    assert found == (address, 7000)
+    family = socket.AF_INET6 if ":" in address or not address else socket.AF_INET
+    assert not socket.has_dualstack_ipv6() or options["family"] == family
+
+
+@pytest.mark.parametrize(
+    ("index", "told"), [(0, "there is no machine 'a..b'"), (1, "nobody answers at a..b:1 ")]
+)
+def test_a_machine_that_cannot_be_is_refused(meeting, index, told):
+    line = meeting.come(index, 2, 1, wait_s=0.5, host="a..b").readline().decode()
+    assert line.startswith(f"refused {told}")
+
+
+def test_a_greeting_of_another_version_is_passed_over(meeting):
+    port = free_port()
+    first = meeting.come(0, 2, port)
+    time.sleep(0.5)
+    with socket.create_connection(("127.0.0.1", port)) as other:
+        other.sendall(b'{"index": 1, "count": 2}\n')
+        assert meeting.come(1, 2, port).readline().startswith(b"ready ")
+    assert first.readline().startswith(b"ready ")
 
 
 def test_a_coordinator_that_does_not_come_is_waited_for_so_long(meeting):
@@ -323,6 +366,10 @@ def test_who_gave_up_before_all_had_come_may_come_again(meeting):
         ((2, None, 1), "--coordinator=HOST:PORT is missing"),
         ((2, "a", 1), "--coordinator=a is no HOST:PORT"),
         ((2, "a:70000", 1), "is no HOST:PORT"),
+        *(
+            ((2, f"{host}:1", 1), r"is no HOST:PORT: .*or \[fd00::1\]:7000")
+            for host in ("fd00::2", "[]", "[a")
+        ),
         ((2, "a:1", 2), "--process=2 is none of 0 to 1"),
     ],
 )

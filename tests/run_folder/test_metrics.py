@@ -5,6 +5,7 @@ import json
 import math
 import struct
 import sys
+import time
 import types
 
 import jax.numpy as jnp
@@ -98,7 +99,7 @@ def test_several_lines_of_one_step_stay_and_go_together(tmp_path):
     log = JsonLines(tmp_path / "eval.jsonl")
     for step in (10, 10, 20, 20):
         log.write(step, {"split": "val"})
-    log.rewind(10)
+    assert log.rewind(10) == [{"step": 20, "split": "val"}] * 2 and log.rewind(10) == []
     log.write(20, {"split": "again"})
     log.close()
     assert [(e["step"], e["split"]) for e in read_lines(log.path)] == [
@@ -106,6 +107,16 @@ def test_several_lines_of_one_step_stay_and_go_together(tmp_path):
         (10, "val"),
         (20, "again"),
     ]
+
+
+def test_lines_of_a_checkpoint_that_is_always_there_stay(tmp_path):
+    log = JsonLines(tmp_path / "eval.jsonl")
+    base, own, later = {"step": 0, "checkpoint": "base"}, {"step": 0}, {"step": 4, "checkpoint": "4"}
+    for line in (base, own, later):
+        log.write(line["step"], line)
+    assert log.rewind(-1, "base") == [own, later]
+    log.close()
+    assert list(read_lines(log.path)) == [base]
 
 
 def test_a_line_that_is_no_metrics_is_named(tmp_path):
@@ -255,8 +266,11 @@ def test_an_event_file_is_read_back_by_another_decoder(tmp_path):
     assert values == {"accuracy": 0.25, "role/ü": float(np.finfo(np.float32).max), "time/step": 2.0}
 
 
-def test_a_resumed_run_begins_another_file_and_forgets_the_steps_after(tmp_path):
+@pytest.mark.parametrize("later", [0, -3600])
+def test_a_resumed_run_begins_another_file_and_forgets_the_steps_after(tmp_path, monkeypatch, later):
     TensorBoard(tmp_path).close()
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now + later * 10**9)  # the clock may have been set back
     TensorBoard(tmp_path, resumed_at=20).close()
     paths = sorted(tmp_path.iterdir())
     assert len(paths) == 2 and all("tfevents" in path.name for path in paths)

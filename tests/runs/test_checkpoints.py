@@ -1,5 +1,7 @@
 """A checkpoint is complete or absent, comes back to the bit, and damage costs one checkpoint at most."""
 
+import contextlib
+import json
 import os
 import random
 import shutil
@@ -8,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import flax.struct
 import jax
@@ -82,6 +85,15 @@ def test_weights_can_be_had_alone_by_shape_best_or_step(saved):
         restored, data = restore(saved, which, {"policies": shapes})
         assert data["step"] == step
         assert_same(restored, {"policies": trees(step)["policies"]})
+
+
+def test_a_folder_may_be_named_from_where_the_process_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = Checkpoints(Path("here"))
+    store.save(1, {"x": jnp.arange(3)}, {"step": 1})
+    store.close()
+    for which in ("latest", 1):
+        assert_same(restore(Path("here"), which, {"x": jnp.zeros(3, jnp.int32)})[0]["x"], jnp.arange(3))
 
 
 def test_policies_and_what_the_learner_carries_for_them_come_back(tmp_path):
@@ -195,7 +207,13 @@ def seal_with_a_list(place):
     (place / "seal.json").write_text("[]")
 
 
-@pytest.mark.parametrize("damage", [truncate, lose, flip, unseal, seal_with_a_list])
+def flip_in_the_seal(place, at=0):
+    seal = bytearray((place / "seal.json").read_bytes())
+    seal[at or seal.index(b'"position": [3') + 13] ^= 1
+    (place / "seal.json").write_bytes(seal)
+
+
+@pytest.mark.parametrize("damage", [truncate, lose, flip, unseal, seal_with_a_list, flip_in_the_seal])
 def test_a_damaged_newest_checkpoint_falls_back_says_so_and_loses_nothing(saved, damage, caplog):
     damage(saved / "3")
     before = {path: path.read_bytes() for path in checkpoints._files(saved)}
@@ -214,6 +232,18 @@ def test_a_damaged_newest_checkpoint_falls_back_says_so_and_loses_nothing(saved,
     store.close()
     assert steps(saved) == [1, 2, 3] and (saved / "3.damaged").is_dir()
     assert restore(saved, "latest", blank(trees()))[1] == {"step": 3}
+
+
+def test_a_seal_is_what_was_written_in_every_byte_and_one_without_a_digest_is_of_an_earlier_version(saved):
+    place = saved / "2"
+    content, whole = (place / "seal.json").read_bytes(), checkpoints._read_seal(place)
+    for at in range(1, len(content)):
+        flip_in_the_seal(place, at)
+        with contextlib.suppress(checkpoints.Damaged):
+            assert checkpoints._read_seal(place) == whole, content[at - 9 : at + 9]
+        (place / "seal.json").write_bytes(content)
+    (place / "seal.json").write_text(json.dumps(whole))
+    assert restore(saved, "best", blank(trees()))[1]["step"] == 2
 
 
 def test_what_the_metrics_do_not_reach_is_set_aside(saved, caplog):

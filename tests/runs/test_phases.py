@@ -194,10 +194,10 @@ def test_a_phase_may_begin_at_a_checkpoint_of_another_run_and_be_compared_with_o
     place = other / "checkpoints" / "4"
     checkpoints._strip(place, ("learner",))  # as pruning does: the policies are the same
     phased(base, tmp_path / "third", Phase(1, start=f"{other}@4"), Phase(1))
-    seal = json.loads((place / "seal.json").read_text())
+    seal = checkpoints._read_seal(place)
     weights = next(name for name in seal["files"] if name.startswith("policies/"))
     seal["files"][weights] = "0" * 64
-    (place / "seal.json").write_text(json.dumps(seal))
+    checkpoints._write_seal(place, seal)
     with pytest.raises(FolderError, match=r"weights .*@4"):
         phased(base, tmp_path / "third", Phase(1, start=f"{other}@4"), Phase(1))
 

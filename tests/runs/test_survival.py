@@ -181,7 +181,11 @@ def test_a_damaged_newest_checkpoint_costs_only_its_own_steps(base, whole, tmp_p
     newest = tmp_path / "run" / "checkpoints" / "8"
     victim = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     victim.write_bytes(victim.read_bytes()[:10])
-    run(base, tmp_path / "run")
+    with (tmp_path / "run" / "eval.jsonl").open("a") as lines:  # by experiments.evaluate
+        lines.write('{"step": 8, "checkpoint": "8"}\n' * 2)
+    said = io.StringIO()
+    loop.train(tiny_config(base), tmp_path / "run", live=Live(8, ("generator", "aggregator"), said))
+    assert "forgets 2 evaluations by experiments.evaluate of checkpoints after step 6 (8)" in said.getvalue()
     same(tmp_path / "run", whole)
     assert (tmp_path / "run" / "checkpoints" / "8.damaged").is_dir()
 

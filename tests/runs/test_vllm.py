@@ -1,6 +1,7 @@
 """Rollouts on a vLLM server, against a stand-in that speaks its wire format."""
 
 import dataclasses
+import json
 
 import pytest
 from fake_vllm import FakeVllm
@@ -18,6 +19,7 @@ from marl_jax.config.run_config import (
 from marl_jax.models.lora import merge
 from marl_jax.policies import SamplingSettings
 from marl_jax.rollouts.vllm import weights
+from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps
 from marl_jax.runs.loading.parts import load_parts
@@ -187,6 +189,62 @@ def test_a_server_that_does_not_fit_is_refused_in_one_line_that_says_what_to_do(
         with pytest.raises(EngineGone, match=line) as told:
             service_of(config, parts, parts.start(0))
         assert "\n" not in str(told.value) and server.url in str(told.value)
+
+
+GOOD = {"token_ids": [3, 2, 1], "finish_reason": "length", "logprobs": {"token_logprobs": [-1.0, 0, 1e-7]}}
+SCORES = (
+    [5.0, -1, -1],
+    [-9999.0, -1, -1],
+    [-(10**400), -1, -1],
+    [-1, float("nan"), -1],
+    [-1, -1, float("-inf")],
+)
+BROKEN = (
+    *((choices, "without token ids") for choices in (None, [], [None], ["x"], {"a": 1}, 7)),
+    *(([GOOD | {"token_ids": ids}], "without token ids") for ids in (None, [1.0, 2, 3], [True, 2, 3])),
+    *(([GOOD | {"token_ids": [1, 2, id]}], f"with token {str(id)[:9]}") for id in (-1, 10, 10**12)),
+    *(([GOOD | {"logprobs": all}], "without a log-prob") for all in (None, [-1, -2, -3], {"token_logprobs": [-1] * 4})),
+    *(([GOOD | {"logprobs": {"token_logprobs": all}}], "as the log-prob of a token") for all in SCORES),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("choices", "line"), BROKEN)
+def test_what_leaves_is_a_whole_answer_or_one_line(monkeypatch, choices, line):
+    server, request = Server("http://there", 1.0, vocabulary=10), Request((5, 6), (0,), 3)
+    answer = lambda choices: (200, json.dumps({"model": "m", "choices": choices}))
+    monkeypatch.setattr(server, "_exchange", lambda *asked: answer([GOOD]))
+    assert server.complete(request, "m").logprobs == [-1.0, 0.0, 1e-7]
+    monkeypatch.setattr(server, "_exchange", lambda *asked: answer(choices))
+    with pytest.raises(EngineGone, match=line):
+        server.complete(request, "m")
+
+
+@pytest.mark.parametrize("url", ["http://a..b:80", "http://[::1]", "http://" + "a" * 70])
+def test_an_address_where_nobody_is_is_one_line(url):
+    with pytest.raises(EngineGone, match="cannot be reached"):
+        Server(url, 5.0).ask("/health")
+
+
+def test_an_update_goes_on_with_a_server_started_anew_and_over_a_lost_connection(base, monkeypatch):
+    with FakeVllm(base) as server:
+        config = config_of(base, server.url + "/v1/")  # as clients of OpenAI's API name it
+        parts = load_parts(config)
+        service = service_of(config, parts, parts.start(0))
+        server.adapters.clear()
+        load, lost = server.load, iter([True])
+
+        def lose(body):
+            found = load(body)
+            if next(lost, False):
+                raise ConnectionAbortedError
+            return found
+
+        monkeypatch.setattr(server, "load", lose)
+        trees = moved(parts.start(0), 1)
+        service.update(trees, {"p0": 1, "p1": 1})
+        assert next(lost, None) is None and len(server.adapters) == 2
+        for policy, found in answers(service, trees).items():
+            check(found, merge(parts.bases[str(base)], trees[policy], parts.lora_scale), parts.model)
 
 
 def test_a_server_that_begins_to_hang_or_forgets_its_adapters_ends_the_wait(base):

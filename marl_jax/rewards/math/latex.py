@@ -306,10 +306,14 @@ class _Parser:
         factors = [self.factor()]
         while self.begins_factor() and self.next() not in ("(", "[") and self.next()[1:] not in _ONE_ARGUMENT:
             factors.append(self.factor())
-        angle = not {"\\pi", "\\circ"}.isdisjoint(self.tokens[start : self.at])
-        if angle and self.next() == "/":  # \sin \pi/6, but \ln 8/\ln 2
-            self.take()
-            factors.append(power(self.factor(), number(-1)))
+        slash = self.at
+        if self.next() == "/" and self.tokens[slash + 1][1:] not in _ONE_ARGUMENT:
+            self.take()  # \sin \pi/6, but \ln 8/\ln 2 and \sin x/x
+            below = power(self.factor(), number(-1))
+            if self.tokens[slash + 1 : self.at] == self.tokens[start:slash]:
+                self.at = slash
+            else:
+                factors.append(below)
         self.depth -= 1
         return multiply(factors)
 

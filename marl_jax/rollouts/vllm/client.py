@@ -10,7 +10,6 @@ run started is started again before that, and what it had not answered is asked 
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
@@ -25,7 +24,7 @@ from marl_jax.policies import PolicySpec, Tree
 from marl_jax.rollouts.vllm.started import Needed, Started
 from marl_jax.rollouts.vllm.vllm_config import VllmConfig
 from marl_jax.rollouts.vllm.weights import STARTED, Weights
-from marl_jax.rollouts.vllm.wire import Server
+from marl_jax.rollouts.vllm.wire import ROUNDING, Server
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.sampling.requests import Completion, Request, check
 from marl_jax.sampling.shapes import EngineSettings
@@ -172,7 +171,7 @@ class Vllm:
         else:
             url = self._chosen.url
             way_out = f"see its log, and start it as '{self._needed.shown(self._chosen, url)}'"
-        self._server = Server(url, self._chosen.timeout, way_out)
+        self._server = Server(url, self._chosen.timeout, way_out, self.config.vocab_size)
 
     def _start_again(self, error: EngineGone) -> None:
         """A new server in the place of the run's own one, with the same weights, asked for what is not answered."""
@@ -194,7 +193,8 @@ class Vllm:
         """The name of the base; the longest request has to fit it."""
         found = self._server.ask("/v1/models")
         cards = found.get("data") if isinstance(found, dict) else None
-        whole = [card for card in cards or () if isinstance(card, dict) and not card.get("parent")]
+        cards = cards if isinstance(cards, list) else ()
+        whole = [card for card in cards if isinstance(card, dict) and not card.get("parent")]
         if not whole or not isinstance(whole[0].get("id"), str):
             raise self._server.gone("serves no model")
         longest = whole[0].get("max_model_len")
@@ -219,16 +219,14 @@ class Vllm:
         drawn = Request(prompt, (0,), min(PROBE_TOKENS, self.settings.context - len(prompt)))
         ask = lambda request: self._server.complete(request, self._base, self._weights.salt)
         certain = ask(dataclasses.replace(drawn, top_k=1))
-        if min(certain.logprobs) < -1e-3:  # of the one token that top-k leaves
+        if min(certain.logprobs) < -ROUNDING:  # of the one token that top-k leaves
             raise self._server.gone("gives log-probs of another distribution than it samples from")
         answer = ask(drawn)
-        tokens, vocabulary = np.array([*prompt, *answer.tokens]), self.config.vocab_size
-        gap = math.inf
-        if tokens.max() < vocabulary:
-            logits = jax.jit(functools.partial(forward, config=self.config))(params, tokens=tokens[None])
-            logp = np.asarray(jax.nn.log_softmax(logits[0]))[len(prompt) - 1 : -1]
-            ours = logp[np.arange(len(answer.tokens)), answer.tokens]
-            gap = float(np.abs(ours - answer.logprobs).mean())
+        tokens = np.array([*prompt, *answer.tokens])
+        logits = jax.jit(functools.partial(forward, config=self.config))(params, tokens=tokens[None])
+        logp = np.asarray(jax.nn.log_softmax(logits[0]))[len(prompt) - 1 : -1]
+        ours = logp[np.arange(len(answer.tokens)), answer.tokens]
+        gap = float(np.abs(ours - answer.logprobs).mean())
         if not gap <= ALIKE:
             raise self._server.gone(
                 f"answers with other weights than those of {whose}: its log-probs are {gap:.2f} nats a token off"

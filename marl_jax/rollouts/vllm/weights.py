@@ -92,12 +92,14 @@ class Weights:
                 reload = {"method": "reload_weights", "kwargs": {"weights_path": path}}
                 server.ask("/collective_rpc", reload, way_out)
             else:
-                server.ask("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, way_out)
+                # No name comes twice: it is there if this was sent again, as the connection was lost before the answer.
+                there = 400, "already been loaded"
+                server.ask("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, way_out, there)
 
     def unload(self, server: Server, names: Mapping[str, str]) -> None:
-        """Have the server forget adapters."""
+        """Have the server forget adapters; one that was started anew meanwhile has."""
         for policy in self.lora:
-            server.ask("/v1/unload_lora_adapter", {"lora_name": names[policy]})
+            server.ask("/v1/unload_lora_adapter", {"lora_name": names[policy]}, done=(404, ""))
 
     def drop(self, names: Mapping[str, str]) -> None:
         """Remove what was written under these names."""

@@ -14,19 +14,27 @@ from urllib.parse import urlsplit
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.sampling.requests import Completion, Request, noise_key
 
-__all__ = ["Server"]
+__all__ = ["ROUNDING", "Server"]
+
+NEVER = -9999.0  # in the place of minus infinity: no such token can be sampled
+ROUNDING = 1e-3  # far more than that of float32, in which vLLM computes log-probs of any model
 
 
 class Server:
     """The wire: JSON over one connection per thread, which is opened again where the server closed it."""
 
-    def __init__(self, url: str, timeout: float, way_out: str = "see its log"):
-        """`way_out` is what to do about most of what may be wrong with the server."""
+    def __init__(self, url: str, timeout: float, way_out: str = "see its log", vocabulary: float = math.inf):
+        """`way_out` is what to do about most of what may be wrong with the server; `vocabulary` is its number of ids.
+
+        The address may end in /v1, as clients of OpenAI's API have it.
+        """
         parts = urlsplit(url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._open = functools.partial(kind, parts.hostname or "", parts.port, timeout=timeout)
+        port = parts.port or kind.default_port
+        self._open = functools.partial(kind, parts.hostname or "", port, timeout=timeout)
         self.url, self._timeout, self.way_out = url, timeout, way_out
-        self._path, self._own = parts.path.rstrip("/"), threading.local()
+        self._path = parts.path.rstrip("/").removesuffix("/v1")
+        self._vocabulary, self._own = vocabulary, threading.local()
 
     def gone(self, what: str, way_out: str = "") -> EngineGone:
         """The one line."""
@@ -39,19 +47,22 @@ class Server:
             "see its log, and start it again, or raise engine.vllm.timeout",
         )
 
-    def ask(self, path: str, body: Any = None, way_out: str = "") -> Any:
-        """What the server answers: JSON, or a text that is none."""
+    def ask(self, path: str, body: Any = None, way_out: str = "", done: tuple[int, str] | None = None) -> Any:
+        """What the server answers: JSON, or a text that is none.
+
+        `done` is the status of a refusal, and a part of its text, of what the server has done already.
+        """
         try:
             status, text = self._exchange(path, body)
         except TimeoutError:
             raise self.hangs() from None
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, UnicodeError) as error:  # the last: a name such as a..b
             raise self.gone(f"cannot be reached ({type(error).__name__}: {error})") from None
         try:
             found: Any = json.loads(text)
         except ValueError:
             found = text
-        if status != 200:
+        if status != 200 and not (done and status == done[0] and done[1] in text):
             told = found.get("error", found) if isinstance(found, dict) else found
             told = told.get("message", told) if isinstance(told, dict) else told
             line = " ".join(str(told).split())[:200]
@@ -89,10 +100,14 @@ class Server:
         if not isinstance(answer, dict) or answer.get("model") != name:
             told = answer.get("model") if isinstance(answer, dict) else answer
             raise self.gone(f"answered as {told!r:.80} where '{name}' was asked")
-        choice = (answer.get("choices") or [{}])[0]
+        choices = answer.get("choices")
+        choice: Any = choices[0] if isinstance(choices, list) and choices else None
+        choice = choice if isinstance(choice, dict) else {}
         tokens, reason = choice.get("token_ids"), choice.get("finish_reason")
         if not _all(tokens, int):
             raise self.gone("answered without token ids", "start a vLLM that knows return_token_ids")
+        if wrong := [token for token in tokens if not 0 <= token < self._vocabulary]:
+            raise self.gone(f"answered with token {wrong[0]!r:.40}, which policies.base does not have")
         if choice.get("prompt_token_ids") not in (None, list(request.tokens)):
             raise self.gone("read other tokens than were sent")
         ended = reason == "stop" and tokens[-1:] and tokens[-1] in request.stop_tokens
@@ -101,11 +116,12 @@ class Server:
                 f"ended an answer after {len(tokens)} of {request.max_new_tokens} tokens, by {reason!r:.40} and "
                 "without a stop token"
             )
-        logprobs: Any = (choice.get("logprobs") or {}).get("token_logprobs")
-        if not (
-            _all(logprobs, int | float) and len(logprobs) == len(tokens) and all(map(math.isfinite, logprobs))
-        ):
+        scored: Any = choice.get("logprobs")
+        logprobs: Any = scored.get("token_logprobs") if isinstance(scored, dict) else None
+        if not (_all(logprobs, int | float) and len(logprobs) == len(tokens)):
             raise self.gone("answered without a log-prob for every token")
+        if wrong := [one for one in logprobs if not NEVER < one <= ROUNDING]:
+            raise self.gone(f"answered with {wrong[0]!r:.40} as the log-prob of a token")
         return Completion(tokens, [float(one) for one in logprobs], "stop" if ended else "length")
 
     def _exchange(self, path: str, body: Any) -> tuple[int, str]:

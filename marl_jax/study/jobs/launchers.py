@@ -21,6 +21,8 @@ from absl import logging
 from marl_jax.errors import UserError
 from marl_jax.planning import devices
 from marl_jax.planning.plan import find_models, make_plan, show
+from marl_jax.run_folder import checkpoints
+from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.stopping import Stop
 from marl_jax.study.jobs import matrix
 from marl_jax.study.jobs.matrix import Job, Kind
@@ -30,6 +32,7 @@ __all__ = ["LAUNCHERS", "Handle", "LauncherError", "Work", "launch", "resources"
 LAUNCHERS = ("local", "submitit", "ray")
 POLL_S = 2.0
 Options = Mapping[str, Any]
+Reached = tuple[int, int, int]  # the recorded step, that of the newest checkpoint, minus the evaluations left
 
 
 class LauncherError(UserError, RuntimeError):
@@ -87,11 +90,11 @@ def launch(
     with _told(f"{launcher} cannot be used"):
         submit = {"submitit": _submitit, "ray": _ray}[launcher](folder, options)
     works = [Work(job, samples) for job in jobs]
-    pending: dict[int, tuple[Handle, int]] = {}  # place: what was submitted, and at which step
+    pending: dict[int, tuple[Handle, Reached]] = {}  # place: what was submitted, and how far it was
     trouble, told = list[str](), dict[int, str]()
 
     def send(places: Sequence[int]) -> None:
-        began = [matrix.state(jobs[place]).step for place in places]
+        began = [_reached(jobs[place], samples) for place in places]
         with _told(f"{launcher} took no job"):
             handles = submit([works[place] for place in places])
         pending.update(zip(places, zip(handles, began)))
@@ -113,18 +116,28 @@ def launch(
                 except Exception as error:
                     last = (str(error).strip().splitlines() or [""])[-1]
                     lines = [f"{job.name}: {type(error).__name__}: {last}"]
-                if found.kind is Kind.DONE or found.step <= began:
-                    trouble += lines
-                    if found.kind is not Kind.DONE and not lines:
-                        trouble.append(
-                            f"{job.name}: it ended with nothing done ({found}); see the logs in {folder}"
-                        )
-                else:
+                now = _reached(job, samples)
+                lacks = "" if found.kind is Kind.DONE else f"it ended with nothing done ({found})"
+                if not lacks and now[-1]:
+                    lacks = f"evaluations of test are missing ({-now[-1]})"
+                if lacks and any(new > old for new, old in zip(now, began)):
                     send([place])
+                elif lacks and not lines:
+                    trouble.append(f"{job.name}: {lacks}; see the logs in {folder}")
+                else:
+                    trouble += lines
             time.sleep(POLL_S)
         for handle, _ in pending.values():
             handle.cancel()
     return None if stop.asked else trouble
+
+
+def _reached(job: Job, samples: int) -> Reached:
+    """How far a job is. A step that is recorded may lie behind the checkpoint that the job goes on from."""
+    step, saved, left = matrix.state(job).step, checkpoints.steps(job.folder / "checkpoints"), 0
+    with contextlib.suppress(FolderError):  # which the job says itself
+        left = len(list(job.testing(samples))) if samples else 0
+    return step, max(saved, default=0), -left
 
 
 @contextlib.contextmanager

@@ -49,16 +49,19 @@ class Node:
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """{name: states after each submission}, and what each submission returns; the names that were submitted."""
-    submitted, steps = [], {}
+    """{name: of each submission the state after it and what it returns, perhaps the newest checkpoint and how many
+    evaluations are left}; the names that were submitted."""
+    submitted, steps, left = [], {}, {}
 
     def begin(courses):
         def submit(works):
             submitted.append([work.job.name for work in works])
             handles = []
             for work in works:
-                state, returns = courses[work.job.name].pop(0)
+                state, returns, *files = courses[work.job.name].pop(0)
                 steps[work.job.name] = state
+                saved, left[work.job.name] = files or (0, 0)
+                (work.job.folder / "checkpoints" / str(saved)).mkdir(parents=True, exist_ok=True)
                 handles.append(Node(returns))
             return handles
 
@@ -68,6 +71,7 @@ def cluster(monkeypatch):
         monkeypatch.setattr(launchers, "_submitit", lambda folder, options: submit)
         monkeypatch.setattr(launchers, "POLL_S", 0.0)
         monkeypatch.setattr(matrix, "state", states)
+        monkeypatch.setattr(matrix.Job, "testing", lambda job, samples: ["evaluate"] * left.get(job.name, 0))
         return submitted
 
     return begin
@@ -91,6 +95,28 @@ def test_a_job_that_was_stopped_is_submitted_again_as_long_as_it_gets_further(tm
     assert submitted[0] == [one.name, other.name, third.name]
     assert trouble[0] == "the evaluation ended with exit code 1" and "no such partition" in trouble[1]
     assert any("step 3" in line for line in told) and any("done" in line for line in told)
+
+
+BEGUN, DONE = (lambda step: State(Kind.BEGUN, step)), State(Kind.DONE, 20)
+
+
+@pytest.mark.parametrize(
+    ("course", "trouble"),
+    [
+        # Killed at step 15, went on from 10, and was asked to stop at 14.
+        ([(BEGUN(15), OSError("lost"), 10, 0), (BEGUN(14), None, 14, 0), (DONE, [], 20, 0)], []),
+        ([(BEGUN(15), None, 10, 0), (BEGUN(12), None, 10, 0)], ["it ended with nothing done (step 12)"]),
+        ([(DONE, None, 20, 2), (DONE, None, 20, 1), (DONE, [], 20, 0)], []),  # stopped while it evaluated
+        ([(DONE, None, 20, 2), (DONE, None, 20, 2)], ["evaluations of test are missing (2)"]),
+        ([(DONE, ["no memory"], 20, 1), (DONE, ["no memory"], 20, 1)], ["no memory"]),
+    ],
+)
+def test_what_is_left_of_a_job_is_submitted_until_nothing_comes_of_it(tmp_path, cluster, course, trouble):
+    (job,) = jobs_of(tmp_path, 20)
+    submitted = cluster({job.name: [*course]})
+    told = launch("submitit", [job], 4, tmp_path / "logs", lambda text: None, {})
+    assert len(submitted) == len(course) and len(told) == len(trouble)
+    assert all(part in line for part, line in zip(trouble, told))
 
 
 @pytest.mark.parametrize("name", ["submitit", "ray"])
