@@ -12,10 +12,12 @@ from marl_jax.tasks import micro
 from marl_jax.workflows import voting
 
 
-def train(base="configs/bases/micro-xs", steps=5, problems=16, samples=8):
+def train(base="configs/bases/micro-xs", steps=24, problems=16, samples=16, rate=3e-4):
     player = player_for(voting, base, policies=policies.isolated(voting.roles))
-    learner = learning.Learner(learning.Qwen3(player.model), learning.LearnerConfig(), player.policies)
-    trees, stream = player.start(), micro.stream("micro_math", "train", levels=(1,))
+    optimiser = learning.OptimiserConfig(schedule=learning.ScheduleConfig(rate))
+    config = learning.LearnerConfig(optimiser=optimiser)
+    learner = learning.Learner(learning.Qwen3(player.model), config, player.policies)
+    trees, stream = player.start(), micro.take("micro_math", "train", steps * problems, levels=(1,))
     states = learner.init(trees)
     for step in range(steps):
         tasks = [next(stream) for _ in range(problems)]
@@ -25,7 +27,7 @@ def train(base="configs/bases/micro-xs", steps=5, problems=16, samples=8):
         trees, states, report = learner.step(trees, states, table, step=step)
         player.update(trees)
         right = sum(episode.outcome for episode in table.bare_episodes) / len(table.bare_episodes)
-        print(f"step {step + 1}: {right:.1%} right, loss {report.policies['p0']['loss']:+.3f}")
+        print(f"step {step + 1}: {right:.1%} right, gradient norm {report.policies['p0']['grad_norm']:.2f}")
     return trees
 
 
