@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marl_jax.fields import is_whole
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.tensor_file import Tensor, save_tensors, tensors
 from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
@@ -63,14 +64,16 @@ def load_config(directory: str | os.PathLike[str], *, dtype: str | None = None) 
     """Read the `config.json` of a Qwen3 directory; what ends a text may also stand in its `generation_config.json`."""
     path, second = located(directory) / CONFIG, located(directory) / GENERATION
     published = read_json(path, "is this the directory of a Qwen3 model?")
-    more = read_json(second).get("eos_token_id") if second.exists() else None
     try:
-        config, path = ModelConfig.from_hf(published, dtype=dtype), second
-        listed: list[Any] = more if isinstance(more, list) else [more]
-        added = tuple(token for token in listed if token not in (None, *config.stop_tokens))
-        return dataclasses.replace(config, eos_token_id=config.stop_tokens + added) if added else config
+        config = ModelConfig.from_hf(published, dtype=dtype)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    more = read_json(second).get("eos_token_id") if second.exists() else None
+    every: list[Any] = more if isinstance(more, list) else [more]
+    listed = [token for token in every if is_whole(token)]
+    # Of a model that was cut, the file may be older.
+    added = [token for token in listed if 0 <= token < config.vocab_size and token not in config.stop_tokens]
+    return dataclasses.replace(config, eos_token_id=(*config.stop_tokens, *added)) if added else config
 
 
 def save_hf(

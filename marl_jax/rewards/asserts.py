@@ -48,8 +48,7 @@ def check_functions(functions: Sequence[str], code: str, setup: str = "") -> Non
     nodes = [node for part in parts for node in ast.walk(part)]
     if foreign := sorted(_imported(parts) - sys.stdlib_module_names):
         raise ValueError(f"the check imports {', '.join(foreign)}, and there is only the standard library")
-    mains = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "main"}
-    if "unittest.main" in mains:
+    if _runs_unittest(nodes):
         raise ValueError("the check calls unittest.main, which exits or hides what failed: call the tests")
     if all(map(_only_defines, parts[0].body)):
         raise ValueError("the check defines its tests and calls none of them")
@@ -109,6 +108,20 @@ def _imported(parts: Sequence[ast.Module]) -> set[str]:
     names = [one.name for part in statements if isinstance(part, ast.Import) for one in part.names]
     names += [part.module or "." for part in statements if isinstance(part, ast.ImportFrom)]
     return {name.partition(".")[0] for name in names}
+
+
+def _runs_unittest(nodes: Sequence[ast.AST]) -> bool:
+    """Whether unittest.main is called, by whatever name, and nothing reads its result."""
+    names = set[str]()
+    for node in nodes:
+        match node:
+            case ast.Import(names=found):
+                names |= {f"{one.asname or one.name}.main" for one in found if one.name == "unittest"}
+            case ast.ImportFrom(module="unittest", names=found):
+                names |= {one.asname or one.name for one in found if one.name == "main"}
+    read = {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "result"}
+    calls = (node for node in nodes if isinstance(node, ast.Call) and id(node) not in read)
+    return any(ast.unparse(node.func) in names for node in calls)
 
 
 def _only_defines(statement: ast.stmt) -> bool:

@@ -189,10 +189,12 @@ class Compiled:
         return None if whole else {"xla_backend_optimization_level": 1}
 
     def _needed(self, step: StepMemory) -> int:
-        return step.needed(self._config.seeds, together=self._side_by_side)
+        """Bytes; the state of one seed is there when its step is traced."""
+        there = step.given if self._config.seeds == 1 else 0
+        return step.needed(self._config.seeds, together=self._side_by_side) - there
 
     def _check_memory(self, step: StepMemory) -> None:
-        """Refuse what does not fit, with the number of seeds that does; its programs are not compiled yet."""
+        """Refuse what does not fit before it is compiled, with the number of seeds that does."""
         seeds, free, total = self._config.seeds, free_bytes(), self._needed(step)
         if total <= free:
             return

@@ -29,6 +29,7 @@ from marl_jax.packaged import located
 from marl_jax.planning import devices, plan
 from marl_jax.planning.measured import Pace
 from marl_jax.planning.memory import Shapes
+from marl_jax.planning.plan import PlanError
 from marl_jax.planning.walks import left_open
 from marl_jax.pretraining.taught import warning_of
 from marl_jax.rollouts.voices import Engines
@@ -375,10 +376,15 @@ def _road(
         chosen = settled["road"]
     elif chosen == "auto":
         arrays.engines = hosted(states[0])
-        seconds = {"compiled": _tried(arrays, runs, states), "hosted": _tried(arrays.engines, runs, states)}
-        chosen = min(seconds, key=lambda name: seconds[name])
-        times = ", ".join(f"{name} {value:.2f} s" for name, value in seconds.items())
-        runs[0].live.note(f"road {chosen}: a step took {times}")
+        try:
+            seconds = {"compiled": _tried(arrays, runs, states)}
+        except PlanError as error:
+            chosen, why = "hosted", str(error)
+        else:
+            seconds["hosted"] = _tried(arrays.engines, runs, states)
+            chosen = min(seconds, key=lambda name: seconds[name])
+            why = "a step took " + ", ".join(f"{name} {value:.2f} s" for name, value in seconds.items())
+        runs[0].live.note(f"road {chosen}: {why}")
     _settle(runs, road=chosen, **({"devices": len(arrays.devices)} if chosen == "compiled" else {}))
     return arrays if chosen == "compiled" else arrays.engines or hosted(states[0])
 

@@ -271,14 +271,11 @@ def _published(source: Source, directory: str | os.PathLike[str] | None) -> Mapp
     if directory is None:
         return source.urls
     paths = list_files(Path(directory).expanduser(), source.folder)
-    splits = [source.only or named_split(path) for path in paths]
-    if None in splits and any(splits) and not source.split_of:
-        raise DataError(
-            f"{paths[splits.index(None)]}: its name has none of train, val and test in it, and others here have"
-        )
+    splits = [source.only or named_split(path) or "train" for path in paths]
+    evaluation = "test" if {*splits} - {"eval"} else "train"  # a file alone is trained on
     found: dict[str, list[Path]] = {}
     for path, split in zip(paths, splits):
-        found.setdefault(split or "train", []).append(path)
+        found.setdefault(evaluation if split == "eval" else split, []).append(path)
     return found
 
 

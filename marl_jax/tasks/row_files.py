@@ -19,10 +19,13 @@ __all__ = ["DataError", "Row", "RowError", "list_files", "named_split", "read_ro
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
 _FORMATS = (".parquet", (".jsonl", ".jsonl.gz"), ".json")  # in this order of preference
-_SPLIT = re.compile(
-    r"(?<![a-z])(?:(?P<train>train(?:ing)?)|(?P<val>val|valid|validation|dev)"
-    r"|(?P<test>test(?:ing)?|eval|evaluation))(?![a-z])"
-)
+_SPLITS = {
+    "train": "train(ing)?",
+    "val": "val|valid|validation|dev",
+    "test": "test(ing)?",
+    "eval": "eval|evaluation",
+}
+_AFTER = re.compile(rf"({'|'.join(_SPLITS.values())})\.")  # the name of a file that has one of these alone
 Row = dict[str, Any]
 
 
@@ -50,7 +53,8 @@ def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
 def list_files(directory: Path, folder: str = "") -> list[Path]:
     """The data files of a directory (or of its `folder`, or their `data`), in name order.
 
-    They are of one format, but for splits that only files of another have. `directory` may also be a single file.
+    They are of one format, but for a split that one of another is named after, as test.json beside train.jsonl. The
+    rest are copies and descriptions, which published repositories keep beside the data. `directory` may be a single file.
     """
     if directory.is_file():
         if directory.name.endswith(SUFFIXES):
@@ -63,30 +67,18 @@ def list_files(directory: Path, folder: str = "") -> list[Path]:
         formats = [[path for path in paths if path.name.endswith(suffix)] for suffix in _FORMATS]
         if any(formats):
             first, *others = filter(None, formats)
-            return _without_copies(first, [*itertools.chain(*others)])
+            have = {path.name for path in first}
+            first = [path for path in first if path.name.removesuffix(".gz") not in have - {path.name}]
+            splits = {named_split(path) for path in first}
+            more = (path for path in itertools.chain(*others) if _AFTER.match(path.name.lower()))
+            return first + [path for path in more if named_split(path) not in splits]
     raise DataError(f"{directory}: no data files here (looked for {', '.join(SUFFIXES)})")
 
 
 def named_split(path: Path) -> str | None:
-    """The split that the name of a file states: train, val or test."""
-    found = _SPLIT.search(path.name.lower())
-    return found and found.lastgroup
-
-
-def _without_copies(first: list[Path], others: list[Path]) -> list[Path]:
-    """The files of the first format and, of the others, those whose names state a split that it lacks.
-
-    The rest are descriptions, which published repositories keep beside the data.
-    """
-    others = [path for path in others if named_split(path)]
-    copies = [(path, path.with_suffix("")) for path in first if path.suffix == ".gz"]
-    copies += [(path, one) for path in others for one in first if named_split(path) == named_split(one)]
-    for path, one in copies:
-        if one in first:
-            raise DataError(
-                f"{path}: {one.name} has rows of this split, too: keep one, or bring all into one format"
-            )
-    return first + others
+    """The split that the name of a file states, by the first of these words in it: train, val, test, eval."""
+    words = {split: rf"(?<![a-z])({form})(?![a-z])" for split, form in _SPLITS.items()}
+    return next((split for split, form in words.items() if re.search(form, path.name.lower())), None)
 
 
 def _parquet(path: Path) -> Iterator[Row]:

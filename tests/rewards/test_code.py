@@ -225,6 +225,10 @@ UNITTEST = (
         ([{"check": f"x = {{}}\n{UNITTEST}"}], "test 1: the check defines its tests and calls none"),
         ([{"check": f"{UNITTEST}unittest.main()"}], "test 1: the check calls unittest.main"),
         ([{"check": f"{UNITTEST}unittest.main(exit=False)"}], "test 1: the check calls unittest.main"),
+        (
+            [{"check": f"{UNITTEST}from unittest import main as go\ngo(exit=False)"}],
+            "test 1: the check calls unittest.main",
+        ),
         ([{"check": "import numpy.linalg as la\nassert f(1)"}], "test 1: the check imports numpy, and"),
         (
             [{"check": "assert f(1)", "setup": "from pytest import raises"}],

@@ -205,6 +205,16 @@ def test_seeds_that_do_not_fit_are_refused_with_the_number_that_does(base, tmp_p
         loop.train(config(base), tmp_path / "run", live=quiet())
 
 
+def test_the_hosted_road_is_taken_where_the_faster_one_is_asked_for_and_a_step_does_not_fit(
+    base, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(in_arrays, "free_bytes", lambda: 0)
+    view = Asked(None)
+    loop.train(config(base, road="auto", steps=1), tmp_path / "run", live=view)
+    assert "road hosted: a step as one program needs" in view.said
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["settled"]["road"] == "hosted"
+
+
 def test_a_road_that_is_asked_for_is_taken_whatever_was_settled(base, tmp_path):
     """Where it is left open again, it is timed again."""
     workdir = tmp_path / "run"

@@ -250,6 +250,9 @@ def test_an_unreadable_or_empty_file_is_one_clear_line(file, data, message, tmp_
     assert "no data files" in said or str(path) in said
 
 
+SPLITS = ("train", "val", "test")
+
+
 @pytest.mark.parametrize(
     "file, data",
     [
@@ -266,10 +269,7 @@ def test_an_unreadable_or_empty_file_is_one_clear_line(file, data, message, tmp_
 def test_files_as_people_have_them_are_read(file, data, tmp_path):
     write(tmp_path / "data" / file, data)
     write(tmp_path / "data" / "._train.jsonl", b"what a Mac leaves beside a file")
-    parts = [
-        load("jsonl", tmp_path / "data", split, cache=tmp_path / "cache")
-        for split in ("train", "val", "test")
-    ]
+    parts = [load("jsonl", tmp_path / "data", split, cache=tmp_path / "cache") for split in SPLITS]
     assert sum(map(len, parts)) == 30
 
 
@@ -297,17 +297,21 @@ def test_every_file_whose_name_states_a_split_is_read(train, test, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "files, message",
+    "files",
     [
-        (("train.jsonl", "held_out.jsonl"), "held_out.jsonl: its name has none of train, val and test in it"),
-        (("train.jsonl", "train-2.json"), "train-2.json: train.jsonl has rows of this split, too"),
-        (("a.jsonl", "a.jsonl.gz"), "a.jsonl.gz: a.jsonl has rows of this split, too"),
+        ("train.jsonl", "train.jsonl.gz", "train-2.json", "train_stats.json"),
+        ("train.jsonl", "train.json", "test_results.json", "eval_config.json"),
+        ("a.jsonl", "a.json"),
+        ("my_eval.jsonl",),
     ],
 )
-def test_files_that_may_not_be_meant_together_are_refused(files, message, tmp_path):
+def test_copies_and_descriptions_beside_the_data_are_not_read(files, tmp_path):
+    """A file alone is trained on."""
     for name in files:
-        write(tmp_path / "data" / name, 30 * LINE)
-    refuse(tmp_path, "jsonl", message)
+        data = 30 * LINE if name == files[0] else b"not read"
+        write(tmp_path / "data" / name, data)
+    parts = [load("jsonl", tmp_path / "data", split, cache=tmp_path / "cache") for split in SPLITS]
+    assert sum(map(len, parts)) == 30
 
 
 def test_a_file_of_another_kind_is_refused_by_its_name(tmp_path):
