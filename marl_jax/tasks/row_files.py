@@ -54,7 +54,7 @@ def list_files(directory: Path, folder: str = "") -> list[Path]:
     """The data files of a directory (or of its `folder`, or their `data`), in name order.
 
     They are of one format, but for a split that one of another is named after, as test.json beside train.jsonl. The
-    rest are copies and descriptions, which published repositories keep beside the data. `directory` may be a single file.
+    rest are copies and descriptions, which published repositories keep beside the data. `directory` may be one file.
     """
     if directory.is_file():
         if directory.name.endswith(SUFFIXES):
