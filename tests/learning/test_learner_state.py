@@ -273,7 +273,7 @@ def test_what_cannot_be_learned_from_is_refused_while_all_policies_are_whole():
     trees, states = start(run)
     late = [
         (dataclasses.replace(ROWS[2], tokens=[0] * 80, logprobs=[0.0] * 80), "fits no length bucket"),
-        (dataclasses.replace(ROWS[2], logprobs=[0.0]), "2 tokens, 1 log-probs"),
+        (dataclasses.replace(ROWS[2], logprobs=[0.0]), "2 tokens and 1 log-probs"),
     ]
     for broken, said in late:
         assert broken.policy == "p1"
