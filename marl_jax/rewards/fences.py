@@ -51,10 +51,9 @@ def _read_blocks(
     fence, indent, inner, strings, ill, cut = "", 0, 0, 0, False, False
     for line in lines:
         late = _first_fence(_LATE_OPENING, line)
-        opens = (
-            late and late["language"] and late["fence"].startswith(fence) and not line[: late.start()].strip()
-        )
-        if unclosed and fence and late and opens and not strings and late.start() == indent:
+        before = line[: late.start()].strip() if late else ""
+        opens = bool(late and late["language"] and late["fence"].startswith(fence) and not before)
+        if unclosed and fence and opens and not strings and _INDENT.match(line).end() == indent:  # type: ignore[union-attr]
             fence, ill, cut = "", ill or inner % 2 == 1, True
         if not fence:
             if (opening := _OPENING.match(line) or (late if late_open else None)) is not None:
@@ -75,7 +74,7 @@ def _read_blocks(
                 continue
         if late and late["fence"].startswith(fence) and not strings ^ _open_strings(line[: late.start()]):
             inner += 1  # one of a pair inside the code, as in a comment with an example
-            ill |= bool(opens) and late.start() < indent + 4
+            ill |= opens and late.start() < indent + 4
         blocks[-1].append(line)
         strings ^= _open_strings(line)
     if not any(map(_is_written, blocks)):

@@ -27,7 +27,7 @@ __all__ = ["Engine", "EngineGone", "Engines", "Voices", "load_of"]
 def load_of(
     roles: Collection[SamplingSettings], max_prompt: int, sampler: str | None = None, ends: int = 0
 ) -> Load:
-    """What the engine of these roles has to be planned for; `ends`: of the model's own stop tokens, how many."""
+    """What the engine of these roles has to be planned for; `ends` counts the model's own stop tokens."""
     truncate = any(role.top_p < 1 or role.top_k > 0 for role in roles)
     features = Features(
         truncate=truncate,

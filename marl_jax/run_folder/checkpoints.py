@@ -344,8 +344,9 @@ def _read_seal(place: Path) -> dict[str, Any]:
     if not isinstance(seal, dict) or not seal.keys() >= _SEALED:
         raise Damaged(f"checkpoint {place.name} is damaged ({SEAL} is no seal)")
     digest = seal.pop("seal", None)
-    # Those of earlier versions have no digest of their own, and no other names.
-    if digest != _digest_of(seal) if digest is not None else seal.keys() - _SEALED - {"stripped"}:
+    # One of an earlier version has no digest of itself; one whose digest lost its name has a strange name.
+    of_before = digest is None and seal.keys() <= {*_SEALED, "stripped"}
+    if not of_before and digest != _digest_of(seal):
         raise Damaged(f"checkpoint {place.name} is damaged ({SEAL} is not what was written)")
     return seal
 

@@ -31,9 +31,11 @@ def tables_of(runs: Sequence[Run]) -> list[Table]:
 
 
 def in_terminal(runs: Mapping[str, Run]) -> list[Table]:
-    """The same of runs by their names, after a row for each of them where no table compares any."""
+    """What tells runs apart, by their names; where nothing compares them, a row for each comes first."""
     found = tables_of(list(runs.values()))
-    return [runs_table(runs)] * (bool(runs) and all(table.facts for table in found)) + found
+    if all(table.facts for table in found) and runs:
+        return [runs_table(runs), *found]
+    return found
 
 
 def on_val(cells: Sequence[Cell]) -> Table:

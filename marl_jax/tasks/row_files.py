@@ -19,13 +19,13 @@ __all__ = ["DataError", "Row", "RowError", "list_files", "named_split", "read_ro
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json")
 _FORMATS = (".parquet", (".jsonl", ".jsonl.gz"), ".json")  # in this order of preference
-_SPLITS = {
-    "train": "train(ing)?",
+_SPLITS = {  # the words for each
+    "train": "train|training",
     "val": "val|valid|validation|dev",
-    "test": "test(ing)?",
+    "test": "test|testing",
     "eval": "eval|evaluation",
 }
-_AFTER = re.compile(rf"({'|'.join(_SPLITS.values())})\.")  # the name of a file that has one of these alone
+_SPLIT_ALONE = re.compile(rf"(?:{'|'.join(_SPLITS.values())})\.")  # what the name of a file may begin with
 Row = dict[str, Any]
 
 
@@ -70,15 +70,15 @@ def list_files(directory: Path, folder: str = "") -> list[Path]:
             have = {path.name for path in first}
             first = [path for path in first if path.name.removesuffix(".gz") not in have - {path.name}]
             splits = {named_split(path) for path in first}
-            more = (path for path in itertools.chain(*others) if _AFTER.match(path.name.lower()))
+            more = (path for path in itertools.chain(*others) if _SPLIT_ALONE.match(path.name.lower()))
             return first + [path for path in more if named_split(path) not in splits]
     raise DataError(f"{directory}: no data files here (looked for {', '.join(SUFFIXES)})")
 
 
 def named_split(path: Path) -> str | None:
     """The split that the name of a file states, by the first of these words in it: train, val, test, eval."""
-    words = {split: rf"(?<![a-z])({form})(?![a-z])" for split, form in _SPLITS.items()}
-    return next((split for split, form in words.items() if re.search(form, path.name.lower())), None)
+    stated = lambda words: re.search(rf"(?<![a-z])(?:{words})(?![a-z])", path.name.lower())
+    return next((split for split, words in _SPLITS.items() if stated(words)), None)
 
 
 def _parquet(path: Path) -> Iterator[Row]:

@@ -52,7 +52,7 @@ def page(
         ("steps", f"{config.steps:,}{_evaluations(config, tasks)}"),
         *(("phases" if not i else "", text) for i, text in enumerate(_phases(config))),
         ("optimiser", _optimiser(config.learner.optimiser)),
-        ("memory", _memory(plan) + ", as counted for the hosted road" * in_arrays),
+        ("memory", _memory(plan) + (", as counted for the hosted road" if in_arrays else "")),
         *(("engine" if not i else "", text) for i, text in enumerate(engines)),
         ("time", _time(config, plan, guess(config, plan))),
         ("written to", f"{folder}: config.json, metrics.jsonl, eval.jsonl, episodes/, checkpoints/"),
