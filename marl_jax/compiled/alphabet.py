@@ -147,7 +147,7 @@ def tokenise(
 ) -> tuple[jax.Array, jax.Array]:
     """codes [B, N] of sizes [B] -> tokens [B, width], 0 behind the end, and their number [B].
 
-    From the left, the longest word that stands there; else the character. More tokens than `width` are cut.
+    From the left, the longest word that stands there; else the character. Tokens beyond `width` are counted only.
     """
     rows, count = codes.shape
     reach = max((len(word) for word, _ in alphabet.words), default=1)

@@ -93,7 +93,7 @@ def table_of(stage: Stage, answer: jax.Array, versions: Mapping[str, Any]) -> Co
         length=rows([line.length for line in lines]),
         temperature=same([cast.settings[line.cue.role].temperature for line in lines], np.float32),
         truncated=rows([_truncated(cast, line) for line in lines]),
-        cut=same([0] * len(lines)),
+        cut=jnp.where(made, rows([line.cut for line in lines]), 0),
         kind=same(kinds),
         readable=rows([own.readable for own in read]),
         choice=rows([jnp.where(line.made, own.choice, -1) for line, own in zip(lines, read)]),

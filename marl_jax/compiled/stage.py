@@ -35,6 +35,9 @@ __all__ = ["Line", "Said", "Stage", "count_calls"]
 
 FEW = 1 << 16  # characters that are read as fast at any width: not worth a second program
 Rows = tuple[jax.Array, jax.Array]  # values [B, n] and their lengths [B]
+Prompts = tuple[
+    jax.Array, jax.Array, jax.Array
+]  # tokens [B, P], their lengths [B], and how many were cut off [B]
 _calls: weakref.WeakKeyDictionary[Cast, int] = weakref.WeakKeyDictionary()  # of an episode
 
 
@@ -49,6 +52,7 @@ class Line:
     bound: int  # the most tokens of its prompt
     by_task: bool = False  # all episodes of a problem have the same prompt
     prompt: Any = None  # Rows [E, P]
+    cut: Any = None  # Int[E], tokens taken off its end so that it fits
     tokens: Any = None  # Int[E, M]
     logprobs: Any = None
     length: Any = None  # Int[E], 0 where it was not made
@@ -211,7 +215,7 @@ class Stage:
     def _speak(self, policy: str, lines: list[Line], seats: list[list[Cue | None]]) -> None:
         cast, role, count = self.cast, lines[0].cue.role, len(lines)
         settings = cast.settings[role]
-        prompts, length = self._prompts(lines, seats)
+        prompts, length, cut = self._prompts(lines, seats)
         calls = [self._by_path([0 if cue is None else cue.call for cue in seat]) for seat in seats]
         made = jnp.stack([line.made for line in lines], axis=1).reshape(-1)
         noise = self._noise(jnp.stack(calls, axis=1)).reshape(-1, 2)
@@ -245,19 +249,19 @@ class Stage:
         out = speak(voice, *self._weights[policy], prompts, length, lanes, forced)
         share = self.episodes * count // len(prompts)
         apart = lambda x: x.reshape(self.episodes, count, *x.shape[1:])
-        shown, shown_length = apart(jnp.repeat(prompts, share, axis=0)), apart(jnp.repeat(length, share))
+        shown, shown_length, cut = (apart(jnp.repeat(x, share, axis=0)) for x in (prompts, length, cut))
         tokens, logprobs, lengths = out
         spelled = spell(cast.alphabet, tokens, lengths, tokens.shape[1] * cast.alphabet.longest)
         tokens, logprobs, lengths, codes, sizes = map(apart, (*out, *spelled))
         for i, line in enumerate(lines):
             line.prompt, line.by_task = (shown[:, i], shown_length[:, i]), len(prompts) < self.episodes
             line.tokens, line.logprobs, line.length = tokens[:, i], logprobs[:, i], lengths[:, i]
-            line.codes = codes[:, i], sizes[:, i]
+            line.codes, line.cut = (codes[:, i], sizes[:, i]), cut[:, i]
 
     def _bound(self, cue: Cue) -> int:
         """The most tokens that the prompt of a call takes; refused where they may not fit.
 
-        It may take more where a word begins in one token and ends in the next: such a prompt is cut.
+        It may take more where a word begins in one token and ends in the next: such a prompt is cut, and counted.
         """
         said = lambda place: self.cast.settings[self.lines[place].cue.role].max_new_tokens
         tokens = 0
@@ -279,7 +283,7 @@ class Stage:
 
     # -- prompts
 
-    def _prompts(self, lines: list[Line], seats: list[list[Cue | None]]) -> Rows:
+    def _prompts(self, lines: list[Line], seats: list[list[Cue | None]]) -> Prompts:
         """The prompts of some lines: one of a problem where they show nothing said, else of an episode or a call."""
         wanted = [tuple(None if cue is None else (cue.pieces, cue.after) for cue in seat) for seat in seats]
         alike = len(set(wanted)) == 1
@@ -293,10 +297,10 @@ class Stage:
         if alike and not after:
             return self._of_seat(seats[0])
         each = _equally_wide([self._of_seat(seat) for seat in seats])
-        flat = lambda xs: jnp.stack(xs, axis=1).reshape(self.episodes * len(xs), *xs[0].shape[1:])
-        return flat([tokens for tokens, _ in each]), flat([length for _, length in each])
+        flat = lambda *xs: jnp.stack(xs, axis=1).reshape(self.episodes * len(xs), *xs[0].shape[1:])
+        return jax.tree.map(flat, *each)
 
-    def _of_seat(self, seat: list[Cue | None]) -> Rows:
+    def _of_seat(self, seat: list[Cue | None]) -> Prompts:
         """The prompts [E, P] of one seat, whatever path an episode is on."""
         variants: dict[Any, list[int]] = {}
         for path, cue in enumerate(seat):
@@ -306,22 +310,27 @@ class Stage:
         for pieces, after in variants:
             rows = self._written(pieces, by_task=False)
             written.append(rows if after is None else self._behind(self.lines[after], rows))
-        (tokens, length), *others = _equally_wide(written)
-        for (other, more), paths in zip(others, list(variants.values())[1:]):
+        found, *others = _equally_wide(written)
+        for other, paths in zip(others, list(variants.values())[1:]):
             mine = self._by_path([path in paths for path in range(len(seat))])
-            tokens, length = jnp.where(mine[:, None], other, tokens), jnp.where(mine, more, length)
-        return tokens, length
+            found = jax.tree.map(
+                lambda new, old, mine=mine: jnp.where(mine.reshape(-1, *[1] * (new.ndim - 1)), new, old),
+                other,
+                found,
+            )
+        return found
 
-    def _behind(self, line: Line, added: Rows) -> Rows:
+    def _behind(self, line: Line, added: Prompts) -> Prompts:
         """A history that goes on: its prompt, what was said, the end of that turn if it was cut, and what is added."""
         end = self.cast.chat.end_of_turn
         last = jnp.take_along_axis(line.tokens, jnp.maximum(line.length - 1, 0)[:, None], axis=1)[:, 0]
         open_still = ((line.length == 0) | (last != end)).astype(jnp.int32)
         closing = jnp.full((self.episodes, 1), end, jnp.int32), open_still
-        pieces = [line.prompt, (line.tokens, line.length), closing, added]
-        return join(pieces, sum(values.shape[1] for values, _ in pieces))
+        *turn, cut = added
+        pieces = [line.prompt, (line.tokens, line.length), closing, tuple(turn)]
+        return *join(pieces, sum(values.shape[1] for values, _ in pieces)), cut
 
-    def _written(self, pieces: Sequence[Piece], *, by_task: bool) -> Rows:
+    def _written(self, pieces: Sequence[Piece], *, by_task: bool) -> Prompts:
         """The tokens of a text in which every field is filled."""
         rows = len(self._tasks.id) if by_task else self.episodes
         filled = [self._piece(piece, rows) for piece in pieces]
@@ -332,7 +341,8 @@ class Stage:
         def of(width: int) -> Rows:
             return tokenise(self.cast.alphabet, *join([rows for rows, _ in filled], width), tokens)
 
-        return by_width(need, _short_or_long(rows, most), of, self._seeds_axis)
+        written, count = by_width(need, _short_or_long(rows, most), of, self._seeds_axis)
+        return written, jnp.minimum(count, tokens), jnp.maximum(count - tokens, 0)
 
     def _piece(self, piece: Piece, count: int) -> tuple[Rows, int]:
         """(codes and sizes, the most tokens that they are)."""
@@ -365,10 +375,10 @@ class Stage:
             line.read = jax.tree.map(lambda x, i=i: x.reshape(self.episodes, count, *x.shape[1:])[:, i], read)
 
 
-def _equally_wide(rows: Sequence[Rows]) -> list[Rows]:
-    """All as wide as the widest."""
-    width = max(values.shape[1] for values, _ in rows)
-    return [(jnp.pad(values, ((0, 0), (0, width - values.shape[1]))), length) for values, length in rows]
+def _equally_wide(rows: Sequence[tuple[jax.Array, ...]]) -> list[tuple[jax.Array, ...]]:
+    """Rows or prompts, all as wide as the widest."""
+    width = max(values.shape[1] for values, *_ in rows)
+    return [(jnp.pad(values, ((0, 0), (0, width - values.shape[1]))), *rest) for values, *rest in rows]
 
 
 def _short_or_long(rows: int, most: int) -> tuple[int, ...]:

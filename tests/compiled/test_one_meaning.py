@@ -13,6 +13,9 @@ from both_roads import Hosted, debating, distance, moments, norm, small
 
 from marl_jax import compiled
 from marl_jax.compiled import step as step_of
+from marl_jax.compiled.learn import units_of
+from marl_jax.compiled.script import Field
+from marl_jax.learning.by_role.step_report import gradient_report
 from marl_jax.models import forward
 from marl_jax.models.lora import merge
 from marl_jax.models.tokenizer import load_tokenizer
@@ -24,6 +27,16 @@ from marl_jax.table import Ragged
 ADAPTERS = {"policies.train": "lora", "policies.lora_rank": "4"}
 RUBRIC = {"rewards.name": "voting_rubric", "advantages.group": "study"}
 PER_CALL = {"learner.interventions.mixing.normalise_multiplicity": "true"}
+MIXED = {  # every switch that weighs the parts of roles, an anchor, and what is said of slots and layers
+    "learner.interventions.mixing.balance": "equalise",
+    "learner.interventions.mixing.project_conflicts": "true",
+    "learner.interventions.role_clip": '{"generator": 0.05}',
+    "learner.interventions.kl_coef": '{"aggregator": 0.1}',
+    "learner.gradients": "slots",
+    "learner.layer_norms": "true",
+}
+DAMPED = {"learner.interventions.mixing.damping": "0.3", "learner.mask_truncated": "true"}
+IN_TURN = {"learner.interventions.alternate": "aggregator,generator"}
 CELLS = {
     "voting isolated": lambda: small("voting-isolated-xs-math"),
     "single": lambda: small("single-shared-xs-math"),
@@ -42,6 +55,15 @@ CELLS = {
     "eval_opt shared on code": lambda: small("eval_opt-shared-xs-code"),
     "orch_workers on code": lambda: small("orch_workers-isolated-xs-code"),
     "orch_workers shared on code": lambda: small("orch_workers-shared-xs-code"),
+    "voting shared mixed": lambda: small("voting-shared-xs-math", **MIXED),
+    "voting isolated damped": lambda: small("voting-isolated-xs-math", **DAMPED),
+    "voting shared in turn": lambda: small("voting-shared-xs-math", **IN_TURN),
+    "eval_opt in one conversation": lambda: small(
+        "eval_opt-shared-xs-math", **{"workflow.settings.shared": "true"}
+    ),
+    "single_matched on code": lambda: small("single_matched-shared-xs-code"),
+    "planner_coder shared": lambda: small("planner_coder-shared-xs-code"),
+    "debate on code": lambda: small("debate-shared-xs-code"),
     "voting with adapters": lambda: small("voting-isolated-xs-math", **ADAPTERS),
     "eval_opt shared with adapters": lambda: small("eval_opt-shared-xs-math", **ADAPTERS),
     "orch_workers on code with adapters": lambda: small("orch_workers-isolated-xs-code", **ADAPTERS),
@@ -65,7 +87,7 @@ def roads(request):
 def test_both_roads_take_the_same_step(roads):
     """Where no right program leaves the language of the arrays: such a one earns 0 there, and is counted."""
     hosted, halves = roads
-    whole = 0
+    whole, apart, calls = 0, [], 0
     for _ in range(5):
         tasks = next(hosted.problems)
         before = hosted.compiled_state()
@@ -75,7 +97,8 @@ def test_both_roads_take_the_same_step(roads):
         imposed = halves.step(before, *hosted.tasks(tasks, table))
 
         assert_equal_to_the_bit(free, again)
-        assert_same_tokens(hosted, before, table, on_host(hosted, free, tasks))
+        apart += parted(hosted, before, table, on_host(hosted, free, tasks))
+        calls += len(table)
         right = (np.asarray(table.grade) > 0) | (np.asarray(table.outcome) > 0)  # by the sandbox
         if (outside := beyond(imposed) & right).any():
             graded = np.asarray(on_host(hosted, imposed, tasks).grade)
@@ -87,7 +110,38 @@ def test_both_roads_take_the_same_step(roads):
         # Gradients of one table: how far the log-probs of two samplers lie apart is what was compared before.
         sampled = halves._replace(play=lambda *given, table=table: with_logprobs(halves.play(*given), table))
         assert_same_update(hosted, before, sampled.step(before, *hosted.tasks(tasks, table)), report)
-    assert whole
+    print(
+        f"{hosted.config.cell}: {len(apart)} of {calls} calls parted at a near-tie, {whole} of 5 steps whole",
+        *apart,
+    )
+    assert whole and len(apart) <= max(1, 0.001 * calls)
+
+
+@pytest.mark.parametrize("roads", ["voting isolated"], indirect=True)
+def test_a_prompt_that_is_longer_as_text_than_as_it_was_said_is_cut_and_counted(roads):
+    """A model says "use", then the word "return "; in the next prompt that is the word "user", and six characters."""
+    hosted, halves = roads
+    tasks, most = next(hosted.problems), hosted.config.sampling.max_new_tokens
+    encode = functools.partial(hosted.parts.tokenizer.encode, add_special_tokens=False)
+    said = ([*encode("use"), *encode("return ")] * most)[:most]
+    words, given = hosted.tasks(tasks)
+    given.forced[:, :, :3] = said
+    columns, _ = halves.play(hosted.compiled_state(), words, given)
+    table = on_host(hosted, (None, columns), tasks)
+    shown, bound = hosted.parts.tokenizer.decode(said), columns.widths[3][0]
+    assert len(encode(shown)) > len(said)
+    control = {code: word for word, code in hosted.cast.alphabet.control.items()}
+
+    def text(piece, task):
+        if isinstance(piece, Field):
+            return task.question if piece.call is None else shown
+        return "".join(control.get(code) or chr(code) for code in piece.codes)
+
+    for row in np.flatnonzero(table.call == 3):
+        whole = encode("".join(text(piece, tasks[table.task[row]]) for piece in columns.cues[3].pieces))
+        assert table.cut[row] == len(whole) - bound > 0
+        np.testing.assert_array_equal(table.prompt[row], whole[:bound])
+    assert not table.cut[table.call < 3].any()
 
 
 def test_both_roads_end_a_completion_at_what_ends_a_text_by_the_model(tmp_path):
@@ -102,7 +156,7 @@ def test_both_roads_end_a_completion_at_what_ends_a_text_by_the_model(tmp_path):
     table = player.play(tasks, samples=hosted.config.rollout.samples, step=1, seed=hosted.config.seed)
     assert {table.tokens[row][-1] for row in range(len(table))} == {ends[1]} and not table.truncated.any()
     other = on_host(hosted, (None, played), tasks)
-    assert_same_tokens(hosted, before, table, other)
+    assert len(parted(hosted, before, table, other)) <= 1
     np.testing.assert_array_equal(other.truncated, table.truncated)
 
 
@@ -144,21 +198,22 @@ def assert_equal_to_the_bit(one, other):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), jax.tree_util.keystr(path)
 
 
-def assert_same_tokens(hosted, state, table, other):
-    """Prompts are equal; so is what is said, but for near-ties, behind which an episode goes its own way."""
-    apart = 0
+def parted(hosted, state, table, other):
+    """The calls at which an episode goes its own way behind a near-tie; prompts and tokens before them are equal."""
+    apart = []
     for mine, theirs in zip(table.episodes(), other.episodes(), strict=True):
         for number, (a, b) in enumerate(zip(mine.calls, theirs.calls)):
             assert (a.role, a.slot, a.turn, a.reads, a.after) == (b.role, b.slot, b.turn, b.reads, b.after)
             assert a.prompt_tokens == b.prompt_tokens
             if a.tokens != b.tokens:
-                assert gap(hosted, state, mine.key, number, a, b) < NEAR, (mine.task.id, mine.sample, number)
-                apart += 1
+                call = (mine.task.id, mine.sample, number)
+                assert gap(hosted, state, mine.key, number, a, b) < NEAR, call
+                apart.append(call)
                 break
         else:
             assert len(mine.calls) == len(theirs.calls)
             assert mine.answer == theirs.answer
-    assert apart <= max(1, 0.001 * len(table))
+    return apart
 
 
 def gap(hosted, state, key, number, a, b):
@@ -259,7 +314,8 @@ def assert_same_update(hosted, before, result, report):
         np.testing.assert_allclose(applied["clip_factor"], report.policies[policy]["clip_factor"], rtol=1e-5)
         loss = metrics["policy"][policy]["loss"]
         np.testing.assert_allclose(loss.value, report.policies[policy]["loss"], rtol=0, atol=1e-6)
-        close(np.sqrt(np.diag(applied["gram"])), list(report.gradients[policy]["norm"].values()))
+        said = gradient_report([applied], *units_of(hosted.cast, policy, result[1].cues))
+        assert_same_parts(said, report.gradients[policy], size)
         assert int(state.learner[policy].steps) == hosted.states[policy].steps
         assert int(state.learner[policy].updates) == hosted.states[policy].updates
         # Where a gradient is near 0, Adam's step is the sign of a rounding error: elements are compared beyond 1e-3 of
@@ -272,3 +328,21 @@ def assert_same_update(hosted, before, result, report):
         taken = [np.where(some, new - old, 0) for some, old, new in zip(sure, start, mine)]
         off = [np.where(some, new - other, 0) for some, new, other in zip(sure, mine, theirs)]
         assert norm(off) <= 1e-3 * norm(taken)
+
+
+def assert_same_parts(one, other, size):
+    """What is said of the parts of a gradient; a ratio is as sure as the smallest part that moves."""
+    sure = 1e-5 * size / min([norm for norm in other["norm"].values() if norm > 0], default=size)
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for (path, mine), theirs in zip(jax.tree.leaves_with_path(one), jax.tree.leaves(other), strict=True):
+        what = path[0].key
+        if what == "slots":
+            continue
+        if what == "conflict_rate":  # of cosines whose sign is sure
+            if min(map(abs, other["cosine"].values())) > sure:
+                assert mine == theirs
+            continue
+        near = 1e-5 * size if what in ("norm", "resultant", "layers") else 4 * sure
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=near, err_msg=jax.tree_util.keystr(path))
+    for role, slots in other.get("slots", {}).items():
+        assert_same_parts(one["slots"][role], slots, size)
