@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from marl_jax.commands.train import CELL, SMALLER
 from marl_jax.run_folder.metrics import read_lines
 
 ROOT = Path(__file__).parents[1]
@@ -15,10 +16,13 @@ LIMIT_S = 600  # twice what is promised of a quiet machine
 
 
 @pytest.mark.campaign
-def test_the_demo_learns_in_minutes_with_nothing_compiled_before(tmp_path):
+@pytest.mark.parametrize("road", ["hosted", "compiled"])
+def test_the_demo_learns_in_minutes_with_nothing_compiled_before(road, tmp_path):
     workdir, began = tmp_path / "demo", time.monotonic()
+    asked = [f"--config={CELL}", "--config.road=compiled"] if road == "compiled" else []
+    asked += [f"--config.{name}={value}" for name, value in SMALLER] if asked else []
     done = subprocess.run(
-        [sys.executable, "-m", "experiments.demo", f"--workdir={workdir}"],
+        [sys.executable, "-m", "experiments.demo", f"--workdir={workdir}", *asked],
         cwd=ROOT,
         env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")},
     )
@@ -29,7 +33,7 @@ def test_the_demo_learns_in_minutes_with_nothing_compiled_before(tmp_path):
     found = (
         f"{base['accuracy']:.1%} to {trained['accuracy']:.1%}, gain {gain['low']:.3f} .. {gain['high']:.3f}"
     )
-    print(f"the demo: {seconds:.0f} s, held-out accuracy {found}")
+    print(f"the demo, {road}: {seconds:.0f} s, held-out accuracy {found}")
     assert (base["step"], trained["step"]) == (0, 40) and gain["low"] > 0
     assert (workdir / "report.html").exists() and seconds < LIMIT_S
 
@@ -46,7 +50,7 @@ def test_adapters_learn_too_and_answer_over_their_base(tmp_path):
         "--config.evaluation.every=20",
         "--config.checkpoints.every=20",
         "--config.engine.lanes=256",
-        "--config.engine.max_prompt=192",
+        "--config.engine.max_prompt=224",
     )
     done = subprocess.run(
         [sys.executable, "-m", "experiments.demo", *asked, f"--workdir={tmp_path}"], cwd=ROOT

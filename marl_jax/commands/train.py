@@ -23,7 +23,7 @@ SMALLER = (  # than the cell: minutes instead of half an hour
     ("evaluation.every", "20"),
     ("checkpoints.every", "20"),
     ("engine.lanes", "256"),
-    ("engine.max_prompt", "192"),
+    ("engine.max_prompt", "224"),  # both roads take it
     ("logging.episodes_every", "10"),
 )
 
