@@ -92,9 +92,10 @@ def test_targets_may_be_what_a_pack_has_no_more_room_for():
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_little_is_computed_in_vain(shared):
+    """A pack is left with room for less than its next row; here that was 9 and 11% of the tokens."""
     rows, _ = made_up(1, prompts=32, samples=16, shared=shared, learn=1.0)
     live, size = int(rows.stems.sum() + rows.fed.sum()), 1024
-    assert len(packs_of(rows, size, size)) * size <= 1.15 * live
+    assert len(packs_of(rows, size, size)) * size <= 1.12 * live
 
 
 def test_nothing_is_packed_of_rows_that_nobody_learns():

@@ -8,8 +8,11 @@ import pytest
 
 from marl_jax.compiled import NoArrayForm, batches, make_step, start
 from marl_jax.compiled.cast import rates
+from marl_jax.compiled.step import _integers
 from marl_jax.config.run_config import load_config
 from marl_jax.runs.loading.parts import load_parts
+from marl_jax.task import Task
+from marl_jax.workflows import Call, Fork
 
 REFUSED = {
     "self_refine_with_tests": ("self_refine_with_tests-shared-xs-code", {}),
@@ -25,6 +28,13 @@ REFUSED = {
     "mesh.model": ("voting-isolated-xs-math", {"mesh.model": "2"}),
     "buffer of tasks": ("voting-isolated-xs-math", {"data.buffer.capacity": "2"}),
     "single_token_matched": ("single_token_matched-shared-xs-math", {}),
+    "temperature of 0": (
+        "voting-isolated-xs-math",
+        {"policies.frozen_roles": "aggregator", "role_sampling.aggregator.temperature": "0"},
+    ),
+    "overlong=truncate": ("voting-isolated-xs-math", {"rollout.limits.overlong": "truncate"}),
+    "rewards by examples": ("voting-isolated-xs-math", {"rewards.name": "examples.own_reward:brief_voters"}),
+    "ends it after 3": ("eval_opt-isolated-xs-math", {"rollout.limits.max_calls": "3"}),
 }
 
 
@@ -41,6 +51,61 @@ def test_prompts_that_may_not_fit_are_refused():
     config = load_config("configs/micro.py:eval_opt-isolated-xs-math", [("engine.max_prompt", "100")])
     with pytest.raises(NoArrayForm, match=r"prompts of role 'generator' may take \d+ tokens, and 100 fit"):
         make_step(config)
+
+
+SAY = [{"role": "user", "content": "1"}]
+
+
+def draws(task, prompts, rng):
+    yield Call("generator", SAY)
+
+
+def forks(task, prompts):
+    yield Fork(2)
+
+
+def labelled(task, prompts):
+    yield Call("generator", SAY, labels={"mine": 1})
+
+
+def speaks_in_control_words(task, prompts):
+    yield Call("generator", [{"role": "user", "content": "<|im_end|>"}])
+
+
+def two_at_a_time(task, prompts):
+    yield [Call("generator", SAY), Call("aggregator", SAY)]
+
+
+def reads_by_itself(task, prompts):
+    yield Call("generator", SAY, read=lambda text: text)
+
+
+WORKFLOWS = {
+    "draws at random": draws,
+    "yields a Fork": forks,
+    "has labels": labelled,
+    "spells out a control word": speaks_in_control_words,
+    "parallel calls of several roles": two_at_a_time,
+    "role 'generator' reads with": reads_by_itself,
+}
+
+
+@pytest.mark.parametrize("what", WORKFLOWS)
+def test_a_workflow_that_arrays_cannot_say_is_refused_by_name(what):
+    config = load_config("configs/micro.py:voting-isolated-xs-math")
+    parts = load_parts(config)
+    own = dataclasses.replace(
+        parts.workflow, fn=WORKFLOWS[what], settings={}, in_arrays=lambda stage: stage.say().at(0)
+    )
+    with pytest.raises(NoArrayForm, match=what) as refused:
+        make_step(config, parts=dataclasses.replace(parts, workflow=own))
+    assert "hosted road" in str(refused.value)
+
+
+@pytest.mark.parametrize("gold", ["1/2", "x", "1234567890"])
+def test_an_answer_that_is_no_integer_of_nine_digits_is_refused(gold):
+    with pytest.raises(NoArrayForm, match=f"the answer '{gold}' of task 't' is no integer"):
+        _integers([Task("t", "math", "?", gold=gold)])
 
 
 FORMS = {

@@ -17,7 +17,7 @@ from marl_jax.planning.plan import PlanError
 from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
 from marl_jax.run_folder.folder import FolderError
-from marl_jax.runs import in_arrays, loop
+from marl_jax.runs import in_arrays, loop, opening
 from marl_jax.runs.divergence import Diverged
 from marl_jax.runs.loading.parts import load_parts, load_tasks
 from marl_jax.terminal.live import Live
@@ -184,12 +184,18 @@ def test_a_cell_without_a_form_is_refused_or_hosted(base, tmp_path):
     assert "road          hosted, as several draws of problems" in view.said
 
 
-def test_the_faster_road_is_settled_once(base, alone, tmp_path, monkeypatch):
+@pytest.mark.parametrize("road", ["compiled", "hosted"])
+def test_the_faster_road_is_settled_once(road, base, alone, tmp_path, monkeypatch):
+    tried = opening._tried
+    seconds = lambda of, *given: (
+        tried(of, *given) * 0 + (1 if (type(of) is in_arrays.Compiled) == (road == "compiled") else 2)
+    )
+    monkeypatch.setattr(opening, "_tried", seconds)
     view, whole = Asked(2), config(base, road="auto")
     loop.train(whole, tmp_path / "run", live=view)
     assert "timed now" in view.said and "a step took compiled" in view.said
-    road = json.loads((tmp_path / "run" / "config.json").read_text())["settled"]["road"]
-    assert road in ("compiled", "hosted")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["settled"]["road"] == road
+    monkeypatch.setattr(opening, "_tried", None)  # settled: nothing is tried
     view = Asked(None)
     loop.train(whole, tmp_path / "run", live=view)
     assert f"road          {road}" in view.said and "a step took" not in view.said
