@@ -115,10 +115,10 @@ def open_runs(
         if os.fspath(workdir):
             _check_seeds(config, workdir)
         places = folders_of(config, workdir) if os.fspath(workdir) else [workdir]
-        folders = [stack.enter_context(open_folder(place)) for place in places]
-        for one, folder in zip(configs, folders):
+        claimed = [stack.enter_context(open_folder(place)) for place in places]
+        for one, folder in zip(configs, claimed):
             refuse_the_same(folder, one, accept_changes)
-        return folders
+        return claimed
 
     folders = hosts.from_first(opened)
     _check_seen(folders)

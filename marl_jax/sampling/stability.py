@@ -49,9 +49,9 @@ def stable_shapes(
 
         @functools.cache
         def outcome(shape: Shape, filled: int) -> np.ndarray:
-            outcome = _outcome(params, adapters, config, settings, mesh, scale, shape, filled)
+            digest = _outcome(params, adapters, config, settings, mesh, scale, shape, filled)
             _give_back()
-            return outcome
+            return digest
 
         def same(shape: Shape, largest: Shape) -> bool:
             width, length = shape
