@@ -188,14 +188,14 @@ def _attribute(field: str, given: Mapping[str, Any], whose: str) -> Any:
     return given[name]
 
 
-def _spread(table: Table, some: Table) -> Table:
+def _spread(table: Table, part: Table) -> Table:
     """The columns of the rows that sampled something, in the whole table."""
     rows = np.flatnonzero(table.length > 0)
     advantage, group = np.full(len(table), np.nan), np.full(len(table), -1, np.int32)
-    advantage[rows], group[rows] = some.advantage, some.group
+    advantage[rows], group[rows] = part.advantage, part.group
     others = {}
     for column in ("penalty", *ROW_COLUMNS):
-        if (values := getattr(some, column)) is not None:
+        if (values := getattr(part, column)) is not None:
             others[column] = np.zeros(len(table))
             others[column][rows] = values
     return table.replace(advantage=advantage, group=group, **{"penalty": None, **others})
