@@ -14,7 +14,7 @@ In a terminal:
 In Python, each room is imported by its own name (`from marl_jax import models`), so that importing the package costs
 nothing and each part can be used alone:
 
-    workflows   what a workflow is written in (Call, solver, judge, workflow), and the built-in ones
+    workflows   Call, solver, judge, @workflow and all that workflows are written with; the built-in ones
     tasks       problems, and data sets of problems
     rewards     graders, and the reward of each call
     rollouts    playing workflows on a model: `player_for(workflow, base)`; transcripts

@@ -377,7 +377,7 @@ def _is_mapping(annotation: Any) -> bool:
 
 
 def _locate(cls: type, name: str) -> tuple[Path, Path, Any]:
-    """(path of the field, keys inside its mapping, annotation of what is set there)."""
+    """(path of the field, keys inside its mapping, annotation of the value at it)."""
     parts = tuple(name.split("."))
     annotation: Any = cls
     of: Any = None  # the dataclass of a mapping's entries, where the field names one

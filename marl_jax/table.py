@@ -165,7 +165,7 @@ class Table:
         kept: Sequence[Any] | None = None,
         **columns: Any,
     ) -> "Table":
-        """A table of what a learner needs: calls by their role and policy, and other columns by name."""
+        """A table with the columns of a learner: calls by their role and policy, and other columns by name."""
         count = len(role)
         lengths = ints(len(row) for row in tokens)
         lists = {"policy": policy, "prompt": prompt, "tokens": tokens, "logprobs": logprobs, **columns}

@@ -93,14 +93,14 @@ def repeated(table: Table, run: int = COPY) -> np.ndarray:
 
 def _judged(table: Table, mine: np.ndarray) -> dict[str, Any]:
     was, asked = last_read(table)
-    said, right, wrong = table.choice[mine & asked], mine & asked & was, mine & asked & ~was
+    verdicts, right, wrong = table.choice[mine & asked], mine & asked & was, mine & asked & ~was
     recalls = {
         "recall_right": share(table.choice[right] == VERDICTS["Correct"]),
         "recall_wrong": share(table.choice[wrong] == VERDICTS["Incorrect"]),
     }
     known = [recall for recall in recalls.values() if recall is not None]
     return {
-        **_commonest(said),
+        **_commonest(verdicts),
         "right": int(right.sum()),
         "wrong": int(wrong.sum()),
         **recalls,

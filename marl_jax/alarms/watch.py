@@ -35,9 +35,9 @@ class Alarm:
 
     @property
     def text(self) -> str:
-        """The evidence, what it means, and what to look at."""
-        said = self.monitor.says.format(who=self.who, **self.evidence)
-        return f"{said}. {self.monitor.means} Look at {self.monitor.look}."
+        """The evidence, the meaning, and where to look."""
+        text = self.monitor.says.format(who=self.who, **self.evidence)
+        return f"{text}. {self.monitor.means} Look at {self.monitor.look}."
 
     def to_json(self) -> dict[str, Any]:
         """As the lines of `metrics.jsonl` have it."""

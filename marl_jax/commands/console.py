@@ -38,7 +38,7 @@ REFUSED = 2
 
 
 def main() -> int | None:
-    """Run the main of the named command, which imports what it needs."""
+    """Run the main of the named command, which imports the rest."""
     name, *_ = [*sys.argv[1:], "--help"]
     if name in ("--help", "-h", "--helpshort", "help"):
         with to_a_reader():

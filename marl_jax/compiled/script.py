@@ -54,7 +54,7 @@ class Cue:
     slot: int
     turn: int
     call: int  # its number in the episode
-    pieces: tuple[Piece, ...]  # of the prompt, or of what is appended to the history
+    pieces: tuple[Piece, ...]  # of the prompt, or of the part appended to the history
     reads: tuple[int, ...]
     after: int | None
     read: Callable[[str], str | None] | None

@@ -194,7 +194,7 @@ def cells_of(spec: str) -> list[str]:
 
 
 def sets_of(spec: str) -> dict[str, list[str]]:
-    """Cells by the name of their set, as FILE has them in `SETS`; the first is what a matrix runs by default."""
+    """Cells by the name of their set, as FILE has them in `SETS`; a matrix runs the first by default."""
     return {name: list(cells) for name, cells in getattr(_load_module(spec)[0], "SETS", {}).items()}
 
 

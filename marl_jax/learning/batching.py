@@ -118,7 +118,7 @@ class Batch:
     """One micro-batch and where its rows went."""
 
     unit: Hashable  # a role, a slot, or everyone
-    arrays: MicroBatch  # what the loss is computed from
+    arrays: MicroBatch  # inputs of the loss
     placements: tuple[Placement, ...]  # where each row lies
 
     @property

@@ -56,7 +56,7 @@ class Streams:
         """`step` from `start()` over all micro-batches: the sum of the streams' carries, and the outputs of each step.
 
         `check` may raise; it is called before every micro-batch, of which few then run at a time, and these finish
-        even after an error. `program` names what a micro-batch runs: the first of each is waited for, or every
+        even after an error. `program` gives the program of a micro-batch: the first of each is waited for, or every
         stream would compile it. Settings of JAX made by a `with` do not reach the threads: for these, one stream.
         """
         if not self._workers or not batches:

@@ -46,7 +46,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     scores = jnp.einsum("bkqd,bksd->bkqs", queries, keys, preferred_element_type=jnp.float32) * dim**-0.5
     # A finite floor: a row that may see nothing stays finite instead of becoming NaN.
     scores = scores + jnp.repeat(jnp.where(mask, 0.0, jnp.finfo(jnp.float32).min), group, axis=1)[:, None]
-    # Softmax does not depend on what is subtracted. Dividing at the end is one pass less over the scores.
+    # Softmax does not depend on the subtracted value. Dividing at the end is one pass less over the scores.
     weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
     out = jnp.einsum("bkqs,bksd->bkqd", weights.astype(v.dtype), values).astype(jnp.float32)
     out = (out / weights.sum(-1, keepdims=True)).astype(v.dtype)

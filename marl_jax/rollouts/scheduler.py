@@ -82,7 +82,7 @@ def rollout(
       progress: called after every dispatch; an exception in it ends the rollout cleanly.
       finished: called with every episode as it ends, while others go on, such as to begin grading it.
 
-    Prompts cached before are dropped: an episode's last bit must not depend on what the engine did earlier. However
+    Prompts cached before are dropped: an episode's last bit must not depend on earlier work of the engine. However
     the rollout ends (Ctrl-C included), the engines are ready for the next.
     """
     bounds = {"samples": (samples, 1), "ahead": (ahead, 1), "tool_delay": (tool_delay, 1)}

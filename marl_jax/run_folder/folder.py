@@ -165,7 +165,7 @@ def begin(
 
 
 def settle(folder: Path, settled: Mapping[str, Any]) -> None:
-    """Note down what the machine decided, to be handed back by `begin` from now on."""
+    """Record values chosen on the machine, which `begin` returns from now on."""
     _write(folder, {**read(folder), "settled": dict(settled)})
 
 

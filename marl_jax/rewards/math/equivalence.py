@@ -218,8 +218,8 @@ class _Comparison:
             return True
         for label, value in (g[1], g[1][::-1]) if len(g[1]) == 2 else ():
             if is_label(label):
-                for other, said in (a[1], a[1][::-1]) if len(a[1]) == 2 else ():
-                    if squeeze(other) == squeeze(label) and self.same(read(said), read(value)):
+                for other, stated in (a[1], a[1][::-1]) if len(a[1]) == 2 else ():
+                    if squeeze(other) == squeeze(label) and self.same(read(stated), read(value)):
                         return True
         given, theirs = _difference(a[1]), _difference(g[1])
         if given is None or theirs is None or not variables(theirs) or _solved(g[1]):
