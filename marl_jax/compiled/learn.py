@@ -74,16 +74,14 @@ def learn(
     trained = columns.table.trains & _learns(cast, columns, state.step)
     if cast.config.learner.mask_truncated:
         trained &= ~columns.table.truncated
-    prior = state.learner[policy]
+    now = state.learner[policy]
     ticks = rates(cast.config, policy, len(state.trees))
-    clock: Any = prior.steps
+    clock: Any = now.steps
     if cast.config.learner.optimiser.schedule.clock != "own":
         clock = sum((other.steps for other in state.learner.values()), jnp.zeros((), jnp.int32))
     rate = ticks[jnp.minimum(clock, len(ticks) - 1)]
     work = _Work(cast, policy, columns, trained, axes)
-    return work.update(
-        state.trees[policy], prior, rate, state.bases.get(policy), state.references.get(policy)
-    )
+    return work.update(state.trees[policy], now, rate, state.bases.get(policy), state.references.get(policy))
 
 
 def _learns(cast: Cast, columns: Columns, step: jax.Array) -> jax.Array:

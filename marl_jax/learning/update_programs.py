@@ -179,17 +179,12 @@ def _slices(batch: MicroBatch, count: int) -> MicroBatch:
     return dataclasses.replace(batch, sequences=jnp.where(valid, batch.sequences - first, 0))
 
 
-def _on_each(local: Callable[..., Any], mesh: Mesh, cut: str) -> Callable[..., Any]:
-    """`local` on each device along "data", with its part of the arguments marked d in `cut`; others are whole."""
+def _on_each(act: Callable[..., Any], mesh: Mesh, cut: str) -> Callable[..., Any]:
+    """`act` on each device along "data", with its part of the arguments marked d in `cut`; others are whole."""
     given = tuple(PartitionSpec("data") if one == "d" else PartitionSpec() for one in cut)
     # Unchecked, a gradient with respect to whole weights stays that of the device; checked, it is summed over all.
     return jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=given,
-        out_specs=PartitionSpec("data"),
-        axis_names={"data"},
-        check_vma=False,
+        act, mesh=mesh, in_specs=given, out_specs=PartitionSpec("data"), axis_names={"data"}, check_vma=False
     )
 
 

@@ -138,11 +138,11 @@ def form(table: Table) -> dict[str, dict[str, float]]:
     shapes = {}
     sampled = table.take(table.length > 0)
     for role in sampled.present():
-        part = sampled.take(sampled.having(role=role))
+        rows = sampled.take(sampled.having(role=role))
         shares = {
-            "length": part.length,
-            "truncated_share": part.truncated,
-            "unreadable_share": ~part.readable,
+            "length": rows.length,
+            "truncated_share": rows.truncated,
+            "unreadable_share": ~rows.readable,
         }
         shapes[role] = {name: float(np.mean(share)) for name, share in shares.items()}
     return shapes
