@@ -6,20 +6,20 @@ In a terminal:
     marl-jax docs                   the pages, which come with the package; marl-jax docs how-to shows one
     marl-jax docs workflows.Call    an object of the library, every field of it
     marl-jax docs examples          programs to copy
-    marl-jax list workflows         what there is: workflows, tasks, rewards, cells, fields of the configuration
-    marl-jax try --config=micro:voting-isolated-s-math          what the roles are asked and say, untrained
+    marl-jax list workflows         the built-in workflows, tasks, rewards, cells, fields of the configuration
+    marl-jax try --config=micro:voting-isolated-s-math          prompts and answers of an untrained model
     marl-jax train --config=micro:voting-isolated-s-math --workdir=runs/first
     marl-jax new DIR                a small project with a workflow, a task, a reward and a test of one's own
 
 In Python, each room is imported by its own name (`from marl_jax import models`), so that importing the package costs
 nothing and each part can be used alone:
 
-    workflows   what a workflow is written in (Call, solver, judge, workflow), and the built-in ones
-    tasks       problems, and data sets of them
-    rewards     graders, and what a call earns
+    workflows   Call, solver, judge, @workflow and all that workflows are written with; the built-in ones
+    tasks       problems, and data sets of problems
+    rewards     graders, and the reward of each call
     rollouts    playing workflows on a model: `player_for(workflow, base)`; transcripts
     learning    advantages, losses, and the update: `Learner`
-    policies    who answers for which role: `shared`, `isolated`, or a dictionary
+    policies    which policy answers for which role: `shared`, `isolated`, or a dictionary
     table       the rows of a step; `episodes` shows them episode by episode
     runs        `train(config, workdir)`: a run in a folder
     config      `run_config.load_config("micro:voting-isolated-s-math")`
@@ -37,8 +37,8 @@ BEGAN = time.time()  # before any other module is loaded
 
 
 def late(room: str, names: Mapping[str, Iterable[str]]) -> Callable[[str], Any]:
-    """The `__getattr__` of a room, by which names of its modules load when they are first asked for."""
-    home = {name: module for module, own in names.items() for name in own}
+    """The `__getattr__` of a package whose names load from its modules when they are first used."""
+    home = {name: module for module, offered in names.items() for name in offered}
 
     def find(name: str) -> Any:
         if name not in home:

@@ -1,9 +1,9 @@
 """Programs that JAX compiled are kept between processes, in the user's cache folder.
 
-    home/compiled/jax-VERSION-DIGEST/     of the processor, the platforms asked for and XLA's flags
+        home/compiled/jax-VERSION-DIGEST/     the digest is of the processor, the platforms and XLA's flags
 
-JAX keeps the programs and drops those unused for longest; its keys tell the rest apart. A program that was kept has the
-bits of one that is compiled anew. A folder that the user set (JAX_COMPILATION_CACHE_DIR, or jax.config) stays as it is.
+JAX keeps the programs and drops the least recently used; its keys tell the rest apart. A cached program computes the
+same bits as one compiled anew. A folder that the user set (JAX_COMPILATION_CACHE_DIR, or jax.config) stays as it is.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ from marl_jax import user_cache
 __all__ = ["keep_nothing", "keep_programs"]
 
 LIMIT = 1 << 30  # bytes of programs in a folder
-UNUSED_S = 30 * 86400.0  # after so long without use, a folder of another version or machine goes
-WORTH_S = 0.1  # of compilation, from which on a program is kept; many are small
+UNUSED_S = 30 * 86400.0  # folders of other versions or machines unused for so long are removed
+WORTH_S = 0.1  # of compilation: programs that took less are not kept; many are small
 _ABOUT = re.compile(r"persistent compilation cache entry for '([^']+)'")
 _told = False
 
 
 def keep_programs() -> None:
-    """From here on JAX keeps what it compiles; where it cannot, one line says so. The user's own settings stay."""
+    """Make JAX keep the programs that it compiles; warn in one line where it cannot. The user's settings stay."""
     if _setting("compilation_cache_dir") is not None or not _setting("enable_compilation_cache"):
         return
     folder = _folder()
@@ -57,12 +57,12 @@ def keep_programs() -> None:
 
 
 def keep_nothing() -> None:
-    """Neither read nor keep any, in the user's own folder either."""
+    """Turn the cache off, also in a folder that the user set."""
     jax.config.update("jax_enable_compilation_cache", False)
 
 
 def _setting(name: str) -> Any:
-    """A setting of JAX as it is now."""
+    """The present value of a setting of JAX."""
     return getattr(jax.config, f"jax_{name}")
 
 
@@ -73,35 +73,35 @@ def _folder() -> Path:
 
 def _mend(folder: Path) -> None:
     """Remove programs without the time of their last use: a process was killed while it wrote them."""
-    with filelock.FileLock(folder / ".lockfile", timeout=10):  # the one that JAX takes
+    with filelock.FileLock(folder / ".lockfile", timeout=10):  # the lock that JAX takes
         whole = {path.name.removesuffix("-atime") for path in folder.glob("*-atime") if path.stat().st_size}
         for path in folder.glob("*-cache"):
             if path.name.removesuffix("-cache") not in whole:
                 path.unlink(missing_ok=True)
 
 
-def _forget(home: Path, mine: Path) -> None:
+def _forget(home: Path, current: Path) -> None:
     """Remove the folders of other versions and machines that were not used for long."""
     with contextlib.suppress(OSError):
-        os.utime(mine)
+        os.utime(current)
         for folder in home.iterdir():
-            if folder.is_dir() and folder != mine and time.time() - folder.stat().st_mtime > UNUSED_S:
+            if folder.is_dir() and folder != current and time.time() - folder.stat().st_mtime > UNUSED_S:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def _pass_over(folder: Path) -> None:
-    """JAX warns of every program that cannot be read or written: tell it once, and remove what is damaged."""
+    """Print only the first of JAX's warnings of programs that it cannot read or write, and remove damaged files."""
     show: Callable[..., Any] = warnings.showwarning
 
     def shown(message: Any, *rest: Any, **more: Any) -> None:
-        found = _ABOUT.search(str(message))
-        if found is None:
+        match = _ABOUT.search(str(message))
+        if match is None:
             show(message, *rest, **more)
             return
-        for path in folder.glob(f"{found[1]}-*"):
+        for path in folder.glob(f"{match[1]}-*"):
             with contextlib.suppress(OSError):
                 path.unlink()
-        reason = str(message).partition(f"'{found[1]}': ")[2]
+        reason = str(message).partition(f"'{match[1]}': ")[2]
         _tell(f"a compiled program in '{folder}' cannot be used, so it is compiled again ({reason:.80})")
 
     warnings.showwarning = shown

@@ -1,11 +1,11 @@
-"""What the table shows episode by episode: calls in order, who read whom, tools, and how each path ended.
+"""Views of the table by episode: calls in order, which call read which, tools, and how each path ended.
 
     Episode    one run of a workflow on a task, or one path of it where it forks
-    CallRecord one call: what was shown, what was said, what was read in it
+    CallRecord one call: its prompt, its completion and the answer read from it
     ToolRecord the result of one tool
     Leaf       how one path ended
 
-Rewards, workflows that are replayed and transcripts read these; numbers are read in `marl_jax.table`.
+Rewards, workflows that are replayed and transcripts read these; numeric work uses `marl_jax.table`.
 """
 
 import collections
@@ -22,25 +22,25 @@ __all__ = ["CallRecord", "Episode", "Leaf", "ToolRecord", "ends_of", "path_of", 
 class CallRecord:
     """One call as it happened: a row of the table."""
 
-    role: str  # who was asked
-    policy: str  # which one answered
+    role: str  # the role that was called
+    policy: str  # the policy that answered
     slot: int  # which of the role's parallel calls
     turn: int  # how many calls of the same (role, slot) came before in the episode
-    prompt_tokens: tuple[int, ...]  # what it was shown
+    prompt_tokens: tuple[int, ...]  # the prompt
     tokens: tuple[int, ...]  # sampled, including the stop token
     logprobs: tuple[float, ...]  # of the distribution sampled from
-    text: str  # what it said, as words
+    text: str  # the completion as text
     finish_reason: str  # "stop" | "length"
-    answer: str | None  # as the call's reader, or the task's parser, read it; None when unreadable
+    answer: str | None  # read by the call's reader, or the task's parser; None when unreadable
     reads: tuple[int, ...] = ()  # indices of the calls whose outputs the prompt showed
     after: int | None = None  # index of the call whose history this one continues
     version: int = 0  # update count of the policy that sampled it
-    cut: int = 0  # tokens taken out of the prompt's middle so that it fits
-    temperature: float = 1.0  # that it was sampled at
+    cut: int = 0  # tokens removed from the middle of a prompt that was too long
+    temperature: float = 1.0  # of sampling
     # Per token, the ids that top-k/top-p left, if they cut any.
     kept: tuple[tuple[int, ...], ...] | None = None
-    kind: str = "team"  # what its role's own work is, one of KINDS
-    about: Task | None = None  # the task that it answers, where that is not its episode's
+    kind: str = "team"  # of its role, one of KINDS
+    about: Task | None = None  # the task that it answers, where it differs from its episode's
     path: tuple[int, ...] = ()  # the branches taken before it, fork by fork
     labels: Mapping[str, Any] | None = None  # given by the workflow, for groups
 
@@ -64,16 +64,16 @@ class Leaf:
     """How one path through the forks of an episode ended."""
 
     path: tuple[int, ...]  # the branches taken
-    answer: str | None  # what the workflow returned there
+    answer: str | None  # returned by the workflow on this path
     error: str | None = None  # the exception that ended it early, if one did
     outcome: Any = None  # grade of the answer; None until it is graded
 
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """One run of a workflow on one task: its calls in order, and once it is graded what they came to.
+    """One run of a workflow on one task: its calls in order, and the grades once it is graded.
 
-    One that forks is a tree. It is seen path by path: each is an episode as it would be without its sisters. Places of
+    An episode that forks is a tree. Each of its paths is viewed as an episode as if it had no siblings. Indices of
     calls (`reads`, `after`, `after_call`) count on the path.
     """
 
@@ -81,20 +81,20 @@ class Episode:
     sample: int  # which of the task's episodes
     workflow: str  # its name
     calls: tuple[CallRecord, ...]  # in the order in which they were made
-    answer: str | None  # what the workflow returned
+    answer: str | None  # returned by the workflow
     tools: tuple[ToolRecord, ...] = ()  # results of its tools, in the same order
     error: str | None = None  # the exception that ended it early, if one did
     seconds: float = 0.0  # wall time; the only field that two equal runs may not share
     key: tuple[int, ...] = ()  # (run seed, step, task, sample): root of all its randomness
     outcome: Any = None  # grade of the answer, between 0 and 1; None until it is graded
-    # By call, the grade of a solver's own answer (0 if unreadable); None for others.
+    # By call, the grade of a solver's answer (0 if unreadable); None for others.
     answers: tuple[float | None, ...] = ()
     path: tuple[int, ...] = ()  # the branches taken at its forks
     leaves: tuple[Leaf, ...] = ()  # of a tree: how its paths ended; its `outcome` is their mean
 
     @property
     def episode(self) -> "Episode":
-        """Itself: rewards of one's own may say `graded.episode.calls` or `graded.calls`."""
+        """The episode itself, so that a reward may use `graded.episode.calls` or `graded.calls`."""
         return self
 
     @property
@@ -109,7 +109,7 @@ def ends_of(episode: Episode, call: CallRecord) -> list[Any]:
 
 
 def places_of(episode: Episode) -> Iterable[int]:
-    """Where each call stands on its path."""
+    """The index of each call on its path."""
     if not episode.leaves:
         return range(len(episode.calls))
     sizes = collections.Counter(call.path for call in episode.calls)

@@ -1,11 +1,11 @@
-"""Errors that a user can put right."""
+"""Errors whose text is written for the user; commands print it without a traceback."""
 
 __all__ = ["RunError", "UserError"]
 
 
 class UserError(Exception):
-    """The text is written for the user: a command prints it and ends with the exit code of a refusal."""
+    """A mistake that the user can correct. A command prints the text and ends with the exit code of a refusal."""
 
 
 class RunError(Exception):
-    """A run cannot go on. The text is written for the user: a command prints it and ends with the code of a failure."""
+    """A run cannot go on. A command prints the text and ends with the exit code of a failure."""

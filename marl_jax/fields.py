@@ -1,10 +1,10 @@
-"""Trees of frozen dataclasses: fields set by dotted path from texts, and the way to JSON and back.
+"""Trees of frozen dataclasses: fields set by dotted path from strings, and conversion to and from JSON.
 
-    {"learner.loss.clip_low": "0.1"}  ──►  the value that the field's annotation asks for  ──►  a tree with that field
+    {"learner.loss.clip_low": "0.1"}  ──►  the value of the field's type  ──►  a tree with that field
 
 A field declares its bounds with its type: `steps: Annotated[int, Ge(0)]`. A dataclass that calls `check` when it is
-made refuses everything else. Nothing here stops at the first mistake: mistakes are collected, one line each, and the
-valid rest is still checked.
+made refuses all other values. No function here stops at the first mistake: each is one line of a list, and the
+valid fields are still checked.
 """
 
 import contextlib
@@ -61,16 +61,16 @@ Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-_WORDS = {"true": True, "false": False, "none": None, "null": None}  # where any value may stand
+_WORDS = {"true": True, "false": False, "none": None, "null": None}  # where the annotation allows any value
 _NAMES = {int: "an integer", float: "a finite number", bool: "true or false", str: "a text"}
 
 
 class Mismatch(ValueError):
-    """A value does not fit an annotation; the text is what would."""
+    """A value does not fit an annotation; the text describes a value that would."""
 
 
 class Misbuilt(Mismatch):
-    """A value that should become a dataclass; the text is what this one has against it."""
+    """A value cannot become the dataclass of its field; the text is the dataclass's reason."""
 
 
 class Refused(ValueError):
@@ -82,14 +82,14 @@ class Refused(ValueError):
 
 
 class Text(str):
-    """A text of the command line, which stands for a value of the type that its field has."""
+    """A string from the command line, to be parsed as the type of its field."""
 
 
 def change(base: T, texts: Iterable[tuple[str, str | None]]) -> tuple[T, list[str]]:
-    """`base` with the fields at these dotted paths set from their texts, and every mistake in them.
+    """`base` with the fields at these dotted paths set from their strings, and all mistakes.
 
     An entry of a mapping is set by its key: ("policies.map.evaluator", "p0"). A text of None is a bare switch: true.
-    A tree that its class refuses is returned all the same, so that more can be said about it.
+    A tree that its class refuses is returned all the same, so that it can be checked further.
     """
     read, problems = read_texts(type(base), texts)
     changes: dict[Path, Any] = {}
@@ -199,16 +199,16 @@ def annotations(cls: Any) -> Mapping[str, Any]:
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float = 0.5) -> str:
-    """ ": did you mean 'x'?"; where nothing is near, `otherwise`, or what there is."""
+    """ ": did you mean 'x'?"; where no name is close, `otherwise`, or the list of names."""
     known = list(known)
     if close := difflib.get_close_matches(name, known, 1, cutoff):
         return f": did you mean '{close[0]}'?"
     return otherwise or f"; there is: {', '.join(known) or 'nothing'}"
 
 
-# The usual type first: to ask an abstract class takes longer than all the rest of a request to an engine.
+# The usual type first: an abstract class takes longer to check than the rest of a request to an engine.
 def is_whole(value: Any) -> bool:
-    """Whether it is an integer, of Python or of numpy; a truth value is none."""
+    """Whether it is an integer, of Python or of numpy; a bool is not one."""
     return type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
 
 
@@ -255,7 +255,7 @@ def _beyond(hint: Any, value: Any, where: str) -> Iterator[str]:
 
 
 def _cast(annotation: Any, value: Any) -> Any:
-    """A value of JSON or of Python, or a `Text`, as what the annotation asks for."""
+    """A value of JSON or of Python, or a `Text`, converted to the annotated type."""
     for option in sorted(
         _options(annotation), key=lambda option: option is not type(None)
     ):  # "none" is a text, too
@@ -304,7 +304,7 @@ def _as(option: Any, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A number or truth of numpy as Python's own."""
+    """A number or truth of numpy as one of Python."""
     if isinstance(value, np.bool_):
         return bool(value)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -313,7 +313,7 @@ def _plain(value: Any) -> Any:
 
 
 def _meant(option: Any, text: Text) -> Any:
-    """The value that a text stands for where this is asked for; the text where it stands for none."""
+    """A string parsed as the annotated type; the string itself where it cannot be parsed."""
     word, origin = text.lower(), typing.get_origin(option)
     if option is bool:
         return _BOOLS.get(word, str(text))
@@ -377,12 +377,10 @@ def _is_mapping(annotation: Any) -> bool:
 
 
 def _locate(cls: type, name: str) -> tuple[Path, Path, Any]:
-    """(path of the field, keys inside its mapping, annotation of what is set there)."""
+    """(path of the field, keys inside its mapping, annotation of the value at it)."""
     parts = tuple(name.split("."))
     annotation: Any = cls
-    of: Any = (
-        None  # the dataclass whose fields the entries of a mapping's entries are, where the field names one
-    )
+    of: Any = None  # the dataclass of a mapping's entries, where the field names one
     for depth, part in enumerate(parts):
         if _is_tree(annotation):
             fields = annotations(annotation)
@@ -403,7 +401,7 @@ def _locate(cls: type, name: str) -> tuple[Path, Path, Any]:
 
 
 def _suggest(name: str, cls: type, siblings: Sequence[str]) -> str:
-    """The nearest path: a field of that name elsewhere, else a sibling, else whatever reads alike."""
+    """The nearest path: a field of that name elsewhere, else a sibling, else the most similar name."""
     known, last = list(paths(cls)), name.rpartition(".")[2]
     same = [path for path in known if path.rpartition(".")[2] == last]
     if same:
@@ -438,7 +436,7 @@ def _rebuild(base: Any, changes: Mapping[Path, Any], at: Path, problems: list[st
 
 
 def _refusal(base: Any, values: Mapping[str, Any]) -> list[str]:
-    """What its dataclass has against `base` with these fields."""
+    """The reasons for which the dataclass refuses `base` with these fields."""
     try:
         dataclasses.replace(base, **values)
     except (ValueError, TypeError) as error:
@@ -447,7 +445,7 @@ def _refusal(base: Any, values: Mapping[str, Any]) -> list[str]:
 
 
 def _unchecked(base: Any, values: Mapping[str, Any]) -> Any:
-    """A copy with these fields, whatever its dataclass says of them."""
+    """A copy with these fields, without the dataclass's checks."""
     made = copy.copy(base)
     for name, value in values.items():
         object.__setattr__(made, name, value)
@@ -455,7 +453,7 @@ def _unchecked(base: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _fit(annotation: Any, value: Any, at: Path, problems: list[str]) -> Any:
-    """A value of JSON or of Python as what the annotation asks for; a misfit is reported by its path and stays."""
+    """A value of JSON or of Python converted to the annotated type; a misfit is reported by its path and kept."""
     where = ".".join(at) or "it"
     if _is_tree(annotation):
         hints, count = annotations(annotation), len(problems)
@@ -472,8 +470,8 @@ def _fit(annotation: Any, value: Any, at: Path, problems: list[str]) -> Any:
         try:
             return annotation(**fields) if len(problems) == count else None
         except (ValueError, TypeError) as error:
-            own = getattr(error, "problems", [str(error)])
-            problems.extend(f"{where}: {line}" if at else line for line in own)
+            refusals = getattr(error, "problems", [str(error)])
+            problems.extend(f"{where}: {line}" if at else line for line in refusals)
             return None
     if _is_mapping(annotation) and isinstance(value, Mapping):
         inner = typing.get_args(annotation)[1]

@@ -1,4 +1,4 @@
-"""A user's own code, named in a config as `module:attribute`: a workflow, reward, estimator, loss or data set."""
+"""User code named in a config as `module:attribute`: workflows, rewards, estimators, losses and data sets."""
 
 import hashlib
 import importlib
@@ -12,12 +12,12 @@ __all__ = ["called", "digest_own", "home_of", "is_own", "load_own", "own_functio
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is of this form, not that of something built in."""
+    """Whether a name has the form `module:attribute`, not that of a built-in."""
     return ":" in name
 
 
 def load_own(name: str, what: str) -> Any:
-    """The attribute; what cannot be found is a ValueError of one line that says `what` it was to be."""
+    """The attribute of that name, or a ValueError in one line; `what` is the kind of object, for the message."""
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -31,21 +31,21 @@ def load_own(name: str, what: str) -> Any:
 
 
 def own_function(name: str, what: str) -> Callable[..., Any]:
-    """The function of that name; what cannot be called is refused."""
-    found = load_own(name, what)
-    if not callable(found):
-        raise ValueError(f"{what} '{name}' is a {type(found).__name__}, not a function")
-    return found
+    """The function of that name; other objects are refused."""
+    function = load_own(name, what)
+    if not callable(function):
+        raise ValueError(f"{what} '{name}' is a {type(function).__name__}, not a function")
+    return function
 
 
 def digest_own(name: str) -> str:
-    """Of the file that the module was read from: changes when the user's code does."""
+    """A digest of the module's source file: it changes when the user's code does."""
     source = inspect.getsourcefile(importlib.import_module(name.partition(":")[0]))
     return hashlib.sha256(Path(source).read_bytes() if source else b"").hexdigest()
 
 
 def called(function: Callable[..., Any], who: str, refusal: type[Exception], *args: Any) -> Any:
-    """What a user's function returns; whatever it raises is one line that names it and the place in its file."""
+    """Call a user's function; its errors become a `refusal` of one line with the error and its place in the file."""
     try:
         return function(*args)
     except (Exception, SystemExit) as error:
@@ -53,7 +53,7 @@ def called(function: Callable[..., Any], who: str, refusal: type[Exception], *ar
 
 
 def say(error: BaseException) -> str:
-    """An exception as records put it: its type and its text; the type alone where asking for the text raises."""
+    """An exception as records hold it: its type and text, or the type alone where `str` of it raises."""
     name = type(error).__name__
     try:
         return f"{name}: {error}"
@@ -62,7 +62,7 @@ def say(error: BaseException) -> str:
 
 
 def told(error: BaseException, home: str | None = None) -> str:
-    """What a user's code raised, in one line, and where: the last place in the file `home`, else the last of all."""
+    """An exception of user code in one line, with its place: the last frame in the file `home`, else the last one."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = [frame for frame in frames if frame.filename == home][-1:] or frames[-1:]
     where = f" (in {frame[0].name}, line {frame[0].lineno})" if frame else ""
@@ -70,11 +70,11 @@ def told(error: BaseException, home: str | None = None) -> str:
 
 
 def _at_import(error: BaseException) -> str:
-    """What a module raised; where a file cannot be parsed, the text says the place."""
+    """The exception of an import in one line; the text of a SyntaxError already holds the place."""
     return " ".join(say(error).split()) if isinstance(error, SyntaxError) else told(error)
 
 
 def home_of(function: Callable[..., Any]) -> str | None:
-    """The file that a function is written in; None where that cannot be said."""
+    """The file that a function is written in; None where it is unknown."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return None if code is None else code.co_filename

@@ -1,4 +1,4 @@
-"""What comes with the package beside its code: cells and micro bases, the commands' mains, the pages and examples.
+"""Files that come with the package: cells, micro bases, the mains of the commands, pages and examples.
 
 In a clone they lie beside `marl_jax/`; a wheel holds them inside, as `marl_jax/_configs` and so on (pyproject.toml).
 `docs` is the folder that the README, docs/ and examples/ lie in, so that links between them hold in both.
@@ -11,7 +11,7 @@ __all__ = ["BROUGHT", "HOME", "config_file", "config_names", "located", "package
 
 HOME = Path(__file__).parent
 IN_A_CLONE = {"configs": "configs", "experiments": "experiments", "docs": ""}
-BROUGHT = tuple(f"_{name}" for name in IN_A_CLONE)  # folders of a wheel that are no code of the library
+BROUGHT = tuple(f"_{name}" for name in IN_A_CLONE)  # folders of a wheel that hold no code of the library
 
 
 def packaged(name: str) -> Path:
@@ -21,7 +21,7 @@ def packaged(name: str) -> Path:
 
 
 def located(path: str | os.PathLike[str]) -> Path:
-    """The file or folder of that name; one below `configs/` that is not there is the package's."""
+    """The file or folder of that name; a missing one below `configs/` is looked up in the package."""
     given = Path(os.path.expanduser(path))
     if given.exists() or given.parts[:1] != ("configs",):
         return given
@@ -30,7 +30,7 @@ def located(path: str | os.PathLike[str]) -> Path:
 
 
 def config_file(name: str) -> Path | None:
-    """The file of cells of that name: a path, or else the stem of a packaged one, such as `micro`; None: neither."""
+    """The file of cells with that path, or the packaged one with that stem, such as `micro`; None: neither."""
     for path in (located(name), packaged("configs") / f"{name}.py"):
         if path.is_file():
             return path

@@ -70,7 +70,7 @@ def validate_map(policy_map: PolicyMap, roles: Iterable[str]) -> None:
 
 
 def policy_of(policy_map: PolicyMap, role: str, slot: int = 0) -> str:
-    """The policy that answers a call: the slot's own where the map names one, else the role's."""
+    """The policy that answers a call: that of the slot where the map has one, else that of the role."""
     policy = policy_map.get(f"{role}/{slot}", policy_map.get(role))
     if policy is None:
         raise ValueError(f"policy map has neither '{role}/{slot}' nor '{role}': add one of them")
@@ -78,7 +78,7 @@ def policy_of(policy_map: PolicyMap, role: str, slot: int = 0) -> str:
 
 
 def roles_of(policy_map: PolicyMap, policy: str) -> list[str]:
-    """The roles that a policy speaks for, wholly or in some slots, in the map's order."""
+    """The roles that a policy answers for, in all or some slots, in the map's order."""
     return list(dict.fromkeys(key.split("/")[0] for key, name in policy_map.items() if name == policy))
 
 
@@ -103,7 +103,7 @@ def trained_policies(policy_map: PolicyMap, frozen_roles: Iterable[str] = ()) ->
 
 
 def by_name(given: Any | Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """{name: what is given for it}, where one thing that is no mapping is given for all."""
+    """{name: its value}; a value that is no mapping holds for all names."""
     if not isinstance(given, Mapping):
         return dict.fromkeys(names, given)
     if missing := [name for name in names if name not in given]:
@@ -116,7 +116,7 @@ def by_name(given: Any | Mapping[str, Any], names: Iterable[str]) -> dict[str, A
 
 @dataclasses.dataclass(frozen=True)
 class PolicySpec:
-    """Where a policy starts and what of it is trained."""
+    """Where a policy starts and which of its weights are trained."""
 
     base: str = "base"  # name of the checkpoint that it starts from, also its reference
     lora: bool = False  # train adapters over the frozen base, not the weights
@@ -163,8 +163,8 @@ def decode_groups(specs: Mapping[str, PolicySpec]) -> list[tuple[str, ...]]:
     """
     groups: dict[tuple[str, str], list[str]] = {}
     for name, spec in specs.items():
-        own = "" if spec.lora or spec.frozen else name
-        groups.setdefault((spec.base, own), []).append(name)
+        alone = "" if spec.lora or spec.frozen else name
+        groups.setdefault((spec.base, alone), []).append(name)
     return [tuple(names) for names in groups.values()]
 
 
@@ -199,7 +199,7 @@ class SamplingSettings:
     temperature: NotNegative = 1.0  # 0 is greedy
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0  # nucleus; 1 is off
     top_k: Whole = 0  # 0 is off
-    stop_tokens: tuple[Whole, ...] = ()  # besides the template's end of turn and the model's own
+    stop_tokens: tuple[Whole, ...] = ()  # besides the template's end of turn and the model's
     stop_strings: tuple[Annotated[str, MinLen(1)], ...] = ()  # texts that end a completion
 
     def __post_init__(self) -> None:
@@ -218,12 +218,12 @@ def role_settings(
     """{role: settings}: the default with the fields of each role's overrides replaced."""
     roles = _distinct(roles)
     known = [field.name for field in dataclasses.fields(SamplingSettings)]
-    for role, own in (overrides or {}).items():
+    for role, override in (overrides or {}).items():
         if role not in roles:
             raise ValueError(
                 f"sampling settings name '{role}', which is no role of the workflow{nearest(role, roles)}"
             )
-        for name in own:
+        for name in override:
             if name not in known:
                 raise ValueError(
                     f"sampling settings of '{role}' have no field '{name}'{nearest(name, known)}"
@@ -250,7 +250,7 @@ def _distinct(roles: Iterable[str]) -> tuple[str, ...]:
 
 
 def _role(key: Any, roles: Iterable[str]) -> str | None:
-    """The role that a key of a map names: the key itself, or its part before "/slot"; None for no known role."""
+    """The role that a key of a map names: the key itself, or its part before "/slot"; None where it names none."""
     if not isinstance(key, str):
         return None
     if key in roles:

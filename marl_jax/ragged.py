@@ -1,4 +1,4 @@
-"""How a table keeps columns: rows of different length end to end, short rows filled up with -1, names as numbers."""
+"""Storage of columns: ragged rows end to end, short rows padded with -1, names as integers."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ __all__ = ["Ragged", "concat", "dense", "floats", "ints", "kept_sets", "padded",
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ragged:
-    """Rows of different length, end to end in one array; neighbours that are equal, as prompts are, are there once."""
+    """Rows of different length, end to end in one array; equal neighbours, such as prompts, are stored once."""
 
     values: np.ndarray  # [T, ...]
     starts: np.ndarray  # Int[N]
@@ -33,7 +33,7 @@ class Ragged:
 
     @classmethod
     def of_padded(cls, rows: np.ndarray, lengths: np.ndarray) -> "Ragged":
-        """Of rows [N, M] that are filled up behind these lengths; equal neighbours are stored once."""
+        """From rows [N, M] that are padded behind these lengths; equal neighbours are stored once."""
         there = np.arange(rows.shape[1]) < lengths[:, None]
         new = np.ones(len(rows), bool)
         new[1:] = (lengths[1:] != lengths[:-1]) | ((rows[1:] != rows[:-1]) & there[1:]).any(axis=1)
@@ -69,7 +69,7 @@ def dense(keys: Iterable[Any]) -> np.ndarray:
 
 
 def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
-    """Int[N, R]: rows filled up with -1 to the longest."""
+    """Int[N, R]: rows padded with -1 to the longest."""
     padded = np.full((len(rows), max([1, *map(len, rows)])), -1, np.int32)
     for line, row in zip(padded, rows):
         line[: len(row)] = row
@@ -92,22 +92,22 @@ def floats(values: Iterable[float | None]) -> np.ndarray:
 
 
 def kept_sets(rows: Sequence[Any]) -> Ragged | None:
-    """Sets of ids by token, filled up with -1 to the largest; a row without any has length 0."""
+    """The sets of ids kept at each token, padded with -1; a row without sets has length 0."""
     if all(row is None for row in rows):
         return None
     sets = [list(row) if row is not None else [] for row in rows]
-    flat = padded([[i for i in ids if i >= 0] for some in sets for ids in some])
-    counts = np.array([len(some) for some in sets], np.int64)
+    flat = padded([[i for i in ids if i >= 0] for row in sets for ids in row])
+    counts = np.array([len(row) for row in sets], np.int64)
     return Ragged(flat, np.cumsum(counts) - counts, counts)
 
 
 def take(column: Any, rows: np.ndarray) -> Any:
-    """These rows of a column; None where there is none."""
+    """These rows of a column; None for a missing column."""
     return column.take(rows) if isinstance(column, Ragged) else None if column is None else column[rows]
 
 
 def concat(columns: Sequence[Any]) -> Any:
-    """A column that one of the tables lacks is left out."""
+    """The joined column; None where one of the tables lacks it."""
     there = [column for column in columns if column is not None]
     if not there or len(there) < len(columns):
         return None

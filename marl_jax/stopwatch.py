@@ -1,8 +1,8 @@
-"""Seconds by part of what an object does: engines and learners count them, and the clock of a run reads them.
+"""Seconds spent in each part of an object's work: engines and learners count them, and a run reads them.
 
     with watch("decode"): ...          watch.seconds == {"decode": 1.5}
 
-Only time that the caller spends is counted, where it waits anyway: no program is waited for that would not be.
+Only time during which the caller waits anyway is counted: timing never waits for a program.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ __all__ = ["Stopwatch"]
 
 
 class Stopwatch:
-    """Parts that are never inside one another."""
+    """Seconds by part; parts are not nested."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

@@ -1,12 +1,12 @@
 """The table of a step: one row per call, from the end of a rollout to the gradient and the report.
 
     whose   episode path task call role slot turn policy version  the rollout
-    said    prompt tokens logprobs kept (ragged), temperature     the rollout
+    sampled prompt tokens logprobs kept (ragged), temperature     the rollout
     read    text answer kind choice; grade outcome                the rollout; `rewards.grading`
     worth   components reward; group advantage penalty; trains    `rewards.credit`; `learning.estimators`; the run
 
 Each later stage is a function that adds columns or reads them. Columns of numbers are arrays of numpy, or of JAX under
-`jit`; texts and the episodes' own facts stay on the host. `Table.episodes()` shows the same rows episode by episode.
+`jit`; texts and the facts of episodes stay on the host. `Table.episodes()` shows the same rows episode by episode.
 """
 
 import dataclasses
@@ -35,70 +35,70 @@ __all__ = [
     "path_tuples",
 ]
 
-KINDS = ("solver", "judge", "picker", "planner", "team")  # what a role's own work is; see `workflows.Kind`
+KINDS = ("solver", "judge", "picker", "planner", "team")  # of roles, see `workflows.Kind`
 SOLVER, JUDGE, PICKER, PLANNER, TEAM = range(len(KINDS))
 VERDICTS = {"Correct": 1, "Incorrect": 0}
 
 
 class SharedId(RunError, ValueError):
-    """Two problems have one id; the text is one line."""
+    """Two problems have one id."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of N calls; those of an episode stand together and in order. NaN stands for "there is none".
+    """Columns of N calls; the calls of an episode are adjacent and in order. NaN is a missing number.
 
-    A call before a fork is one row, whatever number of paths goes on from it; `paths` gives each path rows of its own.
+    A call before a fork is one row, however many paths go on from it; `paths` gives each path rows of its own.
     """
 
     # Whose
     episode: Any  # Int[N], its episode, an index into `bare_episodes`
-    task: Any  # Int[N], equal for calls about one task: their episode's, or one of their own
-    path: Any  # Int[N, D], branches taken before it, filled up with -1
+    task: Any  # Int[N], equal for calls about one task
+    path: Any  # Int[N, D], branches taken before it, padded with -1
     call: Any  # Int[N], its place on its path
     role: Any  # Int[N], into `roles`
     slot: Any  # Int[N], which of the role's parallel calls
     turn: Any  # Int[N], calls of the same role and slot before it in the episode
     policy: Any  # Int[N], into `policies`
     version: Any  # Int[N], update count of the policy
-    reads: Any  # Int[N, R], places on the path of the calls whose outputs it was shown, filled up with -1
+    reads: Any  # Int[N, R], places on the path of the calls whose outputs its prompt shows, padded with -1
     after: Any  # Int[N], place of the call whose history it goes on from; -1 for none
-    # Said
-    prompt: Any  # Ragged Int: the tokens that it was shown
+    # Sampled
+    prompt: Any  # Ragged Int: the tokens of the prompt
     tokens: Any  # Ragged Int: sampled, including the stop token
     logprobs: Any  # Ragged Float, of the distribution sampled from
-    kept: Any  # Ragged Int[T, K] like `tokens`: ids that top-k or top-p left, filled up with -1; None where all stay
+    kept: Any  # Ragged Int[T, K] like `tokens`: ids that top-k or top-p left, padded with -1; None where all stay
     length: Any  # Int[N], sampled tokens
-    temperature: Any  # Float[N], that they were sampled at
+    temperature: Any  # Float[N], of sampling
     truncated: Any  # Bool[N], it reached max_new_tokens without a stop
-    cut: Any  # Int[N], tokens taken out of the prompt so that it fits
+    cut: Any  # Int[N], tokens removed from a prompt that was too long
     # Read
     kind: Any  # Int[N], into KINDS
-    readable: Any  # Bool[N], an answer could be read in it
+    readable: Any  # Bool[N], an answer could be read from the completion
     choice: Any  # Int[N]: a judge's 1 for Correct and 0 for Incorrect, a picker's number from 1; else -1
     sound: Any  # Bool[N], its episode, or a path that it is on, ended without an error
-    grade: Any = None  # Float[N], of a solver's own answer, 0 if unreadable; NaN for others
+    grade: Any = None  # Float[N], of a solver's answer, 0 if unreadable; NaN for others
     outcome: Any = None  # Float[N], of its episode's answer; the mean over the paths that it is on
     # Worth
     components: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # {name: Float[N]} of the reward
     reward: Any = None  # Float[N], the sum of its components
-    penalty: Any = None  # Float[N] for its length, on top of the reward; None where none is to be paid
+    penalty: Any = None  # Float[N] for its length, on top of the reward; None where no penalty is set
     group: Any = None  # Int[N], which rewards it is compared with
     advantage: Any = None  # Float[N], how much better it did than its group
     weight: Any = None  # Float[N], a factor of its advantage in the loss; None: 1
-    clip_low: Any = None  # Float[N], its own clip range in place of the loss's
-    clip_high: Any = None  # Float[N], the upper end of that range
+    clip_low: Any = None  # Float[N], the lower end of its clip range; None: the loss's
+    clip_high: Any = None  # Float[N], the upper end
     spoken: Any = None  # Ragged Bool like `tokens`: those that count in the loss; None: all
     trains: Any = None  # Bool[N], whether its policy learns from it
     # On the host
     roles: tuple[str, ...] = ()  # names that `role` points at
     policies: tuple[str, ...] = ()  # names that `policy` points at
-    text: tuple[str, ...] = ()  # [N], what it said
-    answer: tuple[str | None, ...] = ()  # [N], what was read in it; None where nothing could be
+    text: tuple[str, ...] = ()  # [N], the completion as text
+    answer: tuple[str | None, ...] = ()  # [N], read from the text; None where unreadable
     about: tuple[
         Task | None, ...
     ] = ()  # [N], of calls about another task than their episode's; () if none is
-    labels: tuple[Mapping[str, Any] | None, ...] = ()  # [N], what the workflow labelled each call with
+    labels: tuple[Mapping[str, Any] | None, ...] = ()  # [N], the workflow's labels of each call
     bare_episodes: tuple[Episode, ...] = ()  # the episodes, without their calls
 
     def __len__(self) -> int:
@@ -165,7 +165,7 @@ class Table:
         kept: Sequence[Any] | None = None,
         **columns: Any,
     ) -> "Table":
-        """A table of what a learner needs: calls by their role and policy, and other columns by name."""
+        """A table with the columns of a learner: calls by their role and policy, and other columns by name."""
         count = len(role)
         lengths = ints(len(row) for row in tokens)
         lists = {"policy": policy, "prompt": prompt, "tokens": tokens, "logprobs": logprobs, **columns}
@@ -217,7 +217,7 @@ class Table:
         return dataclasses.replace(self, **columns)
 
     def take(self, rows: Any) -> "Table":
-        """These rows (indices, or a mask), in this order; `call`, `reads` and `after` still count in whole episodes.
+        """These rows (indices, or a mask), in this order; `call`, `reads` and `after` still refer to whole episodes.
 
         For the learner; credit and views need whole episodes, see `of_episodes`.
         """
@@ -235,7 +235,7 @@ class Table:
         self.need_episodes()
         first = np.searchsorted(self.episode, np.arange(len(self.bare_episodes) + 1))
         rows = [np.arange(first[number], first[number + 1]) for number in numbers]
-        sizes = [len(some) for some in rows]
+        sizes = [len(one) for one in rows]
         table = self.take(np.concatenate([*rows, np.zeros(0, np.int64)]))
         episode = np.repeat(np.arange(len(sizes)), sizes).astype(np.int32)
         return table.replace(
@@ -284,14 +284,14 @@ class Table:
         return self.replace(**dict.fromkeys(TEXTS, ()), bare_episodes=(), **ragged)
 
     def need_episodes(self) -> None:
-        """Refuse a table of `make`, which knows calls and not whose episodes they are."""
+        """Refuse a table of `make`, whose calls belong to no episodes."""
         if len(self) and not self.bare_episodes:
             raise ValueError(
                 "this table has calls without episodes: it can be learned from, not graded, stored or shown"
             )
 
     def need_own_ids(self) -> None:
-        """Refuse two problems under one id: they would be one group, and in a file one of them is all there is."""
+        """Refuse two problems under one id: they would be one group, and a file would keep only one of them."""
         known: dict[str, Task] = {}
         for task in (*(bare.task for bare in self.bare_episodes), *filter(None, self.about)):
             first = known.setdefault(task.id, task)
@@ -318,12 +318,12 @@ class Table:
         return ints(path[-1] if path else -1 for path in path_tuples(self.path))
 
     def paths(self) -> tuple["Table", np.ndarray]:
-        """Every path as an episode without forks, each with its own row of every call; and each row's row here."""
+        """Each path as an episode without forks, with rows of its own; and for each of those rows, its row in self."""
         return self._paths if self.forked else (self, np.arange(len(self)))
 
     @functools.cached_property
     def _paths(self) -> tuple["Table", np.ndarray]:
-        """Kept with the table, since a step asks for them for credit, signs and metrics."""
+        """Cached, since a step needs them for credit, signs and metrics."""
         flat_episodes: list[Episode] = []
         rows: list[np.ndarray] = []
         first = np.searchsorted(self.episode, np.arange(len(self.bare_episodes) + 1))
@@ -335,7 +335,7 @@ class Table:
             if not bare.leaves:
                 flat_episodes.append(bare)
                 rows.append(mine)
-        sizes = [len(some) for some in rows]
+        sizes = [len(one) for one in rows]
         every = np.concatenate([*rows, np.zeros(0, np.int64)])
         owners = np.repeat(np.arange(len(flat_episodes)), sizes).astype(np.int32)
         ends = [flat_episodes[owner] for owner in owners.tolist()]
@@ -352,9 +352,9 @@ class Table:
         return self.roles[self.role[row]]
 
     def task_of(self, row: int) -> Task:
-        """What the call is about: its episode's task, unless it has one of its own."""
-        own = self.about[row] if self.about else None
-        return own or self.bare_episodes[self.episode[row]].task
+        """The task of the call: `Call.about` where it was given, else its episode's task."""
+        about = self.about[row] if self.about else None
+        return about or self.bare_episodes[self.episode[row]].task
 
     def present(self, column: Literal["role", "policy"] = "role") -> list[str]:
         """The roles, or the policies, that have rows, in order of appearance."""
@@ -363,14 +363,14 @@ class Table:
 
     def having(self, *, role: str | None = None, policy: str | None = None) -> np.ndarray:
         """Bool[N]: the rows of this role, or of this policy."""
-        found = np.ones(len(self), bool)
+        chosen = np.ones(len(self), bool)
         for codes, names, name in ((self.role, self.roles, role), (self.policy, self.policies, policy)):
             if name is not None:
-                found &= codes == (names.index(name) if name in names else -1)
-        return found
+                chosen &= codes == (names.index(name) if name in names else -1)
+        return chosen
 
     def episodes(self) -> list[Episode]:
-        """Views by episode, path by path: calls in order, texts, who read whom, and grades once they are given."""
+        """Views by episode, path by path: calls in order, texts, which call read which, and grades where they exist."""
         self.need_episodes()
         if self.forked:
             return self.paths()[0].episodes()
@@ -382,8 +382,8 @@ class Table:
             for number, grade in zip(self.episode.tolist(), self.grade.tolist()):
                 grades[number].append(None if grade != grade else grade)
         return [
-            dataclasses.replace(bare, calls=tuple(own), answers=tuple(given))
-            for bare, own, given in zip(self.bare_episodes, calls, grades)
+            dataclasses.replace(bare, calls=tuple(its), answers=tuple(given))
+            for bare, its, given in zip(self.bare_episodes, calls, grades)
         ]
 
     def _record(self, row: int) -> CallRecord:
@@ -432,7 +432,7 @@ def _abouts(tasks: Iterable[Task | None]) -> tuple[Task | None, ...]:
 
 
 def _problem(task: Task) -> tuple[str, ...]:
-    """What it is shown and graded by; lists and tuples in tests are alike, as they are in a file."""
+    """A key of the fields by which a task is shown and graded; lists and tuples in tests are equal, as in a file."""
     tests = json.dumps([task.tests, task.public_tests], sort_keys=True, default=repr)
     return task.family, task.question, task.gold, tests
 
@@ -456,7 +456,7 @@ def _choice(kind: str, answer: str | None) -> int:
 
 
 def _concat_kept(tables: Sequence[Table]) -> Ragged | None:
-    """Sets of ids, as wide as the widest; rows of a table that keeps everything have none."""
+    """Pad sets of ids to the widest; a table in which all ids are kept has empty sets."""
     widths = [0 if table.kept is None else table.kept.values.shape[1] for table in tables]
     if not any(widths):
         return None

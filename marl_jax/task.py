@@ -20,13 +20,13 @@ class Task:
     """One problem of a data set."""
 
     id: str  # unique within its data set, stable across runs
-    family: Family  # how it is read and graded
-    question: str  # what roles are shown
+    family: Family  # decides how answers are read and graded
+    question: str  # shown to the roles
     gold: str = ""  # math: the reference answer
     tests: tuple[Mapping[str, Any], ...] = ()  # code: hidden tests, see `rewards.run_program`
     public_tests: tuple[Mapping[str, Any], ...] = ()  # code: tests that a role may be shown
     level: int = 0  # difficulty, where the data set states one
-    # What its data set knows besides, as JSON.
+    # Further fields of the data set, as JSON.
     meta: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property

@@ -1,10 +1,10 @@
 """Work beside the main thread: jobs in a queue, threads that do them, errors raised where a job is waited for.
 
-    submit(call) ──► queue ──► a thread ──► Future: its result or its error ──► whoever waits
+    submit(call) ──► queue ──► a thread ──► Future: its result or its error ──► the waiting caller
 
-The threads are daemons: a run that is asked to end does not wait for a tool or a reward service that hangs.
+The threads are daemons: a run that is stopped does not wait for a tool or a reward service that hangs.
 `concurrent.futures.ThreadPoolExecutor` joins its threads when the interpreter ends. For programs of JAX that is
-right, because a daemon thread that is inside XLA at that moment aborts the process: these ask for it with `finish`.
+right, because a daemon thread that is inside XLA at that moment aborts the process: their pools set `finish`.
 """
 
 import functools
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 __all__ = ["Workers"]
 
-LOOK_S = 0.1  # between two looks at what else may end a wait
+LOOK_S = 0.1  # between two checks of what else may end a wait
 
 _T = TypeVar("_T")
 
@@ -37,7 +37,7 @@ class Workers:
         self._queue: queue.SimpleQueue[tuple[_Job, Callable[[], Any]] | None] = queue.SimpleQueue()
         self._jobs: set[_Job] = set()  # not done yet
         self._closed = False
-        # Threads know the queue and not this object, so that they end when nobody holds it any more.
+        # Threads refer to the queue and not to this object, so that they end when it is collected.
         weakref.finalize(self, self._queue.put, None)
         if finish:
             _finishing.add(self)
@@ -56,7 +56,7 @@ class Workers:
         return job
 
     def wait(self, jobs: Sequence["Future[Any]"], check: Callable[[], None] = lambda: None) -> None:
-        """Until one of the jobs is done. `check` is called meanwhile, and what it raises ends the wait."""
+        """Until one of the jobs is done. `check` is called meanwhile; an exception in it ends the wait."""
         while not any(job.done() for job in jobs):
             check()
             self.give_up()
@@ -70,7 +70,7 @@ class Workers:
                 self._start()
 
     def close(self, seconds: float | None = 0.0) -> None:
-        """Cancel the jobs that have not started, and wait so long for the others; None: until they are done."""
+        """Cancel the jobs that have not started, and wait so long for the others; None: without limit."""
         self._closed = True
         for job in list(self._jobs):
             job.cancel()
@@ -82,7 +82,7 @@ class Workers:
 
 
 class _Job(Future[Any]):
-    """What becomes of a call."""
+    """A call in the queue and its future."""
 
     def __init__(self, limit_s: float):
         super().__init__()
@@ -90,15 +90,15 @@ class _Job(Future[Any]):
         self.deadline = math.inf  # set when it starts: waiting in the queue costs no time
 
     def do(self, call: Callable[[], Any]) -> bool:
-        """Whether this thread keeps its place: not if the job was given up meanwhile."""
+        """Run the call; False if the job was given up meanwhile, so that this thread must end."""
         if not self.set_running_or_notify_cancel():
             return True
         self.deadline = time.monotonic() + self._limit_s
         try:
             result = call()
-        except BaseException as error:  # a SystemExit, too, is for whoever waits
+        except BaseException as error:  # a SystemExit, too, is raised where the job is waited for
             return self.end(error=error)
-        if time.monotonic() >= self.deadline:  # whether or not somebody looked by then
+        if time.monotonic() >= self.deadline:  # whether or not the limit was checked by then
             return self.end(error=TimeoutError("over its limit"))
         return self.end(result)
 

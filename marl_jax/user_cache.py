@@ -1,4 +1,4 @@
-"""The user's cache folder: what may be lost and is made again, and is no part of any run.
+"""The user's cache folder: files that can be made again and belong to no run.
 
 $MARL_JAX_CACHE, else $XDG_CACHE_HOME/marl_jax, else ~/.cache/marl_jax
     prepared data sets    compiled/  (compile_cache)    measured/  (planning.measured)
@@ -18,7 +18,7 @@ __all__ = ["digest", "home", "load", "machine", "processor", "store"]
 
 
 def home(given: str | os.PathLike[str] | None = None) -> Path:
-    """The folder; `given` is one that was asked for."""
+    """The folder; `given` takes precedence."""
     shared = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "marl_jax"
     return Path(given or os.environ.get("MARL_JAX_CACHE") or shared).expanduser()
 
@@ -26,19 +26,19 @@ def home(given: str | os.PathLike[str] | None = None) -> Path:
 @functools.cache
 def processor() -> str:
     """The kind of this machine's processor, and how many of them the process may use."""
-    names = _told("model name", "flags", "Features")
+    names = _cpu_lines("model name", "flags", "Features")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return " ".join([platform.machine(), *dict.fromkeys(names), platform.processor(), f"{cores} cores"])
 
 
 def machine() -> str:
     """Number and kind of the processors, for people."""
-    names = _told("model name")
+    names = _cpu_lines("model name")
     return f"{os.cpu_count()} x {names[0] if names else platform.processor() or platform.machine()}"
 
 
-def _told(*begins: str) -> list[str]:
-    """What Linux says of the processors, in lines that begin so."""
+def _cpu_lines(*begins: str) -> list[str]:
+    """The values of the lines of /proc/cpuinfo that begin with one of these names."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -46,7 +46,7 @@ def _told(*begins: str) -> list[str]:
 
 
 def digest(*parts: Any) -> str:
-    """Of anything that JSON can hold, for the name of a file."""
+    """A digest of values that JSON can hold, for a file's name."""
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -54,14 +54,14 @@ def digest(*parts: Any) -> str:
 def load(path: Path) -> dict[str, Any]:
     """The JSON object in a file; nothing where it is missing or broken."""
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            return found
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(content, dict):
+            return content
     return {}
 
 
 def store(path: Path, value: Mapping[str, Any]) -> None:
-    """Write the object; where that cannot be, nothing is lost but time."""
+    """Write the object if possible: without the file, it is only computed again."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""Signs that a role, or the whole workflow, collapses: numbers of a step's table, and alarms over the recorded rows."""
+"""Alarms about roles or workflows that collapse: signs in a step's table, and monitors of the recorded rows."""

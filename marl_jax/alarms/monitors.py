@@ -1,10 +1,10 @@
-"""The alarms: what each one watches, from which number on it speaks, what it means, and what to look at.
+"""The alarms: the number that each one watches, its limit, its meaning, and where to look.
 
     rows of metrics.jsonl, evaluations so far ──► History ──MONITORS──► {who: evidence}
 
 A monitor judges the mean over the last WINDOW steps, mostly against the first step, which the base plays: a collapse
-may be over with the first update. Everything about it stands in its entry of `MONITORS`. `marl_jax.alarms.watch` says
-since when it speaks.
+may be over with the first update. Everything about it is in its entry of `MONITORS`. `marl_jax.alarms.watch` records
+since when it holds.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ Found = Iterator[tuple[str, dict[str, Any]]]  # (role or policy, evidence); the 
 
 
 class History:
-    """What the monitors read: the first and the last values of every key, and the evaluations at both ends."""
+    """The history that monitors read: the first and the last values of every key, and the evaluations at both ends."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -53,9 +53,9 @@ class History:
         return list(dict.fromkeys(match[1] for match in matches if match))
 
     def last(self, key: str) -> list[float]:
-        """The values in the last WINDOW steps; none where a step lacks it: what is not there now is not judged."""
-        found = [value for step, value in self._last.get(key, ()) if step > self.step - WINDOW]
-        return found if len(found) == WINDOW else []
+        """The values in the last WINDOW steps; none where a step lacks it: a missing number raises no alarm."""
+        values = [value for step, value in self._last.get(key, ()) if step > self.step - WINDOW]
+        return values if len(values) == WINDOW else []
 
     def first(self, key: str) -> list[float]:
         """The first WINDOW values there were, or as many as there are yet."""
@@ -74,7 +74,7 @@ class Monitor:
     name: str
     when: str  # the condition, in words
     limits: Limits
-    says: str  # the evidence, in words
+    says: str  # the evidence, as text
     means: str
     look: str
     find: Callable[[History, Limits], Found]
@@ -90,7 +90,7 @@ def mean(values: Collection[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-# ---------------------------------------------------------------- what they find
+# ---------------------------------------------------------------- the conditions
 
 
 def _one_choice(past: History, limits: Limits) -> Found:
@@ -107,19 +107,19 @@ def _one_choice(past: History, limits: Limits) -> Found:
             evidence["balanced_accuracy"] = mean(balanced)
         if share >= limits["share"] and evidence.get("balanced_accuracy", 1.0) <= limits["balanced"]:
             yield role, evidence
-    for role, said in ((past.evaluation or {}).get("roles") or {}).items():
-        known = recalls(said) if said.get("kind") == "judge" and role not in roles else None
-        if known is None or said["verdicts"] < limits["calls"]:
+    for role, seen in ((past.evaluation or {}).get("roles") or {}).items():
+        known = recalls(seen) if seen.get("kind") == "judge" and role not in roles else None
+        if known is None or seen["verdicts"] < limits["calls"]:
             continue
-        share = max(said["said_correct"], said["verdicts"] - said["said_correct"]) / said["verdicts"]
+        share = max(seen["said_correct"], seen["verdicts"] - seen["said_correct"]) / seen["verdicts"]
         if share >= limits["share"] and (balanced_accuracy := sum(known) / 2) <= limits["balanced"]:
-            evidence = {"commonest": share, "calls": said["verdicts"], "balanced_accuracy": balanced_accuracy}
+            evidence = {"commonest": share, "calls": seen["verdicts"], "balanced_accuracy": balanced_accuracy}
             yield role, evidence
 
 
-def recalls(said: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Of a judge's counts in an evaluation: the share of right answers it accepts, and of wrong ones it rejects."""
-    counts = [said.get(name) for name in ("verdicts", "was_correct", "both_correct", "accuracy")]
+def recalls(judged: Mapping[str, Any]) -> tuple[float, float] | None:
+    """(share of right answers that a judge accepts, share of wrong ones that it rejects) in an evaluation."""
+    counts = [judged.get(name) for name in ("verdicts", "was_correct", "both_correct", "accuracy")]
     if None in counts:
         return None
     verdicts, right, both, accuracy = map(float, counts)  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ def _left(key: str) -> Callable[[History, Limits], Found]:
 
 
 def _risen(key: str) -> Callable[[History, Limits], Found]:
-    """Roles whose share of something rose."""
+    """Roles whose share rose."""
 
     def find(past: History, limits: Limits) -> Found:
         for role, before, now in _by_role(past, key):

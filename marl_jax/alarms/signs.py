@@ -1,8 +1,8 @@
-"""What a step's table shows of roles that decide without looking: columns to numbers, for metrics and evaluations.
+"""Signs in a step's table that a role decides without reading: columns to numbers, for metrics and evaluations.
 
-choice, grades of what was read ──choices──► how common the commonest choice is, how well right is told from wrong
-prompt, tokens ──copied──► the share of a completion that already stands in its prompt
-tokens ──repeated──► the share of a completion that it has said before
+choice, grades of the answers read ──choices──► how common the commonest choice is, balanced accuracy
+prompt, tokens ──copied──► the share of a completion that is copied from its prompt
+tokens ──repeated──► the share of a completion that repeats itself
 """
 
 from typing import Any
@@ -21,30 +21,30 @@ _BASE = np.uint64(0x9E3779B97F4A7C15)  # odd, so that products modulo 2^64 keep 
 
 def signs(table: Table) -> dict[str, Any]:
     """{"choice/ROLE/NAME", "copied/ROLE", "repeated/ROLE"} of a graded table, for its line of `metrics.jsonl`."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     shares = {"copied": copied(table), "repeated": repeated(table)}
     for role in table.present():
-        mine = table.having(role=role)
-        found |= {f"choice/{role}/{name}": value for name, value in choices(table, mine).items()}
+        calls = table.having(role=role)
+        values |= {f"choice/{role}/{name}": value for name, value in choices(table, calls).items()}
         for name, share in shares.items():
-            if len(known := share[mine & ~np.isnan(share)]):
-                found[f"{name}/{role}"] = float(known.mean())
-    return found
+            if len(known := share[calls & ~np.isnan(share)]):
+                values[f"{name}/{role}"] = float(known.mean())
+    return values
 
 
 def choices(table: Table, mine: np.ndarray) -> dict[str, Any]:
     """How the judges or pickers among these rows choose; nothing for other roles. A share of nothing is None.
 
-    A judge is asked about the last answer that it read. `recall_right` is the share of right answers that it accepts,
+    A judge decides on the last answer that it read. `recall_right` is the share of right answers that it accepts,
     `recall_wrong` that of wrong ones that it rejects, and the balanced accuracy their mean: 0.5 for a judge that always
     says one thing, however many answers are right.
 
-    A picker is asked where it was shown right and wrong answers; elsewhere every pick is as good. `accuracy` is then
+    A picker counts where it read right and wrong answers; elsewhere every pick is as good. `accuracy` is then
     the share of right picks, `chance` that of a blind one, and the balanced accuracy 0.5 for a blind pick and 1 for a
     perfect one.
 
     `commonest` is the share of the choice that is made most, `calls` of how many: of a judge its readable verdicts
-    on answers of a solver, of a picker the picks where it was asked.
+    on answers of a solver, of a picker the picks that count.
     """
     mine = mine & table.sound
     kinds = set(table.kind[mine].tolist())
@@ -54,7 +54,7 @@ def choices(table: Table, mine: np.ndarray) -> dict[str, Any]:
 
 
 def copied(table: Table, run: int = COPY) -> np.ndarray:
-    """Float[N]: the share of sampled tokens in stretches of `run` or more that stand in the prompt just so.
+    """Float[N]: the share of sampled tokens in stretches of `run` or more that are also in the prompt.
 
     NaN for completions that are shorter than that.
     """
@@ -67,23 +67,23 @@ def copied(table: Table, run: int = COPY) -> np.ndarray:
     keys = prompts.starts * (int(prompts.lengths.max()) + 1) + prompts.lengths
     _, first, which = np.unique(keys, return_index=True, return_inverse=True)
     there, whose, _ = _windows(prompts.take(first), run)
-    said, row, place = _windows(table.tokens.take(long), run)
-    same = np.isin(_of(said, which[row]), _of(there, whose))
+    hashes, row, place = _windows(table.tokens.take(long), run)
+    same = np.isin(_of(hashes, which[row]), _of(there, whose))
     share[long] = _covered(place[same], table.length[long], run)
     return share
 
 
 def repeated(table: Table, run: int = COPY) -> np.ndarray:
-    """Float[N]: the share of sampled tokens in stretches of `run` or more that the completion has said before.
+    """Float[N]: the share of sampled tokens in stretches of `run` or more that occurred earlier in the completion.
 
     NaN for completions that are shorter than that.
     """
     share = np.full(len(table), np.nan)
     long = np.flatnonzero(table.length >= run)
     if len(long):
-        said, row, place = _windows(table.tokens.take(long), run)
-        again = np.ones(len(said), bool)
-        again[np.unique(_of(said, row), return_index=True)[1]] = False  # the first of each is not said again
+        hashes, row, place = _windows(table.tokens.take(long), run)
+        again = np.ones(len(hashes), bool)
+        again[np.unique(_of(hashes, row), return_index=True)[1]] = False  # the first of each is no repeat
         share[long] = _covered(place[again], table.length[long], run)
     return share
 
@@ -93,14 +93,14 @@ def repeated(table: Table, run: int = COPY) -> np.ndarray:
 
 def _judged(table: Table, mine: np.ndarray) -> dict[str, Any]:
     was, asked = last_read(table)
-    said, right, wrong = table.choice[mine & asked], mine & asked & was, mine & asked & ~was
+    verdicts, right, wrong = table.choice[mine & asked], mine & asked & was, mine & asked & ~was
     recalls = {
         "recall_right": share(table.choice[right] == VERDICTS["Correct"]),
         "recall_wrong": share(table.choice[wrong] == VERDICTS["Incorrect"]),
     }
     known = [recall for recall in recalls.values() if recall is not None]
     return {
-        **_commonest(said),
+        **_commonest(verdicts),
         "right": int(right.sum()),
         "wrong": int(wrong.sum()),
         **recalls,
@@ -142,14 +142,14 @@ def _windows(rows: Ragged, run: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     row = np.repeat(np.arange(len(rows)), counts)
     inside = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     source = rows.starts[row] + inside
-    found = np.zeros(len(row), np.uint64)
+    hashes = np.zeros(len(row), np.uint64)
     for k in range(run):
-        found = found * _BASE + rows.values[source + k].astype(np.uint64) + np.uint64(1)
-    return found, row, offsets[row] + inside
+        hashes = hashes * _BASE + rows.values[source + k].astype(np.uint64) + np.uint64(1)
+    return hashes, row, offsets[row] + inside
 
 
 def _covered(places: np.ndarray, lengths: np.ndarray, run: int) -> np.ndarray:
-    """Of texts end to end: the share of each that lies in some stretch of `run` tokens that begins at these places."""
+    """For texts end to end: the share of each that lies in some stretch of `run` tokens that begins at these places."""
     ends = np.cumsum(lengths)
     edges = np.zeros(int(ends[-1]) + run + 1, np.int64)
     np.add.at(edges, places, 1)
@@ -159,10 +159,10 @@ def _covered(places: np.ndarray, lengths: np.ndarray, run: int) -> np.ndarray:
 
 
 def _of(hashes: np.ndarray, owner: np.ndarray) -> np.ndarray:
-    """The hashes, told apart by the prompt that they belong to."""
+    """The hashes, made distinct by the prompt that they belong to."""
     return (hashes ^ (owner.astype(np.uint64) + np.uint64(1)) * _BASE) * _BASE
 
 
 def share(values: np.ndarray) -> float | None:
-    """Of those that are true; None of none."""
+    """The share of true values; None without values."""
     return float(np.mean(values)) if len(values) else None

@@ -1,4 +1,4 @@
-"""Since when which alarm holds: a pure function of the rows and evaluations so far, fed one by one.
+"""The alarms and the steps since which they hold: a pure function of the rows and evaluations so far, fed one by one.
 
 watch = Watch()
 watch.row(line)              the alarms for this line of `metrics.jsonl`; lines and evaluations by rising step
@@ -20,7 +20,7 @@ Line = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Alarm:
-    """A monitor that spoke."""
+    """A monitor whose condition held."""
 
     monitor: Monitor
     who: str  # the role or policy; "" for the workflow as a whole
@@ -35,9 +35,9 @@ class Alarm:
 
     @property
     def text(self) -> str:
-        """The evidence, what it means, and what to look at."""
-        said = self.monitor.says.format(who=self.who, **self.evidence)
-        return f"{said}. {self.monitor.means} Look at {self.monitor.look}."
+        """The evidence, the meaning, and where to look."""
+        text = self.monitor.says.format(who=self.who, **self.evidence)
+        return f"{text}. {self.monitor.means} Look at {self.monitor.look}."
 
     def to_json(self) -> dict[str, Any]:
         """As the lines of `metrics.jsonl` have it."""
@@ -61,18 +61,18 @@ class Watch:
 
     @property
     def alarms(self) -> list[Alarm]:
-        """All that ever began, the earliest first; one that ended and began again is there twice."""
+        """All alarms that ever began, the earliest first; one that ended and began again is there twice."""
         return sorted([*self._over, *self._alarms.values()], key=lambda alarm: alarm.step)
 
     @property
     def holding(self) -> list[Alarm]:
-        """Those that hold now."""
+        """The alarms that hold now."""
         return [alarm for alarm in self.alarms if alarm.until is None]
 
     def row(self, line: Line) -> list[Alarm]:
         """After a step: the alarms that began with it, and before those of an evaluation since the last step.
 
-        One that ended and begins again is not told again.
+        One that ended and begins again is not reported again.
         """
         self._past.row(line)
         self._look(line["step"])
@@ -80,25 +80,25 @@ class Watch:
         return new
 
     def evaluation(self, record: Line) -> list[Alarm]:
-        """After an evaluation along the run: the alarms that begin with it. One that is known begins nothing."""
+        """After an evaluation along the run: the alarms that begin with it. A known one does not begin again."""
         if record["step"] <= self._evaluated or not is_along(record):
             return []
         self._evaluated, self._past.evaluation = record["step"], record
         return self._look(record["step"])
 
     def _look(self, step: int) -> list[Alarm]:
-        found = {
+        holding = {
             (monitor.name, who): Alarm(monitor, who, step, evidence)
             for monitor in MONITORS
             for who, evidence in monitor.find(self._past, monitor.limits)
         }
-        new = [alarm for key, alarm in found.items() if key not in self._alarms]
+        new = [alarm for key, alarm in holding.items() if key not in self._alarms]
         for key, alarm in self._alarms.items():
-            if key not in found:
+            if key not in holding:
                 self._alarms[key] = dataclasses.replace(alarm, until=alarm.until or step)
             elif alarm.until is not None:
                 self._over.append(alarm)
-                self._alarms[key] = found[key]
+                self._alarms[key] = holding[key]
         self._alarms |= {(alarm.monitor.name, alarm.who): alarm for alarm in new}
         self._new += new
         return new
@@ -117,7 +117,7 @@ def judge(rows: Iterable[Line], evaluations: Iterable[Line] = ()) -> Watch:
 
 
 def watch_of(alarms: Iterable[Line]) -> Watch:
-    """A watch that says these, each as `Alarm.to_json` has it with `until`; monitors that are gone are left out."""
+    """A watch with these alarms, each as `Alarm.to_json` has it with `until`; monitors that are gone are left out."""
     watch, known = Watch(), {monitor.name: monitor for monitor in MONITORS}
     watch._over = [
         Alarm(known[one["name"]], one["who"], one["step"], one["evidence"], one["until"])
@@ -128,6 +128,6 @@ def watch_of(alarms: Iterable[Line]) -> Watch:
 
 
 def is_along(record: Line) -> bool:
-    """Whether an evaluation belongs to the run's course: of its own policies, on val, and made by the run itself."""
+    """Whether an evaluation belongs to the run's course: of its policies, on val, and made by the run."""
     usual = record.get("mode", "trained") == "trained" and record.get("split", "val") == "val"
     return usual and "checkpoint" not in record

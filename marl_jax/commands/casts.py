@@ -1,6 +1,6 @@
-"""Who plays in an evaluation: which policy speaks for which role, in which workflow, and what that is compared with.
+"""Casts of an evaluation: the workflow, the policy of each role, and the cast that it is compared with.
 
-trained              every role by its own policy           compared with the same at their start
+trained              every role by its own policy           compared with the same policies at their start
 swapped              every role by the next one's policy    likewise
 generator_transfer   one role by a single agent's policy    likewise, with no transfer
 single_transfer      one role's policy, alone               compared with its own start, alone
@@ -38,7 +38,7 @@ SPLITS = ("test", "val")
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What to play, as the flags of the command say it."""
+    """The evaluation that the flags of the command describe."""
 
     # all, latest, best, base or a step. None: latest, but base for generator_transfer, so that the other roles are as
     # they began.
@@ -54,7 +54,7 @@ class Evaluation:
     seed: int | None = None  # of the noise; None: the run's
 
     def __post_init__(self) -> None:
-        """Refuse what a flag cannot be."""
+        """Refuse impossible values of flags."""
         for name, least in (("samples", 1), ("problems", 1), ("seed", 0)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise FolderError(f"--{name} is {value}; it must be at least {least}")
@@ -75,7 +75,7 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Cast:
-    """What is played, and what a record says of it."""
+    """A configuration to play, and its description in records."""
 
     config: RunConfig
     mode: str
@@ -84,27 +84,27 @@ class Cast:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A cast, the one it is compared with, and the parts that serve both."""
+    """A cast, the one that it is compared with, and the parts that play both."""
 
     cast: Cast
     base: Cast
     parts: Parts
 
 
-def make_stage(asked: Evaluation, config: RunConfig, parts: Parts, accept_changes: bool) -> Stage:
-    """The stage of the mode that is asked for."""
+def make_stage(evaluation: Evaluation, config: RunConfig, parts: Parts, accept_changes: bool) -> Stage:
+    """The stage of the chosen mode."""
     config = dataclasses.replace(config, phases=())  # they are of training
-    match asked.mode:
+    match evaluation.mode:
         case "single_transfer":
-            return _alone(config, parts, asked.role or "generator")
+            return _alone(config, parts, evaluation.role or "generator")
         case "generator_transfer":
-            return _transferred(asked, config, parts, accept_changes)
-    played = _swapped(config, parts) if asked.mode == "swapped" else config
-    return Stage(Cast(played, asked.mode), Cast(config, "base"), parts)
+            return _transferred(evaluation, config, parts, accept_changes)
+    played = _swapped(config, parts) if evaluation.mode == "swapped" else config
+    return Stage(Cast(played, evaluation.mode), Cast(config, "base"), parts)
 
 
 def _swapped(config: RunConfig, parts: Parts) -> RunConfig:
-    """Every role speaks with the policy of the next one, the last with that of the first."""
+    """Every role is played by the policy of the next one, the last by that of the first."""
     names = policy_names(config.policies.map)
     if len(names) < 2:
         raise FolderError(
@@ -123,11 +123,11 @@ def _swapped(config: RunConfig, parts: Parts) -> RunConfig:
 
 
 def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
-    """The single-agent workflow, its generator spoken for by the policy of a role."""
+    """The single-agent workflow, its generator played by the policy of a role."""
     policy = _policy(config, role)
     if "generator" not in parts.prompts.files:
         raise FolderError("--mode=single_transfer needs prompts for 'generator', and this run's have none")
-    # It answers as the workflow's generator does, where there is one: an aggregator may say no more than a number.
+    # It answers as the workflow's generator does, where there is one: an aggregator's limit may be a few tokens.
     like = "generator" if "generator" in config.roles else role.split("/")[0]
     settings = config.role_settings[like]
     limits, room = config.rollout.limits, config.engine.max_prompt + settings.max_new_tokens
@@ -146,15 +146,15 @@ def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
         learner=dataclasses.replace(config.learner, interventions=InterventionConfig()),
     )
     cast = Cast(alone, "single_transfer", {"role": role})
-    own = {policy: parts.specs[policy]}
-    return Stage(cast, cast, dataclasses.replace(parts, workflow=single, specs=own))
+    only = {policy: parts.specs[policy]}
+    return Stage(cast, cast, dataclasses.replace(parts, workflow=single, specs=only))
 
 
-def _transferred(asked: Evaluation, config: RunConfig, parts: Parts, accept_changes: bool) -> Stage:
-    """A role of the workflow spoken for by the policy of a single agent, which is served as it is."""
-    role = asked.role or "generator"
+def _transferred(evaluation: Evaluation, config: RunConfig, parts: Parts, accept_changes: bool) -> Stage:
+    """A role of the workflow played by the policy of a single agent, unchanged."""
+    role = evaluation.role or "generator"
     _policy(config, role)
-    path = path_of(asked.generator_from or "")
+    path = path_of(evaluation.generator_from or "")
     theirs = dataclasses.replace(config_of(path), mesh=config.mesh)
     if len(theirs.roles) != 1:
         roles = ", ".join(theirs.roles)
@@ -165,17 +165,17 @@ def _transferred(asked: Evaluation, config: RunConfig, parts: Parts, accept_chan
     if not accept_changes:
         check_unchanged(path, digests(theirs, their_parts, {}))
     policy = policy_of(theirs.policies.map, theirs.roles[0])
-    own = [of for key, of in config.policies.map.items() if role in (key, key.split("/")[0])]
-    for mine in own:
-        if differ := _differ(parts, mine, their_parts, policy):
+    players = [of for key, of in config.policies.map.items() if role in (key, key.split("/")[0])]
+    for player in players:
+        if differ := _differ(parts, player, their_parts, policy):
             raise FolderError(
-                f"the run in '{path}' has another {differ} than this run's '{mine}': it cannot play here"
+                f"the run in '{path}' has another {differ} than this run's '{player}': it cannot play here"
             )
-    which = read_which(asked.generator_checkpoint or "latest", "--generator_checkpoint")
+    which = read_which(evaluation.generator_checkpoint or "latest", "--generator_checkpoint")
     stored = policies_at(path, theirs, their_parts, which)
     name = f"{path}@{stored.name}"
     specs = {**parts.specs, name: PolicySpec(base=name, frozen=True)}
-    base = parts.specs[own[0]].base  # in whose place it plays
+    base = parts.specs[players[0]].base  # the base that it replaces
     weights = whole_weights(their_parts, policy, stored.trees[policy], parts.models[base].dtype)
     taken = {
         key: name if role in (key, key.split("/")[0]) else policy
@@ -183,7 +183,7 @@ def _transferred(asked: Evaluation, config: RunConfig, parts: Parts, accept_chan
     }
     about = {"role": role, "generator_from": str(path), "generator_step": stored.step}
     return Stage(
-        Cast(dataclasses.replace(config, policies=_pruned(config, taken)), asked.mode, about),
+        Cast(dataclasses.replace(config, policies=_pruned(config, taken)), evaluation.mode, about),
         Cast(config, "base"),
         dataclasses.replace(
             parts,
@@ -199,7 +199,7 @@ def _transferred(asked: Evaluation, config: RunConfig, parts: Parts, accept_chan
 
 
 def _policy(config: RunConfig, role: str) -> str:
-    """The policy that speaks for a role, or for one slot of it."""
+    """The policy that plays a role, or one slot of it."""
     name, _, slot = role.partition("/")
     if role not in config.policies.map and role not in config.roles:
         raise FolderError(f"--role is '{role}', which is no role of this run{nearest(role, config.roles)}")
@@ -207,7 +207,7 @@ def _policy(config: RunConfig, role: str) -> str:
 
 
 def _differ(parts: Parts, policy: str, others: Parts, other: str) -> str:
-    """How two policies differ that one is to play for the other; nothing where they are alike."""
+    """How two policies differ where one is to play for the other; empty where they fit."""
     mine, theirs = parts.specs[policy].base, others.specs[other].base
     model = parts.models[mine]
     if dataclasses.replace(others.models[theirs], dtype=model.dtype) != model:
@@ -216,7 +216,7 @@ def _differ(parts: Parts, policy: str, others: Parts, other: str) -> str:
 
 
 def _pruned(config: RunConfig, policy_map: Mapping[str, str], **changes: Any) -> Any:
-    """The same policies under another map; what is set for those that it does not name goes."""
+    """The same policies under another map; settings of policies that it does not name are removed."""
     kept = lambda given: {name: value for name, value in given.items() if name in policy_map.values()}
     bases, trains = kept(config.policies.bases), kept(config.policies.trains)
     return dataclasses.replace(config.policies, map=dict(policy_map), bases=bases, trains=trains, **changes)

@@ -1,4 +1,4 @@
-"""What every command shares: --config is taken off the command line, and what a user can put right is told in a line.
+"""Code shared by all commands: --config is parsed off the command line, and mistakes of a user are shown in a line.
 
 if __name__ == "__main__":
     cli.run(main)          # main(config or None, the words that absl left over)
@@ -30,13 +30,13 @@ __all__ = [
     "train",
 ]
 
-# Exit codes: the run ended by an error; what was asked for has to be put right; Ctrl-C.
+# Exit codes: the run ended by an error; the command or configuration must be corrected; Ctrl-C.
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 flags.disclaim_key_flags()  # so that --helpshort of a command shows the flags that are defined for it here
 
 
 def define_accept_changes() -> None:
-    """The flag that a refusal advises when a run is not what it was begun with; for commands that open one."""
+    """The flag that accepts changes of a run's inputs; for commands that open a run."""
     flags.DEFINE_bool(
         "accept_changes",
         False,
@@ -65,7 +65,7 @@ def run(
     try:
         with to_a_reader() if prints else contextlib.nullcontext():
             _run(main, words, read, needs)
-    except KeyboardInterrupt:  # which a run that trains heeds in its own way, see runs/stopping.py
+    except KeyboardInterrupt:  # which a training run handles itself, see runs/stopping.py
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
 
@@ -77,7 +77,7 @@ def _run(
     needs: str,
 ) -> None:
     # Deterministic kernels, before a GPU is touched, unless the user has set otherwise: a run that was killed ends with
-    # the bits of one that was not, and is evaluated as it was trained.
+    # the bits of one without it, and is evaluated as it was trained.
     if "xla_gpu_deterministic_ops" not in (given := os.environ.get("XLA_FLAGS", "")):
         os.environ["XLA_FLAGS"] = f"{given} --xla_gpu_deterministic_ops=true".strip()
     if "cache" not in flags.FLAGS:
@@ -87,8 +87,8 @@ def _run(
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is missing, at every start
     try:
         spec, texts, rest = split_argv(sys.argv)
-        asked = spec is not None or texts
-        config = read(sys.argv)[0] if asked else None
+        given_some = spec is not None or texts
+        config = read(sys.argv)[0] if given_some else None
     except ValueError as error:  # of a config file, the name of a cell, or a field
         sys.exit(_refusal(error))
     app.run(lambda left: _call(main, config, left[1:], words, needs), argv=rest, flags_parser=_parse)
@@ -108,9 +108,9 @@ def no_config(argv: Sequence[str]) -> NoReturn:
 
 
 def train(workdir: str, *defaults: str) -> None:
-    """Train and report what the defaults and the command line, which counts more, ask for.
+    """Train and report a configuration made of defaults and the command line, which takes precedence.
 
-    The one word of the command line is another folder.
+    A word on the command line is the folder, in place of the default.
     """
     define_accept_changes()
     define_hosts()
@@ -152,7 +152,7 @@ class _Sentences(python_logging.Formatter):
 def _call(
     main: Callable[..., int | None], config: Any, left: list[str], words: int, needs: str
 ) -> int | None:
-    # Absl makes it INFO where it was not asked for, and libraries would talk into the live view.
+    # Absl's default is INFO, at which libraries would write into the live view.
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)
     logging.get_absl_handler().setFormatter(_Sentences())

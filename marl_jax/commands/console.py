@@ -38,7 +38,7 @@ REFUSED = 2
 
 
 def main() -> int | None:
-    """Run the main of the command that is asked for; whatever a command needs loads there."""
+    """Run the main of the named command, which imports the rest."""
     name, *_ = [*sys.argv[1:], "--help"]
     if name in ("--help", "-h", "--helpshort", "help"):
         with to_a_reader():
@@ -49,7 +49,7 @@ def main() -> int | None:
         return REFUSED
     file = _file(name)
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does, for workflows, tasks and rewards of one's own
+        sys.path.insert(0, os.getcwd())  # as `python -m` does, for the user's workflows, tasks and rewards
     sys.argv[1:2] = []
     runpy.run_path(str(file), run_name="__main__")
     return None
@@ -57,7 +57,7 @@ def main() -> int | None:
 
 @contextlib.contextmanager
 def to_a_reader() -> Iterator[None]:
-    """What is printed in here may be cut short in silence, by a reader that has enough, as in `docs | head`."""
+    """A context in which a reader may close the output early without an error, as in `docs | head`."""
     try:
         try:
             yield

@@ -1,4 +1,4 @@
-"""What the code declares, as text: where a thing stands, and of a dataclass's field its type, default and comment."""
+"""Declarations in the code as text: file and line of an object, and type, default and comment of a field."""
 
 import ast
 import dataclasses
@@ -38,11 +38,11 @@ def default_of(field: Any) -> str:
 
 
 def typed(hint: Any, bounds: Any) -> str:
-    """What may stand there: a type, and the bounds of its annotation."""
-    said = [
+    """The type of a field and the bounds of its annotation."""
+    limits = [
         _LIMITS[type(bound)].format(*dataclasses.astuple(bound)) for bound in bounds if type(bound) in _LIMITS
     ]
-    return ", ".join([_type(hint), *said])
+    return ", ".join([_type(hint), *limits])
 
 
 def _type(hint: Any) -> str:
@@ -62,11 +62,11 @@ def _type(hint: Any) -> str:
 
 
 def declared(cls: Any, name: str) -> tuple[str, str]:
-    """(file and line of a field, the comment beside or above it); of an inherited one where it is declared."""
+    """(file and line of a field, the comment beside or above it); of an inherited field where it is declared."""
     for owner in cls.__mro__:
-        found = _fields_of(owner) if "__dataclass_fields__" in vars(owner) else {}
-        if name in found:
-            return found[name]
+        fields = _fields_of(owner) if "__dataclass_fields__" in vars(owner) else {}
+        if name in fields:
+            return fields[name]
     return "", ""
 
 
@@ -82,7 +82,7 @@ def _fields_of(cls: type) -> dict[str, tuple[str, str]]:
         if token.type == tokenize.COMMENT
     }
     (body,) = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
-    found = {}
+    fields = {}
     for node in body.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             beside = [
@@ -93,5 +93,5 @@ def _fields_of(cls: type) -> dict[str, tuple[str, str]]:
             while line in comments and text.split("\n")[line - 1].lstrip().startswith("#"):
                 above.insert(0, comments[line])
                 line -= 1
-            found[node.target.id] = (f"{file}:{first + node.lineno - 1}", " ".join([*above, *beside]))
-    return found
+            fields[node.target.id] = (f"{file}:{first + node.lineno - 1}", " ".join([*above, *beside]))
+    return fields

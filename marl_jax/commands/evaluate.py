@@ -60,22 +60,22 @@ Watch = Callable[[str], Callable[[Progress], None] | None]
 
 def evaluate(
     workdir: str | os.PathLike[str],
-    asked: Evaluation,
+    evaluation: Evaluation,
     *,
     accept_changes: bool = False,
     watch: Watch = lambda name: None,
     out: str | os.PathLike[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Play what is asked for: one record per checkpoint, appended to `eval.jsonl` unless it was there.
+    """Play the evaluation: one record per checkpoint, appended to `eval.jsonl` unless it is there.
 
     With `out`, that file is in another folder, and nothing is written to the run's.
 
     The base comes first, and the others carry their difference to it. `accept_changes` evaluates although the base, the
-    data or the prompts are not what the run began with. `watch` is called with the name of the checkpoint that is
-    played next; what it returns is shown the progress.
+    data or the prompts differ from those at the start of the run. `watch` is called with the name of the next
+    checkpoint; the object that it returns receives the progress.
     """
-    path, split, samples = path_of(workdir), asked.split, asked.samples
-    wanted = _wanted(path, asked.checkpoint, asked.mode)
+    path, split, samples = path_of(workdir), evaluation.split, evaluation.samples
+    wanted = _wanted(path, evaluation.checkpoint, evaluation.mode)
     with _opened(path, out) as lines, contextlib.ExitStack() as ends:
         before = [line for file in {path / "eval.jsonl", lines.path} for line in read_lines(file)]
         config = on_these_devices(config_of(path))
@@ -84,21 +84,21 @@ def evaluate(
         if not accept_changes:
             check_unchanged(path, now)
         stored = _each(path, config, parts, wanted)
-        first = list(itertools.islice(stored, 1))  # one that is not there is told before anything is played
+        first = list(itertools.islice(stored, 1))  # a missing one is reported before anything is played
         if wanted and not first:
             raise CheckpointError(
                 f"every checkpoint in '{path / 'checkpoints'}' is damaged: nothing to evaluate"
             )
         start = policies_at(path, config, parts, "base")
-        stage = make_stage(asked, config, parts, accept_changes)
+        stage = make_stage(evaluation, config, parts, accept_changes)
         settings, measured = _shapes(path, config, stage.parts)
         log = lines.path.parent / "vllm.log"
         service = make_service(config, stage.parts, start.trees, settings, measured=measured, log=log)
         ends.callback(service.close)
-        tasks = list(drawn[: asked.problems])
+        tasks = list(drawn[: evaluation.problems])
         if warning := _learned_from(config.data, split, drawn):
             logging.warning("%s", warning)
-        noise = config.seed if asked.seed is None else asked.seed
+        noise = config.seed if evaluation.seed is None else evaluation.seed
         metric = config.evaluation.metric
         made_of = {"data": now.pop(f"data {split}"), "of_problems": len(drawn)}
         made_of["made_with"] = folder.versions() | now
@@ -115,10 +115,10 @@ def evaluate(
                 finished=grader.start,
             )
             table = grade(table, grader)
-            found = summary(table, samples, base, parts.metric)
+            results = summary(table, samples, base, parts.metric)
             about = {"split": split, "mode": cast.mode, "seed": noise, "checkpoint": of.name, **cast.about}
             about |= {"metric": metric} if metric else {}
-            record = {**about, **found, **made_of}
+            record = {**about, **results, **made_of}
             record["episodes"] = _keep(lines.path.parent, of.step, table, record)
             lines.write(of.step, record)
             return {"step": of.step, **record}
@@ -143,7 +143,7 @@ def _opened(path: Path, out: str | os.PathLike[str] | None) -> Iterator[JsonLine
         try:
             yield lines
         finally:
-            if not lines.path.stat().st_size:  # of what was refused
+            if not lines.path.stat().st_size:  # left by an evaluation that was refused
                 lines.path.unlink()
 
 
@@ -154,9 +154,9 @@ def announce(name: str) -> Callable[[Progress], None]:
 
 
 def _keep(path: Path, step: int, table: Table, record: Mapping[str, Any]) -> str:
-    """Write what was said, in the form of a step's episodes; where, within the folder that has the records."""
-    told = json.dumps([record[name] for name in sorted(record) if name not in ("per_problem", "roles")])
-    name = f"{record['split']}-{step:06d}-{record['mode']}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+    """Write the table, as a step's episodes are; returns the path within the folder that has the records."""
+    text = json.dumps([record[name] for name in sorted(record) if name not in ("per_problem", "roles")])
+    name = f"{record['split']}-{step:06d}-{record['mode']}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     file = path / "episodes" / f"{name}.parquet"
     with disk_errors(file.parent):
         write_episodes(file, table)
@@ -164,18 +164,18 @@ def _keep(path: Path, step: int, table: Table, record: Mapping[str, Any]) -> str
 
 
 def _learned_from(config: DataConfig, split: str, tasks: Sequence[Task]) -> str:
-    """A warning where the user's data has these problems in train, too; what is published is not read for that."""
+    """A warning where the user's data has these problems in train, too; published data is not read for this."""
     if not (is_own(config.name) or config.directory):
         return ""
     try:
         train = load_tasks(config, "train")
     except Exception:
-        return ""  # it is not needed here and may be gone, which a function of the user's says as it likes
+        return ""  # train is not needed here and may be missing, and a user's function may raise anything
     return shared_problems(config, split, tasks, train)
 
 
 def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[Asked]:
-    """The checkpoints to play besides the base; those that are not there are refused."""
+    """The checkpoints to play besides the base; missing ones are refused."""
     elsewhere = mode in ("generator_transfer", "swapped")  # where the base's policies, too, are another cast
     default = "base" if mode in ("base", "generator_transfer") else "latest"
     every = checkpoint == "all"
@@ -184,14 +184,14 @@ def _wanted(path: Path, checkpoint: str | None, mode: str) -> list[Asked]:
         raise FolderError(f"--mode=base plays the base, not --checkpoint={checkpoint}: leave one of them out")
     if which == "base":
         return ["base"] if elsewhere else []
-    found = steps(path / "checkpoints")
-    if not found:
+    saved = steps(path / "checkpoints")
+    if not saved:
         raise CheckpointError(f"there is no checkpoint in '{path / 'checkpoints'}': train first")
-    return list(found) if every else [which]
+    return list(saved) if every else [which]
 
 
 def _each(path: Path, config: RunConfig, parts: Parts, wanted: list[Asked]) -> Iterator[Stored]:
-    """One after another, as they are asked for; of several, those that are damaged are left out."""
+    """Checkpoints loaded one after another on demand; of several, damaged ones are left out."""
     for which in wanted:
         try:
             yield policies_at(path, config, parts, which)
@@ -206,37 +206,37 @@ def _recorded(
 ) -> dict[str, Any] | None:
     """The base on the same problems and noise, by the same code, if it was played before.
 
-    The run's own step 0 is no other: it was made with what `config.json` says, as long as no change was accepted.
+    The run's step 0 counts as well: it was made with the inputs in `config.json`, if no change was accepted.
     """
     modes = ("base", "trained") if base.mode == "base" else (base.mode,)
     began = folder.read(path)
     of_run = {**began.get("versions", {}), **began.get("digests", {})}
-    own = None if began.get("changes") else {name: of_run.get(name) for name in about["made_with"]}
+    inputs = None if began.get("changes") else {name: of_run.get(name) for name in about["made_with"]}
     for line in before:
-        told = line if "checkpoint" in line else {**line, "made_with": own}
-        same = all(told.get(name) == value for name, value in about.items())
+        record = line if "checkpoint" in line else {**line, "made_with": inputs}
+        same = all(record.get(name) == value for name, value in about.items())
         if same and line["step"] == 0 and line.get("mode") in modes:
             return line
     return None
 
 
 def _shapes(path: Path, config: RunConfig, parts: Parts) -> tuple[Shapes, bool]:
-    """The shapes that the run settled on where this machine has the memory for them, else its own.
+    """The shapes that the run settled on if they fit this machine's memory, else new ones.
 
     And whether they were measured.
     """
     settled = folder.read(path).get("settled", {})
-    if found := settled_shapes(settled):
-        shapes = _by_base(found, parts)
+    if shared := settled_shapes(settled):
+        shapes = _by_base(shared, parts)
         bases = [parts.specs[group[0]].base for group in decode_groups(parts.specs)]
         if sum(memory_bytes(parts.models[base], shapes[base]) for base in bases) <= free_bytes():
             return shapes, settled.get("measured", False)
     return _by_base(planned_engine(config, parts, training=False), parts), False
 
 
-def _by_base(found: Shapes, parts: Parts) -> dict[str, EngineSettings]:
+def _by_base(shapes_of: Shapes, parts: Parts) -> dict[str, EngineSettings]:
     """The shapes of every base; a guest from another run has those of the model that it has, too."""
-    if not isinstance(found, Mapping):
-        return dict.fromkeys(parts.models, found)
-    of_models = {parts.models[base]: shapes for base, shapes in found.items()}
+    if not isinstance(shapes_of, Mapping):
+        return dict.fromkeys(parts.models, shapes_of)
+    of_models = {parts.models[base]: shapes for base, shapes in shapes_of.items()}
     return {base: of_models[model] for base, model in parts.models.items()}

@@ -1,4 +1,4 @@
-"""A policy of a run as others load it: a Hugging Face directory, or a PEFT adapter on its base.
+"""Export of a policy of a run for other libraries: a Hugging Face directory, or a PEFT adapter on its base.
 
 hf     weights, adapters summed in (float32, then rounded once), config.json, tokenizer
 peft   the adapter as it was trained, adapter_config.json with the base's directory, tokenizer
@@ -49,15 +49,15 @@ _WRITTEN = (
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     directory: Path
     policy: str
-    roles: tuple[str, ...]  # that it speaks for
+    roles: tuple[str, ...]  # that it answers for
     step: int
     format: str
     dtype: str
-    note: str = ""  # on the type of its numbers, where there is something to say
+    note: str = ""  # on the type of its numbers, if there is one
 
     def __str__(self) -> str:
         roles = ", ".join(self.roles)
@@ -80,7 +80,7 @@ def export(
 ) -> Exported:
     """Write a policy at a checkpoint (latest, best, base or a step) to the directory `out`.
 
-    `dtype` is float32 or bfloat16. None: what was trained in float32 stays so, all weights as well as an adapter; an
+    `dtype` is float32 or bfloat16. None: full weights and adapters, trained in float32, stay so; an
     adapter's sum with its base, and a policy that was not trained, are as the base is stored. Files of a model that is
     there already are refused, or with `overwrite` replaced.
     """
@@ -141,7 +141,7 @@ def _note(dtype: str, kept: str, spec: PolicySpec, trained: bool) -> str:
 
 
 def _directory(out: str | os.PathLike[str], format: str, config: RunConfig, overwrite: bool) -> Path:
-    """Where to write; not over a base, not into a run, and not a model beside an adapter, which would load as one."""
+    """The output folder; not over a base, in a run, or for a model beside an adapter, which would load together."""
     if not os.fspath(out):
         raise FolderError("--out is missing: give the directory to write")
     directory = Path(out).expanduser().absolute()

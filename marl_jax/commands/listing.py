@@ -1,4 +1,4 @@
-"""What there is, from its own declarations: each by its name, with one line of what it is, and where it stands."""
+"""Lists of workflows, tasks, rewards, cells and fields from their declarations: name, a line, and place in the code."""
 
 import dataclasses
 import inspect
@@ -43,12 +43,12 @@ def listing(kind: str = "", word: str = "") -> str:
         raise UserError(f"there is nothing to list under '{kind}'{fields.nearest(kind, KINDS)}")
     if kind == "cells" and not word:
         return "\n".join(line for entry in _families() for line in _shown(entry, True))
-    found = [entry for entry in KINDS[kind].entries() if word in " ".join(entry)]
-    if not found:
+    hits = [entry for entry in KINDS[kind].entries() if word in " ".join(entry)]
+    if not hits:
         raise UserError(f"no entry of '{kind}' holds '{word}': leave the word out to see all")
     lines, where = [], None
-    for entry in found:
-        if kind == "cells" and entry.where != where:  # many of one file
+    for entry in hits:
+        if kind == "cells" and entry.where != where:  # many are in one file
             where = entry.where
             lines.append(f"{where}:")
         lines += _shown(entry, where is None)
@@ -112,9 +112,9 @@ def _families() -> Iterator[Entry]:
 def _cell(file: str, cell: str) -> str:
     config = load_config(f"{file}:{cell}")
     count = len(policy_names(config.policies.map))
-    said = f"{count} polic{'y' if count == 1 else 'ies'} from {config.policies.base}, on {config.data.name}"
+    text = f"{count} polic{'y' if count == 1 else 'ies'} from {config.policies.base}, on {config.data.name}"
     notes = ["" if of_study(cell) else "not of the study", warning_of(config, words(config))]
-    return "; ".join(filter(None, [said, *notes]))
+    return "; ".join(filter(None, [text, *notes]))
 
 
 def _fields() -> Iterator[Entry]:

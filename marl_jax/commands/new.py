@@ -1,4 +1,4 @@
-"""A project of one's own, as `examples/project` is."""
+"""A new project for the user, copied from `examples/project`."""
 
 import os
 import shutil
@@ -21,8 +21,8 @@ def new_project(directory: str | os.PathLike[str]) -> str:
     path = Path(directory).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if found := sorted(entry.name for entry in path.iterdir()):
-            raise ProjectError(f"'{directory}' holds {found[0]}: give a folder that is empty, or a new one")
+        if present := sorted(entry.name for entry in path.iterdir()):
+            raise ProjectError(f"'{directory}' holds {present[0]}: give a folder that is empty, or a new one")
         project = packaged("docs") / "examples" / "project"
         names = sorted(file.name for file in project.iterdir() if file.is_file())
         for name in names:

@@ -1,7 +1,7 @@
-"""The documentation in a terminal: the pages as they stand, and the reference from docstrings and comments at fields.
+"""The documentation in a terminal: the pages, and the reference from docstrings and comments at fields.
 
 name ──► a page of docs/, its `::: MODULE` lines filled
-     ├─► a file of examples/, as it stands
+     ├─► a file of examples/, unchanged
      └─► an object of the library: its docstring, and every field with its comment
 """
 
@@ -53,7 +53,7 @@ def examples() -> dict[str, Path]:
 
 
 def page(name: str) -> str:
-    """The page or example of that name, or what `workflows.Call` or another object says of itself, as Markdown."""
+    """The page or example of that name, or the reference of `workflows.Call` or another object, as Markdown."""
     there, programs = pages(), examples()
     if name.rstrip("/") == EXAMPLES:
         lines = [
@@ -84,7 +84,7 @@ def first_words(file: Path) -> str:
 
 
 def reference(name: str) -> str:
-    """What a module, class or function says of itself, as Markdown."""
+    """The reference of a module, class or function, as Markdown."""
     full = name if name.startswith("marl_jax") else f"marl_jax.{name}"
     try:
         thing = pydoc.locate(full)
@@ -107,8 +107,8 @@ def _described(thing: Any, name: str) -> Iterator[str]:
                 yield from _described(member, each)
         return
     function = getattr(thing, "fn", thing)  # of a workflow
-    said = _signature(function) if inspect.isfunction(function) else ""
-    yield from (f"### {name.rpartition('.')[2]}{said}", "", inspect.getdoc(function) or "", "")
+    signature = _signature(function) if inspect.isfunction(function) else ""
+    yield from (f"### {name.rpartition('.')[2]}{signature}", "", inspect.getdoc(function) or "", "")
     if inspect.isclass(thing):
         yield from _parts(thing)
 
@@ -124,8 +124,8 @@ def _parts(cls: Any) -> Iterator[str]:
     for name, member in vars(cls).items():
         method = getattr(member, "fget", None) or getattr(member, "__func__", member)
         if not name.startswith("_") and inspect.isfunction(method) and method.__doc__:
-            said = name if isinstance(member, property) else f"{name}{_signature(method)}"
-            lines.append(_item(f"`{said}`", inspect.getdoc(method) or ""))
+            heading = name if isinstance(member, property) else f"{name}{_signature(method)}"
+            lines.append(_item(f"`{heading}`", inspect.getdoc(method) or ""))
     yield from (*lines, "")
 
 

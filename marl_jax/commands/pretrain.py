@@ -1,4 +1,4 @@
-"""A micro base model from its recipe: trained, written as a directory, measured as a run would load it."""
+"""A micro base model from its recipe: trained, written as a directory, measured after loading it like a run."""
 
 import dataclasses
 import os
@@ -30,7 +30,7 @@ __all__ = ["make_base", "recipe_from_argv"]
 
 
 def recipe_from_argv(argv: Sequence[str]) -> tuple[Recipe, list[str]]:
-    """The recipe that --config and --config.* ask for, and the rest of the command line."""
+    """The recipe of --config and --config.*, and the rest of the command line."""
     spec, texts, rest = split_argv(argv)
     if spec is None:
         raise ConfigError(["--config is missing: give --config=FILE:SCALE"])
@@ -69,7 +69,7 @@ def make_base(recipe: Recipe, out: str, problems: int, samples: int) -> None:
 
 
 def _probe(directory: Path) -> None:
-    """Make the directory, and refuse one that cannot be written before anything is trained."""
+    """Make the directory; one that cannot be written is refused before training."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=directory).close()

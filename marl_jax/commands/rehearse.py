@@ -1,4 +1,4 @@
-"""A workflow played on a few problems as it stands: who is asked what, who says what, and what it is worth."""
+"""A rehearsal: an untrained workflow on a few problems, with prompts, completions and grades."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""A matrix of runs from its jobs to its page: how much is left to do, the work, the tables over all cells."""
+"""A matrix of runs from its jobs to its page: the remaining jobs, running them, the tables over all cells."""
 
 import contextlib
 import os
@@ -63,7 +63,7 @@ def _plans(jobs: Sequence[Job]) -> dict[str, Plan | None]:
 def run_matrix(
     jobs: Sequence[Job], root: Path, test_samples: int, launcher: str = "local", options: Sequence[str] = ()
 ) -> int:
-    """Do what is left of the jobs, here or by a launcher, and show what came of them; the exit code."""
+    """Run the remaining jobs, here or by a launcher, and show their results; returns the exit code."""
     say = lambda text: print(text, file=sys.stderr, flush=True)
     matrix.check(jobs)
     if launcher == "local":
@@ -75,7 +75,7 @@ def run_matrix(
     else:
         trouble = launch(launcher, jobs, test_samples, root / "launcher", say, _options(options))
     if trouble is None:
-        return 0  # asked to stop
+        return 0  # stopped by the user
     show_results(jobs, root)
     for text in trouble:
         print(text, file=sys.stderr)
@@ -83,7 +83,7 @@ def run_matrix(
 
 
 def _options(texts: Sequence[str]) -> dict[str, int | str]:
-    """Of NAME=VALUE, a number where it is one."""
+    """The option of NAME=VALUE, as a number where it is one."""
     pairs = [text.partition("=") for text in texts]
     if wrong := [text for text, (name, sign, _) in zip(texts, pairs) if not (name and sign)]:
         raise LauncherError(f"--launcher_options has {wrong[0]!r}: give NAME=VALUE, with commas between")
@@ -98,16 +98,16 @@ def show_results(jobs: Sequence[Job], root: Path) -> None:
         study = read_study(root)
     except FolderError:
         return  # no run has begun
-    mine = {job.folder for job in jobs}
+    folders = {job.folder for job in jobs}
     for table in seed_tables.in_terminal(
-        {name: run for name, run in study.runs.items() if run.folder in mine}
+        {name: run for name, run in study.runs.items() if run.folder in folders}
     ):
         print(f"{wording.plain(table)}\n")
     print(f"the report: {write_overview(study)}")
 
 
 def overview(jobs: Sequence[Job], root: Path) -> str:
-    """How far every run is, and by the plan how long what is left takes."""
+    """The progress of every run, and the remaining time by the plan."""
     device, plans = devices.here(), _plans(jobs)
     cells: dict[str, list[tuple[Job, State]]] = {}
     for job in jobs:

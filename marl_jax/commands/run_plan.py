@@ -1,4 +1,4 @@
-"""What `plan` tells: the page over all kinds of devices, how many seeds fit, and XLA's own account."""
+"""The output of `plan`: the page over all kinds of devices, how many seeds fit, and XLA's account of memory."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Training from the command line: a run with its report, and the demo, which says whether a short one learned."""
+"""Training from the command line: a run with its report, and the demo, which checks that a short run learned."""
 
 import contextlib
 import sys
@@ -29,7 +29,7 @@ SMALLER = (  # than the cell: minutes instead of half an hour
 
 
 def demo(config: RunConfig | None, workdir: str, problems: int, samples: int, accept_changes: bool) -> int:
-    """The exit code: 0 where the gain's interval lies above zero, or the run was asked to stop."""
+    """The exit code: 0 where the gain's interval lies above zero, or the run was stopped."""
     config = config or load_config(CELL, SMALLER)
     if config.seeds > 1:
         raise ConfigError([f"the demo trains one seed and seeds is {config.seeds}: leave --config.seeds out"])
@@ -37,8 +37,8 @@ def demo(config: RunConfig | None, workdir: str, problems: int, samples: int, ac
     if train(config, workdir, accept_changes=accept_changes, patience=PATIENCE) < config.steps:
         return 0
     trained = time.perf_counter() - began
-    asked = Evaluation(problems=problems, samples=samples)
-    records = evaluate(workdir, asked, accept_changes=accept_changes)
+    evaluation = Evaluation(problems=problems, samples=samples)
+    records = evaluate(workdir, evaluation, accept_changes=accept_changes)
     seconds = time.perf_counter() - began
     print(table(records))
     print(f"\ntrained in {trained:.0f} s, {seconds:.0f} s in all")
@@ -60,9 +60,9 @@ def train_and_report(
 ) -> None:
     """Train, then write report.html; several seeds get a page each, and one over all.
 
-    A run that was asked to stop, perhaps by a machine that goes away, writes none.
+    A run that was stopped, perhaps because its machine is preempted, writes none.
 
-    `coordinator` and `process` say where the processes of a run with mesh.hosts meet, see `hosts.joined`.
+    `coordinator` and `process` are the address and number of a process of a run with mesh.hosts, see `hosts.joined`.
     """
     with hosts.joined(config.mesh.hosts, coordinator, process):
         step = train(config, workdir, accept_changes=accept_changes, patience=PATIENCE)
@@ -70,5 +70,5 @@ def train_and_report(
     if step < config.steps or not report:
         return
     page = write_report(workdir) if config.seeds == 1 else write_overview(read_study(workdir))
-    with contextlib.suppress(OSError):  # of a stream that nobody reads any more
+    with contextlib.suppress(OSError):  # of a closed stream
         print(f"the report is {page}", file=sys.stderr, flush=True)

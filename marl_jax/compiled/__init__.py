@@ -1,4 +1,4 @@
-"""The compiled road: a whole training step as one pure jitted function, for what can be said in arrays."""
+"""The compiled road: a whole training step as one pure jitted function, for cells with a form in arrays."""
 
 from marl_jax.compiled.cast import cast_of
 from marl_jax.compiled.columns import Columns, to_host

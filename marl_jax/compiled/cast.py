@@ -1,4 +1,4 @@
-"""What a configuration gives the compiled road, loaded and checked: everything that does not change from step to step.
+"""The constants of a compiled step: the loaded and checked parts of a configuration that no step changes.
 
 Whatever has no form in arrays is refused here, before anything is compiled.
 """
@@ -43,21 +43,21 @@ class Cast:
     @property
     def stops(self) -> dict[str, np.ndarray]:
         """{role: int [S]}, as many for all."""
-        own = {
+        stops = {
             role: dict.fromkeys((*settings.stop_tokens, self.chat.end_of_turn, *self.parts.model.stop_tokens))
             for role, settings in self.settings.items()
         }
-        most = max(map(len, own.values()))
-        return {role: np.array([*some, *[-1] * (most - len(some))], np.int32) for role, some in own.items()}
+        most = max(map(len, stops.values()))
+        return {role: np.array([*some, *[-1] * (most - len(some))], np.int32) for role, some in stops.items()}
 
     def script(self, texts: Mapping[int, str]) -> list[list[Cue]]:
-        """The calls of an episode in which these calls say these texts."""
+        """The calls of an episode whose completions are these texts."""
         parts, family = self.parts, self.config.data.family
         return dry_run(parts.workflow, parts.prompts, self.chat, self.alphabet, family, texts)
 
 
 def cast_of(config: RunConfig, parts: Parts | None = None) -> Cast:
-    """Load what the configuration names; refuse what the compiled road cannot take."""
+    """Load the parts that the configuration names; refuse those that the compiled road cannot take."""
     check_settings(config)
     parts = parts or load_parts(config)
     if not parts.alike:

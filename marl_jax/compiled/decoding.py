@@ -1,12 +1,12 @@
-"""Prefill and decoding of a whole batch in loops: a prompt once, behind it the lanes that share it.
+"""Prefill and decoding of a whole batch in loops: each prompt once, then the lanes that share it.
 
     stem [G, P]  keys and values of each prompt but its last token            prefilled in blocks by length
-    own [W, M]   those of each lane, W = G x S: the prompt's last token, then what is sampled
+    own [W, M]   those of each lane, W = G x S: the prompt's last token, then the samples
 
 All lanes write the same column at the same time. The loop ends when all lanes have; when few are left, they are
 gathered into a quarter. The noise of a token follows from the lane's key and its number, as in the engine.
 
-The K heads of keys and values are merged with prompts and lanes. With an axis of their own, of one entry in small
+The K heads of keys and values are merged with prompts and lanes. As a separate axis, of one entry in small
 models, XLA on a CPU copies every cache in every turn of the loop: it writes into one copy and reads another.
 """
 
@@ -35,17 +35,17 @@ LEAST_LANES = 128  # below, finished lanes are not left out
 
 @dataclasses.dataclass(frozen=True)
 class Voice:
-    """Who speaks: the static half."""
+    """The static settings of the model that decodes."""
 
     model: ModelConfig
-    scale: float | None  # of its adapter; None: all weights are its own
+    scale: float | None  # of its adapter; None: no adapter
     features: Features
     max_new: int
     seeds_axis: str | None = None
 
 
 class Stem(NamedTuple):
-    """What the lanes of a prompt attend to before their own tokens."""
+    """The keys and values that lanes of a prompt attend to before their own."""
 
     keys: tuple[jax.Array, ...]  # [G x K, D, P] per layer
     values: tuple[jax.Array, ...]  # [G x K, P, D]
@@ -60,7 +60,7 @@ class Own(NamedTuple):
 
 
 class Out(NamedTuple):
-    """What was sampled."""
+    """The samples of a batch."""
 
     tokens: jax.Array  # [W, M], 0 behind the end
     logprobs: jax.Array  # [W, M]
@@ -85,7 +85,7 @@ def speak(
     tokens: jax.Array,  # [G, P] the prompts
     length: jax.Array,  # [G]
     lanes: Lanes,  # [W] in the order of the prompts; token, position and generated are set here
-    forced: jax.Array | None = None,  # [W, M] what is sampled, instead of drawing it
+    forced: jax.Array | None = None,  # [W, M] forced tokens, in place of samples
 ) -> Out:
     """The completions of all active lanes."""
     stacked = None if adapter is None else jax.tree.map(lambda leaf: leaf[None], adapter)

@@ -1,8 +1,8 @@
-"""Steps of the compiled road are kept as executables: a later start of a like run neither traces nor compiles.
+"""Executables of the compiled road on disk: a later start of an equal run neither traces nor compiles.
 
-    all that a program follows from ──digest──► CACHE/step-DIGEST-cache: its trees, what it needs, the executable
+    all inputs of a program ──digest──► CACHE/step-DIGEST-cache: its trees, its memory, the executable
 
-CACHE is the folder in which JAX keeps what it compiles (see `compile_cache`), and JAX drops these files with its own,
+CACHE is the folder in which JAX caches programs (see `compile_cache`), and JAX drops these files with its own,
 those unused for longest first. JAX has to trace and lower a step before it knows the name of its program. Here the name
 follows from the code, the configuration and the arguments; where it cannot, nothing is kept. Like those of JAX, the
 files are loaded as code, so the folder must be the user's own.
@@ -43,7 +43,7 @@ OBJECTS = (b"\x7fELF", b"\xcf\xfa\xed\xfe")  # how compiled code for a CPU begin
 def place_of(config: RunConfig, parts: Parts, devices: Sequence[jax.Device], **more: Any) -> Path | None:
     """The file of a step's program on these devices; None where none is kept.
 
-    `more` tells its arguments: of weights and problems their shapes alone, and of the seed nothing.
+    `more` describes its arguments: only the shapes of weights and problems, and nothing of the seed.
     """
     folder = jax.config.values["jax_compilation_cache_dir"]
     off = not folder or "://" in folder or not jax.config.values["jax_enable_compilation_cache"]
@@ -51,7 +51,7 @@ def place_of(config: RunConfig, parts: Parts, devices: Sequence[jax.Device], **m
     words = [leaf for leaf in jax.tree.leaves(settings) if isinstance(leaf, str)]
     workflow, tokenizer = parts.workflow, parts.tokenizer
     ours = all(str(form.__module__).startswith("marl_jax.") for form in (workflow.fn, workflow.in_arrays))
-    # Code of one's own may import anything, and a module may have been loaded before it was changed.
+    # User code may import anything, and a module may have been loaded before it was changed.
     if off or hosts.count() > 1 or any(map(is_own, words)) or not ours or _changed():
         return None
     program = {
@@ -71,14 +71,14 @@ def place_of(config: RunConfig, parts: Parts, devices: Sequence[jax.Device], **m
 
 
 def shown(given: Any) -> Any:
-    """What tells the arguments of a step apart: their shapes, and where they lie."""
+    """A description of a step's arguments: their shapes and placement."""
     leaves, tree = jax.tree.flatten(given)
     where = [(str(getattr(x, "sharding", "")), str(getattr(x, "committed", ""))) for x in leaves]
     return str(tree), [repr(jax.typeof(x)) for x in leaves], where
 
 
 def load(place: Path | None, devices: Sequence[jax.Device], check: Callable[[Any], None]) -> list[Any] | None:
-    """The programs that are kept there, once `check` has seen what they need; None where there are none that load."""
+    """The programs stored there, if `check` accepts their memory; None if none can be loaded."""
     if place is None:
         return None
     try:
@@ -103,18 +103,18 @@ def load(place: Path | None, devices: Sequence[jax.Device], check: Callable[[Any
 
 @contextlib.contextmanager
 def found_by_jax(place: Path | None) -> Iterator[list[str]]:
-    """What JAX finds in its own cache meanwhile.
+    """The hits in JAX's cache meanwhile.
 
-    Over a damaged file that cache is off: what is found in it could not be kept again, see `keep`.
+    Over a damaged file that cache is off: a program from it could not be stored again, see `keep`.
     """
-    found: list[str] = []
-    note = lambda event, **_: found.append(event) if event.endswith("/cache_hits") else None
+    hits: list[str] = []
+    note = lambda event, **_: hits.append(event) if event.endswith("/cache_hits") else None
     damaged = place is not None and place.exists()
     if damaged:
         _let_jax_look(False)
     jax.monitoring.register_event_listener(note)
     try:
-        yield found
+        yield hits
     finally:
         jax.monitoring.unregister_event_listener(note)
         if damaged:
@@ -127,10 +127,10 @@ def _let_jax_look(there: bool) -> None:
 
 
 def keep(
-    place: Path | None, programs: Sequence[jax.stages.Compiled], needs: Any, found: Sequence[str]
+    place: Path | None, programs: Sequence[jax.stages.Compiled], needs: Any, hits: Sequence[str]
 ) -> None:
-    """Keep programs and what they need; not where JAX found one: XLA writes what it has loaded without its code."""
-    if place is None or found:
+    """Store programs and their memory, unless JAX had one: it stores a loaded program without its code."""
+    if place is None or hits:
         return
     with contextlib.suppress(Exception):
         written = list(map(serialize_executable.serialize, programs))
@@ -144,7 +144,7 @@ def keep(
 
 def _put(place: Path, data: bytes | None = None) -> None:
     """Write a file, or nothing, and that it was used now, as JAX does: it drops those unused for longest."""
-    with filelock.FileLock(place.with_name(".lockfile"), timeout=10):  # the one that JAX takes
+    with filelock.FileLock(place.with_name(".lockfile"), timeout=10):  # the lock that JAX takes
         place.with_name(place.name.replace("-cache", "-atime")).write_bytes(
             time.time_ns().to_bytes(8, "little")
         )

@@ -2,7 +2,7 @@
 
     rows of a unit ─take─► pack by pack update_programs.accumulate ─► parts ─sum of devices─► update_programs.apply
 
-The programs are the hosted learner's; only which rows lie in a pack differs, which no sum depends on but for rounding.
+The programs are the hosted learner's; only the rows of each pack differ, which changes sums by rounding alone.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ Unit = Any  # a role, (role, slot), or None for all rows
 
 @flax.struct.dataclass
 class Axes:
-    """What a step may sum over, by the names of mapped axes."""
+    """The names of mapped axes that a step may sum over."""
 
     seeds: str | None = flax.struct.field(pytree_node=False, default=None)
     data: str | None = flax.struct.field(pytree_node=False, default=None)
@@ -70,18 +70,18 @@ def learn(
     columns: Columns,
     axes: Axes,
 ) -> tuple[Tree, LearnerState, Columns, dict[str, Any]]:
-    """The new policy and its state, the table with its log-probs and entropy, and what the optimiser says of it."""
+    """The new policy and its state, the table with its log-probs and entropy, and the metrics of the optimiser."""
     trained = columns.table.trains & _learns(cast, columns, state.step)
     if cast.config.learner.mask_truncated:
         trained &= ~columns.table.truncated
-    own = state.learner[policy]
+    now = state.learner[policy]
     ticks = rates(cast.config, policy, len(state.trees))
-    clock: Any = own.steps
+    clock: Any = now.steps
     if cast.config.learner.optimiser.schedule.clock != "own":
         clock = sum((other.steps for other in state.learner.values()), jnp.zeros((), jnp.int32))
     rate = ticks[jnp.minimum(clock, len(ticks) - 1)]
-    mine = _Work(cast, policy, columns, trained, axes)
-    return mine.update(state.trees[policy], own, rate, state.bases.get(policy), state.references.get(policy))
+    work = _Work(cast, policy, columns, trained, axes)
+    return work.update(state.trees[policy], now, rate, state.bases.get(policy), state.references.get(policy))
 
 
 def _learns(cast: Cast, columns: Columns, step: jax.Array) -> jax.Array:
@@ -91,7 +91,7 @@ def _learns(cast: Cast, columns: Columns, step: jax.Array) -> jax.Array:
 
 
 def units_of(cast: Cast, policy: str, cues: Sequence[Cue]) -> tuple[list[Unit], list[str]]:
-    """What the gradients of a policy are kept apart by, and the role of each."""
+    """The keys by which a policy's gradients are kept apart, and the role of each."""
     calls = [(cue.role, cue.slot) for cue in cues if _owner(cast, cue) == policy]
     return work.units_of(cast.config.learner, roles_of(cast.config.policies.map, policy), calls)
 
@@ -101,7 +101,7 @@ def _owner(cast: Cast, cue: Cue) -> str:
 
 
 class _Work:
-    """What a step asks of one policy."""
+    """The work of a step for one policy."""
 
     def __init__(self, cast: Cast, policy: str, columns: Columns, trained: jax.Array, axes: Axes):
         self.cast, self.columns, self.trained, self.axes = cast, columns, trained, axes
@@ -145,10 +145,10 @@ class _Work:
             updates=state.updates + finite,
             skipped=state.skipped + 1 - finite,
         )
-        some = lambda new, old: jax.tree.map(lambda x, y: jnp.where(count > 0, x, y), new, old)
-        told = {"loss": loss, "applied": applied, "rate": rate, "rows": count}
-        told["padding_share"] = 1 - filled / jnp.maximum(computed, 1)
-        return some(new, tree), some(moved, state.replace(empty=state.empty + 1)), columns, told
+        chosen = lambda new, old: jax.tree.map(lambda x, y: jnp.where(count > 0, x, y), new, old)
+        metrics = {"loss": loss, "applied": applied, "rate": rate, "rows": count}
+        metrics["padding_share"] = 1 - filled / jnp.maximum(computed, 1)
+        return chosen(new, tree), chosen(moved, state.replace(empty=state.empty + 1)), columns, metrics
 
     def _together(self, unit: Unit) -> list[list[int]]:
         """The places of a unit: those whose prompts a problem's episodes share, prompt by prompt, then the others."""
@@ -230,12 +230,12 @@ class _Work:
             if anchored:
                 score = update_programs.score(self.settings, reference, frozen, batch)[0]
                 batch = dataclasses.replace(batch, ref_logp=score)
-            parts, (more_loss, *said) = accumulate(parts, tree, frozen, batch)
+            parts, (more_loss, *values_of) = accumulate(parts, tree, frozen, batch)
             counted += jnp.array([jnp.sum(batch.segments > 0), size])
             # The places of a pack's tokens differ (`packing.take`).
             put = lambda old, new: old.at[taken.row, taken.column].set(new[0], **UNIQUE)
             carry = parts, jax.tree.map(jnp.add, loss, more_loss), counted
-            return carry, taken.stop, list(map(put, values, (*said, batch.ref_logp)))
+            return carry, taken.stop, list(map(put, values, (*values_of, batch.ref_logp)))
 
         def step(held: Any) -> Any:
             taken = take(rows, line, held[1], size, sampled)
@@ -253,8 +253,8 @@ class _Work:
         with jax.named_scope("packs"):
             carry, _, values = jax.lax.while_loop(more, step, (carry, jnp.int32(0), values))
         new = {
-            name: None if old is None else old.at[rows.row, :most].set(found, **UNIQUE)
-            for (name, old), found in zip(evidence(columns).items(), values)
+            name: None if old is None else old.at[rows.row, :most].set(value, **UNIQUE)
+            for (name, old), value in zip(evidence(columns).items(), values)
         }
         return carry, columns.replace(**new)
 
@@ -270,12 +270,12 @@ class _Work:
 
 
 def evidence(columns: Columns) -> dict[str, Any]:
-    """What the learner computes of rows."""
+    """The numbers that the learner computes for rows."""
     return {name: getattr(columns, name) for name in ("logp", "entropy", "ref_logp")}
 
 
 def _shape(rows: Rows, config: BatchConfig) -> tuple[int, int, tuple[int, ...]]:
-    """Tokens of a pack, the most that are learned of one, and how many blocks one of its blocks may see."""
+    """Tokens of a pack, its most targets, and the most blocks that one of its blocks may see."""
     (_, prompt), (_, length), (_, most) = rows.stem.shape, rows.tokens.shape, rows.targets.shape
     if jax.default_backend() != "cpu":
         config = dataclasses.replace(config, slice_tokens=0)

@@ -1,4 +1,4 @@
-"""Rows in packs, in arrays: end to end on one line, from which each pack takes as many as it has room for.
+"""Rows in packs, in arrays: end to end on one line, cut into packs of whole rows.
 
     [ stem a | a1 | a2 | a3 .. ][ stem b | b1 .. ] ..      the line; a stem is what all prompts of a group begin with
     [ stem a | a1 | a2 ] [ stem a | a3 .. | stem b ] ..    packs: where a group is parted, its stem lies again
@@ -27,7 +27,7 @@ class Rows(NamedTuple):
     stems: jax.Array  # Int[G], its length
     tokens: jax.Array  # Int[N, S], the rest of its prompt, and its completion
     ahead: jax.Array  # Int[N], tokens of the rest of its prompt
-    said: jax.Array  # Int[N], how many are learned; 0: the row takes no place
+    said: jax.Array  # Int[N], number of targets; 0: the row takes no place
     targets: jax.Array  # Int[N, M]
     logprobs: jax.Array  # [N, M]
     advantage: jax.Array  # [N]
@@ -50,7 +50,7 @@ class Rows(NamedTuple):
 
 
 class Line(NamedTuple):
-    """Where every row lies, were there one pack for all."""
+    """The place of every row in a single pack of all rows."""
 
     start: jax.Array  # Int[N] place of a row's first token
     fed: jax.Array  # Int[N]
@@ -62,12 +62,12 @@ class Line(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A pack, and whose its targets are."""
+    """A pack, and the rows that its targets belong to."""
 
     batch: MicroBatch  # of one sequence; its table has the columns of the longest row
-    need: jax.Array  # [] how many of the last ones its rows see
+    need: jax.Array  # [] how many of the last blocks its rows see
     stop: jax.Array  # [] the first row that had no room
-    row: jax.Array  # Int[M], N or more where it is nobody's
+    row: jax.Array  # Int[M], N or more for padding
     column: jax.Array  # Int[M] its number in its row
 
 
@@ -99,12 +99,12 @@ def take(rows: Rows, line: Line, first: jax.Array, size: int, sampled: int) -> T
     count = len(rows.row)
     number = jnp.arange(count)
     at = lambda x: x.at[first].get(mode="clip")
-    mine = rows.group == at(rows.group)
-    # What is left of the first row's group comes behind a copy of its stem, and all later groups behind that.
+    same = rows.group == at(rows.group)
+    # The rest of the first row's group comes behind a copy of its stem, and all later groups behind that.
     moved = at(line.start) - at(line.stem)
-    offset = jnp.where(mine, moved, at(line.after) - _whole(at(line.end) - moved))
+    offset = jnp.where(same, moved, at(line.after) - _whole(at(line.end) - moved))
     start, target = line.start - offset, line.target - at(line.target)
-    begin = jnp.where(mine, 0, line.begin - offset)  # of its group
+    begin = jnp.where(same, 0, line.begin - offset)  # of its group
     fits = (number >= first) & (start + line.fed <= size) & (target + rows.said <= sampled)
 
     def row_at(places: int, begins: jax.Array) -> jax.Array:

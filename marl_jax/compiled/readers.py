@@ -1,8 +1,8 @@
-"""Which form in arrays a call's hosted reader has: the readers of `workflows.parse`, and the answers of tasks.
+"""Readers in arrays for the hosted readers of calls: the readers of `workflows.parse`, and the answers of tasks.
 
-codes uint8 [B, N] (0 behind the end) ──► Read: what was read in each of B texts
+codes uint8 [B, N] (0 behind the end) ──► Read: the answers of B texts
 
-What a solver's answer is compared with: its gold integer, or the tests that its program must pass.
+A solver's answer is compared with its gold integer, or the tests that its program must pass.
 """
 
 import functools
@@ -23,7 +23,7 @@ __all__ = ["Read", "answer", "form_of", "pick", "plan", "program", "same_reader"
 
 
 class Read(NamedTuple):
-    """What was read in each of B texts."""
+    """The answers read from B texts."""
 
     readable: jax.Array  # Bool[B]
     choice: jax.Array  # Int[B], as in the table: a verdict, a pick, else -1

@@ -1,4 +1,4 @@
-"""What the compiled road refuses: whatever cannot be said in arrays, with the name of the road that takes it."""
+"""The error for workflows, tasks and settings without a form in arrays; it names the hosted road."""
 
 from marl_jax.errors import UserError
 

@@ -3,7 +3,7 @@
     task and completions are marks ──generator, prompts, chat template──► texts with marks ──► pieces of each prompt
 
 So the Markdown of the prompts is their only source. A piece is a text in codes, or a field that an episode fills: the
-question, what an earlier call said, or one part of that.
+question, an earlier completion, or one part of it.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ _MARK = re.compile(f"([{chr(_FIRST)}-{chr(_LAST)}])")
 class Field:
     """A place of a prompt that is filled for every episode."""
 
-    call: int | None = None  # whose text it is, counted in the order of the script; None: the question
+    call: int | None = None  # the call of the text, counted in the order of the script; None: the question
     part: int | None = None  # of that text; None: all of it
 
 
@@ -54,7 +54,7 @@ class Cue:
     slot: int
     turn: int
     call: int  # its number in the episode
-    pieces: tuple[Piece, ...]  # of the prompt, or of what is appended to the history
+    pieces: tuple[Piece, ...]  # of the prompt, or of the part appended to the history
     reads: tuple[int, ...]
     after: int | None
     read: Callable[[str], str | None] | None
@@ -76,7 +76,7 @@ def dry_run(
     family: Family,
     texts: Mapping[int, str],
 ) -> list[list[Cue]]:
-    """The calls of an episode by batch. `texts` are what calls say in place of their marks, by their number."""
+    """The calls of an episode by batch. `texts` are completions in place of marks, by the number of their call."""
     if "rng" in inspect.signature(workflow.fn).parameters:
         raise NoArrayForm(f"workflow '{workflow.name}' draws at random, which has no form in arrays")
     script = workflow(Task("a task", family, mark()), prompts)
@@ -85,10 +85,10 @@ def dry_run(
     reply: Any = None
     while True:
         try:
-            asked = script.send(reply)
+            yielded = script.send(reply)
         except StopIteration:
             return batches
-        items = asked if isinstance(asked, list | tuple) else [asked]
+        items = yielded if isinstance(yielded, list | tuple) else [yielded]
         batch, replies = list[Cue](), list[Completion]()
         for item in items:
             if not isinstance(item, Call):
@@ -112,22 +112,22 @@ def dry_run(
                 )
             )
             turns[seat] = turns.get(seat, 0) + 1
-            said = texts.get(number, mark(number))
-            replies.append(Completion(said, (), (), "stop", None, number))
+            text = texts.get(number, mark(number))
+            replies.append(Completion(text, (), (), "stop", None, number))
         batches += [batch] if batch else []
-        reply = replies if isinstance(asked, list | tuple) else replies[0]
+        reply = replies if isinstance(yielded, list | tuple) else replies[0]
 
 
 def _pieces(texts: Sequence[str], alphabet: Alphabet, role: str) -> tuple[Piece, ...]:
     if len(texts) > 1:
         raise NoArrayForm(f"a prompt of role '{role}' spells out a control word of the chat template")
-    found: list[Piece] = []
+    pieces: list[Piece] = []
     for part in _MARK.split(texts[0]):
         if _MARK.fullmatch(part):
-            found.append(_field(ord(part) - _FIRST))
+            pieces.append(_field(ord(part) - _FIRST))
         elif part:
-            found.append(Text(alphabet.codes(part, control=True).tobytes(), alphabet.count(part)))
-    return tuple(found)
+            pieces.append(Text(alphabet.codes(part, control=True).tobytes(), alphabet.count(part)))
+    return tuple(pieces)
 
 
 def _field(number: int) -> Field:

@@ -2,8 +2,8 @@
 
     tasks ─stage─► prompts, completions, answers ─columns─► grades, rewards, advantages ─learn─► new weights
 
-It has no side effect and asks nothing of the host: `jax.jit`, `vmap` over seeds, `lax.scan` over steps and `shard_map`
-over devices go around it. Under `vmap` and `shard_map` it is told the axes that it may sum over.
+It has no side effect and does not call the host: `jax.jit`, `vmap` over seeds, `lax.scan` over steps and `shard_map`
+over devices go around it. Under `vmap` and `shard_map` it gets the names of the axes that it may sum over.
 """
 
 import re
@@ -55,7 +55,7 @@ class State(flax.struct.PyTreeNode):
     learner: dict[str, LearnerState]
     step: jax.Array  # [] steps taken
     bases: dict[str, Tree]  # by policy: frozen weights, its own or those under its adapter
-    references: dict[str, Tree]  # by policy: what its KL term is anchored to; empty without one
+    references: dict[str, Tree]  # by policy: the reference of its KL term; empty without one
 
 
 class Tasks(flax.struct.PyTreeNode):
@@ -64,15 +64,15 @@ class Tasks(flax.struct.PyTreeNode):
     question: Any  # uint8 [T, Q] codes, 0 behind the end
     question_size: Any  # Int[T]
     reference: Any  # Int[T], the answers of math; of code the `rewards.arrays.Tests` of the programs
-    id: Any  # uint32 [T], the same wherever a problem stands
-    forced: Any = None  # Int[T, samples, calls, M]: what calls say, -1 where they are free
+    id: Any  # uint32 [T], the same in any batch
+    forced: Any = None  # Int[T, samples, calls, M]: forced tokens of calls, -1 where they are sampled
 
 
 Step = Callable[[State, jax.Array, Tasks], tuple[State, Columns, dict[str, Any]]]
 
 
 class Halves(NamedTuple):
-    """A step in parts that are pure functions, too: as programs of their own they can be compiled side by side."""
+    """A step in parts that are pure functions, too: as separate programs they can be compiled side by side."""
 
     play: Callable[[State, jax.Array, Tasks], tuple[Columns, dict[str, Any]]]
     learn: Callable[
@@ -81,10 +81,10 @@ class Halves(NamedTuple):
 
     def step(self, state: State, key: jax.Array, tasks: Tasks) -> tuple[State, Columns, dict[str, Any]]:
         """The whole step."""
-        (columns, metrics), told = self.play(state, key, tasks), {}
+        (columns, metrics), reports = self.play(state, key, tasks), {}
         for policy in sorted(state.trees):
-            state, columns, told[policy] = self.learn(policy, state, columns)
-        return state.replace(step=state.step + 1), columns, {"policy": told, **metrics}
+            state, columns, reports[policy] = self.learn(policy, state, columns)
+        return state.replace(step=state.step + 1), columns, {"policy": reports, **metrics}
 
 
 def make_step(
@@ -110,10 +110,10 @@ def make_halves(
     seeds_axis: str | None = None,
     data_axis: str | None = None,
 ) -> Halves:
-    """The step of a configuration in parts: what is played, and what each policy in turn learns of it."""
+    """The step of a configuration in parts: playing, and the update of each policy in turn."""
     cast = cast_of(config, parts)
     axes = Axes(seeds_axis, data_axis)
-    count_calls(cast)  # refuses what its script cannot say
+    count_calls(cast)  # refuses workflows without a script
     workflow = cast.parts.workflow
     assert workflow.in_arrays is not None
 
@@ -125,9 +125,9 @@ def make_halves(
         return columns, _means(columns, axes)
 
     def learn_of(policy: str, state: State, columns: Columns) -> tuple[State, Columns, dict[str, Any]]:
-        tree, own, columns, told = learn(cast, policy, state, columns, axes)
+        tree, own, columns, report = learn(cast, policy, state, columns, axes)
         after = state.replace(trees={**state.trees, policy: tree}, learner={**state.learner, policy: own})
-        return after, columns, told
+        return after, columns, report
 
     return Halves(play, learn_of)
 
@@ -176,7 +176,7 @@ def tasks_of(cast: Cast, tasks: Sequence[Task], width: int) -> Tasks:
 
 
 def noise_words(cast: Cast, tasks: Sequence[Task], *, seed: int, step: int) -> np.ndarray:
-    """uint32 [T, samples, calls, 2]: what keys the noise of every call on the hosted road at this step, from 1 on."""
+    """uint32 [T, samples, calls, 2]: the keys of the noise of every call on the hosted road at this step, from 1 on."""
     calls = count_calls(cast)
     words = [
         noise_key((seed, step, task_key(task), sample, call))
@@ -218,11 +218,11 @@ def _weights(cast: Cast, state: State) -> dict[str, tuple[Tree, Tree | None]]:
     """What answers for each policy, in the model's dtype."""
     dtype = cast.parts.model.dtype
     served = {name: jax.tree.map(lambda leaf: leaf.astype(dtype), tree) for name, tree in state.trees.items()}
-    found: dict[str, tuple[Tree, Tree | None]] = {}
+    trees: dict[str, tuple[Tree, Tree | None]] = {}
     for name, spec in cast.parts.specs.items():
-        found[name] = (state.bases[name], served.get(name)) if name in state.bases else (served[name], None)
-        assert spec.lora == (found[name][1] is not None)
-    return found
+        trees[name] = (state.bases[name], served.get(name)) if name in state.bases else (served[name], None)
+        assert spec.lora == (trees[name][1] is not None)
+    return trees
 
 
 def _noise(cast: Cast, key: jax.Array, tasks: Tasks) -> Callable[[jax.Array], jax.Array]:
@@ -252,10 +252,10 @@ def _means(columns: Columns, axes: Axes) -> dict[str, Any]:
     outcome = table.outcome.reshape(-1, places)[:, 0]
     total = axes.sum({"reward": (outcome.sum(), jnp.float32(len(outcome)))})
     for code, role in enumerate(table.roles):
-        mine = made & (table.role == code)
+        calls = made & (table.role == code)
         for name in ("reward", "length", "readable", "truncated"):
-            values = jnp.where(mine, getattr(table, name), 0).astype(jnp.float32)
-            total[f"{name}/{role}"] = axes.sum((values.sum(), mine.sum().astype(jnp.float32)))
+            values = jnp.where(calls, getattr(table, name), 0).astype(jnp.float32)
+            total[f"{name}/{role}"] = axes.sum((values.sum(), calls.sum().astype(jnp.float32)))
     means = {name: value / jnp.maximum(count, 1) for name, (value, count) in total.items()}
     counts = {"tokens": table.length.sum(), "beyond": jnp.sum(columns.beyond)}
     return means | axes.sum(counts)

@@ -1,4 +1,4 @@
-"""Static widths for what varies: a switch over a few of them, and rows sorted into blocks that each take one.
+"""Static widths for varying sizes: a switch over a few of them, and rows sorted into blocks that each take one.
 
     rows by length ─sort─► blocks of R rows ─scan─► each block in the smallest of a few widths that holds it
 

@@ -1,1 +1,1 @@
-"""The configuration of a run: what can be set, what is refused, and its way from the command line and to JSON."""
+"""The configuration of a run: its fields, its checks, parsing from the command line, and JSON."""

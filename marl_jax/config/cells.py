@@ -1,6 +1,6 @@
 """Cells by name: {workflow}-{policy}-{scale}-{task}, such as voting-isolated-s-math.
 
-Every built-in workflow has cells for the families of tasks that it declares. Those of the study are a set of their own.
+Every built-in workflow has cells for the families of tasks that it declares. Those of the study are a separate set.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ TASKS = ("math", "code")
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One cell. A workflow of one role has one cell, whatever the policy is called."""
+    """One cell. A workflow of one role has one cell, for any policy."""
 
     workflow: str  # one of WORKFLOWS
     policy: str  # one of POLICIES
@@ -56,7 +56,7 @@ def all_cells(scales: Sequence[str]) -> list[Cell]:
 
 
 def of_study(name: str) -> bool:
-    """Whether a cell is one of the study's."""
+    """Whether a cell belongs to the study."""
     return name.partition("-")[0] in STUDY
 
 

@@ -1,6 +1,6 @@
-"""What a configuration cannot be: combinations that its single fields do not show, as one line each.
+"""Checks of a configuration: combinations of fields that cannot run, as one line each.
 
-Every check runs whatever the others found, so that a command line is put right in one go.
+All checks run, so that a command line can be corrected in one go.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ DRAWN = ("train_size", "test_size")
 
 def problems(config: RunFields) -> list[str]:
     """All that is wrong with it, with the way out."""
-    found = [
+    problems = [
         *fields.out_of_bounds(config),
         *_policies(config),
         *_data(config),
@@ -43,7 +43,7 @@ def problems(config: RunFields) -> list[str]:
         *_hosts(config),
     ]
     if unknown := refused(find, config.workflow.name):
-        return [f"workflow.name: {unknown}", *found]
+        return [f"workflow.name: {unknown}", *problems]
     checks = (
         of_workflow,
         _interventions,
@@ -52,20 +52,20 @@ def problems(config: RunFields) -> list[str]:
         _groups,
         _phases,
     )
-    return [*(problem for check in checks for problem in check(config)), *found]
+    return [*(problem for check in checks for problem in check(config)), *problems]
 
 
 def asked_in_vain(config: RunFields, asked: Iterable[str]) -> list[str]:
-    """What a command line asks for and this run or this machine cannot give; `asked` are the paths that it sets."""
-    found = []
+    """Settings of a command line without effect in this run or on this machine; `asked` are the paths that it sets."""
+    lines = []
     if "data.levels" in asked and config.data.name not in KINDS:
-        found.append(f"data.levels is for procedural data; '{config.data.name}' has no levels: leave it out")
+        lines.append(f"data.levels is for procedural data; '{config.data.name}' has no levels: leave it out")
     if config.seed <= LARGEST_SEED < config.seed + config.seeds - 1:
-        found.append(
+        lines.append(
             f"seed is {config.seed} and seeds {config.seeds}: the last would be above {LARGEST_SEED}"
         )
     wanted = [package for package in TRACKERS if getattr(config.logging, package)]
-    return found + [not_installed(package) for package in wanted if importlib.util.find_spec(package) is None]
+    return lines + [not_installed(package) for package in wanted if importlib.util.find_spec(package) is None]
 
 
 def _policies(config: RunFields) -> Problems:
@@ -94,15 +94,15 @@ def _policies(config: RunFields) -> Problems:
 
 
 def _strangers(where: str, given: Mapping[str, Any], policy_map: Mapping[str, str]) -> Problems:
-    """Names that are no policies, where something is given by policy; of roles it is told who answers for them."""
-    known, asked = policy_names(policy_map), dict[str, dict[str, Any]]()
+    """Unknown names in settings by policy; for names of roles the line gives their policy."""
+    known, by_policy = policy_names(policy_map), dict[str, dict[str, Any]]()
     for name in sorted({*given} - {*known}):
         policies = {policy for key, policy in policy_map.items() if name in (key, key.split("/")[0])}
         if len(policies) == 1:
-            asked.setdefault(policies.pop(), {})[name] = given[name]
+            by_policy.setdefault(policies.pop(), {})[name] = given[name]
         else:
             yield f"{where} names '{name}', which is no policy of policies.map{fields.nearest(name, known)}"
-    for policy, roles in asked.items():
+    for policy, roles in by_policy.items():
         named = " and ".join(f"'{role}'" for role in roles)
         if len({*map(str, roles.values())}) > 1:
             yield (
@@ -114,7 +114,7 @@ def _strangers(where: str, given: Mapping[str, Any], policy_map: Mapping[str, st
 
 
 def _engine(config: RunFields) -> Problems:
-    """What a vLLM server cannot do, and what is set for one that is not asked."""
+    """Settings that a vLLM server cannot serve, and settings of a server that is not used."""
     engine, policies = config.engine, config.policies
     if engine.kind != "vllm":
         if engine.vllm != type(engine.vllm)():
@@ -246,9 +246,9 @@ def _data(config: RunFields) -> Problems:
 
 
 def _data_function(name: str) -> None:
-    if not callable(found := load_own(name, "data set")):
+    if not callable(loaded := load_own(name, "data set")):
         raise ValueError(
-            f"'{name}' is a {type(found).__name__}: name a function from a split to a list of tasks"
+            f"'{name}' is a {type(loaded).__name__}: name a function from a split to a list of tasks"
         )
 
 
@@ -292,7 +292,7 @@ def _hosts(config: RunFields) -> Problems:
 
 def _phases(config: RunFields) -> Problems:
     if refused(trained_policies, config.policies.map, config.policies.frozen_roles):
-        return  # told as it is
+        return  # reported by the check of its type
     yield from phase_fields.problems(
         config.phases,
         steps=config.steps,

@@ -1,8 +1,8 @@
-"""Phases: what a run does in turn, each for so many steps. After the last one the list begins again, until `steps`.
+"""Phases: settings that a run uses in turn, each for some steps. After the last one the list begins anew until `steps`.
 
     phases = (Phase(20, roles=("coder",)), Phase(10, roles=("planner",)))     step ──place──► phase, and where it began
 
-A run without phases is one phase, in which everything trains that is not frozen.
+A run without phases is one phase, in which all policies that are not frozen train.
 """
 
 import bisect
@@ -20,7 +20,7 @@ from marl_jax.policies import is_frozen, policy_names, trained_policies
 
 __all__ = ["Phase", "Place", "learner_of", "place", "problems", "references"]
 
-# Settings of the learner that decide what its state looks like, or how gradients are kept apart: the run's own.
+# Settings of the learner that decide the form of its state, or how gradients are kept apart: fixed for the run.
 KEPT = ("optimiser.kind", "optimiser.b1", "interventions.mixing", "batch", "gradients", "layer_norms", "seed")
 
 
@@ -35,12 +35,12 @@ class Phase:
     objective: str | None = None  # in place of learner.loss.kind
     learner: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # other settings of it, by path
     source: str = "play"  # play; collected, or collected:NAME of a phase; else a file or folder of episodes
-    flatten: str = ""  # with calls from a source: the role that says each of its episodes as one sequence
+    flatten: str = ""  # with calls from a source: the role whose sequence each of its episodes becomes
     collect: bool = False  # keep all calls of its steps in the run's folder
     start: str = "last"  # of what trains: last, base, or RUN@STEP, a checkpoint of a run
     copies: Mapping[str, str] = dataclasses.field(
         default_factory=dict
-    )  # policy -> whose weights it begins with
+    )  # policy -> the policy whose weights it begins with
     optimiser: Literal["keep", "fresh"] = "keep"  # fresh: no moments, and its schedule from the beginning
     reference: str = "base"  # of KL and pair objectives: base, start (of the phase), or RUN@STEP
 
@@ -57,13 +57,13 @@ class Phase:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing of it holds some policies or roles back."""
+        """Whether it trains all policies and roles."""
         return not self.roles and not self.policies
 
     def trains(self, role: str, slot: int, policy: str) -> bool:
         """Whether a call of this role, slot and policy may train."""
-        mine = not self.roles or is_frozen(role, slot, self.roles)
-        return mine and (not self.policies or policy in self.policies)
+        trains = not self.roles or is_frozen(role, slot, self.roles)
+        return trains and (not self.policies or policy in self.policies)
 
     def moves(self, policy_map: Mapping[str, str], frozen_roles: Sequence[str]) -> tuple[str, ...]:
         """The policies that it trains."""
@@ -104,7 +104,7 @@ def place(phases: Sequence[Phase], step: int) -> Place:
 
 
 def learner_of(config: LearnerConfig, phase: Phase) -> LearnerConfig:
-    """The learner's settings in a phase; what is wrong with them is one ValueError."""
+    """The learner's settings in a phase; mistakes in them are one ValueError."""
     settings = dict(phase.learner) | ({"loss.kind": phase.objective} if phase.objective else {})
     if not settings:
         return config
@@ -140,7 +140,7 @@ def problems(
     roles: Sequence[str],
     learner: LearnerConfig,
 ) -> Iterator[str]:
-    """All that is wrong with the phases of a run, one line each."""
+    """The mistakes in the phases of a run, one line each."""
     known = policy_names(policy_map)
     begun = 0
     for number, phase in enumerate(phases):

@@ -61,13 +61,13 @@ __all__ = [
     "split_argv",
 ]
 
-SCHEMA = 1  # another one where a field changes its meaning; a new field's default is what was done before it
-RETIRED = ("learner.interventions.mixing.clip_roles",)  # fields that said nothing which others do not say
+SCHEMA = 1  # changes when a field changes its meaning; a new field's default keeps the former behaviour
+RETIRED = ("learner.interventions.mixing.clip_roles",)  # fields that other fields made redundant
 T = TypeVar("T")
 
 
 class ConfigError(UserError, ValueError):
-    """Everything that is wrong with a configuration, one line each."""
+    """The mistakes in a configuration, one line each."""
 
     def __init__(self, problems: Sequence[str]):
         self.problems = list(problems)
@@ -118,7 +118,7 @@ def current(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def from_argv(argv: Sequence[str]) -> tuple[RunConfig, list[str]]:
-    """The configuration that --config and --config.* of a command line ask for, and the rest of it for absl."""
+    """The configuration of --config and --config.* of a command line, and the rest of the line for absl."""
     spec, texts, rest = split_argv(argv)
     if spec is None:
         raise ConfigError(["--config is missing: give --config=FILE:CELL"])
@@ -158,7 +158,7 @@ def load_config(spec: str, texts: Sequence[tuple[str, str | None]] = ()) -> RunC
 
 
 def load_base(spec: str, entry: str, cls: type[T], texts: Sequence[tuple[str, str | None]] = ()) -> T:
-    """What the function `entry` of FILE makes of the name behind the colon.
+    """The result of the function `entry` of FILE for the name behind the colon.
 
     Where it refuses the name, mistakes in the texts that show without it are reported as well.
     """
@@ -176,7 +176,7 @@ def load_base(spec: str, entry: str, cls: type[T], texts: Sequence[tuple[str, st
 
 
 def load_file(spec: str, entry: str = "get_config") -> tuple[Callable[[str], Any], str]:
-    """(the function `entry` of FILE, what stands behind the colon)."""
+    """(the function `entry` of FILE, the name behind the colon)."""
     module, file, cell = _load_module(spec)
     make = getattr(module, entry, None)
     if make is None or not _takes_a_name(make):
@@ -194,7 +194,7 @@ def cells_of(spec: str) -> list[str]:
 
 
 def sets_of(spec: str) -> dict[str, list[str]]:
-    """Cells by the name of their set, as FILE has them in `SETS`; the first is what a matrix runs by default."""
+    """Cells by the name of their set, as FILE has them in `SETS`; a matrix runs the first by default."""
     return {name: list(cells) for name, cells in getattr(_load_module(spec)[0], "SETS", {}).items()}
 
 
@@ -203,7 +203,7 @@ def _is_cell(name: Any) -> bool:
 
 
 def _load_module(spec: str) -> tuple[ModuleType, str, str]:
-    """(FILE as a module, its path, what stands behind the colon)."""
+    """(FILE as a module, its path, the name behind the colon)."""
     file, _, cell = spec.rpartition(":") if ":" in spec else (spec, "", "")
     path = config_file(file)
     if path is None:

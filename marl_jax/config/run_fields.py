@@ -1,4 +1,4 @@
-"""What can be set of a run: every field with its type, its default and its bounds, in groups.
+"""The fields of a run's configuration: each with its type, its default and its bounds, in groups.
 
 `RunConfig` (see `run_config`) is these fields, checked.
 """
@@ -41,40 +41,40 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class WorkflowConfig:
-    """Which workflow, its own settings (votes, rounds, workers, calls...), and its words."""
+    """The workflow, its settings (votes, rounds, workers, calls...), and its prompts."""
 
-    name: str = "single"  # a built-in one, or your own as "module:workflow"
+    name: str = "single"  # a built-in one, or a user's as "module:workflow"
     # Its keywords, such as votes or rounds.
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     prompts: Literal["full", "micro"] = "full"  # which built-in words; `micro` for micro models
-    prompts_folder: str | None = None  # your own, of the layout of marl_jax/workflows/prompts
+    prompts_folder: str | None = None  # a folder with the layout of marl_jax/workflows/prompts
 
 
 @dataclasses.dataclass(frozen=True)
 class PoliciesConfig:
-    """Who answers for which role, what it starts from, and what of it is trained."""
+    """The policies of the roles, their bases, and which of their weights are trained."""
 
     map: Mapping[str, str] = dataclasses.field(default_factory=dict)  # role or role/slot -> policy
     frozen_roles: tuple[str, ...] = ()  # a policy of frozen roles alone is served, not trained
     base: str = ""  # directory of the model that policies start from
-    # Policy -> directory, of those that start elsewhere: other weights, another shape, another tokenizer.
+    # Policy -> directory, for policies with another start: other weights, another shape, another tokenizer.
     bases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     dtype: Literal["float32", "bfloat16"] | None = None  # None: as the base is stored
     train: Literal["full", "lora"] = "full"  # all weights, or adapters on a frozen base
-    # Policy -> full or lora, of those that are trained otherwise.
+    # Policy -> full or lora, for policies that are trained differently.
     trains: Mapping[str, Literal["full", "lora"]] = dataclasses.field(default_factory=dict)
     lora_rank: Count = 64  # of the adapters
     lora_alpha: Positive = 32.0  # their scale is alpha / rank
-    remat: Literal["none", "layer", "dots"] = "none"  # what the backward pass computes again to save memory
+    remat: Literal["none", "layer", "dots"] = "none"  # recomputed in the backward pass to save memory
     attention: Literal["blocks", "plain"] | None = None  # of the update; None: the fastest of the platform
 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """The problems. The draw or the carving of val follows `seed`, the order of problems the run's own."""
+    """The problems. The draw or the carving of val follows `seed`, the order of problems the run's seed."""
 
     family: Family = "math"  # how answers are read and graded, and which prompts
-    name: str = "micro_math"  # a data set of `marl_jax.tasks`, or your own function (split) -> tasks, "module:function"
+    name: str = "micro_math"  # a data set of `marl_jax.tasks`, or your function (split) -> tasks
     directory: str | None = None  # of its files; None: fetched from where it is published
     cache: str | None = None  # where prepared data goes; None: $MARL_JAX_CACHE, or ~/.cache/marl_jax
     problems: Count = 64  # per step
@@ -100,7 +100,7 @@ class RolloutConfig:
     tool_delay: Count = 4  # that number
     tool_threads: Count = 8  # tools that run at a time
     ahead: OptionalCount = None  # requests that may wait before new episodes begin; None: twice the lanes
-    # The run ends if at least this share of a rollout's episodes fail; None: it is told, once.
+    # The run ends if at least this share of a rollout's episodes fail; None: it only warns, once.
     max_failed: Annotated[float | None, Gt(0), Le(1)] = 1.0
 
 
@@ -112,10 +112,10 @@ class EngineConfig:
     vllm: VllmConfig = dataclasses.field(default_factory=VllmConfig)  # that server
     max_prompt: Count = 512  # tokens, of any call
     lanes: OptionalCount = None  # sequences decoded at once; None: as the memory allows, of vLLM 256
-    # Memory of one engine, working memory included; None: what is free, less what the update needs.
+    # Memory of one engine, working memory included; None: free memory less the need of the update.
     budget_bytes: OptionalCount = None
     steps: OptionalCount = None  # decode steps per dispatch; None: as the platform likes
-    # Your own, "module:function": tempered logits [lanes, V] to the same with -inf for tokens that shall not be drawn.
+    # A user's "module:function": tempered logits [lanes, V] to the same with -inf for tokens that shall not be drawn.
     sampler: str | None = None
 
 
@@ -125,7 +125,7 @@ class MeshConfig:
 
     data: Count = 1  # devices of a process that hold copies of the weights and share lanes and rows
     model: Count = 1  # devices that each copy of the weights is cut over
-    hosts: Count = 1  # processes that share the run, each with devices of its own, see docs/hosts.md
+    hosts: Count = 1  # processes that share the run, each with its own devices, see docs/hosts.md
 
     @property
     def devices(self) -> int:
@@ -140,7 +140,7 @@ class EvaluationConfig:
     every: Whole = 10  # 0: never
     problems: Count = 64  # of val, in one evaluation
     samples: Count = 1  # episodes per problem
-    # What is called accuracy, your own "module:function": graded table to one value of 0 to 1 per episode. None: the
+    # A user's "module:function" in place of accuracy: graded table to one value of 0 to 1 per episode. None: the
     # grade of the answer.
     metric: str | None = None
     recorded: Whole = 16  # problems, the same ones each time, whose episodes an evaluation writes; 0: none
@@ -151,7 +151,7 @@ class CheckpointConfig:
     """When to save, and what to keep."""
 
     every: Count = 10  # steps between two checkpoints
-    latest: Count = 2  # newest ones that are kept
+    latest: Count = 2  # number of newest ones that are kept
     best: bool = True  # keep the one with the best accuracy on val
     keep_every: OptionalCount = None  # keep every checkpoint of a multiple of so many steps
 
@@ -160,13 +160,13 @@ TRACKERS = ("wandb", "trackio")  # packages, and the fields of `logging` that tu
 
 
 def not_installed(package: str) -> str:
-    """What is said of a tracker whose package is not there."""
+    """The error for a tracker whose package is not installed."""
     return f"logging.{package} is on and {package} is not installed: pip install {package}, or leave it off"
 
 
 @dataclasses.dataclass(frozen=True)
 class LogConfig:
-    """What a run leaves behind besides its numbers."""
+    """The records of a run besides its numbers."""
 
     # Of every so many steps, of the first and of the last, episodes are written; 0: none.
     episodes_every: Whole = 10
@@ -196,7 +196,7 @@ class RunFields:
     engine: EngineConfig = dataclasses.field(default_factory=EngineConfig)  # limits of the engine
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)  # devices
     rollout: RolloutConfig = dataclasses.field(default_factory=RolloutConfig)  # how episodes are made
-    rewards: CreditConfig = dataclasses.field(default_factory=CreditConfig)  # what a call earns
+    rewards: CreditConfig = dataclasses.field(default_factory=CreditConfig)  # rewards of calls
     # What earnings are compared with.
     advantages: AdvantageConfig = dataclasses.field(default_factory=AdvantageConfig)
     # The loss, the optimiser, the batches.
@@ -206,7 +206,7 @@ class RunFields:
     # When to save, and what to keep.
     checkpoints: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     logging: LogConfig = dataclasses.field(default_factory=LogConfig)  # what else is left behind
-    alarms: Literal["tell", "stop"] = "tell"  # what an alarm that begins does, see docs/alarms.md
+    alarms: Literal["tell", "stop"] = "tell"  # the effect of an alarm that begins, see docs/alarms.md
     steps: Whole = 200  # training steps of the whole run
     seed: Seed = 0  # of all noise: sampling, order of problems, first adapters
     seeds: Count = 1  # runs side by side, whose seeds count up from `seed`, each in a folder of its own

@@ -1,4 +1,4 @@
-"""What the workflow of a configuration cannot be: its settings, its calls and limits, and who answers for its roles."""
+"""Checks of the workflow of a configuration: its settings, its calls and limits, and the policies of its roles."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,13 +17,13 @@ Problems = Iterator[str]
 
 
 def of_workflow(config: RunFields) -> Problems:
-    """All that is wrong with it; the workflow is one that there is."""
+    """The mistakes in it; the workflow exists."""
     for check in (_workflow, _settings, _calls, _slots, _roles):
         yield from check(config)
 
 
 def refusal(where: str, check: Callable[..., Any], *args: Any) -> Problems:
-    """A line where this check refuses what it is given."""
+    """The message of this check where it raises."""
     if message := refused(check, *args):
         yield f"{where}: {message}"
 
@@ -67,7 +67,7 @@ def _settings(config: RunFields) -> Problems:
 
 
 def _count(value: Any, default: Any) -> str | None:
-    """What a setting of a built-in workflow must be, if it is not: a switch or a count; or None."""
+    """The required type of a setting of a built-in workflow, a switch or a count, if it has another; else None."""
     if isinstance(default, bool):
         return None if isinstance(value, bool) else "true or false"
     if callable(default):
@@ -77,7 +77,7 @@ def _count(value: Any, default: Any) -> str | None:
 
 
 def _alike(value: Any, default: Any) -> str | None:
-    """What a setting of one's own workflow must be, if it is not: of the type of its default."""
+    """The required type of a setting of a user's workflow, that of its default, if it has another; else None."""
     if callable(default):
         return "left out: it is a function"
     if isinstance(default, bool | int | float | str):
@@ -88,7 +88,7 @@ def _alike(value: Any, default: Any) -> str | None:
 
 
 def walks(config: RunFields) -> bool:
-    """Whether nothing is wrong with what the script of the workflow is given."""
+    """Whether the script of the workflow can be run with these settings."""
     return not (any(_settings(config)) or any(samplers(config)))
 
 
@@ -116,7 +116,7 @@ def _slots(config: RunFields) -> Problems:
     if is_own(config.workflow.name) or refused(validate_map, config.policies.map, workflow.roles):
         return
     counts = {role: workflow.slots_of(role, config.workflow.settings) for role in workflow.roles}
-    if any(type(count) is not int or count < 1 for count in counts.values()):  # told as a setting
+    if any(type(count) is not int or count < 1 for count in counts.values()):  # reported as a setting
         return
     answering = set()
     for role, count in counts.items():
@@ -146,8 +146,8 @@ def _roles(config: RunFields) -> Problems:
 def samplers(config: RunFields) -> Problems:
     """Sampling settings of single roles that are of another type than the field of `sampling`, or cannot be."""
     wanted, mistyped = fields.annotations(SamplingSettings), False
-    for role, own in config.role_sampling.items():
-        for name, value in own.items():
+    for role, override in config.role_sampling.items():
+        for name, value in override.items():
             if name in wanted and (misfit := fields.misfit(wanted[name], value)):
                 mistyped = True
                 yield f"role_sampling.{role}.{name} is {value!r}; it must be {misfit}"

@@ -1,6 +1,6 @@
 """From rows to the micro-batches of accelerators: packed sequences, and prompts that several rows share computed once.
 
-    plain  [ prompt a | a1 ][ prompt b | b1 ] ...                rows side by side, segments keep them apart
+    plain  [ prompt a | a1 ][ prompt b | b1 ] ...                rows side by side, separated by segments
     tree   [ prompt ][ a1 | a2 ][ a3 ] ...                       one prompt, then branches of `length` tokens
 
 In a tree every completion sees the prompt and itself, at the positions it has when computed alone. A plain
@@ -42,7 +42,7 @@ __all__ = [
 
 BLOCK = 32  # tokens of a block of a pack
 STEM = 1  # the segment of prompts that rows share
-LEAST_SAVING = 0.2  # share of a unit's tokens that sharing prompts must save
+LEAST_SAVING = 0.2  # least share of a unit's tokens that sharing prompts must save
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class BatchConfig:
     share_prompts: bool = True  # completions of one prompt are computed behind one copy of it
     # Longest tree, on accelerators; without a flash kernel, the scores of its branches exist at once.
     tree_limit: int = 8192
-    # Of a pack, which a CPU differentiates at a time; 0: as many as `token_budget`.
+    # Of a pack, that a CPU differentiates at a time; 0: as many as `token_budget`.
     slice_tokens: Whole = 1024
     streams: Count = 2  # micro-batches differentiated at a time on one CPU, see `streams`
 
@@ -77,16 +77,16 @@ class MicroBatch:
     mask: Any  # bool[G, M], the token counts in the loss
     sequences: Any  # int[G, M], equal for tokens of one row
     advantages: Any  # float[G, M]
-    sampler_logp: Any  # float[G, M]
-    old_logp: Any  # float[G, M]
-    ref_logp: Any  # float[G, M]
+    sampler_logp: Any  # float[G, M], log-probs under the sampler
+    old_logp: Any  # float[G, M], the log-probs that the ratio is taken against
+    ref_logp: Any  # float[G, M], log-probs under the reference
     kl_coef: Any  # float[G, M], of the row's role
     temperature: Any  # float[G, M], at which the token was sampled
-    kept: Any = None  # int[G, M, K]
-    clip_low: Any = None  # float[G, M], of the row, where rows have clip ranges of their own
+    kept: Any = None  # int[G, M, K], ids that top-k/top-p left
+    clip_low: Any = None  # float[G, M], of the row, where rows have them
     clip_high: Any = None  # float[G, M]
-    # Of packs, in pieces int[G, B, R] that add up to all their blocks: what each of B blocks may see, no later one than
-    # itself, filled up with -1. In one piece they have their order.
+    # Of packs, in pieces int[G, B, R] that add up to all their blocks: the blocks that each of B blocks may see, none
+    # later than itself, padded with -1. In one piece they have their order.
     table: Any = None
     prefix: int = flax.struct.field(pytree_node=False, default=0)  # length of the shared prompt's part
     branches: int = flax.struct.field(pytree_node=False, default=1)  # of each tree
@@ -104,7 +104,7 @@ class Placement:
 
 
 class Placed(NamedTuple):
-    """Where a row's tokens are fed."""
+    """Where a row's tokens lie in the inputs of a micro-batch."""
 
     row: int  # of the table
     sequence: int  # of the micro-batch
@@ -117,18 +117,18 @@ class Placed(NamedTuple):
 class Batch:
     """One micro-batch and where its rows went."""
 
-    unit: Hashable  # whose rows these are: a role, a slot, or everyone
-    arrays: MicroBatch  # what the loss is computed from
-    placements: tuple[Placement, ...]  # where its rows went
+    unit: Hashable  # a role, a slot, or everyone
+    arrays: MicroBatch  # inputs of the loss
+    placements: tuple[Placement, ...]  # where each row lies
 
     @property
     def padding(self) -> int:
-        """Places that hold no token."""
+        """Places without a token."""
         return int(np.sum(self._computed == 0))
 
     @property
     def size(self) -> int:
-        """All places that are computed."""
+        """All places that are computed, padding included."""
         return self._computed.size
 
     @property
@@ -138,7 +138,7 @@ class Batch:
 
     @property
     def shapes(self) -> Hashable:
-        """What its program is specialised to."""
+        """The static part of its program: equal keys share one."""
         leaves, structure = jax.tree.flatten(self.arrays)
         return structure, *(x.shape for x in leaves)
 
@@ -171,22 +171,22 @@ def make_batches(
 ) -> list[Batch]:
     """Micro-batches over all rows, unit by unit; sequences come in multiples of `multiple_of`.
 
-    Those whose sequences or branches hold one row each are marked `unmasked`: attention then hides only padding behind
-    a shared prompt, which is another program, as masks are dear where there are kernels that could skip them.
+    Those whose sequences or branches hold one row each are marked `unmasked`: attention then masks only padding behind
+    a shared prompt. That is a program of its own, since kernels are faster without a mask.
     """
     check_rows(rows, config)
     batches = []
     for unit in dict.fromkeys(units):
-        mine = [i for i, u in enumerate(units) if u == unit]
+        members = [i for i, u in enumerate(units) if u == unit]
         by_shape: dict[tuple[int, int, int], list[_Sequence]] = {}
-        for sequence in _arrange(rows, mine, config):
+        for sequence in _arrange(rows, members, config):
             by_shape.setdefault(sequence.shape, []).append(sequence)
         for sequences in by_shape.values():
             width = max(1, config.token_budget // sequences[0].tokens)
             width = max(multiple_of, power_of_two(width + 1) // 2 // multiple_of * multiple_of)
             while sequences:
                 size = _batch_size(len(sequences), width, multiple_of)
-                alone = all(len(some) == 1 for s in sequences[:size] for some in s.branches)
+                alone = all(len(branch) == 1 for s in sequences[:size] for branch in s.branches)
                 batches.append(_fill(rows, sequences[:size], size, unit, alone))
                 sequences = sequences[size:]
     return batches
@@ -237,11 +237,11 @@ def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int
     return bins
 
 
-def _arrange(rows: Table, mine: Sequence[int], config: BatchConfig) -> list[_Sequence]:
+def _arrange(rows: Table, indices: Sequence[int], config: BatchConfig) -> list[_Sequence]:
     """Trees for the prompts where sharing computes fewer tokens, plain packing for all other rows."""
     lengths = row_lengths(rows)
     by_prompt: dict[bytes, list[int]] = {}
-    for i in mine:
+    for i in indices:
         by_prompt.setdefault(rows.prompt[i].tobytes(), []).append(i)
     prompts = list(by_prompt.values())
     sequences: list[_Sequence] = []
@@ -257,8 +257,8 @@ def _arrange(rows: Table, mine: Sequence[int], config: BatchConfig) -> list[_Seq
             saved += apart - together
         else:
             alone += members
-    if saved < LEAST_SAVING * sum(lengths[i] for i in mine):  # not worth separate programs
-        sequences, alone = [], list(mine)
+    if saved < LEAST_SAVING * sum(lengths[i] for i in indices):  # not worth separate programs
+        sequences, alone = [], list(indices)
     buckets = {i: _bucket(lengths[i], config.buckets) for i in alone}
     fitting = [i for i in alone if buckets[i] <= config.token_budget]
     sequences += [_Sequence(0, buckets[i], 1, ((i,),)) for i in alone if buckets[i] > config.token_budget]
@@ -283,7 +283,7 @@ def _trees(rows: Table, prompts: Sequence[Sequence[int]], config: BatchConfig) -
         fits = len(members) > 1 and max(prompt, longest) <= config.buckets[-1]
         shapes.append((_bucket(prompt, config.buckets), _bucket(longest, config.buckets)) if fits else None)
         packed = first_fit_decreasing(lengths, shapes[-1][1]) if shapes[-1] else []
-        bins.append([tuple(members[i] for i in some) for some in packed])
+        bins.append([tuple(members[i] for i in places) for places in packed])
     trees: list[list[_Sequence]] = [[] for _ in prompts]
     for shape in {shape for shape in shapes if shape}:
         mine = [k for k, other in enumerate(shapes) if other == shape]
@@ -409,7 +409,7 @@ def row_lengths(rows: Table) -> list[int]:
 
 
 def check_rows(rows: Table, config: BatchConfig) -> None:
-    """Refuse rows that no micro-batch can hold. A row that fits only a tree is refused when it gets none."""
+    """Refuse rows that no micro-batch can hold. One that fits only a tree is refused later, if it gets none."""
 
     def refuse(wrong: np.ndarray, why: Callable[[int], str]) -> None:
         for i in np.flatnonzero(wrong)[:1]:
@@ -423,7 +423,7 @@ def check_rows(rows: Table, config: BatchConfig) -> None:
     refuse(apart, lambda i: f"{rows.length[i]} tokens, {rows.logprobs.lengths[i]} log-probs")
     if rows.spoken is not None:
         marks = [rows.spoken[i] for i in range(len(rows))]
-        bad = np.array([len(some) != n or not some.any() for some, n in zip(marks, rows.length)], bool)
+        bad = np.array([len(marked) != n or not marked.any() for marked, n in zip(marks, rows.length)], bool)
         refuse(
             bad, lambda i: f"{rows.length[i]} tokens; `spoken` must mark as many, at least one of them true"
         )

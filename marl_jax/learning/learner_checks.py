@@ -1,4 +1,4 @@
-"""What a learner refuses while all policies are whole: names that there are not, and rows that follow no map."""
+"""Checks of a learner before a step changes a policy: unknown names, and rows that do not follow the map."""
 
 from collections.abc import Mapping
 
@@ -18,8 +18,8 @@ def check_interventions(config: LearnerConfig, roles: Mapping[str, str]) -> None
                 f"interventions.{setting} names {strangers}, which are no roles; there are {sorted(known)}"
             )
     for policy in roles.values():
-        own = roles_of(roles, policy)
-        if any(map(config.interventions.damps, own)) and len(own) > 1:
+        acting = roles_of(roles, policy)
+        if any(map(config.interventions.damps, acting)) and len(acting) > 1:
             raise ValueError(
                 f"coherence damping is defined for isolated policies, and {policy!r} is shared: give every role "
                 "that it acts on its own policy, or leave the role out of mixing.roles"
@@ -35,9 +35,9 @@ def check_learnable(
 ) -> None:
     """Refuse rows that do not follow the map, or lack a policy, a state or a column."""
     codes = set(zip(rows.role.tolist(), rows.slot.tolist(), rows.policy.tolist()))
-    said = [(rows.roles[role], slot, rows.policies[policy]) for role, slot, policy in codes]
+    present = [(rows.roles[role], slot, rows.policies[policy]) for role, slot, policy in codes]
     mapped = lambda role, slot, policy: roles.get(f"{role}/{slot}", roles.get(role)) == policy
-    if strangers := [whose for whose in said if not mapped(*whose)]:
+    if strangers := [whose for whose in present if not mapped(*whose)]:
         raise ValueError(f"rows of (role, slot, policy) {sorted(strangers)} do not follow the map {roles}")
     if absent := sorted({*rows.present("policy")} - {*policies}):
         raise ValueError(

@@ -25,8 +25,8 @@ class StepSettings:
     """The static settings of an optimiser step, see `update_programs.apply`."""
 
     optimiser: OptimiserConfig  # which optimiser
-    mixing: Mixing  # how the roles' parts are weighed
-    apart: bool = True  # the parts are those of roles; otherwise there is one part, of all rows
+    mixing: Mixing  # weights of the roles' parts
+    apart: bool = True  # one part of the gradient for each role; False: one part, of all rows
     layer_norms: bool = False  # also split every part's norm by layer
 
 
@@ -35,17 +35,17 @@ class LearnerConfig:
     """All settings of the learner; `LearnerConfig.study()` has those of the original study."""
 
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)  # which loss
-    optimiser: OptimiserConfig = dataclasses.field(default_factory=OptimiserConfig)  # and which optimiser
+    optimiser: OptimiserConfig = dataclasses.field(default_factory=OptimiserConfig)  # which optimiser
     batch: BatchConfig = dataclasses.field(default_factory=BatchConfig)  # shapes of micro-batches
     # Changes to the roles' parts of a gradient.
     interventions: InterventionConfig = dataclasses.field(default_factory=InterventionConfig)
-    gradients: Literal["off", "roles", "slots"] = "roles"  # what is kept apart and measured in every gradient
+    gradients: Literal["off", "roles", "slots"] = "roles"  # the parts that every gradient is split into
     layer_norms: bool = False  # also split every role's norm by layer
     updates: Literal["one", "fixed", "sequences"] = "one"  # mini-batches of a policy per epoch
     updates_fixed: Count = 1  # their number at "fixed"
     sequences_per_update: Count = 512  # rows of each at "sequences"
-    epochs: Count = 1  # passes over the rows of a step
-    old_logprobs: Literal["trainer", "sampler"] = "trainer"  # whose log-probs the ratio is taken against
+    epochs: Count = 1  # number of passes over the rows of a step
+    old_logprobs: Literal["trainer", "sampler"] = "trainer"  # the log-probs that the ratio is taken against
     mask_truncated: bool = False  # leave out completions that were cut off
     logprob_chunk: Count = 4096  # tokens whose logits exist at the same time
     gap_tolerance: Positive = 1e-3  # sampler and trainer log-probs further apart than this are reported
@@ -53,7 +53,7 @@ class LearnerConfig:
     # {policy: learning rate}, in place of the schedule's.
     learning_rates: Mapping[str, NotNegative] = dataclasses.field(default_factory=dict)
     seed: Seed = 0  # of the order of rows in an epoch
-    # Of the objectives of whole sequences.
+    # Settings of the objectives of whole sequences.
     preference: PreferenceConfig = dataclasses.field(default_factory=PreferenceConfig)
 
     def __post_init__(self) -> None:
@@ -82,20 +82,20 @@ class LearnerConfig:
         return StepSettings(self.optimiser, self.interventions.mixing, self.apart, self.layer_norms)
 
     def schedule_of(self, policy: str) -> ScheduleConfig:
-        """The schedule, with the policy's own learning rate where it has one."""
+        """The schedule, with the learning rate of the policy where one is set."""
         schedule = self.optimiser.schedule
-        own = self.learning_rates.get(policy, schedule.learning_rate)
-        return dataclasses.replace(schedule, learning_rate=own)
+        rate = self.learning_rates.get(policy, schedule.learning_rate)
+        return dataclasses.replace(schedule, learning_rate=rate)
 
     def unit(self, role: str, slot: int) -> Any:
-        """The part of the gradient that a row adds to: that of its role, of its slot, or of all rows (None)."""
+        """The key of the part of the gradient that a row adds to: its role, its slot, or None (a part of all rows)."""
         if self.gradients == "slots":
             return role, slot
         return role if self.apart else None
 
     @classmethod
     def study(cls, total_steps: int = 500, **changes: Any) -> "LearnerConfig":
-        """The original study's: an update per 512 sequences, dual clip, one schedule stepped by every adapter."""
+        """Settings of the study: an update per 512 sequences, dual clip, one schedule stepped by every adapter."""
         defaults: dict[str, Any] = {
             "loss": LossConfig(dual_clip=3.0, is_cap=None),
             "optimiser": OptimiserConfig(schedule=ScheduleConfig.study(total_steps)),

@@ -37,7 +37,7 @@ __all__ = [
     "policy_loss",
 ]
 
-Kind = str  # one of KINDS or OBJECTIVES, or a token loss of your own as "module:function"
+Kind = str  # one of KINDS or OBJECTIVES, or a user's token loss as "module:function"
 Aggregation = Literal[
     "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "sequence_mean_token_sum_norm"
 ]
@@ -51,7 +51,7 @@ LARGEST_GAP = 1e4  # bound on gaps of log-probs in a KL estimate, so that it sta
 
 
 class LossError(UserError, ValueError):
-    """A user's loss raised, or returned something else than a loss for every token."""
+    """A user's loss raised, or did not return one loss per token."""
 
 
 def _of_value(compare: Callable[[Any, Any], Any]) -> Callable[["Mean", Any], Any]:
@@ -145,7 +145,7 @@ class LossConfig:
 
     @property
     def heeds_sampler(self) -> bool:
-        """Whether it corrects for what the sampler computed otherwise."""
+        """Whether it corrects for differences between sampler and trainer."""
         return self.is_cap is not None or self.mask_ratio is not None
 
 
@@ -196,7 +196,7 @@ def policy_loss(
     if kind == "gspo":
         log_ratio = _sequence_log_ratio(logp, log_ratio, mask, sequences)
     ratio, bounds = jnp.exp(log_ratio), (clip_low, clip_high, dual_clip)
-    if is_own(kind):  # of the zeros at masked positions, it may be infinite
+    if is_own(kind):  # whose loss may be infinite at masked positions
         loss = jnp.where(mask, _own_loss(kind, logp, ratio, advantages), 0.0)
     else:
         loss = _token_loss(kind, logp, ratio, advantages, *bounds)
@@ -238,7 +238,7 @@ def policy_loss(
 
 
 def at_least_float32(x: jax.Array | float) -> jax.Array:
-    """The values in float32, or in what they are where that is more."""
+    """The values in float32, or in a wider type if they have one."""
     x = jnp.asarray(x)
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
@@ -363,7 +363,7 @@ def _token_loss(
     clip_high: float | jax.Array,
     dual_clip: float | None,
 ) -> jax.Array:
-    """Of every token, [B, T]."""
+    """The loss of every token, [B, T]."""
     clipped = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
     if kind == "pg":
         return -advantages * logp
@@ -376,7 +376,7 @@ def _token_loss(
 
 
 def _own_loss(kind: str, logp: jax.Array, ratio: jax.Array, advantages: jax.Array) -> jax.Array:
-    """Of every token, by a user's `function(logp, ratio, advantages)`, all [B, T]."""
+    """The loss of every token, by a user's `function(logp, ratio, advantages)`, all [B, T]."""
     loss = called(own_function(kind, "loss"), f"loss '{kind}'", LossError, logp, ratio, advantages)
     if getattr(loss, "shape", None) != logp.shape:
         raise LossError(

@@ -33,7 +33,7 @@ class Qwen3:
 
     config: ModelConfig  # the model's shape
     lora_scale: float | None = None  # alpha / rank; None trains all weights
-    remat: str = "none"  # what the backward pass computes again: none, layer or dots
+    remat: str = "none"  # recomputed in the backward pass: none, layer or dots
     attention: str | None = None  # an implementation of `models.attention`; None: the fastest of the platform
 
     def hidden(self, trained: Tree, frozen: Tree, batch: MicroBatch) -> jax.Array:

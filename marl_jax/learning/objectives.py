@@ -2,8 +2,8 @@
 
     s_i = sum_t (log p(t) - log ref(t)) of row i      L(s_1, .., s_n)      dL/dw = sum_i dL/ds_i sum_t d log p(t)/dw
 
-Whatever L is, its gradient is that of a policy gradient whose advantages are -n dL/ds_i. So an objective is two numbers
-per row, computed here in float64 from one more pass of log-probs, and the update is the one there is: exact under any
+For any L, its gradient is that of a policy gradient whose advantages are -n dL/ds_i. So an objective is two numbers
+per row, computed here in float64 from one more pass of log-probs, and the update stays the same: exact under any
 packing, with the roles' parts, their Gram matrix and all interventions. SFT needs no pass: its advantages are weights.
 """
 
@@ -42,20 +42,20 @@ __all__ = [
     "win_share",
 ]
 
-PASSES = {"dpo": 2, "kto": 4, "sppo": 2}  # of log-probs besides the update, those of the reference included
+PASSES = {"dpo": 2, "kto": 4, "sppo": 2}  # passes of log-probs before the update, reference included
 NEED_REFERENCE = tuple(PASSES)
 
 
 @dataclasses.dataclass(frozen=True)
 class PreferenceConfig:
-    """Which calls an objective learns from, and how; each field says for which kinds of `loss.kind` it is."""
+    """Which calls an objective learns from, and how; each field names the kinds of `loss.kind` that use it."""
 
     by: Literal["reward", "grade", "outcome", "advantage"] = "reward"  # the column that values are read from
-    above: float | None = None  # sft: calls of a larger value only; kto: these are desirable
-    best: Whole = 0  # sft: of each group only so many, the best first; 0: all
+    above: float | None = None  # sft: calls of a larger value; kto: these are desirable
+    best: Whole = 0  # sft: only so many of the best calls of each group; 0: all
     beta: Positive = 0.1  # dpo, kto, sppo: how much a log-ratio to the reference counts
-    pairs: Literal["best_worst", "all"] = "best_worst"  # dpo: of the calls of a role with the same prompt
-    gap: NotNegative = 0.0  # dpo: by more than so much the values of a pair differ
+    pairs: Literal["best_worst", "all"] = "best_worst"  # dpo: among the calls of a role with the same prompt
+    gap: NotNegative = 0.0  # dpo: the values of a pair differ by more than this
     desirable: NotNegative = 1.0  # kto: weight of desirable calls
     undesirable: NotNegative = 1.0  # kto: weight of the others
 
@@ -64,7 +64,7 @@ class PreferenceConfig:
 
 
 class Value(NamedTuple):
-    """An objective at some log-ratios."""
+    """An objective evaluated at log-ratios."""
 
     loss: float
     slope: np.ndarray  # Float[n], dL/ds_i
@@ -77,7 +77,7 @@ class Value(NamedTuple):
 def dpo(scores: np.ndarray, pairs: np.ndarray, beta: float, weight: np.ndarray | None = None) -> Value:
     """mean over pairs (a better than b) of -log sigmoid(beta (s_a - s_b)), arXiv 2305.18290 (7).
 
-    A pair weighs the product of its rows' weights.
+    The weight of a pair is the product of its rows' weights.
     """
     scores = np.asarray(scores, np.float64)
     better, worse = pairs[:, 0], pairs[:, 1]
@@ -120,15 +120,15 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 0.5 * (1 + np.tanh(np.asarray(x, np.float64) / 2))
 
 
-# ---------------------------------------------------------------- which rows, and how they compare
+# ---------------------------------------------------------------- rows and pairs to learn from
 
 
 def contrasts(values: np.ndarray, groups: np.ndarray, how: str, gap: float) -> tuple[np.ndarray, int]:
-    """(Int[P, 2] rows of one group, the better one first, that differ by more than `gap`; groups without any).
+    """(Int[P, 2] pairs of rows of a group, the better first, that differ by more than `gap`; number of groups without).
 
     "best_worst" is one pair a group, the first of equals; "all" is every pair.
     """
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     without = 0
     for group in np.unique(groups):
         rows = np.flatnonzero((groups == group) & ~np.isnan(values))
@@ -138,23 +138,23 @@ def contrasts(values: np.ndarray, groups: np.ndarray, how: str, gap: float) -> t
             candidates = [(int(rows[0]), int(last[0]))] if len(rows) else []
         else:
             candidates = [(int(a), int(b)) for i, a in enumerate(rows) for b in rows[i + 1 :]]
-        mine = [pair for pair in candidates if values[pair[0]] - values[pair[1]] > gap]
-        found += mine
-        without += not mine
-    return np.array(found, np.int64).reshape(-1, 2), without
+        apart = [pair for pair in candidates if values[pair[0]] - values[pair[1]] > gap]
+        pairs += apart
+        without += not apart
+    return np.array(pairs, np.int64).reshape(-1, 2), without
 
 
 def win_share(values: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Float[n]: the share of the others of its group that a row beats, a tie counted half; 1/2 where it is alone.
 
-    Rows whose value is NaN have 1/2, and are none of the others.
+    Rows whose value is NaN have 1/2, and do not count among the others.
     """
     share = np.full(len(values), 0.5)
     for group in np.unique(groups):
         rows = np.flatnonzero((groups == group) & ~np.isnan(values))
         if len(rows) > 1:
-            own = values[rows]
-            beats = (own[:, None] > own).sum(1) + 0.5 * ((own[:, None] == own).sum(1) - 1)
+            scores = values[rows]
+            beats = (scores[:, None] > scores).sum(1) + 0.5 * ((scores[:, None] == scores).sum(1) - 1)
             share[rows] = beats / (len(rows) - 1)
     return share
 
@@ -169,12 +169,12 @@ def best_of_groups(values: np.ndarray, groups: np.ndarray, count: int) -> np.nda
 
 
 def same_prompt(rows: Table) -> np.ndarray:
-    """Int[n]: equal for the calls of one role with one prompt, which alone may be a pair."""
+    """Int[n]: equal for the calls of one role with one prompt, since only these may be a pair."""
     return dense((role, rows.prompt[i].tobytes()) for i, role in enumerate(rows.role.tolist()))
 
 
 def mismatched(rows: Table) -> Table:
-    """Each row's tokens behind the next other prompt of its role: what KTO measures its divergence on.
+    """Each row's tokens behind another prompt of its role: the mismatched pairs that KTO measures its divergence on.
 
     A row of a role with a single prompt keeps it, see `moved`.
     """
@@ -189,29 +189,29 @@ def mismatched(rows: Table) -> Table:
 
 
 def moved(rows: Table, other: Table) -> np.ndarray:
-    """Bool[n]: the rows that `mismatched` found another prompt for."""
+    """Bool[n]: the rows for which `mismatched` has another prompt."""
     return np.array([not np.array_equal(rows.prompt[i], other.prompt[i]) for i in range(len(rows))], bool)
 
 
-# ---------------------------------------------------------------- for the learner
+# ---------------------------------------------------------------- as used by the learner
 
 
 @dataclasses.dataclass(frozen=True)
 class Aim:
-    """What an objective asks of the rows of one policy, before a log-prob is known."""
+    """What an objective learns from the rows of one policy, independent of log-probs."""
 
     kind: str  # one of OBJECTIVES
     beta: float  # how much a log-ratio to the reference counts
-    rows: np.ndarray  # Int[n], those of the rows offered that it learns from
+    rows: np.ndarray  # Int[n], indices of the rows that it learns from
     weight: np.ndarray  # Float[n]
-    said: dict[str, float]  # for the report
+    said: dict[str, float]  # counts for the report
     target: np.ndarray | None = None  # kto: Bool[n] desirable; sppo: Float[n] share of wins
     pairs: np.ndarray | None = None  # dpo: Int[P, 2] into the n rows
     together: np.ndarray | None = None  # dpo: Int[n], rows that must be in one mini-batch
-    missing: str = ""  # why it has nothing to learn, and the way out
+    missing: str = ""  # why it has nothing to learn, and how to change that
 
     def value(self, members: np.ndarray, scores: np.ndarray, divergence: float) -> Value:
-        """The objective of these of its rows."""
+        """The objective restricted to these rows."""
         weight = self.weight[members]
         if self.kind == "dpo":
             assert self.pairs is not None
@@ -226,7 +226,7 @@ class Aim:
 
 
 def aim(kind: str, rows: Table, config: PreferenceConfig) -> Aim:
-    """What the objective learns from these rows; those that it has no use for are counted and left out."""
+    """What the objective learns from these rows; unusable rows are counted and left out."""
     column = getattr(rows, config.by)
     if column is None:
         raise ValueError(f"preference.by is {config.by!r}, and the table has no such column: add it first")
@@ -237,13 +237,13 @@ def aim(kind: str, rows: Table, config: PreferenceConfig) -> Aim:
         prompts = same_prompt(rows)
         pairs, without = contrasts(values, prompts, config.pairs, config.gap)
         used, places = np.unique(pairs, return_inverse=True)
-        said = {"pairs": float(len(pairs)), "without_contrast": float(without)}
+        counts = {"pairs": float(len(pairs)), "without_contrast": float(without)}
         why = (
             f"none of its {without} prompts has two calls whose {config.by} differs by more than {config.gap:g}: "
             "raise rollout.samples, or lower learner.preference.gap"
         )
         return Aim(
-            kind, config.beta, used, weight[used], said, None, places.reshape(-1, 2), prompts[used], why
+            kind, config.beta, used, weight[used], counts, None, places.reshape(-1, 2), prompts[used], why
         )
     chosen = (weight > 0) & ~np.isnan(values)
     usable = bool(chosen.any())
@@ -261,24 +261,24 @@ def aim(kind: str, rows: Table, config: PreferenceConfig) -> Aim:
     else:
         target = win_share(np.where(chosen, values, np.nan), groups)
     used = np.flatnonzero(chosen)
-    said = {"chosen": float(len(used)), "left_out": float(len(rows) - len(used))}
+    counts = {"chosen": float(len(used)), "left_out": float(len(rows) - len(used))}
     why = (
         f"none of its {len(rows)} calls has a weight above 0 and a {config.by}: set weights, or preference.by"
     )
-    if usable:  # so the filter of sft leaves none
+    if usable:  # the filter of sft left none
         why = (
             f"none of its {len(rows)} calls has a {config.by} above {config.above}: "
             "lower learner.preference.above"
         )
     target = None if target is None else target[used]
-    return Aim(kind, config.beta, used, weight[used], said, target, missing=why)
+    return Aim(kind, config.beta, used, weight[used], counts, target, missing=why)
 
 
 def means(values: Sequence[Value]) -> dict[str, float]:
     """Loss and metrics over the mini-batches; nothing where there are none."""
     names = values[0].metrics if values else ()
-    found = {name: float(np.mean([value.metrics[name] for value in values])) for name in names}
-    return found | ({"loss": float(np.mean([value.loss for value in values]))} if values else {})
+    report = {name: float(np.mean([value.metrics[name] for value in values])) for name in names}
+    return report | ({"loss": float(np.mean([value.loss for value in values]))} if values else {})
 
 
 def surrogate(loss: LossConfig) -> LossConfig:
@@ -303,7 +303,7 @@ def log_ratios(logp: Sequence[np.ndarray], ref: Sequence[np.ndarray], rows: Tabl
     counted = [slice(None) if rows.spoken is None else rows.spoken[i] for i in range(len(rows))]
     return np.array(
         [
-            math.fsum((np.asarray(a, np.float64) - b)[some].tolist())
-            for a, b, some in zip(logp, ref, counted, strict=True)
+            math.fsum((np.asarray(a, np.float64) - b)[kept].tolist())
+            for a, b, kept in zip(logp, ref, counted, strict=True)
         ]
     )

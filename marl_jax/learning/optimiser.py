@@ -1,7 +1,7 @@
 """The optimiser of one policy: optax with float32 states, one global-norm clip, and a schedule.
 
-The learning rate is applied outside optax's chain, so that the schedule's clock is explicit: the steps of the policy,
-or in the study's regime one clock that all policies share and each of them advances.
+The learning rate is applied outside optax's chain, so that the schedule's clock is explicit: the steps of each policy,
+or, as in the study, one clock shared by all policies and advanced by each.
 """
 
 import dataclasses
@@ -28,9 +28,9 @@ class ScheduleConfig:
 
     learning_rate: NotNegative = 1e-4  # at the top of the schedule
     kind: Literal["constant", "cosine", "linear"] = "constant"  # its form behind the warm-up
-    warmup_steps: Whole = 0  # linear, from near 0
+    warmup_steps: Whole = 0  # length of the linear warm-up from near 0
     total_steps: Count = 1000  # where the schedule ends
-    final_ratio: NotNegative = 0.0  # what is left of the learning rate at the end, as a share
+    final_ratio: NotNegative = 0.0  # final learning rate, as a share of `learning_rate`
     # `own`: each policy counts its own steps; `shared`: one count for all.
     clock: Literal["own", "shared"] = "own"
     clamped: bool = True  # False: a cosine rises again after its end
@@ -44,7 +44,7 @@ class ScheduleConfig:
 
     @classmethod
     def study(cls, total_steps: int = 500, learning_rate: float = 2e-5) -> "ScheduleConfig":
-        """The original study's: one cosine for all policies, stepped once per adapter, that rises again at its end."""
+        """The study's schedule: one cosine for all policies, stepped once per adapter, that rises again at its end."""
         return cls(learning_rate, "cosine", 15, total_steps, clock="shared", clamped=False)
 
     def __call__(self, step: int) -> float:
@@ -71,7 +71,7 @@ class OptimiserConfig:
     b1: Decay = 0.9  # decay of the first moment
     b2: Decay = 0.999  # decay of the second moment
     eps: Positive = 1e-8  # AdamW's epsilon
-    weight_decay: NotNegative = 0.01  # not of norms, biases and embeddings
+    weight_decay: NotNegative = 0.01  # not applied to norms, biases and embeddings
     grad_clip: Annotated[float | None, Gt(0)] = 1.0  # largest norm of a policy's gradient; None: any
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ def transformation(config: OptimiserConfig) -> optax.GradientTransformation:
         "sgd": lambda: optax.trace(config.b1) if config.b1 else optax.identity(),
         "adafactor": optax.scale_by_factored_rms,
     }[config.kind]()
-    # Masked without decay, too: states have one form, and a phase may change the decay.
+    # Masked even without decay, so that the state has one form: a phase may change the decay.
     decay = optax.add_decayed_weights(config.weight_decay) if config.weight_decay else optax.identity()
     return optax.chain(scale, optax.masked(decay, decay_mask), optax.scale(-1.0))
 

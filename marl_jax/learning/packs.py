@@ -1,4 +1,4 @@
-"""Packs: rows of any length end to end in whole blocks, so that the cost of an update follows the tokens that live.
+"""Packs: rows of any length end to end in whole blocks, so that the cost of an update follows the real tokens.
 
     [ prompt a | a1 | a2 | a3 .. ][ prompt b | b1 .. ][ row | row .. ]       a pack, cut into blocks of BLOCK tokens
 
@@ -28,12 +28,12 @@ MANY, ODD, SAVING = 8, (9, 10), 0.05
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Rows behind one prompt, or rows that bring their own: the longest first."""
+    """Rows behind one shared prompt, or rows with their own prompts: the longest first."""
 
-    stem: int  # tokens of the prompt that they share, 0: none
+    stem: int  # tokens of the shared prompt; 0: none
     rows: tuple[int, ...]
-    lengths: tuple[int, ...]  # of what each row adds to it
-    starts: tuple[int, ...] = ()  # of each row from where the group begins, once it has a place
+    lengths: tuple[int, ...]  # tokens that each row adds to the prompt
+    starts: tuple[int, ...] = ()  # of each row within the group, once placed
 
     def part(self, room: int) -> tuple["_Group", "_Group"]:
         """The rows that fit into so many blocks, with their places, and all others."""
@@ -58,11 +58,11 @@ class _Group:
 
     @functools.cached_property
     def table(self) -> list[list[int]]:
-        """The blocks that each of its blocks may see, counted from its first."""
+        """The blocks that each of its blocks may see, as offsets from its first."""
         behind = blocks_of(self.stem)
         first = [*range(self.blocks)]  # of the rows that lie in a block
         for length, start in zip(self.lengths, self.starts):
-            begin = max(behind, start // BLOCK)  # what begins in the prompt's last block sees it anyhow
+            begin = max(behind, start // BLOCK)  # a row that begins in the prompt's last block sees it anyway
             for block in range(begin, blocks_of(start + length)):
                 first[block] = min(first[block], begin)
         stem = [*range(behind)]
@@ -75,7 +75,7 @@ _Pack = list[_Group]  # each with its place, one after the other
 def make_packs(
     rows: Table, units: Sequence[Hashable], config: BatchConfig, *, multiple_of: int = 1, streams: int = 1
 ) -> list[Batch]:
-    """Micro-batches over all rows, unit by unit, as `make_batches`: each of some packs, of which the last may be empty.
+    """Micro-batches over all rows, unit by unit, as `make_batches`: each holds packs, of which the last may be empty.
 
     Packs come in multiples of `multiple_of` and are dealt out evenly, as are those of a unit to the `streams`.
     """
@@ -99,7 +99,7 @@ def make_packs(
 
 
 def most_blocks(need: int, config: BatchConfig) -> int:
-    """Blocks of the largest pack that rows may get which need so many."""
+    """The blocks of the largest pack for rows that need so many blocks."""
     common = common_blocks(need, config)
     return max(common, min(common * ODD[-1] // 8, config.token_budget // BLOCK))
 
@@ -128,7 +128,7 @@ def common_blocks(need: int, config: BatchConfig) -> int:
 
 
 def _start(at: int, length: int) -> int:
-    """Where a row starts that may start at `at`: at the next block if that is near and has it lie in fewer blocks."""
+    """Where a row starts that may start at `at`: the next block if it is near and the row then spans fewer blocks."""
     ahead = blocks_of(at) * BLOCK
     lies = lambda start: blocks_of(start + length) - start // BLOCK
     return ahead if ahead - at <= BLOCK // 8 and lies(ahead) < lies(at) else at
@@ -187,7 +187,7 @@ def _packed(groups: Sequence[_Group], room: int) -> list[_Pack]:
         chosen = _best([size for size, _ in left], room)
         pack, free = [left[i][1] for i in chosen], room - sum(left[i][0] for i in chosen)
         left = [one for i, one in enumerate(left) if i not in chosen]
-        if left and (not pack or free * BLOCK >= 2 * left[0][1].stem):  # that prompt is computed once more
+        if left and (not pack or free * BLOCK >= 2 * left[0][1].stem):  # that prompt is computed twice
             placed, rest = left[0][1].part(free)
             if placed.rows:
                 pack.append(placed)
@@ -197,7 +197,7 @@ def _packed(groups: Sequence[_Group], room: int) -> list[_Pack]:
 
 
 def _best(sizes: Sequence[int], room: int) -> set[int]:
-    """Which of the sizes, in descending order, add up to the most that has room: the largest that has, and others."""
+    """Indices of sizes, in descending order, that fill the room best: the largest that fits, and others."""
     first = bisect.bisect_left(sizes, -room, key=lambda size: -size)
     if first == len(sizes):
         return set()

@@ -99,7 +99,7 @@ def takes_rows(kernel: str, prefix: int, length: int, unmasked: bool) -> bool:
 
 
 def _attend_rows(q: jax.Array, k: jax.Array, v: jax.Array, batch: MicroBatch) -> jax.Array:
-    """`tree_attention` with each branch as a row of its own, [prompt, branch].
+    """`tree_attention` with each branch as a separate row [prompt, branch].
 
     If each branch holds one row, padding behind the prompt is moved to the row's end, where no token sees it, and the
     kernel needs no mask.
@@ -167,7 +167,7 @@ def _rows(x: jax.Array, prefix: int, branches: int) -> jax.Array:
 
 
 def pack_attention(q: jax.Array, k: jax.Array, v: jax.Array, batch: MicroBatch) -> jax.Array:
-    """Causal attention of each block of queries with the blocks that the table of its pack names."""
+    """Causal attention of each block of queries with the blocks in the table of its pack."""
     packs, total = batch.tokens.shape
     cut = lambda x: x.reshape(packs, total // BLOCK, BLOCK, *x.shape[2:])
     q, k, v, segments, positions = map(cut, (q, k, v, batch.segments, batch.positions))
@@ -185,7 +185,7 @@ def pack_attention(q: jax.Array, k: jax.Array, v: jax.Array, batch: MicroBatch) 
 
 
 def _in_parts(look: Callable[..., jax.Array], given: tuple[jax.Array, ...]) -> jax.Array:
-    """`look` at [G, B, ...], of which few scores exist at a time."""
+    """Apply `look` to arrays [G, B, ...] in parts, so that few scores exist at a time."""
     packs, blocks, seen = given[-1].shape
     parts = part_count(packs, blocks, seen)
     if parts == 1:
@@ -198,7 +198,7 @@ def _in_parts(look: Callable[..., jax.Array], given: tuple[jax.Array, ...]) -> j
 
 
 def part_count(packs: int, blocks: int, seen: int) -> int:
-    """In how many parts the blocks of packs look, one after the other, so that few scores exist at a time."""
+    """The number of parts in which blocks of packs attend, one after the other, so that few scores exist at a time."""
     wanted = -(-packs * blocks * seen * BLOCK**2 // MOST_PAIRS)
     return min((parts for parts in range(wanted, blocks + 1) if blocks % parts == 0), default=blocks)
 
@@ -217,8 +217,8 @@ def _look(
     which = flat(jnp.maximum(table, 0) + k.shape[1] * jnp.arange(len(k))[:, None, None])
 
     def seen(x: jax.Array) -> jax.Array:  # [G * B, R * T, ...]
-        found = jnp.take(flat(x), which, axis=0, mode="clip")
-        return found.reshape(len(which), -1, *found.shape[3:])
+        rows = jnp.take(flat(x), which, axis=0, mode="clip")
+        return rows.reshape(len(which), -1, *rows.shape[3:])
 
     theirs, mine = seen(key_segments)[:, None], flat(segments)[..., None]
     mask = ((theirs == mine) | (theirs == STEM)) & jnp.repeat(flat(table) >= 0, BLOCK, axis=1)[:, None]

@@ -1,12 +1,12 @@
-"""Streams: in how many places at a time the micro-batches of one gradient are differentiated.
+"""Streams: threads that differentiate the micro-batches of one gradient side by side.
 
     micro-batches 0, 2, 4, .. -> carry + carry + .. ┐
                                                     ├ sum, in this order
     micro-batches 1, 3, 5, .. -> carry + carry + .. ┘
 
-A CPU runs what one thread dispatches one after the other, and what a small model leaves of its cores is room for a
-second thread. Elsewhere there is one stream, dispatched without waiting. Which stream takes what does not depend on
-which is ready first.
+A CPU runs what one thread dispatches one after the other, and a small model leaves cores idle, enough for a
+second thread. Elsewhere there is one stream, dispatched without waiting. The stream of a micro-batch does not depend on
+which stream is ready first.
 """
 
 import functools
@@ -22,17 +22,17 @@ from marl_jax.threads import Workers
 __all__ = ["Streams", "stream_count"]
 
 Carry = Any
-# (carry, micro-batch) -> (carry, what it says of the micro-batch)
+# (carry, micro-batch) -> (carry, outputs of the micro-batch)
 Step = Callable[[Carry, Any], tuple[Carry, Any]]
 
 
 def stream_count(platform: str, devices: int, on_cpu: int) -> int:
-    """How many streams there are."""
+    """The number of streams."""
     return on_cpu if platform == "cpu" and devices == 1 else 1
 
 
 class Streams:
-    """The threads, and which programs they have met."""
+    """The threads, and the programs that they have compiled."""
 
     def __init__(self, count: int):
         self.count = count
@@ -41,7 +41,7 @@ class Streams:
 
     @property
     def threaded(self) -> bool:
-        """Whether `run` waits for all that it dispatches."""
+        """Whether `run` waits for everything that it dispatches."""
         return bool(self._workers)
 
     def run(
@@ -53,20 +53,20 @@ class Streams:
         program: Callable[[Any], Hashable],
         check: Callable[[], None] | None = None,
     ) -> tuple[Carry, list[Any]]:
-        """`step` from `start()` over all micro-batches: the sum of the streams' carries, and what each step said.
+        """`step` from `start()` over all micro-batches: the sum of the streams' carries, and the outputs of each step.
 
-        `check` may raise; it is called before every micro-batch, of which few are then under way at a time, and those
-        come to their end behind it. `program` names what a micro-batch runs: the first of each is waited for, or every
+        `check` may raise; it is called before every micro-batch, of which few then run at a time, and these finish
+        even after an error. `program` gives the program of a micro-batch: the first of each is waited for, or every
         stream would compile it. Settings of JAX made by a `with` do not reach the threads: for these, one stream.
         """
         if not self._workers or not batches:
-            carry, said = start(), list[Any]()
+            carry, outputs = start(), list[Any]()
             for batch in batches:
-                _wait_and_check(said[-2:-1], check)
+                _wait_and_check(outputs[-2:-1], check)
                 carry, out = step(carry, batch)
-                said.append(out)
-            _wait_and_check(said, check)
-            return carry, said
+                outputs.append(out)
+            _wait_and_check(outputs, check)
+            return carry, outputs
         count, steps = len(self._workers), list[Future[tuple[Carry, Any]]]()
         try:
             for i, batch in enumerate(batches):
@@ -84,7 +84,7 @@ class Streams:
             for one in steps:
                 one.cancel()
         _wait_and_check([], check)
-        return functools.reduce(_sum, [carry for carry, _ in done[-count:]]), [said for _, said in done]
+        return functools.reduce(_sum, [carry for carry, _ in done[-count:]]), [out for _, out in done]
 
 
 def _one(step: Step, start: Callable[[], Carry], before: Future[tuple[Carry, Any]] | None, batch: Any) -> Any:
@@ -96,8 +96,8 @@ def _sum(a: Carry, b: Carry) -> Carry:
     return jax.tree.map(jnp.add, a, b)
 
 
-def _wait_and_check(said: list[Any], check: Callable[[], None] | None) -> None:
-    """Programs run behind the host's back: without waiting, everything would be under way before the first check."""
+def _wait_and_check(outputs: list[Any], check: Callable[[], None] | None) -> None:
+    """Programs run behind the host's back: without waiting, all would be dispatched before the first check."""
     if check is not None:
-        jax.block_until_ready(said)
+        jax.block_until_ready(outputs)
         check()

@@ -1,11 +1,11 @@
-"""The update: rows in, new policies out, and a report of which role moved what.
+"""The update: rows in, new policies out, and a report of how each role moved its policy.
 
     rows -> mini-batches -> micro-batches of one role -> g_role += d numerator        (parts, float32)
     parts / denominator -> Gram matrix -> interventions -> clip -> optimiser -> new weights
 
-Each policy is a tree of its own with its own optimiser state; a row reaches the policy it names and no other.
-Where roles need not be told apart (`LearnerConfig.apart`), micro-batches hold rows of all, and there is one part.
-Everything on the device is jitted once per shape, with donated buffers; what is reported is read back once per policy.
+Each policy is a tree of its own with its own optimiser state; a row trains only the policy that it names.
+Where roles need not be kept apart (`LearnerConfig.apart`), micro-batches hold rows of all, and there is one part.
+Everything on the device is jitted once per shape, with donated buffers; reports are read back once per policy.
 """
 
 import dataclasses
@@ -59,14 +59,14 @@ __all__ = ["Learner", "LearnerState", "NonFiniteGradients"]
 
 
 class LearnerState(flax.struct.PyTreeNode):
-    """What the learner carries for a policy from step to step besides its weights; it belongs in a checkpoint."""
+    """The learner's state of a policy besides its weights, carried from step to step and saved in checkpoints."""
 
     optimiser: Any
     damping: Any  # average of damped gradients, None where damping is off
     steps: int = 0  # learner steps that updated it: the clock of its schedule
     updates: int = 0  # optimiser steps taken
     skipped: int = 0  # optimiser steps left out for a non-finite gradient
-    empty: int = 0  # learner steps without a row for it
+    empty: int = 0  # learner steps without a row of it
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class LearnerState(flax.struct.PyTreeNode):
 class NonFiniteGradients(UserError, RuntimeError):
     """A policy's gradients were not finite `max_skips` times.
 
-    They were left out: `outcome` is what the step came to all the same (policies, states, report), all of it finite.
+    They were left out: `outcome` holds the finite result of the step (policies, states, report).
     """
 
     def __init__(self, text: str, outcome: Any) -> None:
@@ -86,7 +86,7 @@ class NonFiniteGradients(UserError, RuntimeError):
 
 
 class Learner:
-    """Compiled functions for a network of each policy and one configuration; the state of training passes through."""
+    """Compiled functions for each policy's network and one configuration; training state is passed in and returned."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Learner:
         *,
         mesh: Mesh | None = None,
     ):
-        """`roles` maps each role (or "role/slot") to its policy; `network` is one for all of them, or by policy.
+        """`roles` maps each role (or "role/slot") to its policy; `network` is one for all policies, or by policy.
 
         On a mesh, batches are laid over its axis "data". It may have devices of several processes: each calls `step`
         with the same rows and trees of its own devices.
@@ -105,15 +105,15 @@ class Learner:
         check_interventions(config, self.roles)
         self._objective = config.loss.kind if config.loss.kind in OBJECTIVES else None
         self._loss = objectives.surrogate(config.loss)
-        # What an objective learns from need not be the policy's own words: there is no sampler to correct for.
+        # An objective may learn from text that the policy did not sample: there is no sampler to correct for.
         heeds = self._objective is None and config.loss.heeds_sampler
         self._corrected = heeds and config.old_logprobs == "trainer"
         self._cut = mesh if mesh is not None and mesh.shape["data"] > 1 else None
         self._settings = {
             policy: update_programs.Settings(
-                own, self._loss, config.logprob_chunk, self._corrected, self._cut
+                net, self._loss, config.logprob_chunk, self._corrected, self._cut
             )
-            for policy, own in by_name(network, dict.fromkeys(self.roles.values())).items()
+            for policy, net in by_name(network, dict.fromkeys(self.roles.values())).items()
         }
         devices = 1 if mesh is None else mesh.size
         self._streams = Streams(stream_count(jax.default_backend(), devices, config.batch.streams))
@@ -169,9 +169,9 @@ class Learner:
         evidence = Evidence.of_nothing(len(rows))
         described: dict[str, dict[str, Any]] = {}
         trains, missing = self.learns(rows, step), list[str]()
-        for policy in sorted(policies):  # with a clock that they share, the order is one of learning rates
-            own = rows.having(policy=policy)
-            mine = np.flatnonzero(own & trains)
+        for policy in sorted(policies):  # with a shared clock, the order decides the learning rates
+            rows_of = rows.having(policy=policy)
+            mine = np.flatnonzero(rows_of & trains)
             aim = None
             if self._objective and len(mine):
                 aim = objectives.aim(self._objective, rows.take(mine), self.config.preference)
@@ -195,7 +195,7 @@ class Learner:
                 policies[policy], states, work, evidence, check
             )
             reports[policy] |= aim.said if aim else {}
-            check = None  # the first policy is a new one now
+            check = None  # the first policy has changed now
         trees, moved = layout.lowered((policies, states), places)
         return self.conclude(trees, moved, rows, evidence, skipped, reports, described, missing)
 
@@ -204,7 +204,7 @@ class Learner:
         policies: dict[str, Tree],
         states: dict[str, LearnerState],
         rows: Table,
-        evidence: Evidence,  # of these rows
+        evidence: Evidence,  # log-probs of these rows
         skipped: Mapping[str, int],  # by policy, before the step
         reports: dict[str, dict[str, float]],  # by policy
         described: dict[str, dict[str, Any]],  # by policy, see `gradient_report`
@@ -232,7 +232,7 @@ class Learner:
     def logprobs(
         self, tree: Tree, rows: Table, *, frozen: Tree | None = None, policy: str | None = None
     ) -> list[np.ndarray]:
-        """Log-probs of every row's tokens under one policy, whose name matters where networks differ."""
+        """Log-probs of every row's tokens under one policy, whose name selects the network."""
         policy = next(iter(self._settings)) if policy is None else policy
         return self._scores(policy, tree, frozen, self._batches(rows), len(rows))
 
@@ -258,11 +258,11 @@ class Learner:
         evidence: Evidence,
         check: Callable[[], None] | None,
     ) -> tuple[Tree, LearnerState, dict[str, float], dict[str, Any]]:
-        """New weights and state, and what is reported of the policy and of its gradients."""
+        """New weights and state, and the reports of the policy and of its gradients."""
         config, state = self.config, states[work.policy]
         rate = self._rate(work.policy, states)
         optimiser, damping = state.optimiser, state.damping
-        done: list[Any] = []  # of every mini-batch: what its micro-batches and its optimiser step came to
+        done: list[Any] = []  # of every mini-batch: outputs of its micro-batches and of its optimiser step
         values: list[objectives.Value] = []
         batches_of: list[list[Batch]] = []
         for members in work.mini_batches:
@@ -310,14 +310,14 @@ class Learner:
         policy: str,
         tree: Tree,
         everyone: Table,  # the rows of all policies,
-        places: np.ndarray,  # and where those that it learns from are
+        places: np.ndarray,  # and the indices of those that it learns from
         *,
         step: int,
         frozen: Tree | None,
         reference: Tree | None,
         aim: objectives.Aim | None,
     ) -> Work:
-        """What a step asks of one policy."""
+        """The work of a step for one policy."""
         rows = everyone.take(places)
         if aim is not None:
             rows = rows.replace(advantage=aim.weight, weight=None)
@@ -335,7 +335,7 @@ class Learner:
         roles = roles_of(self.roles, policy)
         calls = zip(map(rows.role_of, range(len(rows))), rows.slot.tolist())
         units, unit_roles = units_of(self.config, roles, calls)
-        own = everyone.take(everyone.having(policy=policy))  # with the rows that are not trained on
+        own = everyone.take(everyone.having(policy=policy))  # rows that are not trained on included
         per_role = per_role_of(self.config, roles, calls_by_slot(roles, own), unit_roles)
         work = Work(policy, frozen, rows, places, mini_batches, old, ref, units, unit_roles, per_role, aim)
         if aim is not None and aim.kind == "kto" and reference is not None:
@@ -344,14 +344,14 @@ class Learner:
         return work
 
     def _rate(self, policy: str, states: Mapping[str, LearnerState]) -> float:
-        """The learning rate by the policy's clock, or by that which all policies share."""
+        """The learning rate by the policy's clock, or by the shared clock."""
         schedule, clock = self.config.schedule_of(policy), states[policy].steps
         if schedule.clock != "own":
             clock = sum(state.steps for state in states.values())
         return schedule(clock)
 
     def _written(self, work: Work, members: np.ndarray) -> list[Batch]:
-        """Micro-batches of a mini-batch's rows, with what they are compared with."""
+        """Micro-batches of a mini-batch's rows, with the log-probs that they are compared with."""
         rows = work.rows.take(members)
         batches = self._batches(rows)
         if work.old is not None:
@@ -384,13 +384,13 @@ class Learner:
     def _note(
         self, evidence: Evidence, work: Work, batches_of: Sequence[list[Batch]], done: Sequence[Any]
     ) -> None:
-        """Every row as the last of its policy's updates computed it."""
+        """The numbers of every row as computed by the last update of its policy."""
         rows, own_words = work.places, work.aim is None
         for update, (members, batches, (outs, _)) in enumerate(zip(work.mini_batches, batches_of, done)):
             logp, entropy = (by_row(len(members), batches, [out[which] for out in outs]) for which in (1, 2))
             evidence.note("logp", rows[members], logp)
             evidence.note("entropy", rows[members], entropy)
-            # With the sampler's as the old ones, the trainer's are known of the rows of the first update.
+            # If the old log-probs are the sampler's, the trainer's are known for the first update only.
             if self.config.old_logprobs == "sampler" and update == 0 and own_words:
                 evidence.note("trainer_logp", rows[members], logp)
         old = [evidence.logp[i] for i in rows] if work.old is None else work.old
@@ -403,7 +403,7 @@ class Learner:
     def _gradient(
         self, work: Work, tree: Tree, batches: Sequence[Batch], check: Callable[[], None] | None
     ) -> tuple[Any, list[Any]]:
-        """The parts with their denominator, and what `accumulate` says of every micro-batch."""
+        """The parts with their denominator, and the outputs of `accumulate` for every micro-batch."""
         settings, part_of = self._settings[work.policy], {unit: k for k, unit in enumerate(work.units)}
         flags = {"anchored": work.ref is not None, "on_policy": work.old is None}
 
@@ -413,7 +413,7 @@ class Learner:
                 return update_programs.accumulate(
                     settings, carry, tree, work.frozen, arrays, part_of[batch.unit], **flags
                 )
-            except IndexError as error:  # what XLA raised on an H100, see docs/hosts.md
+            except IndexError as error:  # raised by XLA on an H100, see docs/hosts.md
                 error.add_note(
                     "on a GPU, policies.attention=blocks does without the kernel that XLA failed on"
                 )
@@ -436,7 +436,7 @@ class Learner:
             self.config.unit(rows.roles[role], slot) for role, slot in zip(rows.role, rows.slot.tolist())
         ]
         parallel = 1 if self.mesh is None else self.mesh.shape["data"]
-        if jax.default_backend() == "cpu":  # which has no kernel that trees would suit
+        if jax.default_backend() == "cpu":  # which has no attention kernel that suits trees
             streams = self._streams.count
             return make_packs(rows, units, self.config.batch, multiple_of=parallel, streams=streams)
         return make_batches(rows, units, self.config.batch, multiple_of=parallel)
@@ -456,13 +456,13 @@ class Learner:
             return layout.cut(arrays, self.mesh)
         return jax.device_put(arrays, NamedSharding(self.mesh, PartitionSpec("data")))
 
-    def _on_host(self, said: Any) -> Any:
-        """What programs said."""
+    def _on_host(self, outputs: Any) -> Any:
+        """Outputs of programs, read back to the host."""
         apart = self.mesh is not None and layout.spans(self.mesh)
-        return layout.on_host(said) if apart else jax.device_get(said)
+        return layout.on_host(outputs) if apart else jax.device_get(outputs)
 
     def _told(self, done: list[Any]) -> list[Any]:
-        """What all updates of a step said; the losses that devices have of one micro-batch are added up."""
+        """The outputs of all updates of a step; the devices' losses of one micro-batch are added up."""
         for outs, applied in done:  # in the order of their dispatch, so that each wait is of one part
             with self.watch("gradient"):
                 jax.block_until_ready(outs)
@@ -495,7 +495,7 @@ class Learner:
 
 
 def _beside(tree: Tree, state: Any) -> Any:
-    """The state with its counts on all devices of the mesh that the tree lies on, as a checkpoint gives them back."""
+    """The state with its counts on all devices of the mesh that the tree lies on, as a restored checkpoint has them."""
     on = getattr(jax.tree.leaves(tree)[0], "sharding", None)
     if not isinstance(on, NamedSharding):
         return state

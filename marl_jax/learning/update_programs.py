@@ -37,10 +37,10 @@ __all__ = ["Settings", "accumulate", "apply", "nothing", "score"]
 class Settings:
     """The static settings of `score` and `accumulate`."""
 
-    network: Network  # what computes hidden states and logits
+    network: Network  # computes hidden states and logits
     loss: LossConfig  # which loss
     chunk: int  # tokens whose logits exist at one time
-    sampler_weights: bool  # correct for the sampler's numbers (truncated importance sampling)
+    sampler_weights: bool  # correct for what the sampler computed otherwise (truncated importance sampling)
     mesh: Mesh | None = None  # over whose axis "data" the sequences of a micro-batch lie
 
 
@@ -102,14 +102,14 @@ def accumulate(
             accumulate, dataclasses.replace(settings, mesh=None), anchored=anchored, on_policy=on_policy
         )
 
-        def own(carry: Any, tree: Tree, frozen: Tree, batch: MicroBatch, unit: jax.Array) -> Any:
+        def on_device(carry: Any, tree: Tree, frozen: Tree, batch: MicroBatch, unit: jax.Array) -> Any:
             carry, batch = jax.tree.map(lambda x: x[0], (carry, batch))
-            carry, (loss, *said) = alone(carry, tree, frozen, batch, unit)
-            return *jax.tree.map(lambda x: x[None], (carry, loss)), said
+            carry, (loss, *outputs) = alone(carry, tree, frozen, batch, unit)
+            return *jax.tree.map(lambda x: x[None], (carry, loss)), outputs
 
         pieces = _slices(batch, settings.mesh.shape["data"])
-        carry, loss, said = _on_each(own, settings.mesh, "d--d-")(carry, tree, frozen, pieces, unit)
-        return carry, (loss, *said)
+        carry, loss, outputs = _on_each(on_device, settings.mesh, "d--d-")(carry, tree, frozen, pieces, unit)
+        return carry, (loss, *outputs)
     parts, denominator = carry
     config = settings.loss
 
@@ -145,17 +145,17 @@ def accumulate(
     row = functools.partial(jax.lax.dynamic_index_in_dim, index=unit, keepdims=False)
     put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=unit, axis=0)
     if batch.table is None or len(batch.tokens) == 1:
-        mine, out = add(jax.tree.map(row, parts), batch)
+        part, out = add(jax.tree.map(row, parts), batch)
     else:
-        mine, (losses, *values) = _over_packs(add, jax.tree.map(row, parts), batch)
+        part, (losses, *values) = _over_packs(add, jax.tree.map(row, parts), batch)
         out = (jax.tree.map(lambda x: x.sum(0), losses), *(x[:, 0] for x in values))
-    return (jax.tree.map(put, parts, mine), denominator + out[0].denominator), out
+    return (jax.tree.map(put, parts, part), denominator + out[0].denominator), out
 
 
 def _over_packs(step: Callable[..., Any], carry: Any, batch: MicroBatch) -> Any:
     """As `lax.scan` of `step(carry, pack [1, ...]) -> (carry, value)`, without the empty packs, which come last.
 
-    One at a time: on a CPU the buffers of a pack stay in cache, and memory that the system has to map is used again.
+    One at a time: on a CPU the buffers of a pack stay in cache, and mapped memory is reused.
     """
     packs = _slices(batch, len(batch.tokens))
     one = lambda i: jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), packs)
@@ -174,17 +174,17 @@ def _over_packs(step: Callable[..., Any], carry: Any, batch: MicroBatch) -> Any:
 def _slices(batch: MicroBatch, count: int) -> MicroBatch:
     """Every array [G, ...] as [count, G / count, ...]; rows are counted from 0 in each slice."""
     batch = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), batch)
-    some = batch.mask != 0
-    first = jnp.min(batch.sequences, axis=(1, 2), where=some, initial=batch.sequences.size, keepdims=True)
-    return dataclasses.replace(batch, sequences=jnp.where(some, batch.sequences - first, 0))
+    valid = batch.mask != 0
+    first = jnp.min(batch.sequences, axis=(1, 2), where=valid, initial=batch.sequences.size, keepdims=True)
+    return dataclasses.replace(batch, sequences=jnp.where(valid, batch.sequences - first, 0))
 
 
-def _on_each(own: Callable[..., Any], mesh: Mesh, cut: str) -> Callable[..., Any]:
-    """`own` on each device along "data", with its piece of the arguments that `cut` marks with d; others are whole."""
+def _on_each(act: Callable[..., Any], mesh: Mesh, cut: str) -> Callable[..., Any]:
+    """`act` on each device along "data", with its part of the arguments marked d in `cut`; others are whole."""
     given = tuple(PartitionSpec("data") if one == "d" else PartitionSpec() for one in cut)
     # Unchecked, a gradient with respect to whole weights stays that of the device; checked, it is summed over all.
     return jax.shard_map(
-        own, mesh=mesh, in_specs=given, out_specs=PartitionSpec("data"), axis_names={"data"}, check_vma=False
+        act, mesh=mesh, in_specs=given, out_specs=PartitionSpec("data"), axis_names={"data"}, check_vma=False
     )
 
 

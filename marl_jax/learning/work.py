@@ -19,21 +19,21 @@ __all__ = ["Work", "calls_by_slot", "mini_batches_of", "parallel_calls", "per_ro
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """The rows of one policy, and what they are compared with."""
+    """The rows of one policy, and the log-probs that they are compared with."""
 
     policy: str
     frozen: Tree | None  # the weights under its adapter
     rows: Table
     places: np.ndarray  # of the rows among those of the step
     mini_batches: list[np.ndarray]  # indices of rows, one optimiser step each
-    # Log-probs by row, for ratios; None where they are those that the only mini-batch computes itself.
+    # Log-probs by row, for ratios; None where the only mini-batch computes them itself.
     old: list[np.ndarray] | None
-    ref: list[np.ndarray] | None  # log-probs by row under the reference, where something is compared with it
-    units: list[Any]  # what gradients are kept apart by
+    ref: list[np.ndarray] | None  # log-probs by row under the reference; None where nothing uses it
+    units: list[Any]  # the keys by which gradients are kept apart
     unit_roles: list[str]
     per_role: PerRole | None
     aim: Aim | None = None  # of an objective of whole sequences
-    other: Table | None = None  # kto: rows with the prompts of others,
+    other: Table | None = None  # kto: the rows with mismatched prompts,
     other_ref: Sequence[np.ndarray] = ()  # and their log-probs under the reference
 
 
@@ -58,7 +58,7 @@ def mini_batches_of(
 def units_of(
     config: LearnerConfig, roles: list[str], calls: Iterable[tuple[str, int]]
 ) -> tuple[list[Any], list[str]]:
-    """What gradients are kept apart by: (units, the role of each); one unit of no role where they are not.
+    """The keys by which gradients are kept apart: (units, the role of each); one unit without a role if not apart.
 
     `calls` are the roles and slots of a policy's calls.
     """
@@ -69,20 +69,20 @@ def units_of(
 
 
 def calls_by_slot(roles: Sequence[str], rows: Table) -> np.ndarray:
-    """Int[R, S]: how many of the rows are calls of each role in each slot."""
+    """Int[R, S]: the number of rows that are calls of each role in each slot."""
     slots, slot = np.unique(rows.slot, return_inverse=True)
     return np.stack([np.bincount(slot[rows.having(role=role)], minlength=len(slots)) for role in roles])
 
 
 def parallel_calls(calls: Array) -> Array:
-    """Float[R]: how many of `calls_by_slot` are made side by side, in the mean; 1 of a role without calls."""
+    """Float[R]: the mean number of parallel calls by `calls_by_slot`; 1 for a role without calls."""
     return (calls.sum(1) / calls.max(1, initial=1)).clip(1).astype(np.float32)
 
 
 def per_role_of(
     config: LearnerConfig, roles: Sequence[str], calls: Array, unit_roles: Sequence[str]
 ) -> PerRole | None:
-    """What the roles of a policy are weighed by; None where no intervention weighs them. `calls` are by slot."""
+    """Inputs of interventions for the roles of a policy; None without intervention. `calls` are by slot."""
     if not config.interventions.needs_roles:
         return None
     limits = config.interventions.role_clip

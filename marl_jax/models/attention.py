@@ -1,7 +1,7 @@
 """Causal self-attention over whole rows: softmax(q k' / sqrt(D)) v, grouped-query heads, packed sequences.
 
 `attend` is the plain form, with any mask, and the reference for the others. `self_attention` is what training
-and prefill call; it takes the way that is fastest on the platform at hand, or the one that is named:
+and prefill call; it takes the fastest implementation on the platform at hand, or the named one:
 
     blocks   queries in blocks, each against the keys before its end: about half the products of a full square,
              and one block of scores in memory at a time. CPU, and wherever the kernels below do not reach.
@@ -46,7 +46,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     scores = jnp.einsum("bkqd,bksd->bkqs", queries, keys, preferred_element_type=jnp.float32) * dim**-0.5
     # A finite floor: a row that may see nothing stays finite instead of becoming NaN.
     scores = scores + jnp.repeat(jnp.where(mask, 0.0, jnp.finfo(jnp.float32).min), group, axis=1)[:, None]
-    # Softmax does not depend on what is subtracted. Dividing at the end is one pass less over the scores.
+    # Softmax does not depend on the subtracted value. Dividing at the end is one pass less over the scores.
     weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
     out = jnp.einsum("bkqs,bksd->bkqd", weights.astype(v.dtype), values).astype(jnp.float32)
     out = (out / weights.sum(-1, keepdims=True)).astype(v.dtype)
@@ -99,7 +99,7 @@ def self_attention(
         case "blocks":
             return _blocks(q, k, v, segment_ids, stem)
         case "cudnn":
-            # The kernel skips what lies ahead by itself. Segments become a [T,T] bias, and cost time.
+            # The kernel skips later positions by itself. Segments become a [T,T] bias, and cost time.
             mask = None if segment_ids is None else _together(segment_ids, stem, 0, length)[:, None]
             return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")
         case "splash":
@@ -132,13 +132,13 @@ def choose(platform: str, shape: tuple[int, ...], dtype: Any, compute_capability
 
 
 def deterministic_kernels() -> bool:
-    """Whether XLA_FLAGS ask for kernels that give the same bits every time; of a flag given twice the last counts."""
+    """Whether XLA_FLAGS select kernels that give the same bits every time; of a flag given twice the last counts."""
     given = os.environ.get("XLA_FLAGS", "")
-    asked = {}
+    flags = {}
     for name in ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops"):
         for value in re.findall(rf"--{name}(?:=(\S*))?(?!\S)", given):
-            asked[name] = value.lower() not in ("false", "0")
-    return any(asked.values())
+            flags[name] = value.lower() not in ("false", "0")
+    return any(flags.values())
 
 
 def block_size(length: int) -> int:

@@ -103,7 +103,7 @@ def extend_rungs(
     start: jax.Array,
     lora: list[LayerLora | None],
 ) -> tuple[jax.Array, tuple[Cache, ...]]:
-    """`extend` where the rows lie in several caches, one behind the other: all go through one product with a weight.
+    """`extend` where the rows lie in several caches, one behind the other: all rows share one product with each weight.
 
     Rows behind the last cache attend nothing.
     """
@@ -115,8 +115,8 @@ def extend_rungs(
         rows = rungs[rung].rows
         return x if rows == len(x) else x[ends[rung] - rows : ends[rung]]
 
-    own = [part(positions, rung) for rung in range(len(rungs))]
-    seen = [jnp.arange(cache.length) <= at[:, :, None] for cache, at in zip(rungs, own)]  # [R,C,T]
+    places = [part(positions, rung) for rung in range(len(rungs))]
+    seen = [jnp.arange(cache.length) <= at[:, :, None] for cache, at in zip(rungs, places)]  # [R,C,T]
     x = qwen3.embed(params, tokens)
     angles = qwen3.rotation(config, positions)
     written: list[list[tuple[jax.Array, jax.Array]]] = [[] for _ in rungs]
@@ -125,7 +125,7 @@ def extend_rungs(
         mixed = []
         for rung, cache in enumerate(rungs):
             new = part(k, rung), part(v, rung)
-            keys, values = _write(cache.keys[i], cache.values[i], *new, own[rung])
+            keys, values = _write(cache.keys[i], cache.values[i], *new, places[rung])
             written[rung].append((keys, values))
             mixed.append(_attend(part(q, rung), keys, values, seen[rung]))
         if ends[-1] < len(q):
@@ -133,7 +133,7 @@ def extend_rungs(
         x = x + qwen3.project_out(layer, mixed[0] if len(mixed) == 1 else jnp.concatenate(mixed), lora[i])
         x = x + qwen3.mlp(layer, config, x, lora[i])
     hidden = qwen3.rms_norm(x, params["final_norm"], config.rms_norm_eps)
-    return hidden, tuple(Cache(*(tuple(some) for some in zip(*layers_of))) for layers_of in written)
+    return hidden, tuple(Cache(*(tuple(arrays) for arrays in zip(*layers_of))) for layers_of in written)
 
 
 def _layer(stacked: Tree, index: int) -> Tree:

@@ -50,18 +50,18 @@ def load_hf(
     """
     directory = located(directory)
     config = load_config(directory, dtype=dtype)
-    found = _find_tensors(directory)
-    _check(directory, config, found)
+    tensors = _find_tensors(directory)
+    _check(directory, config, tensors)
     layout = shardings(config) if callable(shardings) else shardings
 
     def place(weight: Weight, sharding: jax.sharding.Sharding | None = None) -> jax.Array:
-        return jax.device_put(_read(weight, found, jnp.dtype(config.dtype)), sharding)
+        return jax.device_put(_read(weight, tensors, jnp.dtype(config.dtype)), sharding)
 
     return config, jax.tree.map(place, table(config), *([] if layout is None else [layout]))
 
 
 def load_config(directory: str | os.PathLike[str], *, dtype: str | None = None) -> ModelConfig:
-    """Read the `config.json` of a Qwen3 directory; what ends a text may also stand in its `generation_config.json`."""
+    """Read the `config.json` of a Qwen3 directory; end-of-text tokens also from its `generation_config.json`."""
     path, second = located(directory) / CONFIG, located(directory) / GENERATION
     published = read_json(path, "is this the directory of a Qwen3 model?")
     try:
@@ -145,7 +145,7 @@ def _replace(directory: Path, fresh: Path) -> None:
 
 
 def _find_tensors(directory: Path) -> dict[str, Tensor]:
-    """Where each published weight lies, over one file or the shards of an index."""
+    """The place of each published weight, in one file or the shards of an index."""
     single, index = directory / SINGLE, directory / INDEX
     if single.exists() and index.exists():
         raise ValueError(f"{directory} has both {SINGLE} and {INDEX}; remove the one that is out of date")
@@ -175,37 +175,37 @@ def _find_tensors(directory: Path) -> dict[str, Tensor]:
     return found
 
 
-def _check(directory: Path, config: ModelConfig, found: dict[str, Tensor]) -> None:
+def _check(directory: Path, config: ModelConfig, tensors: dict[str, Tensor]) -> None:
     weights = jax.tree.leaves(table(config))
     expected = {name: weight.published_shape for weight in weights for name in weight.published_names}
-    missing = [name for name in expected if name not in found]
+    missing = [name for name in expected if name not in tensors]
     if missing:
         raise ValueError(f"{directory} lacks the weight {_some(missing)}")
-    repeated = config.tie_word_embeddings and _TIED_HEAD in found
-    extra = [name for name in found if name not in expected and not (repeated and name == _TIED_HEAD)]
+    repeated = config.tie_word_embeddings and _TIED_HEAD in tensors
+    extra = [name for name in tensors if name not in expected and not (repeated and name == _TIED_HEAD)]
     if extra:
-        raise ValueError(f"{found[extra[0]].path} has a weight that Qwen3 has no place for: {_some(extra)}")
+        raise ValueError(f"{tensors[extra[0]].path} has a weight that Qwen3 has no place for: {_some(extra)}")
     for name, shape in expected.items():
-        if found[name].shape != shape:
-            stated = list(found[name].shape)
+        if tensors[name].shape != shape:
+            stated = list(tensors[name].shape)
             raise ValueError(
-                f"{found[name].path}: {name} has shape {stated}, config.json asks for {list(shape)}"
+                f"{tensors[name].path}: {name} has shape {stated}, config.json asks for {list(shape)}"
             )
-    if repeated and not _equal(found[_TIED_HEAD], found[table(config)["embed"].hf]):
+    if repeated and not _equal(tensors[_TIED_HEAD], tensors[table(config)["embed"].hf]):
         raise ValueError(
-            f"{found[_TIED_HEAD].path}: {_TIED_HEAD} differs from the embedding, though config.json says "
+            f"{tensors[_TIED_HEAD].path}: {_TIED_HEAD} differs from the embedding, though config.json says "
             "tie_word_embeddings; set that to false"
         )
 
 
-def _read(weight: Weight, found: dict[str, Tensor], dtype: np.dtype) -> np.ndarray:
+def _read(weight: Weight, tensors: dict[str, Tensor], dtype: np.dtype) -> np.ndarray:
     """Fill one array of the table from its published pieces."""
     array = _aligned(weight.shape, dtype)
     for layer, name in enumerate(weight.published_names):
         target = array[layer] if weight.stacked else array
         if weight.inputs:
             target = target.reshape(weight.published_shape[::-1]).T
-        for rows, piece in found[name].rows():
+        for rows, piece in tensors[name].rows():
             if piece.dtype == dtype:  # as bits: numpy copies integers much faster than bfloat16
                 bits = np.dtype(f"u{dtype.itemsize}")
                 target.view(bits)[rows] = piece.view(bits)

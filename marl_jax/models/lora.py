@@ -84,7 +84,7 @@ def select_rows(adapter_index: jax.Array, adapters: Tree, scale: float) -> jax.A
 
 
 def by_layer(adapters: Tree) -> Tree:
-    """Layers first, ranks side by side: a [L,*in,R], b [L,R,*out], as a scan or a slice of one layer wants it."""
+    """Layers first, ranks side by side: a [L,*in,R], b [L,R,*out], in the form for a scan or a slice of one layer."""
 
     def join(pair: Tree) -> Tree:
         a, b = jnp.moveaxis(pair["a"], 0, -2), jnp.moveaxis(pair["b"], 0, 1)
@@ -94,7 +94,7 @@ def by_layer(adapters: Tree) -> Tree:
 
 
 def delta(name: str, x: jax.Array, lora: LayerLora) -> jax.Array:
-    """What the selected adapters add to linear layer `name`: x [B,...,*in] -> [B,...,*out]."""
+    """The term that the selected adapters add to linear layer `name`: x [B,...,*in] -> [B,...,*out]."""
     inner, outer = LINEAR[name].split("->")
     weights = lora.weights[name]
     low = jnp.einsum(f"...{inner},{inner}r->...r", x, weights["a"])

@@ -1,4 +1,4 @@
-"""What a Qwen3 model is, in the field names of a published `config.json`.
+"""The configuration of a Qwen3 model, with the field names of a published `config.json`.
 
 A `ModelConfig` is frozen and hashable, so that it can be a static argument of `jax.jit`. What this library
 does not compute (RoPE scaling, sliding windows, biases, other architectures) is refused by name on reading.
@@ -159,12 +159,12 @@ def _refuse_unsupported(published: Mapping[str, Any]) -> None:
 
 def _rope_theta(published: Mapping[str, Any]) -> float:
     places = (published, published.get("rope_parameters") or {}, published.get("rope_scaling") or {})
-    found = [place["rope_theta"] for place in places if place.get("rope_theta") is not None]
-    if not found:
+    thetas = [place["rope_theta"] for place in places if place.get("rope_theta") is not None]
+    if not thetas:
         raise ValueError("the model configuration lacks rope_theta (it may also stand in rope_parameters)")
-    if any(theta != found[0] for theta in found):
-        raise ValueError(f"rope_theta is written twice with different values: {found}")
-    return found[0]
+    if any(theta != thetas[0] for theta in thetas):
+        raise ValueError(f"rope_theta is written twice with different values: {thetas}")
+    return thetas[0]
 
 
 def _token_ids(name: str, ids: Any, vocab_size: int) -> int | tuple[int, ...] | None:

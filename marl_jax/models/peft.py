@@ -28,7 +28,7 @@ def save_peft(
     alpha: float,
     base_model: str,
 ) -> None:
-    """Write one adapter, a [L,*in,r] and b [L,r,*out]. `base_model` is the name or directory of what it is for."""
+    """Write one adapter, a [L,*in,r] and b [L,r,*out]. `base_model` is the name or directory of its base."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     layers = table(config)["layers"]
@@ -52,7 +52,7 @@ def save_peft(
             "lora_dropout": 0.0,
             "target_modules": sorted(layers[module].hf.split(".")[-2] for module in LINEAR),
             "inference_mode": True,
-            # What would change the arithmetic is off.
+            # Options that would change the arithmetic are off.
             "bias": "none",
             "fan_in_fan_out": False,
             "use_rslora": False,

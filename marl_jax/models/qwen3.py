@@ -54,7 +54,7 @@ def _dots(primitive: Any, *args: Any, **params: Any) -> Any:
     return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *args, **params)
 
 
-# What a layer keeps for its backward pass; the rest is computed again.
+# Values that a layer keeps for its backward pass; the rest is computed again.
 REMAT = {"layer": jax.checkpoint_policies.nothing_saveable, "dots": _dots}
 
 
@@ -62,7 +62,7 @@ def full_precision(fn: Callable) -> Callable:
     """Trace a function so that its float32 products are float32 on every platform.
 
     GPUs (TF32) and TPUs (bfloat16 passes) round the factors otherwise. 16-bit products are not affected, and the
-    backward pass takes over what the forward pass was traced with.
+    backward pass takes over the arguments of the forward pass.
     """
 
     @functools.wraps(fn)
@@ -151,9 +151,9 @@ def through_layers(step: Callable, x: jax.Array, layers: Any, config: ModelConfi
 
 
 def unrolled(config: ModelConfig, remat: str) -> int:
-    """How many layers a scan's body holds: all on a GPU, all of a small model with remat "none" on a CPU, else one.
+    """The number of layers in a scan's body: all on a GPU, all of a small model with remat "none" on a CPU, else one.
 
-    Unrolled layers take longer to compile, but need not copy what they keep for the backward pass into a stack and out
+    Unrolled layers take longer to compile, but need not copy values for the backward pass into a stack and out
     again. With deterministic GPU kernels, a 16-bit model scans one layer at a time: XLA fails on two equal calls of
     cuDNN's backward attention in one program, because it looks one's graph up under another key (openxla/xla#46500).
     """
@@ -233,7 +233,7 @@ def project_out(layer: Tree, attended: jax.Array, lora: LayerLora | None = None)
 
 
 def mlp(layer: Tree, config: ModelConfig, x: jax.Array, lora: LayerLora | None = None) -> jax.Array:
-    """x [B,...,H] -> what the gated MLP adds to the residual stream, [B,...,H]."""
+    """x [B,...,H] -> the output of the gated MLP, added to the residual stream, [B,...,H]."""
     x = rms_norm(x, layer["mlp_norm"], config.rms_norm_eps)
     gated = jax.nn.silu(_linear("gate", layer, x, lora)) * _linear("up", layer, x, lora)
     return _linear("down", layer, gated, lora)

@@ -1,4 +1,4 @@
-"""Writing values to places that all differ, in a way that is the same and right on every device.
+"""Writing values to distinct places of an array, correctly on every device.
 
 With deterministic kernels, XLA on a GPU makes a scatter sequential, over flattened indices, unless `unique_indices` is
 set: a place out of range of its row, which JAX drops, becomes one of the next row and overwrites it (seen on an H200

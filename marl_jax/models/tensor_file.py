@@ -28,7 +28,7 @@ _PIECE = 8 << 20  # bytes read at a time
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """Where one tensor lies: its file, the dtype and shape stated there, and the offset of its first byte."""
+    """The place of one tensor: its file, the dtype and shape stated there, and the offset of its first byte."""
 
     path: Path
     dtype: np.dtype
@@ -60,7 +60,7 @@ def save_tensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
-    """What the file holds, by name; a file that is cut short or contradicts itself is refused."""
+    """The tensors of a file, by name; a file that is cut short or contradicts itself is refused."""
     from safetensors import SafetensorError, safe_open
 
     found: dict[str, Tensor] = {}

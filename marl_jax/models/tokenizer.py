@@ -1,7 +1,7 @@
 """Tokenizers: those of published models from their directory, and a small one for the micro models.
 
 Both are transformers tokenizers with a chat template, saved in the same format, so that everything after
-`load_tokenizer` takes one road. Text becomes token ids only here.
+`load_tokenizer` treats both alike. Text becomes token ids only here.
 """
 
 import os

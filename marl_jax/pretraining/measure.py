@@ -1,4 +1,4 @@
-"""How often a base is right before any RL: a workflow over held-out micro problems, through the real engine."""
+"""Accuracy of a base before any RL: a workflow over held-out micro problems, through the real engine."""
 
 import os
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def play_held_out(
     samples: int = 4,
     max_prompt: int = MAX_PROMPT,
 ) -> Table:
-    """The graded table of episodes at temperature 1, all roles on one policy; those of a problem stand together."""
+    """The graded table of episodes at temperature 1, all roles on one policy; those of a problem are adjacent."""
     player = player_for(flow, base, max_prompt=max_prompt, lanes=LANES)
     return grade(player.play(list(micro.take(kind, split, problems, levels=levels)), samples=samples))
 

@@ -1,4 +1,4 @@
-"""Which pairs of tokens stand next to each other in what a base was trained on, and which pairs of a prompt do not.
+"""Pairs of adjacent tokens in the training data of a base, and warnings of prompts with other pairs.
 
     rows of the recipe ──count_pairs──► pairs.json beside the base ──unfamiliar(table)──► a line per strange template
 
@@ -25,7 +25,7 @@ __all__ = ["FILE", "Pairs", "count_pairs", "read_pairs", "unfamiliar", "write_pa
 
 FILE = "pairs.json"
 STEPS = 100  # of the recipe, some 200,000 tokens
-FAR = 0.05  # share of a template's pairs that its base never saw, from which on it is told
+FAR = 0.05  # share of a template's pairs unknown to its base, above which a warning is shown
 PROMPTS = 256  # of a template are looked at
 EXAMPLES = 5
 
@@ -33,7 +33,7 @@ Pairs = np.ndarray  # Bool[V, V]: whether the second token ever followed the fir
 
 
 def count_pairs(recipe: Recipe, tokenizer: Any) -> Pairs:
-    """The pairs in the rows of the first steps of a recipe: what comes later and not there is rare."""
+    """The pairs in the rows of the first steps of a recipe: a pair that only comes later is rare."""
     seen = np.zeros((len(tokenizer), len(tokenizer)), bool)
     for batch in itertools.islice(batches(recipe, tokenizer), min(STEPS, recipe.steps)):
         within = (batch.segments[:, 1:] == batch.segments[:, :-1]) & (batch.segments[:, 1:] > 0)
@@ -53,9 +53,9 @@ def read_pairs(directory: str | os.PathLike[str]) -> Pairs | None:
     if not path.exists():
         return None
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        bits = np.unpackbits(np.frombuffer(base64.b64decode(said["bits"]), np.uint8))
-        return bits[: said["tokens"] ** 2].reshape(said["tokens"], said["tokens"]).astype(bool)
+        record = json.loads(path.read_text(encoding="utf-8"))
+        bits = np.unpackbits(np.frombuffer(base64.b64decode(record["bits"]), np.uint8))
+        return bits[: record["tokens"] ** 2].reshape(record["tokens"], record["tokens"]).astype(bool)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"'{path}' cannot be read as pairs of tokens ({error}): restore it, or remove it"
@@ -65,9 +65,9 @@ def read_pairs(directory: str | os.PathLike[str]) -> Pairs | None:
 def unfamiliar(
     table: Table, seen: Mapping[str, Pairs | None], tokenizer: Any | Mapping[str, Any]
 ) -> list[str]:
-    """A line for each template (a role's first prompt, or its later ones) that is far from what the base knows.
+    """A line for each template (a role's first prompt, or its later ones) that is far from the base's training data.
 
-    `seen` is {policy: the pairs of its base, None where they are not known}; `tokenizer` one for all, or by policy.
+    `seen` is {policy: the pairs of its base, None where unknown}; `tokenizer` one for all, or by policy.
     """
     lines = []
     for role in table.present():
@@ -87,8 +87,8 @@ def unfamiliar(
 def _unseen(
     table: Table, rows: list[int], seen: Mapping[str, Pairs | None], tokenizer: Any | Mapping[str, Any]
 ) -> tuple[float, list[str]]:
-    """Share of the pairs that no row of the base has, and the most frequent ones; of what each prompt adds."""
-    found: Counter[tuple[int, int, int]] = Counter()
+    """Share of the pairs that no row of the base has, and the most frequent ones; of each prompt's added part."""
+    unknown: Counter[tuple[int, int, int]] = Counter()
     spells: dict[int, Any] = {}  # tokenizers by their identity
     count = 0
     for row in rows:
@@ -102,9 +102,9 @@ def _unseen(
             start = len(table.prompt[last]) + len(table.tokens[last])
         first, second = tokens[start:-1], tokens[start + 1 :]
         new = ~known[first, second]
-        own = tokenizer[policy] if isinstance(tokenizer, Mapping) else tokenizer
-        spells[id(own)] = own
-        found.update(zip(itertools.repeat(id(own)), first[new].tolist(), second[new].tolist()))
+        coder = tokenizer[policy] if isinstance(tokenizer, Mapping) else tokenizer
+        spells[id(coder)] = coder
+        unknown.update(zip(itertools.repeat(id(coder)), first[new].tolist(), second[new].tolist()))
         count += len(first)
-    examples = [spells[own].decode(pair) for (own, *pair), _ in found.most_common(EXAMPLES)]
-    return (found.total() / count if count else 0.0), examples
+    examples = [spells[coder].decode(pair) for (coder, *pair), _ in unknown.most_common(EXAMPLES)]
+    return (unknown.total() / count if count else 0.0), examples

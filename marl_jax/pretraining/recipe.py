@@ -34,7 +34,7 @@ class Recipe:
     scale: str  # which size of model
     steps: Count  # of the optimiser
     learning_rate: float = 3e-3  # at the top of the cosine
-    final_ratio: float = 0.1  # what is left of it at the end, as a share
+    final_ratio: float = 0.1  # final learning rate, as a share of it
     warmup_steps: int = 50  # linear
     weight_decay: float = 0.01  # of AdamW
     rows: Count = 8  # packed ones, per step
@@ -42,7 +42,7 @@ class Recipe:
     prompt_weight: float = 0.1  # of prompt tokens in the loss, next to sampled ones
     math_levels: tuple[int, ...] = (1,)  # of micro_math
     code_levels: tuple[int, ...] = (1, 2)  # of micro_code
-    # Prompts of one's own and what is said to them, each "module:function"; see `transcripts.Lesson`.
+    # A user's prompts with their answers, each "module:function"; see `transcripts.Lesson`.
     lessons: tuple[str, ...] = ()
     lesson_share: Annotated[float, Ge(0), Le(1)] = 0.5  # of the rows that are lessons, where there are any
     skill: Skill = dataclasses.field(default_factory=Skill)  # how often the scripted roles are right

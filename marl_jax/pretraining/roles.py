@@ -30,7 +30,7 @@ class Skill:
     judge: float = 0.85  # a verdict
     pick: float = 0.8  # the choice of a right answer, where there is one
     plan: float = 0.7  # a plan: a program in words, or a strategy
-    follow: float = 0.85  # a program that does what the plan says
+    follow: float = 0.85  # a program that follows the plan
 
 
 def say(task: Task, call: Call, rng: random.Random, skill: Skill) -> str:

@@ -1,4 +1,4 @@
-"""Which roles' words a micro base was trained on, as `recipe.json` beside its weights says.
+"""The roles whose texts a micro base was trained on, from `recipe.json` beside its weights.
 
     {"words": {"math_micro/generator": digest of its prompt file, ...}}
 
@@ -42,18 +42,18 @@ def words_of(recipe: Recipe, tokenizer: Any) -> dict[str, str]:
 
 
 def untaught(config: RunFields, prompts: Prompts) -> list[str]:
-    """The roles that speak with a base which never saw their words, as they are now."""
-    found = []
+    """The roles whose base was never trained on their present prompts."""
+    untaught = []
     for role in config.roles:
         speakers = {name for key, name in config.policies.map.items() if key.split("/")[0] == role}
         known = [_known(config, policy) for policy in speakers] if role in prompts.files else []
         if any(words is not None and digest(prompts.files[role]) not in words for words in known):
-            found.append(role)
-    return found
+            untaught.append(role)
+    return untaught
 
 
 def warning_of(config: RunFields, prompts: Prompts) -> str:
-    """One line on such roles; nothing where there are none."""
+    """One line about such roles; empty where there are none."""
     roles = untaught(config, prompts)
     if not roles:
         return ""

@@ -47,7 +47,7 @@ __all__ = [
     "with_lessons",
 ]
 
-# A prompt of one's own about a training problem, and what is said to it; None: there is none about this problem.
+# A prompt of one's own about a training problem, and its answer; None: there is none about this problem.
 Lesson = Callable[[Task, random.Random, Skill], tuple[str, str] | None]
 
 # Weight of each workflow in the draw; 1 for workflows that are not listed.
@@ -80,7 +80,7 @@ def with_lessons(
     skill: Skill | None = None,
     levels: Mapping[str, Sequence[int]],
 ) -> Iterator[History]:
-    """The stream with this share of lessons in it, drawn evenly, on training problems of their own."""
+    """The stream with this share of lessons in it, drawn evenly, on separate training problems."""
     chat, rng = Chat(tokenizer), random.Random(f"lessons {seed}")
     problems = itertools.cycle(
         micro.stream(kind, "train", seed=seed + 1, levels=those) for kind, those in levels.items()
@@ -94,8 +94,8 @@ def with_lessons(
 
 def _lesson(chat: Chat, prompt: str, answer: str) -> History:
     shown = chat.start([{"role": "user", "content": prompt}])
-    said = (*chat.tokenizer.encode(answer, add_special_tokens=False), chat.end_of_turn)
-    return History(np.array(shown + said, np.int32), np.arange(len(shown) + len(said)) >= len(shown))
+    ids = (*chat.tokenizer.encode(answer, add_special_tokens=False), chat.end_of_turn)
+    return History(np.array(shown + ids, np.int32), np.arange(len(shown) + len(ids)) >= len(shown))
 
 
 def episodes(
@@ -128,8 +128,8 @@ def play(
     while batch := running.advance():
         for position, item in enumerate(batch):
             if isinstance(item, Ask):
-                said = chat.tokenizer.encode(say(task, item.call, rng, skill), add_special_tokens=False)
-                tokens = [*said, chat.end_of_turn]
+                ids = chat.tokenizer.encode(say(task, item.call, rng, skill), add_special_tokens=False)
+                tokens = [*ids, chat.end_of_turn]
                 completion = types.SimpleNamespace(
                     tokens=tokens, logprobs=[0.0] * len(tokens), finish_reason="stop"
                 )
@@ -170,7 +170,7 @@ def flows(family: str) -> dict[str, Workflow]:
     """The workflows of a family as they are played; eval_opt in both its forms."""
     played = {flow.name: flow for flow in BUILT_IN.values() if family in flow.families}
     played["eval_opt shared"] = eval_opt.bind(shared=True)
-    # Only a first slot makes a row, so one call is enough; programs written here need no sandbox.
+    # Only first slots make rows, so one call is enough; programs written here need no sandbox.
     for flow in (single_matched, single_token_matched):
         played[flow.name] = flow.bind(calls=1)
     if family == "code":

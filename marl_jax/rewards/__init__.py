@@ -1,6 +1,6 @@
 """Graders, the sandbox, and credit assignment.
 
-What meets JAX loads when it is first asked for: the workers of the graders do without.
+Names that need JAX load when first used: the workers of the graders do without.
 """
 
 from typing import TYPE_CHECKING

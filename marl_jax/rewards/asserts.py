@@ -115,17 +115,17 @@ def _runs_unittest(nodes: Sequence[ast.AST]) -> bool:
     names = set[str]()
     for node in nodes:
         match node:
-            case ast.Import(names=found):
-                names |= {f"{one.asname or one.name}.main" for one in found if one.name == "unittest"}
-            case ast.ImportFrom(module="unittest", names=found):
-                names |= {one.asname or one.name for one in found if one.name == "main"}
+            case ast.Import(names=names_of):
+                names |= {f"{one.asname or one.name}.main" for one in names_of if one.name == "unittest"}
+            case ast.ImportFrom(module="unittest", names=names_of):
+                names |= {one.asname or one.name for one in names_of if one.name == "main"}
     read = {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "result"}
     calls = (node for node in nodes if isinstance(node, ast.Call) and id(node) not in read)
     return any(ast.unparse(node.func) in names for node in calls)
 
 
 def _only_defines(statement: ast.stmt) -> bool:
-    """Whether a statement runs nothing of what it says."""
+    """Whether a statement runs no code of its body."""
     match statement:
         case ast.FunctionDef(decorator_list=marks) | ast.AsyncFunctionDef(decorator_list=marks):
             return all(isinstance(mark, ast.Name) and mark.id in dir(builtins) for mark in marks)

@@ -4,7 +4,7 @@
     its task's last one ──finished──► the task's episodes are graded and credited on a thread
     all have ended      ──background(table)──► the table with grades, components and rewards
 
-So a slow credit function (a reward model, a service) costs a step only what it needs after the last episode.
+So a slow credit function (a reward model, a service) costs a step only the time that it needs after the last episode.
 """
 
 import collections
@@ -19,7 +19,7 @@ from marl_jax.threads import Workers
 
 __all__ = ["LEAVE_S", "BackgroundCredit"]
 
-LEAVE_S = 2.0  # for threads to end; one that is in a slow credit is left behind
+LEAVE_S = 2.0  # for threads to end; one in a slow credit is abandoned
 
 
 _Id = tuple[str, int]  # of an episode: its task and sample
@@ -31,10 +31,10 @@ class BackgroundCredit:
 
     Args:
       credit: from a graded table to the components of its calls.
-      config: `batch` "task" hands it the episodes of one task, in the order of their samples; "step" all that one call
-        of this object asks for. `threads` calls run at a time.
+      config: `batch` "task" hands it the episodes of one task, in the order of their samples; "step" all of one call
+        of this object. `threads` calls run at a time.
       samples: episodes of a task, which make a batch.
-      check: called while waiting; what it raises ends the wait.
+      check: called while waiting; an exception in it ends the wait.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class BackgroundCredit:
     ):
         self._credit, self._config, self._samples, self._check = credit, config, samples, check
         self._grader = Grader()
-        # By task, of those that are not complete.
+        # Episodes by task, of tasks that are not complete.
         self._ended: dict[str, list[Episode]] = collections.defaultdict(list)
         self._sent: dict[_Id, _Batch] = {}
-        self._error: BaseException | None = None  # of the credit: nothing more is asked of it
+        self._error: BaseException | None = None  # of the credit, which is then not called again
         self._workers = Workers("credit", config.threads)
 
     def __enter__(self) -> "BackgroundCredit":
@@ -55,7 +55,7 @@ class BackgroundCredit:
         self._workers.close(LEAVE_S)
 
     def finished(self, episode: Episode) -> None:
-        """Begin with an episode that has ended; does not wait. Raises what the credit raised for others."""
+        """Begin with an episode that has ended; does not wait. Raises an error of the credit in earlier episodes."""
         self._raise_error()
         self._grader.start(episode)
         if self._config.batch == "task":
@@ -102,7 +102,7 @@ class BackgroundCredit:
         self._raise_error()
         try:
             return with_rewards(grade(Table.of(episodes), self._grader), self._credit, self._config.leaves)
-        except BaseException as error:  # its own exit() fails the step, not this thread in silence
+        except BaseException as error:  # an exit() in it fails the step, not this thread in silence
             self._error = error
             raise
 

@@ -1,4 +1,4 @@
-"""Grading of programs: which tests there are, how each is run in the sandbox, and how its outcome is judged outside.
+"""Grading of programs: the kinds of tests, how each runs in the sandbox, and how its result is judged outside.
 
 Three kinds of test: `{"stdin", "stdout"}` runs the program as a script; `{"call", "args", "expected"}` imports it and
 calls a function (or a method of its class `Solution`); `{"check"}` (optionally with `"functions"` and `"setup"`) is
@@ -36,7 +36,7 @@ __all__ = [
 
 TIME_LIMIT_S = 6.0  # per test, as LiveCodeBench has it
 MEMORY_LIMIT_MB = 1024.0
-_ROOM = 16  # a longer answer than this many times the expected one, plus a constant, is wrong
+_ROOM = 16  # an output longer than this many times the expected one, plus a constant, is wrong
 
 
 def run_program(
@@ -87,7 +87,7 @@ def submit_program(
 
 @dataclasses.dataclass(frozen=True)
 class Computed:
-    """What a function of a program returned, or why there is nothing."""
+    """The value returned by a program's function, or the reason for none."""
 
     value: Any = None  # text, a number, a boolean, None, or lists of these
     reason: str = ""  # empty where there is a value
@@ -129,7 +129,7 @@ def compute(
 
 
 def parse_tests(tests: Sequence[Mapping[str, Any]]) -> "tuple[Test, ...]":
-    """The checked tests; ValueError names the first malformed one, or says that there are none."""
+    """The checked tests; ValueError names the first malformed one, or states that there are none."""
     if not isinstance(tests, Sequence) or isinstance(tests, str | bytes):
         raise ValueError(f"tests is {type(tests).__name__}, expected a list of tests")
     if not tests:
@@ -139,7 +139,7 @@ def parse_tests(tests: Sequence[Mapping[str, Any]]) -> "tuple[Test, ...]":
 
 @dataclasses.dataclass(frozen=True)
 class StdinTest:
-    """Run as a script: what it prints must agree, and it must not fail."""
+    """Run as a script: its output must agree, and it must not fail."""
 
     stdin: str  # given to the program
     stdout: str  # expected of it
@@ -201,7 +201,7 @@ class CheckTest:
             **{"mode": "check", "source": self.check, "setup": self.setup},
             **{"names": self.functions, "named": self.named},
         }
-        asked = False
+        used = False
         with (
             Process(theirs, {"mode": "serve", "source": source}, limits, commands=True) as program,
             Process(ours, check, limits, commands=True) as checker,
@@ -211,8 +211,8 @@ class CheckTest:
                     failure = _error(message)
                     if failure is not None:
                         return f"check failed: {failure}"
-                    return None if asked else "the check called no function of the program"
-                asked = True
+                    return None if used else "the check called no function of the program"
+                used = True
                 program.send(message)
                 answer = program.receive()
                 if answer is None:
@@ -293,8 +293,8 @@ def _failure(ended: Ended, limits: Limits) -> str | None:
     if os.WIFSIGNALED(ended.status):
         return f"killed by signal {os.WTERMSIG(ended.status)}"
     frame = first_frame(ended.result)
-    if frame is not None and (said := _error(frame)) is not None:
-        return said
+    if frame is not None and (error := _error(frame)) is not None:
+        return error
     if ended.status:
         return f"exit status {os.WEXITSTATUS(ended.status)}"
     return None

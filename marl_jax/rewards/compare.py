@@ -1,4 +1,4 @@
-"""Whether an answer equals what was expected: values in their packed form (see `sandbox.plain`), and printed text.
+"""Comparison of an answer with the expected one: values in their packed form (see `sandbox.plain`), and printed text.
 
 Numbers agree within 1e-6, absolute or relative, when at least one of them is a float; two ints must be equal. A bool
 is not an int, a tuple equals a list, nan equals nan; all else by type and value. Sets and dicts are equal when their

@@ -2,7 +2,7 @@
 
     kind, grade, outcome, choice, reads --credit--> {component: [N]} --with_rewards--> columns components and reward
 
-A credit is a function from a graded table to components; NaN says that a call does not have a component. The ones here
+A credit is a function from a graded table to components; NaN marks a component that a call does not have. The ones here
 compute on numpy and under `jit` alike. Calls of an episode that ended in an error have no components and earn 0.
 """
 
@@ -82,14 +82,14 @@ def namespace(table: Table) -> Any:
 
 
 def outcome(table: Table) -> Components:
-    """Every call earns what the workflow's answer is worth."""
+    """The reward of every call is the grade of the workflow's answer."""
     return {"outcome": _of_sound(table, table.outcome)}
 
 
 def voting_rubric(table: Table) -> Components:
     """The study's rubric for voting.
 
-    A voter: +0.5 if its own answer is right, +0.5 if the final one is, -1 if its own was readable and wrong. The
+    A voter: +0.5 if its answer is right, +0.5 if the final one is, -1 if its answer was readable and wrong. The
     aggregator: 0 if no candidate was right, otherwise +1 or -1 for picking a right or a wrong one.
 
     It has no rule for other kinds of roles: CreditError, or under jit, where no value can be refused, infinity.
@@ -118,14 +118,14 @@ def voting_rubric(table: Table) -> Components:
 
 
 def own_correctness(table: Table) -> Components:
-    """Every call earns what its own work is worth, see `own_work`; nothing where that cannot be said."""
+    """The reward of every call is the grade of its work, see `own_work`; no component where that is unknown."""
     value, known = own_work(table)
     xp = namespace(table)
     return {"own": _of_sound(table, xp.where(known, value, xp.nan))}
 
 
 def team_and_local(alpha: float) -> Credit:
-    """AT-GRPO: alpha times the outcome, plus the call's own work."""
+    """AT-GRPO: alpha times the outcome, plus `own_work` of the call."""
 
     def credit(table: Table) -> Components:
         value, known = own_work(table)
@@ -173,7 +173,7 @@ def combine(*credits: Credit) -> Credit:
 
 
 def own_work(table: Table) -> tuple[Any, Any]:
-    """What each call's own work is worth [N], between 0 and 1, and whether there was something to get right [N].
+    """The grade of each call's work [N], between 0 and 1, and whether the call could be right at all [N].
 
     A solver: its answer. A judge: 1 if its verdict on the last answer it read is right. A picker: whether its pick
     is right, if a candidate was. A planner: the mean of the solvers that read it. Others: the outcome. Of a call on
@@ -205,16 +205,16 @@ def own_work(table: Table) -> tuple[Any, Any]:
     kinds = [table.kind == kind for kind in (SOLVER, JUDGE, PICKER, PLANNER, TEAM)]
     always = xp.ones_like(picked)
     values = (table.grade, 1.0 * (table.choice == judged), 1.0 * picked, led, table.outcome)
-    some = (always, any_solved, right.any(axis=1), always, always)
+    possible = (always, any_solved, right.any(axis=1), always, always)
     value, known = xp.zeros(len(table)), ~always
     # Not `select`: under jit its argmax of float64 programs cannot be lowered.
-    for kind, worth, something in zip(kinds, values, some):
+    for kind, worth, something in zip(kinds, values, possible):
         value, known = xp.where(kind, worth, value), xp.where(kind, something, known)
     return value, known
 
 
 def last_read(table: Table) -> tuple[Any, Any]:
-    """Bool[N] and Bool[N]: whether the last answer that a call was shown is right, and whether it was shown one."""
+    """Bool[N] and Bool[N]: whether the last answer that a call read is right, and whether it read one."""
     xp = namespace(table)
     solved, right = shown(table)
     last = xp.max(xp.where(solved, xp.arange(table.reads.shape[1]), 0), axis=1)
@@ -223,7 +223,7 @@ def last_read(table: Table) -> tuple[Any, Any]:
 
 def shown(table: Table) -> tuple[Any, Any]:
     """Of the calls that each call was shown, [N, R]: whether they are solvers', and whether they are right."""
-    if table.forked:  # what a call was shown is the same on all of its paths
+    if table.forked:  # a call's prompt is the same on all of its paths
         flat, in_tree = table.paths()
         first = np.unique(in_tree, return_index=True)[1]
         solved, right = shown(flat)
@@ -255,12 +255,12 @@ class CreditConfig:
 
     name: str = "outcome"  # a built-in reward, or "module:function"
     alpha: float = 1.0  # of team_and_local
-    format_penalty: float = 0.0  # taken from a call whose answer cannot be read
+    format_penalty: float = 0.0  # subtracted from the reward of a call whose answer cannot be read
     length_penalty: float = 0.0  # taken from a call of `length_limit` tokens, in part from `length_free` on
     length_free: int = 0  # tokens that cost nothing
     length_limit: int = 0  # tokens that cost the whole penalty
     penalized_roles: tuple[str, ...] = ()  # empty: all
-    batch: Literal["task", "step"] = "task"  # whose episodes it sees together
+    batch: Literal["task", "step"] = "task"  # the episodes that one call of it sees
     leaves: str = "mean"  # of a call before a fork: mean, max or min of its paths, or "module:function"
     threads: Count = 1  # calls of it at a time
 
@@ -276,7 +276,7 @@ NAMED: Mapping[str, Credit] = {
     "voting_rubric": voting_rubric,
     "own_correctness": own_correctness,
 }
-# These reward a role's own work, so every role's kind must be declared.
+# These use `own_work`, so every role's kind must be declared.
 NEED_KINDS = ("voting_rubric", "own_correctness", "team_and_local")
 
 
@@ -300,7 +300,7 @@ def make_credit(config: CreditConfig) -> Credit:
 
 
 def load_credit(name: str) -> Credit:
-    """A user's own function, `module:function`, with its result checked.
+    """A user's function, `module:function`, with its result checked.
 
     It receives the graded episodes that ended without an error and returns, per episode, one number for all of its
     calls, or one number or {component: number} per call. It may be slow: in a run it is called on a thread, see
@@ -310,7 +310,7 @@ def load_credit(name: str) -> Credit:
 
 
 def by_episodes(function: Callable[[list[Episode]], Any], who: str = "the credit function") -> Credit:
-    """A function of graded episodes as a credit; what it raises is told in one line, with the place."""
+    """A function of graded episodes as a credit; its errors become one line, with the place."""
     given = functools.partial(called, function, who, CreditError)
 
     def credit(table: Table) -> Components:
@@ -344,8 +344,8 @@ def _of_sound(table: Table, values: Any) -> Any:
 
 def _of_roles(table: Table, values: Any, roles: Sequence[str]) -> Any:
     xp = namespace(table)
-    mine = xp.array([not roles or role in roles for role in table.roles] or [True])[table.role]
-    return _of_sound(table, xp.where(mine, values, xp.nan))
+    chosen = xp.array([not roles or role in roles for role in table.roles] or [True])[table.role]
+    return _of_sound(table, xp.where(chosen, values, xp.nan))
 
 
 def _checked(result: Any, episodes: Sequence[Episode], who: str) -> list[list[dict[str, float]]]:

@@ -1,4 +1,4 @@
-"""How the answers of each family of tasks are parsed and graded.
+"""Families of tasks: how their answers are parsed and graded.
 
 response --parse--> answer (None where there is none) --grade_answer--> reward in [0, 1]
 """

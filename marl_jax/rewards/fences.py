@@ -1,4 +1,4 @@
-"""The program in a model's response: which of its fenced blocks, and where that block begins and ends.
+"""The program in a model's response: the choice of the fenced block, and its start and end.
 
 Models do not always follow Markdown. A response is first read by its rules, then with fences that may also open after
 text or close after code, then with blocks that end where the next begins. The first reading in which every fence has a
@@ -86,8 +86,8 @@ def _read_blocks(
 
 def _first_fence(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
     """The match of the pattern if it is the line's first fence; a second one ends inline code."""
-    found = pattern.search(line.rstrip())
-    return None if found is None or "```" in line[: found.start()] else found
+    match = pattern.search(line.rstrip())
+    return None if match is None or "```" in line[: match.start()] else match
 
 
 def _open_strings(text: str) -> int:

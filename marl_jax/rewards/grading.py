@@ -1,4 +1,4 @@
-"""Grading: what the workflow's answer, and every solver's own, is worth: the columns grade and outcome of the table.
+"""Grading of the answers of workflows and of solvers: the columns grade and outcome of the table.
 
     a finished episode --Grader.start--> work under way --grade--> table with grade [N] and outcome [N]
 
@@ -25,10 +25,10 @@ _Pair = tuple[str, ...]  # an answer to a task, whoever gave it
 
 
 class Grader:
-    """The grades that the tasks' own families give; programs and algebra are worked on from `start` on."""
+    """Grades by the tasks' families; work on programs and algebra begins at `start`."""
 
     def __init__(self, check: Callable[[], None] = lambda: None) -> None:
-        """`check` is called before every grade; what it raises ends the grading."""
+        """`check` is called before every grade; an exception in it ends the grading."""
         self._check = check
         self._started: dict[_Pair, Callable[[], float]] = {}
 
@@ -56,7 +56,7 @@ class Grader:
 
 
 def grade(table: Table, by: Callable[[Task, str], float] | None = None) -> Table:
-    """The table with every solver's grade and every outcome; `by(task, answer)` is asked once for each distinct pair.
+    """The table with every solver's grade and every outcome; `by(task, answer)` is called once for each distinct pair.
 
     The outcome of an episode that forks is the mean over its paths, that of a call the mean over those it is on.
 
@@ -82,12 +82,12 @@ def grade(table: Table, by: Callable[[Task, str], float] | None = None) -> Table
 
     episodes = tuple(map(ended, table.bare_episodes))
     owners = [episodes[number] for number in table.episode.tolist()]
-    own = [
+    solvers = [
         of(table.task_of(row), table.answer[row], sound) if kind == SOLVER else math.nan
         for row, (kind, sound) in enumerate(zip(table.kind.tolist(), table.sound.tolist()))
     ]
     outcome = np.array([bare.outcome for bare in owners], np.float64)
-    graded = table.replace(grade=np.array(own, np.float64), outcome=outcome, bare_episodes=episodes)
+    graded = table.replace(grade=np.array(solvers, np.float64), outcome=outcome, bare_episodes=episodes)
     if table.forked:
         flat, rows = graded.paths()
         graded = graded.replace(outcome=np.bincount(rows, flat.outcome) / np.bincount(rows))
@@ -111,7 +111,7 @@ def _pair(task: Task, answer: str) -> _Pair:
 
 
 def finite(value: Any, what: str, refusal: type[ValueError] = ValueError) -> float:
-    """A number that came from outside; a one-line error if it is none, or not finite."""
+    """A number from user code; an error of one line if it is no finite number."""
     try:
         number = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError):

@@ -1,8 +1,8 @@
-"""What a call before a fork is worth: a function of what it is worth on each of the paths that it is on.
+"""Values of calls before a fork: a function of their values on each of the paths that they are on.
 
     rows of a tree [N] --Table.paths--> rows of its paths [M], a credit's values [M] --over_leaves--> [N]
 
-A path that gives the call no value counts as 0, as one does that ended in an error. NaN stays where none gives a value.
+A path that gives the call no value counts as 0, as does one that ended in an error. NaN stays where none gives a value.
 """
 
 import math
@@ -20,7 +20,7 @@ __all__ = ["LeavesError", "check_function", "over_leaves"]
 
 
 class LeavesError(UserError, ValueError):
-    """A function of one's own made no number of the leaves of a call."""
+    """A user's function did not return a number for the leaves of a call."""
 
 
 FUNCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
@@ -31,9 +31,9 @@ FUNCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 def over_leaves(values: Any, rows: np.ndarray, count: int, how: str = "mean") -> np.ndarray:
-    """Float[count]: of values [M] on paths, those of each row as one, by a name of `FUNCTIONS` or "module:function".
+    """Float[count]: from values [M] on paths, one for each row, by a name of `FUNCTIONS` or "module:function".
 
-    A function of one's own receives the values of a call as a list, path by path.
+    A user's function receives the values of a call as a list, path by path.
     """
     check_function(how)
     function = own_function(how, "function of leaves") if is_own(how) else FUNCTIONS[how]
@@ -41,11 +41,11 @@ def over_leaves(values: Any, rows: np.ndarray, count: int, how: str = "mean") ->
     of_row = np.split(np.asarray(values, np.float64)[order], np.cumsum(np.bincount(rows, minlength=count)))[
         :-1
     ]
-    return np.array([_one(function, some.tolist(), how) for some in of_row], np.float64)
+    return np.array([_one(function, each.tolist(), how) for each in of_row], np.float64)
 
 
 def check_function(how: str) -> None:
-    """Refuse a name that is neither one of `FUNCTIONS`, nor a function of one's own."""
+    """Refuse a name that is neither one of `FUNCTIONS`, nor "module:function"."""
     if is_own(how):
         own_function(how, "function of leaves")
     elif how not in FUNCTIONS:

@@ -1,4 +1,4 @@
-"""How likely a stored model finds what was said, for rewards of one's own: readability, a prior, a judge by perplexity.
+"""Log-probs of completions under a stored model, for users' rewards: readability, a prior, a judge by perplexity.
 
 calls ──rows of one length, padded──► forward pass of the stored model ──► mean log-prob of each call's tokens
 """
@@ -23,27 +23,27 @@ ROWS, STEP = 16, 64  # of a program: rows, and what its length is a multiple of
 
 
 def mean_logprobs(directory: str, calls: Sequence[CallRecord]) -> list[float]:
-    """By call, the mean log-prob of its tokens behind its prompt, at temperature 1; 0 of a call that said nothing.
+    """By call, the mean log-prob of its tokens given its prompt, at temperature 1; 0 for a call without tokens.
 
     The stored model reads the ids of the policy that answered, so it must have that policy's tokenizer.
     """
     config, params = _stored(directory)
-    found = []
+    values = []
     for first in range(0, len(calls), ROWS):
-        some = calls[first : first + ROWS]
-        longest = max(len(call.prompt_tokens) + len(call.tokens) for call in some)
+        batch = calls[first : first + ROWS]
+        longest = max(len(call.prompt_tokens) + len(call.tokens) for call in batch)
         tokens = np.zeros((ROWS, -(-longest // STEP) * STEP), np.int32)
-        said = np.zeros(tokens.shape, bool)
-        for row, call in enumerate(some):
+        counts = np.zeros(tokens.shape, bool)
+        for row, call in enumerate(batch):
             prompt, end = len(call.prompt_tokens), len(call.prompt_tokens) + len(call.tokens)
-            tokens[row, :end], said[row, prompt:end] = (*call.prompt_tokens, *call.tokens), True
+            tokens[row, :end], counts[row, prompt:end] = (*call.prompt_tokens, *call.tokens), True
         if tokens.max() >= config.vocab_size:
             raise ValueError(
                 f"token {tokens.max()} is beyond the vocabulary of '{directory}': another tokenizer?"
             )
-        means = np.asarray(_means(params, config, tokens, said))
-        found += means[: len(some)].tolist()
-    return found
+        means = np.asarray(_means(params, config, tokens, counts))
+        values += means[: len(batch)].tolist()
+    return values
 
 
 @functools.cache
@@ -53,8 +53,8 @@ def _stored(directory: str) -> tuple[Any, Any]:
 
 @functools.partial(jax.jit, static_argnums=1)
 @full_precision
-def _means(params: Any, config: Any, tokens: jax.Array, said: jax.Array) -> jax.Array:
+def _means(params: Any, config: Any, tokens: jax.Array, counts: jax.Array) -> jax.Array:
     hidden = hidden_states(params, config, tokens)[:, :-1]
     logp, _ = token_logprobs(hidden, Qwen3(config).head(params, {}), tokens[:, 1:])
-    counted = said[:, 1:]
+    counted = counts[:, 1:]
     return jnp.sum(jnp.where(counted, logp, 0), axis=1) / jnp.maximum(counted.sum(axis=1), 1)

@@ -1,9 +1,9 @@
-"""A metric of one's own: what is called accuracy where an episode's worth is a judge's, a game's or a constraint's.
+"""A user's metric in place of accuracy, such as the score of a judge, a game or a constraint.
 
     graded table ──metric──► one value of 0 to 1 per episode ──► its outcome: accuracy, intervals, pass@k, "best"
 
 The function gets the whole table, so it may read columns (`table.choice`), texts (`table.text`) and episodes
-(`table.episodes()`). An episode that ended in an error is worth 0, whatever the function says of it.
+(`table.episodes()`). An episode that ended in an error has the value 0, whatever the function returns.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ Metric = Callable[[Table], Any]  # to a value of 0 to 1 for each of `table.bare_
 
 
 class MetricError(UserError, ValueError):
-    """A metric gave no value of 0 to 1 for every episode; the text is one line."""
+    """A metric did not return a value of 0 to 1 for every episode; the text is one line."""
 
 
 def load_metric(name: str) -> Metric:
@@ -40,7 +40,7 @@ def load_metric(name: str) -> Metric:
 
 
 def with_metric(table: Table, metric: Metric) -> Table:
-    """The table with these values as the outcomes of its episodes; grades of solvers' own answers stay."""
+    """The table with these values as the outcomes of its episodes; grades of solvers' answers stay."""
     table.need_episodes()
     values = np.asarray(metric(table), np.float64)
     values = np.where([bare.error is None for bare in table.bare_episodes], values, 0.0)

@@ -1,9 +1,9 @@
-"""Rewards from peers: what an answer, a text or a turn is worth by the others of its group, without the truth.
+"""Rewards from peers: scores of answers, texts or turns by comparison in their group, without a gold answer.
 
     answers of a group ──agreement, wins──► worth of each        texts of a batch ──crowding──► how common each is
     worth turn by turn ──changes──► what each turn has changed
 
-Plain functions of lists, for use in a reward of one's own: with `rewards.batch=task` that sees all episodes of a
+Plain functions of lists, for use in a user's reward: with `rewards.batch=task` that sees all episodes of a
 problem, with `rewards.batch=step` all of a step.
 """
 
@@ -31,7 +31,7 @@ def agreement(answers: Sequence[str | None]) -> list[float]:
 
 
 def wins(values: Sequence[Any], beats: Callable[[Any, Any], bool] = operator.gt) -> list[float]:
-    """The share of the others that each beats; where neither beats the other it is half a win. Of one alone, 1/2.
+    """The share of the others that each beats, a draw counting half; 1/2 for a single one.
 
     `beats` may be any preference, a noisy or a cyclic one too.
     """
@@ -49,7 +49,7 @@ def wins(values: Sequence[Any], beats: Callable[[Any, Any], bool] = operator.gt)
 def crowding(texts: Sequence[str], near: float = 0.5, size: int = 3) -> list[float]:
     """The share of the texts that each is near to, itself included: overlap of their runs of `size` characters.
 
-    Near are two whose common runs are at least so large a share of all runs of both. A price on it keeps a batch
+    Two texts are near if their common runs are at least this share of all runs of both. A penalty on it keeps a batch
     diverse.
     """
     grams = [{text[i : i + size] for i in range(max(len(text) - size + 1, 1))} for text in texts]
@@ -61,5 +61,5 @@ def crowding(texts: Sequence[str], near: float = 0.5, size: int = 3) -> list[flo
 
 
 def changes(values: Sequence[float], start: float = 0.0) -> list[float]:
-    """What each turn has changed: the first against `start`, every other against the one before."""
+    """The change by each turn: the first against `start`, every other against the one before."""
     return [now - before for before, now in zip([start, *values], values)]

@@ -1,4 +1,4 @@
-"""Warnings about what may happen to thousands of answers: each kind at most once a minute."""
+"""Warnings that may concern thousands of answers: each kind is logged at most once a minute."""
 
 import logging
 import math

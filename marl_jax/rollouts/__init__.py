@@ -1,6 +1,6 @@
 """The scheduler that drives workflows over the engine, and the record of an episode.
 
-What meets JAX or parquet loads when it is first asked for: graders and their workers, and commands that only read
+Names that need JAX or parquet load when first used: graders and their workers, and commands that only read
 a configuration, do without.
 """
 

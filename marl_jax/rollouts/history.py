@@ -1,7 +1,7 @@
 """Token-in, token-out: the chat template is rendered once, for a first turn; later turns only append.
 
     first turn   template(messages)
-    later turn   previous prompt + completion + (end of turn, if it was cut) + what the template puts next
+    later turn   previous prompt + completion + (end of turn, if it was cut) + the template's text for the new message
 
 So each prompt begins with the previous prompt and completion to the token. (A template that rewrites earlier
 turns, as Qwen3's does with their thinking, would not: its rewriting is left out on purpose.) Texts never
@@ -74,7 +74,7 @@ class Chat:
         return self._encode([{"role": role, "content": content} for role, content in messages])
 
     def texts(self, messages: Sequence[Message], after: bool = False) -> list[str]:
-        """What the template writes, cut inside each control word that a message spells: the parts are encoded apart."""
+        """The rendered template, split inside each control word that a message spells, to encode the parts apart."""
         contents = [message["content"] for message in messages]
         mark = next(chr(code) for code in range(0xE000, 0xF8FF) if not any(chr(code) in c for c in contents))
         split = functools.partial(self._inside_control.sub, rf"\1{mark}")
@@ -90,7 +90,7 @@ class Chat:
         return self.tokenizer.encode(readable, add_special_tokens=False) if text else []
 
     def _tail(self, messages: Sequence[Message], before: Sequence[Message] = ()) -> str:
-        """What the template writes from the end of an assistant's words on."""
+        """The template's text after the content of an assistant message."""
         return self._render([*before, OPENING, REPLY, *messages]).partition(REPLY["content"])[2]
 
     def _render(self, messages: Sequence[Message]) -> str:
@@ -116,7 +116,7 @@ class Chats:
         self._map = dict(policy_map)
 
     def of(self, role: str, slot: int = 0) -> Chat:
-        """Of a slot that no policy answers for, any: whoever submits its call refuses it."""
+        """A slot without a policy gets any chat: its call is refused when it is submitted."""
         policy = self._map.get(f"{role}/{slot}", self._map.get(role))
         return self.by_policy.get(policy) or next(iter(self.by_policy.values()))  # type: ignore[arg-type]
 
@@ -127,7 +127,7 @@ def fit(
     room: int,
     truncate: bool,
 ) -> tuple[tuple[int, ...], int]:
-    """Tokens of the messages, at most `room` of them, and how many had to be cut from the longest one's middle."""
+    """Tokens of the messages, at most `room` of them, and the number cut from the middle of the longest one."""
     tokens = render(messages)
     full, cut = len(tokens), 0
     where = max(range(len(messages)), key=lambda i: len(messages[i]["content"]))

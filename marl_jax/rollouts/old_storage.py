@@ -1,7 +1,7 @@
-"""Episodes as earlier versions stored them: gzipped lines of JSON, and beside them what each call earned.
+"""Episodes as earlier versions stored them: gzipped lines of JSON, with the reward of each call beside them.
 
-Numbers are base64 of little-endian int32 and float32. A task stands once, before its first episode; a prompt that goes
-on from a history holds only what it adds.
+Arrays are base64 of little-endian int32 and float32. A task is stored before its first episode; a prompt that goes
+on from a history is stored without that history.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""A workflow with all that answers for its roles: built once, it plays any tasks.
+"""A player: a workflow with the engines and policies that answer its calls; built once, it plays any tasks.
 
     player = player_for(voting, "configs/bases/micro-s")        engines, tokenizer, prompts, weights
     table = player.play(tasks, samples=8, step=1)               the table of their calls
@@ -49,12 +49,12 @@ MICRO = 1000  # a vocabulary below this many tokens is that of a micro base, whi
 
 
 class EpisodesFailed(RunError):
-    """So many episodes of a rollout failed that what it came to says nothing; the first traceback is in the text."""
+    """Too many episodes of a rollout failed for its result to be used; the first traceback is in the text."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Player:
-    """What stays as it is from one rollout to the next."""
+    """The parts of a player that stay the same from one rollout to the next."""
 
     workflow: Workflow  # that is played
     model: ModelConfig | Mapping[str, ModelConfig]  # shape of all policies, or by policy
@@ -62,7 +62,7 @@ class Player:
     service: Engines  # that answer for every policy
     policies: PolicyMap  # role, or "role/slot" -> policy
     settings: Mapping[str, SamplingSettings]  # by role
-    prompts: Prompts | None = None  # None: the built-in ones of the tasks' family
+    prompts: Prompts | None = None  # None: the built-in prompts of the tasks' family
     limits: Limits = dataclasses.field(default_factory=Limits)  # what ends an episode early
     pace: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # mode, tool_delay, ... of `rollout`
     # Share of failed episodes from which on a rollout is an error; None: never.
@@ -75,7 +75,7 @@ class Player:
     def start(self) -> dict[str, Tree]:
         """The weights to train from: {policy: the base's, in float32}; new copies at every call.
 
-        An update donates the trees that it is given, so keep what it returns and pass that to `update`.
+        An update donates the trees that it is given, so keep the trees that it returns and pass them to `update`.
         """
         return self.fresh()
 
@@ -163,10 +163,10 @@ def player_for(
     """The player of a workflow whose policies all start from one model.
 
     Args:
-      workflow: one of `marl_jax.workflows`, by name too, or your own.
+      workflow: one of `marl_jax.workflows`, by object or by name, or your own.
       base: the directory of the model; `configs/bases/...` are found in the package, too.
       policies: role, or "role/slot" -> policy, such as `policies.isolated(workflow.roles)`; None: one for all roles.
-      prompts: the words of the roles; None: the built-in ones for the tasks and the size of the base.
+      prompts: prompts of the roles; None: the built-in prompts for the tasks and the size of the base.
       sampling: how every role samples, or {role: settings}; None: 64 new tokens at temperature 1.
       max_prompt: longest prompt in tokens; None: 512, or as many as the model has room for.
       lanes: calls that are answered at a time; None: as many as keep the device busy.
@@ -214,9 +214,9 @@ def _settings(
         settings = dict(sampling)
     else:
         settings = role_settings(workflow.roles, sampling or SamplingSettings(max_new_tokens=64))
-    sampled = {role: own for role, own in settings.items() if own.temperature > 0}
-    if any(own.top_p < 1 or own.top_k for own in sampled.values()):
-        for role in (role for role, own in sampled.items() if not own.top_k):
+    sampled = {role: chosen for role, chosen in settings.items() if chosen.temperature > 0}
+    if any(chosen.top_p < 1 or chosen.top_k for chosen in sampled.values()):
+        for role in (role for role, chosen in sampled.items() if not chosen.top_k):
             raise ValueError(
                 f"sampling of role '{role}' has top_k 0 where tokens are left out: training renormalises over what was "
                 "kept, so give the most tokens to keep, such as top_k=64"

@@ -1,4 +1,4 @@
-"""How far a rollout is: counts after every dispatch, and a bar that shows them."""
+"""Progress of a rollout: counts after every dispatch, and a bar that shows them."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ class Progress:
     tools_failed: int = 0  # of these, with an error
     dispatches: int = 0  # of the engine
     seconds: float = 0.0  # since the rollout began
-    trouble: str = ""  # of the first episode that failed: its traceback where there is one, else its error
+    trouble: str = ""  # traceback, or else error, of the first episode that failed
 
     def __str__(self) -> str:
         per = max(self.seconds, 1e-9)

@@ -2,7 +2,7 @@
 
 So a record is checked (`replay`), and so the branches of a fork come to it (`branches`): a generator cannot be copied.
 
-    one path plays --fork--> it goes on as branch 0; each other branch: a new generator, given what came back so far
+    one path plays --fork--> it goes on as branch 0; each other branch: a new generator, sent the recorded results
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ Batch = list[Ask | Tool]
 
 
 class Differs(ValueError):
-    """The workflow does not do again what its record says."""
+    """The workflow does not repeat its record."""
 
 
 def branches(running: Running) -> Iterator[tuple[Running, Batch]]:
-    """The other branches of the forks that it has just passed, each with the first batch that is its own."""
+    """The other branches of the forks that it has just passed, each with its first batch after the fork."""
     past = dataclasses.replace(running.episode(), error=None)
     paths, running.others = running.others, []
     for path in paths:
@@ -34,7 +34,7 @@ def branches(running: Running) -> Iterator[tuple[Running, Batch]]:
 
 
 def tree(paths: Sequence[Episode]) -> Episode:
-    """The episode whose paths these are; what they share is there once."""
+    """The episode of these paths; calls that they share are stored once."""
     if not any(one.path for one in paths):
         (flat,) = paths
         return flat
@@ -62,7 +62,7 @@ def replay(
     limits: Limits | None = None,
     new_tokens: Callable[[str], int] = lambda role: 1,
 ) -> Episode:
-    """Run the workflow on what the record says came back, tool results included; the episode that comes out.
+    """Run the workflow on the recorded completions and tool results; returns the resulting episode.
 
     It is an episode without forks, or one path. Raises ValueError at the first call, tool or ending that differs.
     `tokenizer` is one for all policies, or {policy: tokenizer}.
@@ -95,7 +95,7 @@ def replay(
 
 
 def _replay_to_fork(other: Running, path: tuple[int, ...], past: Episode) -> Batch:
-    """Let a branch receive what came back before its fork; the batch that it asks for then, or none if it has ended."""
+    """Send a branch the results from before its fork; returns its next batch, or none if it has ended."""
     try:
         while batch := other.advance():
             if (len(other.calls), len(other.tools)) == (len(past.calls), len(past.tools)):
@@ -127,7 +127,7 @@ def _answer(running: Running, batch: Sequence[Ask | Tool], episode: Episode) -> 
             running.put(position, _same_tool(item, tools, episode))
             tools += 1
     used_up = (calls, tools) == (len(episode.calls), len(episode.tools))
-    return not (episode.error and unread and used_up)  # a reader may have raised, and is not asked again
+    return not (episode.error and unread and used_up)  # a reader raised: it does not run again
 
 
 def _same_tool(tool: Tool, number: int, episode: Episode) -> ToolRecord:

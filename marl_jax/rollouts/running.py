@@ -1,7 +1,7 @@
-"""One episode on its way: a workflow's generator, what it waits for, and the record so far.
+"""A running episode: a workflow's generator, the results that it waits for, and the record so far.
 
-Whoever drives it (the scheduler, a replay) asks for the next batch of calls and tools, fills in every result,
-and asks again, until the batch is empty. At a fork it takes one branch; `replay.branches` makes the others.
+The caller (the scheduler, a replay) takes the next batch of calls and tools, fills in every result,
+and goes on until the batch is empty. At a fork it takes one branch; `replay.branches` makes the others.
 """
 
 import copy
@@ -39,7 +39,7 @@ class Limits:
     """What ends an episode early."""
 
     max_calls: Count = 64  # calls, tools and forks of one episode, on one path through its forks
-    max_leaves: Count = 64  # paths of one episode, if all branches of a fork went on to fork as one does
+    max_leaves: Count = 64  # paths of one episode, if all branches forked like the one played
     context: Annotated[int | None, Ge(2)] = None  # tokens of prompt and completion together
     overlong: Literal["refuse", "truncate"] = "refuse"  # a prompt that leaves no room for its completion
 
@@ -87,7 +87,7 @@ class Running:
         self.tools: list[ToolRecord] = []
         self.answer: str | None = None
         self.error: str | None = None
-        self.trace = ""  # of what was raised, where it was
+        self.trace = ""  # traceback of an exception
         self.refused = False  # because a prompt did not fit
         self.silent = False  # it returned nothing
         self.waiting = 0  # results that the current batch still lacks
@@ -322,7 +322,7 @@ class Running:
         return Ask(call, index, turn, before + added, cut, self.path)
 
     def _describe(self, error: BaseException) -> str:
-        """One line: what was raised, and where in the workflow's file."""
+        """An exception in one line, with its place in the workflow's file."""
         if isinstance(error, Ended | Overlong):
             return str(error)
         return told(error, self.workflow.fn.__code__.co_filename)
@@ -341,14 +341,14 @@ class Running:
 
 
 def _trace(error: BaseException) -> str:
-    """The traceback from the workflow's own code on: frames of this file say nothing to its author."""
+    """The traceback from the workflow's code on, without frames of this file."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = list(itertools.dropwhile(lambda frame: frame.filename == __file__, frames))
+    kept = list(itertools.dropwhile(lambda frame: frame.filename == __file__, frames))
     try:
         last = traceback.format_exception_only(error)
-    except BaseException:  # asking for its text raises
+    except BaseException:  # its text cannot be made
         last = [f"{type(error).__name__}\n"]
-    return "".join(["Traceback (most recent call last):\n", *traceback.format_list(own), *last])
+    return "".join(["Traceback (most recent call last):\n", *traceback.format_list(kept), *last])
 
 
 def _completion(record: CallRecord, call: int) -> Completion:
@@ -357,7 +357,7 @@ def _completion(record: CallRecord, call: int) -> Completion:
 
 
 def _result(record: ToolRecord) -> Any:
-    """What the workflow receives: a copy, for what it does to it must not reach the record."""
+    """A copy for the workflow, so that changes by the workflow do not reach the record."""
     if record.error is None:
         return copy.deepcopy(record.result)
     failure = ToolTimeout if record.error == TIMEOUT else ToolError

@@ -1,9 +1,9 @@
 """The scheduler: drives all episodes at once over one engine or several, without a barrier anywhere.
 
-    due tools -> episodes that lack no result speak -> new episodes, while few requests wait -> one dispatch
+    due tools -> episodes that lack no result submit calls -> new episodes, while few requests wait -> one dispatch
 
-Which requests share a batch follows from the schedule alone: episodes speak in a fixed order, and a tool's
-result re-enters a fixed number of dispatches after its call (waited for, if need be): the clock has no say.
+Which requests share a batch follows from the schedule alone: episodes submit calls in a fixed order, and a tool's
+result re-enters a fixed number of dispatches after its call (waited for, if need be), whatever time it took.
 """
 
 import collections
@@ -68,7 +68,7 @@ def rollout(
       parse: how the task's answer is read in a completion's text.
       samples: episodes per task, numbered from `first_sample` on.
       path: the branch to take at the first fork, at the second, ...; forks after that are played whole, as all are by
-        default. What is played is what the whole episode has on this path, to the bit.
+        default. The path is the same, to the bit, as in the whole episode.
       seed: of the run. All noise follows from it, the step, the task, the sample, the path and the call.
       step: of the run.
       settings: how every role samples, or {role: settings} (see `policies.role_settings`).
@@ -79,10 +79,10 @@ def rollout(
       tool_threads: how many tools run at a time.
       tool_log: results on disk, replayed where this rollout was begun before.
       ahead: new episodes begin while fewer requests than this are unfinished; more than the lanes.
-      progress: called after every dispatch; what it raises ends the rollout cleanly.
-      finished: called with every episode as it ends, while others go on: to begin with its grading, say.
+      progress: called after every dispatch; an exception in it ends the rollout cleanly.
+      finished: called with every episode as it ends, while others go on, such as to begin grading it.
 
-    Prompts cached before are dropped: an episode's last bit must not depend on what the engine did earlier. However
+    Prompts cached before are dropped: an episode's last bit must not depend on earlier work of the engine. However
     the rollout ends (Ctrl-C included), the engines are ready for the next.
     """
     bounds = {"samples": (samples, 1), "ahead": (ahead, 1), "tool_delay": (tool_delay, 1)}
@@ -160,7 +160,7 @@ class _Schedule:
         )  # paths of an episode that have not ended
         # those that have
         self._ended: dict[int, list[tuple[Running, Episode]]] = collections.defaultdict(list)
-        # (engine, ticket) -> who waits for it, the position in the batch, what its record says
+        # (engine, ticket) -> (the waiting path, position in the batch, facts for the record)
         self._calls: dict[tuple[int, int], tuple[Seat, int, dict[str, Any]]] = {}
         self._now = 0  # dispatches so far: the clock of the schedule
         self._turn = 0  # the engine whose turn it is
@@ -203,7 +203,7 @@ class _Schedule:
         return sum(engine.pending for engine in self.voices.engines)
 
     def _speak(self, number: int, running: Running, batch: Batch) -> None:
-        """Let a path run on from this batch to one that it has to wait for, or to its end, and its other branches."""
+        """Run a path, and its other branches, from this batch to one that has to wait, or to the end."""
         while True:
             seat = number, running.path
             if batch:
@@ -256,13 +256,13 @@ class _Schedule:
         self.progress.prompts_cut += ask.cut > 0
         try:
             engine, ticket, facts = self.voices.submit(ask, running.key)
-        except (ValueError, TypeError) as error:  # a request that the engine refuses ends its own episode
+        except (ValueError, TypeError) as error:  # a refused request ends only its episode
             running.fail(position, error)
         else:
             self._calls[engine, ticket] = seat, position, facts
 
     def _dispatch(self) -> list[Seat]:
-        """One dispatch of the next engine that has work; the paths that lack nothing now."""
+        """One dispatch of the next engine that has work; returns the paths that now have all results."""
         engines = self.voices.engines
         while not engines[self._turn % len(engines)].pending:
             self._turn += 1

@@ -1,4 +1,4 @@
-"""From policies to engines: which weights answer a policy's calls, and how an update reaches them.
+"""From policies to engines: the weights that serve each policy, and how an update reaches them.
 
 LoRA policies on one base decode in one batch, frozen ones beside them under a zero adapter; a policy that is
 trained in full has lanes of its own. Engines compute in the model's dtype, whatever weights are trained in. Bases may
@@ -21,7 +21,7 @@ __all__ = ["Service"]
 
 
 class Service:
-    """The engines of a run. `engines` and `versions` are what `rollout` asks for."""
+    """The engines of a run. `engines` and `versions` are arguments of `rollout`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Service:
     def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
         """Serve these weights from the next request on.
 
-        The caches of frozen policies go too: what a rollout computes must not depend on the ones before it.
+        The caches of frozen policies go too: a rollout must not depend on earlier ones.
         """
         for group in self._groups:
             params, adapters = self._weights(group, trees)

@@ -54,8 +54,8 @@ def write_episodes(
 ) -> None:
     """Write the whole table; the file appears only once it is complete.
 
-    With `decode`, one for all policies or by policy, what each call was asked is there in words, too; of a call `after`
-    another, what was added; and where in its text each token ends. `trainer`: row by row, the trainer's log-probs of
+    With `decode`, one for all policies or by policy, prompts are stored as text, too (of a call `after` another, only
+    the added part), and the end of each token in its text. `trainer`: row by row, the trainer's log-probs of
     its tokens.
     """
     table.need_episodes()
@@ -104,8 +104,8 @@ def write_episodes(
     plain = {name: getattr(table, name) for name in (*INTS, *FLOATS, *BOOLS)}
     columns |= {name: values for name, values in plain.items() if values is not None}
     columns |= {f"component/{name}": values for name, values in table.components.items()}
-    told = (*(bare.task for bare in table.bare_episodes), *filter(None, table.about))
-    tasks = {task.id: dataclasses.asdict(task) for task in told}
+    every = (*(bare.task for bare in table.bare_episodes), *filter(None, table.about))
+    tasks = {task.id: dataclasses.asdict(task) for task in every}
     facts = {
         "format": FORMAT,
         "tasks": list(tasks.values()),
@@ -137,7 +137,7 @@ def read_episodes(path: str | os.PathLike[str]) -> Table:
 
 
 def read_extra(path: str | os.PathLike[str]) -> dict[str, list[Any]]:
-    """What a file may hold beside the table, row by row: what was asked, where tokens end, the trainer's log-probs."""
+    """Optional columns of a file, row by row: prompts as text, ends of tokens, the trainer's log-probs."""
     path = pathlib.Path(path)
     if path.name.endswith(SUFFIX):
         return {}
@@ -160,15 +160,15 @@ def _table(read: pa.Table, facts: dict[str, Any]) -> Table:
         role=texts["role"],
         policy=texts["policy"],
         kept=read["kept"].to_pylist() if "kept" in there else None,
-        task=[own or task for own, task in zip(about, read["task"].to_pylist())],
+        task=[one or task for one, task in zip(about, read["task"].to_pylist())],
         spoken=read["spoken"].to_pylist() if "spoken" in there else None,
         **columns,
     )
     return table.replace(
-        about=tuple(None if own is None else tasks[own] for own in about) if any(about) else (),
+        about=tuple(None if one is None else tasks[one] for one in about) if any(about) else (),
         reads=padded(read["reads"].to_pylist()),
         path=padded(read["path"].to_pylist() if "path" in there else [()] * len(read)),
-        labels=tuple(some and json.loads(some) for some in labels),
+        labels=tuple(text and json.loads(text) for text in labels),
         kind=np.array([KINDS.index(kind) for kind in texts["kind"]], np.int32),
         text=tuple(texts["text"]),
         answer=tuple(texts["answer"]),
@@ -200,10 +200,10 @@ def _bare(packed: dict[str, Any], tasks: dict[str, Any]) -> Episode:
 
 
 def _asked(table: Table, decode: Decoders) -> list[str]:
-    """What each row was asked; a call before a fork is asked the same on all of its paths."""
+    """The prompt of each row as text; a call before a fork has one prompt on all of its paths."""
     flat, rows = table.paths()
-    said = [words for one in flat.episodes() for words in prompts_of(one, decode)]
-    by_row = dict(zip(rows.tolist(), said))
+    prompts = [words for one in flat.episodes() for words in prompts_of(one, decode)]
+    by_row = dict(zip(rows.tolist(), prompts))
     return [by_row[row] for row in range(len(table))]
 
 
@@ -221,7 +221,7 @@ def _ends(tokens: Sequence[int], decode: Decode) -> list[int]:
 
 
 def _whole(tokens: Sequence[int], text: str, decode: Decode) -> int:
-    """How many of these tokens end with a character: all, none, or the first ones of what is no character."""
+    """How many of these tokens end a character: all, none, or the first ones of invalid bytes."""
     if not text.endswith("\ufffd"):
         return len(tokens)
     if len(tokens) <= LONGEST:

@@ -1,4 +1,4 @@
-"""Tools run on threads beside the hot path; whatever happens to one becomes its record."""
+"""Tools run on threads beside the hot path; its result, error or time-out becomes its record."""
 
 import dataclasses
 import json
@@ -31,12 +31,12 @@ def run_tool(tool: Tool) -> tuple[Any, str | None]:
         if len(text) > MAX_RESULT:
             raise ValueError(f"the result is {len(text)} bytes of JSON, of at most {MAX_RESULT}")
         return json.loads(text), None
-    except BaseException as error:  # its own SystemExit, too, must not take the thread along silently
+    except BaseException as error:  # a SystemExit, too, must not end the thread silently
         return None, say(error)
 
 
 class ToolLog:
-    """Tool results on disk: a step that runs again after a kill sees what it saw before (a time-out, say)."""
+    """Tool results on disk: a step that runs again after a kill sees the same results (such as a time-out)."""
 
     def __init__(self, path: str | os.PathLike[str], others: Sequence[pathlib.Path] = ()):
         """Writes to this file, and knows what `others` hold, too."""
@@ -87,7 +87,7 @@ class Errand:
     """A tool that a path of an episode waits for."""
 
     due: int  # the dispatch before which its result re-enters
-    seat: Any  # which path of which episode under way asked
+    seat: Any  # the episode and path that called the tool
     position: int  # in that path's batch
     key: tuple[int, ...]  # of its noise and of its record
     job: Future[ToolRecord]  # the result, once there is one
@@ -95,7 +95,7 @@ class Errand:
 
     @property
     def record(self) -> ToolRecord | None:
-        """None until the tool has ended, one way or the other."""
+        """None until the tool has ended, with a result or an error."""
         if not self.job.done():
             return None
         return self.late if self.job.exception() else self.job.result()
@@ -120,7 +120,7 @@ class Errands:
         self.errands.append(Errand(now + self.delay, seat, position, key, job, late))
 
     def due_results(self, now: int) -> list[Errand]:
-        """The errands whose results enter now; they are under way no more."""
+        """Remove and return the errands whose results enter now."""
         if self.free:
             self.pool.give_up()
         else:
@@ -129,7 +129,7 @@ class Errands:
                     self.pool.wait([errand.job])
         due: list[Errand] = []
         stay: list[Errand] = []
-        for errand in self.errands:  # looked at once: a free one may end at any moment
+        for errand in self.errands:  # checked once: a free one may end at any moment
             (due if (errand.record if self.free else errand.due <= now) else stay).append(errand)
         self.errands = stay
         for errand in due:

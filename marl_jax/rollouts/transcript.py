@@ -1,4 +1,4 @@
-"""An episode as a person reads it: who was asked what, and said what, in order.
+"""A readable transcript of an episode: the prompt and completion of every call, in order.
 
 What models write is hostile: control characters are spelled out, so that a terminal obeys none of them.
 """
@@ -19,7 +19,7 @@ INDENT = "    "
 def transcript(episode: Episode, asked: Sequence[str] | None = None, width: int | None = None) -> str:
     """The question, every call and tool result in the order they were issued, and how it ended.
 
-    With `asked` (see `prompts_of`), what each call was asked stands above what it said. With `width`, lines are broken.
+    With `asked` (see `prompts_of`), each completion stands below its prompt. With `width`, lines are broken.
     """
     lines = [f"task {episode.task.id}, sample {episode.sample}, workflow {episode.workflow}"]
     lines[0] += f", path {'.'.join(map(str, episode.path))}" if episode.path else ""
@@ -37,12 +37,12 @@ def transcript(episode: Episode, asked: Sequence[str] | None = None, width: int 
 
 
 def decoder_of(decode: Decoders, policy: str) -> Decode:
-    """What a policy's tokens are read with."""
+    """The decoder of a policy's tokens."""
     return decode[policy] if isinstance(decode, Mapping) else decode
 
 
 def prompts_of(episode: Episode, decode: Decoders) -> list[str]:
-    """What each call was asked, in words; of one that goes on in a history, what was added to it."""
+    """The prompt of each call as text; for a call that continues a history, only the added part."""
     words = []
     for call in episode.calls:
         shown = 0
@@ -69,7 +69,7 @@ def _call(index: int, call: CallRecord, width: int | None, asked: Sequence[str] 
 
 
 def _about(call: CallRecord, width: int | None) -> list[str]:
-    """The task of its own, where it has one."""
+    """The lines about `Call.about`, where it is set."""
     task = call.about
     if task is None:
         return []
@@ -78,7 +78,7 @@ def _about(call: CallRecord, width: int | None) -> list[str]:
 
 
 def _graded(episode: Episode, index: int) -> list[str]:
-    """The grade of a solver's own answer, where there is one."""
+    """The grade of a solver's answer, where there is one."""
     grade = episode.answers[index] if index < len(episode.answers) else None
     return [] if grade is None else [f"  its own answer is worth {grade:g}"]
 
@@ -96,7 +96,7 @@ def _block(text: str, width: int | None) -> str:
 
 
 def _wrapped(line: str, width: int | None, indent: str) -> str:
-    """One line, in several where it is too long; spaces that it begins with stay."""
+    """One line, in several where it is too long; leading spaces stay."""
     line = _inert(line)
     if width is None or len(line) <= width:
         return line

@@ -1,4 +1,4 @@
-"""Who answers a call: role and slot -> policy -> engine, and how it samples."""
+"""Voices: the policy and engine that answer a call of a role and slot, and the role's sampling settings."""
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
@@ -27,11 +27,11 @@ __all__ = ["Engine", "EngineGone", "Engines", "Voices", "load_of"]
 def load_of(
     roles: Collection[SamplingSettings], max_prompt: int, sampler: str | None = None, ends: int = 0
 ) -> Load:
-    """What the engine of these roles has to be planned for; `ends` counts the model's own stop tokens."""
+    """The demands of these roles on an engine's shapes; `ends` counts the model's stop tokens."""
     truncate = any(role.top_p < 1 or role.top_k > 0 for role in roles)
     features = Features(
         truncate=truncate,
-        # What the trainer renormalises over.
+        # The kept ids that the trainer renormalises over.
         candidates=max(role.top_k for role in roles) if truncate else 0,
         min_new=any(role.min_new_tokens > 0 for role in roles),
         sampler=sampler,
@@ -42,7 +42,7 @@ def load_of(
 
 
 class Engine(Protocol):
-    """What the scheduler asks of an engine."""
+    """The interface of an engine to the scheduler."""
 
     @property
     def pending(self) -> int:
@@ -59,7 +59,7 @@ class Engine(Protocol):
 
 
 class Engines(Protocol):
-    """What a run asks of the engines that answer for its policies: embedded ones (`serving`), or vLLM (`vllm`)."""
+    """The interface of the engines of a run: embedded ones (`serving`), or vLLM (`vllm`)."""
 
     versions: dict[str, int]  # by policy: the updates behind the weights that answer
 
@@ -69,17 +69,17 @@ class Engines(Protocol):
 
     @property
     def settings(self) -> EngineSettings | Mapping[str, EngineSettings]:
-        """What each of them takes: the longest request, the kinds of sampling. One for all, or by base."""
+        """The shapes of each engine: the longest request, the kinds of sampling. One for all, or by base."""
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """What a caller has spent on their `prefill` and `decode` so far; nothing where that is not known."""
+        """Seconds that callers spent on `prefill` and `decode` so far; empty where unknown."""
 
     def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
         """Answer for these policies with these weights from the next request on."""
 
     def close(self) -> None:
-        """End what runs beside this process; no request follows."""
+        """End processes that the engines started; no request follows."""
 
 
 class EngineGone(RunError):
@@ -111,9 +111,9 @@ class Voices:
         self._by_role, ends = by_role, by_name(end_of_turn, policies)
         self._settings = {
             (role := key.split("/")[0], policy): dataclasses.replace(
-                own := by_role[role],
+                chosen := by_role[role],
                 stop_tokens=tuple(
-                    dict.fromkeys((*own.stop_tokens, ends[policy], *_stops_of(by_policy[policy])))
+                    dict.fromkeys((*chosen.stop_tokens, ends[policy], *_stops_of(by_policy[policy])))
                 ),
             )
             for key, policy in policy_map.items()
@@ -124,7 +124,7 @@ class Voices:
         self._check()
 
     def _check(self) -> None:
-        """Refuse what an engine cannot serve whatever its prompt is, of those that tell."""
+        """Refuse settings that an engine cannot serve with any prompt, where the engine states its limits."""
         for key, policy in self.policy_map.items():
             role, engine = key.split("/")[0], self.engines[self._engine_of[policy]]
             if hasattr(engine, "check"):
@@ -135,7 +135,7 @@ class Voices:
 
     @property
     def context(self) -> int | None:
-        """The shortest context of the engines that tell theirs."""
+        """The shortest context of the engines that state theirs."""
         known = [engine.settings.context for engine in self.engines if hasattr(engine, "settings")]
         return min(known, default=None)
 
@@ -144,17 +144,17 @@ class Voices:
         return self._by_role[role].max_new_tokens
 
     def submit(self, ask: Ask, key: tuple[int, ...]) -> tuple[int, int, dict[str, Any]]:
-        """(engine, ticket, what the record says of the voice)."""
+        """(engine, ticket, facts for the record)."""
         role, slot = ask.call.role, ask.call.slot
         policy = policy_of(self.policy_map, role, slot)
-        own = self._settings[role, policy]
+        chosen = self._settings[role, policy]
         number = self._engine_of[policy]
         key = (*key, *ask.path, ask.index)
-        request = Request(ask.prompt, key, policy=policy, keep=ask.call.keep, **vars(own))
-        facts = {"policy": policy, "version": self.versions.get(policy, 0), "temperature": own.temperature}
+        request = Request(ask.prompt, key, policy=policy, keep=ask.call.keep, **vars(chosen))
+        facts = {"policy": policy, "version": self.versions.get(policy, 0), "temperature": chosen.temperature}
         return number, self.engines[number].submit(request), facts
 
 
 def _stops_of(engine: Engine) -> tuple[int, ...]:
-    """What ends a text by the model's own configuration, of an engine that tells its model."""
+    """Stop tokens of the model's configuration, where the engine states its model."""
     return engine.config.stop_tokens if hasattr(engine, "config") else ()

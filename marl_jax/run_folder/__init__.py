@@ -1,1 +1,1 @@
-"""What a run leaves on disk: config.json and its lock, metrics, checkpoints, boards; never half written."""
+"""The files of a run: config.json and its lock, metrics, checkpoints, boards, written atomically."""

@@ -26,7 +26,7 @@ from marl_jax.run_folder.metrics import plain
 __all__ = ["Board", "TensorBoard", "Tracker", "crc32c", "masked_crc", "numbers", "record"]
 
 
-_START = 1  # status of a session log: TensorBoard forgets what earlier files say from its step on
+_START = 1  # status of a session log: TensorBoard drops values of earlier files from its step on
 _LARGEST = 3.4028234663852886e38  # of float32
 
 
@@ -61,22 +61,22 @@ class TensorBoard:
 
 
 class Tracker:
-    """One run on a tracker for one run folder: Weights & Biases, or Trackio, whose package has the same face."""
+    """One run on a tracker for one run folder: Weights & Biases, or Trackio, whose package has the same interface."""
 
     def __init__(self, package: str, folder: Path, project: str, config: Mapping[str, Any]) -> None:
         try:
             tracker = importlib.import_module(package)
         except ImportError:
             raise ConfigError([not_installed(package)]) from None
-        told: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "project": project,
             "name": folder.name,
             "resume": "allow",
             "config": dict(config),
         }
         if package == "wandb":
-            told |= {"id": hashlib.sha256(str(folder).encode()).hexdigest()[:16], "dir": str(folder)}
-        self._run = tracker.init(**told)  # on resume the same run again
+            settings |= {"id": hashlib.sha256(str(folder).encode()).hexdigest()[:16], "dir": str(folder)}
+        self._run = tracker.init(**settings)  # on resume the same run again
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Send the numbers of a step."""
@@ -91,14 +91,14 @@ Board = TensorBoard | Tracker
 
 
 def numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers in it by slash-separated name, of nested objects too; what is not finite is left out."""
-    found: dict[str, float] = {}
+    """The numbers in it by slash-separated name, of nested objects too; values that are not finite are left out."""
+    flat: dict[str, float] = {}
     for name, value in plain(values).items():
         if isinstance(value, Mapping):
-            found |= numbers(value, f"{prefix}{name}/")
+            flat |= numbers(value, f"{prefix}{name}/")
         elif isinstance(value, int | float):
-            found[prefix + name] = float(value)
-    return found
+            flat[prefix + name] = float(value)
+    return flat
 
 
 # ---------------------------------------------------------------- event files

@@ -1,10 +1,10 @@
-"""Checkpoints: trees of arrays and a few numbers, saved by Orbax in the background, sealed, found again.
+"""Checkpoints: trees of arrays and a few numbers, saved by Orbax in the background, sealed, and restored.
 
     .saving-STEP (Orbax writes) ──► seal.json (digest of every file) ──► fsync ──► renamed to STEP ──► older ones pruned
 
 A directory named after a step is therefore complete, whatever killed the process. A seal that does not fit its
-files, or its own digest, is damage: the checkpoint before is taken. Of what is kept for good, the trees that only a
-resume needs are given up: first by the seal, in one stroke, then on the disk. All of Orbax is in this file.
+files, or its own digest, is damage: the checkpoint before is taken. Of checkpoints kept for good, the trees that only a
+resume needs are removed: first from the seal, atomically, then from the disk. All of Orbax is in this file.
 """
 
 import contextlib
@@ -49,15 +49,15 @@ __all__ = [
 Tree = Any
 Which = Literal["latest", "best"] | int
 SEAL = "seal.json"
-_SEALED = {"step", "score", "data", "numbers", "files"}  # what every seal says
+_SEALED = {"step", "score", "data", "numbers", "files"}  # keys of every seal
 
 
 class CheckpointError(UserError, RuntimeError):
-    """A checkpoint cannot be had; the text is one line."""
+    """A checkpoint is missing or cannot be used; the text is one line."""
 
 
 class Damaged(CheckpointError):
-    """The files of a checkpoint are not the ones that were written."""
+    """The files of a checkpoint differ from those that were written."""
 
 
 class Stripped(CheckpointError):
@@ -65,7 +65,7 @@ class Stripped(CheckpointError):
 
 
 def _not_of_orbax(record: python_logging.LogRecord) -> bool:
-    """What Orbax raises it logs, too, with pages of tracebacks; the one line about it is enough."""
+    """Silence Orbax's logging of errors that it also raises, with pages of tracebacks."""
     return record.levelno < python_logging.ERROR or "/orbax/" not in record.pathname
 
 
@@ -86,7 +86,7 @@ class Checkpoints:
     ) -> None:
         """Keeps the `latest` newest, the `best` by score, and every `keep_every`-th step.
 
-        Of the newest two are kept whatever `latest` is, so that there is one to fall back to. `passing` names trees
+        Of the newest two are kept whatever `latest` is, in case the newest is damaged. `passing` names trees
         that only a resume needs: the newest hold them, the others are kept without.
         """
         self.directory = directory = directory.absolute()  # Orbax takes no other
@@ -95,7 +95,7 @@ class Checkpoints:
         if hosts.is_first():
             with path_errors(directory), disk_errors(directory):
                 directory.mkdir(parents=True, exist_ok=True)
-            for rest in directory.glob(".*"):  # what a killed process left behind
+            for rest in directory.glob(".*"):  # left by a killed process
                 _remove(rest)
         self._worker = Workers("checkpoints")
         logging.get_absl_logger().addFilter(_not_of_orbax)
@@ -124,7 +124,7 @@ class Checkpoints:
         self._saving = self._worker.submit(self._finish, response, place, seal)
 
     def wait(self) -> None:
-        """Until the save under way is complete, whoever else waits; its error is raised here."""
+        """Wait until the running save is complete; its error is raised here."""
         saving = self._saving
         try:
             if saving is not None:
@@ -149,7 +149,7 @@ class Checkpoints:
         Newer ones are set aside as STEP.damaged and STEP.unrecorded, so that their steps can be saved again.
         """
         self.wait()
-        found = list[tuple[dict[str, Tree], dict[str, Any]]]()
+        restored = list[tuple[dict[str, Tree], dict[str, Any]]]()
 
         def newest() -> int | None:
             if not (there := steps(self.directory)):
@@ -157,13 +157,13 @@ class Checkpoints:
             trees, data, step = _load_newest(self.directory, templates, recorded)
             for newer in (n for n in there if n > step):
                 self._set_aside(newer, "unrecorded" if newer > recorded else "damaged")
-            found.append((trees, data))
+            restored.append((trees, data))
             return step
 
         step = hosts.from_first(newest)
         if step is None:
             return None
-        return found[0] if found else restore(self.directory, step, templates)
+        return restored[0] if restored else restore(self.directory, step, templates)
 
     def set_aside(self) -> None:
         """Go on from none of them: each becomes STEP.unrecorded."""
@@ -193,20 +193,20 @@ class Checkpoints:
                 os.rename(place, self.directory / str(step))
                 sync_directory(self.directory)
         except BaseException:
-            for rest in self.directory.glob(f"{place.name}*"):  # under Orbax's own name for it, too
+            for rest in self.directory.glob(f"{place.name}*"):  # under Orbax's temporary name, too
                 _remove(rest)
             raise
         _remove(old)
         self._prune()
 
     def _prune(self) -> None:
-        found = steps(self.directory)
-        keep = set(found[-self._latest :])
-        if self._best and (best := best_of(self.directory, found)) is not None:
+        saved = steps(self.directory)
+        keep = set(saved[-self._latest :])
+        if self._best and (best := best_of(self.directory, saved)) is not None:
             keep.add(best)
         if self._keep_every:
-            keep |= {step for step in found if step % self._keep_every == 0}
-        for step in set(found) - keep:
+            keep |= {step for step in saved if step % self._keep_every == 0}
+        for step in set(saved) - keep:
             doomed = self.directory / f".deleting-{step}"
             os.rename(self.directory / str(step), doomed)
             _remove(doomed)
@@ -231,18 +231,18 @@ def restore(
     and a step do not.
     """
     directory = directory.absolute()
-    found = steps(directory)
-    if not found:
+    saved = steps(directory)
+    if not saved:
         raise CheckpointError(f"there is no checkpoint in '{directory}': train first")
     if which == "latest":
         return _load_newest(directory, templates)[:2]
-    step = best_of(directory, found) if which == "best" else which
+    step = best_of(directory, saved) if which == "best" else which
     if step is None:
         raise CheckpointError(
             f"no checkpoint in '{directory}' was evaluated, so none is the best: use latest"
         )
-    if step not in found:
-        there = ", ".join(map(str, found))
+    if step not in saved:
+        there = ", ".join(map(str, saved))
         raise CheckpointError(f"there is no checkpoint of step {step} in '{directory}'; there is: {there}")
     return _load(directory / str(step), templates)
 
@@ -306,12 +306,12 @@ def _check_shapes(place: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
     metadata = ocp.checkpointables_metadata(place).metadata if wanted else {}
     for name, leaves in wanted.items():
         there = {key: (tuple(leaf.shape), np.dtype(leaf.dtype)) for key, leaf in metadata[name].items()}
-        asked = {key: (tuple(leaf.shape), np.dtype(leaf.dtype)) for key, leaf in leaves.items()}
-        for key in sorted(there.keys() | asked.keys()):
-            if there.get(key) != asked.get(key):
+        needed = {key: (tuple(leaf.shape), np.dtype(leaf.dtype)) for key, leaf in leaves.items()}
+        for key in sorted(there.keys() | needed.keys()):
+            if there.get(key) != needed.get(key):
                 raise CheckpointError(
                     f"checkpoint {place.name} does not fit: '{name}' {key} is {there.get(key, 'nothing')} "
-                    f"there and {asked.get(key, 'nothing')} here; start the run as it was, or choose another --workdir"
+                    f"there and {needed.get(key, 'nothing')} here; start the run as it was, or choose another --workdir"
                 )
 
 
@@ -344,7 +344,7 @@ def _read_seal(place: Path) -> dict[str, Any]:
     if not isinstance(seal, dict) or not seal.keys() >= _SEALED:
         raise Damaged(f"checkpoint {place.name} is damaged ({SEAL} is no seal)")
     digest = seal.pop("seal", None)
-    # One of an earlier version has no digest of itself; one whose digest lost its name has a strange name.
+    # A seal of an earlier version has no digest of itself; a damaged one may have an unknown name instead.
     of_before = digest is None and seal.keys() <= {*_SEALED, "stripped"}
     if not of_before and digest != _digest_of(seal):
         raise Damaged(f"checkpoint {place.name} is damaged ({SEAL} is not what was written)")
@@ -352,7 +352,7 @@ def _read_seal(place: Path) -> dict[str, Any]:
 
 
 def tree_digest(place: Path, name: str) -> str:
-    """Of the files of one tree, by the seal: the same before and after other trees are given up."""
+    """Digest of the files of one tree, by the seal: the same before and after other trees are removed."""
     files = {
         file: digest for file, digest in _read_seal(place)["files"].items() if file.split("/")[0] == name
     }
@@ -367,10 +367,10 @@ def is_sealed(place: Path) -> bool:
         return False
 
 
-def best_of(directory: Path, found: list[int]) -> int | None:
+def best_of(directory: Path, saved: list[int]) -> int | None:
     """The step of the highest score, the earliest of several."""
     scores = {}
-    for step in found:
+    for step in saved:
         with contextlib.suppress(Damaged):
             scores[step] = _read_seal(directory / str(step))["score"]
     scored = (step for step, score in scores.items() if score is not None)

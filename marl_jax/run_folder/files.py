@@ -1,4 +1,4 @@
-"""Writing so that nothing is ever half there, and saying so in one line when a disk is full."""
+"""Atomic writing of files, and one line of error when a disk is full."""
 
 import contextlib
 import errno
@@ -17,11 +17,11 @@ _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
 
 
 class DiskFull(UserError, RuntimeError):
-    """There is no space left; what was complete before is as it was."""
+    """There is no space left; files that were complete before are unchanged."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """The file holds the old content or the new one at every moment, after a crash of the machine too."""
+    """Write a file that holds the old content or the new one at every moment, even after a crash of the machine."""
     unfinished = path.with_name(f".{path.name}.unfinished")
     with disk_errors(path):
         try:
@@ -62,7 +62,7 @@ def sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Whatever says that the disk is full, from the system or out of a library, is raised as `DiskFull`."""
+    """A context that raises errors of a full disk, from the system or a library, as `DiskFull`."""
     try:
         yield
     except Exception as error:

@@ -1,6 +1,6 @@
-"""A run is a folder: what it was started with, and the one process that may write to it.
+"""The folder of a run: the record of its start, and the lock of the one process that may write to it.
 
-    config.json   config, digests (base, tokenizer, data, prompts), versions, settled (what the machine decided)
+    config.json   config, digests (base, tokenizer, data, prompts), versions, settled (chosen on the machine)
 
 `config.json` is written once there is something to keep. A resume compares all of it but `settled`, which is handed
 back to be used again; a difference is refused, or on request noted down under `changes`.
@@ -56,25 +56,25 @@ CONFIG = "config.json"
 LOCK = ".lock"
 _COMPARED = ("config", "digests", "versions")
 _HOLDS = {**dict.fromkeys((*_COMPARED, "settled"), dict), "changes": list}
-# Where what is settled comes from: if one of these is changed, it is settled anew.
+# Fields that settled values follow from: if one of these is changed, they are settled anew.
 _SETTLED_BY = (
     *(f"config.{part}" for part in ("engine.", "sampling.", "role_sampling.", "policies.", "mesh.")),
     *("digests.base ", "versions.jax", "versions.device"),
 )
-# What samples and learns; draws and permutes; grades; makes tokens of text; and keeps what was learned.
+# Packages that sample and learn; draw and permute; grade; tokenize; and save weights.
 _PACKAGES = (
     *("jax", "jaxlib", "optax", "numpy", "math-verify", "sympy", "jinja2", "tokenizers", "transformers"),
     "orbax-checkpoint",
 )
-# What may change between two starts: Orbax reads its own files of any version to the bit, alarms change no number, and
+# These may change between two starts: Orbax reads its own files of any version to the bit, alarms change no number, and
 # any number of processes may share a run.
 _FREE = ("versions.orbax-checkpoint", "config.alarms", "config.mesh.hosts")
-_LOGS = (".log", ".out", ".err")  # that whoever starts a run may have opened in its folder
+_LOGS = (".log", ".out", ".err")  # which may be opened in the folder before a run starts
 _NOTHING = object()
 
 
 class FolderError(UserError, RuntimeError):
-    """A run folder cannot be used as asked; the text is one line, or one line per difference."""
+    """A run folder cannot be used; the text is one line, or one line per difference."""
 
 
 @contextlib.contextmanager
@@ -123,7 +123,7 @@ def in_use(workdir: str | os.PathLike[str]) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        pass  # nobody has opened it yet, or it cannot be locked
+        pass  # it does not exist yet, or it cannot be locked
     return False
 
 
@@ -135,10 +135,10 @@ def begin(
     *,
     accept_changes: bool = False,
 ) -> dict[str, Any]:
-    """Write `config.json`, or compare with the one that is there; what was settled at the first start.
+    """Write `config.json`, or compare with the present one; returns the values settled at the first start.
 
-    `settle` tells what the machine decides (lanes, lengths, kernels): at the first start, and after an accepted change
-    of what that follows from. A start that came to nothing is none: the next one may be another.
+    `settle` chooses values for the machine (lanes, lengths, kernels): at the first start, and after an accepted change
+    of fields that they follow from. A start that failed does not count: the next one may differ.
     """
     now = {"config": config.to_json(), "digests": dict(digests), "versions": versions()}
     before = _before(folder)
@@ -165,7 +165,7 @@ def begin(
 
 
 def settle(folder: Path, settled: Mapping[str, Any]) -> None:
-    """Note down what the machine decided, to be handed back by `begin` from now on."""
+    """Record values chosen on the machine, which `begin` returns from now on."""
     _write(folder, {**read(folder), "settled": dict(settled)})
 
 
@@ -212,7 +212,7 @@ def run_around(path: Path) -> Path | None:
 
 
 def outside(out: str | os.PathLike[str]) -> Path:
-    """A folder of the user's for what is made of a run, made if need be; not in a run."""
+    """A folder that the user chose for output, created if needed; refused within a run."""
     if not os.fspath(out):
         raise FolderError("--out is empty: give a directory")
     path = Path(out).expanduser().absolute()
@@ -239,7 +239,7 @@ def read_config(workdir: str | os.PathLike[str]) -> RunConfig:
 
 @contextlib.contextmanager
 def taken_back(folder: Path) -> Iterator[None]:
-    """Should what is done in here fail, `config.json` is what it was before: an accepted change that cannot be made."""
+    """A context that restores `config.json` if it fails: an accepted change that cannot be made."""
     path = folder / CONFIG
     before = path.read_text(encoding="utf-8") if path.exists() else None
     try:
@@ -252,7 +252,7 @@ def taken_back(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def path_errors(path: Path, way_out: str = "move it away, or choose another --workdir") -> Iterator[None]:
-    """What the system has against a file or a directory of a run, in one line."""
+    """An error of the system about a file or directory of a run, in one line."""
     try:
         yield
     except OSError as error:
@@ -271,7 +271,7 @@ def differences(before: Any, now: Any, at: str = "") -> list[str]:
     return [] if same else [f"{at.rstrip('.')}: {_shown(before)} -> {_shown(now)}"]
 
 
-# ---------------------------------------------------------------- what a run depends on
+# ---------------------------------------------------------------- the inputs that a run depends on
 
 
 def digest_model(directory: str | os.PathLike[str]) -> str:
@@ -292,12 +292,12 @@ def versions() -> dict[str, str]:
         if path.relative_to(home).parts[0] in BROUGHT:  # a wheel and a clone have the same code
             continue
         code.update(f"{path.relative_to(home)}\0".encode() + path.read_bytes())
-    found = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
     machine = {
         "python": ".".join(platform.python_version_tuple()[:2]),
         "device": jax.devices()[0].device_kind,
     }
-    return {"marl_jax": marl_jax.__version__, "code": code.hexdigest(), **found, **machine}
+    return {"marl_jax": marl_jax.__version__, "code": code.hexdigest(), **versions, **machine}
 
 
 def _digest(directory: Path, wanted: Callable[[str], bool]) -> str:
@@ -358,14 +358,14 @@ def has_results(folder: Path) -> bool:
 
 
 def _strangers(folder: Path) -> list[str]:
-    """What lies in a folder and no start of a run leaves there; hidden files and logs of a shell are let be."""
-    mine = {"checkpoints", "episodes", "eval.jsonl", "metrics.jsonl", "tensorboard", "tools", "wandb"}
-    found = (path for path in folder.iterdir() if not path.name.startswith(".") and path.suffix not in _LOGS)
-    return sorted(path.name for path in found if path.name not in mine)
+    """Names in a folder that no start of a run makes; hidden files and logs of a shell are ignored."""
+    ours = {"checkpoints", "episodes", "eval.jsonl", "metrics.jsonl", "tensorboard", "tools", "wandb"}
+    others = (path for path in folder.iterdir() if not path.name.startswith(".") and path.suffix not in _LOGS)
+    return sorted(path.name for path in others if path.name not in ours)
 
 
 def _forget_tools(folder: Path) -> None:
-    """What tools answered in the steps of another configuration is no answer in this one's."""
+    """Remove the recorded results of tools, which were made under another configuration."""
     shutil.rmtree(folder / "tools", ignore_errors=True)
 
 

@@ -1,7 +1,7 @@
-"""Metrics of a run: one JSON object per line, keyed by `step`; the same file whether or not the run was killed.
+"""Metrics of a run: one JSON object per line, keyed by `step`; a run that was killed writes the same file.
 
     log = JsonLines(folder / "metrics.jsonl")
-    log.rewind(step)                    on resume: what the restored checkpoint has not seen is forgotten
+    log.rewind(step)                    on resume: lines after the restored checkpoint are removed
     log.write(step, {"accuracy": 0.5, "time/step": 1.2})
 
 Everything under `time/` may differ between equal runs, nothing else.
@@ -42,15 +42,15 @@ class JsonLines:
             append(self._file, line.encode(), sync=True)
 
     def rewind(self, step: int, checkpoint: str | None = None) -> list[dict[str, Any]]:
-        """Forget every line of a later step but those of `checkpoint`; returns what is forgotten."""
+        """Remove every line of a later step but those of `checkpoint`; returns the removed lines."""
         lines = self.path.read_bytes().splitlines(keepends=True)
         kept, gone = list[bytes](), list[dict[str, Any]]()
         for line in lines:
-            found = _parse(line, self.path)
-            if found["step"] <= step or (checkpoint and found.get("checkpoint") == checkpoint):
+            line_of = _parse(line, self.path)
+            if line_of["step"] <= step or (checkpoint and line_of.get("checkpoint") == checkpoint):
                 kept.append(line)
             else:
-                gone.append(found)
+                gone.append(line_of)
         if gone:
             self._file.close()
             write_atomically(self.path, b"".join(kept).decode())
@@ -80,7 +80,7 @@ class Unwritten(JsonLines):
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines, also of one that is being written to; each is to have an integer `step`."""
+    """The objects of a file of JSON lines, also of one that is being written; each must have an integer `step`."""
     if path.exists():
         with path_errors(path):
             lines = path.read_bytes().split(b"\n")[:-1]
@@ -89,7 +89,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def recorded(path: Path) -> int:
-    """The last step of those that have a line, from 1 on without a gap."""
+    """The last step up to which every step from 1 on has a line."""
     last = 0
     for last, line in enumerate(read_lines(path), 1):
         if line["step"] != last:
@@ -99,8 +99,8 @@ def recorded(path: Path) -> int:
 
 def lacking(evaluations: Iterable[Mapping[str, Any]], every: int, step: int) -> list[int]:
     """The steps before `step` that a run evaluates every so many steps, and that have no accuracy in these lines."""
-    own = (line for line in evaluations if "checkpoint" not in line)
-    there = {line["step"] for line in own if isinstance(line.get("accuracy"), int | float)}
+    along = (line for line in evaluations if "checkpoint" not in line)
+    there = {line["step"] for line in along if isinstance(line.get("accuracy"), int | float)}
     return [due for due in range(0, step, every) if due not in there] if every else []
 
 
@@ -117,11 +117,11 @@ def plain(value: Any) -> Any:
 
 def _parse(line: bytes, path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except ValueError:
-        found = None
-    if isinstance(found, dict) and isinstance(found.get("step"), int):
-        return found
+        value = None
+    if isinstance(value, dict) and isinstance(value.get("step"), int):
+        return value
     raise FolderError(
         f"'{path}' holds a line that is no JSON object with a step: {line[:60]!r}; restore it, or remove it"
     )

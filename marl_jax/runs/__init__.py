@@ -1,4 +1,4 @@
-"""The training run: configuration, folder, checkpoints, metrics, statistics, the loop, evaluation and export."""
+"""The training run: opening its folder, the loop on either road, phases, evaluation and the metrics of a step."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Calls that were kept: read from files of episodes, drawn task by task; or whole episodes as the words of one role.
+"""Collected calls: read from files of episodes and drawn task by task, or whole episodes flattened to one role.
 
     collected/step-000001.parquet, ... ──► units (the episodes of one task in one step) ──draw──► the table of a step
 
@@ -33,7 +33,7 @@ def collected_path(folder: Path, step: int) -> Path:
 
 
 class Collected:
-    """Files of episodes as one source."""
+    """Files of episodes as one source of calls."""
 
     def __init__(self, files: Sequence[Path], *, rewarded: bool = True):
         """`rewarded`: its calls need rewards, and a file without any is refused."""
@@ -102,10 +102,10 @@ def own_voices(table: Table, config: RunConfig) -> Table:
 
 
 def flattened(table: Table, role: str, config: RunConfig, parts: Parts) -> Table:
-    """One row per episode: `role` says all of it, every call in tags of its role, results of tools between them.
+    """One row per episode: `role` has all of it, every call in tags of its role, results of tools between them.
 
     The prompt is the one that this run's workflow opens with. Results of tools are read and not learned; the row's
-    reward is the episode's outcome. Of an episode that forks, every path is a row; one without calls is left out.
+    reward is the episode's outcome. Of an episode that forks, every path is a row; a path without calls is left out.
     """
     policy = policy_of(config.policies.map, role, 0)
     chat = Chat(parts.of_policies(parts.tokenizers)[policy])
@@ -157,7 +157,7 @@ def _sequence(episode: Episode, chat: Chat) -> tuple[list[int], list[bool]]:
 def _opening(bare: Episode, config: RunConfig, parts: Parts, chat: Chat) -> tuple[int, ...]:
     """The tokens of the first prompt that this run's workflow makes of a task."""
     limits = config.rollout.limits
-    whose = lambda role, slot: chat  # whoever opens the workflow
+    whose = lambda role, slot: chat  # for any role that opens the workflow
     running = Running(bare.task, 0, bare.key or (0,), parts.workflow, parts.prompts, whose, limits)
     try:
         asked = [item for item in running.advance() if isinstance(item, Ask)]

@@ -1,4 +1,4 @@
-"""A run that diverged: what it says, what it leaves, and how it goes on.
+"""A run that diverged: its error message, its record on disk, and how it is resumed.
 
     an update or a log-probability that is not finite ──► one line, diverged.json, its own checkpoint set aside
 
@@ -36,11 +36,11 @@ LOWER = (
 
 
 class Diverged(UserError, RuntimeError):
-    """Weights, or what they compute, are not finite; the text is one line with the way back."""
+    """Weights or numbers computed from them are not finite; the text is one line that says how to go on."""
 
 
 def broken_update(report: Report, before: Mapping[str, int], after: Mapping[str, int]) -> str:
-    """The policy whose weights an update made infinite, in words; nothing where all are finite."""
+    """The policy whose weights an update made infinite, as text; empty where all are finite."""
     for policy, values in report.policies.items():
         if after[policy] > before[policy] and not math.isfinite(values.get("update_norm", 0.0)):
             return f"the update of policy '{policy}' is not finite"
@@ -49,7 +49,7 @@ def broken_update(report: Report, before: Mapping[str, int], after: Mapping[str,
 
 @contextlib.contextmanager
 def finite(run: Run, state: State) -> Iterator[None]:
-    """Where the policies of this state answer: what they compute has to be finite."""
+    """A context in which the policies of this state answer: numbers that are not finite become a `DivergenceError`."""
     try:
         yield
     except NotFinite as error:
@@ -60,7 +60,7 @@ def finite(run: Run, state: State) -> Iterator[None]:
 
 
 def diverged(folder: Path, config: RunConfig, step: int, what: str, *, bad: int | None = None) -> Diverged:
-    """The error of step `step`; a checkpoint of step `bad` holds what is not finite, and is set aside."""
+    """The error of step `step`; the checkpoint of step `bad` is not finite, and is set aside."""
     return Diverged(hosts.from_first(lambda: _left(folder, config, step, what, bad)))
 
 
@@ -81,13 +81,13 @@ def _left(folder: Path, config: RunConfig, step: int, what: str, bad: int | None
 
 
 def ways_out(config: RunConfig) -> str:
-    """What to change, with what it is."""
+    """Settings to change, with their present values."""
     chosen = config.learner.optimiser
     return LOWER.format(rate=chosen.schedule.learning_rate, clip=chosen.grad_clip)
 
 
 def refuse_the_same(folder: Path, config: RunConfig, accept_changes: bool) -> None:
-    """Say at once what a start of this very configuration would come to; the record stays until a run has opened."""
+    """Refuse at once a configuration that is known to diverge; the record stays until a run has opened."""
     path = folder / FILE
     if not path.exists():
         return

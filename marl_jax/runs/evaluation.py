@@ -1,11 +1,11 @@
-"""What a graded table says of a workflow: one line of `eval.jsonl`, as pure functions of its columns.
+"""Evaluation of a graded table: one line of `eval.jsonl`, as pure functions of the columns.
 
     table, task by task ──► right [problems, samples] ──► accuracy, interval, pass@k, difference to base
-                            (or the values of a metric of one's own)
-                       └──► rows by role ──► own answers, verdicts, picks, plans
+                            (or the values of a user's metric)
+                       └──► rows by role ──► answers, verdicts, picks, plans
 
 The unit of every interval is the problem. An episode that forks counts by the share of its paths that are right.
-An episode, or path, that ended by an error is wrong, and its own calls are in no role's numbers.
+An episode, or path, that ended by an error is wrong, and its calls count in no role's numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ __all__ = ["any_right", "by_role", "outcomes", "summary"]
 def outcomes(table: Table, samples: int) -> np.ndarray:
     """Bool[problems, samples]: whether each episode's answer is right. The episodes come task by task.
 
-    Of episodes that fork, Float[problems, samples]: the share of their paths whose answer is right.
+    For episodes that fork, Float[problems, samples]: the share of their paths whose answer is right.
     """
     every = table.bare_episodes
     if samples < 1 or not every or len(every) % samples:
@@ -49,7 +49,7 @@ def _right(bare: Episode) -> list[bool]:
 def summary(
     table: Table, samples: int, base: Sequence[float] | None = None, metric: Metric | None = None
 ) -> dict[str, Any]:
-    """All that a line of `eval.jsonl` says of the episodes; `base` is the `per_problem` of what to compare with.
+    """All values of a line of `eval.jsonl`; `base` is the `per_problem` of the evaluation to compare with.
 
     With a `metric` the accuracy is the mean of its values, and an episode of value 0.5 or more counts as right.
     """
@@ -79,14 +79,14 @@ def summary(
 
 
 def any_right(table: Table) -> np.ndarray:
-    """Bool[episodes]: whether a right answer was there: the workflow's, or one of a solver's own."""
+    """Bool[episodes]: whether the workflow, or any of its solvers, gave a right answer."""
     there = np.array([any(_right(bare)) for bare in table.bare_episodes])
     np.logical_or.at(there, table.episode, (table.kind == SOLVER) & (table.grade >= RIGHT))
     return there
 
 
 def by_role(table: Table) -> dict[str, dict[str, Any]]:
-    """{role: how its own work went}; a share of nothing is None."""
+    """{role: statistics of its calls}; a share without calls is None."""
     worth, known = own_work(table)
     sound = table.take(table.sound)
     return {
@@ -110,17 +110,17 @@ def _role(table: Table, mine: np.ndarray, worth: np.ndarray, known: np.ndarray) 
 
 
 def _own(kind: str, work: np.ndarray) -> Mapping[str, Any]:
-    """Of a planner the mean of what it led to, of all others the share that is right."""
+    """For a planner the mean grade of the calls that read it, for others the share that is right."""
     if kind == "planner":
         return {"mean": share(work)}
     right = share(work >= RIGHT)
     return {"pick_when_possible": right, "possible": len(work)} if kind == "picker" else {"accuracy": right}
 
 
-def _verdicts(table: Table, mine: np.ndarray, worth: np.ndarray) -> dict[str, Any]:
+def _verdicts(table: Table, calls: np.ndarray, worth: np.ndarray) -> dict[str, Any]:
     """A positive is a "Correct"; a verdict that cannot be read is none, and wrong."""
-    agreed, accepted = worth[mine] >= RIGHT, table.choice[mine] == VERDICTS["Correct"]
-    was = last_read(table)[0][mine]
+    agreed, accepted = worth[calls] >= RIGHT, table.choice[calls] == VERDICTS["Correct"]
+    was = last_read(table)[0][calls]
     both = int((accepted & was).sum())
     return {
         "accuracy": share(agreed),

@@ -2,7 +2,7 @@
 
     problems ──Player──► table of calls ──BackgroundCredit──► rewards ──► advantages ──Learner──► new policies
 
-With dynamic sampling (`rollout.draws`), problems that teach nothing are drawn again, under new sample numbers. What is
+With dynamic sampling (`rollout.draws`), problems without contrast are drawn again, under new sample numbers. What is
 learned from holds the last draw of each, so every problem keeps its number of episodes, and batches their shapes.
 Seeds that train side by side take their steps one after another, on the same engines.
 """
@@ -53,7 +53,7 @@ class Hosted:
         return self.player
 
     def step(self, runs: Sequence[Run], states: Sequence[State], at: Place, clock: Clock) -> list[Made]:
-        """What the next step of each run comes to."""
+        """The results of the next step of each run."""
         return [self._step(run, state, at, clock) for run, state in zip(runs, states)]
 
     def _step(self, run: Run, state: State, at: Place, clock: Clock) -> Made:
@@ -91,7 +91,7 @@ class Hosted:
         return Made(table, groups, counted, report, trees, learned, failure)
 
     def _played(self, run: Run, state: State, clock: Clock) -> tuple[Table, "ResampleCounts | None"]:
-        """Problems -> episodes -> rewards, again and again for problems that teach nothing, if asked to."""
+        """Problems -> episodes -> rewards, repeated for problems without contrast, with dynamic sampling."""
         config, samples, number = run.config, run.config.rollout.samples, state.step + 1
         with clock("rollout"):
             player = self.serve(state)
@@ -109,14 +109,14 @@ class Hosted:
         credit = BackgroundCredit(run.parts.credit, config.rewards, samples, run.stop.check)
         with clock("grade"), credit as background:
 
-            def sample(some: Sequence[Task], first: int) -> Table:
+            def sample(batch: Sequence[Task], first: int) -> Table:
                 run.live.phase("sampling")
                 with (
                     clock("rollout", lambda: self.service.seconds),
                     hosts.telling(),
                     disk_errors(run.folder),
                 ):
-                    return play(hosts.share(some), first_sample=first, finished=background.finished)
+                    return play(hosts.share(batch), first_sample=first, finished=background.finished)
 
             def reward(table: Table) -> Table:
                 run.live.phase("grading")
@@ -133,7 +133,7 @@ class Hosted:
 
 
 def _clocked(clock: Clock, of_all: Callable[[Progress], Progress]) -> Callable[[Progress], Progress]:
-    """The same, whose wait for other processes is time of gathering."""
+    """The same; waiting for other processes counts as time of gathering."""
 
     def waited(done: Progress) -> Progress:
         with clock("gather"):
@@ -162,7 +162,7 @@ class ResampleCounts:
     rescued: int  # of those, the ones that did in a later one
     draws: int  # rounds of sampling, the first included
     episodes: int  # sampled over all rounds; those of the result are fewer
-    first_reward: float  # mean over all calls of the first draw: what was kept is no fair sample
+    first_reward: float  # mean over all calls of the first draw: the kept draws are a biased sample
 
 
 def resample(
@@ -174,9 +174,9 @@ def resample(
     draws: int,
     presets: Presets | None = None,
 ) -> tuple[Table, ResampleCounts]:
-    """Sample every task, and up to `draws - 1` times more those that teach nothing; 1 is plain sampling.
+    """Sample every task, and up to `draws - 1` times more those without contrast; 1 is plain sampling.
 
-    `advantages` and `presets` say what a group is, as in `with_advantages`. A task that stays flat to the end keeps its
+    `advantages` and `presets` define the groups, as in `with_advantages`. A task that stays flat to the end keeps its
     last draw. The table has the episodes to learn from, task by task.
     """
     if draws < 1:

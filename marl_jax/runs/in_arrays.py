@@ -1,6 +1,6 @@
 """The compiled road: a step is a few programs of `marl_jax.compiled`.
 
-    State ──compiled.state_of──► program ──► trees, columns, what was told ──to_host──► Made
+    State ──compiled.state_of──► program ──► trees, columns, metrics ──to_host──► Made
 
 One seed takes all devices: its problems are cut over them. Several seeds are dealt out to the devices. On accelerators,
 those of a device are one program (`vmap`); on a CPU they take their steps in turn, which gives each the
@@ -55,7 +55,7 @@ PATIENCE = "xla_cpu_collective_call_terminate_timeout_seconds"
 
 
 def cpu_devices() -> None:
-    """Have JAX see each core as a device, if it has not begun and the user has not said how many there are.
+    """Let JAX see each core as a device, unless it has begun or the user has set their number.
 
     XLA ends a process whose cores wait for each other for 40 s, as on a machine that is busy or sleeps: here they may
     wait for a day.
@@ -72,7 +72,7 @@ class Compiled:
     """Steps in programs. Evaluations are played by engines, which are made for the first one."""
 
     def __init__(self, config: RunConfig, parts: Parts, train: Sequence[Task], settled: int | None):
-        """`settled` is the number of devices that the run was begun on. What has no form in arrays is refused."""
+        """`settled` is the number of devices that the run was begun on. Cells without a form in arrays are refused."""
         self._config, self._parts, self._cast = config, parts, compiled.cast_of(config, parts)
         train = list(train)  # each is read from the disk
         self._width = max(len(task.question) for task in train)
@@ -111,11 +111,11 @@ class Compiled:
         return self.engines.serve(state)
 
     def step(self, runs: Sequence[Run], states: Sequence[State], at: Place, clock: Clock) -> list[Made]:
-        """What the next step of each run comes to. The states stay as they are."""
+        """The results of the next step of each run. The states are unchanged."""
         runs[0].live.phase("sampling and learning")
         with clock("prepare"):
             tasks = [tasks_of_step(run, state) for run, state in zip(runs, states)]
-            given = [self._given(run, state, some, at) for run, state, some in zip(runs, states, tasks)]
+            given = [self._given(run, state, drawn, at) for run, state, drawn in zip(runs, states, tasks)]
         with clock("program"):
             done = self._all(given, runs[0].stop.check)
         with clock("table"):
@@ -132,24 +132,24 @@ class Compiled:
         return of, words, compiled.tasks_of(self._cast, tasks, self._width)
 
     def _all(self, given: Sequence[tuple[Any, ...]], check: Callable[[], None]) -> list[Any]:
-        """What the step of each seed gives, its table and numbers on the host."""
+        """The outputs of each seed's step, its table and numbers on the host."""
         count, places = len(given), len(self._layouts)
         dealt = [range(place, count, places) for place in range(places)]
 
         def work(place: int) -> list[Any]:
-            mine = [given[number] for number in dealt[place]]
+            dealt_here = [given[number] for number in dealt[place]]
             if not self._side_by_side:
-                return [self._one(place, one) for one in mine]
-            return _apart(self._one(place, _together(mine)), len(mine)) if mine else []
+                return [self._one(place, one) for one in dealt_here]
+            return _apart(self._one(place, _together(dealt_here)), len(dealt_here)) if dealt_here else []
 
         jobs = [self._workers.submit(work, place) for place in range(places)]
         for job in jobs:
             self._workers.wait([job], check)
-        found = {n: one for job, numbers in zip(jobs, dealt) for n, one in zip(numbers, job.result())}
-        return [found[number] for number in range(count)]
+        done = {n: one for job, numbers in zip(jobs, dealt) for n, one in zip(numbers, job.result())}
+        return [done[number] for number in range(count)]
 
     def _one(self, place: int, given: Any) -> Any:
-        """(trees and learner, columns, what was told) of a seed; of a list of them where they are one program."""
+        """(trees and learner, columns, metrics) of a seed; of a list of them where they are one program."""
         (state, *rest), layout = given, self._layouts[place]
         if place not in self._fixed:
             fixed = {name: getattr(state, name) for name in ("bases", "references")}
@@ -157,15 +157,15 @@ class Compiled:
         placed = (jax.device_put(state.replace(**self._fixed[place]), layout.whole), *rest)
         if place not in self._programs:
             self._programs[place] = self._made_or_kept(layout, placed)
-        after, *told = take_step(self._programs[place], *placed)
-        return after, *jax.device_get(told)
+        after, *metrics = take_step(self._programs[place], *placed)
+        return after, *jax.device_get(metrics)
 
     def _made_or_kept(self, layout: Layout, placed: Any) -> list[Any]:
         """The programs of a step of these arguments: as an earlier start kept them, or compiled and kept."""
         about = {"arguments": kept.shown(placed), "options": self._compiler_options()}
         file = kept.place_of(self._config, self._parts, layout.devices, **about)
-        if found := kept.load(file, layout.devices, self._check_memory):
-            return found
+        if loaded := kept.load(file, layout.devices, self._check_memory):
+            return loaded
         needs = list[StepMemory]()
 
         def fitting(traced: jax.stages.Traced) -> jax.stages.Traced:
@@ -178,9 +178,9 @@ class Compiled:
             fitting(jax.jit(layout.step(self._halves.step)).trace(*placed))
         else:
             halves = map(fitting, halves)
-        with kept.found_by_jax(file) as found, ThreadPoolExecutor() as threads:
+        with kept.found_by_jax(file) as loaded, ThreadPoolExecutor() as threads:
             programs = list(threads.map(self.compiled, halves))
-        kept.keep(file, programs, max(needs, key=self._needed), found)
+        kept.keep(file, programs, max(needs, key=self._needed), loaded)
         return programs
 
     def _compiler_options(self) -> dict[str, Any] | None:
@@ -194,7 +194,7 @@ class Compiled:
         return step.needed(self._config.seeds, together=self._side_by_side) - there
 
     def _check_memory(self, step: StepMemory) -> None:
-        """Refuse what does not fit before it is compiled, with the number of seeds that does."""
+        """Refuse programs that do not fit in memory; the message has the number of seeds that would fit."""
         seeds, free, total = self._config.seeds, free_bytes(), self._needed(step)
         if total <= free:
             return
@@ -210,7 +210,7 @@ class Compiled:
         )
 
     def planned(self) -> tuple[StepMemory, Any]:
-        """What the step of one seed takes on each device, counted from its trace; and the trace."""
+        """The memory of one seed's step on each device, counted from its trace; and the trace."""
         of = functools.partial(compiled.start, self._config, parts=self._parts)
         state, batch = jax.eval_shape(of), next(compiled.batches(self._config, parts=self._parts))
         layout, halves = self._layouts[0], self._halves
@@ -224,16 +224,16 @@ class Compiled:
         return traced.lower().compile(compiler_options=self._compiler_options())
 
     def _home(self, leaf: Any) -> Any:
-        """Where checkpoints have it: on the configuration's mesh, or on one device."""
+        """The placement that checkpoints use: on the configuration's mesh, or on one device."""
         if not isinstance(leaf, jax.Array):
             return leaf
         mesh = self._parts.mesh
         return leaf.addressable_data(0) if mesh is None else jax.device_put(leaf, NamedSharding(mesh, WHOLE))
 
-    # ---------------------------------------------------------------- what a step came to
+    # ---------------------------------------------------------------- results of a step
 
     def _made(self, run: Run, state: State, tasks: Sequence[Task], done: Any, at: Place) -> Made:
-        (trees, moved), columns, told = done
+        (trees, moved), columns, metrics = done
         table = compiled.to_host(self._cast, columns, tasks, seed=run.config.seed, step=state.step + 1)
         with finite(run, state):
             if not all(np.isfinite(table.logprobs.values)):
@@ -257,12 +257,12 @@ class Compiled:
                 rows,
                 evidence,
                 {name: own.skipped for name, own in state.learner.items()},
-                *_told_of(self._cast, columns, states, told["policy"]),
+                *_reports_of(self._cast, columns, states, metrics["policy"]),
             )
         except NonFiniteGradients as error:
             outcome, failure = error.outcome, str(error)
         trees, states, report = outcome
-        counted = {"beyond": int(told["beyond"])}
+        counted = {"beyond": int(metrics["beyond"])}
         return Made(table, groups, counted, report, trees, states, failure)
 
 
@@ -303,7 +303,7 @@ def _apart(tree: Any, count: int) -> list[Any]:
 
 
 def _evidence(config: RunConfig, columns: Columns, rows: np.ndarray, trained: np.ndarray) -> Evidence:
-    """What was computed of the trained ones among these rows of the table."""
+    """The computed log-probs of those of these rows that were trained."""
     made = np.flatnonzero(columns.table.length)[rows]
     evidence, learned = Evidence.of_nothing(len(rows)), np.flatnonzero(trained)
     values = {"logp": columns.logp, "entropy": columns.entropy, "trainer_logp": columns.logp}
@@ -320,17 +320,17 @@ def _evidence(config: RunConfig, columns: Columns, rows: np.ndarray, trained: np
     return evidence
 
 
-def _told_of(
-    cast: Cast, columns: Columns, states: Mapping[str, LearnerState], told: Mapping[str, Any]
+def _reports_of(
+    cast: Cast, columns: Columns, states: Mapping[str, LearnerState], metrics: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(reports, gradients) by policy."""
     reports, described = {}, {}
-    for policy, said in told.items():
+    for policy, numbers in metrics.items():
         reports[policy] = dict(states[policy].counts)
-        if not said["rows"]:
+        if not numbers["rows"]:
             continue
-        reports[policy] |= policy_report([([said["loss"]], said["applied"])], float(said["rate"]))
-        reports[policy]["padding_share"] = float(said["padding_share"])
+        reports[policy] |= policy_report([([numbers["loss"]], numbers["applied"])], float(numbers["rate"]))
+        reports[policy]["padding_share"] = float(numbers["padding_share"])
         if cast.config.learner.gradients != "off":
-            described[policy] = gradient_report([said["applied"]], *units_of(cast, policy, columns.cues))
+            described[policy] = gradient_report([numbers["applied"]], *units_of(cast, policy, columns.cues))
     return reports, described

@@ -2,7 +2,7 @@
 
     state ──road──► table of calls, report, new policies ──► state, metrics      when due: evaluation, checkpoint
 
-The road is hosted (`hosted`) or compiled (`in_arrays`). Seeds that train side by side are runs of their own here, which
+The road is hosted (`hosted`) or compiled (`in_arrays`). Seeds that train side by side are separate runs here, which
 take each step together.
 
 All randomness follows from the seed and the step, and everything else that a step depends on is in the checkpoint,
@@ -165,26 +165,26 @@ def _saved(runs: Sequence[Run]) -> None:
 
 
 def step(road: Road, runs: Sequence[Run], states: Sequence[State], clock: measures.Clock) -> list[State]:
-    """One step of every run: the whole road, from problems to policies that have learned from them."""
+    """One step of every run: all of it, from problems to policies that have learned from them."""
     clock.begin()
     at = runs[0].phases.at(states[0].step)
     states = [run.phases.enter(at, state) for run, state in zip(runs, states)]
     made = road.step(runs, states, at, clock)
     with clock("log"):
-        told = [_after(run, at, state, one) for run, state, one in zip(runs, states, made)]
+        after = [_after(run, at, state, one) for run, state, one in zip(runs, states, made)]
     runs[0].pace.step(
         (times := clock.measures(sum(int(one.table.length.sum()) for one in made)))["time/step"]
     )
     with clock("log"):
-        for run, one, (state, values) in zip(runs, made, told):
+        for run, one, (state, values) in zip(runs, made, after):
             run.phases.collect(at.phase, state.step, one.table)
             if hosts.is_first():
                 _tell(run, state.step, one, values | times)
-    return [state for state, _ in told]
+    return [state for state, _ in after]
 
 
 def _after(run: Run, at: Place, state: State, made: Made) -> tuple[State, dict[str, Any]]:
-    """The state that a step leads to, which has to be finite, and what there is to say of the step."""
+    """The state after a step, which must be finite, and the metrics of the step."""
     updates = {name: own.updates for name, own in made.learner.items()}
     if what := broken_update(made.report, state.updates, updates):
         raise diverged(run.folder, run.config, state.step + 1, what)
@@ -247,13 +247,13 @@ def evaluate(road: Road, run: Run, state: State) -> State:
 
 
 def _evaluated(run: Run) -> dict[int, dict[str, Any]]:
-    """Its own evaluations so far, by step; those with a checkpoint are of `experiments.evaluate`."""
-    own = [line for line in read_lines(run.evaluations.path) if run.about.items() <= line.items()]
-    return {line["step"]: line for line in own if "checkpoint" not in line}
+    """The run's evaluations so far, by step; those with a checkpoint are of `experiments.evaluate`."""
+    lines = [line for line in read_lines(run.evaluations.path) if run.about.items() <= line.items()]
+    return {line["step"]: line for line in lines if "checkpoint" not in line}
 
 
 def _tell_lost(run: Run, state: State) -> None:
-    """Say which evaluations of the steps before are not in `eval.jsonl` any more."""
+    """Warn of evaluations of the steps before that are no longer in `eval.jsonl`."""
     every = 0 if read_record(run.folder)["changes"] or not run.watched else run.config.evaluation.every
     made = state.step + (state.accuracy is not None)
     if lost := lacking(read_lines(run.evaluations.path), every, made):
@@ -279,17 +279,17 @@ def _played(road: Road, run: Run, state: State, base: Mapping[str, Any] | None) 
         )
     graded, before = gathered(lambda: grade(table, grader)), base["per_problem"] if base else None
 
-    def told() -> dict[str, Any]:
+    def writing() -> dict[str, Any]:
         decode = run.parts.decoders
         recording.record_evaluation(run.folder / "episodes", run.config, state.step, graded, decode)
-        found = summary(graded, samples, before, run.parts.metric)
-        run.evaluations.write(state.step, run.about | found)
+        line = summary(graded, samples, before, run.parts.metric)
+        run.evaluations.write(state.step, run.about | line)
         for board in run.boards:
-            board.write(state.step, {"eval": found})
-        return found
+            board.write(state.step, {"eval": line})
+        return line
 
-    found = hosts.from_first(told)
-    return {"step": state.step, **run.about, **found}
+    line = hosts.from_first(writing)
+    return {"step": state.step, **run.about, **line}
 
 
 def save(run: Run, state: State) -> None:

@@ -1,4 +1,4 @@
-"""What a training step did, as one flat line of numbers.
+"""The metrics of a training step, as one flat dictionary of numbers.
 
 reward, reward/ROLE, credit/ROLE/COMPONENT, own/ROLE, groups/ROLE/..., choice/ROLE/..., copied/ROLE,
 repeated/ROLE, drift/ROLE/...
@@ -36,7 +36,7 @@ class Clock:
 
     @contextlib.contextmanager
     def __call__(self, phase: str, parts: Callable[[], Mapping[str, float]] = dict) -> Iterator[None]:
-        """The time inside is that of a phase; `parts` tells what of it had gone into each part by then."""
+        """The time inside is that of a phase; `parts()` has the seconds of each part so far."""
         self._count()
         self._phases.append(phase)
         before = dict(parts())
@@ -54,12 +54,12 @@ class Clock:
         self._step = time.perf_counter()
 
     def measures(self, tokens: int) -> dict[str, float]:
-        """The lines `time/NAME` of the step that ends, and of what was done since the one before."""
+        """The lines `time/NAME` of the step that ends, and since the step before."""
         now = self._count()
         step, wall, self._line = now - self._step, now - self._line, now
         spent = {f"time/{phase}": seconds for phase, seconds in self._seconds.items()}
         for phase, parts in self._parts.items():
-            if parts:  # what is in none of them is work of the host
+            if parts:  # the rest is work of the host
                 parts["host"] = self._seconds[phase] - sum(parts.values())
             spent |= {f"time/{phase}/{part}": seconds for part, seconds in parts.items()}
         self._seconds, self._parts = {}, {}
@@ -75,7 +75,7 @@ class Clock:
 def of_step(
     table: Table,
     groups: Mapping[str, GroupCounts],
-    counted: Mapping[str, float],  # by the road alone
+    counted: Mapping[str, float],  # counted by the road itself
     report: Report,
     base_form: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
@@ -94,12 +94,12 @@ def of_step(
     values |= counted
     worth, known = own_work(table)
     for role in table.present():
-        mine = table.having(role=role)
-        values[f"reward/{role}"] = mean(table.reward[mine])
+        calls = table.having(role=role)
+        values[f"reward/{role}"] = mean(table.reward[calls])
         for name, component in table.components.items():
-            if len(there := component[mine & ~np.isnan(component)]):
+            if len(there := component[calls & ~np.isnan(component)]):
                 values[f"credit/{role}/{name}"] = mean(there)
-        if len(own := worth[mine & known & table.sound]):
+        if len(own := worth[calls & known & table.sound]):
             values[f"own/{role}"] = float(np.mean(own))
     for role, counts in groups.items():
         values |= {f"groups/{role}/{name}": value for name, value in dataclasses.asdict(counts).items()}
@@ -129,16 +129,20 @@ def branching(episodes: Sequence[Episode]) -> dict[str, float]:
             forks[path[:-1]].append(float(np.mean(below[path])))
         for fork, means in forks.items():
             apart[len(fork) + 1].append(float(np.std(means)))
-    found = {f"tree/apart/{level}": float(np.mean(apart[level])) for level in sorted(apart)}
-    return {"tree/paths": sum(len(bare.leaves) or 1 for bare in episodes) / len(episodes), **found}
+    values = {f"tree/apart/{level}": float(np.mean(apart[level])) for level in sorted(apart)}
+    return {"tree/paths": sum(len(bare.leaves) or 1 for bare in episodes) / len(episodes), **values}
 
 
 def form(table: Table) -> dict[str, dict[str, float]]:
-    """{role: length and readability of what it says}, to be compared with what it said at first."""
-    found = {}
-    said = table.take(table.length > 0)
-    for role in said.present():
-        own = said.take(said.having(role=role))
-        shares = {"length": own.length, "truncated_share": own.truncated, "unreadable_share": ~own.readable}
-        found[role] = {name: float(np.mean(share)) for name, share in shares.items()}
-    return found
+    """{role: length and readability of its completions}, to be compared with its first ones."""
+    shapes = {}
+    sampled = table.take(table.length > 0)
+    for role in sampled.present():
+        rows = sampled.take(sampled.having(role=role))
+        shares = {
+            "length": rows.length,
+            "truncated_share": rows.truncated,
+            "unreadable_share": ~rows.readable,
+        }
+        shapes[role] = {name: float(np.mean(share)) for name, share in shares.items()}
+    return shapes

@@ -1,8 +1,8 @@
-"""Opening a run: what its configuration names is loaded and checked, and its newest checkpoint found.
+"""Opening a run: the parts that its configuration names are loaded and checked, and its newest checkpoint is restored.
 
-folder -> parts, data, graders -> what an earlier start settled -> policies -> checkpoint -> records -> road
+folder -> parts, data, graders -> settings of an earlier start -> policies -> checkpoint -> records -> road
 
-Seeds that train side by side share all but their folder and what is in it.
+Seeds that train side by side share everything but their folders.
 """
 
 import contextlib
@@ -104,9 +104,9 @@ def open_runs(
     stop: Stop,
     stack: contextlib.ExitStack,
 ) -> tuple[Road, list[Run], list[State]]:
-    """The road, and of every seed the run and its state: at its start, or where its newest checkpoint is.
+    """The road, and for every seed the run and its state: at the start, or of the newest checkpoint.
 
-    What they hold open is closed with the stack.
+    Open files and workers are closed with the stack.
     """
     configs = _each_seed(config)
     _agree({"config": config.to_json(), "versions": versions(), "workdir": os.fspath(workdir)})
@@ -115,10 +115,10 @@ def open_runs(
         if os.fspath(workdir):
             _check_seeds(config, workdir)
         places = folders_of(config, workdir) if os.fspath(workdir) else [workdir]
-        found = [stack.enter_context(open_folder(place)) for place in places]
-        for one, folder in zip(configs, found):
+        claimed = [stack.enter_context(open_folder(place)) for place in places]
+        for one, folder in zip(configs, claimed):
             refuse_the_same(folder, one, accept_changes)
-        return found
+        return claimed
 
     folders = hosts.from_first(opened)
     _check_seen(folders)
@@ -158,9 +158,9 @@ def open_runs(
 
 
 def check_foreseen(config: RunConfig, planned: plan.Plan) -> Compiled | None:
-    """Refuse for a plan what a start refuses, as far as its bases are here and its tasks are drawn or a function's.
+    """For a plan, the checks of a start that need no data files: those of bases that are here, and of generated tasks.
 
-    Of the device it says nothing, and files of data are not read. Returns the compiled road, where it is asked for.
+    The device is not checked. Returns the compiled road, where the configuration names it.
     """
     if config.road == "compiled":
         check_settings(config)
@@ -190,7 +190,7 @@ def _splits(config: RunConfig) -> Sequence[str]:
 
 
 def _agree(facts: Mapping[str, Any]) -> None:
-    """Refuse processes of which one has other facts than process 0, with what differs."""
+    """Refuse to go on where a process has other facts than process 0; the message names them."""
     first, *others = hosts.together(lambda: facts)
     lines = [
         f"process {number}: {line}"
@@ -273,7 +273,7 @@ def _resumed(states: list[State], checkpoints: Sequence[Checkpoints], reached: f
 
 
 def _about(config: RunConfig, named: Named) -> dict[str, Any]:
-    """What the run's own lines in `eval.jsonl` say that they are of."""
+    """The fields that mark the run's lines in `eval.jsonl`."""
     val = named.splits.get("val", ())
     about = {
         "split": "val",
@@ -290,7 +290,7 @@ def _about(config: RunConfig, named: Named) -> dict[str, Any]:
 def _load(
     configs: Sequence[RunConfig], folders: Sequence[Path], accept_changes: bool, live: Live, stop: Stop
 ) -> tuple[Named, Compiled | None, dict[str, Any], Pace]:
-    """All of what is named, checked before anything is compiled; what the first start settled; how fast steps are."""
+    """The parts of the run, checked before compilation; the settings of the first start; measured step times."""
     config = configs[0]
     if problems := left_open(config):
         raise ConfigError(problems)
@@ -298,7 +298,7 @@ def _load(
     shapes = settled_shapes(early)
     # Before the weights are there: it counts them.
     planned = plan.check_fits(config, model_configs(config), devices.here(), shapes)
-    # One prepares data that is not there yet.
+    # One process prepares missing data.
     named = hosts.after_first(lambda: load_named(config, _splits(config)))
     parts, splits = named.parts, named.splits
     check_problems(config, parts.of_policies(parts.tokenizers), splits["train"])
@@ -336,13 +336,13 @@ def _load(
     return named, arrays, settled, Pace(config, planned)
 
 
-# ---------------------------------------------------------------- which road
+# ---------------------------------------------------------------- the choice of the road
 
 
 def _arrays(
     config: RunConfig, parts: Parts, train: Sequence[Task], settled: Mapping[str, Any]
 ) -> tuple[Compiled | None, str]:
-    """The compiled road where it is asked for and takes the cell, and what the first page says of it."""
+    """The compiled road where it is chosen and takes the cell, and the reason shown on the first page."""
     if hosts.count() > 1:
         return None, f"hosted, shared by {hosts.count()} processes"
     if config.road == "hosted":
@@ -366,7 +366,7 @@ def _road(
     states: list[State],
     stack: contextlib.ExitStack,
 ) -> Road:
-    """The road of the run. Where it is to be the faster one, that is found out once, on the first step of both."""
+    """The road of the run. With the choice of the faster road, both are timed once, on their first step."""
     hosted = functools.partial(_hosted, runs, stack)
     if arrays is None:
         return hosted(states[0])
@@ -432,19 +432,19 @@ def _hosted(runs: Sequence[Run], stack: contextlib.ExitStack, state: State) -> H
     return Hosted(service, player_of(run.config, run.parts, service), run.parts.frozen_trees(), state.trees)
 
 
-def _settle(runs: Sequence[Run], **found: Any) -> None:
+def _settle(runs: Sequence[Run], **measured: Any) -> None:
     for run in runs:
         settled = read(run.folder)["settled"]
-        if settled | found != settled:
-            settle(run.folder, settled | found)
+        if settled | measured != settled:
+            settle(run.folder, settled | measured)
 
 
 def _records(
     config: RunConfig, folder: Path, step: int, live: Live, stack: contextlib.ExitStack
 ) -> tuple[JsonLines, JsonLines, list[Board]]:
-    """Metrics and evaluations, and whoever listens. What no checkpoint has seen is forgotten, to be made again.
+    """The writers of metrics and evaluations. Lines after the newest checkpoint are removed, and are made again.
 
-    Evaluations by `experiments.evaluate` are not made again: those of the base stay, and of others it is said.
+    Evaluations by `experiments.evaluate` are not made again: those of the base stay, and of others a warning is shown.
     """
     written = JsonLines if hosts.is_first() else Unwritten
     metrics, evaluations = written(folder / "metrics.jsonl"), written(folder / "eval.jsonl")

@@ -1,9 +1,9 @@
-"""Phases of a run, as the loop asks for them: who trains in a step, with which learner, on which calls.
+"""Phases of a run, as the loop uses them: the roles that train in a step, the learner, and the source of calls.
 
     state ──enter──► weights, optimiser states and reference as the phase begins with them        (its first step alone)
     place ──learner, references, trains, given──► what its steps are made with
 
-Nothing here is state: what a phase began with lies in `State`, and so in every checkpoint.
+Nothing here is state: the weights at the start of a phase are in `State`, and so in every checkpoint.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ __all__ = ["Phases", "checkpoint_of", "phase_digests"]
 
 
 class Phases:
-    """The phases of one run; its configuration without any is one, and changes nothing."""
+    """The phases of one run; a configuration without phases is a single phase without changes."""
 
     def __init__(self, config: RunConfig, parts: Parts, networks: Mapping[str, Network], folder: Path):
         self._config, self._parts, self._networks, self._folder = config, parts, networks, folder
@@ -54,7 +54,7 @@ class Phases:
         return place(self._list, step)
 
     def learner(self, phase: Phase) -> Learner:
-        """The learner with the phase's settings; those with the same are one."""
+        """The learner with the phase's settings; phases with the same settings share it."""
         config = learner_of(self._config.learner, phase)
         for known, learner in self._learners:
             if known == config:
@@ -64,12 +64,12 @@ class Phases:
         return learner
 
     def reference_at_start(self, trees: Mapping[str, Tree]) -> dict[str, Tree] | None:
-        """What the state carries before a phase began; checkpoints have the same trees at every step."""
+        """The entry of the state before a phase began; checkpoints have the same trees at every step."""
         _, to_others = references(self._config.learner, self._config.phases)
         return {name: _copied(tree) for name, tree in trees.items()} if to_others else None
 
     def init(self, trees: Mapping[str, Tree]) -> dict[str, LearnerState]:
-        """Fresh states of the learner, which are of one form in all phases."""
+        """Fresh states of the learner, which have one form in all phases."""
         return self.learner(self._list[0]).init(trees)
 
     def enter(self, at: Place, state: State) -> State:
@@ -96,7 +96,7 @@ class Phases:
         return dataclasses.replace(state, phase=at.number, trees=trees, learner=states, reference=reference)
 
     def references(self, phase: Phase, state: State) -> dict[str, Tree] | None:
-        """{policy: what it is compared with}; None where nothing is."""
+        """{policy: reference weights}; None where nothing needs them."""
         config = learner_of(self._config.learner, phase)
         if not config.interventions.kl_coef and config.loss.kind not in NEED_REFERENCE:
             return None
@@ -107,13 +107,13 @@ class Phases:
         return self._base
 
     def trains(self, phase: Phase, table: Table) -> np.ndarray:
-        """Bool[N]: the calls that said something and train in this phase."""
+        """Bool[N]: the calls with sampled tokens that train in this phase."""
         owners = zip(table.role.tolist(), table.slot.tolist(), table.policy.tolist())
         free = [phase.trains(table.roles[role], slot, table.policies[p]) for role, slot, p in owners]
         return self.described(table) & np.array(free, bool)
 
     def described(self, table: Table) -> np.ndarray:
-        """Bool[N]: the calls that said something, of roles that are not frozen in the whole run."""
+        """Bool[N]: the calls with sampled tokens, of roles that are not frozen in the whole run."""
         slots = zip(table.role.tolist(), table.slot.tolist())
         frozen_roles = self._config.policies.frozen_roles
         frozen = [is_frozen(table.roles[role], slot, frozen_roles) for role, slot in slots]
@@ -141,7 +141,7 @@ class Phases:
                 write_episodes(collected_path(self._folder, step), table)
 
     def about(self, at: Place) -> dict[str, Any]:
-        """What a step's line says of its phase."""
+        """The entries of a step's line about its phase."""
         name = at.phase.name or str(1 + at.number % len(self._list))
         return {"phase": name} if self._config.phases else {}
 
@@ -157,12 +157,12 @@ class Phases:
         ]
         return Collected(wanted)
 
-    def _weights(self, asked: str, like: Mapping[str, Tree]) -> dict[str, Tree]:
+    def _weights(self, source: str, like: Mapping[str, Tree]) -> dict[str, Tree]:
         """The trees of these policies: at their base, or as a checkpoint of a run has them."""
-        if asked == "base":
+        if source == "base":
             start = self._parts.start(self._config.seed)
             return {name: start[name] for name in like}
-        directory, which = checkpoint_of(asked)
+        directory, which = checkpoint_of(source)
         return restore(directory, which, {"policies": dict(like)})[0]["policies"]
 
 
@@ -179,15 +179,15 @@ def checkpoint_of(asked: str) -> tuple[Path, int]:
 
 
 def phase_digests(config: RunConfig) -> dict[str, str]:
-    """Of calls and weights from outside of the run that its phases name: what they begin with must stay what it was."""
-    found: dict[str, str] = {}
+    """Digests of calls and weights from outside of the run that its phases name, which must not change."""
+    digests: dict[str, str] = {}
     for phase in config.phases:
         for asked in _outside(phase):
             directory, step = checkpoint_of(asked)
-            found[f"weights {asked}"] = tree_digest(directory / str(step), "policies")
+            digests[f"weights {asked}"] = tree_digest(directory / str(step), "policies")
         if phase.source.partition(":")[0] not in ("play", "collected"):
-            found[f"calls {phase.source}"] = _digest(Collected.of_path(Path(phase.source)).files)
-    return found
+            digests[f"calls {phase.source}"] = _digest(Collected.of_path(Path(phase.source)).files)
+    return digests
 
 
 def _outside(phase: Phase) -> Iterator[str]:
@@ -199,5 +199,5 @@ def _digest(files: list[Path]) -> str:
 
 
 def _copied(tree: Tree, dtype: Any = None) -> Tree:
-    """Updates give their buffers away: what is to stay is a copy."""
+    """A copy, because updates donate their buffers."""
     return jax.tree.map(lambda leaf: jnp.array(leaf, dtype or leaf.dtype, copy=True), tree)

@@ -1,4 +1,4 @@
-"""Which episodes a run keeps for its page: those of some problems, within its share of disk; and its logs of tools."""
+"""Recording of episodes for the run's page, for some problems and within a share of disk; and logs of tools."""
 
 import itertools
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def record_step(
     decode: Decoders,
     trainer: Sequence[np.ndarray | None],
 ) -> None:
-    """The first problems of a training step, where it is one that is recorded."""
+    """The first problems of a training step, if the step is recorded."""
     every = config.logging.episodes_every
     if every and (step % every == 0 or step in (1, config.steps)):
         path = folder / f"step-{step:06d}.parquet"
@@ -38,9 +38,9 @@ def record_evaluation(folder: Path, config: RunConfig, step: int, table: Table, 
 
 
 def tool_log(folder: Path, name: str) -> ToolLog:
-    """The results of tools in a step or an evaluation; each process writes its own, and knows those of all."""
-    own = f"host{hosts.index()}-{name}" if hosts.index() else name
-    return ToolLog(folder / "tools" / f"{own}.jsonl", sorted((folder / "tools").glob(f"*{name}.jsonl")))
+    """The results of tools in a step or an evaluation; each process writes one file, and reads those of all."""
+    file = f"host{hosts.index()}-{name}" if hosts.index() else name
+    return ToolLog(folder / "tools" / f"{file}.jsonl", sorted((folder / "tools").glob(f"*{name}.jsonl")))
 
 
 def _write(
@@ -63,9 +63,9 @@ def _write(
     budget = 1e6 * config.logging.episodes_size
     share = budget / _files(config)
     while problems:
-        some = table.of_episodes(range(ends[problems - 1]))  # the first rows
+        part = table.of_episodes(range(ends[problems - 1]))  # the first rows
         with disk_errors(path.parent):
-            write_episodes(path, some, decode, trainer[: len(some)])
+            write_episodes(path, part, decode, trainer[: len(part)])
         size = path.stat().st_size
         if size <= share:
             return

@@ -1,6 +1,6 @@
-"""A run as its loop has it: what stays as it is, and the road that its steps take.
+"""The objects of the training loop: the constant parts of a run, its roads, and the results of a step.
 
-Run, State ──Road──► Made: the table of a step, what the learner says of it, and the policies after it
+Run, State ──Road──► Made: the table of a step, the learner's report, and the policies after it
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class Run:
     folder: Path
     problems: TaskIterator
     watched: list[Task]  # the problems of evaluations; none: never evaluated
-    about: dict[str, Any]  # what its own lines in `eval.jsonl` say that they are of
+    about: dict[str, Any]  # fields that mark its lines in `eval.jsonl`
     phases: Phases
     checkpoints: Checkpoints
     metrics: JsonLines
@@ -54,11 +54,11 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """What a step of one run came to."""
+    """The results of a step of one run."""
 
     table: Table  # with rewards, advantages, and what trains
     groups: Mapping[str, GroupCounts]  # by role
-    counted: Mapping[str, float]  # by the road alone: draws of dynamic sampling, answers beyond the arrays
+    counted: Mapping[str, float]  # counts of the road: draws of dynamic sampling, answers beyond the arrays
     report: Report
     trees: dict[str, Tree]
     learner: dict[str, LearnerState]
@@ -66,10 +66,10 @@ class Made:
 
 
 class Road(Protocol):
-    """What turns states into those of the next step; all runs are at the same one, and differ in their seed alone."""
+    """A way to make steps; the runs given to it are at the same step, and differ only in their seed."""
 
     def serve(self, state: State) -> Player:
         """A player, whose engines answer by the policies of this state."""
 
     def step(self, runs: Sequence[Run], states: Sequence[State], at: Place, clock: Clock) -> list[Made]:
-        """What the next step of each run comes to."""
+        """The results of the next step of each run."""

@@ -1,4 +1,4 @@
-"""The state of a run: all that changes from step to step. A checkpoint holds it, and nothing else has to be kept."""
+"""The state of a run: everything that changes from step to step. A checkpoint holds it and nothing else."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class State:
     position: Position  # in the stream of tasks
     accuracy: float | None = None  # of these policies, once they are evaluated
     best: dict[str, Any] | None = None  # step and accuracy of the best evaluation so far
-    # Length and readability of every role when it first spoke.
+    # Length and readability of every role's first completions.
     form: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     buffer: Entries = ()  # of tasks that calls were about
     phase: int | None = None  # the last that was begun, counted over all rounds; see `phases`

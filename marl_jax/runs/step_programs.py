@@ -1,6 +1,6 @@
-"""A step of the compiled road as programs: what is played, and what each policy learns of it.
+"""A step of the compiled road as programs: one that plays, and one update for each policy.
 
-    Halves ──Layout: devices, seeds──► traced ──compiled side by side──► programs ──take_step──► after, columns, told
+    Halves ──Layout: devices, seeds──► traced ──compiled side by side──► programs ──take_step──► after, columns, metrics
 
 Smaller programs are compiled, and later loaded, side by side. XLA loads them sooner, too: for each fusion of a certain
 kind it looks through the whole program.
@@ -24,7 +24,7 @@ class Layout(NamedTuple):
     """Where a step runs, and on what of its arguments."""
 
     devices: Sequence[jax.Device]
-    whole: Sharding  # of states and what is told
+    whole: Sharding  # of states and metrics
     cut: Sharding  # of problems and the table
     # A function of a state and so many other arguments, and the specs of its results, as it is laid out.
     lay: Callable[[Callable[..., Any], int, Any], Callable[..., Any]] = lambda function, *_: function
@@ -48,17 +48,17 @@ class Layout(NamedTuple):
         return cls(devices, NamedSharding(mesh, WHOLE), NamedSharding(mesh, CUT), lay)
 
     def step(self, step: compiled.Step) -> Callable[..., Any]:
-        """The whole step as one function, without what no step changes in the state that it returns."""
+        """The whole step as one function, whose returned state has only the parts that a step changes."""
 
         def changing(*given: Any) -> tuple[Any, Any, Any]:
-            after, columns, told = step(*given)
-            return (after.trees, after.learner), columns, told
+            after, columns, metrics = step(*given)
+            return (after.trees, after.learner), columns, metrics
 
         return self.lay(changing, 2, (WHOLE, CUT, WHOLE))
 
 
 def trace(halves: compiled.Halves, layout: Layout, given: Sequence[Any]) -> Iterator[jax.stages.Traced]:
-    """What is played, then what each policy learns, in the order of their names.
+    """The program that plays, then the update of each policy, in the order of their names.
 
     One by one, so that the first can be compiled while the next is traced.
     """
@@ -70,8 +70,8 @@ def trace(halves: compiled.Halves, layout: Layout, given: Sequence[Any]) -> Iter
 
     def learning(policy: str) -> jax.stages.Traced:
         def learn(state: compiled.State, leaves: list[jax.Array]) -> tuple[Any, Any, Any]:
-            after, columns, told = halves.learn(policy, state, jax.tree.unflatten(table, leaves))
-            return (after.trees[policy], after.learner[policy]), evidence(columns), told
+            after, columns, metrics = halves.learn(policy, state, jax.tree.unflatten(table, leaves))
+            return (after.trees[policy], after.learner[policy]), evidence(columns), metrics
 
         laid = layout.lay(learn, 1, (WHOLE, CUT, WHOLE))
         return jax.jit(laid, out_shardings=(whole, cut, whole)).trace(given[0], leaves)
@@ -82,13 +82,13 @@ def trace(halves: compiled.Halves, layout: Layout, given: Sequence[Any]) -> Iter
 def take_step(
     programs: Sequence[Callable[..., Any]], state: compiled.State, *given: Any
 ) -> tuple[Any, Any, Any]:
-    """(trees and learner, columns, what was told) of a step by its programs."""
-    (columns, metrics), told = programs[0](state, *given), {}
+    """(trees and learner, columns, metrics) of a step by its programs."""
+    (columns, metrics), reports = programs[0](state, *given), {}
     for program, policy in zip(programs[1:], sorted(state.trees)):
-        (tree, own), seen, told[policy] = program(state, jax.tree.leaves(columns))
+        (tree, own), seen, reports[policy] = program(state, jax.tree.leaves(columns))
         state = state.replace(trees={**state.trees, policy: tree}, learner={**state.learner, policy: own})
         columns = columns.replace(**seen)
-    return (state.trees, state.learner), columns, {"policy": told, **metrics}
+    return (state.trees, state.learner), columns, {"policy": reports, **metrics}
 
 
 def _over_seeds(function: Callable[..., Any], given: int, _: Any) -> Callable[..., Any]:

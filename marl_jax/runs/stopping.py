@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM (preemption), Ctrl-C and a terminal that goes away end a run with everything saved."""
+"""Requests to stop: SIGTERM (preemption), Ctrl-C and a terminal that goes away end a run with everything saved."""
 
 import os
 import signal
@@ -19,13 +19,13 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stopped(Exception):
-    """The step under way was abandoned because the run was asked to stop."""
+    """The step under way was abandoned because a stop was requested."""
 
     gives_way = True  # to the error of another process, where several share the run
 
 
 class Stop:
-    """While open, the first signal sets `asked`; the second does what it always did.
+    """While open, the first signal sets `asked`; the second has its usual effect.
 
     The main thread cannot heed it while XLA compiles. With `patience`, that is waited for so many seconds; then
     `farewell` is called on another thread, and where it succeeds, the process ends with exit code 0. It may take its
@@ -39,11 +39,11 @@ class Stop:
         self._heeded = threading.Event()
         self._leaving = threading.Lock()
         self._before: dict[int, Any] = {}
-        self._alarm: tuple[int, socket.socket] | None = None  # what signals woke before, and what they do now
+        self._alarm: tuple[int, socket.socket] | None = None  # wake-up descriptor before, and now
 
     def __enter__(self) -> "Stop":
         if threading.current_thread() is threading.main_thread():  # elsewhere signals are somebody else's
-            outlives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as nohup asks for
+            outlives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as set by nohup
             wanted = (number for number in SIGNALS if not (outlives and number == signal.SIGHUP))
             if self._patience is not None:
                 self._set_alarm()
@@ -61,14 +61,14 @@ class Stop:
             self._alarm = None
 
     def heed(self) -> bool:
-        """Whether a stop is asked for, which the main thread sees to from here on."""
+        """Whether a stop is requested, which the main thread handles from here on."""
         if self.asked and threading.current_thread() is threading.main_thread():
             with self._leaving:  # for good, where the process is ending already
                 self._heeded.set()
         return self.asked
 
     def check(self) -> None:
-        """Give up what is under way, once a stop is asked for."""
+        """Raise `Interrupted` once a stop is requested."""
         if self.heed():
             raise Stopped
 
@@ -78,16 +78,16 @@ class Stop:
         return self.heed()
 
     def check_together(self) -> None:
-        """Give up what is under way, once a stop is asked of one of the processes; all call it."""
+        """Raise `Interrupted` once a stop is requested of one of the processes; all call it."""
         if self.heed_together():
             raise Stopped
 
     def hear(self) -> None:
-        """A stop is asked of another process that shares the run."""
+        """A stop was requested of another process of the run."""
         self.asked = True
 
     def watch(self, callback: Callable[[Progress], None]) -> Callable[[Progress], None]:
-        """The callback of a rollout, which is given up once a stop is asked for."""
+        """The callback of a rollout; it raises once a stop is requested."""
 
         def progress(done: Progress) -> None:
             self.check()
@@ -122,7 +122,7 @@ class Stop:
                 heard = _hear(reader, patience)
                 if self._heeded.is_set():
                     return
-                if heard and not self.asked:  # the second, and the handlers from before are not back yet
+                if heard and not self.asked:  # the second signal, before the former handlers are restored
                     os._exit(128 + heard)
                 if heard is None:
                     self._workers.submit(self._leave)
@@ -134,7 +134,7 @@ class Stop:
                 return
             try:
                 self.farewell()
-            except Exception as error:  # the step under way has given weights away, say
+            except Exception as error:  # such as when the running step has donated weights
                 print(f"the step under way is finished first ({error})", file=sys.stderr, flush=True)
             else:
                 os._exit(0)

@@ -1,4 +1,4 @@
-"""Which requests enter the lanes next, and which prompts the prefix cache needs for them.
+"""Admission: which requests enter the lanes next, and the prompts that the prefix cache needs for them.
 
 Decided on the host, in the order in which requests arrive and lanes become free; the engine carries it out.
 """
@@ -29,11 +29,11 @@ class Waiting(NamedTuple):
     ticket: int
     request: Request
     adapter: int
-    said: Said | None = None  # what it sampled before it gave its lane up
+    said: Said | None = None  # tokens sampled before it gave its lane up
 
     @property
     def tokens(self) -> Tokens:
-        """Its prompt, and what it has sampled."""
+        """Its prompt and the tokens that it has sampled."""
         return self.request.tokens if self.said is None else (*self.request.tokens, *self.said.tokens)
 
     @property
@@ -48,7 +48,7 @@ class Waiting(NamedTuple):
 
     @property
     def owner(self) -> Owner:
-        """Whose prompt cache the request may use."""
+        """The key of the prompt cache that the request may use."""
         return self.request.policy
 
     @property
@@ -73,7 +73,7 @@ class Feed(NamedTuple):
 
 @dataclasses.dataclass
 class Wave:
-    """Requests that enter lanes together, and what has to happen to the prefix cache first, in this order."""
+    """Requests that enter lanes together, and the operations on the prefix cache before that, in this order."""
 
     swaps: list[Swap] = dataclasses.field(default_factory=list)  # lanes that change places
     moves: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # rows to copy, from and to
@@ -83,11 +83,11 @@ class Wave:
 
 
 class Admission:
-    """The requests that wait, and what lies in the rows of the prefix cache.
+    """The waiting requests, and the contents of the rows of the prefix cache.
 
-    They wait in one queue per cache length. Where one cache grows with its longest lane, a queue is served until it is
-    empty, and a request waits for the length that it may come to need. Over rungs it waits for the one that it needs
-    now, and the first to have arrived enters of those that find room.
+    Requests wait in one queue per cache length. Where one cache grows with its longest lane, a queue is served until it
+    is empty, and a request waits for the length that it may need in the end. Over rungs it waits for the one it needs
+    now, and of those with a free lane the first to have arrived enters.
     """
 
     def __init__(self, settings: EngineSettings):
@@ -138,7 +138,7 @@ class Admission:
 
     @property
     def held(self) -> np.ndarray:
-        """Which lanes wait for a longer one."""
+        """The lanes whose requests wait for a longer one."""
         assert self.places is not None
         return self.places.held
 
@@ -195,14 +195,14 @@ class Admission:
             return NOWHERE
         row = self._prefixes.find(owner, prefix)
         if row is None:
-            found = (
+            place = (
                 self._prefixes.extend(owner, prefix, wave.locked, alone=True)
                 or self._new_row(owner, prefix, wave)
                 or self._prefixes.extend(owner, prefix, wave.locked, alone=False)
             )
-            if found is None:
+            if place is None:
                 return None
-            row, start = found
+            row, start = place
             wave.feeds.append(Feed(row, prefix[start:], start, waiting.adapter, waiting.said is not None))
         wave.locked.add(row)
         return row

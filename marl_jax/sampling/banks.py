@@ -1,12 +1,12 @@
-"""A bank: lanes that are decoded together, what the host knows of them, and the dispatch that is under way.
+"""A bank: lanes that are decoded together, their records on the host, and the running dispatch.
 
-An engine has one, or several that take turns: while the host looks at what one has sampled, and prefills what enters it
-next, the others decode. On a CPU that also fills the cores, which one small program does not.
+An engine has one, or several that take turns: while the host reads the tokens of one, and prefills new requests
+for it, the others decode. On a CPU that also fills the cores, which one small program does not.
 
     open -> occupy (table) -> reach -> begin ─ on the device ─ wait -> record (table) -> begin -> ..
 
 A CPU runs the programs that one thread dispatches one after the other, so there each bank has a thread, which
-dispatches and waits. It writes nothing: what it returns is taken over by `wait`.
+dispatches and waits. It changes no state: `wait` stores its results.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ Decode = Callable[[Rungs, programs.Lanes], Decoded]
 
 
 class Bank:
-    """Has no lanes before it is opened. They lie in one cache that grows, or in rungs, one behind the other."""
+    """A bank has no lanes before it is opened. They lie in one cache that grows, or in rungs, one behind the other."""
 
     rungs: list[Cache]
     table: LaneTable
@@ -51,7 +51,7 @@ class Bank:
 
     @property
     def cache(self) -> Cache:
-        """The one that grows, or the shortest."""
+        """The cache that grows, or the shortest rung."""
         return self.rungs[0]
 
     @cache.setter
@@ -128,7 +128,7 @@ class Bank:
             self._under_way.set_result((rungs, sampled))
 
     def wait(self) -> programs.Sampled:
-        """What the dispatch under way sampled, on the host. Where this is interrupted, it may be called again."""
+        """The samples of the running dispatch, on the host. If interrupted, it may be called again."""
         assert self._under_way is not None
         rungs, sampled = self._under_way.result()
         on_host = fetch(sampled)
@@ -137,7 +137,7 @@ class Bank:
 
     def abandon(self) -> None:
         """Let whatever was dispatched come to its end; the bank has to be opened again."""
-        if self._worker is not None:  # also what an interrupt kept `begin` from noting
+        if self._worker is not None:  # also a job that `begin` was interrupted before noting
             self._worker.submit(lambda: None).result()
         if self._under_way is not None and self._under_way.done() and self._under_way.exception() is None:
             with contextlib.suppress(jax.errors.JaxRuntimeError):  # it holds the cache until it ends

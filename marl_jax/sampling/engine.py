@@ -1,4 +1,4 @@
-"""The engine: static shapes under a moving crowd.
+"""The engine: continuous batching of requests over lanes of static shapes.
 
 Requests wait to be admitted to free lanes, one dispatch decodes a few tokens in every lane of a bank, and what
 finished is handed out. A prompt that several requests share is prefilled once and copied.
@@ -37,12 +37,12 @@ __all__ = ["Engine", "NotFinite", "Stats", "mesh_of"]
 
 
 class NotFinite(UserError, FloatingPointError):
-    """What a model computes is not finite, so nothing can be sampled."""
+    """The logits of a model are not finite, so no token can be sampled."""
 
 
 @dataclasses.dataclass
 class Stats:
-    """What the engine did so far."""
+    """Counts of the engine's work so far."""
 
     dispatches: int = 0  # decode programs that were started
     prefilled_tokens: int = 0  # prompt tokens fed, padding not counted
@@ -51,7 +51,7 @@ class Stats:
     lane_steps: int = 0  # lanes x steps computed: sampled_tokens / lane_steps is the useful share
     moved: int = 0  # lanes that changed places with another
     given_up: int = 0  # lanes that a younger request left to an older one
-    recomputed_tokens: int = 0  # fed once more when those requests went on; not among the prefilled ones
+    recomputed_tokens: int = 0  # fed again when those requests went on; not among the prefilled ones
 
 
 class Engine:
@@ -95,7 +95,7 @@ class Engine:
         self._admission = Admission(settings)
         self._prefix_cache = Cache((), ())
         banks = (Bank(config, settings, self._mesh) for _ in range(settings.banks))
-        self._banks = collections.deque(banks)  # the one whose turn it is first
+        self._banks = collections.deque(banks)  # the one in turn comes first
         self.abandon()
 
     @property
@@ -104,7 +104,7 @@ class Engine:
         return len(self._admission) + sum(len(bank.requests) for bank in self._banks)
 
     def check(self, request: Request) -> None:
-        """Refuse, in one line, what this engine cannot serve."""
+        """Refuse, in one line, a request that this engine cannot serve."""
         check(request, self.config, self.settings, self._adapter_of, self._to_text)
 
     def submit(self, request: Request) -> int:
@@ -115,7 +115,7 @@ class Engine:
         return ticket
 
     def step(self) -> list[tuple[int, Completion]]:
-        """Wait for one dispatch and return what finished, in the order of lanes.
+        """Wait for one dispatch and return the finished completions, in the order of lanes.
 
         After an error or an interrupt: `abandon()`; only an interrupted wait can be taken up again.
         """
@@ -135,7 +135,7 @@ class Engine:
         self.stats.sampled_tokens += bank.table.record(out)
         self.stats.lane_steps += out.sampled.size
         finished = self._finished(bank)
-        # With free lanes, the next dispatch waits for what the caller submits in answer to these completions.
+        # With free lanes, the next dispatch waits for requests that the caller submits after these completions.
         if self.pending >= self.settings.lanes or (self.pending and not finished):
             self._dispatch(bank)
         return finished
@@ -154,7 +154,7 @@ class Engine:
         self._admission = Admission(self.settings)  # cached prompts were computed with the old weights
 
     def abandon(self) -> None:
-        """Drop all unfinished requests and cached prompts; the engine then serves as a new one.
+        """Drop all unfinished requests and cached prompts; the engine is then like a new one.
 
         It may have been interrupted at any moment.
         """
@@ -304,9 +304,9 @@ class Engine:
             yield source, target
 
     def _prefill_all(self, feeds: list[Feed]) -> jax.Array | None:
-        """Prefill prompts grouped by the chunk they need; what is longer than the largest chunk takes several.
+        """Prefill prompts grouped by the chunk they need; a longer one than the largest chunk takes several.
 
-        Returns what is there as soon as all of them are fed; None where there are none.
+        Returns an array that is ready once all of them are fed; None without prompts.
         """
         largest, fed = self.settings.chunks[-1], None
         while feeds:
@@ -377,15 +377,15 @@ class Engine:
         return done
 
     def _stop_string(self, tokens: list[int], request: Request) -> int | None:
-        """The number of tokens after which a stop string stands in the text; None if there is none yet."""
+        """The number of tokens after which a stop string is in the text; None if there is none yet."""
         assert self._to_text is not None  # checked at submission
         if len(tokens) < request.min_new_tokens:
             return None
         for n in (len(tokens), *range(max(1, request.min_new_tokens), len(tokens))):
-            found = any(s in self._to_text(tokens[:n]) for s in request.stop_strings)
-            if n == len(tokens) and not found:
+            stops = any(s in self._to_text(tokens[:n]) for s in request.stop_strings)
+            if n == len(tokens) and not stops:
                 return None
-            if found and n < len(tokens):
+            if stops and n < len(tokens):
                 return n
         return len(tokens)
 

@@ -1,6 +1,6 @@
-"""The host's side of the lanes: the request in each, how far it has come, and its tokens so far.
+"""The host's record of the lanes: the request in each, its position, and its tokens so far.
 
-Plain numpy. Each dispatch takes the table's `Lanes`, and `record` enters what the dispatch sampled.
+Plain numpy. Each dispatch takes the table's `Lanes`, and `record` adds the sampled tokens.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ class LaneTable:
 
     @property
     def decoding(self) -> Lanes:
-        """What a dispatch takes."""
+        """The arguments of a dispatch."""
         if not self.held.any():
             return self.lanes
         return dataclasses.replace(self.lanes, active=self.lanes.active & ~self.held)
@@ -57,18 +57,18 @@ class LaneTable:
         return int(self.lanes.position.max(where=self.lanes.active, initial=0))
 
     def occupy(
-        self, lane: int, ticket: int, request: Request, adapter: int, vocab: int, said: Said | None = None
+        self, lane: int, ticket: int, request: Request, adapter: int, vocab: int, before: Said | None = None
     ) -> None:
         """Seat a request: all of its tokens but the last are cached, that one is fed next.
 
-        One that gave a lane up goes on behind what it had said, with the log-probs that were recorded then.
+        A request that gave a lane up goes on after its earlier tokens, with the log-probs that were recorded then.
         """
         row, tokens, count = self.lanes, request.tokens, 0
-        if said is not None:
-            tokens, count = said.tokens, len(said.tokens)
-            self.tokens[lane, :count], self.logprobs[lane, :count] = said.tokens, said.logprobs
-            self.untempered[lane, : len(said.untempered)] = said.untempered
-            self.kept[lane, :count] = said.kept
+        if before is not None:
+            tokens, count = before.tokens, len(before.tokens)
+            self.tokens[lane, :count], self.logprobs[lane, :count] = before.tokens, before.logprobs
+            self.untempered[lane, : len(before.untempered)] = before.untempered
+            self.kept[lane, :count] = before.kept
         row.token[lane], row.position[lane] = tokens[-1], len(request.tokens) + count - 1
         row.active[lane], row.generated[lane] = True, count
         row.max_new[lane], row.min_new[lane] = request.max_new_tokens, request.min_new_tokens
@@ -94,7 +94,7 @@ class LaneTable:
             leaf[[one, other]] = leaf[[other, one]]
 
     def give_up(self, lane: int) -> Said | None:
-        """Free the lane; what it has sampled so far, None if nothing."""
+        """Free the lane; returns its tokens so far, None if there are none."""
         count = int(self.lanes.generated[lane])
         self.tickets[lane], self.lanes.active[lane] = FREE, False
         if not count:
@@ -107,7 +107,7 @@ class LaneTable:
         )
 
     def record(self, out: Sampled) -> int:
-        """Move the lanes on by what a dispatch sampled; returns the number of tokens."""
+        """Advance the lanes by the tokens of a dispatch; returns the number of tokens."""
         count = out.sampled.sum(axis=0)
         lane, step = np.nonzero(out.sampled.T)
         column = self.lanes.generated[lane] + step
@@ -125,7 +125,7 @@ class LaneTable:
         return int(count.sum())
 
     def sampled(self, lane: int) -> list[int]:
-        """What the lane has sampled so far."""
+        """The lane's samples so far."""
         return self.tokens[lane, : self.lanes.generated[lane]].tolist()
 
     def leave(self, lane: int, request: Request, length: int | None) -> Completion:

@@ -26,7 +26,7 @@ class Draw(NamedTuple):
 def temper(logits: jax.Array, temperature: jax.Array) -> jax.Array:
     """(logits [B,V] - their largest) / temperature [B]; greedy rows (temperature 0) are not divided.
 
-    Subtracted first, the likeliest stands at 0 whatever the division rounds: its log-prob cannot come out above 0.
+    The largest is subtracted first: the likeliest token is then exactly 0, and its log-prob cannot exceed 0.
     """
     chex.assert_rank([logits, temperature], [2, 1])
     logits = logits - jnp.max(logits, axis=-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Which prompt lies in which row of the prefix cache: the host's side of prompt reuse.
+"""The prompts in the rows of the prefix cache: the host's side of prompt reuse.
 
 An entry is keyed by (policy, token ids), so no other policy or adapter ever meets it; an update drops all entries.
 A row is taken first from an entry that no request waits for and no later turn continues, then from one kept for a later
@@ -43,7 +43,7 @@ class Prefixes:
         self._wanted[key] += 1
 
     def served(self, owner: Owner, tokens: Tokens) -> None:
-        """One request that waited has its copy."""
+        """A waiting request has got its copy."""
         key = owner, tokens
         _less(self._wanted, key)
         if key not in self._wanted:
@@ -74,7 +74,7 @@ class Prefixes:
     def extend(
         self, owner: Owner, tokens: Tokens, locked: set[int], *, alone: bool
     ) -> tuple[int, int] | None:
-        """Make this prompt of the longest kept entry that it begins with: its row, and how much of it lies there.
+        """Make this prompt of the longest kept entry that it begins with: its row, and the length of the common part.
 
         None if there is no such entry, it is locked or, with `alone`, somebody else needs it, too.
         """
@@ -82,8 +82,8 @@ class Prefixes:
         kept = self._history_of(key)
         if kept is None or self._entries[kept].row in locked:
             return None
-        mine = self._history.get(key) == kept
-        if alone and (self._claims[kept] > mine or kept in self._wanted):
+        last = self._history.get(key) == kept
+        if alone and (self._claims[kept] > last or kept in self._wanted):
             return None
         self._release(key)
         row = self._pop(kept)
@@ -93,10 +93,10 @@ class Prefixes:
     def add(
         self, owner: Owner, tokens: Tokens, locked: set[int], *, kept: bool = False, spare: bool = False
     ) -> int | None:
-        """Give the prompt a row, taking one from the least useful entry; None if there is none to take.
+        """Give the prompt a row, evicting the least useful entry; None if there is none to take.
 
         `locked` rows are never taken. A prompt that is `kept` for later takes no row that requests wait for, and a
-        `spare` one, prefilled early, none that is of any use.
+        `spare` prompt, prefilled early, evicts no entry that is still of use.
         """
         if not self._free and not self._evict(locked, 0 if spare else 1 if kept else 3):
             return None
@@ -125,16 +125,16 @@ class Prefixes:
 
     def _evict(self, locked: set[int], most: int) -> bool:
         """Free the row of the least useful entry, if that is of no more than `most` use."""
-        found: Key | None = None
+        victim: Key | None = None
         for key, entry in self._entries.items():
             use = 2 * (key in self._wanted or key in self._claims) + entry.kept
             if entry.row not in locked and use <= most:
-                found, most = key, use - 1
+                victim, most = key, use - 1
             if most < 0:  # none is of less use
                 break
-        if found is None:
+        if victim is None:
             return False
-        self._free.append(self._pop(found))
+        self._free.append(self._pop(victim))
         return True
 
     def _pop(self, key: Key) -> int:
@@ -146,7 +146,7 @@ class Prefixes:
 
 
 def _less(counter: collections.Counter[Key], key: Key) -> None:
-    """One less; what falls to zero is gone."""
+    """Decrease a count; remove it at zero."""
     counter[key] -= 1
     if not counter[key]:
         del counter[key]

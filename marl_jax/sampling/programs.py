@@ -1,4 +1,4 @@
-"""The compiled programs of the engine: prefill, decode, and moving cache rows about.
+"""The compiled programs of the engine: prefill, decode, and moves of cache rows.
 
 Each is a pure function jitted over shapes alone. The host keeps the truth about every lane (`Lanes`) and hands it
 in at each dispatch; only weights and caches live on the device, and caches are donated from call to call.
@@ -41,13 +41,13 @@ Array = Any  # of numpy on the host, of JAX inside a program
 
 @dataclasses.dataclass(frozen=True)
 class Features:
-    """What the compiled decode step can do. Each costs time in every step, so each is off until it is asked for."""
+    """Optional features of the compiled decode step. Each costs time in every step, so each is off by default."""
 
     truncate: bool = False  # top-k and top-p below their off values
     min_new: bool = False  # stop tokens barred from a completion's first tokens
     untempered: bool = False  # the log-probs at temperature 1 without truncation, too
     candidates: int = 0  # C > 0: record the kept set, of at most C tokens
-    # A function of your own, "module:function", that cuts tokens off after top-k and top-p.
+    # A user's "module:function" that removes tokens after top-k and top-p.
     sampler: str | None = None
 
 
@@ -71,7 +71,7 @@ class Lanes:
 
 @flax.struct.dataclass
 class Sampled:
-    """What one dispatch of n steps brought, the only thing that travels back to the host."""
+    """The samples of one dispatch of n steps, the only arrays that are read back to the host."""
 
     token: Array  # [n,W] int32
     logprob: Array  # [n,W]
@@ -171,8 +171,8 @@ def swap_rows(lower: Cache, upper: Cache, low: jax.Array, up: jax.Array) -> tupl
     def both(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
         size = (1, *map(min, zip(a.shape[1:], b.shape[1:])))
         at, to = (low, 0, 0, 0), (up, 0, 0, 0)
-        mine, other = jax.lax.dynamic_slice(a, at, size), jax.lax.dynamic_slice(b, to, size)
-        return jax.lax.dynamic_update_slice(a, other, at), jax.lax.dynamic_update_slice(b, mine, to)
+        short, other = jax.lax.dynamic_slice(a, at, size), jax.lax.dynamic_slice(b, to, size)
+        return jax.lax.dynamic_update_slice(a, other, at), jax.lax.dynamic_update_slice(b, short, to)
 
     keys = [both(a, b) for a, b in zip(lower.keys, upper.keys)]
     values = [both(a, b) for a, b in zip(lower.values, upper.values)]
@@ -226,7 +226,7 @@ def _paste(cache: Cache, rows: jax.Array, part: Cache, length: int) -> Cache:
 def sample(
     logits: jax.Array, lanes: Lanes, features: Features, forced: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
-    """From logits [W,V] a token per lane and its log-prob; where asked for, the untempered one and the kept ids.
+    """From logits [W,V] a token per lane and its log-prob; if requested, the untempered log-prob and the kept ids.
 
     Tokens that are `forced` [W] are taken instead of drawn; -1 leaves a lane free.
     """

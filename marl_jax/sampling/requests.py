@@ -57,7 +57,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """What a request had sampled when it gave its lane up, as it was recorded."""
+    """The recorded samples of a request that gave its lane up."""
 
     tokens: tuple[int, ...]  # without the prompt
     logprobs: np.ndarray  # [tokens]
@@ -67,7 +67,7 @@ class Said:
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """What was sampled. `tokens` include the stop token; `logprobs` are of the distribution sampled from."""
+    """A sampled completion. `tokens` include the stop token; `logprobs` are of the distribution sampled from."""
 
     tokens: list[int]  # sampled, including the stop token
     logprobs: list[float]  # one per token
@@ -147,7 +147,7 @@ def token_ids(what: str, tokens: Any) -> tuple[int, ...]:
 
 
 def check_whole(name: str, value: Any) -> None:
-    """Refuse what is not an integer."""
+    """Refuse a value that is not an integer."""
     if not is_whole(value):
         raise TypeError(f"{name} is {value!r:.80}; it must be an integer")
 

@@ -1,13 +1,13 @@
-"""Lanes over rungs: caches of several lengths that lie in memory at the same time, and who has which lane.
+"""Lanes over rungs: caches of several lengths in memory at the same time, and the lane of each request.
 
-A request begins in a short cache and changes its lane as it grows. It needs a rung that holds what the next dispatch
-writes, and may have a lane of a longer one. So the requests that need some rung or a longer one must be no more than
+A request begins in a short cache and changes its lane as it grows. It needs a rung with room for what a dispatch
+writes, and may have a lane of a longer one. So the requests that need a rung or a longer one must be no more than
 the lanes of these. Where they are more, the youngest of those that have grown are held: they stay where they are and
 idle. Of more than a tenth of all lanes the youngest give their lanes up, and are continued later.
 
     lanes   [ 0 .. 95 ) of 512   [ 96 .. 143 ) of 1,024   [ 144 .. 159 ) of 2,048 tokens
                      grows ──── change places ───▲  │
-                       ▲ one that needs less, or a free lane
+                       ▲ a request that needs less, or a free lane
 
 Plain numpy: which lanes change places is decided here, the engine moves their caches.
 """
@@ -18,7 +18,7 @@ import numpy as np
 
 __all__ = ["FREE", "Places", "Swap", "apportion", "best_lengths"]
 
-FREE = -1  # what a free lane needs, and its ticket
+FREE = -1  # the need and the ticket of a free lane
 Swap = tuple[int, int]  # two lanes of neighbouring rungs that change places
 
 
@@ -61,7 +61,7 @@ class Places:
         self.held[lane] = False
 
     def surplus(self) -> list[int]:
-        """Hold who finds no lane now that all need what `need` says; the lanes that were given up."""
+        """Hold the requests without a lane under these needs; returns the lanes that were given up."""
         self.held[:] = False
         if (self._asked() <= self._capacity).all():
             return []
@@ -85,7 +85,7 @@ class Places:
         return swaps
 
     def _asked(self) -> np.ndarray:
-        """How many requests need each rung or a longer one."""
+        """The number of requests that need each rung or a longer one."""
         return np.bincount(self.need[self.taken], minlength=len(self._capacity))[::-1].cumsum()[::-1]
 
     def _lift(self, lane: int) -> list[Swap]:
@@ -127,10 +127,10 @@ def best_lengths(
         token = np.arange(new)
         columns = (
             prompt - 1 + np.minimum(token - token % steps + steps, new)
-        )  # what a token's dispatch writes
+        )  # positions written by the token's dispatch
         steps_at += np.bincount(-(-columns // multiple), minlength=len(steps_at))
     until = np.cumsum(steps_at)
-    # least[j]: what the steps below ends[j - 1] cost with so many lengths, the last of them ends[j - 1].
+    # least[j]: the cost of the steps below ends[j - 1] with so many lengths, the last of them ends[j - 1].
     costs = np.where(np.tri(len(until), k=-1).T, (until[None] - until[:, None]) * np.r_[0, ends], np.inf)
     least, before = np.where(np.arange(len(until)) > 0, np.inf, 0.0), []
     best: tuple[float, int] = (np.inf, 0)
@@ -148,7 +148,7 @@ def best_lengths(
 
 
 def apportion(lanes: int, shares: np.ndarray) -> tuple[int, ...]:
-    """So many lanes over rungs in these shares, at least one over the longest."""
+    """This many lanes over rungs in these shares, at least one over the longest."""
     wanted = (lanes - 1) * shares
     whole = np.floor(wanted).astype(int)
     for rung in np.argsort(whole - wanted, kind="stable")[: lanes - 1 - int(whole.sum())]:

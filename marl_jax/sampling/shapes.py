@@ -1,4 +1,4 @@
-"""Memory and shapes, settled before anything is allocated or compiled.
+"""Shapes of an engine and the memory that they take, chosen before anything is allocated or compiled.
 
 `plan` turns a byte budget and the lengths to serve into `EngineSettings`: how many lanes, which widths and
 attended lengths get a program, how prompts are cut. The same settings give the same bits; they are small,
@@ -48,7 +48,7 @@ STABLE_WIDTH = 64
 class Sizes:
     """The sizes at which a kind of device runs at full speed; larger ones only add padding and idle lanes."""
 
-    lanes: int  # at most, unless told otherwise
+    lanes: int  # at most, by default
     steps: int  # of a dispatch: many where dispatches are dear, few because lanes that end within one idle on
     prefill_tokens: int  # in one prefill
     columns: int  # attended lengths are multiples of this
@@ -69,7 +69,7 @@ class EngineSettings:
     # Cache lengths, rising: those to which the cache grows with its longest lane, or of all rungs.
     lengths: tuple[int, ...]
     chunks: tuple[int, ...]  # prompt lengths that one prefill takes, rising
-    prefill_tokens: int  # how many tokens one prefill takes, over all its rows
+    prefill_tokens: int  # tokens of one prefill, over all its rows
     prefixes: int  # prompts held for reuse
     steps: int = 8  # decode steps per dispatch
     stops: int = 8  # stop tokens per request, at most
@@ -135,7 +135,7 @@ class EngineSettings:
 
     @property
     def copied(self) -> int:
-        """How many rows one copy between caches takes; over rungs they are long, and few enter at a time."""
+        """The number of rows that one copy between caches takes; over rungs rows are long, and few enter at a time."""
         return min(8 if self.lanes_at else 64, self.widths[0])
 
     def rung_of(self, columns: int) -> int:
@@ -147,7 +147,7 @@ class EngineSettings:
         return next((chunk for chunk in self.chunks if chunk >= length), self.chunks[-1])
 
     def prefill_rows(self, chunk: int) -> int:
-        """How many prompts one prefill of this chunk length takes.
+        """The number of prompts that one prefill of this chunk length takes.
 
         Always as many, padded: fewer rows could round differently, and a prompt must not know its company.
         """
@@ -164,8 +164,8 @@ class Load:
     requests: int | None = None  # how many there are; None: more than there are lanes
     histories: int = 0  # prompts kept for later turns at a time (`Request.keep`)
     stops: int = 8  # stop tokens of a request, at most
-    features: Features = Features()  # what they ask of the programs
-    # (prompt, sampled) tokens of some of them: lanes over rungs are planned for their like.
+    features: Features = Features()  # features that they need in the programs
+    # (prompt, sampled) tokens of a sample of calls: lanes over rungs are planned for such calls.
     calls: tuple[tuple[int, int], ...] = ()
 
 
@@ -204,7 +204,7 @@ def plan(
     most = min(load.requests or sizes.lanes, sizes.lanes)
     steps = sizes.steps if steps is None else steps
     first = min(context, load.min_prompt + 2 * steps)
-    longest = min(max_prompt, max(512, sizes.prefill_tokens))  # a longer one takes several
+    longest = min(max_prompt, max(512, sizes.prefill_tokens))  # longer prompts take several
     chunks = _ladder(max(1, min(128, longest // 16)), longest, 4)
 
     def with_lanes(count: int) -> EngineSettings:
@@ -212,7 +212,7 @@ def plan(
         banks = sizes.banks if in_banks else 1
         widths = {count // banks}
         if sizes.compacts:
-            # What a step costs grows with the lanes and with the columns they attend: spend the programs on the
+            # The cost of a step grows with the lanes and with the columns they attend: spend the programs on the
             # one that varies more.
             parts = (6, 4, 3, 2, 1) if context < 4 * first else (4, 2)
             narrower = (count // banks * p // 8 // 32 * 32 for p in parts)
@@ -271,7 +271,7 @@ def _over_rungs(
     at = [(rows * lanes, length) for lanes, length in zip(apportion(count, shares), lengths) if lanes]
     lanes_at, lengths = zip(*at)
     cells = sum(lanes * length for lanes, length in at)
-    # Prompts are kept in an eighth of what the lanes take.
+    # Prompts are kept in an eighth of the memory of the lanes.
     prefixes = max(1, min(rows * count // 2, max(2, cells // (8 * settings.context))))
     return dataclasses.replace(
         settings, widths=(rows * count,), lengths=lengths, lanes_at=lanes_at, prefixes=prefixes
@@ -279,21 +279,21 @@ def _over_rungs(
 
 
 def _assumed(load: Load) -> list[tuple[int, int]]:
-    """Calls of all kinds, where nothing is known of them: short prompts are as frequent as long ones."""
+    """Calls of all lengths, where nothing is known about them: short prompts are as frequent as long ones."""
     shortest = max(load.min_prompt, load.max_prompt // 64)
     prompts = np.geomspace(shortest, load.max_prompt, 7).astype(int).tolist()
     return [(prompt, max(1, load.max_new * part // 4)) for prompt in prompts for part in (1, 2, 3, 4)]
 
 
 def memory_bytes(config: ModelConfig, settings: EngineSettings, beside: int = 0) -> int:
-    """What an engine takes in addition to the weights: lanes, prefixes, one array being reshaped, and working memory.
+    """Memory of an engine besides the weights: lanes, prefixes, one array being reshaped, and working memory.
 
     While the engine rests, something else may take `beside` bytes; the larger of that and working memory counts.
     """
     lanes = cache_bytes(config, 1, settings.cells)
     prefixes = cache_bytes(config, settings.prefixes, settings.context)
     reshaped = lanes // settings.banks // (2 * config.num_hidden_layers)
-    if settings.lanes_at:  # whose caches keep their shapes: the rows that a copy holds apart
+    if settings.lanes_at:  # caches keep their shapes: the rows that a copy holds
         reshaped = cache_bytes(config, settings.copied, settings.context) // config.num_hidden_layers
     logits = 4 * settings.lanes * config.vocab_size * 4  # raw, tempered, weights, padded, in float32
     # A prefill holds its rows apart, and scores of one layer over the whole context.

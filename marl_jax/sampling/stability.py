@@ -1,8 +1,8 @@
-"""Which widths and lengths of the batch compute the same bits here, measured with the engine's own decode programs.
+"""Widths and lengths of the batch that compute the same bits here, measured with the engine's decode programs.
 
 A compiler may vectorise the same arithmetic differently in another shape. Compacting lanes or growing their cache
 then moves log-probabilities by a rounding error, and tokens at near-ties, with the company a request happens to
-have. So only those shapes are used at which every lane was seen to get what the full width and length give it.
+have. So only those shapes are used at which every lane was measured to get the bits of the full width and length.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ __all__ = ["common_shapes", "stable_shapes"]
 
 Shape = tuple[int, int]  # width and length
 Same = Callable[[Shape, Shape], bool]  # whether the lanes of one get the bits of the other
-_MEASURED: dict[Any, EngineSettings] = {}  # what one process measured, it need not measure again
+_MEASURED: dict[Any, EngineSettings] = {}  # cache: each process measures once
 
 
 def stable_shapes(
@@ -36,7 +36,7 @@ def stable_shapes(
 ) -> EngineSettings:
     """The settings without the widths and lengths whose bits are not those of the largest.
 
-    Over rungs there is one width, and each length is needed: what a request gets there is the same but for near-ties.
+    Over rungs there is one width, and each length is needed: a request's tokens there are the same but for near-ties.
     Compiles the decode programs that the engine will use, and no other.
     """
     if len(settings.widths) == len(settings.lengths) == 1 or settings.lanes_at:
@@ -49,9 +49,9 @@ def stable_shapes(
 
         @functools.cache
         def outcome(shape: Shape, filled: int) -> np.ndarray:
-            found = _outcome(params, adapters, config, settings, mesh, scale, shape, filled)
+            digest = _outcome(params, adapters, config, settings, mesh, scale, shape, filled)
             _give_back()
-            return found
+            return digest
 
         def same(shape: Shape, largest: Shape) -> bool:
             width, length = shape
@@ -75,7 +75,7 @@ def _agreeing(settings: EngineSettings, same: Same) -> EngineSettings:
 
 
 def common_shapes(measured: Sequence[EngineSettings]) -> EngineSettings:
-    """The widths and lengths that are stable in every one of several engines; each has the largest."""
+    """The widths and lengths that are stable in all of several engines."""
     first, *others = measured
     widths = tuple(w for w in first.widths if all(w in other.widths for other in others))
     lengths = tuple(n for n in first.lengths if all(n in other.lengths for other in others))
@@ -92,7 +92,7 @@ def _outcome(
     shape: Shape,
     filled: int,
 ) -> np.ndarray:
-    """A digest [4,W] of what one dispatch logs and caches in each lane. Lane i is fed the same whatever the shape.
+    """A digest [4,W] of log-probs and cache of each lane after a dispatch. Lane i is fed the same whatever the shape.
 
     Lane 0 has `filled` columns of its cache filled at the end of the dispatch, the others fewer.
     """
@@ -117,7 +117,7 @@ def _outcome(
         steps=settings.steps,
         scale=scale,
     )
-    # What the last layer caches has been through the attention of all the others.
+    # The cache of the last layer depends on the attention of all other layers.
     parts = (out.token.T, out.logprob.T, cache.keys[-1][..., :filled], cache.values[-1][:, :, :filled])
     return np.stack([np.asarray(_digest(part)) for part in parts])
 
@@ -134,7 +134,7 @@ def _numbers(x: jax.Array, last: int) -> jax.Array:
 
 @jax.jit
 def _digest(x: jax.Array) -> jax.Array:
-    """[W,...] -> [W]: a number that changes with any bit of a row. Integer sums, so their order says nothing."""
+    """[W,...] -> [W]: a number that changes with any bit of a row. Integer sums, so their order does not matter."""
     x = x.reshape(x.shape[0], -1)
     bits = (
         x.astype(jnp.float32).view(jnp.uint32)

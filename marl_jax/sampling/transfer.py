@@ -1,4 +1,4 @@
-"""The one door through which arrays come from the device to the host, and its counter."""
+"""The one function that reads arrays from the device to the host, and its counter."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
-"""A buffer of tasks that a run makes while it trains: bounded, drawn from, and nothing but its state.
+"""A buffer of tasks that a run makes while it trains: bounded, sampled by learnability, and part of the run's state.
 
     (entries, step) ──mixed──► the tasks of a step            entries + the step's table ──learned──► entries
 
-A task gets in when a call was about it (`Call(..., about=task)`), so when the workflow found it valid. How often
+A task gets in when a call was about it (`Call(..., about=task)`), so when the workflow took it as valid. How often
 solvers are right about it is counted as long as it is there. Every draw is a pure function of the entries, the seed and
 the step, and the entries lie in the checkpoint.
 """
@@ -89,7 +89,7 @@ def mixed(tasks: Sequence[Task], entries: Entries, config: BufferConfig, seed: i
 
 
 def _of_streams(entries: Entries, count: int, config: BufferConfig, rng: np.random.Generator) -> list[Task]:
-    """So many tasks, in turn of each stream; where one has too few, the others fill up."""
+    """This many tasks, taken from each stream in turn; if a stream has too few, the others fill up."""
     if not config.streams:
         return draw(entries, count, config.draw, rng)
     names = [_stream(entry.task, config) for entry in entries]
@@ -124,7 +124,7 @@ def draw(entries: Entries, count: int, how: str, rng: np.random.Generator) -> li
 def learned(
     entries: Entries, table: Table, config: BufferConfig, step: int
 ) -> tuple[Entries, dict[str, float]]:
-    """The entries after a step, and what its line says of them."""
+    """The entries after a step, and their metrics."""
     if not config.capacity:
         return entries, {}
     known = {entry.task.id: entry for entry in entries}
@@ -139,15 +139,15 @@ def learned(
             grades = entry.right + float(table.grade[row])
             known[task.id] = dataclasses.replace(entry, tries=entry.tries + 1, right=grades)
     kept = tuple(known.values())[-config.capacity :]
-    said = {"size": float(len(kept)), "added": float(added)}
+    metrics = {"size": float(len(kept)), "added": float(added)}
     if config.streams:
         counts = collections.Counter(_stream(entry.task, config) for entry in kept)
-        said |= {f"size/{name}": float(count) for name, count in sorted(counts.items())}
+        metrics |= {f"size/{name}": float(count) for name, count in sorted(counts.items())}
     if kept:
-        said["learnability"] = float(np.mean([entry.learnability for entry in kept]))
-    return kept, {f"buffer/{name}": value for name, value in said.items()}
+        metrics["learnability"] = float(np.mean([entry.learnability for entry in kept]))
+    return kept, {f"buffer/{name}": value for name, value in metrics.items()}
 
 
 def _shown(task: Task, examples: Sequence[Task]) -> Task:
-    told = [{"question": one.question, "answer": one.gold} for one in examples]
-    return dataclasses.replace(task, meta={**task.meta, "examples": told})
+    shown = [{"question": one.question, "answer": one.gold} for one in examples]
+    return dataclasses.replace(task, meta={**task.meta, "examples": shown})

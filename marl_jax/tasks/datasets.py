@@ -42,7 +42,7 @@ class Source:
     urls: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)  # published split -> files
     folder: str = ""  # of the data files in the published repository
     test: int | float = 0.1  # held out of train where no test split is published
-    only: str = ""  # the one split that all rows belong to
+    only: str = ""  # the split that all rows belong to, if there is only one
     split_of: Callable[[Row], str] | None = None  # where the row states its split, not the file's name
     study_rows: int = 0  # rows the study had; its splits follow from exactly this number
 
@@ -121,7 +121,7 @@ SOURCES: dict[str, Source] = {
         {"test": (_RAW.format("openai/human-eval/master/data/HumanEval.jsonl.gz"),)},
         only="test",
     ),
-    "jsonl": Source(None, schemas.generic, "rows of your own in data.directory: question, and gold or tests"),
+    "jsonl": Source(None, schemas.generic, "your rows in data.directory: question, and gold or tests"),
 }
 NAMES = (*micro.KINDS, *SOURCES)
 _MICRO_SIZES = {"train": 4096, "val": 256, "test": 512}
@@ -199,14 +199,14 @@ def _build(
         origin = {split: [(path.name, _digest(path)) for path in paths] for split, paths in wanted.items()}
 
     def splits(download: "Download") -> dict[str, "Rows"]:
-        found = download(wanted) if directory is None else wanted
+        files = download(wanted) if directory is None else wanted
         if source.split_of:
-            everything = [path for paths in found.values() for path in paths]
+            everything = [path for paths in files.values() for path in paths]
             rows = (row for path in everything for _, row in read_rows(path))
-            found = dict.fromkeys(sorted({_split_of(source, row) for row in rows}) or ["train"], everything)
+            files = dict.fromkeys(sorted({_split_of(source, row) for row in rows}) or ["train"], everything)
         return {
             split: _rows(name, source, family, split, paths, bad_rows == "skip")
-            for split, paths in found.items()
+            for split, paths in files.items()
         }
 
     return builders.prepare(name, _key(origin, bad_rows, family), splits, home)
@@ -235,15 +235,15 @@ def _rows(
         for number, row in read_rows(path):
             if source.split_of and _split_of(source, row) != split:
                 continue
-            found = row
+            row_or_error = row
             if not isinstance(row, DataError):
                 try:
-                    found = _task(f"{name}/{split}/{index}", source, family, row)
+                    row_or_error = _task(f"{name}/{split}/{index}", source, family, row)
                 except RowError as error:
-                    found = DataError(f"{path}, row {number}: {error}")
-            if isinstance(found, DataError) and not skip:
-                raise found
-            yield index, found
+                    row_or_error = DataError(f"{path}, row {number}: {error}")
+            if isinstance(row_or_error, DataError) and not skip:
+                raise row_or_error
+            yield index, row_or_error
             index += 1
     if not index:
         raise DataError(f"{', '.join(map(str, paths))}: no rows here")
@@ -273,10 +273,10 @@ def _published(source: Source, directory: str | os.PathLike[str] | None) -> Mapp
     paths = list_files(Path(directory).expanduser(), source.folder)
     splits = [source.only or named_split(path) or "train" for path in paths]
     evaluation = "test" if {*splits} - {"eval"} else "train"  # a file alone is trained on
-    found: dict[str, list[Path]] = {}
+    files: dict[str, list[Path]] = {}
     for path, split in zip(paths, splits):
-        found.setdefault(evaluation if split == "eval" else split, []).append(path)
-    return found
+        files.setdefault(evaluation if split == "eval" else split, []).append(path)
+    return files
 
 
 def _split_of(source: Source, row: Any) -> str:

@@ -1,4 +1,4 @@
-"""An endless, shuffled iterator over tasks whose whole position is three integers.
+"""An endless, shuffled iterator over tasks whose position is three integers.
 
     stream = order(seed, 0) ++ order(seed, 1) ++ ...      every epoch a permutation of all problems
     a batch is the next n of the stream, also across the end of an epoch
@@ -65,13 +65,13 @@ class TaskIterator(Iterator[list[Task]]):
         first = (self._position.epoch * size + self._position.index) % batch  # where batches begin
         if self._order is None or self._order[0] != (seed, first) or self._order[1] > epoch:
             self._order = (seed, first), 0, order(size, seed, 0)
-        name, at, found = self._order
+        name, at, drawn = self._order
         for later in range(at + 1, epoch + 1):
             before = (later * size - first) % batch  # problems of the batch before this epoch
             shuffled = order(size, seed, later)
-            found = put_off(shuffled, found[size - before :], batch - before) if batch <= size else shuffled
-        self._order = name, max(at, epoch), found
-        return found
+            drawn = put_off(shuffled, drawn[size - before :], batch - before) if batch <= size else shuffled
+        self._order = name, max(at, epoch), drawn
+        return drawn
 
 
 def order(size: int, seed: int, epoch: int) -> np.ndarray:

@@ -120,10 +120,10 @@ def _task(level: int, chain: tuple[Step, ...], rng: random.Random) -> Task | Non
     if not examples:
         return None
     if words:
-        told = ", ".join(_words(step) for step in chain)
+        shown = ", ".join(_words(step) for step in chain)
     else:
-        told = " ".join(f"f({_show(test['args'][0])})={_show(test['expected'])}" for test in examples)
-    question = f"Write f(x): {told}"
+        shown = " ".join(f"f({_show(test['args'][0])})={_show(test['expected'])}" for test in examples)
+    question = f"Write f(x): {shown}"
     name = repr((question, chain))
     hidden = _tests(chain, random.Random(name), TESTS)  # equal problems have equal tests
     if not hidden:

@@ -25,7 +25,7 @@ _SPLITS = {  # the words for each
     "test": "test|testing",
     "eval": "eval|evaluation",
 }
-_SPLIT_ALONE = re.compile(rf"(?:{'|'.join(_SPLITS.values())})\.")  # what the name of a file may begin with
+_SPLIT_ALONE = re.compile(rf"(?:{'|'.join(_SPLITS.values())})\.")  # possible beginnings of a file's name
 Row = dict[str, Any]
 
 
@@ -53,7 +53,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
 def list_files(directory: Path, folder: str = "") -> list[Path]:
     """The data files of a directory (or of its `folder`, or their `data`), in name order.
 
-    They are of one format, but for a split that one of another is named after, as test.json beside train.jsonl. The
+    They have one format, unless only a file of another has the name of a split, as test.json beside train.jsonl. The
     rest are copies and descriptions, which published repositories keep beside the data. `directory` may be one file.
     """
     if directory.is_file():

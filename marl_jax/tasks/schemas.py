@@ -101,7 +101,7 @@ def deepcoder(row: Row) -> Fields:
     """problem, solutions, tests: a JSON text; starter_code and metadata in some of its subsets.
 
     A call's expected value is published inside a list of one: `[5]` is 5, `[[5]]` is [5]. A few rows publish values
-    bare, which shows where one of them is no list of one; all values of such a row are used as they are.
+    bare, which shows if any of them is not a list of one; all values of such a row are then used unchanged.
     """
     tests = row.get("tests")
     if isinstance(tests, str):
@@ -175,7 +175,7 @@ def generic(row: Row) -> Fields:
 
 
 def program_tests(tests: Any, function: str | None) -> tuple[Test, ...]:
-    """Tests in primeintellect, LiveCodeBench, TACO or our own form, as tests of `run_program`."""
+    """Tests in primeintellect, LiveCodeBench, TACO or this library's form, as tests of `run_program`."""
     if isinstance(tests, dict) and {"inputs", "outputs"} <= tests.keys():  # TACO: columns
         inputs, outputs = tests["inputs"], tests["outputs"]
         if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):
@@ -203,7 +203,7 @@ def assertions(parts: Sequence[str], entry_point: str | None = None, setup: str 
     tests: list[Test] = []
     for number, part in enumerate(parts, start=1):
         try:
-            found = assert_tests(part, entry_point, setup)
+            made = assert_tests(part, entry_point, setup)
             asked = set(free_functions(part, setup))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise RowError(f"test {number}: {error}") from None
@@ -213,10 +213,10 @@ def assertions(parts: Sequence[str], entry_point: str | None = None, setup: str 
         if entry_point and unknown and "import *" not in part + setup:
             raise RowError(f"test {number}: its code uses {unknown}, which nothing defines")
         if not all(
-            "check" in test or (_is_json(test["args"]) and _is_json(test["expected"], True)) for test in found
+            "check" in test or (_is_json(test["args"]) and _is_json(test["expected"], True)) for test in made
         ):
-            found = [check_test(part, entry_point, setup)]
-        tests += found
+            made = [check_test(part, entry_point, setup)]
+        tests += made
     return tuple(tests)
 
 
@@ -264,11 +264,11 @@ def _program_test(number: int, test: Any, function: str | None, wrapped: bool) -
     if not isinstance(test, dict):
         raise RowError(f"test {number} is {type(test).__name__}, not an object")
     # In a parquet file, every test has the keys of all forms.
-    own = {key: value for key, value in test.items() if value is not None}
-    if "call" in own and "expected" in test:
-        return own | {"expected": test["expected"]}
-    if {"stdin", "stdout"} <= own.keys() or "check" in own:
-        return own
+    filled = {key: value for key, value in test.items() if value is not None}
+    if "call" in filled and "expected" in test:
+        return filled | {"expected": test["expected"]}
+    if {"stdin", "stdout"} <= filled.keys() or "check" in filled:
+        return filled
     if not {"input", "output"} <= test.keys():
         raise RowError(f"test {number} has no input and output (it has {', '.join(map(str, test))})")
     given, expected = test["input"], test["output"]

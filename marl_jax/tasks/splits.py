@@ -1,4 +1,4 @@
-"""Which row is train, val or test: pure functions over row numbers.
+"""Splits: pure functions from row numbers to train, val and test.
 
     DAPO-Math:  order = default_rng(42).permutation(14116); test = order[:1412]; train = order[1412:]
     DeepCoder:  order = default_rng(42).permutation(n);     test = order[:1000]; train = order[1000:]

@@ -69,7 +69,7 @@ def mark(question: str) -> str:
 def shared(tasks: Sequence[Task], train: Sequence[Task]) -> list[int]:
     """Indices of the tasks whose question is also in train. Ids are not compared: they may repeat across splits."""
     theirs = set(_marks(train))
-    return [i for i, own in enumerate(_marks(tasks)) if own in theirs]
+    return [i for i, mark in enumerate(_marks(tasks)) if mark in theirs]
 
 
 def _marks(tasks: Sequence[Task]) -> list[str]:

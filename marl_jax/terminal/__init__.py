@@ -1,1 +1,1 @@
-"""What a person sees of a run in a terminal: its first page, its live view, tables."""
+"""Output of a run on a terminal: the first page, the live view, tables."""

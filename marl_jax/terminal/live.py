@@ -33,7 +33,7 @@ __all__ = ["Live"]
 BAR = 30
 REDRAW_S = 0.1  # on a terminal
 LINE_S = 10.0  # between plain lines of steps
-ROLLOUT_LINE_S = 60.0  # of silence, before a plain line tells how far a rollout is
+ROLLOUT_LINE_S = 60.0  # without output, before a plain line shows the progress of a rollout
 CURVE = "▁▂▃▄▅▆▇█"  # from the lowest to the highest of the last EVALUATIONS
 EVALUATIONS = 24
 RECENT = 20  # steps whose lower quartile gives the time left
@@ -85,7 +85,7 @@ class Live:
         self.alarms(holding, holding)
 
     def phase(self, name: str) -> None:
-        """What the run does now: sampling, grading, learning, evaluating, saving."""
+        """The present work of the run: sampling, grading, learning, evaluating, saving."""
         self._phase, self._progress = name, ""
         self._draw()
 
@@ -104,7 +104,7 @@ class Live:
             self._line(f"{self._position(self._step + 1)}: {self._phase}, {progress}")
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """After every training step, with what goes to `metrics.jsonl`."""
+        """After every training step, with the metrics that go to `metrics.jsonl`."""
         now = self._clock()
         first = not self._durations
         self._durations.append(now - self._step_began)
@@ -116,13 +116,13 @@ class Live:
             self._line(f"{self._position(step)}: reward {self._rewards(', ')}, {self._pace()}")
 
     def failing(self, step: int, errors: Sequence[str | None]) -> None:
-        """After every training step, with the errors of its episodes: told where all have one and it is a new one."""
+        """After every training step, with the errors of its episodes: shown where all have one and it is a new one."""
         before, self._failing = self._failing, errors[0] if errors and all(errors) else None
         if self._failing not in (None, before):
             self.note(f"step {step}: every episode ended in an error, the first in {self._failing}")
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
-        """After every evaluation, with what goes to `eval.jsonl`."""
+        """After every evaluation, with the line that goes to `eval.jsonl`."""
         self._evaluations.append(record)
         self._phase, self._progress = "", ""
         problems = f", {record['problems']} problems" if record.get("problems") is not None else ""
@@ -136,7 +136,7 @@ class Live:
             self.note(f"ALARM at step {alarm.step}: {alarm.title}: {alarm.text}")
 
     def note(self, text: str) -> None:
-        """What stays, in one line or several: the page of the start, warnings, where the run was resumed."""
+        """Lines that stay on the screen: the page of the start, warnings, where the run was resumed."""
         if self._terminal:
             self._write(self._up() + "\r\033[J")
             self._drawn = []
@@ -152,13 +152,13 @@ class Live:
         self._stream = None
 
     def beside(self, name: str) -> "Live":
-        """The view of another run that trains side by side: what lasts of it is told here, under its name."""
+        """The view of another run that trains side by side: its lasting lines are shown here, under its name."""
         other = Live(self._steps, self._roles, io.StringIO())
         other.note = lambda text: self.note(f"{name}: {text}")  # type: ignore[method-assign]
         other.close()
         return other
 
-    # ---------------------------------------------------------------- what is shown
+    # ---------------------------------------------------------------- the display
 
     def _position(self, step: int) -> str:
         return f"step {step}/{self._steps}"
@@ -213,7 +213,7 @@ class Live:
         parts = []
         if measured := self._durations[1:][-RECENT:]:
             parts += [f"{_duration(one := quartile(measured))} a step"]
-        elif self._durations:  # it compiled, so it says nothing of the others
+        elif self._durations:  # it compiled, so it is not typical
             parts += [f"first step {_duration(self._durations[0])}"]
         if parts and (slow := self._slowest()):
             parts += [slow]
@@ -271,7 +271,7 @@ class Live:
         try:
             self._stream.write(text.encode(encoding, "replace").decode(encoding))
             self._stream.flush()
-        except (OSError, ValueError):  # closed or broken: nobody is looking
+        except (OSError, ValueError):  # closed or broken: the terminal is gone
             self._stream = None
 
 

@@ -1,4 +1,4 @@
-"""Pages of plain text for a terminal: what a run begins with, and what a plan says for every kind of device."""
+"""Pages of plain text for a terminal: the first page of a run, and a plan for every kind of device."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,17 +64,17 @@ def page(
 def plan_page(
     config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig], source: str, plans: Sequence[Plan]
 ) -> str:
-    """What the cell needs on each of the devices."""
+    """The needs of the cell on each of the devices."""
     first, models = plans[0], by_name(model, policy_names(config.policies.map))
     kinds = dict.fromkeys(
         (one, config.policies.trains.get(name, config.policies.train)) for name, one in models.items()
     )
     trained = []
     for one, how in kinds:
-        said = f"LoRA {config.policies.lora_rank}" if how == "lora" else "full"
+        form = f"LoRA {config.policies.lora_rank}" if how == "lora" else "full"
         if how == "lora":
-            said += too_many_adapters(config, one, size(trained_tree(one, config.policies.lora_rank)) // 4)
-        trained.append(said)
+            form += too_many_adapters(config, one, size(trained_tree(one, config.policies.lora_rank)) // 4)
+        trained.append(form)
     sizes = " and ".join(f"{_count(num_parameters(one))} parameters, {one.dtype}" for one, _ in kinds)
     head = [
         f"{config.cell}: {sizes}, from {source}; {' and '.join(trained)}, "
@@ -87,9 +87,9 @@ def plan_page(
         head.append(f"for each device of a mesh of {config.mesh.data} x {config.mesh.model}{over}")
     memory = [["memory", *(plan.device.name for plan in plans)]]
     for name in dict.fromkeys(part.name for plan in plans for part in plan.parts):
-        found = [[part for part in plan.parts if part.name == name] for plan in plans]
-        passing = any(part.phase != "always" for parts in found for part in parts)
-        counted = [max((part.bytes for part in parts), default=0) for parts in found]
+        named = [[part for part in plan.parts if part.name == name] for plan in plans]
+        passing = any(part.phase != "always" for parts in named for part in parts)
+        counted = [max((part.bytes for part in parts), default=0) for parts in named]
         memory.append([f"{name} *" if passing else name, *(show(size) if size else "-" for size in counted)])
     memory.append(["at the peak", *(show(plan.total) for plan in plans)])
     memory.append(["which is in the phase", *(plan.phase for plan in plans)])

@@ -18,7 +18,7 @@ WIDTH, GAP = 80, 2  # of a terminal, and between columns
 
 
 def table(records: Sequence[Record]) -> str:
-    """Of records on the same problems; the first is what the others are compared with."""
+    """The table of records on the same problems; the others are compared with the first."""
     played = records[-1]
     title = "{split}: {problems} problems x {samples} samples, mode {mode}, seed {seed}".format(**played)
     title += "".join(f", {name} {played[name]}" for name in ("role", "generator_from") if name in played)
@@ -42,10 +42,10 @@ def table(records: Sequence[Record]) -> str:
 
 
 def _name(record: Record) -> str:
-    """The checkpoint; of a cast that is not the run's own, its mode too."""
-    own = record["mode"] in ("trained", "base")
+    """The checkpoint; with its mode, if the cast is not the run's."""
+    plain = record["mode"] in ("trained", "base")
     name = str(record.get("checkpoint", record["step"] or "base"))
-    return name if own else f"{name} {record['mode']}"
+    return name if plain else f"{name} {record['mode']}"
 
 
 def _numbers(record: Record, sizes: Sequence[str]) -> list[str]:
@@ -92,7 +92,7 @@ def _star(interval: Record) -> str:
 def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
     """Columns of equal width, the first `left` of them to the left; no line is wider, as far as words allow.
 
-    Columns that do not fit stand below the others, behind the first one again. Where that is wide or does not tell the
+    Columns that do not fit go below the others, with the first column repeated. Where that is wide or does not tell the
     rows apart, they have numbers. A last column of words is wrapped. The first row is the head.
     """
     columns = [list(column) for column in zip(*rows)]
@@ -116,7 +116,7 @@ def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
 
 
 def printable(text: str) -> str:
-    """One line, and nothing that a terminal obeys."""
+    """A text in one line, without control characters of terminals."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 

@@ -1,6 +1,6 @@
-"""Workflows: generator functions in which roles talk.
+"""Workflows: generator functions in which roles call a model and read each other's completions.
 
-`BUILT_IN` is all there is to a registry; one of your own is used as it is, or named "module:workflow" in a config.
+Built-in workflows are listed in `BUILT_IN`; a workflow of your own is passed as it is, or named "module:workflow".
 """
 
 from marl_jax.fields import nearest
@@ -48,7 +48,7 @@ BUILT_IN = {
 
 
 def find(name: str) -> Workflow:
-    """The built-in workflow of a name, or one's own as "module:workflow"."""
+    """The built-in workflow of a name, or a user's as "module:workflow"."""
     if is_own(name):
         own = load_own(name, "workflow")
         if not isinstance(own, Workflow):

@@ -1,10 +1,10 @@
-"""The words a workflow is written in: Call, Tool, Fork, Completion, the kinds of roles, and the `@workflow` decorator.
+"""The parts of a workflow: Call, Tool, Fork, Completion, the kinds of roles, and the `@workflow` decorator.
 
 A workflow is a generator function `(task, prompts, *, rng, **settings)`; `rng` is optional. It yields one
 `Call` or `Tool`, or a list of parallel ones, and receives the results in the same shape; it returns
 the final answer. A `Fork` plays what follows several times.
 
-`workflows/voting.py` is a short and complete one.
+`workflows/voting.py` is a short, complete example.
 """
 
 import dataclasses
@@ -44,9 +44,9 @@ SPEAKERS = ("system", "user", "assistant")
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What a role's own work is, so that it can be graded; `solver(slots="votes")` says how many work side by side."""
+    """How a role's work is graded; `solver(slots="votes")` names the setting that counts its parallel calls."""
 
-    name: Literal["solver", "judge", "picker", "planner", "team"]  # decides how the role's own work is graded
+    name: Literal["solver", "judge", "picker", "planner", "team"]  # decides which grade a call gets
     # The setting that counts the role's parallel calls; None: it makes one at a time.
     slots: str | None = None
 
@@ -58,18 +58,18 @@ solver = Kind("solver")  # an answer to the task
 judge = Kind("judge")  # a verdict on the last answer it read
 picker = Kind("picker")  # a choice among the answers it read
 planner = Kind("planner")  # guidance for the calls that read it
-team = Kind("team")  # what the whole episode comes to
+team = Kind("team")  # graded by the outcome of the episode
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """What came back for one call: the text, its tokens, and the answer read in it."""
+    """The completion of one call: the text, its tokens, and the answer read from it."""
 
-    text: str  # without special tokens; a stop token that is an ordinary one, and a stop string, are in it
+    text: str  # without special tokens; stop strings and ordinary stop tokens are part of it
     tokens: tuple[int, ...]  # sampled, including the stop token
     logprobs: tuple[float, ...]  # of these tokens, under the distribution sampled from
     finish_reason: Literal["stop", "length"]  # length: cut at max_new_tokens
-    # What the call's reader found in the text (boxed answer, last code block, ...); None when unreadable.
+    # Read from the text by the call's reader (boxed answer, last code block, ...); None when unreadable.
     answer: str | None
     call: int  # index of the call in its episode
 
@@ -81,17 +81,17 @@ class Completion:
 class Call:
     """One request to a role."""
 
-    role: str  # who is asked, one of the declared roles
+    role: str  # one of the declared roles
     messages: Sequence[Message]  # the new messages; `prompts.ROLE(...)` makes them
     slot: int = 0  # which of several parallel calls of the role this is
     # Go on in the history that ended there: `messages` are appended to it. Usually the role's own history;
     # another role's makes a conversation that both share.
     after: Completion | None = None
     reads: Sequence[Completion] = ()  # whose outputs the prompt shows: the edges of the episode's graph
-    keep: bool = False  # a later call will go on `after` this one: its cache is worth keeping
-    read: Reader | None = None  # what `Completion.answer` is for this call; None: the task's own parser
+    keep: bool = False  # a later call will go on `after` this one, so its cache should be kept
+    read: Reader | None = None  # makes `Completion.answer` of the text; None: the task's parser
     about: Task | None = None  # the task that it answers, is graded and grouped by; None: the episode's
-    labels: Mapping[str, Any] | None = None  # what groups may tell it apart by: "call.type" is labels["type"]
+    labels: Mapping[str, Any] | None = None  # for the keys of groups: "call.type" is labels["type"]
 
     def __post_init__(self) -> None:
         if not is_whole(self.slot) or self.slot < 0:
@@ -178,9 +178,9 @@ class Fork:
 
 
 class ToolError(RuntimeError):
-    """A tool failed; the text says how ("timeout", or the exception's own)."""
+    """A tool failed; the text says how ("timeout", or the text of an exception)."""
 
-    results: Sequence[Any] = ()  # of all that ran beside it, in order; of a tool that failed, its error
+    results: Sequence[Any] = ()  # of all parallel tools, in order; a failed tool has its error
 
 
 class ToolTimeout(ToolError):
@@ -197,17 +197,17 @@ class Workflow:
     name: str  # in configurations and records
     roles: tuple[str, ...]  # in the order of their declaration
     fn: Callable[..., Script]  # the generator function
-    settings: Mapping[str, Any]  # every keyword of `fn` but rng, with the value it will get
-    families: tuple[str, ...] = ("math", "code")  # of the tasks that it is for
+    settings: Mapping[str, Any]  # every keyword of `fn` but rng, with its value
+    families: tuple[str, ...] = ("math", "code")  # families of tasks that it can play
     counts: tuple[str, ...] = ()  # settings that are whole numbers from 1 on
-    # {role: what its own work is}; empty where roles were given as names alone.
+    # {role: its kind}; empty where roles were given as names alone.
     kinds: Mapping[str, Kind] = dataclasses.field(default_factory=dict)
     # {preset of `advantages.group`: fields of its groups}.
     groups: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    in_arrays: Callable[..., Any] | None = None  # its form on the compiled road, see `arrays`
+    in_arrays: Callable[..., Any] | None = None  # its form for the compiled road, see `arrays`
 
     def arrays(self, form: Callable[..., Any]) -> Callable[..., Any]:
-        """Declare its form in arrays: `form(stage, **settings)` says its calls in order, see `compiled.stage`."""
+        """Decorate its form in arrays: `form(stage, **settings)` issues its calls in order, see `compiled.stage`."""
         object.__setattr__(self, "in_arrays", form)
         return form
 
@@ -224,7 +224,7 @@ class Workflow:
 
     @property
     def may_fork(self) -> bool:
-        """Whether its module knows `Fork`; whether it yields one is seen when it is played."""
+        """Whether its module uses `Fork`; whether it yields one is only known when it is played."""
         known = self.fn.__globals__.values()  # type: ignore[attr-defined]
         return any(value is Fork for value in known) or "Fork" in self.fn.__code__.co_names
 
@@ -263,14 +263,14 @@ def workflow(
 
     Args:
       roles: {role: its kind}. Names alone will do where calls are rewarded by the outcome of their episode.
-      families: of the tasks that it is for.
-      name: of the workflow; the function's own by default.
+      families: families of tasks that it can play.
+      name: of the workflow; the function's name by default.
       counts: settings that must be integers from 1 on.
       groups: {preset: fields, such as ("task", "role")}: which calls a preset of `advantages.group` compares.
     """
     if inspect.isfunction(roles):
         raise ValueError(f"@workflow stands above '{roles.__name__}' without roles: @workflow(roles=...)")
-    # Policies are numbered by the order of their roles, which a set has not.
+    # Policies are numbered by the order of their roles, which a set does not keep.
     named = not isinstance(roles, str | set | frozenset)
     named = named and all(isinstance(role, str) and role for role in roles)
     if not named or not roles or len(set(roles)) != len(roles):

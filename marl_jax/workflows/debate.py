@@ -1,4 +1,4 @@
-"""Debate: agents answer, read what the others said, answer again; the majority wins."""
+"""Debate: agents answer, read the others' answers, answer again; the majority wins."""
 
 from marl_jax.workflows.api import Call, solver, workflow
 from marl_jax.workflows.parse import majority

@@ -1,16 +1,16 @@
-"""Workflows as data: a small language in which a model, or a person, writes how roles work together.
+"""Workflows as data: a small language for how roles work together, written by a model or a person.
 
-    text ──read──► Design (bounded in calls) ──play──► calls, results, an answer        no code of a model's is ever run
+    text ──read──► Design (bounded in calls) ──play──► calls, results, an answer        no code of a model is ever run
 
     solve                   one answer by a role of this name; any name will do
-    solve("by parts")       one answer in a way that is given
+    solve("by parts")       one answer by the given method
     vote(3, X)              X three times, the commonest answer
     judge(3, X)             X three times; a judge picks one
     refine(2, X)            X, then at most two rounds of a critic's verdict and a revision
     debate(3, 2, X)         X three times, each answers the others twice, the commonest answer
-    plan(X)                 a planner names a way, which X follows
+    plan(X)                 a planner names a method, which X follows
     route(X, Y)             a router picks one of them
-    then(X, Y)              Y is shown what X came to
+    then(X, Y)              Y reads the answer of X
 
 Roles of the design are open names. `Rules` say which declared role of the workflow answers for a name, and so
 which policy.
@@ -35,24 +35,24 @@ Results = list[Completion]
 Script = Generator[list[Call], Results, Completion]
 
 COUNTS = {"vote": 1, "judge": 1, "refine": 1, "debate": 2, "plan": 0, "route": 0, "then": 0}
-PARTS = {"route": (2, 9), "then": (2, 9)}  # how many designs inside; of all others one
-SERVANTS = {"judge": "judge", "refine": "critic", "plan": "planner", "route": "router"}  # who speaks besides
+PARTS = {"route": (2, 9), "then": (2, 9)}  # least and most designs inside; others have one
+SERVANTS = {"judge": "judge", "refine": "critic", "plan": "planner", "route": "router"}  # supervisors
 TOKEN = re.compile(r'\s*(?:([A-Za-z_]\w{0,39})|(\d{1,4})|"([^"\\\n]{0,200})"|([(),]))')
 LONGEST, DEEPEST = 2000, 8  # characters of a design, and designs inside of each other
 
 
 class DesignError(UserError, ValueError):
-    """A text is no design, or one that asks for too much; in one line."""
+    """A text is not a design, or is too long, too deep or has too many calls; in one line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """A node: a role that answers, or a way in which the designs inside of it work together."""
+    """A node: a role that answers, or a combination of the designs inside of it."""
 
     name: str  # a key of COUNTS, or of a role
     counts: tuple[int, ...] = ()  # how often, how many rounds
     parts: tuple["Design", ...] = ()  # the designs inside; none: a role
-    words: str = ""  # of a role: the way it is given
+    words: str = ""  # of a role: the method it is given
 
     def __str__(self) -> str:
         inside = [*map(str, self.counts), *map(str, self.parts), *([f'"{self.words}"'] if self.words else [])]
@@ -75,18 +75,18 @@ class Design:
 
     @property
     def answerer(self) -> str:
-        """The open name of the first role that answers in it."""
+        """The open name of the first answering role."""
         return self.parts[0].answerer if self.parts else self.name
 
     def names(self) -> Iterator[str]:
-        """The open names of those who speak in it."""
+        """The open names of all its roles."""
         yield from [self.name] if not self.parts else [SERVANTS[self.name]] if self.name in SERVANTS else []
         for part in self.parts:
             yield from part.names()
 
 
 def read(text: str, most: int = 32, rules: Rules | None = None) -> Design:
-    """The design of a text, of at most so many calls, of roles that the rules know; whatever is none is refused."""
+    """The design of a text, of at most so many calls, of roles that the rules know; other texts are refused."""
     if len(text) > LONGEST:
         raise DesignError(f"a design of {len(text)} characters is too long: use at most {LONGEST}")
     design, rest = _design(_tokens(text.strip()), 1)
@@ -104,7 +104,7 @@ def read(text: str, most: int = 32, rules: Rules | None = None) -> Design:
 
 
 def canonical(text: str, most: int = 32, rules: Rules | None = None) -> str | None:
-    """The design as text, equal for equal designs; None for what is none: a reader for `Call.read`."""
+    """The design as text, equal for equal designs; None for other texts: a reader for `Call.read`."""
     try:
         return str(read(text, most, rules))
     except DesignError:
@@ -146,8 +146,8 @@ def play(design: Design, task: Any, prompts: Any, rules: Rules) -> Generator[Any
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    """(what it is, what it says): name, count, words or mark."""
-    found, at = [], 0
+    """(kind, content): name, count, words or mark."""
+    tokens, at = [], 0
     while at < len(text):
         match = TOKEN.match(text, at)
         if match is None:
@@ -155,13 +155,13 @@ def _tokens(text: str) -> list[tuple[str, str]]:
                 f"a design cannot hold {text[at : at + 20]!r}: see marl_jax/workflows/designs.py"
             )
         kind = ("name", "count", "words", "mark")[(match.lastindex or 1) - 1]
-        found.append((kind, match[match.lastindex or 1]))
+        tokens.append((kind, match[match.lastindex or 1]))
         at = match.end()
-    return found
+    return tokens
 
 
 def _design(tokens: list[tuple[str, str]], depth: int) -> tuple[Design, list[tuple[str, str]]]:
-    """The design that the tokens begin with, and those behind it."""
+    """The design that the tokens begin with, and the remaining tokens."""
     if depth > DEEPEST:
         raise DesignError(f"designs are inside of each other more than {DEEPEST} deep: make it flatter")
     if not tokens or tokens[0][0] != "name":
@@ -175,17 +175,17 @@ def _design(tokens: list[tuple[str, str]], depth: int) -> tuple[Design, list[tup
     if rest[:1] == [("mark", "(")]:
         while True:
             rest = rest[1:]
-            kind, said = rest[0] if rest else ("", "")
+            kind, content = rest[0] if rest else ("", "")
             if kind == "name":
                 part, rest = _design(rest, depth + 1)
                 parts.append(part)
             elif kind == "count" and not parts:
-                counts.append(int(said))
+                counts.append(int(content))
                 rest = rest[1:]
             elif kind == "words" and not (words or parts or counts):
-                words, rest = said, rest[1:]
+                words, rest = content, rest[1:]
             else:
-                raise DesignError(f"'{name}(' is followed by {said!r}, which is not its place")
+                raise DesignError(f"'{name}(' is followed by {content!r}, which is not its place")
             if rest[:1] == [("mark", ")")]:
                 rest = rest[1:]
                 break

@@ -1,7 +1,7 @@
-r"""How the supervising roles are read: a pick, a verdict, a list of strategies, a majority.
+r"""Readers of the completions of supervising roles: a pick, a verdict, a list of strategies, a majority.
 
-Each reader returns a short canonical text, or None where nothing can be read; what happens then is the
-workflow's business. The last \boxed{...} of a text counts.
+Each reader returns a short canonical text, or None where nothing can be read, which the workflow
+handles. The last \boxed{...} of a text counts.
 """
 
 import collections
@@ -31,7 +31,7 @@ def verdict(text: str) -> str | None:
 
 
 def strategies(text: str, limit: int) -> list[str]:
-    """What stands on the `STRATEGY k: ...` lines, in order; those past the limit are dropped."""
+    """The contents of the `STRATEGY k: ...` lines, in order; those past the limit are dropped."""
     lines = (line.strip(" \t\r*") for line in STRATEGY.findall(text))
     return [line for line in lines if line][:limit]
 
@@ -53,9 +53,9 @@ def whole(text: str) -> str | None:
 
 
 def boxed(text: str) -> str | None:
-    """Content of the last box."""
-    found = BOXED.findall(text)
-    return found[-1].strip() if found else None
+    """Content of the last box; None without a box."""
+    boxes = BOXED.findall(text)
+    return boxes[-1].strip() if boxes else None
 
 
 def _number(text: str, n: int) -> str | None:

@@ -2,7 +2,7 @@
 
 A file has sections (`## name`). `prompts.critic(text=...)` gives the system message and the section `user`,
 `prompts.critic.again(text=...)` one user message from the section `again`. A field stands in double braces;
-one given as a list is rendered item by item through the section of its own name ({{number}}, {{text}}).
+a list is rendered item by item through the section of its own name ({{number}}, {{text}}).
 A field is a text, a number, a completion, or a list of these.
 """
 
@@ -44,14 +44,14 @@ class Prompts:
     files: Mapping[str, str]  # {role: text}
 
     def __getattr__(self, role: str) -> "RolePrompt":
-        if role.startswith("__"):  # asked by copy and pickle, before there are files
+        if role.startswith("__"):  # requested by copy and pickle, before there are files
             raise AttributeError(role)
         if role not in self.files:
             raise AttributeError(f"no prompt file for role '{role}'; there is: {', '.join(self.files)}")
         return RolePrompt(role, sections(self.files[role], role))
 
     def digest(self) -> str:
-        """Changes when any word of any file does."""
+        """A digest of all files."""
         parts = [part for role in sorted(self.files) for part in (role, self.files[role])]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -60,8 +60,8 @@ class Prompts:
 class RolePrompt:
     """The sections of one role."""
 
-    role: str  # whose file it is
-    sections: Mapping[str, str]  # {name: text behind its heading}
+    role: str  # the role of the file
+    sections: Mapping[str, str]  # {name: text below its heading}
 
     def __call__(self, **fields: Any) -> Messages:
         """The messages of a first turn: system, where the file has one, and user."""
@@ -87,22 +87,22 @@ class RolePrompt:
 
     def _text(self, name: str, value: Any, where: str) -> str:
         if isinstance(value, str) or not isinstance(value, Sequence):
-            said = _said(value, name, where)
+            text = _plain(value, name, where)
             if ITEM >= set(FIELD.findall(self.sections.get(name, ""))) > set():
                 raise ValueError(
                     f"{where}: field '{name}' is {_kind(value)}, and '## {name}' renders the items of a list: "
                     "give a list"
                 )
-            return said
+            return text
         if name not in self.sections:
             raise ValueError(f"{where}: field '{name}' is a list, so the file needs a section '## {name}'")
-        items = ({"number": str(i), "text": _said(item, name, where)} for i, item in enumerate(value, 1))
+        items = ({"number": str(i), "text": _plain(item, name, where)} for i, item in enumerate(value, 1))
         gap = "\n\n" if "\n" in self.sections[name] else "\n"
         return gap.join(fill(self.sections[name], item, f"{where}, item of '{name}'") for item in items)
 
 
 def fill(template: str, fields: Mapping[str, str], where: str) -> str:
-    """Put each field where its name stands; every field of the template, and no other, must be given."""
+    """Replace each field of the template by its value; every field of the template, and no other, must be given."""
     wanted = set(FIELD.findall(template))
     if missing := sorted(wanted - set(fields)):
         raise ValueError(f"{where} needs the field '{missing[0]}'")
@@ -113,7 +113,7 @@ def fill(template: str, fields: Mapping[str, str], where: str) -> str:
     return FIELD.sub(lambda match: fields[match[1]], template)
 
 
-def _said(value: Any, name: str, where: str) -> str:
+def _plain(value: Any, name: str, where: str) -> str:
     if value is None:
         raise ValueError(
             f"{where}: field '{name}' is None: give a text, such as a completion and not its answer"

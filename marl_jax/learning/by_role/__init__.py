@@ -1,1 +1,1 @@
-"""What each role does to the weights: its gradients, interventions on them, its statistics, the report of a step."""
+"""Gradients by role, interventions on them, statistics by role, and the report of a step."""

@@ -1,4 +1,4 @@
-"""Which role moved which weights: diagnostics from the Gram matrix of the roles' gradients.
+"""Diagnostics by role, computed from the Gram matrix of the roles' gradients.
 
 Role i's part g_i is additive: the policy's gradient is sum_i g_i, exactly, whatever the loss aggregation.
 

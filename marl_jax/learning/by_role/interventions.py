@@ -42,7 +42,7 @@ Coefficient = Annotated[float, Ge(0), Le(float(np.finfo(np.float32).max))]
 class Mixing:
     """Interventions on the roles' parts of the gradient; every switch is off by default."""
 
-    normalise_multiplicity: bool = False  # divide a role's part by the number of its parallel calls
+    normalise_multiplicity: bool = False  # divide a role's part by its number of parallel calls
     balance: Literal["off", "equalise", "cap"] = "off"  # of the roles' shares of gradient mass
     max_share: Annotated[float, Gt(0), Le(1)] = 0.5  # of balance "cap"
     project_conflicts: bool = False  # PCGrad between roles
@@ -95,7 +95,7 @@ class InterventionConfig:
 
     @property
     def named(self) -> dict[str, tuple[str, ...]]:
-        """{setting: its roles}."""
+        """{setting: roles that it names}."""
         return {
             "kl_coef": tuple(self.kl_coef),
             "role_clip": tuple(self.role_clip),
@@ -105,7 +105,7 @@ class InterventionConfig:
         }
 
     def trains(self, role: str, step: Any) -> Any:
-        """Whether `role` is trained in step 0, 1, 2, ..., or frozen; of a traced step, a traced answer."""
+        """Whether `role` is trained in step 0, 1, 2, ..., or frozen; traced if the step is."""
         if role in self.alternate:
             return step // self.alternate_every % len(self.alternate) == self.alternate.index(role)
         return role not in self.freeze
@@ -117,7 +117,7 @@ class PerRole(NamedTuple):
     multiplicity: Array  # [R] mean number of parallel calls
     mixed: Array  # [R] whether `Mixing` acts on the role
     clip: Array | None  # [R] largest norm, infinite for none; None without `role_clip`
-    membership: Array  # [R, K] which of the K parts of the gradient are the role's
+    membership: Array  # [R, K] 1 where one of the K parts of the gradient is the role's
 
 
 def coefficients(config: Mixing, gram: Array, roles: PerRole) -> jax.Array:

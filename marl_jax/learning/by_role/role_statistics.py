@@ -1,4 +1,4 @@
-"""What each role's tokens say about it: how far trainer and sampler are apart, and the signs of capture."""
+"""Statistics of each role's tokens: how far trainer and sampler are apart, and the signs of capture."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,21 +16,21 @@ QUANTILES = {"p01": 0.01, "p50": 0.5, "p99": 0.99}
 
 @dataclasses.dataclass
 class Evidence:
-    """What the learner computed of each trained row's tokens, one array a row; None for rows that it did not train."""
+    """Numbers computed for each trained row's tokens, one array a row; None for rows that it did not train."""
 
     logp: list[Any]  # under the policy as it was when the row's last gradient was taken
     entropy: list[Any]
-    old_logp: list[Any]  # what the ratio is taken against
+    old_logp: list[Any]  # the log-probs that the ratio is taken against
     ref_logp: list[Any]
-    trainer_logp: list[Any]  # before the step, where known
+    trainer_logp: list[Any]  # before the step, None where unknown
 
     @classmethod
     def of_nothing(cls, rows: int) -> "Evidence":
-        """Columns of so many rows without a value yet."""
+        """Columns of so many rows, all None."""
         return cls(*([None] * rows for _ in dataclasses.fields(cls)))
 
     def of_tokens(self, counted: Any, rows: Sequence[int]) -> "Evidence":
-        """The same of the tokens that count, for these rows."""
+        """The columns of these rows, at the tokens that count."""
         columns = {field.name: list(getattr(self, field.name)) for field in dataclasses.fields(self)}
         for column in columns.values():
             for i in rows:
@@ -38,7 +38,7 @@ class Evidence:
         return Evidence(**columns)
 
     def note(self, name: str, rows: Iterable[int], values: Iterable[Any]) -> None:
-        """Write the values of some rows into a column."""
+        """Write the values of these rows into a column."""
         column = getattr(self, name)
         for row, value in zip(rows, values, strict=True):
             column[row] = value
@@ -66,7 +66,7 @@ def role_statistics(
 ) -> dict[str, float]:
     """Numbers for the trained rows `mine` of one role, as the last update saw them; means over tokens if not named so.
 
-    `corrected`: the loss weighs tokens for what the sampler computed otherwise.
+    `corrected`: the loss weighs tokens for differences between sampler and trainer.
     """
     if rows.spoken is not None:
         evidence = evidence.of_tokens(rows.spoken, mine)
@@ -123,13 +123,13 @@ def role_statistics(
 
 
 def _log_ratio(logp: np.ndarray, old_logp: np.ndarray, loss: LossConfig) -> np.ndarray:
-    """Of every token, as the loss takes it: bounded, and with gspo its sequence's mean."""
+    """The log-ratio of every token, as the loss takes it: bounded, and with gspo its sequence's mean."""
     own = np.clip(logp.astype(np.float64) - old_logp, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return np.full_like(own, own.mean()) if loss.kind == "gspo" else own
 
 
 def form_drift(now: Mapping[str, float], base: Mapping[str, float]) -> dict[str, float]:
-    """How far a role's output has moved in form from what it was: the first sign that it was captured."""
+    """How far a role's output has moved in form from its start: the first sign that it was captured."""
     return {
         "length_ratio": now["length"] / max(base["length"], 1e-9),
         "truncated_change": now["truncated_share"] - base["truncated_share"],

@@ -1,4 +1,4 @@
-"""The report of a learner's step: plain numbers on the host, made from what the device handed back."""
+"""The report of a learner's step: plain numbers on the host, made from outputs of the device."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ Unit = Any  # a role, or (role, slot)
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What one step did."""
+    """The report of one step."""
 
     policies: dict[str, dict[str, float]]  # {policy: {metric: value}}
     roles: dict[str, dict[str, float]]  # {role: {metric: value}}
@@ -31,7 +31,7 @@ class Report:
     ] = ()  # row by row, the log-probs of its tokens before the step; None where not known
 
     def flat(self) -> dict[str, Any]:
-        """{"policy/p0/grad_norm": ..., "role/judge/entropy": ..., "cosine/a/b": ...}; None for what is no number."""
+        """{"policy/p0/grad_norm": ..., "role/judge/entropy": ..., "cosine/a/b": ...}; None where there is no number."""
         kinds = {
             "policy": self.policies,
             "role": self.roles,
@@ -44,17 +44,17 @@ class Report:
 def policy_report(
     updates: Sequence[tuple[Sequence[Loss], Mapping[str, Any]]], rate: float
 ) -> dict[str, float]:
-    """Loss and metrics over the micro-batches, norms as means over the updates; of those that were made, if any was.
+    """Loss and metrics over the micro-batches, norms as means over the updates; over finite updates, if there are any.
 
-    An update is the losses of its micro-batches and what the optimiser said.
+    An update is the losses of its micro-batches and the outputs of the optimiser.
     """
     counted = [update for update in updates if update[1]["finite"]] or updates
-    losses, done = [loss for some, _ in counted for loss in some], [said for _, said in counted]
+    losses, done = [loss for batch, _ in counted for loss in batch], [applied for _, applied in counted]
     report = {"learning_rate": rate, "loss": _mean(losses)}
     report |= {name: _mean([loss.metrics[name] for loss in losses]) for name in losses[0].metrics}
     for name in ("grad_norm", "update_norm", "clip_factor", "damping_cosine"):
         if name in done[0]:
-            report[name] = float(np.mean([said[name] for said in done]))
+            report[name] = float(np.mean([applied[name] for applied in done]))
     return report
 
 
@@ -91,7 +91,7 @@ def gradient_report(
 def role_reports(
     rows: Table, evidence: Evidence, loss: LossConfig, corrected: bool
 ) -> dict[str, dict[str, float]]:
-    """Of every role, whatever policies its slots have: what its rows say, and what its trained tokens do."""
+    """Statistics of every role over all its policies: of its rows, and of its trained tokens."""
     reports: dict[str, dict[str, float]] = {}
     for role in rows.present():
         of_role = np.flatnonzero(rows.having(role=role))

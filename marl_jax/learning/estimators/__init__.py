@@ -1,1 +1,1 @@
-"""From rewards to advantages: groups of rows that are compared, and how much better each did."""
+"""From rewards to advantages: groups of rows that are compared, and their advantages."""

@@ -35,7 +35,7 @@ __all__ = [
     "overlong_penalty",
 ]
 
-Estimator = str  # one of ESTIMATORS, or your own as "module:function"
+Estimator = str  # one of ESTIMATORS, or a user's as "module:function"
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
 Std = Literal["unbiased", "biased"]
 Singleton = Literal["zero", "reward"]  # the advantage of a group of one
@@ -44,7 +44,7 @@ DDOF = {"unbiased": 1, "biased": 0}
 
 
 class EstimatorError(UserError, ValueError):
-    """A user's estimator raised, or returned something else than an advantage for every reward."""
+    """A user's estimator raised, or did not return one advantage per reward."""
 
 
 def group_advantages(
@@ -59,7 +59,7 @@ def group_advantages(
     """Advantages [B].
 
     grpo: (r - mean_g) / (std_g + eps). dr_grpo: r - mean_g. rloo: r minus the mean of the others, which is
-    n / (n - 1) (r - mean_g). reinforce_pp_baseline: (r - mean_g) / (std of the batch's rewards + eps). One of your own
+    n / (n - 1) (r - mean_g). reinforce_pp_baseline: (r - mean_g) / (std of the batch's rewards + eps). A user's
     is `function(rewards, groups)` of arrays [B], groups being integers below B, to advantages [B].
     """
     check_estimator(estimator)
@@ -86,7 +86,7 @@ def group_advantages(
 
 
 def check_estimator(name: str, *more: str) -> None:
-    """Refuse a name that is neither one of these, nor a function of one's own."""
+    """Refuse a name that is neither built in, nor "module:function"."""
     known = (*ESTIMATORS, *more)
     require(
         name in known or is_own(name),
@@ -106,7 +106,7 @@ def agent_advantages(
     std: Std = "unbiased",
     eps: float = 1e-6,
 ) -> jax.Array:
-    """Dr.MAS: mean and standard deviation each over all calls of the task, or over the role's own. [B]"""
+    """Dr.MAS: mean and standard deviation each over all calls of the task, or over those of the role. [B]"""
     for name, over in (("mean", mean), ("scale", scale)):
         require(over in get_args(Over), f"{name} {over!r} is unknown; use one of {get_args(Over)}")
     _check_scale(std, eps)
@@ -146,7 +146,7 @@ def _inputs(rewards: Any, eps: Any, *groups: Groups) -> tuple[Any, ...]:
     else:
         rewards = as_rewards(rewards)
     chex.assert_rank(rewards, 1)
-    ids = [_ids(xp, some) for some in groups]
+    ids = [_ids(xp, one) for one in groups]
     chex.assert_equal_shape([rewards, *ids])
     return xp, rewards, *ids
 
@@ -191,7 +191,7 @@ def _own(name: str, rewards: Any, ids: Any) -> jax.Array:
 
 
 def _scaled(xp: Any, centred: Any, spread: Any, eps: float) -> Any:
-    """Over the spread and eps; as it is where the spread is 0, as all that is centred then is, too."""
+    """Divide by spread + eps; unchanged where the spread is 0, as the centred values are then 0, too."""
     return centred / xp.where(spread > 0, spread + eps, 1.0)
 
 

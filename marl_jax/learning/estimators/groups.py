@@ -3,7 +3,7 @@
 A group is everything that agrees on an explicit key. The key is named in the config, by a preset or by its fields:
 `"role"`, `"study"`, `"task,role,turn"`.
 
-    task role slot turn    whose calls, and the how-manieth
+    task role slot turn    the problem, the role, its parallel call and its turn
     path                   the episode, and the branches taken in it: calls that may be candidates from one state
     parent branch          the fork that the call is below, and in which branch; before any fork all calls agree
     task.NAME call.NAME    an attribute: `level` or an entry of `meta` of the task, an entry of `labels` of the call
@@ -37,7 +37,7 @@ __all__ = [
 FIELDS = ("task", "role", "slot", "turn", "path", "parent", "branch")
 OWNERS = ("task.", "call.")  # of attributes
 PRESETS = {
-    "task": ("task",),  # every call made for a problem
+    "task": ("task",),  # all calls for a problem
     "role": ("task", "role"),  # Dr.MAS
     "role_turn": ("task", "role", "turn"),  # AT-GRPO, where all calls of a turn have one state
     "state": ("task", "role", "turn", "path"),  # AT-GRPO: parallel candidates from one state
@@ -91,13 +91,13 @@ def group_ids(key: Sequence[str], **columns: Sequence[Hashable]) -> np.ndarray:
 
 
 def keys_of(groups: Groups) -> list[Hashable]:
-    """[B]: what each row's group is known by, of groups that are any hashables."""
+    """[B]: the key of each row's group, of groups that are any hashables."""
     keys = groups.tolist() if hasattr(groups, "tolist") else groups
     return [tuple(key) if isinstance(key, list) else key for key in keys]
 
 
 def as_rewards(rewards: Any) -> np.ndarray:
-    """In the precision of the device, so that what is equal there is equal here; what is not finite is refused."""
+    """Rewards in the precision of the device, so that the same are equal; non-finite ones are refused."""
     given = np.asarray(rewards)
     with np.errstate(over="ignore"):
         rewards = given.astype(precision(given.dtype))
@@ -110,12 +110,12 @@ def as_rewards(rewards: Any) -> np.ndarray:
 
 
 def precision(dtype: Any) -> Any:
-    """That of rewards of this type on the device."""
+    """The dtype of such rewards on the device."""
     return jax.dtypes.canonicalize_dtype(jnp.promote_types(dtype, jnp.float32))
 
 
 def informative(rewards: Sequence[float] | np.ndarray, groups: Groups) -> np.ndarray:
-    """Bool[B]: the row's group has more than one reward, so that it moves the policy at all; group -1 is none."""
+    """Bool[B]: the row's group has more than one reward, so that it moves the policy at all; group -1 is no group."""
     keys, values = keys_of(groups), as_rewards(rewards)
     ids = dense(keys)
     low, high = np.full(len(ids), np.inf), np.full(len(ids), -np.inf)

@@ -37,7 +37,7 @@ class GroupError(UserError, ValueError):
 
 
 class RowsError(UserError, ValueError):
-    """A user's function of `advantages.rows` raised, or returned something else."""
+    """A user's function of `advantages.rows` raised, or did not return such columns."""
 
 
 __all__ = [
@@ -57,7 +57,7 @@ ROW_COLUMNS = (
     "weight",
     "clip_low",
     "clip_high",
-)  # a factor of a row's advantage, and a clip range of its own
+)  # factor of a row's advantage, and its clip range
 
 Presets = Mapping[str, Sequence[str]]  # of the workflow: {name: fields}
 
@@ -75,7 +75,7 @@ class AdvantageConfig:
     agent_mean: Over = "role"
     agent_scale: Over = "role"  # and the deviation it divides by
     overlong: tuple[int, int] | None = None  # DAPO's (max_length, buffer) of the soft punishment for length
-    # Your own, "module:function": the table with its advantages to {column: one number per call}, of ROW_COLUMNS.
+    # A "module:function": the table with its advantages to {column: one number per call}, of ROW_COLUMNS.
     rows: str | None = None
 
     def __post_init__(self) -> None:
@@ -161,7 +161,7 @@ def group_column(table: Table, config: AdvantageConfig, presets: Presets | None 
 
 
 def _field(table: Table, field: str) -> list[Any]:
-    """What the calls have of one field of a group's key."""
+    """The values of one field of a group's key, call by call."""
     if field == "path":
         return list(zip(table.episode.tolist(), path_tuples(table.path)))
     if not is_attribute(field):
@@ -188,14 +188,14 @@ def _attribute(field: str, given: Mapping[str, Any], whose: str) -> Any:
     return given[name]
 
 
-def _spread(table: Table, some: Table) -> Table:
+def _spread(table: Table, part: Table) -> Table:
     """The columns of the rows that sampled something, in the whole table."""
     rows = np.flatnonzero(table.length > 0)
     advantage, group = np.full(len(table), np.nan), np.full(len(table), -1, np.int32)
-    advantage[rows], group[rows] = some.advantage, some.group
+    advantage[rows], group[rows] = part.advantage, part.group
     others = {}
     for column in ("penalty", *ROW_COLUMNS):
-        if (values := getattr(some, column)) is not None:
+        if (values := getattr(part, column)) is not None:
             others[column] = np.zeros(len(table))
             others[column][rows] = values
     return table.replace(advantage=advantage, group=group, **{"penalty": None, **others})

@@ -1,4 +1,4 @@
-"""Reading and grading as pure functions over arrays, for what micro models write; all work under jit, vmap and scan.
+"""Reading and grading as pure functions over arrays, for the texts of micro models; all work under jit, vmap and scan.
 
     text = Text(*alphabet.spell(...))                          of B rows, see `compiled.alphabet`
     solved = read_answers(text)                                -> Solved: readable, start, end, key
@@ -53,7 +53,7 @@ def read_answers(text: Text) -> Solved:
 
 
 def grade_integers(text: Text, solved: Solved, gold: jax.Array, *, width: int) -> Verdict:
-    """Whether each answer says what its gold integer says; an answer of more than `width` characters is beyond."""
+    """Whether each answer equals its gold integer; an answer of more than `width` characters is beyond."""
     grade = functools.partial(grade_answer, width=min(width, text.chars.shape[1]))
     return jax.vmap(grade)(text.chars, solved.start, solved.end, gold)
 

@@ -1,4 +1,4 @@
-r"""Where the last box of a text is, as the two hosted readers find it; functions of one row, for `vmap`.
+r"""The span of the last box of a text, as the two hosted readers find it; functions of one row, for `vmap`.
 
 `answer_span` is `rewards.math.boxed.extract_boxed`, which reads solvers; `choice_span` is `workflows.parse.boxed`,
 which reads pickers and judges. Both give (start, end) of the stripped content, and whether there is a box at all.
@@ -35,7 +35,7 @@ def is_digit(chars: jax.Array) -> jax.Array:
 
 
 def strip(chars: jax.Array, start: jax.Array, end: jax.Array, left: jax.Array, right: jax.Array) -> Span:
-    """The span without what is marked in `left` at its start and in `right` at its end."""
+    """The span without characters marked in `left` at its start and in `right` at its end."""
     place = jnp.arange(len(chars), dtype=jnp.int32)
     inside = (place >= start) & (place < end)
     first = jnp.min(jnp.where(inside & ~left, place, end))

@@ -1,7 +1,7 @@
 """Programs of the chain language of micro_code, read and run in arrays; functions of one row, for `vmap`.
 
     ```python            each line:       x=E, and at last return E, indented by one blank
-    def f(x):            E from inside:   x, then what stands around it, step by step
+    def f(x):            E from inside:   x, then the operations around it, step by step
      x=x+7                 operators      E+c E-c E*c E%c E//c  -E  E*E  (E)   with Python's precedence
      return max(x,3)*2     on a number    max(E,c) min(E,c) abs(E)
     ```                    on a list      [i+c for i in E] [i-c ..] [i*c ..] [i for i in E if i>c] [.. i<c] [.. i%c==d]
@@ -123,13 +123,13 @@ class _Place:
 
 @flax.struct.dataclass
 class _Source:
-    """A program with what is known of each place in it."""
+    """A program with facts about each place in it."""
 
     chars: jax.Array
     digits_end: jax.Array  # one past the run of digits that a place is in
     digits_start: jax.Array
     worth: jax.Array  # UInt32: sums of digits times their powers of ten, up to each place
-    variable: jax.Array  # the next x that is a name of its own
+    variable: jax.Array  # the next x that is a complete name
 
     def char(self, at: jax.Array) -> jax.Array:
         return self.chars.at[jnp.maximum(at, 0)].get(mode="fill", fill_value=0)
@@ -138,7 +138,7 @@ class _Source:
         return functools.reduce(jnp.logical_and, (self.char(at + k) == ord(c) for k, c in enumerate(text)))
 
     def ends(self, at: jax.Array, text: str) -> jax.Array:
-        """Whether the text stands just before a place."""
+        """Whether the text ends just before a place."""
         return self.has(at - len(text), text) & (at >= len(text))
 
     def literal(self, at: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -239,7 +239,7 @@ def _grow(source: _Source, state: _Place) -> _Place:
 
 
 def _forms(source: _Source, state: _Place) -> list[tuple]:
-    """(fits, operation, c, d, start, end, binds) of all that may stand around the expression, tightest first."""
+    """(fits, operation, c, d, start, end, binds) of all that may surround the expression, tightest first."""
     start, end, binds = state.start, state.end, state.binds
     before, after = source.char(start - 1), source.char(end)
     forms: list[tuple] = []

@@ -1,6 +1,6 @@
-"""What a program of the chain language works on: a number or a short list at each test, and the operations on it.
+"""Values of a program of the chain language: a number or a short list at each test, and the operations on it.
 
-`apply` runs one operation on one value. A value that no Python would give is marked: `failed` where Python raises,
+`apply` runs one operation on one value. A value that Python would not give is marked: `failed` where Python raises,
 `strange` where it would leave the arrays (an integer beyond 2**30, a list repeated).
 """
 

@@ -1,6 +1,6 @@
 """The content of a box as a clean text: without dollars, repeated blanks, closing marks and brackets around all of it.
 
-chars, start..end ──compact──► UInt8[width] ──clean──► text, length ──unwrap──► what the scan of the answer reads
+chars, start..end ──compact──► UInt8[width] ──clean──► text, length ──unwrap──► text for the scan of the answer
 """
 
 import functools
@@ -39,7 +39,7 @@ def compact(chars: jax.Array, start: jax.Array, end: jax.Array, width: int) -> t
 
 
 def clean(text: jax.Array, price: jax.Array) -> tuple[jax.Array, ...]:
-    """(text, its length, whether it is wrong, whether it is beyond) without what a clean answer leaves out."""
+    """(text, its length, whether it is wrong, whether it is beyond) without parts that a clean answer leaves out."""
     before, after = following(text, -1), following(text)
     digit = is_digit(text)
     thousand = functools.reduce(jnp.logical_and, (following(digit, k) for k in (1, 2, 3))) & ~following(

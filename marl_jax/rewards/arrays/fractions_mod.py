@@ -43,7 +43,7 @@ def constant(value: int) -> Fraction:
 
 
 def integer(value: jax.Array) -> Fraction:
-    """Of an int32, negative ones too."""
+    """The fraction of an int32, which may be negative."""
     size = jnp.abs(value).astype(jnp.uint32) % PRIMES
     return Fraction(jnp.where(value < 0, (PRIMES - size) % PRIMES, size), jnp.ones(4, jnp.uint32))
 
@@ -65,7 +65,7 @@ def divide(a: Fraction, b: Fraction) -> Fraction:
 
 
 def equal(a: Fraction, b: Fraction) -> jax.Array:
-    """Bool: whether they are one number."""
+    """Bool: whether they are equal."""
     return jnp.all(a.above * b.below % PRIMES == b.above * a.below % PRIMES)
 
 
@@ -75,10 +75,10 @@ def is_zero(a: Fraction) -> jax.Array:
 
 
 def choose(condition: jax.Array, a: Fraction, b: Fraction) -> Fraction:
-    """One of two, by a condition."""
+    """One of two fractions, by a condition."""
     return Fraction(jnp.where(condition, a.above, b.above), jnp.where(condition, a.below, b.below))
 
 
 def signed(negative: jax.Array, a: Fraction) -> Fraction:
-    """With the sign turned where asked."""
+    """The fraction with its sign changed where `negative`."""
     return Fraction(jnp.where(negative, (PRIMES - a.above) % PRIMES, a.above), a.below)

@@ -64,7 +64,7 @@ _FACTOR, _ABOVE, _BELOW, _NOTHING, _SLASH = range(5)
 
 @flax.struct.dataclass
 class _Term:
-    """The sum that is being read at one depth."""
+    """State of the sum that is read at one depth."""
 
     sum: Fraction  # of the terms before
     product: Fraction  # of the factors before, with the sign of the term
@@ -140,7 +140,7 @@ _NAMES = (
     (7, 3, 7, 7, 7, 7, 2, 7, 7),  # 3 two names or more
     *[(7,) * 9] * 4,
 )
-_X = 0x9E37_79B9_7F4A_7C15  # what x stands for
+_X = 0x9E37_79B9_7F4A_7C15  # the value of x
 
 
 def _fresh() -> _Term:

@@ -1,4 +1,4 @@
-"""How the supervising roles are read, as `workflows.parse` reads them: a pick, a verdict, a majority, strategies.
+"""Readers of the supervising roles, equal to those of `workflows.parse`: a pick, a verdict, a majority, strategies.
 
 Functions of one row of characters, for `vmap`.
 """
@@ -40,7 +40,7 @@ def pick(chars: jax.Array, n: int) -> jax.Array:
 
 
 def verdict(chars: jax.Array) -> jax.Array:
-    """As in `table.VERDICTS`, or -1: the word in the last box, whatever stands around its letters."""
+    """As in `table.VERDICTS`, or -1: the word in the last box, with any characters around its letters."""
     place = jnp.arange(len(chars), dtype=jnp.int32)
     start, end = choice_span(chars)
     inside = (place >= start) & (place < end)
@@ -70,7 +70,7 @@ def majority(keys: jax.Array, readable: jax.Array) -> jax.Array:
 
 
 def strategies(chars: jax.Array, length: jax.Array, limit: int) -> tuple[Text, jax.Array]:
-    """What stands on the first `limit` lines `STRATEGY k: ...`, as texts [limit, N], and how many there are."""
+    """The contents of the first `limit` lines `STRATEGY k: ...`, as texts [limit, N], and how many there are."""
     width = len(chars)
     place = jnp.arange(width, dtype=jnp.int32)
     newline = chars == ord("\n")
@@ -97,7 +97,7 @@ def strategies(chars: jax.Array, length: jax.Array, limit: int) -> tuple[Text, j
     ended = chars.at[colon].get(mode="fill", fill_value=0) == ord(":")
     found = begins & (place < length) & named & (past > number) & ended
 
-    # What stands behind the colon, without blanks and asterisks around it; a line with nothing is no strategy.
+    # The content behind the colon, without blanks and asterisks around it; a line with nothing is no strategy.
     stripped = tab | (chars == 13) | (chars == ord("*"))
     start = at(run(stripped), colon + 1)
     end = at(line_end, jnp.minimum(colon, width - 1))

@@ -1,4 +1,4 @@
-"""Texts as rows of characters, and what readers of one row are made of.
+"""Texts as rows of characters, and functions for readers of one row.
 
 A text begins at the left of its row and is followed by zeros. `compiled.alphabet` makes it of tokens, and tokens of it.
 """
@@ -51,7 +51,7 @@ def place_before(marks: jax.Array) -> jax.Array:
 
 
 def part(chars: jax.Array, start: jax.Array, end: jax.Array) -> Text:
-    """The characters start..end as a text of their own."""
+    """The characters start..end as a separate text."""
     size = jnp.maximum(end - start, 0)
     place = jnp.arange(len(chars), dtype=jnp.int32)
     moved = chars.at[place + start].get(mode="fill", fill_value=0)

@@ -1,4 +1,4 @@
-r"""From the text of a math answer to what it says: numbers, lists, sets, tuples, intervals, matrices, text.
+r"""Parsing of a math answer's text to its value: numbers, lists, sets, tuples, intervals, matrices, text.
 
 `read` takes the structure of a cleaned answer (see `spelling`) apart, down to scalars, each with its unit. A node
 is a plain tuple, so two answers that read the same have equal nodes:
@@ -23,7 +23,7 @@ Node = tuple
 
 
 def readings(text: str) -> Iterator[Node]:
-    """What a cleaned answer may mean: 1,000 is a number, or else a list of two; 10 am is 10:00 am, too; x = 1, y = 2
+    """Readings of a cleaned answer: 1,000 is a number, or else a list of two; 10 am is 10:00 am, too; x = 1, y = 2
     is a point, or two equations. Nested too deep, it is mere text.
     """
     depths = itertools.accumulate(map(_step, _BRACKET.findall(text) if len(text) > MAX_DEPTH else ()))
@@ -101,7 +101,7 @@ def _split(text: str, separator: re.Pattern) -> list[str]:
 
 
 def _outside(text: str) -> str:
-    """The text with its brackets and all that stands in them blotted out; every position stays."""
+    """The text with its brackets and their contents blanked; positions stay."""
     depth, kept = 0, ""
     for at, part in enumerate(_BRACKET.split(text)):  # texts and brackets take turns
         kept += "\0" * len(part) if depth or at % 2 else part
@@ -114,7 +114,7 @@ def _step(bracket: str) -> int:
 
 
 def _set_algebra(sign: str, items: tuple[Node, ...]) -> Node | None:
-    """What an operator makes of sets: worked out for numbers, and else a union of what they are."""
+    """The result of an operator on sets: computed for sets of numbers, else kept as a union."""
     if (node := combine(sign, items)) is not None or sign != "\\cup":
         return node
     if all(item[0] == "set" for item in items):
@@ -256,7 +256,7 @@ def _text(text: str) -> Node:
 
 
 def is_label(text: str) -> bool:
-    """Whether an equation's side only names what is asked for: x, f(x), a_5, AB, Area."""
+    """Whether an equation's side only names the quantity: x, f(x), a_5, AB, Area."""
     return len(text) <= 40 and bool(_LABEL.fullmatch(text.strip()))
 
 

@@ -1,17 +1,17 @@
-r"""The math reward: 1 when the last boxed answer of a response says what the gold answer says.
+r"""The math reward: 1 when the last boxed answer of a response equals the gold answer.
 
     response --extract_boxed--> answer --clean, read--> tree --compare--> 1.0 or 0.0
 
-Exact arithmetic and floats at a few points decide nearly every pair in this process, in microseconds; what the
-floats cannot tell apart is settled by math-verify in a worker, which is sent the trees and never the text. A
-response without a box earns 0: the answer in a box is what is asked for.
+Exact arithmetic and floats at a few points decide nearly every pair in this process, in microseconds; pairs that
+floats cannot decide are settled by math-verify in a worker, which gets the trees and never the text. A
+response without a box earns 0: the prompt asks for a box.
 
 A grading ends within two seconds of the clock, waiting for others included, and half a second after the workers are
 up where their start alone takes 1.5 (`start` of `math_pool` does it ahead). Algebra is limited by the CPU time it
-takes; an answer that needs nearly all of it may be told right on one machine and wrong on a slower one. Where the
-clock runs out first, or workers die, this one grading earns 0, and the next one of the same answer asks again.
+takes; an answer that needs nearly all of it may be judged right on one machine and wrong on a slower one. Where the
+clock runs out first, or workers die, this grading is 0, and the next one of the same answer tries again.
 
-What is the same about quantities; the last column says what is not:
+Equal and different forms of quantities (the last column is different):
 
     percent   50\% is 50\%, 0.5, 1/2, and 50 as in data sets   50 is not 0.5; 5\% is not 0.5; 60\% is not 60^\circ
     units     5 cm is 5 cm, 5 centimeters and 5;               5 cm is not 5 m or 5 cm^2; 100 cm is not 1 m
@@ -53,7 +53,7 @@ __all__ = ["WALL_LIMIT_S", "equivalent", "grade_math", "start_equivalent"]
 
 MAX_CHARS = 1000  # of an answer that is read; a longer one must be the gold answer's text
 MAX_ITEMS = 40  # of a list whose items are matched by meaning
-CPU_LIMIT_S = 0.7  # of algebra, for all questions that one answer raises
+CPU_LIMIT_S = 0.7  # of algebra, for all comparisons of one answer
 WALL_LIMIT_S = 1.5  # the same by the clock, waiting for a worker included
 
 
@@ -70,7 +70,7 @@ def grade_math(response: str, gold: str) -> float:
 
 
 def equivalent(answer: str, gold: str) -> bool:
-    r"""Whether an answer (the content of a box) says the same as the gold answer.
+    r"""Whether an answer (the content of a box) equals the gold answer.
 
     Values are compared exactly, never rounded. A unit may be left out but not changed; 50\% equals 0.5 and, as
     is usual in data sets, 50. Bare lists and sets have no order, tuples do; ends of intervals count. A label
@@ -201,10 +201,10 @@ class _Comparison:
         if len(rest_a) != len(rest_g):
             return False
         for y in rest_g:
-            found = next((i for i, x in enumerate(rest_a) if self.same(x, y)), None)
-            if found is None:
+            place = next((i for i, x in enumerate(rest_a) if self.same(x, y)), None)
+            if place is None:
                 return False
-            rest_a.pop(found)
+            rest_a.pop(place)
         return True
 
     def same_equation(self, a: Node, g: Node) -> bool:
@@ -218,13 +218,13 @@ class _Comparison:
             return True
         for label, value in (g[1], g[1][::-1]) if len(g[1]) == 2 else ():
             if is_label(label):
-                for other, said in (a[1], a[1][::-1]) if len(a[1]) == 2 else ():
-                    if squeeze(other) == squeeze(label) and self.same(read(said), read(value)):
+                for other, stated in (a[1], a[1][::-1]) if len(a[1]) == 2 else ():
+                    if squeeze(other) == squeeze(label) and self.same(read(stated), read(value)):
                         return True
-        mine, theirs = _difference(a[1]), _difference(g[1])
-        if mine is None or theirs is None or not variables(theirs) or _solved(g[1]):
+        given, theirs = _difference(a[1]), _difference(g[1])
+        if given is None or theirs is None or not variables(theirs) or _solved(g[1]):
             return False
-        return _proportional(mine, theirs, positive=False)
+        return _proportional(given, theirs, positive=False)
 
     def same_value(self, step: str, last: str) -> bool:
         try:
@@ -249,7 +249,7 @@ class _Comparison:
         return self.same_tree(tree_a, multiply([hundredth, tree_g]))
 
     def same_tree(self, a: Tree, g: Tree) -> bool:
-        """Exact values decide; floats that differ refute; what is left is algebra's."""
+        """Exact values decide; floats that differ refute; algebra decides the rest."""
         if a == g:
             return True
         if a[0] == g[0] == "n":

@@ -67,13 +67,13 @@ def _tokens(text: str) -> list[str]:
     at = 0
     text = text.rstrip()
     while at < len(text):
-        found = _TOKEN.match(text, at)
-        if found is None:
+        token = _TOKEN.match(text, at)
+        if token is None:
             raise Unreadable(text)
-        if found["number"] and tokens and tokens[-1][0] in "0123456789." and tokens[-1] != ".":
+        if token["number"] and tokens and tokens[-1][0] in "0123456789." and tokens[-1] != ".":
             tokens.append(" ")  # two numbers side by side: a mixed number, or nothing
-        tokens.append(found.group().lstrip())
-        at = found.end()
+        tokens.append(token.group().lstrip())
+        at = token.end()
     return [*tokens, ""]
 
 
@@ -188,7 +188,7 @@ class _Parser:
         return tree
 
     def argument(self) -> Tree:
-        r"""What stands after ^, _ or a command: a group, a signed number, or a single token (\frac12)."""
+        r"""The argument of ^, _ or a command: a group, a signed number, or a single token (\frac12)."""
         sign = self.sign()
         tree = self.group() if self.next() == "{" else self.base()
         return tree if sign > 0 else multiply([number(-1), tree])

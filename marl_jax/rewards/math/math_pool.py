@@ -1,6 +1,6 @@
-"""The parent's side of the math workers: started when first needed, replaced when they die, ended at exit.
+"""The pool of math workers in the parent process: started when first needed, replaced when they die, ended at exit.
 
-Any thread may ask. Each waits for a free worker, sends one line, and kills the worker that does not answer
+Any thread may compare. Each waits for a free worker, sends one line, and kills the worker that does not answer
 in time; nothing is forked from this process, which may have loaded JAX. Workers start in the background, and nobody
 waits for one while another is up. The first question waits for the start on its own time, all but the last
 `AFTER_START_S` of it: enough for ordinary algebra, however slow the start was.
@@ -40,11 +40,11 @@ class WorkerDied(Exception):
 
 
 class Verdict(NamedTuple):
-    """What a worker said of two expressions, and what it took."""
+    """A worker's verdict on two expressions, and its cost."""
 
     same: bool | None  # None where the clock ran out or the worker died: no word about the answer
     cpu_s: float  # spent on algebra
-    wall_s: float  # spent here, of what was given
+    wall_s: float  # spent here, out of the given limit
 
 
 def equal(answer: Tree, gold: Tree, cpu_s: float, wall_s: float) -> Verdict:
@@ -62,7 +62,7 @@ def start() -> None:
 
 
 def ask(question: Callable[..., bool], *about: str) -> "Future[bool]":
-    """Ask on a thread; as many questions are under way as there are workers, and the others wait in a queue."""
+    """Compare on a thread; as many comparisons run as there are workers, and the others wait in a queue."""
     return _pool.askers.submit(question, *about)
 
 
@@ -72,7 +72,7 @@ def close() -> None:
 
 
 class _Worker:
-    """One worker process, and the conversation with it."""
+    """One worker process, and the pipe to it."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -130,7 +130,7 @@ class _Pool:
         self.waiters = Workers("math-worker", self.size)  # one for each worker that starts, or is late
         self.changed = threading.Condition()
         self.idle: list[_Worker] = []
-        self.all: set[_Worker] = set()  # those that start, and those that are late, among them
+        self.all: set[_Worker] = set()  # including those that start and those that are late
         self.failure: RuntimeError | None = None  # of the latest start
 
     def start(self) -> None:
@@ -193,7 +193,7 @@ class _Pool:
             self._later(worker, worker.wait_until_ready)
 
     def _later(self, worker: _Worker, wait: Callable[[], object]) -> None:
-        """In the background: give the worker back once `wait` has seen it say something, or end it."""
+        """In the background: give the worker back once `wait` has read its answer, or end it."""
 
         def finish() -> None:
             try:

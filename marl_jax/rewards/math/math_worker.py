@@ -1,8 +1,8 @@
 """The process in which algebra is compared, one pair per line.
 
 It loads math-verify once and forks a child for every pair, so a comparison that runs away, eats memory or
-crashes ends alone and leaves no trace in the next one. The child's exit status is the verdict, told with the CPU
-seconds it took; a child that spent its CPU time says no, one that the clock or a signal ended says nothing (?):
+crashes ends alone and leaves no trace in the next one. The child's exit status is the verdict, printed with the CPU
+seconds it took; a child that spent its CPU time means no; one ended by the clock or a signal, no verdict (?):
 
     parent --[tree, tree, cpu_s, wall_s]--> worker --fork--> child: verify(a, b)
     parent <--"1", "0" or "?", seconds----- worker <--exit 0, 1 or a signal--
@@ -56,10 +56,10 @@ def main() -> None:
     """Answer pairs of trees, one a line, until the input ends."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)  # what a library prints is no verdict
+        os.dup2(nowhere.fileno(), 1)  # prints of libraries must not look like verdicts
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
     logging.disable(logging.CRITICAL)
-    gc.disable()  # what is loaded stays
+    gc.disable()  # loaded modules stay
     for pair in WARM_UP:
         equal(*pair)
     gc.freeze()
@@ -85,7 +85,7 @@ def _in_child(answer: list, gold: list, cpu_s: float, wall_s: float) -> tuple[st
 
 
 def _limit(cpu_s: float, wall_s: float) -> None:
-    """Bound what the child may use; the timers' default action ends it, even inside a C function."""
+    """Bound the child's resources; the timers' default action ends it, even inside a C function."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     signal.setitimer(signal.ITIMER_REAL, wall_s)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))

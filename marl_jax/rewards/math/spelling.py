@@ -1,6 +1,6 @@
-"""One spelling for math answers: LaTeX variants, styling, plain words and Unicode all end up the same.
+"""One spelling for math answers: LaTeX variants, styling, plain words and Unicode become the same.
 
-`clean` changes how an answer is written and never what it says; `choice` tells which option of a question it names.
+`clean` changes the spelling of an answer and never its value; `choice` reads the option that it names.
 """
 
 import re
@@ -91,7 +91,7 @@ def _repeating(found: re.Match) -> str:
     return rf"{found[1]}\overline{{{digits}}}"
 
 
-# One spelling per line, then how else it is written.
+# One spelling per line, then its variants.
 _COMMAND_TABLE = r"""
     SPACE            \, \; \: \> \quad \qquad \enspace \thinspace \space ~
     NOTHING          \left. \right. \left \right \displaystyle \textstyle \limits \bf \rm \large \Large \huge

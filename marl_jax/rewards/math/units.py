@@ -11,7 +11,7 @@ __all__ = ["agree", "has_words", "measure"]
 
 
 def measure(text: str) -> tuple[str, str, int]:
-    """What stands before the unit, the unit's name ("" for none), and the factor of a number word."""
+    """The text before the unit, the unit's name ("" for none), and the factor of a number word."""
     body, unit, scale = text.strip(), "", 1
     if (found := _CURRENCY.match(body)) is not None:
         body = found["sign"] + _RATE.sub(" per ", body[found.end() :].strip())
@@ -39,7 +39,7 @@ def measure(text: str) -> tuple[str, str, int]:
 
 
 def agree(unit: str, other: str) -> bool:
-    """Whether they say the same of a quantity: a unit may be left out, and of a price what it is per."""
+    """Whether two units are equal: a unit may be left out, and the "per" part of a price."""
     price, other_price = (name.partition(" per ")[0] for name in (unit, other))
     if price == other_price and price in _PRICES and price in (unit, other):
         return True

@@ -1,4 +1,4 @@
-"""What runs inside an isolated process: one program, once, in one of four roles.
+"""The harness inside an isolated process: it runs one program, once, in one of four modes.
 
 `stdin`: the program is the main module, its standard output is the answer. `call`: it is imported, one function is
 called, the returned value is the answer. `serve`: it is imported and answers the requests of a check. `check`: test
@@ -109,9 +109,9 @@ def _run_script(source: str, namespace: _Namespace) -> None:
 def _serve(namespace: _Namespace) -> None:
     table = remote.Table(functools.partial(_function, namespace))
     while True:
-        _, *asked = plain.loads(_read_frame())
+        _, *request = plain.loads(_read_frame())
         try:
-            answer = ["ok", table.answer(*asked)]
+            answer = ["ok", table.answer(*request)]
         except BaseException as error:
             answer = ["raise", [kind.__name__ for kind in type(error).__mro__], _say(error)]
         _send(answer)

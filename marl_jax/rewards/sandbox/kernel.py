@@ -175,7 +175,7 @@ def _new_root() -> None:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
         _mount(f"/proc/self/fd/{source}", target, None, _BIND)
         os.close(source)
-        kept = os.statvfs(target).f_flag & (_NODEV | _NOEXEC)  # what the host forbids stays forbidden
+        kept = os.statvfs(target).f_flag & (_NODEV | _NOEXEC)  # flags that the host set must stay set
         _mount(None, target, None, _REMOUNT | _BIND | _RDONLY | _NOSUID | kept)
     for packages in (
         f"{root}{path}/{name}" for path in libraries for name in ("site-packages", "dist-packages")
@@ -194,12 +194,12 @@ def _new_root() -> None:
 
 
 def _libraries() -> list[str]:
-    """Where the standard library lies: one directory, or two where its compiled part lies apart."""
-    found: list[str] = []
+    """The directories of the standard library: one, or two if its compiled part is elsewhere."""
+    paths: list[str] = []
     for path in sys.path:
-        if os.path.isdir(path) and not any(path.startswith(f"{above}/") for above in found):
-            found.append(path)
-    return found
+        if os.path.isdir(path) and not any(path.startswith(f"{above}/") for above in paths):
+            paths.append(path)
+    return paths
 
 
 def spare_id(table: str) -> int | None:

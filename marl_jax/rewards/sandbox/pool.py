@@ -99,7 +99,7 @@ class Pool:
     def submit(self, steps: Sequence[Step]) -> "Future[Verdict]":
         """Run a program's steps in order, up to the first that fails."""
         program = _Program(steps, Future())
-        program.future.set_running_or_notify_cancel()  # shared between callers: nobody may cancel it
+        program.future.set_running_or_notify_cancel()  # shared between callers, so no caller may cancel it
         with self._lock:
             if self._closed:
                 raise RuntimeError("the pool is closed")
@@ -170,7 +170,7 @@ class Pool:
             failure = program.steps[program.at](seat)
         except (ZygoteLost, SandboxUnavailable) as error:
             seat.clear()
-            # Said, because whoever sees only rewards would take a failing machine for failing programs.
+            # Logged, because from rewards alone a failing machine looks like failing programs.
             warn("a program was not graded: %s", error)
             return Verdict(False, f"test {program.at}: the sandbox was lost: {error}", lost=True)
         except BaseException as error:

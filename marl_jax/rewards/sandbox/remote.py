@@ -118,7 +118,7 @@ class Link:
         return plain.unpack(self._answer(operation, args, kwargs), self._remote)
 
     def make(self, operation, /, *args, **kwargs):
-        """`ask`, with an object that is returned marked as the check's own."""
+        """`ask`, and mark a returned object as the check's own."""
         value = self.ask(operation, *args, **kwargs)
         if type(value) is Remote:
             value._remote_.own = True

@@ -1,4 +1,4 @@
-"""What became of programs, kept: equal submissions to a pool share one verdict, while they run and afterwards."""
+"""A cache of verdicts on programs: equal submissions to a pool share one verdict, while they run and afterwards."""
 
 import dataclasses
 import functools
@@ -18,11 +18,11 @@ class Verdict:
 
     passed: bool  # every test
     reason: str  # why not, in words
-    lost: bool = False  # the sandbox itself failed: says nothing about the program
+    lost: bool = False  # the sandbox itself failed: no verdict on the program
 
 
 class Verdicts:
-    """The latest verdicts of a pool, by a digest of what was submitted."""
+    """The latest verdicts of a pool, by a digest of the submission."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: a finished future calls `_keep` from within `get`
@@ -47,7 +47,7 @@ class Verdicts:
                 return
             if future.exception() is None and not future.result().lost:
                 self._known[key] = future.result()
-            else:  # the sandbox failed: that says nothing about the program
+            else:  # the sandbox failed: there is no verdict on the program
                 del self._known[key]
 
 

@@ -21,7 +21,7 @@ __all__ = ["Ended", "Limits", "Process", "SandboxUnavailable", "Zygote", "Zygote
 _START_S = 30.0  # a zygote that is silent for this long has failed to start
 _GRACE_S = 10.0  # a zygote that is silent this long after a job's deadline is dead
 _NEEDED_TO_START = ("LD_LIBRARY_PATH",)  # where some installations have libpython; wiped before programs run
-_CHUNK = 1 << 16  # what a pipe holds
+_CHUNK = 1 << 16  # capacity of a pipe
 _TRIAL = {"mode": "call", "source": "def f():\n    return 7", "call": "f", "args": []}
 _TRIAL_RESULT = b"\0\0\0\x08" + b'["ok",7]'
 
@@ -36,7 +36,7 @@ class ZygoteLost(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What one process may use."""
+    """Resource limits of one process."""
 
     time_s: float  # wall clock
     memory_bytes: int  # of the address space
@@ -185,7 +185,7 @@ class Process:
         """Wait for the end and return the result. `ZygoteLost` when the program never began to run."""
         status, in_time = self._wait()
         for fd in list(self._streams):
-            # The process is gone, so what it wrote is in the pipe by now.
+            # The process is gone, so all its output is in the pipe by now.
             os.set_blocking(fd, False)
             while fd in self._streams and self._read(fd):
                 pass

@@ -3,8 +3,8 @@
     submit ──► threads ──► POST /v1/completions ──► tokens and log-probs, checked ──► step
     update ──► `weights` ──► the name by which the next requests ask for them
 
-Whatever the server does, what leaves here is a whole answer or one `EngineGone` that says what to do. A server that the
-run started is started again before that, and what it had not answered is asked again.
+A caller gets a complete answer, or one `EngineGone` that says what to do. A server that the
+run started is started again before that, and unanswered requests are sent again.
 """
 
 import dataclasses
@@ -32,8 +32,8 @@ from marl_jax.threads import Workers
 
 __all__ = ["Vllm"]
 
-RESTARTS = 3  # of the run's own server between two updates
-LOOK_S = 0.5  # a step without any answer ends after this, so that a run that is asked to stop does
+RESTARTS = 3  # of a server started by the run, between two updates
+LOOK_S = 0.5  # a step without any answer ends after this, so that a run can be stopped
 PROBE, PROBE_TOKENS = "What is 12 + 7? Say it: 19.", 16
 ALIKE = 0.5  # nats a token: two precisions of one model differ by hundredths, two models by more than this
 
@@ -54,7 +54,7 @@ class Vllm:
         lora_scale: float = 1.0,
         log: Path | None = None,
     ):
-        """`settings` has the longest request, and as its lanes how many are in flight; the server has its own.
+        """`settings` has the longest request, and as its lanes how many are in flight; the server sets its lanes.
 
         `log` is where a server that is started here writes; None: among the temporary files, where it stays.
         """
@@ -74,14 +74,14 @@ class Vllm:
                 self._check_logprobs(f"'{base}'", bases[base], tokenizer)
             self._weights.write(trees)
             self._weights.load(self._server)
-            if full:  # what it had before may be another run's
+            if full:  # its weights may be another run's
                 self._check_logprobs(f"policy '{full}'", self._weights.served(trees[full]), tokenizer)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """End what was started here, and wait until it has."""
+        """End a server that was started here, and wait for it."""
         self._workers.close()
         if self._started is not None:
             self._started.end()
@@ -92,7 +92,7 @@ class Vllm:
         return len(self._jobs)
 
     def check(self, request: Request) -> None:
-        """Refuse, in one line, what is not served."""
+        """Refuse, in one line, a request that the server cannot serve."""
         check(request, self.config, self.settings, self._policies, None)
 
     def submit(self, request: Request) -> int:
@@ -105,14 +105,14 @@ class Vllm:
         return ticket
 
     def step(self) -> list[tuple[int, Completion]]:
-        """Wait a while for answers; those that are there, in the order of their requests."""
+        """Wait a while for answers; returns those that arrived, in the order of their requests."""
         if not self._jobs:
             return []
         wait(self._jobs.values(), LOOK_S, FIRST_COMPLETED)
         self._workers.give_up()
         done = [ticket for ticket, job in self._jobs.items() if job.done()]
         try:
-            found = [(ticket, self._result(self._jobs[ticket])) for ticket in done]
+            answers = [(ticket, self._result(self._jobs[ticket])) for ticket in done]
             last = len(done) == len(self._jobs)
             known = self._weights.known(self._server) if last else self._weights.salt
         except EngineGone as error:
@@ -125,7 +125,7 @@ class Vllm:
             )
         for ticket in done:
             del self._jobs[ticket], self._asked[ticket]
-        return found
+        return answers
 
     def abandon(self) -> None:
         """Drop all requests. vLLM ends those under way in its own time, and keeps its cached prompts."""
@@ -164,7 +164,7 @@ class Vllm:
     # -- the server -----------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        """To the server that is there, or to a new one."""
+        """Run `do` with the present server, or with a new one."""
         self._begin()
         if self._started is not None:
             url, way_out = self._started.start(), f"see its log, '{self._started.log}'"
@@ -174,7 +174,7 @@ class Vllm:
         self._server = Server(url, self._chosen.timeout, way_out, self.config.vocab_size)
 
     def _start_again(self, error: EngineGone) -> None:
-        """A new server in the place of the run's own one, with the same weights, asked for what is not answered."""
+        """Replace the server that the run started: the same weights, and the unanswered requests again."""
         if self._started is None or self._restarts == RESTARTS:
             raise error
         self._restarts += 1
@@ -187,12 +187,12 @@ class Vllm:
         for ticket in asked:
             self._send(ticket)
 
-    # -- what is checked before anything is played ----------------------------------------------------------
+    # -- checks before anything is played ----------------------------------------------------------
 
     def _check_model(self) -> str:
         """The name of the base; the longest request has to fit it."""
-        found = self._server.ask("/v1/models")
-        cards = found.get("data") if isinstance(found, dict) else None
+        answer = self._server.ask("/v1/models")
+        cards = answer.get("data") if isinstance(answer, dict) else None
         cards = cards if isinstance(cards, list) else ()
         whole = [card for card in cards if isinstance(card, dict) and not card.get("parent")]
         if not whole or not isinstance(whole[0].get("id"), str):
@@ -207,9 +207,9 @@ class Vllm:
 
     def _check_tokens(self, tokenizer: Any) -> None:
         text = {"model": self._base, "prompt": PROBE, "add_special_tokens": False}
-        found = self._server.ask("/tokenize", text)
-        mine = tokenizer.encode(PROBE, add_special_tokens=False)
-        if not isinstance(found, dict) or found.get("tokens") != list(mine):
+        answer = self._server.ask("/tokenize", text)
+        expected = tokenizer.encode(PROBE, add_special_tokens=False)
+        if not isinstance(answer, dict) or answer.get("tokens") != list(expected):
             raise self._server.gone("has another tokenizer than policies.base")
 
     def _check_logprobs(self, whose: str, params: Tree, tokenizer: Any) -> None:
@@ -219,7 +219,7 @@ class Vllm:
         drawn = Request(prompt, (0,), min(PROBE_TOKENS, self.settings.context - len(prompt)))
         ask = lambda request: self._server.complete(request, self._base, self._weights.salt)
         certain = ask(dataclasses.replace(drawn, top_k=1))
-        if min(certain.logprobs) < -ROUNDING:  # of the one token that top-k leaves
+        if min(certain.logprobs) < -ROUNDING:  # log-prob of the one token that top-k leaves
             raise self._server.gone("gives log-probs of another distribution than it samples from")
         answer = ask(drawn)
         tokens = np.array([*prompt, *answer.tokens])

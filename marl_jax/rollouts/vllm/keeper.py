@@ -24,7 +24,7 @@ def main(command: list[str]) -> int:
     _signal(child.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(GRACE_S)
-    _signal(child.pid, signal.SIGKILL)  # its children, too, where it left some
+    _signal(child.pid, signal.SIGKILL)  # and its children, if it left some
     code = child.wait()
     return code if code >= 0 else 128 - code
 

@@ -35,14 +35,14 @@ class Servers:
         try:
             for group, url in zip(groups, urls_of(server) or [""] * len(groups), strict=True):
                 base = specs[group[0]].base
-                own = log and log.with_stem(f"{log.stem}-{plain(group[0])}") if len(groups) > 1 else log
+                path = log and log.with_stem(f"{log.stem}-{plain(group[0])}") if len(groups) > 1 else log
                 one = Vllm(
                     {name: specs[name] for name in group},
                     config=models[base],
                     settings=settings,
                     server=dataclasses.replace(server, url=url),
                     tokenizer=tokenizers[base],
-                    log=own,
+                    log=path,
                     **options,
                 )
                 self.engines |= dict.fromkeys(group, one)
@@ -52,16 +52,16 @@ class Servers:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """A server does not tell what it spends on prefill and what on decode."""
+        """Empty: a server does not report its times of prefill and decode."""
         return {}
 
     def update(self, trees: Mapping[str, Tree], versions: Mapping[str, int]) -> None:
-        """Each is sent the weights of its own policies."""
+        """Send each server the weights of its policies."""
         for one in dict.fromkeys(self.engines.values()):
             one.update(trees)
         self.versions |= versions
 
     def close(self) -> None:
-        """End what was started here."""
+        """End the servers that were started here."""
         for one in dict.fromkeys(self.engines.values()):
             one.close()

@@ -2,7 +2,7 @@
 
     run ──pipe──► keeper ──► server       the pipe closes when the run ends, in any way, and the keeper ends the server
 
-The command is made here alone: it is what runs, what errors tell, and what docs/vllm.md shows.
+The command is made only here: the run executes it, errors quote it, and docs/vllm.md shows it.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # which would have it impor
 
 @dataclasses.dataclass(frozen=True)
 class Needed:
-    """What a run asks of its server."""
+    """The demands of a run on its server."""
 
     base: str  # its directory
     dtype: str
@@ -47,7 +47,7 @@ class Needed:
         return _WEIGHTS if self.full else _ADAPTERS
 
     def command(self, chosen: VllmConfig, address: str) -> list[str]:
-        """The server's command line; what it has to find in its environment stands in `shown`."""
+        """The server's command line; `shown` adds the environment that it needs."""
         at = urlsplit(address)
         lora = f"--enable-lora --max-loras {self.adapters} --max-lora-rank {_room(self.rank)}".split()
         return [
@@ -59,7 +59,7 @@ class Needed:
         ]
 
     def shown(self, chosen: VllmConfig, address: str) -> str:
-        """The same as one types it."""
+        """The command as typed in a shell, with its environment."""
         named = {**self.environment, **chosen.environment}
         words = [f"{name}={shlex.quote(value)}" for name, value in named.items()]
         return " ".join([*words, shlex.join(self.command(chosen, address))])
@@ -133,14 +133,14 @@ class Started:
                 time.sleep(LOOK_S)
         with self.log.open("rb") as log:
             log.seek(began)
-            said = [line.strip() for line in log.read().decode(errors="replace").split("\n") if line.strip()]
+            lines = [line.strip() for line in log.read().decode(errors="replace").split("\n") if line.strip()]
         if (code := self._keeper.poll()) is None:
             what = f"was not ready within engine.vllm.start_timeout, {self._chosen.start_timeout:g} s,"
         else:
             what = f"ended at its start (exit code {code})"
             # The last error of all is often one that points to another: "See root cause above".
-            said = [line for line in said if "Error: " in line and "root cause" not in line] or said
-        last = said[-1][:500] if said else "nothing"
+            lines = [line for line in lines if "Error: " in line and "root cause" not in line] or lines
+        last = lines[-1][:500] if lines else "nothing"
         raise EngineGone(f"the vLLM server {what} and said '{last}': see its log, '{self.log}'")
 
 

@@ -1,4 +1,4 @@
-"""What a configuration says of a vLLM server; light, since every command imports it."""
+"""The settings of a vLLM server; light, since every command imports this module."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -1,11 +1,11 @@
-"""What a server is sent: an adapter of each policy, or all weights of one, under names that no other update has.
+"""Weights sent to a server: an adapter of each policy, or all weights of one policy, named anew at each update.
 
-    trees ──► FOLDER/NAME, PEFT         ──► /v1/load_lora_adapter ──► NAME is asked for
+    trees ──► FOLDER/NAME, PEFT         ──► /v1/load_lora_adapter ──► requests name NAME
           ──► FOLDER/NAME, safetensors  ──► /collective_rpc       ──► NAME is the salt of cached prompts
 
 A name is read only when its folder is whole, and vLLM keys cached prompts by it, so none is answered from old weights;
 a `load_inplace` of adapters, which vLLM would repeat at every step, is not needed. Full weights replace those of the
-server, which is told their name first: one that was started anew, or was sent others since, has another name.
+server, which gets their name first: a restarted server, or one with other weights, has another name.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ def plain(policy: str) -> str:
 
 
 class Weights:
-    """The folder of one server, and what lies in it: of policies that decode together (`policies.decode_groups`)."""
+    """The folder of one server, and the weights in it, of policies that decode together (`policies.decode_groups`)."""
 
     def __init__(
         self, specs: Mapping[str, PolicySpec], config: ModelConfig, scale: float, within: str | None
@@ -97,25 +97,25 @@ class Weights:
                 server.ask("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, way_out, there)
 
     def unload(self, server: Server, names: Mapping[str, str]) -> None:
-        """Have the server forget adapters; one that was started anew meanwhile has."""
+        """Have the server forget adapters; a restarted server has already."""
         for policy in self.lora:
             server.ask("/v1/unload_lora_adapter", {"lora_name": names[policy]}, done=(404, ""))
 
     def drop(self, names: Mapping[str, str]) -> None:
-        """Remove what was written under these names."""
+        """Remove the files of these names."""
         for name in names.values():
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def known(self, server: Server) -> Any:
-        """What the server calls its full weights: the name of those that it was sent last, or `STARTED`."""
+        """The server's name of its full weights: that of the last ones sent, or `STARTED`."""
         if not self.full:
             return None
-        found = server.ask("/weight_info")
-        return found.get("weight_version") if isinstance(found, dict) else found
+        answer = server.ask("/weight_info")
+        return answer.get("weight_version") if isinstance(answer, dict) else answer
 
 
 def _untied(config: ModelConfig, params: Tree) -> tuple[ModelConfig, Tree]:
-    """The same model with a head of its own: a vLLM on a processor that reloads tied weights keeps the old head."""
+    """The same model with a separate head: a vLLM on a processor that reloads tied weights keeps the old head."""
     if not config.tie_word_embeddings:
         return config, params
     head = np.asarray(params["embed"]).T

@@ -1,4 +1,4 @@
-"""The wire to a vLLM server: JSON over HTTP, requests as token ids, answers that lack nothing.
+"""The wire to a vLLM server: JSON over HTTP, requests as token ids, complete answers.
 
 Request ──► POST /v1/completions ──► Completion, or one line: EngineGone
 """
@@ -24,7 +24,7 @@ class Server:
     """The wire: JSON over one connection per thread, which is opened again where the server closed it."""
 
     def __init__(self, url: str, timeout: float, way_out: str = "see its log", vocabulary: float = math.inf):
-        """`way_out` is what to do about most of what may be wrong with the server; `vocabulary` is its number of ids.
+        """`way_out` is the advice at the end of most errors; `vocabulary` is its number of ids.
 
         The address may end in /v1, as clients of OpenAI's API have it.
         """
@@ -37,7 +37,7 @@ class Server:
         self._vocabulary, self._own = vocabulary, threading.local()
 
     def gone(self, what: str, way_out: str = "") -> EngineGone:
-        """The one line."""
+        """The error, in one line."""
         return EngineGone(f"the vLLM server at {self.url} {what}: {way_out or self.way_out}")
 
     def hangs(self) -> EngineGone:
@@ -48,9 +48,9 @@ class Server:
         )
 
     def ask(self, path: str, body: Any = None, way_out: str = "", done: tuple[int, str] | None = None) -> Any:
-        """What the server answers: JSON, or a text that is none.
+        """The server's answer: JSON, or its text where it is not JSON.
 
-        `done` is the status of a refusal, and a part of its text, of what the server has done already.
+        `done` is the status of a refusal, and a part of its text, for requests that the server had already carried out.
         """
         try:
             status, text = self._exchange(path, body)
@@ -59,15 +59,15 @@ class Server:
         except (OSError, http.client.HTTPException, UnicodeError) as error:  # the last: a name such as a..b
             raise self.gone(f"cannot be reached ({type(error).__name__}: {error})") from None
         try:
-            found: Any = json.loads(text)
+            answer: Any = json.loads(text)
         except ValueError:
-            found = text
+            answer = text
         if status != 200 and not (done and status == done[0] and done[1] in text):
-            told = found.get("error", found) if isinstance(found, dict) else found
-            told = told.get("message", told) if isinstance(told, dict) else told
-            line = " ".join(str(told).split())[:200]
+            reason = answer.get("error", answer) if isinstance(answer, dict) else answer
+            reason = reason.get("message", reason) if isinstance(reason, dict) else reason
+            line = " ".join(str(reason).split())[:200]
             raise self.gone(f"refused {path} ({status}: {line})", way_out)
-        return found
+        return answer
 
     def complete(self, request: Request, name: str, salt: str | None = None) -> Completion:
         """A request as `name` answers it; cached prompts are those of the same salt alone."""
@@ -85,7 +85,7 @@ class Server:
             "ignore_eos": True,  # these alone end it
             "logprobs": 1,
             "return_token_ids": True,
-            # Where the model's directory has defaults of its own, they shall not hold.
+            # Where the model's directory has sampling defaults, they must not apply.
             "min_p": 0.0,
             "repetition_penalty": 1.0,
             "frequency_penalty": 0.0,
@@ -98,8 +98,8 @@ class Server:
     def _read(self, answer: Any, request: Request, name: str) -> Completion:
         """The completion of an answer that lacks nothing."""
         if not isinstance(answer, dict) or answer.get("model") != name:
-            told = answer.get("model") if isinstance(answer, dict) else answer
-            raise self.gone(f"answered as {told!r:.80} where '{name}' was asked")
+            served = answer.get("model") if isinstance(answer, dict) else answer
+            raise self.gone(f"answered as {served!r:.80} where '{name}' was asked")
         choices = answer.get("choices")
         choice: Any = choices[0] if isinstance(choices, list) and choices else None
         choice = choice if isinstance(choice, dict) else {}

@@ -1,1 +1,1 @@
-"""What a configuration or the folder of a run names, loaded: parts, players, stored policies."""
+"""Loading of the parts, players and stored policies that a configuration or run folder names."""

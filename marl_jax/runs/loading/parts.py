@@ -1,8 +1,8 @@
-"""What a configuration names, loaded: bases with their shapes and tokenizers, workflow, words, credit, tasks.
+"""The parts that a configuration names: bases with their shapes and tokenizers, workflow, prompts, credit, tasks.
 
     RunConfig ──► Parts (everything that does not change in a run)  +  tasks of a split
 
-Training, evaluation and export begin here. Nothing is compiled; whatever is missing or does not fit is one clear line.
+Training, evaluation and export begin here. Nothing is compiled; a missing or unfitting part is an error of one line.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ __all__ = [
 
 
 class PartsError(UserError, ValueError):
-    """Something that a configuration names is missing or does not fit; the text is one line."""
+    """A part that a configuration names is missing or does not fit; the text is one line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Parts:
     mesh: Mesh | None
     lora_rank: int
     lora_scale: float | None  # None where no policy has an adapter
-    metric: Metric | None = None  # what is called accuracy; None: the grade of the answer
-    # {policy: pairs of tokens that its base has seen}, None where the base does not tell.
+    metric: Metric | None = None  # the user's measure of accuracy; None: the grade of the answer
+    # {policy: pairs of tokens that its base has seen}, None where the base does not state them.
     pairs: Mapping[str, Pairs | None] = dataclasses.field(default_factory=dict)
 
     @property
@@ -95,7 +95,7 @@ class Parts:
 
     @property
     def tokenizer(self) -> Any:
-        """That of all policies, of a run whose policies are alike."""
+        """The tokenizer of all policies, of a run whose policies are alike."""
         return next(iter(self.of_policies(self.tokenizers).values()))
 
     def of_policies(self, by_base: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,12 +104,12 @@ class Parts:
 
     @property
     def decoders(self) -> dict[str, Decode]:
-        """{policy: the text of its tokens, special ones left out}."""
+        """{policy: decoder of its tokens, without special ones}."""
         chats = Chats(self.of_policies(self.tokenizers), {}).by_policy
         return {name: chat.decode for name, chat in chats.items()}
 
     def networks(self, remat: str, attention: str | None) -> dict[str, Qwen3]:
-        """{policy: what the learner computes with}."""
+        """{policy: its network for the learner}."""
         return {
             name: Qwen3(model, self.lora_scale if self.specs[name].lora else None, remat, attention)
             for name, model in self.of_policies(self.models).items()
@@ -137,7 +137,7 @@ class Parts:
         return {name: self.bases[spec.base] for name, spec in self.specs.items() if spec.frozen}
 
     def references(self, trees: dict[str, Tree]) -> dict[str, Tree]:
-        """{policy: the tree of its own start}, of each of these that learn: its base, or an adapter that is off."""
+        """{policy: tree of its start} for those of these that learn: its base, or an adapter that is off."""
         return {
             name: jax.tree.map(jnp.zeros_like, tree)
             if self.specs[name].lora
@@ -186,8 +186,8 @@ def model_configs(config: RunConfig) -> dict[str, ModelConfig]:
 def tokenizers_of(config: RunConfig, models: Mapping[str, ModelConfig]) -> dict[str, Any]:
     """{policy: the tokenizer of its model}, without weights."""
     specs = policy_specs(config.policies)
-    found = _tokenizers({spec.base: models[name] for name, spec in specs.items()})
-    return {name: found[spec.base] for name, spec in specs.items()}
+    by_base = _tokenizers({spec.base: models[name] for name, spec in specs.items()})
+    return {name: by_base[spec.base] for name, spec in specs.items()}
 
 
 def words(config: RunConfig) -> Prompts:
@@ -203,7 +203,7 @@ def words(config: RunConfig) -> Prompts:
 
 
 def make_mesh(config: RunConfig) -> Mesh | None:
-    """The devices of this process that share the work; None for one alone."""
+    """The devices of this process that share the work; None for a single one."""
     data, model = config.mesh.data, config.mesh.model
     if data * model == 1:
         return None
@@ -228,10 +228,10 @@ def load_tasks(config: DataConfig, split: str) -> Sequence[Task]:
     """The tasks of a split; none at all is refused."""
     if is_own(config.name):
         made = called(load_own(config.name, "data set"), f"data set '{config.name}'", DataError, split)
-        found: Sequence[Task] = check_tasks(made, config.name, split, config.family, graded=False)
+        tasks: Sequence[Task] = check_tasks(made, config.name, split, config.family, graded=False)
     else:
         procedural = config.name in KINDS
-        found = load(
+        tasks = load(
             config.name,
             config.directory,
             split,
@@ -243,31 +243,31 @@ def load_tasks(config: DataConfig, split: str) -> Sequence[Task]:
             family=config.family,
             cache=config.cache,
         )
-    if not len(found):
+    if not len(tasks):
         raise DataError(f"data set '{config.name}' has no problems in its {split} split: nothing to do")
-    return found
+    return tasks
 
 
 def check_answers(config: RunConfig, split: str, tasks: Sequence[Task]) -> None:
-    """Refuse tasks of one's own that lack what they are graded by; a reward of one's own may do without."""
+    """Refuse a user's tasks without gold answers or tests; a user's reward may do without these."""
     if is_own(config.data.name) and not is_own(config.rewards.name):
         check_tasks(tasks, config.data.name, split, config.data.family)
 
 
 def shared_problems(config: DataConfig, split: str, tasks: Sequence[Task], train: Sequence[Task]) -> str:
-    """A warning where the problems that a policy is measured on are among those that it learns from; else nothing."""
-    found = shared(tasks, train)
-    if not found:
+    """A warning where problems of an evaluation are also in the training set; else empty."""
+    both = shared(tasks, train)
+    if not both:
         return ""
     return (
-        f"data set '{config.name}': {len(found)} of the {len(tasks)} problems of {split} are in train, too "
-        f"(the first is {tasks[found[0]].id!r}): accuracy on them is not that on new problems"
+        f"data set '{config.name}': {len(both)} of the {len(tasks)} problems of {split} are in train, too "
+        f"(the first is {tasks[both[0]].id!r}): accuracy on them is not that on new problems"
     )
 
 
 def digests(config: RunConfig, parts: Parts, splits: dict[str, Sequence[Task]]) -> dict[str, str]:
     """Of all that a run depends on besides its configuration."""
-    own = {
+    names = {
         "workflow": config.workflow.name,
         "rewards": config.rewards.name,
         "leaves": config.rewards.leaves,
@@ -286,11 +286,11 @@ def digests(config: RunConfig, parts: Parts, splits: dict[str, Sequence[Task]]) 
         **tokenizers,
         "prompts": parts.prompts.digest(),
         **{f"data {split}": _data_digest(tasks) for split, tasks in splits.items()},
-        **{f"code of {what}": digest_own(name) for what, name in own.items() if is_own(name)},
+        **{f"code of {what}": digest_own(name) for what, name in names.items() if is_own(name)},
     }
 
 
-# ---------------------------------------------------------------- one by one
+# ---------------------------------------------------------------- the single parts
 
 
 def _model(directory: str, dtype: str | None) -> ModelConfig:
@@ -321,9 +321,9 @@ def _pairs(directory: str) -> Pairs | None:
 
 
 def _tokenizers(models: Mapping[str, ModelConfig]) -> dict[str, Any]:
-    """By base; a tokenizer whose files are equal is loaded once."""
+    """Tokenizers by base; tokenizers with equal files are loaded once."""
     loaded: dict[str, Any] = {}
-    found = {}
+    tokenizers = {}
     for directory, model in models.items():
         digest = digest_tokenizer(directory)
         try:
@@ -332,8 +332,8 @@ def _tokenizers(models: Mapping[str, ModelConfig]) -> dict[str, Any]:
             check_vocabulary(loaded[digest], model)
         except (OSError, ValueError) as error:
             raise PartsError(str(error)) from None
-        found[directory] = loaded[digest]
-    return found
+        tokenizers[directory] = loaded[digest]
+    return tokenizers
 
 
 def _tokenizer(directory: str, model: ModelConfig) -> Any:
@@ -352,8 +352,8 @@ def _check_copies(
     """Refuse a phase that copies a policy to one of another form."""
     for number, phase in enumerate(config.phases, 1):
         for to, of in phase.copies.items():
-            mine, theirs = specs[to], specs[of]
-            if models[mine.base] != models[theirs.base] or mine.lora != theirs.lora:
+            target, theirs = specs[to], specs[of]
+            if models[target.base] != models[theirs.base] or target.lora != theirs.lora:
                 raise PartsError(
                     f"phase {phase.name or number} copies '{of}' to '{to}', which has weights of another form: give "
                     "both bases of one shape, and adapters both or neither"

@@ -56,12 +56,12 @@ __all__ = [
 ]
 
 BEGUN = 16  # problems that a workflow is tried on before anything is compiled
-EVALUATION_NOISE = 0  # the step whose noise every evaluation has: checkpoints are compared on the same draws
+EVALUATION_NOISE = 0  # every evaluation has this step's noise: checkpoints are compared on the same draws
 
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """What a configuration names, loaded, and the digests of all of it."""
+    """The loaded parts of a configuration, with digests of all of them."""
 
     parts: Parts
     splits: dict[str, Sequence[Task]]
@@ -134,7 +134,7 @@ def settled_form(shapes: Shapes) -> dict[str, Any]:
 
 
 def settled_shapes(settled: Mapping[str, Any]) -> Shapes | None:
-    """What an earlier start settled on."""
+    """The shapes that an earlier start settled."""
     if not (settled.get("engine") or settled.get("engines")):
         return None
     name = "engine" if settled.get("engine") else "engines"
@@ -151,14 +151,14 @@ def settled_shapes(settled: Mapping[str, Any]) -> Shapes | None:
 
 
 def _settled_engine(form: Mapping[str, Any]) -> EngineSettings:
-    """The shapes of one engine. Earlier versions gave each cache length the lanes to itself, one after the other."""
-    own = {name: value for name, value in form.items() if name != "grows"}
-    if len(own) < len(form) and own.get("lanes_at"):
+    """The shapes of one engine. Earlier versions gave all lanes to one cache length after the other."""
+    known = {name: value for name, value in form.items() if name != "grows"}
+    if len(known) < len(form) and known.get("lanes_at"):
         raise FolderError(
-            f"{CONFIG} has settled.engine.lanes_at {own['lanes_at']} of lanes that took turns, and they now lie in "
+            f"{CONFIG} has settled.engine.lanes_at {known['lanes_at']} of lanes that took turns, and they now lie in "
             "memory together: make settled {} to plan them anew; tokens go on the same but for near-ties"
         )
-    return fields.from_json(EngineSettings, fields.filled(EngineSettings, own))
+    return fields.from_json(EngineSettings, fields.filled(EngineSettings, known))
 
 
 def start_graders(config: RunConfig) -> None:
@@ -193,7 +193,7 @@ def make_service(
         return Servers(
             parts.specs,
             parts.models,
-            one,  # the same for all
+            one,  # the same settings for all
             config.engine.vllm,
             parts.tokenizers,
             log,
@@ -219,7 +219,7 @@ def make_service(
     common = {parts.specs[name].base: common_shapes(alike(name)) for name in found}
     if all(one == common[parts.specs[name].base] for name, one in found.items()):
         return service
-    del service  # its caches go before the new ones come
+    del service  # its caches are freed before the new ones are made
     return make(common, measured=True)
 
 
@@ -229,7 +229,7 @@ def shapes_of(service: Engines) -> Shapes:
 
 
 def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
-    """What a configuration asks for, ready to play: for training and for evaluation alike."""
+    """The player of a configuration, for training and for evaluation."""
     shapes = by_name(shapes_of(service), {spec.base for spec in parts.specs.values()})
     one_each = {id(engine): parts.specs[name].base for name, engine in service.engines.items()}
     lanes = sum(shapes[base].lanes for base in one_each.values())
@@ -258,8 +258,8 @@ def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
 
 def _of_all(done: Progress) -> Progress:
     """What all processes' shares of a rollout came to, as far as a rollout is judged by it."""
-    said = hosts.together(lambda: done)
-    if len(said) == 1:
+    parts = hosts.together(lambda: done)
+    if len(parts) == 1:
         return done
-    counts = {name: sum(getattr(one, name) for one in said) for name in ("episodes", "failed", "silent")}
-    return Progress(**counts, trouble=next(filter(None, (one.trouble for one in said)), ""))
+    counts = {name: sum(getattr(one, name) for one in parts) for name in ("episodes", "failed", "silent")}
+    return Progress(**counts, trouble=next(filter(None, (one.trouble for one in parts)), ""))

@@ -1,8 +1,8 @@
-"""The policies of a run as its folder holds them: at their start, or as a checkpoint has them.
+"""Stored policies of a run folder: at their start, or from a checkpoint.
 
     DIR/config.json ──► configuration, parts        DIR/checkpoints/STEP + parts ──► {policy: tree}
 
-For evaluation and export, which read what training wrote. What a run began with has to be as it was: adapters belong
+For evaluation and export, which read the files of training. The inputs of a run must be unchanged: adapters belong
 to the weights that they were trained on.
 """
 
@@ -54,12 +54,12 @@ class Stored:
 
     @property
     def name(self) -> str:
-        """As it is asked for."""
+        """As written in a flag."""
         return str(self.step) if self.step else "base"
 
 
 def read_which(text: str, flag: str, also: Sequence[str] = ()) -> Asked:
-    """What a flag asks for: latest, best, base or a step. `also` is what else the flag takes, told on a mistake."""
+    """The parsed flag: latest, best, base or a step. `also` lists other values of the flag, for the error message."""
     if text in NAMED:
         return cast(Asked, text)
     if text.isdecimal():
@@ -76,7 +76,7 @@ def path_of(workdir: str | os.PathLike[str]) -> Path:
 
 
 def config_of(path: Path) -> RunConfig:
-    """The configuration of a run, whose bases must be there; no flag of a command about it names others."""
+    """The configuration of a run, whose bases must be there; no flag of a command can name others."""
     config = read_config(path)
     for base in dict.fromkeys(spec.base for spec in policy_specs(config.policies).values()):
         if not (place := located(base)).is_dir():
@@ -86,7 +86,7 @@ def config_of(path: Path) -> RunConfig:
 
 
 def on_these_devices(config: RunConfig) -> RunConfig:
-    """The same over the mesh that it was trained on where that many devices are there, else on one."""
+    """The same over the mesh of the training where there are enough devices, else on one device."""
     wanted, there = config.mesh.data * config.mesh.model, len(jax.local_devices())
     if wanted <= there:
         return dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, hosts=1))
@@ -104,7 +104,7 @@ def on_one_device(config: RunConfig) -> RunConfig:
 
 
 def check_unchanged(path: Path, now: Mapping[str, str]) -> None:
-    """Refuse a base, a tokenizer, prompts, data or code of one's own whose digests are not what the run began with."""
+    """Refuse a base, tokenizer, prompts, data or user code with other digests than at the start of the run."""
     began = folder.read(path).get("digests", {})
     both = [name for name in now if name in began]
     if lines := folder.differences({name: began[name] for name in both}, {name: now[name] for name in both}):
@@ -115,18 +115,18 @@ def check_unchanged(path: Path, now: Mapping[str, str]) -> None:
 
 
 def policies_at(path: Path, config: RunConfig, parts: Parts, which: Asked) -> Stored:
-    """All policies: those that are trained from the checkpoint, the frozen ones as they are."""
+    """All policies: trained ones from the checkpoint, frozen ones from their bases."""
     start = parts.start(config.seed)
     if which == "base":
         return Stored(0, start, dict.fromkeys(parts.specs, 0))
     template = {"policies": {name: start[name] for name in parts.trained}}
-    found, data = restore(path / "checkpoints", which, template)
+    trees, data = restore(path / "checkpoints", which, template)
     updates = dict.fromkeys(parts.specs, 0) | data.get("updates", {})
-    return Stored(int(data["step"]), start | found["policies"], updates)
+    return Stored(int(data["step"]), start | trees["policies"], updates)
 
 
 def whole_weights(parts: Parts, policy: str, tree: Tree, dtype: str) -> Tree:
-    """A policy as one model: its own weights, or its adapter summed into its base in float32."""
+    """A policy as one model: its weights, or its base plus adapter, summed in float32."""
     spec = parts.specs[policy]
     if spec.lora:
         base = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), parts.bases[spec.base])
