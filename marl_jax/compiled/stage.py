@@ -310,15 +310,12 @@ class Stage:
         for pieces, after in variants:
             rows = self._written(pieces, by_task=False)
             written.append(rows if after is None else self._behind(self.lines[after], rows))
-        found, *others = _equally_wide(written)
-        for other, paths in zip(others, list(variants.values())[1:]):
+        (tokens, length, cut), *others = _equally_wide(written)
+        for (other, more, off), paths in zip(others, list(variants.values())[1:]):
             mine = self._by_path([path in paths for path in range(len(seat))])
-            found = jax.tree.map(
-                lambda new, old, mine=mine: jnp.where(mine.reshape(-1, *[1] * (new.ndim - 1)), new, old),
-                other,
-                found,
-            )
-        return found
+            tokens, length = jnp.where(mine[:, None], other, tokens), jnp.where(mine, more, length)
+            cut = jnp.where(mine, off, cut)
+        return tokens, length, cut
 
     def _behind(self, line: Line, added: Prompts) -> Prompts:
         """A history that goes on: its prompt, what was said, the end of that turn if it was cut, and what is added."""
