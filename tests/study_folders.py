@@ -54,6 +54,7 @@ def metrics(step, roles=ROLES, isolated=True, **more):
         line |= {f"{name}/chi2": 1e-6 * (k + 1), f"{name}/length": 14 + 30 * k * learned + rng.normal(0, 0.4)}
         line |= {f"{name}/truncated_share": 0.01 * k, f"{name}/unreadable_share": 0.1 * (1 - learned)}
         line |= {
+            f"{name}/rows": 1536 - 1024 * k,
             f"{name}/advantage_zero_share": 0.3,
             f"{name}/ratio_mean": 1.0,
             f"{name}/clip_fraction_high": 0.003,

@@ -37,13 +37,15 @@ def key_numbers(run: Run) -> list[tuple[str, str, str]]:
     if not records:
         return []
     start, last, top = base(run), records[-1], best(records)
-    found = [("Base accuracy", percent(start["accuracy"]), interval(start))] if start else []
+    count = lambda record: f", n = {record['problems']:,} problems" if record.get("problems") else ""
+    beneath = lambda record: f"{interval(record)}{count(record)}"
+    found = [("Base accuracy", percent(start["accuracy"]), beneath(start))] if start else []
     if last is not start:
         for name, record in (("Final accuracy", last), ("Best accuracy", top)):
-            found.append((name, percent(record["accuracy"]), f"step {record['step']}, {interval(record)}"))
+            found.append((name, percent(record["accuracy"]), f"step {record['step']}, {beneath(record)}"))
     if by := gain(last):
         mean, bounds = points(by).split("\n")
-        found.append(("Final over base", f"{mean} points", f"{bounds}, paired"))
+        found.append(("Final over base", f"{mean} points", f"{bounds}, paired{count(last)}"))
     return found
 
 

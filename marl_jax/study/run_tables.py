@@ -252,9 +252,13 @@ def _listed(name: str | None, details: Mapping[str, Any] | None) -> str:
 
 def _took(run: Run) -> str:
     times = {match[1]: float(np.nansum(run.series(match[0]).values)) for match in run.keys("time/(.+)")}
-    total = times.get("wall") or times.get("step")  # older runs have the latter alone
+    made = (run.about.get("made") or {}).get("seconds")  # of all steps, of which compact results keep few
+    total = made or times.get("wall") or times.get("step")  # older runs have the latter alone
     if not total:
         return ""
+    took = f"{total / 60:.1f} min" if total < 5400 else f"{total / 3600:.1f} h"
+    if made:
+        return f"{took} in steps"
     kinds = ("rollout", "grade", "gather", "learn", "prepare", "program", "table", "evaluate", "save", "log")
     share = lambda name: f"{name.rpartition('/')[2]} {times[name] / total:.0%}"
 
@@ -264,5 +268,4 @@ def _took(run: Run) -> str:
 
     shares = "; ".join(whole(name) for name in kinds if times.get(name))
     tokens = np.nansum(run.series("tokens").values)
-    took = f"{total / 60:.1f} min" if total < 5400 else f"{total / 3600:.1f} h"
     return f"{took} in steps ({shares}), {tokens:,.0f} sampled tokens"

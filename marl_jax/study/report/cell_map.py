@@ -12,11 +12,9 @@ from marl_jax.study.seeds import by_cell
 
 __all__ = ["CellMap", "cell_map"]
 
-STRONGEST = 0.4  # a gain of so much has the full colour
-
 HOW = (
-    "Final accuracy minus base, in points, mean over the seeds; green is a gain, red a loss, ▼ a cliff. "
-    "Each number below leads to the run of a seed."
+    "Final accuracy minus base, in points, mean over the seeds; green is a gain, red a loss, the fuller the larger, "
+    "up to {:.1f} points, the largest here; ▼ is a cliff. Each number below leads to the run of a seed."
 )
 
 
@@ -26,7 +24,7 @@ class CellMap:
 
     head: Sequence[str] = ()
     rows: Sequence[tuple[str, Sequence[Mapping[str, Any] | None]]] = ()
-    how: str = HOW
+    how: str = ""
 
 
 def cell_map(runs: Mapping[str, Run]) -> CellMap:
@@ -42,15 +40,22 @@ def cell_map(runs: Mapping[str, Run]) -> CellMap:
         ]
         courses = [one for one in map(course, cell.runs) if one]
         if gains:
-            gain = float(np.mean(gains))
             row = " ".join(parts[:2]) + cell.label[len(cell.name) :]
             found[row, " ".join(parts[2:])] = {
-                "gain": f"{100 * gain:+.1f}",
-                "sign": "up" if gain > 0 else "down",
-                "shade": f"{min(abs(gain) / STRONGEST, 1):.2f}",
+                "gain": float(np.mean(gains)),
                 "cliff": bool(courses) and bool(is_cliff(courses)),
                 "links": [(f"{names[id(run)]}/report.html", run.config.get("seed")) for run in cell.runs],
             }
+    largest = max((abs(cell["gain"]) for cell in found.values()), default=0.0)
     head = sorted({column for _, column in found})
     rows = list(dict.fromkeys(row for row, _ in found))
-    return CellMap(head, [(row, [found.get((row, column)) for column in head]) for row in rows])
+    shown = {place: _shaded(cell, largest) for place, cell in found.items()}
+    table = [(row, [shown.get((row, column)) for column in head]) for row in rows]
+    return CellMap(head, table, HOW.format(100 * largest))
+
+
+def _shaded(cell: Mapping[str, Any], largest: float) -> Mapping[str, Any]:
+    """With the gain in words, its sign, and its share of the largest one."""
+    gain = cell["gain"]
+    sign, shade = "up" if gain > 0 else "down", abs(gain) / (largest or 1.0)
+    return {**cell, "gain": f"{100 * gain:+.1f}", "sign": sign, "shade": f"{shade:.2f}"}

@@ -7,7 +7,8 @@ A panel is plain data, with the sentence that says how to read it.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from marl_jax.study import record
 from marl_jax.study.record import Run, Series
 from marl_jax.study.seeds import by_cell, names_of
 
-__all__ = ["OVERVIEW", "Line", "Panel", "accuracy", "overlay", "panels"]
+__all__ = ["OVERVIEW", "Line", "Panel", "accuracy", "overlay", "panels", "spread"]
 
 ACCURACY, REWARD = "Accuracy on validation problems", "Reward"
 OVERVIEW = (ACCURACY, REWARD)  # of a page over many runs
@@ -30,6 +31,8 @@ class Line:
     series: Series
     colour: int | None = None  # its place among the colours; None is ink
     band: tuple[np.ndarray, np.ndarray] | None = None
+    count: Series | None = None  # what each value is a mean or a sum over: so many
+    of: str = ""  # of these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +59,15 @@ def panels(run: Run) -> list[Panel]:
     """Every picture that the run has numbers for, accuracy first."""
     tones = {role: place for place, role in enumerate(run.roles)}
 
-    def of_roles(series: Mapping[str, Series]) -> list[Line]:
+    def of_roles(series: Mapping[str, Series], *, calls: bool = True) -> list[Line]:
         return [
-            Line(name, one, tones.get(name.split(" (")[0], len(tones) + place))
+            Line(
+                name,
+                one,
+                tones.get(name.split(" (")[0], len(tones) + place),
+                count=run.series(f"role/{name}/rows") if calls else None,
+                of="calls",
+            )
             for place, (name, one) in enumerate(series.items())
             if len(one.known.steps)
         ]
@@ -66,9 +75,10 @@ def panels(run: Run) -> list[Panel]:
     def statistic(key: str) -> list[Line]:
         return of_roles({role: run.series(f"role/{role}/{key}") for role in run.roles})
 
-    outcome = Line("outcome", run.series("reward"))
+    outcome = Line("outcome", run.series("reward"), count=run.series("episodes"), of="episodes")
     rewards = of_roles({role: run.series(f"reward/{role}") for role in run.roles})
     norms = record.gradient_norms(run)
+    apart = bool(run.keys("gradient/[^/]+/norm/.+"))  # a role's part of the gradient is known
     logarithmic = _spread_widely(norms)
     competing = len(set(run.policy_map.values())) < len(norms)
     drawn_again = len(run.series("draws/first_reward").known.steps) > 0
@@ -85,7 +95,7 @@ def panels(run: Run) -> list[Panel]:
             "Gradient norm",
             "Length of the part of the gradient that comes from a role's calls, before clipping"
             + (", on a logarithmic scale." if logarithmic else "."),
-            of_roles(norms),
+            of_roles(norms, calls=apart),
             logarithmic=logarithmic,
         ),
         Panel(
@@ -96,7 +106,7 @@ def panels(run: Run) -> list[Panel]:
                 if competing
                 else "roles with policies of their own do not compete, so it only shows whose gradients are large."
             ),
-            of_roles(record.gradient_shares(norms)) if len(norms) > 1 else [],
+            of_roles(record.gradient_shares(norms), calls=apart) if len(norms) > 1 else [],
             percent=True,
             level=(1 / max(len(norms), 1), "equal"),
             bounds=(0, 1),
@@ -105,7 +115,7 @@ def panels(run: Run) -> list[Panel]:
             "Amplification",
             "Summed gradient over the mean length of its parts: their number where they agree, its square root where "
             "they are unrelated, 0 where they cancel.",
-            of_roles(record.amplifications(run)),
+            of_roles(record.amplifications(run), calls=False),
             unit="times",
             bounds=(0, None),
         ),
@@ -132,9 +142,9 @@ def accuracy(run: Run) -> Panel | None:
     records = record.trained(run)
     if not records:
         return None
-    steps, values, low, high = (
+    steps, values, low, high, problems = (
         np.array([np.nan if one.get(key) is None else one[key] for one in records], float)
-        for key in ("step", "accuracy", "ci_low", "ci_high")
+        for key in ("step", "accuracy", "ci_low", "ci_high", "problems")
     )
     band = np.where(np.isnan(low), values, low), np.where(np.isnan(high), values, high)
     start, top = record.base(run), record.best(records)
@@ -142,7 +152,7 @@ def accuracy(run: Run) -> Panel | None:
         ACCURACY,
         "Each point is an evaluation of the whole workflow, the band its 95% interval"
         + ("; the dashed line is the base, before training." if start else "; the base was not evaluated."),
-        [Line("accuracy", Series(steps, values), band=band)],
+        [Line("accuracy", Series(steps, values), band=band, count=Series(steps, problems), of="problems")],
         percent=True,
         points=True,
         level=(start["accuracy"], "base") if start else None,
@@ -156,28 +166,36 @@ def accuracy(run: Run) -> Panel | None:
 def overlay(runs: Mapping[str, Run], title: str) -> Panel:
     """The first curve of the panels of one title, of runs by their names; of many runs, a line for each cell."""
     found = {name: panel for name, run in runs.items() for panel in panels(run) if panel.title == title}
-    groups, what = {name: [name] for name in found}, "run"
-    if len(found) > MOST:
+    firsts = {name: panel.lines[0] for name, panel in found.items()}
+    groups, what, each = {name: [name] for name in found}, "run", ""
+    if many := len(found) > MOST:
         cells = by_cell([runs[name] for name in found])
-        places, names, what = (
-            {id(runs[name]): name for name in found},
-            names_of(cells),
-            "cell, the mean of its runs",
-        )
+        places, names = {id(runs[name]): name for name in found}, names_of(cells)
         groups = {names[id(cell)]: [places[id(run)] for run in cell.runs] for cell in cells}
+        what = f"cell, the mean of its {spread(map(len, groups.values()))} runs"
+        counts = [line.count.known.values for line in firsts.values() if line.count]
+        each = f" of {known} {next(iter(firsts.values())).of} each" if (known := spread(*counts)) else ""
     lines = [
-        Line(name, _mean([found[one].lines[0].series for one in group]), place)
+        Line(name, _mean([firsts[one].series for one in group]), place)
+        if many
+        else dataclasses.replace(firsts[name], name=name, colour=place, band=None)
         for place, (name, group) in enumerate(groups.items())
     ]
     return dataclasses.replace(
         next(iter(found.values()), _NONE),
         title=title,
-        how=f"A line for each {what}; a name below shows or hides it.",
+        how=f"A line for each {what}{each}; a name below shows or hides it.",
         lines=lines,
         level=None,
         mark=None,
         last_step=max((panel.last_step for panel in found.values()), default=0),
     )
+
+
+def spread(*numbers: Iterable[float]) -> str:
+    """The smallest and the largest number, or the one there is; empty where there is none."""
+    ends = sorted(set(itertools.chain(*numbers)))
+    return " to ".join(f"{end:,.0f}" for end in dict.fromkeys([*ends[:1], *ends[-1:]]))
 
 
 def _mean(series: Sequence[Series]) -> Series:

@@ -90,6 +90,7 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> P
         panels=panels,
         data=_data(panels),
         map=cell_map.cell_map(runs),
+        problems=_problems(list(runs.values())),
         unread=unread,
         findings=said.findings if len(runs) > 1 and answered else [],
         paper=paper.agreement(said),
@@ -97,6 +98,14 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> P
         together=seed_tables.tables_of(list(runs.values())),
         cliff=cliffs.CLIFF if any(map(cliffs.course, runs.values())) else "",
     )
+
+
+def _problems(runs: Sequence[Run]) -> dict[str, str]:
+    """How many problems of each split accuracies rest on."""
+    val = [one for run in runs for one in record.trained(run)]
+    test = [one for run in runs if (pair := record.held_out(run)) for one in pair]
+    counted = lambda records: curves.spread([one["problems"] for one in records if one.get("problems")])
+    return {"val": counted(val), "test": counted(test)}
 
 
 def _title(run: Run) -> str:
@@ -178,6 +187,11 @@ def _data(
 def _panel(panel: Panel) -> dict[str, Any]:
     """For the script: nulls in the place of NaN."""
     numbers = lambda values: [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
+
+    def counted(line: curves.Line) -> dict[str, Any]:
+        known = dict(zip(*line.count.known)) if line.count else {}
+        return {"n": [known.get(step) for step in line.series.steps], "of": line.of} if known else {}
+
     lines = [
         {
             "name": line.name,
@@ -186,6 +200,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
             "values": numbers(line.series.values),
             "window": drawing.window(panel, line.series),
             **({"low": numbers(line.band[0]), "high": numbers(line.band[1])} if line.band else {}),
+            **counted(line),
         }
         for line in panel.lines
     ]

@@ -17,6 +17,7 @@ from study_folders import (
     evaluation,
     full_run,
     metrics,
+    run,
     table_of,
     write_run,
 )
@@ -24,7 +25,7 @@ from study_folders import (
 from marl_jax.episodes import Leaf
 from marl_jax.rollouts import Table, write_episodes
 from marl_jax.study.report.html_page import write_overview, write_report
-from marl_jax.study.results import read_study
+from marl_jax.study.results import collect, read_study
 from marl_jax.task import Task
 
 pytestmark = pytest.mark.browser
@@ -79,6 +80,23 @@ def visit(browser):
 def whole(tmp_path_factory):
     folder = full_run(tmp_path_factory.mktemp("runs") / "one", steps=60)
     return write_report(folder)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A page over seven cells of two seeds: all rise from 25% to 45%, one by way of 90% to 41%."""
+    place = tmp_path_factory.mktemp("study")
+    rises, falls = (16, 29, 29, 29, 29, 29), (16, 58, 58, 26, 26, 26)
+    teams = [
+        f"{name}-{map}" for name in ("voting", "eval_opt", "orch_workers") for map in ("isolated", "shared")
+    ]
+    for cell in ("single-shared", *teams):
+        for seed in (0, 1):
+            right = falls if cell == "voting-isolated" else rises
+            along = {10 * k: [1.0] * n + [0.0] * (64 - n) for k, n in enumerate(right)}
+            run(place / "runs" / f"{cell}-s-math" / f"seed-{seed}", seed, along, f"{cell}-s-math")
+    collect(place / "runs", place / "results")  # pages of results are written without pictures
+    return write_overview(read_study(place / "results"), place / "page")
 
 
 def colours(page, figure):
@@ -136,8 +154,12 @@ def test_the_curve_with_the_focus_reads_its_numbers_out_with_their_units(visit, 
     assert (
         "step 60" in spoken.inner_text()
         and "tokens" in spoken.inner_text()
-        and "n = 60" in spoken.inner_text()
+        and "aggregator" in spoken.inner_text()
+        and "n = 512 calls" in spoken.inner_text()
     )
+    page.locator("figure").nth(0).locator(".plot").focus()
+    page.keyboard.press("Home")
+    assert "(36.1% – 47.6%), n = 128 problems" in spoken.inner_text()
 
 
 def test_a_curve_is_zoomed_by_dragging_and_seen_whole_again(visit, whole):
@@ -290,6 +312,36 @@ def test_transcripts_are_filtered(visit, whole):
     assert told.inner_text() == "1 of 4 recorded episodes"
 
 
+def test_transcripts_are_filtered_by_role_form_and_problem_and_say_what_was_asked(visit, tmp_path):
+    """The first problem's generator is cut off and has an aggregator behind it, the second's cannot be read."""
+    folder = write_run(tmp_path / "run", lines=[metrics(1)])
+    cut = replace(call("generator", "a", answer="46"), finish_reason="length")
+    both = replace(episode(), calls=(cut, call("aggregator", "a", answer="46")))
+    other = Task("t2", "math", "1+1=?", gold="2")
+    alone = replace(episode(), calls=(call("generator", "a"),), task=other)
+    table = table_of([(both, RIGHT | {"rewards": [1.0] * 2, "advantages": [0.0] * 2}), (alone, WRONG)])
+    write_episodes(folder / "episodes/step-000001.parquet", table, lambda tokens: "<a>"[: len(tokens)])
+    page = visit(write_report(folder))
+    chosen = lambda name: page.locator("#view").get_by_label(name)
+    for choices, task in (
+        ({"Role": "aggregator"}, "t1"),
+        ({"Form": "cut off"}, "t1"),
+        ({"Form": "cut off", "Role": "aggregator"}, None),  # it was another role that was cut off
+        ({"Form": "unreadable"}, "t2"),
+        ({"Problem": "t2"}, "t2"),
+    ):
+        for name, value in choices.items():
+            chosen(name).select_option(label=value)
+        assert page.get_by_role("status").inner_text() == f"{int(task is not None)} of 2 recorded episodes"
+        assert task is None or f"task {task}," in page.locator("article p").first.inner_text()
+        for name in choices:
+            chosen(name).select_option("")
+    asked = page.locator("article details").first
+    assert not asked.locator("pre").is_visible()
+    asked.get_by_text("was asked").click()
+    assert asked.locator("pre").inner_text() == "<a>" and asked.locator("pre").is_visible()
+
+
 def test_where_a_problem_turned_who_lost_it_and_a_group_are_shown(visit, tmp_path):
     """At step 1 the picker drops a right candidate, at step 2 it takes it; the second problem teaches nothing."""
 
@@ -386,9 +438,18 @@ def test_a_page_of_500_steps_and_2000_transcripts_opens_in_two_seconds(visit, tm
 
 
 def test_runs_are_overlaid_and_the_map_leads_to_them(visit, tmp_path):
-    for cell in ("voting-isolated-s-math", "voting-shared-s-math"):
-        full_run(tmp_path / cell, steps=30, cell=cell)
-    page = visit(write_overview(read_study(tmp_path)), 1280)
+    for cell, steps in (("voting-isolated-s-math", 45), ("voting-shared-s-math", 60)):
+        full_run(tmp_path / cell, steps=steps, cell=cell)
+    script = """let kind; window.drawn = []; Object.defineProperty(window, "uPlot", {get: () => kind, set: made => {
+        kind = new Proxy(made, {construct(of, [options, values, place]) {
+            drawn.push(values); return new of(options, values, place); }}); }});"""
+    page = visit(write_overview(read_study(tmp_path)), 1280, script)
+    assert page.evaluate("drawn[1].slice(1).map(line => line.filter(value => value !== null).length)") == [
+        45, 45, 60, 60,
+    ]  # single steps and their mean, to the last step of each run  # fmt: skip
+    assert not page.evaluate(
+        "drawn[1].some(line => line.includes(null))"
+    )  # nor is a step of another run a gap
     assert page.locator("figure canvas").count() == 2 and colours(page, 0) > 10
     wide = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth).length"
     assert page.evaluate(wide) == 0
@@ -397,3 +458,43 @@ def test_runs_are_overlaid_and_the_map_leads_to_them(visit, tmp_path):
     assert page.evaluate(wide) == 0
     assert page.locator("table.map td a").count() == 2
     assert page.locator("table.map td").nth(0).inner_text().startswith("+")
+
+
+def test_the_map_shows_cliffs_is_as_full_as_its_largest_gain_and_is_saved_with_the_other_tables(visit, study):
+    page = visit(study)
+    cells = page.locator("table.map td")
+    assert "the fuller the larger, up to 20.3 points" in page.locator("main").inner_text()
+    shown = {cell.inner_text().split("\n")[0]: cell.get_attribute("style") for cell in cells.all()}
+    assert shown == {"+15.6 ▼": "--gain: 0.77", "+20.3": "--gain: 1.00"}
+    paint = lambda cell: cell.evaluate("cell => getComputedStyle(cell).backgroundColor")
+    assert len({paint(cell) for cell in cells.all()}) == 2
+    for name, wanted in (
+        ("map", [",s math", "single shared,+20.3"]),
+        ("Runs", [",cell,steps,base,final", "single-shared-s-math/seed-0,single-shared-s-math,50/50,25.0%"]),
+    ):
+        holder = page.locator("section").filter(has=page.locator(f"table[data-name={name}]"))
+        with page.expect_download() as told:
+            holder.get_by_role("button", name="CSV").click()
+        rows = told.value.path().read_text().splitlines()
+        assert told.value.suggested_filename == f"{name}.csv" and len(rows) == {"map": 8, "Runs": 15}[name]
+        assert rows[0].startswith(wanted[0]) and any(row.startswith(wanted[1]) for row in rows)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1200])
+def test_a_study_fits_the_screen_and_what_is_long_is_folded_and_printed(visit, study, width, scheme):
+    page = visit(study, width, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width and colours(page, 0) > 10
+    assert (
+        page.locator(".values").nth(0).inner_text().count("n = ") == 0
+    )  # the caption says it once for all lines
+    run_link, bar = (
+        page.get_by_role("link", name="voting-shared-s-math/seed-1"),
+        page.locator(".fold .bars").first,
+    )
+    assert (run_link.is_visible(), bar.is_visible()) == (False, width == 1200)
+    page.get_by_text("14 rows").click()
+    assert run_link.is_visible()
+    page.get_by_text("14 rows").click()
+    page.emulate_media(media="print")
+    assert run_link.is_visible() and bar.is_visible() and not page.locator("summary").first.is_visible()

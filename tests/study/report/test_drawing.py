@@ -101,6 +101,19 @@ def test_text_and_curves_are_legible_in_light_and_in_dark(theme):
         assert contrast(colours[name], colours["--paper"]) >= 4.5, name
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("change", ["--good", "--bad"])
+def test_a_gain_is_legible_on_the_fullest_colour_of_the_map(theme, change):
+    sheet = (Path(drawing.__file__).parent / "page" / "style.css").read_text()
+    share = dict(zip(("light", "dark"), re.findall(r"--fullest: (\d+)%;", sheet)))[theme]
+    parts = [
+        np.array([int(style_colours()[theme][name][i : i + 2], 16) for i in (1, 3, 5)])
+        for name in (change, "--paper")
+    ]
+    mixed = np.rint(np.average(parts, axis=0, weights=[int(share), 100 - int(share)])).astype(int)
+    assert contrast("#" + bytes(mixed.tolist()).hex(), style_colours()[theme]["--ink"]) >= 4.5
+
+
 @pytest.mark.parametrize("sight", SIGHT)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_roles_are_told_apart_whatever_the_eye(theme, sight):

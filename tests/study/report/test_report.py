@@ -1,6 +1,7 @@
 """The page about a run tells what the folder holds, says what it lacks, and obeys nothing that a model wrote."""
 
 import base64
+import dataclasses
 import errno
 import hashlib
 import html.parser
@@ -128,10 +129,10 @@ def test_the_numbers_on_top_are_those_of_the_evaluations(tmp_path):
     ]
     run = read_run(write_run(tmp_path / "run", lines=[metrics(20)], evaluations=records[::-1]))
     assert run_sentences.key_numbers(run) == [
-        ("Base accuracy", "42.0%", "36.0 – 47.5%"),
-        ("Final accuracy", "56.0%", "step 20, 48.1 – 63.6%"),
-        ("Best accuracy", "61.0%", "step 10, 55.0 – 66.5%"),
-        ("Final over base", "+14.0 points", "+6.0 to +21.8, paired"),
+        ("Base accuracy", "42.0%", "36.0 – 47.5%, n = 128 problems"),
+        ("Final accuracy", "56.0%", "step 20, 48.1 – 63.6%, n = 128 problems"),
+        ("Best accuracy", "61.0%", "step 10, 55.0 – 66.5%, n = 128 problems"),
+        ("Final over base", "+14.0 points", "+6.0 to +21.8, paired, n = 128 problems"),
     ]
     assert "excludes zero: it became better" in run_sentences.in_words(run)[0]
     shown = [row[:5] for row in run_tables.evaluations(run).rows]
@@ -410,7 +411,10 @@ def test_many_runs_have_a_curve_for_each_cell_and_titles_that_tell_them_apart(tm
             }
             along = [evaluation(step, height + 0.1 * seed) for step in (0, 1, *([2] if seed else []))]
             write_run(tmp_path / cell / f"seed-{seed}", about=about, lines=[metrics(2)], evaluations=along)
-    panel = Page(write_overview(read_study(tmp_path))).data["panels"][0]
+    page = Page(write_overview(read_study(tmp_path)))
+    assert "A line for each cell, the mean of its 5 runs of 128 problems each;" in page.words
+    assert "on 128 validation problems" in page.words
+    panel = page.data["panels"][0]
     assert [(line["name"], line["steps"]) for line in panel["lines"]] == [
         ("voting-isolated-s-math", [0, 1]), ("voting-isolated-s-math+votes6", [0, 1]),
     ]  # fmt: skip
@@ -459,3 +463,5 @@ def test_the_page_tells_where_the_time_went_part_by_part(tmp_path):
     run = read_run(write_run(tmp_path / "run", lines=[metrics(step, **parts) for step in (1, 2)]))
     facts = {row[0]: row[1] for row in run_tables.what_it_was(run).rows}
     assert "rollout 50% (prefill 10%, decode 30%, host 10%); grade 4%; learn 25%" in facts["took"]
+    few = dataclasses.replace(run, about={**run.about, "made": {"seconds": 600.0}})  # compact results
+    assert dict(run_tables.what_it_was(few).rows)["took"] == "10.0 min in steps"

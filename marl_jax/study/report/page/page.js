@@ -41,9 +41,12 @@ const button = (text, onclick, more = {}) => el("button", {type: "button", oncli
 
 for (const table of document.querySelectorAll("table:not(.facts)")) {
   const rows = () => [...table.rows].map(row => [...row.cells].map(cell =>
-    [...cell.childNodes].map(node => node.textContent.trim()).filter(Boolean).join(" ").replaceAll("\n", " ")));
-  table.parentElement.before(button("CSV", () => saveCsv(table.dataset.name || "table", rows()), {class: "save"}));
+    [...cell.childNodes].filter(node => !node.matches?.(".links")).map(node => node.textContent.trim()).filter(Boolean).join(" ").replaceAll("\n", " ")));
+  (table.closest("details") ?? table.parentElement).before(button("CSV", () => saveCsv(table.dataset.name || "table", rows()), {class: "save"}));
 }
+
+// On a phone what is long begins folded.
+if (matchMedia("(max-width: 40rem)").matches) for (const fold of document.querySelectorAll("details.fold")) fold.open = false;
 
 // ------------------------------------------------------------------ curves
 
@@ -61,7 +64,7 @@ function columns(panel) {
   const steps = [...new Set(panel.lines.flatMap(line => line.steps))].sort((a, b) => a - b);
   const place = new Map(steps.map((step, index) => [step, index]));
   const spread = (line, values) => {
-    const column = Array(steps.length).fill(null);
+    const column = Array(steps.length);  // a step of other lines is no gap, a null is one
     line.steps.forEach((step, index) => { column[place.get(step)] = values[index]; });
     return column;
   };
@@ -85,7 +88,7 @@ function curve(figure, panel) {
     if (smooth) add({label: `${line.name} (single steps)`, stroke: () => painted(line.colour, 0.28), width: 1,
                      points: {show: false}}, raw);
     add({label: line.name, stroke, width: 2, spanGaps: panel.points, points: {show: panel.points || undefined, size: 5},
-         value: (_, value) => show(value)}, smooth ? mean(raw, line.window) : raw);
+         value: (_, value) => show(value)}, smooth ? spread(line, mean(line.values, line.window)) : raw);
   }
   const axis = {stroke: () => colour("--muted"), grid: {stroke: () => colour("--grid"), width: 1}, ticks: {show: false},
                 font: "12px system-ui", labelFont: "12px system-ui", labelSize: 18, labelGap: 0};
@@ -127,17 +130,17 @@ function curve(figure, panel) {
     legend.replaceChildren(el("span", {}, index === null ? "last" : `step ${steps[index]}`));
     panel.lines.forEach(line => {
       const at = index === null ? line.values.length - 1 : line.steps.indexOf(steps[index]);
-      const value = at < 0 ? null : line.values[at], more = line.low && at >= 0 && line.low[at] !== null
-        ? ` (${show(line.low[at])} – ${show(line.high[at])})` : "";
+      const value = at < 0 ? null : line.values[at], count = line.n?.[at];
+      const more = line.low && at >= 0 && line.low[at] !== null ? ` (${show(line.low[at])} – ${show(line.high[at])})` : "";
       const on = plot?.series.find(one => one.label === line.name)?.show ?? true;
       legend.append(button("", () => toggle(line.name, !on), {"aria-pressed": String(on)}));
-      legend.lastChild.append(el("i", {style: `background: ${paint(line.colour)}`}), `${line.name} ${show(value)}${more}`);
+      legend.lastChild.append(el("i", {style: `background: ${paint(line.colour)}`}), `${line.name} ${show(value)}${more}`,
+        count ? el("span", {class: "muted"}, `, n = ${count.toLocaleString("en")} ${line.of}`) : "");
     });
     data.breaks.forEach((broken, place) => {
       if (index !== null && broken.step === steps[index])
         legend.append(el("span", {class: "bad"}, `${place + 1}: ${broken.title}`));
     });
-    legend.append(el("span", {class: "muted"}, `n = ${panel.lines.map(line => line.values.filter(v => v !== null).length).join(", ")}`));
   };
   const holder = el("div", {class: "plot", tabindex: "0", role: "img",
     "aria-label": `${panel.title}: ${panel.lines.map(line => `${line.name} from ${show(line.values[0])} to ${show(line.values.at(-1))}`).join("; ")}. Arrow keys move along the steps.`});
