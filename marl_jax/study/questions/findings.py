@@ -280,7 +280,7 @@ def _is_clean(cell: Cell) -> bool:
         for name, value in (learner.get("interventions") or {}).items()
         if name != "alternate_every"
     }
-    changed = mixing.pop("mixing", {})
+    changed = mixing.pop("mixing", {}) or {}
     defaults = {"normalise_multiplicity": False, "balance": "off", "project_conflicts": False, "damping": 0.0}
     return (
         learner.get("updates", "one") == "one"
