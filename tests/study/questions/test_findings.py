@@ -382,6 +382,7 @@ def test_a_page_over_results_shows_the_questions_and_each_run(tmp_path):
     place = tmp_path / "page/voting-shared-s-math/seed-2"
     assert [path.name for path in place.iterdir()] == ["report.html"]
     own = (place / "report.html").read_text()
+    assert "have 1 of 30 steps and no episodes" in own
     assert "hold no episodes" in own and "report.png" not in own
     assert (
         "monitors found anything" in own and "Not judged" not in own
