@@ -120,7 +120,7 @@ def watch_of(alarms: Iterable[Line]) -> Watch:
     """A watch with these alarms, each as `Alarm.to_json` has it with `until`; monitors that are gone are left out."""
     watch, known = Watch(), {monitor.name: monitor for monitor in MONITORS}
     watch._over = [
-        Alarm(known[one["name"]], one["who"], one["step"], one["evidence"], one["until"])
+        Alarm(known[one["name"]], one["who"], one["step"], one["evidence"], one.get("until"))
         for one in alarms
         if one["name"] in known
     ]

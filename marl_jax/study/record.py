@@ -9,11 +9,12 @@ A null is a NaN in a series and never a zero. What was not recorded is empty, an
 
 import dataclasses
 import functools
+import json
 import os
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ __all__ = [
     "lost_evaluations",
     "once",
     "read_run",
+    "sound",
     "trained",
 ]
 
@@ -146,7 +148,94 @@ def read_run(workdir: str | os.PathLike[str]) -> Run:
     """The run in a folder; only `config.json` has to be there."""
     path = Path(workdir).expanduser().absolute()
     about = folder.read(path)
-    return Run(path, about, *(tuple(read_lines(path / name)) for name in ("metrics.jsonl", "eval.jsonl")))
+    lines = (tuple(read_lines(path / name)) for name in ("metrics.jsonl", "eval.jsonl"))
+    try:
+        return sound(Run(path, about, *lines))
+    except ValueError as error:
+        raise folder.FolderError(
+            f"'{path}' is damaged ({error}): restore what is odd, or remove it"
+        ) from None
+
+
+# What runs hold where they are read; what may be null may be missing.
+_NUMBER, _MAYBE = (int, float), type(None)
+_PARTS = ("workflow", "evaluation", "data", "sampling", "rollout", "rewards", "advantages", "learner")
+_DEEPER = ("optimiser", "optimiser.schedule", "interventions", "interventions.mixing")
+_ABOUT: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("config", "config.policies", "config.policies.map"), (dict,)),
+    **{f"config.{part}": (dict, _MAYBE) for part in (*_PARTS, *(f"learner.{part}" for part in _DEEPER))},
+    **{"config.workflow.name": (str, _MAYBE), "config.workflow.settings": (dict, _MAYBE)},
+    **dict.fromkeys(("config.steps", "config.evaluation.every"), (int, _MAYBE)),
+    **dict.fromkeys(("digests", "versions", "made"), (dict, _MAYBE)),
+    **{"changes": (list, _MAYBE), "made.seconds": (*_NUMBER, _MAYBE)},
+}
+_LINE: Mapping[str, tuple[type, ...]] = {
+    "step": (int,),
+    **{"warnings": (list, _MAYBE), "alarms": (list, _MAYBE), "phase": (str, _MAYBE)},  # all else are numbers
+}
+_SCORES = ("accuracy", "ci_low", "ci_high", "any_correct", "problems", "samples")
+_EVALUATION: Mapping[str, tuple[type, ...]] = {
+    "step": (int,),
+    **dict.fromkeys(_SCORES, (*_NUMBER, _MAYBE)),
+    **dict.fromkeys(("roles", "difference"), (dict, _MAYBE)),
+}
+_ALARM: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("name", "who"), (str,)),
+    **{"step": (int,), "evidence": (dict,), "until": (int, _MAYBE)},
+}
+
+
+def sound(run: Run) -> Run:
+    """The run, where all that it holds is of the types that runs are written in; a ValueError names what is not."""
+    for fault in _faults(run):
+        raise ValueError(fault)
+    return run
+
+
+def _faults(run: Run) -> Iterator[str]:
+    yield from _misfits("", run.about, _ABOUT)
+    for where, texts in (
+        ("config.policies.map", run.policy_map),
+        ("versions", run.about.get("versions") or {}),
+    ):
+        yield from (
+            f"{where}.{name} is {_said(text)}" for name, text in texts.items() if type(text) is not str
+        )
+    for change in run.about.get("changes") or ():
+        yield from _misfits("", {"a change": change}, {"a change": (list,)})
+    for name, records, shape in (
+        ("a line of metrics", run.metrics, _LINE),
+        ("an evaluation", run.evaluations, _EVALUATION),
+        ("an alarm", run.alarms or (), _ALARM),
+    ):
+        for record in records:
+            yield from _misfits(f"{name}: ", record, shape)
+    for record in run.evaluations:
+        said = (record.get("roles") or {}).items()
+        yield from (
+            f"an evaluation: roles.{role} is {_said(by)}" for role, by in said if type(by) is not dict
+        )
+    for line in run.metrics:
+        for key, value in line.items():
+            if not isinstance(value, (*_NUMBER, _MAYBE)) and key not in _LINE:
+                yield f"{key} of step {line['step']} is {_said(value)}"
+
+
+def _misfits(where: str, record: Any, shape: Mapping[str, tuple[type, ...]]) -> Iterator[str]:
+    """What of a record is of another type, by its path."""
+    if not isinstance(record, Mapping):
+        yield f"{where}{_said(record)}"
+        return
+    for path, kinds in shape.items():
+        value: Any = record
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if type(value) not in kinds:
+            yield f"{where}{path} is {_said(value)}"
+
+
+def _said(value: Any) -> str:
+    return json.dumps(value)[:40]
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, outside, path_errors
-from marl_jax.study.record import Record, Run, find_runs, read_run
+from marl_jax.study.record import Record, Run, find_runs, read_run, sound
 from marl_jax.user_cache import machine
 
 __all__ = ["SUFFIX", "Study", "collect", "compact", "read_result", "read_study"]
@@ -115,18 +115,22 @@ def read_result(path: str | os.PathLike[str]) -> Run:
     try:
         held = json.loads(file.read_text())
         columns = held["metrics"]
+        if len({len(column) for column in columns.values()}) > 1:
+            raise ValueError("its metrics are columns of several lengths")
         lines = tuple(dict(zip(columns, row)) for row in zip(*columns.values()))
         if held["schema"] != SCHEMA:
             raise ValueError(f"its schema is {held['schema']}, this version reads {SCHEMA}")
         if type(held["about"]["config"]["seed"]) is not int:
             raise ValueError("it names no seed")
         alarms = held.get("alarms")  # not of earlier versions
-        return Run(
-            file.with_name(file.name.removesuffix(SUFFIX)),
-            held["about"],
-            lines,
-            tuple(held["evaluations"]),
-            None if alarms is None else tuple(alarms),
+        return sound(
+            Run(
+                file.with_name(file.name.removesuffix(SUFFIX)),
+                held["about"],
+                lines,
+                tuple(held["evaluations"]),
+                None if alarms is None else tuple(alarms),
+            )
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FolderError(f"'{file}' is no result of a run: {error}") from None

@@ -115,9 +115,9 @@ def contrasts(pairs: Sequence[Pair]) -> Table:
     how = (
         "Differences in points, paired: the same seeds, the same problems. Where cells differ in several things, none "
         "of them alone explains it. Each interval of 95% stands for itself; of one seed it is over problems alone. "
-        "Peaks are the highest of several noisy values. Tokens are what both sides sampled on average where the "
-        "terminal accuracy was measured; where they are more than 10% apart, it says how many times as many the first "
-        "took."
+        "Peaks are chosen on one half of the problems and measured on the other, both ways round. Tokens are what both "
+        "sides sampled on average where the terminal accuracy was measured; where they are more than 10% apart, it "
+        "says how many times as many the first took."
     )
     return Table("Cells against each other", rows, head, how, words=3)
 

@@ -1,11 +1,12 @@
 """Results beside the code say of a run what its folder says, with fewer steps and no words."""
 
 import dataclasses
+import functools
 import json
 
 import pytest
 import script
-from study_folders import config, evaluation, full_run, metrics, write_run
+from study_folders import config, evaluation, full_run, metrics, write_lines, write_run
 
 from marl_jax.alarms.watch import judge
 from marl_jax.run_folder.folder import FolderError
@@ -80,6 +81,75 @@ def test_a_file_that_is_no_result_is_named(tmp_path, text):
     path.write_text(text)
     with pytest.raises(FolderError, match=r"odd\.run\.json' is no result of a run"):
         results.read_result(path)
+
+
+def changed(record, path, value):
+    """The same with another value at a dotted path, or without what is there."""
+    *above, last = (int(name) if name.isdigit() else name for name in path.split("."))
+    at = functools.reduce(lambda at, name: at[name], above, record)
+    if value is GONE:
+        del at[last]
+    else:
+        at[last] = value
+    return record
+
+
+GONE = object()
+ODD_RESULTS = [
+    ("about.config.policies", None, "config.policies is null"),
+    ("about.config.workflow", "voting", 'config.workflow is "voting"'),
+    ("about.config.policies.map.generator", ["p0"], 'config.policies.map.generator is ["p0"]'),
+    ("about.versions.jax", None, "versions.jax is null"),
+    ("about.changes", [5], "a change is 5"),
+    ("about.made.seconds", "long", 'made.seconds is "long"'),
+    ("evaluations.1", None, "an evaluation: null"),
+    ("evaluations.1.step", GONE, "an evaluation: step is null"),
+    ("evaluations.1.step", "10", 'an evaluation: step is "10"'),
+    ("evaluations.1.accuracy", "high", 'an evaluation: accuracy is "high"'),
+    ("alarms", [{"name": "length"}], "an alarm: who is null"),
+    ("alarms", 5, "is no result"),
+    ("metrics.step.0", None, "a line of metrics: step is null"),
+    ("metrics.step", GONE, "a line of metrics: step is null"),
+    ("metrics.reward.0", "x", 'reward of step 1 is "x"'),
+    ("metrics.reward", [0.5], "columns of several lengths"),
+]
+ODD_RUNS = [
+    ("config.policies", None, "config.policies is null"),
+    ("config.steps", "many", 'config.steps is "many"'),
+    ("changes", [5], "a change is 5"),
+    ("eval.1.accuracy", "high", 'an evaluation: accuracy is "high"'),
+    ("eval.1.roles.generator", None, "an evaluation: roles.generator is null"),
+    ("metrics.0.reward", "x", 'reward of step 1 is "x"'),
+    ("metrics.0.reward", [1], "reward of step 1 is [1]"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "why"), ODD_RESULTS)
+def test_of_seeds_the_odd_result_is_left_out_and_told_why(tmp_path, path, value, why):
+    for seed in range(3):
+        full_run(tmp_path / "runs" / "a" / f"seed-{seed}", steps=10)
+    files, _ = results.collect(tmp_path / "runs", tmp_path / "results")
+    files[1].write_text(json.dumps(changed(json.loads(files[1].read_text()), path, value)))
+    study = results.read_study(tmp_path / "results")
+    assert list(study.runs) == ["a/seed-0", "a/seed-2"]
+    (line,) = study.unread
+    assert "seed-1.run.json' is no result of a run" in line and why in line
+
+
+@pytest.mark.parametrize(("path", "value", "why"), ODD_RUNS)
+def test_of_run_folders_the_odd_one_is_left_out_and_told_why(tmp_path, path, value, why):
+    for name in ("odd", "sound"):
+        folder = full_run(tmp_path / name, steps=10)
+    file, _, rest = path.partition(".")
+    if rest and file in ("eval", "metrics"):
+        lines = (tmp_path / "odd" / f"{file}.jsonl").read_text().splitlines()
+        write_lines(tmp_path / "odd" / f"{file}.jsonl", changed([*map(json.loads, lines)], rest, value))
+    else:
+        about = json.loads((folder / "config.json").read_text())
+        (tmp_path / "odd" / "config.json").write_text(json.dumps(changed(about, path, value)))
+    study = results.read_study(tmp_path)
+    assert list(study.runs) == ["sound"] and len(study.unread) == 1
+    assert "odd" in study.unread[0] and why in study.unread[0]
 
 
 def test_a_directory_without_finished_runs_is_refused(tmp_path):

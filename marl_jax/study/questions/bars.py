@@ -1,4 +1,4 @@
-"""An answer as it is shown: a sentence, numbers with their intervals and runs, and a table."""
+"""An answer as it is shown: a sentence, numbers with their intervals and runs, and tables."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ class Finding:
     bars: Sequence[Bar] = ()
     unit: str = "points"
     against: str = "zero"  # what the level of each bar is
-    table: Table | None = None
+    tables: Sequence[Table] = ()
 
     @property
     def ends(self) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marl_jax.study.cliffs import TERMINAL
+from marl_jax.study.cliffs import TERMINAL, course
 from marl_jax.study.contrasts import Pair, alike, by_seed, paired_gaps, pairs_of, spent
 from marl_jax.study.intervals import Interval, holm, over_seeds, p_value
 from marl_jax.study.questions.bars import NOT_RUN, Bar, Finding
@@ -202,17 +202,20 @@ def _controls(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Table:
             }
             near = min(known, key=lambda name: abs(log(known[name][0] / known[name][1])), default=None)
             if near is None:
-                found += ["not recorded", NONE]
+                own = spent(cell, cell, of)
+                found += [f"{own[0]:.3g}" if own else "not recorded", NONE]
                 continue
             one, other = known[near]
             apart = "" if alike(one, other) else f"\nnot matched: x{one / other:.2g}"
             found += [f"{one:.3g}", near + apart]
-        if mine:
+        # Also where it is compared with its base alone, since no single agent made as many steps.
+        if mine or (not cell.single and not cell.early and _is_clean(cell) and any(map(course, cell.runs))):
             rows.append((names[id(cell)], found[1], found[3], found[0], found[2]))
     how = (
         "Means of an episode where the terminal accuracy is measured. A single agent is a control of as many calls or "
         "tokens where it spends the same within 10%; the nearest is shown, with how many times as much the workflow "
-        "spends. Other single agents that answer several times are compared with nothing."
+        "spends; a dash where no single agent differs from it in the workflow alone. Other single agents that answer "
+        "several times are compared with nothing."
     )
     head = ("", "nearest in calls", "nearest in tokens", "calls", "tokens")
     return Table("What the workflows spend", rows, head, how, words=3)
@@ -233,7 +236,7 @@ def _compared(number: int, judged: Sequence["Judged"], table: Table | None = Non
         lacking = [row[0] for row in table.rows if any(near == NONE or "\n" in near for near in row[1:3])]
         said += f"A control in calls or in tokens is lacking for {', '.join(lacking)}. " if lacking else ""
     bars = [one.test.bar._replace(verdict=one.verdict) for one in mine]
-    return Finding(question, said.rstrip(), doubt, bars, table=table if table and table.rows else None)
+    return Finding(question, said.rstrip(), doubt, bars, tables=[table] if table and table.rows else [])
 
 
 def told(judged: Sequence[Judged]) -> str:
@@ -280,7 +283,7 @@ def _is_clean(cell: Cell) -> bool:
         for name, value in (learner.get("interventions") or {}).items()
         if name != "alternate_every"
     }
-    changed = mixing.pop("mixing", {})
+    changed = mixing.pop("mixing", {}) or {}
     defaults = {"normalise_multiplicity": False, "balance": "off", "project_conflicts": False, "damping": 0.0}
     return (
         learner.get("updates", "one") == "one"

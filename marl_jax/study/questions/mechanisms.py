@@ -3,6 +3,7 @@
 runs ──► amplification (question 3), capture (4), foretold (7) ──► Finding
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -17,8 +18,9 @@ from marl_jax.study.record import Run, Series
 from marl_jax.study.seeds import Cell, names_of
 from marl_jax.study.wording import NONE, Table, small
 
-__all__ = ["amplification", "capture", "foretold"]
+__all__ = ["ABOVE", "amplification", "capture", "foretold"]
 
+ABOVE = "above an even share"  # the largest role of a cell
 MOST = 9999  # orders of a permutation test
 HELD_OUT = 1  # seeds of odd number test what those of even number chose
 
@@ -34,32 +36,32 @@ def amplification(runs: Sequence[Run]) -> Finding:
     doubt = "Another power of n at a later stage of training, at larger scale, or where agents see different prompts."
     by_role: dict[
         str, list[tuple[int, int, tuple[float, ...]]]
-    ] = {}  # agents, seed, amplification and the lengths of sum and update
+    ] = {}  # agents, seed, amplification, the lengths of sum and update, amplification of independent agents
     for run in runs:
         for match in run.keys("gradient/([^/]+)/slots/([^/]+)/amplification"):
             keys = match[0], f"gradient/{match[1]}/norm/{match[2]}", f"policy/{match[1]}/update_norm"
-            means = tuple(_mean(run.series(key)) for key in keys)
-            agents = len(run.keys(f"gradient/{match[1]}/slots/{match[2]}/norm/.+"))
+            parts = [run.series(key[0]) for key in run.keys(f"gradient/{match[1]}/slots/{match[2]}/norm/.+")]
+            means, agents = (*(_mean(run.series(key)) for key in keys), _independent(parts)), len(parts)
             if all(map(math.isfinite, means)):
                 by_role.setdefault(match[2], []).append((agents, int(run.config["seed"]), means))
     # A role that is alone in every run is no measure of one agent of another role.
     found = [one for of in by_role.values() if any(agents > 1 for agents, *_ in of) for one in of]
     counts, seeds = sorted({agents for agents, *_ in found}), sorted({seed for _, seed, _ in found})
-    table = {(agents, seed): means for agents, seed, means in found}
-    complete = [seed for seed in seeds if all((agents, seed) in table for agents in counts)]
+    known = {(agents, seed): means for agents, seed, means in found}
+    complete = [seed for seed in seeds if all((agents, seed) in known for agents in counts)]
     if len(counts) < 3 or not complete:
         return Finding(question, NOT_RUN, doubt)
     bars, rows = [], []
     for agents in counts:
-        growth, *lengths = np.array([table[agents, seed] for seed in complete]).T
-        fewest = np.array([table[counts[0], seed] for seed in complete]).T[1:]
+        growth, *lengths, _ = np.array([known[agents, seed] for seed in complete]).T
+        fewest = np.array([known[counts[0], seed] for seed in complete]).T[1:-1]
         name = f"{agents} agent{'s' if agents > 1 else ''}"
         bars.append(Bar(name, over_runs(growth), growth.tolist(), level=math.sqrt(agents)))
         numbers = growth, *(length / first for length, first in zip(lengths, fewest))
         rows.append((str(agents), str(len(complete)), *(_number(over_runs(one)) for one in numbers)))
-    power, of_sum = (
-        over_runs([_slope(counts, [table[agents, seed][k] for agents in counts]) for seed in complete])
-        for k in (0, 1)
+    power, of_sum, alone = (
+        over_runs([_slope(counts, [known[agents, seed][k] for agents in counts]) for seed in complete])
+        for k in (0, 1, 3)
     )
     answer = (
         "Relative to the mean length of one agent's part, the sum of the parts grows with n to the power of "
@@ -69,13 +71,21 @@ def amplification(runs: Sequence[Run]) -> Finding:
     )
     how = (
         "Amplification is |sum g| / mean |g| over the parallel agents, mean over the steps; the square root of their "
-        "number, where they are independent. The lengths of the sum and of Adam's update are relative to the fewest "
+        "number, where they are independent and their parts equally long, and with the lengths that were measured n to "
+        f"the power of {alone.mean:.3f}. The lengths of the sum and of Adam's update are relative to the fewest "
         "agents. 95% t intervals over seeds."
     )
-    table_ = Table(
+    table = Table(
         "Agents", rows, ("agents", "seeds", "amplification", "length of the sum", "of the update"), how
     )
-    return Finding(question, answer, doubt, bars, "times", "what independent agents give", table_)
+    return Finding(question, answer, doubt, bars, "times", "what independent agents give", [table])
+
+
+def _independent(parts: Sequence[Series]) -> float:
+    """The amplification of parts of these lengths that are at right angles, mean over the steps."""
+    steps = functools.reduce(np.intersect1d, [part.known.steps for part in parts]) if parts else np.array([])
+    lengths = np.array([part.values[np.isin(part.steps, steps)] for part in parts])
+    return float(np.mean(np.sqrt((lengths**2).sum(0)) / lengths.mean(0))) if len(steps) else math.nan
 
 
 def _alike(power: Interval) -> str:
@@ -99,7 +109,7 @@ def capture(cells: Sequence[Cell]) -> Finding:
     doubt = "A rank correlation of the same sign, with p below 0.05, on the seeds that were held out."
     shared = [cell for cell in cells if cell.shared]
     names = names_of(cells)
-    bars, leading = [], list[str]()
+    bars, leading, held = [], list[str](), list[tuple[str, ...]]()
     points: list[list[tuple[int, float, float]]] = []  # of each cell: seed, dominance, what followed
     for cell in shared:
         by_role: dict[str, list[float]] = {}
@@ -108,13 +118,17 @@ def capture(cells: Sequence[Cell]) -> Finding:
                 by_role.setdefault(match[1], []).append(float(_mean(run.series(match[0]))))
         halves = [(int(run.config["seed"]), _half_way(run)) for run in cell.runs if run.finished]
         points.append([(seed, *half) for seed, half in halves if half])
-        bars += [
-            Bar(f"{names[id(cell)]}: {role}", over_runs(values), values, level=1 / len(by_role))
-            for role, values in by_role.items()
-        ]
-        if by_role:
-            role = max(by_role, key=lambda name: np.mean(by_role[name]))
-            leading.append(f"{role} in {names[id(cell)]} ({np.mean(by_role[role]):.0%})")
+        most, even = (
+            max(by_role, key=lambda name: np.mean(by_role[name]), default=None),
+            1 / max(len(by_role), 1),
+        )
+        for role, values in by_role.items():
+            found = over_runs(values)
+            bars.append(Bar(f"{names[id(cell)]}: {role}", found, values, level=even))
+            said = NONE if role != most else ABOVE if found.low > even else "not shown"
+            held.append((names[id(cell)], role, said, str(len(values)), _number(found), f"{even:.2f}"))
+            if role == most:
+                leading.append(f"{role} in {names[id(cell)]} ({found.mean:.0%})")
     if not bars:
         return Finding(question, NOT_RUN, doubt)
     rows = []
@@ -125,14 +139,15 @@ def capture(cells: Sequence[Cell]) -> Finding:
         rho, p = _ranks(groups) if runs > 2 else (math.nan, math.nan)
         rows.append((name, str(len(groups)), str(runs), NONE if math.isnan(rho) else f"{rho:+.2f}", small(p)))
     _, tested, every = rows
-    said = lambda row: f"{row[3]} over {row[2]} runs (p {row[4]})"
+    in_words = lambda row: f"{row[3]} over {row[2]} runs (p {row[4]})"
     answer = f"The largest share has {'; '.join(leading)}. " + (
         "Dominance in the first half of a run and the change of accuracy in its second have, within cells, a rank "
-        f"correlation of {said(tested)} of held-out seeds."
+        f"correlation of {in_words(tested)} of held-out seeds."
         if tested[3] != NONE
-        else "Too few runs of held-out seeds to say whether dominance foretells what follows"
+        else "Too few runs of held-out seeds, which are odd, to say whether dominance foretells what follows: a cell "
+        "counts with two, so with seeds up to 3 or more"
         + (
-            f"; within cells, over all seeds, the rank correlation is {said(every)}."
+            f"; within cells, over all seeds, the rank correlation is {in_words(every)}."
             if every[3] != NONE
             else "."
         )
@@ -142,8 +157,16 @@ def capture(cells: Sequence[Cell]) -> Finding:
         "there to its end. Ranks are within a cell, so that a difference between workflows is none; cells with one run "
         "do not count. p by permutation within cells."
     )
-    table = Table("Dominance and what follows", rows, ("", "cells", "runs", "correlation", "p"), how)
-    return Finding(question, answer, doubt, bars, "share of gradient mass", "an even share", table)
+    after = Table("Dominance and what follows", rows, ("", "cells", "runs", "correlation", "p"), how)
+    how = (
+        "Of the lengths of all roles' parts of the gradient, mean over the steps, with 95% t intervals over seeds. In "
+        "each cell the role with the largest share is picked first, and then tested by the same numbers: it is above "
+        "an even share where its interval is. No p is corrected for either."
+    )
+    shares = Table(
+        "Shares of the gradient", held, ("", "role", "", "seeds", "share", "an even one"), how, words=3
+    )
+    return Finding(question, answer, doubt, bars, "share of gradient mass", "an even share", [shares, after])
 
 
 def _half_way(run: Run) -> tuple[float, float] | None:
@@ -224,7 +247,7 @@ def foretold(cells: Sequence[Cell]) -> Finding:
         "steps saved",
     )
     table = Table("Stopping by the monitor", rows, head, how)
-    return Finding(question, answer + left_out, doubt, bars, table=table)
+    return Finding(question, answer + left_out, doubt, bars, tables=[table])
 
 
 Alarm = Callable[[Run], float | None]  # at which step of a run a monitor fires first

@@ -20,6 +20,7 @@ from marl_jax.study.questions.findings import (
     sharing_alone,
     told,
 )
+from marl_jax.study.questions.mechanisms import ABOVE
 from marl_jax.study.record import Run
 from marl_jax.study.seeds import Cell
 from marl_jax.study.wording import NONE, Table
@@ -124,16 +125,16 @@ def _amplified(said: Answered, isolated: Sequence[Cell]) -> Verdict:
 
 def _captured(said: Answered) -> Verdict:
     finding = said.findings[3]
-    if not finding.bars or finding.table is None:
+    if not finding.tables:
         return NOT_RUN, ""
-    roles: dict[str, list[tuple[float, float]]] = {}  # of each cell, mean and lower end of each share
-    for bar in finding.bars:
-        roles.setdefault(bar.label.rpartition(": ")[0], []).append((bar.value.mean, bar.value.low))
-    uneven = sum(max(shares)[1] > 1 / len(shares) for shares in roles.values())
-    _, held_out, _ = finding.table.rows
+    shares, ranks = finding.tables
+    uneven = [cell for cell, _, verdict, *_ in shares.rows if verdict == ABOVE]
+    cells = len({cell for cell, *_ in shares.rows})
+    held_out = ranks.rows[1]
     rho, p = held_out[3:]
     after = "too few held-out seeds for what follows" if rho == NONE else f"rank correlation {rho}, p {p}"
-    by = f"one role has more than an even share in {uneven} of {len(roles)} cells; {after}"
+    named = f" ({'; '.join(uneven)})" if uneven else ""
+    by = f"one role has more than an even share in {len(uneven)} of {cells} cells{named}; {after}"
     follows = rho.startswith("-") and float(p) <= LEVEL  # more dominance, and then a loss
     return (UNSURE if not uneven else AGREES if follows else PARTLY), by
 

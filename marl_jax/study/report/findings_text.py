@@ -76,8 +76,7 @@ def _section(number: int, finding: Finding, page: Path) -> str:
         name = f"{page.stem}-{number}"
         drawing.bars(finding, page.with_name(name))
         parts.append(f"![{finding.question}]({name}.svg)")
-    if finding.table:
-        parts.append(markdown(finding.table, 3))
+    parts += [markdown(table, 3) for table in finding.tables]
     return "\n\n".join([*parts, f"What would change our mind: {finding.doubt}"])
 
 
@@ -140,7 +139,8 @@ def _lacking(cells: Sequence[Cell]) -> Table:
     how = (
         f"Runs that a claim of {findings.SEEDS} seeds still needs. Hours are their steps by the mean seconds of a step "
         f"of runs of the same workflow, scale and task on {usual}, whatever follows the plus signs: more agents or "
-        "rounds take longer. A run is not timed where there is no such run."
+        "rounds take longer. A run is not timed where there is no such run. Of the map under the original's regime "
+        "the parts have the cells with '+regime' alone; the others are not run, and not listed."
     )
     return Table("Not run", rows, ("part", "cells", "runs", "hours", "of them not timed"), how, words=2)
 

@@ -68,6 +68,8 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> P
             runs[name] = run
         except FolderError as error:
             unread.append(str(error))
+        except Exception as error:  # whatever an odd value of one run breaks, the others have their pages
+            unread.append(f"'{run.folder}' has no page, since a value of it is odd: {error!r}")
     together = [curves.overlay(runs, title) for title in curves.OVERVIEW]
     panels = [panel for panel in together if panel.lines]
     accuracies = [

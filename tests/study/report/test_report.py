@@ -373,6 +373,15 @@ def test_a_folder_of_runs_has_a_row_for_each_and_links_that_lead_somewhere(tmp_p
     )
 
 
+def test_a_run_whose_own_page_fails_is_named_and_the_others_have_theirs(tmp_path):
+    odd = evaluation(3, 0.5, roles={"generator": {"accuracy": "high"}})
+    for name, last in (("odd", odd), ("sound", evaluation(3, 0.5))):
+        write_run(tmp_path / name, lines=[metrics(3)], evaluations=[evaluation(0, 0.4), last])
+    page = Page(write_overview(read_study(tmp_path)))
+    assert "1 runs." in page.words and set(page.links) == {"sound/report.html"}
+    assert re.search(r"odd' has no page, since a value of it is odd: ValueError", page.words)
+
+
 def test_the_script_compares_runs_in_the_terminal_and_tells_what_it_cannot_read(tmp_path):
     root, page = tmp_path / "runs", tmp_path / "page"
     along = [evaluation(0, 0.4), *(evaluation(k, 0.5) for k in (1, 2))]
