@@ -55,7 +55,7 @@ def test_an_object_of_the_library_is_named_with_or_without_its_first_word():
     text = page("workflows.Call")
     assert text == page("marl_jax.workflows.Call")
     assert "- `slot` (int; 0): which of several parallel calls of the role this is" in text
-    assert page("rewards.outcome").startswith("### outcome(") and "Every call earns" in page(
+    assert page("rewards.outcome").startswith("### outcome(") and "The reward of every call" in page(
         "rewards.outcome"
     )
     assert page("workflows.voting").count("### voting(") == 1  # the workflow, under its function's words

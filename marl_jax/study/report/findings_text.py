@@ -1,7 +1,7 @@
 """docs/findings.md: the answers of `findings` as Markdown, with a figure each, between two marks of a page.
 
-What stands outside of the marks is written by hand and stays. A page beside it, of the same name and `-runs`, has what
-was run and what was not.
+What stands outside of the marks is written by hand and stays. A page beside it, of the same name and `-runs`, has all
+tests, what was run, and what was not.
 """
 
 import collections
@@ -48,13 +48,14 @@ def write_findings(study: Study, page: str | os.PathLike[str]) -> None:
     said = findings.answers(known)
     beside = path.with_name(f"{path.stem}-runs.md")
     parts = [markdown(agreement(said)), *(_section(k, one, path) for k, one in enumerate(said.findings, 1))]
-    parts += [markdown(said.tests)] * bool(said.tests.rows)
-    parts.append(f"The runs, and what is not run yet, are [a page of their own]({beside.name}).")
+    parts.append(f"All tests, the runs, and what is not run yet, are [a page of their own]({beside.name}).")
     before, _, rest = text.partition(BEGIN)
     runs = [
-        f"# The runs behind the findings\n\nMade by `make page`, as the numbers of [{path.name}]({path.name}) are."
+        "# The tests and runs behind the findings\n\n"
+        f"Made by `make page`, as the numbers of [{path.name}]({path.name}) are."
     ]
-    runs += [markdown(table) for table in (_made(said.cells), _lacking(said.cells)) if table.rows]
+    tables = said.tests, _made(said.cells), _lacking(said.cells)
+    runs += [markdown(table) for table in tables if table.rows]
     runs += ["\n".join(f"- Left out: {why}" for why in study.unread)] * bool(study.unread)
     with path_errors(path):
         made = "\n\n".join(parts)
