@@ -10,6 +10,7 @@ bits of a run alone on one device.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +76,8 @@ class Compiled:
         """`settled` is the number of devices that the run was begun on. What has no form in arrays is refused."""
         self._config, self._parts, self._cast = config, parts, compiled.cast_of(config, parts)
         train = list(train)  # each is read from the disk
+        some = itertools.islice(itertools.cycle(train), config.data.problems)
+        self._some = list(some)  # as many as a step has
         self._width = max(len(task.question) for task in train)
         compiled.tasks_of(self._cast, train, self._width)
         count_calls(self._cast, self._width)  # refuses prompts that may not fit
@@ -211,12 +214,13 @@ class Compiled:
 
     def planned(self) -> tuple[StepMemory, Any]:
         """What the step of one seed takes on each device, counted from its trace; and the trace."""
-        of = functools.partial(compiled.start, self._config, parts=self._parts)
-        state, batch = jax.eval_shape(of), next(compiled.batches(self._config, parts=self._parts))
+        state = jax.eval_shape(functools.partial(compiled.start, self._config, parts=self._parts))
+        words = compiled.noise_words(self._cast, self._some, seed=self._config.seed, step=1)
+        tasks = compiled.tasks_of(self._cast, self._some, self._width)
         layout, halves = self._layouts[0], self._halves
         if self._side_by_side:
             layout, halves = Layout.on(self.devices[0]), compiled.make_halves(self._config, parts=self._parts)
-        traced = jax.jit(layout.step(halves.step)).trace(state, *batch)
+        traced = jax.jit(layout.step(halves.step)).trace(state, words, tasks)
         return of_step(traced.jaxpr, len(self.devices)), traced
 
     def compiled(self, traced: Any) -> jax.stages.Compiled:
