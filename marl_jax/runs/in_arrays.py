@@ -13,7 +13,6 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -47,7 +46,7 @@ from marl_jax.runs.step_programs import WHOLE, Layout, take_step, trace
 from marl_jax.sampling.engine import NotFinite
 from marl_jax.sampling.shapes import free_bytes
 from marl_jax.task import Task
-from marl_jax.threads import Workers
+from marl_jax.threads import Workers, side_by_side
 
 __all__ = ["Compiled", "cpu_devices"]
 
@@ -181,8 +180,8 @@ class Compiled:
             fitting(jax.jit(layout.step(self._halves.step)).trace(*placed))
         else:
             halves = map(fitting, halves)
-        with kept.found_by_jax(file) as found, ThreadPoolExecutor() as threads:
-            programs = list(threads.map(self.compiled, halves))
+        with kept.found_by_jax(file) as found:
+            programs = side_by_side("compile", self.compiled, halves)
         kept.keep(file, programs, max(needs, key=self._needed), found)
         return programs
 
