@@ -1,4 +1,4 @@
-"""The training run: configuration, folder, checkpoints, metrics, statistics, the loop, evaluation and export."""
+"""The training run: opening it, the loop over both roads, its state, evaluations and phases, measures, and stopping."""
 
 from typing import TYPE_CHECKING
 
