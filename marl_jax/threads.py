@@ -14,14 +14,15 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError
 from concurrent.futures import wait as wait_for
 from typing import Any, TypeVar
 
-__all__ = ["Workers"]
+__all__ = ["Workers", "side_by_side"]
 
 LOOK_S = 0.1  # between two checks of what else may end a wait
+AT_ONCE = min(32, (os.cpu_count() or 1) + 4)  # calls of `side_by_side`: as a ThreadPoolExecutor has
 
 _T = TypeVar("_T")
 
@@ -79,6 +80,19 @@ class Workers:
 
     def _start(self) -> None:
         threading.Thread(target=_work, args=(self._queue,), name=self._name, daemon=True).start()
+
+
+def side_by_side(name: str, call: Callable[..., _T], *items: Iterable[Any]) -> list[_T]:
+    """The results of `call` for the items, each begun as soon as its item is there; for programs of JAX, too.
+
+    No call is under way any more when this returns, or raises the error of a call or of an item.
+    """
+    workers = Workers(name, AT_ONCE, finish=True)
+    try:
+        jobs = [workers.submit(call, *some) for some in zip(*items, strict=True)]
+        return [job.result() for job in jobs]
+    finally:
+        workers.close(None)
 
 
 class _Job(Future[Any]):

@@ -19,6 +19,7 @@ import pytest
 from absl import flags
 
 from marl_jax import fields
+from marl_jax.commands import cli
 from marl_jax.config.run_config import RunConfig, load_config, load_file, split_argv
 from marl_jax.planning.devices import KINDS
 from marl_jax.planning.plan import demand_of, find_model, make_plan
@@ -57,6 +58,15 @@ def import_name(name):
 
 
 # ---------------------------------------------------------------- programs and commands
+
+
+def test_a_program_that_imports_cli_by_its_old_name_runs():
+    text = (ROOT / "examples/own_reward.py").read_text()
+    old = text.replace("from marl_jax.commands import cli", "from experiments import cli")  # all that differs
+    assert old != text
+    exec(old, names := {"__name__": "old"})
+    for name in cli.__all__:
+        assert getattr(names["cli"], name) is getattr(cli, name)
 
 
 BLOCKS = [block for text in PAGES.values() for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
@@ -347,7 +357,7 @@ def test_the_page_of_numbers_says_what_the_plan_of_its_qwen3_command_counts(monk
 
 @pytest.mark.parametrize("page", sorted(PAGES))
 def test_a_page_can_be_read_in_one_sitting(page):
-    assert len(PAGES[page].splitlines()) <= 200
+    assert len(PAGES[page].splitlines()) < 200
 
 
 def test_every_page_is_in_the_navigation_of_the_documentation():

@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from marl_jax.threads import Workers
+from marl_jax.threads import Workers, side_by_side
 
 WAIT_S = 20.0
 
@@ -41,6 +41,23 @@ def test_jobs_start_in_order_and_at_most_so_many_work_at_a_time():
     jobs = [workers.submit(job, number) for number in range(6)]
     assert len({one.result(WAIT_S) for one in jobs}) == 2
     assert [sorted(started[i : i + 2]) for i in (0, 2, 4)] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_calls_side_by_side_come_in_order_and_none_is_under_way_when_one_fails():
+    together, ended = threading.Barrier(2), []
+
+    def job(number, fails):
+        together.wait(WAIT_S)
+        if fails:
+            raise ValueError(number)
+        time.sleep(0.05)
+        ended.append(number)
+        return number
+
+    assert side_by_side("test", job, (1, 2), (False, False)) == [1, 2]
+    with pytest.raises(ValueError, match="3"):
+        side_by_side("test", job, (3, 4), (True, False))
+    assert sorted(ended) == [1, 2, 4]
 
 
 def test_no_thread_is_an_error_by_name():

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from marl_jax.config.run_config import RunConfig
 from marl_jax.planning.account import account, line_of
 from marl_jax.planning.devices import KINDS, host
-from marl_jax.planning.lengths import PlanError, read_lengths, recorded_lengths
+from marl_jax.planning.lengths import SPREAD, PlanError, read_lengths, recorded_lengths
 from marl_jax.planning.plan import demand_of, find_models, make_plan, told
 from marl_jax.terminal.page import plan_page
 
@@ -29,7 +29,9 @@ def run_plan(
         lengths = recorded_lengths(folder, lengths)
     if not math.isfinite(tokens_per_second):
         raise PlanError(f"--tokens_per_second is {tokens_per_second}; it must be a number, or 0 for none")
-    usual, demand = demand_of(config), demand_of(config, lengths, tokens_per_second)
+    usual = demand = demand_of(config)
+    if (lengths, tokens_per_second) != (SPREAD, 0.0):
+        demand = demand_of(config, lengths, tokens_per_second)
     plans = [make_plan(config, models, device, usual) for device in (host(), *KINDS)]
     road = check_foreseen(config, plans[0])
     plans = [told(plan, config, models, demand) for plan in plans]

@@ -16,7 +16,6 @@ import pickle
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from marl_jax.own import is_own
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import versions
 from marl_jax.runs.loading.parts import Parts
+from marl_jax.threads import side_by_side
 
 __all__ = ["found_by_jax", "keep", "load", "place_of", "shown"]
 
@@ -95,9 +95,9 @@ def load(place: Path | None, devices: Sequence[jax.Device], check: Callable[[Any
             zlib.decompress(code), taken, given, backend=devices[0].client, execution_devices=devices
         )
 
-    with contextlib.suppress(Exception), ThreadPoolExecutor() as threads:  # XLA may refuse them
+    with contextlib.suppress(Exception):  # XLA may refuse them
         _put(place)
-        return list(threads.map(made, *zip(*programs)))
+        return side_by_side("load", made, *zip(*programs))
     return None
 
 

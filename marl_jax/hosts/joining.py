@@ -14,7 +14,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from absl import logging
 
 from marl_jax.errors import UserError
 from marl_jax.hosts import talk
+from marl_jax.threads import Workers
 
 __all__ = ["WAIT_S", "HostsError", "joined", "on_stop", "tell_stop"]
 
@@ -186,6 +186,7 @@ class _Companion:
 
     def __init__(self, index: int | None, count: int, hosts: str, port: int, wait_s: float) -> None:
         self.on_stop: Callable[[], None] = lambda: None
+        self._workers = Workers("companion")
         words = (index, count, hosts, port, wait_s)
         self._process: Any = subprocess.Popen(
             [sys.executable, "-P", str(_COMPANION), *map(str, words)],
@@ -201,7 +202,7 @@ class _Companion:
         if said != word:
             raise HostsError(rest or "the process that watches the others ended")
         if word == "ready":
-            threading.Thread(target=self._listen, name="companion", daemon=True).start()
+            self._workers.submit(self._listen)
         return int(rest)
 
     def say(self, word: str) -> None:

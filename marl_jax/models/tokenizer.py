@@ -4,6 +4,7 @@ Both are transformers tokenizers with a chat template, saved in the same format,
 `load_tokenizer` treats both alike. Text becomes token ids only here.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from marl_jax.packaged import located
 
 __all__ = [
     "CHARACTERS",
+    "CLASSES",
     "FILES",
     "WORDS",
     "build_micro_tokenizer",
@@ -29,6 +31,11 @@ FILES = (
     *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt"),
     *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
 )
+# By the name that a directory gives: what `save_pretrained` writes, and what Qwen3 is published with.
+CLASSES = {
+    **dict.fromkeys(("TokenizersBackend", "PreTrainedTokenizerFast"), "PreTrainedTokenizerFast"),
+    **dict.fromkeys(("Qwen2Tokenizer", "Qwen2TokenizerFast"), "Qwen2TokenizerFast"),
+}
 PAD, START, END, UNKNOWN = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|unknown|>"
 # Whole words of the conversations that micro models have; everything else is spelled out.
 WORDS = (
@@ -68,19 +75,30 @@ CHAT_TEMPLATE = (
 
 def load_tokenizer(directory: str | os.PathLike[str], config: ModelConfig | None = None) -> Any:
     """The tokenizer of a local directory; with `config`, one with ids that the model lacks is refused."""
-    from transformers import AutoTokenizer
-
     directory = located(directory)
     if not any((directory / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         raise FileNotFoundError(f"{directory} has no tokenizer.json; is this the directory of a model?")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        tokenizer = _class_of(directory).from_pretrained(str(directory), local_files_only=True)
     except Exception as error:  # whatever the parser of the broken file raised
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"the tokenizer in {directory} cannot be read: {reason}") from error
     if config is not None:
         check_vocabulary(tokenizer, config)
     return tokenizer
+
+
+def _class_of(directory: Path) -> Any:
+    """What `AutoTokenizer` takes for a Qwen3 model, imported by its name where that is known.
+
+    `AutoTokenizer` imports the configurations of all models, and with them PyTorch where that is installed: 2 s.
+    """
+    import transformers
+
+    settings = directory / "tokenizer_config.json"
+    about = json.loads(settings.read_text("utf-8")) if settings.is_file() else {}
+    name = "" if "auto_map" in about else str(about.get("tokenizer_class"))
+    return getattr(transformers, CLASSES.get(name, "AutoTokenizer"))
 
 
 def save_tokenizer(directory: str | os.PathLike[str], tokenizer: Any) -> None:

@@ -281,7 +281,8 @@ class Speller:
         text = next(text for text, p in zip(answers, itertools.accumulate(answers.values())) if at < p)
         new = self._assumptions.completion.draw(call.role, request.max_new_tokens, rng)
         own = self.id_of(f"<{len(self._texts)}>")  # no two completions are equal
-        filler = self._spelled("a" * math.ceil(new * self._assumptions.characters))
+        # As far as it is needed; of one length, it is spelled once.
+        filler = self._spelled("a" * math.ceil(request.max_new_tokens * self._assumptions.characters))
         return [self.id_of(text), own, *filler][:new]
 
     def id_of(self, text: str) -> int:
@@ -313,7 +314,10 @@ class Speller:
     def _spell(self, text: str) -> list[int]:
         each = self._assumptions.characters
         cuts = [int(i * each) for i in range(math.ceil(len(text) / each) + 1)]
-        return [self.id_of(text[start:stop]) for start, stop in itertools.pairwise(cuts)]
+        pieces = [text[start:stop] for start, stop in itertools.pairwise(cuts)]
+        for piece in dict.fromkeys(pieces):
+            self.id_of(piece)
+        return [self._ids[piece] for piece in pieces]
 
 
 def _heard(workflow: Workflow, policy_map: Mapping[str, str], engine: SilentEngine) -> Workflow:

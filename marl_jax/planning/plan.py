@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import jax.numpy as jnp
 
@@ -245,14 +245,18 @@ def _check_tokens(config: RunConfig, models: Mapping[str, ModelConfig]) -> None:
             )
 
 
-def check_words(config: RunConfig, made: Plan) -> None:
-    """Refuse a built-in workflow with a role whose words leave no room for any question in the engines of a plan."""
+def check_words(config: RunConfig, made: Plan, tokenizers: Mapping[str, Any] | None = None) -> None:
+    """Refuse a built-in workflow with a role whose words leave no room for any question in the engines of a plan.
+
+    `tokenizers` is {policy: tokenizer}, where they are loaded already.
+    """
     if is_own(config.workflow.name) or config.rollout.limits.overlong == "truncate":
         return
     try:
-        specs = policy_specs(config.policies)
-        loaded = {base: load_tokenizer(base) for base in {spec.base for spec in specs.values()}}
-        tokenizers = {name: loaded[spec.base] for name, spec in specs.items()}
+        if tokenizers is None:
+            specs = policy_specs(config.policies)
+            loaded = {base: load_tokenizer(base) for base in {spec.base for spec in specs.values()}}
+            tokenizers = {name: loaded[spec.base] for name, spec in specs.items()}
         ends = {name: chat.end_of_turn for name, chat in Chats(tokenizers, {}).by_policy.items()}
     except (OSError, ValueError):  # told when the model is loaded
         return

@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-import orbax.checkpoint.experimental.v1 as ocp
 from absl import logging
 
 from marl_jax import hosts
@@ -109,6 +108,8 @@ class Checkpoints:
         `trees` are restored by name, so that weights can be had alone. `data` is JSON: step, positions, seeds.
         An error of the save before is raised here.
         """
+        import orbax.checkpoint.experimental.v1 as ocp
+
         hosts.together(self.wait)
         flat = {name: _flatten(tree) for name, tree in trees.items()}
         arrays = {name: leaves for name, (leaves, _) in flat.items() if leaves}
@@ -291,6 +292,8 @@ def _load(place: Path, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], 
         arrays, _ = _flatten(template)
         if arrays:
             wanted[name] = jax.tree.map(_abstract, arrays)
+    import orbax.checkpoint.experimental.v1 as ocp
+
     with _alone():
         _check_shapes(place, wanted)
         loaded = ocp.load_checkpointables(place, wanted) if wanted else {}
@@ -303,6 +306,8 @@ def _load(place: Path, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], 
 
 def _check_shapes(place: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
     """A tree of another shape is another run. Orbax takes numpy arrays of any shape and converts to any dtype."""
+    import orbax.checkpoint.experimental.v1 as ocp
+
     metadata = ocp.checkpointables_metadata(place).metadata if wanted else {}
     for name, leaves in wanted.items():
         there = {key: (tuple(leaf.shape), np.dtype(leaf.dtype)) for key, leaf in metadata[name].items()}
@@ -416,6 +421,8 @@ def _alone() -> Iterator[None]:
     if hosts.count() == 1:
         yield
         return
+    import orbax.checkpoint.experimental.v1 as ocp
+
     context = ocp.Context()
     context.multiprocessing_options.primary_host = hosts.index()
     context.multiprocessing_options.active_processes = {hosts.index()}

@@ -10,9 +10,9 @@ bits of a run alone on one device.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -46,7 +46,7 @@ from marl_jax.runs.step_programs import WHOLE, Layout, take_step, trace
 from marl_jax.sampling.engine import NotFinite
 from marl_jax.sampling.shapes import free_bytes
 from marl_jax.task import Task
-from marl_jax.threads import Workers
+from marl_jax.threads import Workers, side_by_side
 
 __all__ = ["Compiled", "cpu_devices"]
 
@@ -75,6 +75,8 @@ class Compiled:
         """`settled` is the number of devices that the run was begun on. Cells without a form in arrays are refused."""
         self._config, self._parts, self._cast = config, parts, compiled.cast_of(config, parts)
         train = list(train)  # each is read from the disk
+        some = itertools.islice(itertools.cycle(train), config.data.problems)
+        self._some = list(some)  # as many as a step has
         self._width = max(len(task.question) for task in train)
         compiled.tasks_of(self._cast, train, self._width)
         count_calls(self._cast, self._width)  # refuses prompts that may not fit
@@ -178,8 +180,8 @@ class Compiled:
             fitting(jax.jit(layout.step(self._halves.step)).trace(*placed))
         else:
             halves = map(fitting, halves)
-        with kept.found_by_jax(file) as loaded, ThreadPoolExecutor() as threads:
-            programs = list(threads.map(self.compiled, halves))
+        with kept.found_by_jax(file) as loaded:
+            programs = side_by_side("compile", self.compiled, halves)
         kept.keep(file, programs, max(needs, key=self._needed), loaded)
         return programs
 
@@ -211,12 +213,13 @@ class Compiled:
 
     def planned(self) -> tuple[StepMemory, Any]:
         """The memory of one seed's step on each device, counted from its trace; and the trace."""
-        of = functools.partial(compiled.start, self._config, parts=self._parts)
-        state, batch = jax.eval_shape(of), next(compiled.batches(self._config, parts=self._parts))
+        state = jax.eval_shape(functools.partial(compiled.start, self._config, parts=self._parts))
+        words = compiled.noise_words(self._cast, self._some, seed=self._config.seed, step=1)
+        tasks = compiled.tasks_of(self._cast, self._some, self._width)
         layout, halves = self._layouts[0], self._halves
         if self._side_by_side:
             layout, halves = Layout.on(self.devices[0]), compiled.make_halves(self._config, parts=self._parts)
-        traced = jax.jit(layout.step(halves.step)).trace(state, *batch)
+        traced = jax.jit(layout.step(halves.step)).trace(state, words, tasks)
         return of_step(traced.jaxpr, len(self.devices)), traced
 
     def compiled(self, traced: Any) -> jax.stages.Compiled:

@@ -332,10 +332,7 @@ class Engine:
             self._params,
             self._adapters,
             self._prefix_cache,
-            rows,
-            tokens,
-            starts,
-            adapters,
+            programs.Feeds(rows, tokens, starts, adapters),
             config=self.config,
             # A prompt that continues a cached one looks over the whole context.
             attended=self.settings.context if starts.any() else min(chunk, self.settings.context),

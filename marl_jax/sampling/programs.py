@@ -24,6 +24,7 @@ from marl_jax.sampling import methods
 __all__ = [
     "Array",
     "Features",
+    "Feeds",
     "Lanes",
     "Sampled",
     "copy_rows",
@@ -67,6 +68,16 @@ class Lanes:
     stops: Array  # [W,S] int32 stop tokens, -1 where there is none
     noise: Array  # [W,2] uint32 what keys the request's noise
     adapter: Array  # [W] int32, -1 is the base
+
+
+@flax.struct.dataclass
+class Feeds:
+    """Tokens of prompts, and where in a cache they go. Arrays of the host."""
+
+    rows: Array  # [B] int32, out of range is padding
+    tokens: Array  # [B,C] int32
+    start: Array  # [B] int32 the position of the first token
+    adapter: Array  # [B] int32, -1 is the base
 
 
 @flax.struct.dataclass
@@ -129,23 +140,21 @@ def prefill(
     params: Tree,
     adapters: Tree | None,
     cache: Cache,
-    rows: jax.Array,
-    tokens: jax.Array,
-    start: jax.Array,
-    adapter: jax.Array,
+    feeds: Feeds,
     *,
     config: ModelConfig,
     attended: int,
     scale: float,
 ) -> tuple[Cache, jax.Array]:
-    """Feed tokens [B,C] at positions start [B].. to rows [B] of the cache; rows out of range are padding.
+    """Feed tokens to rows of the cache.
 
     The second result can be waited for when a later program was given the cache.
     """
     layers = model.unstack(params, config)
-    lora = model.unstack_lora(adapters, adapter, scale, config)
-    _, part = model.extend(params, layers, config, _cut(cache, rows, attended), tokens, start, lora)
-    return _paste(cache, rows, part, attended), jnp.sum(start)
+    lora = model.unstack_lora(adapters, feeds.adapter, scale, config)
+    seen = _cut(cache, feeds.rows, attended)
+    _, part = model.extend(params, layers, config, seen, feeds.tokens, feeds.start, lora)
+    return _paste(cache, feeds.rows, part, attended), jnp.sum(feeds.start)
 
 
 @functools.partial(jax.jit, donate_argnames="into")

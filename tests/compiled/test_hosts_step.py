@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from closeness import close
 from hosts_kit import play
 
 SCRIPT = Path(__file__).with_name("hosts_run.py")
@@ -19,6 +20,7 @@ def test_two_processes_make_the_step_of_one_process_with_two_devices(tmp_path):
         pickle.loads((tmp_path / name).read_bytes())
         for name in ("alone-0.pickle", "shared-0.pickle", "shared-1.pickle")
     )
+    size = 0.0
     for whole, *parts in zip(alone, *shared, strict=True):
         table, metrics, trees, _ = whole
         for name in ("tokens", "reward", "advantage"):  # each process has the rows of its own problems
@@ -30,7 +32,10 @@ def test_two_processes_make_the_step_of_one_process_with_two_devices(tmp_path):
         for _, told, weights, learner in parts:
             assert told["reward"] == metrics["reward"] > 0
             mine, theirs = (one["policy"]["p0"]["applied"]["grad_norm"] for one in (told, metrics))
-            np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+            size = max(
+                size, theirs
+            )  # terms that cancel are rounded by their own size, see `test_one_meaning`
+            close(mine, theirs, of=size)
             assert mine > 0
             for one, other in zip(
                 jax.tree.leaves((weights, learner)), jax.tree.leaves(parts[0][2:]), strict=True

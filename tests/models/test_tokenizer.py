@@ -1,12 +1,16 @@
 """Tokenizers: the micro one survives every character, and both kinds take the same road."""
 
 import dataclasses
+import json
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from marl_jax.models import ModelConfig
 from marl_jax.models.tokenizer import (
     CHARACTERS,
+    CLASSES,
     WORDS,
     build_micro_tokenizer,
     check_vocabulary,
@@ -110,6 +114,24 @@ def test_a_model_may_have_ids_to_spare_for_padding_and_no_more(largest, vocabula
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no tokenizer.json"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", [*CLASSES, None])
+def test_a_class_that_is_known_by_name_is_the_one_that_transformers_takes(name, tmp_path):
+    inner = Tokenizer(models.BPE(dict(zip(sorted(pre_tokenizers.ByteLevel.alphabet()), range(256))), []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(["<|im_end|>"])
+    template = build_micro_tokenizer().chat_template
+    save_tokenizer(tmp_path, PreTrainedTokenizerFast(tokenizer_object=inner, chat_template=template))
+    (tmp_path / "config.json").write_text(json.dumps(ModelConfig.preset("xs").to_hf()))
+    about = tmp_path / "tokenizer_config.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"tokenizer_class": name}))
+    found, usual = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(str(tmp_path))
+    assert type(found) is type(usual) and repr(found) == repr(usual)
+    assert found.backend_tokenizer.to_str() == usual.backend_tokenizer.to_str()
+    assert found.encode("12 + é<|im_end|>") == usual.encode("12 + é<|im_end|>")
+    assert found.chat_template == usual.chat_template is not None
 
 
 def test_a_broken_tokenizer_is_refused_in_one_line(tmp_path):

@@ -43,4 +43,4 @@ def test_a_run_takes_what_is_planned(scale, train, tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     print(scale, train, found)
-    assert 0.85 * found["planned"] < found["taken"] < 1.15 * found["planned"]
+    assert abs(found["planned"] - found["taken"]) <= 0.15 * found["taken"]

@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import re
+import resource
 import subprocess
 import sys
 
 import jax
 import numpy as np
 import pytest
+from pace import slowness
 
 from marl_jax import fields
 from marl_jax.commands import cli
@@ -526,6 +528,19 @@ def test_the_command_prints_the_plan():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "time per step" in done.stdout and "CPU fits" in done.stdout
+
+
+@pytest.mark.parametrize("cell", ["micro.py:eval_opt-isolated-m-math", "qwen3.py:voting-isolated-0.6b-math"])
+def test_a_plan_of_the_hosted_road_takes_less_than_five_seconds(cell):
+    def taken():
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "-m", "experiments.plan", f"--config=configs/{cell}"]
+        subprocess.run(command, check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    # Of the processor's time; again, as the first may have compiled bytecode.
+    assert any(taken() < 5.0 * slowness() for _ in range(3))
 
 
 @pytest.mark.parametrize(
