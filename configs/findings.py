@@ -82,7 +82,7 @@ CHANGES: dict[str, Change] = {
     **{f"votes{votes}": _with(votes=votes) for votes in (1, 2, 3, 4, 6, 8)},
     **{f"rounds{rounds}": _with(rounds=rounds) for rounds in (1, 6)},
     **{f"calls{calls}": _with(calls=calls) for calls in (2, 3)},
-    **{f"tokens{tokens}": _with(tokens=tokens) for tokens in (29, 41, 118)},
+    **{f"tokens{tokens}": _with(tokens=tokens) for tokens in (29, 41, 98)},
     "slots": lambda config: _learner(config, gradients="slots"),
     "short": _steps(10),
     "long": _steps(400),
@@ -116,12 +116,12 @@ SETS = {
     "amplification": tuple(f"voting-isolated-xs-math+votes{votes}+slots+short" for votes in (1, 2, 4, 6, 8)),
     # Single agents beside trained workflows: in calls of eval_opt (2.01) and isolated orch_workers (3.03); in tokens of
     # eval_opt (27.0; a budget of 29 spends 22.4), isolated orch_workers (37.9; one of 41 spends 43.2) and isolated
-    # voting (114, by a budget of 118). A call costs about 22 tokens, so whole calls for every problem cannot meet 27
+    # voting (98). A call costs about 22 tokens, so whole calls for every problem cannot meet 27
     # and 38 within 10%, nor the 53.6 of shared orch_workers, which has no control in tokens; its 3.45 calls are near
     # those of single_token_matched (3.36). Voting's four calls are those of single_matched.
     "controls": (
         *(f"single_matched-shared-xs-math+calls{calls}" for calls in (2, 3)),
-        *(f"single_token_matched-shared-xs-math+tokens{tokens}" for tokens in (29, 41, 118)),
+        *(f"single_token_matched-shared-xs-math+tokens{tokens}" for tokens in (29, 41, 98)),
     ),
     "xs-code": tuple(f"{flow}-xs-code" for flow in ("single-shared", "voting-isolated", "voting-shared")),
     "s-math": ("voting-isolated-s-math", "voting-shared-s-math"),

@@ -56,12 +56,12 @@ def decode(params, adapters, rungs, lanes, *, steps, **_):
     return rungs, programs.Sampled(tokens, logprobs, sampled.astype(bool), lanes.active, None, None)
 
 
-def prefill(params, adapters, cache, rows, tokens, start, adapter, **_):
-    for row, column, line, index in zip(rows, start, tokens, adapter):
+def prefill(params, adapters, cache, feeds, **_):
+    for row, column, line, index in zip(feeds.rows, feeds.start, feeds.tokens, feeds.adapter):
         if row < cache.rows:
             for i, token in enumerate(line[: cache.length - column].tolist()):
                 cache.cells[row][column + i] = token, int(index) % len(POLICIES)
-    return cache, sum(start)
+    return cache, sum(feeds.start)
 
 
 def copy_rows(source, into, from_rows, to_rows):
