@@ -1,4 +1,4 @@
-"""The state of a run: everything that changes from step to step. A checkpoint holds it and nothing else."""
+"""The state of a run: everything that changes from step to step. The newest checkpoint holds it, and nothing else."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ __all__ = ["State"]
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """All that changes from step to step; a checkpoint holds it."""
+    """All that changes from step to step; a checkpoint holds all but `failure`, an old one without the learner."""
 
     step: int
     trees: dict[str, Tree]  # of the policies that learn

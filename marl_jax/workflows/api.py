@@ -44,9 +44,9 @@ SPEAKERS = ("system", "user", "assistant")
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """How a role's work is graded; `solver(slots="votes")` names the setting that counts its parallel calls."""
+    """What a role does, which credits value; `solver(slots="votes")` names the setting that counts parallel calls."""
 
-    name: Literal["solver", "judge", "picker", "planner", "team"]  # decides which grade a call gets
+    name: Literal["solver", "judge", "picker", "planner", "team"]  # calls of a solver alone have a grade
     # The setting that counts the role's parallel calls; None: it makes one at a time.
     slots: str | None = None
 

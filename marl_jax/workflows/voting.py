@@ -1,4 +1,4 @@
-"""Voting: generators answer the same prompt in parallel, then the aggregator picks one of the answers."""
+"""Voting: generators answer the same prompt in parallel, then the aggregator picks one: no votes are counted."""
 
 import functools
 
