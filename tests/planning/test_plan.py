@@ -79,6 +79,26 @@ def in_streams(plan, program: jax.stages.Compiled) -> int:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("layers", [4, 9], ids=["unrolled", "a loop"])
+def test_the_gradient_of_trees_takes_the_memory_and_the_operations_that_xla_counts(layers):
+    """Trees are what accelerators learn from; XLA counts their program here."""
+    model = dataclasses.replace(MODEL, vocab_size=250, num_hidden_layers=layers)
+    batch = {"learner__batch__token_budget": "4096", "learner__batch__buckets": "128"}
+    run = config(**batch, engine__max_prompt="80", sampling__max_new_tokens="48")
+    plan, sizes = make_plan(run, model, HERE), costs.Model(model)
+    taken = lambda shape: costs.kept(sizes, shape) + costs.working(sizes, shape, run.learner.logprob_chunk)
+    shape = max(all_shapes(run.learner.batch, 80, 48, "gpu"), key=taken)
+    assert shape.prefix  # scores of branches behind a prompt are what takes most
+    program = compiled(run, model, dataclasses.replace(plan, largest=shape), "gradient")
+    ours = size(plan, "trained weights (float32)", "gradient trees", phase="gradient") + 2 * taken(shape)
+    assert ours == pytest.approx(in_streams(plan, program), rel=0.15)
+    # It counts the body of a loop once.
+    once = dataclasses.replace(model, num_hidden_layers=1) if layers > UNROLLED else model
+    counted = costs.update_operations(costs.Model(once), shape)
+    assert counted == pytest.approx(program.cost_analysis()["flops"], rel=0.15)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("layers", "slice_tokens", "longest"),
     [(4, "1024", "80"), (9, "1024", "80"), (4, "2048", "1800")],

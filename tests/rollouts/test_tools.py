@@ -154,6 +154,16 @@ def test_calls_and_tools_can_be_parallel():
     assert episode.tools[0].after_call == 0
 
 
+def test_an_empty_list_is_answered_at_once():
+    @workflow(roles=("speaker",))
+    def idle(task, prompts):
+        nothing = yield []
+        heard = yield speak("a")
+        return f"{nothing} {heard.call}"
+
+    assert run(idle, TASKS[:1])[0].answer == "[] 0"
+
+
 def test_what_ran_beside_a_tool_that_failed_is_not_lost():
     @workflow(roles=("speaker",))
     def mixed(task, prompts):

@@ -340,6 +340,9 @@ def test_transcripts_are_filtered_by_role_form_and_problem_and_say_what_was_aske
     assert not asked.locator("pre").is_visible()
     asked.get_by_text("was asked").click()
     assert asked.locator("pre").inner_text() == "<a>" and asked.locator("pre").is_visible()
+    first, second = page.locator("article").all_inner_texts()
+    assert first.startswith("step 1, right") and first.endswith("Answer: 46. Wanted: 46.")
+    assert second.startswith("step 1, wrong") and second.endswith("Answer: 46. Wanted: 2.")
 
 
 def test_where_a_problem_turned_who_lost_it_and_a_group_are_shown(visit, tmp_path):
