@@ -31,10 +31,13 @@ class Pair(NamedTuple):
 
     @property
     def planned(self) -> bool:
-        """Whether they differ in one thing: workflow against single agent, policies, or another part of the fields."""
+        """Whether they differ in one thing: workflow against single agent, policies, or another part of the fields.
+
+        Learner and advantages are one part: a regime, as the original's, is in both.
+        """
         if "workflow.name" in self.differ:
             return all(map(_of_workflow, self.differ)) and self.other.single > self.one.single
-        parts = {path.partition(".")[0] for path in self.differ}
+        parts = {path.partition(".")[0].replace("advantages", "learner") for path in self.differ}
         return len(parts) == 1 and not any(path.startswith("policies.base") for path in self.differ)
 
     @property

@@ -13,6 +13,7 @@ from study_folders import answers, config, metrics, run, write_lines
 from marl_jax.config.run_config import config_module
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.study import results
+from marl_jax.study.contrasts import pairs_of
 from marl_jax.study.intervals import holm
 from marl_jax.study.questions import findings
 from marl_jax.study.questions.mechanisms import _ranks
@@ -234,8 +235,10 @@ def test_runs_that_were_stopped_early_are_named_and_in_no_test(tmp_path):
 
 def test_regimes_and_interventions_are_compared_with_the_clean_run(tmp_path):
     name = "voting-isolated-s-math"
+    regime = learner(updates="sequences") | {"advantages": {"group": "study"}}  # in both, yet one thing
     runs = (
         cell(tmp_path, f"{name}+updates", FALLING, **learner(updates="sequences"))
+        + cell(tmp_path, f"{name}+regime", FALLING, **regime)
         + cell(tmp_path, name, (*RISING, 0.9), **learner())
         + cell(
             tmp_path,
@@ -248,6 +251,9 @@ def test_regimes_and_interventions_are_compared_with_the_clean_run(tmp_path):
     assert rows[f"{name}+updates over {name}"] == ("lower", "5")
     assert rows[f"terminal over peak of {name}+updates"] == ("lower", "5")
     assert rows[f"{name}+damping over {name}"] == ("not shown", "6")
+    assert rows[f"{name}+regime over {name}"] == ("lower", "5")
+    clean = {pair.planned for pair in pairs_of(by_cell(runs))[0] if "advantages.group" in pair.differ}
+    assert clean == {True}  # however many pairs there are that differ in several things
     assert f"{name}+updates over base" not in rows
 
 
