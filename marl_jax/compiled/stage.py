@@ -35,9 +35,8 @@ __all__ = ["Line", "Said", "Stage", "count_calls"]
 
 FEW = 1 << 16  # characters that are read as fast at any width: not worth a second program
 Rows = tuple[jax.Array, jax.Array]  # values [B, n] and their lengths [B]
-Prompts = tuple[
-    jax.Array, jax.Array, jax.Array
-]  # tokens [B, P], their lengths [B], and how many were cut off [B]
+# Tokens [B, P], their lengths [B], and how many were cut off [B].
+Prompts = tuple[jax.Array, jax.Array, jax.Array]
 _calls: weakref.WeakKeyDictionary[Cast, int] = weakref.WeakKeyDictionary()  # of an episode
 
 

@@ -75,8 +75,8 @@ class Compiled:
         """`settled` is the number of devices that the run was begun on. Cells without a form in arrays are refused."""
         self._config, self._parts, self._cast = config, parts, compiled.cast_of(config, parts)
         train = list(train)  # each is read from the disk
-        some = itertools.islice(itertools.cycle(train), config.data.problems)
-        self._some = list(some)  # as many as a step has
+        # As many as a step has, to trace it with.
+        self._examples = list(itertools.islice(itertools.cycle(train), config.data.problems))
         self._width = max(len(task.question) for task in train)
         compiled.tasks_of(self._cast, train, self._width)
         count_calls(self._cast, self._width)  # refuses prompts that may not fit
@@ -214,8 +214,8 @@ class Compiled:
     def planned(self) -> tuple[StepMemory, Any]:
         """The memory of one seed's step on each device, counted from its trace; and the trace."""
         state = jax.eval_shape(functools.partial(compiled.start, self._config, parts=self._parts))
-        words = compiled.noise_words(self._cast, self._some, seed=self._config.seed, step=1)
-        tasks = compiled.tasks_of(self._cast, self._some, self._width)
+        words = compiled.noise_words(self._cast, self._examples, seed=self._config.seed, step=1)
+        tasks = compiled.tasks_of(self._cast, self._examples, self._width)
         layout, halves = self._layouts[0], self._halves
         if self._side_by_side:
             layout, halves = Layout.on(self.devices[0]), compiled.make_halves(self._config, parts=self._parts)

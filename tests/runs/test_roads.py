@@ -187,9 +187,11 @@ def test_a_cell_without_a_form_is_refused_or_hosted(base, tmp_path):
 @pytest.mark.parametrize("road", ["compiled", "hosted"])
 def test_the_faster_road_is_settled_once(road, base, alone, tmp_path, monkeypatch):
     tried = opening._tried
-    seconds = lambda of, *given: (
-        tried(of, *given) * 0 + (1 if (type(of) is in_arrays.Compiled) == (road == "compiled") else 2)
-    )
+
+    def seconds(of, *given):
+        tried(of, *given)
+        return 1.0 if isinstance(of, in_arrays.Compiled) == (road == "compiled") else 2.0
+
     monkeypatch.setattr(opening, "_tried", seconds)
     view, whole = Asked(2), config(base, road="auto")
     loop.train(whole, tmp_path / "run", live=view)

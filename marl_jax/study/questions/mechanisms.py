@@ -118,10 +118,8 @@ def capture(cells: Sequence[Cell]) -> Finding:
                 by_role.setdefault(match[1], []).append(float(_mean(run.series(match[0]))))
         halves = [(int(run.config["seed"]), _half_way(run)) for run in cell.runs if run.finished]
         points.append([(seed, *half) for seed, half in halves if half])
-        most, even = (
-            max(by_role, key=lambda name: np.mean(by_role[name]), default=None),
-            1 / max(len(by_role), 1),
-        )
+        most = max(by_role, key=lambda name: np.mean(by_role[name]), default=None)
+        even = 1 / max(len(by_role), 1)
         for role, values in by_role.items():
             found = over_runs(values)
             bars.append(Bar(f"{names[id(cell)]}: {role}", found, values, level=even))

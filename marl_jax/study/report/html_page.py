@@ -36,6 +36,7 @@ from marl_jax.study.results import Study
 __all__ = ["write_overview", "write_report"]
 
 ELSEWHERE = "give --out=DIR to write the page elsewhere"
+ODD = ArithmeticError, AttributeError, LookupError, TypeError, ValueError  # by a value that no run writes
 PAGE = Path(__file__).with_name("page")
 UPLOT = "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"  # sha256 of page/uplot.js, version 1.6.32
 
@@ -68,7 +69,7 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> P
             runs[name] = run
         except FolderError as error:
             unread.append(str(error))
-        except Exception as error:  # whatever an odd value of one run breaks, the others have their pages
+        except ODD as error:  # the others have their pages
             unread.append(f"'{run.folder}' has no page, since a value of it is odd: {error!r}")
     together = [curves.overlay(runs, title) for title in curves.OVERVIEW]
     panels = [panel for panel in together if panel.lines]
