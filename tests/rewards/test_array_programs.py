@@ -196,6 +196,17 @@ def test_a_program_that_was_cut_after_a_whole_line_counts():
     assert not beyond.any()
 
 
+@pytest.mark.parametrize("fence", ["```", " ```", "  ```"])
+def test_a_fence_may_end_the_line_of_code(fence):
+    """As the hosted reader takes it; behind a quote or a comment it is beyond the arrays."""
+    task = asked(written(" return x+1"), NUMBERS)
+    shut = lambda line: written(line).removesuffix("\n```") + fence
+    expected, beyond = agree([shut(" return x+1"), shut(" return x+2")], [task] * 2)
+    assert (expected.tolist(), beyond.tolist()) == ([True, False], [False] * 2)
+    _, beyond = agree([shut(" return x+1 # so"), shut(" return 'x'"), shut(" return x+1\n")], [task] * 3)
+    assert beyond.tolist() == [True, True, fence != "```"]
+
+
 def test_a_response_without_a_program_is_unreadable_and_a_program_is_found():
     text = spelled(["no program", written(" return x+1"), "x+1 `here`"], 128)
     tests = arrays.pack_tests([asked(written(" return x+1"), NUMBERS)] * 3)

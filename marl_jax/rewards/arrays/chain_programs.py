@@ -80,11 +80,14 @@ def _value(task: Task, value: Any) -> Value:
 
 # ---------------------------------------------------------------- where the program is
 
+_BLANKS, _QUOTES = (np.array([ord(char) for char in some], np.uint8) for some in (" \t", "#'\""))
+
 
 def program_span(chars: jax.Array, length: jax.Array) -> tuple[Span, jax.Array, jax.Array]:
     """(start, end) of the fenced program, whether there is one, and whether its fences are beyond the arrays.
 
-    In the arrays' reach: no fence at all; one at the very start, and one that ends the text or none.
+    In the arrays' reach: no fence at all; one at the very start, and one that ends the text or none, alone on its line
+    or behind code; then no quote or comment may be anywhere.
     """
     place = jnp.arange(len(chars), dtype=jnp.int32)
     fence = starts(chars, "```")
@@ -95,10 +98,15 @@ def program_span(chars: jax.Array, length: jax.Array) -> tuple[Span, jax.Array, 
         fence[0] & ~jnp.any((chars == ord("`")) & (place >= 3) & (place < first_line)) & (first_line < length)
     )
     last = jnp.max(jnp.where(fence, place, 0))
-    shut = (last > 0) & (last == length - 3) & (chars.at[last - 1].get(mode="clip") == ord("\n"))
+    alone = chars.at[last - 1].get(mode="clip") == ord("\n")
+    code = jnp.max(
+        jnp.where((place < last) & ~jnp.isin(chars, _BLANKS), place, 0)
+    )  # the last character before it
+    behind = (chars[code] != ord("\n")) & ~jnp.any(jnp.isin(chars, _QUOTES) & (place < length))
+    shut = (last > 0) & (last == length - 3) & (alone | behind)
     ticks = jnp.sum(chars == ord("`"))
     plain = opened & (ticks == jnp.where(shut, 6, 3))
-    start, end = first_line + 1, jnp.where(shut, last - 1, length)
+    start, end = first_line + 1, jnp.where(shut, jnp.where(alone, last - 1, code + 1), length)
     begun = ~jnp.isin(chars.at[start].get(mode="fill", fill_value=0), jnp.asarray([0, 9, 10, 32], jnp.uint8))
     plain &= begun & (end > start)  # neither empty nor indented
     return (jnp.where(plain, start, 0), jnp.where(plain, end, 0)), plain, any_fence & ~plain
