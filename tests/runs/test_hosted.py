@@ -1,13 +1,20 @@
-"""Dynamic sampling: flat problems are drawn again with new sample numbers, so often and no more, and counted."""
+"""Dynamic sampling: flat problems are drawn again with new sample numbers, so often and no more, and counted.
+
+And which calls of a step an update learns from.
+"""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tiny_run import tiny_config
 
+from marl_jax.config.phase_fields import Phase
 from marl_jax.episodes import CallRecord, Episode
 from marl_jax.learning.estimators.worth import AdvantageConfig, with_advantages
 from marl_jax.runs.hosted import ResampleCounts, resample
+from marl_jax.runs.phases import Phases
 from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.workflows import voting
@@ -152,3 +159,25 @@ def test_a_penalty_for_length_makes_a_problem_worth_learning_from():
 def test_a_reward_that_is_no_number_is_refused():
     with pytest.raises(ValueError, match="not finite"):
         resample(Sampler(), by_role(float("nan")), TASKS, GROUPS, draws=2)
+
+
+@pytest.mark.parametrize(
+    ("frozen", "phase", "trains"),
+    [
+        ((), Phase(1), [True, False, True]),
+        ((), Phase(1, roles=("generator",)), [True, False, False]),
+        (("generator",), Phase(1), [False, False, True]),
+    ],
+)
+def test_an_update_leaves_out_calls_without_sampled_tokens_and_roles_that_do_not_train(frozen, phase, trains):
+    spoke = CallRecord("generator", "p0", 0, 0, (1,), (2,), (-1.0,), "", "stop", "")
+    silent = dataclasses.replace(spoke, slot=1, tokens=(), logprobs=())  # its prompt left no room for an answer
+    last = dataclasses.replace(spoke, role="aggregator", policy="p1", turn=1)
+    table = Table.of([Episode(TASKS[0], 0, "voting", (spoke, silent, last), "1")])
+    config = tiny_config("no base is read")
+    config = dataclasses.replace(config, policies=dataclasses.replace(config.policies, frozen_roles=frozen))
+    phases = Phases(config, SimpleNamespace(mesh=None), {}, None)
+    assert phases.trains(phase, table).tolist() == trains
+    described = [role not in frozen and bool(length) for role, length in
+                 zip(("generator", "generator", "aggregator"), table.length)]  # fmt: skip
+    assert phases.described(table).tolist() == described
