@@ -8,6 +8,7 @@ XLA counts otherwise, see docs/compiled.md: it keeps copies that are counted in 
 nowhere.
 """
 
+import bisect
 import dataclasses
 from typing import Any
 
@@ -83,5 +84,5 @@ def in_one_program(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
 
 def seeds_that_fit(plan: Plan, config: RunConfig, step: StepMemory) -> int:
     """How many of the seeds fit side by side on the device of a hosted plan."""
-    fits = lambda seeds: in_one_program(plan, dataclasses.replace(config, seeds=seeds), step).fits
-    return next((seeds for seeds in range(config.seeds, 0, -1) if fits(seeds)), 0)
+    short = lambda seeds: not in_one_program(plan, dataclasses.replace(config, seeds=seeds), step).fits
+    return bisect.bisect_left(range(1, config.seeds + 1), True, key=short)  # more seeds never need less
