@@ -171,7 +171,9 @@ def test_a_reward_that_is_no_number_is_refused():
 )
 def test_an_update_leaves_out_calls_without_sampled_tokens_and_roles_that_do_not_train(frozen, phase, trains):
     spoke = CallRecord("generator", "p0", 0, 0, (1,), (2,), (-1.0,), "", "stop", "")
-    silent = dataclasses.replace(spoke, slot=1, tokens=(), logprobs=())  # its prompt left no room for an answer
+    silent = dataclasses.replace(
+        spoke, slot=1, tokens=(), logprobs=()
+    )  # its prompt left no room for an answer
     last = dataclasses.replace(spoke, role="aggregator", policy="p1", turn=1)
     table = Table.of([Episode(TASKS[0], 0, "voting", (spoke, silent, last), "1")])
     config = tiny_config("no base is read")

@@ -32,6 +32,7 @@ __all__ = ["markdown", "write_findings"]
 BEGIN, END = "<!-- made by make page -->", "<!-- end -->"
 PARTS = "configs/findings.py"  # what was meant to be run
 REST = "the map, in no part"  # of the study's cells, those that no part has
+MOST = 12  # differences in numbers below their figure
 COMMAND = f"python -m experiments.matrix --config={PARTS} --cells=agents --seeds={findings.SEEDS} --root=DIR"
 
 
@@ -65,10 +66,13 @@ def write_findings(study: Study, page: str | os.PathLike[str]) -> None:
 
 def markdown(table: Table, level: int = 2) -> str:
     """A table with its title and what it means."""
-    rows = [[in_one_line(cell).replace("|", "/") for cell in row] for row in (table.head, *table.rows)]
-    rows.insert(1, ["---"] * len(table.head))
-    lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{'#' * level} {table.title}\n\n{table.how}\n\n{lines}"
+    return f"{'#' * level} {table.title}\n\n{table.how}\n\n{_grid(table.head, table.rows)}"
+
+
+def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [[in_one_line(cell).replace("|", "/") for cell in row] for row in (head, *rows)]
+    lines.insert(1, ["---"] * len(head))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _section(number: int, finding: Finding, page: Path) -> str:
@@ -77,8 +81,21 @@ def _section(number: int, finding: Finding, page: Path) -> str:
         name = f"{page.stem}-{number}"
         drawing.bars(finding, page.with_name(name))
         parts.append(f"![{finding.question}]({name}.svg)")
+        if finding.against == "zero":  # differences; other numbers have tables of their own
+            parts.append(_differences(finding, f"{page.stem}-runs.md"))
     parts += [markdown(table, 3) for table in finding.tables]
     return "\n\n".join([*parts, f"What would change our mind: {finding.doubt}"])
+
+
+def _differences(finding: Finding, beside: str) -> str:
+    """What the figure shows, in numbers; of many differences, where they are."""
+    if len(finding.bars) > MOST:
+        return f"The numbers of these {len(finding.bars)} differences are in [the table of tests]({beside}#tests)."
+    rows = []
+    for bar in finding.bars:
+        mean, low, high = map(finding.number, bar.value)
+        rows.append((bar.label, mean, f"{low} – {high}", str(len(bar.runs)), bar.verdict or NONE))
+    return _grid(("", finding.unit, "95%", "seeds", "verdict"), rows)
 
 
 def _made(cells: Sequence[Cell]) -> Table:
