@@ -110,8 +110,15 @@ SETS = {
     "agents": STEEP + FLAT,
     "regime": tuple(f"{name}+regime" for name in STEEP),
     "confounds": tuple(f"{BASE}+{change}" for change in ("regime", "schedule", "updates")),
+    # On isolated policies under AdamW only the anchor acts, and damping where a cosine varies (docs/losses.md). Damping
+    # that acts on one role of a shared policy is refused.
     "interventions": tuple(
-        f"{BASE}+{change}" for change in ("anchor", "multiplicity", "equalise", "damping")
+        f"{cell}+{change}"
+        for cell, changes in (
+            (BASE, ("anchor", "multiplicity", "equalise", "damping")),
+            ("voting-shared-xs-math", ("anchor", "multiplicity", "equalise")),
+        )
+        for change in changes
     ),
     "amplification": tuple(f"voting-isolated-xs-math+votes{votes}+slots+short" for votes in (1, 2, 4, 6, 8)),
     # Single agents beside trained workflows: in calls of eval_opt (2.01) and isolated orch_workers (3.03); in tokens of

@@ -32,7 +32,7 @@ __all__ = ["markdown", "write_findings"]
 BEGIN, END = "<!-- made by make page -->", "<!-- end -->"
 PARTS = "configs/findings.py"  # what was meant to be run
 REST = "the map, in no part"  # of the study's cells, those that no part has
-MOST = 12  # differences in numbers below their figure
+MOST = 8  # differences in numbers below their figure
 COMMAND = f"python -m experiments.matrix --config={PARTS} --cells=agents --seeds={findings.SEEDS} --root=DIR"
 
 

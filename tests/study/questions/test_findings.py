@@ -490,7 +490,7 @@ def test_what_is_lacking_is_told_by_seed_with_the_hours_of_what_was_timed(tmp_pa
         f"{4 * 200 * 9 / 3600:.1f}",
         "21 runs",
     )  # isolated and shared voting are of a kind
-    assert rows["interventions"][1:] == ("12", f"{12 * 200 * 9 / 3600:.1f}", "–")
+    assert rows["interventions"][1:] == ("21", f"{21 * 200 * 9 / 3600:.1f}", "–")
     assert rows["s-math"][2] == "not timed"
     rest = rows[findings_text.REST]
     assert (
