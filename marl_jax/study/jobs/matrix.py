@@ -152,17 +152,25 @@ def _chosen(file: str, cell: str, patterns: str) -> list[str]:
         fitting = sets.get(pattern) or fnmatch.filter(names, pattern) or _named(file, pattern, names)
         if not fitting:
             near = nearest(pattern, names, f", such as {names[0]}", 0.3)
+            with contextlib.suppress(ConfigError):
+                load_config(f"{file}:{pattern}")
+                near = f"; one that the file makes and does not list is --config={file}:{pattern}"
             raise ConfigError([f"--cells={pattern} fits none of the {len(names)} cells{near}"])
         chosen.update(fitting)
     return [name for name in dict.fromkeys(names) if name in chosen]
 
 
 def _named(file: str, name: str, names: Sequence[str]) -> list[str]:
-    """The cell of a name, which may be another one than the cell's: single-isolated-... is single-shared-..."""
+    """The listed cell of a name, which may be another one than the cell's: single-isolated-... is single-shared-...
+
+    A name whose configuration is that of no listed cell is none of them, whatever cell that configuration names.
+    """
     if name in names:
         return [name]
     with contextlib.suppress(ConfigError):
-        return [cell] if (cell := load_config(f"{file}:{name}").cell) in names else []
+        config = load_config(f"{file}:{name}")
+        if config.cell in names and config == load_config(f"{file}:{config.cell}"):
+            return [config.cell]
     return []
 
 

@@ -101,6 +101,15 @@ def test_cells_are_those_that_fit_a_pattern_in_the_order_of_the_file(tmp_path):
     assert cells(MICRO, "single-isolated-s-math") == ["single-shared-s-math"]
 
 
+def test_a_cell_that_its_file_makes_and_does_not_list_keeps_what_is_changed_in_it(tmp_path):
+    """It has the name of the unchanged cell in its configuration."""
+    file, name = "configs/findings.py", "single-shared-s-math+short"
+    with pytest.raises(ConfigError, match=rf"fits none of the .* cells; one .* is --config={file}:.*\+short"):
+        make_jobs(file, [], tmp_path, cells=name)
+    (job,) = make_jobs(f"{file}:{name}", [], tmp_path)
+    assert job.folder == tmp_path / name / "seed-0" and job.config.steps == 10
+
+
 @pytest.mark.parametrize(
     "spec, texts, patterns, message",
     [
