@@ -85,4 +85,6 @@ def in_one_program(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
 def seeds_that_fit(plan: Plan, config: RunConfig, step: StepMemory) -> int:
     """How many of the seeds fit side by side on the device of a hosted plan."""
     short = lambda seeds: not in_one_program(plan, dataclasses.replace(config, seeds=seeds), step).fits
-    return bisect.bisect_left(range(1, config.seeds + 1), True, key=short)  # more seeds never need less
+    # From two on more seeds never need less; one alone is cut over the devices, and may need more than two.
+    fit = 1 + bisect.bisect_left(range(2, config.seeds + 1), True, key=short)
+    return fit if fit > 1 or not short(1) else 0

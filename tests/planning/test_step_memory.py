@@ -77,6 +77,15 @@ def test_the_plan_says_how_many_seeds_fit(cell, road):
     assert seeds_that_fit(hosted, eight, step) == 8
     short = dataclasses.replace(hosted, device=with_memory(all_of_them - 1))
     assert seeds_that_fit(short, eight, step) == 7
+    # One seed alone is cut over the devices, so it may need more than two: as many fit as the largest number that does.
+    four = dataclasses.replace(step, devices=4)
+    need = [
+        in_one_program(hosted, dataclasses.replace(cell, seeds=seeds), four).total for seeds in range(1, 9)
+    ]
+    for free in (need[1] - 1, need[1], need[0], need[4]):
+        less = dataclasses.replace(hosted, device=with_memory(free))
+        most = max((seeds for seeds, total in enumerate(need, 1) if total <= free), default=0)
+        assert seeds_that_fit(less, eight, four) == most
     assert "lower --config.seeds (8)" in in_one_program(short, eight, step).trouble(eight)
 
 

@@ -162,24 +162,23 @@ def test_a_reward_that_is_no_number_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("frozen", "phase", "trains"),
+    ("frozen", "phase", "trains", "described"),
     [
-        ((), Phase(1), [True, False, True]),
-        ((), Phase(1, roles=("generator",)), [True, False, False]),
-        (("generator",), Phase(1), [False, False, True]),
+        ((), Phase(1), [True, False, True], [True, False, True]),
+        ((), Phase(1, roles=("generator",)), [True, False, False], [True, False, True]),
+        (("generator",), Phase(1), [False, False, True], [False, False, True]),
     ],
 )
-def test_an_update_leaves_out_calls_without_sampled_tokens_and_roles_that_do_not_train(frozen, phase, trains):
+def test_an_update_leaves_out_calls_without_sampled_tokens_and_roles_that_do_not_train(
+    frozen, phase, trains, described
+):
     spoke = CallRecord("generator", "p0", 0, 0, (1,), (2,), (-1.0,), "", "stop", "")
-    silent = dataclasses.replace(
-        spoke, slot=1, tokens=(), logprobs=()
-    )  # its prompt left no room for an answer
+    # Its prompt left no room for an answer.
+    silent = dataclasses.replace(spoke, slot=1, tokens=(), logprobs=())
     last = dataclasses.replace(spoke, role="aggregator", policy="p1", turn=1)
     table = Table.of([Episode(TASKS[0], 0, "voting", (spoke, silent, last), "1")])
     config = tiny_config("no base is read")
     config = dataclasses.replace(config, policies=dataclasses.replace(config.policies, frozen_roles=frozen))
     phases = Phases(config, SimpleNamespace(mesh=None), {}, None)
     assert phases.trains(phase, table).tolist() == trains
-    described = [role not in frozen and bool(length) for role, length in
-                 zip(("generator", "generator", "aggregator"), table.length)]  # fmt: skip
     assert phases.described(table).tolist() == described

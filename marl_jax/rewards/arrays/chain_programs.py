@@ -99,9 +99,8 @@ def program_span(chars: jax.Array, length: jax.Array) -> tuple[Span, jax.Array, 
     )
     last = jnp.max(jnp.where(fence, place, 0))
     alone = chars.at[last - 1].get(mode="clip") == ord("\n")
-    code = jnp.max(
-        jnp.where((place < last) & ~jnp.isin(chars, _BLANKS), place, 0)
-    )  # the last character before it
+    # The last character before it.
+    code = jnp.max(jnp.where((place < last) & ~jnp.isin(chars, _BLANKS), place, 0))
     behind = (chars[code] != ord("\n")) & ~jnp.any(jnp.isin(chars, _QUOTES) & (place < length))
     shut = (last > 0) & (last == length - 3) & (alone | behind)
     ticks = jnp.sum(chars == ord("`"))
