@@ -3,7 +3,8 @@
     runs ──► cells, pairs ──► the differences that each question asks for ──► tests, corrected together ──► Finding
 
 Two cells answer a question where their configurations differ in what it asks about and in nothing else. The tests of
-all questions that have enough seeds for a claim are one family for Holm's correction. A question without runs says so.
+one question that have enough seeds for a claim are a family for Holm's correction: an answer does not depend on what
+else is asked. A question without runs says so.
 """
 
 from collections.abc import Iterable, Sequence
@@ -72,7 +73,10 @@ def answers(runs: Sequence[Run]) -> Answered:
     values = [p_value(test.gaps) for test in tests]
     # Tests that can make no claim are no chances of a wrong one.
     claims = {i: p for i, p in enumerate(values) if p is not None and len(tests[i].gaps) >= SEEDS}
-    held = dict(zip(claims, holm([*claims.values()])))
+    held: dict[int, float] = {}
+    for question in {test.question for test in tests}:
+        family = {i: p for i, p in claims.items() if tests[i].question == question}
+        held |= zip(family, holm([*family.values()]))
     judged = [Judged(test, p, held.get(i)) for i, (test, p) in enumerate(zip(tests, values))]
     found = [
         _compared(1, judged, _controls(cells, pairs)),
@@ -87,7 +91,7 @@ def answers(runs: Sequence[Run]) -> Answered:
 
 # ---------------------------------------------------------------- differences in accuracy
 
-LEVEL = 0.05  # of the chance that any of the tests is wrong where nothing differs
+LEVEL = 0.05  # of the chance that any of a question's tests is wrong where nothing differs
 QUESTIONS = {
     1: (
         "Does training help a workflow over its base, over a single agent, over one with as many calls or tokens?",
@@ -260,13 +264,16 @@ def _table(judged: Sequence[Judged], cells: Sequence[Cell]) -> Table:
         rows.append(
             (test.label, Judged(test, p, held).verdict, *numbers, seeds, str(test.question or NONE), made)
         )
-    tested = sum(one.held is not None for one in judged)
+    claims = [(p, held) for _, p, held in judged if p is not None and held is not None]
+    called = sum(held <= LEVEL for _, held in claims)
+    together = sum(held <= LEVEL for held in holm([p for p, _ in claims]))
     how = (
         f"Points of accuracy on validation problems; terminal is the mean of the last {TERMINAL} evaluations. 95% "
         f"intervals over seeds and problems, each for itself. p is the larger of two two-sided t tests, over seeds and "
         "problems and over the means of the seeds alone, so that few seeds do not pass for many problems; it is "
-        f"corrected by Holm for the {tested} of {SEEDS} seeds or more. With fewer no claim is made. "
-        f"Higher or lower where the corrected p is at most {LEVEL}. With '3 of 4' seeds, one lacks what is compared. "
+        f"corrected by Holm for the tests of its question that have {SEEDS} seeds or more. With fewer no claim is "
+        f"made. Higher or lower where the corrected p is at most {LEVEL}: {called} of {len(claims)}. Corrected for all "
+        f"of them together, whatever they ask, {together} would be. With '3 of 4' seeds, one lacks what is compared. "
         "Made with another: what else the two sides' runs differ in, beside what is asked."
     )
     if early := [cell.label for cell in cells if cell.early]:

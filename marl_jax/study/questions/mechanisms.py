@@ -123,10 +123,21 @@ def capture(cells: Sequence[Cell]) -> Finding:
         for role, values in by_role.items():
             found = over_runs(values)
             bars.append(Bar(f"{names[id(cell)]}: {role}", found, values, level=even))
-            said = NONE if role != most else ABOVE if found.low > even else "not shown"
-            held.append((names[id(cell)], role, said, str(len(values)), _number(found), f"{even:.2f}"))
             if role == most:
                 leading.append(f"{role} in {names[id(cell)]} ({found.mean:.0%})")
+                others = "; ".join(f"{name} {np.mean(by_role[name]):.2f}" for name in by_role if name != most)
+                said = ABOVE if found.low > even else "not shown"
+                held.append(
+                    (
+                        names[id(cell)],
+                        role,
+                        said,
+                        _number(found),
+                        f"{even:.2f}",
+                        others or NONE,
+                        str(len(values)),
+                    )
+                )
     if not bars:
         return Finding(question, NOT_RUN, doubt)
     rows = []
@@ -161,9 +172,8 @@ def capture(cells: Sequence[Cell]) -> Finding:
         "each cell the role with the largest share is picked first, and then tested by the same numbers: it is above "
         "an even share where its interval is. No p is corrected for either."
     )
-    shares = Table(
-        "Shares of the gradient", held, ("", "role", "", "seeds", "share", "an even one"), how, words=3
-    )
+    head = ("", "role", "", "share", "an even one", "the others", "seeds")
+    shares = Table("Shares of the gradient", held, head, how, words=3)
     return Finding(question, answer, doubt, bars, "share of gradient mass", "an even share", [shares, after])
 
 

@@ -32,7 +32,7 @@ __all__ = ["markdown", "write_findings"]
 BEGIN, END = "<!-- made by make page -->", "<!-- end -->"
 PARTS = "configs/findings.py"  # what was meant to be run
 REST = "the map, in no part"  # of the study's cells, those that no part has
-MOST = 8  # differences in numbers below their figure
+MOST = 8  # rows of a table below a figure; a longer one stands beside the tests
 COMMAND = f"python -m experiments.matrix --config={PARTS} --cells=agents --seeds={findings.SEEDS} --root=DIR"
 
 
@@ -55,7 +55,8 @@ def write_findings(study: Study, page: str | os.PathLike[str]) -> None:
         "# The tests and runs behind the findings\n\n"
         f"Made by `make page`, as the numbers of [{path.name}]({path.name}) are."
     ]
-    tables = said.tests, _made(said.cells), _lacking(said.cells)
+    long = (table for finding in said.findings for table in finding.tables if len(table.rows) > MOST)
+    tables = said.tests, *long, _made(said.cells), _lacking(said.cells)
     runs += [markdown(table) for table in tables if table.rows]
     runs += ["\n".join(f"- Left out: {why}" for why in study.unread)] * bool(study.unread)
     with path_errors(path):
@@ -83,8 +84,16 @@ def _section(number: int, finding: Finding, page: Path) -> str:
         parts.append(f"![{finding.question}]({name}.svg)")
         if finding.against == "zero":  # differences; other numbers have tables of their own
             parts.append(_differences(finding, f"{page.stem}-runs.md"))
-    parts += [markdown(table, 3) for table in finding.tables]
+    parts += [_table(table, f"{page.stem}-runs.md") for table in finding.tables]
     return "\n\n".join([*parts, f"What would change our mind: {finding.doubt}"])
+
+
+def _table(table: Table, beside: str) -> str:
+    """A table of a question, or where it is."""
+    if len(table.rows) <= MOST:
+        return markdown(table, 3)
+    anchor = table.title.lower().replace(" ", "-")
+    return f"[{table.title}]({beside}#{anchor}): {len(table.rows)} rows."
 
 
 def _differences(finding: Finding, beside: str) -> str:
