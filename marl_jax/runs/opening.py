@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import os
+import resource
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from marl_jax.planning import devices, plan
 from marl_jax.planning.measured import Pace
 from marl_jax.planning.memory import Shapes
 from marl_jax.planning.plan import PlanError
+from marl_jax.planning.step_memory import StepMemory, seeds_that_fit
 from marl_jax.planning.walks import left_open
 from marl_jax.pretraining.taught import warning_of
 from marl_jax.rollouts.voices import Engines
@@ -87,6 +89,7 @@ from marl_jax.terminal.live import Live
 
 __all__ = ["check_foreseen", "folders_of", "open_runs"]
 
+FILES = 6  # that a run keeps open, measured; a few more are the process's own
 SEEN_S = 15.0  # until a shared disk shows every host what process 0 has written
 
 
@@ -108,6 +111,8 @@ def open_runs(
 
     Open files and workers are closed with the stack.
     """
+    if config.seeds > 1:
+        _check_room(config)
     configs = _each_seed(config)
     _agree({"config": config.to_json(), "versions": versions(), "workdir": os.fspath(workdir)})
 
@@ -225,6 +230,24 @@ def _check_seen(folders: Sequence[Path]) -> None:
 
 def _each_seed(config: RunConfig) -> list[RunConfig]:
     return [dataclasses.replace(config, seed=config.seed + more) for more in range(config.seeds)]
+
+
+def _check_room(config: RunConfig) -> None:
+    """Refuse seeds whose files or weights alone are too many, before there is a folder for each."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and FILES * config.seeds > limit:
+        raise FolderError(
+            f"{config.seeds} seeds keep {FILES * config.seeds} files open and a process may open {limit} here: raise "
+            "that (ulimit -n), or lower --config.seeds"
+        )
+    if left_open(config):  # said later
+        return
+    alone = plan.make_plan(dataclasses.replace(config, seeds=1), model_configs(config), devices.here())
+    if (fit := seeds_that_fit(alone, config, StepMemory(given=0, results=0, scratch=0))) < config.seeds:
+        raise PlanError(
+            f"{config.seeds} seeds side by side do not fit in memory: the weights and optimiser states of {fit} do; "
+            "lower --config.seeds"
+        )
 
 
 def _check_seeds(config: RunConfig, workdir: str | os.PathLike[str]) -> None:

@@ -209,6 +209,13 @@ def test_seeds_that_do_not_fit_are_refused_with_the_number_that_does(base, tmp_p
     monkeypatch.setattr(in_arrays, "free_bytes", lambda: 0)
     with pytest.raises(PlanError, match=r"2 seeds side by side need .* 0.0 MiB are free: 0 fit"):
         loop.train(config(base, seeds=2), tmp_path / "runs", live=quiet())
+    many = config(base, seeds=1_000_000)  # of which no folder is made, nor a configuration each
+    with pytest.raises(FolderError, match="1000000 seeds keep 6000000 files open and a process may open"):
+        loop.train(many, tmp_path / "many", live=quiet())
+    monkeypatch.setattr(opening.resource, "getrlimit", lambda _: (opening.resource.RLIM_INFINITY,) * 2)
+    with pytest.raises(PlanError, match=r"1000000 seeds .* the weights and optimiser states of [1-9]\d* do"):
+        loop.train(many, tmp_path / "many", live=quiet())
+    assert not (tmp_path / "many").exists()
     with pytest.raises(PlanError, match=r"a step as one program needs .* 0.0 MiB are free: .*road=hosted"):
         loop.train(config(base), tmp_path / "run", live=quiet())
 

@@ -314,7 +314,9 @@ def test_the_dominant_role_is_named_and_foretells_where_ranks_agree(tmp_path):
     assert "aggregator in voting-shared-s-math" in found.answer and {bar.level for bar in found.bars} == {0.5}
     shares, (_, (_, cells, count, rho, p), _) = found.tables[0], found.tables[1].rows
     ((_, role, said, share, *_, others, seeds),) = shares.rows
-    assert (role, said, seeds) == ("aggregator", "above an even share", "12") and others.startswith("generator 0.3")
+    assert (role, said, seeds) == ("aggregator", "above an even share", "12") and others.startswith(
+        "generator 0.3"
+    )
     # Of 0.5 to 0.83: with t(11) = 2.201 of its standard error 0.0312 to each side.
     of = [float(x) for x in re.findall(r"[.\d]+", share)]
     assert of == pytest.approx([0.665, 0.665 - 2.201 * 0.0312, 0.665 + 2.201 * 0.0312], abs=0.0051)
