@@ -7,12 +7,14 @@ import os
 import shutil
 import sys
 
+import jax
 import pytest
 import script
 from absl import flags, logging
 from stored_run import make_base
 
 from marl_jax.commands import cli
+from marl_jax.commands import train as command
 from marl_jax.models import ModelConfig
 from marl_jax.models.hf import write_json
 from marl_jax.rollouts import EpisodesFailed
@@ -183,6 +185,27 @@ def test_every_script_asks_for_deterministic_kernels_unless_the_user_chose(monke
     with pytest.raises(SystemExit):
         cli.run(lambda config, left: seen.append(os.environ["XLA_FLAGS"]))
     assert seen == [found]
+
+
+@pytest.mark.parametrize(
+    "said, advice",
+    [
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1.12GiB on device 0.", "same command"),
+        ("Unable to initialize backend 'cuda': INTERNAL: no supported devices", "JAX_PLATFORMS=cpu"),
+    ],
+)
+def test_what_jax_says_of_a_device_is_shown_with_a_way_out(tmp_path, monkeypatch, capsys, said, advice):
+    def fails(*_, **__):
+        raise jax.errors.JaxRuntimeError(f"{said}\nand a long account of the allocator")
+
+    monkeypatch.setattr(command, "train_and_report", fails)
+    config = "--config=configs/micro.py:voting-shared-xs-math"
+    assert script.run("experiments.train", config, f"--workdir={tmp_path}") == cli.FAILED
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == said and advice in second
+    monkeypatch.setattr(command, "train_and_report", lambda *_, **__: [].remove(1))
+    with pytest.raises(ValueError):  # an error of another kind keeps its trace
+        script.run("experiments.train", config, f"--workdir={tmp_path}")
 
 
 @pytest.mark.parametrize("module", ["train", "demo", "evaluate", "export"])
