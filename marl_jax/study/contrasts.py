@@ -52,10 +52,11 @@ class Pair(NamedTuple):
 
     @property
     def made(self) -> str:
-        """Which of device, JAX and code are not those of the other's runs; what was not recorded is not compared."""
+        """Which of device, JAX and code differ between the runs that are compared; what was not recorded does not."""
+        sides = list(zip(*by_seed(self.one, self.other))) or [self.one.runs, self.other.runs]
         mine, its = (
-            {name: {(run.about.get("versions") or {}).get(name) for run in cell.runs} for name in MADE}
-            for cell in (self.one, self.other)
+            {name: {(run.about.get("versions") or {}).get(name) for run in side} for name in MADE}
+            for side in sides
         )
         return ", ".join(
             name for name in MADE if mine[name] != its[name] and None not in mine[name] | its[name]

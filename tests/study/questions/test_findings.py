@@ -130,9 +130,13 @@ def test_a_test_says_what_made_its_two_sides(tmp_path):
     assert made([dataclasses.replace(one, about={**one.about, "versions": versions}) for one in shared]) == {
         NONE
     }
-    assert "device, jax" in made(
-        [dataclasses.replace(one, about={**one.about, "versions": other}) for one in shared]
-    )
+    elsewhere = [dataclasses.replace(one, about={**one.about, "versions": other}) for one in shared]
+    assert "device, jax" in made(elsewhere)
+    more = cell(tmp_path, "voting-shared-s-math", FLAT, seeds=4)[3:]  # a seed that nothing is compared with
+    more = [dataclasses.replace(one, about={**one.about, "versions": other}) for one in more]
+    assert made(
+        [dataclasses.replace(one, about={**one.about, "versions": versions}) for one in shared] + more
+    ) == {NONE}
 
 
 def test_one_seed_shows_nothing_and_a_question_without_runs_says_so(tmp_path):
