@@ -31,7 +31,6 @@ __all__ = [
     "difference",
     "differing",
     "measures",
-    "names_of",
 ]
 
 # What makes no other run: names, and what changes no number or follows from the other settings.
@@ -114,15 +113,22 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
             same = [run.cell, _essential(run.config), run.about.get("digests"), run.finished, _changed(run)]
             together.setdefault(json.dumps(same, sort_keys=True), {}).setdefault(seed, run)
     cells = [Cell(tuple(some[seed] for seed in sorted(some))) for some in together.values()]
-    details = [cell.odd + cell.settings + _steps(cell, cells) + cell.early + cell.changed for cell in cells]
+    places = [cell.runs[0].folder.parent.name for cell in cells]
+    # A folder's name says what was changed, where no other cell has it.
+    own = [name.startswith(cell.name) and places.count(name) == 1 for cell, name in zip(cells, places)]
+    titles = [name if alone else cell.name for cell, name, alone in zip(cells, places, own)]
+    details = [
+        cell.odd + ([] if alone else cell.settings + _steps(cell, cells)) + cell.early + cell.changed
+        for cell, alone in zip(cells, own)
+    ]
     root = os.path.commonpath([run.folder.parent for run in runs]) if runs else ""
     place = lambda cell, _: [os.path.relpath(_place(cell), root).removeprefix(cell.name)]
     for more in (_unlike, place):  # the latter where the former is not enough
-        details = _told_apart(cells, details, more)
+        details = _told_apart(cells, titles, details, more)
     told = [", ".join(filter(None, words)) for words in details]
     return [
-        dataclasses.replace(cell, label=f"{cell.name} ({words})" if words else cell.name)
-        for cell, words in zip(cells, told)
+        dataclasses.replace(cell, label=f"{title} ({words})" if words else title)
+        for cell, title, words in zip(cells, titles, told)
     ]
 
 
@@ -134,15 +140,6 @@ def differing(one: Cell, other: Cell) -> tuple[str, ...]:
         mine, its = map(_digests, (one, other))
         found = [name for name in dict.fromkeys([*mine, *its]) if mine.get(name) != its.get(name)]
     return tuple(found)
-
-
-def names_of(cells: Sequence[Cell]) -> dict[int, str]:
-    """Of each cell its folder's, which says what was changed, where no other cell has it; else its label."""
-    places = [cell.runs[0].folder.parent.name for cell in cells]
-    return {
-        id(cell): place if place.startswith(cell.name) and places.count(place) == 1 else cell.label
-        for cell, place in zip(cells, places)
-    }
 
 
 def _changed(run: Run) -> bool:
@@ -158,10 +155,13 @@ def _steps(cell: Cell, cells: Sequence[Cell]) -> list[str]:
 
 
 def _told_apart(
-    cells: Sequence[Cell], details: Sequence[list[str]], more: Callable[[Cell, Sequence[Cell]], list[str]]
+    cells: Sequence[Cell],
+    titles: Sequence[str],
+    details: Sequence[list[str]],
+    more: Callable[[Cell, Sequence[Cell]], list[str]],
 ) -> list[list[str]]:
-    """The details of each cell, and more of those that have their name and details in common."""
-    keys = [(cell.name, *words) for cell, words in zip(cells, details)]
+    """The details of each cell, and more of those that have their title and details in common."""
+    keys = [(title, *words) for title, words in zip(titles, details)]
     groups = [[one for one, its in zip(cells, keys) if its == key] for key in keys]
     return [
         words + more(cell, group) if len(group) > 1 else words

@@ -19,7 +19,7 @@ from marl_jax.study.intervals import Interval, holm, over_seeds, p_value
 from marl_jax.study.questions.bars import NOT_RUN, Bar, Finding
 from marl_jax.study.questions.mechanisms import amplification, capture, foretold
 from marl_jax.study.record import Run
-from marl_jax.study.seeds import CALLS, TOKENS, Cell, by_cell, names_of
+from marl_jax.study.seeds import CALLS, TOKENS, Cell, by_cell
 from marl_jax.study.wording import NONE, Table, small
 
 __all__ = [
@@ -144,7 +144,6 @@ class Judged(NamedTuple):
 
 def _tests(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Iterable[Test]:
     """Differences in the accuracy at the end; in the peak, and from peak to end, where a question is about them."""
-    names = names_of(cells)
 
     def itself(question: int, label: str, cell: Cell, than: str, against: str = "") -> Test:
         gaps = paired_gaps([(run, run) for run in cell.runs], "terminal", than)
@@ -152,12 +151,12 @@ def _tests(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Iterable[Test]:
 
     for cell in cells:
         if not cell.early and _is_clean(cell):
-            yield itself(1, f"{names[id(cell)]} over base", cell, "base", BASE)
+            yield itself(1, f"{cell.label} over base", cell, "base", BASE)
     for pair in pairs:
         more, less = sides if (sides := sharing_alone(pair)) else (pair.one, pair.other)
         if not sides and _is_clean(more) and not _is_clean(less):
             more, less = less, more
-        label, runs = f"{names[id(more)]} over {names[id(less)]}", by_seed(more, less)
+        label, runs = f"{more.label} over {less.label}", by_seed(more, less)
         ends = Test(OTHER, label, paired_gaps(runs, "terminal", "terminal"), len(runs), made=pair.made)
         if pair.planned and "workflow.name" in pair.differ:
             if control := _control(pair):
@@ -168,7 +167,7 @@ def _tests(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Iterable[Test]:
             yield ends._replace(question=2, against=AT_PEAK, label=f"peak of {label}", gaps=peaks)
         elif _is_clean(less) and _only(pair, *REGIME):
             yield ends._replace(question=5)
-            yield itself(5, f"terminal over peak of {names[id(more)]}", more, "peak")
+            yield itself(5, f"terminal over peak of {more.label}", more, "peak")
         elif _is_clean(less) and _only(pair, "learner.interventions"):
             yield ends._replace(question=6)
         # Two changed cells differ in two changes: each is compared with the clean one.
@@ -193,7 +192,7 @@ def _control(pair: Pair) -> str:
 
 def _controls(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Table:
     """What an episode of each workflow spends, and the single agent that is nearest to it in calls and in tokens."""
-    names, rows = names_of(cells), []
+    rows = []
     for cell in cells:
         mine = [
             pair for pair in pairs if pair.one is cell and pair.planned and "workflow.name" in pair.differ
@@ -201,7 +200,7 @@ def _controls(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Table:
         found = []
         for of in (CALLS, TOKENS):
             known = {
-                names[id(pair.other)]: both
+                pair.other.label: both
                 for pair in mine
                 if (both := spent(pair.one, pair.other, of)) and min(both) > 0
             }
@@ -215,7 +214,7 @@ def _controls(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Table:
             found += [f"{one:.3g}", near + apart]
         # Also where it is compared with its base alone, since no single agent made as many steps.
         if mine or (not cell.single and not cell.early and _is_clean(cell) and any(map(course, cell.runs))):
-            rows.append((names[id(cell)], found[1], found[3], found[0], found[2]))
+            rows.append((cell.label, found[1], found[3], found[0], found[2]))
     how = (
         "Means of an episode where the terminal accuracy is measured. A single agent is a control of as many calls or "
         "tokens where it spends the same within 10%; the nearest is shown, with how many times as much the workflow "

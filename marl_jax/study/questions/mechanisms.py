@@ -15,7 +15,7 @@ from marl_jax.study.cliffs import course, fell, form_lost
 from marl_jax.study.intervals import Interval, over_runs
 from marl_jax.study.questions.bars import NOT_RUN, Bar, Finding
 from marl_jax.study.record import Run, Series
-from marl_jax.study.seeds import Cell, names_of
+from marl_jax.study.seeds import Cell
 from marl_jax.study.wording import NONE, Table, small
 
 __all__ = ["ABOVE", "amplification", "capture", "foretold"]
@@ -108,7 +108,6 @@ def capture(cells: Sequence[Cell]) -> Finding:
     question = "Which role's gradient dominates a shared policy, and does it foretell what happens later?"
     doubt = "A rank correlation of the same sign, with p below 0.05, on the seeds that were held out."
     shared = [cell for cell in cells if cell.shared]
-    names = names_of(cells)
     bars, leading, held = [], list[str](), list[tuple[str, ...]]()
     points: list[list[tuple[int, float, float]]] = []  # of each cell: seed, dominance, what followed
     for cell in shared:
@@ -122,14 +121,14 @@ def capture(cells: Sequence[Cell]) -> Finding:
         even = 1 / max(len(by_role), 1)
         for role, values in by_role.items():
             found = over_runs(values)
-            bars.append(Bar(f"{names[id(cell)]}: {role}", found, values, level=even))
+            bars.append(Bar(f"{cell.label}: {role}", found, values, level=even))
             if role == most:
-                leading.append(f"{role} in {names[id(cell)]} ({found.mean:.0%})")
+                leading.append(f"{role} in {cell.label} ({found.mean:.0%})")
                 others = "; ".join(f"{name} {np.mean(by_role[name]):.2f}" for name in by_role if name != most)
                 said = ABOVE if found.low > even else "not shown"
                 held.append(
                     (
-                        names[id(cell)],
+                        cell.label,
                         role,
                         said,
                         _number(found),

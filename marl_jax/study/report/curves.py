@@ -14,7 +14,7 @@ import numpy as np
 
 from marl_jax.study import record
 from marl_jax.study.record import Run, Series
-from marl_jax.study.seeds import by_cell, names_of
+from marl_jax.study.seeds import by_cell
 
 __all__ = ["OVERVIEW", "Line", "Panel", "accuracy", "overlay", "panels", "spread"]
 
@@ -170,8 +170,8 @@ def overlay(runs: Mapping[str, Run], title: str) -> Panel:
     groups, what, each = {name: [name] for name in found}, "run", ""
     if many := len(found) > MOST:
         cells = by_cell([runs[name] for name in found])
-        places, names = {id(runs[name]): name for name in found}, names_of(cells)
-        groups = {names[id(cell)]: [places[id(run)] for run in cell.runs] for cell in cells}
+        places = {id(runs[name]): name for name in found}
+        groups = {cell.label: [places[id(run)] for run in cell.runs] for cell in cells}
         what = f"cell, the mean of its {spread(map(len, groups.values()))} runs"
         counts = [line.count.known.values for line in firsts.values() if line.count]
         each = f" of {known} {next(iter(firsts.values())).of} each" if (known := spread(*counts)) else ""

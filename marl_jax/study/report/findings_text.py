@@ -24,7 +24,7 @@ from marl_jax.study.questions.paper import agreement
 from marl_jax.study.record import Run
 from marl_jax.study.report import drawing
 from marl_jax.study.results import Study
-from marl_jax.study.seeds import Cell, names_of
+from marl_jax.study.seeds import Cell
 from marl_jax.study.wording import NONE, Table, in_one_line
 
 __all__ = ["markdown", "write_findings"]
@@ -109,7 +109,7 @@ def _differences(finding: Finding, beside: str) -> str:
 
 def _made(cells: Sequence[Cell]) -> Table:
     """The runs of each cell: seeds, steps, hours, how they ended, and where and by which code they were made."""
-    names, rows = names_of(cells), []
+    rows = []
     for cell in cells:
         about: list[Mapping[str, Any]] = [run.about.get("made") or {} for run in cell.runs]
         hours = sum(float(made.get("seconds") or 0) for made in about) / 3600
@@ -122,7 +122,7 @@ def _made(cells: Sequence[Cell]) -> Table:
         known = [verdict for run in cell.runs if (verdict := fell(run)) is not None]
         fallen = f"{sum(known)} of {len(known)}" if known else NONE
         words = (form_of(cell.runs), "; ".join(machines), ", ".join(code), seeds, ", ".join(steps))
-        rows.append((names[id(cell)], *words, f"{hours:.2f}", _pace(cell.runs), fallen))
+        rows.append((cell.label, *words, f"{hours:.2f}", _pace(cell.runs), fallen))
     how = (
         f"Each is made by `{COMMAND}`, with its part, a set of that file, for `agents`, by code of the digest that "
         "`versions.code` of its config.json begins with, and kept by `python -m experiments.collect`. Hours and "
@@ -142,7 +142,7 @@ def _lacking(cells: Sequence[Cell]) -> Table:
     usual = max(machines, key=lambda machine: machines[machine], default=NONE)
     for cell in cells:
         if not cell.early:
-            there[names_of(cells)[id(cell)]] = len(cell.runs)
+            there[cell.label] = len(cell.runs)
         alike.setdefault(_kind(cell.name), []).extend(run for run in cell.runs if _machine(run) == usual)
     rows = []
     for part, names in _parts().items():
