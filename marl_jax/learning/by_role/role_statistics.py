@@ -74,8 +74,12 @@ def role_statistics(
         np.concatenate([column[i] for i in mine]).astype(np.float64)
         for column in (evidence.logp, evidence.old_logp, evidence.entropy)
     )
-    ratio = np.exp(np.concatenate([_log_ratio(evidence.logp[i], evidence.old_logp[i], loss) for i in mine]))
-    by_token = lambda column: np.concatenate([np.full(len(evidence.logp[i]), column[i]) for i in mine])
+    tokens = [len(evidence.logp[i]) for i in mine]
+    by_token = lambda column: np.repeat(column[mine], tokens)
+    log_ratio = np.clip(new - old, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    if loss.kind == "gspo":  # every token has its sequence's mean
+        log_ratio = np.repeat([own.mean() for own in np.split(log_ratio, np.cumsum(tokens)[:-1])], tokens)
+    ratio = np.exp(log_ratio)
     low, high = (
         getattr(loss, name) if getattr(rows, name) is None else by_token(getattr(rows, name))
         for name in ("clip_low", "clip_high")
@@ -120,12 +124,6 @@ def role_statistics(
     if len(anchors) == len(mine):
         stats["kl"] = np.mean(kl_estimate(new, np.concatenate(anchors).astype(np.float64), xp=np))
     return {name: float(value) for name, value in stats.items()}
-
-
-def _log_ratio(logp: np.ndarray, old_logp: np.ndarray, loss: LossConfig) -> np.ndarray:
-    """The log-ratio of every token, as the loss takes it: bounded, and with gspo its sequence's mean."""
-    own = np.clip(logp.astype(np.float64) - old_logp, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return np.full_like(own, own.mean()) if loss.kind == "gspo" else own
 
 
 def form_drift(now: Mapping[str, float], base: Mapping[str, float]) -> dict[str, float]:
