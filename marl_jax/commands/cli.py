@@ -32,13 +32,13 @@ __all__ = [
 
 # Exit codes: the run ended by an error; the command or configuration must be corrected; Ctrl-C.
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
-# By what JAX says of a device: what to do.
+# What to do about errors of JAX that are of a device, by words of theirs.
 OF_DEVICES = {
     "RESOURCE_EXHAUSTED": "the device is out of memory: other programs may hold some of it, and `plan` counts what a "
     "run needs; a run goes on from its newest checkpoint by the same command",
     "Unable to initialize backend": "JAX finds no device to use: another process may hold its memory (JAX takes most "
-    "of a GPU's at once, with XLA_PYTHON_CLIENT_PREALLOCATE=false as it is needed); JAX_PLATFORMS=cpu runs on the "
-    "processor",
+    "of a GPU's memory at once; XLA_PYTHON_CLIENT_PREALLOCATE=false makes it take what it needs); JAX_PLATFORMS=cpu "
+    "runs on the processor",
 }
 flags.disclaim_key_flags()  # so that --helpshort of a command shows the flags that are defined for it here
 

@@ -29,9 +29,8 @@ from marl_jax.own import is_own
 from marl_jax.packaged import located
 from marl_jax.planning import devices, plan
 from marl_jax.planning.measured import Pace
-from marl_jax.planning.memory import Shapes
+from marl_jax.planning.memory import OF_SEEDS, Shapes
 from marl_jax.planning.plan import PlanError
-from marl_jax.planning.step_memory import StepMemory, seeds_that_fit
 from marl_jax.planning.walks import left_open
 from marl_jax.pretraining.taught import warning_of
 from marl_jax.rollouts.voices import Engines
@@ -89,7 +88,7 @@ from marl_jax.terminal.live import Live
 
 __all__ = ["check_foreseen", "folders_of", "open_runs"]
 
-FILES = 6  # that a run keeps open, measured; a few more are the process's own
+FILES, OWN_FILES = 6, 64  # that each run keeps open, measured; and that a process has beside them
 SEEN_S = 15.0  # until a shared disk shows every host what process 0 has written
 
 
@@ -235,15 +234,19 @@ def _each_seed(config: RunConfig) -> list[RunConfig]:
 def _check_room(config: RunConfig) -> None:
     """Refuse seeds whose files or weights alone are too many, before there is a folder for each."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit != resource.RLIM_INFINITY and FILES * config.seeds > limit:
+    if limit != resource.RLIM_INFINITY and (files := FILES * config.seeds + OWN_FILES) > limit:
         raise FolderError(
-            f"{config.seeds} seeds keep {FILES * config.seeds} files open and a process may open {limit} here: raise "
+            f"{config.seeds} seeds keep {files} files open and a process may open {limit} here: raise "
             "that (ulimit -n), or lower --config.seeds"
         )
     if left_open(config):  # said later
         return
-    alone = plan.make_plan(dataclasses.replace(config, seeds=1), model_configs(config), devices.here())
-    if (fit := seeds_that_fit(alone, config, StepMemory(given=0, results=0, scratch=0))) < config.seeds:
+    device = devices.here()
+    alone = plan.make_plan(dataclasses.replace(config, seeds=1), model_configs(config), device)
+    each = sum(part.bytes for part in alone.parts if part.name in OF_SEEDS)
+    # Devices of a CPU share one memory.
+    fit = device.memory // max(each, 1) * (1 if device.platform == "cpu" else len(jax.local_devices()))
+    if fit < config.seeds:
         raise PlanError(
             f"{config.seeds} seeds side by side do not fit in memory: the weights and optimiser states of {fit} do; "
             "lower --config.seeds"

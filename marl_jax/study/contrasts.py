@@ -7,18 +7,18 @@ problems; what their configurations differ in, and what made them, stands beside
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from marl_jax.study.record import Run
 from marl_jax.study.seeds import TOKENS, Cell, budget, difference, differing, measures
 
-__all__ = ["Pair", "alike", "by_seed", "paired_gaps", "pairs_of", "spent"]
+__all__ = ["Pair", "alike", "by_seed", "machine_of", "paired_gaps", "pairs_of", "spent"]
 
 WORKFLOW = ("workflow", "policies.map", "advantages.group")  # what makes another workflow
 MOST = 12  # of pairs that differ in several things; more of them are not shown
-MADE = ("device", "jax", "code")  # of the versions of a run, which no configuration says
+MADE = ("machine", "road", "jax", "code")  # what a run was made by, beside what it was asked for
 UNLIKE = 1.1  # budgets whose ratio is larger are marked, and match nothing
 
 
@@ -52,15 +52,9 @@ class Pair(NamedTuple):
 
     @property
     def made(self) -> str:
-        """Which of device, JAX and code differ between the runs that are compared; what was not recorded does not."""
-        sides = list(zip(*by_seed(self.one, self.other))) or [self.one.runs, self.other.runs]
-        mine, its = (
-            {name: {(run.about.get("versions") or {}).get(name) for run in side} for name in MADE}
-            for side in sides
-        )
-        return ", ".join(
-            name for name in MADE if mine[name] != its[name] and None not in mine[name] | its[name]
-        )
+        """Which of machine, road, JAX and code differ between two runs of a seed; what was not recorded is left out."""
+        both = by_seed(self.one, self.other)
+        return ", ".join(name for name in MADE if any(_apart(name, *pair) for pair in both))
 
     @property
     def refused(self) -> str:
@@ -109,6 +103,24 @@ def paired_gaps(pairs: Sequence[tuple[Run, Run]], mine: str, its: str) -> np.nda
     found = [difference(measures(one).get(mine), measures(other).get(its)) for one, other in pairs]
     known = [gap for gap in found if gap is not None]
     return np.array(known) if len({len(gap) for gap in known}) == 1 else np.zeros((0, 0))
+
+
+def machine_of(run: Run) -> str:
+    """The processor or accelerator that it was trained on; empty where it was not recorded."""
+    device = (run.about.get("versions") or {}).get("device") or ""
+    return str((run.about.get("made") or {}).get("machine") or device)
+
+
+def _apart(name: str, one: Run, other: Run) -> bool:
+    """Whether this is known to differ between two runs."""
+
+    def made_by(run: Run) -> Any:
+        if name == "machine":
+            return machine_of(run) or None
+        return run.config.get(name) if name == "road" else (run.about.get("versions") or {}).get(name)
+
+    mine, its = made_by(one), made_by(other)
+    return None not in (mine, its) and mine != its
 
 
 def by_seed(one: Cell, other: Cell) -> list[tuple[Run, Run]]:

@@ -45,6 +45,7 @@ class Cell:
 
     runs: tuple[Run, ...]
     label: str = ""  # its name, and what else tells it from others
+    folder: str = ""  # the name of its runs' folder, where no other cell has it and it begins with the cell's
 
     @property
     def name(self) -> str:
@@ -114,12 +115,20 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
             together.setdefault(json.dumps(same, sort_keys=True), {}).setdefault(seed, run)
     cells = [Cell(tuple(some[seed] for seed in sorted(some))) for some in together.values()]
     places = [cell.runs[0].folder.parent.name for cell in cells]
-    # A folder's name says what was changed, where no other cell has it.
-    own = [name.startswith(cell.name) and places.count(name) == 1 for cell, name in zip(cells, places)]
-    titles = [name if alone else cell.name for cell, name, alone in zip(cells, places, own)]
+    folders = [
+        name if name.startswith(cell.name) and places.count(name) == 1 else ""
+        for cell, name in zip(cells, places)
+    ]
+    cells = [dataclasses.replace(cell, folder=name) for cell, name in zip(cells, folders)]
+    titles = [cell.folder or cell.name for cell in cells]
+    # A folder that is called more than its cell says what was changed.
     details = [
-        cell.odd + ([] if alone else cell.settings + _steps(cell, cells)) + cell.early + cell.changed
-        for cell, alone in zip(cells, own)
+        cell.odd
+        + (cell.settings if title == cell.name else [])
+        + _steps(cell, [one for one, its in zip(cells, titles) if its == title])
+        + cell.early
+        + cell.changed
+        for cell, title in zip(cells, titles)
     ]
     root = os.path.commonpath([run.folder.parent for run in runs]) if runs else ""
     place = lambda cell, _: [os.path.relpath(_place(cell), root).removeprefix(cell.name)]
@@ -148,9 +157,9 @@ def _changed(run: Run) -> bool:
     return any(not line.startswith("versions.") for line in lines)
 
 
-def _steps(cell: Cell, cells: Sequence[Cell]) -> list[str]:
-    """How many steps its runs are to make, where another cell of its name is to make more or fewer."""
-    steps = {one.runs[0].steps for one in cells if one.name == cell.name}
+def _steps(cell: Cell, alike: Sequence[Cell]) -> list[str]:
+    """How many steps its runs are to make, where another cell of its title is to make more or fewer."""
+    steps = {one.runs[0].steps for one in alike}
     return [f"{cell.runs[0].steps} steps"] if len(steps) > 1 else []
 
 

@@ -50,6 +50,24 @@ def test_runs_are_of_a_cell_where_they_are_equal_but_for_their_seed(tmp_path):
     ]
 
 
+def test_a_folder_that_is_called_more_than_its_cell_names_it_and_others_say_their_settings(tmp_path):
+    votes = lambda number: {"workflow": {"name": "voting", "settings": {"votes": number}}}
+    runs = [
+        run(tmp_path / "voting-isolated-s-math" / "seed-0", 0, RISE, **votes(5)),
+        run(tmp_path / "voting-isolated-s-math+votes6" / "seed-0", 0, RISE, **votes(6)),
+        run(
+            tmp_path / "voting-isolated-s-math+votes6+long" / "seed-0",
+            0,
+            {**RISE, 40: answers(1, 0)},
+            **votes(6),
+        ),
+    ]
+    rows = cell_map({str(k): one for k, one in enumerate(runs)}).rows
+    assert [row for row, _ in rows] == [
+        "voting isolated (votes 5)", "voting isolated + votes6", "voting isolated + votes6 + long",
+    ]  # fmt: skip
+
+
 def test_cells_of_one_name_say_their_steps_and_changes_at_a_resume_and_none_is_lost_from_the_map(tmp_path):
     rate = lambda peak: {"optimiser": {"schedule": {"peak": peak}}}
     place = tmp_path / "voting-isolated-s-math"

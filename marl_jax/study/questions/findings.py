@@ -16,7 +16,7 @@ import numpy as np
 from marl_jax.study.cliffs import TERMINAL, course
 from marl_jax.study.contrasts import Pair, alike, by_seed, paired_gaps, pairs_of, spent
 from marl_jax.study.intervals import Interval, holm, over_seeds, p_value
-from marl_jax.study.questions.bars import NOT_RUN, Bar, Finding
+from marl_jax.study.questions.bars import LEVEL, NOT_RUN, Bar, Finding
 from marl_jax.study.questions.mechanisms import amplification, capture, foretold
 from marl_jax.study.record import Run
 from marl_jax.study.seeds import CALLS, TOKENS, Cell, by_cell
@@ -25,12 +25,12 @@ from marl_jax.study.wording import NONE, Table, small
 __all__ = [
     "AT_PEAK",
     "BASE",
-    "LEVEL",
     "SEEDS",
     "Answered",
     "Judged",
     "Test",
     "answers",
+    "judge",
     "sharing_alone",
     "told",
 ]
@@ -46,7 +46,7 @@ class Test(NamedTuple):
     gaps: np.ndarray  # Float[S, P]
     seeds: int  # that there are; some may lack what is compared
     against: str = ""  # what it is compared with, where the question has several of these
-    made: str = ""  # which of device, JAX and code differ, too
+    made: str = ""  # what the two sides were made by that differs, too
 
     @property
     def bar(self) -> Bar:
@@ -70,14 +70,7 @@ def answers(runs: Sequence[Run]) -> Answered:
     cells = by_cell(runs)
     pairs, _ = pairs_of(cells)
     tests = [test for test in _tests(cells, pairs) if test.gaps.size]
-    values = [p_value(test.gaps) for test in tests]
-    # Tests that can make no claim are no chances of a wrong one.
-    claims = {i: p for i, p in enumerate(values) if p is not None and len(tests[i].gaps) >= SEEDS}
-    held: dict[int, float] = {}
-    for question in {test.question for test in tests}:
-        family = {i: p for i, p in claims.items() if tests[i].question == question}
-        held |= zip(family, holm([*family.values()]))
-    judged = [Judged(test, p, held.get(i)) for i, (test, p) in enumerate(zip(tests, values))]
+    judged = judge(tests)
     found = [
         _compared(1, judged, _controls(cells, pairs)),
         _compared(2, judged),
@@ -89,9 +82,20 @@ def answers(runs: Sequence[Run]) -> Answered:
     return Answered(found, _table(judged, cells), judged, cells, pairs)
 
 
+def judge(tests: Sequence[Test]) -> list["Judged"]:
+    """With the p of each, and that corrected for the other tests of its question."""
+    values = [p_value(test.gaps) for test in tests]
+    # Tests that can make no claim are no chances of a wrong one.
+    claims = {i: p for i, p in enumerate(values) if p is not None and len(tests[i].gaps) >= SEEDS}
+    held: dict[int, float] = {}
+    for question in {test.question for test in tests}:
+        family = {i: p for i, p in claims.items() if tests[i].question == question}
+        held |= zip(family, holm([*family.values()]))
+    return [Judged(test, p, held.get(i)) for i, (test, p) in enumerate(zip(tests, values))]
+
+
 # ---------------------------------------------------------------- differences in accuracy
 
-LEVEL = 0.05  # of the chance that any of a question's tests is wrong where nothing differs
 QUESTIONS = {
     1: (
         "Does training help a workflow over its base, over a single agent, over one with as many calls or tokens?",
@@ -270,10 +274,10 @@ def _table(judged: Sequence[Judged], cells: Sequence[Cell]) -> Table:
         f"Points of accuracy on validation problems; terminal is the mean of the last {TERMINAL} evaluations. 95% "
         f"intervals over seeds and problems, each for itself. p is the larger of two two-sided t tests, over seeds and "
         "problems and over the means of the seeds alone, so that few seeds do not pass for many problems; it is "
-        f"corrected by Holm for the tests of its question that have {SEEDS} seeds or more. With fewer no claim is "
-        f"made. Higher or lower where the corrected p is at most {LEVEL}: {called} of {len(claims)}. Corrected for all "
-        f"of them together, whatever they ask, {together} would be. With '3 of 4' seeds, one lacks what is compared. "
-        "Made with another: what else the two sides' runs differ in, beside what is asked."
+        f"corrected by Holm for the tests of its question, or of none, that have {SEEDS} seeds or more. With fewer no "
+        f"claim is made. Higher or lower where the corrected p is at most {LEVEL}: {called} of {len(claims)}. "
+        f"Corrected for all of them together, whatever they ask, {together} would be. With '3 of 4' seeds, one lacks "
+        "what is compared. Made with another: what else the two sides' runs differ in, beside what is asked."
     )
     if early := [cell.label for cell in cells if cell.early]:
         how += f" Not tested, because it did not make all its steps: {'; '.join(early)}."

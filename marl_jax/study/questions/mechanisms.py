@@ -13,7 +13,7 @@ import numpy as np
 
 from marl_jax.study.cliffs import course, fell, form_lost
 from marl_jax.study.intervals import Interval, over_runs
-from marl_jax.study.questions.bars import NOT_RUN, Bar, Finding
+from marl_jax.study.questions.bars import LEVEL, NOT_RUN, Bar, Finding
 from marl_jax.study.record import Run, Series
 from marl_jax.study.seeds import Cell
 from marl_jax.study.wording import NONE, Table, small
@@ -145,7 +145,9 @@ def capture(cells: Sequence[Cell]) -> Finding:
         groups = [group for group in some if group.size > 2]
         runs = sum(group.shape[1] for group in groups)
         rho, p = _ranks(groups) if runs > 2 else (math.nan, math.nan)
-        rows.append((name, str(len(groups)), str(runs), NONE if math.isnan(rho) else f"{rho:+.2f}", small(p)))
+        least = _least_p(groups)
+        told = f"{small(p)}, of at least {least:.2g}" if runs > 2 and least > LEVEL else small(p)
+        rows.append((name, str(len(groups)), str(runs), NONE if math.isnan(rho) else f"{rho:+.2f}", told))
     _, tested, every = rows
     in_words = lambda row: f"{row[3]} over {row[2]} runs (p {row[4]})"
     answer = f"The largest share has {'; '.join(leading)}. " + (
@@ -163,7 +165,7 @@ def capture(cells: Sequence[Cell]) -> Finding:
     how = (
         "Rank correlation of the mean dominance over the first half of a run's steps with the change of accuracy from "
         "there to its end. Ranks are within a cell, so that a difference between workflows is none; cells with one run "
-        "do not count. p by permutation within cells."
+        "do not count. p by permutation within cells; few runs have few orders, and then a least p."
     )
     after = Table("Dominance and what follows", rows, ("", "cells", "runs", "correlation", "p"), how)
     how = (
@@ -355,6 +357,11 @@ def _ranks(groups: Sequence[np.ndarray]) -> tuple[float, float]:  # of each grou
         orders = [second, *(np.concatenate([rng.permutation(values) for values in own]) for _ in range(MOST))]
     found, rho = np.array(orders) @ first / scale, float(second @ first) / scale
     return rho, float(np.mean(np.abs(found) >= abs(rho) - 1e-9))
+
+
+def _least_p(groups: Sequence[np.ndarray]) -> float:
+    """The p of ranks that agree in all groups: of all orders within them, this one and its reverse."""
+    return 2 / math.prod(math.factorial(group.shape[1]) for group in groups)
 
 
 def _number(found: Interval) -> str:

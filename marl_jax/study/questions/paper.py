@@ -9,11 +9,10 @@ from scipy import stats
 
 from marl_jax.study.cliffs import course, fell, form_lost, is_cliff
 from marl_jax.study.contrasts import by_seed
-from marl_jax.study.questions.bars import NOT_RUN
+from marl_jax.study.questions.bars import LEVEL, NOT_RUN
 from marl_jax.study.questions.findings import (
     AT_PEAK,
     BASE,
-    LEVEL,
     SEEDS,
     Answered,
     Judged,
@@ -132,10 +131,11 @@ def _captured(said: Answered) -> Verdict:
     cells = len({cell for cell, *_ in shares.rows})
     held_out = ranks.rows[1]
     rho, p = held_out[3:]
-    after = "too few held-out seeds for what follows" if rho == NONE else f"rank correlation {rho}, p {p}"
+    few = rho == NONE or "at least" in p
+    after = "too few held-out seeds for what follows" if few else f"rank correlation {rho}, p {p}"
     named = f" ({'; '.join(uneven)})" if uneven else ""
     by = f"one role has more than an even share in {len(uneven)} of {cells} cells{named}; {after}"
-    follows = rho.startswith("-") and float(p) <= LEVEL  # more dominance, and then a loss
+    follows = not few and rho.startswith("-") and float(p) <= LEVEL  # more dominance, and then a loss
     return (UNSURE if not uneven else AGREES if follows else PARTLY), by
 
 

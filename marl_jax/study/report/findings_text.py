@@ -18,6 +18,7 @@ from marl_jax.packaged import located
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, path_errors
 from marl_jax.study.cliffs import fell, form_of
+from marl_jax.study.contrasts import machine_of
 from marl_jax.study.questions import findings
 from marl_jax.study.questions.bars import Finding
 from marl_jax.study.questions.paper import agreement
@@ -142,7 +143,7 @@ def _lacking(cells: Sequence[Cell]) -> Table:
     usual = max(machines, key=lambda machine: machines[machine], default=NONE)
     for cell in cells:
         if not cell.early:
-            there[cell.label] = len(cell.runs)
+            there[cell.folder or cell.label] = len(cell.runs)
         alike.setdefault(_kind(cell.name), []).extend(run for run in cell.runs if _machine(run) == usual)
     rows = []
     for part, names in _parts().items():
@@ -196,7 +197,7 @@ def _kind(name: str) -> str:
 
 
 def _machine(run: Run) -> str:
-    return str((run.about.get("made") or {}).get("machine") or NONE)
+    return machine_of(run) or NONE
 
 
 def _pace(runs: Sequence[Run]) -> str:

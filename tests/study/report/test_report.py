@@ -416,7 +416,7 @@ def test_many_runs_have_a_curve_for_each_cell_and_titles_that_tell_them_apart(tm
             about = config(steps=2)
             about["config"] |= {
                 "seed": seed,
-                "workflow": {"name": "voting", "settings": {"votes": len(cell)}},
+                "workflow": {"name": "voting", "settings": {"votes": 6 if "votes6" in cell else 3}},
             }
             along = [evaluation(step, height + 0.1 * seed) for step in (0, 1, *([2] if seed else []))]
             write_run(tmp_path / cell / f"seed-{seed}", about=about, lines=[metrics(2)], evaluations=along)
