@@ -384,9 +384,9 @@ def test_backticks_of_a_program_are_no_fences(program, response):
     ids=range(5),
 )
 def test_many_odd_fences_take_little_time(response):
-    start = time.process_time()
+    start = time.thread_time()
     extract_program(response)
-    assert time.process_time() - start < 2 * slowness()
+    assert time.thread_time() - start < 2 * slowness()
 
 
 def test_a_byte_order_mark_is_skipped(pool):

@@ -171,23 +171,23 @@ def test_members_are_paired_wherever_they_can_be():
 def test_the_search_for_a_pairing_has_a_bound():
     close = plain.pack({(1 + n * 1e-10, m) for n in range(40) for m in range(40)})
     forged = {"s": [{"t": [1 + n * 1e-10, m]} for n in range(40) for m in [*range(1, 40), 1]]}
-    begun = time.process_time()
+    begun = time.thread_time()
     assert not same_packed(forged, close)
     assert not same_packed({"s": [forged] * 4}, {"s": [close] * 4})
-    assert time.process_time() - begun < 2 * slowness()
+    assert time.thread_time() - begun < 2 * slowness()
 
 
 def test_hostile_values_cost_no_more_than_sorting():
     colliding = {"s": [n * (2**61 - 1) for n in range(20_000)]}
     expected = plain.pack({n * (2**61 - 1) + 1 for n in range(300)} | set(range(19_700)))
-    start = time.process_time()
+    start = time.thread_time()
     assert not same_packed(colliding, expected)
     assert not same_packed(plain.loads("[" * 900 + "]" * 900), plain.pack([[[1]]]))
     with pytest.raises(ValueError):
         plain.loads("[" * 1_000_000)
     with pytest.raises(ValueError):
         plain.loads("NaN")
-    assert time.process_time() - start < 2 * slowness()
+    assert time.thread_time() - start < 2 * slowness()
 
 
 SAME_TEXT = [

@@ -446,8 +446,8 @@ def test_ordinary_answers_are_graded_by_the_thousand():
     ):  # the best of some, because on a shared machine CPU time passes unevenly, too
         numbers = range(first, 3101, 7)
         pairs = [(rf"\boxed{{\frac{{{n}}}{{7}}}}", rf"\dfrac{{{n}}}{{{7 + n % 2}}}") for n in numbers]
-        begun = time.process_time()
+        begun = time.thread_time()
         right = sum(grade_math(*pair) for pair in pairs)
-        speeds.append(len(pairs) / (time.process_time() - begun))
+        speeds.append(len(pairs) / (time.thread_time() - begun))
         assert right == sum(n % 2 == 0 for n in numbers)
     assert max(speeds) * slowness() > 2000
