@@ -126,17 +126,8 @@ def capture(cells: Sequence[Cell]) -> Finding:
                 leading.append(f"{role} in {cell.label} ({found.mean:.0%})")
                 others = "; ".join(f"{name} {np.mean(by_role[name]):.2f}" for name in by_role if name != most)
                 said = ABOVE if found.low > even else "not shown"
-                held.append(
-                    (
-                        cell.label,
-                        role,
-                        said,
-                        _number(found),
-                        f"{even:.2f}",
-                        others or NONE,
-                        str(len(values)),
-                    )
-                )
+                numbers = (_number(found), f"{even:.2f}", others or NONE, str(len(values)))
+                held.append((cell.label, role, said, *numbers))
     if not bars:
         return Finding(question, NOT_RUN, doubt)
     rows = []

@@ -40,7 +40,7 @@ def cell_map(runs: Mapping[str, Run]) -> CellMap:
         ]
         courses = [one for one in map(course, cell.runs) if one]
         if gains:
-            row = " ".join([*parts[:2], cell.label[len(cell.name) :].replace("+", " + ").strip()]).rstrip()
+            row = " ".join(parts[:2]) + cell.label[len(cell.name) :].replace("+", " + ")
             found[row, " ".join(parts[2:])] = {
                 "gain": float(np.mean(gains)),
                 "cliff": bool(courses) and bool(is_cliff(courses)),

@@ -69,7 +69,7 @@ def test_tests_are_gains_and_contrasts_corrected_for_each_other(tmp_path):
     assert bar.value.low < bar.value.mean == pytest.approx(np.mean(bar.runs)) and len(bar.runs) == 3
 
 
-def test_the_answer_to_a_question_does_not_depend_on_what_else_is_asked(tmp_path):
+def test_the_answer_to_a_question_does_not_depend_on_what_else_is_asked():
     gains = np.array([[0.48, 0.5, 0.53]]).T + np.zeros((3, 40))  # p 0.0009 by the means of three seeds
     chance = np.random.default_rng(0).normal(size=(70, 3, 40))
     tests = [findings.Test(1, "gain", gains, 3), *(findings.Test(2, "none", gaps, 3) for gaps in chance)]
