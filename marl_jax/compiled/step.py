@@ -179,8 +179,8 @@ def noise_words(cast: Cast, tasks: Sequence[Task], *, seed: int, step: int) -> n
     """uint32 [T, samples, calls, 2]: the keys of the noise of every call on the hosted road at this step, from 1 on."""
     calls = count_calls(cast)
     words = [
-        noise_key((seed, step, task_key(task), sample, call))
-        for task in tasks
+        noise_key((seed, step, key, sample, call))
+        for key in map(task_key, tasks)
         for sample in range(cast.samples)
         for call in range(calls)
     ]

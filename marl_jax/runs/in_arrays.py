@@ -1,6 +1,7 @@
 """The compiled road: a step is a few programs of `marl_jax.compiled`.
 
-    State ──compiled.state_of──► program ──► trees, columns, metrics ──to_host──► Made
+    State ──compiled.state_of──► programs ──► columns of what was played ──to_host──► Table ──┬──► Made
+                                     └─────► trees, metrics, of policies that learned meanwhile ─┘
 
 One seed takes all devices: its problems are cut over them. Several seeds are dealt out to the devices. On accelerators,
 those of a device are one program (`vmap`); on a CPU they take their steps in turn, which gives each the
@@ -13,6 +14,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -23,7 +25,7 @@ from jax.sharding import NamedSharding
 from marl_jax import compiled
 from marl_jax.compiled import Columns, NoArrayForm, kept
 from marl_jax.compiled.cast import Cast
-from marl_jax.compiled.learn import units_of
+from marl_jax.compiled.learn import evidence, units_of
 from marl_jax.compiled.stage import count_calls
 from marl_jax.config.phase_fields import Place
 from marl_jax.config.run_config import RunConfig
@@ -45,6 +47,7 @@ from marl_jax.runs.state import State
 from marl_jax.runs.step_programs import WHOLE, Layout, take_step, trace
 from marl_jax.sampling.engine import NotFinite
 from marl_jax.sampling.shapes import free_bytes
+from marl_jax.table import Table
 from marl_jax.task import Task
 from marl_jax.threads import Workers, side_by_side
 
@@ -118,10 +121,22 @@ class Compiled:
         with clock("prepare"):
             tasks = [tasks_of_step(run, state) for run, state in zip(runs, states)]
             given = [self._given(run, state, drawn, at) for run, state, drawn in zip(runs, states, tasks)]
+        jobs, played = self._begin(given)
+        tables = list[Table]()
+        for number, (run, state, drawn, calls) in enumerate(zip(runs, states, tasks, played)):
+            job = jobs[number % len(jobs)]
+            with clock("program"):
+                self._workers.wait([calls, job], runs[0].stop.check)
+                if job.done():
+                    job.result()  # raises what it did
+            with clock("table"):
+                tables.append(self._table(run, state, drawn, calls.result()))
         with clock("program"):
-            done = self._all(given, runs[0].stop.check)
+            for job in jobs:
+                self._workers.wait([job], runs[0].stop.check)
+            learned = [jobs[number % len(jobs)].result()[number // len(jobs)] for number in range(len(given))]
         with clock("table"):
-            return [self._made(*one, at) for one in zip(runs, states, tasks, done)]
+            return [self._made(*one, at) for one in zip(runs, states, tables, learned)]
 
     # ---------------------------------------------------------------- to the devices and back
 
@@ -133,25 +148,29 @@ class Compiled:
         )
         return of, words, compiled.tasks_of(self._cast, tasks, self._width)
 
-    def _all(self, given: Sequence[tuple[Any, ...]], check: Callable[[], None]) -> list[Any]:
-        """The outputs of each seed's step, its table and numbers on the host."""
-        count, places = len(given), len(self._layouts)
-        dealt = [range(place, count, places) for place in range(places)]
+    def _begin(self, given: Sequence[Any]) -> tuple[list[Future[list[Any]]], list[Future[Columns]]]:
+        """(by place: the outputs of its seeds, by seed: what was played, which is there before the policies learn)."""
+        places, played = len(self._layouts), [Future[Columns]() for _ in given]
 
         def work(place: int) -> list[Any]:
-            dealt_here = [given[number] for number in dealt[place]]
+            numbers = range(place, len(given), places)
             if not self._side_by_side:
-                return [self._one(place, one) for one in dealt_here]
-            return _apart(self._one(place, _together(dealt_here)), len(dealt_here)) if dealt_here else []
+                return [self._one(place, given[n], played[n].set_result) for n in numbers]
 
-        jobs = [self._workers.submit(work, place) for place in range(places)]
-        for job in jobs:
-            self._workers.wait([job], check)
-        done = {n: one for job, numbers in zip(jobs, dealt) for n, one in zip(numbers, job.result())}
-        return [done[number] for number in range(count)]
+            def tell(columns: Columns) -> None:
+                for number, own in zip(numbers, _apart(columns, len(numbers))):
+                    played[number].set_result(own)
 
-    def _one(self, place: int, given: Any) -> Any:
-        """(trees and learner, columns, metrics) of a seed; of a list of them where they are one program."""
+            together = [given[number] for number in numbers]
+            return _apart(self._one(place, _together(together), tell), len(numbers)) if numbers else []
+
+        return [self._workers.submit(work, place) for place in range(places)], played
+
+    def _one(self, place: int, given: Any, played: Callable[[Columns], None]) -> Any:
+        """(trees and learner, columns, metrics) of a seed; of a list of them where they are one program.
+
+        `played` is called with the columns as soon as they are there, while the policies still learn.
+        """
         (state, *rest), layout = given, self._layouts[place]
         if place not in self._fixed:
             fixed = {name: getattr(state, name) for name in ("bases", "references")}
@@ -159,8 +178,9 @@ class Compiled:
         placed = (jax.device_put(state.replace(**self._fixed[place]), layout.whole), *rest)
         if place not in self._programs:
             self._programs[place] = self._made_or_kept(layout, placed)
-        after, *metrics = take_step(self._programs[place], *placed)
-        return after, *jax.device_get(metrics)
+        after, columns, metrics = take_step(self._programs[place], *placed)
+        played(jax.device_get(columns.replace(**dict.fromkeys(evidence(columns)))))
+        return after, *jax.device_get((columns, metrics))
 
     def _made_or_kept(self, layout: Layout, placed: Any) -> list[Any]:
         """The programs of a step of these arguments: as an earlier start kept them, or compiled and kept."""
@@ -235,12 +255,15 @@ class Compiled:
 
     # ---------------------------------------------------------------- results of a step
 
-    def _made(self, run: Run, state: State, tasks: Sequence[Task], done: Any, at: Place) -> Made:
-        (trees, moved), columns, metrics = done
+    def _table(self, run: Run, state: State, tasks: Sequence[Task], columns: Columns) -> Table:
         table = compiled.to_host(self._cast, columns, tasks, seed=run.config.seed, step=state.step + 1)
         with finite(run, state):
-            if not all(np.isfinite(table.logprobs.values)):
+            if not np.isfinite(table.logprobs.values).all():
                 raise NotFinite("the model gives no finite log-probability: are its weights finite?")
+        return table
+
+    def _made(self, run: Run, state: State, table: Table, learned: Any, at: Place) -> Made:
+        (trees, moved), columns, metrics = learned
         rewards = table.reward if table.penalty is None else table.reward + table.penalty
         groups = count_groups(rewards, table.group, [table.roles[code] for code in table.role])
         learner, described = run.phases.learner(at.phase), run.phases.described(table)
