@@ -24,7 +24,7 @@ Node = tuple
 
 def readings(text: str) -> Iterator[Node]:
     """Readings of a cleaned answer: 1,000 is a number, or else a list of two; 10 am is 10:00 am, too; x = 1, y = 2
-    is a point, or two equations. Nested too deep, it is mere text.
+    is a point, or two equations; the m of 5 m is a variable, too. Nested too deep, it is mere text.
     """
     depths = itertools.accumulate(map(_step, _BRACKET.findall(text) if len(text) > MAX_DEPTH else ()))
     if max(depths, default=0) > MAX_DEPTH:
@@ -37,6 +37,8 @@ def readings(text: str) -> Iterator[Node]:
         yield read(text.replace(" ", ":00 "))
     node = read(text)
     yield node
+    if _LETTER.search(text):
+        yield read(_LETTER.sub(r"\1", text))
     if node[0] == "list" and all(item[0] == "equation" and len(item[1]) == 2 for item in node[1]):
         names, values = zip(*(item[1] for item in node[1]))
         if "".join(names) in _COORDINATES:
@@ -70,6 +72,7 @@ def read(text: str) -> Node:
 
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _COORDINATES = {"xy", "xyz", "ab", "abc", "mn", "pq"}
+_LETTER = re.compile(r" ([mgslhLNJWVK])$")  # without a space it is no unit
 _HOUR = re.compile(r"\d{1,2} [ap]m")
 _SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![A-Za-z])")
 _SEPARATOR = re.compile(r"[,;]\s*(?:(?:and|or)(?![A-Za-z]))?|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
@@ -88,7 +91,11 @@ _LABEL = re.compile(
     rf"(?:{_NAME}|\{{?[A-Za-z ]+\}}?)(?:\([^()=]*\))?|\|[A-Z]{{1,3}}\||\([A-Za-z](?:,\s*[A-Za-z])+\)"
     r"|[A-Z]\^\{-1\}|[f-h]\^\{-1\}\([^()=]*\)"
 )
-_SUM_OF_NAMES = re.compile(r"[A-Za-z](?:\s*\+\s*[A-Za-z])+")
+# A sum of names, an area or a length, a probability, a ratio of sides.
+_ASKED = re.compile(
+    r"[A-Za-z](?:\s*\+\s*[A-Za-z])+|\[[A-Z]{3,6}\]|\|[^|=]{1,20}\||P\([^()]*\)"
+    rf"|\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\\angle\s*)?(?:{_NAME}|[A-Z]{{1,3}})"
+)
 
 
 def _split(text: str, separator: re.Pattern) -> list[str]:
@@ -261,26 +268,34 @@ def is_label(text: str) -> bool:
 
 
 def is_asked(text: str) -> bool:
-    """Whether an answer may name its value so: by a label, or a sum of names (m + n). A gold x + y = 5 is a line."""
-    return is_label(text) or bool(_SUM_OF_NAMES.fullmatch(text))
+    """Whether an answer may name its value so: by a label, a sum of names (m + n), [ABC], P(X = 1), \\sin A. A gold
+    x + y = 5 is a line.
+    """
+    return is_label(text) or bool(_ASKED.fullmatch(text))
 
 
 # --- scalars --------------------------------------------------------------------------------------------------
 
-_BASE = re.compile(r"\(?(?P<digits>[0-9A-Z]{1,200})\)?_\{?\s*(?P<base>[2-9]|[12]\d|3[0-6])\s*\}?")
+_BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
+_BASE = re.compile(
+    r"\(?(?P<digits>[0-9A-Z]{1,200})\)?(?: ?_[ {(]*| ?\( ?base )"
+    rf"(?P<base>[2-9]|[12]\d|3[0-6]|{'|'.join(_BASES)})[ )}}]*"
+)
 
 
 def _scalar(text: str) -> Node:
     percent = text.endswith("%")
     body, unit, scale = (text[:-1].rstrip(), "", 1) if percent else measure(text)
-    if has_words(body):
+    numeral = _BASE.fullmatch(body)
+    if numeral is None and has_words(body):
         return _text(text)
     if ":" in body:
         items = [part.strip() for part in body.split(":")]
         return ("bracket", ":", ":", tuple(map(_scalar, items)), unit) if all(items) else _text(text)
     try:
-        if (found := _BASE.fullmatch(body)) is not None:
-            return ("text", f"{int(found['digits'], int(found['base']))} in base {int(found['base'])}")
+        if numeral is not None:
+            base = _BASES.get(numeral["base"]) or int(numeral["base"])
+            return ("text", f"{int(numeral['digits'], base)} in base {base}")
         tree, unfinished = parse(body)
         tree = multiply([number(scale), tree]) if scale != 1 else tree
     except ValueError:

@@ -227,7 +227,7 @@ _ELLIPSIS = re.compile(r",\s*\.\.\.$")
 _LONE_DOLLAR = re.compile(r"\s*-?\s*\$")
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|sc|up|normal|md)?|math(?:rm|bf|it|sf|tt|normal)|[mhf]box|boxed|boldsymbol|bm|emph"
-    r"|underline)(?![A-Za-z])\s*\{([^{}]*)\}"
+    r"|underline)(?![A-Za-z])\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"
 )
 _COMMAND = re.compile(
     r"\\\\|\\(?:left|right)\.|(?P<styling>\\(?:[hv]space\*?|phantom|(?:text)?color)\{[^{}]*\})"

@@ -15,9 +15,11 @@ def measure(text: str) -> tuple[str, str, int]:
     body, unit, scale = text.strip(), "", 1
     if (found := _CURRENCY.match(body)) is not None:
         body = found["sign"] + _RATE.sub(" per ", body[found.end() :].strip())
-        unit = _CURRENCIES[found["symbol"]]
+        unit = _CURRENCIES[found["symbol"] or found["code"]]
+    elif (found := _SOLD_FOR.search(body)) is not None:
+        return body[: found.start()], _CURRENCIES[found["symbol"]], 1
     elif (found := _DEGREES.search(body)) is not None and not _FUNCTION.search(body):
-        return body[: found.start()].rstrip(), "degree" + found["scale"], 1
+        return body[: found.start()].rstrip(), "degree" + found["scale"].upper(), 1
     elif (found := _OHMS.search(body)) is not None:
         return body[: found.start()].rstrip(), found["scale"] + "ohm", 1
     if not unit and (found := _COMPOUND.search(body)) is not None:
@@ -39,11 +41,12 @@ def measure(text: str) -> tuple[str, str, int]:
 
 
 def agree(unit: str, other: str) -> bool:
-    """Whether two units are equal: a unit may be left out, and the "per" part of a price."""
+    """Whether two units are equal: a unit may be left out, the "per" part of a price, and the scale of degrees."""
     price, other_price = (name.partition(" per ")[0] for name in (unit, other))
     if price == other_price and price in _PRICES and price in (unit, other):
         return True
-    return unit == other or not (unit and other)
+    degrees = "degree" in (unit, other) and {unit, other} <= {"degree", "degreeC", "degreeF"}
+    return unit == other or degrees or not (unit and other)
 
 
 def has_words(text: str) -> bool:
@@ -56,6 +59,7 @@ def _is_measured(quantity: str, unit: str) -> bool:
         _QUANTITY.search(quantity)
         and not _WORD.search(quantity)
         and not _PRODUCT.fullmatch(unit)
+        and not (len(unit) == 1 and _VARIABLE.search(quantity))  # the h of \\pi r^2 h is a variable, too
         and _is_unit(_JOIN.sub(" per ", unit).split())
     )
 
@@ -67,15 +71,17 @@ def _is_unit(words: list[str]) -> bool:
             return True
     if _NO_UNITS & {word.lower() for word in words} or words[0] == "of" or words[-1] in ("of", "per"):
         return False
+    if _PLURAL.fullmatch(words[0]) and (len(words) == 1 or words[1] in ("of", "per")):
+        words = ["per", *words]  # whatever is counted
     names = [(before, word) for before, word in zip(["", *words], words) if _singular(word) not in _JOINTS]
-    if len(words) == 1 and _PLURAL.fullmatch(words[0]):
-        return True
     return bool(names) and all(before in ("of", "per") or _singular(word) in _KNOWN for before, word in names)
 
 
 def _singular(word: str) -> str:
     name = word.lower() if len(word) > 2 else word
     name = _ALIASES.get(name, name)
+    if name in _KNOWN:  # a series
+        return name
     return name[:-1] if len(name) > 3 and name.endswith("s") and not name.endswith("ss") else name
 
 
@@ -106,11 +112,15 @@ def _name(words: str, exponent: int) -> str:
     return " ".join(names) + (f"^{exponent}" if exponent != 1 else "")
 
 
-_CURRENCIES = {"¤": "dollar", "€": "euro", "£": "pound"}
+_CURRENCIES = {"¤": "dollar", "€": "euro", "£": "pound", "₹": "rupee", "¥": "yen", "¢": "cent"}
+_CURRENCIES |= {"USD": "dollar", "EUR": "euro", "Rs": "rupee"}
 _PRICES = {"dollar", "euro"}  # a pound is a weight, too
-_CURRENCY = re.compile(r"(?P<sign>-?)\s*(?P<symbol>[¤€£])\s*")
+_CURRENCY = re.compile(r"(?P<sign>-?)\s*(?:(?P<symbol>[¤€£₹¥])|(?P<code>USD|EUR|Rs)\b\.?(?= ?[\d\\]))\s*")
+_SOLD_FOR = re.compile(r"(?<=[\d}])\s*(?P<symbol>[¤€£₹¥¢])$")
 _RATE = re.compile(r"(?<=\d)\s*/\s*(?=[A-Za-z]{2})")
-_DEGREES = re.compile(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?P<scale>[CF]?)$")
+_DEGREES = re.compile(
+    r"\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?P<scale>[CF]?)(?:(?<=C)elsius|(?<=F)ahrenheit)?$", re.I
+)
 _OHMS = re.compile(r"(?<=\d)\s*(?P<scale>[kM]?)\s*\\Omega$")
 _FACTOR = r"[A-Za-z]{1,12}(?:\s*\^\s*(?:\d|\{\s*-?\d\s*\}))?"
 _COMPOUND = re.compile(rf"(?<= ){_FACTOR}(?:\s*(?:\\cdot|/)\s*{_FACTOR}){{1,4}}\s*$")
@@ -121,6 +131,7 @@ _UNIT = re.compile(
     r"|(?<= )[mgslhLNJWVK](?:/[a-z]{1,20})?|[mg]/[a-z]{1,20})"
     r"\s*(?:\^\s*\{?\s*(?P<exponent>-?\d)\s*\}?)?\s*\.?$"
 )
+_VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
 _QUANTITY = re.compile(r"(?:[\d)}\]!]|\\pi)\s*$")
 _WORD = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|(?:no|yes|is|of|or|if|mod)(?![A-Za-z]))", re.IGNORECASE)
 _PRODUCT = re.compile(r"[w-z]{2,4}|abcd?")
@@ -153,11 +164,12 @@ _ABBREVIATIONS = """
 """
 _ALIASES = dict(pair.split("=") for pair in _ABBREVIATIONS.split())
 _ALIASES |= {"people": "person", "men": "man", "women": "woman", "children": "child", "feet": "foot"}
+_ALIASES |= {"celsius": "degreeC", "fahrenheit": "degreeF"}
 _ALIASES |= {"mph": "mile per hour", "kph": "kilometer per hour", "kmh": "kilometer per hour"}
 _COUNTED = """
     unit gallon quart pint cup teaspoon tablespoon ton tonne acre hectare week day month decade century night cent yen
     penny nickel dime euro pound rupee peso yuan revolution rpm ampere ohm kilowatt megawatt calorie pascal atmosphere
-    mole coulomb tesla bit byte kilobyte megabyte gigabyte dollar degree radian celsius fahrenheit mouse mice goose
+    mole coulomb tesla bit byte kilobyte megabyte gigabyte dollar degree radian mouse mice goose
     geese fish sheep deer dice series species way point solution root pair piece block student
     boy girl friend team game question problem page book box bag bottle ticket coin card ball egg apple orange cookie
     triangle circle digit number integer value term side edge vertex vertices face diagonal
