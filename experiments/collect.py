@@ -23,8 +23,11 @@ def main(_config: None, _: list[str]) -> int:
         raise FolderError("give --root=DIR of the runs and --out=DIR of the results")
     written, unread = collect(FLAGS.root, FLAGS.out, unfinished=FLAGS.unfinished)
     for path in written:
-        for text in lost(read_result(path)):
-            print(f"{path}: {text}", file=sys.stderr)
+        try:
+            for text in lost(read_result(path)):
+                print(f"{path}: {text}", file=sys.stderr)
+        except FolderError as error:
+            unread.append(str(error))
     for text in unread:
         print(text, file=sys.stderr)
     print(f"{len(written)} results in {FLAGS.out}")

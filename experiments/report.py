@@ -32,10 +32,9 @@ def main(_config: None, _: list[str]) -> None:
     if FLAGS.workdir:
         print(write_report(FLAGS.workdir, FLAGS.out))
         return
-    study = read_study(FLAGS.root)
+    place, study = write_overview(read_study(FLAGS.root), FLAGS.out)
     if FLAGS.findings:
         write_findings(study, FLAGS.findings)
-    place = write_overview(study, FLAGS.out)
     for text in study.unread:
         print(text, file=sys.stderr)
     for table in in_terminal(study.runs):

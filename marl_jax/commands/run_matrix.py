@@ -98,12 +98,13 @@ def show_results(jobs: Sequence[Job], root: Path) -> None:
         study = read_study(root)
     except FolderError:
         return  # no run has begun
+    page, study = write_overview(study)
     folders = {job.folder for job in jobs}
     for table in seed_tables.in_terminal(
         {name: run for name, run in study.runs.items() if run.folder in folders}
     ):
         print(f"{wording.plain(table)}\n")
-    print(f"the report: {write_overview(study)}")
+    print(f"the report: {page}")
 
 
 def overview(jobs: Sequence[Job], root: Path) -> str:

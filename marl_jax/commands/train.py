@@ -69,6 +69,6 @@ def train_and_report(
         report = report and hosts.is_first()
     if step < config.steps or not report:
         return
-    page = write_report(workdir) if config.seeds == 1 else write_overview(read_study(workdir))
+    page = write_report(workdir) if config.seeds == 1 else write_overview(read_study(workdir))[0]
     with contextlib.suppress(OSError):  # of a closed stream
         print(f"the report is {page}", file=sys.stderr, flush=True)

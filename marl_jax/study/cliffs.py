@@ -30,6 +30,7 @@ __all__ = [
     "form_lost",
     "form_of",
     "is_cliff",
+    "lacks",
     "per_problem",
     "why_none",
 ]
@@ -94,8 +95,7 @@ def course(run: Run) -> Course | None:
 
     Only evaluations on the problems of the last one count; `why_none` says in words what is missing.
     """
-    records = _on_same_problems(trained(run))
-    later = [record for record in records if record["step"] > 0]
+    records, later = _on_same_problems(trained(run)), _later(run)
     if len(later) < TERMINAL or len(later[0]["per_problem"]) < 2:
         return None
     start = next((record["per_problem"] for record in records if record["step"] == 0), None)
@@ -109,13 +109,19 @@ def course(run: Run) -> Course | None:
 
 def why_none(run: Run) -> str:
     """Why a run has no peak and no terminal accuracy, in one sentence."""
-    later = [record for record in _on_same_problems(trained(run)) if record["step"] > 0]
+    later = _later(run)
     if not later:
         return "Peak and terminal accuracy need evaluations after the start, problem by problem; none is recorded."
     return (
         f"Peak and terminal accuracy need {TERMINAL} evaluations after the start on the same problems, two or more; "
-        f"there {'is' if len(later) == 1 else 'are'} {len(later)}."
+        f"there {'is' if len(later) == 1 else 'are'} {len(later)}{' of one problem' if len(later) >= TERMINAL else ''}."
     )
+
+
+def lacks(run: Run) -> str:
+    """The same in few words."""
+    count = len(_later(run))
+    return f"{count} of {TERMINAL} evaluations" if count < TERMINAL else "one problem"
 
 
 def drop_of(courses: Sequence[Course]) -> Interval | None:
@@ -165,6 +171,11 @@ def form_lost(run: Run) -> list[str]:
         if len(shares) >= WINDOW and shares[-WINDOW:].mean() - shares[0] >= REPEATED:
             lost.append(f"repetition ({match[1]})")
     return lost
+
+
+def _later(run: Run) -> list[Record]:
+    """The evaluations after the start that count."""
+    return [record for record in _on_same_problems(trained(run)) if record["step"] > 0]
 
 
 def _on_same_problems(records: Sequence[Record]) -> list[Record]:

@@ -25,6 +25,7 @@ from marl_jax.run_folder import folder
 from marl_jax.run_folder.metrics import lacking, read_lines
 
 __all__ = [
+    "ODD",
     "Record",
     "Run",
     "Series",
@@ -44,6 +45,8 @@ __all__ = [
 ]
 
 Record = Mapping[str, Any]
+ODD = ArithmeticError, AttributeError, LookupError, TypeError, ValueError  # by a value that no run writes
+LARGEST = 1 << 62  # of a whole number that a run writes
 
 
 class Series(NamedTuple):
@@ -165,7 +168,7 @@ _ABOUT: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("config", "config.policies", "config.policies.map"), (dict,)),
     **{f"config.{part}": (dict, _MAYBE) for part in (*_PARTS, *(f"learner.{part}" for part in _DEEPER))},
     **{"config.workflow.name": (str, _MAYBE), "config.workflow.settings": (dict, _MAYBE)},
-    **dict.fromkeys(("config.steps", "config.evaluation.every"), (int, _MAYBE)),
+    **dict.fromkeys(("config.seed", "config.steps", "config.evaluation.every"), (int, _MAYBE)),
     **dict.fromkeys(("digests", "versions", "made"), (dict, _MAYBE)),
     **{"changes": (list, _MAYBE), "made.seconds": (*_NUMBER, _MAYBE)},
 }
@@ -211,14 +214,19 @@ def _faults(run: Run) -> Iterator[str]:
         for record in records:
             yield from _misfits(f"{name}: ", record, shape)
     for record in run.evaluations:
+        scores = {name: record.get(name) or 0 for name in ("step", *_SCORES)}
+        yield from (
+            f"an evaluation: {name} is {_said(value)}" for name, value in scores.items() if not _usual(value)
+        )
         said = (record.get("roles") or {}).items()
         yield from (
             f"an evaluation: roles.{role} is {_said(by)}" for role, by in said if type(by) is not dict
         )
     for line in run.metrics:
         for key, value in line.items():
-            if not isinstance(value, (*_NUMBER, _MAYBE)) and key not in _LINE:
-                yield f"{key} of step {line['step']} is {_said(value)}"
+            odd = not isinstance(value, (*_NUMBER, _MAYBE)) and key not in _LINE
+            if odd or (type(value) is int and not _usual(value)):
+                yield f"{key} of step {_said(line['step'])} is {_said(value)}"
 
 
 def _misfits(where: str, record: Any, shape: Mapping[str, tuple[type, ...]]) -> Iterator[str]:
@@ -234,18 +242,28 @@ def _misfits(where: str, record: Any, shape: Mapping[str, tuple[type, ...]]) -> 
             yield f"{where}{path} is {_said(value)}"
 
 
+def _usual(value: float) -> bool:
+    return -LARGEST < value < LARGEST  # a NaN is not
+
+
 def _said(value: Any) -> str:
     return json.dumps(value)[:40]
 
 
-def find_runs(root: str | os.PathLike[str]) -> list[Path]:
+def find_runs(root: str | os.PathLike[str], unread: list[str] | None = None) -> list[Path]:
     """The run folders in and below a directory, by name. A run is not searched for other runs.
 
-    Links are followed; a run that lies below the directory itself goes by that name alone.
+    Links are followed; a run that lies below the directory itself goes by that name alone. Directories that cannot be
+    listed are named in `unread`.
     """
+
+    def failed(error: OSError) -> None:
+        if unread is not None:
+            unread.append(f"'{error.filename}' cannot be read: {error.strerror}")
+
     found, seen, tops = [], set(), [os.fspath(root)]
     for top in tops:  # which grows by the links
-        for directory, below, files in os.walk(top):
+        for directory, below, files in os.walk(top, onerror=failed):
             if (real := os.path.realpath(directory)) in seen:
                 below.clear()
                 continue

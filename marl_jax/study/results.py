@@ -18,7 +18,7 @@ from typing import Any
 
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, outside, path_errors
-from marl_jax.study.record import Record, Run, find_runs, read_run, sound
+from marl_jax.study.record import ODD, Record, Run, find_runs, read_run, sound
 from marl_jax.user_cache import machine
 
 __all__ = ["SUFFIX", "Study", "collect", "compact", "read_result", "read_study"]
@@ -51,10 +51,11 @@ def read_study(root: str | os.PathLike[str]) -> Study:
     None at all, and a directory that is itself a run, are refused.
     """
     top, runs, compact, unread = Path(root).expanduser().absolute(), dict[str, Run](), set[str](), list[str]()
-    paths = [*find_runs(top), *sorted(top.rglob(f"*{SUFFIX}"))]
+    paths = [*find_runs(top, unread), *sorted(top.rglob(f"*{SUFFIX}"))]
     if not paths:
         raise FolderError(
-            f"there is no run in or below '{root}': give --root=DIR, the folder that holds run folders"
+            "; ".join(unread)
+            or f"there is no run in or below '{root}': give --root=DIR, the folder that holds run folders"
         )
     if top in paths:
         raise FolderError(f"'{root}' is itself a run: give --workdir={root}")
@@ -78,19 +79,24 @@ def collect(
     """Write the finished runs below a directory, each under its place there; the files, and why others have none."""
     top, target = Path(root).expanduser().absolute(), outside(out)
     written, unread = list[Path](), list[str]()
-    for folder in find_runs(top):
+    for folder in find_runs(top, unread):
         try:
             run = read_run(folder)
+            if not (run.finished or unfinished):
+                continue
+            held = compact(run)
         except FolderError as error:
             unread.append(str(error))
             continue
-        if run.finished or unfinished:
-            place = target / folder.relative_to(top.parent if folder == top else top)
-            path = place.with_name(place.name + SUFFIX)
-            with path_errors(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, json.dumps(compact(run), separators=(",", ":")).encode())
-            written.append(path)
+        except ODD as error:  # the others have their results
+            unread.append(f"'{folder}' has no result, since a value of it is odd: {error!r}")
+            continue
+        place = target / folder.relative_to(top.parent if folder == top else top)
+        path = place.with_name(place.name + SUFFIX)
+        with path_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(held, separators=(",", ":")).encode())
+        written.append(path)
     if not written and not unread:
         raise FolderError(f"there is no {'' if unfinished else 'finished '}run in or below '{root}'")
     return written, unread

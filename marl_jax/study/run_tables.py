@@ -9,7 +9,7 @@ import numpy as np
 
 from marl_jax.alarms.monitors import recalls
 from marl_jax.alarms.watch import is_along
-from marl_jax.study.cliffs import TERMINAL, course, is_cliff
+from marl_jax.study.cliffs import course, is_cliff, lacks
 from marl_jax.study.record import Record, Run, base, best, final, held_out, trained
 from marl_jax.study.run_sentences import metric_of, warnings
 from marl_jax.study.wording import NONE, Table, gain, in_one_line, interval, percent, points
@@ -62,7 +62,7 @@ def runs_table(runs: Mapping[str, Run]) -> Table:
 
     def terminal(run: Run) -> str:
         if (end := course(run)) is None:
-            return f"{NONE}\n{sum(record['step'] > 0 for record in trained(run))} of {TERMINAL} evaluations"
+            return f"{NONE}\n{lacks(run)}"
         fell = {None: "", True: "cliff", False: "no cliff"}[is_cliff([end])]
         return f"{percent(float(end.terminal.mean()))}\n{fell if end.finished else 'not finished'}"
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from marl_jax.study.cliffs import TERMINAL, PerProblem, course, fell, form_of, is_cliff
+from marl_jax.study.cliffs import TERMINAL, PerProblem, course, fell, form_of, is_cliff, lacks
 from marl_jax.study.contrasts import Pair, alike, by_seed, pairs_of, spent
 from marl_jax.study.intervals import over_seeds
-from marl_jax.study.record import Run, trained
+from marl_jax.study.record import Run
 from marl_jax.study.run_tables import runs_table
 from marl_jax.study.seeds import Cell, by_cell, difference, measures
 from marl_jax.study.wording import NONE, Table, points, share
@@ -85,8 +85,9 @@ def _fallen(cell: Cell) -> str:
 
 def _too_few(cell: Cell) -> str:
     """Why a cell has no peak and no terminal accuracy."""
-    counts = [sum(record["step"] > 0 for record in trained(run)) for run in cell.runs]
-    return f"{min(counts)} of {TERMINAL} evaluations"
+    return min(
+        (lacks(run) for run in cell.runs if course(run) is None), default="of several numbers of problems"
+    )
 
 
 def contrasts(pairs: Sequence[Pair]) -> Table:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import os
 
 import pytest
 import script
@@ -106,6 +107,7 @@ ODD_RESULTS = [
     ("evaluations.1.step", GONE, "an evaluation: step is null"),
     ("evaluations.1.step", "10", 'an evaluation: step is "10"'),
     ("evaluations.1.accuracy", "high", 'an evaluation: accuracy is "high"'),
+    ("evaluations.1.accuracy", float("nan"), "an evaluation: accuracy is NaN"),
     ("alarms", [{"name": "length"}], "an alarm: who is null"),
     ("alarms", 5, "is no result"),
     ("metrics.step.0", None, "a line of metrics: step is null"),
@@ -116,11 +118,14 @@ ODD_RESULTS = [
 ODD_RUNS = [
     ("config.policies", None, "config.policies is null"),
     ("config.steps", "many", 'config.steps is "many"'),
+    ("config.seed", "x", 'config.seed is "x"'),
     ("changes", [5], "a change is 5"),
     ("eval.1.accuracy", "high", 'an evaluation: accuracy is "high"'),
     ("eval.1.roles.generator", None, "an evaluation: roles.generator is null"),
     ("metrics.0.reward", "x", 'reward of step 1 is "x"'),
     ("metrics.0.reward", [1], "reward of step 1 is [1]"),
+    ("metrics.0.reward", 10**400, "reward of step 1 is 1000"),
+    ("metrics.0.step", 10**30, "step of step 1000"),
 ]
 
 
@@ -150,6 +155,35 @@ def test_of_run_folders_the_odd_one_is_left_out_and_told_why(tmp_path, path, val
     study = results.read_study(tmp_path)
     assert list(study.runs) == ["sound"] and len(study.unread) == 1
     assert "odd" in study.unread[0] and why in study.unread[0]
+
+
+def test_a_run_that_cannot_be_made_compact_leaves_the_others_their_results(tmp_path):
+    for name in ("odd", "sound"):
+        folder = full_run(tmp_path / name, steps=10)
+    about = json.loads((folder / "config.json").read_text())
+    (tmp_path / "odd" / "config.json").write_text(json.dumps(changed(about, "config.seeds", 0)))
+    written, (line,) = results.collect(tmp_path, tmp_path / "out")
+    assert written == [tmp_path / "out" / "sound.run.json"] and "odd' has no result" in line
+
+
+def test_folders_that_cannot_be_listed_are_named(tmp_path, monkeypatch):
+    full_run(tmp_path / "mine", steps=10)
+    (tmp_path / "closed").mkdir()
+    listed, refused = os.scandir, tmp_path / "closed"
+
+    def scandir(path):
+        if str(path) == str(refused):
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    why = [f"'{refused}' cannot be read: Permission denied"]
+    study = results.read_study(tmp_path)
+    assert list(study.runs) == ["mine"] and study.unread == why
+    assert results.collect(tmp_path, tmp_path / "out")[1] == why
+    refused = tmp_path
+    with pytest.raises(FolderError, match=f"'{tmp_path}' cannot be read: Permission denied"):
+        results.read_study(tmp_path)
 
 
 def test_a_directory_without_finished_runs_is_refused(tmp_path):

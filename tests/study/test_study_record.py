@@ -141,6 +141,18 @@ def test_peak_and_terminal_say_why_there_are_none(tmp_path):
     assert sentence.endswith("there are 2.")
     (row,) = run_tables.runs_table({"a": run}).rows
     assert "–\n2 of 3 evaluations" in row
+    # Those that are on other problems than the last do not count, in sentence and table alike.
+    other = evaluation(10, 0.5, data="other")
+    changed = write_run(tmp_path / "changed", lines=[metrics(30)], evaluations=[*some[:1], other, some[2]])
+    alone = [evaluation(step, 1.0, per_problem=[1.0], problems=1) for step in (0, 10, 20, 30)]
+    one = write_run(tmp_path / "one", lines=[metrics(30)], evaluations=alone)
+    for folder, words, short in (
+        (changed, "there is 1.", "1 of 3 evaluations"),
+        (one, "there are 3 of one problem.", "one problem"),
+    ):
+        run = read_run(folder)
+        assert [text for text in run_sentences.in_words(run) if text.endswith(words)]
+        assert f"–\n{short}" in run_tables.runs_table({"a": run}).rows[0]
 
 
 def test_the_table_of_runs_shows_the_test_split_where_it_was_played(tmp_path):

@@ -27,7 +27,7 @@ from marl_jax.run_folder.metrics import read_lines
 from marl_jax.study import cliffs, record, run_sentences, run_tables, seed_tables
 from marl_jax.study.questions import findings, paper
 from marl_jax.study.questions.bars import NOT_RUN
-from marl_jax.study.record import Run
+from marl_jax.study.record import ODD, Run
 from marl_jax.study.recorded import Recorded, inert, recorded
 from marl_jax.study.report import cell_map, curves, drawing
 from marl_jax.study.report.curves import Panel
@@ -36,7 +36,6 @@ from marl_jax.study.results import Study
 __all__ = ["write_overview", "write_report"]
 
 ELSEWHERE = "give --out=DIR to write the page elsewhere"
-ODD = ArithmeticError, AttributeError, LookupError, TypeError, ValueError  # by a value that no run writes
 PAGE = Path(__file__).with_name("page")
 UPLOT = "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"  # sha256 of page/uplot.js, version 1.6.32
 
@@ -47,17 +46,21 @@ def write_report(workdir: str | os.PathLike[str], out: str | os.PathLike[str] | 
     Evaluations that `experiments.evaluate --out` left there are on the page, too.
     """
     run = record.read_run(workdir)
-    if out is None:
-        return _write_run(run, run.folder)
-    place = outside(out)
-    more = tuple(read_lines(place / "eval.jsonl"))
-    return _write_run(dataclasses.replace(run, evaluations=run.evaluations + more), place)
+    place = run.folder if out is None else outside(out)
+    try:
+        if out is not None:
+            more = tuple(read_lines(place / "eval.jsonl"))
+            run = record.sound(dataclasses.replace(run, evaluations=run.evaluations + more))
+        return _write_run(run, place)
+    except ODD as error:
+        raise FolderError(_odd(run, error)) from error
 
 
-def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> Path:
+def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> tuple[Path, Study]:
     """Write the pages of all runs of a study, and `report.html` and `report.png` over all of them at its root.
 
-    With `out`, all of them are written there, in folders of the same names.
+    Returns the page, and the study as it is there: without the runs that have no page. With `out`, all pages are
+    written there, in folders of the same names.
     """
     place = study.root if out is None else outside(out)
     runs, unread = dict[str, Run](), [*study.unread]
@@ -70,7 +73,7 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> P
         except FolderError as error:
             unread.append(str(error))
         except ODD as error:  # the others have their pages
-            unread.append(f"'{run.folder}' has no page, since a value of it is odd: {error!r}")
+            unread.append(_odd(run, error))
     together = [curves.overlay(runs, title) for title in curves.OVERVIEW]
     panels = [panel for panel in together if panel.lines]
     accuracies = [
@@ -84,7 +87,7 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> P
     answered = any(
         one.answer != NOT_RUN for one in said.findings
     )  # runs of one's own are about other questions
-    return _write_page(
+    page = _write_page(
         place,
         "overview.html",
         title=study.root.name,
@@ -101,6 +104,11 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> P
         together=seed_tables.tables_of(list(runs.values())),
         cliff=cliffs.CLIFF if any(map(cliffs.course, runs.values())) else "",
     )
+    return page, dataclasses.replace(study, runs=runs, unread=unread)
+
+
+def _odd(run: Run, error: BaseException) -> str:
+    return f"'{run.folder}' has no page, since a value of it is odd: {error!r}"
 
 
 def _problems(runs: Sequence[Run]) -> dict[str, str]:

@@ -431,7 +431,7 @@ def test_a_page_over_results_shows_the_questions_and_each_run(tmp_path):
     cell(tmp_path / "runs", "voting-shared-s-math", FLAT)
     results.collect(tmp_path / "runs", tmp_path / "results", unfinished=True)
     (tmp_path / "results" / "odd.run.json").write_text("{}")
-    page = write_overview(results.read_study(tmp_path / "results"), tmp_path / "page").read_text()
+    page = write_overview(results.read_study(tmp_path / "results"), tmp_path / "page")[0].read_text()
     assert "2. Do isolated policies come further" in page and "odd.run.json" in page
     assert "Isolated policies reach a higher peak" in page and "cannot tell" in page
     # A hundred runs have no pictures beside their pages, and say why there is nothing to read.

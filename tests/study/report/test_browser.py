@@ -96,7 +96,7 @@ def study(tmp_path_factory):
             along = {10 * k: [1.0] * n + [0.0] * (64 - n) for k, n in enumerate(right)}
             run(place / "runs" / f"{cell}-s-math" / f"seed-{seed}", seed, along, f"{cell}-s-math")
     collect(place / "runs", place / "results")  # pages of results are written without pictures
-    return write_overview(read_study(place / "results"), place / "page")
+    return write_overview(read_study(place / "results"), place / "page")[0]
 
 
 def colours(page, figure):
@@ -446,7 +446,7 @@ def test_runs_are_overlaid_and_the_map_leads_to_them(visit, tmp_path):
     script = """let kind; window.drawn = []; Object.defineProperty(window, "uPlot", {get: () => kind, set: made => {
         kind = new Proxy(made, {construct(of, [options, values, place]) {
             drawn.push(values); return new of(options, values, place); }}); }});"""
-    page = visit(write_overview(read_study(tmp_path)), 1280, script)
+    page = visit(write_overview(read_study(tmp_path))[0], 1280, script)
     assert page.evaluate("drawn[1].slice(1).map(line => line.filter(value => value !== null).length)") == [
         45, 45, 60, 60,
     ]  # single steps and their mean, to the last step of each run  # fmt: skip

@@ -352,7 +352,7 @@ def test_a_folder_of_runs_has_a_row_for_each_and_links_that_lead_somewhere(tmp_p
     (blocked / "eval.jsonl").mkdir()
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "config.json").write_text("{}")  # a model, not a run
-    path = write_overview(read_study(tmp_path))
+    path = write_overview(read_study(tmp_path))[0]
     assert "change our mind" not in path.read_text()  # these runs answer no question of the study
     page = Page(path)
     assert path == tmp_path / "report.html" and png_size(tmp_path / "report.png")
@@ -377,7 +377,7 @@ def test_a_run_whose_own_page_fails_is_named_and_the_others_have_theirs(tmp_path
     odd = evaluation(3, 0.5, roles={"generator": {"accuracy": "high"}})
     for name, last in (("odd", odd), ("sound", evaluation(3, 0.5))):
         write_run(tmp_path / name, lines=[metrics(3)], evaluations=[evaluation(0, 0.4), last])
-    page = Page(write_overview(read_study(tmp_path)))
+    page = Page(write_overview(read_study(tmp_path))[0])
     assert "1 runs." in page.words and set(page.links) == {"sound/report.html"}
     assert re.search(r"odd' has no page, since a value of it is odd: ValueError", page.words)
 
@@ -420,7 +420,7 @@ def test_many_runs_have_a_curve_for_each_cell_and_titles_that_tell_them_apart(tm
             }
             along = [evaluation(step, height + 0.1 * seed) for step in (0, 1, *([2] if seed else []))]
             write_run(tmp_path / cell / f"seed-{seed}", about=about, lines=[metrics(2)], evaluations=along)
-    page = Page(write_overview(read_study(tmp_path)))
+    page = Page(write_overview(read_study(tmp_path))[0])
     assert "A line for each cell, the mean of its 5 runs of 128 problems each;" in page.words
     assert "on 128 validation problems" in page.words
     panel = page.data["panels"][0]
@@ -436,7 +436,7 @@ def test_the_pages_of_a_study_are_written_from_one_reading(tmp_path):
     folder = write_run(tmp_path / "run", lines=[metrics(1)], evaluations=[evaluation(0, 0.4)])
     study = read_study(tmp_path)
     (folder / "metrics.jsonl").write_text("{]\n")
-    assert "40.0%" in write_overview(study).read_text() and not study.unread
+    assert "40.0%" in write_overview(study)[0].read_text() and not study.unread
 
 
 def test_a_folder_without_runs_and_a_run_given_as_root_are_told(tmp_path):
