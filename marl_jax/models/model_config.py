@@ -173,10 +173,10 @@ def _token_ids(name: str, ids: Any, vocab_size: int) -> int | tuple[int, ...] | 
     many = tuple(ids) if isinstance(ids, list | tuple) else (ids,)
     for token in many:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            unset = ", ".join(f"{n}=None" for n in dict.fromkeys(("bos_token_id", "eos_token_id", name)))
+            names = ", ".join(dict.fromkeys(("bos_token_id", "eos_token_id", name)))
             raise ValueError(
                 f"{name} is {ids!r}; token ids of this model are 0..{vocab_size - 1}; "
-                f"for a vocabulary without it pass {unset}"
+                f"for a vocabulary without it pass None for {names}, or write null in config.json"
             )
     return many if isinstance(ids, list | tuple) else ids
 

@@ -137,6 +137,8 @@ def team_and_local(alpha: float) -> Credit:
 
 def length_penalty(weight: float, free: int, limit: int, roles: Sequence[str] = ()) -> Credit:
     """0 up to `free` sampled tokens, then down to -weight at `limit`; of the given roles, or of all."""
+    if weight < 0:
+        raise ValueError(f"length penalty: weight={weight} must be at least 0")
     if not 0 <= free < limit:
         raise ValueError(f"length penalty: free={free} and limit={limit} must satisfy 0 <= free < limit")
 

@@ -94,9 +94,17 @@ class Chat:
         return self._render([*before, OPENING, REPLY, *messages]).partition(REPLY["content"])[2]
 
     def _render(self, messages: Sequence[Message]) -> str:
-        return self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, enable_thinking=False
-        )
+        import jinja2
+
+        try:
+            return self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, enable_thinking=False
+            )
+        except jinja2.TemplateError as error:
+            name = getattr(self.tokenizer, "name_or_path", "")
+            raise ValueError(
+                f"the chat template of the tokenizer '{name}' cannot be rendered: {error}"
+            ) from None
 
 
 class Chats:

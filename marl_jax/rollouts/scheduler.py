@@ -137,7 +137,7 @@ def rollout(
 
 def task_key(task: Task) -> int:
     """A 32-bit number for the task's id, the same in every process."""
-    return int.from_bytes(hashlib.sha256(task.id.encode()).digest()[:4], "little")
+    return int.from_bytes(hashlib.sha256(task.id.encode("utf-8", "surrogatepass")).digest()[:4], "little")
 
 
 class _Schedule:

@@ -133,6 +133,8 @@ def _parse(data: bytes, where: str) -> Any:
         raise DataError(f"{where}: not UTF-8 (byte {error.start} is 0x{data[error.start]:02x})") from None
     except json.JSONDecodeError as error:
         lines = ": name a file of JSON lines .jsonl" if error.msg == "Extra data" and error.lineno > 1 else ""
-        raise DataError(f"{where}: not JSON ({error.msg} at column {error.colno}){lines}") from None
+        raise DataError(
+            f"{where}: not JSON ({error.msg.removesuffix(' at')} at column {error.colno}){lines}"
+        ) from None
     except (ValueError, RecursionError) as error:  # a number of too many digits, brackets of too many levels
         raise DataError(f"{where}: not JSON that can be read ({error})") from None

@@ -39,7 +39,7 @@ _DAPO_HEAD = (
 _DAPO_TAIL = '\n\nRemember to put your answer on its own line after "Answer:".'
 _TOLD = r"def {0}\b|[`'\"]{0}[`'\"(]"  # how a problem names the function to write
 _QUESTION = ("question", "problem", "prompt", "text")
-_ANSWER = ("answer", "final_answer", "gold", "solution")
+_ANSWER = ("gold", "answer", "final_answer", "solution")  # beside a gold answer the others may be worked out
 
 
 def dapo_math(row: Row) -> Fields:

@@ -143,12 +143,14 @@ def test_what_is_not_supported_is_refused_by_name(change, message):
 
 def test_a_preset_with_another_vocabulary_says_how_to_leave_its_special_tokens():
     preset = ModelConfig.preset("0.6b")
-    way_out = r"bos_token_id is 151643; .* 0\.\.511; .* pass bos_token_id=None, eos_token_id=None$"
+    way_out = (
+        r"bos_token_id is 151643; .* 0\.\.511; .* pass None for bos_token_id, eos_token_id, or write null in"
+    )
     with pytest.raises(ValueError, match=way_out):
         dataclasses.replace(preset, vocab_size=512)
     small = dataclasses.replace(preset, vocab_size=512, bos_token_id=None, eos_token_id=None)
     assert small.vocab_size == 512
-    with pytest.raises(ValueError, match=r"pad_token_id is 512; .* eos_token_id=None, pad_token_id=None$"):
+    with pytest.raises(ValueError, match=r"pad_token_id is 512; .* pass None for bos_token_id, eos_token_id, pad_token_id, or"):
         dataclasses.replace(small, pad_token_id=512)
 
 

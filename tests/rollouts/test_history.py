@@ -68,6 +68,12 @@ def said(tokenizer, text, end="<|im_end|>"):
     )
 
 
+@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% if %}"])
+def test_a_template_that_cannot_be_rendered_is_refused_in_a_line(template):
+    with pytest.raises(ValueError, match="chat template of the tokenizer '' cannot be rendered: "):
+        Chat(byte_tokenizer(template)).start([ASK])
+
+
 @pytest.mark.parametrize("messages", [[ASK], [SYSTEM, ASK], [SYSTEM, {"role": "user", "content": ""}]])
 def test_a_first_turn_is_what_the_template_renders(tokenizer, messages):
     assert list(Chat(tokenizer).start(messages)) == render_chat(tokenizer, messages)

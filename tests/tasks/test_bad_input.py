@@ -79,7 +79,7 @@ BROKEN_ROWS = [
     ("mbpp", mbpp_row(601) | {"task_id": "x"}, "field 'task_id' is 'x', not an integer"),
     ("humaneval", humaneval_row(1) | {"entry_point": None}, "field 'entry_point' is missing"),
     ("humaneval", humaneval_row(1) | {"test": "def check(candidate): pass"}, "asserts nothing"),
-    ("jsonl", {"question": "1?"}, "field 'answer' or .* is missing"),
+    ("jsonl", {"question": "1?"}, "field 'gold' or .* is missing"),
     ("jsonl", {"prompt": "1?", "tests": []}, "no tests"),
     ("jsonl", {"prompt": "1?", "tests": ""}, "(?<=row 5: )test 1 asserts nothing of the program"),
     (
@@ -105,6 +105,7 @@ BROKEN_ROWS = [
     ),
     ("jsonl", {"question": "1?", "answer": "$$"}, "its answer '[$][$]' is empty: nothing can be equal to it"),
     ("dapo_math", dapo_row(3) | {"solution": "\\boxed{}"}, "its answer .* is empty"),
+    ("jsonl", {"question": "1?", "answer": "so \\boxed{}"}, "its answer .* is empty"),
     (
         "dapo_math",
         dapo_row(3) | {"solution": 600 * "x " + "\\boxed{1}"},
