@@ -19,7 +19,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError
 from concurrent.futures import wait as wait_for
 from typing import Any, TypeVar
 
-__all__ = ["Workers", "side_by_side"]
+__all__ = ["Workers", "ended", "side_by_side"]
 
 LOOK_S = 0.1  # between two checks of what else may end a wait
 AT_ONCE = min(32, (os.cpu_count() or 1) + 4)  # calls of `side_by_side`: as a ThreadPoolExecutor has
@@ -138,6 +138,14 @@ def _work(jobs: "queue.SimpleQueue[tuple[_Job, Callable[[], Any]] | None]") -> N
 
 
 _finishing: "weakref.WeakSet[Workers]" = weakref.WeakSet()
+
+
+def ended(seconds: float) -> bool:
+    """Cancel what pools with `finish` have not begun; whether their jobs under way end within so many seconds."""
+    jobs = [job for workers in list(_finishing) for job in list(workers._jobs)]
+    for job in jobs:
+        job.cancel()
+    return not wait_for(jobs, seconds).not_done
 
 
 def _finish() -> None:

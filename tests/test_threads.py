@@ -10,13 +10,23 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from marl_jax.threads import Workers, side_by_side
+from marl_jax.threads import Workers, ended, side_by_side
 
 WAIT_S = 20.0
 
 
 def fail(error):
     raise error
+
+
+def test_pools_of_programs_are_waited_for_so_long():
+    workers, done = Workers("test", finish=True), threading.Event()
+    job, later = workers.submit(done.wait), workers.submit(len, "never begun")
+    while not job.running():
+        time.sleep(0.01)
+    assert not ended(0.1) and later.cancelled()
+    done.set()
+    assert ended(WAIT_S) and job.done()
 
 
 def test_results_and_errors_come_to_whoever_waits():

@@ -29,7 +29,7 @@ from marl_jax.rollouts.scheduler import task_key
 from marl_jax.runs.loading.parts import Parts, load_parts, load_tasks
 from marl_jax.sampling.requests import noise_key
 from marl_jax.task import Task
-from marl_jax.tasks import Position, TaskIterator
+from marl_jax.tasks import DataError, Position, TaskIterator
 
 __all__ = [
     "Halves",
@@ -193,6 +193,8 @@ def batches(
     """(key, tasks) of step 1, 2, ..: the problems and the noise of the hosted run."""
     cast, seed = cast_of(config, parts), config.seed if seed is None else seed
     train = load_tasks(config.data, "train")
+    if config.data.problems > len(train):  # one that is in a batch twice would have the same noise twice
+        raise DataError(f"data.problems is {config.data.problems} and the train split has {len(train)}")
     width = max(len(task.question) for task in train)
     problems = TaskIterator(train, config.data.problems, Position(seed=seed))
     for step, tasks in enumerate(problems, 1):

@@ -143,7 +143,9 @@ def length_penalty(weight: float, free: int, limit: int, roles: Sequence[str] = 
         raise ValueError(f"length penalty: free={free} and limit={limit} must satisfy 0 <= free < limit")
 
     def credit(table: Table) -> Components:
-        over = namespace(table).clip((table.length - free) / (limit - free), 0.0, 1.0)
+        xp = namespace(table)
+        # JAX divides integers in float32, numpy in float64.
+        over = xp.clip((xp.asarray(table.length, float) - free) / (limit - free), 0.0, 1.0)
         return {"length": _of_roles(table, -weight * over, roles)}
 
     return credit

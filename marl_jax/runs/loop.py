@@ -14,13 +14,14 @@ import dataclasses
 import functools
 import io
 import os
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from marl_jax import hosts
+from marl_jax import hosts, threads
 from marl_jax.alarms.watch import Alarm
 from marl_jax.compile_cache import keep_programs
 from marl_jax.config.phase_fields import Place
@@ -79,7 +80,9 @@ def train(
         cpu_devices()
     with contextlib.ExitStack() as stack:
         # One of several processes cannot save and leave by itself: all stop at the next step or rollout.
-        stop = stack.enter_context(Stop(patience if count == 1 else None))
+        stop = Stop(patience if count == 1 else None)
+        stack.push(functools.partial(_leave, stop))
+        stack.enter_context(stop)
         hosts.on_stop(stop.hear)
         live = live or stack.enter_context(
             Live(config.steps, config.roles, _stream(), frozen=config.policies.frozen_roles)
@@ -151,6 +154,14 @@ def train(
             farewell()
         _saved(runs)
         return states[0].step
+
+
+def _leave(stop: Stop, error: type[BaseException] | None, *_: object) -> None:
+    """End the process where it was asked to stop and other threads still compile, for a step that was abandoned."""
+    if stop.asked and stop.patience is not None and error is None and not threads.ended(stop.patience):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _stream() -> io.StringIO | None:

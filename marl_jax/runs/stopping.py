@@ -35,7 +35,7 @@ class Stop:
     def __init__(self, patience: float | None = None) -> None:
         self.asked = False
         self.farewell: Callable[[], None] = lambda: None
-        self._patience = patience
+        self.patience = patience
         self._heeded = threading.Event()
         self._leaving = threading.Lock()
         self._before: dict[int, Any] = {}
@@ -45,7 +45,7 @@ class Stop:
         if threading.current_thread() is threading.main_thread():  # elsewhere signals are somebody else's
             outlives = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # as set by nohup
             wanted = (number for number in SIGNALS if not (outlives and number == signal.SIGHUP))
-            if self._patience is not None:
+            if self.patience is not None:
                 self._set_alarm()
             self._before = {number: signal.signal(number, self._on_signal) for number in wanted}
         return self
@@ -117,7 +117,7 @@ class Stop:
     def _hear_all(self, reader: socket.socket) -> None:
         """Have the process end in the place of a main thread that does not end it."""
         with reader:
-            heard, patience = _hear(reader, None), self._patience
+            heard, patience = _hear(reader, None), self.patience
             while heard != 0:
                 heard = _hear(reader, patience)
                 if self._heeded.is_set():

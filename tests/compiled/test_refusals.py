@@ -12,6 +12,7 @@ from marl_jax.compiled.step import _integers
 from marl_jax.config.run_config import load_config
 from marl_jax.runs.loading.parts import load_parts
 from marl_jax.task import Task
+from marl_jax.tasks import DataError
 from marl_jax.workflows import Call, Fork
 
 REFUSED = {
@@ -135,6 +136,14 @@ def test_words_of_other_problems_than_those_of_the_step_are_refused():
     words, tasks = next(batches(config))
     with pytest.raises(TypeError, match=r"words of the key are of 2 problems .* a step has 4"):
         jax.eval_shape(make_step(config), start(config), words[:2], tasks)
+
+
+def test_more_problems_in_a_step_than_there_are_are_refused():
+    config = load_config(
+        "configs/micro.py:single-shared-xs-math", [("data.problems", "61"), ("data.train_size", "60")]
+    )
+    with pytest.raises(DataError, match=r"data\.problems is 61 and the train split has 60"):
+        next(batches(config))
 
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])

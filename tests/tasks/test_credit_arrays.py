@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from marl_jax.episodes import CallRecord, Episode
-from marl_jax.learning.estimators.advantages import group_advantages
+from marl_jax.learning.estimators.advantages import group_advantages, overlong_penalty
 from marl_jax.rewards import credit
 from marl_jax.rewards.grading import grade
 from marl_jax.table import Table
@@ -105,6 +105,17 @@ def test_every_credit_gives_each_call_the_same_reward_under_jit(name, seed):
     assert found.components.keys() == expected.components.keys()
     for component, column in expected.components.items():
         np.testing.assert_allclose(found.components[component], column, atol=1e-6)  # NaN where that has NaN
+
+
+@pytest.mark.parametrize(("free", "limit"), [(3, 16), (0, 20), (7, 30)])
+def test_what_lengths_cost_is_rounded_as_on_the_host(free, limit):
+    rule, table = credit.length_penalty(0.3, free, limit), table_of(EVERY, seed=4)
+    overlong = lambda lengths: overlong_penalty(lengths, max_length=limit, buffer=limit - free)
+    lengths = np.arange(1, limit + 3, dtype=np.int32)
+    with jax.enable_x64(True):  # as the compiled road has it
+        found, penalty = under_jit(rule, table).reward, jax.jit(overlong)(lengths)
+    np.testing.assert_array_equal(np.float32(found), np.float32(on_host(rule, table).reward))
+    np.testing.assert_array_equal(penalty, overlong(lengths))
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -126,8 +126,8 @@ def overlong_penalty(lengths: jax.Array | np.ndarray, *, max_length: int, buffer
     """DAPO's soft overlong punishment, added to the reward: 0, down to -1 over the last `buffer` tokens."""
     require(0 < buffer <= max_length, f"overlong buffer {buffer} must lie in 1..max_length={max_length}")
     xp = jnp if isinstance(lengths, jax.Array) else np
-    over = xp.asarray(lengths, xp.float32) - (max_length - buffer)
-    return jax.device_put(xp.clip(-over / buffer, -1.0, 0.0))
+    over = xp.asarray(lengths, float) - (max_length - buffer)
+    return jax.device_put(xp.clip(-over / buffer, -1.0, 0.0).astype(xp.float32))
 
 
 def _check_scale(std: str, eps: float | jax.Array) -> None:
