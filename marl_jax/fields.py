@@ -319,9 +319,9 @@ def _meant(option: Any, text: Text) -> Any:
         return _BOOLS.get(word, str(text))
     if option in (Any, type(None)) and word in _WORDS:
         return _WORDS[word]
-    if (
-        option is str or origin is Literal or _is_tree(option)
-    ):  # an object would reset the fields it leaves out
+    if option is str or origin is Literal:
+        return str(text)
+    if _is_tree(option):  # an object would reset the fields that it leaves out
         return str(text)
     if origin is tuple and _is_tree(typing.get_args(option)[0]):
         try:

@@ -169,14 +169,14 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
     places, made = len(columns.cues), np.flatnonzero(columns.table.length)
     # Episodes and problems of a shard count from 0 in its own columns; rows count over all shards.
     table, (owner, place) = columns.table.take(made), np.divmod(made, places)
-    problem, length = (owner // cast.samples).tolist(), table.length
+    problems, length = (owner // cast.samples).tolist(), table.length
     text = tuple(cast.alphabet.text(row[:n]) for row, n in zip(table.tokens, length))
 
     @functools.cache  # the episodes of a problem often say the same
     def answer_in(said: str, problem: int, read: Callable[[str], str | None] | None) -> str | None:
         return read(said) if read else parse(tasks[problem], said)
 
-    answer = tuple(map(answer_in, text, problem, (columns.cues[i].read for i in place.tolist())))
+    answer = tuple(map(answer_in, text, problems, (columns.cues[i].read for i in place.tolist())))
     number = columns.number.reshape(-1, places)
     in_order = lambda shown: np.where(shown < 0, -1, number[owner[:, None], shown])
     row_of = np.full(number.size, -1)
@@ -188,7 +188,7 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
     key = lambda task, sample: (seed, step, task_key(task), sample)
     return table.replace(
         episode=owner.astype(np.int32),
-        task=dense(tasks[i].id for i in problem),
+        task=dense(tasks[i].id for i in problems),
         call=number[owner, place],
         reads=in_order(table.reads),
         after=in_order(table.after[:, None])[:, 0],
@@ -197,7 +197,7 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
         logprobs=Ragged.of_padded(table.logprobs, length),
         temperature=table.temperature.astype(np.float64),
         readable=np.array([one is not None for one in answer], bool),
-        group=dense(zip(problem, table.group.tolist())),  # a group is of one problem
+        group=dense(zip(problems, table.group.tolist())),  # a group is of one problem
         text=text,
         answer=answer,
         labels=(None,) * len(made),

@@ -17,7 +17,8 @@ def extract_program(response: str) -> str | None:
     """The last fenced block of a response that is not blank, in any language; None without a block.
 
     Fences are those of Markdown, also inside a list, whose indentation is removed. A block without an end counts. If
-    the fences pair up better that way, one may also open after text, or close after code or before punctuation or tags.
+    the fences pair up better that way, one may also open after text, or close after code, or before punctuation,
+    ** or a tag.
     """
     blocks = _best_blocks(_LINE_END.split(response))
     written = [block for block in blocks if _is_written(block)] or blocks
@@ -30,7 +31,7 @@ _OPENING = re.compile(_INDENT.pattern + r"(?P<fence>`{3,}(?=[^`]*$)|~{3,})")
 _CLOSING = re.compile(r"\s*(`{3,}|~{3,})\s*")
 # The same after other text; trailing blanks of the line are removed before matching.
 _LATE_OPENING = re.compile(r"(?<!`)(?P<fence>`{3,})\s*(?P<language>[\w+#.-]*)$")
-_LATE_CLOSING = re.compile(r'(?<!`)(?P<fence>`{3,})(?:\s*(?:</|<\||[.,;:!?)\]*"]).*)?$')
+_LATE_CLOSING = re.compile(r"(?<!`)(?P<fence>`{3,})(?:\s*(?:</|<\||[.,;:!?)*]).*)?$")
 
 
 def _best_blocks(lines: Sequence[str]) -> list[list[str]]:

@@ -149,7 +149,7 @@ class Compiled:
         return of, words, compiled.tasks_of(self._cast, tasks, self._width)
 
     def _begin(self, given: Sequence[Any]) -> tuple[list[Future[list[Any]]], list[Future[Columns]]]:
-        """(by place: the outputs of its seeds, by seed: what was played, which is there before the policies learn)."""
+        """(by place: the outputs of its seeds, by seed: what was played, there before policies have learned)."""
         places, played = len(self._layouts), [Future[Columns]() for _ in given]
 
         def work(place: int) -> list[Any]:
@@ -166,10 +166,10 @@ class Compiled:
 
         return [self._workers.submit(work, place) for place in range(places)], played
 
-    def _one(self, place: int, given: Any, played: Callable[[Columns], None]) -> Any:
+    def _one(self, place: int, given: Any, tell: Callable[[Columns], None]) -> Any:
         """(trees and learner, columns, metrics) of a seed; of a list of them where they are one program.
 
-        `played` is called with the columns as soon as they are there, while the policies still learn.
+        `tell` is called with the columns as soon as they are there, while the policies still learn.
         """
         (state, *rest), layout = given, self._layouts[place]
         if place not in self._fixed:
@@ -179,7 +179,7 @@ class Compiled:
         if place not in self._programs:
             self._programs[place] = self._made_or_kept(layout, placed)
         after, columns, metrics = take_step(self._programs[place], *placed)
-        played(jax.device_get(columns.replace(**dict.fromkeys(evidence(columns)))))
+        tell(jax.device_get(columns.replace(**dict.fromkeys(evidence(columns)))))
         return after, *jax.device_get((columns, metrics))
 
     def _made_or_kept(self, layout: Layout, placed: Any) -> list[Any]:
@@ -272,16 +272,14 @@ class Compiled:
             counts = {count: int(value) for count, value in jax.device_get(own.counts).items()}
             states[name] = jax.tree.map(self._home, own).replace(**counts)
         trees = jax.tree.map(self._home, trees)
-        evidence = _evidence(
-            self._config, columns, np.flatnonzero(described), learner.learns(rows, state.step)
-        )
+        seen = _evidence(self._config, columns, np.flatnonzero(described), learner.learns(rows, state.step))
         failure = ""
         try:
             outcome = learner.conclude(
                 trees,
                 states,
                 rows,
-                evidence,
+                seen,
                 {name: own.skipped for name, own in state.learner.items()},
                 *_reports_of(self._cast, columns, states, metrics["policy"]),
             )

@@ -119,7 +119,7 @@ def why_none(run: Run) -> str:
 
 
 def lacks(run: Run) -> str:
-    """The same in few words."""
+    """What `why_none` says, in few words."""
     count = len(_later(run))
     return f"{count} of {TERMINAL} evaluations" if count < TERMINAL else "one problem"
 

@@ -46,7 +46,7 @@ __all__ = [
 
 Record = Mapping[str, Any]
 ODD = ArithmeticError, AttributeError, LookupError, TypeError, ValueError  # by a value that no run writes
-LARGEST = 1 << 62  # of a whole number that a run writes
+LARGEST = 1 << 62  # of a number that a run writes
 
 
 class Series(NamedTuple):
@@ -258,7 +258,7 @@ def find_runs(root: str | os.PathLike[str], unread: list[str] | None = None) -> 
     """
 
     def failed(error: OSError) -> None:
-        if unread is not None:
+        if unread is not None and not isinstance(error, FileNotFoundError):
             unread.append(f"'{error.filename}' cannot be read: {error.strerror}")
 
     found, seen, tops = [], set(), [os.fspath(root)]

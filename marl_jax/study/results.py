@@ -53,10 +53,8 @@ def read_study(root: str | os.PathLike[str]) -> Study:
     top, runs, compact, unread = Path(root).expanduser().absolute(), dict[str, Run](), set[str](), list[str]()
     paths = [*find_runs(top, unread), *sorted(top.rglob(f"*{SUFFIX}"))]
     if not paths:
-        raise FolderError(
-            "; ".join(unread)
-            or f"there is no run in or below '{root}': give --root=DIR, the folder that holds run folders"
-        )
+        why = f"there is no run in or below '{root}': give --root=DIR, the folder that holds run folders"
+        raise FolderError("; ".join([*unread, why]))
     if top in paths:
         raise FolderError(f"'{root}' is itself a run: give --workdir={root}")
     for path in paths:

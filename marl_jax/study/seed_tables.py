@@ -86,7 +86,8 @@ def _fallen(cell: Cell) -> str:
 def _too_few(cell: Cell) -> str:
     """Why a cell has no peak and no terminal accuracy."""
     return min(
-        (lacks(run) for run in cell.runs if course(run) is None), default="of several numbers of problems"
+        (lacks(run) for run in cell.runs if course(run) is None),
+        default="seeds have different numbers of problems",
     )
 
 

@@ -99,5 +99,7 @@ def _check_gold(task: Task) -> None:
     words = gold.split()
     if len(gold) > MAX_CHARS and (answer != gold or 2 * sum(map(str.isalpha, words)) > len(words)):
         raise RowError(f"its answer is a text of {len(gold)} characters: give the final answer alone")
-    if (answer == gold and "\\boxed" in gold) or not equivalent(answer, gold):  # a box of nothing
+    if answer == gold and "\\boxed" in gold:
+        raise RowError(f"its answer {gold!r:.80} has a box that is empty or does not close")
+    if not equivalent(answer, gold):
         raise RowError(f"its answer {gold!r} is empty: nothing can be equal to it")

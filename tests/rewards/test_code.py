@@ -320,6 +320,7 @@ def test_fences_as_models_write_them(response):
 
 
 def test_what_is_inside_the_fences_stays_as_it_is():
+    assert extract_program('```python\ns = "```"\nprint(s)\n') == 's = "```"\nprint(s)\n'
     fence_in_docstring = 'def f():\n    """\n    ```\n    f()\n    ```\n    """'
     assert extract_program(f"```python\n{fence_in_docstring}\n```\nDone.") == fence_in_docstring
     assert extract_program("```\nx = '\u2028\x0c\x85'\n```") == "x = '\u2028\x0c\x85'"

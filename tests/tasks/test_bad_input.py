@@ -104,8 +104,16 @@ BROKEN_ROWS = [
         "call is int, expected str",
     ),
     ("jsonl", {"question": "1?", "answer": "$$"}, "its answer '[$][$]' is empty: nothing can be equal to it"),
-    ("dapo_math", dapo_row(3) | {"solution": "\\boxed{}"}, "its answer .* is empty"),
-    ("jsonl", {"question": "1?", "answer": "so \\boxed{}"}, "its answer .* is empty"),
+    (
+        "dapo_math",
+        dapo_row(3) | {"solution": "\\boxed{}"},
+        "its answer .* a box that is empty or does not close",
+    ),
+    (
+        "jsonl",
+        {"question": "1?", "answer": "so \\boxed{5"},
+        "its answer .* a box that is empty or does not close",
+    ),
     (
         "dapo_math",
         dapo_row(3) | {"solution": 600 * "x " + "\\boxed{1}"},

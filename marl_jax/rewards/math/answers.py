@@ -38,7 +38,7 @@ def readings(text: str) -> Iterator[Node]:
     node = read(text)
     yield node
     if _LETTER.search(text):
-        yield read(_LETTER.sub(r"\1", text))
+        yield read(_LETTER.sub(r"{\1}", text))
     if node[0] == "list" and all(item[0] == "equation" and len(item[1]) == 2 for item in node[1]):
         names, values = zip(*(item[1] for item in node[1]))
         if "".join(names) in _COORDINATES:
@@ -91,10 +91,10 @@ _LABEL = re.compile(
     rf"(?:{_NAME}|\{{?[A-Za-z ]+\}}?)(?:\([^()=]*\))?|\|[A-Z]{{1,3}}\||\([A-Za-z](?:,\s*[A-Za-z])+\)"
     r"|[A-Z]\^\{-1\}|[f-h]\^\{-1\}\([^()=]*\)"
 )
-# A sum of names, an area or a length, a probability, a ratio of sides.
+# A sum of names, an area, a modulus, a probability, a function of an angle; |x| = 5 and \\sin x = 1 are to be solved.
 _ASKED = re.compile(
-    r"[A-Za-z](?:\s*\+\s*[A-Za-z])+|\[[A-Z]{3,6}\]|\|[^|=]{1,20}\||P\([^()]*\)"
-    rf"|\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\\angle\s*)?(?:{_NAME}|[A-Z]{{1,3}})"
+    r"[A-Za-z](?:\s*\+\s*[A-Za-z])+|\[[A-Z]{3,6}\]|\|[zw]\||P\([^()]*\)"
+    r"|\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\\angle\s*)?(?:\\(?:alpha|beta|gamma|theta|phi|varphi)|[A-Z]{1,3})"
 )
 
 

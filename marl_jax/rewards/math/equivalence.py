@@ -16,9 +16,10 @@ Equal and different forms of quantities (the last column is different):
     percent   50\% is 50\%, 0.5, 1/2, and 50 as in data sets   50 is not 0.5; 5\% is not 0.5; 60\% is not 60^\circ
     units     5 cm is 5 cm, 5 centimeters and 5;               5 cm is not 5 m or 5 cm^2; 100 cm is not 1 m
               \$12 per hour is \$12                            \$12 per hour is not \$12 per day
-    words     12 apples is 12: a plural noun alone or a noun   12 apples is not 12 oranges
-              after per or of counts as a unit; other words
-              make a text, to be written alike                 5 zorble is not 5; 5 at most is not 5
+    words     12 apples is 12: a plural noun alone, one        12 apples is not 12 oranges
+              before per or of, or a noun after these is a
+              unit; other words make a text, to be written
+              alike                                            5 zorble is not 5; 5 at most is not 5
 """
 
 from collections import Counter

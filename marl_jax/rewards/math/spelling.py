@@ -6,6 +6,8 @@
 import re
 import unicodedata
 
+from marl_jax.rewards.math.units import UNIT_LETTERS
+
 __all__ = ["choice", "clean", "squeeze"]
 
 
@@ -20,6 +22,9 @@ def clean(text: str) -> str:
         text = _MATH_DELIMITER.sub(" ", _ESCAPED_DOLLARS.sub(r"\1", text).replace("\\$", "¤"))
         is_price = text.count("$") == 1 and _LONE_DOLLAR.match(text)
         text = text.replace("$", "¤" if is_price else "")
+        text = _LETTER_UNIT.sub(
+            lambda found: f" {UNIT_LETTERS[found['letter']]}", text
+        )  # a bare m may be a variable
         for _ in range(4):  # \textbf{\text{A}}
             unwrapped = _WRAPPER.sub(r" \1 ", text)
             if unwrapped == text:
@@ -213,6 +218,9 @@ _ROW_SPACE = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]")
 _NAMED = r"\\(?:text|mathrm)\{[A-Za-z ]+\}(?:\^\d|\^\{\d\})?"
 _UNIT_FRACTION = re.compile(
     rf"(?<=[\d}} ,;])\\[dt]?frac\{{({_NAMED}(?:\s*\\cdot\s*{_NAMED})*)\}}\{{({_NAMED})\}}(?=[\s$.]*$)"
+)
+_LETTER_UNIT = re.compile(
+    rf"(?<=[\d)}}! ,;:])\\(?:text|mathrm|rm)\s*\{{\s*(?P<letter>[{''.join(UNIT_LETTERS)}])\s*\}}(?=[\s^{{}}\d.-]*$)"
 )
 _REMOVED = re.compile(r"(?<=[)\]}])\s*-\s*(?=\\\{)")
 _LAST_ROW = re.compile(r"(?:\\\\\s*)+$")

@@ -1,13 +1,14 @@
 """Units, currencies and number words after (or before) a quantity: `5 cm^2`, `\\$5`, `90^\\circ`, `5 million`.
 
 Two spellings of one unit get one name: singular, unabbreviated, squares as `^2`. Words that are no known unit
-count as one where they look like a counted thing: one plural noun (12 apples), or a noun after `per` or `of`.
+count as one where they look like a counted thing: a plural noun alone (12 apples) or before `per` or `of`, or a noun
+after these.
 Anything else (5 squared, 5 at most, 2 negative) is no unit, which makes the whole answer a text.
 """
 
 import re
 
-__all__ = ["agree", "has_words", "measure"]
+__all__ = ["UNIT_LETTERS", "agree", "has_words", "measure"]
 
 
 def measure(text: str) -> tuple[str, str, int]:
@@ -16,7 +17,7 @@ def measure(text: str) -> tuple[str, str, int]:
     if (found := _CURRENCY.match(body)) is not None:
         body = found["sign"] + _RATE.sub(" per ", body[found.end() :].strip())
         unit = _CURRENCIES[found["symbol"] or found["code"]]
-    elif (found := _SOLD_FOR.search(body)) is not None:
+    elif (found := _CURRENCY_AFTER.search(body)) is not None:
         return body[: found.start()], _CURRENCIES[found["symbol"]], 1
     elif (found := _DEGREES.search(body)) is not None and not _FUNCTION.search(body):
         return body[: found.start()].rstrip(), "degree" + found["scale"].upper(), 1
@@ -59,7 +60,7 @@ def _is_measured(quantity: str, unit: str) -> bool:
         _QUANTITY.search(quantity)
         and not _WORD.search(quantity)
         and not _PRODUCT.fullmatch(unit)
-        and not (len(unit) == 1 and _VARIABLE.search(quantity))  # the h of \\pi r^2 h is a variable, too
+        and not (len(unit) == 1 and _VARIABLE.search(quantity))  # the h of \pi r^2 h is a variable
         and _is_unit(_JOIN.sub(" per ", unit).split())
     )
 
@@ -71,8 +72,10 @@ def _is_unit(words: list[str]) -> bool:
             return True
     if _NO_UNITS & {word.lower() for word in words} or words[0] == "of" or words[-1] in ("of", "per"):
         return False
-    if _PLURAL.fullmatch(words[0]) and (len(words) == 1 or words[1] in ("of", "per")):
-        words = ["per", *words]  # whatever is counted
+    if _PLURAL.fullmatch(words[0]) and (
+        len(words) == 1 or (words[1] in ("of", "per") and len(words[-1]) > 2)
+    ):
+        words = ["per", *words]  # a plural need not be known, as a noun after per need not; x is no noun
     names = [(before, word) for before, word in zip(["", *words], words) if _singular(word) not in _JOINTS]
     return bool(names) and all(before in ("of", "per") or _singular(word) in _KNOWN for before, word in names)
 
@@ -116,7 +119,7 @@ _CURRENCIES = {"¤": "dollar", "€": "euro", "£": "pound", "₹": "rupee", "¥
 _CURRENCIES |= {"USD": "dollar", "EUR": "euro", "Rs": "rupee"}
 _PRICES = {"dollar", "euro"}  # a pound is a weight, too
 _CURRENCY = re.compile(r"(?P<sign>-?)\s*(?:(?P<symbol>[¤€£₹¥])|(?P<code>USD|EUR|Rs)\b\.?(?= ?[\d\\]))\s*")
-_SOLD_FOR = re.compile(r"(?<=[\d}])\s*(?P<symbol>[¤€£₹¥¢])$")
+_CURRENCY_AFTER = re.compile(r"(?<=[\d}])\s*(?P<symbol>[¤€£₹¥¢])$")
 _RATE = re.compile(r"(?<=\d)\s*/\s*(?=[A-Za-z]{2})")
 _DEGREES = re.compile(
     r"\^\s*(?:\\circ|\{\s*\\circ\s*\})\s*(?P<scale>[CF]?)(?:(?<=C)elsius|(?<=F)ahrenheit)?$", re.I
@@ -131,7 +134,7 @@ _UNIT = re.compile(
     r"|(?<= )[mgslhLNJWVK](?:/[a-z]{1,20})?|[mg]/[a-z]{1,20})"
     r"\s*(?:\^\s*\{?\s*(?P<exponent>-?\d)\s*\}?)?\s*\.?$"
 )
-_VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
+_VARIABLE = re.compile(r"(?<![\\A-Za-z])(?![ei])[A-Za-z](?![A-Za-z])")
 _QUANTITY = re.compile(r"(?:[\d)}\]!]|\\pi)\s*$")
 _WORD = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{3,}|(?:no|yes|is|of|or|if|mod)(?![A-Za-z]))", re.IGNORECASE)
 _PRODUCT = re.compile(r"[w-z]{2,4}|abcd?")
@@ -163,8 +166,9 @@ _ABBREVIATIONS = """
     rad=radian Hz=hertz N=newton J=joule W=watt V=volt K=kelvin kN=kilonewton kJ=kilojoule am=am pm=pm
 """
 _ALIASES = dict(pair.split("=") for pair in _ABBREVIATIONS.split())
+UNIT_LETTERS = {letter: name for letter, name in _ALIASES.items() if len(letter) == 1}
 _ALIASES |= {"people": "person", "men": "man", "women": "woman", "children": "child", "feet": "foot"}
-_ALIASES |= {"celsius": "degreeC", "fahrenheit": "degreeF"}
+_ALIASES |= {"eur": "euro", "Rs": "rupee", "celsius": "degreeC", "fahrenheit": "degreeF"}
 _ALIASES |= {"mph": "mile per hour", "kph": "kilometer per hour", "kmh": "kilometer per hour"}
 _COUNTED = """
     unit gallon quart pint cup teaspoon tablespoon ton tonne acre hectare week day month decade century night cent yen
