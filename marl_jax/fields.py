@@ -321,8 +321,6 @@ def _meant(option: Any, text: Text) -> Any:
         return _WORDS[word]
     if option is str or origin is Literal:
         return str(text)
-    if _is_tree(option):  # an object would reset the fields that it leaves out
-        return str(text)
     if origin is tuple and _is_tree(typing.get_args(option)[0]):
         try:
             return json.loads(text or "[]")
@@ -425,8 +423,8 @@ def _rebuild(base: Any, changes: Mapping[Path, Any], at: Path, problems: list[st
     """`base` with the changes; below the root, a field that its dataclass refuses is reported and stays as it was."""
     values: dict[str, Any] = {path[0]: value for path, value in changes.items() if len(path) == 1}
     for name in dict.fromkeys(path[0] for path in changes if len(path) > 1):
-        below = {path[1:]: value for path, value in changes.items() if path[0] == name}
-        values[name] = _rebuild(getattr(base, name), below, (*at, name), problems)
+        below = {path[1:]: value for path, value in changes.items() if path[0] == name and path[1:]}
+        values[name] = _rebuild(values.get(name, getattr(base, name)), below, (*at, name), problems)
     while refusal := _refusal(base, values):
         lines = [f"{'.'.join(at)}: {line}" if at else line for line in refusal]
         problems.extend(line for line in lines if line not in problems)

@@ -202,6 +202,9 @@ def test_overrides_reach_every_part():
     assert load_config(VOTING).policies.map == {"generator": "p0", "aggregator": "p1"}
     group = load_config(VOTING, [("learner", '{"loss": {"clip_low": 0.1}}')]).learner
     assert group == dataclasses.replace(LearnerConfig(), loss=LossConfig(clip_low=0.1))
+    both = [("learner.loss.clip_high", "0.5"), ("learner", '{"loss": {"clip_low": 0.1}}')]
+    for changes in (both, both[::-1]):  # an object is the whole group, and single fields are set in it
+        assert load_config(VOTING, changes).learner.loss == LossConfig(clip_low=0.1, clip_high=0.5)
 
 
 def test_unknown_keys_wrong_types_and_impossible_combinations_are_told_together():

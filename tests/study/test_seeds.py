@@ -36,7 +36,7 @@ def test_runs_are_of_a_cell_where_they_are_equal_but_for_their_seed(tmp_path):
         run(tmp_path / "d", 0, RISE, cell="voting-shared-s-math"),
     ]
     runs.append(run(tmp_path / "e", 1, RISE, val="other problems"))
-    runs.append(run(tmp_path / "f", "x", RISE))  # no seed
+    runs.append(run(tmp_path / "f", None, RISE))  # no seed
     cells = seeds.by_cell(runs)
     assert [(cell.label, cell.name, [run.folder.name for run in cell.runs]) for cell in cells] == [
         ("voting-isolated-s-math (rollout.samples 8, data val v)", "voting-isolated-s-math", ["b", "a"]),
