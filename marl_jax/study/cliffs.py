@@ -95,7 +95,7 @@ def course(run: Run) -> Course | None:
 
     Only evaluations on the problems of the last one count; `why_none` says in words what is missing.
     """
-    records, later = _on_same_problems(trained(run)), _later(run)
+    records, later = _on_same_problems(run), _later(run)
     if len(later) < TERMINAL or len(later[0]["per_problem"]) < 2:
         return None
     start = next((record["per_problem"] for record in records if record["step"] == 0), None)
@@ -175,12 +175,13 @@ def form_lost(run: Run) -> list[str]:
 
 def _later(run: Run) -> list[Record]:
     """The evaluations after the start that count."""
-    return [record for record in _on_same_problems(trained(run)) if record["step"] > 0]
+    return [record for record in _on_same_problems(run) if record["step"] > 0]
 
 
-def _on_same_problems(records: Sequence[Record]) -> list[Record]:
-    """Those that have an answer to each problem of the last such evaluation."""
-    known = [record for record in records if per_problem(record) is not None]
+@once
+def _on_same_problems(run: Run) -> list[Record]:
+    """The evaluations that have an answer to each problem of the last such one."""
+    known = [record for record in trained(run) if per_problem(record) is not None]
     if not known:
         return []
     same = lambda record: (record.get("data"), record.get("problems"), len(record["per_problem"]))

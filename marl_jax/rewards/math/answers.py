@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from marl_jax.rewards.math.expressions import TooBig, Tree, Unreadable, add, multiply, number, variables
 from marl_jax.rewards.math.latex import MAX_DEPTH, parse
 from marl_jax.rewards.math.real_sets import combine
-from marl_jax.rewards.math.units import has_words, measure
+from marl_jax.rewards.math.units import UNIT_LETTERS, has_words, measure
 
 __all__ = ["Node", "is_asked", "is_label", "read", "readings"]
 
@@ -72,7 +72,7 @@ def read(text: str) -> Node:
 
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _COORDINATES = {"xy", "xyz", "ab", "abc", "mn", "pq"}
-_LETTER = re.compile(r" ([mgslhLNJWVK])$")  # without a space it is no unit
+_LETTER = re.compile(rf" ([{''.join(UNIT_LETTERS)}])$")  # without a space it is no unit
 _HOUR = re.compile(r"\d{1,2} [ap]m")
 _SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![A-Za-z])")
 _SEPARATOR = re.compile(r"[,;]\s*(?:(?:and|or)(?![A-Za-z]))?|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")

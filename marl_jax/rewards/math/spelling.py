@@ -22,9 +22,8 @@ def clean(text: str) -> str:
         text = _MATH_DELIMITER.sub(" ", _ESCAPED_DOLLARS.sub(r"\1", text).replace("\\$", "¤"))
         is_price = text.count("$") == 1 and _LONE_DOLLAR.match(text)
         text = text.replace("$", "¤" if is_price else "")
-        text = _LETTER_UNIT.sub(
-            lambda found: f" {UNIT_LETTERS[found['letter']]}", text
-        )  # a bare m may be a variable
+        # A bare m may be a variable.
+        text = _LETTER_UNIT.sub(lambda found: f" {UNIT_LETTERS[found['letter']]}", text)
         for _ in range(4):  # \textbf{\text{A}}
             unwrapped = _WRAPPER.sub(r" \1 ", text)
             if unwrapped == text:
