@@ -36,6 +36,9 @@ __all__ = [
 
 TIME_LIMIT_S = 6.0  # per test, as LiveCodeBench has it
 MEMORY_LIMIT_MB = 1024.0
+_PASSED = b'["ok",null]'  # of test code that ran to its end
+_ERROR_BYTES = 1 << 13  # more than an error message of the harness can have
+_WORDLESS = "an error without words"
 _ROOM = 16  # an output longer than this many times the expected one, plus a constant, is wrong
 
 
@@ -207,18 +210,17 @@ class CheckTest:
             Process(ours, check, limits, commands=True) as checker,
         ):
             while (message := checker.receive()) is not None:
-                if not message.startswith(b'["ask"'):
-                    failure = _error(message)
-                    if failure is not None:
-                        return f"check failed: {failure}"
+                if message == _PASSED:
                     return None if used else "the check called no function of the program"
+                if not message.startswith(b'["ask"'):
+                    return f"check failed: {_error(message) or _WORDLESS}"
                 used = True
                 program.send(message)
                 answer = program.receive()
                 if answer is None:
                     return _failure(program.finish(), limits) or "ended before it answered"
                 if answer.startswith(b'["error"'):
-                    return _error(answer)
+                    return _error(answer) or _WORDLESS
                 checker.send(answer)
             return _failure(checker.finish(), limits) or "the test code ended early"
 
@@ -301,12 +303,14 @@ def _failure(ended: Ended, limits: Limits) -> str | None:
 
 
 def _error(frame: bytes) -> str | None:
-    """The text of an error message, None for any other message."""
+    """The text of an error message, None for any other message. Programs can forge it in any size."""
+    if len(frame) > _ERROR_BYTES:
+        return None
     try:
         kind, text = plain.loads(frame)
     except (ValueError, TypeError):
         return None
-    return str(text)[:500] if kind == "error" else None
+    return (str(text)[:500] or _WORDLESS) if kind == "error" else None
 
 
 def _answer(result: bytes) -> list[Any] | None:

@@ -60,6 +60,13 @@ def call(source, name, args, expected, pool=None, **limits):
         "print(sys.stdin.read())",
         "import sys\nprint(sys.stdin.read())\nexit()",
         "import os, sys\nprint(sys.stdin.read(), flush=True)\nos._exit(0)",
+        "import codecs, sys\nsys.stdout = codecs.getwriter('utf8')(sys.stdout.detach())\nprint(sys.stdin.read())",
+        "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.detach(), 'utf8')\nprint(sys.stdin.read())",
+        "import sys\nout = open(1, 'w', encoding='utf8')\nout.write(sys.stdin.read())",
+        "import sys\nclass Last:\n    def __del__(self): print(text)\ntext = sys.stdin.read()\nlast = Last()",
+        "import sys\ndef parts():\n    try: yield\n    finally: print(sys.stdin.read())\np = parts()\nnext(p)",
+        "import sys\ndef main():\n    out = open(1, 'w', encoding='utf8')\n    out.write(sys.stdin.read())\n"
+        "    sys.exit()\nmain()",
     ],
 )
 def test_every_way_to_read_and_write(source, pool):
@@ -228,6 +235,15 @@ UNITTEST = (
         (
             [{"check": f"{UNITTEST}from unittest import main as go\ngo(exit=False)"}],
             "test 1: the check calls unittest.main",
+        ),
+        *(
+            ([{"check": f"{UNITTEST}{runs}"}], "test 1: the check runs tests and reads no result")
+            for runs in (
+                "unittest.TextTestRunner().run(unittest.TestSuite([T('test_f')]))",
+                "suite = unittest.TestSuite([T('test_f')])\nsuite.run(unittest.TestResult())",
+                "T('test_f').run()",
+                "import doctest\ndoctest.testmod()",
+            )
         ),
         ([{"check": "import numpy.linalg as la\nassert f(1)"}], "test 1: the check imports numpy, and"),
         (
@@ -498,6 +514,14 @@ def poly(xs, x):
 def find_zero(xs):
     pass
 """
+
+
+def test_a_function_of_the_setup_is_not_called_in_the_program(pool):
+    for code in ("assert run(1) == 2", "assert f(1) == 2\nassert len([1]) == 1"):
+        (test,) = assert_tests(code, setup="def run(x): return f(x)")
+        assert set(test) == {"check", "setup"}
+        assert run_program("def f(x): return 2 * x", [test], pool=pool).passed
+        assert not run_program("def f(x): return x", [test], pool=pool).passed
 
 
 @pytest.mark.parametrize("functions", [["find_zero"], []])

@@ -99,7 +99,86 @@ def checked(source, check, pool):
     return run_program(textwrap.dedent(source), tests, time_limit_s=10, pool=pool)
 
 
+MONEY = """
+class InsufficientFunds(ValueError):
+    def __init__(self, missing):
+        super().__init__(f'{missing} too few')
+        self.missing = missing
+class Closed(Exception): pass
+class Account:
+    def __init__(self, balance=0): self.balance, self.open = balance, True
+    def withdraw(self, amount):
+        if not self.open: raise Closed
+        if amount > self.balance: raise InsufficientFunds(amount - self.balance)
+        self.balance -= amount
+    def __enter__(self): return self
+    def __exit__(self, kind, error, trace):
+        self.open, self.failed = False, kind is not None
+        return True
+    def __iadd__(self, amount):
+        self.balance += amount
+        return self
+    def __int__(self): return self.balance
+    def __float__(self): return self.balance / 2
+    def __index__(self): return self.balance
+    def __hash__(self): return hash(self.balance)
+    def __eq__(self, other): return self.balance == other.balance
+    def __getitem__(self, at): return list(range(self.balance))[at]
+    def __format__(self, how): return f'{self.balance} in {how}'
+"""
 RIGHT = {
+    "messages of exceptions": (
+        "def f(a): raise ValueError('bad', a)",
+        "try:\n    f(2)\nexcept ValueError as e:\n"
+        "    assert e.args == ('bad', 2) and str(e) == \"('bad', 2)\"\nelse:\n    1 / 0",
+    ),
+    "exceptions of many arguments": (
+        "def f(): b'\\xff'.decode()",
+        "try:\n    f()\nexcept UnicodeDecodeError as e:\n"
+        "    assert e.start == 0 and e.object == b'\\xff'\nelse:\n    1 / 0",
+    ),
+    "classes of exceptions": (
+        MONEY,
+        "try:\n    Account(3).withdraw(5)\nexcept (Closed, InsufficientFunds) as e:\n"
+        "    assert str(e) == '2 too few' and e.missing == 2 and type(e).__name__ == 'InsufficientFunds'\n"
+        "    assert isinstance(e, InsufficientFunds) and isinstance(e, ValueError) and not isinstance(e, Closed)\n"
+        "else:\n    1 / 0",
+    ),
+    "exceptions in unittest": (
+        MONEY,
+        "import unittest\nt = unittest.TestCase()\nwith t.assertRaises(InsufficientFunds) as caught:\n"
+        "    Account().withdraw(1)\nassert caught.exception.missing == 1\n"
+        "t.assertRaisesRegex(ValueError, '^1 too', Account().withdraw, 1)",
+    ),
+    "with": (
+        MONEY,
+        "with Account(2) as a:\n    a.withdraw(2)\nassert not a.open and not a.failed\n"
+        "try:\n    with Account() as a:\n        raise KeyError(1)\nexcept KeyError:\n"
+        "    assert a.failed\nelse:\n    1 / 0",
+    ),
+    "changed in place": (MONEY, "a = b = Account(1)\na += 2\nassert a is b and b.balance == 3"),
+    "numbers": (
+        MONEY,
+        "assert int(Account(4)) == 4 and float(Account(4)) == 2.0 and [5, 6][Account(1)] == 6",
+    ),
+    "slices": (MONEY, "assert Account(4)[1:3] == [1, 2] and Account(4)[::-1] == [3, 2, 1, 0]"),
+    "formats": (MONEY, "assert f'{Account(4):euro}' == format(Account(4), 'euro') == '4 in euro'"),
+    "sets": (
+        MONEY,
+        "assert len({Account(1), Account(1), Account(2)}) == 2 and {Account(1): 5}[Account(1)] == 5",
+    ),
+    "deleted attributes": (MONEY, "a = Account()\ndel a.open\nassert not hasattr(a, 'open')"),
+    "coroutines": (
+        "import asyncio\nasync def f(x):\n    await asyncio.sleep(0)\n    return x * 2",
+        "import asyncio\nassert asyncio.run(f(2)) == 4\nasync def many():\n"
+        "    return await asyncio.gather(f(1), f(2))\n"
+        "assert asyncio.run(many()) == [2, 4]",
+    ),
+    "threads": (
+        "def f(x): return x * 2",
+        "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(4) as threads:\n"
+        "    assert list(threads.map(f, range(20))) == list(range(0, 40, 2))",
+    ),
     "methods": (STACK, "s = Stack()\ns.push(1)\nassert s.pop() == 1"),
     "methods that return the object": (STACK, "assert Stack().push(1).push(2).top == 2"),
     "length and truth": (STACK, "s = Stack(1, 2)\nassert len(s) == 2 and s\nassert not Stack()"),
@@ -179,6 +258,12 @@ def test_a_check_may_use_the_programs_objects(what, pool):
 
 
 WRONG = {
+    "another exception": (
+        MONEY,
+        "try:\n    Account().withdraw(1)\nexcept Closed:\n    pass",
+    ),
+    "hiding what failed": (MONEY, "with Account(1) as a:\n    assert a.balance == 2"),
+    "hiding its own error": (MONEY, "with Account(1) as a:\n    a.withdraw(2)\n    assert False"),
     "methods": (STACK.replace("items.pop()", "items[-1] + 1"), "s = Stack()\ns.push(1)\nassert s.pop() == 1"),
     "equal to plain data": (NAMED_PAIR, "assert Pair(1, 2) == (1, 2)"),
     "no equality": (PAIR, "assert Pair(1, 2) == Pair(1, 2)"),

@@ -8,6 +8,7 @@ made here: answers may be forged, and are compared outside with values that neve
 
 import atexit
 import builtins
+import contextlib
 import functools
 import gc
 import importlib
@@ -24,6 +25,7 @@ import remote
 __all__ = ["run"]
 
 RESULT, COMMANDS = 3, 4  # file descriptors, next to the standard three
+_TURN = threading.Lock()  # threads of test code ask one after the other
 _ERROR_CHARS = 500
 _Namespace = dict[str, Any]
 # Modules that answers to LeetCode's problems use without imports, with all their public names.
@@ -33,9 +35,9 @@ _LENT = "typing collections math heapq bisect itertools functools operator strin
 def run(job: dict) -> None:
     """Run the job to its end; never returns."""
     mode, source = job["mode"], job["source"]
-    namespace = _fresh_module("__main__" if mode in ("stdin", "check") else "solution")
     if mode == "stdin":
-        _run_script(source, namespace)
+        _run_script(source)
+    namespace = _fresh_module("__main__" if mode == "check" else "solution")
     try:
         if mode in ("call", "serve"):
             _lend()
@@ -86,24 +88,32 @@ def _fresh_module(name: str) -> _Namespace:
     return module.__dict__
 
 
-def _run_script(source: str, namespace: _Namespace) -> None:
+def _run_script(source: str) -> None:
     """As `python solution.py` would: wait for threads, run exit handlers, flush, leave with the exit status."""
     status = 0
-    try:
+
+    def play() -> None:
+        exec(compile(source, "solution.py", "exec", dont_inherit=True), _fresh_module("__main__"))
+
+    for part in (play, threading._shutdown, atexit._run_exitfuncs, _end):  # type: ignore[attr-defined]
         try:
-            exec(compile(source, "solution.py", "exec", dont_inherit=True), namespace)
-        finally:
-            threading._shutdown()  # type: ignore[attr-defined]
-            atexit._run_exitfuncs()
-            for stream in (sys.stdout, sys.__stdout__):
-                if stream is not None and not getattr(stream, "closed", False):
-                    stream.flush()
-    except SystemExit as leaving:
-        status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    except BaseException as error:
-        status = 1
-        _send(["error", _say(error)])
+            part()
+        except SystemExit as leaving:
+            status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        except BaseException as error:
+            status = 1
+            _send(["error", _say(error)])
     os._exit(status & 0xFF)
+
+
+def _end() -> None:
+    """Let the program's objects go before its output is written: files that they hold are written when they close."""
+    sys.modules.pop("__main__", None)
+    gc.collect()
+    for stream in (sys.stdout, sys.__stdout__):
+        with contextlib.suppress(ValueError):  # it is closed, or gave its buffer away
+            if stream is not None:
+                stream.flush()
 
 
 def _serve(namespace: _Namespace) -> None:
@@ -113,13 +123,14 @@ def _serve(namespace: _Namespace) -> None:
         try:
             answer = ["ok", table.answer(*request)]
         except BaseException as error:
-            answer = ["raise", [kind.__name__ for kind in type(error).__mro__], _say(error)]
+            answer = ["raise", *remote.described(error)]
         _send(answer)
 
 
 def _exchange(message: list) -> Any:
-    _send(message)
-    return plain.loads(_read_frame())
+    with _TURN:
+        _send(message)
+        return plain.loads(_read_frame())
 
 
 def _function(namespace: _Namespace, name: str):

@@ -6,26 +6,30 @@ The program answers every operation on a `Remote`, and it may lie. It must not g
 plain data, which cannot change between two reads. So a comparison with plain data never asks the program, and only the
 check's own objects support all operations: those it makes by calling a name written like a class's, `Stack()`, and the
 results of operators on them. Any other object may stand where plain data was expected. It has only attributes that
-plain data does not have, it can be called and passed back, and its items can be read once.
+plain data does not have, it can be called, awaited and passed back, and its items can be read once. Exceptions of the
+program are raised again, with their plain attributes, as instances of classes of the same names.
 """
 
 import ast
 import builtins
+import contextlib
 import dataclasses
+import math
 import operator
 import re
 from typing import Any
 
 import plain
 
-__all__ = ["Link", "Remote", "Table", "identified"]
+__all__ = ["Link", "Remote", "Table", "described", "identified"]
 
 _CLASS_NAME = re.compile(r"_?[A-Z][A-Za-z0-9]*")
 _PLAIN_TYPES = (str, bytes, int, float, complex, list, tuple, dict, set)
 _PLAIN_NAMES = {name for kind in _PLAIN_TYPES for name in dir(kind)}
 # Raised by `f`, they would end `all(map(f, cases))` early, as true.
 _ENDS_LOOPS = (StopIteration, StopAsyncIteration)
-_IDENTITY = "<identity>"  # no name that test code could have
+_IDENTITY, _EXCEPTION = "<identity>", "<exception>"  # no names that test code could have
+_EXPECTING = ("assertRaises", "assertRaisesRegex", "suppress")  # the first argument is a class of exceptions
 _END = object()
 
 
@@ -53,7 +57,26 @@ class Table:
         return [number, [kind.__name__ for kind in type(value).__mro__]]
 
     def _object(self, key):
+        if isinstance(key, list):
+            return slice(*key)
         return self._find(key) if isinstance(key, str) else self._objects[key]
+
+
+def described(error):
+    """What the check needs of an exception: the names of its classes, its text, arguments and plain attributes."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    try:
+        args = plain.pack(list(error.args))
+    except plain.NotPlain:
+        args = [text]
+    attributes = {}
+    for name, value in vars(error).items():
+        with contextlib.suppress(plain.NotPlain):
+            attributes[name] = plain.unpack(plain.pack(value))
+    return [kind.__name__ for kind in type(error).__mro__], text, args, plain.pack(attributes)
 
 
 def _next(iterator):
@@ -68,36 +91,69 @@ def _state(value):
     return [list(part) if hasattr(part, "__next__") else part for part in parts]
 
 
+def _leave(manager, error=None):
+    """The end of a `with` block of test code, by `error` = (name of its class, text)."""
+    raised = error and getattr(builtins, error[0], RuntimeError)(error[1])
+    manager.__exit__(raised and type(raised), raised, None)
+
+
+def _await(coroutine):
+    import asyncio  # takes a while
+
+    async def awaited():
+        return await coroutine
+
+    return asyncio.run(awaited())
+
+
 _ORDER = ("__lt__", "__le__", "__gt__", "__ge__")
 _UNARY = ("__neg__", "__pos__", "__abs__", "__invert__")
 _BINARY = [
     *("__add__", "__sub__", "__mul__", "__matmul__", "__truediv__", "__floordiv__", "__mod__", "__pow__"),
     *("__lshift__", "__rshift__", "__and__", "__xor__", "__or__"),
 ]
+_IN_PLACE = [f"__i{name[2:]}" for name in _BINARY]
 _ITEMS = ("__getitem__", "__setitem__", "__delitem__", "__contains__")
 _OWN_ONLY: dict[str, Any] = {
-    **{"__len__": len, "__str__": str, "__repr__": repr, "__round__": round},
+    **{"__len__": len, "__str__": str, "__repr__": repr, "__round__": round, "__format__": format},
+    **{"__int__": int, "__float__": float, "__complex__": complex, "__bytes__": bytes, "__divmod__": divmod},
+    **{"__floor__": math.floor, "__ceil__": math.ceil, "__trunc__": math.trunc, "__reversed__": reversed},
+    **{"__index__": operator.index, "__enter__": lambda manager: manager.__enter__(), "__delattr__": delattr},
     **{name: getattr(operator, name) for name in (*_ITEMS, *_UNARY)},
 }
+_MAKING = (*_UNARY, "__enter__")
 _OPERATIONS: dict[str, Any] = {
     **{"call": operator.call, "state": _state, "getattr": getattr, "setattr": setattr},
     **{"__bool__": bool, "__iter__": iter, "__next__": _next, "__eq__": operator.eq},
-    **{name: getattr(operator, name) for name in (*_ORDER, *_BINARY)},
+    **{"__hash__": hash, "__exit__": _leave, "await": _await},
+    **{name: getattr(operator, name) for name in (*_ORDER, *_BINARY, *_IN_PLACE)},
     **_OWN_ONLY,
 }
 
 
 def identified(source):
-    """Test code as a tree in which `is` compares the program's objects: each answer makes a new `Remote`."""
+    """Test code as a tree in which `is` compares the program's objects, for each answer makes a new `Remote`.
+
+    Where a class of exceptions is expected, one stands for each of the program's.
+    """
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
-            node.left, *node.comparators = map(_identified, (node.left, *node.comparators))
+        match node:
+            case ast.Compare() if any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+                node.left, *node.comparators = (
+                    _within(_IDENTITY, it) for it in (node.left, *node.comparators)
+                )
+            case ast.ExceptHandler(type=ast.expr()):
+                node.type = _within(_EXCEPTION, node.type)
+            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=[_, *_]) if (
+                name in _EXPECTING
+            ):
+                node.args[0] = _within(_EXCEPTION, node.args[0])
     return tree
 
 
-def _identified(operand):
-    call = ast.Call(ast.copy_location(ast.Name(_IDENTITY, ast.Load()), operand), [operand], [])
+def _within(name, operand):
+    call = ast.Call(ast.copy_location(ast.Name(name, ast.Load()), operand), [operand], [])
     return ast.copy_location(call, operand)
 
 
@@ -107,6 +163,7 @@ class Link:
     def __init__(self, exchange):
         self._exchange = exchange
         self._identities: dict[Any, Remote] = {}
+        self._exceptions: dict[str, type[Exception]] = {}  # that stand for classes of the program
         self.equal: set[tuple] = set()  # pairs found or assumed equal while one comparison lasts
 
     def named(self, name):
@@ -126,27 +183,59 @@ class Link:
 
     def helpers(self):
         """Names that test code gets besides those of the program."""
-        return {_IDENTITY: self._identity, "id": lambda value: id(self._identity(value))}
+        return {
+            **{_IDENTITY: self._identity, "id": lambda value: id(self._identity(value))},
+            _EXCEPTION: self._exception,
+        }
+
+    def exception(self, name):
+        """The class that stands for the program's class of exceptions of this name."""
+        return self._exceptions.setdefault(name, type(name, (Exception,), {}))
+
+    def _exception(self, kind):
+        if isinstance(kind, tuple):
+            return tuple(map(self._exception, kind))
+        return self.exception(str(kind._remote_.key)) if type(kind) is Remote else kind
 
     def _identity(self, value):
         return self._identities.setdefault(value._remote_.key, value) if type(value) is Remote else value
 
     def _answer(self, operation, args, kwargs):
         packed = plain.pack(list(args), other=_key), plain.pack(kwargs, other=_key)
-        kind, body, *text = self._exchange(["ask", operation, *packed])
-        if kind == "ok":
-            return body
-        found = [getattr(builtins, str(name), None) for name in body]
-        raised = next(
-            (it for it in found if isinstance(it, type) and issubclass(it, Exception)), RuntimeError
+        match self._exchange(["ask", operation, *packed]):
+            case ["ok", body]:
+                return body
+            case ["raise", names, text, args, attributes]:
+                raise self._raised(names, text, args, attributes)
+        raise ValueError("the program sent no answer")
+
+    def _raised(self, names, text, args, attributes):
+        """The program's exception as one of the first builtin class among its classes; others are stood for."""
+        found = (getattr(builtins, str(name), None) for name in names)
+        known = (
+            (at, it) for at, it in enumerate(found) if isinstance(it, type) and issubclass(it, Exception)
         )
-        raise (RuntimeError if issubclass(raised, _ENDS_LOOPS) else raised)(*text)
+        count, kind = next(known, (0, StopIteration))
+        if issubclass(kind, _ENDS_LOOPS):
+            return RuntimeError(f"{names[0]}: {text}".removesuffix(": "))
+        if own := [self.exception(str(name)) for name in names[:count]]:
+            kind = type(own[0].__name__, (*own, kind), {"__str__": lambda error: text})
+        try:
+            error = kind(*plain.unpack(args))
+        except TypeError:  # it was made of other arguments than it has
+            error = type(kind.__name__, (*own, Exception), {})(text)
+        vars(error).update(plain.unpack(attributes))
+        return error
 
     def _remote(self, body):
         number, kinds = body
         if type(number) is not int or not kinds or any(type(kind) is not str for kind in kinds):
             raise ValueError("not an object's description")
-        return Remote(_Facts(self, number, kinds))
+        value = Remote(_Facts(self, number, kinds))
+        return self._awaited(value) if kinds[0] == "coroutine" else value
+
+    async def _awaited(self, coroutine):
+        return self.ask("await", coroutine)
 
 
 @dataclasses.dataclass
@@ -183,10 +272,18 @@ class Remote:
         return (facts.link.make if makes else facts.link.ask)("call", self, *args, **kwargs)
 
     def __instancecheck__(self, value):
+        if isinstance(value, BaseException):
+            return isinstance(value, self._remote_.link.exception(self._remote_.key))
         return type(value) is Remote and self._remote_.key in value._remote_.kinds
 
     def __hash__(self):
-        return hash(self._remote_.key)
+        facts = self._remote_
+        asks = facts.own and not isinstance(facts.key, str)
+        return facts.link.ask("__hash__", self) if asks else hash(facts.key)
+
+    def __exit__(self, kind, error, trace):
+        """The program's object is told; unlike in Python, it cannot hide an error of the test code."""
+        self._remote_.link.ask("__exit__", self, None if kind is None else [kind.__name__, str(error)])
 
     def __eq__(self, other):
         """Equal if they are one object, or if type and state are equal and the program's `==` agrees."""
@@ -248,6 +345,8 @@ class _Items:
 
 
 def _key(value):
+    if type(value) is slice:
+        return [value.start, value.stop, value.step]
     if type(value) is not Remote:
         raise plain.NotPlain(f"a value of type {type(value).__name__}")
     return value._remote_.key
@@ -263,8 +362,8 @@ def _own_only(operation):
     def method(self, *args):
         facts = self._remote_
         if facts.own:
-            return (facts.link.make if operation in _UNARY else facts.link.ask)(operation, self, *args)
-        if operation in ("__str__", "__repr__"):
+            return (facts.link.make if operation in _MAKING else facts.link.ask)(operation, self, *args)
+        if operation in ("__str__", "__repr__", "__format__"):
             return "<object of the program>"
         raise TypeError(f"an object of the program, {facts.kinds[0]}, has no {operation} here")
 
@@ -296,6 +395,17 @@ def _arithmetic(operation, swapped):
     return method
 
 
+def _in_place(operation):
+    """It may be the same object afterwards."""
+    usual = _arithmetic(operation, swapped=False)
+
+    def method(self, other):
+        value = usual(self, other)
+        return self if type(value) is Remote and value._remote_.key == self._remote_.key else value
+
+    return method
+
+
 for _name in _OWN_ONLY:
     setattr(Remote, _name, _own_only(_name))
 for _name in _ORDER:
@@ -303,3 +413,5 @@ for _name in _ORDER:
 for _name in _BINARY:
     setattr(Remote, _name, _arithmetic(_name, swapped=False))
     setattr(Remote, f"__r{_name[2:]}", _arithmetic(_name, swapped=True))
+for _name in _IN_PLACE:
+    setattr(Remote, _name, _in_place(_name))

@@ -206,6 +206,13 @@ ATTACKS_ON_THE_LINK = [
         fails="check failed: ValueError: not an object's description",
     ),
     Attack(
+        "forged exception",
+        "an exception that ends a loop, under another name",
+        "class Quiet(StopIteration): pass\ndef attack():\n    raise Quiet\n",
+        check="assert all(map(lambda case: attack() == SECRET, range(3)))",
+        fails="check failed: RuntimeError: Quiet",
+    ),
+    Attack(
         "forged number",
         "an object that was never sent",
         'def attack():\n    os.write(3, frame(b\'["ok",{"o":[999,["Node"]]}]\'))\n    return 1\n',
@@ -224,7 +231,35 @@ ATTACKS_ON_THE_LINK = [
         "the end of a loop in place of an answer",
         "def attack():\n    os.write(3, frame(b'[\"end\"]'))\n",
         check="assert all(map(lambda case: attack() == SECRET, range(3)))",
-        fails="check failed: ValueError",
+        fails="check failed: ValueError: the program sent no answer",
+    ),
+    *(
+        Attack(
+            f"forged error {number}",
+            "an error message of the harness that says nothing",
+            f"def attack():\n    os.write(3, frame(b'[\"error\"' + {rest}))\n",
+            check="assert attack() == SECRET",
+            fails="test 0: an error without words",
+        )
+        for number, rest in enumerate(
+            (
+                "b''",
+                "b']'",
+                "b',1,2]'",
+                "b',\"\"]'",
+                "b',NaN]'",
+                "b',' + b'[' * 5000",
+                "b',\"' + b'x' * 9000 + b'\"]'",
+            )
+        )
+    ),
+    Attack(
+        "an error for the caller to read",
+        "the memory of the caller, and its time",
+        "def attack():\n    data = frame(b'[\"error\",[' + b'{},' * 2_000_000 + b'{}]]')\n"
+        "    while data:\n        data = data[os.write(3, data) :]\n",
+        check="assert attack() == SECRET",
+        fails="test 0: an error without words",
     ),
     Attack(
         "the harness in hand",

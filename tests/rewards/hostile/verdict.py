@@ -506,7 +506,7 @@ def attack():
         "an exception that is none",
         """
 def attack():
-    os.write(3, frame(b'["raise","exit","0"]'))
+    os.write(3, frame(b'["raise","exit","0",[],{"d":[]}]'))
     return 1
 """,
         check="assert attack() == SECRET",
