@@ -21,9 +21,12 @@ def assert_tests(code: str, entry_point: str | None = None, setup: str = "") -> 
     """
     try:
         calls = _call_tests(ast.parse(code).body, entry_point)
+        theirs = _defined(setup) | _PYTHON
     except SyntaxError as error:
         raise ValueError(f"the test code is not Python: {error}") from None
-    return [check_test(code, entry_point, setup)] if calls is None else calls
+    if calls is None or any(test["call"] in theirs for test in calls):
+        return [check_test(code, entry_point, setup)]
+    return calls
 
 
 def check_test(code: str, entry_point: str | None = None, setup: str = "") -> dict[str, Any]:
@@ -50,6 +53,10 @@ def check_functions(functions: Sequence[str], code: str, setup: str = "") -> Non
         raise ValueError(f"the check imports {', '.join(foreign)}, and there is only the standard library")
     if _runs_unittest(nodes):
         raise ValueError("the check calls unittest.main, which exits or hides what failed: call the tests")
+    if _ignores_results(nodes):
+        raise ValueError(
+            "the check runs tests and reads no result, so that any program would pass: call the tests"
+        )
     if all(map(_only_defines, parts[0].body)):
         raise ValueError("the check defines its tests and calls none of them")
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
@@ -65,6 +72,9 @@ def check_functions(functions: Sequence[str], code: str, setup: str = "") -> Non
         raise ValueError(f"the check calls {name}, which neither it, nor its setup, nor functions defines")
 
 
+_RESULTS = {"wasSuccessful", "failures", "errors", "failed", "unexpectedSuccesses"}
+_DOCTESTS = {"testmod", "testfile", "run_docstring_examples", "DocTestRunner"}
+_RUNNERS = {"TextTestRunner", "TestSuite", "TestLoader", "makeSuite", "DocTestSuite"}
 _PYTHON = {*dir(builtins), "__file__", "__builtins__"}
 _BEYOND_READING = {"exec", "eval", "globals", "locals", "vars", "__import__", "__builtins__"}
 
@@ -122,6 +132,27 @@ def _runs_unittest(nodes: Sequence[ast.AST]) -> bool:
     read = {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr == "result"}
     calls = (node for node in nodes if isinstance(node, ast.Call) and id(node) not in read)
     return any(ast.unparse(node.func) in names for node in calls)
+
+
+def _ignores_results(nodes: Sequence[ast.AST]) -> bool:
+    """Whether runners of unittest or doctest, which raise nothing, are called, and nothing says what failed."""
+    if any(isinstance(node, ast.Attribute) and node.attr in _RESULTS for node in nodes):
+        return False
+    runners, run = set(_RUNNERS), list[str]()
+    for node in nodes:
+        match node:
+            case ast.ClassDef(name=name, bases=bases) if any("TestCase" in ast.unparse(it) for it in bases):
+                runners.add(name)
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=made)):
+                if ast.unparse(made).rpartition(".")[2] in runners:
+                    runners.add(name)
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _DOCTESTS:
+                return True
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="run")):
+                run.append(name)
+            case ast.Call(func=ast.Attribute(value=ast.Call(func=made), attr="run")):
+                run.append(ast.unparse(made).rpartition(".")[2])
+    return not runners.isdisjoint(run)
 
 
 def _only_defines(statement: ast.stmt) -> bool:
