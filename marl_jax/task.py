@@ -7,10 +7,11 @@ episode record), so it holds no arrays, no functions and nothing that cannot be 
 import dataclasses
 import functools
 import hashlib
+import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-__all__ = ["Family", "Task"]
+__all__ = ["Family", "Task", "fault", "text_fault"]
 
 Family = Literal["math", "code"]
 
@@ -33,3 +34,40 @@ class Task:
     def tests_digest(self) -> str:
         """A hash of the hidden tests, which may be many."""
         return hashlib.sha256(repr(self.tests).encode()).hexdigest()
+
+
+def fault(task: Task) -> str | None:
+    """Why a task cannot be shown, graded or stored; None where it can."""
+    for name in ("id", "question"):
+        if wrong := text_fault(name, getattr(task, name)):
+            return wrong
+    if task.family not in get_args(Family):
+        return f"field 'family' is {task.family!r}, not {' or '.join(get_args(Family))}"
+    if not isinstance(task.gold, str):
+        return f"field 'gold' is {type(task.gold).__name__}, not text"
+    if not isinstance(task.meta, Mapping):
+        return f"field 'meta' is {type(task.meta).__name__}, not a dict"
+    stored = (task.level, task.meta, task.tests, task.public_tests)
+    try:
+        json.dumps(stored)
+    except (ValueError, TypeError, RecursionError) as error:
+        return f"its level, meta or tests cannot be written as JSON: {error}"
+    return None if _keys_are_texts(stored) else "its meta or tests have a dict with keys that are no texts"
+
+
+def text_fault(name: str, value: Any) -> str | None:
+    """Why the value of a field is no text that is not empty; None where it is."""
+    if not isinstance(value, str):
+        return f"field {name!r} is {type(value).__name__}, not text"
+    if not value.strip():
+        return f"field {name!r} is empty"
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        return f"field {name!r} holds half of a surrogate pair, which is no text"
+    return None
+
+
+def _keys_are_texts(value: Any) -> bool:
+    """JSON makes texts of other keys, and a task that was stored would be another."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _keys_are_texts(inner) for key, inner in value.items())
+    return not isinstance(value, list | tuple) or all(map(_keys_are_texts, value))

@@ -160,7 +160,7 @@ def _table(read: pa.Table, facts: dict[str, Any]) -> Table:
         role=texts["role"],
         policy=texts["policy"],
         kept=read["kept"].to_pylist() if "kept" in there else None,
-        task=[one or task for one, task in zip(about, read["task"].to_pylist())],
+        task=[task if one is None else one for one, task in zip(about, read["task"].to_pylist())],
         spoken=read["spoken"].to_pylist() if "spoken" in there else None,
         **columns,
     )

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marl_jax.task import text_fault
 from marl_jax.tasks.row_files import Row, RowError
 
 __all__ = [
@@ -228,7 +229,9 @@ def text(row: Row, *names: str, number: bool = False) -> str:
             continue
         if number and isinstance(value, int) and not isinstance(value, bool):
             return str(value)
-        if number and isinstance(value, float) and math.isfinite(value):
+        if number and isinstance(value, float):
+            if not math.isfinite(value):
+                raise RowError(f"field {name!r} is {value}, which is no answer")
             return str(int(value)) if value == int(value) else str(value)
         checked = check_text(name, value)
         return checked.strip() if number else checked
@@ -238,12 +241,8 @@ def text(row: Row, *names: str, number: bool = False) -> str:
 
 def check_text(name: str, value: Any) -> str:
     """The value of a field, which must be non-empty text."""
-    if not isinstance(value, str):
-        raise RowError(f"field {name!r} is {type(value).__name__}, not text")
-    if not value.strip():
-        raise RowError(f"field {name!r} is empty")
-    if any("\ud800" <= char <= "\udfff" for char in value):
-        raise RowError(f"field {name!r} holds half of a surrogate pair, which is no text")
+    if wrong := text_fault(name, value):
+        raise RowError(wrong)
     return value
 
 
@@ -274,7 +273,9 @@ def _program_test(number: int, test: Any, function: str | None, wrapped: bool) -
     given, expected = test["input"], test["output"]
     kind, name = _form(test, function)
     if kind == "functional":  # LiveCodeBench: one JSON value per line
-        given = [_from_json(line, f"test {number}") for line in _lines(number, given).splitlines()]
+        given = [
+            _from_json(line, f"test {number}") for line in _lines(number, given).split("\n") if line.strip()
+        ]
         expected, wrapped = _from_json(_lines(number, expected), f"test {number}"), False
     if kind in ("function_call", "functional"):
         if not name or not isinstance(given, list):

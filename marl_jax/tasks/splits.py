@@ -35,7 +35,8 @@ def carve(train: np.ndarray, size: int | None, seed: int) -> tuple[np.ndarray, n
     if size is None:
         size = max(1, min(256, len(train) // 10))
     if not 0 < size < len(train):
-        raise DataError(f"cannot carve {size} val rows out of {len(train)} train rows: lower data.val_size")
+        way = "lower data.val_size" if size > 0 else "data.val_size counts rows; 0 makes no val split"
+        raise DataError(f"cannot carve {size} val rows out of {len(train)} train rows: {way}")
     chosen = np.random.default_rng(seed).permutation(len(train))[:size]
     kept = np.ones(len(train), bool)
     kept[chosen] = False

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from marl_jax.fields import is_whole
 from marl_jax.table import KINDS
-from marl_jax.task import Task
+from marl_jax.task import Task, fault
 
 __all__ = [
     "Call",
@@ -94,9 +94,9 @@ class Call:
     labels: Mapping[str, Any] | None = None  # for the keys of groups: "call.type" is labels["type"]
 
     def __post_init__(self) -> None:
-        if not is_whole(self.slot) or self.slot < 0:
+        if not is_whole(self.slot) or not 0 <= self.slot < 2**31:
             raise ValueError(
-                f"slot of a call to '{self.role}' is {self.slot!r}; it must be an integer from 0 on"
+                f"slot of a call to '{self.role}' is {self.slot!r}; it must be an integer from 0 on, below 2**31"
             )
         object.__setattr__(self, "slot", int(self.slot))
         if not isinstance(self.messages, list | tuple) or not self.messages:
@@ -117,6 +117,8 @@ class Call:
                 f"about of a call to '{self.role}' is {self.about!r:.80}; it must be a Task with an id, a family, a "
                 "question and what its answers are graded by"
             )
+        if self.about is not None and (wrong := fault(self.about)):
+            raise ValueError(f"about of a call to '{self.role}' cannot be used: {wrong}")
         for message in self.messages:
             if not _is_message(message):
                 raise ValueError(

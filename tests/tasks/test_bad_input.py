@@ -38,7 +38,7 @@ BROKEN_ROWS = [
     ),
     ("aime25", {"problem": "1?\ud800", "answer": 1}, "field 'problem' holds half of a surrogate pair"),
     ("aime25", {"problem": "1?", "answer": True}, "field 'answer' is bool, not text"),
-    ("aime25", {"problem": "1?", "answer": float("nan")}, "field 'answer' is float, not text"),
+    ("aime25", {"problem": "1?", "answer": float("nan")}, "field 'answer' is nan, which is no answer"),
     ("deepcoder", deepcoder_row(1) | {"tests": "[]"}, "no tests: field 'tests' is empty"),
     ("deepcoder", deepcoder_row(1) | {"tests": "[{"}, "field 'tests' is not JSON"),
     ("deepcoder", deepcoder_row(1) | {"tests": "[" + "9" * 5000 + "]"}, "field 'tests' is not JSON .*digits"),

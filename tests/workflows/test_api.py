@@ -39,6 +39,40 @@ def counted(task, prompts, *, rng, times=2):
     return str(rng)
 
 
+MADE = {"id": "made/1", "family": "math", "question": "1+1?"}
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"gold": 2}, "field 'gold' is int, not text"),
+        ({"gold": None}, "field 'gold' is NoneType, not text"),
+        ({"id": 7}, "field 'id' is int, not text"),
+        ({"id": ""}, "field 'id' is empty"),
+        ({"id": "\ud800"}, "field 'id' holds half of a surrogate pair"),
+        ({"question": " "}, "field 'question' is empty"),
+        ({"family": "poem"}, "field 'family' is 'poem', not math or code"),
+        ({"meta": [1]}, "field 'meta' is list, not a dict"),
+        ({"meta": {"sum": np.int64(2)}}, "its level, meta or tests cannot be written as JSON"),
+        ({"meta": {"hops": {1: 2}}}, "its meta or tests have a dict with keys that are no texts"),
+        (
+            {"tests": ({"call": "f", "args": [], "expected": {1: 2}},)},
+            "its meta or tests have a dict with keys",
+        ),
+    ],
+)
+def test_a_call_is_about_a_task_that_can_be_shown_graded_and_stored(fields, message):
+    assert Call("speaker", ASK, about=Task(**MADE)).about.gold == ""
+    with pytest.raises(ValueError, match=f"about of a call to 'speaker' cannot be used: {message}"):
+        Call("speaker", ASK, about=Task(**(MADE | fields)))
+
+
+def test_slots_fit_into_the_table():
+    assert Call("speaker", ASK, slot=2**31 - 1).slot == 2**31 - 1
+    with pytest.raises(ValueError, match=r"slot of a call to 'speaker' is 2147483648; .* below 2\*\*31"):
+        Call("speaker", ASK, slot=2**31)
+
+
 def test_a_workflow_knows_its_name_roles_and_settings():
     assert (counted.name, counted.roles, counted.settings) == ("counted", ("speaker",), {"times": 2})
 
