@@ -27,6 +27,9 @@ from marl_jax.tasks.iterator import Position, TaskIterator
 __all__ = ["Collected", "collected_path", "flattened", "own_voices"]
 
 
+_EVALUATED = ("train-", "val-", "test-")  # names of evaluations begin with their split
+
+
 def collected_path(folder: Path, step: int) -> Path:
     """Where the calls of a step are kept."""
     return folder / "collected" / f"step-{step:06d}.parquet"
@@ -45,11 +48,11 @@ class Collected:
 
     @classmethod
     def of_path(cls, path: Path, *, rewarded: bool = True) -> "Collected":
-        """A file of episodes, or all that are in a folder but those of evaluations, which are of no training data."""
+        """A file of episodes, or all that are in a folder but evaluations, which are of no training data."""
         path = path.expanduser()
         files = [path] if path.is_file() else []
         if path.is_dir():
-            files = sorted(file for file in path.glob("*.parquet") if not file.name.startswith("val-"))
+            files = sorted(file for file in path.glob("*.parquet") if not file.name.startswith(_EVALUATED))
         if not files:
             raise FolderError(
                 f"source '{path}' is no file and no folder of episodes of training steps: name one that a run has "

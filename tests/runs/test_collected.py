@@ -57,6 +57,8 @@ def test_a_source_without_rewards_is_refused_by_name(tmp_path):
     plain = Table.of([episode(1, said("one"))])
     write_episodes(tmp_path / "val-000010.parquet", plain)
     write_episodes(tmp_path / "step-000010.parquet", plain.replace(reward=np.ones(1)))
+    for split in ("train", "test"):
+        write_episodes(tmp_path / f"{split}-000010-trained-1f0c8a2e.parquet", plain)
     with pytest.raises(FolderError, match=r"the calls in '.*val-000010.parquet' have no rewards"):
         Collected.of_path(tmp_path / "val-000010.parquet").draw(0, 1, 0)
     # Their outcomes are there.
