@@ -3,7 +3,8 @@
     graded table ──metric──► one value of 0 to 1 per episode ──► its outcome: accuracy, intervals, pass@k, "best"
 
 The function gets the whole table, so it may read columns (`table.choice`), texts (`table.text`) and episodes
-(`table.episodes()`). An episode that ended in an error has the value 0, whatever the function returns.
+(`table.episodes()`). An episode that ended in an error has the value 0, whatever the function returns. Of one that
+forks, each path that did so has it.
 """
 
 import dataclasses
@@ -42,12 +43,15 @@ def load_metric(name: str) -> Metric:
 def with_metric(table: Table, metric: Metric) -> Table:
     """The table with these values as the outcomes of its episodes; grades of solvers' answers stay."""
     table.need_episodes()
-    values = np.asarray(metric(table), np.float64)
-    values = np.where([bare.error is None for bare in table.bare_episodes], values, 0.0)
-    episodes = tuple(
-        dataclasses.replace(h, outcome=value) for h, value in zip(table.bare_episodes, values.tolist())
-    )
-    return table.replace(outcome=values[table.episode], bare_episodes=episodes)
+    ends = [bare.leaves or (bare,) for bare in table.bare_episodes]
+    sound = np.array([np.mean([end.error is None for end in paths]) for paths in ends])
+    given = np.asarray(metric(table), np.float64)
+    values = given * sound
+    episodes = []
+    for bare, own, value in zip(table.bare_episodes, given.tolist(), values.tolist()):
+        leaves = (dataclasses.replace(end, outcome=own if end.error is None else 0.0) for end in bare.leaves)
+        episodes.append(dataclasses.replace(bare, outcome=value, leaves=tuple(leaves)))
+    return table.replace(outcome=values[table.episode], bare_episodes=tuple(episodes))
 
 
 def _checked(result: Any, episodes: int, who: str) -> np.ndarray:

@@ -1,10 +1,12 @@
 """What an evaluation says of episodes, counted by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from run_names import undocumented
 
-from marl_jax.episodes import CallRecord, Episode
+from marl_jax.episodes import CallRecord, Episode, Leaf
 from marl_jax.rewards.grading import grade
 from marl_jax.rewards.own_metric import MetricError, load_metric
 from marl_jax.runs.evaluation import outcomes, summary
@@ -253,6 +255,24 @@ def test_the_accuracy_is_the_mean_of_a_metric_and_what_failed_is_worth_nothing()
         found["difference"]["mean"] == pytest.approx(0.3) and 0 <= found["ci_low"] <= 0.4 <= found["ci_high"]
     )
     assert found["roles"]["generator"]["accuracy"] == 0.5  # the role's own answers are graded as ever
+
+
+def every_one(table):
+    return np.ones(len(table.bare_episodes))
+
+
+def test_a_metric_counts_for_every_path_that_did_not_fail():
+    ends = Leaf((0,), None, outcome=0.0), Leaf((1,), None, error="a tool failed", outcome=0.0)
+    episodes = [single("a", "0"), single("b", "0"), single("c", "0", error="a tool failed")]
+    table = graded(*episodes)
+    bare = [
+        table.bare_episodes[0],
+        dataclasses.replace(table.bare_episodes[1], leaves=ends, error="a tool failed"),
+    ]
+    table = table.replace(bare_episodes=(*bare, table.bare_episodes[2]))
+    found = summary(table, 1, metric=every_one)
+    assert found["per_problem"] == [1.0, 0.5, 0.0] and found["pass_at_k"] == {"1": 0.5}
+    assert found["any_correct"] == pytest.approx(2 / 3)
 
 
 def test_a_metric_of_right_and_wrong_has_wilsons_interval():
