@@ -37,7 +37,7 @@ Script = Generator[list[Call], Results, Completion]
 COUNTS = {"vote": 1, "judge": 1, "refine": 1, "debate": 2, "plan": 0, "route": 0, "then": 0}
 PARTS = {"route": (2, 9), "then": (2, 9)}  # least and most designs inside; others have one
 SERVANTS = {"judge": "judge", "refine": "critic", "plan": "planner", "route": "router"}  # supervisors
-TOKEN = re.compile(r'\s*(?:([A-Za-z_]\w{0,39})|(\d{1,4})|"([^"\\\n]{0,200})"|([(),]))')
+TOKEN = re.compile(r'\s*(?:([A-Za-z_]\w{0,39})|(\d+)|"([^"\\\n]{0,200})"|([(),]))')
 LONGEST, DEEPEST = 2000, 8  # characters of a design, and designs inside of each other
 
 

@@ -103,6 +103,12 @@ def test_what_is_no_design_is_told_in_a_line(text):
     assert "\n" not in str(told.value) and canonical(text) is None
 
 
+@pytest.mark.parametrize("count", ["1000", "12345", "9" * 500])
+def test_large_counts_are_refused_by_the_calls_that_they_make(count):
+    with pytest.raises(DesignError, match="calls"):
+        read(f"vote({count}, solve)")
+
+
 def test_a_name_that_no_rule_knows_is_refused_before_anything_is_played():
     assert role_of("expert", RULES) == "executor" and role_of("judge", RULES) == "judge"
     with pytest.raises(DesignError, match="no rule says who answers for 'critic'"):
