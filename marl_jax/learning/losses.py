@@ -189,7 +189,8 @@ def policy_loss(
     # Masked positions are set to 0 here, because NaN times zero would still be NaN.
     clean = lambda x: jnp.where(mask, per_token(at_least_float32(x)), 0.0)
     logp, old_logp, advantages = clean(logp), clean(fixed(old_logp)), clean(fixed(advantages))
-    clip_low, clip_high = (x if isinstance(x, int | float) else per_token(x) for x in (clip_low, clip_high))
+    bound = lambda x: x if isinstance(x, int | float) else clean(x) if jnp.ndim(x) == 2 else per_token(x)
+    clip_low, clip_high = bound(clip_low), bound(clip_high)
     weights, denominator = aggregation_weights(mask, aggregation, max_length=max_length, sequences=sequences)
 
     log_ratio = jnp.clip(logp - old_logp, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -299,7 +300,11 @@ def check_loss(
     require(aggregation in AGGREGATIONS, f"aggregation {aggregation!r} is unknown; use one of {AGGREGATIONS}")
     fits = lambda value, holds: isinstance(value, jax.core.Tracer) or np.all(holds(value))
     require(
-        all(fits(bound, lambda value: value >= 0) for bound in (clip_low, clip_high)),
+        # Of masked tokens a bound may be NaN.
+        all(
+            fits(bound, lambda value: (value >= 0) | (np.ndim(value) == 2) & np.isnan(value))
+            for bound in (clip_low, clip_high)
+        ),
         f"clip range ({clip_low}, {clip_high}) must be two numbers, not negative",
     )
     require(

@@ -153,6 +153,8 @@ def length_penalty(weight: float, free: int, limit: int, roles: Sequence[str] = 
 
 def format_penalty(weight: float, roles: Sequence[str] = ()) -> Credit:
     """-weight for a call whose answer, verdict, pick or plan cannot be read; of the given roles, or of all."""
+    if weight < 0:
+        raise ValueError(f"format penalty: weight={weight} must be at least 0")
 
     def credit(table: Table) -> Components:
         return {"format": _of_roles(table, namespace(table).where(table.readable, 0.0, -weight), roles)}

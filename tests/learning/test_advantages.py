@@ -93,6 +93,16 @@ def test_agent_wise_mean_and_std_in_all_four_combinations(mean, scale):
     np.testing.assert_allclose(named, want, rtol=1e-5, atol=1e-6)
 
 
+def test_many_pairs_of_task_and_role_stay_apart():
+    count = 2**17  # the product of two ids is beyond 32 bits
+    rng = np.random.default_rng(0)
+    tasks, roles = (one[rng.permutation(count)] for one in (np.arange(count) // 2, np.arange(count) // 2 % 3))
+    rewards = rng.random(count)
+    want = group_advantages(rewards, tasks.astype(np.int64) * 3 + roles)
+    for run in (agent_advantages, jax.jit(agent_advantages)):
+        np.testing.assert_allclose(run(rewards, tasks, roles), want, atol=1e-5)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e39])
 def test_a_reward_that_is_no_number_is_refused(bad):
     with pytest.raises(ValueError, match="not finite"):

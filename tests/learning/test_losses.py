@@ -369,6 +369,16 @@ def test_bounds_may_be_traced_and_are_checked_where_they_are_not():
     np.testing.assert_array_equal(plain(is_cap=None), without.value)
 
 
+def test_bounds_of_masked_tokens_may_be_nan():
+    logp, mask = jnp.array([[0.1, -0.5]]), jnp.array([[1, 0]])
+    run = lambda bound: policy_loss(logp, logp - 1, jnp.ones(1), mask, clip_low=bound, clip_high=bound).value
+    want = run(jnp.array([[0.2, 0.2]]))
+    for bounded in (run, jax.jit(run)):
+        np.testing.assert_array_equal(bounded(jnp.array([[0.2, jnp.nan]])), want)
+    with pytest.raises(ValueError, match="clip range"):
+        policy_loss(logp, logp, jnp.ones(1), mask, clip_low=float("nan"))
+
+
 def test_every_number_may_be_traced():
     numbers = {"mask_ratio": (0.8, 1.25), "max_length": 16, "is_cap": 1.5}
     run = lambda numbers: (

@@ -53,6 +53,13 @@ def test_statistics_by_hand():
     assert drift == {"length_ratio": 0.5, "truncated_change": 0.25, "unreadable_change": 0.0}
 
 
+def test_a_row_of_weight_zero_is_not_clipped():
+    table = as_table([dataclasses.replace(ROW, advantage=1.0)] * 2).replace(weight=np.array([1.0, 0.0]))
+    old = [np.full(2, -1.0)] * 2
+    known = evidence(logp=[np.log(2.0) - np.ones(2)] * 2, old_logp=old, trainer_logp=old)
+    assert role_statistics(table, [0, 1], known, LossConfig(), corrected=False)["clip_fraction_high"] == 0.5
+
+
 def test_shares_by_hand():
     table = as_table([dataclasses.replace(ROW, advantage=a) for a in (0.0, 1.0, -1.0, 2.0)])
     assert row_statistics(table)["advantage_zero_share"] == 0.25

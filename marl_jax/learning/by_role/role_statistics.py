@@ -84,7 +84,8 @@ def role_statistics(
         getattr(loss, name) if getattr(rows, name) is None else by_token(getattr(rows, name))
         for name in ("clip_low", "clip_high")
     )
-    flags = clip_flags(loss.kind, ratio, by_token(rows.advantage), low, high, loss.dual_clip)
+    worth = rows.advantage if rows.weight is None else rows.advantage * rows.weight
+    flags = clip_flags(loss.kind, ratio, by_token(worth), low, high, loss.dual_clip)
     stats = {
         "tokens": float(len(new)),
         "perplexity": np.exp(min(-new.mean(), 700.0)),  # the largest power that float64 holds

@@ -111,8 +111,7 @@ def agent_advantages(
         require(over in get_args(Over), f"{name} {over!r} is unknown; use one of {get_args(Over)}")
     _check_scale(std, eps)
     xp, values, task, role = _inputs(rewards, eps, tasks, roles)
-    # Pairs of ids below B are ids below B * B.
-    ids = {"task": task, "role": _dense(xp, task * values.shape[0] + role)}
+    ids = {"task": task, "role": _pairs(xp, task, role)}
     centred = _centre(xp, values, ids[mean])[1]
     size, own = _centre(xp, values, ids[scale])
     spread = _spread(xp, own, size, ids[scale], std)
@@ -160,6 +159,19 @@ def _ids(xp: Any, groups: Groups) -> Any:
 def _dense(xp: Any, ids: Any) -> Any:
     """Integers as integers below B, where equal ones stay equal; `jnp.unique` would scatter."""
     return xp.searchsorted(xp.sort(ids), ids)
+
+
+def _pairs(xp: Any, first: Any, second: Any) -> Any:
+    """Pairs of integers below B as integers below B, where equal pairs stay equal."""
+    count = first.shape[0]
+    if xp is np:
+        return _dense(xp, first.astype(np.int64) * count + second)
+    if count**2 <= np.iinfo(np.int32).max:
+        return _dense(xp, first * count + second)
+    order = jnp.lexsort((second, first))
+    first, second = first[order], second[order]
+    new = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
+    return jnp.concatenate([jnp.zeros(1, int), jnp.cumsum(new)])[jnp.argsort(order)]
 
 
 def _centre(xp: Any, rewards: Any, ids: Any) -> tuple[Any, Any]:
