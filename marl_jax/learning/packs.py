@@ -106,7 +106,7 @@ def most_blocks(need: int, config: BatchConfig) -> int:
 
 def looks(seen: int) -> int:
     """The width of a table for blocks that see so many: few widths, so that few programs are compiled."""
-    step = max(1, power_of_two(seen) // 8)
+    step = 1 if seen <= ALIKE else power_of_two(seen) // 4
     return -(-seen // step) * step
 
 
@@ -228,7 +228,9 @@ def _batches(
     tables, cuts, seen = [_table(pack, blocks) for pack in packs], pieces(blocks, most), [looks(most)]
     if len(cuts) > 1:
         tables = [sorted(table, key=len) for table in tables]
-        seen = [looks(max(len(one) for table in tables for one in table[a:b])) for a, b in cuts]
+        quarter = looks(most) // 4  # few widths again
+        longest = (max(len(one) for table in tables for one in table[a:b]) for a, b in cuts)
+        seen = [-(-length // quarter) * quarter for length in longest]
     sampled = max(sum(int(rows.length[i]) for group in pack for i in group.rows) for pack in packs)
     total, step = blocks * BLOCK, blocks * BLOCK // 4
     # Few widths; above all tokens where rows are many and short.
