@@ -23,11 +23,12 @@ import jax
 
 from marl_jax import user_cache
 
-__all__ = ["keep_nothing", "keep_programs"]
+__all__ = ["keep_nothing", "keep_programs", "make_room"]
 
 LIMIT = 1 << 30  # bytes of programs in a folder
 UNUSED_S = 30 * 86400.0  # folders of other versions or machines unused for so long are removed
 WORTH_S = 0.1  # of compilation: programs that took less are not kept; many are small
+MAPPED = 0.5  # of the mappings that a process may have, before its programs are dropped
 _ABOUT = re.compile(r"persistent compilation cache entry for '([^']+)'")
 _told = False
 
@@ -59,6 +60,24 @@ def keep_programs() -> None:
 def keep_nothing() -> None:
     """Turn the cache off, also in a folder that the user set."""
     jax.config.update("jax_enable_compilation_cache", False)
+
+
+def make_room(wait: Callable[[], object] = lambda: None) -> bool:
+    """Drop the process's programs where it nears the system's limit of mappings; they are read from the cache again.
+
+    On a CPU every kernel has mappings of its own, hundreds a program, and XLA ends the process at the limit. `wait` is
+    called before they are dropped, as none may run then.
+    """
+    try:
+        limit = int(Path("/proc/sys/vm/max_map_count").read_text())
+        mapped = Path("/proc/self/maps").read_bytes().count(b"\n")
+    except OSError:  # another system
+        return False
+    if mapped < MAPPED * limit:
+        return False
+    wait()
+    jax.clear_caches()
+    return True
 
 
 def _setting(name: str) -> Any:

@@ -5,6 +5,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import script
 from jax.experimental.compilation_cache import compilation_cache
@@ -53,6 +54,23 @@ def test_a_program_is_kept_and_found_again_and_is_the_same(home, hits):
     assert kept(home) and not hits
     assert compiled_anew() == first and hits
     assert jax.config.jax_compilation_cache_max_size == compile_cache.LIMIT
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="mappings are counted on Linux")
+def test_programs_are_dropped_before_their_mappings_are_too_many(monkeypatch):
+    mappings = lambda: sum(1 for _ in open("/proc/self/maps"))  # noqa: SIM115
+    program = jax.jit(lambda x: jnp.sin(x) @ jnp.cos(x) + x.sum())
+    jax.clear_caches()
+    before = mappings()
+    first = [np.asarray(program(jnp.arange(float(n)))) for n in range(2, 6)]
+    full = mappings()
+    assert full > before and not compile_cache.make_room()
+    waited = []
+    monkeypatch.setattr(compile_cache, "MAPPED", 0.0)
+    assert compile_cache.make_room(lambda: waited.append(mappings()))
+    assert waited == [full] and mappings() < full
+    again = [np.asarray(program(jnp.arange(float(n)))) for n in range(2, 6)]
+    assert all(map(np.array_equal, first, again))
 
 
 def test_the_folder_is_told_apart_by_what_programs_depend_on(home, monkeypatch):

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from marl_jax import compile_cache
 from marl_jax.threads import Workers
 
 __all__ = ["Streams", "stream_count"]
@@ -79,6 +80,8 @@ class Streams:
                 if program(batch) not in self._met:
                     steps[-1].result()
                     self._met.add(program(batch))
+                    if compile_cache.make_room(lambda: [one.result() for one in steps]):
+                        self._met.clear()
             done = [one.result() for one in steps]
         finally:
             for one in steps:

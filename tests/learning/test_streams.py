@@ -6,6 +6,7 @@ import time
 import jax.numpy as jnp
 import pytest
 
+from marl_jax import compile_cache
 from marl_jax.learning.streams import Streams, stream_count
 
 
@@ -76,6 +77,29 @@ def test_a_program_is_compiled_once():
 
     Streams(2).run(step, lambda: 0, range(4), program=lambda item: item, check=None)
     assert most == 1  # each is a program of its own: never two at once
+
+
+def test_no_program_runs_while_programs_are_dropped(monkeypatch):
+    running, seen = set(), []
+
+    def step(carry, item):
+        running.add(item)
+        time.sleep(0.01 * (4 - item))
+        running.discard(item)
+        return carry + item, item
+
+    def dropped(wait):
+        wait()
+        seen.append(set(running))
+        return True
+
+    monkeypatch.setattr(compile_cache, "make_room", dropped)
+    streams = Streams(2)
+    assert streams.run(step, lambda: 0, range(4), program=lambda item: item // 2, check=None) == (
+        6,
+        [0, 1, 2, 3],
+    )
+    assert seen == [set()] * 4  # what is dropped is met again
 
 
 @pytest.mark.parametrize("count", [1, 2])
