@@ -33,6 +33,7 @@ from marl_jax.config.run_fields import (
     WorkflowConfig,
 )
 from marl_jax.errors import UserError
+from marl_jax.own import home_of, told
 from marl_jax.packaged import config_file, config_names
 
 # The groups of fields are here, too, for config files.
@@ -168,6 +169,10 @@ def load_base(spec: str, entry: str, cls: type[T], texts: Sequence[tuple[str, st
     except ValueError as error:
         refused = getattr(error, "problems", [str(error)])
         raise ConfigError([*refused, *fields.read_texts(cls, texts)[1]]) from None
+    except Exception as error:
+        raise ConfigError(
+            [f"--config={spec}: {entry}({name!r}) raised {told(error, home_of(make))}"]
+        ) from None
     if not isinstance(made, cls):
         raise ConfigError(
             [f"--config={spec}: {entry} gives a {type(made).__name__}: return a {cls.__name__}"]
@@ -217,6 +222,8 @@ def _load_module(spec: str) -> tuple[ModuleType, str, str]:
         raise ConfigError([f"--config={spec}: line {error.lineno} of '{file}': {error.msg}"]) from None
     except ImportError as error:
         raise ConfigError([f"--config={spec}: '{file}' {error}"]) from None
+    except Exception as error:
+        raise ConfigError([f"--config={spec}: '{file}' raised {told(error, str(path))}"]) from None
 
 
 def config_module(path: Path) -> ModuleType:

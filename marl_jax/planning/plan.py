@@ -272,7 +272,7 @@ def check_words(config: RunConfig, made: Plan, tokenizers: Mapping[str, Any] | N
         tokenizers,
         lambda call, request: [ends[str(request.policy)]],
         settings=config.role_settings,
-        limits=config.rollout.limits,
+        limits=dataclasses.replace(config.rollout.limits, context=None),  # it is compared with below
     )
     for call in asked:
         room, needed = context - config.role_settings[call.role].max_new_tokens, len(call.prompt)

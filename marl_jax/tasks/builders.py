@@ -166,15 +166,17 @@ def read(builder: TaskBuilder, split: str, published: str, rows: np.ndarray) -> 
     report = builder.info.metadata
     skipped = np.asarray(report[published]["skipped"], np.int64)
     kept = ~np.isin(rows, skipped)
+    dropped = sum(len(part["skipped"]) for part in report.values())
     if not kept.all():
         logging.warning(
             "%s: %d of the %d rows of %s are broken and skipped; the first that was read: %s",
             *(builder.name, np.sum(~kept), len(rows), split, report[published]["why"]),
         )
+    elif dropped:
+        logging.warning("%s: %d rows of other splits are broken and skipped", builder.name, dropped)
     rows = rows[kept]
     positions = rows - np.searchsorted(skipped, rows)
     digest = hashlib.sha256("".join(report[name]["digest"] for name in sorted(report)).encode()).hexdigest()
-    dropped = sum(len(part["skipped"]) for part in report.values())
     records = builder.as_data_source(split=published)
     marks = [report[published]["marks"][position] for position in positions]
     about = {"name": builder.name, "split": split, "digest": digest, "skipped": dropped, "marks": marks}

@@ -147,6 +147,11 @@ def test_a_missing_file_and_one_without_a_function_are_refused(tmp_path):
     "source, message",
     [
         ("import no_such_module", "'{file}' cannot be loaded: No module named 'no_such_module'"),
+        ("1 / 0", "'{file}' raised ZeroDivisionError: division by zero (in <module>, line 1)"),
+        (
+            "def get_config(name):\n    return {}[name]",
+            "get_config('x') raised KeyError: 'x' (in get_config, line 2)",
+        ),
         ("def get_config(): pass", "'{file}' defines no get_config(name)"),
         ("get_config = 3", "'{file}' defines no get_config(name)"),
         ("def get_config(name): return {'steps': 3}", "get_config gives a dict: return a RunConfig"),

@@ -450,6 +450,9 @@ def test_prompts_that_leave_no_room_for_a_question_are_refused(workflow):
         check(8)
     check(8, rollout__limits__overlong="truncate")
     check(120)
+    with pytest.raises(PlanError, match=r"before any question, .* --config.rollout.limits.context"):
+        check(120, rollout__limits__context="16")
+    check(120, rollout__limits__context="120")
 
 
 def test_a_mesh_cuts_weights_and_spreads_the_rest():
