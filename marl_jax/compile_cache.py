@@ -31,6 +31,7 @@ WORTH_S = 0.1  # of compilation: programs that took less are not kept; many are 
 MAPPED = 0.5  # of the mappings that a process may have, before its programs are dropped
 _ABOUT = re.compile(r"persistent compilation cache entry for '([^']+)'")
 _told = False
+_left = 0  # mappings after programs were dropped: those of programs compiled ahead, files and threads
 
 
 def keep_programs() -> None:
@@ -63,21 +64,27 @@ def keep_nothing() -> None:
 
 
 def make_room(wait: Callable[[], object] = lambda: None) -> bool:
-    """Drop the process's programs where it nears the system's limit of mappings; they are read from the cache again.
+    """Drop the process's jitted programs where it nears the system's limit of mappings; returns whether it did.
 
-    On a CPU every kernel has mappings of its own, hundreds a program, and XLA ends the process at the limit. `wait` is
-    called before they are dropped, as none may run then.
+    On a CPU every kernel has mappings of its own, hundreds a program, and XLA ends the process at the limit. A program
+    that is used again is read from the cache or compiled. `wait` is called first: no program may run meanwhile.
     """
+    global _left
     try:
         limit = int(Path("/proc/sys/vm/max_map_count").read_text())
-        mapped = Path("/proc/self/maps").read_bytes().count(b"\n")
+        mapped = _mappings()
     except OSError:  # another system
         return False
-    if mapped < MAPPED * limit:
+    if mapped < max(MAPPED * limit, _left + (1 - MAPPED) / 2 * limit):
         return False
     wait()
     jax.clear_caches()
+    _left = _mappings()
     return True
+
+
+def _mappings() -> int:
+    return Path("/proc/self/maps").read_bytes().count(b"\n")
 
 
 def _setting(name: str) -> Any:

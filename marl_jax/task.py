@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-__all__ = ["Family", "Task", "fault", "text_fault"]
+__all__ = ["Family", "Task", "text_fault"]
 
 Family = Literal["math", "code"]
 
@@ -35,28 +35,30 @@ class Task:
         """A hash of the hidden tests, which may be many."""
         return hashlib.sha256(repr(self.tests).encode()).hexdigest()
 
-
-def fault(task: Task) -> str | None:
-    """Why a task cannot be shown, graded or stored; None where it can."""
-    for name in ("id", "question"):
-        if wrong := text_fault(name, getattr(task, name)):
-            return wrong
-    if task.family not in get_args(Family):
-        return f"field 'family' is {task.family!r}, not {' or '.join(get_args(Family))}"
-    if not isinstance(task.gold, str):
-        return f"field 'gold' is {type(task.gold).__name__}, not text"
-    if not isinstance(task.meta, Mapping):
-        return f"field 'meta' is {type(task.meta).__name__}, not a dict"
-    stored = (task.level, task.meta, task.tests, task.public_tests)
-    try:
-        json.dumps(stored)
-    except (ValueError, TypeError, RecursionError) as error:
-        return f"its level, meta or tests cannot be written as JSON: {error}"
-    return None if _keys_are_texts(stored) else "its meta or tests have a dict with keys that are no texts"
+    @functools.cached_property
+    def fault(self) -> str | None:
+        """Why it cannot be shown or stored; None where it can."""
+        for name in ("id", "question"):
+            if wrong := text_fault(name, getattr(self, name)):
+                return wrong
+        if self.family not in get_args(Family):
+            return f"field 'family' is {self.family!r}, not {' or '.join(get_args(Family))}"
+        if not isinstance(self.gold, str):
+            return f"field 'gold' is {type(self.gold).__name__}, not text"
+        if not isinstance(self.meta, Mapping):
+            return f"field 'meta' is {type(self.meta).__name__}, not a dict"
+        stored = (self.level, self.meta, self.tests, self.public_tests)
+        try:
+            json.dumps(stored)
+        except (ValueError, TypeError, RecursionError) as error:
+            return f"its level, meta or tests cannot be written as JSON: {error}"
+        return (
+            None if _keys_are_texts(stored) else "its meta or tests have a dict with keys that are no texts"
+        )
 
 
 def text_fault(name: str, value: Any) -> str | None:
-    """Why the value of a field is no text that is not empty; None where it is."""
+    """Why a value is not non-empty text; None where it is."""
     if not isinstance(value, str):
         return f"field {name!r} is {type(value).__name__}, not text"
     if not value.strip():

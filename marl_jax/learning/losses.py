@@ -179,7 +179,6 @@ def policy_loss(
     cannot be checked here and are assumed to be valid.
     """
     require(kind not in OBJECTIVES, f"{kind!r} is no loss of single tokens: it is for `learner.loss.kind`")
-    check_loss(kind, aggregation, clip_low, clip_high, dual_clip, is_cap, max_length, mask_ratio)
     logp, old_logp, mask = map(jnp.asarray, (logp, old_logp, mask))
     chex.assert_rank([logp, old_logp, mask], 2)
     chex.assert_equal_shape([logp, old_logp, mask])
@@ -191,6 +190,7 @@ def policy_loss(
     logp, old_logp, advantages = clean(logp), clean(fixed(old_logp)), clean(fixed(advantages))
     bound = lambda x: x if isinstance(x, int | float) else clean(x) if jnp.ndim(x) == 2 else per_token(x)
     clip_low, clip_high = bound(clip_low), bound(clip_high)
+    check_loss(kind, aggregation, clip_low, clip_high, dual_clip, is_cap, max_length, mask_ratio)
     weights, denominator = aggregation_weights(mask, aggregation, max_length=max_length, sequences=sequences)
 
     log_ratio = jnp.clip(logp - old_logp, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -300,11 +300,7 @@ def check_loss(
     require(aggregation in AGGREGATIONS, f"aggregation {aggregation!r} is unknown; use one of {AGGREGATIONS}")
     fits = lambda value, holds: isinstance(value, jax.core.Tracer) or np.all(holds(value))
     require(
-        # Of masked tokens a bound may be NaN.
-        all(
-            fits(bound, lambda value: (value >= 0) | (np.ndim(value) == 2) & np.isnan(value))
-            for bound in (clip_low, clip_high)
-        ),
+        all(fits(bound, lambda value: value >= 0) for bound in (clip_low, clip_high)),
         f"clip range ({clip_low}, {clip_high}) must be two numbers, not negative",
     )
     require(

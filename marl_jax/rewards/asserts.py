@@ -21,7 +21,7 @@ def assert_tests(code: str, entry_point: str | None = None, setup: str = "") -> 
     """
     try:
         calls = _call_tests(ast.parse(code).body, entry_point)
-        theirs = _defined(setup) | _PYTHON
+        theirs = (_defined(setup) | (_PYTHON if entry_point else set())) - {entry_point}
     except SyntaxError as error:
         raise ValueError(f"the test code is not Python: {error}") from None
     if calls is None or any(test["call"] in theirs for test in calls):
@@ -73,8 +73,16 @@ def check_functions(functions: Sequence[str], code: str, setup: str = "") -> Non
 
 
 _RESULTS = {"wasSuccessful", "failures", "errors", "failed", "unexpectedSuccesses"}
-_DOCTESTS = {"testmod", "testfile", "run_docstring_examples", "DocTestRunner"}
-_RUNNERS = {"TextTestRunner", "TestSuite", "TestLoader", "makeSuite", "DocTestSuite"}
+_DOCTESTS = {"testmod", "testfile", "run_docstring_examples"}
+_RUNNERS = {
+    "TextTestRunner",
+    "TestSuite",
+    "TestLoader",
+    "defaultTestLoader",
+    "makeSuite",
+    "DocTestSuite",
+    "DocTestRunner",
+}
 _PYTHON = {*dir(builtins), "__file__", "__builtins__"}
 _BEYOND_READING = {"exec", "eval", "globals", "locals", "vars", "__import__", "__builtins__"}
 
@@ -135,24 +143,37 @@ def _runs_unittest(nodes: Sequence[ast.AST]) -> bool:
 
 
 def _ignores_results(nodes: Sequence[ast.AST]) -> bool:
-    """Whether runners of unittest or doctest, which raise nothing, are called, and nothing says what failed."""
+    """Whether statements run unittest or doctest, which raise nothing then, and nothing says what failed."""
     if any(isinstance(node, ast.Attribute) and node.attr in _RESULTS for node in nodes):
         return False
-    runners, run = set(_RUNNERS), list[str]()
+    runners, made = set(_RUNNERS), dict[str, set[str]]()
     for node in nodes:
         match node:
+            case ast.ClassDef(bases=bases) if any("TestResult" in ast.unparse(it) for it in bases):
+                return False  # it may raise what it is told
             case ast.ClassDef(name=name, bases=bases) if any("TestCase" in ast.unparse(it) for it in bases):
                 runners.add(name)
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=made)):
-                if ast.unparse(made).rpartition(".")[2] in runners:
-                    runners.add(name)
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _DOCTESTS:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                made[name] = _words(value)
+    for node in nodes:
+        match node:
+            case ast.Expr(ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), keywords=keywords)) if (
+                name in _DOCTESTS and not any(one.arg == "raise_on_error" for one in keywords)
+            ):
                 return True
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="run")):
-                run.append(name)
-            case ast.Call(func=ast.Attribute(value=ast.Call(func=made), attr="run")):
-                run.append(ast.unparse(made).rpartition(".")[2])
-    return not runners.isdisjoint(run)
+            case ast.Expr(ast.Call(func=ast.Attribute(value=runner, attr="run") | (ast.Call() as runner))):
+                if runners & _words(runner).union(*(made.get(word, ()) for word in _words(runner))):
+                    return True
+            case ast.Expr(ast.Call(func=ast.Name(id=name))) if runners & made.get(name, set()):
+                return True
+    return False
+
+
+def _words(node: ast.AST) -> set[str]:
+    """All names in an expression, of attributes, too."""
+    inner = [*ast.walk(node)]
+    attributes = {one.attr for one in inner if isinstance(one, ast.Attribute)}
+    return attributes | {one.id for one in inner if isinstance(one, ast.Name)}
 
 
 def _only_defines(statement: ast.stmt) -> bool:

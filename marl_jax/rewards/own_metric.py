@@ -3,8 +3,8 @@
     graded table ──metric──► one value of 0 to 1 per episode ──► its outcome: accuracy, intervals, pass@k, "best"
 
 The function gets the whole table, so it may read columns (`table.choice`), texts (`table.text`) and episodes
-(`table.episodes()`). An episode that ended in an error has the value 0, whatever the function returns. Of one that
-forks, each path that did so has it.
+(`table.episodes()`). An episode that ended in an error has the value 0, whatever the function returns. If an episode
+forks, only its failed paths count 0.
 """
 
 import dataclasses

@@ -7,6 +7,7 @@ units, then another one. Episodes of a task stay together, so that calls with on
 """
 
 import functools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +28,7 @@ from marl_jax.tasks.iterator import Position, TaskIterator
 __all__ = ["Collected", "collected_path", "flattened", "own_voices"]
 
 
-_EVALUATED = ("train-", "val-", "test-")  # names of evaluations begin with their split
+_EVALUATED = re.compile(r"(train|val|test)-\d{6}(-.+)?\.parquet")
 
 
 def collected_path(folder: Path, step: int) -> Path:
@@ -48,11 +49,11 @@ class Collected:
 
     @classmethod
     def of_path(cls, path: Path, *, rewarded: bool = True) -> "Collected":
-        """A file of episodes, or all that are in a folder but evaluations, which are of no training data."""
+        """A file of episodes, or all in a folder except evaluations, which are no training data."""
         path = path.expanduser()
         files = [path] if path.is_file() else []
         if path.is_dir():
-            files = sorted(file for file in path.glob("*.parquet") if not file.name.startswith(_EVALUATED))
+            files = sorted(file for file in path.glob("*.parquet") if not _EVALUATED.fullmatch(file.name))
         if not files:
             raise FolderError(
                 f"source '{path}' is no file and no folder of episodes of training steps: name one that a run has "

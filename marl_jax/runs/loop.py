@@ -178,7 +178,7 @@ def _saved(runs: Sequence[Run]) -> None:
 def step(road: Road, runs: Sequence[Run], states: Sequence[State], clock: measures.Clock) -> list[State]:
     """One step of every run: all of it, from problems to policies that have learned from them."""
     clock.begin()
-    make_room()
+    make_room()  # nothing runs between steps
     at = runs[0].phases.at(states[0].step)
     states = [run.phases.enter(at, state) for run, state in zip(runs, states)]
     made = road.step(runs, states, at, clock)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from marl_jax.fields import is_whole
 from marl_jax.table import KINDS
-from marl_jax.task import Task, fault
+from marl_jax.task import Task
 
 __all__ = [
     "Call",
@@ -117,7 +117,7 @@ class Call:
                 f"about of a call to '{self.role}' is {self.about!r:.80}; it must be a Task with an id, a family, a "
                 "question and what its answers are graded by"
             )
-        if self.about is not None and (wrong := fault(self.about)):
+        if self.about is not None and (wrong := self.about.fault):
             raise ValueError(f"about of a call to '{self.role}' cannot be used: {wrong}")
         for message in self.messages:
             if not _is_message(message):

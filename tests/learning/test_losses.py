@@ -375,8 +375,9 @@ def test_bounds_of_masked_tokens_may_be_nan():
     want = run(jnp.array([[0.2, 0.2]]))
     for bounded in (run, jax.jit(run)):
         np.testing.assert_array_equal(bounded(jnp.array([[0.2, jnp.nan]])), want)
-    with pytest.raises(ValueError, match="clip range"):
-        policy_loss(logp, logp, jnp.ones(1), mask, clip_low=float("nan"))
+    for bad in (float("nan"), jnp.array([[jnp.nan, 0.2]])):
+        with pytest.raises(ValueError, match="clip range"):
+            policy_loss(logp, logp, jnp.ones(1), mask, clip_low=bad)
 
 
 def test_every_number_may_be_traced():

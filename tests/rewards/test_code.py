@@ -242,6 +242,9 @@ UNITTEST = (
                 "unittest.TextTestRunner().run(unittest.TestSuite([T('test_f')]))",
                 "suite = unittest.TestSuite([T('test_f')])\nsuite.run(unittest.TestResult())",
                 "T('test_f').run()",
+                "T('test_f')()",
+                "T('test_f')(unittest.TestResult())",
+                "unittest.defaultTestLoader.loadTestsFromTestCase(T).run(unittest.TestResult())",
                 "import doctest\ndoctest.testmod()",
             )
         ),
@@ -516,10 +519,19 @@ def find_zero(xs):
 """
 
 
+def test_stubs_and_names_of_python_are_called_in_the_program():
+    assert assert_tests("assert f(1) == [1, 2]", "f", setup="def f(x): ...") == assert_tests(
+        "assert f(1) == [1, 2]"
+    )
+    assert [set(test) for test in assert_tests("assert sum(10, 15) == 6\nassert sum(1, 2) == 3")] == [
+        {"call", "args", "expected"}
+    ] * 2
+
+
 def test_a_function_of_the_setup_is_not_called_in_the_program(pool):
-    for code in ("assert run(1) == 2", "assert f(1) == 2\nassert len([1]) == 1"):
-        (test,) = assert_tests(code, setup="def run(x): return f(x)")
-        assert set(test) == {"check", "setup"}
+    for code, entry in (("assert run(1) == 2", None), ("assert f(1) == 2\nassert len([1]) == 1", "f")):
+        (test,) = assert_tests(code, entry, setup="def run(x): return f(x)")
+        assert {"check", "setup"} <= set(test)
         assert run_program("def f(x): return 2 * x", [test], pool=pool).passed
         assert not run_program("def f(x): return x", [test], pool=pool).passed
 
@@ -546,6 +558,11 @@ def test_helpers_in_the_setup_are_the_tests_own(functions, pool):
             "def now(g): return g()\n@now\ndef g(): assert f(1)",
             "class T:\n    assert f(1)",
             f"{UNITTEST}T('test_f').debug()",
+            f"{UNITTEST}result = unittest.TextTestRunner().run(T('test_f'))\nassert result.wasSuccessful()",
+            f"{UNITTEST}class R(unittest.TestResult):\n    def addFailure(self, test, error):\n"
+            "        raise AssertionError\nT('test_f').run(R())",
+            "import doctest\nassert f(1) and doctest.testmod()[0] == 0",
+            "import doctest\nassert f(1)\ndoctest.testmod(raise_on_error=True)",
             "import math as g\nassert g.sqrt(f(1))",
         ),
     ],

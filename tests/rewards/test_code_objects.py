@@ -167,6 +167,29 @@ RIGHT = {
         MONEY,
         "assert len({Account(1), Account(1), Account(2)}) == 2 and {Account(1): 5}[Account(1)] == 5",
     ),
+    "sets of objects that a function returns": (
+        LIST,
+        "a, b, c = Node(1), Node(2), Node(3)\na.next, b.next = b, c\n"
+        "assert {a.next, b.next} == {b, c} and {b: 5}[a.next] == 5 and turned(c) in {c}",
+    ),
+    "coroutines for the program": (
+        "import asyncio\nasync def f(x): return x * 2\n"
+        "def run_all(them):\n    async def all_of(): return await asyncio.gather(*them)\n"
+        "    return asyncio.run(all_of())",
+        "assert run_all([f(1), f(2)]) == [2, 4]",
+    ),
+    "helpers of the test's own": (
+        "def f(x): raise ValueError(x)",
+        "import unittest\ndef assertRaises(function, *args):\n    try: function(*args)\n"
+        "    except ValueError: return True\nassert assertRaises(f, 1)\n"
+        "unittest.TestCase().assertRaises(*(ValueError, f, 1))",
+    ),
+    "bytes of items": ("def f(text): return (ord(c) for c in text)", "assert bytes(f('ab')) == b'ab'"),
+    "errors of with": (
+        "class Log:\n    def __enter__(self): return self\n    def __exit__(self, kind, error, trace):\n"
+        "        self.kind = kind and issubclass(kind, ValueError)\n",
+        "log = Log()\ntry:\n    with log: b'\\xff'.decode()\nexcept UnicodeDecodeError: pass\nassert log.kind",
+    ),
     "deleted attributes": (MONEY, "a = Account()\ndel a.open\nassert not hasattr(a, 'open')"),
     "coroutines": (
         "import asyncio\nasync def f(x):\n    await asyncio.sleep(0)\n    return x * 2",
@@ -263,6 +286,21 @@ WRONG = {
         "try:\n    Account().withdraw(1)\nexcept Closed:\n    pass",
     ),
     "hiding what failed": (MONEY, "with Account(1) as a:\n    assert a.balance == 2"),
+    "replacing what failed": (
+        MONEY.replace("return True", "raise ValueError"),
+        "import unittest\nwith unittest.TestCase().assertRaises(ValueError):\n"
+        "    with Account(1) as a:\n        assert a.balance == 2",
+    ),
+    "what a with block gives": (
+        "class Sorted:\n    def __init__(self, xs): self.at = 0\n    def __exit__(self, *error): pass\n"
+        "    def __enter__(self):\n        other = Sorted(())\n        return other\n"
+        "    def __getitem__(self, at):\n        self.at += 1\n        return self.at\n",
+        "with Sorted([3, 1, 2]) as r:\n    assert all(r[i] <= r[i + 1] for i in range(2))",
+    ),
+    "remainders": (
+        "class F:\n    def __init__(self, x): pass\n    def __divmod__(self, other): return 0, 0",
+        "assert divmod(F(6), 3)[1] == 0",
+    ),
     "hiding its own error": (MONEY, "with Account(1) as a:\n    a.withdraw(2)\n    assert False"),
     "methods": (STACK.replace("items.pop()", "items[-1] + 1"), "s = Stack()\ns.push(1)\nassert s.pop() == 1"),
     "equal to plain data": (NAMED_PAIR, "assert Pair(1, 2) == (1, 2)"),

@@ -27,6 +27,7 @@ __all__ = ["run"]
 RESULT, COMMANDS = 3, 4  # file descriptors, next to the standard three
 _TURN = threading.Lock()  # threads of test code ask one after the other
 _ERROR_CHARS = 500
+_MANY = 1_000_000  # blocks of memory whose freeing would take long
 _Namespace = dict[str, Any]
 # Modules that answers to LeetCode's problems use without imports, with all their public names.
 _LENT = "typing collections math heapq bisect itertools functools operator string re random datetime copy statistics"
@@ -93,7 +94,8 @@ def _run_script(source: str) -> None:
     status = 0
 
     def play() -> None:
-        exec(compile(source, "solution.py", "exec", dont_inherit=True), _fresh_module("__main__"))
+        namespace = _fresh_module("__main__")
+        exec(compile(source, "solution.py", "exec", dont_inherit=True), namespace)
 
     for part in (play, threading._shutdown, atexit._run_exitfuncs, _end):  # type: ignore[attr-defined]
         try:
@@ -108,8 +110,9 @@ def _run_script(source: str) -> None:
 
 def _end() -> None:
     """Let the program's objects go before its output is written: files that they hold are written when they close."""
-    sys.modules.pop("__main__", None)
-    gc.collect()
+    if sys.getallocatedblocks() < _MANY:
+        sys.modules.pop("__main__", None)
+        gc.collect()
     for stream in (sys.stdout, sys.__stdout__):
         with contextlib.suppress(ValueError):  # it is closed, or gave its buffer away
             if stream is not None:

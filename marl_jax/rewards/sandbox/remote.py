@@ -17,6 +17,8 @@ import dataclasses
 import math
 import operator
 import re
+import threading
+import types
 from typing import Any
 
 import plain
@@ -29,7 +31,7 @@ _PLAIN_NAMES = {name for kind in _PLAIN_TYPES for name in dir(kind)}
 # Raised by `f`, they would end `all(map(f, cases))` early, as true.
 _ENDS_LOOPS = (StopIteration, StopAsyncIteration)
 _IDENTITY, _EXCEPTION = "<identity>", "<exception>"  # no names that test code could have
-_EXPECTING = ("assertRaises", "assertRaisesRegex", "suppress")  # the first argument is a class of exceptions
+_EXPECTING = ("assertRaises", "assertRaisesRegex")  # methods whose first argument is a class of exceptions
 _END = object()
 
 
@@ -92,8 +94,13 @@ def _state(value):
 
 
 def _leave(manager, error=None):
-    """The end of a `with` block of test code, by `error` = (name of its class, text)."""
-    raised = error and getattr(builtins, error[0], RuntimeError)(error[1])
+    """The end of a `with` block of test code, by `error` = (names of its classes, text)."""
+    names, text = error or ((), "")
+    raised: Any = None
+    for name in names:
+        # A class of the test code, or one that takes other arguments.
+        with contextlib.suppress(AttributeError, TypeError):
+            raised = raised or getattr(builtins, name)(text)
     manager.__exit__(raised and type(raised), raised, None)
 
 
@@ -116,16 +123,21 @@ _IN_PLACE = [f"__i{name[2:]}" for name in _BINARY]
 _ITEMS = ("__getitem__", "__setitem__", "__delitem__", "__contains__")
 _OWN_ONLY: dict[str, Any] = {
     **{"__len__": len, "__str__": str, "__repr__": repr, "__round__": round, "__format__": format},
-    **{"__int__": int, "__float__": float, "__complex__": complex, "__bytes__": bytes, "__divmod__": divmod},
+    **{
+        "__int__": int,
+        "__float__": float,
+        "__complex__": complex,
+        "__bytes__": bytes,
+    },
     **{"__floor__": math.floor, "__ceil__": math.ceil, "__trunc__": math.trunc, "__reversed__": reversed},
-    **{"__index__": operator.index, "__enter__": lambda manager: manager.__enter__(), "__delattr__": delattr},
+    **{"__index__": operator.index},
     **{name: getattr(operator, name) for name in (*_ITEMS, *_UNARY)},
 }
-_MAKING = (*_UNARY, "__enter__")
 _OPERATIONS: dict[str, Any] = {
     **{"call": operator.call, "state": _state, "getattr": getattr, "setattr": setattr},
     **{"__bool__": bool, "__iter__": iter, "__next__": _next, "__eq__": operator.eq},
-    **{"__hash__": hash, "__exit__": _leave, "await": _await},
+    **{"__enter__": lambda manager: manager.__enter__(), "__exit__": _leave, "await": _await},
+    **{"__delattr__": delattr},
     **{name: getattr(operator, name) for name in (*_ORDER, *_BINARY, *_IN_PLACE)},
     **_OWN_ONLY,
 }
@@ -145,10 +157,8 @@ def identified(source):
                 )
             case ast.ExceptHandler(type=ast.expr()):
                 node.type = _within(_EXCEPTION, node.type)
-            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=[_, *_]) if (
-                name in _EXPECTING
-            ):
-                node.args[0] = _within(_EXCEPTION, node.args[0])
+            case ast.Call(func=ast.Attribute(attr=name), args=[first, *rest]) if name in _EXPECTING:
+                node.args = [first if isinstance(first, ast.Starred) else _within(_EXCEPTION, first), *rest]
     return tree
 
 
@@ -164,7 +174,13 @@ class Link:
         self._exchange = exchange
         self._identities: dict[Any, Remote] = {}
         self._exceptions: dict[str, type[Exception]] = {}  # that stand for classes of the program
-        self.equal: set[tuple] = set()  # pairs found or assumed equal while one comparison lasts
+        self._coroutines: dict[Any, Remote] = {}  # that stand for the program's
+        self._comparing = threading.local()
+
+    @property
+    def equal(self):
+        """Pairs found or assumed equal while one comparison lasts."""
+        return vars(self._comparing).setdefault("equal", set())
 
     def named(self, name):
         """The program's function or class of that name."""
@@ -195,13 +211,14 @@ class Link:
     def _exception(self, kind):
         if isinstance(kind, tuple):
             return tuple(map(self._exception, kind))
-        return self.exception(str(kind._remote_.key)) if type(kind) is Remote else kind
+        named = type(kind) is Remote and isinstance(kind._remote_.key, str)
+        return self.exception(kind._remote_.key) if named else kind
 
     def _identity(self, value):
         return self._identities.setdefault(value._remote_.key, value) if type(value) is Remote else value
 
     def _answer(self, operation, args, kwargs):
-        packed = plain.pack(list(args), other=_key), plain.pack(kwargs, other=_key)
+        packed = plain.pack(list(args), other=self._key), plain.pack(kwargs, other=self._key)
         match self._exchange(["ask", operation, *packed]):
             case ["ok", body]:
                 return body
@@ -232,10 +249,24 @@ class Link:
         if type(number) is not int or not kinds or any(type(kind) is not str for kind in kinds):
             raise ValueError("not an object's description")
         value = Remote(_Facts(self, number, kinds))
-        return self._awaited(value) if kinds[0] == "coroutine" else value
+        if kinds[0] != "coroutine":
+            return value
+        coroutine = self._awaited(value)
+        self._coroutines[coroutine] = value
+        return coroutine
 
     async def _awaited(self, coroutine):
         return self.ask("await", coroutine)
+
+    def _key(self, value):
+        """What the program finds an object by."""
+        if type(value) is slice:
+            return [value.start, value.stop, value.step]
+        if isinstance(value, types.CoroutineType):
+            value = self._coroutines.get(value, value)
+        if type(value) is not Remote:
+            raise plain.NotPlain(f"a value of type {type(value).__name__}")
+        return value._remote_.key
 
 
 @dataclasses.dataclass
@@ -277,13 +308,26 @@ class Remote:
         return type(value) is Remote and self._remote_.key in value._remote_.kinds
 
     def __hash__(self):
+        return hash(self._remote_.kinds[0])  # equal objects have one type; the program is not asked
+
+    def __delattr__(self, name):
+        self._remote_.link.ask("__delattr__", self, name)
+
+    def __enter__(self):
         facts = self._remote_
-        asks = facts.own and not isinstance(facts.key, str)
-        return facts.link.ask("__hash__", self) if asks else hash(facts.key)
+        if not facts.own:
+            raise TypeError(f"an object of the program, {facts.kinds[0]}, has no __enter__ here")
+        value = facts.link.ask("__enter__", self)
+        return self if type(value) is Remote and value._remote_.key == facts.key else value
 
     def __exit__(self, kind, error, trace):
-        """The program's object is told; unlike in Python, it cannot hide an error of the test code."""
-        self._remote_.link.ask("__exit__", self, None if kind is None else [kind.__name__, str(error)])
+        """The program's object is told; unlike in Python, it cannot hide an error of the test code or replace it."""
+        link = self._remote_.link
+        if kind is None:
+            link.ask("__exit__", self)
+            return
+        with contextlib.suppress(Exception):
+            link.ask("__exit__", self, [[base.__name__ for base in kind.__mro__], str(error)])
 
     def __eq__(self, other):
         """Equal if they are one object, or if type and state are equal and the program's `==` agrees."""
@@ -344,14 +388,6 @@ class _Items:
         return next(self._remote)
 
 
-def _key(value):
-    if type(value) is slice:
-        return [value.start, value.stop, value.step]
-    if type(value) is not Remote:
-        raise plain.NotPlain(f"a value of type {type(value).__name__}")
-    return value._remote_.key
-
-
 def _read_as(use, facts, before):
     if facts.used not in before:
         raise TypeError(f"an object of the program, {facts.kinds[0]}, was already read for its {facts.used}")
@@ -362,9 +398,11 @@ def _own_only(operation):
     def method(self, *args):
         facts = self._remote_
         if facts.own:
-            return (facts.link.make if operation in _MAKING else facts.link.ask)(operation, self, *args)
+            return (facts.link.make if operation in _UNARY else facts.link.ask)(operation, self, *args)
         if operation in ("__str__", "__repr__", "__format__"):
             return "<object of the program>"
+        if operation == "__bytes__":
+            return bytes([*self])
         raise TypeError(f"an object of the program, {facts.kinds[0]}, has no {operation} here")
 
     return method
@@ -396,7 +434,7 @@ def _arithmetic(operation, swapped):
 
 
 def _in_place(operation):
-    """It may be the same object afterwards."""
+    """`a += b` may return `a`."""
     usual = _arithmetic(operation, swapped=False)
 
     def method(self, other):
