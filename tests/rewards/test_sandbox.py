@@ -457,6 +457,14 @@ def test_nothing_outlives_the_caller_however_it_ends(end):
     assert eventually(lambda: not any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids))
 
 
+def tasks_of(pid):
+    """The threads of a process; none where it has ended."""
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
 @pytest.mark.parametrize("generation", ["shell", "zygote", "program"])
 def test_a_crash_fails_one_program_and_is_repaired(generation):
     with Pool(workers=2) as pool:
@@ -464,11 +472,15 @@ def test_a_crash_fails_one_program_and_is_repaired(generation):
         assert all(future.result().passed for future in quick)
         # The last of them may still be there for a moment.
         assert eventually(lambda: not any(len(descendants(pid)) == 2 for pid in zygote_pids(pool)))
-        slow = "import time\ntime.sleep(3)\nprint(input())"
+        # Its second thread shows from outside that it has begun.
+        slow = (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=(3,)).start()\nprint(input())"
+        )
         hit = submit_program(slow, ECHO, pool=pool)
         # Looked at once: on a busy machine the program may have ended by a second look.
         families = lambda: ((pid, *descendants(pid)) for pid in zygote_pids(pool))
-        shell, inner, program = eventually(lambda: next((ids for ids in families() if len(ids) == 3), None))
+        begun = lambda ids: len(ids) == 3 and len(tasks_of(ids[-1])) == 2
+        shell, inner, program = eventually(lambda: next(filter(begun, families()), None))
         others = [submit_program(f"print(input() + '' * {-n})", ECHO, pool=pool) for n in range(1, 20)]
         os.kill({"shell": shell, "zygote": inner, "program": program}[generation], signal.SIGKILL)
         verdict = hit.result()
