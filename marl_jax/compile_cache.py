@@ -70,6 +70,8 @@ def make_room(wait: Callable[[], object] = lambda: None) -> bool:
     that is used again is read from the cache or compiled. `wait` is called first: no program may run meanwhile.
     """
     global _left
+    if jax.default_backend() != "cpu":
+        return False
     try:
         limit = int(Path("/proc/sys/vm/max_map_count").read_text())
         mapped = _mappings()

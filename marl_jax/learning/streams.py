@@ -61,6 +61,7 @@ class Streams:
         stream would compile it. Settings of JAX made by a `with` do not reach the threads: for these, one stream.
         """
         if not self._workers or not batches:
+            compile_cache.make_room()
             carry, outputs = start(), list[Any]()
             for batch in batches:
                 _wait_and_check(outputs[-2:-1], check)

@@ -23,7 +23,7 @@ import numpy as np
 
 from marl_jax import hosts, threads
 from marl_jax.alarms.watch import Alarm
-from marl_jax.compile_cache import keep_programs, make_room
+from marl_jax.compile_cache import keep_programs
 from marl_jax.config.phase_fields import Place
 from marl_jax.config.run_config import RunConfig
 from marl_jax.errors import RunError
@@ -178,7 +178,6 @@ def _saved(runs: Sequence[Run]) -> None:
 def step(road: Road, runs: Sequence[Run], states: Sequence[State], clock: measures.Clock) -> list[State]:
     """One step of every run: all of it, from problems to policies that have learned from them."""
     clock.begin()
-    make_room()  # nothing runs between steps
     at = runs[0].phases.at(states[0].step)
     states = [run.phases.enter(at, state) for run, state in zip(runs, states)]
     made = road.step(runs, states, at, clock)

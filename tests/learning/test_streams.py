@@ -79,6 +79,13 @@ def test_a_program_is_compiled_once():
     assert most == 1  # each is a program of its own: never two at once
 
 
+def test_one_stream_makes_room_before_it_begins(monkeypatch):
+    order = []
+    monkeypatch.setattr(compile_cache, "make_room", lambda: order.append("room"))
+    Streams(1).run(lambda carry, item: (carry, order.append(item)), lambda: 0, [1, 2], program=lambda _: 0)
+    assert order == ["room", 1, 2]
+
+
 def test_no_program_runs_while_programs_are_dropped(monkeypatch):
     running, seen = set(), []
 

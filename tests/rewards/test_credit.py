@@ -336,6 +336,12 @@ def test_a_length_penalty_without_a_slope_is_refused(free, limit):
         length_penalty(1.0, free=free, limit=limit)
 
 
+def test_a_penalty_that_pays_is_refused():
+    for make in (lambda: length_penalty(-1.0, free=0, limit=1), lambda: format_penalty(-1.0)):
+        with pytest.raises(ValueError, match=r"weight=-1\.0 must be at least 0"):
+            make()
+
+
 # --- the log --------------------------------------------------------------------------------------------------
 
 

@@ -525,6 +525,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
     refuse(tmp_path, "jsonl", "unknown split 'valid': there are train, val and test", split="valid")
     refuse(tmp_path, "jsonl", "bad_rows is 'ignore': it is 'refuse' or 'skip'", bad_rows="ignore")
     refuse(tmp_path, "jsonl", "cannot carve 27 val rows.*: lower data.val_size", val_size=27)
+    refuse(tmp_path, "jsonl", "cannot carve -1 val rows.*: data.val_size counts rows", val_size=-1)
     refuse(tmp_path, "deepcoder", "data.*row 1: field 'tests' is NoneType")
     refuse(tmp_path, "micro_math", "levels 1, 2, 3, 4, 5, not .7", levels=(7,))
     refuse(tmp_path, "micro_code", "size is 0", size=0)

@@ -163,6 +163,10 @@ def test_deepcoder_tests_become_those_of_run_program(open_set):
             ],
             {"call": "go", "args": [[1, 2], "a"], "expected": [2]},
         ),
+        (  # JSON allows a line separator within a text
+            [{"input": '"a\u2028b"\n', "output": "1", "testtype": "functional", "fn_name": "go"}],
+            {"call": "go", "args": ["a\u2028b"], "expected": 1},
+        ),
         ([{"input": "1", "output": "2", "testtype": "stdin"}], {"stdin": "1", "stdout": "2"}),
         ({"inputs": ["1"], "outputs": ["2"]}, {"stdin": "1", "stdout": "2"}),  # TACO
         (

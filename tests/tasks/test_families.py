@@ -27,6 +27,10 @@ def test_a_code_answer_is_the_last_fenced_block_and_is_run():
     assert parse(task, "return x") is None and grade(task, "return x") == 0.0
 
 
+def test_code_without_tests_is_worth_nothing():
+    assert grade(Task("t", "code", "f?"), "```python\ndef f(): pass\n```") == 0.0
+
+
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
 def test_worked_programs_pass_and_mistakes_fail_in_the_sandbox(level):
     for task in list(micro.take("micro_code", "val", 4, levels=(level,))):

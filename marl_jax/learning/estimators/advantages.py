@@ -163,11 +163,9 @@ def _dense(xp: Any, ids: Any) -> Any:
 
 def _pairs(xp: Any, first: Any, second: Any) -> Any:
     """Pairs of integers below B as integers below B, where equal pairs stay equal."""
-    count = first.shape[0]
     if xp is np:
-        return _dense(xp, first.astype(np.int64) * count + second)
-    if count**2 <= np.iinfo(np.int32).max:
-        return _dense(xp, first * count + second)
+        return _dense(xp, first.astype(np.int64) * len(first) + second)
+    # Without 64 bits, the product of two ids would overflow.
     order = jnp.lexsort((second, first))
     first, second = first[order], second[order]
     new = (first[1:] != first[:-1]) | (second[1:] != second[:-1])

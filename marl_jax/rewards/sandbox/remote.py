@@ -227,7 +227,7 @@ class Link:
         raise ValueError("the program sent no answer")
 
     def _raised(self, names, text, args, attributes):
-        """The program's exception as one of the first builtin class among its classes; others are stood for."""
+        """The program's exception: of its first builtin class, and of a stand-in for each class before that one."""
         found = (getattr(builtins, str(name), None) for name in names)
         known = (
             (at, it) for at, it in enumerate(found) if isinstance(it, type) and issubclass(it, Exception)
