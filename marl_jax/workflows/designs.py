@@ -32,7 +32,8 @@ __all__ = ["Design", "DesignError", "Rules", "canonical", "play", "read", "role_
 
 Rules = Mapping[str, str]  # {pattern of open names: role of the workflow}; the first that fits counts
 Results = list[Completion]
-Script = Generator[list[Call], Results, Completion]
+Draft = tuple[Completion, str]  # with the open name of the role that wrote it
+Script = Generator[list[Call], Results, Draft]
 
 COUNTS = {"vote": 1, "judge": 1, "refine": 1, "debate": 2, "plan": 0, "route": 0, "then": 0}
 PARTS = {"route": (2, 9), "then": (2, 9)}  # least and most designs inside; others have one
@@ -72,11 +73,6 @@ class Design:
             return 1 + max(inside)
         times = self.counts[0] if self.counts else 1
         return times * sum(inside) + (self.name in SERVANTS)
-
-    @property
-    def answerer(self) -> str:
-        """The open name of the first answering role."""
-        return self.parts[0].answerer if self.parts else self.name
 
     def names(self) -> Iterator[str]:
         """The open names of all its roles."""
@@ -123,7 +119,7 @@ def role_of(name: str, rules: Rules) -> str:
 
 def play(design: Design, task: Any, prompts: Any, rules: Rules) -> Generator[Any, Any, Completion]:
     """`answer = yield from play(...)` inside a workflow; every call has the label `node`, its open name."""
-    script = _node(design, task.question, prompts, "")
+    script = _node(design, task.question, prompts)
     try:
         calls = next(script)
         while True:
@@ -139,7 +135,7 @@ def play(design: Design, task: Any, prompts: Any, rules: Rules) -> Generator[Any
                 )
             calls = script.send((yield batch))
     except StopIteration as stop:
-        return stop.value
+        return stop.value[0]
 
 
 # ---------------------------------------------------------------- the text
@@ -212,64 +208,72 @@ def _checked(design: Design) -> Design:
 # ---------------------------------------------------------------- the play
 
 
-def _node(design: Design, question: str, prompts: Any, way: str) -> Script:
-    """Yields lists of calls to open names, receives their completions, returns the one that answers."""
+def _node(
+    design: Design, question: str, prompts: Any, shown: Results | None = None, plan: Completion | None = None
+) -> Script:
+    """Yields lists of calls to open names, receives their completions, returns the one that answers.
+
+    The question repeats the answers that are `shown`; roles without words of their own follow the `plan`.
+    """
+    shown = shown or []
     if not design.parts:
-        words = design.words or way
-        ask = (
-            prompts.worker(question=question, strategy=words)
-            if words
-            else prompts.generator(question=question)
-        )
-        return (yield [Call(design.name, ask)])[0]
-    one = functools.partial(_node, question=question, prompts=prompts, way=way)
+        if words := design.words or (plan.answer if plan else ""):
+            ask = prompts.worker(question=question, strategy=words)
+        else:
+            ask = prompts.generator(question=question)
+        reads = [*shown, plan] if plan and not design.words else shown
+        return (yield [Call(design.name, ask, reads=reads)])[0], design.name
+    one = functools.partial(_node, question=question, prompts=prompts, shown=shown, plan=plan)
     inner, speaker = design.parts[0], SERVANTS.get(design.name, "")
     if design.name == "plan":
         ask = prompts.orchestrator(question=question, limit=1)
-        plan = (yield [Call(speaker, ask, read=lambda text: "".join(strategies(text, 1)) or None)])[0]
-        return (yield from _node(inner, question, prompts, plan.answer or way))
+        read_plan = lambda text: "".join(strategies(text, 1)) or None
+        found = (yield [Call(speaker, ask, reads=shown, read=read_plan)])[0]
+        return (yield from one(inner, plan=found if found.answer else plan))
     if design.name == "route":
         ask = prompts.aggregator(question=question, candidates=list(map(str, design.parts)))
         choice = (yield [Call(speaker, ask, read=functools.partial(pick, n=len(design.parts)))])[0]
         return (yield from one(design.parts[int(choice.answer or 1) - 1]))
     if design.name == "then":
-        answer = yield from one(inner)
+        last = yield from one(inner)
         for part in design.parts[1:]:
-            answer = yield from _node(part, f"{question}\n{answer}", prompts, way)
-        return answer
+            answer = last[0]
+            last = yield from one(part, question=f"{question}\n{answer}", shown=[*shown, answer])
+        return last
     if design.name == "refine":
         return (yield from _refine(design, question, prompts, one))
-    drafts: Sequence[Completion] = yield from _together([one(inner) for _ in range(design.counts[0])])
+    made = yield from _together([one(inner) for _ in range(design.counts[0])])
+    drafts, names = [draft for draft, _ in made], [name for _, name in made]
     if design.name == "judge":
         ask = prompts.aggregator(question=question, candidates=drafts)
         choice = (yield [Call(speaker, ask, reads=drafts, read=functools.partial(pick, n=len(drafts)))])[0]
-        return drafts[int(choice.answer or 1) - 1]
+        return made[int(choice.answer or 1) - 1]
     for _ in range(design.counts[1] if design.name == "debate" else 0):
         asks = []
-        for draft in drafts:
+        for draft, name in zip(drafts, names):
             others = [other for other in drafts if other is not draft]
-            ask = prompts.debater.reply(others=others)
-            asks.append(Call(inner.answerer, ask, after=draft, reads=others))
+            asks.append(Call(name, prompts.debater.reply(others=others), after=draft, reads=others))
         drafts = yield asks
-    return drafts[majority([draft.answer for draft in drafts])]
+    best = majority([draft.answer for draft in drafts])
+    return drafts[best], names[best]
 
 
 def _refine(design: Design, question: str, prompts: Any, one: Any) -> Script:
-    draft = yield from one(design.parts[0])
+    draft, name = yield from one(design.parts[0])
     for _ in range(design.counts[0]):
         ask = prompts.evaluator(question=question, answer=draft)
         look = (yield [Call(SERVANTS["refine"], ask, reads=[draft], read=verdict)])[0]
         if look.answer == "Correct":
             break
         ask = prompts.generator.refine(critique=look)
-        draft = (yield [Call(design.answerer, ask, after=draft, reads=[look])])[0]
-    return draft
+        draft = (yield [Call(name, ask, after=draft, reads=[look])])[0]
+    return draft, name
 
 
-def _together(scripts: Sequence[Script]) -> Generator[list[Call], Results, list[Completion]]:
+def _together(scripts: Sequence[Script]) -> Generator[list[Call], Results, list[Draft]]:
     """Several scripts side by side: the calls that they wait for are one batch."""
     asked = {i: next(script) for i, script in enumerate(scripts)}
-    ended: dict[int, Completion] = {}
+    ended: dict[int, Draft] = {}
     while asked:
         replies = iter((yield [call for calls in asked.values() for call in calls]))
         after = {}

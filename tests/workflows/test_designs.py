@@ -69,6 +69,32 @@ def test_a_critic_ends_the_revisions_and_a_revision_goes_on_in_the_history_of_th
     assert calls[2].after.text == "\\boxed{7}" and calls[3].reads[0].text == "\\boxed{42}"
 
 
+def test_reads_are_what_a_prompt_shows():
+    calls, _ = drive(playing("plan(solve)"), lambda call, _: "STRATEGY 1: by halves")
+    assert [len(call.reads) for call in calls] == [0, 1] and calls[1].reads[0].text == "STRATEGY 1: by halves"
+    calls, _ = drive(playing("plan(solve)"), lambda call, _: "no idea")  # which the executor is not shown
+    assert [len(call.reads) for call in calls] == [0, 0]
+    calls, _ = drive(playing("then(solve, check, solve)"), lambda call, before: f"\\boxed{{{before}}}")
+    assert [[one.text for one in call.reads] for call in calls] == [
+        [],
+        ["\\boxed{0}"],
+        ["\\boxed{1}"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "speakers"),
+    [
+        ("debate(2, 1, route(alice, bob))", ["router", "router", "bob", "bob", "bob", "bob"]),
+        ("debate(2, 1, then(alice, bob))", ["alice", "alice", "bob", "bob", "bob", "bob"]),
+        ("refine(1, route(alice, bob))", ["router", "bob", "critic", "bob"]),
+    ],
+)
+def test_who_wrote_a_draft_goes_on_from_it(text, speakers):
+    calls, _ = drive(playing(text), lambda call, _: "\\boxed{2}")
+    assert [call.labels["node"] for call in calls] == speakers
+
+
 def test_a_plan_is_followed_and_what_comes_first_is_shown_to_what_comes_then():
     calls, _ = drive(playing("plan(solve)"), lambda call, _: "STRATEGY 1: by halves")
     assert "by halves" in shown(calls[1])
