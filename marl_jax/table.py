@@ -253,6 +253,7 @@ class Table:
         joined = {
             name: concat([getattr(table, name) for table in tables]) for name in COLUMNS if name != "kept"
         }
+        joined |= _given_in_some(tables)
         joined["kept"] = _concat_kept(tables)
         for name, names in (("role", "roles"), ("policy", "policies")):
             known = tuple(dict.fromkeys(n for table in tables for n in getattr(table, names)))
@@ -453,6 +454,25 @@ def _choice(kind: str, answer: str | None) -> int:
         return VERDICTS.get(answer or "", -1)
     readable = kind == "picker" and answer is not None and answer.isdecimal()
     return min(int((answer or "0")[:10]), 1 << 30) if readable else -1
+
+
+def _given_in_some(tables: Sequence[Table]) -> dict[str, Any]:
+    """The columns that some tables have and some leave out, with the value that they then stand for."""
+    some = lambda name: {getattr(table, name) is None for table in tables} == {True, False}
+    if some("clip_low") or some("clip_high"):
+        raise ValueError(
+            "some tables have clip ranges of their own and some do not: set them in all, or in none"
+        )
+    columns: dict[str, Any] = {}
+    for name, value in {"weight": 1.0, "penalty": 0.0}.items():
+        if some(name):
+            given = ((getattr(table, name), len(table)) for table in tables)
+            columns[name] = np.concatenate([np.full(n, value) if one is None else one for one, n in given])
+    if some("spoken"):
+        whole = lambda table: Ragged.of([np.ones(n, bool) for n in table.length], bool)
+        parts = [whole(table) if table.spoken is None else table.spoken for table in tables]
+        columns["spoken"] = Ragged.concat(parts)
+    return columns
 
 
 def _concat_kept(tables: Sequence[Table]) -> Ragged | None:

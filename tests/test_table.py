@@ -224,6 +224,22 @@ def test_a_column_that_one_table_lacks_is_left_out_and_a_component_is_none_there
     assert Table.concat([one, credited(two)]).reward.tolist() == [0.5, 0.5, 1.5, 2.5]
 
 
+def test_a_column_left_out_of_one_table_stands_for_its_value_there():
+    one, two = Table.of([BROKEN]), Table.of([DEBATED])
+    spoken = Ragged.of([np.arange(n) > 0 for n in two.length], bool)
+    given = two.replace(weight=np.zeros(3), penalty=-np.ones(3), spoken=spoken)
+    for joined, mine, others in (
+        (Table.concat([one, given]), [1, 2, 3], [0]),
+        (Table.concat([given, one]), [0, 1, 2], [3]),
+    ):
+        assert (joined.weight[mine] == 0).all() and (joined.weight[others] == 1).all()
+        assert (joined.penalty[mine] == -1).all() and (joined.penalty[others] == 0).all()
+        assert [joined.spoken[k].tolist() for k in mine] == [spoken[k].tolist() for k in range(3)]
+        assert joined.spoken[others[0]].all() and len(joined.spoken[others[0]]) == one.length[0]
+    with pytest.raises(ValueError, match="set them in all, or in none"):
+        Table.concat([one, two.replace(clip_low=np.ones(3))])
+
+
 # ---------------------------------------------------------------- rows of different length
 
 

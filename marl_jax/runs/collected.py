@@ -18,6 +18,7 @@ from absl import logging
 from marl_jax.config.run_config import RunConfig
 from marl_jax.episodes import Episode
 from marl_jax.policies import policy_of
+from marl_jax.ragged import dense
 from marl_jax.rollouts import Chat, read_episodes
 from marl_jax.rollouts.running import Ask, Running
 from marl_jax.run_folder.folder import FolderError
@@ -126,6 +127,7 @@ def flattened(table: Table, role: str, config: RunConfig, parts: Parts) -> Table
     lengths = np.array([len(tokens) for tokens, _ in rows], np.int32)
     return one.replace(
         episode=np.arange(count, dtype=np.int32), role=zeros,
+        task=dense([bare.task.id for bare in table.bare_episodes]), about=(), labels=(),
         roles=(role,), policy=zeros, policies=(policy,), slot=zeros, turn=zeros, call=zeros,
         reads=np.full((count, 1), -1, np.int32), after=zeros - 1, cut=zeros, version=zeros,
         prompt=Ragged.of(prompts, np.int32), tokens=Ragged.of([tokens for tokens, _ in rows], np.int32),

@@ -10,6 +10,7 @@ the step, and the entries lie in the checkpoint.
 import collections
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -81,7 +82,7 @@ def mixed(tasks: Sequence[Task], entries: Entries, config: BufferConfig, seed: i
     rng = np.random.default_rng([seed, step])
     there = {task.id for task in tasks}
     free = tuple(entry for entry in entries if entry.task.id not in there)
-    drawn = _of_streams(free, int(config.share * len(tasks)), config, rng)
+    drawn = _of_streams(free, math.floor(config.share * len(tasks) + 1e-9), config, rng)
     kept = list(tasks[: len(tasks) - len(drawn)])
     if config.examples:
         kept = [_shown(task, draw(entries, config.examples, "uniform", rng)) for task in kept]

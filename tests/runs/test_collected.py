@@ -42,6 +42,14 @@ def test_an_episode_without_calls_is_left_out_and_the_others_stay_themselves(tol
     assert len(told(episode(1), episode(2))) == 0
 
 
+def test_a_row_is_of_the_problem_of_its_episode_whatever_its_calls_were_about(told):
+    made = Task("made", "math", "2+2=?", gold="4")
+    about = dataclasses.replace(said("one"), about=made, labels={"type": "x"})
+    table = told(episode(1, about), episode(2, about))
+    assert [table.task_of(row).id for row in range(2)] == ["t1", "t2"] and table.task.tolist() == [0, 1]
+    assert table.labels == ()
+
+
 def test_every_path_of_an_episode_that_forks_is_a_row(told):
     calls = said("stem"), said("left", (0,)), said("right", (1,))
     leaves = Leaf((0,), "l", outcome=1.0), Leaf((1,), "r", outcome=0.0)

@@ -49,6 +49,9 @@ def test_the_share_of_the_buffer_is_as_large_as_it_has_tasks():
     assert (
         ids(again) == ids(mixed(DATA, entries(9), config, 0, 1)) != ids(mixed(DATA, entries(9), config, 0, 2))
     )
+    for share, count, made in ((0.29, 100, 29), (0.58, 50, 29), (0.57, 100, 57), (0.5, 5, 2)):
+        batch = mixed([task(f"data/{i}") for i in range(count)], entries(99), BufferConfig(99, share), 0, 1)
+        assert sum(name.startswith("made") for name in ids(batch)) == made
     # A problem is in a batch once.
     twice = tuple(Entry(one, 0) for one in DATA)
     assert ids(mixed(DATA, twice, config, 0, 1)) == ids(DATA)
