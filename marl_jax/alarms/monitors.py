@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["MONITORS", "WINDOW", "History", "Monitor", "mean", "recalls"]
+__all__ = ["MONITORS", "WINDOW", "History", "Monitor", "mean"]
 
 WINDOW = 3  # steps that a number is the mean of, so that one odd step is no alarm
 Limits = Mapping[str, float]
@@ -94,9 +94,8 @@ def mean(values: Collection[float]) -> float:
 
 
 def _one_choice(past: History, limits: Limits) -> Found:
-    """From the rows; from the last evaluation where an earlier version wrote rows without choices."""
-    roles = past.names("choice/([^/]+)/commonest")
-    for role in roles:
+    """The share of the commonest choice of a role's calls, and their balanced accuracy."""
+    for role in past.names("choice/([^/]+)/commonest"):
         calls, commonest = (past.last(f"choice/{role}/{name}") for name in ("calls", "commonest"))
         if not calls or not commonest or sum(calls) < limits["calls"]:
             continue
@@ -107,24 +106,6 @@ def _one_choice(past: History, limits: Limits) -> Found:
             evidence["balanced_accuracy"] = mean(balanced)
         if share >= limits["share"] and evidence.get("balanced_accuracy", 1.0) <= limits["balanced"]:
             yield role, evidence
-    for role, seen in ((past.evaluation or {}).get("roles") or {}).items():
-        known = recalls(seen) if seen.get("kind") == "judge" and role not in roles else None
-        if known is None or seen["verdicts"] < limits["calls"]:
-            continue
-        share = max(seen["said_correct"], seen["verdicts"] - seen["said_correct"]) / seen["verdicts"]
-        if share >= limits["share"] and (balanced_accuracy := sum(known) / 2) <= limits["balanced"]:
-            evidence = {"commonest": share, "calls": seen["verdicts"], "balanced_accuracy": balanced_accuracy}
-            yield role, evidence
-
-
-def recalls(judged: Mapping[str, Any]) -> tuple[float, float] | None:
-    """(share of right answers that a judge accepts, share of wrong ones that it rejects) in an evaluation."""
-    counts = [judged.get(name) for name in ("verdicts", "was_correct", "both_correct", "accuracy")]
-    if None in counts:
-        return None
-    verdicts, right, both, accuracy = map(float, counts)  # type: ignore[arg-type]
-    wrong = verdicts - right
-    return (both / right, (accuracy * verdicts - both) / wrong) if right and wrong else None
 
 
 def _calls(past: History, limits: Limits) -> Found:

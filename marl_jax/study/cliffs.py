@@ -16,7 +16,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from marl_jax.alarms.monitors import WINDOW
-from marl_jax.alarms.watch import judge
 from marl_jax.study.intervals import Interval, over_seeds
 from marl_jax.study.record import Record, Run, once, trained
 
@@ -159,13 +158,8 @@ def form_of(runs: Sequence[Run]) -> str:
 
 @once
 def form_lost(run: Run) -> list[str]:
-    """What the texts of a run lost of their form by its end, by role: a fall without any is one of accuracy alone.
-
-    By the alarms that hold; of results without alarms, whose steps were thinned out, by the steps that are there.
-    """
-    there = [{**line, "step": place} for place, line in enumerate(run.metrics, 1)]
-    watch = run.watch if run.judged else judge(there)
-    lost = [alarm.title for alarm in watch.holding if alarm.monitor.name in FORM]
+    """What the texts of a run lost of their form by its end, by role: a fall without any is one of accuracy alone."""
+    lost = [alarm.title for alarm in run.watch.holding if alarm.monitor.name in FORM]
     for match in run.keys("repeated/(.+)"):
         shares = run.series(match[0]).known.values
         if len(shares) >= WINDOW and shares[-WINDOW:].mean() - shares[0] >= REPEATED:

@@ -78,10 +78,10 @@ def pairs_of(cells: Sequence[Cell]) -> tuple[list[Pair], list[str]]:
     planned, others, refused = list[Pair](), list[Pair](), dict[str, list[str]]()
     order = [(-cell.single, len(set(cell.runs[0].policy_map.values())), k) for k, cell in enumerate(cells)]
     for one, mine in zip(cells, order):
-        if one.early:
+        if not one.finished:
             refused.setdefault("it has not made all its steps", []).append(one.label)
         for other, its in zip(cells, order):
-            if its < mine and not one.early + other.early:
+            if its < mine and one.finished and other.finished:
                 pair = Pair(one, other, differing(one, other))
                 if why := pair.refused:
                     refused.setdefault(why, []).append(f"{one.label} with {other.label}")

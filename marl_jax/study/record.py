@@ -114,11 +114,6 @@ class Run:
         """The alarms that follow from its rows, as this version defines them; of compact results those that it has."""
         return judge(self.metrics, self.evaluations) if self.alarms is None else watch_of(self.alarms)
 
-    @property
-    def judged(self) -> bool:
-        """Whether alarms of steps are known; results of earlier versions have neither alarms nor all rows."""
-        return self.alarms is not None or len(self.metrics) >= self.step
-
     def series(self, key: str) -> Series:
         """The values of one key, for the steps that have it."""
         found = [(line["step"], line[key]) for line in self.metrics if key in line]
@@ -268,7 +263,9 @@ def find_runs(root: str | os.PathLike[str], unread: list[str] | None = None) -> 
                 below.clear()
                 continue
             seen.add(real)
-            if folder.CONFIG in files and (folder.LOCK in files or "metrics.jsonl" in files):
+            if "metrics.jsonl" in files and folder.CONFIG not in files and unread is not None:
+                unread.append(f"'{directory}' has metrics.jsonl and no {folder.CONFIG}: restore it")
+            if folder.CONFIG in files and {folder.LOCK, "metrics.jsonl", "eval.jsonl"} & {*files}:
                 found.append(Path(directory))
                 below.clear()
             tops += sorted(path for name in below if os.path.islink(path := os.path.join(directory, name)))

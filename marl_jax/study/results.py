@@ -59,6 +59,10 @@ def read_study(root: str | os.PathLike[str]) -> Study:
         raise FolderError(f"'{root}' is itself a run: give --workdir={root}")
     for path in paths:
         place = path.relative_to(top).as_posix().removesuffix(SUFFIX)
+        if not _is_text(place):
+            named = os.fsencode(place).decode(errors="replace")
+            unread.append(f"'{named}' is no name in UTF-8: rename it")
+            continue
         if path.is_file() and place in runs:
             continue  # the run itself is there
         try:
@@ -69,6 +73,15 @@ def read_study(root: str | os.PathLike[str]) -> Study:
         if path.is_file():
             compact.add(place)
     return Study(top, runs, frozenset(compact), unread)
+
+
+def _is_text(name: str) -> bool:
+    """Whether a page can hold the name of a file."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def collect(
@@ -126,14 +139,13 @@ def read_result(path: str | os.PathLike[str]) -> Run:
             raise ValueError(f"its schema is {held['schema']}, this version reads {SCHEMA}")
         if type(held["about"]["config"]["seed"]) is not int:
             raise ValueError("it names no seed")
-        alarms = held.get("alarms")  # not of earlier versions
         return sound(
             Run(
                 file.with_name(file.name.removesuffix(SUFFIX)),
                 held["about"],
                 lines,
                 tuple(held["evaluations"]),
-                None if alarms is None else tuple(alarms),
+                tuple(held["alarms"]),
             )
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -7,7 +7,6 @@ from urllib.parse import quote
 
 import numpy as np
 
-from marl_jax.alarms.monitors import recalls
 from marl_jax.alarms.watch import is_along
 from marl_jax.study.cliffs import course, is_cliff, lacks
 from marl_jax.study.record import Record, Run, base, best, final, held_out, trained
@@ -75,7 +74,7 @@ def runs_table(runs: Mapping[str, Run]) -> Table:
         "terminal": terminal,
         "final over base,\npoints": lambda run: points(gain(final(run))),
         "test: final,\nover its base": tested,
-        "alarms": lambda run: str(len(run.watch.holding) or (NONE if run.judged else "not judged")),
+        "alarms": lambda run: str(len(run.watch.holding) or NONE),
         "warnings": lambda run: str(len(warnings(run)) or NONE),
     }
     rows = [(name, *(cell(run) for cell in columns.values())) for name, run in runs.items()]
@@ -129,7 +128,7 @@ def own_work(run: Run) -> Table:
     roles = [role for role in run.roles if any(role in record["roles"] for record in ends)]
     rows = {
         title: [
-            percent(_of_choice(record["roles"].get(role, {})).get(key)) for role in roles for record in ends
+            percent(_with_choice(record["roles"].get(role, {})).get(key)) for role in roles for record in ends
         ]
         for key, title in OWN_WORK.items()
     }
@@ -140,12 +139,9 @@ def own_work(run: Run) -> Table:
     return _first_and_last("Roles' own work, first and last evaluation", how, roles, ends, rows)
 
 
-def _of_choice(said: Record) -> Record:
-    """A role's numbers, with those of its choices; earlier versions left a judge's to be counted."""
-    chosen = said.get("choice") or {}
-    if not chosen and (known := recalls(said)):
-        chosen = {"recall_wrong": known[1], "balanced_accuracy": sum(known) / 2}
-    return {name: chosen.get(name) for name in ("recall_wrong", "balanced_accuracy")} | dict(said)
+def _with_choice(said: Record) -> Record:
+    """A role's numbers beside those of its choices, of which its own count where both have a name."""
+    return {**(said.get("choice") or {}), **said}
 
 
 def _roles(run: Run) -> Table:

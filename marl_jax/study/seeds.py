@@ -30,7 +30,9 @@ __all__ = [
     "by_cell",
     "difference",
     "differing",
+    "essential",
     "measures",
+    "uncounted",
 ]
 
 # What makes no other run: names, and what changes no number or follows from the other settings.
@@ -58,8 +60,8 @@ class Cell:
         return self.runs[0].config
 
     @property
-    def odd(self) -> list[str]:
-        """In what it is not the cell that its name says: another workflow, other policies."""
+    def odd_words(self) -> list[str]:
+        """Of its label: in what it is not the cell that its name says, another workflow or other policies."""
         named, policies, *_ = self.name.split("-") if self.name.count("-") == 3 else ("", "")
         if named not in BUILT_IN or policies not in POLICIES:
             return []
@@ -95,13 +97,18 @@ class Cell:
         return len(set(owners.values())) == 1 < len(owners)
 
     @property
-    def changed(self) -> list[str]:
-        """Whether its runs went on with another configuration or other data."""
+    def finished(self) -> bool:
+        """Whether all its runs made all their steps."""
+        return all(run.finished for run in self.runs)
+
+    @property
+    def changed_words(self) -> list[str]:
+        """Of its label: that its runs went on with another configuration or other data, if they did."""
         return ["changed at a resume"] if _changed(self.runs[0]) else []
 
     @property
-    def early(self) -> list[str]:
-        """At which steps its runs were stopped, if they were."""
+    def early_words(self) -> list[str]:
+        """Of its label: at which steps its runs were stopped, if they were."""
         steps = sorted({run.step for run in self.runs if not run.finished})
         return [f"stopped at step {' and '.join(map(str, steps))}"] if steps else []
 
@@ -111,8 +118,7 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
     together: dict[str, dict[int, Run]] = {}
     for run in runs:
         if type(seed := run.config.get("seed")) is int:
-            same = [run.cell, _essential(run.config), run.about.get("digests"), run.finished, _changed(run)]
-            together.setdefault(json.dumps(same, sort_keys=True), {}).setdefault(seed, run)
+            together.setdefault(_alike(run), {}).setdefault(seed, run)
     cells = [Cell(tuple(some[seed] for seed in sorted(some))) for some in together.values()]
     places = [cell.runs[0].folder.parent.name for cell in cells]
     folders = [
@@ -123,11 +129,11 @@ def by_cell(runs: Sequence[Run]) -> list[Cell]:
     titles = [cell.folder or cell.name for cell in cells]
     # A folder that is called more than its cell says what was changed.
     details = [
-        cell.odd
+        cell.odd_words
         + (cell.settings if title == cell.name else [])
         + _steps(cell, [one for one, its in zip(cells, titles) if its == title])
-        + cell.early
-        + cell.changed
+        + cell.early_words
+        + cell.changed_words
         for cell, title in zip(cells, titles)
     ]
     root = os.path.commonpath([run.folder.parent for run in runs]) if runs else ""
@@ -149,6 +155,23 @@ def differing(one: Cell, other: Cell) -> tuple[str, ...]:
         mine, its = map(_digests, (one, other))
         found = [name for name in dict.fromkeys([*mine, *its]) if mine.get(name) != its.get(name)]
     return tuple(found)
+
+
+def uncounted(runs: Mapping[str, Run]) -> list[str]:
+    """A line for each run, by their names, that has cell and seed of one before it and other results."""
+    first: dict[tuple[str, Any], str] = {}
+    lines = []
+    for name, run in runs.items():
+        other = first.setdefault((_alike(run), run.config.get("seed")), name)
+        if runs[other].evaluations != run.evaluations:
+            lines.append(f"'{name}' is in no table of cells: '{other}' is the same cell and seed")
+    return lines
+
+
+def _alike(run: Run) -> str:
+    """What runs of one cell have in common."""
+    same = [run.cell, essential(run.config), run.about.get("digests"), run.finished, _changed(run)]
+    return json.dumps(same, sort_keys=True)
 
 
 def _changed(run: Run) -> bool:
@@ -197,10 +220,10 @@ def _fields(cell: Cell) -> dict[str, Any]:
         policy: place for place, policy in enumerate(dict.fromkeys(owners[role] for role in sorted(owners)))
     }
     alike = {"policies.map": {role: numbers[owners[role]] for role in sorted(owners)}} if owners else {}
-    return dict(_leaves(_essential(cell.config))) | alike
+    return dict(_leaves(essential(cell.config))) | alike
 
 
-def _essential(config: Mapping[str, Any]) -> dict[str, Any]:
+def essential(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a configuration that make another run."""
     return {name: value for name, value in config.items() if name not in ASIDE}
 

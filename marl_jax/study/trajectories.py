@@ -19,7 +19,7 @@ from marl_jax.rollouts import CallRecord, Episode
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import FolderError, outside
 from marl_jax.runs.loading.stored import path_of
-from marl_jax.study.recorded import paths_of
+from marl_jax.study.recorded import NAMES, paths_of
 
 __all__ = ["export_trajectories", "trajectory"]
 
@@ -32,7 +32,7 @@ def export_trajectories(workdir: str | os.PathLike[str], out: str | os.PathLike[
     Of several files of episodes, those that cannot be read are left out with a warning.
     """
     folder = path_of(workdir)
-    files = sorted((folder / "episodes").glob("*.parquet"))
+    files = sorted(path for path in (folder / "episodes").glob("*") if NAMES.fullmatch(path.name))
     if not files:
         raise FolderError(
             f"'{folder}' has no recorded episodes: train with --config.logging.episodes_every=1, say"
@@ -48,9 +48,9 @@ def export_trajectories(workdir: str | os.PathLike[str], out: str | os.PathLike[
             logging.warning("%s: it is left out", error)
             continue
         with disk_errors(place):
-            (place / file.stem).mkdir(parents=True)
+            (place / _stem(file)).mkdir(parents=True)
             for number, one in enumerate(read):
-                written.append(place / file.stem / f"{number:05d}.json")
+                written.append(place / _stem(file) / f"{number:05d}.json")
                 written[-1].write_text(json.dumps(one), encoding="utf-8")
     if not written:
         raise FolderError(f"'{folder / 'episodes'}' holds no episode that can be read")
@@ -60,7 +60,11 @@ def export_trajectories(workdir: str | os.PathLike[str], out: str | os.PathLike[
 def _trajectories(file: Path, run: str) -> Iterator[dict[str, Any]]:
     for number, (episode, calls) in enumerate(paths_of(file)):
         notes = [{name: more[name] for name in more if name in NOTED} for more in calls]
-        yield trajectory(episode, notes, session=run, name=f"{file.stem}/{number:05d}")
+        yield trajectory(episode, notes, session=run, name=f"{_stem(file)}/{number:05d}")
+
+
+def _stem(file: Path) -> str:
+    return file.name.removesuffix(".gz").rpartition(".")[0]
 
 
 def trajectory(episode: Episode, notes: list[dict[str, Any]], *, session: str, name: str) -> dict[str, Any]:

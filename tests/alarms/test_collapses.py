@@ -164,13 +164,6 @@ def test_a_run_that_gained_by_an_evaluator_that_always_says_correct_is_not_calle
     )
 
 
-def test_a_folder_of_an_earlier_version_is_judged_by_its_evaluations():
-    """It recorded no choices; its evaluations have the verdicts by count."""
-    rows, evaluations = read("collapse-evaluator")
-    old = [{key: value for key, value in row.items() if not key.startswith("choice/")} for row in rows]
-    assert ("one choice", "evaluator", 10) in told(judge(old, evaluations))
-
-
 # Constructed rows, not runs: twelve steps, the last with an accuracy; the one number leaves its place at step 6.
 CONSTRUCTED = {
     ("one choice", "picker"): {

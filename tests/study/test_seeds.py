@@ -50,6 +50,16 @@ def test_runs_are_of_a_cell_where_they_are_equal_but_for_their_seed(tmp_path):
     ]
 
 
+def test_a_second_run_of_a_cell_and_seed_is_told_of_and_a_copy_is_not(tmp_path):
+    runs = {
+        "a/0": run(tmp_path / "a", 0, RISE),
+        "b/0": run(tmp_path / "b", 0, FALL),
+        "copy": run(tmp_path / "c", 0, RISE),
+        "b/1": run(tmp_path / "d", 1, FALL),
+    }
+    assert seeds.uncounted(runs) == ["'b/0' is in no table of cells: 'a/0' is the same cell and seed"]
+
+
 def test_a_folder_that_is_called_more_than_its_cell_names_it_and_others_say_their_settings(tmp_path):
     votes = lambda number: {"workflow": {"name": "voting", "settings": {"votes": number}}}
     runs = [
@@ -141,7 +151,7 @@ def test_a_cell_that_fell_says_whether_its_texts_lost_their_form(tmp_path):
     def told(share, **more):
         lines = [
             metrics(step, **{"role/generator/unreadable_share": share * (step > 1)}, **more)
-            for step in (1, 20, 30, 40)
+            for step in range(1, 41)
         ]
         runs = [run(tmp_path / f"{share}-{seed}", seed, down, lines=lines) for seed in (0, 1)]
         return seed_tables.on_val(seeds.by_cell(runs)).rows[0][-1]

@@ -102,21 +102,25 @@ def test_each_role_is_shown_by_its_own_work_at_the_first_and_the_last_evaluation
     )
 
 
-def counts(said, right, both, of=100, wrong_rejected=0):
-    """A judge's numbers in an evaluation, as versions without balanced accuracy wrote them."""
+def judged(accuracy, recall_right, recall_wrong):
+    """A judge's numbers in an evaluation."""
+    choice = {"recall_wrong": recall_wrong, "balanced_accuracy": (recall_right + recall_wrong) / 2}
     return {
-        "kind": "judge", "calls": of, "unreadable": 0.0, "accuracy": (both + wrong_rejected) / of,
-        "verdicts": of, "said_correct": said, "was_correct": right, "both_correct": both,
-    }  # fmt: skip
+        "evaluator": {"kind": "judge", "calls": 64, "unreadable": 0.0, "accuracy": accuracy, "choice": choice}
+    }
 
 
 def test_a_gain_under_an_evaluator_that_always_says_correct_is_not_called_better(tmp_path):
-    """Counts of a run whose accuracy rose: 57 of 107 verdicts Correct at first, 64 of 64 at the end."""
+    """A run whose accuracy rose: 57 of 107 verdicts Correct at first, 64 of 64 at the end."""
     by = {"mean": 0.1, "low": 0.04, "high": 0.16}
-    honest = {"evaluator": counts(57, 50, 36, of=107, wrong_rejected=36)}
-    constant = {"evaluator": counts(64, 51, 51, of=64)}
+    honest, constant = judged(72 / 107, 36 / 50, 36 / 57), judged(51 / 64, 1.0, 0.0)
     records = [evaluation(0, 0.5, roles=honest), evaluation(15, 0.6, by, roles=constant)]
-    lines = [{"step": step, "reward": 0.5, "reward/evaluator": 0.5} for step in range(1, 16)]
+    chosen = lambda step: (64 / 3, 1.0, 0.5) if step > 12 else (107 / 3, 57 / 107, 0.676)
+    names = [f"choice/evaluator/{name}" for name in ("calls", "commonest", "balanced_accuracy")]
+    lines = [
+        {"step": step, "reward": 0.5, "reward/evaluator": 0.5} | dict(zip(names, chosen(step)))
+        for step in range(1, 16)
+    ]
     run = read_run(write_run(tmp_path / "run", lines=lines, evaluations=records))
     ((name, text),) = run_sentences.alarms(run)
     assert name == "one choice (evaluator) since step 15"
@@ -175,6 +179,17 @@ def test_runs_behind_links_are_found_once_and_by_their_own_names_first(tmp_path)
     (tmp_path / "root" / "linked").symlink_to(tmp_path / "disk")
     (tmp_path / "disk" / "back").symlink_to(tmp_path / "root")
     assert find_runs(tmp_path / "root") == [tmp_path / "root" / "linked" / "theirs", mine]
+
+
+def test_a_run_that_lost_its_configuration_is_told_of(tmp_path):
+    for name in ("whole", "lost", "copied"):
+        write_run(tmp_path / name, lines=[metrics(1)], evaluations=[evaluation(0, 0.5)])
+    (tmp_path / "lost" / "config.json").unlink()
+    for name in ("metrics.jsonl", "lock"):
+        (tmp_path / "copied" / name).unlink(missing_ok=True)
+    unread: list[str] = []
+    assert find_runs(tmp_path, unread) == [tmp_path / "copied", tmp_path / "whole"]
+    assert unread == [f"'{tmp_path / 'lost'}' has metrics.jsonl and no config.json: restore it"]
 
 
 def test_a_damaged_record_of_evaluations_is_told(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from atif import Trajectory
@@ -65,3 +66,10 @@ def test_a_damaged_file_is_told_and_left_out_and_nothing_else_is_refused(tmp_pat
     last.write_text("")
     with pytest.raises(FolderError, match="holds no episode that can be read"):
         export_trajectories(folder, tmp_path / "none")
+
+
+def test_episodes_of_the_format_before_are_trajectories_too(tmp_path):
+    old = Path(__file__).parents[1] / "fixtures" / "old_run" / "run"
+    written = export_trajectories(old, tmp_path / "out")
+    names = {path.name.removesuffix(".jsonl.gz") for path in (old / "episodes").glob("*.jsonl.gz")}
+    assert {path.parent.name for path in written} == names and written

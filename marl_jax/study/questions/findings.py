@@ -74,7 +74,7 @@ def answers(runs: Sequence[Run]) -> Answered:
     found = [
         _compared(1, judged, _controls(cells, pairs)),
         _compared(2, judged),
-        amplification([run for cell in cells for run in cell.runs]),
+        amplification([run for cell in cells for run in cell.runs if run.finished]),
         capture(cells),
         *(_compared(number, judged) for number in (5, 6)),
         foretold(cells),
@@ -154,7 +154,7 @@ def _tests(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Iterable[Test]:
         return Test(question, label, gaps, len(cell.runs), against)
 
     for cell in cells:
-        if not cell.early and _is_clean(cell):
+        if cell.finished and _is_clean(cell):
             yield itself(1, f"{cell.label} over base", cell, "base", BASE)
     for pair in pairs:
         more, less = sides if (sides := sharing_alone(pair)) else (pair.one, pair.other)
@@ -217,7 +217,7 @@ def _controls(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Table:
             apart = "" if alike(one, other) else f"\nnot matched: x{one / other:.2g}"
             found += [f"{one:.3g}", near + apart]
         # Also where it is compared with its base alone, since no single agent made as many steps.
-        if mine or (not cell.single and not cell.early and _is_clean(cell) and any(map(course, cell.runs))):
+        if mine or (not cell.single and cell.finished and _is_clean(cell) and any(map(course, cell.runs))):
             rows.append((cell.label, found[1], found[3], found[0], found[2]))
     how = (
         "Means of an episode where the terminal accuracy is measured. A single agent is a control of as many calls or "
@@ -279,7 +279,7 @@ def _table(judged: Sequence[Judged], cells: Sequence[Cell]) -> Table:
         f"Corrected for all of them together, whatever they ask, {together} would be. With '3 of 4' seeds, one lacks "
         "what is compared. Made with another: what else the two sides' runs differ in, beside what is asked."
     )
-    if early := [cell.label for cell in cells if cell.early]:
+    if early := [cell.label for cell in cells if not cell.finished]:
         how += f" Not tested, because it did not make all its steps: {'; '.join(early)}."
     head = ("", "", "points", "95%", "p", "p by Holm", "seeds", "question", "made with another")
     return Table("Tests", rows, head, how, words=2)

@@ -5,6 +5,7 @@ runs ──► amplification (question 3), capture (4), foretold (7) ──► F
 
 import functools
 import itertools
+import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from marl_jax.study.cliffs import course, fell, form_lost
 from marl_jax.study.intervals import Interval, over_runs
 from marl_jax.study.questions.bars import LEVEL, NOT_RUN, Bar, Finding
 from marl_jax.study.record import Run, Series
-from marl_jax.study.seeds import Cell
+from marl_jax.study.seeds import Cell, essential
 from marl_jax.study.wording import NONE, Table, small
 
 __all__ = ["ABOVE", "amplification", "capture", "foretold"]
@@ -34,20 +35,26 @@ def amplification(runs: Sequence[Run]) -> Finding:
         "How does a role's gradient change with n parallel agents of it, and does Adam's update follow it?"
     )
     doubt = "Another power of n at a later stage of training, at larger scale, or where agents see different prompts."
-    by_role: dict[
-        str, list[tuple[int, int, tuple[float, ...]]]
-    ] = {}  # agents, seed, amplification, the lengths of sum and update, amplification of independent agents
+    # Of a role in runs that differ in the settings of their workflow, shapes of batches and the seed alone: {(agents,
+    # seed): of each run the amplification, the lengths of sum and update, and the amplification of independent agents}.
+    series: dict[str, dict[tuple[int, int], list[tuple[float, ...]]]] = {}
     for run in runs:
+        alike = essential(run.config)
+        alike["workflow"] = {**alike.get("workflow", {}), "settings": None}
+        alike["learner"] = {**alike.get("learner", {}), "batch": None}
         for match in run.keys("gradient/([^/]+)/slots/([^/]+)/amplification"):
             keys = match[0], f"gradient/{match[1]}/norm/{match[2]}", f"policy/{match[1]}/update_norm"
             parts = [run.series(key[0]) for key in run.keys(f"gradient/{match[1]}/slots/{match[2]}/norm/.+")]
             means, agents = (*(_mean(run.series(key)) for key in keys), _independent(parts)), len(parts)
             if all(map(math.isfinite, means)):
-                by_role.setdefault(match[2], []).append((agents, int(run.config["seed"]), means))
+                key = json.dumps([match[2], alike], sort_keys=True)
+                place = agents, int(run.config["seed"])
+                series.setdefault(key, {}).setdefault(place, []).append(means)
     # A role that is alone in every run is no measure of one agent of another role.
-    found = [one for of in by_role.values() if any(agents > 1 for agents, *_ in of) for one in of]
-    counts, seeds = sorted({agents for agents, *_ in found}), sorted({seed for _, seed, _ in found})
-    known = {(agents, seed): means for agents, seed, means in found}
+    several = {key: of for key, of in series.items() if any(agents > 1 for agents, _ in of)}
+    found = several[max(several, key=lambda key: (len(several[key]), key))] if several else {}
+    known = {place: tuple(np.mean(means, axis=0)) for place, means in found.items()}
+    counts, seeds = (sorted({place[k] for place in known}) for k in (0, 1))
     complete = [seed for seed in seeds if all((agents, seed) in known for agents in counts)]
     if len(counts) < 3 or not complete:
         return Finding(question, NOT_RUN, doubt)
@@ -68,7 +75,7 @@ def amplification(runs: Sequence[Run]) -> Finding:
         f"{_number(power)}: the agents are {_alike(power)}. The sum itself, the role's gradient, goes with n to the "
         f"power of {_number(of_sum)}: with {counts[-1]} agents it is {rows[-1][-2]} times as long as with {counts[0]}, "
         f"and Adam's update {rows[-1][-1]} times."
-    )
+    ) + (f" Left out: {len(several) - 1} smaller series of other cells or roles." if len(several) > 1 else "")
     how = (
         "Amplification is |sum g| / mean |g| over the parallel agents, mean over the steps; the square root of their "
         "number, where they are independent and their parts equally long, and with the lengths that were measured n to "
@@ -312,7 +319,8 @@ def _saved(run: Run, step: float) -> float:
     """Points of accuracy at the evaluation at or before a step, above the terminal ones."""
     end: Any = course(run)
     there = [k for k, at in enumerate(end.steps) if at <= step]
-    return 100 * float(end.right[there[-1] if there else 0].mean() - end.terminal.mean())
+    before = end.right[there[-1]] if there else end.base
+    return 100 * float(before.mean() - end.terminal.mean())
 
 
 # ---------------------------------------------------------------- numbers

@@ -38,7 +38,7 @@ HOW = (
 
 def agreement(said: Answered) -> Table:
     """A row for each finding: the verdict, and what it rests on."""
-    workflows = [cell for cell in said.cells if not cell.single and not cell.early]
+    workflows = [cell for cell in said.cells if not cell.single and cell.finished]
     isolated, shared = (
         [cell for cell in workflows if getattr(cell, name)] for name in ("isolated", "shared")
     )
@@ -60,10 +60,8 @@ Verdict = tuple[str, str]  # and what it rests on
 
 
 def _gains(judged: Sequence[Judged], workflows: Sequence[Cell]) -> Verdict:
-    names = {cell.name for cell in workflows}
-    verdict, by = _signs(
-        [one for one in _of(judged, 1, BASE) if one.test.label.split("+")[0].split()[0] in names]
-    )
+    names, tested = {cell.name for cell in workflows}, {f"{cell.label} over base" for cell in workflows}
+    verdict, by = _signs([one for one in _of(judged, 1, BASE) if one.test.label in tested])
     scales, tasks = ({name.split("-")[place] for name in names if name.count("-") == 3} for place in (2, 3))
     if min(len(scales), len(tasks)) < 2 and verdict != NOT_RUN:
         by += f"; of {' and '.join(sorted(scales))} on {' and '.join(sorted(tasks))} alone"

@@ -181,6 +181,7 @@ def overlay(runs: Mapping[str, Run], title: str) -> Panel:
         else dataclasses.replace(firsts[name], name=name, colour=place, band=None)
         for place, (name, group) in enumerate(groups.items())
     ]
+    lines = [line for line in lines if len(line.series.steps)]  # runs of a cell may share no step
     return dataclasses.replace(
         next(iter(found.values()), _NONE),
         title=title,

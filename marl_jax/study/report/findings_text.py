@@ -142,7 +142,7 @@ def _lacking(cells: Sequence[Cell]) -> Table:
     machines = collections.Counter(_machine(run) for cell in cells for run in cell.runs)
     usual = max(machines, key=lambda machine: machines[machine], default=NONE)
     for cell in cells:
-        if not cell.early:
+        if cell.finished:
             there[cell.folder or cell.label] = len(cell.runs)
         alike.setdefault(_kind(cell.name), []).extend(run for run in cell.runs if _machine(run) == usual)
     rows = []

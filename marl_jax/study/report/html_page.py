@@ -32,6 +32,7 @@ from marl_jax.study.recorded import Recorded, inert, recorded
 from marl_jax.study.report import cell_map, curves, drawing
 from marl_jax.study.report.curves import Panel
 from marl_jax.study.results import Study
+from marl_jax.study.seeds import uncounted
 
 __all__ = ["write_overview", "write_report"]
 
@@ -74,6 +75,7 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> t
             unread.append(str(error))
         except ODD as error:  # the others have their pages
             unread.append(_odd(run, error))
+    unread += uncounted(runs)
     together = [curves.overlay(runs, title) for title in curves.OVERVIEW]
     panels = [panel for panel in together if panel.lines]
     accuracies = [

@@ -279,8 +279,8 @@ def test_regimes_and_interventions_are_compared_with_the_clean_run(tmp_path):
 POWERS = [(0.3, "opposed"), (0.5, "independent"), (0.7, "between"), (1.0, "aligned")]
 
 
-@pytest.mark.parametrize(("power", "word"), POWERS)
-def test_the_power_of_the_amplification_is_found(tmp_path, power, word):
+def with_agents(folder, power, **changes):
+    """Runs of 1 to 8 generators whose amplification grows with this power of their number."""
     runs, rng = [], np.random.default_rng(1)
     for agents in (1, 2, 4, 8):
         for seed in range(3):
@@ -291,9 +291,23 @@ def test_the_power_of_the_amplification_is_found(tmp_path, power, word):
             more[f"{slots}/amplification"] = agents**power * np.exp(rng.normal(0, 0.02))
             more["gradient/p0/norm/generator"] = agents**-0.7
             lines = [metrics(step, **more) for step in (10, 20, 30)]
-            place = tmp_path / f"voting-isolated-s-math+votes{agents}" / f"seed-{seed}"
+            place = folder / f"voting-isolated-s-math+votes{agents}" / f"seed-{seed}"
             settings = {"workflow": {"name": "voting", "settings": {"votes": agents}}}
-            runs.append(run(place, seed, course(rng, *RISING), lines=lines, **settings))
+            runs.append(run(place, seed, course(rng, *RISING), lines=lines, **settings, **changes))
+    return runs
+
+
+def test_the_largest_series_of_agents_is_told_of_whatever_the_order_of_runs(tmp_path):
+    one = with_agents(tmp_path / "one", 0.5)[:-1]
+    other = with_agents(tmp_path / "two", 1.0, rollout={"samples": 4})
+    said = [findings.answers(runs)[0][2].answer for runs in ([*one, *other], [*other, *one])]
+    assert said[0] == said[1] and "the agents are aligned" in said[0]
+    assert said[0].endswith("Left out: 1 smaller series of other cells or roles.")
+
+
+@pytest.mark.parametrize(("power", "word"), POWERS)
+def test_the_power_of_the_amplification_is_found(tmp_path, power, word):
+    runs = with_agents(tmp_path, power)
     found = findings.answers(runs)[0][2]
     said = re.search(r"power of (\d\.\d+) \((\d\.\d+) – (\d\.\d+)\): the agents are (\w+)", found.answer)
     assert float(said[2]) <= power <= float(said[3]) and said[4] == word

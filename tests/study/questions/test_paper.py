@@ -41,6 +41,14 @@ def test_verdicts_follow_the_runs(tmp_path, isolated, shared, expected):
     assert verdicts(runs)[:4] == list(expected)
 
 
+def test_cells_of_any_folder_count(tmp_path):
+    runs = cell(tmp_path, "voting-isolated-s-math-mine", UP)
+    for one in runs:
+        one.about["config"]["cell"] = "voting-isolated-s-math"
+    (tests, table) = findings.answers(runs).tests, agreement(findings.answers(runs))
+    assert tests.rows[0][1] == "higher" and table.rows[0][1] == "agrees"
+
+
 @pytest.mark.parametrize("pairs", [5, 6])
 def test_falling_more_often_is_a_sign_test_over_pairs_of_a_seed(tmp_path, pairs):
     """Of n pairs in which the isolated run alone fell, p is 2 / 2^n: 0.0625 of five, 0.031 of six."""

@@ -276,7 +276,7 @@ function transcripts(wanted = {}) {
   const fits = one => {
     const {file, task, role, end, form, lost} = Object.fromEntries(Object.entries(inputs).map(([name, {select}]) => [name, select.value]));
     const calls = one.calls.filter(call => !role || call.r === role), sought = text.value.toLowerCase();
-    return (file === "" || one.f === +file) && (task === "" || one.t === +task) && calls.length > 0 &&
+    return (file === "" || one.f === +file) && (task === "" || one.t === +task) && (!role || calls.length > 0) &&
       (!end || end === verdict(one)[0] || end === "lost" && one.lost || end === "error" && one.e) &&
       (!form || calls.some(call => call[form])) && (!lost || one.lost === lost) &&
       (!sought || (role ? "" : tasks[one.t].question.toLowerCase()).includes(sought) ||
