@@ -125,6 +125,10 @@ def _reach_first(
     word, _, rest = answer.partition(" ")
     if word == "refused":
         _refuse(rest)
+    if word != "ready":
+        _refuse(
+            f"what answers at {where} is no process of this run: correct --coordinator, or name a free port"
+        )
     said = json.loads(rest)
     return {0: link}, said["names"], said["port"]  # type: ignore[dict-item]
 
@@ -195,7 +199,7 @@ def _line(link: socket.socket) -> str:
         if not (part := link.recv(1)):
             raise ConnectionResetError
         read += part
-    return read.decode().rstrip("\n")
+    return read.decode(errors="replace").rstrip("\n")
 
 
 def _refuse(text: str, links: dict[int, socket.socket] | None = None) -> NoReturn:

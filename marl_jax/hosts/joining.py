@@ -60,17 +60,20 @@ def joined(
         return
     with contextlib.suppress(AttributeError):  # its handler would take SIGTERM from the run
         jax.config.update("jax_enable_preemption_service", False)
+    global _companion
+    address = ""
     if coordinator or process is not None:
         host, port = _checked(hosts, coordinator, process)
         companion = _Companion(process, hosts, host.strip("[]"), port, wait_s)
-        _begin(hosts, process, f"{host}:{companion.ready()}")
+        address = f"{host}:{companion.ready()}"
     else:
         _find(hosts, wait_s)
         companion = _met(hosts)
-    _check_devices()
-    global _companion
-    _companion = companion
     try:
+        if address:
+            _begin(hosts, process, address)
+        _check_devices()
+        _companion = companion
         yield
     except BaseException:
         companion.say("failed")
@@ -119,16 +122,19 @@ def _checked(hosts: int, coordinator: str | None, process: int | None) -> tuple[
 
 def _begin(hosts: int, process: int | None, address: str) -> None:
     local = address.startswith(("127.", "localhost:", "[::1]:"))
-    jax.distributed.initialize(
-        address,
-        hosts,
-        process,
-        cluster_detection_method="deactivate",
-        coordinator_bind_address=address if local else None,
-        initialization_timeout=int(HEARTBEAT_S + END_S),
-        heartbeat_timeout_seconds=HEARTBEAT_S,
-        shutdown_timeout_seconds=END_S,
-    )
+    try:
+        jax.distributed.initialize(
+            address,
+            hosts,
+            process,
+            cluster_detection_method="deactivate",
+            coordinator_bind_address=address if local else None,
+            initialization_timeout=int(HEARTBEAT_S + END_S),
+            heartbeat_timeout_seconds=HEARTBEAT_S,
+            shutdown_timeout_seconds=END_S,
+        )
+    except RuntimeError as error:  # as where JAX has computed something before
+        raise HostsError(f"JAX cannot join the processes: {' '.join(str(error).split())}") from error
 
 
 def _find(hosts: int, wait_s: float) -> None:

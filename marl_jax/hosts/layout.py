@@ -66,7 +66,7 @@ def lowered(tree: Tree, shardings: Tree) -> Tree:
         spec = sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
         wanted = NamedSharding(mesh, spec)
         if not leaf.sharding.is_equivalent_to(wanted, leaf.ndim):
-            leaf = _moved(leaf, wanted)
+            leaf = jax.jit(_same, out_shardings=wanted)(leaf)
         if not isinstance(sharding, NamedSharding):
             return leaf.addressable_data(0)
         pieces = [shard.data for shard in leaf.addressable_shards]
@@ -111,10 +111,6 @@ def _sum_of_bits(leaf: jax.Array) -> jax.Array:
     words = jax.lax.bitcast_convert_type(leaf.astype(jnp.float32), jnp.uint32).ravel()
     places = 2 * jax.lax.iota(jnp.uint32, words.size) + 1
     return jnp.sum((words ^ (words >> 16)) * places, dtype=jnp.uint32)
-
-
-def _moved(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
-    return jax.jit(_same, out_shardings=sharding)(leaf)
 
 
 def _same(leaf: jax.Array) -> jax.Array:

@@ -280,6 +280,20 @@ def test_a_greeting_of_another_version_is_passed_over(meeting):
     assert first.readline().startswith(b"ready ")
 
 
+@pytest.mark.parametrize("says", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0\x12\x04\xff\xfe\n"])
+def test_another_server_at_the_port_of_process_0_is_told_of(meeting, says):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        came = meeting.come(1, 2, port, wait_s=2.0)
+        link, _ = server.accept()
+        with link:
+            link.recv(100)
+            link.sendall(says)
+        server.close()
+        line = came.readline().decode()
+    assert line.startswith(f"refused what answers at 127.0.0.1:{port} is no process of this run"), line
+
+
 def test_a_coordinator_that_does_not_come_is_waited_for_so_long(meeting):
     port = free_port()
     line = meeting.come(1, 2, port, wait_s=0.5).readline().decode()
