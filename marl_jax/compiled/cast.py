@@ -58,6 +58,8 @@ class Cast:
 
 def cast_of(config: RunConfig, parts: Parts | None = None) -> Cast:
     """Load the parts that the configuration names; refuse those that the compiled road cannot take."""
+    if not isinstance(config, RunConfig):
+        raise TypeError(f"config is {config!r:.80}, not a RunConfig: load_config(...) makes one")
     check_settings(config)
     parts = parts or load_parts(config)
     if not parts.alike:

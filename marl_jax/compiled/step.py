@@ -167,6 +167,13 @@ def state_of(
 def tasks_of(cast: Cast, tasks: Sequence[Task], width: int) -> Tasks:
     """Problems in arrays; `width` is that of the longest question of all steps."""
     questions = [cast.alphabet.codes(task.question) for task in tasks]
+    if not tasks or (longest := max(map(len, questions))) > width:
+        what = (
+            f"a question has {longest} characters, more than the width {width}"
+            if tasks
+            else "there are no tasks"
+        )
+        raise ValueError(f"{what}: see tasks_of")
     return Tasks(
         np.stack([np.pad(codes, (0, width - len(codes))) for codes in questions]),
         np.array([len(codes) for codes in questions], np.int32),
@@ -229,13 +236,13 @@ def _weights(cast: Cast, state: State) -> dict[str, tuple[Tree, Tree | None]]:
 
 def _noise(cast: Cast, key: jax.Array, tasks: Tasks) -> Callable[[jax.Array], jax.Array]:
     """From the numbers of calls Int[E, n] to what keys their noise, uint32 [E, n, 2]."""
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    if not jnp.issubdtype(jnp.result_type(key), jax.dtypes.prng_key):
         if key.ndim != 4:
             raise TypeError("the key is neither one of jax.random.key nor the words of noise_words")
-        if key.shape[:2] != (len(tasks.id), cast.samples):
+        if key.shape != (wanted := (len(tasks.id), cast.samples, count_calls(cast), 2)):
             raise TypeError(
-                f"the words of the key are of {key.shape[0]} problems by {key.shape[1]} samples, and a step has "
-                f"{len(tasks.id)} by {cast.samples}: cut words and tasks alike"
+                f"the words of the key are of {_sizes(key.shape)}, and a step has {_sizes(wanted)}: cut words and "
+                "tasks alike, and make both of one configuration"
             )
         words = key.reshape(-1, *key.shape[2:])
         return lambda calls: jnp.take_along_axis(words, calls[..., None], axis=1)
@@ -245,6 +252,10 @@ def _noise(cast: Cast, key: jax.Array, tasks: Tasks) -> Callable[[jax.Array], ja
     own = fold(fold(jnp.broadcast_to(key, ids.shape), ids), samples)  # by (task, sample), wherever they stand
     of_call = lambda key, call: jax.random.bits(jax.random.fold_in(key, call), (2,))
     return lambda calls: jax.vmap(jax.vmap(of_call, (None, 0)))(own, calls)
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return "{} problems by {} samples by {} calls".format(*shape)
 
 
 def _means(columns: Columns, axes: Axes) -> dict[str, Any]:

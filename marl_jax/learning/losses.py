@@ -118,7 +118,7 @@ class Loss:
 class LossConfig:
     """Which loss: the static arguments of `policy_loss`, checked before anything is compiled."""
 
-    kind: Kind = "ppo"  # a name of KINDS, or "module:function"
+    kind: Kind = "ppo"  # one of KINDS or OBJECTIVES, or "module:function"
     aggregation: Aggregation = "sequence_mean_token_mean"  # how tokens become one number
     clip_low: float = 0.2  # the ratio is clipped at 1 - this
     clip_high: float = 0.28  # and at 1 + this
@@ -132,16 +132,7 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         fields.check(self)
-        check_loss(
-            self.kind,
-            self.aggregation,
-            self.clip_low,
-            self.clip_high,
-            self.dual_clip,
-            self.is_cap,
-            self.max_length,
-            self.mask_ratio,
-        )
+        check_loss(**vars(self))
 
     @property
     def heeds_sampler(self) -> bool:
@@ -289,6 +280,7 @@ def check_loss(
     is_cap: float | None,
     max_length: int | None,
     mask_ratio: tuple[float, float] | None = None,
+    **_: Any,  # others fit whatever these are
 ) -> None:
     """Refuse settings that make no sense together; bounds that are traced cannot be checked and are assumed valid."""
     known = f"loss kind {kind!r} is unknown; use one of {KINDS}, or your own as 'module:function'"

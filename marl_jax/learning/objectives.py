@@ -232,7 +232,7 @@ def aim(kind: str, rows: Table, config: PreferenceConfig) -> Aim:
         raise ValueError(f"preference.by is {config.by!r}, and the table has no such column: add it first")
     values = np.asarray(column, np.float64)
     weight = np.ones(len(rows)) if rows.weight is None else np.asarray(rows.weight, np.float64)
-    groups = same_prompt(rows) if rows.group is None else np.asarray(rows.group)
+    groups = lambda: same_prompt(rows) if rows.group is None else np.asarray(rows.group)
     if kind == "dpo":
         prompts = same_prompt(rows)
         pairs, without = contrasts(values, prompts, config.pairs, config.gap)
@@ -253,13 +253,13 @@ def aim(kind: str, rows: Table, config: PreferenceConfig) -> Aim:
             chosen &= values > config.above
         if config.best:
             ranked = np.where(chosen, values, -np.inf)
-            chosen &= best_of_groups(ranked, groups, config.best)
+            chosen &= best_of_groups(ranked, groups(), config.best)
     elif kind == "kto":
         assert config.above is not None
         target = values > config.above
         weight = weight * np.where(target, config.desirable, config.undesirable)
     else:
-        target = win_share(np.where(chosen, values, np.nan), groups)
+        target = win_share(np.where(chosen, values, np.nan), groups())
     used = np.flatnonzero(chosen)
     counts = {"chosen": float(len(used)), "left_out": float(len(rows) - len(used))}
     why = (

@@ -104,15 +104,9 @@ class Learner:
         self.network, self.config, self.roles, self.mesh = network, config, dict(roles), mesh
         check_interventions(config, self.roles)
         self._objective = config.loss.kind if config.loss.kind in OBJECTIVES else None
-        self._loss = objectives.surrogate(config.loss)
-        # An objective may learn from text that the policy did not sample: there is no sampler to correct for.
-        heeds = self._objective is None and config.loss.heeds_sampler
-        self._corrected = heeds and config.old_logprobs == "trainer"
         self._cut = mesh if mesh is not None and mesh.shape["data"] > 1 else None
         self._settings = {
-            policy: update_programs.Settings(
-                net, self._loss, config.logprob_chunk, self._corrected, self._cut
-            )
+            policy: update_programs.Settings.of(net, config, self._cut)
             for policy, net in by_name(network, dict.fromkeys(self.roles.values())).items()
         }
         devices = 1 if mesh is None else mesh.size
@@ -158,7 +152,8 @@ class Learner:
         lora = set(filter(scaled, policies))
         if absent := sorted(lora - {*(bases or {})}):
             raise ValueError(f"policies {absent} are adapters: hand over the weights under them as `bases`")
-        check_rows(rows, self.config.batch)
+        trains, missing = self.learns(rows, step), list[str]()
+        check_rows(rows.take(trains), self.config.batch)  # the others are only described
         given, places = (policies, states, bases, references), layout.shardings_of((policies, states))
         if self.mesh is not None and layout.spans(self.mesh):
             given = layout.lifted(given, self.mesh)
@@ -168,7 +163,6 @@ class Learner:
         reports: dict[str, dict[str, float]] = {}
         evidence = Evidence.of_nothing(len(rows))
         described: dict[str, dict[str, Any]] = {}
-        trains, missing = self.learns(rows, step), list[str]()
         for policy in sorted(policies):  # with a shared clock, the order decides the learning rates
             rows_of = rows.having(policy=policy)
             mine = np.flatnonzero(rows_of & trains)
@@ -211,7 +205,8 @@ class Learner:
         missing: Sequence[str] = (),  # warnings of the step
     ) -> tuple[dict[str, Tree], dict[str, LearnerState], Report]:
         """The end of a step with its report; raises `NonFiniteGradients` where too many gradients were left out."""
-        role_stats = role_reports(rows, evidence, self._loss, self._corrected)
+        settings = next(iter(self._settings.values()))  # all have one loss
+        role_stats = role_reports(rows, evidence, settings.loss, settings.sampler_weights)
         cosines = gradients.all_cosines(described, self.roles) if self.config.gradients != "off" else {}
         lost = {policy: state.skipped - skipped[policy] for policy, state in states.items()}
         warnings = (*gap_warnings(role_stats, self.config.gap_tolerance), *skip_warnings(lost), *missing)
@@ -266,9 +261,9 @@ class Learner:
         values: list[objectives.Value] = []
         batches_of: list[list[Batch]] = []
         for members in work.mini_batches:
-            batches = self._written(work, members)
+            batches = self._micro_batches(work, members)
             if work.aim is not None and work.aim.kind != "sft":
-                values.append(self._sloped(work, members, batches, tree))
+                values.append(self._with_slopes(work, members, batches, tree))
             carry, outs = self._gradient(work, tree, batches, check)
             check = None  # the old tree and state are given away next
             with self.watch("optimiser"):
@@ -285,7 +280,7 @@ class Learner:
                     jax.block_until_ready(applied)
             done.append((outs, applied))
             batches_of.append(batches)
-        done = self._told(done)
+        done = self._read_back(done)
         finite = [bool(applied["finite"]) for _, applied in done]
         state = state.replace(
             optimiser=optimiser,
@@ -302,7 +297,7 @@ class Learner:
         described = {}
         if config.gradients != "off":
             described = gradient_report([applied for _, applied in done], work.units, work.unit_roles)
-        self._note(evidence, work, batches_of, done)
+        self._record_evidence(evidence, work, batches_of, done)
         return tree, state, report, described
 
     def _work(
@@ -350,7 +345,7 @@ class Learner:
             clock = sum(state.steps for state in states.values())
         return schedule(clock)
 
-    def _written(self, work: Work, members: np.ndarray) -> list[Batch]:
+    def _micro_batches(self, work: Work, members: np.ndarray) -> list[Batch]:
         """Micro-batches of a mini-batch's rows, with the log-probs that they are compared with."""
         rows = work.rows.take(members)
         batches = self._batches(rows)
@@ -362,7 +357,9 @@ class Learner:
             write(batches, "kl_coef", [anchors.get(rows.roles[code], 0.0) for code in rows.role])
         return batches
 
-    def _sloped(self, work: Work, members: np.ndarray, batches: list[Batch], tree: Tree) -> objectives.Value:
+    def _with_slopes(
+        self, work: Work, members: np.ndarray, batches: list[Batch], tree: Tree
+    ) -> objectives.Value:
         """The objective at these weights; its slopes become the advantages in the micro-batches."""
         assert work.aim is not None and work.ref is not None
         logp = self._scores(work.policy, tree, work.frozen, batches, len(members))
@@ -381,7 +378,7 @@ class Learner:
         write(batches, "advantages", (-len(members) * value.slope).tolist())
         return value
 
-    def _note(
+    def _record_evidence(
         self, evidence: Evidence, work: Work, batches_of: Sequence[list[Batch]], done: Sequence[Any]
     ) -> None:
         """The numbers of every row as computed by the last update of its policy."""
@@ -461,7 +458,7 @@ class Learner:
         apart = self.mesh is not None and layout.spans(self.mesh)
         return layout.on_host(outputs) if apart else jax.device_get(outputs)
 
-    def _told(self, done: list[Any]) -> list[Any]:
+    def _read_back(self, done: list[Any]) -> list[Any]:
         """The outputs of all updates of a step; the devices' losses of one micro-batch are added up."""
         for outs, applied in done:  # in the order of their dispatch, so that each wait is of one part
             with self.watch("gradient"):

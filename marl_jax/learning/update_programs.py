@@ -22,10 +22,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.learning.batching import MicroBatch
 from marl_jax.learning.by_role import gradients, interventions
-from marl_jax.learning.learner_config import StepSettings
+from marl_jax.learning.learner_config import LearnerConfig, StepSettings
 from marl_jax.learning.logprobs import token_logprobs
-from marl_jax.learning.losses import LossConfig, policy_loss
+from marl_jax.learning.losses import OBJECTIVES, LossConfig, policy_loss
 from marl_jax.learning.network import Network
+from marl_jax.learning.objectives import surrogate
 from marl_jax.learning.optimiser import clip_factor, transformation
 from marl_jax.models.qwen3 import full_precision
 from marl_jax.models.weight_table import Tree
@@ -40,8 +41,15 @@ class Settings:
     network: Network  # computes hidden states and logits
     loss: LossConfig  # which loss
     chunk: int  # tokens whose logits exist at one time
-    sampler_weights: bool  # correct for what the sampler computed otherwise (truncated importance sampling)
+    sampler_weights: bool  # weigh tokens by their probability for the trainer over that for the sampler
     mesh: Mesh | None = None  # over whose axis "data" the sequences of a micro-batch lie
+
+    @classmethod
+    def of(cls, network: Network, config: LearnerConfig, mesh: Mesh | None = None) -> "Settings":
+        """Those of a learner. An objective may learn from text that nobody sampled: then there is nothing to weigh."""
+        loss = config.loss
+        weighed = loss.kind not in OBJECTIVES and config.old_logprobs == "trainer" and loss.heeds_sampler
+        return cls(network, surrogate(loss), config.logprob_chunk, weighed, mesh)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -111,7 +119,8 @@ def accumulate(
         carry, loss, outputs = _on_each(on_device, settings.mesh, "d--d-")(carry, tree, frozen, pieces, unit)
         return carry, (loss, *outputs)
     parts, denominator = carry
-    config = settings.loss
+    bounds = {"clip_low": batch.clip_low, "clip_high": batch.clip_high}
+    own = {name: bound for name, bound in bounds.items() if bound is not None}  # of each token
 
     def numerator(tree: Tree, batch: MicroBatch) -> tuple[jax.Array, Any]:
         logp, entropy = score(settings, tree, frozen, batch)
@@ -120,21 +129,12 @@ def accumulate(
             jax.lax.stop_gradient(logp) if on_policy else batch.old_logp,
             batch.advantages,
             batch.mask,
-            clip_low=config.clip_low if batch.clip_low is None else batch.clip_low,
-            clip_high=config.clip_high if batch.clip_high is None else batch.clip_high,
-            dual_clip=config.dual_clip,
-            aggregation=config.aggregation,
             sampler_logp=batch.sampler_logp if settings.sampler_weights else None,
-            is_cap=config.is_cap,
-            mask_ratio=config.mask_ratio,
-            kind=config.kind,
-            max_length=config.max_length,
             ref_logp=batch.ref_logp if anchored else None,
             kl_coef=batch.kl_coef if anchored else 0.0,
-            kl=config.kl,
             entropy=entropy,
-            entropy_coef=config.entropy_coef,
             sequences=batch.sequences,
+            **{**vars(settings.loss), **own},
         )
         return loss.numerator, (loss, logp, entropy)
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.config.run_config import RunConfig
+from marl_jax.config.run_fields import policy_specs
 from marl_jax.learning import update_programs
 from marl_jax.learning.by_role.interventions import PerRole
 from marl_jax.learning.network import Qwen3
@@ -22,7 +23,6 @@ from marl_jax.planning.dry_run import Demand
 from marl_jax.planning.memory import most_units
 from marl_jax.planning.plan import Plan, make_plan, show
 from marl_jax.policies import by_name
-from marl_jax.runs.loading.parts import policy_specs
 from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
 
@@ -71,9 +71,7 @@ def lowered(
     units = most_units(config, demand)
     carry = jax.eval_shape(lambda tree: update_programs.nothing(tree, units), tree)
     network = Qwen3(model, scale, config.policies.remat, config.policies.attention)
-    settings = update_programs.Settings(
-        network, learner.loss, learner.logprob_chunk, learner.loss.heeds_sampler
-    )
+    settings = update_programs.Settings.of(network, learner)
     rows, chunk = shapes.prefill_rows(shapes.chunks[-1]), shapes.chunks[-1]
     ints = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
     cache = lambda rows, length: jax.eval_shape(lambda: empty_cache(model, rows, length))

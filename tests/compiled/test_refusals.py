@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from marl_jax.compiled import NoArrayForm, batches, make_step, start
+from marl_jax.compiled import NoArrayForm, batches, cast_of, make_step, start, tasks_of
 from marl_jax.compiled.cast import rates
 from marl_jax.compiled.step import _integers
 from marl_jax.config.run_config import load_config
-from marl_jax.runs.loading.parts import load_parts
+from marl_jax.runs.loading.parts import load_parts, load_tasks
 from marl_jax.task import Task
 from marl_jax.tasks import DataError
 from marl_jax.workflows import Call, Fork
@@ -136,6 +136,20 @@ def test_words_of_other_problems_than_those_of_the_step_are_refused():
     words, tasks = next(batches(config))
     with pytest.raises(TypeError, match=r"words of the key are of 2 problems .* a step has 4"):
         jax.eval_shape(make_step(config), start(config), words[:2], tasks)
+    fewer = np.concatenate([words, words], axis=2)
+    with pytest.raises(TypeError, match=r"by 8 samples by 2 calls, and a step has 4 .* by 1 calls"):
+        jax.eval_shape(make_step(config), start(config), fewer, tasks)
+
+
+def test_questions_without_room_and_what_is_no_configuration_are_refused():
+    config = load_config("configs/micro.py:single-shared-xs-math")
+    cast, tasks = cast_of(config), load_tasks(config.data, "train")[:2]
+    with pytest.raises(ValueError, match=r"a question has \d+ characters, more than the width 1"):
+        tasks_of(cast, tasks, 1)
+    with pytest.raises(ValueError, match="there are no tasks"):
+        tasks_of(cast, [], 9)
+    with pytest.raises(TypeError, match="not a RunConfig"):
+        make_step("configs/micro.py")
 
 
 def test_more_problems_in_a_step_than_there_are_are_refused():

@@ -50,6 +50,8 @@ def test_a_workflow_may_declare_presets_of_its_own():
     assert group_key("study", declared) == ("task", "role", "slot")
     assert group_key("rounds", declared) == ("task", "turn")  # in the order of the fields
     assert group_key("role", declared) == ("task", "role")
+    with pytest.raises(ValueError, match="group 'role' is of every workflow"):
+        group_key("role", {"role": ("slot",)})
 
 
 def test_singletons_and_zero_variance_are_counted_per_role():

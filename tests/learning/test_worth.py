@@ -98,6 +98,10 @@ def raising(table):
     raise KeyError("nothing")
 
 
+def texts(table):
+    return {"weight": ["a"] * len(table)}
+
+
 def wrong(table):
     return {"weight": -np.ones(len(table))}
 
@@ -112,6 +116,8 @@ def test_rows_have_the_weights_and_clips_that_a_users_function_gives_them():
     assert table.weight.tolist() == [2, 0]  # of the call that said nothing, which trains nothing
     with pytest.raises(UserError, match=r"advantages.rows 'test_worth:raising' raised KeyError: 'nothing'"):
         with_advantages(TABLE, AdvantageConfig(rows="test_worth:raising"))
+    with pytest.raises(UserError, match=r"advantages\.rows 'test_worth:texts' returned"):
+        with_advantages(TABLE, AdvantageConfig(rows="test_worth:texts"))
     with pytest.raises(UserError, match="6 numbers from 0 on; 'weight' has others"):
         with_advantages(TABLE, AdvantageConfig(rows="test_worth:wrong"))
     with pytest.raises(ValueError, match="has no 'nobody'"):

@@ -61,6 +61,10 @@ def group_key(
     name: str | Sequence[str], declared: Mapping[str, Sequence[str]] | None = None
 ) -> tuple[str, ...]:
     """The fields of a preset, of one that the workflow has `declared`, or of an explicit list of fields."""
+    if taken := PRESETS.keys() & (declared or {}):
+        raise ValueError(
+            f"group '{min(taken)}' is of every workflow: let the workflow give its own another name"
+        )
     if isinstance(name, str):
         presets = {**PRESETS, **(declared or {})}
         if name in presets:

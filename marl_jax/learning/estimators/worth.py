@@ -1,7 +1,8 @@
 """From rewards to advantages: the columns penalty, group and advantage of the table."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,10 @@ def _own_columns(table: Table, name: str) -> Table:
     )
     if not isinstance(found, Mapping) or not set(found) <= set(ROW_COLUMNS):
         raise RowsError(wrong)
-    columns = {column: np.asarray(values, np.float64) for column, values in found.items()}
+    try:
+        columns = {column: np.asarray(values, np.float64) for column, values in found.items()}
+    except (TypeError, ValueError):
+        raise RowsError(wrong) from None
     for column, values in columns.items():
         if values.shape != (len(table),) or not (np.isfinite(values) & (values >= 0)).all():
             raise RowsError(f"{wrong}, each with {len(table)} numbers from 0 on; '{column}' has others")
@@ -185,7 +189,8 @@ def _attribute(field: str, given: Mapping[str, Any], whose: str) -> Any:
     if name not in given:
         there = f"it has: {', '.join(given)}" if given else "it has none"
         raise GroupError(f"group field '{field}': {whose} has no attribute '{name}'; {there}")
-    return given[name]
+    value = given[name]  # a list or a mapping, say
+    return value if isinstance(value, Hashable) else json.dumps(value, sort_keys=True, default=repr)
 
 
 def _spread(table: Table, part: Table) -> Table:
