@@ -296,11 +296,18 @@ def _as(option: Any, value: Any) -> Any:
         known = annotations(option)
         if unknown := [name for name in value if name not in known]:
             raise Misbuilt(f"without '{unknown[0]}'{nearest(str(unknown[0]), known)}")
+        needed = (field.name for field in dataclasses.fields(option) if field.init and _is_needed(field))
+        if lacking := [name for name in needed if name not in value]:
+            raise Misbuilt(f"{option.__name__}(...) with '{lacking[0]}'")
         try:
             return option(**{name: filled(known[name], entry) for name, entry in value.items()})
         except (ValueError, TypeError) as error:
             raise Misbuilt(f"{option.__name__}(...) that holds: {error}") from None
     raise Mismatch
+
+
+def _is_needed(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _plain(value: Any) -> Any:

@@ -246,6 +246,13 @@ def test_groups_by_attributes_of_tasks_and_calls(table):
     )
     both = Table.of([labelled, dataclasses.replace(labelled, task=TWO)])
     assert groups_of(both, "call.type") == [0, 1, 0, 1]
+    tagged = [dataclasses.replace(task, meta={"tags": ["a", {"b": task.id}]}) for task in (FLAT.task, TWO)]
+    assert groups_of(Table.of([dataclasses.replace(FLAT, task=task) for task in tagged]), "task.tags") == [
+        0,
+        0,
+        1,
+        1,
+    ]
     with pytest.raises(
         GroupError, match=r"'task\.source': task 'one' has no attribute 'source'; it has: hops"
     ):

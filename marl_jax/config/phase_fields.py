@@ -156,11 +156,23 @@ def problems(
                 yield f"{where} names '{name}', which is no policy of policies.map{fields.nearest(name, known)}"
         if phase.flatten and phase.flatten not in roles:
             yield f"{where}.flatten is '{phase.flatten}', which is no role{fields.nearest(phase.flatten, roles)}"
-        interventions = learner.interventions
+        chosen = learner
         try:
-            interventions = learner_of(learner, phase).interventions
+            chosen = learner_of(learner, phase)
         except ValueError as error:
             yield f"{where}: {error}"
+        interventions, of_run = chosen.interventions, learner.interventions.named
+        for setting, names in interventions.named.items():  # those of the whole run are checked with it
+            for name in sorted({*names} - {*roles} - {*of_run[setting]}):
+                yield (
+                    f"{where}: learner.interventions.{setting} names '{name}', which is no role of the workflow"
+                    f"{fields.nearest(name, roles)}"
+                )
+        for name in sorted({*chosen.learning_rates} - {*known} - {*learner.learning_rates}):
+            yield (
+                f"{where}: learner.learning_rates names '{name}', which is no policy of policies.map"
+                f"{fields.nearest(name, known)}"
+            )
         if not strange and {*phase.policies} <= {*known}:
             training = {role for role, _, _ in phase._voices(policy_map, frozen_roles)}
             if not phase.moves(policy_map, frozen_roles) or training <= {*interventions.freeze}:

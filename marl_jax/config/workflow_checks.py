@@ -56,28 +56,20 @@ def _workflow(config: RunFields) -> Problems:
 
 
 def _settings(config: RunFields) -> Problems:
-    chosen, known = config.workflow, find(config.workflow.name).settings
-    wanted = _alike if is_own(chosen.name) else _count
+    chosen, workflow = config.workflow, find(config.workflow.name)
     for name, value in chosen.settings.items():
-        if name not in known:
-            near = fields.nearest(name, known)
+        if name not in workflow.settings:
+            near = fields.nearest(name, workflow.settings)
             yield f"workflow.settings.{name} is no setting of '{chosen.name}'{near}"
-        elif misfit := wanted(value, known[name]):
+        elif misfit := _misfit(value, workflow.settings[name], name in workflow.counts):
             yield f"workflow.settings.{name} is {value!r}; it must be {misfit}"
 
 
-def _count(value: Any, default: Any) -> str | None:
-    """The required type of a setting of a built-in workflow, a switch or a count, if it has another; else None."""
-    if isinstance(default, bool):
-        return None if isinstance(value, bool) else "true or false"
-    if callable(default):
-        return "left out: it is a function"
-    fits = (type(value) is int and value >= 1) or (value is None and default is None)
-    return None if fits else "an integer from 1 on"
-
-
-def _alike(value: Any, default: Any) -> str | None:
-    """The required type of a setting of a user's workflow, that of its default, if it has another; else None."""
+def _misfit(value: Any, default: Any, counted: bool) -> str | None:
+    """The required type of a setting, a count or that of its default, if it has another; else None."""
+    if counted:
+        fits = (type(value) is int and value >= 1) or (value is None and default is None)
+        return None if fits else "an integer from 1 on"
     if callable(default):
         return "left out: it is a function"
     if isinstance(default, bool | int | float | str):

@@ -100,6 +100,9 @@ class Demand:
     problems: int
     assumptions: Assumptions
     longest: tuple[Asked, ...] = ()  # of one episode whose completions are as long as they may be
+    failed: str = (
+        ""  # the error that made-up tasks, tools and answers ended an episode with; what came before counts
+    )
 
     @property
     def calls(self) -> int:
@@ -138,10 +141,10 @@ def dry_run(
     tasks = [
         Task(str(i), config.data.family, f"{i}{question[1:]}", public_tests=({},)) for i in range(problems)
     ]
-    asked = _played(config, workflow, prompts, assumptions, tasks, config.rollout.samples)
+    asked, failed = _played(config, workflow, prompts, assumptions, tasks, config.rollout.samples)
     whole = dataclasses.replace(assumptions, completion=Lengths(1.0, 0.0))
-    longest = _played(config, workflow, prompts, whole, tasks[:1], 1)
-    return Demand(asked, problems, assumptions, longest)
+    longest, _ = _played(config, workflow, prompts, whole, tasks[:1], 1)
+    return Demand(asked, problems, assumptions, longest, failed)
 
 
 def _played(
@@ -151,9 +154,9 @@ def _played(
     assumptions: Assumptions,
     tasks: Sequence[Task],
     samples: int,
-) -> tuple[Asked, ...]:
+) -> tuple[tuple[Asked, ...], str]:
     speller, longest = Speller(assumptions), config.engine.max_prompt
-    asked = play(
+    asked, failed = play(
         dataclasses.replace(workflow, name=config.workflow.name),
         tasks,
         prompts,
@@ -164,9 +167,10 @@ def _played(
         samples=samples,
         limits=dataclasses.replace(config.rollout.limits, context=None),
     )
-    return tuple(
+    cut = [
         dataclasses.replace(call, prompt=call.prompt[-longest:], fed=min(call.fed, longest)) for call in asked
-    )
+    ]
+    return tuple(cut), failed
 
 
 def play(
@@ -177,10 +181,13 @@ def play(
     tokenizer: Any | Mapping[str, Any],
     say: Say,
     **options: Any,  # of `rollout`
-) -> list[Asked]:
-    """Every call that the episodes make, where completions are what `say` makes of a call and its request."""
+) -> tuple[list[Asked], str]:
+    """Every call that the episodes make, where completions are what `say` makes of a call and its request.
+
+    And the error that the first episode ended by, if one did.
+    """
     engine = SilentEngine(say)
-    rollout(
+    played = rollout(
         _heard(workflow, policy_map, engine),
         tasks,
         engine,
@@ -194,7 +201,7 @@ def play(
     )
     if engine.trouble:
         raise PlanError(engine.trouble)
-    return engine.asked
+    return engine.asked, next((bare.error for bare in played.bare_episodes if bare.error), "")
 
 
 class SilentEngine:

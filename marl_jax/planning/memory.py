@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from marl_jax.config.phase_fields import references
 from marl_jax.config.run_config import RunConfig
+from marl_jax.config.run_fields import policy_specs
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.streams import stream_count
 from marl_jax.learning.update import Learner
@@ -24,7 +25,6 @@ from marl_jax.planning.dry_run import Demand
 from marl_jax.planning.workload import Shape, all_shapes
 from marl_jax.policies import by_name, decode_groups, policy_names, roles_of
 from marl_jax.rollouts.voices import load_of
-from marl_jax.runs.loading.parts import policy_specs
 from marl_jax.sampling.shapes import EngineSettings, memory_bytes
 from marl_jax.sampling.shapes import plan as plan_engine
 

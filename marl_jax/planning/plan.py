@@ -16,6 +16,7 @@ from typing import Any, get_args
 import jax.numpy as jnp
 
 from marl_jax.config.run_config import RunConfig
+from marl_jax.config.run_fields import policy_specs
 from marl_jax.learning.objectives import PASSES
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
@@ -34,7 +35,7 @@ from marl_jax.planning.occupancy import Length, Occupancy, Waves, occupancy_at_l
 from marl_jax.planning.workload import Shape, batches_of
 from marl_jax.policies import by_name, decode_groups, policy_names, roles_of
 from marl_jax.rollouts.history import Chats
-from marl_jax.runs.loading.parts import policy_specs, words
+from marl_jax.runs.loading.parts import words
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.task import Task
 from marl_jax.workflows import find
@@ -81,6 +82,7 @@ class Plan:
     largest: Shape  # the micro-batch that takes most
     calls: int  # of an episode, at most
     assumptions: Assumptions
+    failed: str = ""  # what ended an episode of made-up answers
     refusal: str | None = None  # of the engine, where its lanes do not fit what is left for them
 
     @property
@@ -200,6 +202,7 @@ def make_plan(
         largest=largest,
         calls=demand.calls,
         assumptions=demand.assumptions,
+        failed=demand.failed,
         refusal=refusal,
     )
 
@@ -264,7 +267,7 @@ def check_words(config: RunConfig, made: Plan, tokenizers: Mapping[str, Any] | N
     limit = config.rollout.limits.context or context
     way_out = "rollout.limits.context" if limit < context else "engine.max_prompt"
     context = min(limit, context)
-    asked = play(
+    asked, _ = play(
         find(config.workflow.name).bind(**config.workflow.settings),
         [Task("0", config.data.family, "")],
         words(config),

@@ -79,7 +79,7 @@ def _episode(config: RunFields, text: str = NO_VERDICT) -> list[Asked]:
         for role, own in config.role_settings.items()
     }
     family: Any = config.data.family if config.data.family in workflow.families else workflow.families[0]
-    return play(
+    asked, _ = play(
         workflow.bind(**settings),
         [Task("0", family, "")],
         _Wordless(),
@@ -89,6 +89,7 @@ def _episode(config: RunFields, text: str = NO_VERDICT) -> list[Asked]:
         settings=sampling,
         limits=Limits(max_calls=2 * COUNTED),
     )
+    return asked
 
 
 class _Wordless:

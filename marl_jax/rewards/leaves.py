@@ -13,7 +13,7 @@ import numpy as np
 
 from marl_jax.errors import UserError
 from marl_jax.fields import nearest
-from marl_jax.own import is_own, own_function
+from marl_jax.own import called, is_own, own_function
 from marl_jax.rewards.grading import finite
 
 __all__ = ["LeavesError", "check_function", "over_leaves"]
@@ -56,4 +56,5 @@ def _one(function: Callable[[Sequence[float]], Any], values: Sequence[float], ho
     if all(map(math.isnan, values)):
         return math.nan
     worth = [0.0 if math.isnan(value) else value for value in values]
-    return finite(function(worth), f"what {how!r} makes of the {len(worth)} leaves of a call", LeavesError)
+    made = called(function, f"leaves '{how}'", LeavesError, worth)
+    return finite(made, f"what {how!r} makes of the {len(worth)} leaves of a call", LeavesError)

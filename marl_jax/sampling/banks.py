@@ -24,7 +24,6 @@ from marl_jax.sampling.admission import Waiting
 from marl_jax.sampling.lanes import LaneTable
 from marl_jax.sampling.rungs import FREE
 from marl_jax.sampling.shapes import EngineSettings
-from marl_jax.sampling.transfer import fetch
 from marl_jax.threads import Workers
 
 __all__ = ["Bank", "Rungs"]
@@ -131,7 +130,7 @@ class Bank:
         """The samples of the running dispatch, on the host. If interrupted, it may be called again."""
         assert self._under_way is not None
         rungs, sampled = self._under_way.result()
-        on_host = fetch(sampled)
+        on_host = jax.device_get(sampled)
         self.rungs[: len(rungs)], self._under_way, self.fed = rungs, None, None
         return on_host
 

@@ -375,16 +375,12 @@ class Engine:
 
     def _stop_string(self, tokens: list[int], request: Request) -> int | None:
         """The number of tokens after which a stop string is in the text; None if there is none yet."""
-        assert self._to_text is not None  # checked at submission
-        if len(tokens) < request.min_new_tokens:
+        to_text = self._to_text
+        assert to_text is not None  # checked at submission
+        ends = lambda n: any(text in to_text(tokens[:n]) for text in request.stop_strings)
+        if len(tokens) < request.min_new_tokens or not ends(len(tokens)):
             return None
-        for n in (len(tokens), *range(max(1, request.min_new_tokens), len(tokens))):
-            stops = any(s in self._to_text(tokens[:n]) for s in request.stop_strings)
-            if n == len(tokens) and not stops:
-                return None
-            if stops and n < len(tokens):
-                return n
-        return len(tokens)
+        return next(filter(ends, range(max(1, request.min_new_tokens), len(tokens))), len(tokens))
 
 
 def mesh_of(params: Any) -> Mesh | None:

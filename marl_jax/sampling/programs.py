@@ -12,13 +12,14 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from marl_jax.errors import UserError
 from marl_jax.models import decode as model
 from marl_jax.models import qwen3
 from marl_jax.models.decode import Cache
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.scatter import UNIQUE, distinct
 from marl_jax.models.weight_table import Tree
-from marl_jax.own import own_function
+from marl_jax.own import called, own_function
 from marl_jax.sampling import methods
 
 __all__ = [
@@ -232,6 +233,20 @@ def _paste(cache: Cache, rows: jax.Array, part: Cache, length: int) -> Cache:
     )
 
 
+class SamplerError(UserError, ValueError):
+    """A user's sampler failed, or returned something else than logits."""
+
+
+def _by_own(name: str, logits: jax.Array) -> jax.Array:
+    found = called(own_function(name, "sampler"), f"sampler '{name}'", SamplerError, logits)
+    if jnp.shape(found) != logits.shape:
+        what = f"an array {list(found.shape)}" if hasattr(found, "shape") else f"{found!r:.80}"
+        raise SamplerError(
+            f"sampler '{name}' returned {what}; return logits {list(logits.shape)}, as it was given"
+        )
+    return found
+
+
 def sample(
     logits: jax.Array, lanes: Lanes, features: Features, forced: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
@@ -249,7 +264,7 @@ def sample(
         top_k, top_p = jnp.where(greedy, 0, lanes.top_k), jnp.where(greedy, 1.0, lanes.top_p)
         logits = methods.truncate(logits, top_k, top_p)
     if features.sampler:
-        logits = jnp.where(greedy[:, None], logits, own_function(features.sampler, "sampler")(logits))
+        logits = jnp.where(greedy[:, None], logits, _by_own(features.sampler, logits))
     token, logprob = methods.draw(logits, methods.noise(lanes.noise, lanes.generated), greedy)
     if forced is not None:
         given = jnp.take_along_axis(jax.nn.log_softmax(logits), forced[:, None], axis=1)[:, 0]

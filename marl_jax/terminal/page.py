@@ -82,6 +82,8 @@ def plan_page(
         f"at most {first.calls} calls per episode; assumed: {first.assumptions}; {COMPUTE:.0%} of a device's "
         f"peak operations, {BANDWIDTH:.0%} of its bandwidth",
     ]
+    if first.failed:
+        head.append(f"made-up answers ended an episode, and only calls before count: {first.failed}")
     if config.mesh.devices > 1:
         over = f", of each of {config.mesh.hosts} hosts" if config.mesh.hosts > 1 else ""
         head.append(f"for each device of a mesh of {config.mesh.data} x {config.mesh.model}{over}")

@@ -426,8 +426,10 @@ def test_what_cannot_be_is_refused_with_the_way_out(texts, message):
     assert any(message in problem for problem in refused(*texts))
 
 
-@workflow(roles=("writer",))
-def own_settings(task, prompts, *, style="plain", keep=0.25, tries=3, loud=False, words=("a",), limit=None):
+@workflow(roles=("writer",), counts=("rounds",))
+def own_settings(
+    task, prompts, *, style="plain", keep=0.25, tries=3, loud=False, words=("a",), limit=None, rounds=2
+):
     yield Call("writer", prompts.writer(question=task.question))
 
 
@@ -449,6 +451,7 @@ def test_settings_of_ones_own_workflow_are_of_the_types_of_their_defaults():
         ("tries", "1.5", "an integer"),
         ("loud", "3", "true or false"),
         ("words", "b", "values with commas between, in [ ]"),
+        ("rounds", "0", "an integer from 1 on"),
     ):
         with pytest.raises(ConfigError, match=rf"workflow\.settings\.{name} is .*; it must be") as refusal:
             own((f"workflow.settings.{name}", text))

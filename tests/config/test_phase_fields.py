@@ -83,6 +83,12 @@ def test_who_trains():
             },
             "both say who trains when",
         ),
+        ({"name": "x"}, "it must be Phase(...) with 'steps'"),
+        (
+            {"steps": 5, "learner": {"interventions.kl_coef": {"agregator": 0.1}}},
+            "did you mean 'aggregator'?",
+        ),
+        ({"steps": 5, "learner": {"learning_rates": {"p7": 0.1}}}, "names 'p7', which is no policy"),
         ({"steps": 5, "source": "collected"}, "any phase before it collects nothing"),
         ({"steps": 5, "flatten": "generator"}, "flatten is for calls from a source"),
         ({"steps": 5, "roles": ["generator"], "policies": ["p1"]}, "trains nothing"),

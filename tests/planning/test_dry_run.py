@@ -132,7 +132,7 @@ def mine(task, prompts):
         "needy",
     )
     plan = make_plan(run, ModelConfig.preset("xs"), HERE)
-    assert plan.calls == 0 and plan.seconds is None
+    assert plan.calls == 0 and plan.seconds is None and "KeyError: 'messages'" in plan.failed
     assert plan.total > 0
 
 

@@ -82,6 +82,7 @@ def test_the_pages_of_the_plan_say_what_was_measured(plan):
 
 def test_a_machine_keeps_the_best_rates_that_it_showed(monkeypatch):
     quiet = devices.host()
+    devices._rates.cache_clear()
     monkeypatch.setattr(devices, "_shortest", lambda work: 1e3)  # as if everything took ages
     busy = devices.host()
     assert (busy.float32, busy.bandwidth) == (quiet.float32, quiet.bandwidth)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +24,10 @@ from kit import (
     serve,
 )
 
+from marl_jax.errors import UserError
 from marl_jax.models import forward, init, lora
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.sampling import Engine, Features, Load, generate, plan, programs
-from marl_jax.sampling.transfer import Transfers, fetch
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +237,7 @@ def test_an_update_reaches_the_very_next_sample(params, adapters):
 # -- programs and transfers -------------------------------------------------------------------------------------
 
 
-def test_nothing_is_compiled_after_warm_up_and_each_dispatch_is_read_once(params):
+def test_nothing_is_compiled_after_warm_up_and_each_dispatch_is_read_once(params, monkeypatch):
     with compilations() as cold:
         # Whether all of these widths give the same bits is not asked here.
         settings = dataclasses.replace(SETTINGS, widths=(8, 4, 2), steps=3, prefixes=5)
@@ -258,7 +259,8 @@ def test_nothing_is_compiled_after_warm_up_and_each_dispatch_is_read_once(params
         )
         for i in range(200)
     ]
-    reads, dispatches = Transfers.count, engine.stats.dispatches
+    reads, dispatches, read = [], engine.stats.dispatches, jax.device_get
+    monkeypatch.setattr(jax, "device_get", lambda tree: reads.append(tree) or read(tree))
     other = init(5, CONFIG)
     with compilations() as counted:
         completions = serve(engine, requests[:150])
@@ -271,7 +273,7 @@ def test_nothing_is_compiled_after_warm_up_and_each_dispatch_is_read_once(params
         engine.update(params=other)
         serve(engine, requests[150:])
     assert counted == [0]
-    assert Transfers.count - reads == engine.stats.dispatches - dispatches > 0
+    assert len(reads) == engine.stats.dispatches - dispatches > 0
 
 
 def test_progress_is_told_after_every_dispatch(params):
@@ -293,9 +295,10 @@ def test_a_wait_that_was_interrupted_is_taken_up_again(params, monkeypatch):
         waits.append(tree)
         if len(waits) % 2:
             raise KeyboardInterrupt
-        return fetch(tree)
+        return read(tree)
 
-    monkeypatch.setattr("marl_jax.sampling.banks.fetch", interrupted)
+    read = jax.device_get
+    monkeypatch.setattr(jax, "device_get", interrupted)
     tickets = [engine.submit(request) for request in requests]
     while engine.pending:
         with contextlib.suppress(KeyboardInterrupt):
@@ -432,6 +435,22 @@ def test_a_sampler_of_ones_own_cuts_tokens_off_and_the_logged_distribution_is_wh
         logp = left - np.log(np.exp(left).sum(-1, keepdims=True))
         np.testing.assert_allclose(done.logprobs, logp[np.arange(len(at)), done.tokens], atol=1e-4)
         assert {i for row in done.kept for i in row if i >= 0} <= set(range(0, CONFIG.vocab_size, 2))
+
+
+SAMPLERS = {
+    "raising": (lambda logits: {}[0], "raised KeyError: 0"),
+    "nothing": (lambda logits: None, "returned None; return logits [8, 96]"),
+    "narrow": (lambda logits: logits[:, 1:], "returned an array [8, 95]; return logits [8, 96]"),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sampler_that_makes_no_logits_is_one_line(params, monkeypatch, name):
+    sampler, told = SAMPLERS[name]
+    monkeypatch.setitem(globals(), name, sampler)
+    settings = dataclasses.replace(SETTINGS, features=Features(sampler=f"{__name__}:{name}"))
+    with pytest.raises(UserError, match=re.escape(f"sampler '{__name__}:{name}' {told}")):
+        serve(Engine(params, CONFIG, settings), [ask(prompt(5, 0), 0, new=6)])
 
 
 def test_prompts_of_about_the_same_length_share_their_programs():
