@@ -27,8 +27,12 @@ def home(given: str | os.PathLike[str] | None = None) -> Path:
 def processor() -> str:
     """The kind of this machine's processor, and how many of them the process may use."""
     names = _cpu_lines("model name", "flags", "Features")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return " ".join([platform.machine(), *dict.fromkeys(names), platform.processor(), f"{cores} cores"])
+    return " ".join([platform.machine(), *dict.fromkeys(names), platform.processor(), f"{cores()} cores"])
+
+
+def cores() -> int:
+    """How many the process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine() -> str:

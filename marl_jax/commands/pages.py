@@ -31,7 +31,7 @@ EXAMPLES = "examples"
 
 
 def pages() -> dict[str, Path]:
-    """{name: file}, the README first, then by name, the reference last."""
+    """{name: file}, the README first, then by name, the reference, and BUILD_NOTES last."""
     home = packaged("docs")
     inside = {
         path.relative_to(home / "docs").with_suffix("").as_posix(): path for path in home.glob("docs/**/*.md")

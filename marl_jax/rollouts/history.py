@@ -132,7 +132,7 @@ class Chats:
 def fit(
     messages: Sequence[Message],
     render: Callable[[Sequence[Message]], tuple[int, ...]],
-    room: int,
+    room: float,
     truncate: bool,
 ) -> tuple[tuple[int, ...], int]:
     """Tokens of the messages, at most `room` of them, and the number cut from the middle of the longest one."""

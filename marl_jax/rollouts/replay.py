@@ -26,6 +26,8 @@ class Differs(ValueError):
 
 def branches(running: Running) -> Iterator[tuple[Running, Batch]]:
     """The other branches of the forks that it has just passed, each with its first batch after the fork."""
+    if not running.others:
+        return
     past = dataclasses.replace(running.episode(), error=None)
     paths, running.others = running.others, []
     for path in paths:

@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -313,10 +314,9 @@ class Running:
                 )
             before = last.prompt_tokens + last.tokens
             render = functools.partial(chat.extend, last.tokens)
-        added, cut = render(call.messages), 0
-        if self.limits.context is not None:
-            room = self.limits.context - self.new_tokens(call.role) - len(before)
-            added, cut = fit(call.messages, render, room, self.limits.overlong == "truncate")
+        most = math.inf if self.limits.context is None else self.limits.context
+        room = most - self.new_tokens(call.role) - len(before)
+        added, cut = fit(call.messages, render, room, self.limits.overlong == "truncate")
         turn = self._turns.get((call.role, call.slot), 0)
         self._turns[call.role, call.slot] = turn + 1
         return Ask(call, index, turn, before + added, cut, self.path)

@@ -120,10 +120,17 @@ def crc32c(data: bytes) -> int:
     """CRC-32 with the Castagnoli polynomial."""
     crc = 0xFFFFFFFF
     for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+        crc = _REMAINDERS[(crc ^ byte) & 0xFF] ^ crc >> 8
     return crc ^ 0xFFFFFFFF
+
+
+def _remainder(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+    return byte
+
+
+_REMAINDERS = [*map(_remainder, range(256))]
 
 
 def _key(field: int, kind: int) -> bytes:

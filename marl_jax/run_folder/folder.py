@@ -16,7 +16,7 @@ import platform
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +83,6 @@ def open_folder(workdir: str | os.PathLike[str], way_out: str = "choose another 
 
     A folder of something else is refused and left as it is.
     """
-    if not os.fspath(workdir):
-        raise FolderError("--workdir is missing: give the directory of the run")
     path = Path(workdir).expanduser().absolute()
     with contextlib.ExitStack() as stack:
         try:
@@ -156,10 +154,8 @@ def begin(
         )
     if lines:
         _forget_tools(folder)
-        anew = any(line.startswith(_SETTLED_BY) for line in lines)
-        settled = dict(settle()) if anew else before["settled"]
-        if any(line.startswith("config.road:") for line in lines):
-            settled = {name: value for name, value in settled.items() if name not in ("road", "devices")}
+        settled = _still_settled(before, lines)
+        settled = dict(settle()) if settled is None else settled
         before = _write(folder, {**before, **now, "settled": settled, "changes": [*before["changes"], lines]})
     return before["settled"]
 
@@ -170,10 +166,21 @@ def settle(folder: Path, settled: Mapping[str, Any]) -> None:
 
 
 def settled_for(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """What an earlier start with this very configuration settled; nothing if there was none."""
+    """What an earlier start settled, as far as this configuration leaves it; nothing if there was none."""
     record = _before(folder)
     lines = differences(record.get("config", {}), config.to_json(), "config.")
-    return {} if any(not line.startswith(_FREE) for line in lines) else record.get("settled", {})
+    if any(not line.startswith(_FREE) for line in lines) and not has_results(folder):
+        return {}  # a start that failed does not count
+    return _still_settled(record, lines) or {}
+
+
+def _still_settled(record: Mapping[str, Any], lines: Sequence[str]) -> dict[str, Any] | None:
+    """What the changes that the lines tell leave of the settled values; None: all follow from what was changed."""
+    if any(line.startswith(_SETTLED_BY) and not line.startswith(_FREE) for line in lines):
+        return None
+    road = any(line.startswith("config.road:") for line in lines)
+    settled = record.get("settled", {})
+    return {name: value for name, value in settled.items() if not road or name not in ("road", "devices")}
 
 
 def read(workdir: str | os.PathLike[str]) -> dict[str, Any]:

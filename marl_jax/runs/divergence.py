@@ -49,7 +49,7 @@ def broken_update(report: Report, before: Mapping[str, int], after: Mapping[str,
 
 @contextlib.contextmanager
 def finite(run: Run, state: State) -> Iterator[None]:
-    """A context in which the policies of this state answer: numbers that are not finite become a `DivergenceError`."""
+    """A context in which the policies of this state answer: numbers that are not finite become a `Diverged`."""
     try:
         yield
     except NotFinite as error:

@@ -128,8 +128,9 @@ class Hosted:
                     return gathered(lambda: table)
 
             tasks = tasks_of_step(run, state)
-            table, counts = resample(sample, reward, tasks, config.advantages, draws=draws, presets=presets)
-        return table, counts if draws > 1 else None
+            if draws == 1:
+                return reward(sample(tasks, 0)), None
+            return resample(sample, reward, tasks, config.advantages, draws=draws, presets=presets)
 
 
 def _clocked(clock: Clock, of_all: Callable[[Progress], Progress]) -> Callable[[Progress], Progress]:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from marl_jax import compiled
+from marl_jax import compiled, user_cache
 from marl_jax.compiled import Columns, NoArrayForm, kept
 from marl_jax.compiled.cast import Cast
 from marl_jax.compiled.learn import evidence, units_of
@@ -68,7 +68,7 @@ def cpu_devices() -> None:
         os.environ["XLA_FLAGS"] = f"{given} --{PATIENCE}=86400".strip()
     if FORCED not in given and getattr(jax.config, "jax_num_cpu_devices", -1) < 0:
         with contextlib.suppress(RuntimeError):  # it has begun
-            jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+            jax.config.update("jax_num_cpu_devices", user_cache.cores())
 
 
 class Compiled:

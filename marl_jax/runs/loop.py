@@ -203,7 +203,7 @@ def _after(run: Run, at: Place, state: State, made: Made) -> tuple[State, dict[s
         made.table if at.phase.source == "play" else made.table.take([])
     )  # others were counted when played
     buffer, about_buffer = learned(state.buffer, played, run.config.data.buffer, state.step + 1)
-    learner = made.learner
+    learner, form = made.learner, measures.form(made.table)
     if made.failure:  # the next start counts anew
         learner = {name: own.replace(skipped=0) for name, own in learner.items()}
     after = dataclasses.replace(
@@ -214,10 +214,10 @@ def _after(run: Run, at: Place, state: State, made: Made) -> tuple[State, dict[s
         position=run.problems.position,
         buffer=buffer,
         accuracy=None,
-        form=measures.form(made.table) | (state.form or {}),
+        form=form | state.form,
         failure=made.failure,
     )
-    values = measures.of_step(made.table, made.groups, made.counted, made.report, after.form)
+    values = measures.of_step(made.table, made.groups, made.counted, made.report, form, after.form)
     return after, values | run.phases.about(at) | about_buffer
 
 

@@ -77,6 +77,7 @@ def of_step(
     groups: Mapping[str, GroupCounts],
     counted: Mapping[str, float],  # counted by the road itself
     report: Report,
+    now: Mapping[str, Mapping[str, float]],  # the `form` of the table
     base_form: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
     """The line of a step for `metrics.jsonl`, but for its number."""
@@ -104,7 +105,6 @@ def of_step(
     for role, counts in groups.items():
         values |= {f"groups/{role}/{name}": value for name, value in dataclasses.asdict(counts).items()}
     values |= signs(table)
-    now = form(table)
     for role in (role for role in now if role in base_form):
         drift = form_drift(now[role], base_form[role])
         values |= {f"drift/{role}/{name}": value for name, value in drift.items()}

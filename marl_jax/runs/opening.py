@@ -24,7 +24,7 @@ from marl_jax.alarms.watch import judge
 from marl_jax.compiled import NoArrayForm
 from marl_jax.compiled.cast import check_settings
 from marl_jax.config.run_config import ConfigError, RunConfig
-from marl_jax.config.run_fields import TRACKERS
+from marl_jax.config.run_fields import TRACKERS, policy_specs
 from marl_jax.own import is_own
 from marl_jax.packaged import located
 from marl_jax.planning import devices, plan
@@ -61,7 +61,6 @@ from marl_jax.runs.loading.parts import (
     load_parts,
     load_tasks,
     model_configs,
-    policy_specs,
     shared_problems,
     tokenizers_of,
 )
@@ -74,7 +73,6 @@ from marl_jax.runs.loading.play import (
     player_of,
     settled_form,
     settled_shapes,
-    shapes_of,
 )
 from marl_jax.runs.measures import Clock
 from marl_jax.runs.phases import Phases, phase_digests
@@ -94,6 +92,8 @@ SEEN_S = 15.0  # until a shared disk shows every host what process 0 has written
 
 def folders_of(config: RunConfig, workdir: str | os.PathLike[str]) -> list[Path]:
     """The folder of each seed: the directory itself, or DIR/seed-N where several train side by side."""
+    if not os.fspath(workdir):
+        raise FolderError("--workdir is missing: give the directory of the run")
     path = Path(workdir).expanduser().absolute()
     return [path] if config.seeds == 1 else [path / f"seed-{one.seed}" for one in _each_seed(config)]
 
@@ -116,9 +116,8 @@ def open_runs(
     _agree({"config": config.to_json(), "versions": versions(), "workdir": os.fspath(workdir)})
 
     def opened() -> list[Path]:
-        if os.fspath(workdir):
-            _check_seeds(config, workdir)
-        places = folders_of(config, workdir) if os.fspath(workdir) else [workdir]
+        places = folders_of(config, workdir)
+        _check_seeds(config, workdir)
         claimed = [stack.enter_context(open_folder(place)) for place in places]
         for one, folder in zip(configs, claimed):
             refuse_the_same(folder, one, accept_changes)
@@ -174,6 +173,7 @@ def check_foreseen(config: RunConfig, planned: plan.Plan) -> Compiled | None:
     tokenizers = tokenizers_of(config, model_configs(config))
     if left_open(config):
         return None
+    phase_digests(config)
     plan.check_words(config, planned, tokenizers)
     if config.data.name in KINDS or is_own(config.data.name):
         splits = {split: _drawn(config.data, split) for split in _splits(config)}
@@ -265,6 +265,8 @@ def _check_seeds(config: RunConfig, workdir: str | os.PathLike[str]) -> None:
     if config.seeds == 1:
         return
     if (path / CONFIG).exists():
+        if read(path)["config"].get("seeds", 1) > 1:
+            raise FolderError(f"'{path}' is one of several seeds: start them in '{path.parent}'")
         raise FolderError(f"'{path}' is a run of one seed: leave seeds out, or choose another --workdir")
     wanted = folders_of(config, path)
     new = [place.name for place in wanted if not (place / CONFIG).exists()]
@@ -331,7 +333,9 @@ def _load(
     arrays, road = _arrays(config, parts, splits["train"], early)
     stop.check_together()
     inexact = {"bit_exact": False} if config.engine.kind == "vllm" else {}
-    engine = lambda: settled_form(planned_engine(config, parts)) | inexact
+    engine = functools.cache(
+        lambda: settled_form(planned_engine(config, parts)) | inexact
+    )  # one for all seeds
     found = named.digests | phase_digests(config)
     _agree({"digests": found})
 
@@ -446,8 +450,8 @@ def _hosted(runs: Sequence[Run], stack: contextlib.ExitStack, state: State) -> H
         measured = settled.get("measured", False)
         made.append(make(shapes, state.updates, measured=measured))
         if not measured:  # for the starts that follow
-            _settle(runs, **settled_form(shapes_of(made[0])), measured=True)
-        return shapes_of(made[0])
+            _settle(runs, **settled_form(made[0].settings), measured=True)
+        return made[0].settings
 
     shapes = hosts.from_first(first)
     if not made:

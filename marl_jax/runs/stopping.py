@@ -68,7 +68,7 @@ class Stop:
         return self.asked
 
     def check(self) -> None:
-        """Raise `Interrupted` once a stop is requested."""
+        """Raise `Stopped` once a stop is requested."""
         if self.heed():
             raise Stopped
 
@@ -78,7 +78,7 @@ class Stop:
         return self.heed()
 
     def check_together(self) -> None:
-        """Raise `Interrupted` once a stop is requested of one of the processes; all call it."""
+        """Raise `Stopped` once a stop is requested of one of the processes; all call it."""
         if self.heed_together():
             raise Stopped
 

@@ -349,7 +349,7 @@ def logged(credit, *episodes):
     """What the line of a step says of rewards."""
     nothing = Report({}, {}, {}, {}, ())
     table = with_rewards(graded(*episodes), credit)
-    line = measures.of_step(table, {}, {}, nothing, {})
+    line = measures.of_step(table, {}, {}, nothing, {}, {})
     return {name: value for name, value in line.items() if name.startswith(("reward/", "credit/"))}
 
 

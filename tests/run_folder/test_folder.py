@@ -148,6 +148,17 @@ def test_a_folder_from_before_a_field_came_and_another_went_is_the_same_run(tmp_
         folder.read_config(tmp_path)
 
 
+def test_what_an_accepted_change_leaves_of_the_settled_values_is_known_before_it_is_accepted(tmp_path):
+    begin(tmp_path, CONFIG, DIGESTS, lambda: {"lanes": 64, "road": "compiled", "devices": 1})
+    changed = lambda **changes: dataclasses.replace(CONFIG, **changes)
+    assert folder.settled_for(tmp_path, changed(steps=7)) == {}  # of a start that failed
+    leave_results(tmp_path)
+    assert folder.settled_for(tmp_path, changed(steps=7)) == {"lanes": 64, "road": "compiled", "devices": 1}
+    assert folder.settled_for(tmp_path, changed(road="compiled", steps=7)) == {"lanes": 64}
+    longer = dataclasses.replace(CONFIG.sampling, max_new_tokens=CONFIG.sampling.max_new_tokens + 1)
+    assert folder.settled_for(tmp_path, changed(sampling=longer)) == {}
+
+
 def test_what_is_wrong_with_a_stored_configuration_is_told_once(tmp_path):
     begin(tmp_path, CONFIG, DIGESTS)
     record = json.loads((tmp_path / "config.json").read_text())

@@ -205,6 +205,8 @@ BROKEN = (
     *(([GOOD | {"token_ids": [1, 2, id]}], f"with token {str(id)[:9]}") for id in (-1, 10, 10**12)),
     *(([GOOD | {"logprobs": all}], "without a log-prob") for all in (None, [-1, -2, -3], {"token_logprobs": [-1] * 4})),
     *(([GOOD | {"logprobs": {"token_logprobs": all}}], "as the log-prob of a token") for all in SCORES),
+    ([GOOD | {"token_ids": [3, 0, 1]}], "went on behind the stop token at place 2 of 3"),
+    ([GOOD | {"token_ids": [3, 2, 1, 4, 0], "finish_reason": "stop"}], "with 5 tokens where 0 to 3"),
 )  # fmt: skip
 
 

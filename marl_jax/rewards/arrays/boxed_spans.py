@@ -9,10 +9,10 @@ The work grows with the number of boxes in the row that has most of them.
 import jax
 import jax.numpy as jnp
 
-from marl_jax.rewards.arrays.texts import following, next_place, place_before, starts
+from marl_jax.rewards.arrays.texts import among, following, next_place, place_before, starts
 from marl_jax.rewards.math.boxed import MAX_BOXES
 
-__all__ = ["Span", "answer_span", "choice_span", "is_blank", "is_digit", "is_letter", "strip"]
+__all__ = ["Span", "answer_span", "choice_span", "is_blank", "is_digit", "is_letter", "is_word", "strip"]
 
 Span = tuple[jax.Array, jax.Array]
 _BLANKS_AFTER = 16  # at most so many between the command and its argument
@@ -32,6 +32,11 @@ def is_letter(chars: jax.Array) -> jax.Array:
 def is_digit(chars: jax.Array) -> jax.Array:
     """Bool: 0 to 9."""
     return (chars >= ord("0")) & (chars <= ord("9"))
+
+
+def is_word(chars: jax.Array) -> jax.Array:
+    """Bool: a letter, a digit or an underscore."""
+    return is_letter(chars) | is_digit(chars) | (chars == ord("_"))
 
 
 def strip(chars: jax.Array, start: jax.Array, end: jax.Array, left: jax.Array, right: jax.Array) -> Span:
@@ -78,14 +83,14 @@ def _best_box(all_chars: jax.Array, lo: jax.Array, hi: jax.Array) -> tuple:
     solid = next_place(~blank)
 
     # What ends an argument without braces; a group {...} inside it goes with it.
-    special = jnp.isin(chars, jnp.asarray(list(b"{}$\n"), jnp.uint8))
+    special = among(chars, b"{}$\n")
     next_special = jnp.pad(next_place(special), (0, 1), constant_values=width)[1:]
     group = opens & (chars.at[next_special].get(mode="fill", fill_value=0) == ord("}"))
     after = following(chars)
     ends_bare = jnp.where(
         escape & ~escaped,
         is_blank(after) | (after == 0),
-        ~escaped & (jnp.isin(chars, jnp.asarray(list(b"${}"), jnp.uint8)) & ~group),
+        ~escaped & (among(chars, b"${}") & ~group),
     )
     ends_bare |= blank | (chars == 0)
 
@@ -106,7 +111,7 @@ def _best_box(all_chars: jax.Array, lo: jax.Array, hi: jax.Array) -> tuple:
         opened = place_before(group & (place >= at))
         covered = (opened >= 0) & (place <= next_special[jnp.maximum(opened, 0)])
         stop = jnp.min(jnp.where(ends_bare & ~covered & (place >= at), place, width))
-        punctuation = jnp.isin(chars, jnp.asarray(list(b".,;:!?"), jnp.uint8))
+        punctuation = among(chars, b".,;:!?")
         _, tail = strip(chars, at, stop, jnp.zeros(width, bool), punctuation)
         end = jnp.where(braced, shut + 1, stop)
         whole = jnp.where(braced, shut < width, stop > at) & (at < width) & near[command] & ~lettered[command]

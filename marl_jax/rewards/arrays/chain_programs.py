@@ -22,10 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marl_jax.rewards.arrays.boxed_spans import Span, is_digit, is_letter
+from marl_jax.rewards.arrays.boxed_spans import Span, is_digit, is_word
 from marl_jax.rewards.arrays.chain_values import LARGEST, OPERATIONS, Value, apply, same
 from marl_jax.rewards.arrays.integer_answers import Verdict
-from marl_jax.rewards.arrays.texts import following, next_place, place_before, starts
+from marl_jax.rewards.arrays.texts import among, following, next_place, place_before, starts
 from marl_jax.task import Task
 
 __all__ = ["Tests", "grade_program", "pack_tests", "program_span"]
@@ -80,8 +80,6 @@ def _value(task: Task, value: Any) -> Value:
 
 # ---------------------------------------------------------------- where the program is
 
-_BLANKS, _QUOTES = (np.array([ord(char) for char in some], np.uint8) for some in (" \t", "#'\""))
-
 
 def program_span(chars: jax.Array, length: jax.Array) -> tuple[Span, jax.Array, jax.Array]:
     """(start, end) of the fenced program, whether there is one, and whether its fences are beyond the arrays.
@@ -100,13 +98,13 @@ def program_span(chars: jax.Array, length: jax.Array) -> tuple[Span, jax.Array, 
     last = jnp.max(jnp.where(fence, place, 0))
     alone = chars.at[last - 1].get(mode="clip") == ord("\n")
     # The last character before it.
-    code = jnp.max(jnp.where((place < last) & ~jnp.isin(chars, _BLANKS), place, 0))
-    behind = (chars[code] != ord("\n")) & ~jnp.any(jnp.isin(chars, _QUOTES) & (place < length))
+    code = jnp.max(jnp.where((place < last) & ~among(chars, b" \t"), place, 0))
+    behind = (chars[code] != ord("\n")) & ~jnp.any(among(chars, b"#'\"") & (place < length))
     shut = (last > 0) & (last == length - 3) & (alone | behind)
     ticks = jnp.sum(chars == ord("`"))
     plain = opened & (ticks == jnp.where(shut, 6, 3))
     start, end = first_line + 1, jnp.where(shut, jnp.where(alone, last - 1, code + 1), length)
-    begun = ~jnp.isin(chars.at[start].get(mode="fill", fill_value=0), jnp.asarray([0, 9, 10, 32], jnp.uint8))
+    begun = ~among(chars.at[start].get(mode="fill", fill_value=0), b"\0\t\n ")
     plain &= begun & (end > start)  # neither empty nor indented
     return (jnp.where(plain, start, 0), jnp.where(plain, end, 0)), plain, any_fence & ~plain
 
@@ -197,7 +195,7 @@ def _prepared(chars: jax.Array) -> tuple[_Source, jax.Array]:
     ]
     figure = jnp.where(digit, chars - ord("0"), 0).astype(jnp.uint32)
     worth = jnp.pad(jnp.cumsum(figure * power, dtype=jnp.uint32), (1, 0))
-    named = is_letter(chars) | digit | (chars == ord("_"))
+    named = is_word(chars)
     alone = (chars == ord("x")) & ~following(named, -1) & ~following(named)
     odd = jnp.any(leading_zero | (digit & (size > _DIGITS)) | starts(chars, "**"))
     return _Source(chars, digits_end, digits_start, worth, next_place(alone)), odd
@@ -330,4 +328,4 @@ def _opens(source: _Source, at: jax.Array, text: str) -> jax.Array:
 
 def _is_value(char: jax.Array) -> jax.Array:
     """Whether a name, a number or a closed bracket ends with the character."""
-    return is_letter(char) | is_digit(char) | (char == ord("_")) | (char == ord(")")) | (char == ord("]"))
+    return is_word(char) | among(char, b")]")

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from marl_jax.models.scatter import UNIQUE, distinct
 from marl_jax.rewards.arrays.boxed_spans import is_blank, is_digit, strip
-from marl_jax.rewards.arrays.texts import following, place_before
+from marl_jax.rewards.arrays.texts import among, following, place_before
 
-__all__ = ["ALPHABET", "BLANK", "among", "clean", "compact", "unwrap"]
+__all__ = ["ALPHABET", "BLANK", "clean", "compact", "unwrap"]
 
 ALPHABET = b"0123456789+-*/.,;:=(){}x$ \t\n"
 BLANK = 32
@@ -30,7 +30,7 @@ def compact(chars: jax.Array, start: jax.Array, end: jax.Array, width: int) -> t
     kept = inside & ~dollar
     before = jnp.pad(place_before(kept), (1, 0), constant_values=-1)[:-1]
     kept &= ~(blank & ((before < 0) | blank[before]))
-    foreign = jnp.any(inside & ~jnp.isin(chars, jnp.asarray(list(ALPHABET), jnp.uint8)))
+    foreign = jnp.any(inside & ~among(chars, ALPHABET))
     into = distinct(jnp.where(kept, jnp.cumsum(kept) - 1, width), width)
     text = (
         jnp.zeros(width, jnp.uint8).at[into].set(jnp.where(blank, BLANK, chars).astype(jnp.uint8), **UNIQUE)
@@ -46,10 +46,10 @@ def clean(text: jax.Array, price: jax.Array) -> tuple[jax.Array, ...]:
         digit, 4
     )
     thousand &= is_digit(before)
-    bracket = jnp.isin(text, jnp.asarray(list(b"({"), jnp.uint8))
+    bracket = among(text, b"({")
     beyond = jnp.any(
         ((text == ord("*")) & (after == ord("*")))
-        | ((before == ord("{")) & (after == ord("}")) & jnp.isin(text, jnp.asarray(list(b",:"), jnp.uint8)))
+        | ((before == ord("{")) & (after == ord("}")) & among(text, b",:"))
         | (thousand & (text == BLANK))
         | (thousand & (text == ord(",")) & ~bracket.any())
     )
@@ -69,7 +69,7 @@ def clean(text: jax.Array, price: jax.Array) -> tuple[jax.Array, ...]:
     comma, further = (text.at[jnp.maximum(end - k, 0)].get() == ord(",") for k in (4, 5))
     gap = text.at[jnp.maximum(end - 4, 0)].get() == BLANK
     goes_on = (end >= 4) & dots & (comma | (gap & further & (end >= 5)))  # 1, 2, ...
-    tail = jnp.isin(text, jnp.asarray(list(b" .,;:"), jnp.uint8))
+    tail = among(text, b" .,;:")
     _, end = strip(text, start, end, jnp.zeros_like(tail), tail)
     text = text.at[place + start].get(mode="fill", fill_value=0)
     length = jnp.maximum(end - start, 0)
@@ -94,8 +94,3 @@ def unwrap(text: jax.Array, length: jax.Array) -> tuple[jax.Array, jax.Array]:
     wraps = jnp.maximum(jnp.minimum(jnp.minimum(leading, trailing), floor), 0)
     wrapping = (opens & (place < head) & (opened <= wraps)) | (closes & (place >= tail) & (closed <= wraps))
     return jnp.where(wrapping & inside, BLANK, text).astype(jnp.uint8), low
-
-
-def among(chars: jax.Array, which: bytes) -> jax.Array:
-    """Whether each is one of these characters."""
-    return jnp.isin(chars, jnp.asarray(list(which), jnp.uint8))

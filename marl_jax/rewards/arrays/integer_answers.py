@@ -24,8 +24,9 @@ import numpy as np
 
 from marl_jax.rewards.arrays import fractions_mod as fractions
 from marl_jax.rewards.arrays.boxed_spans import is_digit
-from marl_jax.rewards.arrays.clean_texts import BLANK, among, clean, compact, unwrap
+from marl_jax.rewards.arrays.clean_texts import BLANK, clean, compact, unwrap
 from marl_jax.rewards.arrays.fractions_mod import Fraction, choose
+from marl_jax.rewards.arrays.texts import among
 
 __all__ = ["Verdict", "grade_answer"]
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from marl_jax.models.scatter import UNIQUE, distinct
-from marl_jax.rewards.arrays.boxed_spans import choice_span, is_digit, is_letter
+from marl_jax.rewards.arrays.boxed_spans import choice_span, is_digit, is_letter, is_word
 from marl_jax.rewards.arrays.texts import Text, following, next_place, part, place_before, starts
 from marl_jax.table import VERDICTS
 
@@ -47,7 +47,7 @@ def verdict(chars: jax.Array) -> jax.Array:
     chars = jnp.where(inside, chars, 0)
     letter = is_letter(chars)
     lower = jnp.where(letter, chars | 32, chars)
-    word = letter | is_digit(chars) | (chars == ord("_"))
+    word = is_word(chars)
     begins = place_before(~word) + 1  # of the word that each character is in
     commands = following(starts(lower, "\\text"), -1)
     styling = word & commands.at[begins].get(mode="fill", fill_value=False)  # \text and what adheres to it

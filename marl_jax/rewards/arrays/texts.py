@@ -9,7 +9,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Text", "following", "next_place", "part", "place_before", "starts"]
+__all__ = ["Text", "among", "following", "next_place", "part", "place_before", "starts"]
 
 
 @flax.struct.dataclass
@@ -29,6 +29,11 @@ def starts(chars: jax.Array, word: str) -> jax.Array:
     return functools.reduce(
         jnp.logical_and, (padded[k : k + len(chars)] == ord(char) for k, char in enumerate(word))
     )
+
+
+def among(chars: jax.Array, which: bytes) -> jax.Array:
+    """Bool [N]: whether each is one of these characters."""
+    return jnp.isin(chars, jnp.asarray(list(which), jnp.uint8))
 
 
 def following(chars: jax.Array, count: int = 1) -> jax.Array:

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 
+from marl_jax import user_cache
 from marl_jax.rewards.sandbox.verdicts import Verdict, Verdicts
 from marl_jax.rewards.sandbox.worker import SandboxUnavailable, Zygote, ZygoteLost
 from marl_jax.rewards.warn import warn
@@ -74,17 +75,13 @@ class _Program:
 class Pool:
     """Worker threads with their zygotes, as many as there are cores; usable from any thread, closed at exit."""
 
-    def __init__(self, workers: int | None = None, *, allow_unsafe: bool | None = None):
-        """`allow_unsafe` accepts a machine that cannot isolate; by default, if MARL_JAX_UNSAFE_CODE=1 is set.
-
-        In this unsafe mode limits remain, and what else the machine has (see `docs/threat-model.md`).
-        """
-        workers = _cores() if workers is None else workers
+    def __init__(self, workers: int | None = None):
+        workers = user_cache.cores() if workers is None else workers
         if workers < 1:
             raise ValueError(f"workers={workers}: a pool needs at least one")
         self.verdicts = Verdicts()  # of all that was submitted
         self._isolated = True
-        first = self._open_first(os.environ.get(UNSAFE_FLAG) == "1" if allow_unsafe is None else allow_unsafe)
+        first = self._open_first()
         self._seats = [Seat(lambda: Zygote(self._isolated)) for _ in range(workers)]
         self._seats[0].add(first)
         self._queue: queue.PriorityQueue[tuple[float, int, _Program | None]] = queue.PriorityQueue()
@@ -139,14 +136,15 @@ class Pool:
         for seat in self._seats:
             seat.forget()
 
-    def _open_first(self, allow_unsafe: bool) -> Zygote:
+    def _open_first(self) -> Zygote:
+        """On a machine that cannot isolate, one without, if the flag accepts that (see `docs/threat-model.md`)."""
         try:
             return Zygote()
         except SandboxUnavailable as error:
-            if not allow_unsafe:
+            if os.environ.get(UNSAFE_FLAG) != "1":
                 raise SandboxUnavailable(
                     f"cannot isolate model-written programs here ({error}); "
-                    f"Pool(allow_unsafe=True) or {UNSAFE_FLAG}=1 would run them unsafe"
+                    f"{UNSAFE_FLAG}=1 would run them unsafe"
                 ) from None
             warnings.warn(f"running model-written programs unsafe: {error}", stacklevel=3)
             self._isolated = False
@@ -197,10 +195,6 @@ def default_pool() -> Pool:
         if not _default:
             _default.append(Pool())
         return _default[0]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @atexit.register

@@ -111,6 +111,13 @@ class Server:
         if choice.get("prompt_token_ids") not in (None, list(request.tokens)):
             raise self.gone("read other tokens than were sent")
         ended = reason == "stop" and tokens[-1:] and tokens[-1] in request.stop_tokens
+        if early := [place for place, token in enumerate(tokens[:-1], 1) if token in request.stop_tokens]:
+            raise self.gone(f"went on behind the stop token at place {early[0]} of {len(tokens)}")
+        if len(tokens) > request.max_new_tokens or (ended and len(tokens) < request.min_new_tokens):
+            raise self.gone(
+                f"answered with {len(tokens)} tokens where {request.min_new_tokens} to {request.max_new_tokens} and a "
+                "stop token were asked"
+            )
         if not tokens or not (ended or (reason == "length" and len(tokens) == request.max_new_tokens)):
             raise self.gone(
                 f"ended an answer after {len(tokens)} of {request.max_new_tokens} tokens, by {reason!r:.40} and "

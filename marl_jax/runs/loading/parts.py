@@ -48,7 +48,6 @@ __all__ = [
     "load_tasks",
     "make_mesh",
     "model_configs",
-    "policy_specs",
     "shared_problems",
     "tokenizers_of",
     "words",

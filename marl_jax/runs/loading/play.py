@@ -11,6 +11,7 @@ from typing import Any
 
 from marl_jax import fields, hosts
 from marl_jax.config.run_config import RunConfig
+from marl_jax.config.run_fields import policy_specs
 from marl_jax.own import is_own
 from marl_jax.planning import devices, memory
 from marl_jax.planning.memory import Shapes
@@ -32,7 +33,6 @@ from marl_jax.runs.loading.parts import (
     digests,
     load_parts,
     load_tasks,
-    policy_specs,
     words,
 )
 from marl_jax.sampling.shapes import EngineSettings
@@ -51,7 +51,6 @@ __all__ = [
     "player_of",
     "settled_form",
     "settled_shapes",
-    "shapes_of",
     "start_graders",
 ]
 
@@ -223,14 +222,9 @@ def make_service(
     return make(common, measured=True)
 
 
-def shapes_of(service: Engines) -> Shapes:
-    """The shapes of its engines."""
-    return service.settings
-
-
 def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
     """The player of a configuration, for training and for evaluation."""
-    shapes = by_name(shapes_of(service), {spec.base for spec in parts.specs.values()})
+    shapes = by_name(service.settings, {spec.base for spec in parts.specs.values()})
     one_each = {id(engine): parts.specs[name].base for name, engine in service.engines.items()}
     lanes = sum(shapes[base].lanes for base in one_each.values())
     longest, chosen = min(one.context for one in shapes.values()), config.rollout
