@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["digest", "home", "load", "machine", "processor", "store"]
+__all__ = ["cores", "digest", "home", "load", "machine", "processor", "store"]
 
 
 def home(given: str | os.PathLike[str] | None = None) -> Path:

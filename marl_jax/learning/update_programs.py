@@ -119,11 +119,11 @@ def accumulate(
         carry, loss, outputs = _on_each(on_device, settings.mesh, "d--d-")(carry, tree, frozen, pieces, unit)
         return carry, (loss, *outputs)
     parts, denominator = carry
-    bounds = {"clip_low": batch.clip_low, "clip_high": batch.clip_high}
-    own = {name: bound for name, bound in bounds.items() if bound is not None}  # of each token
 
     def numerator(tree: Tree, batch: MicroBatch) -> tuple[jax.Array, Any]:
         logp, entropy = score(settings, tree, frozen, batch)
+        bounds = {"clip_low": batch.clip_low, "clip_high": batch.clip_high}
+        own = {name: bound for name, bound in bounds.items() if bound is not None}  # of each token
         loss = policy_loss(
             logp,
             jax.lax.stop_gradient(logp) if on_policy else batch.old_logp,

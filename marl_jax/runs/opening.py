@@ -173,7 +173,6 @@ def check_foreseen(config: RunConfig, planned: plan.Plan) -> Compiled | None:
     tokenizers = tokenizers_of(config, model_configs(config))
     if left_open(config):
         return None
-    phase_digests(config)
     plan.check_words(config, planned, tokenizers)
     if config.data.name in KINDS or is_own(config.data.name):
         splits = {split: _drawn(config.data, split) for split in _splits(config)}

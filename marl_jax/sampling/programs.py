@@ -28,6 +28,7 @@ __all__ = [
     "Feeds",
     "Lanes",
     "Sampled",
+    "SamplerError",
     "copy_rows",
     "copy_rows_within",
     "decode",

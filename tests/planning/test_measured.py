@@ -81,6 +81,7 @@ def test_the_pages_of_the_plan_say_what_was_measured(plan):
 
 
 def test_a_machine_keeps_the_best_rates_that_it_showed(monkeypatch):
+    devices._rates.cache_clear()
     quiet = devices.host()
     devices._rates.cache_clear()
     monkeypatch.setattr(devices, "_shortest", lambda work: 1e3)  # as if everything took ages

@@ -12,7 +12,7 @@ import pytest
 from kit import CONFIG, SETTINGS, ask, compilations, make_params, prompt, serve
 from slow import slowed
 
-from marl_jax.sampling import Engine, banks, programs
+from marl_jax.sampling import Engine, programs
 
 TWO = dataclasses.replace(SETTINGS, widths=(4,), banks=2, prefixes=8)
 
@@ -141,14 +141,14 @@ def test_an_interrupt_while_a_dispatch_is_handed_over_leaves_no_trace(params, mo
 def test_a_wait_that_was_interrupted_is_taken_up_again_at_the_same_bank(params, monkeypatch):
     requests = crowd(12)
     expected = serve(Engine(params, CONFIG, TWO), requests)
-    engine, fetch, done, waits = Engine(params, CONFIG, TWO), banks.fetch, {}, itertools.count()
+    engine, read, done, waits = Engine(params, CONFIG, TWO), jax.device_get, {}, itertools.count()
 
     def interrupted(tree):
         if next(waits) % 2:
             raise KeyboardInterrupt
-        return fetch(tree)
+        return read(tree)
 
-    monkeypatch.setattr(banks, "fetch", interrupted)
+    monkeypatch.setattr(jax, "device_get", interrupted)
     tickets = [engine.submit(request) for request in requests]
     while engine.pending:
         with contextlib.suppress(KeyboardInterrupt):
