@@ -8,6 +8,7 @@ import random
 import threading
 import time
 
+import jax
 import pytest
 from kit import CONFIG, SETTINGS, ask, compilations, make_params, prompt, serve
 from slow import slowed
