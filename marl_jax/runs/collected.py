@@ -127,7 +127,7 @@ def flattened(table: Table, role: str, config: RunConfig, parts: Parts) -> Table
     lengths = np.array([len(tokens) for tokens, _ in rows], np.int32)
     return one.replace(
         episode=np.arange(count, dtype=np.int32), role=zeros,
-        task=dense([bare.task.id for bare in table.bare_episodes]), about=(), labels=(),
+        task=dense([bare.task.id for bare in table.bare_episodes]), about=(), labels=(None,) * count,
         roles=(role,), policy=zeros, policies=(policy,), slot=zeros, turn=zeros, call=zeros,
         reads=np.full((count, 1), -1, np.int32), after=zeros - 1, cut=zeros, version=zeros,
         prompt=Ragged.of(prompts, np.int32), tokens=Ragged.of([tokens for tokens, _ in rows], np.int32),

@@ -47,7 +47,7 @@ def test_a_row_is_of_the_problem_of_its_episode_whatever_its_calls_were_about(to
     about = dataclasses.replace(said("one"), about=made, labels={"type": "x"})
     table = told(episode(1, about), episode(2, about))
     assert [table.task_of(row).id for row in range(2)] == ["t1", "t2"] and table.task.tolist() == [0, 1]
-    assert table.labels == ()
+    assert table.labels == (None, None)
 
 
 def test_every_path_of_an_episode_that_forks_is_a_row(told):

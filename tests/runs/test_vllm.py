@@ -212,7 +212,7 @@ BROKEN = (
 
 @pytest.mark.parametrize(("choices", "line"), BROKEN)
 def test_what_leaves_is_a_whole_answer_or_one_line(monkeypatch, choices, line):
-    server, request = Server("http://there", 1.0, vocabulary=10), Request((5, 6), (0,), 3)
+    server, request = Server("http://there", 1.0, vocabulary=10), Request((5, 6), (0,), 3, stop_tokens=(0,))
     answer = lambda choices: (200, json.dumps({"model": "m", "choices": choices}))
     monkeypatch.setattr(server, "_exchange", lambda *asked: answer([GOOD]))
     assert server.complete(request, "m").logprobs == [-1.0, 0.0, 1e-7]
