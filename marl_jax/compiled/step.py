@@ -167,13 +167,10 @@ def state_of(
 def tasks_of(cast: Cast, tasks: Sequence[Task], width: int) -> Tasks:
     """Problems in arrays; `width` is that of the longest question of all steps."""
     questions = [cast.alphabet.codes(task.question) for task in tasks]
-    if not tasks or (longest := max(map(len, questions))) > width:
-        what = (
-            f"a question has {longest} characters, more than the width {width}"
-            if tasks
-            else "there are no tasks"
-        )
-        raise ValueError(f"{what}: see tasks_of")
+    if not tasks:
+        raise ValueError("there are no tasks to put into arrays")
+    if (longest := max(map(len, questions))) > width:
+        raise ValueError(f"a question has {longest} characters, more than the width {width}")
     return Tasks(
         np.stack([np.pad(codes, (0, width - len(codes))) for codes in questions]),
         np.array([len(codes) for codes in questions], np.int32),

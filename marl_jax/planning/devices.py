@@ -69,7 +69,7 @@ def host() -> Device:
 
 @functools.cache
 def _rates() -> dict[str, float]:
-    """Of this machine's processor; other work makes it look slower, never faster, so the best ever measured count."""
+    """Of this machine's processor. Other work makes it look slower, never faster: the best ever measured counts."""
     a = np.ones((768, 768), np.float32)
     b = np.ones(1 << 23, np.float32)
     rates = {

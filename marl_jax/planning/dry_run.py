@@ -100,9 +100,8 @@ class Demand:
     problems: int
     assumptions: Assumptions
     longest: tuple[Asked, ...] = ()  # of one episode whose completions are as long as they may be
-    failed: str = (
-        ""  # the error that made-up tasks, tools and answers ended an episode with; what came before counts
-    )
+    # The error by which made-up tasks, tools and answers ended an episode; what came before counts.
+    failed: str = ""
 
     @property
     def calls(self) -> int:

@@ -332,9 +332,8 @@ def _load(
     arrays, road = _arrays(config, parts, splits["train"], early)
     stop.check_together()
     inexact = {"bit_exact": False} if config.engine.kind == "vllm" else {}
-    engine = functools.cache(
-        lambda: settled_form(planned_engine(config, parts)) | inexact
-    )  # one for all seeds
+    # One for all seeds.
+    engine = functools.cache(lambda: settled_form(planned_engine(config, parts)) | inexact)
     found = named.digests | phase_digests(config)
     _agree({"digests": found})
 

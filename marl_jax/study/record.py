@@ -114,6 +114,11 @@ class Run:
         """The alarms that follow from its rows, as this version defines them; of compact results those that it has."""
         return judge(self.metrics, self.evaluations) if self.alarms is None else watch_of(self.alarms)
 
+    @property
+    def judged(self) -> bool:
+        """Whether alarms of steps are known: a folder that lost rows has none, since alarms need steps in a row."""
+        return self.alarms is not None or len(self.metrics) >= self.step
+
     def series(self, key: str) -> Series:
         """The values of one key, for the steps that have it."""
         found = [(line["step"], line[key]) for line in self.metrics if key in line]

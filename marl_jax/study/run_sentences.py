@@ -106,6 +106,8 @@ def _by_end(run: Run) -> list[Alarm]:
 
 def no_alarm(run: Run) -> str:
     """What stands in the place of alarms."""
+    if not run.judged:
+        return f"Not judged: of {run.step} steps {len(run.metrics)} are kept here, and alarms need steps in a row."
     return f"None of {len(MONITORS)} monitors found anything." if run.metrics else "No step is recorded yet."
 
 

@@ -209,13 +209,16 @@ def _checked(design: Design) -> Design:
 
 
 def _node(
-    design: Design, question: str, prompts: Any, shown: Results | None = None, plan: Completion | None = None
+    design: Design,
+    question: str,
+    prompts: Any,
+    shown: Sequence[Completion] = (),
+    plan: Completion | None = None,
 ) -> Script:
     """Yields lists of calls to open names, receives their completions, returns the one that answers.
 
     The question repeats the answers that are `shown`; roles without words of their own follow the `plan`.
     """
-    shown = shown or []
     if not design.parts:
         if words := design.words or (plan.answer if plan else ""):
             ask = prompts.worker(question=question, strategy=words)

@@ -146,7 +146,7 @@ def test_questions_without_room_and_what_is_no_configuration_are_refused():
     cast, tasks = cast_of(config), load_tasks(config.data, "train")[:2]
     with pytest.raises(ValueError, match=r"a question has \d+ characters, more than the width 1"):
         tasks_of(cast, tasks, 1)
-    with pytest.raises(ValueError, match="there are no tasks"):
+    with pytest.raises(ValueError, match="there are no tasks to put into arrays"):
         tasks_of(cast, [], 9)
     with pytest.raises(TypeError, match="not a RunConfig"):
         make_step("configs/micro.py")

@@ -5,9 +5,26 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from marl_jax import compiled
+from marl_jax.config.run_config import load_config
+
 ROOT = Path(__file__).parents[2]
+
+
+def test_without_any_it_leaves_the_state_that_it_was_given():
+    changes = [("data.problems", "2"), ("rollout.samples", "2")]
+    config = load_config("configs/micro.py:single-shared-xs-math", changes)
+    halves, state = compiled.make_halves(config), compiled.start(config)
+    key, tasks = next(compiled.batches(config))
+    played, _ = jax.eval_shape(halves.play, state, key, tasks)
+    columns = jax.tree.map(lambda leaf: jnp.ones(leaf.shape, leaf.dtype), played)
+    after, *_ = halves.learn("p0", state, columns)
+    leaves = [leaf for leaf in jax.tree.leaves((state, after)) if isinstance(leaf, jax.Array)]
+    assert leaves and not any(leaf.is_deleted() for leaf in leaves)
 
 
 @pytest.mark.campaign

@@ -219,6 +219,25 @@ def test_a_shared_policy_gets_the_gradient_of_the_merged_batch():
     assert report.cosines[("generator", "judge")] is not None
 
 
+def test_rows_that_are_only_described_may_be_greedy():
+    frozen = InterventionConfig(freeze=("judge",))
+    rows = two_roles()
+    greedy = [dataclasses.replace(row, temperature=0.0) if row.role == "judge" else row for row in rows]
+    changed, report = gradient_of(greedy, SHARED, interventions=frozen)
+    expected, _ = gradient_of(rows, SHARED, interventions=frozen)
+    jax.tree.map(np.testing.assert_array_equal, changed, expected)
+    assert report.roles["judge"]["rows"] == sum(row.role == "judge" for row in rows)
+    with pytest.raises(ValueError, match=r"a row of role 'judge' has temperature 0\.0"):
+        gradient_of(greedy, SHARED)
+
+
+def test_the_settings_of_an_objective_are_those_of_its_surrogate():
+    learner = config(loss=LossConfig("sft"))
+    settings = update_programs.Settings.of(Qwen3(TINY), learner)
+    assert settings.loss.kind == "pg" and not settings.sampler_weights and learner.loss.heeds_sampler
+    assert update_programs.Settings.of(Qwen3(TINY), config()).sampler_weights
+
+
 def test_partial_sharing_lies_between_exactly():
     rng = np.random.default_rng(0)
     rows = [

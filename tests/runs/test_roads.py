@@ -167,6 +167,8 @@ def test_a_folder_refuses_another_road_and_other_seeds(base, alone, tmp_path):
     loop.train(config(base, seeds=2, steps=1), tmp_path / "runs", live=quiet())
     with pytest.raises(FolderError, match=r"config.seeds: 2 -> 1"):
         loop.train(config(base, steps=1), tmp_path / "runs" / "seed-0", live=quiet())
+    with pytest.raises(FolderError, match=r"is one of several seeds: start them in '.*runs'"):
+        loop.train(config(base, seeds=2, steps=1), tmp_path / "runs" / "seed-0", live=quiet())
     with pytest.raises(FolderError, match="holds the runs seed-0, seed-1"):
         loop.train(config(base, steps=1), tmp_path / "runs", live=quiet())
     with pytest.raises(

@@ -181,6 +181,14 @@ def test_runs_behind_links_are_found_once_and_by_their_own_names_first(tmp_path)
     assert find_runs(tmp_path / "root") == [tmp_path / "root" / "linked" / "theirs", mine]
 
 
+def test_of_a_run_that_lost_rows_no_alarm_is_known(tmp_path):
+    rows = [metrics(step) for step in range(1, 11) if step != 4]
+    lost = read_run(write_run(tmp_path / "lost", lines=rows))
+    assert run_sentences.no_alarm(lost).startswith("Not judged: of 10 steps 9 are kept here")
+    whole = read_run(write_run(tmp_path / "whole", lines=[metrics(step) for step in range(1, 11)]))
+    assert "monitors found anything" in run_sentences.no_alarm(whole)
+
+
 def test_a_run_that_lost_its_configuration_is_told_of(tmp_path):
     for name in ("whole", "lost", "copied"):
         write_run(tmp_path / name, lines=[metrics(1)], evaluations=[evaluation(0, 0.5)])

@@ -15,7 +15,7 @@ from marl_jax.run_folder.folder import FolderError
 from marl_jax.study import results
 from marl_jax.study.contrasts import pairs_of
 from marl_jax.study.intervals import holm
-from marl_jax.study.questions import findings
+from marl_jax.study.questions import findings, mechanisms
 from marl_jax.study.questions.mechanisms import _ranks
 from marl_jax.study.record import read_run
 from marl_jax.study.report import findings_text
@@ -414,6 +414,15 @@ def test_a_monitor_is_chosen_on_even_seeds_and_tested_on_odd_ones(tmp_path):
     assert "4 of 8 runs fell off a cliff" in answer and "'entropy falls to" in answer
     assert "it fired before 2 of 2 falls, too late in 0, and in 0 of 2 runs" in answer
     assert float(re.search(r"accuracy by \+(\d+)", answer)[1]) > 40
+
+
+def test_a_run_stopped_before_its_first_evaluation_keeps_its_base(tmp_path):
+    rng = np.random.default_rng(3)
+    along = course(rng, *FALLING, problems=200)
+    told = run(tmp_path / "voting-isolated-s-math" / "seed-0", 0, along)
+    shares = [np.mean(line["per_problem"]) for line in told.evaluations]
+    for step, kept in ((5, shares[0]), (10, shares[1]), (19, shares[1])):
+        assert mechanisms._saved(told, step) == pytest.approx(100 * (kept - np.mean(shares[-3:])))
 
 
 def test_an_alarm_after_the_fall_foretells_nothing_and_what_it_stops_for_nothing_counts(tmp_path):
