@@ -87,21 +87,29 @@ def in_words(run: Run) -> list[str]:
 
 
 def alarms(run: Run) -> list[tuple[str, str]]:
-    """(its name and since when, what it says) of every alarm, those that hold at the end first."""
+    """(name and when, what its last time says) of what raised alarms, what holds at the end first."""
     found = []
-    for alarm in _by_end(run):
-        end = "" if alarm.until is None else f", no longer at step {alarm.until}"
-        found.append((f"{alarm.title} since step {alarm.step}{end}", alarm.text))
+    for title, (*before, last) in _by_title(run):
+        end = "" if last.until is None else f", no longer at step {last.until}"
+        again = f" (before that since {', '.join(str(alarm.step) for alarm in before)})" if before else ""
+        found.append((f"{title} since step {last.step}{end}{again}", last.text))
     return found
 
 
 def breaks(run: Run) -> list[dict[str, Any]]:
-    """The same alarms in the same order, as marks for the curves."""
-    return [{"step": alarm.step, "title": alarm.title} for alarm in _by_end(run)]
+    """Every time of the same alarms, as marks for the curves, with the alarm's number among them."""
+    return [
+        {"step": alarm.step, "title": title, "number": number}
+        for number, (title, times) in enumerate(_by_title(run), 1)
+        for alarm in times
+    ]
 
 
-def _by_end(run: Run) -> list[Alarm]:
-    return sorted(run.watch.alarms, key=lambda alarm: alarm.until is not None)
+def _by_title(run: Run) -> list[tuple[str, list[Alarm]]]:
+    times: dict[str, list[Alarm]] = {}
+    for alarm in run.watch.alarms:
+        times.setdefault(alarm.title, []).append(alarm)
+    return sorted(times.items(), key=lambda one: one[1][-1].until is not None)
 
 
 def no_alarm(run: Run) -> str:

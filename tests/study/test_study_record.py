@@ -137,6 +137,24 @@ def test_a_gain_under_an_evaluator_that_always_says_correct_is_not_called_better
     assert page.index(name) < page.index("<figure") and "became better" not in page
 
 
+def test_an_alarm_that_comes_again_is_one_with_several_marks(tmp_path):
+    """Unreadable at steps 11 to 16 and from 25 on, and cut off from 8 on."""
+    unreadable = lambda step: 0.9 if 10 < step < 17 or step > 24 else 0.0
+    cut = lambda step: 0.9 if step > 7 else 0.0
+    lines = [
+        metrics(step, **{"role/generator/unreadable_share": unreadable(step), "role/generator/truncated_share": cut(step)})
+        for step in range(1, 31)
+    ]
+    run = read_run(write_run(tmp_path / "run", lines=lines, evaluations=[]))
+    names = [name for name, _ in run_sentences.alarms(run)]
+    times = {number: [] for number in range(1, len(names) + 1)}
+    for mark in run_sentences.breaks(run):
+        assert names[mark["number"] - 1].startswith(mark["title"])
+        times[mark["number"]].append(mark["step"])
+    assert names == ["truncation (generator) since step 8", "readability (generator) since step 25 (before that since 11)"]
+    assert times == {1: [8], 2: [11, 25]}
+
+
 def test_peak_and_terminal_say_why_there_are_none(tmp_path):
     some = [evaluation(step, 0.5) for step in (0, 10, 20)]
     run = read_run(write_run(tmp_path / "run", lines=[metrics(s) for s in range(1, 21)], evaluations=some))

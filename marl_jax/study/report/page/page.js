@@ -111,7 +111,7 @@ function curve(figure, panel) {
     // Numbers that would overprint each other stand together behind the first of their lines.
     let label = null;
     const write = () => label && context.fillText(label.text, label.x, box.top + 10 * devicePixelRatio);
-    data.breaks.map((broken, index) => ({x: plot.valToPos(broken.step, "x", true), text: `${index + 1}`}))
+    data.breaks.map(broken => ({x: plot.valToPos(broken.step, "x", true), text: `${broken.number}`}))
       .filter(({x}) => x >= box.left && x <= box.left + box.width).sort((a, b) => a.x - b.x).forEach(({x, text}) => {
         stroke("--bad", [x, box.top], [x, box.top + box.height]);
         if (label && x < label.x + context.measureText(`${label.text} `).width) label.text += ` ${text}`;
@@ -137,9 +137,9 @@ function curve(figure, panel) {
       legend.lastChild.append(el("i", {style: `background: ${paint(line.colour)}`}), `${line.name} ${show(value)}${more}`,
         count ? el("span", {class: "muted"}, `, n = ${count.toLocaleString("en")} ${line.of}`) : "");
     });
-    data.breaks.forEach((broken, place) => {
+    data.breaks.forEach(broken => {
       if (index !== null && broken.step === steps[index])
-        legend.append(el("span", {class: "bad"}, `${place + 1}: ${broken.title}`));
+        legend.append(el("span", {class: "bad"}, `${broken.number}: ${broken.title}`));
     });
   };
   const holder = el("div", {class: "plot", tabindex: "0", role: "img",
