@@ -142,7 +142,11 @@ def test_an_alarm_that_comes_again_is_one_with_several_marks(tmp_path):
     unreadable = lambda step: 0.9 if 10 < step < 17 or step > 24 else 0.0
     cut = lambda step: 0.9 if step > 7 else 0.0
     lines = [
-        metrics(step, **{"role/generator/unreadable_share": unreadable(step), "role/generator/truncated_share": cut(step)})
+        metrics(step)
+        | {
+            "role/generator/unreadable_share": unreadable(step),
+            "role/generator/truncated_share": cut(step),
+        }
         for step in range(1, 31)
     ]
     run = read_run(write_run(tmp_path / "run", lines=lines, evaluations=[]))
@@ -151,7 +155,10 @@ def test_an_alarm_that_comes_again_is_one_with_several_marks(tmp_path):
     for mark in run_sentences.breaks(run):
         assert names[mark["number"] - 1].startswith(mark["title"])
         times[mark["number"]].append(mark["step"])
-    assert names == ["truncation (generator) since step 8", "readability (generator) since step 25 (before that since 11)"]
+    assert names == [
+        "truncation (generator) since step 8",
+        "readability (generator) since step 25 (before that since 11)",
+    ]
     assert times == {1: [8], 2: [11, 25]}
 
 
