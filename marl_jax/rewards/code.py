@@ -74,8 +74,8 @@ def submit_program(
             f"source is {type(source).__name__}, expected the program's text (or None: no program found)"
         )
     for name, value in (("time_limit_s", time_limit_s), ("memory_limit_mb", memory_limit_mb)):
-        if not 0 < value <= 1e6:
-            raise ValueError(f"{name}={value}: expected a positive number, at most a million")
+        if isinstance(value, str) or not 0 < value <= 1e6:
+            raise ValueError(f"{name}={value!r}: expected a positive number, at most a million")
     prepared = parse_tests(tests)
     source = source and source.removeprefix("\ufeff")  # Python skips this mark in files only
     if source is None or not source.strip():

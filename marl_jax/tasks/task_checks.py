@@ -14,6 +14,7 @@ from marl_jax.tasks.schemas import check_text
 
 __all__ = ["check_task", "check_tasks", "mark", "shared"]
 
+_WORDS = 12  # of a final answer that is no number
 _TOLD = 3  # broken tasks that a message names
 
 
@@ -97,7 +98,9 @@ def _check_gold(task: Task) -> None:
     answer = extract_boxed(gold) or gold
     # Long numbers can still be matched letter by letter, a worked solution cannot.
     words = gold.split()
-    if len(gold) > MAX_CHARS and (answer != gold or 2 * sum(map(str.isalpha, words)) > len(words)):
+    too_long = len(gold) > MAX_CHARS
+    in_words = answer == gold and 2 * sum(word.rstrip(".,:").isalpha() for word in words) > len(words)
+    if (too_long and answer != gold) or (in_words and (too_long or len(words) > _WORDS)):
         raise RowError(f"its answer is a text of {len(gold)} characters: give the final answer alone")
     if answer == gold and "\\boxed" in gold:
         raise RowError(f"its answer {gold!r:.80} has a box that is empty or does not close")

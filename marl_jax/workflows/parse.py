@@ -26,7 +26,7 @@ def pick(text: str, n: int) -> str | None:
 
 def verdict(text: str) -> str | None:
     """The evaluator's boxed word: "Correct" or "Incorrect"."""
-    word = re.sub(r"\\text\w*|[^a-z]", "", (boxed(text) or "").lower())
+    word = re.sub(r"\\(?:text|math|boxed)\w*|[^a-z]", "", (boxed(text) or "").lower())
     return {"correct": "Correct", "incorrect": "Incorrect"}.get(word)
 
 

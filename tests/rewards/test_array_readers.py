@@ -70,7 +70,7 @@ def test_a_choice_among_ten_is_refused():
 
 
 def test_verdicts():
-    inside = ["Correct", "In", "correct", "\\text", "{", "}", " ", "_"]
+    inside = ["Correct", "In", "correct", "\\text", "\\math", "\\boxed", "bf", "{", "}", " ", "_"]
     texts = soups(PIECES, 1500) + ["\\boxed{" + words + "}" for words in soups(inside, 2000, 5)]
     texts += ["\\boxed{\\text{Correct}}", "\\boxed{\\textCorrect}", "\\boxed{Cor rect.}", "Correct", ""]
     texts += [

@@ -155,6 +155,13 @@ def test_a_method_of_solution_is_called_on_a_fresh_one(pool):
     assert run_program(textwrap.dedent(source), tests, pool=pool).passed
 
 
+def test_solution_comes_before_a_function_of_the_same_name(pool):
+    """As in LiveCodeBench's own harness."""
+    source = "def f(x):\n    return x + 1\nclass Solution:\n    def f(self, x):\n        return 2 * f(x)"
+    assert call(source, "f", [1], 4, pool).passed
+    assert call(source + "\ndef g(x):\n    return x", "g", [1], 1, pool).passed
+
+
 def test_a_called_program_is_imported_not_run(pool):
     source = "def f(): return __name__\nif __name__ == '__main__':\n    1 / 0"
     assert call(source, "f", [], "solution", pool).passed

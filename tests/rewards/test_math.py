@@ -6,6 +6,41 @@ from marl_jax.rewards import equivalent, grade_math
 from marl_jax.rewards.math import equivalence as grader
 
 SAME = {
+    "a list of numbers with thousands": [
+        ("1,000, 2,000", "2000,1000"),
+        ("1,234, 5", "5, 1234"),
+        ("1,234", "1, 234"),
+        ("(1,234)", "(1, 234)"),
+    ],
+    "steps to a value": [
+        ("x=2+3=5", "x=5"),
+        ("x=5", "x=2+3=5"),
+        ("y=2(x-1)+3=2x+1", "y=2x+1"),
+        (r"\angle A=180^\circ-120^\circ=60^\circ", r"\angle A=60^\circ"),
+    ],
+    "a value with its rounding": [
+        (r"2\sqrt3\approx3.46", r"2\sqrt3"),
+        (r"$\frac13\approx0.333$", "1/3"),
+        (r"x = 2\sqrt3 ≈ 3.46", r"x = 2\sqrt3"),
+        (r"P(X=2)\approx 0.35", "0.35"),
+        ("≈ 3.14", "3.14"),
+    ],
+    "intervals with points": [
+        (r"a<0 \text{ or } a=1", r"(-\infty,0)\cup\{1\}"),
+        (r"(-\infty,0)\cup\{1\}", r"a=1 \text{ or } a<0"),
+    ],
+    "subscripts": [
+        ("F_n+F_{n-1}", "F_{n-1}+F_n"),
+        (r"a_{n+1}\cdot 2", "2a_{n+1}"),
+        (r"\frac{v^2_0}{g}", "v_0^2/g"),
+    ],
+    "roots of squares": [("|x+1|", r"\sqrt{x^2+2x+1}"), ("|a-b|", r"\sqrt{(a+b)^2-4ab}")],
+    "other characters and words": [
+        ("∠A=60°", r"\angle A=60^\circ"),
+        (r"\measuredangle A=60^\circ", "60"),
+        ("3∶2", "3:2"),
+        ("28 pct", r"28\%"),
+    ],
     "numbers are compared by value": [
         ("1,000", "1000"),
         ("1{,}000", "1000"),
@@ -448,6 +483,30 @@ SAME = {
 }
 
 DIFFERENT = {
+    "a number with thousands is no list": [
+        ("0,2", "2,000"),
+        ("3,7", "7,003"),
+        ("234,1", "1,234"),
+        ("1,000", "0,1"),
+        ("0,0,1,2", "1,000, 2,000"),
+        ("(1,0)", "(1,000)"),
+    ],
+    "steps that do not lead to it": [
+        ("x=2+4=5", "x=5"),
+        ("y=2+3=5", "x=5"),
+        (r"2\sqrt3=3.46", r"2\sqrt3"),
+        (r"2\sqrt3\approx3.46", "3.46"),
+    ],
+    "other points": [
+        (r"a<0 \text{ or } a=2", r"(-\infty,0)\cup\{1\}"),
+        (r"a<0 \text{ or } b=1", r"(-\infty,0)\cup\{1\}"),
+    ],
+    "other subscripts": [("F_{n-1}", "F_{n+1}"), (r"v^2_0/g", "v_1^2/g")],
+    "the other sign of a root": [("x+1", r"\sqrt{x^2+2x+1}")],
+    "many digits of a value that has more": [
+        ("1.41421356237309504880168872420969807856967", r"\sqrt2"),
+        ("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899", r"\pi"),
+    ],
     "a rounded value is another value": [
         ("0.333", "1/3"),
         ("0.3333333333", "1/3"),

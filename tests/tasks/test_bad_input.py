@@ -462,6 +462,10 @@ BROKEN_TASKS = [
     (replace(SUM, family="maths"), "is of the family 'maths', where 'math' is asked for"),
     (replace(SUM, gold=2), "field 'gold' is int, not text"),
     (replace(SUM, gold=""), "field 'gold' is empty"),
+    (
+        replace(SUM, gold="She sold 48 clips in April and 24 in May. The answer is 72."),
+        "give the final answer alone",
+    ),
     (replace(SUM, gold="$$"), "its answer '$$' is empty: nothing can be equal to it"),
     (replace(SUM, meta=None), "field 'meta' is NoneType, not a dict"),
     (replace(SUM, meta={"set": {1}}), "its level or meta cannot be written as JSON: Object of type set"),

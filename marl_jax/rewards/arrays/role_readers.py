@@ -49,8 +49,11 @@ def verdict(chars: jax.Array) -> jax.Array:
     lower = jnp.where(letter, chars | 32, chars)
     word = is_word(chars)
     begins = place_before(~word) + 1  # of the word that each character is in
-    commands = following(starts(lower, "\\text"), -1)
-    styling = word & commands.at[begins].get(mode="fill", fill_value=False)  # \text and what adheres to it
+    marks = [starts(lower, command) for command in ("\\text", "\\math", "\\boxed")]
+    commands = following(functools.reduce(jnp.logical_or, marks), -1)
+    styling = word & commands.at[begins].get(
+        mode="fill", fill_value=False
+    )  # a command and what adheres to it
     kept = letter & ~styling
     rank, total = jnp.cumsum(kept) - 1, jnp.sum(kept)
 

@@ -23,15 +23,18 @@ Node = tuple
 
 
 def readings(text: str) -> Iterator[Node]:
-    """Readings of a cleaned answer: 1,000 is a number, or else a list of two; 10 am is 10:00 am, too; x = 1, y = 2
-    is a point, or two equations; the m of 5 m is a variable, too. Nested too deep, it is mere text.
+    """Readings of a cleaned answer: 1,234, 5 is a list of two numbers, or else of three, but 1,034 is always one; 10 am
+    is 10:00 am, too; x = 1, y = 2 is a point, or two equations; the m of 5 m is a variable, too. Nested too deep, it is
+    mere text.
     """
     depths = itertools.accumulate(map(_step, _BRACKET.findall(text) if len(text) > MAX_DEPTH else ()))
     if max(depths, default=0) > MAX_DEPTH:
         yield _text(text)
         return
     joined = _THOUSANDS.sub(lambda found: found.group().replace(",", ""), text)
-    if joined != text and not any(map(text.count, "([{")):
+    if _THOUSANDS.fullmatch(text) or any(",0" in number for number in _THOUSANDS.findall(text)):
+        text = joined
+    elif joined != text and not any(map(text.count, "([{")):
         yield read(joined)
     if _HOUR.fullmatch(text):
         yield read(text.replace(" ", ":00 "))
@@ -55,9 +58,7 @@ def read(text: str) -> Node:
         if not all(parts):
             return _text(text)
         items = tuple(itertools.chain.from_iterable(map(_items, parts)))
-        intervals = all(map(_is_condition, items))  # x < 1 or x > 3
-        together = _set_algebra("\\cup", items) if intervals and "or" in text else None
-        return together or ("list", items)
+        return (_solutions(items) if "or" in text else None) or ("list", items)
     if text.startswith(("(", "[", "{", "\\{")):
         return _bracket(text)
     if text.startswith("\\begin"):
@@ -70,7 +71,7 @@ def read(text: str) -> Node:
 
 # --- structure ------------------------------------------------------------------------------------------------
 
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\S)")
 _COORDINATES = {"xy", "xyz", "ab", "abc", "mn", "pq"}
 _LETTER = re.compile(rf" ([{''.join(UNIT_LETTERS)}])$")  # without a space it is no unit
 _HOUR = re.compile(r"\d{1,2} [ap]m")
@@ -127,6 +128,20 @@ def _set_algebra(sign: str, items: tuple[Node, ...]) -> Node | None:
     if all(item[0] == "set" for item in items):
         return ("set", tuple(itertools.chain.from_iterable(item[1] for item in items)))
     return ("union", items)
+
+
+def _solutions(items: tuple[Node, ...]) -> Node | None:
+    """The numbers that x < 1 or x = 2 or x > 3 leaves for its variable."""
+    names = {item[4] for item in items if _is_condition(item)}
+    if len(names) != 1:
+        return None
+    points = [item[1] if item[0] == "equation" and item[1][0] in names else () for item in items]
+    sets = [("set", (read(point[1]),)) if len(point) == 2 else item for point, item in zip(points, items)]
+    return (
+        _set_algebra("\\cup", tuple(sets))
+        if all(one[0] == "set" or _is_condition(one) for one in sets)
+        else None
+    )
 
 
 def _items(text: str) -> tuple[Node, ...]:

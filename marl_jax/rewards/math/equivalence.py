@@ -22,6 +22,7 @@ Equal and different forms of quantities (the last column is different):
               alike                                            5 zorble is not 5; 5 at most is not 5
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
@@ -54,6 +55,7 @@ __all__ = ["WALL_LIMIT_S", "equivalent", "grade_math", "start_equivalent"]
 
 MAX_CHARS = 1000  # of an answer that is read; a longer one must be the gold answer's text
 MAX_ITEMS = 40  # of a list whose items are matched by meaning
+_ROUNDED = re.compile(r"\s*\$?(?P<exact>[^$]*[^$\s])\s*(?:\\approx|\\simeq|[≈≃])\s*-?\d*\.?\d+\s*\$?\.?\s*")
 CPU_LIMIT_S = 0.7  # of algebra, for all comparisons of one answer
 WALL_LIMIT_S = 1.5  # the same by the clock, waiting for a worker included
 
@@ -127,7 +129,7 @@ def _by_algebra(answer: str, gold: str) -> bool:
 
 
 def _compared(answer: str, gold: str, compare: "_Comparison") -> bool:
-    answer_text, (gold_text, golds) = clean(answer), _gold(gold)
+    answer_text, (gold_text, golds) = clean(_exact(answer)), _gold(gold)
     if not answer_text or not gold_text:
         return False
     if squeeze(answer_text) == squeeze(gold_text):
@@ -141,9 +143,15 @@ def _compared(answer: str, gold: str, compare: "_Comparison") -> bool:
         return False
 
 
+def _exact(text: str) -> str:
+    r"""The value of 2\sqrt3 \approx 3.46; of x \approx 3.46 there is no other than the rounded one."""
+    found = _ROUNDED.fullmatch(text)
+    return text if found is None or is_asked(clean(found["exact"])) else found["exact"]
+
+
 @lru_cache(1 << 14)
 def _gold(gold: str) -> tuple[str, tuple[Node, ...]]:
-    text = clean(extract_boxed(gold) or gold)
+    text = clean(_exact(extract_boxed(gold) or gold))
     try:
         return text, tuple(readings(text))
     except RecursionError:
@@ -217,15 +225,22 @@ class _Comparison:
             return self.same(read(last), g) and all(self.same_value(step, last) for step in steps)
         if [squeeze(part) for part in a[1]] == [squeeze(part) for part in g[1]]:
             return True
-        for label, value in (g[1], g[1][::-1]) if len(g[1]) == 2 else ():
+        ours, golds = self.stated(a[1]), self.stated(g[1])
+        for label, value in (golds, golds[::-1]) if len(golds) == 2 else ():
             if is_label(label):
-                for other, stated in (a[1], a[1][::-1]) if len(a[1]) == 2 else ():
+                for other, stated in (ours, ours[::-1]) if len(ours) == 2 else ():
                     if squeeze(other) == squeeze(label) and self.same(read(stated), read(value)):
                         return True
-        given, theirs = _difference(a[1]), _difference(g[1])
-        if given is None or theirs is None or not variables(theirs) or _solved(g[1]):
+        given, theirs = _difference(ours), _difference(golds)
+        if given is None or theirs is None or not variables(theirs) or _solved(golds):
             return False
         return _proportional(given, theirs, positive=False)
+
+    def stated(self, parts: tuple[str, ...]) -> tuple[str, ...]:
+        """x = 5 of x = 2 + 3 = 5; anything else as it is."""
+        label, *steps, last = parts
+        derived = steps and is_label(label) and not is_label(last)
+        return (label, last) if derived and all(self.same_value(step, last) for step in steps) else parts
 
     def same_value(self, step: str, last: str) -> bool:
         try:

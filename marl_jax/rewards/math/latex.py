@@ -56,6 +56,7 @@ _NAMES = {*_GREEK, *_ONE_ARGUMENT, *_MANY_ARGUMENTS, "pi", "frac", "binom", "sqr
 _INFINITE = {"\\infty", "+", "-", "(", ")", "{", "}", ""}
 _PLAIN = {*"+-*/()[]{}| ", "\\cdot", "\\times", "\\div", ""}
 _CLOSING = {"(": ")", "[": "]", "{": "}", "|": "|", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
+_SUBSCRIPT = re.compile(r"[^\W_]+(?:[+-][^\W_]+)*")  # 0, n+1
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:\d+(?:\.\d*)?|\.\d+)(?:\\overline\{\d+\}|[eE][+-]?\d{1,4}(?!\d))?)"
     r"|(?P<word>\\[A-Za-z]+|[A-Za-z])|(?P<sign>[-+*/^_!|()\[\]{},]|\\[{}|]))"
@@ -175,7 +176,10 @@ class _Parser:
                     self.at += 1 if self.next() == "\\circ" else 3
                     base = multiply([base, ("c", "pi"), number(Fraction(1, 180))])
                 else:
-                    base = power(base, self.argument())
+                    exponent = self.argument()
+                    if base[0] == "v" and "_" not in base[1]:  # v^2_0
+                        base = ("v", base[1] + self.subscript())
+                    base = power(base, exponent)
             else:
                 return self.worked(base)
 
@@ -264,19 +268,23 @@ class _Parser:
     def letter(self, name: str) -> Tree:
         if name in ("e", "i") and self.next() != "_":
             return ("c", name)
-        if self.next() == "_":
+        return ("v", ("\\" if name in _GREEK else "") + name + self.subscript())
+
+    def subscript(self) -> str:
+        """The subscript that follows, if any: _{n+1} for _{n+1}, _{0} for _0."""
+        if self.next() != "_":
+            return ""
+        self.take()
+        token = self.take()
+        subscript = token
+        if token == "{":
+            subscript = ""
+            while self.next() != "}":
+                subscript += self.take()
             self.take()
-            token = self.take()
-            subscript = token
-            if token == "{":
-                subscript = ""
-                while self.next() != "}":
-                    subscript += self.take()
-                self.take()
-            if not subscript.isalnum():
-                raise Unreadable(subscript)
-            name += f"_{{{subscript}}}"
-        return ("v", ("\\" if name.split("_")[0] in _GREEK else "") + name)
+        if not _SUBSCRIPT.fullmatch(subscript):
+            raise Unreadable(subscript)
+        return f"_{{{subscript}}}"
 
     def function(self, name: str) -> Tree:
         exponent, base = ONE, None

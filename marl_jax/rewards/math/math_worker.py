@@ -19,7 +19,9 @@ import sys
 __all__ = ["equal", "main"]
 
 MEMORY_LIMIT = 1 << 30
-DIGITS = 50  # two constants that agree to this many digits are equal
+DIGITS = (
+    50  # two constants that agree to so many digits, and twice those that they are written with, are equal
+)
 
 FORBIDDEN = (  # audit events, by their beginning
     *("os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill", "os.remove", "os.rename"),
@@ -45,11 +47,15 @@ def equal(answer: list, gold: list) -> bool:
 
     a, b = _build(answer), _build(gold)
     if not a.free_symbols and not b.free_symbols:  # a constant that no simplification may prove to be zero
-        difference, size = (a - b).evalf(DIGITS), abs(a.evalf())
-        if difference.is_number and abs(difference) < 10 ** (10 - DIGITS) * max(1, size):
+        digits = DIGITS + 2 * max(_longest(answer), _longest(gold))
+        difference, size = (a - b).evalf(digits), abs(a.evalf())
+        if difference.is_number and abs(difference) < sympy.Integer(10) ** (10 - digits) * max(1, size):
             return True
     # As a difference, because two sides of which one is a lone symbol are compared by their text alone.
-    return bool(verify([sympy.Integer(0)], [a - b], timeout_seconds=None))
+    difference = a - b
+    if any(power.base.free_symbols and not power.exp.is_Integer for power in difference.atoms(sympy.Pow)):
+        difference = sympy.factor(difference, deep=True)  # the root of x^2 + 2x + 1 is |x + 1|
+    return bool(verify([sympy.Integer(0)], [difference], timeout_seconds=None))
 
 
 def main() -> None:
@@ -118,6 +124,11 @@ def _build(tree: list):
     if name == "log":
         return sympy.log(values[1], values[0])
     return getattr(sympy, SYMPY.get(name, name))(*values)
+
+
+def _longest(tree: list) -> int:
+    """The most hexadecimal digits of a number in a tree."""
+    return max((_longest(part) if isinstance(part, list) else len(part) for part in tree), default=0)
 
 
 def _power(base, exponent):

@@ -108,6 +108,7 @@ _COMMAND_TABLE = r"""
     \ge              \geq \geqslant
     \ne              \neq
     \setminus        \backslash \smallsetminus
+    \angle           \measuredangle
     <                \lt
     >                \gt
     =                \approx \simeq \equiv
@@ -148,7 +149,7 @@ _PLAIN_TABLE = r"""
     \ln   ln
     \infty infinity infty inf oo
     ^\circ degree degrees
-    %      percent
+    %      percent pct
     ^      **
 """
 _UNICODE_TABLE = r"""
@@ -160,6 +161,9 @@ _UNICODE_TABLE = r"""
     \times ×
     \div   ÷
     /      ⁄ ∕
+    :      ∶
+    \approx ≈ ≃
+    \angle ∠ ∡
     \pi    π
     \theta θ
     \Omega Ω
@@ -242,7 +246,7 @@ _COMMAND = re.compile(
     r"|(?P<reals>\\mathbb\s*(?:\{\s*R\s*\}|R(?![A-Za-z])))|\\[A-Za-z]+|\\[^A-Za-z]|~"
 )
 _PLAIN_WORD = re.compile(
-    r"\*\*|(?<![\\A-Za-z])(?:all real numbers|all reals|empty set|no solutions?|percent|degrees?|sqrt|pi"
+    r"\*\*|(?<![\\A-Za-z])(?:all real numbers|all reals|empty set|no solutions?|percent|pct|degrees?|sqrt|pi"
     r"|(?:arc)?(?:sin|cos|tan)|exp|log|ln|inf(?:ini)?ty|inf|oo)(?![A-Za-z])",
     re.IGNORECASE,
 )

@@ -137,12 +137,12 @@ def _exchange(message: list) -> Any:
 
 
 def _function(namespace: _Namespace, name: str):
-    """The function or class of that name, or else the method of a new `Solution`."""
+    """The method of a new `Solution`, or else the function or class of that name."""
+    solution = namespace.get("Solution")
+    if isinstance(solution, type) and hasattr(solution, name):
+        return getattr(solution(), name)
     if name in namespace:
         return namespace[name]
-    solution = namespace.get("Solution")
-    if solution is not None and hasattr(solution, name):
-        return getattr(solution(), name)
     raise NameError(f"the program defines no {name}")
 
 
