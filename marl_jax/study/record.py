@@ -104,6 +104,11 @@ class Run:
         return self.config.get("policies", {}).get("map", {})
 
     @property
+    def compact(self) -> bool:
+        """Whether it was read from compact results, which have some of its steps and no episodes."""
+        return self.alarms is not None
+
+    @property
     def roles(self) -> tuple[str, ...]:
         """In the configuration's order, then the others that the metrics name."""
         named = [key.split("/")[0] for key in self.policy_map]
@@ -197,13 +202,8 @@ def sound(run: Run) -> Run:
 
 def _faults(run: Run) -> Iterator[str]:
     yield from _misfits("", run.about, _ABOUT)
-    for where, texts in (
-        ("config.policies.map", run.policy_map),
-        ("versions", run.about.get("versions") or {}),
-    ):
-        yield from (
-            f"{where}.{name} is {_said(text)}" for name, text in texts.items() if type(text) is not str
-        )
+    yield from _entries("config.policies.map", run.policy_map, str)
+    yield from _entries("versions", run.about.get("versions") or {}, str)
     for change in run.about.get("changes") or ():
         yield from _misfits("", {"a change": change}, {"a change": (list,)})
     for name, records, shape in (
@@ -218,10 +218,7 @@ def _faults(run: Run) -> Iterator[str]:
         yield from (
             f"an evaluation: {name} is {_said(value)}" for name, value in scores.items() if not _usual(value)
         )
-        said = (record.get("roles") or {}).items()
-        yield from (
-            f"an evaluation: roles.{role} is {_said(by)}" for role, by in said if type(by) is not dict
-        )
+        yield from _entries("an evaluation: roles", record.get("roles") or {}, dict)
     for line in run.metrics:
         for key, value in line.items():
             odd = not isinstance(value, (*_NUMBER, _MAYBE)) and key not in _LINE
@@ -240,6 +237,11 @@ def _misfits(where: str, record: Any, shape: Mapping[str, tuple[type, ...]]) -> 
             value = value.get(name) if isinstance(value, Mapping) else None
         if type(value) not in kinds:
             yield f"{where}{path} is {_said(value)}"
+
+
+def _entries(where: str, of: Mapping[str, Any], kind: type) -> Iterator[str]:
+    """What of a mapping is of another type than all its values should be."""
+    yield from (f"{where}.{name} is {_said(value)}" for name, value in of.items() if type(value) is not kind)
 
 
 def _usual(value: float) -> bool:
