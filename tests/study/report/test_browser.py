@@ -151,12 +151,8 @@ def test_the_curve_with_the_focus_reads_its_numbers_out_with_their_units(visit, 
     assert spoken.count() == 1 and "step 1" in spoken.inner_text() and "nats" in spoken.inner_text()
     page.locator("figure").filter(has_text="Completion length").locator(".plot").focus()
     page.keyboard.press("End")
-    assert (
-        "step 60" in spoken.inner_text()
-        and "tokens" in spoken.inner_text()
-        and "aggregator" in spoken.inner_text()
-        and "n = 512 calls" in spoken.inner_text()
-    )
+    assert "step 60" in spoken.inner_text() and "tokens" in spoken.inner_text()
+    assert "aggregator" in spoken.inner_text() and "n = 512 calls" in spoken.inner_text()
     page.locator("figure").nth(0).locator(".plot").focus()
     page.keyboard.press("Home")
     assert "(36.1% – 47.6%), n = 128 problems" in spoken.inner_text()
@@ -196,18 +192,15 @@ def test_tabs_are_chosen_with_the_arrow_keys(visit, whole):
             tab for tab in page.get_by_role("tab").all() if tab.get_attribute("aria-selected") == "true"
         ]
         assert chosen.inner_text() == name == page.get_by_role("tabpanel").get_attribute("aria-label")
-        assert (
-            chosen.evaluate("tab => tab === document.activeElement")
-            and chosen.get_attribute("tabindex") == "0"
-        )
+        assert chosen.evaluate("tab => tab === document.activeElement")
+        assert chosen.get_attribute("tabindex") == "0"
 
 
 def test_a_printed_page_has_its_curves_and_words_and_nothing_to_press(visit, whole):
     page = visit(whole)
     page.emulate_media(media="print")
-    assert (
-        page.locator("figure canvas").nth(0).is_visible() and page.locator("article pre").first.is_visible()
-    )
+    assert page.locator("figure canvas").nth(0).is_visible()
+    assert page.locator("article pre").first.is_visible()
     assert not any(
         control.is_visible() for control in page.locator("button.save, .filters, .tabs, details").all()
     )
