@@ -252,7 +252,7 @@ def _said(value: Any) -> str:
     return json.dumps(value)[:40]
 
 
-def find_runs(root: str | os.PathLike[str], unread: list[str] | None = None) -> list[Path]:
+def find_runs(root: str | os.PathLike[str], unread: list[str]) -> list[Path]:
     """The run folders in and below a directory, by name. A run is not searched for other runs.
 
     Links are followed; a run that lies below the directory itself goes by that name alone. Directories that cannot be
@@ -260,7 +260,7 @@ def find_runs(root: str | os.PathLike[str], unread: list[str] | None = None) -> 
     """
 
     def failed(error: OSError) -> None:
-        if unread is not None and not isinstance(error, FileNotFoundError):
+        if not isinstance(error, FileNotFoundError):
             unread.append(f"'{error.filename}' cannot be read: {error.strerror}")
 
     found, seen, tops = [], set(), [os.fspath(root)]
@@ -270,7 +270,7 @@ def find_runs(root: str | os.PathLike[str], unread: list[str] | None = None) -> 
                 below.clear()
                 continue
             seen.add(real)
-            if "metrics.jsonl" in files and folder.CONFIG not in files and unread is not None:
+            if "metrics.jsonl" in files and folder.CONFIG not in files:
                 unread.append(f"'{directory}' has metrics.jsonl and no {folder.CONFIG}: restore it")
             if folder.CONFIG in files and {folder.LOCK, "metrics.jsonl", "eval.jsonl"} & {*files}:
                 found.append(Path(directory))
