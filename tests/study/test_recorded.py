@@ -72,11 +72,8 @@ def test_evaluations_of_the_run_and_of_the_command_are_told_apart(tmp_path):
         write_episodes(folder / "episodes" / f"{name}.parquet", table_of([(episode(), RIGHT)]))
     (folder / "episodes" / "notes.txt").write_text("mine")
     kinds = [(file["kind"], file["step"]) for file in said(folder).files]
-    assert kinds == [
-        ("training", 10),
-        ("test trained", 10),
-        ("val", 10),
-    ]  # a page begins with what was trained on
+    # A page begins with what was trained on.
+    assert kinds == [("training", 10), ("test trained", 10), ("val", 10)]
 
 
 def test_of_what_does_not_fit_every_other_file_is_left_out_and_the_ends_stay(tmp_path):

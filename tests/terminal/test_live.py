@@ -258,9 +258,8 @@ def test_an_exception_leaves_the_last_state_and_a_clean_line_below():
     stream.write("Traceback\n")
     assert stream.screen()[-1] == "Traceback"
     assert stream.screen()[0].startswith("step      1/10")
-    assert (
-        "\033[?25l" not in stream.getvalue()
-    )  # the cursor was never hidden: nothing to restore after a kill
+    # The cursor was never hidden: nothing to restore after a kill.
+    assert "\033[?25l" not in stream.getvalue()
 
 
 def test_nothing_is_written_after_closing():

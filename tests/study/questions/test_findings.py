@@ -283,9 +283,8 @@ def test_the_power_of_the_amplification_is_found(tmp_path, power, word):
         "power of -0.70 (-0.70 – -0.70): with 8 agents it is 0.23 (0.23 – 0.23) times as long" in found.answer
     )
     assert found.answer.endswith("Adam's update 1.00 (1.00 – 1.00) times.")
-    assert (
-        "n to the power of 0.500" in found.tables[0].how
-    )  # of independent agents whose parts are equally long
+    # Of independent agents whose parts are equally long.
+    assert "n to the power of 0.500" in found.tables[0].how
     assert [bar.level for bar in found.bars] == [1, 2**0.5, 2, 8**0.5] and found.bars[0].label == "1 agent"
 
 
@@ -343,9 +342,8 @@ def test_the_p_of_a_rank_correlation_counts_the_orders_that_are_as_far():
     rho, p = _ranks([np.array([[1.0, 2.0, 3.0], [9.0, 5.0, 1.0]])])
     assert rho == pytest.approx(-1) and p == pytest.approx(2 / 6)  # of six orders, this one and its mirror
     rho, p = _ranks([np.array([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 4.0, 3.0]])])
-    assert rho == pytest.approx(0.8) and p == pytest.approx(
-        8 / 24
-    )  # three swaps of neighbours, the order itself, their mirrors
+    # Three swaps of neighbours, the order itself, their mirrors.
+    assert rho == pytest.approx(0.8) and p == pytest.approx(8 / 24)
     many = np.random.default_rng(0).random((2, 12))
     known = stats.spearmanr(*many)
     assert _ranks([many]) == pytest.approx((known.statistic, known.pvalue), abs=0.02)
@@ -430,9 +428,8 @@ def test_a_page_over_results_shows_the_questions_and_each_run(tmp_path):
     own = (place / "report.html").read_text()
     assert "have 1 of 30 steps and no episodes" in own
     assert "hold no episodes" in own and "report.png" not in own
-    assert (
-        "monitors found anything" in own and "Not judged" not in own
-    )  # alarms were judged before rows were left out
+    # Alarms were judged before rows were left out.
+    assert "monitors found anything" in own and "Not judged" not in own
 
 
 def test_the_numbers_of_a_page_are_made_anew_and_its_words_stay(tmp_path):
@@ -491,10 +488,8 @@ def test_what_is_lacking_is_told_by_seed_with_the_hours_of_what_was_timed(tmp_pa
     assert "voting-shared-xs-math (1 of 3)" in rows["xs-math"][0]
     assert "single-shared-xs-math," in rows["xs-math"][0]
     assert rows["xs-math"][1] == "25"  # nine cells of three seeds, but two runs
-    assert rows["xs-math"][2:] == (
-        f"{4 * 200 * 9 / 3600:.1f}",
-        "21 runs",
-    )  # isolated and shared voting are of a kind
+    # Isolated and shared voting are of a kind.
+    assert rows["xs-math"][2:] == (f"{4 * 200 * 9 / 3600:.1f}", "21 runs")
     assert rows["interventions"][1:] == ("21", f"{21 * 200 * 9 / 3600:.1f}", "–")
     assert rows["s-math"][2] == "not timed"
     rest = rows[findings_text.REST]

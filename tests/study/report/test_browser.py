@@ -223,9 +223,8 @@ def test_an_alarm_is_marked_in_every_curve_where_it_began(visit, tmp_path):
                 { const x = (i / 4) % c.width; found[x] = (found[x] ?? 0) + 1; }
         return Math.max(0, ...Object.values(found)); }"""
     count = page.locator("figure canvas").count()
-    assert count == 5 and all(
-        page.evaluate(red, number) > 40 for number in range(count)
-    )  # a dashed upright line
+    # A dashed upright line.
+    assert count == 5 and all(page.evaluate(red, number) > 40 for number in range(count))
     figure = page.locator("figure").nth(0)
     figure.locator(".plot").focus()
     page.keyboard.press("Home")
@@ -443,9 +442,8 @@ def test_runs_are_overlaid_and_the_map_leads_to_them(visit, tmp_path):
     assert page.evaluate("drawn[1].slice(1).map(line => line.filter(value => value !== null).length)") == [
         45, 45, 60, 60,
     ]  # single steps and their mean, to the last step of each run  # fmt: skip
-    assert not page.evaluate(
-        "drawn[1].some(line => line.includes(null))"
-    )  # nor is a step of another run a gap
+    # Nor is a step of another run a gap.
+    assert not page.evaluate("drawn[1].some(line => line.includes(null))")
     assert page.locator("figure canvas").count() == 2 and colours(page, 0) > 10
     wide = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth).length"
     assert page.evaluate(wide) == 0
@@ -481,9 +479,8 @@ def test_the_map_shows_cliffs_is_as_full_as_its_largest_gain_and_is_saved_with_t
 def test_a_study_fits_the_screen_and_what_is_long_is_folded_and_printed(visit, study, width, scheme):
     page = visit(study, width, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width and colours(page, 0) > 10
-    assert (
-        page.locator(".values").nth(0).inner_text().count("n = ") == 0
-    )  # the caption says it once for all lines
+    # The caption says it once for all lines.
+    assert page.locator(".values").nth(0).inner_text().count("n = ") == 0
     run_link, bar = (
         page.get_by_role("link", name="voting-shared-s-math/seed-1"),
         page.locator(".fold .bars").first,
