@@ -163,14 +163,11 @@ def fit(tree: Any) -> tuple[dict[str, Any], list[str]]:
 def check(tree: Any) -> None:
     """Refuse a field that is not of its type, or beyond a bound; for `__post_init__`.
 
-    Values become what `from_json` would make them. A field that is a dataclass has checked itself.
+    Values become what `from_json` would make them.
     """
-    problems: list[str] = []
-    cls: Any = type(tree)
-    for name, hint in annotations(cls).items():
-        value = getattr(tree, name)
-        if not (_is_tree(hint) and isinstance(value, hint)):
-            object.__setattr__(tree, name, _fit(hint, value, (name,), problems))
+    values, problems = fit(tree)
+    for name, value in values.items():
+        object.__setattr__(tree, name, value)
     if problems := problems or list(out_of_bounds(tree)):
         raise Refused(problems)
 
@@ -256,9 +253,8 @@ def _beyond(hint: Any, value: Any, where: str) -> Iterator[str]:
 
 def _cast(annotation: Any, value: Any) -> Any:
     """A value of JSON or of Python, or a `Text`, converted to the annotated type."""
-    for option in sorted(
-        _options(annotation), key=lambda option: option is not type(None)
-    ):  # "none" is a text, too
+    # None comes first, since "none" is a text, too.
+    for option in sorted(_options(annotation), key=lambda option: option is not type(None)):
         try:
             return _as(option, _meant(option, value) if isinstance(value, Text) else _plain(value))
         except Misbuilt:

@@ -11,6 +11,7 @@ Each later stage is a function that adds columns or reads them. Columns of numbe
 
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -95,9 +96,8 @@ class Table:
     policies: tuple[str, ...] = ()  # names that `policy` points at
     text: tuple[str, ...] = ()  # [N], the completion as text
     answer: tuple[str | None, ...] = ()  # [N], read from the text; None where unreadable
-    about: tuple[
-        Task | None, ...
-    ] = ()  # [N], of calls about another task than their episode's; () if none is
+    # [N], of calls about another task than their episode's; () if none is.
+    about: tuple[Task | None, ...] = ()
     labels: tuple[Mapping[str, Any] | None, ...] = ()  # [N], the workflow's labels of each call
     bare_episodes: tuple[Episode, ...] = ()  # the episodes, without their calls
 
@@ -109,6 +109,7 @@ class Table:
         """The table of episodes, and of their grades where they have some."""
         calls = [call for one in episodes for call in one.calls]
         owners = [one for one in episodes for _ in one.calls]
+        ends = [ends_of(one, call) for one, call in zip(owners, calls)]
         ended = all(one.outcome is not None for one in episodes)
         graded = ended and all(len(one.answers) == len(one.calls) for one in episodes)
         made = cls.make(
@@ -128,22 +129,16 @@ class Table:
             readable=[call.answer is not None for call in calls],
         )
         return made.replace(
-            episode=np.repeat(np.arange(len(episodes)), [len(one.calls) for one in episodes]).astype(
-                np.int32
-            ),
+            episode=_owners([len(one.calls) for one in episodes]),
             path=padded([call.path for call in calls]),
             call=ints(place for one in episodes for place in places_of(one)),
             reads=padded([call.reads for call in calls]),
             after=ints(-1 if call.after is None else call.after for call in calls),
             kind=ints(KINDS.index(call.kind) for call in calls),
             choice=ints(_choice(call.kind, call.answer) for call in calls),
-            sound=np.array(
-                [any(end.error is None for end in ends_of(o, c)) for o, c in zip(owners, calls)], bool
-            ),
+            sound=np.array([any(end.error is None for end in some) for some in ends], bool),
             grade=floats(grade for one in episodes for grade in one.answers) if graded else None,
-            outcome=np.array([_mean(ends_of(o, c)) for o, c in zip(owners, calls)], np.float64)
-            if ended
-            else None,
+            outcome=floats(map(_mean, ends)) if ended else None,
             text=tuple(call.text for call in calls),
             answer=tuple(call.answer for call in calls),
             about=_abouts(call.about for call in calls),
@@ -233,14 +228,16 @@ class Table:
     def of_episodes(self, numbers: Sequence[int]) -> "Table":
         """These whole episodes, in this order."""
         self.need_episodes()
-        first = np.searchsorted(self.episode, np.arange(len(self.bare_episodes) + 1))
-        rows = [np.arange(first[number], first[number + 1]) for number in numbers]
-        sizes = [len(one) for one in rows]
+        every = self._rows()
+        rows = [every[number] for number in numbers]
+        bare_episodes = tuple(self.bare_episodes[number] for number in numbers)
         table = self.take(np.concatenate([*rows, np.zeros(0, np.int64)]))
-        episode = np.repeat(np.arange(len(sizes)), sizes).astype(np.int32)
-        return table.replace(
-            episode=episode, bare_episodes=tuple(self.bare_episodes[number] for number in numbers)
-        )
+        return table.replace(episode=_owners(map(len, rows)), bare_episodes=bare_episodes)
+
+    def _rows(self) -> list[np.ndarray]:
+        """The rows of each episode."""
+        first = np.searchsorted(self.episode, np.arange(len(self.bare_episodes) + 1))
+        return [np.arange(*ends) for ends in itertools.pairwise(first)]
 
     @staticmethod
     def concat(tables: Sequence["Table"]) -> "Table":
@@ -327,18 +324,15 @@ class Table:
         """Cached, since a step needs them for credit, signs and metrics."""
         flat_episodes: list[Episode] = []
         rows: list[np.ndarray] = []
-        first = np.searchsorted(self.episode, np.arange(len(self.bare_episodes) + 1))
-        for number, bare in enumerate(self.bare_episodes):
-            mine = np.arange(first[number], first[number + 1])
+        for bare, mine in zip(self.bare_episodes, self._rows()):
             for leaf in bare.leaves:
                 flat_episodes.append(path_of(bare, leaf))
                 rows.append(mine[_on(self.path[mine], leaf.path)])
             if not bare.leaves:
                 flat_episodes.append(bare)
                 rows.append(mine)
-        sizes = [len(one) for one in rows]
         every = np.concatenate([*rows, np.zeros(0, np.int64)])
-        owners = np.repeat(np.arange(len(flat_episodes)), sizes).astype(np.int32)
+        owners = _owners(map(len, rows))
         ends = [flat_episodes[owner] for owner in owners.tolist()]
         flat = self.take(every).replace(
             episode=owners,
@@ -440,6 +434,12 @@ def _problem(task: Task) -> tuple[str, ...]:
 
 def _mean(ends: Sequence[Any]) -> float:
     return sum(end.outcome for end in ends) / len(ends)
+
+
+def _owners(sizes: Iterable[int]) -> np.ndarray:
+    """Int[N]: 0, 1, 2, ..., each as often as its size says."""
+    counts = ints(sizes)
+    return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
 
 def _on(paths: np.ndarray, leaf: tuple[int, ...]) -> np.ndarray:

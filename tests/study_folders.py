@@ -32,88 +32,69 @@ def episode(question="12+34=?", answer="46", texts=None, **more):
 def metrics(step, roles=ROLES, isolated=True, **more):
     rng = np.random.default_rng(step)
     learned = 1 - math.exp(-step / 60)
-    line = {
-        "step": step,
-        "reward": 0.42 + 0.2 * learned + rng.normal(0, 0.02),
-        "episodes": 512,
-        "calls": 2048,
-    }
-    line |= {"tokens": 25_000 + step, "failed": 0, "prompts_cut": 0}
+    line = {"step": step, "reward": 0.42 + 0.2 * learned + rng.normal(0, 0.02), "episodes": 512}
+    line |= {"calls": 2048, "tokens": 25_000 + step, "failed": 0, "prompts_cut": 0}
     policies = {role: f"p{k}" if isolated else "p0" for k, role in enumerate(roles)}
     norms = {
         role: (0.4 + 1.1 * k) * math.exp(rng.normal(0, 0.2) + step / 150) for k, role in enumerate(roles)
     }
     for k, role in enumerate(roles):
-        name, groups = f"role/{role}", f"groups/{role}"
-        line |= {f"reward/{role}": line["reward"] + 0.06 * k, f"credit/{role}/outcome": line["reward"]}
-        line |= {f"{groups}/groups": 64, f"{groups}/singletons": 0, f"{groups}/zero_variance": 20 + k}
-        line |= {
-            f"{name}/entropy": 0.9 * math.exp(-step / 80) + 0.1 * k,
-            f"{name}/perplexity": 1.9 - 0.5 * learned,
-        }
-        line |= {f"{name}/chi2": 1e-6 * (k + 1), f"{name}/length": 14 + 30 * k * learned + rng.normal(0, 0.4)}
-        line |= {f"{name}/truncated_share": 0.01 * k, f"{name}/unreadable_share": 0.1 * (1 - learned)}
-        line |= {
-            f"{name}/rows": 1536 - 1024 * k,
-            f"{name}/advantage_zero_share": 0.3,
-            f"{name}/ratio_mean": 1.0,
-            f"{name}/clip_fraction_high": 0.003,
-        }
         policy = policies[role]
-        line |= {f"gradient/{policy}/norm/{role}": norms[role], f"gradient/{policy}/share/{role}": 1.0}
-        line |= {f"gradient/{policy}/amplification": 1.0 if isolated else 1.4}
         line |= {
+            f"reward/{role}": line["reward"] + 0.06 * k,
+            f"credit/{role}/outcome": line["reward"],
+            f"groups/{role}/groups": 64,
+            f"groups/{role}/singletons": 0,
+            f"groups/{role}/zero_variance": 20 + k,
+            f"role/{role}/entropy": 0.9 * math.exp(-step / 80) + 0.1 * k,
+            f"role/{role}/perplexity": 1.9 - 0.5 * learned,
+            f"role/{role}/chi2": 1e-6 * (k + 1),
+            f"role/{role}/length": 14 + 30 * k * learned + rng.normal(0, 0.4),
+            f"role/{role}/truncated_share": 0.01 * k,
+            f"role/{role}/unreadable_share": 0.1 * (1 - learned),
+            f"role/{role}/rows": 1536 - 1024 * k,
+            f"role/{role}/advantage_zero_share": 0.3,
+            f"role/{role}/ratio_mean": 1.0,
+            f"role/{role}/clip_fraction_high": 0.003,
+            f"gradient/{policy}/norm/{role}": norms[role],
+            f"gradient/{policy}/share/{role}": 1.0,
+            f"gradient/{policy}/amplification": 1.0 if isolated else 1.4,
             f"policy/{policy}/grad_norm": norms[role],
             f"policy/{policy}/learning_rate": 3e-4,
             f"policy/{policy}/skipped": 0,
-        }
-        line |= {
             f"policy/{policy}/clip_fraction_low": 0.001,
             f"policy/{policy}/clip_fraction_high": 0.002,
             f"policy/{policy}/update_norm": 0.01,
             f"policy/{policy}/approx_kl": 0.001,
         }
-    line |= {
-        "time/rollout": 5.0,
-        "time/grade": 0.4,
-        "time/learn": 2.5,
-        "time/step": 8.0,
-        "time/tokens_per_second": 3100.0,
-    }
-    return line | more
+    seconds = {"rollout": 5.0, "grade": 0.4, "learn": 2.5, "step": 8.0}
+    line |= {f"time/{part}": value for part, value in seconds.items()}
+    return line | {"time/tokens_per_second": 3100.0} | more
 
 
 def evaluation(step, accuracy, difference=None, **more):
     record = {"step": step, "split": "val", "mode": "trained", "accuracy": accuracy}
     record |= {"per_problem": [float(k < round(128 * accuracy)) for k in range(128)]}
     record |= {"ci_low": accuracy - 0.06, "ci_high": accuracy + 0.055, "problems": 128, "samples": 1}
-    return (
-        record
-        | {
-            "any_correct": min(accuracy + 0.2, 1),
-            "roles": {"generator": {"accuracy": accuracy - 0.1}},
-            "difference": difference,
-        }
-        | more
-    )
+    record |= {"any_correct": min(accuracy + 0.2, 1), "roles": {"generator": {"accuracy": accuracy - 0.1}}}
+    return record | {"difference": difference} | more
+
+
+def policies(**owners):
+    return {"map": owners, "base": "configs/bases/micro-s", "train": "full", "frozen_roles": []}
 
 
 def config(cell="voting-isolated-s-math", steps=200, **more):
     name = "single" if cell.startswith("single-") else "voting"
-    policies = {"generator": "p0", "aggregator": "p1" if "isolated" in cell else "p0"}
-    policies = {"generator": "p0"} if name == "single" else policies
+    owners = {"generator": "p0", "aggregator": "p1" if "isolated" in cell else "p0"}
+    owners = {"generator": "p0"} if name == "single" else owners
     return {
         "schema": 1,
         "config": {
             "schema": 1,
             "cell": cell,
             "workflow": {"name": name, "settings": {}, "prompts": "micro"},
-            "policies": {
-                "map": policies,
-                "base": "configs/bases/micro-s",
-                "train": "full",
-                "frozen_roles": [],
-            },
+            "policies": policies(**owners),
             "data": {"family": "math", "name": "micro_math", "problems": 64, "seed": 0},
             "sampling": {"max_new_tokens": 64, "temperature": 1.0, "top_p": 1.0, "top_k": 0},
             "rollout": {"samples": 8},
@@ -170,26 +151,17 @@ WRONG = {"outcome": 0.0, "rewards": [0.0, -1.0, 0.0, -1.0], "advantages": [-0.9,
 
 def full_run(folder, steps=200, cell="voting-isolated-s-math"):
     """A run with everything."""
-    accuracies = {
-        step: 0.421 + 0.19 * (1 - math.exp(-step / 50)) - 0.0004 * max(step - 110, 0)
-        for step in range(0, steps + 1, 10)
-    }
-    evaluations = [
-        evaluation(
-            step,
-            a,
-            None if step == 0 else {"mean": a - 0.421, "low": a - 0.421 - 0.07, "high": a - 0.421 + 0.07},
+    evaluations = [evaluation(0, 0.421)]
+    for step in range(10, steps + 1, 10):
+        gain = 0.19 * (1 - math.exp(-step / 50)) - 0.0004 * max(step - 110, 0)
+        evaluations.append(
+            evaluation(step, 0.421 + gain, {"mean": gain, "low": gain - 0.07, "high": gain + 0.07})
         )
-        for step, a in accuracies.items()
-    ]
     evaluations.append(evaluation(steps, 0.55, split="test", samples=4, problems=512))
     lines = [metrics(step, isolated="isolated" in cell) for step in range(1, steps + 1)]
-    lines[2]["warnings"] = [
-        "role 'generator': sampler and trainer log-probs are up to 0.0012 apart (tolerance 0.001)"
-    ]
-    lines[9]["warnings"] = [
-        "role 'generator': sampler and trainer log-probs are up to 0.0031 apart (tolerance 0.001)"
-    ]
+    for place, gap in ((2, 0.0012), (9, 0.0031)):
+        gaps = f"sampler and trainer log-probs are up to {gap} apart (tolerance 0.001)"
+        lines[place]["warnings"] = [f"role 'generator': {gaps}"]
     wrong = episode(answer="45", texts=("12+34 is \\boxed{45}", "no idea", "hm \\boxed{45}"))
     episodes = {10: [(wrong, WRONG), (episode(), RIGHT)], steps: [(episode(), RIGHT), (wrong, WRONG)]}
     return write_run(
@@ -213,3 +185,22 @@ def run(folder, seed, accuracies, cell="voting-isolated-s-math", test=None, val=
     return read_run(
         write_run(folder, about=about, lines=lines or [metrics(max(accuracies))], evaluations=records)
     )
+
+
+def course(rng, *shares, problems=60):
+    """Evaluations of a run whose accuracy goes along these."""
+    return {10 * k: answers(*(rng.random(problems) < share)) for k, share in enumerate(shares)}
+
+
+def cell(root, name, shares, seeds=range(3), problems=60, lines=None, **more):
+    """Runs whose accuracies go along these shares, in the folder of a cell."""
+    rng, about = np.random.default_rng(0), {"cell": name.partition("+")[0], **more}
+    return [
+        run(root / name / f"seed-{seed}", seed, course(rng, *shares, problems=problems), lines=lines, **about)
+        for seed in seeds
+    ]
+
+
+def with_about(one, **parts):
+    """The run with other parts of its config.json."""
+    return dataclasses.replace(one, about={**one.about, **parts})

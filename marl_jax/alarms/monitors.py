@@ -162,9 +162,8 @@ def _capture(past: History, limits: Limits) -> Found:
 
 
 def _nothing_to_learn(past: History, limits: Limits) -> Found:
-    learners = past.names(
-        "role/([^/]+)/entropy"
-    )  # a frozen role has none, and has nothing to learn by intent
+    # A frozen role has no entropy, and has nothing to learn by intent.
+    learners = past.names("role/([^/]+)/entropy")
     for role in past.names("groups/([^/]+)/groups"):
         if learners and role not in learners:
             continue

@@ -70,9 +70,11 @@ def unfamiliar(
     `seen` is {policy: the pairs of its base, None where unknown}; `tokenizer` one for all, or by policy.
     """
     lines = []
+    table, rows_of = table.paths()  # where the call that a prompt goes on from is known by its place
+    once = np.isin(np.arange(len(table)), np.unique(rows_of, return_index=True)[1])  # on one path alone
     for role in table.present():
         for later in (False, True):
-            rows = np.flatnonzero(table.having(role=role) & ((table.after >= 0) == later))
+            rows = np.flatnonzero(once & table.having(role=role) & ((table.after >= 0) == later))
             share, examples = _unseen(table, rows[:PROMPTS].tolist(), seen, tokenizer)
             if share > FAR:
                 which = "later prompts" if later else "prompts"

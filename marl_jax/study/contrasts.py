@@ -53,8 +53,9 @@ class Pair(NamedTuple):
     @property
     def made(self) -> str:
         """Which of machine, road, JAX and code differ between two runs of a seed; what was not recorded is left out."""
-        both = by_seed(self.one, self.other)
-        return ", ".join(name for name in MADE if any(_apart(name, *pair) for pair in both))
+        both = [(_made_by(run), _made_by(its)) for run, its in by_seed(self.one, self.other)]
+        apart = lambda mine, its: None not in (mine, its) and mine != its
+        return ", ".join(name for name in MADE if any(apart(mine[name], its[name]) for mine, its in both))
 
     @property
     def refused(self) -> str:
@@ -111,16 +112,11 @@ def machine_of(run: Run) -> str:
     return str((run.about.get("made") or {}).get("machine") or device)
 
 
-def _apart(name: str, one: Run, other: Run) -> bool:
-    """Whether this is known to differ between two runs."""
-
-    def made_by(run: Run) -> Any:
-        if name == "machine":
-            return machine_of(run) or None
-        return run.config.get(name) if name == "road" else (run.about.get("versions") or {}).get(name)
-
-    mine, its = made_by(one), made_by(other)
-    return None not in (mine, its) and mine != its
+def _made_by(run: Run) -> dict[str, Any]:
+    """{what a run was made by: None where it was not recorded}."""
+    versions = run.about.get("versions") or {}
+    made = machine_of(run) or None, run.config.get("road"), versions.get("jax"), versions.get("code")
+    return dict(zip(MADE, made))
 
 
 def by_seed(one: Cell, other: Cell) -> list[tuple[Run, Run]]:

@@ -102,7 +102,9 @@ def over_seeds(
     with degrees of freedom by Satterthwaite. Where chance makes it less than one of the three alone gives, that one
     counts. Of one seed, or where all values agree, it is the bootstrap over problems; of one problem, that over seeds.
     """
-    values = _seeds_and_problems(values)
+    values = np.asarray(values, np.float64)
+    if values.ndim != 2 or not values.size:
+        raise ValueError(f"values have the shape {values.shape}; [seeds, problems] is needed")
     seeds, problems = values.shape
     if min(seeds, problems) == 1 or np.ptp(values) < 1e-9:
         return bootstrap(values.mean(axis=1 if problems == 1 else 0), bounds=bounds)
@@ -174,13 +176,6 @@ def _two_way(values: Array) -> tuple[float, float]:
     return max([(both, both**2 / np.sum(squares**2 / free)), *zip(squares, free)])
 
 
-def _seeds_and_problems(values: Array) -> Array:
-    values = np.asarray(values, np.float64)
-    if values.ndim != 2 or not values.size:
-        raise ValueError(f"values have the shape {values.shape}; [seeds, problems] is needed")
-    return values
-
-
 def pass_at_k(
     correct: Array,  # Bool[P, n]: whether each of n samples was right; Float[P, n]: which share of its paths was
     k: int,
@@ -194,9 +189,8 @@ def pass_at_k(
         raise ValueError(f"pass@{k} needs at least {k} samples of each problem, the shape is {correct.shape}")
     n = correct.shape[1]
     if correct.dtype.kind == "f":
-        wrong = np.eye(1, k + 1).repeat(
-            len(correct), axis=0
-        )  # sums over the sets of j samples that all are wrong
+        # [:, j]: sums over the sets of j samples, of the chance that all of a set are wrong.
+        wrong = np.eye(1, k + 1).repeat(len(correct), axis=0)
         for share in correct.T:
             wrong[:, 1:] += wrong[:, :-1] * (1 - share[:, None])
         return 1 - wrong[:, k] / math.comb(n, k)

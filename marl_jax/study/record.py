@@ -104,6 +104,11 @@ class Run:
         return self.config.get("policies", {}).get("map", {})
 
     @property
+    def compact(self) -> bool:
+        """Whether it was read from compact results, which have some of its steps and no episodes."""
+        return self.alarms is not None
+
+    @property
     def roles(self) -> tuple[str, ...]:
         """In the configuration's order, then the others that the metrics name."""
         named = [key.split("/")[0] for key in self.policy_map]
@@ -197,13 +202,8 @@ def sound(run: Run) -> Run:
 
 def _faults(run: Run) -> Iterator[str]:
     yield from _misfits("", run.about, _ABOUT)
-    for where, texts in (
-        ("config.policies.map", run.policy_map),
-        ("versions", run.about.get("versions") or {}),
-    ):
-        yield from (
-            f"{where}.{name} is {_said(text)}" for name, text in texts.items() if type(text) is not str
-        )
+    yield from _entries("config.policies.map", run.policy_map, str)
+    yield from _entries("versions", run.about.get("versions") or {}, str)
     for change in run.about.get("changes") or ():
         yield from _misfits("", {"a change": change}, {"a change": (list,)})
     for name, records, shape in (
@@ -218,10 +218,7 @@ def _faults(run: Run) -> Iterator[str]:
         yield from (
             f"an evaluation: {name} is {_said(value)}" for name, value in scores.items() if not _usual(value)
         )
-        said = (record.get("roles") or {}).items()
-        yield from (
-            f"an evaluation: roles.{role} is {_said(by)}" for role, by in said if type(by) is not dict
-        )
+        yield from _entries("an evaluation: roles", record.get("roles") or {}, dict)
     for line in run.metrics:
         for key, value in line.items():
             odd = not isinstance(value, (*_NUMBER, _MAYBE)) and key not in _LINE
@@ -242,6 +239,11 @@ def _misfits(where: str, record: Any, shape: Mapping[str, tuple[type, ...]]) -> 
             yield f"{where}{path} is {_said(value)}"
 
 
+def _entries(where: str, of: Mapping[str, Any], kind: type) -> Iterator[str]:
+    """What of a mapping is of another type than all its values should be."""
+    yield from (f"{where}.{name} is {_said(value)}" for name, value in of.items() if type(value) is not kind)
+
+
 def _usual(value: float) -> bool:
     return -LARGEST < value < LARGEST  # a NaN is not
 
@@ -250,7 +252,7 @@ def _said(value: Any) -> str:
     return json.dumps(value)[:40]
 
 
-def find_runs(root: str | os.PathLike[str], unread: list[str] | None = None) -> list[Path]:
+def find_runs(root: str | os.PathLike[str], unread: list[str]) -> list[Path]:
     """The run folders in and below a directory, by name. A run is not searched for other runs.
 
     Links are followed; a run that lies below the directory itself goes by that name alone. Directories that cannot be
@@ -258,7 +260,7 @@ def find_runs(root: str | os.PathLike[str], unread: list[str] | None = None) -> 
     """
 
     def failed(error: OSError) -> None:
-        if unread is not None and not isinstance(error, FileNotFoundError):
+        if not isinstance(error, FileNotFoundError):
             unread.append(f"'{error.filename}' cannot be read: {error.strerror}")
 
     found, seen, tops = [], set(), [os.fspath(root)]
@@ -268,7 +270,7 @@ def find_runs(root: str | os.PathLike[str], unread: list[str] | None = None) -> 
                 below.clear()
                 continue
             seen.add(real)
-            if "metrics.jsonl" in files and folder.CONFIG not in files and unread is not None:
+            if "metrics.jsonl" in files and folder.CONFIG not in files:
                 unread.append(f"'{directory}' has metrics.jsonl and no {folder.CONFIG}: restore it")
             if folder.CONFIG in files and {folder.LOCK, "metrics.jsonl", "eval.jsonl"} & {*files}:
                 found.append(Path(directory))

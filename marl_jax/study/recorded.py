@@ -133,15 +133,13 @@ def _within(some: Sequence[Any], sizes: Mapping[int, int], room: int) -> Sequenc
     problems: dict[str, list[Any]] = {}
     for one in some:
         problems.setdefault(one["task"]["id"], []).append(one)
-    first = next(iter(problems.values()), [])
+    groups = list(problems.values())
     fits = lambda episodes: sum(sizes[id(one)] for one in episodes) <= room
-    if not fits(first):
-        return next(
-            (first[:count] for count in range(len(first) - 1, 1, -1) if fits(first[:count])), first[:1]
-        )
+    if groups and not fits(groups[0]):
+        groups = [[one] for one in groups[0]]
     kept: list[Any] = []
-    for group in problems.values():
-        if not fits(kept + group):
+    for group in groups:
+        if kept and not fits(kept + group):
             break
         kept += group
     return kept

@@ -41,7 +41,6 @@ class Study:
 
     root: Path
     runs: dict[str, Run]  # by their places below the root
-    compact: frozenset[str]  # the places of those that are read from compact results
     unread: list[str]  # why others could not be read
 
 
@@ -50,7 +49,7 @@ def read_study(root: str | os.PathLike[str]) -> Study:
 
     None at all, and a directory that is itself a run, are refused.
     """
-    top, runs, compact, unread = Path(root).expanduser().absolute(), dict[str, Run](), set[str](), list[str]()
+    top, runs, unread = Path(root).expanduser().absolute(), dict[str, Run](), list[str]()
     paths = [*find_runs(top, unread), *sorted(top.rglob(f"*{SUFFIX}"))]
     if not paths:
         why = f"there is no run in or below '{root}': give --root=DIR, the folder that holds run folders"
@@ -59,29 +58,16 @@ def read_study(root: str | os.PathLike[str]) -> Study:
         raise FolderError(f"'{root}' is itself a run: give --workdir={root}")
     for path in paths:
         place = path.relative_to(top).as_posix().removesuffix(SUFFIX)
-        if not _is_text(place):
-            named = os.fsencode(place).decode(errors="replace")
-            unread.append(f"'{named}' is no name in UTF-8: rename it")
-            continue
-        if path.is_file() and place in runs:
-            continue  # the run itself is there
+        if place in runs:
+            continue  # the run itself is there, and this is its result
         try:
+            place.encode()  # a page holds it
             runs[place] = read_result(path) if path.is_file() else read_run(path)
+        except UnicodeEncodeError:
+            unread.append(f"'{os.fsencode(place).decode(errors='replace')}' is no name in UTF-8: rename it")
         except FolderError as error:
             unread.append(str(error))
-            continue
-        if path.is_file():
-            compact.add(place)
-    return Study(top, runs, frozenset(compact), unread)
-
-
-def _is_text(name: str) -> bool:
-    """Whether a page can hold the name of a file."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return Study(top, runs, unread)
 
 
 def collect(

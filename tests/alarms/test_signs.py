@@ -197,9 +197,8 @@ def test_they_stand_in_the_line_of_a_step():
     table = grade(Table.of(episodes), lambda task, answer: float(answer == task.gold))
     found = signs(table)
     assert found["choice/evaluator/balanced_accuracy"] == 1.0
-    assert not any(
-        name.startswith(("choice/generator", "copied", "repeated")) for name in found
-    )  # a token each
+    # A token each.
+    assert not any(name.startswith(("choice/generator", "copied", "repeated")) for name in found)
     long = tuple(range(1, 13))
     copy = Episode(TASK, 0, "any", (call("generator", "42", prompt=long, tokens=(0, *long[:11])),), "42")
     table = grade(Table.of([copy]), lambda task, answer: 1.0)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from marl_jax.config.run_config import load_file
+from marl_jax.episodes import CallRecord, Episode, Leaf
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.pretraining.pairs import count_pairs, read_pairs, unfamiliar, write_pairs
 from marl_jax.pretraining.recipe import Recipe, batches
@@ -16,6 +17,7 @@ from marl_jax.pretraining.roles import Skill
 from marl_jax.pretraining.transcripts import flows, play
 from marl_jax.rollouts import Chat
 from marl_jax.table import Table
+from marl_jax.task import Task
 from marl_jax.tasks import micro
 from marl_jax.workflows import load_prompts
 
@@ -88,6 +90,21 @@ def test_later_prompts_are_judged_by_what_they_add_and_told_apart():
     assert unfamiliar(table("abab", later=["ab"]), knows("abab"), TOKENIZER) == []
     (line,) = unfamiliar(table("abab", later=["ac"]), knows("abab"), TOKENIZER)
     assert line.startswith("the later prompts of 'generator'") and "100%" in line
+
+
+def test_what_a_branch_adds_is_judged_by_the_call_before_its_fork():
+    said, start = tuple(ids("zz")), tuple(ids("abab"))
+
+    def call(prompt, **more):
+        return CallRecord(
+            "generator", "p0", 0, 0, prompt, said, (0.0,) * len(said), "zz", "stop", None, **more
+        )
+
+    later = [call((*start, *said, *ids(text)), after=0, path=(way,)) for way, text in enumerate(("ab", "ac"))]
+    leaves = tuple(Leaf((way,), None) for way in range(2))
+    forked = Episode(Task("t", "math", "?"), 0, "any", (call(start), *later), None, leaves=leaves)
+    (line,) = unfamiliar(Table.of([forked]), knows("abab"), TOKENIZER)
+    assert line.startswith("the later prompts of 'generator'") and "50%" in line and "'ac'" in line
 
 
 def test_a_base_that_does_not_tell_is_not_judged():

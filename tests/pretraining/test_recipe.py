@@ -90,15 +90,11 @@ def test_the_command_writes_a_base_that_loads_and_says_how_it_was_made(tmp_path,
     asked = ["--config=configs/micro.py:xs", "--config.steps=3", "--config.rows=2", f"--out={out}"]
     assert script.run("experiments.pretrain", *asked, "--problems=4", "--samples=1") == 0
     about = json.loads((out / "recipe.json").read_text())
-    assert (
-        about["recipe"]["scale"] == "xs"
-        and about["recipe"]["steps"] == 3
-        and about["recipe"]["seed"] == SHORT.seed
-    )
+    assert about["recipe"]["scale"] == "xs" and about["recipe"]["steps"] == 3
+    assert about["recipe"]["seed"] == SHORT.seed
     assert about["command"].startswith("python -m experiments.pretrain --config=configs/micro.py:xs")
-    assert (
-        about["seconds"] > 0 and about["machine"] and about["single_agent"]["micro_math"]["accuracy"] == 0.0
-    )
+    assert about["seconds"] > 0 and about["machine"]
+    assert about["single_agent"]["micro_math"]["accuracy"] == 0.0
     config, params = load_hf(out, dtype="float32")
     assert load_tokenizer(out, config).get_vocab() == TOKENIZER.get_vocab()
     _, expected = train(SHORT, TOKENIZER)

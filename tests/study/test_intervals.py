@@ -188,9 +188,8 @@ def test_no_interval_is_surer_than_its_seeds_its_problems_or_its_noise_alone(
     by_seed, by_problem, square, freedom
 ):
     steps = np.array([-1.0, 0.0, 1.0])
-    noise = np.array(
-        [[0.0, 2.0, -2.0], [-2.0, 0.0, 2.0], [2.0, -2.0, 0.0]]
-    )  # rows and columns have none of it
+    # Rows and columns have none of it.
+    noise = np.array([[0.0, 2.0, -2.0], [-2.0, 0.0, 2.0], [2.0, -2.0, 0.0]])
     found = over_seeds(by_seed * steps[:, None] + by_problem * steps + noise, bounds=(-99.0, 99.0))
     assert found.high == pytest.approx(stats.t.ppf(0.975, freedom) * math.sqrt(square / 9))
 
@@ -220,9 +219,8 @@ def test_intervals_over_seeds_hold_the_mean_about_as_often_as_they_say(
 
 def test_the_p_value_of_a_layout_where_seeds_differ_most_is_that_of_a_t_test_over_seeds():
     by_seed = np.array([0.1, 0.3, 0.25, 0.2])
-    values = by_seed[:, None] + np.array(
-        [-0.001, 0.001]
-    )  # problems hardly differ, and in the same way in each run
+    # Problems hardly differ, and in the same way in each run.
+    values = by_seed[:, None] + np.array([-0.001, 0.001])
     assert p_value(values) == pytest.approx(stats.ttest_1samp(by_seed, 0).pvalue, rel=0.01)
 
 

@@ -37,9 +37,8 @@ def test_every_episode_is_there_with_what_its_calls_earned(tmp_path):
     assert [(task["id"], task["question"], task["gold"]) for task in found.tasks] == [("t1", "12+34=?", "46")]
     calls = found.episodes[1]["calls"]
     assert [one["r"] for one in calls] == ["generator"] * 3 + ["aggregator"]
-    assert (
-        [one["w"] for one in calls] == [0, -1, 0, -1] and calls[0]["v"] == -0.9 and calls[3]["d"] == [0, 1, 2]
-    )
+    assert [one["w"] for one in calls] == [0, -1, 0, -1] and calls[0]["v"] == -0.9
+    assert calls[3]["d"] == [0, 1, 2]
     assert "v" not in found.episodes[0]["calls"][3]  # it was not trained
 
 
@@ -73,11 +72,8 @@ def test_evaluations_of_the_run_and_of_the_command_are_told_apart(tmp_path):
         write_episodes(folder / "episodes" / f"{name}.parquet", table_of([(episode(), RIGHT)]))
     (folder / "episodes" / "notes.txt").write_text("mine")
     kinds = [(file["kind"], file["step"]) for file in said(folder).files]
-    assert kinds == [
-        ("training", 10),
-        ("test trained", 10),
-        ("val", 10),
-    ]  # a page begins with what was trained on
+    # A page begins with what was trained on.
+    assert kinds == [("training", 10), ("test trained", 10), ("val", 10)]
 
 
 def test_of_what_does_not_fit_every_other_file_is_left_out_and_the_ends_stay(tmp_path):
@@ -98,11 +94,8 @@ def test_of_files_that_alone_do_not_fit_the_last_problems_are_left_out_then_epis
     found = said(folder, budget=60_000)
     assert len(inert(dataclasses.asdict(found))) < 60_000 and [file["step"] for file in found.files] == [1, 3]
     there = [len([one for one in found.episodes if one["f"] == file]) for file in (0, 1)]
-    assert (
-        there == ([9, 9] if problems == 1 else [5, 5])
-        and found.fewer == 80 - sum(there)
-        and found.left_out == 1
-    )
+    assert there == ([9, 9] if problems == 1 else [5, 5]) and found.fewer == 80 - sum(there)
+    assert found.left_out == 1
 
 
 def test_tools_long_texts_and_odd_tasks_are_kept_in_their_places(tmp_path):

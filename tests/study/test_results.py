@@ -220,10 +220,10 @@ def test_a_result_beside_its_run_does_not_stand_for_it(tmp_path):
     folder = full_run(tmp_path / "a" / "seed-7", steps=30)
     results.collect(tmp_path, tmp_path)
     study = results.read_study(tmp_path)
-    assert not study.compact and len(study.runs["a/seed-7"].metrics) == 30
+    assert not study.runs["a/seed-7"].compact and len(study.runs["a/seed-7"].metrics) == 30
     (folder / "metrics.jsonl").write_text("{]\n")
     study = results.read_study(tmp_path)
-    assert study.compact == {"a/seed-7"} and len(study.unread) == 1
+    assert study.runs["a/seed-7"].compact and len(study.unread) == 1
 
 
 def test_results_hold_no_place_of_the_machine(collected):

@@ -1,10 +1,8 @@
 """Runs of several seeds together: means worked out by hand, intervals over problems and seeds, fair comparisons."""
 
-import dataclasses
-
 import numpy as np
 import pytest
-from study_folders import answers, config, evaluation, metrics, run, write_run
+from study_folders import answers, config, course, evaluation, metrics, policies, run, with_about, write_run
 
 from marl_jax.study import contrasts, seed_tables, seeds
 from marl_jax.study.intervals import over_seeds
@@ -86,10 +84,8 @@ def test_cells_of_one_name_say_their_steps_and_changes_at_a_resume_and_none_is_l
     ]
     runs.append(run(tmp_path / "longer", 0, {**RISE, 40: answers(1, 0)}))
     again = run(place / "seed-4", 4, RISE, learner=rate(0.1))
-    changes = [["versions.jax: '0.10' -> '0.11'"]]
-    runs.append(dataclasses.replace(again, about={**again.about, "changes": changes}))
-    changes = [["config.learner.optimiser.schedule.peak: 0.2 -> 0.1"]]
-    runs.append(dataclasses.replace(again, about={**again.about, "changes": changes}))
+    changes = "versions.jax: '0.10' -> '0.11'", "config.learner.optimiser.schedule.peak: 0.2 -> 0.1"
+    runs += [with_about(again, changes=[[change]]) for change in changes]
     rates = [f"30 steps, learner.optimiser.schedule.peak {peak}" for peak in (0.2, 0.1)]
     assert {
         cell.label.partition(" ")[2]: [run.config["seed"] for run in cell.runs]
@@ -144,9 +140,7 @@ def test_the_table_has_means_over_seeds_with_their_intervals(tmp_path):
 
 
 def test_a_cell_that_fell_says_whether_its_texts_lost_their_form(tmp_path):
-    rng, down = np.random.default_rng(0), {}
-    for step, share in zip((0, 10, 20, 30, 40), (0.2, 0.95, 0.2, 0.2, 0.2)):
-        down[step] = answers(*(rng.random(200) < share))
+    down = course(np.random.default_rng(0), 0.2, 0.95, 0.2, 0.2, 0.2, problems=200)
 
     def told(share, **more):
         lines = [
@@ -204,10 +198,6 @@ UP, DOWN = (answers(0, 0), answers(1, 1)), (answers(0, 0), answers(0, 1))
 def shown(runs):
     table = compared(seeds.by_cell(runs))
     return [(*row[:2], row[3], *(cell.partition("\n")[0] for cell in row[4:-1])) for row in table.rows]
-
-
-def policies(**owners):
-    return {"map": owners, "base": "b", "train": "full", "frozen_roles": []}
 
 
 def test_cells_are_compared_over_the_seeds_and_problems_that_both_have(tmp_path):
@@ -294,19 +284,13 @@ def test_a_reason_not_to_compare_is_one_line_however_many_pairs_have_it(tmp_path
 
 def test_a_run_that_is_not_the_cell_of_its_name_says_so(tmp_path):
     whole, part = policies(generator="p0", aggregator="p1"), policies(generator="p0", aggregator="p0")
-    part["map"]["generator/2"] = "p1"
+    part["map"]["generator/2"], as_named = "p1", policies(generator="p0", aggregator="p0")
     votes = {"name": "voting", "settings": {"votes": 5}, "prompts": "micro"}
     runs = [
         run(tmp_path / "a", 0, RISE, policies=part),
         run(tmp_path / "b", 1, RISE, policies=whole),
         run(tmp_path / "c", 0, FALL, "voting-shared-s-math", policies=whole),
-        run(
-            tmp_path / "d",
-            0,
-            FALL,
-            "voting-shared-s-math",
-            policies=policies(generator="p0", aggregator="p0"),
-        ),
+        run(tmp_path / "d", 0, FALL, "voting-shared-s-math", policies=as_named),
         run(tmp_path / "e", 0, FALL, "voting-shared-s-math", policies=part, workflow=votes),
         run(tmp_path / "f", 0, FALL, "eval_opt-shared-s-math", policies=policies(generator="p0")),
     ]

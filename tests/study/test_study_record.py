@@ -203,7 +203,7 @@ def test_runs_behind_links_are_found_once_and_by_their_own_names_first(tmp_path)
     (tmp_path / "root" / "latest").symlink_to(mine)
     (tmp_path / "root" / "linked").symlink_to(tmp_path / "disk")
     (tmp_path / "disk" / "back").symlink_to(tmp_path / "root")
-    assert find_runs(tmp_path / "root") == [tmp_path / "root" / "linked" / "theirs", mine]
+    assert find_runs(tmp_path / "root", []) == [tmp_path / "root" / "linked" / "theirs", mine]
 
 
 def test_of_a_run_that_lost_rows_no_alarm_is_known(tmp_path):

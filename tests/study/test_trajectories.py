@@ -26,9 +26,8 @@ def test_every_recorded_episode_is_a_trajectory_of_the_format(tmp_path):
     read = [Trajectory.model_validate(json.loads(file.read_text())) for file in files]
     first = read[0]
     assert [step.source for step in first.steps] == ["user", "system", *["agent"] * 4]
-    assert (
-        first.steps[0].message == "12+34=?" and first.steps[1].observation.results[0].content == '{"seen": 1}'
-    )
+    assert first.steps[0].message == "12+34=?"
+    assert first.steps[1].observation.results[0].content == '{"seen": 1}'
     said = first.steps[3]
     assert said.message == "It is \\boxed{45}" and said.model_name == "p0"
     assert said.observation.results[0].content == "timeout" and said.observation.results[0].extra["failed"]

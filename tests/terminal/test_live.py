@@ -258,9 +258,8 @@ def test_an_exception_leaves_the_last_state_and_a_clean_line_below():
     stream.write("Traceback\n")
     assert stream.screen()[-1] == "Traceback"
     assert stream.screen()[0].startswith("step      1/10")
-    assert (
-        "\033[?25l" not in stream.getvalue()
-    )  # the cursor was never hidden: nothing to restore after a kill
+    # The cursor was never hidden: nothing to restore after a kill.
+    assert "\033[?25l" not in stream.getvalue()
 
 
 def test_nothing_is_written_after_closing():
@@ -351,10 +350,8 @@ def test_a_stream_of_few_letters_gets_what_it_can_hold():
     view = Live(3, ("оценщик",), io.TextIOWrapper(raw, encoding="ascii"), Clock())
     view.step(1, {"reward/оценщик": 0.5})
     assert b"??????? 0.50" in raw.getvalue()
-    assert (
-        view._curve([0.1, 0.9]) == ""
-        and Live(3, ROLES, Terminal(), Clock())._curve([0.1, 0.9]) == "▁█ 10.0% .. 90.0%"
-    )
+    assert view._curve([0.1, 0.9]) == ""
+    assert Live(3, ROLES, Terminal(), Clock())._curve([0.1, 0.9]) == "▁█ 10.0% .. 90.0%"
 
 
 def test_what_takes_most_of_a_step_is_named():

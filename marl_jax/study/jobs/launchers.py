@@ -45,9 +45,8 @@ class Work:
 
     job: Job
     samples: int
-    place: str = dataclasses.field(
-        default_factory=os.getcwd
-    )  # files of the configuration are named from here
+    # Files of the configuration are named from here.
+    place: str = dataclasses.field(default_factory=os.getcwd)
 
     def __call__(self) -> list[str] | None:
         """Its trouble; None where it was asked to stop."""

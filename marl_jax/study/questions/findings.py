@@ -198,27 +198,12 @@ def _controls(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Table:
     """What an episode of each workflow spends, and the single agent that is nearest to it in calls and in tokens."""
     rows = []
     for cell in cells:
-        mine = [
-            pair for pair in pairs if pair.one is cell and pair.planned and "workflow.name" in pair.differ
-        ]
-        found = []
-        for of in (CALLS, TOKENS):
-            known = {
-                pair.other.label: both
-                for pair in mine
-                if (both := spent(pair.one, pair.other, of)) and min(both) > 0
-            }
-            near = min(known, key=lambda name: abs(log(known[name][0] / known[name][1])), default=None)
-            if near is None:
-                own = spent(cell, cell, of)
-                found += [f"{own[0]:.3g}" if own else "not recorded", NONE]
-                continue
-            one, other = known[near]
-            apart = "" if alike(one, other) else f"\nnot matched: x{one / other:.2g}"
-            found += [f"{one:.3g}", near + apart]
+        planned = (pair for pair in pairs if pair.one is cell and pair.planned)
+        singles = [pair.other for pair in planned if "workflow.name" in pair.differ]
         # Also where it is compared with its base alone, since no single agent made as many steps.
-        if mine or (not cell.single and cell.finished and _is_clean(cell) and any(map(course, cell.runs))):
-            rows.append((cell.label, found[1], found[3], found[0], found[2]))
+        if singles or (not cell.single and cell.finished and _is_clean(cell) and any(map(course, cell.runs))):
+            (calls, by_calls), (tokens, by_tokens) = (_nearest(cell, singles, of) for of in (CALLS, TOKENS))
+            rows.append((cell.label, by_calls, by_tokens, calls, tokens))
     how = (
         "Means of an episode where the terminal accuracy is measured. A single agent is a control of as many calls or "
         "tokens where it spends the same within 10%; the nearest is shown, with how many times as much the workflow "
@@ -227,6 +212,17 @@ def _controls(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Table:
     )
     head = ("", "nearest in calls", "nearest in tokens", "calls", "tokens")
     return Table("What the workflows spend", rows, head, how, words=3)
+
+
+def _nearest(cell: Cell, singles: Sequence[Cell], of: str) -> tuple[str, str]:
+    """What an episode of a cell spends, and the single agent that is nearest to it."""
+    known = [(both, single) for single in singles if (both := spent(cell, single, of)) and min(both) > 0]
+    if not known:
+        own = spent(cell, cell, of)
+        return (f"{own[0]:.3g}" if own else "not recorded"), NONE
+    (mine, its), near = min(known, key=lambda one: abs(log(one[0][0] / one[0][1])))
+    apart = "" if alike(mine, its) else f"\nnot matched: x{mine / its:.2g}"
+    return f"{mine:.3g}", near.label + apart
 
 
 def _compared(number: int, judged: Sequence["Judged"], table: Table | None = None) -> Finding:

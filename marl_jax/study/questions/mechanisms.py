@@ -121,20 +121,18 @@ def capture(cells: Sequence[Cell]) -> Finding:
         by_role: dict[str, list[float]] = {}
         for run in cell.runs:
             for match in run.keys("gradient/[^/]+/share/([^/]+)"):
-                by_role.setdefault(match[1], []).append(float(_mean(run.series(match[0]))))
+                by_role.setdefault(match[1], []).append(_mean(run.series(match[0])))
         halves = [(int(run.config["seed"]), _half_way(run)) for run in cell.runs if run.finished]
         points.append([(seed, *half) for seed, half in halves if half])
-        most = max(by_role, key=lambda name: np.mean(by_role[name]), default=None)
-        even = 1 / max(len(by_role), 1)
-        for role, values in by_role.items():
-            found = over_runs(values)
-            bars.append(Bar(f"{cell.label}: {role}", found, values, level=even))
-            if role == most:
-                leading.append(f"{role} in {cell.label} ({found.mean:.0%})")
-                others = "; ".join(f"{name} {np.mean(by_role[name]):.2f}" for name in by_role if name != most)
-                said = ABOVE if found.low > even else "not shown"
-                numbers = (_number(found), f"{even:.2f}", others or NONE, str(len(values)))
-                held.append((cell.label, role, said, *numbers))
+        found, even = {role: over_runs(values) for role, values in by_role.items()}, 1 / max(len(by_role), 1)
+        bars += [Bar(f"{cell.label}: {role}", found[role], by_role[role], level=even) for role in found]
+        if found:
+            most = max(found, key=lambda role: found[role].mean)
+            leading.append(f"{most} in {cell.label} ({found[most].mean:.0%})")
+            others = "; ".join(f"{role} {one.mean:.2f}" for role, one in found.items() if role != most)
+            said = ABOVE if found[most].low > even else "not shown"
+            numbers = (_number(found[most]), f"{even:.2f}", others or NONE, str(len(by_role[most])))
+            held.append((cell.label, most, said, *numbers))
     if not bars:
         return Finding(question, NOT_RUN, doubt)
     rows = []
@@ -148,18 +146,19 @@ def capture(cells: Sequence[Cell]) -> Finding:
         rows.append((name, str(len(groups)), str(runs), NONE if math.isnan(rho) else f"{rho:+.2f}", told))
     _, tested, every = rows
     in_words = lambda row: f"{row[3]} over {row[2]} runs (p {row[4]})"
-    answer = f"The largest share has {'; '.join(leading)}. " + (
-        "Dominance in the first half of a run and the change of accuracy in its second have, within cells, a rank "
-        f"correlation of {in_words(tested)} of held-out seeds."
-        if tested[3] != NONE
-        else "Too few runs of held-out seeds, which are odd, to say whether dominance foretells what follows: a cell "
-        "counts with two, so with seeds up to 3 or more"
-        + (
-            f"; within cells, over all seeds, the rank correlation is {in_words(every)}."
-            if every[3] != NONE
-            else "."
+    answer = f"The largest share has {'; '.join(leading)}. "
+    if tested[3] != NONE:
+        answer += (
+            "Dominance in the first half of a run and the change of accuracy in its second have, within cells, a rank "
+            f"correlation of {in_words(tested)} of held-out seeds."
         )
-    )
+    else:
+        answer += (
+            "Too few runs of held-out seeds, which are odd, to say whether dominance foretells what follows: a cell "
+            "counts with two, so with seeds up to 3 or more"
+        )
+        over_all = f"; within cells, over all seeds, the rank correlation is {in_words(every)}"
+        answer += f"{over_all}." if every[3] != NONE else "."
     how = (
         "Rank correlation of the mean dominance over the first half of a run's steps with the change of accuracy from "
         "there to its end. Ranks are within a cell, so that a difference between workflows is none; cells with one run "

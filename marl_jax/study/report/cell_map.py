@@ -22,9 +22,9 @@ HOW = (
 class CellMap:
     """Texts and shades of a table; nothing stands for a cell without a run."""
 
-    head: Sequence[str] = ()
-    rows: Sequence[tuple[str, Sequence[Mapping[str, Any] | None]]] = ()
-    how: str = ""
+    head: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Mapping[str, Any] | None]]]
+    how: str
 
 
 def cell_map(runs: Mapping[str, Run]) -> CellMap:

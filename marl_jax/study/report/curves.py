@@ -52,9 +52,6 @@ class Panel:
     last_step: int = 0
 
 
-_NONE = Panel("", "", ())
-
-
 def panels(run: Run) -> list[Panel]:
     """Every picture that the run has numbers for, accuracy first."""
     tones = {role: place for place, role in enumerate(run.roles)}
@@ -183,7 +180,7 @@ def overlay(runs: Mapping[str, Run], title: str) -> Panel:
     ]
     lines = [line for line in lines if len(line.series.steps)]  # runs of a cell may share no step
     return dataclasses.replace(
-        next(iter(found.values()), _NONE),
+        next(iter(found.values()), Panel("", "", ())),
         title=title,
         how=f"A line for each {what}{each}; a name below shows or hides it.",
         lines=lines,

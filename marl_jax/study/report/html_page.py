@@ -69,7 +69,7 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> t
         try:
             with path_errors(place / name, ELSEWHERE):
                 (place / name).mkdir(parents=True, exist_ok=True)
-            _write_run(run, place / name, compact=name in study.compact)
+            _write_run(run, place / name)
             runs[name] = run
         except FolderError as error:
             unread.append(str(error))
@@ -86,9 +86,8 @@ def write_overview(study: Study, out: str | os.PathLike[str] | None = None) -> t
     with path_errors(place, ELSEWHERE):
         drawing.images(accuracies, place, study.root.name, wide_first=False)
     said = findings.answers(list(runs.values()))
-    answered = any(
-        one.answer != NOT_RUN for one in said.findings
-    )  # runs of one's own are about other questions
+    # Runs of one's own are about other questions.
+    answered = any(one.answer != NOT_RUN for one in said.findings)
     page = _write_page(
         place,
         "overview.html",
@@ -128,10 +127,10 @@ def _title(run: Run) -> str:
     return f"{name}, seed {run.config['seed']}" if "seed" in run.config else name
 
 
-def _write_run(run: Run, place: Path, *, compact: bool = False) -> Path:
+def _write_run(run: Run, place: Path) -> Path:
     """Of compact results without pictures, of which a study has a hundred, and with a word on what was not kept."""
     panels = curves.panels(run)
-    if not compact:
+    if not run.compact:
         with path_errors(place, ELSEWHERE):
             drawing.images(panels, place, f"{_title(run)}: {run_sentences.status(run)}")
     said = recorded(run)
@@ -140,7 +139,7 @@ def _write_run(run: Run, place: Path, *, compact: bool = False) -> Path:
         "run.html",
         title=_title(run),
         run=run,
-        compact=compact,
+        compact=run.compact,
         panels=panels,
         said=said,
         data=_data(panels, said, breaks=run_sentences.breaks(run), roles=run.roles),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
-from study_folders import answers, config, metrics, run, write_lines
+from study_folders import cell, course, metrics, policies, run, with_about, write_lines
 
 from marl_jax.config.run_config import config_module
 from marl_jax.run_folder.folder import FolderError
@@ -27,19 +27,8 @@ REPOSITORY = Path(__file__).parents[3]
 PAGE, STUDY = REPOSITORY / "docs/findings.md", REPOSITORY / "results/study"
 
 
-def course(rng, *shares, problems=60):
-    """Evaluations of a run whose accuracy goes along these."""
-    return {10 * k: answers(*(rng.random(problems) < share)) for k, share in enumerate(shares)}
-
-
 ENTROPIES = "role/generator/entropy", "role/aggregator/entropy"
 RISING, FLAT, FALLING = (0.2, 0.9, 0.9, 0.9), (0.2, 0.2, 0.2, 0.2), (0.2, 0.95, 0.3, 0.2, 0.2)
-
-
-def cell(root, name, shares, seeds=3, **more):
-    rng = np.random.default_rng(0)
-    about = {"cell": name.partition("+")[0], **more}
-    return [run(root / name / f"seed-{seed}", seed, course(rng, *shares), **about) for seed in range(seeds)]
 
 
 def learner(**changes):
@@ -88,9 +77,9 @@ def test_a_gain_of_all_problems_under_three_seeds_is_shown(tmp_path):
 
 
 def test_a_seed_that_lacks_a_measure_is_left_out_of_a_test_and_counted(tmp_path):
-    runs = cell(tmp_path, "voting-isolated-s-math", RISING, seeds=4)
+    runs = cell(tmp_path, "voting-isolated-s-math", RISING, seeds=range(4))
     runs[0] = dataclasses.replace(runs[0], evaluations=runs[0].evaluations[1:])  # its base was not evaluated
-    runs += cell(tmp_path, "voting-shared-s-math", FLAT, seeds=4)
+    runs += cell(tmp_path, "voting-shared-s-math", FLAT, seeds=range(4))
     rows = {row[0]: row for row in findings.answers(runs).tests.rows}
     assert rows["voting-isolated-s-math over base"][1] == "higher"
     assert [row[6] for row in rows.values()] == ["3 of 4", "4", "4", "4"]
@@ -102,21 +91,16 @@ def test_isolated_against_shared_is_one_policy_against_as_many_as_roles_whatever
         "renamed": {"generator": "g", "aggregator": "a"},
         "in part": {"generator": "p0", "generator/1": "p1", "generator/2": "p1", "aggregator": "p0"},
     }
-    policies = config()["config"]["policies"]
-    runs = [
-        one
-        for name, owners in maps.items()
-        for one in cell(tmp_path, name, RISING, policies=policies | {"map": owners})
-    ]
+    runs = []
+    for name, owners in maps.items():
+        runs += cell(tmp_path, name, RISING, policies=policies(**owners))
     answered = findings.answers(runs)
-    assert answered.findings[1].answer == "Not run." and all(
-        pair.differ == ("policies.map",) for pair in answered.pairs
-    )
-    assert [(pair.one.name, pair.other.name) for pair in answered.pairs] == [
-        ("in part", "mine"),
-        ("in part", "renamed"),
+    assert answered.findings[1].answer == "Not run."
+    assert [(pair.one.name, pair.other.name, *pair.differ) for pair in answered.pairs] == [
+        ("in part", "mine", "policies.map"),
+        ("in part", "renamed", "policies.map"),
     ]
-    runs += cell(tmp_path, "shared", FLAT, policies=policies | {"map": {"generator": "x", "aggregator": "x"}})
+    runs += cell(tmp_path, "shared", FLAT, policies=policies(generator="x", aggregator="x"))
     two = [one.test.label for one in findings.answers(runs).judged if one.test.question == 2]
     assert two == [
         "mine over shared",
@@ -129,38 +113,29 @@ def test_isolated_against_shared_is_one_policy_against_as_many_as_roles_whatever
 def test_a_test_says_what_made_its_two_sides(tmp_path):
     runs = cell(tmp_path, "voting-isolated-s-math", RISING)
     versions = {**runs[0].about["versions"], "device": "cpu"}
-    runs = [dataclasses.replace(one, about={**one.about, "versions": versions}) for one in runs]
+    runs = [with_about(one, versions=versions) for one in runs]
     other = versions | {"device": "NVIDIA H200", "jax": "0.11.2"}
     shared = cell(tmp_path, "voting-shared-s-math", FLAT)
     made = lambda shared: {
         row[-1] for row in findings.answers([*runs, *shared]).tests.rows if "shared-s-math" in row[0][9:]
     }
-    assert made([dataclasses.replace(one, about={**one.about, "versions": versions}) for one in shared]) == {
-        NONE
-    }
-    elsewhere = [dataclasses.replace(one, about={**one.about, "versions": other}) for one in shared]
-    assert "machine, jax" in made(elsewhere)
-    more = cell(tmp_path, "voting-shared-s-math", FLAT, seeds=4)[3:]  # a seed that nothing is compared with
-    more = [dataclasses.replace(one, about={**one.about, "versions": other}) for one in more]
-    assert made(
-        [dataclasses.replace(one, about={**one.about, "versions": versions}) for one in shared] + more
-    ) == {NONE}
+    here = [with_about(one, versions=versions) for one in shared]
+    assert made(here) == {NONE}
+    assert "machine, jax" in made([with_about(one, versions=other) for one in shared])
+    *_, last = cell(tmp_path, "voting-shared-s-math", FLAT, range(4))  # a seed that nothing is compared with
+    assert made([*here, with_about(last, versions=other)]) == {NONE}
 
 
 def test_one_seed_shows_nothing_and_a_question_without_runs_says_so(tmp_path):
-    found, table, *_ = findings.answers(cell(tmp_path, "voting-isolated-s-math", RISING, seeds=1))
+    found, table, *_ = findings.answers(cell(tmp_path, "voting-isolated-s-math", RISING, seeds=[0]))
     assert [row[1] for row in table.rows] == ["too few seeds"] and "at most 0.05: 0 of 0." in table.how
     assert [one.answer == "Not run." for one in found] == [False, True, True, True, True, True, False]
 
 
 def test_the_single_agent_stands_below_the_workflow_and_a_worse_one_is_lower(tmp_path):
-    single = {
-        "workflow": {"name": "single"},
-        "policies": config()["config"]["policies"] | {"map": {"generator": "p0"}},
-    }
-    runs = cell(tmp_path, "single-shared-s-math", RISING, **single) + cell(
-        tmp_path, "voting-shared-s-math", FLAT
-    )
+    single = {"workflow": {"name": "single"}, "policies": policies(generator="p0")}
+    runs = cell(tmp_path, "single-shared-s-math", RISING, **single)
+    runs += cell(tmp_path, "voting-shared-s-math", FLAT)
     found, table, *_ = findings.answers(runs)
     assert {row[0]: row[1] for row in table.rows}["voting-shared-s-math over single-shared-s-math"] == "lower"
     # What an episode spends was not recorded, so nothing is a control of as many calls or tokens.
@@ -169,16 +144,10 @@ def test_the_single_agent_stands_below_the_workflow_and_a_worse_one_is_lower(tmp
 
 
 def test_a_workflow_without_a_single_agent_of_its_steps_lacks_its_controls_by_name(tmp_path):
-    policies = config()["config"]["policies"] | {"map": {"generator": "p0"}}
+    single = {"workflow": {"name": "single", "settings": {}}, "policies": policies(generator="p0")}
     cell(tmp_path, "voting-shared-s-math", FLAT)
     cell(tmp_path, "voting-shared-s-math+long", (*FLAT, 0.2))
-    cell(
-        tmp_path,
-        "single-shared-s-math",
-        RISING,
-        policies=policies,
-        workflow={"name": "single", "settings": {}},
-    )
+    cell(tmp_path, "single-shared-s-math", RISING, **single)
     runs = spending("voting-shared-s-math", tmp_path, 1.0, 30.0)
     runs += spending("voting-shared-s-math+long", tmp_path, 4.0, 100.0)
     runs += spending("single-shared-s-math", tmp_path, 1.0, 30.0)
@@ -199,7 +168,7 @@ def spending(folder, root, calls, tokens):
 
 
 def test_a_control_is_of_as_many_calls_or_tokens_where_it_spends_as_many_whatever_its_name(tmp_path):
-    single = {"policies": config()["config"]["policies"] | {"map": {"generator": "p0"}}}
+    single = {"policies": policies(generator="p0")}
     cell(tmp_path, "voting-shared-s-math", FLAT)
     for name in ("single", "single_matched", "single_token_matched"):
         cell(tmp_path, f"{name}-shared-s-math", RISING, **single, workflow={"name": name, "settings": {}})
@@ -240,9 +209,7 @@ def test_a_control_is_of_as_many_calls_or_tokens_where_it_spends_as_many_whateve
 
 def test_runs_that_were_stopped_early_are_named_and_in_no_test(tmp_path):
     runs = cell(tmp_path, "voting-isolated-s-math", FALLING)
-    stopped = [
-        dataclasses.replace(one, about={**one.about, "config": {**one.config, "steps": 90}}) for one in runs
-    ]
+    stopped = [with_about(one, config={**one.config, "steps": 90}) for one in runs]
     whole = cell(tmp_path / "whole", "voting-isolated-s-math", FALLING)
     found, table, *_ = findings.answers(stopped + whole)
     assert [row[0] for row in table.rows] == ["voting-isolated-s-math (40 steps) over base"]
@@ -316,9 +283,8 @@ def test_the_power_of_the_amplification_is_found(tmp_path, power, word):
         "power of -0.70 (-0.70 – -0.70): with 8 agents it is 0.23 (0.23 – 0.23) times as long" in found.answer
     )
     assert found.answer.endswith("Adam's update 1.00 (1.00 – 1.00) times.")
-    assert (
-        "n to the power of 0.500" in found.tables[0].how
-    )  # of independent agents whose parts are equally long
+    # Of independent agents whose parts are equally long.
+    assert "n to the power of 0.500" in found.tables[0].how
     assert [bar.level for bar in found.bars] == [1, 2**0.5, 2, 8**0.5] and found.bars[0].label == "1 agent"
 
 
@@ -376,9 +342,8 @@ def test_the_p_of_a_rank_correlation_counts_the_orders_that_are_as_far():
     rho, p = _ranks([np.array([[1.0, 2.0, 3.0], [9.0, 5.0, 1.0]])])
     assert rho == pytest.approx(-1) and p == pytest.approx(2 / 6)  # of six orders, this one and its mirror
     rho, p = _ranks([np.array([[1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 4.0, 3.0]])])
-    assert rho == pytest.approx(0.8) and p == pytest.approx(
-        8 / 24
-    )  # three swaps of neighbours, the order itself, their mirrors
+    # Three swaps of neighbours, the order itself, their mirrors.
+    assert rho == pytest.approx(0.8) and p == pytest.approx(8 / 24)
     many = np.random.default_rng(0).random((2, 12))
     known = stats.spearmanr(*many)
     assert _ranks([many]) == pytest.approx((known.statistic, known.pvalue), abs=0.02)
@@ -386,7 +351,7 @@ def test_the_p_of_a_rank_correlation_counts_the_orders_that_are_as_far():
 
 
 def test_two_seeds_make_no_claim_however_small_their_p(tmp_path):
-    _, table, *_ = findings.answers(cell(tmp_path, "voting-isolated-s-math", (0.01, *[0.99] * 3), seeds=2))
+    _, table, *_ = findings.answers(cell(tmp_path, "voting-isolated-s-math", (0.01, *[0.99] * 3), range(2)))
     ((_, verdict, _, _, p, held, *_),) = table.rows
     assert verdict == "too few seeds" and float(p) < 0.05 and held == NONE
 
@@ -394,7 +359,7 @@ def test_two_seeds_make_no_claim_however_small_their_p(tmp_path):
 def test_what_has_too_few_seeds_for_a_claim_takes_no_power_from_the_others(tmp_path):
     runs = cell(tmp_path, "voting-isolated-s-math", RISING)
     alone = findings.answers(runs).tests.rows[0]
-    others = cell(tmp_path, "voting-isolated-m-math", RISING, seeds=2)
+    others = cell(tmp_path, "voting-isolated-m-math", RISING, seeds=range(2))
     among = {row[0]: row for row in findings.answers([*runs, *others]).tests.rows}
     assert among[alone[0]] == alone and among["voting-isolated-m-math over base"][5] == NONE
 
@@ -463,9 +428,8 @@ def test_a_page_over_results_shows_the_questions_and_each_run(tmp_path):
     own = (place / "report.html").read_text()
     assert "have 1 of 30 steps and no episodes" in own
     assert "hold no episodes" in own and "report.png" not in own
-    assert (
-        "monitors found anything" in own and "Not judged" not in own
-    )  # alarms were judged before rows were left out
+    # Alarms were judged before rows were left out.
+    assert "monitors found anything" in own and "Not judged" not in own
 
 
 def test_the_numbers_of_a_page_are_made_anew_and_its_words_stay(tmp_path):
@@ -504,7 +468,7 @@ def test_a_file_that_cannot_be_read_is_left_out_by_name(tmp_path):
 def test_runs_of_other_settings_under_a_name_are_a_row_of_their_own_and_not_what_the_name_asks_for(tmp_path):
     runs = cell(tmp_path, "voting-shared-xs-math", RISING)
     five = {"workflow": {"name": "voting", "settings": {"votes": 5}}}
-    odd = [dataclasses.replace(runs[2], about={**runs[2].about, "config": {**runs[2].config, **five}})]
+    odd = [with_about(runs[2], config={**runs[2].config, **five})]
     cells = by_cell(runs[:2] + odd)
     assert [row[:1] + row[4:5] for row in findings_text._made(cells).rows] == [
         ("voting-shared-xs-math", "0, 1"), ("voting-shared-xs-math (votes 5)", "2"),
@@ -517,27 +481,20 @@ def test_runs_of_other_settings_under_a_name_are_a_row_of_their_own_and_not_what
 
 def test_what_is_lacking_is_told_by_seed_with_the_hours_of_what_was_timed(tmp_path):
     """Two of three seeds of one cell, at 9 seconds a step: its third takes 200 of them."""
-    runs = cell(tmp_path, "voting-shared-xs-math", RISING, seeds=2)
+    runs = cell(tmp_path, "voting-shared-xs-math", RISING, seeds=range(2))
     steps = runs[0].step
-    runs = [dataclasses.replace(one, about={**one.about, "made": {"seconds": 9.0 * steps}}) for one in runs]
+    runs = [with_about(one, made={"seconds": 9.0 * steps}) for one in runs]
     rows = {row[0]: row[1:] for row in findings_text._lacking(by_cell(runs)).rows}
-    assert (
-        "voting-shared-xs-math (1 of 3)" in rows["xs-math"][0]
-        and "single-shared-xs-math," in rows["xs-math"][0]
-    )
+    assert "voting-shared-xs-math (1 of 3)" in rows["xs-math"][0]
+    assert "single-shared-xs-math," in rows["xs-math"][0]
     assert rows["xs-math"][1] == "25"  # nine cells of three seeds, but two runs
-    assert rows["xs-math"][2:] == (
-        f"{4 * 200 * 9 / 3600:.1f}",
-        "21 runs",
-    )  # isolated and shared voting are of a kind
+    # Isolated and shared voting are of a kind.
+    assert rows["xs-math"][2:] == (f"{4 * 200 * 9 / 3600:.1f}", "21 runs")
     assert rows["interventions"][1:] == ("21", f"{21 * 200 * 9 / 3600:.1f}", "–")
     assert rows["s-math"][2] == "not timed"
     rest = rows[findings_text.REST]
-    assert (
-        "voting-isolated-m-code" in rest[0]
-        and "xs-math" not in rest[0]
-        and "voting-isolated-s-math" not in rest[0]
-    )
+    assert "voting-isolated-m-code" in rest[0] and "xs-math" not in rest[0]
+    assert "voting-isolated-s-math" not in rest[0]
     assert "under the original's regime the parts have" in findings_text._lacking(by_cell(runs)).how
     # 54 cells of the map: nine of xs math, three of xs code and two of s math have a part.
     assert rest[1] == str(3 * (54 - 9 - 3 - 2))

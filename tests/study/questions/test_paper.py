@@ -1,24 +1,18 @@
 """The paper's findings against runs that show them, runs that show the opposite, and runs that show nothing."""
 
+import functools
+
 import numpy as np
 import pytest
-from study_folders import answers, config, metrics, run
+import study_folders
+from study_folders import course, metrics, policies, run
 
 from marl_jax.study.questions import findings
 from marl_jax.study.questions.paper import agreement
 
 UP, FLAT, DOWN = (0.2, 0.9, 0.9, 0.9, 0.9), (0.2, 0.2, 0.2, 0.2, 0.2), (0.6, 0.1, 0.1, 0.1, 0.1)
 CLIFF = (0.2, 0.95, 0.3, 0.2, 0.2)
-
-
-def cell(root, name, shares, seeds=(0, 1, 2), lines=None, **more):
-    rng, runs = np.random.default_rng(0), []
-    for seed in seeds:
-        course = {10 * k: answers(*(rng.random(200) < share)) for k, share in enumerate(shares)}
-        runs.append(
-            run(root / name / f"seed-{seed}", seed, course, name.partition("+")[0], lines=lines, **more)
-        )
-    return runs
+cell = functools.partial(study_folders.cell, problems=200)
 
 
 def verdicts(runs):
@@ -60,14 +54,10 @@ def test_falling_more_often_is_a_sign_test_over_pairs_of_a_seed(tmp_path, pairs)
 
 
 def test_a_few_seeds_show_nothing_and_what_is_not_run_says_so(tmp_path):
-    few = cell(tmp_path, "voting-isolated-s-math", UP, (0, 1)) + cell(
-        tmp_path, "voting-shared-s-math", FLAT, (0, 1)
-    )
+    few = cell(tmp_path, "voting-isolated-s-math", UP, (0, 1))
+    few += cell(tmp_path, "voting-shared-s-math", FLAT, (0, 1))
     assert verdicts(few)[:2] == ["cannot tell", "cannot tell"]
-    single = {
-        "workflow": {"name": "single"},
-        "policies": config()["config"]["policies"] | {"map": {"generator": "p0"}},
-    }
+    single = {"workflow": {"name": "single"}, "policies": policies(generator="p0")}
     assert verdicts(cell(tmp_path, "single-shared-s-math", UP, **single)) == ["Not run."] * 6
 
 
@@ -101,13 +91,13 @@ def test_amplification_agrees_where_it_is_more_than_of_independent_agents_and_th
 
 
 def test_runs_of_two_workflows_in_one_folder_are_no_pair(tmp_path):
-    policies = config()["config"]["policies"] | {"map": {"generator": "p0", "evaluator": "p0"}}
-    other = {"workflow": {"name": "eval_opt", "settings": {}}, "policies": policies}
+    owners = policies(generator="p0", evaluator="p0")
+    other = {"workflow": {"name": "eval_opt", "settings": {}}, "policies": owners}
     rng, runs = np.random.default_rng(0), []
     for name, shares, more in (("voting-isolated-s-math", CLIFF, {}), ("eval_opt-shared-s-math", UP, other)):
         for seed in range(6):
-            course = {10 * k: answers(*(rng.random(200) < share)) for k, share in enumerate(shares)}
-            runs.append(run(tmp_path / f"{name[:2]}{seed}", seed, course, name, **more))
+            along = course(rng, *shares, problems=200)
+            runs.append(run(tmp_path / f"{name[:2]}{seed}", seed, along, name, **more))
     assert verdicts(runs)[2] == "Not run."
 
 
@@ -122,8 +112,8 @@ def test_a_role_with_most_of_the_gradient_captures_it_where_dominance_foretells_
                 for step in (5, 50)
             ]
             end = 0.5 + change * seed
-            course = (0.2, 0.3, 0.5, end, end, end)
-            runs += cell(tmp_path / f"{most}", "voting-shared-s-math", course, [seed], lines)
+            along = (0.2, 0.3, 0.5, end, end, end)
+            runs += cell(tmp_path / f"{most}", "voting-shared-s-math", along, [seed], lines=lines)
         return agreement(findings.answers(runs)).rows[5][1]
 
     assert shared(0.7, -0.04) == "agrees" and shared(0.71, 0.04) == "agrees in part"

@@ -151,12 +151,8 @@ def test_the_curve_with_the_focus_reads_its_numbers_out_with_their_units(visit, 
     assert spoken.count() == 1 and "step 1" in spoken.inner_text() and "nats" in spoken.inner_text()
     page.locator("figure").filter(has_text="Completion length").locator(".plot").focus()
     page.keyboard.press("End")
-    assert (
-        "step 60" in spoken.inner_text()
-        and "tokens" in spoken.inner_text()
-        and "aggregator" in spoken.inner_text()
-        and "n = 512 calls" in spoken.inner_text()
-    )
+    assert "step 60" in spoken.inner_text() and "tokens" in spoken.inner_text()
+    assert "aggregator" in spoken.inner_text() and "n = 512 calls" in spoken.inner_text()
     page.locator("figure").nth(0).locator(".plot").focus()
     page.keyboard.press("Home")
     assert "(36.1% – 47.6%), n = 128 problems" in spoken.inner_text()
@@ -196,18 +192,15 @@ def test_tabs_are_chosen_with_the_arrow_keys(visit, whole):
             tab for tab in page.get_by_role("tab").all() if tab.get_attribute("aria-selected") == "true"
         ]
         assert chosen.inner_text() == name == page.get_by_role("tabpanel").get_attribute("aria-label")
-        assert (
-            chosen.evaluate("tab => tab === document.activeElement")
-            and chosen.get_attribute("tabindex") == "0"
-        )
+        assert chosen.evaluate("tab => tab === document.activeElement")
+        assert chosen.get_attribute("tabindex") == "0"
 
 
 def test_a_printed_page_has_its_curves_and_words_and_nothing_to_press(visit, whole):
     page = visit(whole)
     page.emulate_media(media="print")
-    assert (
-        page.locator("figure canvas").nth(0).is_visible() and page.locator("article pre").first.is_visible()
-    )
+    assert page.locator("figure canvas").nth(0).is_visible()
+    assert page.locator("article pre").first.is_visible()
     assert not any(
         control.is_visible() for control in page.locator("button.save, .filters, .tabs, details").all()
     )
@@ -230,9 +223,8 @@ def test_an_alarm_is_marked_in_every_curve_where_it_began(visit, tmp_path):
                 { const x = (i / 4) % c.width; found[x] = (found[x] ?? 0) + 1; }
         return Math.max(0, ...Object.values(found)); }"""
     count = page.locator("figure canvas").count()
-    assert count == 5 and all(
-        page.evaluate(red, number) > 40 for number in range(count)
-    )  # a dashed upright line
+    # A dashed upright line.
+    assert count == 5 and all(page.evaluate(red, number) > 40 for number in range(count))
     figure = page.locator("figure").nth(0)
     figure.locator(".plot").focus()
     page.keyboard.press("Home")
@@ -450,9 +442,8 @@ def test_runs_are_overlaid_and_the_map_leads_to_them(visit, tmp_path):
     assert page.evaluate("drawn[1].slice(1).map(line => line.filter(value => value !== null).length)") == [
         45, 45, 60, 60,
     ]  # single steps and their mean, to the last step of each run  # fmt: skip
-    assert not page.evaluate(
-        "drawn[1].some(line => line.includes(null))"
-    )  # nor is a step of another run a gap
+    # Nor is a step of another run a gap.
+    assert not page.evaluate("drawn[1].some(line => line.includes(null))")
     assert page.locator("figure canvas").count() == 2 and colours(page, 0) > 10
     wide = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth).length"
     assert page.evaluate(wide) == 0
@@ -488,9 +479,8 @@ def test_the_map_shows_cliffs_is_as_full_as_its_largest_gain_and_is_saved_with_t
 def test_a_study_fits_the_screen_and_what_is_long_is_folded_and_printed(visit, study, width, scheme):
     page = visit(study, width, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width and colours(page, 0) > 10
-    assert (
-        page.locator(".values").nth(0).inner_text().count("n = ") == 0
-    )  # the caption says it once for all lines
+    # The caption says it once for all lines.
+    assert page.locator(".values").nth(0).inner_text().count("n = ") == 0
     run_link, bar = (
         page.get_by_role("link", name="voting-shared-s-math/seed-1"),
         page.locator(".fold .bars").first,

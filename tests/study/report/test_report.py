@@ -271,12 +271,8 @@ def test_metrics_of_a_single_role_without_role_gradients(tmp_path):
     run = read_run(write_run(tmp_path / "run", about=about, lines=lines))
     assert list(record.gradient_norms(run)) == ["p0"]
     titles = [panel.title for panel in curves.panels(run)]
-    assert titles == [
-        "Reward",
-        "Gradient norm",
-        "Completion length",
-        "Entropy",
-    ]  # nothing to share or amplify
+    # Nothing to share or amplify.
+    assert titles == ["Reward", "Gradient norm", "Completion length", "Entropy"]
 
 
 # ---------------------------------------------------------------- hostile text
