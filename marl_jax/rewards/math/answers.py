@@ -135,13 +135,15 @@ def _solutions(items: tuple[Node, ...]) -> Node | None:
     names = {item[4] for item in items if _is_condition(item)}
     if len(names) != 1:
         return None
-    points = [item[1] if item[0] == "equation" and item[1][0] in names else () for item in items]
-    sets = [("set", (read(point[1]),)) if len(point) == 2 else item for point, item in zip(points, items)]
-    return (
-        _set_algebra("\\cup", tuple(sets))
-        if all(one[0] == "set" or _is_condition(one) for one in sets)
-        else None
-    )
+    sets: list[Node] = []
+    for item in items:
+        if item[0] == "equation" and len(item[1]) == 2 and item[1][0] in names:
+            sets.append(("set", (read(item[1][1]),)))
+        elif _is_condition(item):
+            sets.append(item)
+        else:
+            return None
+    return _set_algebra("\\cup", tuple(sets))
 
 
 def _items(text: str) -> tuple[Node, ...]:
