@@ -23,9 +23,9 @@ from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.errors import RunError
 from marl_jax.fields import nearest, to_json
 from marl_jax.rewards.grading import Grader, grade
+from marl_jax.run_folder import folder as run_folder
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import write_atomically
-from marl_jax.run_folder.folder import versions
 from marl_jax.run_folder.metrics import plain, read_lines
 from marl_jax.runs import train
 from marl_jax.runs.loading.play import EVALUATION_NOISE, load_named, make_service, planned_engine, player_of
@@ -45,9 +45,14 @@ flags.DEFINE_string("arms", "", "arms to train, with commas between; none: all")
 
 
 def trained(config: RunConfig, folder: Path) -> None:
-    """Train to the end."""
+    """Train to the end. A run that has come there under another configuration is refused, as `train` does."""
     last = max(saved_steps(folder / "checkpoints"), default=0)
-    if last < config.steps or not (folder / "config.json").exists():
+    if last >= config.steps and (before := run_folder.earlier(folder)):
+        if changes := run_folder.differences(before["config"], config.to_json()):
+            raise RunError(
+                f"'{folder}' was trained with something else ({'; '.join(changes)}): choose another --root"
+            )
+    else:
         last = train(config, folder, live=Live(config.steps, config.roles, io.StringIO()))
     if last < config.steps:
         raise RunError(f"stopped after step {last} of '{folder}'; the same command goes on from there")
@@ -130,7 +135,7 @@ def run(
         "recipe": name,
         "command": f"python -m recipes.run {name} --seeds={seeds}",
         "machine": machine(),
-        "versions": versions(),
+        "versions": run_folder.versions(),
         "samples": SAMPLES,
         "seconds": 0.0,
         "arms": {arm: to_json(v) for arm, v in chosen.items()},

@@ -68,15 +68,22 @@ class Tracker:
             tracker = importlib.import_module(package)
         except ImportError:
             raise ConfigError([not_installed(package)]) from None
-        settings: dict[str, Any] = {
-            "project": project,
-            "name": folder.name,
-            "resume": "allow",
-            "config": dict(config),
-        }
-        if package == "wandb":
-            settings |= {"id": hashlib.sha256(str(folder).encode()).hexdigest()[:16], "dir": str(folder)}
-        self._run = tracker.init(**settings)  # on resume the same run again
+        digest = hashlib.sha256(str(folder).encode()).hexdigest()
+        settings: dict[str, Any] = {"project": project, "resume": "allow", "config": dict(config)}
+        settings["name"] = f"{folder.parent.name}/{folder.name}"
+        if package == "wandb":  # without `reinit` seeds side by side would share the run of the first
+            settings |= {"id": digest[:16], "dir": str(folder), "reinit": "create_new"}
+        else:  # knows runs by their names, and folders of many runs have a seed-0
+            settings["name"] += f"-{digest[:6]}"
+        try:
+            self._run = tracker.init(**settings)  # on resume the same run again
+        except Exception as error:  # of its own kinds: no log-in, no network
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise ConfigError(
+                [
+                    f"logging.{package} is true, and {package} does not begin ({reason}): see to it, or set it to false"
+                ]
+            ) from None
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Send the numbers of a step."""

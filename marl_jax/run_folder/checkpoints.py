@@ -240,7 +240,7 @@ def restore(
     step = best_of(directory, saved) if which == "best" else which
     if step is None:
         raise CheckpointError(
-            f"no checkpoint in '{directory}' was evaluated, so none is the best: use latest"
+            f"no checkpoint in '{directory}' was evaluated by the run itself, so none is the best: use latest"
         )
     if step not in saved:
         there = ", ".join(map(str, saved))

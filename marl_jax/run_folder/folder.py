@@ -37,6 +37,7 @@ __all__ = [
     "differences",
     "digest_model",
     "digest_tokenizer",
+    "earlier",
     "has_results",
     "in_use",
     "lock",
@@ -87,7 +88,7 @@ def open_folder(workdir: str | os.PathLike[str], way_out: str = "choose another 
     with contextlib.ExitStack() as stack:
         try:
             path.mkdir(parents=True, exist_ok=True)
-            _before(path)
+            earlier(path)
             owner = stack.enter_context(lock(path / LOCK))
         except OSError as error:
             raise FolderError(
@@ -139,7 +140,7 @@ def begin(
     of fields that they follow from. A start that failed does not count: the next one may differ.
     """
     now = {"config": config.to_json(), "digests": dict(digests), "versions": versions()}
-    before = _before(folder)
+    before = earlier(folder)
     lines = differences({name: before.get(name, {}) for name in _COMPARED}, now)
     lines = [line for line in lines if not line.startswith(_FREE)]
     now = {"schema": now["config"]["schema"], **now}
@@ -167,7 +168,7 @@ def settle(folder: Path, settled: Mapping[str, Any]) -> None:
 
 def settled_for(folder: Path, config: RunConfig) -> dict[str, Any]:
     """What an earlier start settled, as far as this configuration leaves it; nothing if there was none."""
-    record = _before(folder)
+    record = earlier(folder)
     lines = differences(record.get("config", {}), config.to_json(), "config.")
     if any(not line.startswith(_FREE) for line in lines) and not has_results(folder):
         return {}  # a start that failed does not count
@@ -339,8 +340,12 @@ def _take(descriptor: int, path: Path) -> str | None:
     return None
 
 
-def _before(folder: Path) -> dict[str, Any]:
-    """The record of an earlier start; nothing if there was none."""
+def earlier(folder: Path) -> dict[str, Any]:
+    """The record of an earlier start; nothing if there was none. A folder that cannot be a run's is refused."""
+    if not folder.exists():
+        return {}
+    if not folder.is_dir():
+        raise FolderError(f"'{folder}' is a file: choose another place")
     if (folder / CONFIG).exists():
         return read(folder)
     if has_results(folder):

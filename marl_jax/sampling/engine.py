@@ -348,7 +348,8 @@ class Engine:
             ticket = int(bank.table.tickets[broken[0]])
             raise NotFinite(
                 f"the model gives no finite log-probability for request {ticket} (prompt of "
-                f"{len(bank.requests[ticket].request.tokens)} tokens): are its weights finite?"
+                f"{len(bank.requests[ticket].request.tokens)} tokens): are its weights finite"
+                + (f", and does {own} keep a token?" if (own := self.settings.features.sampler) else "?")
             )
 
     def _finished(self, bank: Bank) -> list[tuple[int, Completion]]:

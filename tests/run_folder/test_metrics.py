@@ -305,12 +305,27 @@ def test_a_tracker_gets_numbers_by_step_and_the_same_run_again_on_resume(tmp_pat
     assert begun[0] == begun[1]
     about = {
         "project": "p",
-        "name": "run",
         "resume": "allow",
         "config": {"seed": 3},
     }
     assert about.items() <= begun[0].items()
-    other = Tracker(package, tmp_path / "other", "p", {})
-    other.close()
+    assert begun[0]["name"].startswith(f"{tmp_path.name}/run")
+    Tracker(package, tmp_path / "other" / "run", "p", {}).close()  # as seed-0 of another cell
+    assert begun[2]["name"] != begun[0]["name"]
     if package == "wandb":
         assert begun[0]["dir"] == str(tmp_path / "run") and begun[2]["id"] != begun[0]["id"]
+        assert begun[0]["reinit"] == "create_new"  # another seed's run may be open in this process
+
+
+@pytest.mark.parametrize("package", TRACKERS)
+def test_a_tracker_that_does_not_begin_is_told_in_one_line(tmp_path, monkeypatch, package):
+    fake = types.ModuleType(package)
+
+    def init(**given):
+        raise RuntimeError("No API key configured.\nSee the docs.")
+
+    fake.init = init
+    monkeypatch.setitem(sys.modules, package, fake)
+    with pytest.raises(ConfigError) as error:
+        Tracker(package, tmp_path / "run", "p", {})
+    assert str(error.value).count("\n") <= 1 and "No API key configured." in str(error.value)

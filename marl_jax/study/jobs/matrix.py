@@ -223,9 +223,10 @@ def _state(job: Job) -> State:
     step = min(steps, recorded(place / "metrics.jsonl"))
     if folder.in_use(place):
         return State(Kind.IN_USE, step)
-    if not (place / folder.CONFIG).exists() or not folder.has_results(place):
+    before = folder.earlier(place)
+    if not before or not folder.has_results(place):
         return State(Kind.NEW)  # a start that came to nothing is none
-    began = folder.read(place)["config"]
+    began = before["config"]
     changes = folder.differences(began, job.config.to_json() | {"alarms": began.get("alarms")})
     if changes and not job.accept_changes:
         return State(Kind.CHANGED, step, changes)
