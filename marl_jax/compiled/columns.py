@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.compiled.cast import Cast
+from marl_jax.compiled.refusal import NoArrayForm
 from marl_jax.compiled.script import Cue
 from marl_jax.compiled.stage import Line, Stage
 from marl_jax.episodes import Episode
@@ -181,9 +182,10 @@ def to_host(cast: Cast, columns: Columns, tasks: Sequence[Task], *, seed: int = 
     in_order = lambda shown: np.where(shown < 0, -1, number[owner[:, None], shown])
     row_of = np.full(number.size, -1)
     row_of[made] = np.arange(len(made))
-    ends = row_of[np.arange(len(number)) * places + columns.answer]
+    inside = (columns.answer >= 0) & (columns.answer < places)
+    ends = np.where(inside, row_of[np.arange(len(number)) * places + np.where(inside, columns.answer, 0)], -1)
     if (ends < 0).any():
-        raise ValueError("a form ends an episode with the answer of a call that the episode did not make")
+        raise NoArrayForm("a form ends an episode with the answer of a call that the episode did not make")
     name, outcome = cast.parts.workflow.name, columns.table.outcome.reshape(-1, places)[:, 0].tolist()
     key = lambda task, sample: (seed, step, task_key(task), sample)
     return table.replace(

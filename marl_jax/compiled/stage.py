@@ -10,6 +10,7 @@ from what was read: `end` masks episodes that are over, `follow` takes another p
 """
 
 import dataclasses
+import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ from marl_jax.sampling.programs import Features, Lanes
 
 __all__ = ["Line", "Said", "Stage", "count_calls"]
 
+OUTSIDE = 1 << 30  # the place of a call that is none: what is looked up there is not finite
 FEW = 1 << 16  # characters that are read as fast at any width: not worth a second program
 Rows = tuple[jax.Array, jax.Array]  # values [B, n] and their lengths [B]
 # Tokens [B, P], their lengths [B], and how many were cut off [B].
@@ -82,8 +84,15 @@ class Said:
         return self._read("count")
 
     def at(self, slot: jax.Array | int) -> jax.Array:
-        """The answer of one slot [E]."""
-        return jnp.broadcast_to(self._first + jnp.asarray(slot, jnp.int32), self.made.shape[:1])
+        """The answer of one slot [E]; a number below 0 counts from the last, as in Python."""
+        count = len(self._lines)
+        if isinstance(slot, int | np.integer):
+            if not -count <= slot < count:
+                raise NoArrayForm(f"a form that asks for slot {slot} of {count} parallel calls")
+            slot %= count
+        slot = jnp.asarray(slot, jnp.int32)
+        place = jnp.where((slot >= 0) & (slot < count), self._first + slot, OUTSIDE)
+        return jnp.broadcast_to(place, self.made.shape[:1])
 
     def over(self, before: jax.Array | None) -> jax.Array:
         """The answer of the one call; that from before in episodes that did not make it."""
@@ -167,7 +176,7 @@ class Stage:
 
     def end(self, over: jax.Array) -> None:
         """Episodes that are `over` [E] make no more calls."""
-        self.live &= ~over
+        self.live &= ~_of_episodes(over, jnp.bool_, self.live.shape, "stage.end takes a boolean")
 
     def follow(self, said: Said, texts: Sequence[str], which: jax.Array) -> None:
         """Go on by the script in which the one call says `texts[which]`, `which` being Int[E]."""
@@ -371,6 +380,14 @@ class Stage:
             line.read = jax.tree.map(lambda x, i=i: x.reshape(self.episodes, count, *x.shape[1:])[:, i], read)
 
 
+def _of_episodes(value: Any, kind: Any, shape: tuple[int, ...], what: str) -> jax.Array:
+    """The value, which must be an array with one entry for each episode."""
+    if getattr(value, "shape", None) != shape or not jnp.issubdtype(value.dtype, kind):
+        given = f"{value.dtype}{list(value.shape)}" if isinstance(value, jax.Array) else type(value).__name__
+        raise NoArrayForm(f"{what} for each episode, [E], not {given}")
+    return value
+
+
 def _equally_wide(rows: Sequence[tuple[jax.Array, ...]]) -> list[tuple[jax.Array, ...]]:
     """Rows or prompts, all as wide as the widest."""
     width = max(values.shape[1] for values, *_ in rows)
@@ -389,8 +406,23 @@ def count_calls(cast: Cast, question: int = 0) -> int:
     """
 
     def rehearse() -> list[int]:
-        stage = _Rehearsal(cast, question)
-        cast.parts.workflow.in_arrays(stage, **cast.parts.workflow.settings)  # type: ignore[misc]
+        stage, workflow = _Rehearsal(cast, question), cast.parts.workflow
+        form: Any = workflow.in_arrays
+        try:
+            inspect.signature(form).bind(stage, **workflow.settings)
+        except TypeError as error:
+            raise NoArrayForm(
+                f"the form of workflow '{workflow.name}' has other settings ({error})"
+            ) from None
+        try:
+            answer = form(stage, **workflow.settings)
+        except jax.errors.TracerBoolConversionError:
+            raise NoArrayForm(
+                f"the form of workflow '{workflow.name}' has an if on an array (a mask is the break: stage.end)"
+            ) from None
+        _of_episodes(
+            answer, jnp.integer, (1,), f"the form of workflow '{workflow.name}' gives the place of an answer"
+        )
         stage.read(stage.lines)
         if stage.more:
             raise NoArrayForm("a form that leaves out calls of its workflow's script")

@@ -73,7 +73,8 @@ def _left(folder: Path, config: RunConfig, step: int, what: str, bad: int | None
         os.rename(checkpoints / str(bad), aside)
     good = steps(checkpoints)
     where = f"the last good checkpoint is of step {good[-1]}" if good else "nothing was saved before"
-    text = f"step {step}: {what}; {where}: {ways_out(config)}"
+    whose = f"seed {config.seed}, " if config.seeds > 1 else ""
+    text = f"{whose}step {step}: {what}; {where}: {ways_out(config)}"
     write_atomically(
         folder / FILE, json.dumps({"step": step, "text": text, "config": config.to_json()}) + "\n"
     )

@@ -3,11 +3,13 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from marl_jax.compiled import NoArrayForm, batches, cast_of, make_step, start, tasks_of
 from marl_jax.compiled.cast import rates
+from marl_jax.compiled.stage import OUTSIDE, Line, Said
 from marl_jax.compiled.step import _integers
 from marl_jax.config.run_config import load_config
 from marl_jax.runs.loading.parts import load_parts, load_tasks
@@ -112,6 +114,15 @@ def test_an_answer_that_is_no_integer_of_nine_digits_is_refused(gold):
 FORMS = {
     "more calls than the script": lambda stage: (stage.say(), stage.say(), stage.say())[0].at(0),
     "leaves out calls": lambda stage: stage.say().at(0),
+    "slot 3 of 3 parallel calls": lambda stage: (stage.say().at(3), stage.say())[0],
+    "the place of an answer for each episode, .*, not Said": lambda stage: (stage.say(), stage.say())[1],
+    "the place of an answer for each episode, .*, not NoneType": lambda stage: (
+        stage.say(),
+        stage.say(),
+        None,
+    )[2],
+    "a boolean for each episode, .*, not bool": lambda stage: stage.end(stage.say().choice == 1),
+    "has an if on an array": lambda stage: stage.say().at(0) if stage.say().choice[0, 0] else None,
 }
 
 
@@ -122,6 +133,22 @@ def test_a_form_that_is_not_its_workflow_is_refused(what):
     own = dataclasses.replace(parts.workflow, in_arrays=lambda stage, votes: FORMS[what](stage))
     with pytest.raises(NoArrayForm, match=what):
         make_step(config, parts=dataclasses.replace(parts, workflow=own))
+
+
+def test_a_form_that_does_not_take_its_workflows_settings_is_refused():
+    config = load_config("configs/micro.py:voting-isolated-xs-math")
+    parts = load_parts(config)
+    own = dataclasses.replace(parts.workflow, in_arrays=lambda stage: stage.say().at(0))
+    with pytest.raises(NoArrayForm, match=r"'voting' has other settings .*'votes'"):
+        make_step(config, parts=dataclasses.replace(parts, workflow=own))
+
+
+def test_a_slot_counts_from_the_last_below_0_and_one_that_is_not_there_has_no_place():
+    """-1 of an array is what `choice` is where nothing was read."""
+    line = Line(cue=None, policy="p0", made=jnp.ones(4, bool), reads=None, bound=0)
+    said = Said(None, 2, [line] * 3)
+    assert said.at(-1).tolist() == [4] * 4 and said.at(0).tolist() == [2] * 4
+    assert said.at(jnp.array([-1, 0, 2, 3])).tolist() == [OUTSIDE, 2, 4, OUTSIDE]
 
 
 def test_a_key_of_another_form_is_refused():
