@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.config.run_config import RunConfig
-from marl_jax.config.run_fields import policy_specs
 from marl_jax.learning import update_programs
 from marl_jax.learning.by_role.interventions import PerRole
 from marl_jax.learning.network import Qwen3
@@ -31,7 +30,7 @@ __all__ = ["account", "line_of", "lowered", "needed"]
 
 def account(config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig], demand: Demand) -> str:
     """A line for each program of each model, of the shapes that the device at hand has room for."""
-    plan, specs = make_plan(config, model, devices.here(), demand), policy_specs(config.policies)
+    plan, specs = make_plan(config, model, devices.here(), demand), config.policies.specs
     lines = [f"counted by XLA for {plan.device.name}: arguments + output + temporary - aliased"]
     models = by_name(model, specs)
     kinds = {(models[name], spec.lora): name for name, spec in specs.items() if not spec.frozen}
@@ -61,7 +60,7 @@ def lowered(
 
     `policy` is the one whose model it is; None: any that learns.
     """
-    specs = policy_specs(config.policies)
+    specs = config.policies.specs
     spec = specs[policy or next(name for name, one in specs.items() if not one.frozen)]
     learner, shapes = config.learner, by_name(plan.shapes, [spec.base])[spec.base]
     rank = config.policies.lora_rank if spec.lora else 0

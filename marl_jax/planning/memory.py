@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from marl_jax.config.phase_fields import references
 from marl_jax.config.run_config import RunConfig
-from marl_jax.config.run_fields import policy_specs
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.streams import stream_count
 from marl_jax.learning.update import Learner
@@ -91,7 +90,7 @@ def sizes_of(
 
 def model_of_group(config: RunConfig, sizes: Mapping[str, Model], group: Sequence[str]) -> Model:
     """The model of an engine: as those of its policies are trained that learn."""
-    specs = policy_specs(config.policies)
+    specs = config.policies.specs
     return sizes[next((name for name in group if not specs[name].frozen), group[0])]
 
 
@@ -102,7 +101,7 @@ def training(config: RunConfig, sizes: Mapping[str, Model], demand: Demand) -> t
 
 
 def _standing(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
-    specs = policy_specs(config.policies)
+    specs = config.policies.specs
     models = {name: sizes[name] for name, spec in specs.items() if not spec.frozen}
     networks = {name: Qwen3(model.config) for name, model in sizes.items()}
     trees = {name: costs.trained_tree(model.config, model.lora_rank) for name, model in models.items()}
@@ -139,7 +138,7 @@ def _standing(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
 
 def _update(config: RunConfig, sizes: Mapping[str, Model], demand: Demand) -> tuple[list[Part], Shape]:
     """The gradient and the optimiser step of the policies that need most."""
-    learning = [name for name, spec in policy_specs(config.policies).items() if not spec.frozen]
+    learning = [name for name, spec in config.policies.specs.items() if not spec.frozen]
     kinds = dict.fromkeys((sizes[name], count_units(config, demand, name)) for name in learning)
     each = [_update_of(config, model, units) for model, units in kinds]
 
@@ -186,7 +185,7 @@ def sampling(config: RunConfig, sizes: Mapping[str, Model], engines: Shapes) -> 
     """The engines' caches, and what the one that works with most works with; a vLLM server has its own."""
     if config.engine.kind == "vllm":
         return []
-    specs = policy_specs(config.policies)
+    specs = config.policies.specs
     shapes = by_name(engines, {spec.base for spec in specs.values()})
     lanes = prompts = most = 0
     for group in decode_groups(specs):
@@ -216,7 +215,7 @@ def count_units(config: RunConfig, demand: Demand, policy: str) -> int:
 
 def most_units(config: RunConfig, demand: Demand) -> int:
     """Of the policy that has most."""
-    specs = policy_specs(config.policies)
+    specs = config.policies.specs
     return max(count_units(config, demand, name) for name, spec in specs.items() if not spec.frozen)
 
 
@@ -249,7 +248,7 @@ def room(
     Half of a host's memory, which others use, too; nine tenths of what an accelerator has left. An update takes turns
     with the engines. An engine has `share[0]` of every `share[1]` bytes, as many as any other by default.
     """
-    own, of = share or (1, len(decode_groups(policy_specs(config.policies))))
+    own, of = share or (1, len(decode_groups(config.policies.specs)))
     if config.engine.budget_bytes:
         return Room(config.engine.budget_bytes)
     phases = dict.fromkeys(get_args(Phase), 0)
@@ -276,8 +275,8 @@ def shapes(
     Engines of one model are alike. Those of several share the memory by what one lane of each takes, so that all have
     about as many lanes.
     """
-    models, groups = _by_base(config, model), decode_groups(policy_specs(config.policies))
-    whose = {group: models[policy_specs(config.policies)[group[0]].base] for group in groups}
+    models, groups = _by_base(config, model), decode_groups(config.policies.specs)
+    whose = {group: models[config.policies.specs[group[0]].base] for group in groups}
     if len({*whose.values()}) == 1 or config.engine.kind == "vllm":
         there = room(config, device, free, training)
         return engine_settings(config, whose[groups[0]], there, demand, device.platform)
@@ -303,7 +302,7 @@ def least_shapes(config: RunConfig, model: ModelConfig | Mapping[str, ModelConfi
 
 
 def _by_base(config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig]) -> dict[str, ModelConfig]:
-    specs = policy_specs(config.policies)
+    specs = config.policies.specs
     return {specs[name].base: one for name, one in by_name(model, specs).items()}
 
 
@@ -318,7 +317,7 @@ def engine_settings(
     """The shapes of each engine of a model, which serve all policies, or these groups; ValueError where none fit."""
     if config.engine.kind == "vllm":
         return _elsewhere(config, model)
-    groups = decode_groups(policy_specs(config.policies))
+    groups = decode_groups(config.policies.specs)
     calls = demand.lengths([name for group in own or groups for name in group])
     planned, lanes = _shapes(config, model, room, platform, calls), config.engine.lanes
     bare = planned(lanes)

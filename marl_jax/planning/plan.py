@@ -16,7 +16,6 @@ from typing import Any, get_args
 import jax.numpy as jnp
 
 from marl_jax.config.run_config import RunConfig
-from marl_jax.config.run_fields import policy_specs
 from marl_jax.learning.objectives import PASSES
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
@@ -198,7 +197,7 @@ def make_plan(
         parts=tuple(sorted(parts, key=lambda part: order.index(part.phase))),
         works=tuple(work.of(config.seeds) for work in works),
         shapes=engine,
-        engines=len(decode_groups(policy_specs(config.policies))),
+        engines=len(decode_groups(config.policies.specs)),
         largest=largest,
         calls=demand.calls,
         assumptions=demand.assumptions,
@@ -257,7 +256,7 @@ def check_words(config: RunConfig, made: Plan, tokenizers: Mapping[str, Any] | N
         return
     try:
         if tokenizers is None:
-            specs = policy_specs(config.policies)
+            specs = config.policies.specs
             loaded = {base: load_tokenizer(base) for base in {spec.base for spec in specs.values()}}
             tokenizers = {name: loaded[spec.base] for name, spec in specs.items()}
         ends = {name: chat.end_of_turn for name, chat in Chats(tokenizers, {}).by_policy.items()}
@@ -288,7 +287,7 @@ def check_words(config: RunConfig, made: Plan, tokenizers: Mapping[str, Any] | N
 
 def find_models(config: RunConfig) -> tuple[dict[str, ModelConfig], str]:
     """{policy: the shape of its model}, and where they are known from."""
-    specs = policy_specs(config.policies)
+    specs = config.policies.specs
     found = {base: find_model(config, base) for base in dict.fromkeys(spec.base for spec in specs.values())}
     models = {name: found[spec.base][0] for name, spec in specs.items()}
     return models, " and ".join(source for _, source in found.values())
@@ -333,7 +332,7 @@ def _decoding(
         return (Work("rollouts elsewhere", 0.0, 0.0, times * sum(call.new for call in demand.asked) / rate),)
     if config.engine.kind == "vllm":  # of devices that are not known here
         return ()
-    share, specs = config.mesh.devices, policy_specs(config.policies)
+    share, specs = config.mesh.devices, config.policies.specs
     shapes = by_name(engines, {spec.base for spec in specs.values()})
     prefill = decode = moved = 0.0
     for group in decode_groups(specs):
@@ -413,7 +412,7 @@ def _learning(
     anchors, times = config.learner.interventions.kl_coef, config.data.problems / demand.problems
     reference = gradient = moved = 0.0
     stepped = sum(2 * part.bytes for part in parts if part.name == memory.STATES)
-    for policy in (name for name, spec in policy_specs(config.policies).items() if not spec.frozen):
+    for policy in (name for name, spec in config.policies.specs.items() if not spec.frozen):
         roles = roles_of(config.policies.map, policy)
         sizes = models[policy]
         numbers = sizes.trained

@@ -24,7 +24,7 @@ from marl_jax.alarms.watch import judge
 from marl_jax.compiled import NoArrayForm
 from marl_jax.compiled.cast import check_settings
 from marl_jax.config.run_config import ConfigError, RunConfig
-from marl_jax.config.run_fields import TRACKERS, policy_specs
+from marl_jax.config.run_fields import TRACKERS
 from marl_jax.own import is_own
 from marl_jax.packaged import located
 from marl_jax.planning import devices, plan
@@ -167,7 +167,7 @@ def check_foreseen(config: RunConfig, planned: plan.Plan) -> Compiled | None:
     """
     if config.road == "compiled":
         check_settings(config)
-    specs = policy_specs(config.policies).values()
+    specs = config.policies.specs.values()
     if not all((located(spec.base) / "config.json").is_file() for spec in specs):
         return None
     tokenizers = tokenizers_of(config, model_configs(config))

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.config.run_config import DataConfig, RunConfig
-from marl_jax.config.run_fields import policy_specs
 from marl_jax.errors import UserError
 from marl_jax.learning.network import Qwen3
 from marl_jax.models import ModelConfig, load_hf
@@ -152,7 +151,7 @@ class Parts:
 def load_parts(config: RunConfig) -> Parts:
     """Read all that the configuration names, but for the tasks."""
     chosen = config.policies
-    specs = policy_specs(chosen)
+    specs = chosen.specs
     mesh = make_mesh(config)
     models = {spec.base: _model(spec.base, chosen.dtype) for spec in specs.values()}
     tokenizers = _tokenizers(models)
@@ -176,7 +175,7 @@ def load_parts(config: RunConfig) -> Parts:
 
 def model_configs(config: RunConfig) -> dict[str, ModelConfig]:
     """{policy: the shape of its model}, without weights."""
-    specs, dtype = policy_specs(config.policies), config.policies.dtype
+    specs, dtype = config.policies.specs, config.policies.dtype
     models = {base: _model(base, dtype) for base in dict.fromkeys(spec.base for spec in specs.values())}
     _check_copies(config, specs, models)
     return {name: models[spec.base] for name, spec in specs.items()}
@@ -184,7 +183,7 @@ def model_configs(config: RunConfig) -> dict[str, ModelConfig]:
 
 def tokenizers_of(config: RunConfig, models: Mapping[str, ModelConfig]) -> dict[str, Any]:
     """{policy: the tokenizer of its model}, without weights."""
-    specs = policy_specs(config.policies)
+    specs = config.policies.specs
     by_base = _tokenizers({spec.base: models[name] for name, spec in specs.items()})
     return {name: by_base[spec.base] for name, spec in specs.items()}
 

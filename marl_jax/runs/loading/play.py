@@ -11,7 +11,6 @@ from typing import Any
 
 from marl_jax import fields, hosts
 from marl_jax.config.run_config import RunConfig
-from marl_jax.config.run_fields import policy_specs
 from marl_jax.own import is_own
 from marl_jax.planning import devices, memory
 from marl_jax.planning.memory import Shapes
@@ -116,7 +115,7 @@ def check_problems(config: RunConfig, tokenizers: Mapping[str, Any], tasks: Sequ
 def planned_engine(config: RunConfig, parts: Parts, *, training: bool = True) -> Shapes:
     """The shapes of each engine, planned from the configuration and the memory that the loaded weights leave here."""
     device, demand = devices.here(), demand_of(config)
-    models = {name: parts.models[spec.base] for name, spec in policy_specs(config.policies).items()}
+    models = {name: parts.models[spec.base] for name, spec in config.policies.specs.items()}
     sizes = memory.sizes_of(config, models, device)
     needed = memory.training(config, sizes, demand)[0] if training else ()
     try:
