@@ -293,14 +293,7 @@ def _hosts(config: RunFields) -> Problems:
 def _phases(config: RunFields) -> Problems:
     if refused(trained_policies, config.policies.map, config.policies.frozen_roles):
         return  # reported by the check of its type
-    yield from phase_fields.problems(
-        config.phases,
-        steps=config.steps,
-        policy_map=config.policies.map,
-        frozen_roles=config.policies.frozen_roles,
-        roles=config.roles,
-        learner=config.learner,
-    )
+    yield from phase_fields.problems(config)
 
 
 def _groups(config: RunFields) -> Problems:
