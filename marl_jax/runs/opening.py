@@ -322,7 +322,7 @@ def _load(
     if problems := left_open(config):
         raise ConfigError(problems)
     early = hosts.from_first(lambda: settled_for(folders[0], config))
-    shapes = settled_shapes(early)
+    shapes = settled_shapes(early, config)
     # Before the weights are there: it counts them.
     planned = plan.check_fits(config, model_configs(config), devices.here(), shapes)
     # One process prepares missing data.
@@ -344,7 +344,7 @@ def _load(
 
     settled = hosts.from_first(begun)
     sizes = {name: len(tasks) for name, tasks in splits.items()}
-    shapes = settled_shapes(settled) or planned.shapes
+    shapes = settled_shapes(settled, config) or planned.shapes
     where = folders[0] if len(folders) == 1 else folders[0].parent / "seed-N"
     live.note(
         page.page(
@@ -444,7 +444,7 @@ def _hosted(runs: Sequence[Run], stack: contextlib.ExitStack, state: State) -> H
 
     def first() -> Shapes:
         settled = read(run.folder)["settled"]
-        shapes = settled_shapes(settled) or planned_engine(run.config, run.parts)
+        shapes = settled_shapes(settled, run.config) or planned_engine(run.config, run.parts)
         measured = settled.get("measured", False)
         made.append(make(shapes, state.updates, measured=measured))
         if not measured:  # for the starts that follow
