@@ -41,16 +41,17 @@ def main(_: list[str]) -> None:
 
 def counted(config: RunConfig, lengths: Lengths) -> dict[str, Any]:
     """What the replay of a step says of the lanes, of which each policy's engine has as many."""
-    model = next(iter(find_models(config)[0].values()))
+    models, _ = find_models(config)
+    model = next(iter(models.values()))
     device = next(device for device in KINDS if device.name == FLAGS.device)
-    engine = make_plan(config, model, device).engine
+    (engine,) = make_plan(config, models, device).each_shape
     demand = demand_of(config, lengths, problems=config.data.problems)
     most = {role: own.max_new_tokens for role, own in config.role_settings.items()}
     episodes = episodes_of(demand.asked, most, engine)
     out = occupancy(engine, episodes, memory.look_ahead(config, engine.lanes))
     a_token, weights = (
         cache_bytes(model, 1, 1),
-        next(iter(memory.sizes_of(config, model, device).values())).weights,
+        next(iter(memory.sizes_of(config, models, device).values())).weights,
     )
     filled = sum(
         call.new * (len(call.prompt) + call.new / 2) for waves in episodes for wave in waves for call in wave

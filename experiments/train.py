@@ -13,21 +13,13 @@ from marl_jax.config.run_config import RunConfig
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", "", "the folder of the run")
 flags.DEFINE_bool("report", True, "write report.html when the run ends")
-cli.define_accept_changes()
-cli.define_hosts()
+cli.define_training()
 
 
 def main(config: RunConfig, _: list[str]) -> None:
     from marl_jax.commands.train import train_and_report
 
-    train_and_report(
-        config,
-        FLAGS.workdir,
-        accept_changes=FLAGS.accept_changes,
-        report=FLAGS.report,
-        coordinator=FLAGS.coordinator,
-        process=FLAGS.process,
-    )
+    train_and_report(config, FLAGS.workdir, report=FLAGS.report, **cli.training_flags())
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from marl_jax import fields
 from marl_jax.commands import cli
 from marl_jax.config.run_config import RunConfig, load_config, load_file, split_argv
 from marl_jax.planning.devices import KINDS
-from marl_jax.planning.plan import demand_of, find_model, make_plan
+from marl_jax.planning.plan import demand_of, find_models, make_plan
 from marl_jax.study.jobs.matrix import make_jobs
 from marl_jax.study.run_tables import runs_table
 from marl_jax.tasks import Task
@@ -340,16 +340,16 @@ def test_the_page_of_numbers_says_what_the_plan_of_its_qwen3_command_counts(monk
     )
     spec, texts, _ = split_argv(shlex.split(command))
     config = load_config(spec, texts)
-    model, _ = find_model(config)
-    plans = [make_plan(config, model, kind) for kind in KINDS[:3]]
+    models, _ = find_models(config)
+    plans = [make_plan(config, models, kind) for kind in KINDS[:3]]
     rows = dict(re.findall(r"^\| ([^|`]+) \| (.*) \|$", MEASURED, re.MULTILINE))
     numbers = lambda name: [float(text.split()[0]) for text in rows[name].split(" | ")]
     near = lambda values: pytest.approx(values, rel=0.03)
     assert all(plan.fits for plan in plans)
     assert numbers("memory at the peak") == near([plan.total / 2**30 for plan in plans])
     assert numbers("memory a program can have") == near([kind.memory / 2**30 for kind in KINDS[:3]])
-    assert numbers("lanes of all lengths") == [plan.engine.lanes for plan in plans]
-    assert numbers("lanes, of 25,600 tokens") == [plan.engine.lanes_at[-1] for plan in plans]
+    assert numbers("lanes of all lengths") == [plan.each_shape[0].lanes for plan in plans]
+    assert numbers("lanes, of 25,600 tokens") == [plan.each_shape[0].lanes_at[-1] for plan in plans]
     days = 500 * numbers("a step of 512 episodes")[1] / (60 * 24)
     assert f"500 steps are {days:.0f} days on an H100" in MEASURED
     assert numbers("a step of 512 episodes") == near([sum(plan.seconds.values()) / 60 for plan in plans])

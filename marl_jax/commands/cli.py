@@ -24,10 +24,11 @@ __all__ = [
     "FAILED",
     "REFUSED",
     "define_accept_changes",
-    "define_hosts",
+    "define_training",
     "no_config",
     "run",
     "train",
+    "training_flags",
 ]
 
 # Exit codes: the run ended by an error; the command or configuration must be corrected; Ctrl-C.
@@ -52,10 +53,16 @@ def define_accept_changes() -> None:
     )
 
 
-def define_hosts() -> None:
-    """The flags of a process that shares a run with others, where no cluster announces them; see docs/hosts.md."""
+def define_training() -> None:
+    """The flags of commands that train; a process that shares a run with others may have two, see docs/hosts.md."""
+    define_accept_changes()
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, of a run with mesh.hosts above 1")
     flags.DEFINE_integer("process", None, "the number of this process, from 0 on, of such a run")
+
+
+def training_flags() -> dict[str, Any]:
+    """Their values, for `train_and_report`."""
+    return {name: flags.FLAGS[name].value for name in ("accept_changes", "coordinator", "process")}
 
 
 def run(
@@ -120,22 +127,13 @@ def train(workdir: str, *defaults: str) -> None:
 
     A word on the command line is the folder, in place of the default.
     """
-    define_accept_changes()
-    define_hosts()
+    define_training()
     sys.argv[1:1] = defaults
 
     def main(config: RunConfig, left: list[str]) -> None:
         from marl_jax.commands.train import train_and_report
 
-        folder = left[0] if left else workdir
-        given = flags.FLAGS
-        train_and_report(
-            config,
-            folder,
-            accept_changes=given.accept_changes,
-            coordinator=given.coordinator,
-            process=given.process,
-        )
+        train_and_report(config, left[0] if left else workdir, **training_flags())
 
     run(main, words=1)
 

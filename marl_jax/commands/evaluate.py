@@ -226,7 +226,7 @@ def _shapes(path: Path, config: RunConfig, parts: Parts) -> tuple[Shapes, bool]:
     And whether they were measured.
     """
     settled = folder.read(path).get("settled", {})
-    if shared := settled_shapes(settled):
+    if shared := settled_shapes(settled, config):
         shapes = _by_base(shared, parts)
         bases = [parts.specs[group[0]].base for group in decode_groups(parts.specs)]
         if sum(memory_bytes(parts.models[base], shapes[base]) for base in bases) <= free_bytes():
@@ -236,7 +236,5 @@ def _shapes(path: Path, config: RunConfig, parts: Parts) -> tuple[Shapes, bool]:
 
 def _by_base(shapes_of: Shapes, parts: Parts) -> dict[str, EngineSettings]:
     """The shapes of every base; a guest from another run has those of the model that it has, too."""
-    if not isinstance(shapes_of, Mapping):
-        return dict.fromkeys(parts.models, shapes_of)
     of_models = {parts.models[base]: shapes for base, shapes in shapes_of.items()}
     return {base: of_models[model] for base, model in parts.models.items()}

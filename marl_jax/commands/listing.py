@@ -117,17 +117,13 @@ def _cell(file: str, cell: str) -> str:
     return "; ".join(filter(None, [text, *notes]))
 
 
-def _fields() -> Iterator[Entry]:
-    return _of_class(RunConfig, "")
-
-
-def _of_class(cls: Any, prefix: str) -> Iterator[Entry]:
+def _fields(cls: Any = RunConfig, prefix: str = "") -> Iterator[Entry]:
     """The fields of a dataclass, and of those that are its fields."""
     hints, bounded = fields.annotations(cls), typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
         name, hint = prefix + field.name, hints[field.name]
         if dataclasses.is_dataclass(hint):
-            yield from _of_class(hint, f"{name}.")
+            yield from _fields(hint, f"{name}.")
             continue
         line, comment = declared(cls, field.name)
         bounds = getattr(bounded[field.name], "__metadata__", ())

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from marl_jax import fields
 from marl_jax.config import phase_fields
-from marl_jax.config.run_fields import TRACKERS, RunFields, not_installed, policy_specs
+from marl_jax.config.run_fields import TRACKERS, RunFields, not_installed
 from marl_jax.config.workflow_checks import Problems, of_workflow, refusal, refused, samplers, walks
 from marl_jax.learning.estimators.groups import group_key
 from marl_jax.learning.learner_config import LARGEST_SEED
@@ -135,7 +135,7 @@ def _engine(config: RunFields) -> Problems:
         yield f"engine.vllm.flags is {engine.vllm.flags!r}, which is no command line ({why}): close its quotes"
     if policies.train == "lora" and policies.lora_rank > RANKS[-1]:
         yield f"policies.lora_rank is {policies.lora_rank}: vLLM takes up to {RANKS[-1]}"
-    groups = [] if refused(policy_specs, policies) else decode_groups(policy_specs(policies))
+    groups = [] if refused(lambda: policies.specs) else decode_groups(policies.specs)
     if urls and groups and len(urls) != len(groups):
         yield (
             f"engine.vllm.url has {len(urls)} and the run needs {len(groups)}, of servers for: "
@@ -293,14 +293,7 @@ def _hosts(config: RunFields) -> Problems:
 def _phases(config: RunFields) -> Problems:
     if refused(trained_policies, config.policies.map, config.policies.frozen_roles):
         return  # reported by the check of its type
-    yield from phase_fields.problems(
-        config.phases,
-        steps=config.steps,
-        policy_map=config.policies.map,
-        frozen_roles=config.policies.frozen_roles,
-        roles=config.roles,
-        learner=config.learner,
-    )
+    yield from phase_fields.problems(config)
 
 
 def _groups(config: RunFields) -> Problems:

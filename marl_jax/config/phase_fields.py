@@ -10,13 +10,16 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from marl_jax import fields
 from marl_jax.fields import Count
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.objectives import NEED_REFERENCE
 from marl_jax.policies import is_frozen, policy_names, trained_policies
+
+if TYPE_CHECKING:
+    from marl_jax.config.run_fields import RunFields
 
 __all__ = ["Phase", "Place", "learner_of", "place", "problems", "references"]
 
@@ -131,16 +134,10 @@ def references(config: LearnerConfig, phases: Sequence[Phase]) -> tuple[bool, bo
     return True in needing, any(phase.reference != "base" for phase in phases)
 
 
-def problems(
-    phases: Sequence[Phase],
-    *,
-    steps: int,
-    policy_map: Mapping[str, str],
-    frozen_roles: Sequence[str],
-    roles: Sequence[str],
-    learner: LearnerConfig,
-) -> Iterator[str]:
+def problems(config: "RunFields") -> Iterator[str]:
     """The mistakes in the phases of a run, one line each."""
+    phases, roles, learner = config.phases, config.roles, config.learner
+    policy_map, frozen_roles = config.policies.map, config.policies.frozen_roles
     known = policy_names(policy_map)
     begun = 0
     for number, phase in enumerate(phases):
@@ -190,8 +187,8 @@ def problems(
             if not before or (wanted and wanted not in before):
                 what = f"'{wanted}'" if wanted else "any phase before it"
                 yield f"{where}.source is {phase.source!r}, and {what} collects nothing: set collect=true there"
-        if begun >= steps > 0:
-            yield f"{where} is never reached: it would begin after step {begun}, and steps is {steps}"
+        if begun >= config.steps > 0:
+            yield f"{where} is never reached: it would begin after step {begun}, and steps is {config.steps}"
         begun += phase.steps
     named = [phase.name for phase in phases if phase.name]
     for name in sorted({name for name in named if named.count(name) > 1}):

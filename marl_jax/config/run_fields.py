@@ -35,7 +35,6 @@ __all__ = [
     "VllmConfig",
     "WorkflowConfig",
     "not_installed",
-    "policy_specs",
 ]
 
 
@@ -67,6 +66,19 @@ class PoliciesConfig:
     lora_alpha: Positive = 32.0  # their scale is alpha / rank
     remat: Literal["none", "layer", "dots"] = "none"  # recomputed in the backward pass to save memory
     attention: Literal["blocks", "plain"] | None = None  # of the update; None: the fastest of the platform
+
+    @property
+    def specs(self) -> dict[str, PolicySpec]:
+        """{policy: where it starts, and what of it is trained}."""
+        trained = trained_policies(self.map, self.frozen_roles)
+        return {
+            name: PolicySpec(
+                base=self.bases.get(name, self.base),
+                lora=self.trains.get(name, self.train) == "lora" and name in trained,
+                frozen=name not in trained,
+            )
+            for name in policy_names(self.map)
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,16 +235,3 @@ class RunFields:
     def role_settings(self) -> dict[str, SamplingSettings]:
         """{role: how it samples}."""
         return role_settings(self.roles, self.sampling, self.role_sampling)
-
-
-def policy_specs(chosen: PoliciesConfig) -> dict[str, PolicySpec]:
-    """Where every policy starts, and what of it is trained."""
-    trained = trained_policies(chosen.map, chosen.frozen_roles)
-    return {
-        name: PolicySpec(
-            base=chosen.bases.get(name, chosen.base),
-            lora=chosen.trains.get(name, chosen.train) == "lora" and name in trained,
-            frozen=name not in trained,
-        )
-        for name in policy_names(chosen.map)
-    }

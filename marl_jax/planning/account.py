@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from marl_jax.config.run_config import RunConfig
-from marl_jax.config.run_fields import policy_specs
 from marl_jax.learning import update_programs
 from marl_jax.learning.by_role.interventions import PerRole
 from marl_jax.learning.network import Qwen3
@@ -22,18 +21,16 @@ from marl_jax.planning.costs import trained_tree
 from marl_jax.planning.dry_run import Demand
 from marl_jax.planning.memory import most_units
 from marl_jax.planning.plan import Plan, make_plan, show
-from marl_jax.policies import by_name
 from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
 
 __all__ = ["account", "line_of", "lowered", "needed"]
 
 
-def account(config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig], demand: Demand) -> str:
+def account(config: RunConfig, models: Mapping[str, ModelConfig], demand: Demand) -> str:
     """A line for each program of each model, of the shapes that the device at hand has room for."""
-    plan, specs = make_plan(config, model, devices.here(), demand), policy_specs(config.policies)
+    plan, specs = make_plan(config, models, devices.here(), demand), config.policies.specs
     lines = [f"counted by XLA for {plan.device.name}: arguments + output + temporary - aliased"]
-    models = by_name(model, specs)
     kinds = {(models[name], spec.lora): name for name, spec in specs.items() if not spec.frozen}
     for policy in kinds.values():
         lines += [f"policy {policy}, from {specs[policy].base}:"] if len(kinds) > 1 else []
@@ -61,9 +58,9 @@ def lowered(
 
     `policy` is the one whose model it is; None: any that learns.
     """
-    specs = policy_specs(config.policies)
+    specs = config.policies.specs
     spec = specs[policy or next(name for name, one in specs.items() if not one.frozen)]
-    learner, shapes = config.learner, by_name(plan.shapes, [spec.base])[spec.base]
+    learner, shapes = config.learner, plan.shapes[spec.base]
     rank = config.policies.lora_rank if spec.lora else 0
     tree, params = trained_tree(model, rank), abstract(model)
     frozen, scale = (params, 1.0) if rank else (None, None)

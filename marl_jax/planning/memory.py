@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from marl_jax.config.phase_fields import references
 from marl_jax.config.run_config import RunConfig
-from marl_jax.config.run_fields import policy_specs
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.streams import stream_count
 from marl_jax.learning.update import Learner
@@ -23,7 +22,7 @@ from marl_jax.planning.costs import Model, size
 from marl_jax.planning.devices import Device
 from marl_jax.planning.dry_run import Demand
 from marl_jax.planning.workload import Shape, all_shapes
-from marl_jax.policies import by_name, decode_groups, policy_names, roles_of
+from marl_jax.policies import decode_groups, roles_of
 from marl_jax.rollouts.voices import load_of
 from marl_jax.sampling.shapes import EngineSettings, memory_bytes
 from marl_jax.sampling.shapes import plan as plan_engine
@@ -36,8 +35,6 @@ __all__ = [
     "Room",
     "Shapes",
     "count_units",
-    "engine_settings",
-    "least_engine",
     "least_shapes",
     "look_ahead",
     "model_of_group",
@@ -65,7 +62,7 @@ OF_SEEDS = (TRAINED, ADAPTERS, STATES)  # each seed has its own
 PROGRAM_BYTES, ADAPTED_PROGRAM_BYTES = 500 << 20, 710 << 20
 IN_FLIGHT = 256  # requests that a vLLM server is sent at a time, which is what it takes by default
 Phase = Literal["always", "sampling", "gradient", "optimiser", "step"]  # a step is of the compiled road
-Shapes = EngineSettings | Mapping[str, EngineSettings]  # of all engines, or by base where models differ
+Shapes = Mapping[str, EngineSettings]  # of the engines, by base
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,13 +74,11 @@ class Part:
     phase: Phase
 
 
-def sizes_of(
-    config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig], device: Device
-) -> dict[str, Model]:
-    """{policy: its model as the run trains it on a device}; shapes are one for all, or by policy."""
+def sizes_of(config: RunConfig, models: Mapping[str, ModelConfig], device: Device) -> dict[str, Model]:
+    """{policy: its model as the run trains it on a device}."""
     chosen = config.policies
     made = {}
-    for name, shape in by_name(model, policy_names(chosen.map)).items():
+    for name, shape in models.items():
         rank = chosen.lora_rank if chosen.trains.get(name, chosen.train) == "lora" else 0
         made[name] = Model(shape, device.platform, device.capability, chosen.remat, chosen.attention, rank)
     return made
@@ -91,7 +86,7 @@ def sizes_of(
 
 def model_of_group(config: RunConfig, sizes: Mapping[str, Model], group: Sequence[str]) -> Model:
     """The model of an engine: as those of its policies are trained that learn."""
-    specs = policy_specs(config.policies)
+    specs = config.policies.specs
     return sizes[next((name for name in group if not specs[name].frozen), group[0])]
 
 
@@ -102,7 +97,7 @@ def training(config: RunConfig, sizes: Mapping[str, Model], demand: Demand) -> t
 
 
 def _standing(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
-    specs = policy_specs(config.policies)
+    specs = config.policies.specs
     models = {name: sizes[name] for name, spec in specs.items() if not spec.frozen}
     networks = {name: Qwen3(model.config) for name, model in sizes.items()}
     trees = {name: costs.trained_tree(model.config, model.lora_rank) for name, model in models.items()}
@@ -139,7 +134,7 @@ def _standing(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
 
 def _update(config: RunConfig, sizes: Mapping[str, Model], demand: Demand) -> tuple[list[Part], Shape]:
     """The gradient and the optimiser step of the policies that need most."""
-    learning = [name for name, spec in policy_specs(config.policies).items() if not spec.frozen]
+    learning = [name for name, spec in config.policies.specs.items() if not spec.frozen]
     kinds = dict.fromkeys((sizes[name], count_units(config, demand, name)) for name in learning)
     each = [_update_of(config, model, units) for model, units in kinds]
 
@@ -186,11 +181,10 @@ def sampling(config: RunConfig, sizes: Mapping[str, Model], engines: Shapes) -> 
     """The engines' caches, and what the one that works with most works with; a vLLM server has its own."""
     if config.engine.kind == "vllm":
         return []
-    specs = policy_specs(config.policies)
-    shapes = by_name(engines, {spec.base for spec in specs.values()})
+    specs = config.policies.specs
     lanes = prompts = most = 0
     for group in decode_groups(specs):
-        model, engine = model_of_group(config, sizes, group), shapes[specs[group[0]].base]
+        model, engine = model_of_group(config, sizes, group), engines[specs[group[0]].base]
         own = cache_bytes(model.config, 1, engine.cells)
         kept = cache_bytes(model.config, engine.prefixes, engine.context)
         working = memory_bytes(model.config, engine) - own - kept
@@ -216,7 +210,7 @@ def count_units(config: RunConfig, demand: Demand, policy: str) -> int:
 
 def most_units(config: RunConfig, demand: Demand) -> int:
     """Of the policy that has most."""
-    specs = policy_specs(config.policies)
+    specs = config.policies.specs
     return max(count_units(config, demand, name) for name, spec in specs.items() if not spec.frozen)
 
 
@@ -241,15 +235,15 @@ def room(
     config: RunConfig,
     device: Device,
     free: int,
-    training: Sequence[Part] = (),
-    share: tuple[int, int] | None = None,
+    training: Sequence[Part],
+    share: tuple[int, int],
 ) -> Room:
     """Where so much is free beside all weights; or beside the bases, if the run also needs these parts to train.
 
     Half of a host's memory, which others use, too; nine tenths of what an accelerator has left. An update takes turns
-    with the engines. An engine has `share[0]` of every `share[1]` bytes, as many as any other by default.
+    with the engines. An engine has `share[0]` of every `share[1]` bytes.
     """
-    own, of = share or (1, len(decode_groups(policy_specs(config.policies))))
+    own, of = share
     if config.engine.budget_bytes:
         return Room(config.engine.budget_bytes)
     phases = dict.fromkeys(get_args(Phase), 0)
@@ -265,7 +259,7 @@ def room(
 
 def shapes(
     config: RunConfig,
-    model: ModelConfig | Mapping[str, ModelConfig],
+    models: Mapping[str, ModelConfig],
     device: Device,
     free: int,
     training: Sequence[Part],
@@ -276,62 +270,56 @@ def shapes(
     Engines of one model are alike. Those of several share the memory by what one lane of each takes, so that all have
     about as many lanes.
     """
-    models, groups = _by_base(config, model), decode_groups(policy_specs(config.policies))
-    whose = {group: models[policy_specs(config.policies)[group[0]].base] for group in groups}
-    if len({*whose.values()}) == 1 or config.engine.kind == "vllm":
-        there = room(config, device, free, training)
-        return engine_settings(config, whose[groups[0]], there, demand, device.platform)
-    lane = {one: memory_bytes(one, least_engine(config, one, device.platform)) for one in whose.values()}
+    by_base, groups = _by_base(config, models), decode_groups(config.policies.specs)
+    whose = {group: models[group[0]] for group in groups}
+    if config.engine.kind == "vllm":
+        return dict.fromkeys(by_base, _elsewhere(config, whose[groups[0]]))
+    lane = {one: memory_bytes(one, _least_engine(config, one, device.platform)) for one in whose.values()}
     of = sum(lane[one] for one in whose.values())
     made = {}
     for one in lane:
         there = room(config, device, free, training, (lane[one], of))
         own = [group for group in groups if whose[group] == one]
         try:
-            made[one] = engine_settings(config, one, there, demand, device.platform, own)
+            made[one] = _engine_settings(config, one, there, demand, device.platform, own)
         except ValueError as error:
-            raise ValueError(f"of policy '{own[0][0]}': {error}") from None
-    return {base: made[one] for base, one in models.items()}
+            raise error if len(lane) == 1 else ValueError(f"of policy '{own[0][0]}': {error}") from None
+    return {base: made[one] for base, one in by_base.items()}
 
 
-def least_shapes(config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig], platform: str) -> Shapes:
+def least_shapes(config: RunConfig, models: Mapping[str, ModelConfig], platform: str) -> Shapes:
     """The shapes that would be needed where nothing fits."""
-    models = _by_base(config, model)
-    if len({*models.values()}) == 1:
-        return least_engine(config, next(iter(models.values())), platform)
-    return {base: least_engine(config, one, platform) for base, one in models.items()}
+    by_base = _by_base(config, models)
+    return {base: _least_engine(config, one, platform) for base, one in by_base.items()}
 
 
-def _by_base(config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig]) -> dict[str, ModelConfig]:
-    specs = policy_specs(config.policies)
-    return {specs[name].base: one for name, one in by_name(model, specs).items()}
+def _by_base(config: RunConfig, models: Mapping[str, ModelConfig]) -> dict[str, ModelConfig]:
+    return {spec.base: models[name] for name, spec in config.policies.specs.items()}
 
 
-def engine_settings(
+def _engine_settings(
     config: RunConfig,
     model: ModelConfig,
     room: Room,
     demand: Demand,
     platform: str,
-    own: Sequence[tuple[str, ...]] | None = None,
+    own: Sequence[tuple[str, ...]],
 ) -> EngineSettings:
-    """The shapes of each engine of a model, which serve all policies, or these groups; ValueError where none fit."""
-    if config.engine.kind == "vllm":
-        return _elsewhere(config, model)
-    groups = decode_groups(policy_specs(config.policies))
-    calls = demand.lengths([name for group in own or groups for name in group])
+    """The shapes of each engine of a model, which serve these groups of policies; ValueError where none fit."""
+    calls = demand.lengths([name for group in own for name in group])
     planned, lanes = _shapes(config, model, room, platform, calls), config.engine.lanes
     bare = planned(lanes)
     fitting = max(0, room.left - memory_bytes(model, bare)) // cache_bytes(model, 1, bare.context)
     # Of the episodes that are under way at a time.
-    each = max(map(demand.histories, groups if own is None else own))
+    each = max(map(demand.histories, own))
     training, evaluation = config.data.problems * config.rollout.samples, config.evaluation
     episodes = max(training, evaluation.problems * evaluation.samples)
-    histories = each * min(look_ahead(config, bare.lanes * len(groups)), episodes)
+    engines = len(decode_groups(config.policies.specs))
+    histories = each * min(look_ahead(config, bare.lanes * engines), episodes)
     return planned(lanes, min(fitting, histories))
 
 
-def least_engine(config: RunConfig, model: ModelConfig, platform: str) -> EngineSettings:
+def _least_engine(config: RunConfig, model: ModelConfig, platform: str) -> EngineSettings:
     """The shapes that would be needed where nothing fits, of a model that had the positions."""
     positions = config.engine.max_prompt + max(r.max_new_tokens for r in config.role_settings.values())
     positions = max(positions, model.max_position_embeddings)

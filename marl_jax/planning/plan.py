@@ -16,7 +16,6 @@ from typing import Any, get_args
 import jax.numpy as jnp
 
 from marl_jax.config.run_config import RunConfig
-from marl_jax.config.run_fields import policy_specs
 from marl_jax.learning.objectives import PASSES
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
@@ -33,7 +32,7 @@ from marl_jax.planning.lengths import SPREAD, Lengths
 from marl_jax.planning.memory import Part, Phase, Shapes
 from marl_jax.planning.occupancy import Length, Occupancy, Waves, occupancy_at_length
 from marl_jax.planning.workload import Shape, batches_of
-from marl_jax.policies import by_name, decode_groups, policy_names, roles_of
+from marl_jax.policies import decode_groups, roles_of
 from marl_jax.rollouts.history import Chats
 from marl_jax.runs.loading.parts import words
 from marl_jax.sampling.shapes import EngineSettings
@@ -47,7 +46,6 @@ __all__ = [
     "check_words",
     "demand_of",
     "episodes_of",
-    "find_model",
     "find_models",
     "make_plan",
     "show",
@@ -77,7 +75,7 @@ class Plan:
     dtype: str
     parts: tuple[Part, ...]
     works: tuple[Work, ...]  # of one training step
-    shapes: Shapes  # of each engine
+    shapes: Shapes  # of the engines
     engines: int
     largest: Shape  # the micro-batch that takes most
     calls: int  # of an episode, at most
@@ -87,13 +85,8 @@ class Plan:
 
     @property
     def each_shape(self) -> tuple[EngineSettings, ...]:
-        """The shapes of the engines, by base where models differ."""
-        return tuple(self.shapes.values()) if isinstance(self.shapes, Mapping) else (self.shapes,)
-
-    @property
-    def engine(self) -> EngineSettings:
-        """The shapes of each engine, of a run of one model."""
-        return self.each_shape[0]
+        """The shapes of the engines; those of one model are alike."""
+        return tuple(dict.fromkeys(self.shapes.values()))
 
     @property
     def phase(self) -> Phase:
@@ -167,7 +160,7 @@ def demand_of(
 
 def make_plan(
     config: RunConfig,
-    model: ModelConfig | Mapping[str, ModelConfig],
+    models: Mapping[str, ModelConfig],
     device: Device,
     demand: Demand | None = None,
     *,
@@ -175,10 +168,9 @@ def make_plan(
 ) -> Plan:
     """What the run needs on a device; over a mesh, what one of its devices does.
 
-    `model` is the shape of all policies, or {policy: shape}. `demand` is that of `demand_of`. `engine` is what an
-    earlier start settled; without it the engines get the shapes that the device has room for.
+    `models` are the shapes of the policies. `demand` is that of `demand_of`. `engine` is what an earlier start settled;
+    without it the engines get the shapes that the device has room for.
     """
-    models = by_name(model, policy_names(config.policies.map))
     _check_tokens(config, models)
     demand, sizes = demand or demand_of(config), memory.sizes_of(config, models, device)
     training, largest = memory.training(config, sizes, demand)
@@ -198,7 +190,7 @@ def make_plan(
         parts=tuple(sorted(parts, key=lambda part: order.index(part.phase))),
         works=tuple(work.of(config.seeds) for work in works),
         shapes=engine,
-        engines=len(decode_groups(policy_specs(config.policies))),
+        engines=len(decode_groups(config.policies.specs)),
         largest=largest,
         calls=demand.calls,
         assumptions=demand.assumptions,
@@ -207,23 +199,18 @@ def make_plan(
     )
 
 
-def told(
-    plan: Plan, config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig], demand: Demand
-) -> Plan:
+def told(plan: Plan, config: RunConfig, models: Mapping[str, ModelConfig], demand: Demand) -> Plan:
     """The plan where calls are otherwise, in the lanes that the run has: it is not told of other lengths."""
     if demand.assumptions == plan.assumptions:
         return plan
-    return make_plan(config, model, plan.device, demand, engine=None if plan.refusal else plan.shapes)
+    return make_plan(config, models, plan.device, demand, engine=None if plan.refusal else plan.shapes)
 
 
 def check_fits(
-    config: RunConfig,
-    model: ModelConfig | Mapping[str, ModelConfig],
-    device: Device,
-    engine: Shapes | None = None,
+    config: RunConfig, models: Mapping[str, ModelConfig], device: Device, engine: Shapes | None = None
 ) -> Plan:
     """The plan for a device; refused with one line if the run cannot fit it, or no prompt its engines."""
-    made = make_plan(config, model, device, engine=engine)
+    made = make_plan(config, models, device, engine=engine)
     if not made.fits:
         raise PlanError(made.trouble(config))
     check_words(config, made)
@@ -257,7 +244,7 @@ def check_words(config: RunConfig, made: Plan, tokenizers: Mapping[str, Any] | N
         return
     try:
         if tokenizers is None:
-            specs = policy_specs(config.policies)
+            specs = config.policies.specs
             loaded = {base: load_tokenizer(base) for base in {spec.base for spec in specs.values()}}
             tokenizers = {name: loaded[spec.base] for name, spec in specs.items()}
         ends = {name: chat.end_of_turn for name, chat in Chats(tokenizers, {}).by_policy.items()}
@@ -288,15 +275,15 @@ def check_words(config: RunConfig, made: Plan, tokenizers: Mapping[str, Any] | N
 
 def find_models(config: RunConfig) -> tuple[dict[str, ModelConfig], str]:
     """{policy: the shape of its model}, and where they are known from."""
-    specs = policy_specs(config.policies)
-    found = {base: find_model(config, base) for base in dict.fromkeys(spec.base for spec in specs.values())}
+    specs = config.policies.specs
+    found = {base: _find_model(config, base) for base in dict.fromkeys(spec.base for spec in specs.values())}
     models = {name: found[spec.base][0] for name, spec in specs.items()}
     return models, " and ".join(source for _, source in found.values())
 
 
-def find_model(config: RunConfig, base: str | None = None) -> tuple[ModelConfig, str]:
+def _find_model(config: RunConfig, directory: str) -> tuple[ModelConfig, str]:
     """The model's shape and where it is known from: its directory, or the preset of the cell's scale."""
-    directory, dtype = base or config.policies.base, config.policies.dtype
+    dtype = config.policies.dtype
     if (located(directory) / "config.json").is_file():
         try:
             return load_config(directory, dtype=dtype), f"'{directory}/config.json'"
@@ -333,11 +320,10 @@ def _decoding(
         return (Work("rollouts elsewhere", 0.0, 0.0, times * sum(call.new for call in demand.asked) / rate),)
     if config.engine.kind == "vllm":  # of devices that are not known here
         return ()
-    share, specs = config.mesh.devices, policy_specs(config.policies)
-    shapes = by_name(engines, {spec.base for spec in specs.values()})
+    share, specs = config.mesh.devices, config.policies.specs
     prefill = decode = moved = 0.0
     for group in decode_groups(specs):
-        sizes, engine = memory.model_of_group(config, models, group), shapes[specs[group[0]].base]
+        sizes, engine = memory.model_of_group(config, models, group), engines[specs[group[0]].base]
         adapters = len(group) * sizes.trained if sizes.lora_rank else 0
         calls = demand.of(group)
         for call in calls:
@@ -413,7 +399,7 @@ def _learning(
     anchors, times = config.learner.interventions.kl_coef, config.data.problems / demand.problems
     reference = gradient = moved = 0.0
     stepped = sum(2 * part.bytes for part in parts if part.name == memory.STATES)
-    for policy in (name for name, spec in policy_specs(config.policies).items() if not spec.frozen):
+    for policy in (name for name, spec in config.policies.specs.items() if not spec.frozen):
         roles = roles_of(config.policies.map, policy)
         sizes = models[policy]
         numbers = sizes.trained

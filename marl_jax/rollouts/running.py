@@ -60,30 +60,26 @@ class Ask:
     path: tuple[int, ...] = ()  # the branches taken before it
 
 
+@dataclasses.dataclass(eq=False)
 class Running:
     """The episode of one (task, sample), on one path through its forks: the given branches first, then branch 0."""
 
-    def __init__(
-        self,
-        task: Task,
-        sample: int,
-        key: tuple[int, ...],
-        workflow: Workflow,
-        prompts: Any,
-        chat_of: Callable[[str, int], Chat],
-        limits: Limits,
-        new_tokens: Callable[[str], int] = lambda role: 1,
-        path: tuple[int, ...] = (),
-    ):
-        self.task, self.sample, self.key = task, sample, key
-        self.workflow, self.prompts, self.limits = workflow, prompts, limits
-        self.chat_of = chat_of  # (role, slot) -> the chat of the policy that answers
-        self.new_tokens = new_tokens  # role -> tokens its completion may need
+    task: Task
+    sample: int
+    key: tuple[int, ...]
+    workflow: Workflow
+    prompts: Any
+    chat_of: Callable[[str, int], Chat]  # (role, slot) -> the chat of the policy that answers
+    limits: Limits
+    new_tokens: Callable[[str], int] = lambda role: 1  # role -> tokens its completion may need
+    due: tuple[int, ...] = ()  # the branches to take first
+
+    def __post_init__(self) -> None:
         self.path: tuple[int, ...] = ()  # the branches taken so far
         self.others: list[tuple[int, ...]] = []  # paths that begin where the last forks were passed
-        self._due, self._leaves = path, 1
-        self._rng = np.random.default_rng(key)
-        self.script = workflow(task, prompts, rng=self._rng)
+        self._leaves = 1
+        self._rng = np.random.default_rng(self.key)
+        self.script = self.workflow(self.task, self.prompts, rng=self._rng)
         self.calls: list[CallRecord] = []
         self.tools: list[ToolRecord] = []
         self.answer: str | None = None
@@ -190,21 +186,11 @@ class Running:
 
     def along(self, path: tuple[int, ...]) -> "Running":
         """The same episode from its beginning, on another path."""
-        return Running(
-            self.task,
-            self.sample,
-            self.key,
-            self.workflow,
-            self.prompts,
-            self.chat_of,
-            self.limits,
-            self.new_tokens,
-            path,
-        )
+        return dataclasses.replace(self, due=path)
 
     def stop(self, error: str) -> None:
         """End it where it is; it has the path that it was to take."""
-        self.error, self.path = error, self._due
+        self.error, self.path = error, self.due
         self.close()
 
     def close(self) -> None:
@@ -253,10 +239,10 @@ class Running:
                 "rollout.limits.max_leaves"
             )
         branch = 0
-        if len(self.path) < len(self._due):
-            branch = self._due[len(self.path)]
+        if len(self.path) < len(self.due):
+            branch = self.due[len(self.path)]
             if branch >= fork.ways:
-                raise Ended(f"path {self._due} takes branch {branch} of a fork of {fork.ways} ways")
+                raise Ended(f"path {self.due} takes branch {branch} of a fork of {fork.ways} ways")
         else:
             self.others += [(*self.path, other) for other in range(1, fork.ways)]
         self.path = (*self.path, branch)

@@ -62,10 +62,9 @@ class Service:
             self.engines |= dict.fromkeys(group, engine)
 
     @property
-    def settings(self) -> EngineSettings | dict[str, EngineSettings]:
-        """The shapes of the engines, which are the same for all of one model: one, or by base."""
-        shapes = {spec.base: self.engines[name].settings for name, spec in self._specs.items()}
-        return shapes if len({*self._models.values()}) > 1 else next(iter(shapes.values()))
+    def settings(self) -> dict[str, EngineSettings]:
+        """The shapes of the engines by base, which are the same for all of one model."""
+        return {spec.base: self.engines[name].settings for name, spec in self._specs.items()}
 
     @property
     def seconds(self) -> dict[str, float]:

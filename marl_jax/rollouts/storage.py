@@ -92,7 +92,9 @@ def write_episodes(
             INT_LISTS,
         )
     if any(one is not None for one in trainer):
-        columns["trainer_logprobs"] = pa.array([_plain(one) for one in trainer], pa.list_(pa.float32()))
+        columns["trainer_logprobs"] = pa.array(
+            [None if one is None else one.tolist() for one in trainer], pa.list_(pa.float32())
+        )
     columns |= {name: pa.array(columns[name], INT_LISTS) for name in ("reads", "path")}
     if table.kept is not None:
         kept = [[[i for i in ids if i >= 0] for ids in table.kept[row].tolist()] for row in range(len(table))]
@@ -228,10 +230,6 @@ def _whole(tokens: Sequence[int], text: str, decode: Decode) -> int:
         return 0
     cuts = range(1, LONGEST + 1)
     return next((cut for cut in cuts if decode(tokens[:cut]) + decode(tokens[cut:]) == text), len(tokens))
-
-
-def _plain(values: np.ndarray | None) -> list[float] | None:
-    return None if values is None else values.tolist()
 
 
 def _texts(values: Iterable[str | None]) -> pa.Array:

@@ -68,8 +68,8 @@ class Engines(Protocol):
         """By policy; several may share one."""
 
     @property
-    def settings(self) -> EngineSettings | Mapping[str, EngineSettings]:
-        """The shapes of each engine: the longest request, the kinds of sampling. One for all, or by base."""
+    def settings(self) -> Mapping[str, EngineSettings]:
+        """By base, the shapes of its engines: the longest request, the kinds of sampling."""
 
     @property
     def seconds(self) -> Mapping[str, float]:

@@ -18,12 +18,11 @@ from absl import logging
 from marl_jax.config.run_config import RunConfig
 from marl_jax.episodes import Episode
 from marl_jax.policies import policy_of
-from marl_jax.ragged import dense
 from marl_jax.rollouts import Chat, read_episodes
 from marl_jax.rollouts.running import Ask, Running
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.loading.parts import Parts
-from marl_jax.table import SOLVER, Ragged, Table
+from marl_jax.table import SOLVER, Table
 from marl_jax.tasks.iterator import Position, TaskIterator
 
 __all__ = ["Collected", "collected_path", "flattened", "own_voices"]
@@ -119,25 +118,25 @@ def flattened(table: Table, role: str, config: RunConfig, parts: Parts) -> Table
     if left := len(table.bare_episodes) - len(calling):
         logging.warning("%d of %d episodes have no call and are left out", left, len(table.bare_episodes))
     table = table.of_episodes(calling.tolist())
-    rows = [_sequence(one, chat) for one in table.episodes()]
-    one = table.take(first)
-    prompts = [_opening(bare, config, parts, chat) for bare in table.bare_episodes]
-    count, zeros = len(rows), np.zeros(len(rows), np.int32)
-    outcome = np.array([bare.outcome or 0.0 for bare in table.bare_episodes], np.float64)
-    lengths = np.array([len(tokens) for tokens, _ in rows], np.int32)
-    return one.replace(
-        episode=np.arange(count, dtype=np.int32), role=zeros,
-        task=dense([bare.task.id for bare in table.bare_episodes]), about=(), labels=(None,) * count,
-        roles=(role,), policy=zeros, policies=(policy,), slot=zeros, turn=zeros, call=zeros,
-        reads=np.full((count, 1), -1, np.int32), after=zeros - 1, cut=zeros, version=zeros,
-        prompt=Ragged.of(prompts, np.int32), tokens=Ragged.of([tokens for tokens, _ in rows], np.int32),
-        logprobs=Ragged.of([[np.nan] * length for length in lengths], np.float32), kept=None, length=lengths,
-        temperature=np.ones(count), truncated=np.zeros(count, bool), kind=zeros + SOLVER,
-        readable=np.ones(count, bool), choice=zeros - 1, grade=outcome, outcome=outcome, reward=outcome,
-        components={}, penalty=None, spoken=Ragged.of([spoken for _, spoken in rows], bool),
-        text=tuple(chat.decode(tokens) for tokens, _ in rows),
-        answer=tuple(bare.answer for bare in table.bare_episodes),
-    )  # fmt: skip
+    rows, every = [_sequence(one, chat) for one in table.episodes()], table.bare_episodes
+    outcome = [bare.outcome or 0.0 for bare in every]
+    made = Table.make(
+        role=[role] * len(rows),
+        policy=[policy] * len(rows),
+        prompt=[_opening(bare, config, parts, chat) for bare in every],
+        tokens=[tokens for tokens, _ in rows],
+        logprobs=[[np.nan] * len(tokens) for tokens, _ in rows],
+        spoken=[spoken for _, spoken in rows],
+        episode=range(len(rows)),
+        task=[bare.task.id for bare in every],
+        path=table.path[first],
+        sound=[bare.error is None for bare in every],
+        kind=[SOLVER] * len(rows),
+        **dict.fromkeys(("grade", "outcome", "reward"), outcome),
+    )
+    text, answer = [chat.decode(tokens) for tokens, _ in rows], [bare.answer for bare in every]
+    labels = (None,) * len(rows)
+    return made.replace(text=tuple(text), answer=tuple(answer), labels=labels, bare_episodes=every)
 
 
 def _sequence(episode: Episode, chat: Chat) -> tuple[list[int], list[bool]]:

@@ -29,10 +29,6 @@ from marl_jax.sampling.engine import NotFinite
 __all__ = ["FILE", "Diverged", "broken_update", "diverged", "finite", "refuse_the_same", "ways_out"]
 
 FILE = "diverged.json"
-LOWER = (
-    "lower --config.learner.optimiser.schedule.learning_rate ({rate:g}) or --config.learner.optimiser.grad_clip "
-    "({clip}), and start again with --accept_changes"
-)
 
 
 class Diverged(UserError, RuntimeError):
@@ -84,7 +80,10 @@ def _left(folder: Path, config: RunConfig, step: int, what: str, bad: int | None
 def ways_out(config: RunConfig) -> str:
     """Settings to change, with their present values."""
     chosen = config.learner.optimiser
-    return LOWER.format(rate=chosen.schedule.learning_rate, clip=chosen.grad_clip)
+    return (
+        f"lower --config.learner.optimiser.schedule.learning_rate ({chosen.schedule.learning_rate:g}) or "
+        f"--config.learner.optimiser.grad_clip ({chosen.grad_clip}), and start again with --accept_changes"
+    )
 
 
 def refuse_the_same(folder: Path, config: RunConfig, accept_changes: bool) -> None:

@@ -84,8 +84,9 @@ def train(
         stack.push(functools.partial(_leave, stop))
         stack.enter_context(stop)
         hosts.on_stop(stop.hear)
+        stream = None if hosts.is_first() else io.StringIO()  # another process has the live view
         live = live or stack.enter_context(
-            Live(config.steps, config.roles, _stream(), frozen=config.policies.frozen_roles)
+            Live(config.steps, config.roles, stream, frozen=config.policies.frozen_roles)
         )
         stack.enter_context(hosts.telling())
         stop.farewell = functools.partial(
@@ -162,11 +163,6 @@ def _leave(stop: Stop, error: type[BaseException] | None, *_: object) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-
-
-def _stream() -> io.StringIO | None:
-    """Where the live view goes: nowhere, where another process has it."""
-    return None if hosts.is_first() else io.StringIO()
 
 
 def _saved(runs: Sequence[Run]) -> None:

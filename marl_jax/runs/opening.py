@@ -24,7 +24,7 @@ from marl_jax.alarms.watch import judge
 from marl_jax.compiled import NoArrayForm
 from marl_jax.compiled.cast import check_settings
 from marl_jax.config.run_config import ConfigError, RunConfig
-from marl_jax.config.run_fields import TRACKERS, policy_specs
+from marl_jax.config.run_fields import TRACKERS
 from marl_jax.own import is_own
 from marl_jax.packaged import located
 from marl_jax.planning import devices, plan
@@ -167,7 +167,7 @@ def check_foreseen(config: RunConfig, planned: plan.Plan) -> Compiled | None:
     """
     if config.road == "compiled":
         check_settings(config)
-    specs = policy_specs(config.policies).values()
+    specs = config.policies.specs.values()
     if not all((located(spec.base) / "config.json").is_file() for spec in specs):
         return None
     tokenizers = tokenizers_of(config, model_configs(config))
@@ -322,7 +322,7 @@ def _load(
     if problems := left_open(config):
         raise ConfigError(problems)
     early = hosts.from_first(lambda: settled_for(folders[0], config))
-    shapes = settled_shapes(early)
+    shapes = settled_shapes(early, config)
     # Before the weights are there: it counts them.
     planned = plan.check_fits(config, model_configs(config), devices.here(), shapes)
     # One process prepares missing data.
@@ -344,7 +344,7 @@ def _load(
 
     settled = hosts.from_first(begun)
     sizes = {name: len(tasks) for name, tasks in splits.items()}
-    shapes = settled_shapes(settled) or planned.shapes
+    shapes = settled_shapes(settled, config) or planned.shapes
     where = folders[0] if len(folders) == 1 else folders[0].parent / "seed-N"
     live.note(
         page.page(
@@ -444,7 +444,7 @@ def _hosted(runs: Sequence[Run], stack: contextlib.ExitStack, state: State) -> H
 
     def first() -> Shapes:
         settled = read(run.folder)["settled"]
-        shapes = settled_shapes(settled) or planned_engine(run.config, run.parts)
+        shapes = settled_shapes(settled, run.config) or planned_engine(run.config, run.parts)
         measured = settled.get("measured", False)
         made.append(make(shapes, state.updates, measured=measured))
         if not measured:  # for the starts that follow

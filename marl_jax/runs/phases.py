@@ -8,8 +8,7 @@ Nothing here is state: the weights at the start of a phase are in `State`, and s
 
 import dataclasses
 import hashlib
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -182,16 +181,12 @@ def phase_digests(config: RunConfig) -> dict[str, str]:
     """Digests of calls and weights from outside of the run that its phases name, which must not change."""
     digests: dict[str, str] = {}
     for phase in config.phases:
-        for asked in _outside(phase):
+        for asked in (name for name in (phase.start, phase.reference) if "@" in name):
             directory, step = checkpoint_of(asked)
             digests[f"weights {asked}"] = tree_digest(directory / str(step), "policies")
         if phase.source.partition(":")[0] not in ("play", "collected"):
             digests[f"calls {phase.source}"] = _digest(Collected.of_path(Path(phase.source)).files)
     return digests
-
-
-def _outside(phase: Phase) -> Iterator[str]:
-    return itertools.filterfalse(("last", "base", "start").__contains__, (phase.start, phase.reference))
 
 
 def _digest(files: list[Path]) -> str:

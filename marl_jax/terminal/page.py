@@ -14,7 +14,7 @@ from marl_jax.planning.devices import BANDWIDTH, COMPUTE
 from marl_jax.planning.measured import Guess, guess
 from marl_jax.planning.memory import Shapes
 from marl_jax.planning.plan import Plan, show
-from marl_jax.policies import by_name, policy_names, trained_policies
+from marl_jax.policies import trained_policies
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.terminal.tables import aligned, filled
 from marl_jax.workflows import find
@@ -26,7 +26,7 @@ LABEL = 14
 
 def page(
     config: RunConfig,
-    model: ModelConfig | Mapping[str, ModelConfig],
+    models: Mapping[str, ModelConfig],
     *,
     folder: Path,
     tasks: Mapping[str, int],
@@ -34,11 +34,7 @@ def page(
     plan: Plan,
     road: str = "hosted",
 ) -> str:
-    """The start-up page; `tasks` counts the problems of each split, `engine` has the shapes that are settled on.
-
-    `model` is the shape of all policies, or {policy: shape}.
-    """
-    models = by_name(model, policy_names(config.policies.map))
+    """The start-up page; `tasks` counts the problems of each split, `engine` has the shapes that are settled on."""
     in_arrays = road.startswith("compiled")  # engines play its evaluations
     engines = [] if in_arrays and not config.evaluation.every else _engines(config, plan, engine)
     lines = [
@@ -62,10 +58,10 @@ def page(
 
 
 def plan_page(
-    config: RunConfig, model: ModelConfig | Mapping[str, ModelConfig], source: str, plans: Sequence[Plan]
+    config: RunConfig, models: Mapping[str, ModelConfig], source: str, plans: Sequence[Plan]
 ) -> str:
     """The needs of the cell on each of the devices."""
-    first, models = plans[0], by_name(model, policy_names(config.policies.map))
+    first = plans[0]
     kinds = dict.fromkeys(
         (one, config.policies.trains.get(name, config.policies.train)) for name, one in models.items()
     )
@@ -228,16 +224,17 @@ def _memory(plan: Plan) -> str:
 
 def _engines(config: RunConfig, plan: Plan, engine: Shapes) -> Iterator[str]:
     """One line where all are alike, else one for each base."""
-    if isinstance(engine, Mapping):
-        yield from (f"of {base}: {_lanes(one)}" for base, one in engine.items())
+    one, *others = {*engine.values()}
+    if others:
+        yield from (f"of {base}: {_lanes(shapes)}" for base, shapes in engine.items())
     elif config.engine.kind == "vllm":
-        flight = f"{engine.lanes} requests in flight; steps do not repeat to the bit, resumed or not"
+        flight = f"{one.lanes} requests in flight; steps do not repeat to the bit, resumed or not"
         chosen = config.engine.vllm
         log = "vllm.log" if plan.engines == 1 else "vllm-*.log"
         place = f"started by this run ({log})" if chosen.start else f"at {chosen.url}"
         yield f"vLLM {place}, {flight}"
     else:
-        yield (f"{plan.engines} engines, each of " if plan.engines > 1 else "") + _lanes(engine)
+        yield (f"{plan.engines} engines, each of " if plan.engines > 1 else "") + _lanes(one)
 
 
 def _lanes(engine: EngineSettings) -> str:

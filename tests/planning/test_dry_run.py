@@ -7,12 +7,13 @@ import subprocess
 import sys
 
 import pytest
+from plan_kit import fitting, of_all, plan_of
 
 from marl_jax.config.run_config import load_config
 from marl_jax.models import ModelConfig
 from marl_jax.planning.devices import Device
 from marl_jax.planning.dry_run import NO_RESULT
-from marl_jax.planning.plan import PlanError, check_fits, demand_of, make_plan
+from marl_jax.planning.plan import PlanError, demand_of
 from marl_jax.terminal.page import plan_page
 
 HERE = Device("test", "cpu", 8 << 30, bandwidth=1e9, bfloat16=1e10, float32=1e10)
@@ -62,8 +63,8 @@ def test_verdicts_end_episodes_as_often_as_is_assumed():
     run = config("eval_opt-shared-xs-math", rollout__samples="64")
     assert rounds(1.0) == 1 and rounds(0.0) == 3
     assert rounds(0.5) == pytest.approx(1 + 0.5 + 0.25, abs=0.15)
-    plan = make_plan(run, ModelConfig.preset("xs"), HERE, demand_of(run, evaluator={"\\boxed{Correct}": 0.5}))
-    page = " ".join(plan_page(run, ModelConfig.preset("xs"), "here", [plan]).split())
+    plan = plan_of(run, ModelConfig.preset("xs"), HERE, demand_of(run, evaluator={"\\boxed{Correct}": 0.5}))
+    page = " ".join(plan_page(run, of_all(run, ModelConfig.preset("xs")), "here", [plan]).split())
     assert "verdicts are evaluator '\\boxed{Correct}' 50%" in page
 
 
@@ -131,7 +132,7 @@ def mine(task, prompts):
 """,
         "needy",
     )
-    plan = make_plan(run, ModelConfig.preset("xs"), HERE)
+    plan = plan_of(run, ModelConfig.preset("xs"), HERE)
     assert plan.calls == 0 and plan.seconds is None and "KeyError: 'messages'" in plan.failed
     assert plan.total > 0
 
@@ -155,7 +156,7 @@ def mine(task, prompts):
         ),
     ):
         with pytest.raises(PlanError, match=re.escape(line)) as error:
-            check_fits(own(source, "astray", map_), ModelConfig.preset("xs"), HERE)
+            fitting(own(source, "astray", map_), ModelConfig.preset("xs"), HERE)
         assert "\n" not in str(error.value)
 
 
@@ -203,10 +204,10 @@ jax.monitoring.register_event_duration_secs_listener(
     lambda event, seconds, **_: compiled.append(event) if "backend_compile" in event else None
 )
 from marl_jax.planning.devices import KINDS
-from marl_jax.planning.plan import find_model, make_plan
+from marl_jax.planning.plan import find_models, make_plan
 from marl_jax.config.run_config import load_config
 run = load_config("configs/micro.py:eval_opt-isolated-xs-math", [("policies.train", "{train}")])
-make_plan(run, find_model(run)[0], KINDS[0])
+make_plan(run, find_models(run)[0], KINDS[0])
 assert not compiled, compiled
 jax.jit(lambda x: x + 1)(1.0)
 assert compiled  # it is heard of

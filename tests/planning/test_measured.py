@@ -6,7 +6,7 @@ import pytest
 
 from marl_jax.config.run_config import load_config
 from marl_jax.planning import devices, measured
-from marl_jax.planning.plan import find_model, make_plan
+from marl_jax.planning.plan import find_models, make_plan
 from marl_jax.terminal.page import plan_page
 
 CELL = "configs/micro.py:voting-isolated-xs-math"
@@ -24,7 +24,7 @@ def config_of(cell=CELL, **changes):
 @pytest.fixture(scope="module")
 def plan():
     device = devices.Device("CPU", "cpu", 8 << 30, 1e10, 1e11, 1e11)
-    return make_plan(config_of(), find_model(config_of())[0], device)
+    return make_plan(config_of(), find_models(config_of())[0], device)
 
 
 def leave(config, plan, seconds):
@@ -72,10 +72,10 @@ def test_another_device_has_steps_of_its_own(plan):
 
 def test_the_pages_of_the_plan_say_what_was_measured(plan):
     config, source = config_of(), "here"
-    model = find_model(config)[0]
-    assert "\nmeasured " not in plan_page(config, model, source, [plan])
+    models = find_models(config)[0]
+    assert "\nmeasured " not in plan_page(config, models, source, [plan])
     leave(config, plan, [9.0, 2.0, 2.0, 2.0])
-    page = plan_page(config, model, source, [plan])
+    page = plan_page(config, models, source, [plan])
     assert [line.split()[-2:] for line in page.splitlines() if line.startswith("measured ")] == [["2.0", "s"]]
     assert "as 3 steps here took" in page
 

@@ -5,13 +5,14 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from plan_kit import of_all, plan_of
 
 from marl_jax.config.run_config import load_config
 from marl_jax.models import ModelConfig, init
 from marl_jax.planning.devices import KINDS
 from marl_jax.planning.lengths import Lengths, PlanError, read_lengths, recorded_lengths
 from marl_jax.planning.occupancy import Length, copies, occupancy, occupancy_at_length
-from marl_jax.planning.plan import demand_of, make_plan, told
+from marl_jax.planning.plan import demand_of, told
 from marl_jax.rollouts import read_episodes
 from marl_jax.sampling import Engine, EngineSettings, Request
 from marl_jax.terminal.page import plan_page
@@ -25,7 +26,7 @@ OVER_RUNGS = dataclasses.replace(SMALL, lanes_at=(12, 2, 1, 1))
 def flagship():
     """Its configuration, and its plan for an H100."""
     config = load_config("configs/qwen3.py:voting-isolated-0.6b-math")
-    return config, make_plan(config, ModelConfig.preset("0.6b"), H100)
+    return config, plan_of(config, ModelConfig.preset("0.6b"), H100)
 
 
 def voting(rng, episodes, lengths, most=5120):
@@ -91,7 +92,7 @@ def test_lanes_suit_longer_completions_than_were_assumed(flagship):
     """They cost up to a quarter of the reads where lengths are as assumed, and save more where they are not."""
     config, plan = flagship
     bare = dataclasses.replace(demand_of(config), longest=())
-    for_assumed = make_plan(config, ModelConfig.preset("0.6b"), H100, bare)
+    for_assumed = plan_of(config, ModelConfig.preset("0.6b"), H100, bare)
 
     def read(plan, lengths):
         (engine,) = plan.each_shape
@@ -125,8 +126,8 @@ def test_a_plan_reads_all_rungs_and_all_weights_at_each_step(flagship):
 
 def test_lanes_are_those_of_the_run_whatever_lengths_a_plan_is_told(flagship):
     config, plan = flagship
-    other = told(plan, config, ModelConfig.preset("0.6b"), demand_of(config, Lengths(0.25)))
-    assert other.engine == plan.engine and other.seconds["decode"] < 0.6 * plan.seconds["decode"]
+    other = told(plan, config, of_all(config, ModelConfig.preset("0.6b")), demand_of(config, Lengths(0.25)))
+    assert other.shapes == plan.shapes and other.seconds["decode"] < 0.6 * plan.seconds["decode"]
 
 
 # ---------------------------------------------------------------- lengths
@@ -160,10 +161,12 @@ def test_lengths_that_mean_nothing_are_refused_in_one_line(text):
 def test_an_engine_elsewhere_takes_as_long_as_its_throughput_says(flagship):
     config, _ = flagship
     demand = demand_of(config, 0.5, tokens_per_second=1000.0)
-    plan = make_plan(config, ModelConfig.preset("0.6b"), H100, demand)
+    plan = plan_of(config, ModelConfig.preset("0.6b"), H100, demand)
     assert plan.seconds["rollouts elsewhere"] == pytest.approx(512 * 4 * 2560 / 1000)
     assert "decode" not in plan.seconds and "prefill" not in plan.seconds
-    assert "1,000 tokens per second" in plan_page(config, ModelConfig.preset("0.6b"), "a preset", [plan])
+    assert "1,000 tokens per second" in plan_page(
+        config, of_all(config, ModelConfig.preset("0.6b")), "a preset", [plan]
+    )
 
 
 def test_lengths_are_those_that_a_run_recorded():

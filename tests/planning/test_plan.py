@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from pace import slowness
+from plan_kit import engine_of, fitting, of_all, plan_of
 
 from marl_jax import fields
 from marl_jax.commands import cli
@@ -24,8 +25,9 @@ from marl_jax.models.weight_table import abstract, num_parameters
 from marl_jax.planning import account, costs
 from marl_jax.planning.devices import BANDWIDTH, COMPUTE, KINDS, Device, host
 from marl_jax.planning.memory import count_units, room
-from marl_jax.planning.plan import Plan, PlanError, check_fits, demand_of, find_model, make_plan
+from marl_jax.planning.plan import Plan, PlanError, demand_of, find_models
 from marl_jax.planning.workload import Shape, all_shapes
+from marl_jax.policies import decode_groups
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.loading.play import settled_shapes
 from marl_jax.sampling.shapes import EngineSettings
@@ -85,7 +87,7 @@ def test_the_gradient_of_trees_takes_the_memory_and_the_operations_that_xla_coun
     model = dataclasses.replace(MODEL, vocab_size=250, num_hidden_layers=layers)
     batch = {"learner__batch__token_budget": "4096", "learner__batch__buckets": "128"}
     run = config(**batch, engine__max_prompt="80", sampling__max_new_tokens="48")
-    plan, sizes = make_plan(run, model, HERE), costs.Model(model)
+    plan, sizes = plan_of(run, model, HERE), costs.Model(model)
     taken = lambda shape: costs.kept(sizes, shape) + costs.working(sizes, shape, run.learner.logprob_chunk)
     shape = max(all_shapes(run.learner.batch, 80, 48, "gpu"), key=taken)
     assert shape.prefix  # scores of branches behind a prompt are what takes most
@@ -112,7 +114,7 @@ def test_the_gradient_of_packs_takes_the_memory_and_the_operations_that_xla_coun
     run = config(
         **batch, learner__batch__buckets="2048", engine__max_prompt=longest, sampling__max_new_tokens="48"
     )
-    plan = make_plan(run, model, HERE)
+    plan = plan_of(run, model, HERE)
     assert plan.largest.seen
     program = compiled(run, model, plan, "gradient")
     ours = (
@@ -137,7 +139,7 @@ def test_the_gradient_under_a_large_vocabulary_takes_the_memory_that_xla_counts(
              "learner__batch__slice_tokens": "0"}  # fmt: skip
     run = config(**batch, policies__remat="layer", learner__batch__buckets="64", engine__max_prompt="8",
                  sampling__max_new_tokens="56")  # fmt: skip
-    plan = make_plan(run, model, HERE)
+    plan = plan_of(run, model, HERE)
     assert plan.largest.width == 4096
     ours = (
         "trained weights (float32)",
@@ -162,11 +164,11 @@ def test_sampling_takes_the_memory_that_xla_counts(train, prompt, lanes):
     length = {"engine__max_prompt": str(prompt), "sampling__max_new_tokens": "32"}
     run = config("single-shared-xs-math", **chosen, **length, engine__lanes=str(lanes))
     model = dataclasses.replace(MODEL, num_hidden_layers=1 if lanes > 64 else 2)
-    plan = make_plan(run, model, HERE)
+    plan = plan_of(run, model, HERE)
     served = size(plan, "weights served to the sampler") if train == "lora" else 0
     cached = size(plan, "caches of the lanes"), size(plan, "caches of prompts")
     weights = size(plan, "base weights") + served
-    banks = plan.engine.banks
+    banks = engine_of(plan).banks
     decode = needed(compiled(run, model, plan, "decode")) - weights - cached[0] // banks
     prefill = needed(compiled(run, model, plan, "prefill")) - weights - cached[1]
     resized = cached[0] // banks // (2 * model.num_hidden_layers)
@@ -181,7 +183,7 @@ def test_an_average_of_gradients_is_kept_for_the_policies_that_are_damped():
     states = {}
     for named in (None, "generator", "generator,aggregator"):
         chosen = {} if named is None else {f"{mixing}damping": "0.1", f"{mixing}roles": named}
-        plan = make_plan(config("voting-isolated-xs-math", **chosen), MODEL, HERE)
+        plan = plan_of(config("voting-isolated-xs-math", **chosen), MODEL, HERE)
         states[named] = size(plan, "optimiser states")
     of_one = 4 * num_parameters(MODEL)
     assert states["generator"] - states[None] == of_one
@@ -191,7 +193,7 @@ def test_an_average_of_gradients_is_kept_for_the_policies_that_are_damped():
 @pytest.mark.parametrize("balance", ["off", "equalise"])
 def test_the_optimiser_takes_the_memory_that_xla_counts(balance):
     run = config(learner__interventions__mixing__balance=balance)
-    plan = make_plan(run, MODEL, HERE)
+    plan = plan_of(run, MODEL, HERE)
     program = compiled(run, MODEL, plan, "optimiser")
     names = (
         "trained weights (float32)",
@@ -206,7 +208,7 @@ def test_the_optimiser_takes_the_memory_that_xla_counts(balance):
 
 
 def test_the_weights_of_a_published_scale():
-    plan = make_plan(config("voting-isolated-0.6b-math"), ModelConfig.preset("0.6b"), KINDS[1])
+    plan = plan_of(config("voting-isolated-0.6b-math"), ModelConfig.preset("0.6b"), KINDS[1])
     weights = 28 * (2 * 1024 * 2048 + 2 * 1024 * 1024 + 3 * 1024 * 3072 + 2 * 1024 + 2 * 128)
     weights += 151936 * 1024 + 1024
     assert size(plan, "base weights") == 2 * weights
@@ -229,7 +231,7 @@ def test_the_weights_of_a_published_scale():
 )
 def test_every_tracked_role_or_slot_has_a_gradient_tree(cell, level, units):
     run = config(cell, learner__gradients=level)
-    plan = make_plan(run, MODEL, HERE)
+    plan = plan_of(run, MODEL, HERE)
     tree = 4 * sum(leaf.size for leaf in jax.tree.leaves(abstract(MODEL)))
     assert size(plan, "gradient trees", phase="optimiser") == units * tree
     # Two streams of micro-batches add up their own, and their sum is taken.
@@ -239,9 +241,9 @@ def test_every_tracked_role_or_slot_has_a_gradient_tree(cell, level, units):
 
 def test_fully_trained_policies_have_an_engine_each_and_adapters_share_one():
     lanes = {"engine__lanes": "64"}
-    full = make_plan(config("voting-isolated-xs-math", **lanes), MODEL, HERE)
-    lora = make_plan(config("voting-isolated-xs-math", policies__train="lora", **lanes), MODEL, HERE)
-    shared = make_plan(config("voting-shared-xs-math", **lanes), MODEL, HERE)
+    full = plan_of(config("voting-isolated-xs-math", **lanes), MODEL, HERE)
+    lora = plan_of(config("voting-isolated-xs-math", policies__train="lora", **lanes), MODEL, HERE)
+    shared = plan_of(config("voting-shared-xs-math", **lanes), MODEL, HERE)
     assert (full.engines, lora.engines, shared.engines) == (2, 1, 1)
     assert size(full, "caches of the lanes") == 2 * size(lora, "caches of the lanes")
     assert size(full, "base weights") == size(shared, "base weights")  # kept once, as the reference
@@ -266,11 +268,11 @@ def test_engines_have_room_for_the_histories_of_all_episodes_under_way(workflow,
         "policies__map": json.dumps(map_),
         "engine__lanes": "8",
     }
-    many = make_plan(config(**chosen, data__problems="64"), MODEL, HERE).engine
+    many = engine_of(plan_of(config(**chosen, data__problems="64"), MODEL, HERE))
     ahead = 2 * 8 * len(set(map_.values()))  # twice the lanes of all engines
     assert many.prefixes == 8 // 2 + each * ahead
     few = config(**chosen, data__problems="1", rollout__samples="2", evaluation__problems="3")
-    assert make_plan(few, MODEL, HERE).engine.prefixes == 8 // 2 + each * 3
+    assert engine_of(plan_of(few, MODEL, HERE)).prefixes == 8 // 2 + each * 3
 
 
 def test_no_micro_batch_is_larger_than_the_largest():
@@ -299,7 +301,7 @@ def test_no_micro_batch_is_larger_than_the_largest():
 
 def test_recomputing_layers_and_a_smaller_budget_of_tokens_save_activations():
     def activations(**overrides):
-        return size(make_plan(config(**overrides), ModelConfig.preset("s"), HERE), "activations")
+        return size(plan_of(config(**overrides), ModelConfig.preset("s"), HERE), "activations")
 
     assert activations(policies__remat="layer") < activations(policies__remat="dots") < activations()
     assert activations(learner__batch__slice_tokens="512") < 0.75 * activations()
@@ -319,7 +321,7 @@ def test_time_is_the_slower_of_operations_and_bytes():
 def test_decoding_is_counted_by_hand():
     run = config("single-shared-xs-math", engine__lanes="512")
     demand = demand_of(run, completion=0.25)  # 16 tokens each
-    plan, call = make_plan(run, MODEL, HERE, demand), demand.asked[0]
+    plan, call = plan_of(run, MODEL, HERE, demand), demand.asked[0]
     decode = next(work for work in plan.works if work.name == "decode")
     layer = 128 * (2 * 128 + 2 * 64 + 3 * 384)
     attended = len(call.prompt) + 16
@@ -332,7 +334,7 @@ def test_decoding_is_counted_by_hand():
 
 def test_a_reference_pass_costs_only_where_a_role_is_anchored():
     def reference(run):
-        return next(w.operations for w in make_plan(run, MODEL, HERE).works if w.name == "reference")
+        return next(w.operations for w in plan_of(run, MODEL, HERE).works if w.name == "reference")
 
     assert reference(config()) == 0
     assert reference(config(learner__interventions__kl_coef='{"aggregator": 0.1}')) > 0
@@ -344,24 +346,24 @@ def test_a_reference_pass_costs_only_where_a_role_is_anchored():
 def test_a_run_that_cannot_fit_is_refused_in_one_line_with_the_way_out():
     run = config(engine__lanes="64", engine__budget_bytes=str(1 << 30))
     model = ModelConfig.preset("xs")
-    needs = check_fits(run, model, HERE).total
-    check_fits(run, model, with_memory(needs))
+    needs = fitting(run, model, HERE).total
+    fitting(run, model, with_memory(needs))
     with pytest.raises(PlanError) as refused:
-        check_fits(run, model, with_memory(needs - 1))
+        fitting(run, model, with_memory(needs - 1))
     message = str(refused.value)
     assert "\n" not in message
     assert "the biggest part is activations" in message and "--config.policies.remat=layer" in message
     changed = dataclasses.replace(run, policies=dataclasses.replace(run.policies, remat="layer"))
-    check_fits(changed, model, with_memory(needs - 1))
+    fitting(changed, model, with_memory(needs - 1))
 
 
 def test_the_plan_of_a_resumed_run_is_of_the_shapes_that_it_settled():
     run, model = config(), ModelConfig.preset("xs")
-    settled = dataclasses.replace(check_fits(run, model, HERE).engine, widths=(8,))
-    needs = check_fits(run, model, HERE, settled)
-    assert needs.engine == settled and needs.total < check_fits(run, model, HERE).total
+    settled = dataclasses.replace(engine_of(fitting(run, model, HERE)), widths=(8,))
+    needs = fitting(run, model, HERE, settled)
+    assert engine_of(needs) == settled and needs.total < fitting(run, model, HERE).total
     with pytest.raises(PlanError, match="the run needs"):
-        check_fits(run, model, with_memory(needs.total - 1), settled)
+        fitting(run, model, with_memory(needs.total - 1), settled)
 
 
 def test_lanes_that_do_not_fit_their_budget_are_refused():
@@ -369,9 +371,9 @@ def test_lanes_that_do_not_fit_their_budget_are_refused():
     with pytest.raises(
         PlanError, match=r"engines cannot be made: 64 lanes of 512 tokens need .* budget is 1\.0 MiB"
     ):
-        check_fits(narrow, ModelConfig.preset("xs"), HERE)
+        fitting(narrow, ModelConfig.preset("xs"), HERE)
     with pytest.raises(PlanError, match="the model has 4096"):
-        check_fits(
+        fitting(
             config(engine__max_prompt="5000", learner__batch__buckets="8192"),
             ModelConfig.preset("s"),
             HERE,
@@ -385,7 +387,7 @@ def test_far_too_many_lanes_are_what_to_lower(train, lanes):
     with pytest.raises(
         PlanError, match=rf"biggest part is caches of the lanes.*: lower --config.engine.lanes \({lanes}\)"
     ):
-        check_fits(run, ModelConfig.preset("xs"), with_memory(1 << 30))
+        fitting(run, ModelConfig.preset("xs"), with_memory(1 << 30))
 
 
 @pytest.mark.parametrize(
@@ -394,15 +396,15 @@ def test_far_too_many_lanes_are_what_to_lower(train, lanes):
 def test_the_refusal_names_the_total_of_the_table(settings):
     run, model = config("voting-isolated-s-math", **settings), ModelConfig.preset("s")
     for device in KINDS:
-        plan = make_plan(run, model, device)
-        text = plan_page(run, model, "here", [plan])
+        plan = plan_of(run, model, device)
+        text = plan_page(run, of_all(run, model), "here", [plan])
         (total,) = re.findall(r"^at the peak +(.+)$", text, re.MULTILINE)
         assert not plan.fits and f"the run needs {total} at its peak" in plan.trouble(run)
 
 
 def test_too_high_a_rank_is_what_to_lower():
     run = config("voting-isolated-s-math", policies__train="lora", policies__lora_rank="1000000")
-    plan = make_plan(run, ModelConfig.preset("s"), KINDS[0])
+    plan = plan_of(run, ModelConfig.preset("s"), KINDS[0])
     assert "optimiser states (97" in plan.trouble(run)
     assert ": lower --config.policies.lora_rank (1000000), or --config.learner.opt" in plan.trouble(run)
     factored = config(
@@ -411,7 +413,7 @@ def test_too_high_a_rank_is_what_to_lower():
         policies__lora_rank="1000000",
         learner__optimiser__kind="adafactor",
     )
-    assert "adafactor" not in make_plan(factored, ModelConfig.preset("s"), KINDS[0]).trouble(factored)
+    assert "adafactor" not in plan_of(factored, ModelConfig.preset("s"), KINDS[0]).trouble(factored)
 
 
 @pytest.mark.parametrize(
@@ -428,21 +430,21 @@ def test_too_high_a_rank_is_what_to_lower():
 def test_tokens_that_the_model_does_not_have_are_refused(name, text, line):
     model = dataclasses.replace(MODEL, vocab_size=160)
     with pytest.raises(PlanError, match=re.escape(line)):
-        make_plan(config(**{name: text}), model, HERE)
-    make_plan(config(sampling__top_k="160", sampling__stop_tokens="159"), model, HERE)
+        plan_of(config(**{name: text}), model, HERE)
+    plan_of(config(sampling__top_k="160", sampling__stop_tokens="159"), model, HERE)
 
 
 def test_engines_take_all_stop_tokens_of_a_role_and_the_end_of_its_turn():
-    assert make_plan(config(), MODEL, HERE).engine.stops == 8
+    assert engine_of(plan_of(config(), MODEL, HERE)).stops == 8
     many = ",".join(map(str, range(20)))
-    assert make_plan(config(sampling__stop_tokens=many), MODEL, HERE).engine.stops == 21
+    assert engine_of(plan_of(config(sampling__stop_tokens=many), MODEL, HERE)).stops == 21
 
 
 @pytest.mark.parametrize("workflow", ["voting", "eval_opt", "orch_workers"])
 def test_prompts_that_leave_no_room_for_a_question_are_refused(workflow):
     def check(length, **others):
         new = {"sampling__max_new_tokens": "8", "engine__max_prompt": str(length), **others}
-        check_fits(config(f"{workflow}-shared-xs-math", **new), ModelConfig.preset("xs"), HERE)
+        fitting(config(f"{workflow}-shared-xs-math", **new), ModelConfig.preset("xs"), HERE)
 
     with pytest.raises(
         PlanError, match=r"tokens before any question, and there is room for .* --config.engine.max_p"
@@ -457,14 +459,14 @@ def test_prompts_that_leave_no_room_for_a_question_are_refused(workflow):
 
 def test_a_mesh_cuts_weights_and_spreads_the_rest():
     cell, model = "voting-shared-4b-code", ModelConfig.preset("4b")
-    one = make_plan(config(cell, policies__remat="layer", engine__lanes="8"), model, KINDS[2])
+    one = plan_of(config(cell, policies__remat="layer", engine__lanes="8"), model, KINDS[2])
     mesh = {"mesh__data": "2", "mesh__model": "2"}
-    four = make_plan(config(cell, policies__remat="layer", engine__lanes="8", **mesh), model, KINDS[2])
+    four = plan_of(config(cell, policies__remat="layer", engine__lanes="8", **mesh), model, KINDS[2])
     assert size(four, "base weights") == size(one, "base weights") // 2
     assert size(four, "caches of the lanes") == size(one, "caches of the lanes") // 4
     assert sum(four.seconds.values()) < 0.5 * sum(one.seconds.values())
     mesh["mesh__hosts"] = "2"  # each with a whole copy of the weights, and half of the problems
-    hosts = make_plan(config(cell, policies__remat="layer", engine__lanes="8", **mesh), model, KINDS[2])
+    hosts = plan_of(config(cell, policies__remat="layer", engine__lanes="8", **mesh), model, KINDS[2])
     assert size(hosts, "base weights") == size(four, "base weights")
     assert sum(hosts.seconds.values()) < 0.6 * sum(four.seconds.values())
 
@@ -474,14 +476,17 @@ def test_a_mesh_cuts_weights_and_spreads_the_rest():
 
 def test_the_model_is_read_where_it_is_and_else_the_preset_of_its_scale(tmp_path):
     run = config("voting-shared-xs-math", policies__base=str(tmp_path))
-    assert find_model(run)[0] == ModelConfig.preset("xs") and "preset 'xs'" in find_model(run)[1]
+    assert find_models(run) == (
+        of_all(run, ModelConfig.preset("xs")),
+        f"the preset 'xs' (there is no '{tmp_path}/config.json' yet)",
+    )
     (tmp_path / "config.json").write_text(json.dumps(MODEL.to_hf()))
-    assert find_model(run)[0] == MODEL and "config.json" in find_model(run)[1]
+    assert find_models(run) == (of_all(run, MODEL), f"'{tmp_path}/config.json'")
     strange = dataclasses.replace(
         run, cell="mine", policies=dataclasses.replace(run.policies, base="nowhere")
     )
     with pytest.raises(PlanError, match=r"no model in 'nowhere'.*--config.policies.base"):
-        find_model(strange)
+        find_models(strange)
 
 
 @pytest.mark.parametrize(
@@ -490,11 +495,11 @@ def test_the_model_is_read_where_it_is_and_else_the_preset_of_its_scale(tmp_path
 def test_engines_on_an_accelerator_take_what_an_update_leaves(cell):
     run, scale = config(cell), cell.split("-")[2]
     for device in KINDS:
-        plan = make_plan(run, ModelConfig.preset(scale), device)
+        plan = plan_of(run, ModelConfig.preset(scale), device)
         # What engines take never drives the update out: a run that does not fit is refused by its engines.
         assert plan.fits or plan.refusal, (device.name, plan.total)
         if device.name in ("H100", "H200"):
-            assert plan.fits and plan.engine.lanes > 2 * plan.engine.cells // plan.engine.context
+            assert plan.fits and engine_of(plan).lanes > 2 * engine_of(plan).cells // engine_of(plan).context
 
 
 def test_histories_leave_a_host_the_memory_of_its_update():
@@ -505,17 +510,17 @@ def test_histories_leave_a_host_the_memory_of_its_update():
         "learner__batch__token_budget": "16384",
     }
     run = config(**settings, engine__lanes="64", data__problems="64")
-    roomy = make_plan(run, MODEL, HERE)
-    assert roomy.fits and roomy.engine.prefixes == 32 + 2 * 128
-    row = cache_bytes(MODEL, 1, roomy.engine.context)
-    tight = make_plan(run, MODEL, dataclasses.replace(HERE, memory=roomy.total - 100 * row))
-    assert tight.fits and 32 < tight.engine.prefixes < roomy.engine.prefixes - 90
-    assert tight.engine.lanes == roomy.engine.lanes
+    roomy = plan_of(run, MODEL, HERE)
+    assert roomy.fits and engine_of(roomy).prefixes == 32 + 2 * 128
+    row = cache_bytes(MODEL, 1, engine_of(roomy).context)
+    tight = plan_of(run, MODEL, dataclasses.replace(HERE, memory=roomy.total - 100 * row))
+    assert tight.fits and 32 < engine_of(tight).prefixes < engine_of(roomy).prefixes - 90
+    assert engine_of(tight).lanes == engine_of(roomy).lanes
 
 
 def test_a_run_that_no_engine_would_save_is_told_what_is_too_big():
     run = config("voting-shared-4b-math", policies__train="full", learner__gradients="roles")
-    plan = make_plan(run, ModelConfig.preset("4b"), next(kind for kind in KINDS if kind.name == "H100"))
+    plan = plan_of(run, ModelConfig.preset("4b"), next(kind for kind in KINDS if kind.name == "H100"))
     assert not plan.fits and plan.refusal
     assert re.search(r"biggest part is working memory of the optimiser.*train=lora", plan.trouble(run))
 
@@ -524,15 +529,16 @@ def test_a_run_that_no_engine_would_save_is_told_what_is_too_big():
 def test_engines_that_only_play_share_the_memory_that_is_free(platform):
     device = Device("test", platform, 1000)
     cells = ("voting-shared-xs-math", "voting-isolated-xs-math")
-    one, two = (room(config(cell), device, 1000) for cell in cells)  # engines
+    engines = (decode_groups(config(cell).policies.specs) for cell in cells)
+    one, two = (room(config(), device, 1000, (), (1, len(groups))) for groups in engines)
     assert (one.budget, two.budget) == ((500, 250) if platform == "cpu" else (900, 450))
     assert one.beside == 0  # nothing is trained
 
 
 def test_the_page_names_every_kind_of_device_and_what_dominates():
     run, model = config("voting-isolated-0.6b-math", policies__remat="layer"), ModelConfig.preset("0.6b")
-    plans = [make_plan(run, model, device) for device in (HERE, *KINDS)]
-    text = plan_page(run, model, "the preset '0.6b'", plans)
+    plans = [plan_of(run, model, device) for device in (HERE, *KINDS)]
+    text = plan_page(run, of_all(run, model), "the preset '0.6b'", plans)
     assert max(map(len, text.splitlines())) <= 100
     for kind in ("A100", "H100", "H200", "TPU v5e", "TPU v6e"):
         assert kind in text
@@ -588,8 +594,8 @@ def test_shapes_that_were_settled_before_a_field_was_known_are_read():
     written = fields.to_json(shapes)
     for later in ("lanes_at", "banks"):
         del written[later]
-    assert settled_shapes({"engine": written, "measured": True}) == shapes
-    assert settled_shapes({"engine": written | {"lanes_at": [], "grows": True}}) == shapes
+    of = lambda engine: settled_shapes({"engine": engine, "measured": True}, config())
+    assert [*of(written).values()] == [shapes] == [*of(written | {"lanes_at": [], "grows": True}).values()]
     with pytest.raises(FolderError, match=r"lanes_at \[8, 4\] of lanes that took turns.*make settled {}"):
-        settled_shapes({"engine": written | {"lanes_at": [8, 4], "grows": True}})
-    assert settled_shapes({}) is None
+        of(written | {"lanes_at": [8, 4], "grows": True})
+    assert settled_shapes({}, config()) is None

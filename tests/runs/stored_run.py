@@ -9,14 +9,13 @@ import contextlib
 import jax
 import numpy as np
 
-from marl_jax import fields
 from marl_jax.config.run_config import load_config
 from marl_jax.models import ModelConfig, init, save_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.run_folder.checkpoints import Checkpoints
 from marl_jax.run_folder.folder import begin, open_folder
 from marl_jax.runs.loading.parts import digests, load_parts, load_tasks
-from marl_jax.runs.loading.play import planned_engine
+from marl_jax.runs.loading.play import planned_engine, settled_form
 from marl_jax.tasks import Task
 
 TOKENIZER = build_micro_tokenizer()
@@ -74,7 +73,7 @@ def make_run(workdir, base, saved=None, cell="voting-isolated-xs-math", scores=N
     parts = load_parts(config)
     splits = {split: load_tasks(config.data, split) for split in ("train", "val")}
     with open_folder(workdir) as folder:
-        shapes = {"engine": fields.to_json(planned_engine(config, parts))} if settled else {}
+        shapes = settled_form(planned_engine(config, parts)) if settled else {}
         begin(folder, config, digests(config, parts, splits), lambda: shapes)
         with contextlib.closing(Checkpoints(folder / "checkpoints", latest=10)) as store:
             start = parts.start(config.seed)

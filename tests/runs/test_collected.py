@@ -30,7 +30,12 @@ def told(base):
     """Episodes -> their table, flattened."""
     config = tiny_config(base)
     parts = load_parts(config)
-    return lambda *episodes: flattened(Table.of(episodes), "generator", config, parts)
+
+    def tell(*given):
+        table = given[0] if isinstance(given[0], Table) else Table.of(given)
+        return flattened(table, "generator", config, parts)
+
+    return tell
 
 
 def test_an_episode_without_calls_is_left_out_and_the_others_stay_themselves(told):
@@ -48,6 +53,13 @@ def test_a_row_is_of_the_problem_of_its_episode_whatever_its_calls_were_about(to
     table = told(episode(1, about), episode(2, about))
     assert [table.task_of(row).id for row in range(2)] == ["t1", "t2"] and table.task.tolist() == [0, 1]
     assert table.labels == (None, None)
+
+
+def test_weights_and_clip_ranges_that_calls_had_are_not_those_of_the_whole_episode(told):
+    calls = Table.of([episode(1, said("one"), said("two")), episode(2, said("three"))])
+    weighed = calls.replace(weight=np.full(3, 7.0), clip_low=np.zeros(3), clip_high=np.zeros(3))
+    table = told(weighed)
+    assert (table.weight, table.clip_low, table.clip_high) == (None, None, None)
 
 
 def test_every_path_of_an_episode_that_forks_is_a_row(told):

@@ -15,9 +15,8 @@ from marl_jax.config.run_config import (
     VllmConfig,
 )
 from marl_jax.models import forward
-from marl_jax.planning.memory import engine_settings
 from marl_jax.runs import loop
-from marl_jax.runs.loading.play import make_service
+from marl_jax.runs.loading.play import make_service, planned_engine
 from marl_jax.sampling.requests import Request
 from marl_jax.terminal.live import Live
 
@@ -57,7 +56,7 @@ def moved(trees, seed):
 
 
 def service_of(config, parts, trees):
-    return make_service(config, parts, trees, engine_settings(config, parts.model, None, None, "cpu"))
+    return make_service(config, parts, trees, planned_engine(config, parts, training=False))
 
 
 def answers(service, policies, count=3, prompt=PROMPT, **changes):

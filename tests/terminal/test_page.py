@@ -5,11 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+from plan_kit import of_all, plan_of
 
 from marl_jax.config.run_config import load_config
 from marl_jax.models import ModelConfig
 from marl_jax.planning.devices import KINDS, Device
-from marl_jax.planning.plan import make_plan
 from marl_jax.sampling.shapes import EngineSettings
 from marl_jax.terminal.page import page, plan_page
 
@@ -29,8 +29,15 @@ def text_of(
 ) -> str:
     config = load_config(cell, [(key.replace("__", "."), value) for key, value in overrides.items()])
     model = ModelConfig.preset(scale)
-    plan = make_plan(config, model, device)
-    return page(config, model, folder=Path("/runs/a"), tasks=TASKS, engine=engine, plan=plan)
+    plan = plan_of(config, model, device)
+    return page(
+        config,
+        of_all(config, model),
+        folder=Path("/runs/a"),
+        tasks=TASKS,
+        engine={config.policies.base: engine},
+        plan=plan,
+    )
 
 
 def line(text: str, label: str) -> str:
@@ -103,7 +110,7 @@ def test_the_groups_of_the_advantage_are_said_in_words(overrides, says):
 
 def test_memory_and_time_are_those_of_the_plan():
     config = load_config("configs/micro.py:voting-isolated-s-math")
-    plan = make_plan(config, ModelConfig.preset("s"), DEVICE)
+    plan = plan_of(config, ModelConfig.preset("s"), DEVICE)
     memory = line(text_of(), "memory")
     assert f"{plan.total / 2**30:.1f} GiB at the peak (gradient) of 8.0 GiB that CPU has free" in memory
     assert f"caches of the lanes {256 * 512 * 4 * 2 * 64 * 4 * 2 / 2**20:.1f} MiB" in memory  # two engines
@@ -126,8 +133,8 @@ def test_the_plan_fits_a_terminal_of_80_columns_and_breaks_no_word(cell):
     config = load_config(cell)
     model = ModelConfig.preset(cell.split("-")[2])
     devices = [*KINDS.values(), DEVICE] if isinstance(KINDS, dict) else [*KINDS, DEVICE]
-    plans = [make_plan(config, model, device) for device in devices]
-    text = plan_page(config, model, "configs/bases/micro-s", plans)
+    plans = [plan_of(config, model, device) for device in devices]
+    text = plan_page(config, of_all(config, model), "configs/bases/micro-s", plans)
     assert max(map(len, text.splitlines())) <= 80
     for plan in plans:  # whole names, and every device has its verdict
         assert f"{plan.device.name} " in text or plan.device.name in text.split()

@@ -164,7 +164,7 @@ class Vllm:
     # -- the server -----------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        """Run `do` with the present server, or with a new one."""
+        """Have a server to ask: the one at the address, or a new one where the run starts it."""
         self._begin()
         if self._started is not None:
             url, way_out = self._started.start(), f"see its log, '{self._started.log}'"

@@ -16,13 +16,13 @@ __all__ = ["Servers"]
 
 
 class Servers:
-    """The engines of all policies. `options` are of `Vllm`; models and tokenizers are by base."""
+    """The engines of all policies. `options` are of `Vllm`; models, settings and tokenizers are by base."""
 
     def __init__(
         self,
         specs: Mapping[str, PolicySpec],
         models: Mapping[str, ModelConfig],
-        settings: EngineSettings,
+        settings: Mapping[str, EngineSettings],
         server: VllmConfig,
         tokenizers: Mapping[str, Any],
         log: Path | None = None,
@@ -39,7 +39,7 @@ class Servers:
                 one = Vllm(
                     {name: specs[name] for name in group},
                     config=models[base],
-                    settings=settings,
+                    settings=settings[base],
                     server=dataclasses.replace(server, url=url),
                     tokenizer=tokenizers[base],
                     log=path,

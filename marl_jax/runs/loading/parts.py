@@ -5,10 +5,11 @@
 Training, evaluation and export begin here. Nothing is compiled; a missing or unfitting part is an error of one line.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +17,6 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.config.run_config import DataConfig, RunConfig
-from marl_jax.config.run_fields import policy_specs
 from marl_jax.errors import UserError
 from marl_jax.learning.network import Qwen3
 from marl_jax.models import ModelConfig, load_hf
@@ -152,15 +152,19 @@ class Parts:
 def load_parts(config: RunConfig) -> Parts:
     """Read all that the configuration names, but for the tasks."""
     chosen = config.policies
-    specs = policy_specs(chosen)
+    specs = chosen.specs
     mesh = make_mesh(config)
     models = {spec.base: _model(spec.base, chosen.dtype) for spec in specs.values()}
     tokenizers = _tokenizers(models)
     workflow = find(config.workflow.name)
     adapters = any(spec.lora for spec in specs.values())
+    laid = None if mesh is None else lambda model: shardings(model, mesh)
+    with _in_a_line():
+        bases = {base: load_hf(base, dtype=chosen.dtype, shardings=laid)[1] for base in models}
+        pairs = {name: read_pairs(spec.base) for name, spec in specs.items()}
     return Parts(
         specs=specs,
-        bases={directory: _weights(directory, chosen.dtype, mesh) for directory in models},
+        bases=bases,
         models=models,
         tokenizers=tokenizers,
         workflow=workflow.bind(**config.workflow.settings),
@@ -170,13 +174,13 @@ def load_parts(config: RunConfig) -> Parts:
         lora_rank=chosen.lora_rank,
         lora_scale=chosen.lora_alpha / chosen.lora_rank if adapters else None,
         metric=load_metric(config.evaluation.metric) if config.evaluation.metric else None,
-        pairs={name: _pairs(spec.base) for name, spec in specs.items()},
+        pairs=pairs,
     )
 
 
 def model_configs(config: RunConfig) -> dict[str, ModelConfig]:
     """{policy: the shape of its model}, without weights."""
-    specs, dtype = policy_specs(config.policies), config.policies.dtype
+    specs, dtype = config.policies.specs, config.policies.dtype
     models = {base: _model(base, dtype) for base in dict.fromkeys(spec.base for spec in specs.values())}
     _check_copies(config, specs, models)
     return {name: models[spec.base] for name, spec in specs.items()}
@@ -184,7 +188,7 @@ def model_configs(config: RunConfig) -> dict[str, ModelConfig]:
 
 def tokenizers_of(config: RunConfig, models: Mapping[str, ModelConfig]) -> dict[str, Any]:
     """{policy: the tokenizer of its model}, without weights."""
-    specs = policy_specs(config.policies)
+    specs = config.policies.specs
     by_base = _tokenizers({spec.base: models[name] for name, spec in specs.items()})
     return {name: by_base[spec.base] for name, spec in specs.items()}
 
@@ -298,24 +302,17 @@ def _model(directory: str, dtype: str | None) -> ModelConfig:
             f"there is no model in '{directory}': put one there (config.json, *.safetensors, tokenizer.json), or name "
             "another directory with --config.policies.base or policies.bases"
         )
+    with _in_a_line():
+        model = load_config(directory, dtype=dtype)
+    return model
+
+
+@contextlib.contextmanager
+def _in_a_line() -> Iterator[None]:
+    """What cannot be read is an error of one line."""
     try:
-        return load_config(directory, dtype=dtype)
+        yield
     except (OSError, ValueError) as error:
-        raise PartsError(str(error)) from None
-
-
-def _weights(directory: str, dtype: str | None, mesh: Mesh | None) -> Tree:
-    try:
-        laid = None if mesh is None else lambda model: shardings(model, mesh)
-        return load_hf(directory, dtype=dtype, shardings=laid)[1]
-    except (OSError, ValueError) as error:
-        raise PartsError(str(error)) from None
-
-
-def _pairs(directory: str) -> Pairs | None:
-    try:
-        return read_pairs(directory)
-    except ValueError as error:
         raise PartsError(str(error)) from None
 
 
@@ -325,12 +322,10 @@ def _tokenizers(models: Mapping[str, ModelConfig]) -> dict[str, Any]:
     tokenizers = {}
     for directory, model in models.items():
         digest = digest_tokenizer(directory)
-        try:
+        with _in_a_line():
             if digest not in loaded:
                 loaded[digest] = _tokenizer(directory, model)
             check_vocabulary(loaded[digest], model)
-        except (OSError, ValueError) as error:
-            raise PartsError(str(error)) from None
         tokenizers[directory] = loaded[digest]
     return tokenizers
 

@@ -11,12 +11,11 @@ from typing import Any
 
 from marl_jax import fields, hosts
 from marl_jax.config.run_config import RunConfig
-from marl_jax.config.run_fields import policy_specs
 from marl_jax.own import is_own
 from marl_jax.planning import devices, memory
 from marl_jax.planning.memory import Shapes
 from marl_jax.planning.plan import PlanError, demand_of
-from marl_jax.policies import Tree, by_name
+from marl_jax.policies import Tree
 from marl_jax.rollouts import EpisodesFailed, Player
 from marl_jax.rollouts.history import Chats
 from marl_jax.rollouts.progress import Progress
@@ -116,7 +115,7 @@ def check_problems(config: RunConfig, tokenizers: Mapping[str, Any], tasks: Sequ
 def planned_engine(config: RunConfig, parts: Parts, *, training: bool = True) -> Shapes:
     """The shapes of each engine, planned from the configuration and the memory that the loaded weights leave here."""
     device, demand = devices.here(), demand_of(config)
-    models = {name: parts.models[spec.base] for name, spec in policy_specs(config.policies).items()}
+    models = {name: parts.models[spec.base] for name, spec in config.policies.specs.items()}
     sizes = memory.sizes_of(config, models, device)
     needed = memory.training(config, sizes, demand)[0] if training else ()
     try:
@@ -126,20 +125,20 @@ def planned_engine(config: RunConfig, parts: Parts, *, training: bool = True) ->
 
 
 def settled_form(shapes: Shapes) -> dict[str, Any]:
-    """As `config.json` has it: `engine` where all have the same shapes, `engines` by base where models differ."""
-    if not isinstance(shapes, Mapping):
-        return {"engine": fields.to_json(shapes)}
-    return {"engines": {base: fields.to_json(one) for base, one in shapes.items()}}
+    """As `config.json` has it: `engine` where all have the same shapes, else `engines` by base."""
+    forms = {base: fields.to_json(one) for base, one in shapes.items()}
+    return {"engines": forms} if len({*shapes.values()}) > 1 else {"engine": next(iter(forms.values()))}
 
 
-def settled_shapes(settled: Mapping[str, Any]) -> Shapes | None:
+def settled_shapes(settled: Mapping[str, Any], config: RunConfig) -> Shapes | None:
     """The shapes that an earlier start settled."""
     if not (settled.get("engine") or settled.get("engines")):
         return None
     name = "engine" if settled.get("engine") else "engines"
     try:
         if name == "engine":
-            return _settled_engine(settled[name])
+            bases = (spec.base for spec in config.policies.specs.values())
+            return dict.fromkeys(bases, _settled_engine(settled[name]))
         return {base: _settled_engine(form) for base, form in settled[name].items()}
     except FolderError:
         raise
@@ -188,11 +187,10 @@ def make_service(
     that is started for them writes to `log`, and several to files beside it.
     """
     if config.engine.kind == "vllm":
-        one = settings if isinstance(settings, EngineSettings) else next(iter(settings.values()))
         return Servers(
             parts.specs,
             parts.models,
-            one,  # the same settings for all
+            settings,
             config.engine.vllm,
             parts.tokenizers,
             log,
@@ -224,7 +222,7 @@ def make_service(
 
 def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
     """The player of a configuration, for training and for evaluation."""
-    shapes = by_name(service.settings, {spec.base for spec in parts.specs.values()})
+    shapes = service.settings
     one_each = {id(engine): parts.specs[name].base for name, engine in service.engines.items()}
     lanes = sum(shapes[base].lanes for base in one_each.values())
     longest, chosen = min(one.context for one in shapes.values()), config.rollout

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from absl import logging
 
 from marl_jax.config.run_config import MeshConfig, RunConfig
-from marl_jax.config.run_fields import policy_specs
 from marl_jax.fields import nearest
 from marl_jax.models.lora import merge
 from marl_jax.packaged import located
@@ -78,7 +77,7 @@ def path_of(workdir: str | os.PathLike[str]) -> Path:
 def config_of(path: Path) -> RunConfig:
     """The configuration of a run, whose bases must be there; no flag of a command can name others."""
     config = read_config(path)
-    for base in dict.fromkeys(spec.base for spec in policy_specs(config.policies).values()):
+    for base in dict.fromkeys(spec.base for spec in config.policies.specs.values()):
         if not (place := located(base)).is_dir():
             there = "" if place.is_absolute() else ", or start in the folder where the run was trained"
             raise PartsError(f"there is no model in '{base}', which the run began with: put it back{there}")
