@@ -22,7 +22,7 @@ from marl_jax.errors import UserError
 from marl_jax.fields import Count
 from marl_jax.own import called, is_own, own_function
 from marl_jax.rewards.grading import RIGHT, finite
-from marl_jax.rewards.leaves import check_function, over_leaves
+from marl_jax.rewards.leaves import function_of, over_leaves
 from marl_jax.table import COLUMNS, JUDGE, META, PICKER, PLANNER, SOLVER, TEAM, Table
 
 __all__ = [
@@ -272,7 +272,7 @@ class CreditConfig:
 
     def __post_init__(self) -> None:
         fields.check(self)
-        check_function(self.leaves)
+        function_of(self.leaves)  # a bad name is refused
         if self.batch == "step" and self.threads > 1:
             raise ValueError(f"batch is 'step', which is one call, and threads are {self.threads}")
 
