@@ -52,7 +52,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def zygote_pids(pool: Pool) -> list[int]:
-    return [zygote.pid for seat in pool._seats for zygote in seat._zygotes]
+    return [zygote._process.pid for seat in pool._seats for zygote in seat._zygotes]
 
 
 def eventually(condition, seconds=60.0):
@@ -72,8 +72,8 @@ def zygote():
 def test_the_kernel_holds_a_program_as_it_should(zygote):
     sleeper = {"mode": "stdin", "source": "import time\ntime.sleep(60)"}
     with Process(zygote, sleeper, Limits(60, 1 << 28)):
-        assert eventually(lambda: len(descendants(zygote.pid)) == 2)
-        pid = descendants(zygote.pid)[-1]
+        assert eventually(lambda: len(descendants(zygote._process.pid)) == 2)
+        pid = descendants(zygote._process.pid)[-1]
         status = pathlib.Path(f"/proc/{pid}/status")
         assert eventually(lambda: "Seccomp:\t2" in status.read_text())
         lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
@@ -90,7 +90,7 @@ def test_the_kernel_holds_a_program_as_it_should(zygote):
             mounts = pathlib.Path(f"/proc/{pid}/mounts").read_text().splitlines()
             writable = [line.split()[1] for line in mounts if "rw" in line.split()[3].split(",")]
             assert writable == ["/box"]
-    assert eventually(lambda: len(descendants(zygote.pid)) == 1)
+    assert eventually(lambda: len(descendants(zygote._process.pid)) == 1)
 
 
 def test_a_zygote_holds_nothing_of_the_jobs_it_forwarded(zygote):
@@ -394,7 +394,7 @@ def test_zygotes_and_programs_hold_nothing_but_the_standard_library(zygote):
     foreign = "sorted({n.partition('.')[0] for n in sys.modules} - sys.stdlib_module_names - {'__main__'})"
     ended = zygote.run({"mode": "stdin", "source": f"import sys\nprint({foreign})"}, Limits(5, 1 << 28))
     assert ended.stdout == b"[]\n"
-    (inner,) = descendants(zygote.pid)
+    (inner,) = descendants(zygote._process.pid)
     mapped = pathlib.Path(f"/proc/{inner}/maps").read_text()
     assert "libc" in mapped and not any(name in mapped for name in ("jaxlib", "numpy", "site-packages"))
 
@@ -443,7 +443,7 @@ def test_nothing_outlives_the_caller_however_it_ends(end):
         pool = Pool(workers=2)
         tests = [{{"stdin": "", "stdout": ""}}]
         running = submit_program("import time\\ntime.sleep(600)", tests, time_limit_s=600, pool=pool)
-        zygotes = lambda: [zygote.pid for seat in pool._seats for zygote in seat._zygotes]
+        zygotes = lambda: [zygote._process.pid for seat in pool._seats for zygote in seat._zygotes]
         while not zygotes():
             time.sleep(0.01)
         time.sleep(0.3)  # for the program to begin
