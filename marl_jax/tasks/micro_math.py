@@ -8,7 +8,7 @@ digit; 5 linear equations. A slip is one wrong step (a lost carry, a wrong digit
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_jax.task import Task
@@ -129,19 +129,23 @@ def _solve(meta: Mapping[str, Any], strategy: str, work: _Work) -> tuple[str, in
 
 
 def _add_columns(work: _Work, a: int, b: int) -> int:
+    places = range(max(len(str(a)), len(str(b))))
+    pairs = [(a // 10**place % 10, b // 10**place % 10) for place in places]
+    return _carried(work, [(f"{x}+{y}", x + y) for x, y in pairs])
+
+
+def _multiply_columns(work: _Work, a: int, b: int) -> int:
+    return _carried(work, [(f"{x}*{b}", int(x) * b) for x in reversed(str(a))])
+
+
+def _carried(work: _Work, columns: Sequence[tuple[str, int]]) -> int:
+    """Columns from the right, each with what the one before carries."""
     digits, carry = [], 0
-    for place in range(max(len(str(a)), len(str(b)))):
-        x, y = a // 10**place % 10, b // 10**place % 10
-        total = work.step(f"{x}+{y}+{carry}" if carry else f"{x}+{y}", x + y + carry)
+    for place, (text, value) in enumerate(columns):
+        total = work.step(f"{text}+{carry}" if carry else text, value + carry)
         digits.append(total % 10 * 10**place)
         carry = work.carry(total // 10)
     return sum(digits) + carry * 10 ** len(digits)
-
-
-def _add_parts(work: _Work, a: int, b: int) -> int:
-    for part in _parts(b):
-        a = work.step(f"{a}+{part}", a + part)
-    return a
 
 
 def _subtract_columns(work: _Work, a: int, b: int) -> int:
@@ -155,20 +159,16 @@ def _subtract_columns(work: _Work, a: int, b: int) -> int:
     return sum(digits)
 
 
+def _add_parts(work: _Work, a: int, b: int) -> int:
+    for part in _parts(b):
+        a = work.step(f"{a}+{part}", a + part)
+    return a
+
+
 def _subtract_parts(work: _Work, a: int, b: int) -> int:
     for part in _parts(b):
         a = work.step(f"{a}-{part}", a - part)
     return a
-
-
-def _multiply_columns(work: _Work, a: int, b: int) -> int:
-    digits, carry = [], 0
-    for place in range(len(str(a))):
-        x = a // 10**place % 10
-        total = work.step(f"{x}*{b}+{carry}" if carry else f"{x}*{b}", x * b + carry)
-        digits.append(total % 10 * 10**place)
-        carry = work.carry(total // 10)
-    return sum(digits) + carry * 10 ** len(digits)
 
 
 def _multiply_parts(work: _Work, a: int, b: int) -> int:
