@@ -74,15 +74,8 @@ def check_functions(functions: Sequence[str], code: str, setup: str = "") -> Non
 
 _RESULTS = {"wasSuccessful", "failures", "errors", "failed", "unexpectedSuccesses"}
 _DOCTESTS = {"testmod", "testfile", "run_docstring_examples"}
-_RUNNERS = {
-    "TextTestRunner",
-    "TestSuite",
-    "TestLoader",
-    "defaultTestLoader",
-    "makeSuite",
-    "DocTestSuite",
-    "DocTestRunner",
-}
+_RUNNERS = {"TextTestRunner", "TestSuite", "TestLoader", "defaultTestLoader", "makeSuite"}
+_RUNNERS |= {"DocTestSuite", "DocTestRunner"}
 _PYTHON = {*dir(builtins), "__file__", "__builtins__"}
 _BEYOND_READING = {"exec", "eval", "globals", "locals", "vars", "__import__", "__builtins__"}
 
