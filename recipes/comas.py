@@ -10,11 +10,9 @@ Scorers know no prompt without a verdict: where no evaluator speaks, they are sh
 
 import functools
 
-import numpy as np
-
 from marl_jax.workflows import Call, judge, solver, team, workflow
 from marl_jax.workflows.parse import pick, verdict
-from recipes.recipe import Claim, Recipe, Trained, micro, part
+from recipes.recipe import Claim, Recipe, Trained, mean, micro, part
 from recipes.words import BASE, ask_score, user
 
 AGENTS = 2
@@ -96,7 +94,7 @@ def base_pays(right):
             for call, worth, grade in zip(one.calls, _earned(one), one.answers)
             if call.role == "solver" and bool(grade) == right
         ]
-        return float(np.mean(earned)) if earned else float("nan")
+        return mean(earned)
 
     return measure
 

@@ -14,7 +14,7 @@ from marl_jax.learning.estimators.worth import AdvantageConfig, with_advantages
 from marl_jax.table import VERDICTS
 from marl_jax.workflows import Call, judge, solver, workflow
 from marl_jax.workflows.parse import verdict
-from recipes.recipe import Claim, Recipe, Trained, micro
+from recipes.recipe import Claim, Recipe, Trained, mean, micro
 
 ROLES = ("solver", "verifier")
 
@@ -106,7 +106,7 @@ def squared(role):
             for line in trained.lines
             if line.get("phase") == "probe"
         ]
-        return float(np.mean(np.square(norms))) if norms else float("nan")
+        return mean(np.square(norms))
 
     return measure
 
@@ -114,7 +114,7 @@ def squared(role):
 def approvals(trained: Trained) -> float:
     """The share of the verifier's verdicts that approve."""
     said = trained.table.choice[trained.table.having(role="verifier")]
-    return float(np.mean(said == VERDICTS["Correct"])) if len(said) else float("nan")
+    return mean(said == VERDICTS["Correct"])
 
 
 RECIPE = Recipe(

@@ -16,7 +16,7 @@ import numpy as np
 
 from marl_jax.workflows import Call, Fork, judge, picker, planner, solver, team, workflow
 from marl_jax.workflows.designs import canonical, play, read
-from recipes.recipe import Claim, Recipe, Trained, micro, over_problems
+from recipes.recipe import Claim, Recipe, Trained, mean, micro, over_problems
 from recipes.words import BASE, DESIGNS, ask_design, user
 
 RULES = {"judge": "judge", "critic": "critic", "planner": "planner", "*": "executor"}
@@ -80,16 +80,14 @@ def calls_at(level):
             text for row, text in enumerate(table.answer)
             if table.role_of(row) == "designer" and text and table.task_of(row).level == level
         ]  # fmt: skip
-        return float(np.mean([read(text, MOST).calls for text in designs])) if designs else float("nan")
+        return mean([read(text, MOST).calls for text in designs])
 
     return measure
 
 
 def unreadable(trained: Trained) -> float:
     """The share of designs that cannot be read."""
-    table = trained.table
-    mine = table.having(role="designer")
-    return float(1 - table.readable[mine].mean()) if mine.any() else float("nan")
+    return 1 - mean(trained.table.readable[trained.table.having(role="designer")])
 
 
 def oracle(trained: Trained) -> float:
