@@ -11,14 +11,7 @@ from marl_jax.learning.estimators.worth import AdvantageConfig, with_advantages
 from marl_jax.task import Task
 from marl_jax.tasks import micro
 from marl_jax.workflows import Completion, Tool
-from recipes import (
-    absolute_zero,
-    dr_zero,
-    r_zero,
-    self_play_repair,
-    spell,
-    sums,
-)
+from recipes import absolute_zero, dr_zero, r_zero, self_play_repair, spell, sums
 from recipes.recipe import Trained
 
 # ---------------------------------------------------------------- absolute_zero

@@ -4,10 +4,7 @@ from by_hand import TASK
 
 from marl_jax.rewards import extract_boxed
 from marl_jax.workflows import Completion, load_prompts
-from recipes import (
-    speakers,
-    untrained,
-)
+from recipes import speakers, untrained
 
 # ---------------------------------------------------------------- untrained, speakers
 

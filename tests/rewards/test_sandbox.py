@@ -267,9 +267,8 @@ def test_a_process_that_could_not_be_set_up_says_nothing_about_the_program():
 
 def open_files() -> list[int]:
     place = "/proc/self/fd"
-    return [
-        int(name) for name in os.listdir(place) if os.path.lexists(f"{place}/{name}")
-    ]  # the listing is closed
+    listed = os.listdir(place)  # itself one that is open
+    return [int(name) for name in listed if os.path.lexists(f"{place}/{name}")]
 
 
 @contextlib.contextmanager
@@ -450,9 +449,7 @@ def test_nothing_outlives_the_caller_however_it_ends(end):
         print(*zygotes(), flush=True)
         {end}
     """
-    pids = [
-        int(word) for word in python(code).stdout.split()
-    ]  # which waits a tenth of the program's time at most
+    pids = list(map(int, python(code).stdout.split()))  # a tenth of the program's time at most
     assert pids
     assert eventually(lambda: not any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids))
 
