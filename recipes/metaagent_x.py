@@ -71,18 +71,14 @@ def config():
     )
 
 
-def calls_at(level):
+def calls_at(level, trained: Trained) -> float:
     """The calls of the designs that are written for problems of a level."""
-
-    def measure(trained: Trained) -> float:
-        table = trained.table
-        designs = [
-            text for row, text in enumerate(table.answer)
-            if table.role_of(row) == "designer" and text and table.task_of(row).level == level
-        ]  # fmt: skip
-        return mean([read(text, MOST).calls for text in designs])
-
-    return measure
+    table = trained.table
+    designs = [
+        text for row, text in enumerate(table.answer)
+        if table.role_of(row) == "designer" and text and table.task_of(row).level == level
+    ]  # fmt: skip
+    return mean([read(text, MOST).calls for text in designs])
 
 
 def unreadable(trained: Trained) -> float:
@@ -137,8 +133,8 @@ RECIPE = Recipe(
         "right": lambda trained: float(np.mean([episode.outcome for episode in trained.table.bare_episodes])),
         "oracle": oracle,
         "unreadable": unreadable,
-        "calls at level 1": calls_at(1),
-        "calls at level 3": calls_at(3),
+        "calls at level 1": functools.partial(calls_at, 1),
+        "calls at level 3": functools.partial(calls_at, 3),
     },
     examined={"workflow.settings.executions": 1},
     also={design: {"workflow.settings.design": design} for design in DESIGNS},
