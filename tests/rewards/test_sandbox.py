@@ -145,18 +145,22 @@ AS_ORDINARY_USER = """
 """
 
 
+# Run by a user who is root or is not; of its claims, the last is wrong.
+IS_ISOLATED = """
+import os
+from marl_jax.rewards import run_program
+assert (os.geteuid() == 0) == {root}
+for claim in ("os.getuid() == 1000", "os.getpid() == 1", "not os.path.exists('/etc')", "os.geteuid() == 0"):
+    source = "import os\\nassert " + claim + "\\nprint(input())"
+    print(run_program(source, [{{"stdin": "7", "stdout": "7"}}]).reason)
+"""
+HELD = [*["passed 1 of 1"] * 3, "test 0: AssertionError"]
+
+
 def test_an_ordinary_user_is_isolated_too():
-    code = """
-        import os
-        from marl_jax.rewards import run_program
-        assert os.geteuid() != 0
-        for claim in ("os.getuid() == 1000", "os.getpid() == 1", "not os.path.exists('/etc')", "os.geteuid() == 0"):
-            source = f"import os\\nassert {claim}\\nprint(input())"
-            print(run_program(source, [{"stdin": "7", "stdout": "7"}]).reason)
-    """
     with tempfile.TemporaryDirectory(dir="/tmp") as prefix:
-        done = python(AS_ORDINARY_USER, arguments=[str(ROOT), prefix, textwrap.dedent(code)])
-    assert done.stdout.splitlines() == [*["passed 1 of 1"] * 3, "test 0: AssertionError"], done.stderr
+        done = python(AS_ORDINARY_USER, arguments=[str(ROOT), prefix, IS_ISOLATED.format(root=False)])
+    assert done.stdout.splitlines() == HELD, done.stderr
 
 
 # A rootless container: root of a user namespace that has a few ids, or its own alone.
@@ -187,16 +191,8 @@ AS_ROOT_OF_FEW = """
     [("0 {id} 1", "deny"), *([("0 0 20", "allow"), ("0 0 65536", "deny")] if os.geteuid() == 0 else [])],
 )
 def test_root_of_a_rootless_container_is_isolated_too(ids, setgroups):
-    code = """
-        import os
-        from marl_jax.rewards import run_program
-        assert os.geteuid() == 0
-        for claim in ("os.getuid() == 1000", "os.getpid() == 1", "not os.path.exists('/etc')", "os.geteuid() == 0"):
-            source = f"import os\\nassert {claim}\\nprint(input())"
-            print(run_program(source, [{"stdin": "7", "stdout": "7"}]).reason)
-    """
-    done = python(AS_ROOT_OF_FEW, arguments=[ids, setgroups, textwrap.dedent(code)])
-    assert done.stdout.splitlines() == [*["passed 1 of 1"] * 3, "test 0: AssertionError"], done.stderr
+    done = python(AS_ROOT_OF_FEW, arguments=[ids, setgroups, IS_ISOLATED.format(root=True)])
+    assert done.stdout.splitlines() == HELD, done.stderr
 
 
 # A filter that refuses one system call, or one use of it, as containers, other kernels and old ones do.
