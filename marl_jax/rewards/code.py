@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -81,8 +81,9 @@ def submit_program(
         return done(Verdict(False, "no program"))
     pool = default_pool() if pool is None else pool
     limits = Limits(time_limit_s, int(memory_limit_mb * 2**20))
+    said = repr((source, prepared, limits)).encode("utf-8", "surrogatepass")
     return pool.verdicts.get(
-        _digest(source, prepared, limits),
+        hashlib.sha256(said).digest(),
         lambda: pool.submit([functools.partial(test.run, source, limits) for test in prepared]),
     )
 
@@ -326,7 +327,3 @@ def _message(frame: bytes) -> tuple[Any, Any]:
 def _is_plain(packed: Any) -> bool:
     """Whether a packed value is as it is packed: no tuple, set, dict or wide number."""
     return all(map(_is_plain, packed)) if isinstance(packed, list) else not isinstance(packed, dict)
-
-
-def _digest(source: str, tests: "Iterable[Test]", limits: Limits) -> bytes:
-    return hashlib.sha256(repr((source, tests, limits)).encode("utf-8", "surrogatepass")).digest()
