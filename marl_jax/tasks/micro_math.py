@@ -112,10 +112,11 @@ def _solve(meta: Mapping[str, Any], strategy: str, work: _Work) -> tuple[str, in
     kind, terms = meta["kind"], meta["terms"]
     columns = strategy == "columns"
     if kind == "add":
-        return work.close((_add_columns if columns else _add_parts)(work, *terms))
+        return work.close((_add_columns if columns else _in_parts)(work, *terms))
     if kind == "sub":
         a, b = terms
-        value = (_subtract_columns if columns else _subtract_parts)(work, max(a, b), min(a, b))
+        high, low = max(a, b), min(a, b)
+        value = _subtract_columns(work, high, low) if columns else _in_parts(work, high, low, "-")
         return work.close(work.sign(-value if a < b else value))
     if kind == "chain":
         a, b, c = terms if columns else (terms[0], terms[2], terms[1])
@@ -125,7 +126,7 @@ def _solve(meta: Mapping[str, Any], strategy: str, work: _Work) -> tuple[str, in
         return work.close((_multiply_columns if columns else _multiply_parts)(work, *terms))
     a, b, c = terms
     right = work.step(f"{a}x={c}{-b:+}", c - b)
-    return work.close(work.step(f"x={right}/{a}", _divide(right, a)))
+    return work.close(work.step(f"x={right}/{a}", int(right / a)))  # rounded towards zero, as on paper
 
 
 def _add_columns(work: _Work, a: int, b: int) -> int:
@@ -159,15 +160,9 @@ def _subtract_columns(work: _Work, a: int, b: int) -> int:
     return sum(digits)
 
 
-def _add_parts(work: _Work, a: int, b: int) -> int:
+def _in_parts(work: _Work, a: int, b: int, sign: str = "+") -> int:
     for part in _parts(b):
-        a = work.step(f"{a}+{part}", a + part)
-    return a
-
-
-def _subtract_parts(work: _Work, a: int, b: int) -> int:
-    for part in _parts(b):
-        a = work.step(f"{a}-{part}", a - part)
+        a = work.step(f"{a}{sign}{part}", a + part if sign == "+" else a - part)
     return a
 
 
@@ -184,8 +179,3 @@ def _parts(number: int) -> list[int]:
     text = str(number)
     parts = [int(digit) * 10 ** (len(text) - 1 - i) for i, digit in enumerate(text)]
     return [part for part in parts if part] or [0]
-
-
-def _divide(a: int, b: int) -> int:
-    """Rounded towards zero, as on paper."""
-    return a // b if a >= 0 else -(-a // b)
