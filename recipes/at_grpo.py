@@ -14,7 +14,7 @@ from marl_jax.rewards import families
 from marl_jax.rewards.credit import own_work
 from marl_jax.workflows import Call, judge, solver, workflow
 from marl_jax.workflows.parse import verdict
-from recipes.recipe import Claim, Recipe, Trained, micro
+from recipes.recipe import Claim, Recipe, Trained, mean, micro
 
 ROLES = {"reasoner": "p0", "critic": "p0"}
 
@@ -72,7 +72,7 @@ def judged(trained: Trained) -> float:
     """The share of the critic's verdicts that are right."""
     mine = trained.table.having(role="critic")
     right, known = own_work(trained.table)
-    return float(right[mine & known].mean()) if (mine & known).any() else float("nan")
+    return mean(right[mine & known])
 
 
 RECIPE = Recipe(

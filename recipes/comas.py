@@ -10,11 +10,9 @@ Scorers know no prompt without a verdict: where no evaluator speaks, they are sh
 
 import functools
 
-import numpy as np
-
 from marl_jax.workflows import Call, judge, solver, team, workflow
 from marl_jax.workflows.parse import pick, verdict
-from recipes.recipe import Claim, Recipe, Trained, micro, part
+from recipes.recipe import Claim, Recipe, Trained, mean, micro, part
 from recipes.words import BASE, ask_score, user
 
 AGENTS = 2
@@ -86,19 +84,15 @@ def solved(trained: Trained) -> float:
     return float(table.grade[table.having(role="solver")].mean())
 
 
-def base_pays(right):
+def base_pays(right, trained: Trained) -> float:
     """What right or wrong answers earn on average from the policies as they began: what there is to learn from."""
-
-    def measure(trained: Trained) -> float:
-        earned = [
-            worth
-            for one in (trained.base.episodes() if trained.base is not None else ())
-            for call, worth, grade in zip(one.calls, _earned(one), one.answers)
-            if call.role == "solver" and bool(grade) == right
-        ]
-        return float(np.mean(earned)) if earned else float("nan")
-
-    return measure
+    earned = [
+        worth
+        for one in (trained.base.episodes() if trained.base is not None else ())
+        for call, worth, grade in zip(one.calls, _earned(one), one.answers)
+        if call.role == "solver" and bool(grade) == right
+    ]
+    return mean(earned)
 
 
 RECIPE = Recipe(
@@ -125,8 +119,8 @@ RECIPE = Recipe(
         "late reward": part("role/solver/reward"),
         "late reward of evaluators": part("role/evaluator/reward"),
         "solved": solved,
-        "base pays right": base_pays(True),
-        "base pays wrong": base_pays(False),
+        "base pays right": functools.partial(base_pays, True),
+        "base pays wrong": functools.partial(base_pays, False),
     },
     hours=0.6,
 )

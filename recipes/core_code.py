@@ -9,6 +9,7 @@ these programs do not tell apart: both are left out.
 """
 
 from marl_jax.workflows import Call, Fork, planner, solver, workflow
+from marl_jax.workflows.parse import whole
 from recipes.recipe import Claim, Recipe, Trained, micro
 
 
@@ -16,7 +17,7 @@ from recipes.recipe import Claim, Recipe, Trained, micro
 def planned(task, prompts, *, codes=4):
     """A plan in words, and so many programs of it."""
     ask = prompts.planner(question=task.question)
-    plan = yield Call("planner", ask, read=lambda text: text.strip() or None)
+    plan = yield Call("planner", ask, read=whole)
     yield Fork(codes)
     return (yield Call("coder", prompts.coder(question=task.question, plan=plan), reads=[plan]))
 

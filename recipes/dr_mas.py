@@ -8,13 +8,15 @@ advantages under the problem's normalisation over that under the role's. `square
 of the role's part of the gradient, and `formula/ROLE` what the formula says of the same rewards.
 """
 
+from functools import partial
+
 import numpy as np
 
 from marl_jax.learning.estimators.worth import AdvantageConfig, with_advantages
 from marl_jax.table import VERDICTS
 from marl_jax.workflows import Call, judge, solver, workflow
 from marl_jax.workflows.parse import verdict
-from recipes.recipe import Claim, Recipe, Trained, micro
+from recipes.recipe import Claim, Recipe, Trained, mean, micro
 
 ROLES = ("solver", "verifier")
 
@@ -58,37 +60,29 @@ def config():
     )
 
 
-def formula(role):
+def formula(role, trained: Trained) -> float:
     """The factor by the formula, over the problems of the probe: their mean."""
-
-    def measure(trained: Trained) -> float:
-        factors = []
-        for table in trained.collected():
-            mine = table.having(role=role)
-            for task in np.unique(table.task):
-                here = table.task == task
-                all_calls, own = table.reward[here], table.reward[here & mine]
-                if len(own) and (spread := all_calls.var()) > 1e-9:
-                    factors.append((len(own), (own.var() + (own.mean() - all_calls.mean()) ** 2) / spread))
-        weights = [count for count, _ in factors]
-        return float(np.average([one for _, one in factors], weights=weights)) if factors else float("nan")
-
-    return measure
+    factors = []
+    for table in trained.collected():
+        mine = table.having(role=role)
+        for task in np.unique(table.task):
+            here = table.task == task
+            all_calls, own = table.reward[here], table.reward[here & mine]
+            if len(own) and (spread := all_calls.var()) > 1e-9:
+                factors.append((len(own), (own.var() + (own.mean() - all_calls.mean()) ** 2) / spread))
+    weights = [count for count, _ in factors]
+    return float(np.average([one for _, one in factors], weights=weights)) if factors else float("nan")
 
 
-def factor(role):
+def factor(role, trained: Trained) -> float:
     """The mean square of the role's advantages under the problem's normalisation over that under its own."""
-
-    def measure(trained: Trained) -> float:
-        squares = []
-        for over in ("task", "role"):
-            how = AdvantageConfig(estimator="agent", agent_mean=over, agent_scale=over)
-            made = [with_advantages(table, how)[0] for table in trained.collected()]
-            mine = [one.advantage[one.having(role=role)] for one in made]
-            squares.append(float(np.mean(np.concatenate(mine) ** 2)))
-        return squares[0] / squares[1] if squares[1] else float("nan")
-
-    return measure
+    squares = []
+    for over in ("task", "role"):
+        how = AdvantageConfig(estimator="agent", agent_mean=over, agent_scale=over)
+        made = [with_advantages(table, how)[0] for table in trained.collected()]
+        mine = [one.advantage[one.having(role=role)] for one in made]
+        squares.append(float(np.mean(np.concatenate(mine) ** 2)))
+    return squares[0] / squares[1] if squares[1] else float("nan")
 
 
 def spikes(trained: Trained) -> float:
@@ -97,24 +91,18 @@ def spikes(trained: Trained) -> float:
     return float(np.max(norms) / np.median(norms)) if norms and np.median(norms) else float("nan")
 
 
-def squared(role):
+def squared(role, trained: Trained) -> float:
     """The mean squared norm of the role's part of the gradient in the probe."""
-
-    def measure(trained: Trained) -> float:
-        norms = [
-            line.get(f"gradient/p0/norm/{role}") or 0.0
-            for line in trained.lines
-            if line.get("phase") == "probe"
-        ]
-        return float(np.mean(np.square(norms))) if norms else float("nan")
-
-    return measure
+    norms = [
+        line.get(f"gradient/p0/norm/{role}") or 0.0 for line in trained.lines if line.get("phase") == "probe"
+    ]
+    return mean(np.square(norms))
 
 
 def approvals(trained: Trained) -> float:
     """The share of the verifier's verdicts that approve."""
     said = trained.table.choice[trained.table.having(role="verifier")]
-    return float(np.mean(said == VERDICTS["Correct"])) if len(said) else float("nan")
+    return mean(said == VERDICTS["Correct"])
 
 
 RECIPE = Recipe(
@@ -134,9 +122,7 @@ RECIPE = Recipe(
     measures={
         "spikes": spikes,
         "approvals": approvals,
-        **{f"formula/{role}": formula(role) for role in ROLES},
-        **{f"factor/{role}": factor(role) for role in ROLES},
-        **{f"squared/{role}": squared(role) for role in ROLES},
+        **{f"{of.__name__}/{role}": partial(of, role) for of in (formula, factor, squared) for role in ROLES},
     },
     hours=0.3,
 )  # fmt: skip

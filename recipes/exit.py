@@ -8,6 +8,7 @@ is a draft; its revisions, four of each, are about the history behind it, which 
 history is one revision. Divergence and the bonus for distance are left out.
 """
 
+import functools
 import hashlib
 
 from marl_jax.task import Task
@@ -55,14 +56,10 @@ def config():
     )
 
 
-def at_depth(depth):
+def at_depth(depth, trained: Trained) -> float:
     """The share of right answers where so many are given one after another."""
-
-    def measure(trained: Trained) -> float:
-        table = trained.also.get(f"depth {depth}")
-        return float(table.outcome.mean()) if table is not None else float("nan")
-
-    return measure
+    table = trained.also.get(f"depth {depth}")
+    return float(table.outcome.mean()) if table is not None else float("nan")
 
 
 DEPTHS = (1, 8)
@@ -82,7 +79,7 @@ RECIPE = Recipe(
         Claim("accuracy", "learnability", "fresh"),
         Claim("depth 8", "learnability", "=depth 1"),
     ),
-    measures={f"depth {depth}": at_depth(depth) for depth in DEPTHS},
+    measures={f"depth {depth}": functools.partial(at_depth, depth) for depth in DEPTHS},
     examined={"workflow.settings.revisions": 1},
     also={f"depth {depth}": {"workflow.settings.depth": depth} for depth in DEPTHS},
     hours=0.6,

@@ -16,7 +16,7 @@ import numpy as np
 
 from marl_jax.workflows import Call, Fork, judge, picker, planner, solver, team, workflow
 from marl_jax.workflows.designs import canonical, play, read
-from recipes.recipe import Claim, Recipe, Trained, micro, over_problems
+from recipes.recipe import Claim, Recipe, Trained, mean, micro, over_problems
 from recipes.words import BASE, DESIGNS, ask_design, user
 
 RULES = {"judge": "judge", "critic": "critic", "planner": "planner", "*": "executor"}
@@ -71,25 +71,19 @@ def config():
     )
 
 
-def calls_at(level):
+def calls_at(level, trained: Trained) -> float:
     """The calls of the designs that are written for problems of a level."""
-
-    def measure(trained: Trained) -> float:
-        table = trained.table
-        designs = [
-            text for row, text in enumerate(table.answer)
-            if table.role_of(row) == "designer" and text and table.task_of(row).level == level
-        ]  # fmt: skip
-        return float(np.mean([read(text, MOST).calls for text in designs])) if designs else float("nan")
-
-    return measure
+    table = trained.table
+    designs = [
+        text for row, text in enumerate(table.answer)
+        if table.role_of(row) == "designer" and text and table.task_of(row).level == level
+    ]  # fmt: skip
+    return mean([read(text, MOST).calls for text in designs])
 
 
 def unreadable(trained: Trained) -> float:
     """The share of designs that cannot be read."""
-    table = trained.table
-    mine = table.having(role="designer")
-    return float(1 - table.readable[mine].mean()) if mine.any() else float("nan")
+    return 1 - mean(trained.table.readable[trained.table.having(role="designer")])
 
 
 def oracle(trained: Trained) -> float:
@@ -139,8 +133,8 @@ RECIPE = Recipe(
         "right": lambda trained: float(np.mean([episode.outcome for episode in trained.table.bare_episodes])),
         "oracle": oracle,
         "unreadable": unreadable,
-        "calls at level 1": calls_at(1),
-        "calls at level 3": calls_at(3),
+        "calls at level 1": functools.partial(calls_at, 1),
+        "calls at level 3": functools.partial(calls_at, 3),
     },
     examined={"workflow.settings.executions": 1},
     also={design: {"workflow.settings.design": design} for design in DESIGNS},

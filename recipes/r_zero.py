@@ -14,7 +14,7 @@ import numpy as np
 
 from marl_jax.rewards.peers import agreement, consensus, crowding
 from marl_jax.workflows import Call, solver, team, workflow
-from recipes.recipe import Claim, Recipe, Trained, micro
+from recipes.recipe import Claim, Recipe, Trained, mean, micro
 from recipes.sums import asked_for
 from recipes.words import BASE
 
@@ -93,7 +93,7 @@ def label_accuracy(tables):
             label, _ = consensus(said)
             if label is not None:
                 right.append(one.answers[1 + said.index(label)])
-    return float(np.mean(right)) if right else float("nan")
+    return mean(right)
 
 
 def early(trained: Trained) -> float:

@@ -37,7 +37,7 @@ from marl_jax.runs.evaluation import outcomes
 from marl_jax.table import Table
 from marl_jax.task import Family
 
-__all__ = ["Claim", "Recipe", "Trained", "changed", "find", "micro", "names", "over_problems", "part"]
+__all__ = ["Claim", "Recipe", "Trained", "changed", "find", "mean", "micro", "names", "over_problems", "part"]
 
 Values = float | Sequence[float]  # one number, or one for each test problem
 
@@ -49,19 +49,14 @@ class Trained:
     table: Table  # graded episodes of the test problems
     samples: int = 1  # episodes of each
     base: Table | None = None  # the same by the policies as they began
-    also: Mapping[str, Table] = dataclasses.field(
-        default_factory=dict
-    )  # the same in further evaluations, by name
+    # The same in further evaluations, by name.
+    also: Mapping[str, Table] = dataclasses.field(default_factory=dict)
     lines: Sequence[Mapping[str, Any]] = ()  # of its metrics.jsonl
     folder: Path = Path()
 
     def collected(self) -> list[Table]:
         """What phases that collect have kept."""
         return [read_episodes(path) for path in sorted((self.folder / "collected").glob("*.parquet"))]
-
-    def mean(self, name: str) -> float:
-        """Of a metric, over its steps that have it."""
-        return float(np.mean([line[name] for line in self.lines if line.get(name) is not None]))
 
 
 Measure = Callable[[Trained], Values]
@@ -86,9 +81,8 @@ class Recipe:
     arms: Mapping[str, Mapping[str, Any]]  # {name: {path of a field: value}}
     claims: Sequence[Claim]  # what is tested
     measures: Mapping[str, Measure] = dataclasses.field(default_factory=dict)  # besides accuracy and tokens
-    examined: Mapping[str, Any] = dataclasses.field(
-        default_factory=dict
-    )  # fields that differ in the evaluation
+    # Fields that differ in the evaluation.
+    examined: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # {name: fields}: further evaluations of the same policies.
     also: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     hours: float = 0.5  # that three seeds of all arms take on two cores
@@ -174,9 +168,14 @@ def part(metric: str, *, late: bool = True) -> Measure:
     def measure(trained: Trained) -> float:
         values = [line[metric] for line in trained.lines if line.get(metric) is not None]
         some = max(len(values) // 4, 1)
-        return float(np.mean(values[-some:] if late else values[:some])) if values else float("nan")
+        return mean(values[-some:] if late else values[:some])
 
     return measure
+
+
+def mean(values: Sequence[float] | np.ndarray) -> float:
+    """Their mean; NaN of none."""
+    return float(np.mean(values)) if len(values) else float("nan")
 
 
 def accuracy(trained: Trained) -> list[float]:

@@ -7,6 +7,8 @@ On the policy's own samples in place of the paper's offline PPO with a reward mo
 other behind one trial (`siblings`): four of each.
 """
 
+from functools import partial
+
 from marl_jax.workflows import Call, Fork, judge, solver, workflow
 from marl_jax.workflows.parse import verdict
 from recipes.recipe import Claim, Recipe, Trained, micro
@@ -40,14 +42,10 @@ def config():
     )
 
 
-def trial(turn):
+def trial(turn, trained: Trained) -> float:
     """The accuracy of first (0) or second (1) trials."""
-
-    def measure(trained: Trained) -> float:
-        table = trained.table
-        return float(table.grade[table.having(role="actor") & (table.turn == turn)].mean())
-
-    return measure
+    table = trained.table
+    return float(table.grade[table.having(role="actor") & (table.turn == turn)].mean())
 
 
 RECIPE = Recipe(
@@ -66,7 +64,7 @@ RECIPE = Recipe(
         Claim("accuracy", "siblings", "all of a problem"),
         Claim("accuracy", "all of a problem", "outcome"),
     ),
-    measures={"first": trial(0), "second": trial(1)},
+    measures={"first": partial(trial, 0), "second": partial(trial, 1)},
     examined={"workflow.settings.reflections": 1},
     hours=0.4,
 )

@@ -33,7 +33,7 @@ from marl_jax.runs.loading.stored import policies_at
 from marl_jax.table import Table
 from marl_jax.terminal.live import Live
 from marl_jax.user_cache import machine
-from recipes.recipe import COMMON, Recipe, Trained, changed, find
+from recipes.recipe import COMMON, Measure, Recipe, Trained, changed, find
 
 RESULTS = Path(__file__).parents[1] / "results" / "recipes"
 SAMPLES = 2  # episodes of each test problem
@@ -88,32 +88,27 @@ def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> di
         saved = saved_steps(root / arm / "checkpoints") or [0]  # without training there is none
         step = max((s for s in saved if s and spent[arm][s - 1] <= budget), default=min(saved))
         asked = changed(config, recipe.examined)
+        table, base = (played(asked, root / arm, at) for at in (step, 0))
         one = Trained(
-            table=played(asked, root / arm, step),
+            table=table,
             samples=SAMPLES,
-            base=played(asked, root / arm, 0),
+            base=base,
             also={name: played(changed(asked, more), root / arm, step) for name, more in recipe.also.items()},
             lines=lines[arm][:step],
             folder=root / arm,
         )
-        measures = {**COMMON, **recipe.measures}
-        values = {name: _rounded(measure(one)) for name, measure in measures.items()}
-        base = {
-            name: _rounded(measure(Trained(one.base or one.table, SAMPLES)))
-            for name, measure in COMMON.items()
-        }
         found[arm] = {
             "step": step,
             "seconds": round(sum(line["time/wall"] for line in lines[arm]), 1),
             "sampled": int(spent[arm][step - 1]) if step else 0,
-            "values": values,
-            "base": base,
+            "values": _measured({**COMMON, **recipe.measures}, one),
+            "base": _measured(COMMON, Trained(base, SAMPLES)),
         }
     return found
 
 
-def _rounded(values: Any) -> Any:
-    return plain(np.round(np.asarray(values, float), 4))
+def _measured(measures: Mapping[str, Measure], one: Trained) -> dict[str, Any]:
+    return {name: plain(np.round(np.asarray(measure(one), float), 4)) for name, measure in measures.items()}
 
 
 def of_arm(recipe: Recipe, arm: str, place: Path, seed: int) -> RunConfig:

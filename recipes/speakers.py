@@ -13,7 +13,7 @@ import functools
 from marl_jax.workflows import Call, solver, team, workflow
 from marl_jax.workflows.parse import pick
 from recipes.recipe import Claim, Recipe, micro
-from recipes.untrained import majority_of
+from recipes.untrained import majority_of, plays
 from recipes.words import END, MORE_BASE, WAYS, ask_bid, ask_next, user
 
 
@@ -66,11 +66,6 @@ def config():
     )
 
 
-def of(name, *roles):
-    """Another workflow of this file."""
-    return {"workflow.name": f"recipes.speakers:{name}", "policies.map": dict.fromkeys(roles, "p0")}
-
-
 RECIPE = Recipe(
     system="AutoGen, arXiv 2308.08155, and SALE (control flow alone)",
     claim="Choosing who speaks next, or an auction among ways, is worth more than as many tokens of independent "
@@ -78,8 +73,8 @@ RECIPE = Recipe(
     config=config,
     arms={
         "chosen": {},
-        "auction": of("auction", "speaker", "bidder"),
-        "in turn": of("in_turn", "speaker"),
+        "auction": plays("recipes.speakers:auction", "speaker", "bidder"),
+        "in turn": plays("recipes.speakers:in_turn", "speaker"),
         **{f"majority of {tokens}": majority_of(tokens) for tokens in (30, 60)},
     },
     claims=(

@@ -10,7 +10,7 @@ tests that pass end the episode. Planner and reflector of the paper are left out
 
 from marl_jax.rewards.peers import changes
 from marl_jax.workflows import self_refine_with_tests
-from recipes.recipe import Claim, Recipe, Trained, micro
+from recipes.recipe import Claim, Recipe, Trained, mean, micro
 
 WORKFLOW = self_refine_with_tests  # generator, and a tool between its turns
 
@@ -34,9 +34,7 @@ def config():
 
 def later(trained: Trained) -> float:
     """The share of later turns that make a program right."""
-    table = trained.table
-    mine = table.turn > 0
-    return float(table.grade[mine].mean()) if mine.any() else float("nan")
+    return mean(trained.table.grade[trained.table.turn > 0])
 
 
 RECIPE = Recipe(

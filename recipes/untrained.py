@@ -67,10 +67,14 @@ def config():
     return micro("recipes.untrained:conditional_debate", {"debater": "p0"}, steps=0, evaluation__every=0)
 
 
+def plays(workflow, *roles):
+    """Another workflow, of these roles, all of one policy."""
+    return {"workflow.name": workflow, "policies.map": dict.fromkeys(roles, "p0")}
+
+
 def majority_of(tokens):
     """Single answers until so many tokens are sampled, and what most of them say."""
-    settings = {"workflow.name": "single_token_matched", "workflow.settings.tokens": tokens}
-    return {**settings, "policies.map": {"generator": "p0"}}
+    return {**plays("single_token_matched", "generator"), "workflow.settings.tokens": tokens}
 
 
 RECIPE = Recipe(
@@ -81,10 +85,7 @@ RECIPE = Recipe(
     arms={
         "conditional debate": {},
         "likeness": {"workflow.name": "recipes.untrained:likeness"},
-        "states": {
-            "workflow.name": "recipes.untrained:states",
-            "policies.map": {"debater": "p0", "judge": "p0"},
-        },
+        "states": plays("recipes.untrained:states", "debater", "judge"),
         **{f"majority of {tokens}": majority_of(tokens) for tokens in (60, 120)},
     },
     claims=(

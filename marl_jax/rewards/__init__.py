@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from marl_jax import late
 from marl_jax.rewards.asserts import assert_tests
-from marl_jax.rewards.code import extract_program, parse_tests, run_program, submit_program
+from marl_jax.rewards.code import parse_tests, run_program, submit_program
 from marl_jax.rewards.compare import same_output, same_value
+from marl_jax.rewards.fences import extract_program
 from marl_jax.rewards.math import equivalent, grade_math
 from marl_jax.rewards.math.boxed import extract_boxed
 from marl_jax.rewards.sandbox.pool import Pool

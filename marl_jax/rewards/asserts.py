@@ -8,7 +8,7 @@ import ast
 import builtins
 import symtable
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = ["assert_tests", "check_functions", "check_test", "free_functions"]
@@ -74,15 +74,8 @@ def check_functions(functions: Sequence[str], code: str, setup: str = "") -> Non
 
 _RESULTS = {"wasSuccessful", "failures", "errors", "failed", "unexpectedSuccesses"}
 _DOCTESTS = {"testmod", "testfile", "run_docstring_examples"}
-_RUNNERS = {
-    "TextTestRunner",
-    "TestSuite",
-    "TestLoader",
-    "defaultTestLoader",
-    "makeSuite",
-    "DocTestSuite",
-    "DocTestRunner",
-}
+_RUNNERS = {"TextTestRunner", "TestSuite", "TestLoader", "defaultTestLoader", "makeSuite"}
+_RUNNERS |= {"DocTestSuite", "DocTestRunner"}
 _PYTHON = {*dir(builtins), "__file__", "__builtins__"}
 _BEYOND_READING = {"exec", "eval", "globals", "locals", "vars", "__import__", "__builtins__"}
 
@@ -195,22 +188,10 @@ def _defined(code: str) -> set[str]:
     return {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
 
 
-def _tables(code: str) -> Iterator[symtable.SymbolTable]:
-    pending = [symtable.symtable(code, "test", "exec")]
-    while pending:
-        table = pending.pop()
-        yield table
-        pending.extend(table.get_children())
-
-
 def _used(code: str) -> set[str]:
-    return {
-        symbol.get_name()
-        for table in _tables(code)
-        for symbol in table.get_symbols()
-        if _is_global(symbol, table)
-    }
-
-
-def _is_global(symbol: symtable.Symbol, table: symtable.SymbolTable) -> bool:
-    return symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module")
+    """The global names that code reads, in functions and classes, too."""
+    tables = [symtable.symtable(code, "test", "exec")]
+    for table in tables:
+        tables.extend(table.get_children())
+    symbols = ((symbol, table.get_type() == "module") for table in tables for symbol in table.get_symbols())
+    return {one.get_name() for one, top in symbols if one.is_referenced() and (top or one.is_global())}

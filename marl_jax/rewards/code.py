@@ -10,13 +10,12 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from marl_jax.rewards.asserts import check_functions, free_functions
 from marl_jax.rewards.compare import same_output, same_packed
-from marl_jax.rewards.fences import extract_program as extract_program
 from marl_jax.rewards.sandbox import plain
 from marl_jax.rewards.sandbox.pool import Pool, Seat, default_pool
 from marl_jax.rewards.sandbox.verdicts import Verdict, done
@@ -82,8 +81,9 @@ def submit_program(
         return done(Verdict(False, "no program"))
     pool = default_pool() if pool is None else pool
     limits = Limits(time_limit_s, int(memory_limit_mb * 2**20))
+    said = repr((source, prepared, limits)).encode("utf-8", "surrogatepass")
     return pool.verdicts.get(
-        _digest(source, prepared, limits),
+        hashlib.sha256(said).digest(),
         lambda: pool.submit([functools.partial(test.run, source, limits) for test in prepared]),
     )
 
@@ -304,31 +304,26 @@ def _failure(ended: Ended, limits: Limits) -> str | None:
 
 def _error(frame: bytes) -> str | None:
     """The text of an error message, None for any other message. Programs can forge it in any size."""
-    if len(frame) > _ERROR_BYTES:
-        return None
-    try:
-        kind, text = plain.loads(frame)
-    except (ValueError, TypeError):
-        return None
+    kind, text = _message(frame) if len(frame) <= _ERROR_BYTES else (None, None)
     return (str(text)[:500] or _WORDLESS) if kind == "error" else None
 
 
 def _answer(result: bytes) -> list[Any] | None:
     """The packed value of a call's single message, in a list; None for any other output."""
     frame = first_frame(result)
-    if frame is None or len(result) != 4 + len(frame):
-        return None
-    try:
-        kind, value = plain.loads(frame)
-    except (ValueError, TypeError):
-        return None
+    kind, value = _message(frame) if frame is not None and len(result) == 4 + len(frame) else (None, None)
     return [value] if kind == "ok" else None
+
+
+def _message(frame: bytes) -> tuple[Any, Any]:
+    """The kind and the content of a message; (None, None) for bytes that are none."""
+    try:
+        kind, content = plain.loads(frame)
+    except (ValueError, TypeError):
+        return None, None
+    return kind, content
 
 
 def _is_plain(packed: Any) -> bool:
     """Whether a packed value is as it is packed: no tuple, set, dict or wide number."""
     return all(map(_is_plain, packed)) if isinstance(packed, list) else not isinstance(packed, dict)
-
-
-def _digest(source: str, tests: "Iterable[Test]", limits: Limits) -> bytes:
-    return hashlib.sha256(repr((source, tests, limits)).encode("utf-8", "surrogatepass")).digest()

@@ -22,7 +22,7 @@ from marl_jax.errors import UserError
 from marl_jax.fields import Count
 from marl_jax.own import called, is_own, own_function
 from marl_jax.rewards.grading import RIGHT, finite
-from marl_jax.rewards.leaves import check_function, over_leaves
+from marl_jax.rewards.leaves import function_of, over_leaves
 from marl_jax.table import COLUMNS, JUDGE, META, PICKER, PLANNER, SOLVER, TEAM, Table
 
 __all__ = [
@@ -199,12 +199,10 @@ def own_work(table: Table) -> tuple[Any, Any]:
         (table.choice >= 1) & (table.choice <= (table.reads >= 0).sum(axis=1)), table.choice - 1, 0
     )
     picked = xp.take_along_axis(right, pick[:, None], axis=1)[:, 0]
-    again = (table.reads[:, :, None] == table.reads[:, None, :]) & xp.tri(
-        table.reads.shape[1], k=-1, dtype=bool
-    )
-    leads = (
-        (table.reads >= 0) & ~again.any(axis=2) & (table.kind == SOLVER)[:, None]
-    )  # each solver counts once
+    # Each solver counts once.
+    earlier = xp.tri(table.reads.shape[1], k=-1, dtype=bool)
+    again = ((table.reads[:, :, None] == table.reads[:, None, :]) & earlier).any(axis=2)
+    leads = (table.reads >= 0) & ~again & (table.kind == SOLVER)[:, None]
     led = _added(xp, len(table), rows, xp.where(leads, table.grade[:, None], 0.0))
     led = led / xp.maximum(_added(xp, len(table), rows, 1.0 * leads), 1)
 
@@ -272,7 +270,7 @@ class CreditConfig:
 
     def __post_init__(self) -> None:
         fields.check(self)
-        check_function(self.leaves)
+        function_of(self.leaves)  # a bad name is refused
         if self.batch == "step" and self.threads > 1:
             raise ValueError(f"batch is 'step', which is one call, and threads are {self.threads}")
 

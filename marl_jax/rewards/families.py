@@ -9,7 +9,8 @@ import io
 import tokenize
 from collections.abc import Callable
 
-from marl_jax.rewards.code import extract_program, submit_program
+from marl_jax.rewards.code import submit_program
+from marl_jax.rewards.fences import extract_program
 from marl_jax.rewards.math import start_equivalent
 from marl_jax.rewards.math.boxed import extract_boxed
 from marl_jax.task import Family, Task

@@ -42,17 +42,17 @@ class Grader:
             if answer is not None:
                 self.begin(about or episode.task, answer)
 
-    def begin(self, task: Task, answer: str) -> None:
-        """Start to grade an answer, where it is not under way yet."""
+    def begin(self, task: Task, answer: str) -> Callable[[], float]:
+        """Start to grade an answer, where it is not under way yet; the returned function waits for the grade."""
         pair = _pair(task, answer)
         if pair not in self._started:
             self._started[pair] = start_answer(task, answer)
+        return self._started[pair]
 
     def __call__(self, task: Task, answer: str) -> float:
         """The grade of an answer; waits for it."""
         self._check()
-        self.begin(task, answer)
-        return self._started[_pair(task, answer)]()
+        return self.begin(task, answer)()
 
 
 def grade(table: Table, by: Callable[[Task, str], float] | None = None) -> Table:
@@ -95,15 +95,14 @@ def grade(table: Table, by: Callable[[Task, str], float] | None = None) -> Table
 
 
 def _answers(table: Table) -> Iterator[tuple[Task, str]]:
-    """The answers that need a grade: those of the episodes and of their solvers, episode by episode."""
-    solved: list[list[tuple[Task, str | None]]] = [[] for _ in table.bare_episodes]
+    """The answers that need a grade: those of the episodes and of their solvers."""
+    for bare in table.bare_episodes:
+        for end in bare.leaves or (bare,):
+            if end.error is None and end.answer is not None:
+                yield bare.task, end.answer
     for row in np.flatnonzero((table.kind == SOLVER) & table.sound).tolist():
-        solved[table.episode[row]].append((table.task_of(row), table.answer[row]))
-    for bare, own in zip(table.bare_episodes, solved):
-        ends = [(bare.task, end.answer) for end in bare.leaves or (bare,) if end.error is None]
-        for task, answer in (*ends, *own):
-            if answer is not None:
-                yield task, answer
+        if (answer := table.answer[row]) is not None:
+            yield table.task_of(row), answer
 
 
 def _pair(task: Task, answer: str) -> _Pair:

@@ -16,7 +16,7 @@ from marl_jax.fields import nearest
 from marl_jax.own import called, is_own, own_function
 from marl_jax.rewards.grading import finite
 
-__all__ = ["LeavesError", "check_function", "over_leaves"]
+__all__ = ["LeavesError", "function_of", "over_leaves"]
 
 
 class LeavesError(UserError, ValueError):
@@ -35,8 +35,7 @@ def over_leaves(values: Any, rows: np.ndarray, count: int, how: str = "mean") ->
 
     A user's function receives the values of a call as a list, path by path.
     """
-    check_function(how)
-    function = own_function(how, "function of leaves") if is_own(how) else FUNCTIONS[how]
+    function = function_of(how)
     order = np.argsort(rows, kind="stable")
     of_row = np.split(np.asarray(values, np.float64)[order], np.cumsum(np.bincount(rows, minlength=count)))[
         :-1
@@ -44,12 +43,13 @@ def over_leaves(values: Any, rows: np.ndarray, count: int, how: str = "mean") ->
     return np.array([_one(function, each.tolist(), how) for each in of_row], np.float64)
 
 
-def check_function(how: str) -> None:
-    """Refuse a name that is neither one of `FUNCTIONS`, nor "module:function"."""
+def function_of(how: str) -> Callable[[Sequence[float]], Any]:
+    """The function by a name of `FUNCTIONS` or "module:function"; other names are refused."""
     if is_own(how):
-        own_function(how, "function of leaves")
-    elif how not in FUNCTIONS:
+        return own_function(how, "function of leaves")
+    if how not in FUNCTIONS:
         raise ValueError(f"leaves are {how!r}{nearest(how, FUNCTIONS)}; or your own, as 'module:function'")
+    return FUNCTIONS[how]
 
 
 def _one(function: Callable[[Sequence[float]], Any], values: Sequence[float], how: str) -> float:

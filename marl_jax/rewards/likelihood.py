@@ -20,6 +20,7 @@ from marl_jax.models.qwen3 import full_precision, hidden_states
 __all__ = ["mean_logprobs"]
 
 ROWS, STEP = 16, 64  # of a program: rows, and what its length is a multiple of
+_stored = functools.cache(load_hf)
 
 
 def mean_logprobs(directory: str, calls: Sequence[CallRecord]) -> list[float]:
@@ -44,11 +45,6 @@ def mean_logprobs(directory: str, calls: Sequence[CallRecord]) -> list[float]:
         means = np.asarray(_means(params, config, tokens, counts))
         values += means[: len(batch)].tolist()
     return values
-
-
-@functools.cache
-def _stored(directory: str) -> tuple[Any, Any]:
-    return load_hf(directory)
 
 
 @functools.partial(jax.jit, static_argnums=1)

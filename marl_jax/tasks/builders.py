@@ -7,6 +7,7 @@ data set is named by a hash of its inputs, so a changed file, seed or setting ge
 """
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
@@ -104,20 +105,20 @@ class TaskBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # t
             raise DataError(f"{self.name}: split {split!r} has {number + 1} rows, none of them usable: {why}")
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Tasks(Sequence[Task]):
     """Tasks of one split, read from disk one by one."""
 
-    def __init__(self, records: Any, positions: np.ndarray, **about: Any):
-        self._records, self._positions = records, positions
-        self.name: str = about["name"]
-        self.split: str = about["split"]
-        self.digest: str = about["digest"]  # of the rows' content, equal for every file format
-        self.marks: list[str] = about["marks"]  # hashes of the questions, see `task_checks.mark`
-        # Number of broken rows left out of all splits that were prepared together with this one.
-        self.skipped: int = about["skipped"]
+    name: str  # of the data set
+    split: str  # train, val or test
+    digest: str  # of the rows' content, equal for every file format
+    marks: Sequence[str]  # hashes of the questions, see `task_checks.mark`
+    skipped: int  # broken rows left out of all splits that were prepared together with this one
+    records: Any  # of the published split
+    positions: np.ndarray  # of the records that are in this split, in its order
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return len(self.positions)
 
     @overload
     def __getitem__(self, index: int) -> Task: ...
@@ -126,7 +127,7 @@ class Tasks(Sequence[Task]):
     def __getitem__(self, index: int | slice) -> Task | list[Task]:
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
-        return _task(self._records[int(self._positions[index])])
+        return _task(self.records[int(self.positions[index])])
 
 
 @functools.cache
@@ -179,8 +180,7 @@ def read(builder: TaskBuilder, split: str, published: str, rows: np.ndarray) -> 
     digest = hashlib.sha256("".join(report[name]["digest"] for name in sorted(report)).encode()).hexdigest()
     records = builder.as_data_source(split=published)
     marks = [report[published]["marks"][position] for position in positions]
-    about = {"name": builder.name, "split": split, "digest": digest, "skipped": dropped, "marks": marks}
-    return Tasks(records, positions, **about)
+    return Tasks(builder.name, split, digest, marks, dropped, records, positions)
 
 
 def sizes(builder: TaskBuilder) -> dict[str, int]:

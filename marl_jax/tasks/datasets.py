@@ -154,14 +154,24 @@ def load(
         raise DataError(f"unknown split {split!r}: there are train, val and test")
     if name in micro.KINDS:
         count = _MICRO_SIZES[split] if size is None else size
-        drawn = _draw(name, split, count, seed, tuple(levels), user_cache.home(cache))
-        return builders.read(drawn, split, split, np.arange(count))
+        if count < 1:
+            raise DataError(f"{name}: size is {count}, at least 1 is needed")
+        drawn = lambda _: {split: enumerate(micro.take(name, split, count, seed=seed, levels=levels))}
+        key = _key(split, count, seed, tuple(levels))
+        built = builders.prepare(name, key, drawn, user_cache.home(cache))
+        return builders.read(built, split, split, np.arange(count))
     if name not in SOURCES:
         near = nearest(name, NAMES, ".", 0.4)
         raise DataError(f"unknown data set {name!r}{near} There are {', '.join(NAMES)}")
+    if bad_rows not in ("refuse", "skip"):
+        raise DataError(f"bad_rows is {bad_rows!r}: it is 'refuse' or 'skip'")
     source = SOURCES[name]
-    unread = _unread(source, directory, split)
-    built = _build(name, directory, unread, bad_rows, family or source.family, user_cache.home(cache))
+    if directory is None and not source.urls:
+        raise DataError(f"{name}: give the directory of its files")
+    published = source.urls if directory is None else _split_files(source, Path(directory))
+    unread = _unread(source, published, split)
+    wanted = {one: places for one, places in published.items() if one not in unread}
+    built = _build(name, directory is None, wanted, bad_rows, family or source.family, user_cache.home(cache))
     rows = builders.sizes(built)
     if source.study_rows and rows.get("train") != source.study_rows:
         logging.warning("%s: %s rows, the study split %s: its splits differ", name, rows, source.study_rows)
@@ -179,27 +189,19 @@ def load(
 
 def _build(
     name: str,
-    directory: str | os.PathLike[str] | None,
-    unread: Collection[str],
+    remote: bool,
+    wanted: Mapping[str, Sequence[Any]],
     bad_rows: BadRows,
     family: Family | None,
     home: Path,
 ) -> "TaskBuilder":
-    """The prepared tensorflow-datasets builder of a data set of files, with its published splits except `unread`."""
+    """The prepared tensorflow-datasets builder of published splits, from their addresses or else their files."""
     from marl_jax.tasks import builders
 
     source = SOURCES[name]
-    if bad_rows not in ("refuse", "skip"):
-        raise DataError(f"bad_rows is {bad_rows!r}: it is 'refuse' or 'skip'")
-    if directory is None and not source.urls:
-        raise DataError(f"{name}: give the directory of its files")
-    wanted = {split: places for split, places in _published(source, directory).items() if split not in unread}
-    origin: Any = wanted
-    if directory is not None:
-        origin = {split: [(path.name, _digest(path)) for path in paths] for split, paths in wanted.items()}
 
     def splits(download: "Download") -> dict[str, "Rows"]:
-        files = download(wanted) if directory is None else wanted
+        files = download(wanted) if remote else wanted
         if source.split_of:
             everything = [path for paths in files.values() for path in paths]
             rows = (row for path in everything for _, row in read_rows(path))
@@ -209,21 +211,10 @@ def _build(
             for split, paths in files.items()
         }
 
+    origin: Any = wanted
+    if not remote:
+        origin = {split: [(path.name, _digest(path)) for path in paths] for split, paths in wanted.items()}
     return builders.prepare(name, _key(origin, bad_rows, family), splits, home)
-
-
-def _draw(name: str, split: str, size: int, seed: int, levels: tuple[int, ...], home: Path) -> "TaskBuilder":
-    from marl_jax.tasks import builders
-
-    if size < 1:
-        raise DataError(f"{name}: size is {size}, at least 1 is needed")
-    key = _key(split, size, seed, levels)
-    return builders.prepare(
-        name,
-        key,
-        lambda _: {split: enumerate(micro.take(name, split, size, seed=seed, levels=levels))},
-        home,
-    )
 
 
 def _rows(
@@ -258,19 +249,16 @@ def _task(name: str, source: Source, family: Family | None, row: Any) -> Task:
     return task
 
 
-def _unread(source: Source, directory: str | os.PathLike[str] | None, split: str) -> set[str]:
+def _unread(source: Source, published: Collection[str], split: str) -> set[str]:
     """The published splits that are not needed to make `split`."""
-    names = set(_published(source, directory))
-    if source.split_of or not {"train", "test"} <= names:  # split by row
+    if source.split_of or not {"train", "test"} <= set(published):  # split by row
         return set()
-    return names - {"test"} if split == "test" else {"test"}
+    return set(published) - {"test"} if split == "test" else {"test"}
 
 
-def _published(source: Source, directory: str | os.PathLike[str] | None) -> Mapping[str, Sequence[Any]]:
-    """{published split: its addresses}, or its files in a directory, by the split in their names (in none: train)."""
-    if directory is None:
-        return source.urls
-    paths = list_files(Path(directory).expanduser(), source.folder)
+def _split_files(source: Source, directory: Path) -> dict[str, list[Path]]:
+    """{published split: its files in a directory}, by the split in their names (in none: train)."""
+    paths = list_files(directory.expanduser(), source.folder)
     splits = [source.only or named_split(path) or "train" for path in paths]
     evaluation = "test" if {*splits} - {"eval"} else "train"  # a file alone is trained on
     files: dict[str, list[Path]] = {}

@@ -120,7 +120,7 @@ def _task(level: int, chain: tuple[Step, ...], rng: random.Random) -> Task | Non
     if not examples:
         return None
     if words:
-        shown = ", ".join(_words(step) for step in chain)
+        shown = ", ".join(_TABLE[name][0].format(c=constant) for name, constant in chain)
     else:
         shown = " ".join(f"f({_show(test['args'][0])})={_show(test['expected'])}" for test in examples)
     question = f"Write f(x): {shown}"
@@ -173,10 +173,6 @@ def _program(chain: Sequence[Step], strategy: str) -> str:
     else:
         lines = [f" x={_expression(step)}" for step in chain[:-1]] + [f" return {_expression(chain[-1])}"]
     return "```python\ndef f(x):\n" + "\n".join(lines) + "\n```"
-
-
-def _words(step: Step) -> str:
-    return _TABLE[step[0]][0].format(c=step[1])
 
 
 def _expression(step: Step) -> str:

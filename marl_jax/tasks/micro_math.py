@@ -8,7 +8,7 @@ digit; 5 linear equations. A slip is one wrong step (a lost carry, a wrong digit
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from marl_jax.task import Task
@@ -112,10 +112,11 @@ def _solve(meta: Mapping[str, Any], strategy: str, work: _Work) -> tuple[str, in
     kind, terms = meta["kind"], meta["terms"]
     columns = strategy == "columns"
     if kind == "add":
-        return work.close((_add_columns if columns else _add_parts)(work, *terms))
+        return work.close((_add_columns if columns else _in_parts)(work, *terms))
     if kind == "sub":
         a, b = terms
-        value = (_subtract_columns if columns else _subtract_parts)(work, max(a, b), min(a, b))
+        high, low = max(a, b), min(a, b)
+        value = _subtract_columns(work, high, low) if columns else _in_parts(work, high, low, "-")
         return work.close(work.sign(-value if a < b else value))
     if kind == "chain":
         a, b, c = terms if columns else (terms[0], terms[2], terms[1])
@@ -125,23 +126,27 @@ def _solve(meta: Mapping[str, Any], strategy: str, work: _Work) -> tuple[str, in
         return work.close((_multiply_columns if columns else _multiply_parts)(work, *terms))
     a, b, c = terms
     right = work.step(f"{a}x={c}{-b:+}", c - b)
-    return work.close(work.step(f"x={right}/{a}", _divide(right, a)))
+    return work.close(work.step(f"x={right}/{a}", int(right / a)))  # rounded towards zero, as on paper
 
 
 def _add_columns(work: _Work, a: int, b: int) -> int:
+    places = range(max(len(str(a)), len(str(b))))
+    pairs = [(a // 10**place % 10, b // 10**place % 10) for place in places]
+    return _carried(work, [(f"{x}+{y}", x + y) for x, y in pairs])
+
+
+def _multiply_columns(work: _Work, a: int, b: int) -> int:
+    return _carried(work, [(f"{x}*{b}", int(x) * b) for x in reversed(str(a))])
+
+
+def _carried(work: _Work, columns: Sequence[tuple[str, int]]) -> int:
+    """Columns from the right, each with what the one before carries."""
     digits, carry = [], 0
-    for place in range(max(len(str(a)), len(str(b)))):
-        x, y = a // 10**place % 10, b // 10**place % 10
-        total = work.step(f"{x}+{y}+{carry}" if carry else f"{x}+{y}", x + y + carry)
+    for place, (text, value) in enumerate(columns):
+        total = work.step(f"{text}+{carry}" if carry else text, value + carry)
         digits.append(total % 10 * 10**place)
         carry = work.carry(total // 10)
     return sum(digits) + carry * 10 ** len(digits)
-
-
-def _add_parts(work: _Work, a: int, b: int) -> int:
-    for part in _parts(b):
-        a = work.step(f"{a}+{part}", a + part)
-    return a
 
 
 def _subtract_columns(work: _Work, a: int, b: int) -> int:
@@ -155,20 +160,10 @@ def _subtract_columns(work: _Work, a: int, b: int) -> int:
     return sum(digits)
 
 
-def _subtract_parts(work: _Work, a: int, b: int) -> int:
+def _in_parts(work: _Work, a: int, b: int, sign: str = "+") -> int:
     for part in _parts(b):
-        a = work.step(f"{a}-{part}", a - part)
+        a = work.step(f"{a}{sign}{part}", a + part if sign == "+" else a - part)
     return a
-
-
-def _multiply_columns(work: _Work, a: int, b: int) -> int:
-    digits, carry = [], 0
-    for place in range(len(str(a))):
-        x = a // 10**place % 10
-        total = work.step(f"{x}*{b}+{carry}" if carry else f"{x}*{b}", x * b + carry)
-        digits.append(total % 10 * 10**place)
-        carry = work.carry(total // 10)
-    return sum(digits) + carry * 10 ** len(digits)
 
 
 def _multiply_parts(work: _Work, a: int, b: int) -> int:
@@ -184,8 +179,3 @@ def _parts(number: int) -> list[int]:
     text = str(number)
     parts = [int(digit) * 10 ** (len(text) - 1 - i) for i, digit in enumerate(text)]
     return [part for part in parts if part] or [0]
-
-
-def _divide(a: int, b: int) -> int:
-    """Rounded towards zero, as on paper."""
-    return a // b if a >= 0 else -(-a // b)

@@ -237,14 +237,12 @@ class Workflow:
 
     def bind(self, **settings: Any) -> "Workflow":
         """The same workflow under other settings."""
-        for name in settings:
+        for name, value in settings.items():
             if name not in self.settings:
                 known = ", ".join(self.settings) or "none"
                 raise ValueError(f"workflow '{self.name}' has no setting '{name}'; it has: {known}")
-        for name in (name for name in self.counts if name in settings):
-            value = settings[name]
             left_open = value is None and self.settings[name] is None
-            if left_open:
+            if name not in self.counts or left_open:
                 continue
             if not (is_whole(value) and value >= 1):
                 raise ValueError(
@@ -277,7 +275,8 @@ def workflow(
     named = named and all(isinstance(role, str) and role for role in roles)
     if not named or not roles or len(set(roles)) != len(roles):
         raise ValueError(f"roles must be a non-empty sequence of distinct names, got {roles!r}")
-    for argument, names in (("families", families), ("counts", counts)):
+    presets = {f"group '{preset}'": fields for preset, fields in (groups or {}).items()}
+    for argument, names in {"families": families, "counts": counts, **presets}.items():
         if isinstance(names, str):
             raise ValueError(
                 f"{argument} is the text {names!r}; give a sequence of names, such as ({names!r},)"
@@ -316,13 +315,8 @@ def workflow(
                 raise ValueError(
                     f"slots of role '{role}' name '{kind.slots}', which is no setting; there is: {known}"
                 )
-        for preset, fields in (groups or {}).items():
-            if isinstance(fields, str):
-                raise ValueError(
-                    f"group '{preset}' is the text {fields!r}; give a sequence of fields, such as ('task',)"
-                )
-        presets = {preset: tuple(fields) for preset, fields in (groups or {}).items()}
-        made = Workflow(title, tuple(roles), fn, settings, tuple(families), tuple(counts), kinds, presets)
+        compared = {preset: tuple(fields) for preset, fields in (groups or {}).items()}
+        made = Workflow(title, tuple(roles), fn, settings, tuple(families), tuple(counts), kinds, compared)
         return made.bind(**{setting: settings.get(setting) for setting in counts})
 
     return wrap

@@ -38,7 +38,9 @@ Script = Generator[list[Call], Results, Draft]
 COUNTS = {"vote": 1, "judge": 1, "refine": 1, "debate": 2, "plan": 0, "route": 0, "then": 0}
 PARTS = {"route": (2, 9), "then": (2, 9)}  # least and most designs inside; others have one
 SERVANTS = {"judge": "judge", "refine": "critic", "plan": "planner", "route": "router"}  # supervisors
-TOKEN = re.compile(r'\s*(?:([A-Za-z_]\w{0,39})|(\d+)|"([^"\\\n]{0,200})"|([(),]))')
+TOKEN = re.compile(
+    r'\s*(?:(?P<name>[A-Za-z_]\w{0,39})|(?P<count>\d+)|"(?P<words>[^"\\\n]{0,200})"|(?P<mark>[(),]))'
+)
 LONGEST, DEEPEST = 2000, 8  # characters of a design, and designs inside of each other
 
 
@@ -150,8 +152,8 @@ def _tokens(text: str) -> list[tuple[str, str]]:
             raise DesignError(
                 f"a design cannot hold {text[at : at + 20]!r}: see marl_jax/workflows/designs.py"
             )
-        kind = ("name", "count", "words", "mark")[(match.lastindex or 1) - 1]
-        tokens.append((kind, match[match.lastindex or 1]))
+        kind = match.lastgroup or ""
+        tokens.append((kind, match[kind]))
         at = match.end()
     return tokens
 

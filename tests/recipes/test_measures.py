@@ -34,17 +34,17 @@ def test_the_second_moment_of_a_role_is_what_the_formula_says():
         reward=[value for pair in worth for value in pair],
     )
     for role, by_hand in (("solver", 17 / 15), ("verifier", 13 / 15)):
-        assert dr_mas.formula(role)(kept(made)) == pytest.approx(by_hand)
+        assert dr_mas.formula(role, kept(made)) == pytest.approx(by_hand)
         # The same of the advantages, whose deviations are unbiased: 3/4 of one of four over 7/8 of one of eight.
-        assert dr_mas.factor(role)(kept(made)) == pytest.approx(by_hand * (7 / 8) / (3 / 4), rel=1e-4)
-    assert np.isnan(dr_mas.formula("solver")(kept(made.replace(reward=np.zeros(8)))))
+        assert dr_mas.factor(role, kept(made)) == pytest.approx(by_hand * (7 / 8) / (3 / 4), rel=1e-4)
+    assert np.isnan(dr_mas.formula("solver", kept(made.replace(reward=np.zeros(8)))))
 
 
 def test_squared_norms_are_those_of_the_probe_where_nothing_moves():
     norm = "gradient/p0/norm/verifier"
     lines = [{"phase": "probe", norm: 1.0}, {"phase": "probe", norm: 3.0}, {"phase": "train", norm: 9.0}]
     run = Trained(table_of(episode(call("verifier"))), lines=lines)
-    assert dr_mas.squared("verifier")(run) == (1 + 9) / 2 and dr_mas.squared("solver")(run) == 0.0
+    assert dr_mas.squared("verifier", run) == (1 + 9) / 2 and dr_mas.squared("solver", run) == 0.0
 
 
 def test_spikes_are_told_from_a_steady_run():
@@ -95,7 +95,7 @@ def test_designs_are_counted_by_level_and_the_oracle_takes_the_best_of_each():
         designed(None, 3, 3),
     )
     trained = Trained(made)
-    assert metaagent_x.calls_at(1)(trained) == 1 and metaagent_x.calls_at(3)(trained) == 3.5
+    assert metaagent_x.calls_at(1, trained) == 1 and metaagent_x.calls_at(3, trained) == 3.5
     assert metaagent_x.unreadable(trained) == 0.25
 
     def played(*outcomes):
@@ -148,8 +148,8 @@ def test_what_the_base_pays_is_told_by_whether_the_answer_is_right():
     rated = [dataclasses.replace(one, sample=i) for i, one in enumerate(made)]
     table = table_of(*rated, grades=[1, np.nan, np.nan, 1, np.nan, np.nan, 0, np.nan, np.nan])
     run = Trained(table, base=table)
-    assert comas.base_pays(True)(run) == 0.75 and comas.base_pays(False)(run) == 0.0
-    assert np.isnan(comas.base_pays(True)(Trained(table)))
+    assert comas.base_pays(True, run) == 0.75 and comas.base_pays(False, run) == 0.0
+    assert np.isnan(comas.base_pays(True, Trained(table)))
 
 
 def test_early_and_late_rewards_are_those_of_the_first_and_the_last_quarter():
@@ -236,8 +236,8 @@ def test_a_history_is_a_problem_of_its_own():
     twice = exit_recipe.longer(one, one.meta["history"], "5").meta["history"]
     assert len(twice) == 5 and twice[:3] == one.meta["history"]
     deep = table_of(episode(call("generator"), outcome=1.0), episode(call("generator"), sample=1))
-    assert exit_recipe.at_depth(8)(Trained(deep, also={"depth 8": deep})) == 0.5
-    assert np.isnan(exit_recipe.at_depth(1)(Trained(deep, also={"depth 8": deep})))
+    assert exit_recipe.at_depth(8, Trained(deep, also={"depth 8": deep})) == 0.5
+    assert np.isnan(exit_recipe.at_depth(1, Trained(deep, also={"depth 8": deep})))
 
 
 def test_a_policy_that_was_told_a_teams_words_begins_as_one():
@@ -259,7 +259,7 @@ def test_a_reflection_earns_the_change_that_it_makes():
     ]
     assert retroformer.change(made) == [1, 0, -1]
     worse = table_of(*made, grades=[0, np.nan, 1, 1, np.nan, 1, 1, np.nan, 0])
-    assert retroformer.trial(0)(Trained(worse)) == retroformer.trial(1)(Trained(worse)) == 2 / 3
+    assert retroformer.trial(0, Trained(worse)) == retroformer.trial(1, Trained(worse)) == 2 / 3
 
 
 def test_turns_earn_what_they_change_and_later_turns_are_told_apart():

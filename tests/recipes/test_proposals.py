@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 
+import driven
 import numpy as np
 import pytest
 from by_hand import TASK, call, episode, kept, table_of
@@ -10,15 +11,7 @@ from by_hand import TASK, call, episode, kept, table_of
 from marl_jax.learning.estimators.worth import AdvantageConfig, with_advantages
 from marl_jax.task import Task
 from marl_jax.tasks import micro
-from marl_jax.workflows import Completion, Tool
-from recipes import (
-    absolute_zero,
-    dr_zero,
-    r_zero,
-    self_play_repair,
-    spell,
-    sums,
-)
+from recipes import absolute_zero, dr_zero, r_zero, self_play_repair, spell, sums
 from recipes.recipe import Trained
 
 # ---------------------------------------------------------------- absolute_zero
@@ -168,19 +161,8 @@ def test_a_wrong_mend_is_mended_again_and_a_program_that_is_right_is_no_bug():
 
     def asked(task, found, said, **settings):
         flow = self_play_repair.broken_and_mended(task, None, tries=2, **settings)
-        calls, reply = [], None
-        try:
-            while True:
-                item = flow.send(reply)
-                if isinstance(item, Tool):
-                    reply = found.pop(0)
-                    continue
-                batch = item if isinstance(item, list) else [item]
-                calls += [(one.role, one.about) for one in batch]
-                done = [Completion(said, (1,), (0.0,), "stop", None, 0) for _ in batch]
-                reply = done if isinstance(item, list) else done[0]
-        except StopIteration:
-            return [role for role, _ in calls], [about and about.meta["order"] for _, about in calls]
+        calls, _ = driven.drive(flow, lambda *_: said, run_tool=lambda *_: found.pop(0))
+        return [one.role for one in calls], [one.about and one.about.meta["order"] for one in calls]
 
     assert asked(ADD, [False], "x") == (["injector"], [None])
     assert asked(ADD, [True, False], "x") == (["injector", "mender", "mender"], [None, 1, 1])

@@ -88,10 +88,8 @@ def test_what_was_run_has_three_seeds_of_every_arm_and_says_with_what(name):
     arms = {arm: fields.to_json(values) for arm, values in find(name).arms.items()}
     assert made["arms"] == json.loads(json.dumps(arms)), "an arm is newer than the runs"
     assert all(set(run) == set(arms) for run in made["runs"])
-    default = next(iter(arms))
-    assert (
-        np.median([run[default]["seconds"] for run in made["runs"]]) < 600
-    )  # on cores that others used, too
+    default = next(iter(arms))  # on cores that others used, too
+    assert np.median([run[default]["seconds"] for run in made["runs"]]) < 600
 
 
 @pytest.mark.parametrize("name", ["dr_mass", "recipes.nothing", "recipes.words"])

@@ -1,13 +1,10 @@
 """Who talks when in the recipes that are not trained, on calls that say what is given."""
 
+import driven
 from by_hand import TASK
 
-from marl_jax.rewards import extract_boxed
-from marl_jax.workflows import Completion, load_prompts
-from recipes import (
-    speakers,
-    untrained,
-)
+from marl_jax.workflows import load_prompts
+from recipes import speakers, untrained
 
 # ---------------------------------------------------------------- untrained, speakers
 
@@ -17,22 +14,11 @@ def drive(flow, said, words=None):
 
     What they are shown is added to `words`.
     """
-    script, asked, texts, reply = flow(TASK, load_prompts("math", "micro")), [], iter(said), None
-    try:
-        while True:
-            items = script.send(reply)
-            batch = items if isinstance(items, list) else [items]
-            done = []
-            for one in batch:
-                text = next(texts)
-                answer = one.read(text) if one.read else extract_boxed(text)
-                done.append(Completion(text, (1,), (0.0,), "stop", answer, len(asked)))
-                asked.append((one.role, one.slot))
-                if words is not None:
-                    words.append(one.messages[-1]["content"])
-            reply = done if isinstance(items, list) else done[0]
-    except StopIteration as stop:
-        return asked, stop.value.answer
+    texts, script = iter(said), flow(TASK, load_prompts("math", "micro"))
+    calls, end = driven.drive(script, lambda call, before: next(texts))
+    if words is not None:
+        words += [call.messages[-1]["content"] for call in calls]
+    return [(call.role, call.slot) for call in calls], end.answer
 
 
 def boxes(*words):

@@ -15,7 +15,7 @@ from marl_jax.models import load_hf
 from marl_jax.models.tokenizer import build_micro_tokenizer, load_tokenizer
 from marl_jax.pretraining.recipe import Recipe, batches
 from marl_jax.pretraining.roles import Skill
-from marl_jax.rewards.code import extract_program
+from marl_jax.rewards.fences import extract_program
 from marl_jax.rollouts import Chat
 from marl_jax.sampling import generate
 from marl_jax.tasks import micro

@@ -123,9 +123,8 @@ def test_every_program_of_one_operation_gets_the_sandboxs_verdict():
     tasks = [asked(response, values) for response, values in zip(responses, inputs)]
     expected, beyond = agree(responses, tasks, sandboxed)
     assert 0.3 < expected.mean() < 0.9
-    assert {r for r, far in zip(responses, beyond) if far} == {
-        written(f" return x*{c}") for c in (0, 3)
-    }  # [1, 2] * 3
+    repeated = {written(f" return x*{c}") for c in (0, 3)}  # [1, 2] * 3
+    assert {r for r, far in zip(responses, beyond) if far} == repeated
 
 
 @pytest.mark.campaign

@@ -6,14 +6,7 @@ import time
 import pytest
 from pace import slowness
 
-from marl_jax.rewards import (
-    Pool,
-    assert_tests,
-    extract_program,
-    parse_tests,
-    run_program,
-    submit_program,
-)
+from marl_jax.rewards import Pool, assert_tests, extract_program, parse_tests, run_program, submit_program
 from marl_jax.rewards.code import Computed, compute
 
 DOUBLE = "print(2 * int(input()))"

@@ -267,10 +267,7 @@ RIGHT = {
         LIST,
         "a = build([1, 2])\nassert build([1, 2]) is not a is not a.next and id(a) != id(a.next)",
     ),
-    "rings": (
-        LIST + RING,
-        "assert ring(Node(1)) == ring(Node(1))\nassert ring(Node(1)) != ring(Node(2))",
-    ),
+    "rings": (LIST + RING, "assert ring(Node(1)) == ring(Node(1))\nassert ring(Node(1)) != ring(Node(2))"),
 }
 
 
@@ -281,10 +278,7 @@ def test_a_check_may_use_the_programs_objects(what, pool):
 
 
 WRONG = {
-    "another exception": (
-        MONEY,
-        "try:\n    Account().withdraw(1)\nexcept Closed:\n    pass",
-    ),
+    "another exception": (MONEY, "try:\n    Account().withdraw(1)\nexcept Closed:\n    pass"),
     "hiding what failed": (MONEY, "with Account(1) as a:\n    assert a.balance == 2"),
     "replacing what failed": (
         MONEY.replace("return True", "raise ValueError"),

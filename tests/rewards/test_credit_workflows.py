@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+import driven
 import numpy as np
 import pytest
 
@@ -14,33 +15,27 @@ from marl_jax.rewards.grading import grade
 from marl_jax.rollouts import rollout
 from marl_jax.table import Table
 from marl_jax.task import Task
-from marl_jax.workflows import BUILT_IN, Call, Completion, load_prompts
+from marl_jax.workflows import BUILT_IN, load_prompts
 
 TASK = Task(id="t", family="math", question="6 times 7?", gold="42")
 
 
 def play(flow, replies):
     """An episode in which every role says, call by call, what `replies` lists for it."""
-    left = {role: list(texts) for role, texts in replies.items()}
+    left = {role: iter(texts) for role, texts in replies.items()}
     records: list[CallRecord] = []
-    script, sent = flow(TASK, load_prompts("math")), None
 
-    def answered(call):
-        text = left[call.role].pop(0)
+    def say(call, before):
+        text = next(left[call.role])
         answer = call.read(text) if call.read else parse(TASK, text)
         turn = sum(r.role == call.role and r.slot == call.slot for r in records)
         reads = tuple(read.call for read in call.reads)
         record = CallRecord(call.role, "p", call.slot, turn, (1,), (2,), (0.0,), text, "stop", answer, reads)
         records.append(dataclasses.replace(record, kind=flow.kind_of(call.role)))
-        return Completion(text, (2,), (0.0,), "stop", answer, len(records) - 1)
+        return text
 
-    while True:
-        try:
-            asked = script.send(sent)
-        except StopIteration as end:
-            answer = end.value.answer if isinstance(end.value, Completion) else end.value
-            return Episode(TASK, 0, flow.name, tuple(records), answer)
-        sent = answered(asked) if isinstance(asked, Call) else [answered(call) for call in asked]
+    _, end = driven.drive(flow(TASK, load_prompts("math")), say)
+    return Episode(TASK, 0, flow.name, tuple(records), end.answer)
 
 
 def worked(table):

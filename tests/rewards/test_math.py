@@ -820,19 +820,12 @@ DIFFERENT = {
     "words that change a number are no unit of it": [
         *(
             (f"5 {words}", "5")
-            for words in ("squared", "factorial", "tenths", "minus one", "plus six", "minus")
-        ),
-        *(
-            (f"5 {words}", "5")
-            for words in ("times ten", "at most", "wrong", "almost surely", "negative", "less")
-        ),
-        *(
-            (f"5 {words}", "5")
-            for words in ("hundred thousandths", "per", "of them", "cm wrong", "apples minus one")
-        ),
-        *(
-            (f"5 {words}", "5")
-            for words in ("in base six", "quarters", "divided by two hours", "apples too many")
+            for words in (
+                *("squared", "factorial", "tenths", "minus one", "plus six", "minus", "times ten", "at most"),
+                *("wrong", "almost surely", "negative", "less", "hundred thousandths", "per", "of them"),
+                *("cm wrong", "apples minus one", "in base six", "quarters", "divided by two hours"),
+                "apples too many",
+            )
         ),
         ("10 divided by two", "10"),
         ("6 remainder two", "6"),

@@ -438,12 +438,8 @@ def test_an_answer_is_graded_once(patient, monkeypatch):
 
 def test_ordinary_answers_are_graded_by_the_thousand():
     speeds = []
-    for first in (
-        101,
-        102,
-        103,
-        104,
-    ):  # the best of some, because on a shared machine CPU time passes unevenly, too
+    # The best of some, because on a shared machine CPU time passes unevenly, too.
+    for first in (101, 102, 103, 104):
         numbers = range(first, 3101, 7)
         pairs = [(rf"\boxed{{\frac{{{n}}}{{7}}}}", rf"\dfrac{{{n}}}{{{7 + n % 2}}}") for n in numbers]
         begun = time.thread_time()

@@ -52,7 +52,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def zygote_pids(pool: Pool) -> list[int]:
-    return [zygote.pid for seat in pool._seats for zygote in seat._zygotes]
+    return [zygote._process.pid for seat in pool._seats for zygote in seat._zygotes]
 
 
 def eventually(condition, seconds=60.0):
@@ -72,8 +72,8 @@ def zygote():
 def test_the_kernel_holds_a_program_as_it_should(zygote):
     sleeper = {"mode": "stdin", "source": "import time\ntime.sleep(60)"}
     with Process(zygote, sleeper, Limits(60, 1 << 28)):
-        assert eventually(lambda: len(descendants(zygote.pid)) == 2)
-        pid = descendants(zygote.pid)[-1]
+        assert eventually(lambda: len(descendants(zygote._process.pid)) == 2)
+        pid = descendants(zygote._process.pid)[-1]
         status = pathlib.Path(f"/proc/{pid}/status")
         assert eventually(lambda: "Seccomp:\t2" in status.read_text())
         lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
@@ -90,7 +90,7 @@ def test_the_kernel_holds_a_program_as_it_should(zygote):
             mounts = pathlib.Path(f"/proc/{pid}/mounts").read_text().splitlines()
             writable = [line.split()[1] for line in mounts if "rw" in line.split()[3].split(",")]
             assert writable == ["/box"]
-    assert eventually(lambda: len(descendants(zygote.pid)) == 1)
+    assert eventually(lambda: len(descendants(zygote._process.pid)) == 1)
 
 
 def test_a_zygote_holds_nothing_of_the_jobs_it_forwarded(zygote):
@@ -145,18 +145,22 @@ AS_ORDINARY_USER = """
 """
 
 
+# Run by a user who is root or is not; of its claims, the last is wrong.
+IS_ISOLATED = """
+import os
+from marl_jax.rewards import run_program
+assert (os.geteuid() == 0) == {root}
+for claim in ("os.getuid() == 1000", "os.getpid() == 1", "not os.path.exists('/etc')", "os.geteuid() == 0"):
+    source = "import os\\nassert " + claim + "\\nprint(input())"
+    print(run_program(source, [{{"stdin": "7", "stdout": "7"}}]).reason)
+"""
+HELD = [*["passed 1 of 1"] * 3, "test 0: AssertionError"]
+
+
 def test_an_ordinary_user_is_isolated_too():
-    code = """
-        import os
-        from marl_jax.rewards import run_program
-        assert os.geteuid() != 0
-        for claim in ("os.getuid() == 1000", "os.getpid() == 1", "not os.path.exists('/etc')", "os.geteuid() == 0"):
-            source = f"import os\\nassert {claim}\\nprint(input())"
-            print(run_program(source, [{"stdin": "7", "stdout": "7"}]).reason)
-    """
     with tempfile.TemporaryDirectory(dir="/tmp") as prefix:
-        done = python(AS_ORDINARY_USER, arguments=[str(ROOT), prefix, textwrap.dedent(code)])
-    assert done.stdout.splitlines() == [*["passed 1 of 1"] * 3, "test 0: AssertionError"], done.stderr
+        done = python(AS_ORDINARY_USER, arguments=[str(ROOT), prefix, IS_ISOLATED.format(root=False)])
+    assert done.stdout.splitlines() == HELD, done.stderr
 
 
 # A rootless container: root of a user namespace that has a few ids, or its own alone.
@@ -187,16 +191,8 @@ AS_ROOT_OF_FEW = """
     [("0 {id} 1", "deny"), *([("0 0 20", "allow"), ("0 0 65536", "deny")] if os.geteuid() == 0 else [])],
 )
 def test_root_of_a_rootless_container_is_isolated_too(ids, setgroups):
-    code = """
-        import os
-        from marl_jax.rewards import run_program
-        assert os.geteuid() == 0
-        for claim in ("os.getuid() == 1000", "os.getpid() == 1", "not os.path.exists('/etc')", "os.geteuid() == 0"):
-            source = f"import os\\nassert {claim}\\nprint(input())"
-            print(run_program(source, [{"stdin": "7", "stdout": "7"}]).reason)
-    """
-    done = python(AS_ROOT_OF_FEW, arguments=[ids, setgroups, textwrap.dedent(code)])
-    assert done.stdout.splitlines() == [*["passed 1 of 1"] * 3, "test 0: AssertionError"], done.stderr
+    done = python(AS_ROOT_OF_FEW, arguments=[ids, setgroups, IS_ISOLATED.format(root=True)])
+    assert done.stdout.splitlines() == HELD, done.stderr
 
 
 # A filter that refuses one system call, or one use of it, as containers, other kernels and old ones do.
@@ -267,9 +263,8 @@ def test_a_process_that_could_not_be_set_up_says_nothing_about_the_program():
 
 def open_files() -> list[int]:
     place = "/proc/self/fd"
-    return [
-        int(name) for name in os.listdir(place) if os.path.lexists(f"{place}/{name}")
-    ]  # the listing is closed
+    listed = os.listdir(place)  # itself one that is open
+    return [int(name) for name in listed if os.path.lexists(f"{place}/{name}")]
 
 
 @contextlib.contextmanager
@@ -394,7 +389,7 @@ def test_zygotes_and_programs_hold_nothing_but_the_standard_library(zygote):
     foreign = "sorted({n.partition('.')[0] for n in sys.modules} - sys.stdlib_module_names - {'__main__'})"
     ended = zygote.run({"mode": "stdin", "source": f"import sys\nprint({foreign})"}, Limits(5, 1 << 28))
     assert ended.stdout == b"[]\n"
-    (inner,) = descendants(zygote.pid)
+    (inner,) = descendants(zygote._process.pid)
     mapped = pathlib.Path(f"/proc/{inner}/maps").read_text()
     assert "libc" in mapped and not any(name in mapped for name in ("jaxlib", "numpy", "site-packages"))
 
@@ -443,16 +438,14 @@ def test_nothing_outlives_the_caller_however_it_ends(end):
         pool = Pool(workers=2)
         tests = [{{"stdin": "", "stdout": ""}}]
         running = submit_program("import time\\ntime.sleep(600)", tests, time_limit_s=600, pool=pool)
-        zygotes = lambda: [zygote.pid for seat in pool._seats for zygote in seat._zygotes]
+        zygotes = lambda: [zygote._process.pid for seat in pool._seats for zygote in seat._zygotes]
         while not zygotes():
             time.sleep(0.01)
         time.sleep(0.3)  # for the program to begin
         print(*zygotes(), flush=True)
         {end}
     """
-    pids = [
-        int(word) for word in python(code).stdout.split()
-    ]  # which waits a tenth of the program's time at most
+    pids = list(map(int, python(code).stdout.split()))  # a tenth of the program's time at most
     assert pids
     assert eventually(lambda: not any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids))
 

@@ -443,10 +443,8 @@ def test_problems_that_two_splits_share_are_found(where, tmp_path):
         tests = [Task(f"test/{i}", "math", question, gold="1") for i, question in enumerate(test)]
         trains = [Task(f"train/{i}", "math", question, gold="1") for i, question in enumerate(train)]
         assert shared(tests, trains) == [1, 2]
-        assert shared([*tests, replace(SUM, id="train/7")], trains) == [
-            1,
-            2,
-        ]  # ids may begin anew in each split
+        one_more = replace(SUM, id="train/7")  # ids may begin anew in each split
+        assert shared([*tests, one_more], trains) == [1, 2]
 
 
 # ---------------------------------------------------------------- tasks of one's own

@@ -75,11 +75,7 @@ def test_reads_are_what_a_prompt_shows():
     calls, _ = drive(playing("plan(solve)"), lambda call, _: "no idea")  # which the executor is not shown
     assert [len(call.reads) for call in calls] == [0, 0]
     calls, _ = drive(playing("then(solve, check, solve)"), lambda call, before: f"\\boxed{{{before}}}")
-    assert [[one.text for one in call.reads] for call in calls] == [
-        [],
-        ["\\boxed{0}"],
-        ["\\boxed{1}"],
-    ]
+    assert [[one.text for one in call.reads] for call in calls] == [[], ["\\boxed{0}"], ["\\boxed{1}"]]
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,11 @@
 import dataclasses
 import random
 
+import driven
 import pytest
 
 from marl_jax.task import Task
 from marl_jax.workflows import (
-    Completion,
-    Tool,
     ToolError,
     ToolTimeout,
     debate,
@@ -22,35 +21,14 @@ from marl_jax.workflows import (
     single_token_matched,
     voting,
 )
-from marl_jax.workflows.parse import boxed
 
 MATH = Task("m", "math", "What is 6*7?", gold="42")
 CODE = Task("c", "code", "Print 42.", public_tests=({"stdin": "", "stdout": "42"},))
 
 
 def drive(workflow, say, task=MATH, run_tool=None):
-    """Run with `say(call, how many calls before) -> text`; the list of calls and what the workflow returned.
-
-    A completion is as many tokens as its text has letters.
-    """
-    script = workflow(task, load_prompts(task.family))
-    calls, reply = [], None
-    try:
-        while True:
-            reply = script.throw(reply) if isinstance(reply, ToolError) else script.send(reply)
-            replies = []
-            for item in reply if isinstance(reply, list) else [reply]:
-                if isinstance(item, Tool):
-                    replies.append(run_tool(*item.args))
-                    continue
-                text = say(item, len(calls))
-                answer = item.read(text) if item.read else boxed(text)
-                n = len(text)
-                replies.append(Completion(text, (1,) * n, (0.0,) * n, "stop", answer, len(calls)))
-                calls.append(item)
-            reply = replies if isinstance(reply, list) else replies[0]
-    except StopIteration as stop:
-        return calls, stop.value
+    """The calls of a workflow of this task and what it returns."""
+    return driven.drive(workflow(task, load_prompts(task.family)), say, run_tool)
 
 
 def roles(calls):

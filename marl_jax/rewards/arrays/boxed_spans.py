@@ -73,9 +73,8 @@ def _best_box(all_chars: jax.Array, lo: jax.Array, hi: jax.Array) -> tuple:
     place = jnp.arange(width, dtype=jnp.int32)
     chars = jnp.where((place >= lo) & (place < hi), all_chars, 0)
     escape = chars == ord("\\")
-    before = (
-        place - 1 - jnp.pad(place_before(~escape), (1, 0), constant_values=-1)[:-1]
-    )  # backslashes just before
+    # Backslashes just before.
+    before = place - 1 - jnp.pad(place_before(~escape), (1, 0), constant_values=-1)[:-1]
     escaped = before % 2 == 1
     opens, closes = ((chars == ord(brace)) & ~escaped for brace in "{}")
     depth = jnp.cumsum(opens.astype(jnp.int32) - closes)
@@ -88,9 +87,7 @@ def _best_box(all_chars: jax.Array, lo: jax.Array, hi: jax.Array) -> tuple:
     group = opens & (chars.at[next_special].get(mode="fill", fill_value=0) == ord("}"))
     after = following(chars)
     ends_bare = jnp.where(
-        escape & ~escaped,
-        is_blank(after) | (after == 0),
-        ~escaped & (among(chars, b"${}") & ~group),
+        escape & ~escaped, is_blank(after) | (after == 0), ~escaped & (among(chars, b"${}") & ~group)
     )
     ends_bare |= blank | (chars == 0)
 

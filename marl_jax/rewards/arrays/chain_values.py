@@ -11,24 +11,13 @@ import jax.numpy as jnp
 __all__ = ["LARGEST", "OPERATIONS", "Value", "apply", "same"]
 
 LARGEST = 2**30
+_ON_NUMBERS = ("add", "subtract", "times", "modulo", "floor", "least", "most", "negate", "square", "absolute")
+_REDUCE = ("sum", "count", "largest", "smallest")
 # Operations with their constants c and d; see `chain_programs` for how each is written.
 OPERATIONS = (
-    *("none", "add", "subtract", "times", "modulo", "floor", "least", "most", "negate", "square", "absolute"),
-    *(
-        "add each",
-        "subtract each",
-        "times each",
-        "above",
-        "below",
-        "remainder",
-        "first",
-        "drop",
-        "sort",
-        "reverse",
-    ),
-    *("sum", "count", "largest", "smallest"),
+    *("none", *_ON_NUMBERS, "add each", "subtract each", "times each", "above", "below", "remainder"),
+    *("first", "drop", "sort", "reverse", *_REDUCE),
 )
-_ON_NUMBERS = OPERATIONS[1:11]
 
 
 @flax.struct.dataclass
@@ -56,16 +45,18 @@ def apply(operation: jax.Array, c: jax.Array, d: jax.Array, value: Value) -> Val
     x, items, size = value.number, value.items, value.size
     place = jnp.arange(len(items))
     inside = place < size
-    on_number = jnp.any(jnp.stack([is_op[name] for name in _ON_NUMBERS]))
+    on_number, reduces = (
+        jnp.any(jnp.stack([is_op[name] for name in names])) for names in (_ON_NUMBERS, _REDUCE)
+    )
     safe_c = jnp.where(c == 0, 1, c)
     mistyped = ~is_op["none"] & (on_number == value.is_list)
     repeated = is_op["times"] & value.is_list
     divided = is_op["modulo"] | is_op["floor"] | (is_op["remainder"] & (size > 0))
     failed = (mistyped & ~repeated) | (divided & (c == 0))
 
-    products = {"times": (x, c), "square": (x, x)}
-    large = jnp.any(
-        jnp.stack([is_op[name] & _too_large(a, b) for name, (a, b) in products.items()])
+    large = (
+        (is_op["times"] & _too_large(x, c))
+        | (is_op["square"] & _too_large(x, x))
         | (is_op["times each"] & jnp.any(inside & _too_large(items, c)))
         | (is_op["sum"] & (jnp.sum(jnp.abs(jnp.where(inside, items, 0).astype(jnp.float32))) > LARGEST))
     )
@@ -115,7 +106,6 @@ def apply(operation: jax.Array, c: jax.Array, d: jax.Array, value: Value) -> Val
     landed = (into[None] == place[:, None]) & kept[None]  # [to, from]
     changed = jnp.sum(jnp.where(landed, changed[None], 0), axis=1)
     large |= jnp.any(jnp.abs(changed) > LARGEST) | (~value.is_list & (jnp.abs(number) > LARGEST))
-    reduces = is_op["sum"] | is_op["count"] | is_op["largest"] | is_op["smallest"]
     going = ~(value.failed | value.strange)
     return Value(
         is_list=value.is_list & ~reduces,

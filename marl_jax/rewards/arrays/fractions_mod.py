@@ -5,7 +5,8 @@ cross product agree, which holds for equal ones always, and for others only wher
 product of the primes (above 2**63).
 """
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,9 +75,9 @@ def is_zero(a: Fraction) -> jax.Array:
     return jnp.all(a.above == 0)
 
 
-def choose(condition: jax.Array, a: Fraction, b: Fraction) -> Fraction:
-    """One of two fractions, by a condition."""
-    return Fraction(jnp.where(condition, a.above, b.above), jnp.where(condition, a.below, b.below))
+def choose(condition: jax.Array, a: Any, b: Any) -> Any:
+    """One of two fractions, or of two trees with fractions in them, by a condition."""
+    return jax.tree.map(functools.partial(jnp.where, condition), a, b)
 
 
 def signed(negative: jax.Array, a: Fraction) -> Fraction:

@@ -216,13 +216,8 @@ def _read_number(state: _State, char: jax.Array, after: jax.Array) -> _State:
     )
     used = goes_on | begins
     whole = jnp.where(begins, True, number.whole) & ~(dotted & digit & (figure != 0))
-    number = _Number(
-        choose(used, value, number.value),
-        used,
-        jnp.where(used, dotted, number.dotted),
-        jnp.where(used, whole, number.whole),
-        jnp.where(begins, use, number.use),
-    )
+    use = jnp.where(begins, use, number.use)
+    number = choose(used, _Number(value, used, dotted, whole, use), number)
     ends = used & ~(is_digit(after) | ((after == ord(".")) & ~dotted))
     state = replace(
         state,
@@ -291,12 +286,12 @@ def _read_bracket(state: _State, char: jax.Array) -> _State:
     stack = jax.tree.map(
         lambda old, new: jnp.where(here.reshape(-1, *[1] * new.ndim), new, old), state.stack, state.term
     )
-    term = jax.tree.map(lambda old, new: jnp.where(opens, new, old), state.term, _fresh())
+    term = choose(opens, _fresh(), state.term)
 
     # Closing gives its sum to the term that was kept.
     total = fractions.add(term.sum, term.product)
     kept = jax.tree.map(lambda leaf: leaf[jnp.clip(state.depth - 1, 0, _DEPTH - 1)], stack)
-    term = jax.tree.map(lambda old, new: jnp.where(closes, new, old), term, kept)
+    term = choose(closes, kept, term)
     strange = (
         (opens & (state.depth >= _DEPTH)) | (closes & ((state.kinds & 1) != brace)) | (closes & state.expects)
     )
@@ -323,7 +318,7 @@ def _read_sign(state: _State, char: jax.Array) -> _State:
     term = state.term
     ends = sum_sign & ~state.expects
     begun = replace(_fresh(), sum=fractions.add(term.sum, term.product))
-    term = jax.tree.map(lambda old, new: jnp.where(ends, new, old), term, begun)
+    term = choose(ends, begun, term)
     product = fractions.signed(minus, term.product)
     term = replace(
         term,
@@ -368,7 +363,7 @@ def _read_equals(state: _State, char: jax.Array) -> _State:
     )
     part = ("term", "expects", "counted", "mixable", "mixed", "wants", "invalid", "undone", "named", "worded")
     old, new = ({name: getattr(s, name) for name in part} for s in (state, fresh))
-    return replace(state, **jax.tree.map(lambda a, b: jnp.where(here, b, a), old, new))
+    return replace(state, **choose(here, new, old))
 
 
 def _part(state: _State) -> tuple[Fraction, jax.Array]:

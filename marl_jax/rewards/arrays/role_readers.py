@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from marl_jax.models.scatter import UNIQUE, distinct
 from marl_jax.rewards.arrays.boxed_spans import choice_span, is_digit, is_letter, is_word
-from marl_jax.rewards.arrays.texts import Text, following, next_place, part, place_before, starts
+from marl_jax.rewards.arrays.texts import Text, among, following, next_place, part, place_before, starts
 from marl_jax.table import VERDICTS
 
 __all__ = ["majority", "pick", "strategies", "verdict"]
@@ -89,9 +89,7 @@ def strategies(chars: jax.Array, length: jax.Array, limit: int) -> tuple[Text, j
 
     tab = (chars == 32) | (chars == 9)
     bullet = tab | (chars == ord("*"))
-    keyword = run(
-        bullet | (chars == ord("#")) | (chars == ord(">")) | (chars == ord("-"))
-    )  # of each line's start
+    keyword = run(bullet | among(chars, b"#>-"))  # of each line's start
     lower = jnp.where(is_letter(chars), chars | 32, chars)
     named = starts(lower, _KEYWORD).at[keyword].get(mode="fill", fill_value=False)
     number = at(run(tab), keyword + len(_KEYWORD))

@@ -12,7 +12,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from marl_jax.rewards.math.expressions import TooBig, Tree, Unreadable, add, multiply, number, variables
+from marl_jax.rewards.math.expressions import TooBig, Unreadable, add, multiply, number, variables
 from marl_jax.rewards.math.latex import MAX_DEPTH, parse
 from marl_jax.rewards.math.real_sets import combine
 from marl_jax.rewards.math.units import UNIT_LETTERS, has_words, measure
@@ -219,13 +219,10 @@ def _scaled(text: str) -> Node | None:
         return None
     try:
         scale = parse(factor + "1" if factor in ("+", "-") else factor)[0]
-        return ("matrix", tuple(tuple(_times(scale, cell) for cell in row) for row in matrix[1]))
+        times = lambda cell: ("scalar", multiply([scale, cell[1]]), False, "", False)
+        return ("matrix", tuple(tuple(map(times, row)) for row in matrix[1]))
     except ValueError:
         return None
-
-
-def _times(scale: Tree, cell: Node) -> Node:
-    return ("scalar", multiply([scale, cell[1]]), False, "", False)
 
 
 def _relation(text: str) -> Node:

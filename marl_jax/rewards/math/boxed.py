@@ -4,7 +4,9 @@ Braces nest and may be escaped; a box inside a box belongs to the outer one; a b
 closing brace is no answer, so the last complete one before it counts.
 """
 
+import operator
 import re
+from collections.abc import Iterator
 
 __all__ = ["extract_boxed"]
 
@@ -21,32 +23,26 @@ def extract_boxed(text: str) -> str | None:
 
     `\boxed 5` (no braces) reads up to the next white space.
     """
-    found: tuple[int, int, str] | None = None  # start, end and content of the best box so far
-    for start, after in _commands_from_the_end(text):
-        box = _read(text, after)
-        if box is None:
-            continue
-        end, content = box
-        if found is None or end > found[1]:  # an earlier box that ends later holds the one found
-            found = (start, end, content)
-    if found is None:
+    boxes = [box for after in _arguments_from_the_end(text) if (box := _read(text, after))]
+    if not boxes:
         return None
-    content = found[2].strip()
+    _, content = max(boxes, key=operator.itemgetter(0))  # an earlier box that ends later holds the others
+    content = content.strip()
     inner = _COMMAND.match(content)
     if inner is not None and (box := _read(content, inner.end())) and box[0] == len(content):
         return extract_boxed(content)  # a box that holds nothing but a box
     return content or None
 
 
-def _commands_from_the_end(text: str):
-    """Where each box command starts and where its argument does, last one first."""
+def _arguments_from_the_end(text: str) -> Iterator[int]:
+    """Where the argument of each box command starts, last one first."""
     end = len(text)
     for _ in range(MAX_BOXES):
         start = max(text.rfind("\\boxed", 0, end), text.rfind("\\fbox", 0, end))
         if start < 0:
             return
         if (command := _COMMAND.match(text, start)) is not None:
-            yield start, command.end()
+            yield command.end()
         end = start
 
 

@@ -198,12 +198,7 @@ class _Pool:
         def finish() -> None:
             try:
                 wait()
-            except (
-                WorkerDied,
-                TimeoutError,
-                OSError,
-                ValueError,
-            ):  # the last two where it was closed meanwhile
+            except (WorkerDied, TimeoutError, OSError, ValueError):  # the last two: it was closed meanwhile
                 self._drop(worker)
             else:
                 self._give_back(worker)

@@ -136,18 +136,7 @@ _COMMAND_TABLE = r"""
     \\               \cr
 """
 _PLAIN_TABLE = r"""
-    \sqrt sqrt
-    \pi   pi
-    \sin  sin
-    \cos  cos
-    \tan  tan
-    \arcsin arcsin
-    \arccos arccos
-    \arctan arctan
-    \exp  exp
-    \log  log
-    \ln   ln
-    \infty infinity infty inf oo
+    \infty infinity inf oo
     ^\circ degree degrees
     %      percent pct
     ^      **
@@ -198,7 +187,9 @@ def _spellings(table: str) -> dict[str, str]:
 
 
 _COMMANDS = _spellings(_COMMAND_TABLE) | {"\\ ": " "}
-_PLAIN = {word: f"{spelling} " for word, spelling in _spellings(_PLAIN_TABLE).items()}
+_COMMAND_NAMES = "sqrt pi sin cos tan arcsin arccos arctan exp log ln infty"  # a backslash is missing
+_PLAIN = {name: f"\\{name} " for name in _COMMAND_NAMES.split()}
+_PLAIN |= {word: f"{spelling} " for word, spelling in _spellings(_PLAIN_TABLE).items()}
 _PLAIN |= dict.fromkeys(("all real numbers", "all reals"), "(-\\infty,\\infty)")
 _PLAIN |= dict.fromkeys(("empty set", "no solution", "no solutions"), "\\{\\}")
 _UNICODE = {

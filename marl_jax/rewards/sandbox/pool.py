@@ -41,10 +41,6 @@ class Seat:
             self._zygotes.append(self._open())
         return self._zygotes[:count]
 
-    def add(self, zygote: Zygote) -> None:
-        """Take over a zygote that was opened elsewhere."""
-        self._zygotes.append(zygote)
-
     def clear(self) -> None:
         """End the zygotes; the next step gets new ones."""
         while self._zygotes:
@@ -81,9 +77,8 @@ class Pool:
             raise ValueError(f"workers={workers}: a pool needs at least one")
         self.verdicts = Verdicts()  # of all that was submitted
         self._isolated = True
-        first = self._open_first()
         self._seats = [Seat(lambda: Zygote(self._isolated)) for _ in range(workers)]
-        self._seats[0].add(first)
+        self._open_first()
         self._queue: queue.PriorityQueue[tuple[float, int, _Program | None]] = queue.PriorityQueue()
         self._tickets = itertools.count()
         self._lock = threading.Lock()
@@ -136,10 +131,10 @@ class Pool:
         for seat in self._seats:
             seat.forget()
 
-    def _open_first(self) -> Zygote:
+    def _open_first(self) -> None:
         """On a machine that cannot isolate, one without, if the flag accepts that (see `docs/threat-model.md`)."""
         try:
-            return Zygote()
+            self._seats[0].zygotes(1)
         except SandboxUnavailable as error:
             if os.environ.get(UNSAFE_FLAG) != "1":
                 raise SandboxUnavailable(
@@ -148,7 +143,7 @@ class Pool:
                 ) from None
             warnings.warn(f"running model-written programs unsafe: {error}", stacklevel=3)
             self._isolated = False
-            return Zygote(isolated=False)
+            self._seats[0].zygotes(1)
 
     def _work(self) -> None:
         while (program := self._queue.get()[2]) is not None:

@@ -121,23 +121,19 @@ _BINARY = [
 ]
 _IN_PLACE = [f"__i{name[2:]}" for name in _BINARY]
 _ITEMS = ("__getitem__", "__setitem__", "__delitem__", "__contains__")
+_CONVERSIONS = (
+    *(len, str, repr, round, format, int, float, complex, bytes, reversed),
+    *(math.floor, math.ceil, math.trunc, operator.index),
+)
 _OWN_ONLY: dict[str, Any] = {
-    **{"__len__": len, "__str__": str, "__repr__": repr, "__round__": round, "__format__": format},
-    **{
-        "__int__": int,
-        "__float__": float,
-        "__complex__": complex,
-        "__bytes__": bytes,
-    },
-    **{"__floor__": math.floor, "__ceil__": math.ceil, "__trunc__": math.trunc, "__reversed__": reversed},
-    **{"__index__": operator.index},
+    **{f"__{function.__name__}__": function for function in _CONVERSIONS},
     **{name: getattr(operator, name) for name in (*_ITEMS, *_UNARY)},
 }
 _OPERATIONS: dict[str, Any] = {
-    **{"call": operator.call, "state": _state, "getattr": getattr, "setattr": setattr},
+    **{"call": operator.call, "state": _state, "await": _await},
+    **{"getattr": getattr, "setattr": setattr, "__delattr__": delattr},
     **{"__bool__": bool, "__iter__": iter, "__next__": _next, "__eq__": operator.eq},
-    **{"__enter__": lambda manager: manager.__enter__(), "__exit__": _leave, "await": _await},
-    **{"__delattr__": delattr},
+    **{"__enter__": lambda manager: manager.__enter__(), "__exit__": _leave},
     **{name: getattr(operator, name) for name in (*_ORDER, *_BINARY, *_IN_PLACE)},
     **_OWN_ONLY,
 }

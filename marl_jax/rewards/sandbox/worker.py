@@ -123,11 +123,6 @@ class Zygote:
         self._last_words = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
         self._errors.close()
 
-    @property
-    def pid(self) -> int:
-        """The process to watch from outside."""
-        return self._process.pid
-
 
 class Process:
     """One isolated process while it runs; leaving the `with` block kills it if it has not ended."""

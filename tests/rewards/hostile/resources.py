@@ -3,15 +3,7 @@
 from hostile import Attack, expression
 
 ATTACKS = [
-    Attack(
-        "one big block",
-        "more memory than allowed",
-        """
-def attack(facts):
-    return bytearray(1 << 34)
-""",
-        fails="MemoryError",
-    ),
+    expression("one big block", "more memory than allowed", "bytearray(1 << 34)", fails="MemoryError"),
     Attack(
         "ever more",
         "memory bit by bit",
@@ -81,23 +73,17 @@ while True:
         script=True,
         seconds=0.3,
     ),
-    Attack(
+    expression(
         "huge integer",
         "time and memory in one operation",
-        """
-def attack(facts):
-    return 9 ** 9 ** 9
-""",
+        "9 ** 9 ** 9",
         fails="time limit|MemoryError",
         seconds=0.5,
     ),
-    Attack(
+    expression(
         "huge constant",
         "time and memory while it is compiled",
-        """
-def attack(facts):
-    return len('x' * 10 ** 12)
-""",
+        "len('x' * 10 ** 12)",
         fails="time limit|MemoryError|OverflowError",
         seconds=0.5,
     ),
@@ -140,9 +126,7 @@ def attack(facts):
     Attack(
         "deep source",
         "the parser's stack",
-        """
-x = eval("(" * 5000 + ")" * 5000)
-""",
+        'x = eval("(" * 5000 + ")" * 5000)',
         fails="SyntaxError|MemoryError|RecursionError|killed",
     ),
     Attack(
@@ -175,16 +159,8 @@ def attack(facts):
 """,
         fails="output limit",
     ),
-    Attack(
-        "long answer",
-        "the judge's memory",
-        """
-def attack(facts):
-    return 'x' * 50_000_000
-""",
-        fails="output limit",
-        seconds=10.0,  # what is limited here is not time
-    ),
+    # Where time is not what is limited, there is enough of it.
+    expression("long answer", "the judge's memory", "'x' * 50_000_000", fails="output limit", seconds=10.0),
     Attack(
         "flood of errors",
         "a log without end",
@@ -204,24 +180,10 @@ def attack(facts):
 """,
         fails="ValueError: x{100,500}$",
     ),
-    Attack(
-        "crash",
-        "a core dump, and the process's end",
-        """
-def attack(facts):
-    ctypes.string_at(0)
-""",
-        fails="killed by signal 11",
+    expression(
+        "crash", "a core dump, and the process's end", "ctypes.string_at(0)", fails="killed by signal 11"
     ),
-    Attack(
-        "abort",
-        "a core dump",
-        """
-def attack(facts):
-    os.abort()
-""",
-        fails="killed by signal",
-    ),
+    expression("abort", "a core dump", "os.abort()", fails="killed by signal"),
     Attack(
         "many files open",
         "descriptors",
@@ -258,13 +220,10 @@ def attack(facts):
 """,
         answer=True,
     ),
-    Attack(
+    expression(
         "colliding answer",
         "the judge's time, by values that all hash alike",
-        """
-def attack(facts):
-    return {n * (2 ** 61 - 1) for n in range(3000)}
-""",
+        "{n * (2 ** 61 - 1) for n in range(3000)}",
         fails="wrong answer|output limit",
         seconds=10.0,  # what is limited here is not time
     ),

@@ -1,6 +1,6 @@
 """Attempts to be judged right without being right: forged messages, bent harnesses, and the search for the answer."""
 
-from hostile import Attack
+from hostile import Attack, expression
 
 _SEARCH = """
 def strings(found, values):
@@ -9,39 +9,10 @@ def strings(found, values):
 """
 
 ATTACKS = [
-    Attack(
-        "leave at once",
-        "no verdict as a good verdict",
-        """
-os._exit(0)
-""",
-        fails="ended without an answer",
-    ),
-    Attack(
-        "leave politely",
-        "exit status 0",
-        """
-sys.exit(0)
-""",
-        fails="SystemExit",
-    ),
-    Attack(
-        "leave when called",
-        "exit status 0",
-        """
-def attack(facts):
-    os._exit(0)
-""",
-        fails="ended without an answer",
-    ),
-    Attack(
-        "nothing",
-        "no function at all",
-        """
-attacked = True
-""",
-        fails="NameError",
-    ),
+    Attack("leave at once", "no verdict as a good verdict", "os._exit(0)", fails="ended without an answer"),
+    Attack("leave politely", "exit status 0", "sys.exit(0)", fails="SystemExit"),
+    expression("leave when called", "exit status 0", "os._exit(0)", fails="ended without an answer"),
+    Attack("nothing", "no function at all", "attacked = True", fails="NameError"),
     Attack(
         "replace the process's end",
         "running on as the zygote",
@@ -397,15 +368,7 @@ def attack(facts):
         answer=[],
         seconds=5.0,
     ),
-    Attack(
-        "guess by exit status",
-        "a script's good end",
-        """
-os._exit(0)
-""",
-        fails="wrong answer",
-        script=True,
-    ),
+    Attack("guess by exit status", "a script's good end", "os._exit(0)", fails="wrong answer", script=True),
     Attack(
         "print much",
         "all guesses at once",
@@ -419,9 +382,7 @@ for n in range(1000):
     Attack(
         "forge for a script",
         "a message beside the output",
-        """
-os.write(3, GUESS)
-""",
+        "os.write(3, GUESS)",
         fails="wrong answer",
         script=True,
     ),

@@ -19,9 +19,8 @@ class World:
     def __init__(self, directory: pathlib.Path):
         self.secret = f"SECRET-{secrets.token_hex(8)}"
         directory.chmod(0o777)
-        for (
-            parent
-        ) in directory.parents:  # nothing but the sandbox itself stands between a program and these files
+        # Nothing but the sandbox itself stands between a program and these files.
+        for parent in directory.parents:
             if parent.stat().st_uid == os.getuid() and parent != pathlib.Path("/"):
                 parent.chmod(parent.stat().st_mode | 0o755)
         self.drop = directory / "drop"
