@@ -16,11 +16,17 @@ from marl_jax.learning.logprobs import token_logprobs
 from marl_jax.learning.network import Qwen3
 from marl_jax.models import load_hf
 from marl_jax.models.qwen3 import full_precision, hidden_states
+from marl_jax.packaged import located
 
 __all__ = ["mean_logprobs"]
 
 ROWS, STEP = 16, 64  # of a program: rows, and what its length is a multiple of
-_stored = functools.cache(load_hf)
+
+
+@functools.lru_cache(2)
+def _stored(directory: str, written: tuple[int, ...]) -> tuple[Any, Any]:
+    """Its configuration and weights; times of its files tell a model that was written there since."""
+    return load_hf(directory)
 
 
 def mean_logprobs(directory: str, calls: Sequence[CallRecord]) -> list[float]:
@@ -28,11 +34,16 @@ def mean_logprobs(directory: str, calls: Sequence[CallRecord]) -> list[float]:
 
     The stored model reads the ids of the policy that answered, so it must have that policy's tokenizer.
     """
-    config, params = _stored(directory)
+    files = sorted(located(directory).glob("*.[js]*"))  # .json and .safetensors
+    config, params = _stored(directory, tuple(path.stat().st_mtime_ns for path in files))
     values = []
     for first in range(0, len(calls), ROWS):
         batch = calls[first : first + ROWS]
         longest = max(len(call.prompt_tokens) + len(call.tokens) for call in batch)
+        if longest > config.max_position_embeddings:
+            raise ValueError(
+                f"a call of {longest} tokens is longer than '{directory}' can read ({config.max_position_embeddings})"
+            )
         tokens = np.zeros((ROWS, -(-longest // STEP) * STEP), np.int32)
         counts = np.zeros(tokens.shape, bool)
         for row, call in enumerate(batch):

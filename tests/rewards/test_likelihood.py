@@ -49,3 +49,17 @@ def test_it_is_the_mean_over_the_tokens_that_were_said(base):
 def test_ids_of_another_tokenizer_are_told(base):
     with pytest.raises(ValueError, match=f"token {MODEL.vocab_size} is beyond the vocabulary"):
         mean_logprobs(base, [said((1,), (MODEL.vocab_size,))])
+
+
+def test_a_model_that_is_written_again_is_read_again(tmp_path):
+    call = said((1, 2), (3, 4))
+    values = []
+    for seed in (0, 1):
+        save_hf(tmp_path, MODEL, init(seed, MODEL), build_micro_tokenizer())
+        values += mean_logprobs(str(tmp_path), [call])
+    assert values[0] == pytest.approx(by_hand(call), abs=1e-5) and abs(values[1] - values[0]) > 1e-4
+
+
+def test_a_call_beyond_the_positions_of_the_model_is_refused(base):
+    with pytest.raises(ValueError, match=r"a call of \d+ tokens is longer than"):
+        mean_logprobs(base, [said((1,), (2,) * MODEL.max_position_embeddings)])
