@@ -149,8 +149,12 @@ def settled_shapes(settled: Mapping[str, Any], config: RunConfig) -> Shapes | No
 
 
 def _settled_engine(form: Mapping[str, Any]) -> EngineSettings:
-    """The shapes of one engine. Earlier versions gave all lanes to one cache length after the other."""
+    """The shapes of one engine. Earlier versions gave all lanes to one cache length after the other, and could record
+    log-probs of temperature 1.
+    """
     known = {name: value for name, value in form.items() if name != "grows"}
+    if "features" in form:
+        known["features"] = {name: value for name, value in form["features"].items() if name != "untempered"}
     if len(known) < len(form) and known.get("lanes_at"):
         raise FolderError(
             f"{CONFIG} has settled.engine.lanes_at {known['lanes_at']} of lanes that took turns, and they now lie in "
