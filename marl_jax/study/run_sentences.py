@@ -91,17 +91,17 @@ def alarms(run: Run) -> list[tuple[str, str]]:
     found = []
     for title, (*before, last) in _by_title(run):
         end = "" if last.until is None else f", no longer at step {last.until}"
-        again = f" (before that since {', '.join(str(alarm.step) for alarm in before)})" if before else ""
+        again = f" ({len(before)} before, the first at step {before[0].step})" if before else ""
         found.append((f"{title} since step {last.step}{end}{again}", last.text))
     return found
 
 
 def breaks(run: Run) -> list[dict[str, Any]]:
-    """Every time of the same alarms, as marks for the curves, with the alarm's number among them."""
+    """The first and the last time of the same alarms, as marks for the curves, with the alarm's number among them."""
     return [
-        {"step": alarm.step, "title": title, "number": number}
+        {"step": step, "title": title, "number": number}
         for number, (title, times) in enumerate(_by_title(run), 1)
-        for alarm in times
+        for step in sorted({times[0].step, times[-1].step})
     ]
 
 

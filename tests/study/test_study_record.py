@@ -157,7 +157,7 @@ def test_an_alarm_that_comes_again_is_one_with_several_marks(tmp_path):
         times[mark["number"]].append(mark["step"])
     assert names == [
         "truncation (generator) since step 8",
-        "readability (generator) since step 25 (before that since 11)",
+        "readability (generator) since step 25 (1 before, the first at step 11)",
     ]
     assert times == {1: [8], 2: [11, 25]}
 
