@@ -192,7 +192,7 @@ def _one(voice: Voice, weights: _Weights, stem: Stem, now: _Loop, forced: jax.Ar
     logits = qwen3.unembed(weights.params, config, hidden)
     lanes = dataclasses.replace(lanes, generated=jnp.full_like(lanes.position, step))
     given = None if forced is None else jax.lax.dynamic_index_in_dim(forced, step, axis=1, keepdims=False)
-    token, logprob, _, _ = sample(logits, lanes, voice.features, given)
+    token, logprob, _ = sample(logits, lanes, voice.features, given)
     ends = jnp.any(token[:, None] == lanes.stops, axis=1) | (step + 1 >= lanes.max_new)
     moved = lanes.active.astype(jnp.int32)
     put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=step, axis=1)

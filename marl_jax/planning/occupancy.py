@@ -129,7 +129,7 @@ class _Play:
         given_up = []
         for lane in self._admission.grow(held, most - done):
             waiting, count = self._calls[tickets[lane]][2], int(done[lane])
-            said = Said((-1 - waiting.ticket,) * count, NOTHING, NOTHING, NOTHING) if count else None
+            said = Said((-1 - waiting.ticket,) * count, NOTHING, NOTHING) if count else None
             given_up.append(waiting._replace(said=said))
             tickets[lane] = FREE
         self.out.given_up += len(given_up)

@@ -32,7 +32,6 @@ def generate(
     min_new_tokens: int = 0,
     stop_strings: str | Sequence[str] = (),
     tokenizer: Any = None,
-    untempered: bool = False,
     record_kept: bool = False,
     adapters: Any = None,
     adapter_index: Sequence[int] | None = None,
@@ -45,8 +44,8 @@ def generate(
 
     temperature 0 is greedy, top_p 1 and top_k 0 are off, stop_tokens () is none. max_new_tokens, temperature, top_p
     and top_k may be one value or one per prompt. The noise of a prompt is a function of (seed, its request id) alone;
-    ids default to the index. `untempered` adds log-probs at temperature 1, `record_kept` the ids that top-k and top-p
-    left (top_k 1..512). `progress(finished, all)` is called after every dispatch.
+    ids default to the index. `record_kept` adds the ids that top-k and top-p left (top_k 1..512).
+    `progress(finished, all)` is called after every dispatch.
     """
     if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
         raise TypeError(f"prompts is {prompts!r:.80}; it must be a list of lists of token ids")
@@ -88,7 +87,6 @@ def generate(
     features = Features(
         truncate=any(r.top_k or r.top_p < 1 for r in requests),
         min_new=min_new_tokens > 0,
-        untempered=untempered,
         candidates=min(_candidates(requests), config.vocab_size) if record_kept else 0,
     )
     longest, new = max(len(r.tokens) for r in requests), max(r.max_new_tokens for r in requests)

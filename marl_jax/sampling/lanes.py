@@ -40,9 +40,7 @@ class LaneTable:
         self.held = zeros(bool)  # idles in the next dispatch, and goes on later
         self.tokens = zeros(np.int32, room)
         self.logprobs = zeros(np.float32, room)
-        self.untempered = zeros(np.float32, room if features.untempered else 0)
         self.kept = zeros(np.int32, room, features.candidates)
-        self._features = features
 
     @property
     def decoding(self) -> Lanes:
@@ -67,7 +65,6 @@ class LaneTable:
         if before is not None:
             tokens, count = before.tokens, len(before.tokens)
             self.tokens[lane, :count], self.logprobs[lane, :count] = before.tokens, before.logprobs
-            self.untempered[lane, : len(before.untempered)] = before.untempered
             self.kept[lane, :count] = before.kept
         row.token[lane], row.position[lane] = tokens[-1], len(request.tokens) + count - 1
         row.active[lane], row.generated[lane] = True, count
@@ -82,14 +79,14 @@ class LaneTable:
     def take(self, rows: np.ndarray, real: int) -> None:
         """Lay the lanes out anew in the order `rows`; those behind the first `real` become free."""
         self.lanes = jax.tree.map(lambda x: x[rows], self.lanes)
-        for name in ("tickets", "held", "tokens", "logprobs", "untempered", "kept"):
+        for name in ("tickets", "held", "tokens", "logprobs", "kept"):
             setattr(self, name, getattr(self, name)[rows])
         self.tickets[real:] = FREE
         self.lanes.active[real:] = False
 
     def exchange(self, one: int, other: int) -> None:
         """Two lanes change places."""
-        record = (self.tickets, self.held, self.tokens, self.logprobs, self.untempered, self.kept)
+        record = (self.tickets, self.held, self.tokens, self.logprobs, self.kept)
         for leaf in (*jax.tree.leaves(self.lanes), *record):
             leaf[[one, other]] = leaf[[other, one]]
 
@@ -102,7 +99,6 @@ class LaneTable:
         return Said(
             tuple(self.sampled(lane)),
             self.logprobs[lane, :count].copy(),
-            self.untempered[lane, :count].copy(),
             self.kept[lane, :count].copy(),
         )
 
@@ -113,8 +109,6 @@ class LaneTable:
         column = self.lanes.generated[lane] + step
         self.tokens[lane, column] = out.token[step, lane]
         self.logprobs[lane, column] = out.logprob[step, lane]
-        if out.untempered is not None:
-            self.untempered[lane, column] = out.untempered[step, lane]
         if out.kept is not None:
             self.kept[lane, column] = out.kept[step, lane]
         moved = np.flatnonzero(count)
@@ -138,6 +132,5 @@ class LaneTable:
             tokens,
             self.logprobs[lane, :n].tolist(),
             "stop" if length is not None or tokens[-1] in request.stop_tokens else "length",
-            self.untempered[lane, :n].tolist() if self._features.untempered else None,
-            self.kept[lane, :n].copy() if self._features.candidates else None,
+            self.kept[lane, :n].copy() if self.kept.shape[2] else None,
         )

@@ -48,7 +48,6 @@ class Features:
 
     truncate: bool = False  # top-k and top-p below their off values
     min_new: bool = False  # stop tokens barred from a completion's first tokens
-    untempered: bool = False  # the log-probs at temperature 1 without truncation, too
     candidates: int = 0  # C > 0: record the kept set, of at most C tokens
     # A user's "module:function" that removes tokens after top-k and top-p.
     sampler: str | None = None
@@ -90,7 +89,6 @@ class Sampled:
     logprob: Array  # [n,W]
     sampled: Array  # [n,W] bool: the lane was active in this step
     active: Array  # [W] bool: still, after the last step
-    untempered: Array | None  # [n,W]
     kept: Array | None  # [n,W,C] int32, -1 behind the end
 
 
@@ -119,7 +117,7 @@ def decode(
             params, layers, config, rungs, lanes.token[:, None], lanes.position, lora
         )
         logits = qwen3.unembed(params, config, hidden[:, 0])
-        token, logprob, untempered, kept = sample(logits, lanes, features)
+        token, logprob, kept = sample(logits, lanes, features)
         ends = jnp.any(token[:, None] == lanes.stops, axis=1) | (lanes.generated + 1 >= lanes.max_new)
         moved = lanes.active.astype(jnp.int32)
         after = dataclasses.replace(
@@ -129,12 +127,10 @@ def decode(
             generated=lanes.generated + moved,
             active=lanes.active & ~ends,
         )
-        return (rungs, after), (token, logprob, lanes.active, untempered, kept)
+        return (rungs, after), (token, logprob, lanes.active, kept)
 
-    (rungs, lanes), (token, logprob, sampled, untempered, kept) = jax.lax.scan(
-        step, (rungs, lanes), None, length=steps
-    )
-    return rungs, Sampled(token, logprob, sampled, lanes.active, untempered, kept)
+    (rungs, lanes), (token, logprob, sampled, kept) = jax.lax.scan(step, (rungs, lanes), None, length=steps)
+    return rungs, Sampled(token, logprob, sampled, lanes.active, kept)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "attended", "scale"), donate_argnames="cache")
@@ -250,12 +246,12 @@ def _by_own(name: str, logits: jax.Array) -> jax.Array:
 
 def sample(
     logits: jax.Array, lanes: Lanes, features: Features, forced: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
-    """From logits [W,V] a token per lane and its log-prob; if requested, the untempered log-prob and the kept ids.
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """From logits [W,V] a token per lane and its log-prob; if requested, the kept ids.
 
     Tokens that are `forced` [W] are taken instead of drawn; -1 leaves a lane free.
     """
-    raw, greedy = logits, lanes.temperature == 0
+    greedy = lanes.temperature == 0
     if features.min_new:
         early = (lanes.generated < lanes.min_new)[:, None]
         stop = jnp.any(lanes.stops[..., None] == jnp.arange(logits.shape[1]), axis=1)
@@ -270,10 +266,7 @@ def sample(
     if forced is not None:
         given = jnp.take_along_axis(jax.nn.log_softmax(logits), forced[:, None], axis=1)[:, 0]
         token, logprob = jnp.where(forced < 0, token, forced), jnp.where(forced < 0, logprob, given)
-    untempered = kept = None
-    if features.untempered:
-        chosen = jnp.take_along_axis(raw, token[:, None], axis=1)[:, 0]
-        untempered = chosen - jax.nn.logsumexp(raw, axis=1)
+    kept = None
     if features.candidates:
         kept = jnp.where(greedy[:, None], -1, methods.kept_ids(logits, features.candidates))
-    return token, logprob, untempered, kept
+    return token, logprob, kept

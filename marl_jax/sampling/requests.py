@@ -61,7 +61,6 @@ class Said:
 
     tokens: tuple[int, ...]  # without the prompt
     logprobs: np.ndarray  # [tokens]
-    untempered: np.ndarray  # [tokens], or empty
     kept: np.ndarray  # [tokens,C]
 
 
@@ -72,7 +71,6 @@ class Completion:
     tokens: list[int]  # sampled, including the stop token
     logprobs: list[float]  # one per token
     finish_reason: Literal["stop", "length"]  # a stop token or text, or max_new_tokens
-    untempered_logprobs: list[float] | None = None  # at temperature 1, nothing cut
     # [tokens,C] ids that top-k and top-p left, -1 behind the end of each row
     kept: np.ndarray | None = dataclasses.field(default=None, compare=False)
 

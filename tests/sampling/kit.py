@@ -32,7 +32,7 @@ SETTINGS = EngineSettings(
     prefixes=4,
     steps=4,
     stops=4,
-    features=Features(truncate=True, min_new=True, untempered=True),
+    features=Features(truncate=True, min_new=True),
 )
 NEAR_TIE = 1e-5
 

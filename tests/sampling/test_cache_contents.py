@@ -53,7 +53,7 @@ def decode(params, adapters, rungs, lanes, *, steps, **_):
             lanes.generated[lane] += 1
             lanes.active[lane] = lanes.generated[lane] < lanes.max_new[lane]
     logprobs = np.zeros(tokens.shape, np.float32)
-    return rungs, programs.Sampled(tokens, logprobs, sampled.astype(bool), lanes.active, None, None)
+    return rungs, programs.Sampled(tokens, logprobs, sampled.astype(bool), lanes.active, None)
 
 
 def prefill(params, adapters, cache, feeds, **_):

@@ -157,7 +157,9 @@ def _settled_engine(form: Mapping[str, Any]) -> EngineSettings:
             f"{CONFIG} has settled.engine.lanes_at {known['lanes_at']} of lanes that took turns, and they now lie in "
             "memory together: make settled {} to plan them anew; tokens go on the same but for near-ties"
         )
-    return fields.from_json(EngineSettings, fields.filled(EngineSettings, known))
+    whole = fields.filled(EngineSettings, known)
+    whole["features"].pop("untempered", None)  # earlier versions could record those log-probs too
+    return fields.from_json(EngineSettings, whole)
 
 
 def start_graders(config: RunConfig) -> None:
