@@ -115,7 +115,9 @@ def warm_up(engine: Engine) -> None:
             bank.wait()
             if rung:
                 bank.swap(first - 1, first)
-    for width, length in [] if settings.lanes_at else settings.shapes:  # what thins out, widens and grows a cache
+    for width, length in (
+        [] if settings.lanes_at else settings.shapes
+    ):  # what thins out, widens and grows a cache
         for other in {to for one, to in itertools.permutations(settings.widths, 2) if one == width}:
             bank.open((width, length))
             bank.fit(other)

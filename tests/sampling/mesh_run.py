@@ -5,7 +5,16 @@ import dataclasses
 import jax
 from jax.sharding import AxisType
 from kit import CONFIG as KIT
-from kit import SETTINGS, ask, assert_same_but_for_near_ties, compilations, make_params, prompt, serve, warm_up
+from kit import (
+    SETTINGS,
+    ask,
+    assert_same_but_for_near_ties,
+    compilations,
+    make_params,
+    prompt,
+    serve,
+    warm_up,
+)
 
 from marl_jax.models.weight_table import shardings
 from marl_jax.sampling import Engine, Features
