@@ -177,7 +177,7 @@ class Engine:
         if self.settings.lanes_at:
             self._move_on(bank)
             self._admit(bank)
-            bank.table.held[:] = self._admission.held
+            bank.table.held[:] = self._admission.places.held
         else:
             self._admission.advance()
             # Lanes for its share of all requests, or more if it has more.
@@ -202,7 +202,7 @@ class Engine:
             waiting = bank.requests.pop(int(table.tickets[lane]))
             given_up.append(waiting._replace(said=table.give_up(lane)))
         admission.resume(sorted(given_up, key=lambda waiting: waiting.ticket))
-        self._swap(bank, admission.settle())
+        self._swap(bank, admission.places.settle())
         self.stats.given_up += len(given_up)
 
     def _swap(self, bank: Bank, swaps: list[Swap]) -> None:
@@ -323,7 +323,8 @@ class Engine:
             if length is None and bank.table.lanes.active[lane]:
                 continue
             completion = bank.table.leave(lane, request, length)
-            self._admission.leave(lane)
+            if self.settings.lanes_at:
+                self._admission.places.leave(lane)
             owner = bank.requests.pop(ticket).owner
             if request.keep:
                 row = self._admission.keep(owner, (*request.tokens, *completion.tokens[:-1]))
