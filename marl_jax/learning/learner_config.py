@@ -11,7 +11,7 @@ from marl_jax.fields import Count, NotNegative, Positive
 from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning.by_role.interventions import InterventionConfig, Mixing
 from marl_jax.learning.losses import OBJECTIVES, LossConfig
-from marl_jax.learning.objectives import PreferenceConfig, check_objective
+from marl_jax.learning.objectives import PreferenceConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 
 __all__ = ["LARGEST_SEED", "LearnerConfig", "Seed", "StepSettings"]
@@ -58,7 +58,10 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         fields.check(self)
-        check_objective(self.loss, self.preference)
+        if self.loss.kind == "kto" and self.preference.above is None:
+            raise ValueError(
+                "loss.kind 'kto' needs preference.above, the value above which a call is desirable: such as 0.5"
+            )
         if self.loss.mask_ratio is not None and (
             self.old_logprobs == "sampler" or self.loss.kind in OBJECTIVES
         ):

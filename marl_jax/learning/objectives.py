@@ -27,7 +27,6 @@ __all__ = [
     "Value",
     "aim",
     "best_of_groups",
-    "check_objective",
     "contrasts",
     "dpo",
     "kto",
@@ -288,14 +287,6 @@ def surrogate(loss: LossConfig) -> LossConfig:
     if loss.kind == "sft":
         return dataclasses.replace(loss, kind="pg")
     return dataclasses.replace(loss, kind="pg", aggregation="sequence_mean_token_sum", max_length=None)
-
-
-def check_objective(loss: LossConfig, preference: PreferenceConfig) -> None:
-    """Refuse settings that make no sense together."""
-    if loss.kind == "kto" and preference.above is None:
-        raise ValueError(
-            "loss.kind 'kto' needs preference.above, the value above which a call is desirable: such as 0.5"
-        )
 
 
 def log_ratios(logp: Sequence[np.ndarray], ref: Sequence[np.ndarray], rows: Table) -> np.ndarray:

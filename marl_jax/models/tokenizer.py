@@ -7,7 +7,7 @@ Both are transformers tokenizers with a chat template, saved in the same format,
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ __all__ = [
     "build_micro_tokenizer",
     "check_vocabulary",
     "load_tokenizer",
-    "render_chat",
     "save_tokenizer",
     "tokenizer_files",
 ]
@@ -116,23 +115,6 @@ def save_tokenizer(directory: str | os.PathLike[str], tokenizer: Any) -> None:
 def tokenizer_files(directory: str | os.PathLike[str]) -> list[Path]:
     """All that decides how text becomes tokens, the chat template included."""
     return sorted(path for path in located(directory).iterdir() if path.name in FILES and path.is_file())
-
-
-def render_chat(
-    tokenizer: Any, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
-) -> list[int]:
-    """The token ids of a conversation through the tokenizer's chat template, thinking disabled."""
-    if tokenizer.chat_template is None:
-        raise ValueError(
-            f"the tokenizer {tokenizer.name_or_path!r} has no chat template; use an instruct model"
-        )
-    return tokenizer.apply_chat_template(
-        [dict(message) for message in messages],
-        add_generation_prompt=add_generation_prompt,
-        enable_thinking=False,
-        tokenize=True,
-        return_dict=False,
-    )
 
 
 def check_vocabulary(tokenizer: Any, config: ModelConfig) -> None:

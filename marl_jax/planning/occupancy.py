@@ -134,7 +134,7 @@ class _Play:
             tickets[lane] = FREE
         self.out.given_up += len(given_up)
         self._admission.resume(sorted(given_up, key=lambda waiting: waiting.ticket))
-        self._swap(self._admission.settle())
+        self._swap(self._admission.places.settle())
         while (wave := self._admission.wave(())).seats:
             self._swap(wave.swaps)
             for feed in wave.feeds:
@@ -148,7 +148,7 @@ class _Play:
     def decode(self) -> None:
         """One dispatch, and what ends with it."""
         tickets, held, done, new, _ = self._lanes
-        lanes = np.flatnonzero((tickets != FREE) & ~self._admission.held)
+        lanes = np.flatnonzero((tickets != FREE) & ~self._admission.places.held)
         sampled = np.minimum(self._settings.steps, new[lanes] - done[lanes])
         held[lanes] += sampled
         done[lanes] += sampled
@@ -163,7 +163,7 @@ class _Play:
         for lane in lanes[done[lanes] >= new[lanes]].tolist():
             episode = self._calls[tickets[lane]][1]
             tickets[lane] = FREE
-            self._admission.leave(lane)
+            self._admission.places.leave(lane)
             self._unfinished[episode] -= 1
             if not self._unfinished[episode]:
                 self._submit(episode)

@@ -90,9 +90,12 @@ class Admission:
     now, and of those with a free lane the first to have arrived enters.
     """
 
+    places: Places  # of the requests in lanes, where these lie over rungs
+
     def __init__(self, settings: EngineSettings):
         self._settings = settings
-        self.places = Places(settings.lanes_at) if settings.lanes_at else None
+        if settings.lanes_at:
+            self.places = Places(settings.lanes_at)
         self._queues: list[collections.deque[Waiting]] = [collections.deque() for _ in settings.lengths]
         self._turn = 0  # the queue that is being served: which of the lengths
         self._prefixes = Prefixes(settings.prefixes)
@@ -121,36 +124,19 @@ class Admission:
     def wave(self, lanes: Sequence[int]) -> Wave:
         """The next requests for these free lanes, as far as the prefix cache has rows for their prompts."""
         wave = Wave()
-        if self.places is None:
-            self._fill(wave, lanes)
+        if self._settings.lanes_at:
+            self._fill_rungs(wave)
         else:
-            self._fill_rungs(wave, self.places)
+            self._fill(wave, lanes)
         self._look_ahead(wave)
         return wave
 
     def grow(self, position: np.ndarray, left: np.ndarray) -> list[int]:
         """The lanes that have to be given up, where lanes [W] have cached so many tokens and may sample so many yet."""
-        assert self.places is not None
         taken = self.places.taken
         columns = position[taken] + np.minimum(self._settings.steps, left[taken])
         self.places.need[taken] = np.searchsorted(self._settings.lengths, columns)
         return self.places.surplus()
-
-    @property
-    def held(self) -> np.ndarray:
-        """The lanes whose requests wait for a longer one."""
-        assert self.places is not None
-        return self.places.held
-
-    def settle(self) -> list[Swap]:
-        """The lanes that change places, so that each request has a rung that is long enough."""
-        assert self.places is not None
-        return self.places.settle()
-
-    def leave(self, lane: int) -> None:
-        """The lane is free."""
-        if self.places is not None:
-            self.places.leave(lane)
 
     def keep(self, owner: Owner, tokens: Tokens) -> int | None:
         """The row to copy a lane to, so that a later turn can go on from these tokens; None without need or room."""
@@ -167,7 +153,8 @@ class Admission:
                 break
             self._seat(lane, row, queue.popleft(), wave)
 
-    def _fill_rungs(self, wave: Wave, places: Places) -> None:
+    def _fill_rungs(self, wave: Wave) -> None:
+        places = self.places
         while fitting := [rung for rung in range(places.room + 1) if self._queues[rung]]:
             need = min(fitting, key=lambda rung: self._queues[rung][0].ticket)
             row = self._row(self._queues[need][0], wave)
@@ -181,7 +168,7 @@ class Admission:
 
     def _rung(self, waiting: Waiting) -> int:
         """Which of the queues is the request's."""
-        ahead = min(self._settings.steps, waiting.left) if self.places else waiting.left + 1
+        ahead = min(self._settings.steps, waiting.left) if self._settings.lanes_at else waiting.left + 1
         return self._settings.rung_of(waiting.cached + ahead)
 
     def _seat(self, lane: int, row: int, waiting: Waiting, wave: Wave) -> None:
@@ -223,7 +210,7 @@ class Admission:
         begun = collections.Counter(chunk_of(len(feed.tokens)) for feed in wave.feeds if not feed.start)
         empty = {chunk: -count % rows_of(chunk) for chunk, count in begun.items()}
         window = LOOK_AHEAD if any(empty.values()) else 0
-        served = self._queues if self.places else [self._queues[self._turn]]
+        served = self._queues if self._settings.lanes_at else [self._queues[self._turn]]
         for waiting in itertools.islice(heapq.merge(*served, key=_arrival), window):
             chunk = chunk_of(waiting.cached)
             if waiting.said is not None or not 0 < waiting.cached <= chunk or not empty.get(chunk):

@@ -12,7 +12,6 @@ completions. A request that the caller then submits enters with the dispatch aft
 
 import collections
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -170,43 +169,6 @@ class Engine:
         for bank in self._banks:
             bank.open(*self.settings.rungs)
 
-    def warm_up(self) -> None:
-        """Compile every program this engine can need."""
-        if self.pending:
-            raise RuntimeError("warm up before requests are submitted")
-        settings, nowhere, bank = self.settings, next(self._parts([(0, NOWHERE)])), self._banks[0]
-        bank.abandon()  # an earlier warm-up may have been interrupted
-        for chunk in settings.chunks:
-            for start in {0, settings.context - 1}:
-                self._prefill([Feed(NOWHERE, (0,), start, -1)], chunk)
-        self._prefix_cache = programs.copy_rows_within(self._prefix_cache, *nowhere)
-        for rungs in [settings.rungs] if settings.lanes_at else [[shape] for shape in settings.shapes]:
-            bank.open(*rungs)
-            for rung in range(len(rungs)):
-                first = sum(lanes for lanes, _ in rungs[:rung])
-                bank.rungs[rung] = programs.copy_rows(self._prefix_cache, bank.rungs[rung], *nowhere)
-                self._prefix_cache = programs.copy_rows(bank.rungs[rung], self._prefix_cache, *nowhere)
-                bank.table.lanes.active[first] = True  # so that rungs up to this one decode
-                bank.begin(self._decode)
-                bank.wait()
-                if rung:
-                    bank.swap(first - 1, first)
-        if not settings.lanes_at:
-            self._warm_up_sizes(bank)
-        bank.open(*settings.rungs)
-
-    def _warm_up_sizes(self, bank: Bank) -> None:
-        """Compile what lets the only cache of a bank thin out, widen and grow."""
-        settings = self.settings
-        for width, length in settings.shapes:
-            for one, other in itertools.pairwise((*settings.widths, *settings.widths[-2::-1])):
-                if one == width:
-                    bank.open((width, length))
-                    bank.fit(other)
-            for longer in [n for n in settings.lengths if n > length][:1]:
-                bank.open((width, length))
-                bank.reach(longer)
-
     def _dispatch(self, bank: Bank) -> None:
         """Admit what fits into the bank and decode, if it has anything to decode; does not wait."""
         live, waiting = len(bank.requests), len(self._admission)
@@ -215,7 +177,7 @@ class Engine:
         if self.settings.lanes_at:
             self._move_on(bank)
             self._admit(bank)
-            bank.table.held[:] = self._admission.held
+            bank.table.held[:] = self._admission.places.held
         else:
             self._admission.advance()
             # Lanes for its share of all requests, or more if it has more.
@@ -240,7 +202,7 @@ class Engine:
             waiting = bank.requests.pop(int(table.tickets[lane]))
             given_up.append(waiting._replace(said=table.give_up(lane)))
         admission.resume(sorted(given_up, key=lambda waiting: waiting.ticket))
-        self._swap(bank, admission.settle())
+        self._swap(bank, admission.places.settle())
         self.stats.given_up += len(given_up)
 
     def _swap(self, bank: Bank, swaps: list[Swap]) -> None:
@@ -362,7 +324,8 @@ class Engine:
             if length is None and bank.table.lanes.active[lane]:
                 continue
             completion = bank.table.leave(lane, request, length)
-            self._admission.leave(lane)
+            if self.settings.lanes_at:
+                self._admission.places.leave(lane)
             owner = bank.requests.pop(ticket).owner
             if request.keep:
                 row = self._admission.keep(owner, (*request.tokens, *completion.tokens[:-1]))

@@ -44,8 +44,8 @@ def generate(
 
     temperature 0 is greedy, top_p 1 and top_k 0 are off, stop_tokens () is none. max_new_tokens, temperature, top_p
     and top_k may be one value or one per prompt. The noise of a prompt is a function of (seed, its request id) alone;
-    ids default to the index. `record_kept` adds the ids that top-k and top-p left (top_k 1..512). `progress(finished,
-    all)` is called after every dispatch.
+    ids default to the index. `record_kept` adds the ids that top-k and top-p left (top_k 1..512).
+    `progress(finished, all)` is called after every dispatch.
     """
     if isinstance(prompts, str) or not hasattr(prompts, "__len__"):
         raise TypeError(f"prompts is {prompts!r:.80}; it must be a list of lists of token ids")

@@ -41,7 +41,6 @@ class LaneTable:
         self.tokens = zeros(np.int32, room)
         self.logprobs = zeros(np.float32, room)
         self.kept = zeros(np.int32, room, features.candidates)
-        self._features = features
 
     @property
     def decoding(self) -> Lanes:
@@ -133,5 +132,5 @@ class LaneTable:
             tokens,
             self.logprobs[lane, :n].tolist(),
             "stop" if length is not None or tokens[-1] in request.stop_tokens else "length",
-            self.kept[lane, :n].copy() if self._features.candidates else None,
+            self.kept[lane, :n].copy() if self.kept.shape[2] else None,
         )

@@ -1,6 +1,7 @@
 """Tokenizers: the micro one survives every character, and both kinds take the same road."""
 
 import dataclasses
+import functools
 import json
 
 import pytest
@@ -15,7 +16,6 @@ from marl_jax.models.tokenizer import (
     build_micro_tokenizer,
     check_vocabulary,
     load_tokenizer,
-    render_chat,
     save_tokenizer,
 )
 
@@ -65,28 +65,11 @@ MESSAGES = [
 ]
 
 
-def test_a_conversation_is_rendered_to_token_ids(tokenizer):
+def test_the_template_renders_a_conversation(tokenizer):
     expected = "<|im_start|>system\nAnswer.<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n"
-    closed = render_chat(tokenizer, MESSAGES, add_generation_prompt=False)
-    assert tokenizer.decode(closed) == expected
-    opened = render_chat(tokenizer, MESSAGES)
-    assert type(opened) is list
-    assert {type(token) for token in opened} == {int}
-    assert tokenizer.decode(opened) == expected + "<|im_start|>assistant\n"
-    assert opened[: len(closed)] == closed
-
-
-def test_thinking_is_disabled():
-    tokenizer = build_micro_tokenizer()
-    tokenizer.chat_template = "{% if enable_thinking %}think{% else %}answer{% endif %}"
-    assert tokenizer.decode(render_chat(tokenizer, MESSAGES)) == "answer"
-
-
-def test_a_tokenizer_without_a_chat_template_is_refused():
-    tokenizer = build_micro_tokenizer()
-    tokenizer.chat_template = None
-    with pytest.raises(ValueError, match="has no chat template"):
-        render_chat(tokenizer, MESSAGES)
+    render = functools.partial(tokenizer.apply_chat_template, MESSAGES, tokenize=False)
+    assert render() == expected
+    assert render(add_generation_prompt=True) == expected + "<|im_start|>assistant\n"
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):

@@ -11,11 +11,12 @@ from array_rows import GRADE, READ, by_text, graded, rows, spelled, strings, tex
 
 from marl_jax.learning.estimators.advantages import group_advantages
 from marl_jax.models import load_hf
-from marl_jax.models.tokenizer import load_tokenizer, render_chat
+from marl_jax.models.tokenizer import load_tokenizer
 from marl_jax.rewards import arrays
 from marl_jax.rewards.arrays.clean_texts import ALPHABET
 from marl_jax.rewards.math import grade_math
 from marl_jax.rewards.math.boxed import extract_boxed
+from marl_jax.rollouts import Chat
 from marl_jax.sampling import generate
 from marl_jax.tasks import micro
 
@@ -166,7 +167,7 @@ def test_a_hundred_thousand_answers_of_a_micro_base(count=100_000, block=2000):
     tokenizer = load_tokenizer("configs/bases/micro-xs", config)
     tasks = list(micro.take("micro_math", "train", block, levels=(1, 2, 3, 4, 5)))
     asks = [[{"role": "user", "content": task.question}] for task in tasks]
-    prompts, lost = [render_chat(tokenizer, ask) for ask in asks], 0
+    prompts, lost = list(map(Chat(tokenizer).start, asks)), 0
     for seed in range(count // block):
         hot = 1.0 + seed % 3 / 4
         said = generate(

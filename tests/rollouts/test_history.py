@@ -1,6 +1,6 @@
 import pytest
 
-from marl_jax.models.tokenizer import build_micro_tokenizer, render_chat
+from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.rollouts.history import Chat, Overlong, fit
 
 # What Qwen3's template does: thoughts of earlier turns are dropped, the last turn gets an (empty) thought, and
@@ -68,6 +68,13 @@ def said(tokenizer, text, end="<|im_end|>"):
     )
 
 
+def rendered(tokenizer, messages):
+    """The ids of a whole conversation as transformers renders it."""
+    return tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, enable_thinking=False, return_dict=False
+    )
+
+
 @pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% if %}"])
 def test_a_template_that_cannot_be_rendered_is_refused_in_a_line(template):
     with pytest.raises(ValueError, match="chat template of the tokenizer '' cannot be rendered: "):
@@ -76,7 +83,7 @@ def test_a_template_that_cannot_be_rendered_is_refused_in_a_line(template):
 
 @pytest.mark.parametrize("messages", [[ASK], [SYSTEM, ASK], [SYSTEM, {"role": "user", "content": ""}]])
 def test_a_first_turn_is_what_the_template_renders(tokenizer, messages):
-    assert list(Chat(tokenizer).start(messages)) == render_chat(tokenizer, messages)
+    assert list(Chat(tokenizer).start(messages)) == rendered(tokenizer, messages)
 
 
 def test_later_turns_equal_the_whole_conversation_where_the_template_rewrites_nothing():
@@ -87,8 +94,8 @@ def test_later_turns_equal_the_whole_conversation_where_the_template_rewrites_no
     answer = said(tokenizer, "6")
     third = second + answer + chat.extend(answer, [ASK])
     replies = [{"role": "assistant", "content": text} for text in "46"]
-    assert list(second) == render_chat(tokenizer, [SYSTEM, ASK, replies[0], MORE])
-    assert list(third) == render_chat(tokenizer, [SYSTEM, ASK, replies[0], MORE, replies[1], ASK])
+    assert list(second) == rendered(tokenizer, [SYSTEM, ASK, replies[0], MORE])
+    assert list(third) == rendered(tokenizer, [SYSTEM, ASK, replies[0], MORE, replies[1], ASK])
 
 
 def test_a_template_that_rewrites_earlier_turns_is_not_followed_in_that():
@@ -101,7 +108,7 @@ def test_a_template_that_rewrites_earlier_turns_is_not_followed_in_that():
         "<|im_start|>user\nAnd 3+3?\n\nBe quick.<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
     reply = {"role": "assistant", "content": "4"}
-    rewritten = render_chat(tokenizer, [ASK, reply, MORE])
+    rewritten = rendered(tokenizer, [ASK, reply, MORE])
     assert rewritten[: len(prompt + completion)] != list(prompt + completion)
 
 

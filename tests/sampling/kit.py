@@ -1,6 +1,7 @@
 """What the sampling tests share: one micro model, one shape of engine, and references in float64 numpy."""
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from marl_jax.models import ModelConfig, init
 from marl_jax.models.lora import init_lora
-from marl_jax.sampling import Completion, Engine, EngineSettings, Features, Request, methods
+from marl_jax.sampling import Completion, Engine, EngineSettings, Features, Request, methods, programs
+from marl_jax.sampling.admission import NOWHERE, Feed
 from marl_jax.sampling.requests import noise_key
 
 CONFIG = ModelConfig(
@@ -94,6 +96,34 @@ def compilations() -> Iterator[list[int]]:
     before, counted = _compilations[0], []
     yield counted
     counted.append(_compilations[0] - before)
+
+
+def warm_up(engine: Engine) -> None:
+    """Compile every program that a fresh engine can need."""
+    settings, nowhere, bank = engine.settings, next(engine._parts([(0, NOWHERE)])), engine._banks[0]
+    for chunk, start in itertools.product(settings.chunks, {0, settings.context - 1}):
+        engine._prefill([Feed(NOWHERE, (0,), start, -1)], chunk)
+    engine._prefix_cache = programs.copy_rows_within(engine._prefix_cache, *nowhere)
+    for rungs in [settings.rungs] if settings.lanes_at else [[shape] for shape in settings.shapes]:
+        bank.open(*rungs)
+        for rung in range(len(rungs)):
+            first = sum(lanes for lanes, _ in rungs[:rung])
+            bank.rungs[rung] = programs.copy_rows(engine._prefix_cache, bank.rungs[rung], *nowhere)
+            engine._prefix_cache = programs.copy_rows(bank.rungs[rung], engine._prefix_cache, *nowhere)
+            bank.table.lanes.active[first] = True  # so that rungs up to this one decode
+            bank.begin(engine._decode)
+            bank.wait()
+            if rung:
+                bank.swap(first - 1, first)
+    for width, length in (
+        [] if settings.lanes_at else settings.shapes
+    ):  # what thins out, widens and grows a cache
+        for other in {to for one, to in itertools.permutations(settings.widths, 2) if one == width}:
+            bank.open((width, length))
+            bank.fit(other)
+        bank.open((width, length))
+        bank.reach(length + 1)
+    bank.open(*settings.rungs)
 
 
 # -- float64 references -----------------------------------------------------------------------------------------

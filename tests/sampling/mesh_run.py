@@ -5,7 +5,16 @@ import dataclasses
 import jax
 from jax.sharding import AxisType
 from kit import CONFIG as KIT
-from kit import SETTINGS, ask, assert_same_but_for_near_ties, compilations, make_params, prompt, serve
+from kit import (
+    SETTINGS,
+    ask,
+    assert_same_but_for_near_ties,
+    compilations,
+    make_params,
+    prompt,
+    serve,
+    warm_up,
+)
 
 from marl_jax.models.weight_table import shardings
 from marl_jax.sampling import Engine, Features
@@ -33,7 +42,7 @@ def main():
     ]
     one = serve(Engine(params, CONFIG, settings), requests)
     engine = Engine(sharded, CONFIG, settings)
-    engine.warm_up()
+    warm_up(engine)
     with compilations() as counted:
         many = serve(engine, requests)
     for cache, rows in ((engine._banks[0].cache, 8), (engine._prefix_cache, 4)):
@@ -49,7 +58,7 @@ def main():
     # Lanes over rungs, which change places between caches that are spread.
     over = dataclasses.replace(settings, banks=1, widths=(16,), lengths=(16, 32, 64), lanes_at=(8, 4, 4))
     engine = Engine(sharded, CONFIG, over)
-    engine.warm_up()
+    warm_up(engine)
     with compilations() as counted:
         moved = serve(engine, requests)
     assert_same_but_for_near_ties(params, requests, one, moved, CONFIG)

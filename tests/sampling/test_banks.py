@@ -10,7 +10,7 @@ import time
 
 import jax
 import pytest
-from kit import CONFIG, SETTINGS, ask, compilations, make_params, prompt, serve
+from kit import CONFIG, SETTINGS, ask, compilations, make_params, prompt, serve, warm_up
 from slow import slowed
 
 from marl_jax.sampling import Engine, programs
@@ -159,7 +159,7 @@ def test_a_wait_that_was_interrupted_is_taken_up_again_at_the_same_bank(params, 
 
 def test_nothing_is_compiled_after_warm_up(params):
     engine = Engine(params, CONFIG, dataclasses.replace(TWO, widths=(4, 2)))
-    engine.warm_up()
+    warm_up(engine)
     with compilations() as counted:
         serve(engine, crowd())
         serve(engine, crowd(3))

@@ -22,6 +22,7 @@ from kit import (
     same_bits,
     sampled_from,
     serve,
+    warm_up,
 )
 
 from marl_jax.errors import UserError
@@ -242,7 +243,7 @@ def test_nothing_is_compiled_after_warm_up_and_each_dispatch_is_read_once(params
         # Whether all of these widths give the same bits is not asked here.
         settings = dataclasses.replace(SETTINGS, widths=(8, 4, 2), steps=3, prefixes=5)
         engine = Engine(params, CONFIG, settings, measured=True)
-        engine.warm_up()
+        warm_up(engine)
     assert cold[0] > len(engine.settings.lengths)  # the counter counts
     assert len(engine.settings.widths) * len(engine.settings.lengths) <= 12
     rng = np.random.default_rng(9)

@@ -19,6 +19,7 @@ from kit import (
     prompt,
     same_bits,
     serve,
+    warm_up,
 )
 
 from marl_jax.sampling import Engine, Features
@@ -114,7 +115,7 @@ def test_two_engines_of_the_same_settings_give_the_same_bits(params):
 
 def test_nothing_is_compiled_after_warm_up(params):
     engine = Engine(params, CONFIG, SHORT)
-    engine.warm_up()
+    warm_up(engine)
     with compilations() as counted:
         serve(engine, crowd())
         serve(engine, crowd(3))

@@ -16,6 +16,7 @@ from kit import (
     prompt,
     same_bits,
     serve,
+    warm_up,
 )
 
 from marl_jax.sampling import Engine, Features, Load, plan, stability
@@ -97,7 +98,7 @@ def test_a_batch_of_adapters_that_widens_and_thins_compiles_nothing_and_changes_
     engine = Engine(params, config, wide, **served)
     if len(engine.settings.widths) < 2:
         pytest.skip("this machine computes other bits at 128 rows than at 256: nothing is ever compacted")
-    engine.warm_up()
+    warm_up(engine)
     requests = [
         ask(prompt(1 + i % 9, i), i, new=24 if i % 3 == 0 else 9, policy="abc"[i % 3], top_k=1 + i % 8)
         for i in range(160)

@@ -50,7 +50,6 @@ __all__ = [
     "advantages_of",
     "group_column",
     "key_of",
-    "penalised",
     "with_advantages",
 ]
 
@@ -107,11 +106,15 @@ def with_advantages(
     if not len(table):
         return table.replace(advantage=np.zeros(0), group=np.zeros(0, np.int32)), {}
     ids = group_column(table, config, presets)
-    table = penalised(table, config)
-    rewards = as_rewards(table.reward if table.penalty is None else table.reward + table.penalty)
+    rewards, penalty = table.reward, None
+    if config.overlong is not None:
+        length, buffer = config.overlong
+        penalty = np.asarray(overlong_penalty(table.length, max_length=length, buffer=buffer), np.float64)
+        rewards = rewards + penalty
+    rewards = as_rewards(rewards)
     advantages = advantages_of(config, rewards, table.task, table.role, ids)
     counts = count_groups(rewards, ids, [table.roles[code] for code in table.role])
-    table = table.replace(group=ids, advantage=np.asarray(advantages, np.float64))
+    table = table.replace(penalty=penalty, group=ids, advantage=np.asarray(advantages, np.float64))
     return (table if config.rows is None else _own_columns(table, config.rows)), counts
 
 
@@ -147,15 +150,6 @@ def _own_columns(table: Table, name: str) -> Table:
         if values.shape != (len(table),) or not (np.isfinite(values) & (values >= 0)).all():
             raise RowsError(f"{wrong}, each with {len(table)} numbers from 0 on; '{column}' has others")
     return table.replace(**columns)
-
-
-def penalised(table: Table, config: AdvantageConfig) -> Table:
-    """The table with the column penalty; None unless `config.overlong` is set."""
-    if config.overlong is None:
-        return table.replace(penalty=None)
-    length, buffer = config.overlong
-    penalty = overlong_penalty(table.length, max_length=length, buffer=buffer)
-    return table.replace(penalty=np.asarray(penalty, np.float64))
 
 
 def group_column(table: Table, config: AdvantageConfig, presets: Presets | None = None) -> np.ndarray:

@@ -149,18 +149,16 @@ def settled_shapes(settled: Mapping[str, Any], config: RunConfig) -> Shapes | No
 
 
 def _settled_engine(form: Mapping[str, Any]) -> EngineSettings:
-    """The shapes of one engine. Earlier versions gave all lanes to one cache length after the other, and could record
-    log-probs of temperature 1.
-    """
+    """The shapes of one engine. Earlier versions gave all lanes to one cache length after the other."""
     known = {name: value for name, value in form.items() if name != "grows"}
-    if "features" in form:
-        known["features"] = {name: value for name, value in form["features"].items() if name != "untempered"}
     if len(known) < len(form) and known.get("lanes_at"):
         raise FolderError(
             f"{CONFIG} has settled.engine.lanes_at {known['lanes_at']} of lanes that took turns, and they now lie in "
             "memory together: make settled {} to plan them anew; tokens go on the same but for near-ties"
         )
-    return fields.from_json(EngineSettings, fields.filled(EngineSettings, known))
+    whole = fields.filled(EngineSettings, known)
+    whole["features"].pop("untempered", None)  # earlier versions could record those log-probs too
+    return fields.from_json(EngineSettings, whole)
 
 
 def start_graders(config: RunConfig) -> None:
