@@ -28,6 +28,7 @@ from marl_jax.rollouts.storage import read_extra
 from marl_jax.run_folder.folder import FolderError, digest_tokenizer
 from marl_jax.runs import loop
 from marl_jax.runs.loading.parts import PartsError, model_configs
+from marl_jax.runs.loading.play import settled_shapes
 from marl_jax.terminal.live import Live
 
 pytestmark = pytest.mark.long
@@ -102,7 +103,7 @@ def test_rows_are_tokens_of_the_tokenizer_of_their_policy(whole, config, base):
 
 def test_a_resumed_or_evaluated_run_has_the_shapes_of_each_model(whole, config, base):
     settled = json.loads((whole / "config.json").read_text())["settled"]
-    assert set(settled["engines"]) == {str(base), other_base(base)} and "engine" not in settled
+    assert set(settled_shapes(settled, config)) == {str(base), other_base(base)}
     digests = json.loads((whole / "config.json").read_text())["digests"]
     for directory in (str(base), other_base(base)):
         assert digests[f"tokenizer {directory}"] == digest_tokenizer(directory)
