@@ -12,6 +12,7 @@ import jax
 
 from marl_jax.models import ModelConfig
 from marl_jax.sampling import programs
+from marl_jax.sampling.admission import Admission, Waiting
 
 BENCH = ModelConfig(  # 0.85M parameters, the micro shape of all benchmarks
     vocab_size=512,
@@ -22,6 +23,16 @@ BENCH = ModelConfig(  # 0.85M parameters, the micro shape of all benchmarks
     num_key_value_heads=2,
     head_dim=32,
 )
+
+MAX_NEW = 64  # tokens of the longest completion whose length is imposed
+
+
+class Unannounced(Admission):
+    """Queues every request as if it might run to the limit, because imposed lengths are not known in advance."""
+
+    def _rung(self, waiting: Waiting) -> int:
+        request = dataclasses.replace(waiting.request, max_new_tokens=MAX_NEW)
+        return super()._rung(waiting._replace(request=request))
 
 
 @dataclasses.dataclass

@@ -18,12 +18,13 @@ import time
 import zlib
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
 from absl import app, flags
 
-from benchmarks import BENCH, watch_decoding
+from benchmarks import BENCH, MAX_NEW, Unannounced, watch_decoding
 from marl_jax.models import init
 from marl_jax.models.lora import init_lora
 from marl_jax.models.tokenizer import build_micro_tokenizer
@@ -31,6 +32,7 @@ from marl_jax.policies import SamplingSettings, isolated, policy_names, shared
 from marl_jax.rewards.families import parse
 from marl_jax.rollouts import Limits, rollout
 from marl_jax.sampling import Completion, Engine, Load, Request, plan
+from marl_jax.sampling import engine as sampling_engine
 from marl_jax.sampling.engine import Stats
 from marl_jax.table import Table
 from marl_jax.tasks import Task
@@ -44,15 +46,8 @@ flags.DEFINE_integer("lanes", None, "lanes of the engine; by default as planned"
 flags.DEFINE_integer("rounds", 3, "measured rounds")
 flags.DEFINE_list("variants", None, "only these variants, and the ratios between them")
 
-MAX_NEW, MAX_PROMPT = 64, 320
+MAX_PROMPT = 320
 Run = Callable[[int], Table]  # step -> the table of its calls
-
-
-class Unannounced(Engine):
-    """Queues every request as if it might run to the limit, because imposed lengths are not known in advance."""
-
-    def _columns(self, request: Request) -> int:
-        return len(request.tokens) + MAX_NEW
 
 
 class Ragged:
@@ -175,7 +170,8 @@ def contender(name: str, policies: Callable[..., dict[str, str]], wrap: type[Rag
     if wrap is StaticBanks:
         settings = dataclasses.replace(settings, widths=settings.widths[:1])
     adapters = init_lora(1, BENCH, FLAGS.rank, len(names))
-    engine = Unannounced(init(0, BENCH), BENCH, settings, adapters=adapters, policies=names)
+    with mock.patch.object(sampling_engine, "Admission", Unannounced):
+        engine = Engine(init(0, BENCH), BENCH, settings, adapters=adapters, policies=names)
     tokenizer, rng = build_micro_tokenizer(), np.random.default_rng(0)
     tasks = [
         Task(f"add-{i}", "math", f"{rng.integers(10, 99)}+{rng.integers(10, 99)}=?", "0")

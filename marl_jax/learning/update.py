@@ -366,14 +366,12 @@ class Learner:
         rows = work.rows.take(members)
         scores = objectives.log_ratios(logp, [work.ref[i] for i in members], rows)
         divergence = 0.0
-        moved = (
-            members[:0] if work.other is None else members[objectives.moved(rows, work.other.take(members))]
-        )
-        if work.other is not None and len(moved):
+        if work.other is not None:
+            moved = members[objectives.moved(rows, work.other.take(members))]
             other = work.other.take(moved)
             logp = self.logprobs(tree, other, frozen=work.frozen, policy=work.policy)
             ratios = objectives.log_ratios(logp, [work.other_ref[i] for i in moved], other)
-            divergence = max(0.0, float(np.mean(ratios)))
+            divergence = max(0.0, float(ratios.sum()) / max(1, len(moved)))
         value = work.aim.value(members, scores, divergence)
         write(batches, "advantages", (-len(members) * value.slope).tolist())
         return value

@@ -181,10 +181,9 @@ def swap_rows(lower: Cache, upper: Cache, low: jax.Array, up: jax.Array) -> tupl
         short, other = jax.lax.dynamic_slice(a, at, size), jax.lax.dynamic_slice(b, to, size)
         return jax.lax.dynamic_update_slice(a, other, at), jax.lax.dynamic_update_slice(b, short, to)
 
-    keys = [both(a, b) for a, b in zip(lower.keys, upper.keys)]
-    values = [both(a, b) for a, b in zip(lower.values, upper.values)]
-    (low_keys, up_keys), (low_values, up_values) = zip(*keys), zip(*values)
-    return Cache(low_keys, low_values), Cache(up_keys, up_values)
+    leaves, structure = jax.tree.flatten(lower)
+    lows, ups = zip(*map(both, leaves, jax.tree.leaves(upper)))
+    return structure.unflatten(lows), structure.unflatten(ups)
 
 
 def grow(cache: Cache, length: int) -> Cache:
@@ -195,8 +194,7 @@ def grow(cache: Cache, length: int) -> Cache:
 
 def take(cache: Cache, rows: Array) -> Cache:
     """The given rows [R] of a cache in that order; the old one is given up, as by `grow`."""
-    keys = tuple(_in_place_of(k, _take(k, rows)) for k in cache.keys)
-    return Cache(keys, tuple(_in_place_of(v, _take(v, rows)) for v in cache.values))
+    return jax.tree.map(lambda x: _in_place_of(x, _take(x, rows)), cache)
 
 
 def _in_place_of(old: jax.Array, new: jax.Array) -> jax.Array:

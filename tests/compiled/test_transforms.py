@@ -1,10 +1,8 @@
 """The step goes under the transformations of JAX, and gives what it gives alone."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import eight_devices
 import jax
 import jax.numpy as jnp
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from marl_jax import compiled
 from marl_jax.config.run_config import load_config
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
 
 
 def test_without_any_it_leaves_the_state_that_it_was_given():
@@ -29,19 +27,4 @@ def test_without_any_it_leaves_the_state_that_it_was_given():
 
 @pytest.mark.campaign
 def test_scan_over_steps_vmap_over_seeds_and_shard_map_and_pmap_over_devices():
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}",
-    }
-    run = subprocess.run(
-        [sys.executable, Path(__file__).parent / "transforms_run.py"],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=3000,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert "pmap agrees" in run.stdout
+    assert "pmap agrees" in eight_devices.run(HERE / "transforms_run.py", folder=HERE, seconds=3000)

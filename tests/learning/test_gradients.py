@@ -61,12 +61,13 @@ def test_ratios_do_not_depend_on_the_size_of_gradients():
 
 
 @pytest.mark.parametrize("still", [0, 1])
-def test_a_part_without_a_gradient_has_no_cosine(still):
+def test_a_part_without_a_gradient_has_no_cosine_and_amplifies_nothing(still):
     vectors = [np.array([1.0, 2.0]), np.array([2.0, 1.0])]
     vectors[still] = np.zeros(2)
     found = describe(gram(*vectors), ["a", "b"])
     assert found["cosine"] == {} and found["conflict_rate"] is None
     assert found["amplification"] == pytest.approx(1) and found["dominance"] == 1
+    assert found["effective"] == pytest.approx(1)
 
 
 def test_no_gradient_has_no_ratios():
@@ -99,11 +100,6 @@ def test_layer_norms_split_the_norm():
     np.testing.assert_allclose(total, jnp.diagonal(gram_matrix(full)))
     adapters = {"q": {"a": jnp.ones((2, 5, 4, 3)), "b": jnp.ones((2, 5, 3, 4))}}
     np.testing.assert_allclose(layer_norms(adapters)["layers/0"], [24**0.5] * 2)
-
-
-def test_a_part_without_a_gradient_amplifies_nothing():
-    found = describe(gram([3.0, 4.0], [0.0, 0.0]), ["trained", "frozen"])
-    assert found["amplification"] == pytest.approx(1.0) and found["effective"] == pytest.approx(1.0)
 
 
 def test_a_role_of_several_policies_is_compared_in_each():

@@ -8,14 +8,10 @@ import pytest
 from closeness import close_trees
 from learning_rows import as_table
 from test_learner_state import ROWS, learner, start
-from test_mechanisms import LogitTable, row
+from test_mechanisms import row, sgd
 
-from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning.by_role.interventions import InterventionConfig, Mixing
-from marl_jax.learning.learner_config import LearnerConfig
-from marl_jax.learning.losses import LossConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
-from marl_jax.learning.update import Learner
 
 # Under AdamW a common factor of a policy's gradient does nothing.
 INTERVENTIONS = {
@@ -43,9 +39,7 @@ def test_an_intervention_is_judged_by_the_update_that_it_makes(name, kind, share
         optimiser = OptimiserConfig(
             kind, ScheduleConfig(0.1), b1=0.0, eps=1e-30, weight_decay=0.0, grad_clip=None
         )
-        batch = BatchConfig((16, 64), 256, share_prompts=False)
-        config = LearnerConfig(LossConfig("pg"), optimiser, batch, interventions=interventions)
-        run = Learner(LogitTable(4), config, roles)
+        run = learner(roles, optimiser=optimiser, interventions=interventions)
         anchor = {"w": jnp.arange(16.0).reshape(4, 4) / 16}
         references = dict.fromkeys(policies, anchor)
         trees, states = start(run, policies)
@@ -79,10 +73,7 @@ def test_a_switch_acts_on_the_roles_that_are_named(switch):
     rows += [dataclasses.replace(row("judge", [1], 0.7), slot=n) for n in range(3)]  # they oppose each other
 
     def update(**mixing):
-        optimiser = OptimiserConfig("sgd", ScheduleConfig(1.0), b1=0.0, weight_decay=0.0, grad_clip=None)
-        batch = BatchConfig((16, 64), 256, share_prompts=False)
-        interventions = InterventionConfig(Mixing(**mixing))
-        run = Learner(LogitTable(4), LearnerConfig(LossConfig("pg"), optimiser, batch, interventions), roles)
+        run = learner(roles, optimiser=sgd(1.0), interventions=InterventionConfig(Mixing(**mixing)))
         trees, _, report = run.step(*start(run, ("p0",)), as_table(rows))
         return np.asarray(trees["p0"]["w"]), report.gradients["p0"]["weight"]
 
@@ -97,10 +88,8 @@ def test_a_switch_acts_on_the_roles_that_are_named(switch):
 
 def test_damping_of_one_role_leaves_the_policies_of_the_others_alone():
     def update(mixing):
-        optimiser = OptimiserConfig("sgd", ScheduleConfig(1.0), b1=0.0, weight_decay=0.0, grad_clip=None)
-        batch = BatchConfig((16, 64), 256, share_prompts=False)
-        config = LearnerConfig(LossConfig("pg"), optimiser, batch, InterventionConfig(mixing))
-        run = Learner(LogitTable(4), config, {"writer": "p0", "judge": "p1", "critic": "p1"})
+        roles = {"writer": "p0", "judge": "p1", "critic": "p1"}
+        run = learner(roles, optimiser=sgd(1.0), interventions=InterventionConfig(mixing))
         return run.step(*start(run), as_table(ROWS))
 
     plain, _, _ = update(Mixing())

@@ -10,7 +10,7 @@ import pytest
 from closeness import close, close_trees
 from learning_rows import as_table
 from slow import slowed
-from test_mechanisms import LogitTable, row
+from test_mechanisms import LogitTable, row, sgd
 
 from marl_jax.learning import update_programs
 from marl_jax.learning.batching import BatchConfig
@@ -30,10 +30,13 @@ ROWS = [
 ]
 
 
+BATCH = BatchConfig((16, 64), 256, share_prompts=False)
+
+
 def learner(roles=ROLES, schedule=None, **options):
     optimiser = OptimiserConfig("adamw", schedule or ScheduleConfig(0.1))
-    batch = BatchConfig((16, 64), 256, share_prompts=False)
-    return Learner(LogitTable(4), LearnerConfig(LossConfig("pg"), optimiser, batch, **options), roles)
+    plain = {"loss": LossConfig("pg"), "optimiser": optimiser, "batch": BATCH}
+    return Learner(LogitTable(4), LearnerConfig(**plain | options), roles)
 
 
 def start(run, policies=("p0", "p1")):
@@ -46,9 +49,8 @@ def start(run, policies=("p0", "p1")):
     ("part", "program"), [("logprobs", "score"), ("gradient", "accumulate"), ("optimiser", "apply")]
 )
 def test_waiting_for_a_slow_program_is_time_of_that_program(monkeypatch, part, program, streams):
-    batch = BatchConfig((16, 64), 256, share_prompts=False, streams=streams)
     anchored = InterventionConfig(kl_coef=dict.fromkeys(ROLES, 0.1))
-    run = Learner(LogitTable(4), LearnerConfig(LossConfig("pg"), batch=batch, interventions=anchored), ROLES)
+    run = learner(batch=dataclasses.replace(BATCH, streams=streams), interventions=anchored)
 
     def step():
         run.step(*start(run), as_table(ROWS), references=start(run)[0])
@@ -78,13 +80,10 @@ def test_damping_makes_the_first_sgd_step_smaller_by_lambda_and_leaves_adamws_as
     norms = {}
     for kind in ("sgd", "adamw"):
         for damping in (0.0, 0.3):
-            config = LearnerConfig(
-                LossConfig("pg"),
-                OptimiserConfig(kind, ScheduleConfig(0.1), eps=1e-12, weight_decay=0.0, grad_clip=None),
-                BatchConfig((16, 64), 256, share_prompts=False),
-                InterventionConfig(Mixing(damping=damping)),
+            optimiser = OptimiserConfig(
+                kind, ScheduleConfig(0.1), eps=1e-12, weight_decay=0.0, grad_clip=None
             )
-            run = Learner(LogitTable(4), config, ROLES)
+            run = learner(optimiser=optimiser, interventions=InterventionConfig(Mixing(damping=damping)))
             _, _, report = run.step(*start(run), as_table(ROWS))
             norms[kind, damping] = report.policies["p0"]["update_norm"]
             applied = report.gradients["p0"]["weight"]["writer"]
@@ -358,9 +357,7 @@ def test_norms_are_means_over_the_updates_of_a_step():
 def test_sgd_has_the_momentum_that_it_is_given():
     after = {}
     for momentum in (0.0, 0.5):
-        optimiser = OptimiserConfig("sgd", ScheduleConfig(0.1), b1=momentum, weight_decay=0.0, grad_clip=None)
-        batch = BatchConfig((16, 64), 256, share_prompts=False)
-        run = Learner(LogitTable(4), LearnerConfig(LossConfig("pg"), optimiser, batch), {"writer": "p0"})
+        run = learner({"writer": "p0"}, optimiser=dataclasses.replace(sgd(0.1), b1=momentum))
         trees, states, _ = run.step(*start(run, ("p0",)), as_table([ROWS[0]]))
         first = np.array(trees["p0"]["w"])
         trees, _, _ = run.step(trees, states, as_table([ROWS[0]]), step=1)

@@ -1,10 +1,8 @@
 """A mesh changes where the numbers are computed and not what they are."""
 
-import os
-import pathlib
-import subprocess
-import sys
+from pathlib import Path
 
+import eight_devices
 import pytest
 
 COMMON = """
@@ -108,10 +106,4 @@ assert any(np.max(np.abs(a - b)) > 0.01 for a, b in zip(*map(jax.tree.leaves, (e
     ids=["gradient", "exchange", "update"],
 )
 def test_eight_devices_give_what_one_gives(script):
-    here = pathlib.Path(__file__).parent
-    env = dict(os.environ, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="8")
-    env["PYTHONPATH"] = os.pathsep.join([*map(str, (here, *here.parents[:2])), env.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", COMMON + script], env=env, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    eight_devices.run("-c", COMMON + script, folder=Path(__file__).parent)

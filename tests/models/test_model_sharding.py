@@ -1,10 +1,10 @@
 """Over a mesh of eight virtual CPU devices the model computes the same, with its weights really spread out."""
 
 import os
-import subprocess
-import sys
 import textwrap
+from pathlib import Path
 
+import eight_devices
 import jax
 import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
@@ -51,17 +51,10 @@ _CHECK = """
 
 
 def test_a_sharded_model_computes_the_same_and_is_really_sharded(tmp_path):
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": "8",
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false",
-    }
     script = textwrap.dedent(_SETTING) + textwrap.dedent(_CHECK)
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], env=environment, capture_output=True, text=True
-    )
-    assert done.stdout == "equal\n", done.stderr
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_multi_thread_eigen=false"
+    said = eight_devices.run("-c", script, tmp_path, folder=Path(__file__).parent, XLA_FLAGS=flags)
+    assert said == "equal\n"
 
 
 def test_an_axis_that_the_mesh_does_not_divide_stays_whole():

@@ -57,6 +57,11 @@ def make_adapters(config: ModelConfig = CONFIG):
     return jax.tree.map(lambda leaf: jnp.asarray(0.15 * noise.normal(size=leaf.shape), leaf.dtype), fresh)
 
 
+def with_adapters(adapters) -> dict:
+    """Options of an engine that serves them as policies a, b and c."""
+    return {"adapters": adapters, "adapter_scale": SCALE, "policies": ("a", "b", "c")}
+
+
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(np.random.default_rng([length, seed]).integers(0, CONFIG.vocab_size, length).tolist())
 

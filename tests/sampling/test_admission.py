@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from benchmarks import MAX_NEW, Unannounced
 from marl_jax.models import ModelConfig
 from marl_jax.sampling import EngineSettings, Load, Request, plan
 from marl_jax.sampling.admission import Admission, Feed, Waiting
@@ -18,8 +19,8 @@ def admission(prefixes, lengths=(64,)):
     )
 
 
-def submit(queue, *tokens, ticket=0, policy="a"):
-    request = Request(tokens, (ticket,), 8, policy)
+def submit(queue, *tokens, ticket=0, policy="a", new=8):
+    request = Request(tokens, (ticket,), new, policy)
     queue.submit(Waiting(ticket, request, 0))
 
 
@@ -122,6 +123,17 @@ def test_another_policys_history_is_never_gone_on_from():
     submit(queue, 1, 2, 3, 4, 5, policy="b")
     (feed,) = queue.wave([0]).feeds
     assert (feed.tokens, feed.start) == ((1, 2, 3, 4), 0)
+
+
+def test_the_rollout_benchmark_does_not_announce_the_lengths_that_it_imposes():
+    settings = EngineSettings((8,), lengths=(16, 32, 80), chunks=(16,), prefill_tokens=64, prefixes=4)
+    entered = []
+    for kind in (Admission, Unannounced):
+        queue = kind(settings)
+        submit(queue, *range(8), ticket=0, new=MAX_NEW)
+        submit(queue, *range(8), ticket=1)
+        entered.append(tickets(queue.wave([0, 1])))
+    assert entered == [[1, 0], [0, 1]]  # announced, a request waits for shorter ones
 
 
 @pytest.mark.parametrize(("share", "low", "high"), [(0, 2, 3), (0.5, 1, 2), (1, 1, 1.01)])

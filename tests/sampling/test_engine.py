@@ -23,6 +23,7 @@ from kit import (
     sampled_from,
     serve,
     warm_up,
+    with_adapters,
 )
 
 from marl_jax.errors import UserError
@@ -200,9 +201,7 @@ def test_adapters_at_zero_are_the_base(params):
 
 def test_no_policy_meets_a_prompt_that_another_one_cached(params, adapters):
     def fresh():
-        return Engine(
-            params, CONFIG, SETTINGS, adapters=adapters, adapter_scale=SCALE, policies=("a", "b", "c")
-        )
+        return Engine(params, CONFIG, SETTINGS, **with_adapters(adapters))
 
     engine = fresh()
     requests = [ask(prompt(20), 1, policy=policy, keep=True) for policy in ("a", "b", None, "c")]
@@ -215,21 +214,14 @@ def test_no_policy_meets_a_prompt_that_another_one_cached(params, adapters):
 
 
 def test_an_update_reaches_the_very_next_sample(params, adapters):
-    engine = Engine(
-        params, CONFIG, SETTINGS, adapters=adapters, adapter_scale=SCALE, policies=("a", "b", "c")
-    )
+    engine = Engine(params, CONFIG, SETTINGS, **with_adapters(adapters))
     requests = [ask(prompt(20), 1, policy="a", keep=True), ask(prompt(20), 1)]
     old = serve(engine, requests)
     other_params = make_params() | {"final_norm": make_params()["final_norm"] * 0.8}
     turned = jax.tree.map(lambda leaf: leaf[::-1], adapters)  # "a" gets what "c" had
     engine.update(params=other_params, adapters=turned)
     new = serve(engine, requests)
-    expected = serve(
-        Engine(
-            other_params, CONFIG, SETTINGS, adapters=turned, adapter_scale=SCALE, policies=("a", "b", "c")
-        ),
-        requests,
-    )
+    expected = serve(Engine(other_params, CONFIG, SETTINGS, **with_adapters(turned)), requests)
     assert all(same_bits(a, b) for a, b in zip(new, expected))
     assert all(a.logprobs != b.logprobs for a, b in zip(old, new))
     assert engine.stats.reused_tokens == 0  # the old prompts were forgotten

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from kit import (
     CONFIG,
-    SCALE,
     SETTINGS,
     ask,
     assert_same_but_for_near_ties,
@@ -20,6 +19,7 @@ from kit import (
     same_bits,
     serve,
     warm_up,
+    with_adapters,
 )
 
 from marl_jax.sampling import Engine, Features
@@ -78,8 +78,7 @@ def test_a_request_that_gave_its_lane_up_goes_on_as_if_it_had_not(params, alone)
 
 
 def test_adapters_and_kept_sets_go_on_with_a_request(params):
-    adapters, features = make_adapters(), Features(truncate=True, candidates=8)
-    served = {"adapters": adapters, "adapter_scale": SCALE, "policies": ("a", "b", "c")}
+    served, features = with_adapters(make_adapters()), Features(truncate=True, candidates=8)
     requests = [
         ask(prompt(1 + i % 8 * 5, i), i, new=5 + i * 7 % 20, policy="abc"[i % 3], top_k=1 + i % 8)
         for i in range(30)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from kit import (
     CONFIG,
-    SCALE,
     SETTINGS,
     ask,
     compilations,
@@ -17,6 +16,7 @@ from kit import (
     same_bits,
     serve,
     warm_up,
+    with_adapters,
 )
 
 from marl_jax.sampling import Engine, Features, Load, plan, stability
@@ -89,12 +89,11 @@ def test_compaction_of_a_thinning_batch_changes_no_bit(params, head_dim):
 @pytest.mark.shipped
 def test_a_batch_of_adapters_that_widens_and_thins_compiles_nothing_and_changes_no_bit():
     config = dataclasses.replace(CONFIG, head_dim=32)
-    params, adapters = make_params(config), make_adapters(config)
+    params, served = make_params(config), with_adapters(make_adapters(config))
     features = Features(truncate=True, candidates=8)
     wide = dataclasses.replace(
         SETTINGS, widths=(256, 128), lengths=(64,), chunks=(16,), features=features, prefixes=8
     )
-    served = {"adapters": adapters, "adapter_scale": SCALE, "policies": ("a", "b", "c")}
     engine = Engine(params, config, wide, **served)
     if len(engine.settings.widths) < 2:
         pytest.skip("this machine computes other bits at 128 rows than at 256: nothing is ever compacted")

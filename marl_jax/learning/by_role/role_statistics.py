@@ -76,9 +76,10 @@ def role_statistics(
     )
     tokens = [len(evidence.logp[i]) for i in mine]
     by_token = lambda column: np.repeat(column[mine], tokens)
+    row_means = lambda values: [own.mean() for own in np.split(values, np.cumsum(tokens)[:-1])]
     log_ratio = np.clip(new - old, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if loss.kind == "gspo":  # every token has its sequence's mean
-        log_ratio = np.repeat([own.mean() for own in np.split(log_ratio, np.cumsum(tokens)[:-1])], tokens)
+        log_ratio = np.repeat(row_means(log_ratio), tokens)
     ratio = np.exp(log_ratio)
     low, high = (
         getattr(loss, name) if getattr(rows, name) is None else by_token(getattr(rows, name))
@@ -97,14 +98,13 @@ def role_statistics(
     }
     counted = [slice(None) if rows.spoken is None else rows.spoken[i] for i in mine]
     sampler = [rows.logprobs[i].astype(np.float64)[some] for i, some in zip(mine, counted)]
+    distance = np.clip(old - np.concatenate(sampler), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if corrected and loss.mask_ratio is not None:
-        distance = np.clip(old - np.concatenate(sampler), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        lengths = [len(own) for own in sampler]
-        means = [own.mean() if len(own) else 0.0 for own in np.split(distance, np.cumsum(lengths)[:-1])]
         low, high = np.log(loss.mask_ratio)
-        stats["ratio_masked"] = np.average([not low <= mean <= high for mean in means], weights=lengths)
+        outside = [not low <= mean <= high for mean in row_means(distance)]
+        stats["ratio_masked"] = np.average(outside, weights=tokens)
     if corrected and loss.is_cap is not None:
-        weight = np.exp(np.clip(old - np.concatenate(sampler), -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+        weight = np.exp(distance)
         stats |= {
             "is_weight": np.minimum(weight, loss.is_cap).mean(),
             "is_capped": np.mean(weight > loss.is_cap),
