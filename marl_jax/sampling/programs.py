@@ -183,7 +183,7 @@ def swap_rows(lower: Cache, upper: Cache, low: jax.Array, up: jax.Array) -> tupl
 
     leaves, structure = jax.tree.flatten(lower)
     lows, ups = zip(*map(both, leaves, jax.tree.leaves(upper)))
-    return structure.unflatten(lows), structure.unflatten(ups)
+    return jax.tree.unflatten(structure, lows), jax.tree.unflatten(structure, ups)
 
 
 def grow(cache: Cache, length: int) -> Cache:
