@@ -86,12 +86,13 @@ class Said:
     def at(self, slot: jax.Array | int) -> jax.Array:
         """The answer of one slot [E]; a number below 0 counts from the last, as in Python."""
         count = len(self._lines)
-        if isinstance(slot, int | np.integer):
-            if not -count <= slot < count:
-                raise NoArrayForm(f"a form that asks for slot {slot} of {count} parallel calls")
-            slot %= count
-        slot = jnp.asarray(slot, jnp.int32)
-        place = jnp.where((slot >= 0) & (slot < count), self._first + slot, OUTSIDE)
+        if not isinstance(slot, int | np.integer):
+            slot = jnp.asarray(slot, jnp.int32)
+            place = jnp.where((slot >= 0) & (slot < count), self._first + slot, OUTSIDE)
+        elif -count <= slot < count:
+            place = jnp.int32(self._first + slot % count)
+        else:
+            raise NoArrayForm(f"a form that asks for slot {slot} of {count} parallel calls")
         return jnp.broadcast_to(place, self.made.shape[:1])
 
     def over(self, before: jax.Array | None) -> jax.Array:

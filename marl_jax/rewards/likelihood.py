@@ -25,7 +25,7 @@ ROWS, STEP = 16, 64  # of a program: rows, and what its length is a multiple of
 
 @functools.lru_cache(2)
 def _stored(directory: str, written: tuple[int, ...]) -> tuple[Any, Any]:
-    """Its configuration and weights; times of its files tell a model that was written there since."""
+    """Its configuration and weights; when these were written tells a later model in the same place."""
     return load_hf(directory)
 
 
@@ -34,8 +34,8 @@ def mean_logprobs(directory: str, calls: Sequence[CallRecord]) -> list[float]:
 
     The stored model reads the ids of the policy that answered, so it must have that policy's tokenizer.
     """
-    files = sorted(located(directory).glob("*.[js]*"))  # .json and .safetensors
-    config, params = _stored(directory, tuple(path.stat().st_mtime_ns for path in files))
+    weights = sorted(located(directory).glob("*.safetensors"))
+    config, params = _stored(directory, tuple(path.stat().st_mtime_ns for path in weights))
     values = []
     for first in range(0, len(calls), ROWS):
         batch = calls[first : first + ROWS]

@@ -79,11 +79,8 @@ class Tracker:
             self._run = tracker.init(**settings)  # on resume the same run again
         except Exception as error:  # of its own kinds: no log-in, no network
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise ConfigError(
-                [
-                    f"logging.{package} is true, and {package} does not begin ({reason}): see to it, or set it to false"
-                ]
-            ) from None
+            problem = f"logging.{package} is true, and {package} does not begin: {reason}"
+            raise ConfigError([f"{problem}; log in, choose offline mode, or set it to false"]) from None
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Send the numbers of a step."""

@@ -90,12 +90,9 @@ class Admission:
     now, and of those with a free lane the first to have arrived enters.
     """
 
-    places: Places  # of the requests in lanes, where these lie over rungs
-
     def __init__(self, settings: EngineSettings):
         self._settings = settings
-        if settings.lanes_at:
-            self.places = Places(settings.lanes_at)
+        self.places = Places(settings.lanes_at)  # of the requests in lanes, where these lie over rungs
         self._queues: list[collections.deque[Waiting]] = [collections.deque() for _ in settings.lengths]
         self._turn = 0  # the queue that is being served: which of the lengths
         self._prefixes = Prefixes(settings.prefixes)

@@ -26,7 +26,7 @@ class Places:
     """Which request has which lane. `lanes_at` counts the lanes of each rung, the shortest first."""
 
     def __init__(self, lanes_at: Sequence[int]):
-        self.rung = np.repeat(np.arange(len(lanes_at)), lanes_at)  # of each lane
+        self.rung = np.repeat(np.arange(len(lanes_at)), np.array(lanes_at, int))  # of each lane
         self.tickets = np.full(len(self.rung), FREE, np.int64)
         self.need = np.full(len(self.rung), FREE)  # the rung that the lane's request needs
         self.held = np.zeros(len(self.rung), bool)  # waits in its lane for a longer one

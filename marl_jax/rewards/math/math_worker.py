@@ -53,9 +53,11 @@ def equal(answer: list, gold: list) -> bool:
             return True
     # As a difference, because two sides of which one is a lone symbol are compared by their text alone.
     difference = a - b
-    if any(power.base.free_symbols and not power.exp.is_Integer for power in difference.atoms(sympy.Pow)):
-        difference = sympy.factor(difference, deep=True)  # the root of x^2 + 2x + 1 is |x + 1|
-    return bool(verify([sympy.Integer(0)], [difference], timeout_seconds=None))
+    if verify([sympy.Integer(0)], [difference], timeout_seconds=None):
+        return True
+    if all(power.exp.is_Integer or not power.base.free_symbols for power in difference.atoms(sympy.Pow)):
+        return False
+    return sympy.factor(difference, deep=True) == 0  # the root of x^2 + 2x + 1 is |x + 1|
 
 
 def main() -> None:
