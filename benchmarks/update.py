@@ -22,7 +22,7 @@ from absl import app, flags
 
 from benchmarks import BENCH
 from benchmarks.torch_step import Step, torch_step
-from marl_jax.learning.batching import BatchConfig, make_batches, padding_share
+from marl_jax.learning.batching import BatchConfig, padding_share
 from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
@@ -73,7 +73,7 @@ def main(_: list[str]) -> None:
     for name, times in taken.items():
         typical = statistics.median(times)
         print(f"{name:16s} {typical:8.3f} s   {tokens / typical:10,.0f} tokens/s")
-    batches = make_batches(one, ["all"] * len(one), BatchConfig(token_budget=FLAGS.token_budget))
+    batches = Learner(Qwen3(model), config_of("off", share=True), {"generator": "p0"})._batches(one)
     device = here()
     peak = device.bfloat16 if model.dtype == "bfloat16" else device.float32
     report: dict[str, Any] = {
@@ -123,13 +123,8 @@ def make_rows(model: ModelConfig, prompts: int, samples: int, prompt: int, compl
 
 def our_step(model: ModelConfig, state: dict[str, Any], rows: Table, level: Any, *, share: bool) -> Step:
     """A step of the learner on the policy in `state`; contenders share it, because a large one fits only once."""
-    config = LearnerConfig(
-        optimiser=OptimiserConfig("adamw", ScheduleConfig(1e-4)),
-        batch=BatchConfig(token_budget=FLAGS.token_budget, share_prompts=share),
-        gradients=level,
-    )
     remat = FLAGS.remat or ("none" if FLAGS.shape == "bench" else "dots")
-    learner = Learner(Qwen3(model, remat=remat), config, dict.fromkeys(rows.roles, "p0"))
+    learner = Learner(Qwen3(model, remat=remat), config_of(level, share), dict.fromkeys(rows.roles, "p0"))
     state.setdefault("learner", learner.init(state["policies"]))
 
     def step() -> None:
@@ -137,6 +132,14 @@ def our_step(model: ModelConfig, state: dict[str, Any], rows: Table, level: Any,
         jax.block_until_ready(state["policies"])
 
     return step
+
+
+def config_of(level: Any, share: bool) -> LearnerConfig:
+    return LearnerConfig(
+        optimiser=OptimiserConfig("adamw", ScheduleConfig(1e-4)),
+        batch=BatchConfig(token_budget=FLAGS.token_budget, share_prompts=share),
+        gradients=level,
+    )
 
 
 def operations(model: ModelConfig, shared: bool, masked: bool = True) -> float:
