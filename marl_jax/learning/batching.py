@@ -330,8 +330,10 @@ def fill(
 ) -> Batch:
     """The micro-batch with these rows in these places."""
     size, total, sampled = shape
-    # Few widths, so that few programs are compiled.
-    sampled = min(max(16, power_of_two(sampled)), max(total - layout.get("prefix", 0), sampled))
+    # Few widths, so that few programs are compiled. Short rows side by side sample more tokens than they are fed.
+    room = total - layout.get("prefix", 0)
+    step = max(1, room // 16)
+    sampled = min(max(16, power_of_two(sampled)), room) if sampled <= room else -(-sampled // step) * step
     arrays: dict[str, Any] = blank_arrays(size, total, sampled)
     kept = _kept(rows, [place.row for place in places], (size, sampled))
     worth = np.zeros(len(rows)) if rows.advantage is None else rows.advantage

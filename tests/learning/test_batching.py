@@ -118,7 +118,7 @@ def test_a_run_meets_few_shapes_however_its_lengths_vary():
     """Every shape is a program to compile: voting's rows of many steps come in a handful of them."""
     rng = np.random.default_rng(0)
     shapes = set()
-    for _ in range(10):
+    for _ in range(60):
         rows = []
         for task in range(8):
             prompt = tuple(rng.integers(5, 100, rng.integers(12, 17)))
