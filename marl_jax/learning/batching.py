@@ -36,7 +36,6 @@ __all__ = [
     "make_batches",
     "padding_share",
     "power_of_two",
-    "row_lengths",
     "write",
 ]
 
@@ -239,7 +238,8 @@ def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int
 
 def _arrange(rows: Table, indices: Sequence[int], config: BatchConfig) -> list[_Sequence]:
     """Trees for the prompts where sharing computes fewer tokens, plain packing for all other rows."""
-    lengths = row_lengths(rows)
+    # The last sampled token is predicted, never read.
+    lengths = (rows.prompt.lengths + rows.length - 1).tolist()
     by_prompt: dict[bytes, list[int]] = {}
     for i in indices:
         by_prompt.setdefault(rows.prompt[i].tobytes(), []).append(i)
@@ -403,11 +403,6 @@ def _kept(rows: Table, members: Sequence[int], shape: tuple[int, int]) -> np.nda
             "some rows record the kept set of top-k/top-p and some do not; record it for all or none"
         )
     return np.full((*shape, power_of_two(max(widths))), -1, np.int32)
-
-
-def row_lengths(rows: Table) -> list[int]:
-    """Tokens of each row that are fed: the last sampled token is predicted, never read."""
-    return (rows.prompt.lengths + rows.length - 1).tolist()
 
 
 def check_rows(rows: Table, config: BatchConfig) -> None:

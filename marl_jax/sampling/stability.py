@@ -10,7 +10,7 @@ import ctypes
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,7 +27,6 @@ from marl_jax.sampling.shapes import EngineSettings
 __all__ = ["common_shapes", "stable_shapes"]
 
 Shape = tuple[int, int]  # width and length
-Same = Callable[[Shape, Shape], bool]  # whether the lanes of one get the bits of the other
 _MEASURED: dict[Any, EngineSettings] = {}  # cache: each process measures once
 
 
@@ -53,11 +52,15 @@ def stable_shapes(
             _give_back()
             return digest
 
-        def same(shape: Shape, largest: Shape) -> bool:
-            width, length = shape
-            return np.array_equal(outcome(shape, length), outcome(largest, length)[:, :width])
+        full, context = settings.widths[0], settings.context
 
-        _MEASURED[key] = _agreeing(settings, same)
+        def agrees(width: int, length: int) -> bool:
+            largest = outcome((full, context), length)
+            return np.array_equal(outcome((width, length), length), largest[:, :width])
+
+        lengths = [n for n in settings.lengths if n == context or agrees(full, n)]
+        widths = [w for w in settings.widths if w == full or all(agrees(w, n) for n in lengths)]
+        _MEASURED[key] = dataclasses.replace(settings, widths=tuple(widths), lengths=tuple(lengths))
     return _MEASURED[key]
 
 
@@ -65,13 +68,6 @@ def _give_back() -> None:
     """Return freed memory to the system: glibc keeps what compilers and caches leave, more than half of a process."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _agreeing(settings: EngineSettings, same: Same) -> EngineSettings:
-    full, context = settings.widths[0], settings.context
-    lengths = [n for n in settings.lengths if n == context or same((full, n), (full, context))]
-    widths = [w for w in settings.widths if w == full or all(same((w, n), (full, context)) for n in lengths)]
-    return dataclasses.replace(settings, widths=tuple(widths), lengths=tuple(lengths))
 
 
 def common_shapes(measured: Sequence[EngineSettings]) -> EngineSettings:
