@@ -73,7 +73,9 @@ def learn(
     axes: Axes,
 ) -> tuple[Tree, LearnerState, Columns, dict[str, Any]]:
     """The new policy and its state, the table with its log-probs and entropy, and the metrics of the optimiser."""
-    trained = columns.table.trains & _learns(cast, columns, state.step)
+    trains = cast.config.learner.interventions.trains
+    in_turn = jnp.stack([jnp.asarray(trains(role, state.step)) for role in columns.table.roles])
+    trained = columns.table.trains & in_turn[columns.table.role]
     if cast.config.learner.mask_truncated:
         trained &= ~columns.table.truncated
     now = state.learner[policy]
@@ -84,12 +86,6 @@ def learn(
     rate = ticks[jnp.minimum(clock, len(ticks) - 1)]
     work = _Work(cast, policy, columns, trained, axes)
     return work.update(state.trees[policy], now, rate, state.bases.get(policy), state.references.get(policy))
-
-
-def _learns(cast: Cast, columns: Columns, step: jax.Array) -> jax.Array:
-    """Bool[N]: whether a row's role is trained in this step."""
-    trains = cast.config.learner.interventions.trains
-    return jnp.stack([jnp.asarray(trains(role, step)) for role in columns.table.roles])[columns.table.role]
 
 
 def units_of(cast: Cast, policy: str, cues: Sequence[Cue]) -> tuple[list[Unit], list[str]]:

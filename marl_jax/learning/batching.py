@@ -197,12 +197,9 @@ def _batch_size(left: int, width: int, multiple_of: int) -> int:
     return width if left > width - quarter else quarter
 
 
-def padding_share(batches: Iterable[Batch]) -> float:
+def padding_share(batches: Sequence[Batch]) -> float:
     """Padding tokens / all tokens computed."""
-    padding, size = 0, 0
-    for batch in batches:
-        padding, size = padding + batch.padding, size + batch.size
-    return padding / max(size, 1)
+    return sum(batch.padding for batch in batches) / max(sum(batch.size for batch in batches), 1)
 
 
 def by_row(count: int, batches: Sequence[Batch], values: Sequence[np.ndarray]) -> list[np.ndarray]:

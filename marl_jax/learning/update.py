@@ -293,7 +293,7 @@ class Learner:
             [([out[0] for out in outs], applied) for outs, applied in done], rate
         )
         report |= objectives.means(values)
-        report["padding_share"] = padding_share(itertools.chain(*batches_of))
+        report["padding_share"] = padding_share([*itertools.chain(*batches_of)])
         described = {}
         if config.gradients != "off":
             described = gradient_report([applied for _, applied in done], work.units, work.unit_roles)

@@ -14,7 +14,7 @@ from marl_jax.learning.objectives import Aim
 from marl_jax.models.weight_table import Tree
 from marl_jax.table import Table
 
-__all__ = ["Work", "calls_by_slot", "mini_batches_of", "parallel_calls", "per_role_of", "units_of"]
+__all__ = ["Work", "calls_by_slot", "mini_batches_of", "per_role_of", "units_of"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +74,6 @@ def calls_by_slot(roles: Sequence[str], rows: Table) -> np.ndarray:
     return np.stack([np.bincount(slot[rows.having(role=role)], minlength=len(slots)) for role in roles])
 
 
-def parallel_calls(calls: Array) -> Array:
-    """Float[R]: the mean number of parallel calls by `calls_by_slot`; 1 for a role without calls."""
-    return (calls.sum(1) / calls.max(1, initial=1)).clip(1).astype(np.float32)
-
-
 def per_role_of(
     config: LearnerConfig, roles: Sequence[str], calls: Array, unit_roles: Sequence[str]
 ) -> PerRole | None:
@@ -87,7 +82,8 @@ def per_role_of(
         return None
     limits = config.interventions.role_clip
     return PerRole(
-        multiplicity=parallel_calls(calls),
+        # The calls of all slots over those of the slot that has most; 1 for a role without calls.
+        multiplicity=(calls.sum(1) / calls.max(1, initial=1)).clip(1).astype(np.float32),
         mixed=np.array([config.interventions.mixing.acts_on(role) for role in roles]),
         clip=np.array([limits.get(role, np.inf) for role in roles], np.float32) if limits else None,
         membership=gradients.role_matrix(unit_roles, roles).astype(np.float32),
