@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from model_cases import Case
 
 from marl_jax.models import ModelConfig
 from marl_jax.models.model_config import PRESETS
@@ -11,33 +12,17 @@ from marl_jax.models.weight_table import num_parameters
 
 def published(hidden, mlp, layers, heads):
     """The `config.json` of a Qwen3 model as published."""
+    shape = Case(151936, hidden, mlp, layers, heads, kv_heads=8, head_dim=128, theta=1000000, tied=True)
     return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "attention_bias": False,
+        **shape.config(),
         "attention_dropout": 0.0,
         "bos_token_id": 151643,
         "eos_token_id": 151645,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "hidden_size": hidden,
         "initializer_range": 0.02,
-        "intermediate_size": mlp,
-        "max_position_embeddings": 40960,
         "max_window_layers": layers,
-        "model_type": "qwen3",
-        "num_attention_heads": heads,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-06,
-        "rope_scaling": None,
-        "rope_theta": 1000000,
-        "sliding_window": None,
-        "tie_word_embeddings": True,
         "torch_dtype": "bfloat16",
         "transformers_version": "4.51.0",
         "use_cache": True,
-        "use_sliding_window": False,
-        "vocab_size": 151936,
     }
 
 
