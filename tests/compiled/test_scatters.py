@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from traced import equations
 
 from marl_jax import compiled
 from marl_jax.learning.logprobs import token_logprobs
@@ -14,20 +15,10 @@ from tests.compiled.both_roads import small
 from tests.sampling.kit import CONFIG
 
 
-def _equations(program):
-    for eqn in program.eqns:
-        yield eqn
-        for value in eqn.params.values():
-            for one in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(one, "jaxpr", one)
-                if hasattr(inner, "eqns"):
-                    yield from _equations(inner)
-
-
 def _scatters(function, *given):
     """Whether places are said to differ, of every scatter that overwrites."""
-    program = jax.make_jaxpr(function)(*given).jaxpr
-    return [one.params["unique_indices"] for one in _equations(program) if one.primitive.name == "scatter"]
+    found = equations(function, *given)
+    return [one.params["unique_indices"] for one in found if one.primitive.name == "scatter"]
 
 
 @pytest.mark.parametrize(

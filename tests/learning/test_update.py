@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from closeness import close, close_trees
 from learning_rows import TINY, as_table, make_rows, plain_loss
+from traced import all_highest
 
 from marl_jax.learning import update_programs
 from marl_jax.learning.batching import BatchConfig, make_batches
@@ -123,9 +124,7 @@ def test_every_product_of_the_update_asks_for_full_precision(layout):
     run = lambda carry, tree: update_programs.accumulate(
         learner._settings["p0"], carry, tree, None, batch.arrays, 0, anchored=True, on_policy=True
     )
-    text = str(jax.make_jaxpr(run)(carry, PARAMS))
-    assert text.count("dot_general[") > 20
-    assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") >= text.count("dot_general[")
+    assert all_highest(run, carry, PARAMS)
 
 
 def test_every_product_of_the_interventions_asks_for_full_precision():
@@ -136,9 +135,7 @@ def test_every_product_of_the_interventions_asks_for_full_precision():
     state, damping = transformation(optimiser).init(PARAMS), PARAMS
     given = (PARAMS, state, damping, carry, 0.1, roles)
     run = functools.partial(update_programs.apply, settings=StepSettings(optimiser, mixing))
-    text = str(jax.make_jaxpr(run)(*given))
-    assert text.count("dot_general[") > 20
-    assert text.count("precision=(Precision.HIGHEST, Precision.HIGHEST)") >= text.count("dot_general[")
+    assert all_highest(run, *given)
 
 
 def test_no_rows_have_no_log_probs():

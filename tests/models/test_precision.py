@@ -2,34 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+from traced import all_highest
 
 from marl_jax.models import ModelConfig, forward, init
 from marl_jax.models.decode import empty_cache, extend, unstack
 
 CONFIG = ModelConfig.preset("xs")
-
-
-def products(closed):
-    """Every dot_general of a jaxpr, those inside scans and checkpoints included."""
-    for equation in closed.eqns:
-        if equation.primitive.name == "dot_general":
-            yield equation
-        for value in equation.params.values():
-            for inner in value if isinstance(value, list | tuple) else [value]:
-                if hasattr(inner, "eqns"):
-                    yield from products(inner)
-                elif hasattr(inner, "jaxpr"):
-                    yield from products(inner.jaxpr)
-
-
-def all_highest(fn, *args):
-    found = list(products(jax.make_jaxpr(fn)(*args).jaxpr))
-    precisions = [p for e in found for p in jax.tree.leaves(e.params["precision"])]
-    return (
-        len(found) > 5
-        and len(precisions) == 2 * len(found)
-        and set(precisions) == {jax.lax.Precision.HIGHEST}
-    )
 
 
 def test_every_product_of_the_forward_and_backward_pass_asks_for_full_precision():
