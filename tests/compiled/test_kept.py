@@ -153,8 +153,11 @@ def test_a_name_follows_from_all_that_the_programs_follow_from(cold, cell, parts
         "types": place(arguments=kept.shown({"x": jnp.zeros(4, jnp.int32)})),
         "options": place(options={"xla_backend_optimization_level": 1}),
     }
-    with jax_setting("jax_default_matmul_precision", "highest"):
+    jax.config.update("jax_default_matmul_precision", "highest")
+    try:
         differing["settings of JAX"] = place()
+    finally:
+        jax.config.update("jax_default_matmul_precision", None)
     with monkeypatch.context() as patch:
         patch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
         differing["flags"] = place()
@@ -162,18 +165,6 @@ def test_a_name_follows_from_all_that_the_programs_follow_from(cold, cell, parts
         patch.setattr(kept, "versions", lambda: {"code": "another"})
         differing["code"] = place()
     assert len({whole, *differing.values()}) == 1 + len(differing)
-
-
-class jax_setting:
-    def __init__(self, name, value):
-        self.name, self.value = name, value
-
-    def __enter__(self):
-        self.before = jax.config.values[self.name]
-        jax.config.update(self.name, self.value)
-
-    def __exit__(self, *_):
-        jax.config.update(self.name, self.before)
 
 
 def test_nothing_is_kept_that_no_name_tells_apart(cold, cell, parts, monkeypatch):
