@@ -88,15 +88,21 @@ def test_one_stream_makes_room_before_it_begins(monkeypatch):
 
 def test_no_program_runs_while_programs_are_dropped(monkeypatch):
     running, seen = set(), []
+    begun, looked = threading.Event(), threading.Event()
 
     def step(carry, item):
         running.add(item)
-        time.sleep(0.3 if item == 1 else 0.0)
+        if item == 1:
+            begun.set()
+            assert looked.wait(60)
+            time.sleep(0.1)  # still running, if it is not waited for
         running.discard(item)
         return carry + item, item
 
     def dropped(wait):
-        seen.append(set(running))
+        assert begun.wait(60)
+        seen.append({1} & running)  # item 0 may have ended
+        looked.set()
         wait()
         seen.append(set(running))
         return True
