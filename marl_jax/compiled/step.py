@@ -117,6 +117,7 @@ def make_halves(
     workflow = cast.parts.workflow
     assert workflow.in_arrays is not None
 
+    @jax.enable_x64(False)
     def play(state: State, key: jax.Array, tasks: Tasks) -> tuple[Columns, dict[str, Any]]:
         stage = Stage(cast, _weights(cast, state), tasks, _noise(cast, key, tasks), seeds_axis)
         answer = workflow.in_arrays(stage, **workflow.settings)  # type: ignore[misc]
@@ -124,6 +125,7 @@ def make_halves(
         columns = ready(cast, worth(cast, table_of(stage, answer, versions)))
         return columns, _means(columns, axes)
 
+    @jax.enable_x64(False)
     def learn_of(policy: str, state: State, columns: Columns) -> tuple[State, Columns, dict[str, Any]]:
         tree, own, columns, report = learn(cast, policy, state, columns, axes)
         after = state.replace(trees={**state.trees, policy: tree}, learner={**state.learner, policy: own})

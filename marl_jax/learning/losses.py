@@ -371,7 +371,8 @@ def _token_loss(
 def _own_loss(kind: str, logp: jax.Array, ratio: jax.Array, advantages: jax.Array) -> jax.Array:
     """The loss of every token, by a user's `function(logp, ratio, advantages)`, all [B, T]."""
     loss = called(own_function(kind, "loss"), f"loss '{kind}'", LossError, logp, ratio, advantages)
-    if getattr(loss, "shape", None) != logp.shape:
+    real = jnp.isdtype(getattr(loss, "dtype", object), "real floating")
+    if getattr(loss, "shape", None) != logp.shape or not real:
         raise LossError(
             f"loss '{kind}' returned {loss!r:.60}; return an array {list(logp.shape)}, one loss a token"
         )

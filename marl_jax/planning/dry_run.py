@@ -63,6 +63,13 @@ class Assumptions:
     answers: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     tokens_per_second: float = 0.0  # that are sampled elsewhere, as by vLLM; 0: the devices of the run sample
 
+    def __post_init__(self) -> None:
+        for role, texts in self.answers.items():
+            if not (all(p >= 0 for p in texts.values()) and sum(texts.values()) <= 1 + 1e-9):
+                raise ValueError(
+                    f"answers of '{role}' are {dict(texts)}: probabilities that add up to 1 at most"
+                )
+
     def __str__(self) -> str:
         told = [
             f"{role} '{text}' {p:.0%}" for role, texts in self.answers.items() for text, p in texts.items()

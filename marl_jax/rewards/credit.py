@@ -321,7 +321,13 @@ def by_episodes(function: Callable[[list[Episode]], Any], who: str = "the credit
         if table.forked:
             raise CreditError("a credit sees paths, and this table has episodes that fork: use with_rewards")
         sound = [one for one in table.episodes() if one.error is None]
-        earned = [parts for calls in _checked(given(sound), sound, who) for parts in calls] if sound else []
+        handed = [*sound]
+        result = given(handed) if sound else []
+        if [*map(id, handed)] != [*map(id, sound)]:
+            raise CreditError(
+                f"{who} changed the list of episodes that it was given; sort or shorten a copy of it"
+            )
+        earned = [parts for calls in _checked(result, sound, who) for parts in calls]
         rows = np.flatnonzero(table.sound)
         components: dict[str, np.ndarray] = {}
         for row, parts in zip(rows, earned, strict=True):

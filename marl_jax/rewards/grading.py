@@ -113,7 +113,7 @@ def finite(value: Any, what: str, refusal: type[ValueError] = ValueError) -> flo
     """A number from user code; an error of one line if it is no finite number."""
     try:
         number = math.nan if isinstance(value, str) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise refusal(f"{what} is {value!r}; it must be a finite number")

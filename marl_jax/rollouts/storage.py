@@ -126,8 +126,9 @@ def read_episodes(path: str | os.PathLike[str]) -> Table:
     if path.name.endswith(SUFFIX):
         return read_old(path)
     try:
-        with open(path, "rb") as file:
-            read = pq.read_table(file)
+        # A file that Python opened is held by Arrow's threads, which may abort the process as it ends.
+        with pq.ParquetFile(path) as file:
+            read = file.read()
         facts = json.loads((read.schema.metadata or {}).get(METADATA_KEY, b"{}"))
         if facts.get("format") != FORMAT:
             raise ValueError(f"its format is {facts.get('format')!r}, this version reads {FORMAT}")

@@ -255,7 +255,8 @@ def _load_newest(
     directory: Path, templates: Mapping[str, Tree], recorded: float = math.inf
 ) -> tuple[dict[str, Tree], dict[str, Any], int]:
     damage: list[str] = []
-    for step in reversed(steps(directory)):
+    listed = steps(directory)
+    for step in reversed(listed):
         if step > recorded:
             damage.append(f"checkpoint {step} is ahead of metrics.jsonl, which has no step {recorded + 1}")
             continue
@@ -267,7 +268,9 @@ def _load_newest(
         if damage:
             logging.warning("%s: going back to step %d", "; ".join(damage), step)
         return trees, data, step
-    ahead = any(step > recorded for step in steps(directory))
+    if steps(directory) != listed:  # a run goes on there
+        return _load_newest(directory, templates, recorded)
+    ahead = any(step > recorded for step in listed)
     accept = ", or go on without these lines by --accept_changes" if ahead else ""
     raise CheckpointError(
         f"no checkpoint in '{directory}' can be gone on from: {'; '.join(damage)}; "
@@ -294,9 +297,14 @@ def _load(place: Path, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], 
             wanted[name] = jax.tree.map(_abstract, arrays)
     import orbax.checkpoint.experimental.v1 as ocp
 
-    with _alone():
-        _check_shapes(place, wanted)
-        loaded = ocp.load_checkpointables(place, wanted) if wanted else {}
+    try:
+        with _alone():
+            _check_shapes(place, wanted)
+            loaded = ocp.load_checkpointables(place, wanted) if wanted else {}
+    except Exception as error:
+        if place.exists():
+            raise
+        raise Damaged(f"checkpoint {place.name} was removed by its run while it was read") from error
     trees = {
         name: _unflatten(template, loaded.get(name, {}), seal["numbers"][name], place)
         for name, template in templates.items()

@@ -80,8 +80,10 @@ def _left(folder: Path, config: RunConfig, step: int, what: str, bad: int | None
 def ways_out(config: RunConfig) -> str:
     """Settings to change, with their present values."""
     chosen = config.learner.optimiser
+    own = "".join(f", that of '{policy}' {rate:g}" for policy, rate in config.learner.learning_rates.items())
+    also = f"{own} by --config.learner.learning_rates" if own else ""
     return (
-        f"lower --config.learner.optimiser.schedule.learning_rate ({chosen.schedule.learning_rate:g}) or "
+        f"lower --config.learner.optimiser.schedule.learning_rate ({chosen.schedule.learning_rate:g}{also}) or "
         f"--config.learner.optimiser.grad_clip ({chosen.grad_clip}), and start again with --accept_changes"
     )
 

@@ -11,6 +11,7 @@ from marl_jax.config.run_config import RunConfig
 from marl_jax.rollouts import ToolLog, write_episodes
 from marl_jax.rollouts.transcript import Decoders
 from marl_jax.run_folder.files import disk_errors
+from marl_jax.run_folder.folder import path_errors
 from marl_jax.table import Table
 
 __all__ = ["record_evaluation", "record_step", "tool_log"]
@@ -64,7 +65,7 @@ def _write(
     share = budget / _files(config)
     while problems:
         part = table.of_episodes(range(ends[problems - 1]))  # the first rows
-        with disk_errors(path.parent):
+        with path_errors(path.parent), disk_errors(path.parent):
             write_episodes(path, part, decode, trainer[: len(part)])
         size = path.stat().st_size
         if size <= share:

@@ -93,7 +93,7 @@ def noise(keys: jax.Array, positions: jax.Array) -> jax.Array:
 
     def one(key: jax.Array, position: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), position)
-        return jax.random.uniform(key, (2,))
+        return jax.random.uniform(key, (2,), jnp.float32)
 
     return jax.vmap(one)(keys, positions)
 

@@ -8,7 +8,9 @@ the final answer. A `Fork` plays what follows several times.
 """
 
 import dataclasses
+import dis
 import inspect
+import itertools
 import numbers
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -226,9 +228,20 @@ class Workflow:
 
     @property
     def may_fork(self) -> bool:
-        """Whether its module uses `Fork`; whether it yields one is only known when it is played."""
-        known = self.fn.__globals__.values()  # type: ignore[attr-defined]
-        return any(value is Fork for value in known) or "Fork" in self.fn.__code__.co_names
+        """Whether its module, or that of a generator that it uses, has `Fork`; it may yield none when it is played."""
+        return _may_fork(self.fn, set())
+
+    @property
+    def answers(self) -> bool:
+        """Whether it returns anything anywhere; what that is, is only known when it is played."""
+
+        def gives(before: dis.Instruction, now: dis.Instruction) -> bool:
+            if now.opname == "RETURN_CONST":  # in some versions of Python, for the two below
+                return now.argval is not None
+            nothing = before.opname == "LOAD_CONST" and before.argval is None and not now.is_jump_target
+            return now.opname == "RETURN_VALUE" and not nothing
+
+        return any(itertools.starmap(gives, itertools.pairwise(dis.get_instructions(self.fn))))
 
     def slots_of(self, role: str, settings: Mapping[str, Any] | None = None) -> Any:
         """How many calls of a role run side by side under these settings, by its declaration."""
@@ -270,8 +283,13 @@ def workflow(
     """
     if inspect.isfunction(roles):
         raise ValueError(f"@workflow stands above '{roles.__name__}' without roles: @workflow(roles=...)")
+    if not isinstance(groups, Mapping | None):
+        raise ValueError(
+            f"groups is {groups!r:.80}; it must be a dictionary, such as {{'wide': ('task', 'role')}}"
+        )
     # Policies are numbered by the order of their roles, which a set does not keep.
-    named = not isinstance(roles, str | set | frozenset)
+    named = isinstance(roles, Iterable) and not isinstance(roles, str | set | frozenset)
+    roles = roles if isinstance(roles, Mapping) or not named else tuple(roles)
     named = named and all(isinstance(role, str) and role for role in roles)
     if not named or not roles or len(set(roles)) != len(roles):
         raise ValueError(f"roles must be a non-empty sequence of distinct names, got {roles!r}")
@@ -320,6 +338,18 @@ def workflow(
         return made.bind(**{setting: settings.get(setting) for setting in counts})
 
     return wrap
+
+
+def _may_fork(function: Callable[..., Any], seen: set[Any]) -> bool:
+    used = inspect.getclosurevars(function)
+    values = [*used.globals.values(), *used.nonlocals.values()]
+    modules = [value for value in values if inspect.ismodule(value)]
+    values += [getattr(module, name, None) for module in modules for name in used.unbound]
+    if any(value is Fork for value in (*values, *function.__globals__.values())):  # type: ignore[attr-defined]
+        return True
+    seen.add(function)
+    inner = [value.fn if isinstance(value, Workflow) else value for value in values]
+    return any(_may_fork(one, seen) for one in inner if inspect.isgeneratorfunction(one) and one not in seen)
 
 
 def _are_labels(value: Any) -> bool:

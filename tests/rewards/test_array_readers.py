@@ -3,6 +3,7 @@
 import functools
 import random
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,6 +97,12 @@ def test_majorities():
     ]
     texts = ["" if a is None else f"\\boxed{{{a}}}" for row in answers for a in row]
     solved = jax.jit(arrays.read_answers)(spelled(texts))
+    with jax.enable_x64(True):
+        wide = jax.jit(arrays.read_answers)(spelled(texts))
+        chex.assert_trees_all_equal(wide, solved)
+        gold = np.full(len(texts), 7)
+        right = arrays.grade_integers(spelled(texts), wide, gold, width=8).right
+        assert right.tolist() == ["{7}" in text for text in texts]
     best = jax.vmap(role_readers.majority)(solved.key.reshape(6, 3, 2), solved.readable.reshape(6, 3))
     assert best.tolist() == [parse.majority(row) for row in answers] == [1, 0, 0, 1, 0, 1]
 

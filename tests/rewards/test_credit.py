@@ -455,12 +455,20 @@ def test_a_function_without_a_name_is_a_credit_too():
         ([1.0, [1, math.inf]], r"call 1 is inf"),
         ([1.0, [{"a": None}, 1]], r"component 'a' .* is None"),
         ([1.0, [1, "2"]], r"call 1 is '2'"),
+        ([1.0, [1, 10**400]], r"call 1 is 10+; it must be a finite number"),
     ],
 )
 def test_a_wrong_result_is_refused_in_one_line(mine, result, message):
     with pytest.raises(CreditError, match=message) as error:
         earned(mine(lambda graded: result), *TWO)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("change", [list.reverse, list.clear, list.pop])
+def test_a_function_that_changes_its_list_is_refused(mine, change):
+    """Its numbers would be those of other episodes."""
+    with pytest.raises(CreditError, match="changed the list of episodes that it was given"):
+        earned(mine(lambda graded: (change(graded), [1.0] * len(graded))[1]), *TWO)
 
 
 def test_a_script_tells_a_wrong_result_and_a_bug_in_one_line(mine, monkeypatch, capsys):

@@ -155,6 +155,8 @@ def test_noise_is_a_function_of_key_and_position_alone():
     np.testing.assert_array_equal(together[[0, 13, 39]], alone)
     assert (together >= 0).all()
     assert (together < 1).all()
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(together, noise(keys, positions))
     moved = np.asarray(noise(keys, positions + 1))
     assert len(np.unique(np.concatenate([together, moved]))) == 160
 

@@ -1,8 +1,10 @@
 import math
+import types
 
 import numpy as np
 import pytest
 
+from examples import forks
 from marl_jax import table
 from marl_jax.task import Task
 from marl_jax.workflows import (
@@ -93,6 +95,49 @@ def test_rng_is_passed_to_those_that_want_it():
 def test_an_unknown_setting_is_refused():
     with pytest.raises(ValueError, match="'counted' has no setting 'tims'; it has: times"):
         counted.bind(tims=3)
+
+
+@workflow(roles=("speaker",))
+def mute(task, prompts, stop=False):
+    yield Call("speaker", ASK)
+    if stop:
+        return
+    yield Call("speaker", ASK)
+
+
+@workflow(roles=("speaker",))
+def abstaining(task, prompts):
+    said = yield Call("speaker", ASK)
+    return said if said.answer else None
+
+
+@workflow(roles=("speaker",))
+def passed_on(task, prompts):
+    return (yield from forks.designed(task, prompts))
+
+
+def test_whether_it_may_answer_is_known_before_it_is_played():
+    assert not mute.answers and not mute.bind(stop=True).answers
+    assert counted.answers and abstaining.answers and passed_on.answers
+
+
+def test_a_fork_is_found_in_a_workflow_within_another():
+    elsewhere = types.FunctionType(passed_on.fn.__code__, {"forks": forks})  # in a module without `Fork`
+    assert workflow(roles=("speaker",))(elsewhere).may_fork and forks.designed.may_fork
+    assert not voting.may_fork
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"roles": None}, "non-empty sequence of distinct names, got None"),
+        ({"roles": ("a",), "groups": ["wide"]}, r"groups is \['wide'\]; it must be a dictionary"),
+    ],
+)
+def test_declarations_of_another_form_are_refused(declared, message):
+    with pytest.raises(ValueError, match=message):
+        workflow(**declared)
+    assert workflow(roles=(name for name in ("a", "b")))(counted.fn).roles == ("a", "b")
 
 
 def test_what_is_not_a_generator_function_is_refused():

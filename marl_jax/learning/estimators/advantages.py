@@ -191,9 +191,10 @@ def _centre(xp: Any, rewards: Any, ids: Any) -> tuple[Any, Any]:
 def _own(name: str, rewards: Any, ids: Any) -> jax.Array:
     who = f"estimator '{name}'"
     advantages = called(own_function(name, "estimator"), who, EstimatorError, rewards, ids)
-    if getattr(advantages, "shape", None) != rewards.shape:
+    numbers = jnp.isdtype(getattr(advantages, "dtype", object), ("integral", "real floating"))
+    if getattr(advantages, "shape", None) != rewards.shape or not numbers:
         raise EstimatorError(
-            f"{who} returned {advantages!r:.60} for {len(rewards)} rewards; return an array of as many"
+            f"{who} returned {advantages!r:.60} for {len(rewards)} rewards; return an array of as many numbers"
         )
     if not isinstance(advantages, jax.core.Tracer) and not np.isfinite(np.asarray(advantages)).all():
         raise EstimatorError(f"{who} returned advantages that are not finite")

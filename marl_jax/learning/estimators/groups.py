@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marl_jax.errors import UserError
 from marl_jax.table import dense
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "PRESETS",
     "GroupCounts",
     "Groups",
+    "RewardError",
     "as_rewards",
     "count_groups",
     "group_ids",
@@ -57,6 +59,10 @@ class GroupCounts:
 Groups = Sequence[Hashable] | np.ndarray | jax.Array
 
 
+class RewardError(UserError, ValueError):
+    """A reward that is no finite number on the device."""
+
+
 def group_key(
     name: str | Sequence[str], declared: Mapping[str, Sequence[str]] | None = None
 ) -> tuple[str, ...]:
@@ -65,8 +71,8 @@ def group_key(
         raise ValueError(
             f"group '{min(taken)}' is of every workflow: let the workflow give its own another name"
         )
+    presets = {**PRESETS, **(declared or {})}
     if isinstance(name, str):
-        presets = {**PRESETS, **(declared or {})}
         if name in presets:
             return group_key(presets[name])
         if name == "study":
@@ -77,7 +83,7 @@ def group_key(
         name = [field.strip() for field in name.split(",")]
     if not name or any(field not in FIELDS and not is_attribute(field) for field in name):
         raise ValueError(
-            f"group key {','.join(name)!r} is no preset ({', '.join(PRESETS)}, study) and names no fields "
+            f"group key {','.join(name)!r} is no preset ({', '.join(presets)}) and names no fields "
             f"({', '.join(FIELDS)}, or attributes such as task.level, with commas between)"
         )
     own = dict.fromkeys(field for field in name if field not in FIELDS)
@@ -107,8 +113,8 @@ def as_rewards(rewards: Any) -> np.ndarray:
         rewards = given.astype(precision(given.dtype))
     bad = np.flatnonzero(~np.isfinite(rewards))
     if bad.size:
-        raise ValueError(
-            f"reward {given.flat[bad[0]]} in row {bad[0]} is not finite in {rewards.dtype}; fix the grader"
+        raise RewardError(
+            f"reward {given.flat[bad[0]]} in row {bad[0]} is not finite in {rewards.dtype}; fix the reward"
         )
     return rewards
 

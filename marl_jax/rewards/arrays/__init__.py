@@ -45,6 +45,7 @@ class Solved:
     key: jax.Array  # UInt32[B 2]: equal for equal answers
 
 
+@jax.enable_x64(False)
 @jax.vmap
 def read_answers(text: Text) -> Solved:
     """The last complete box of each row, as `extract_boxed` reads it."""
@@ -52,12 +53,14 @@ def read_answers(text: Text) -> Solved:
     return _solved(text.chars, start, end, readable)
 
 
+@jax.enable_x64(False)
 def grade_integers(text: Text, solved: Solved, gold: jax.Array, *, width: int) -> Verdict:
     """Whether each answer equals its gold integer; an answer of more than `width` characters is beyond."""
     grade = functools.partial(grade_answer, width=min(width, text.chars.shape[1]))
     return jax.vmap(grade)(text.chars, solved.start, solved.end, gold)
 
 
+@jax.enable_x64(False)
 @jax.vmap
 def grade_programs(text: Text, tests: Tests) -> tuple[Verdict, Solved]:
     """Whether the program of each row passes all tests of its task, and where the program is."""

@@ -227,6 +227,7 @@ def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
     shapes = service.settings
     one_each = {id(engine): parts.specs[name].base for name, engine in service.engines.items()}
     lanes = sum(shapes[base].lanes for base in one_each.values())
+    needless = is_own(config.rewards.name) or config.rewards.name == "own_correctness"
     longest, chosen = min(one.context for one in shapes.values()), config.rollout
     context = min(chosen.limits.context or longest, longest)
     return Player(
@@ -245,7 +246,7 @@ def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
             "ahead": memory.look_ahead(config, lanes),
         },
         max_failed=chosen.max_failed,
-        answers=not is_own(config.rewards.name),
+        answers=not (parts.workflow.answers or needless),
         of_all=_of_all,
     )
 
