@@ -18,9 +18,9 @@ def _within(program):
                     yield from _within(inner)
 
 
-def all_highest(function, *given):
-    """Whether every product asks for full precision, of both factors; there are several."""
+def all_highest(function, *given, more_than=5):
+    """Whether every product asks for full precision, of both factors; there are more than so many."""
     found = [
         one.params["precision"] for one in equations(function, *given) if one.primitive.name == "dot_general"
     ]
-    return len(found) > 5 and set(found) == {(jax.lax.Precision.HIGHEST,) * 2}
+    return len(found) > more_than and set(found) == {(jax.lax.Precision.HIGHEST,) * 2}

@@ -9,6 +9,7 @@ the final answer. A `Fork` plays what follows several times.
 
 import dataclasses
 import dis
+import functools
 import inspect
 import itertools
 import numbers
@@ -229,7 +230,7 @@ class Workflow:
     @property
     def may_fork(self) -> bool:
         """Whether its module, or that of a generator that it uses, has `Fork`; it may yield none when it is played."""
-        return _may_fork(self.fn, set())
+        return _may_fork(_plain(self.fn), set())
 
     @property
     def answers(self) -> bool:
@@ -241,7 +242,7 @@ class Workflow:
             nothing = before.opname == "LOAD_CONST" and before.argval is None and not now.is_jump_target
             return now.opname == "RETURN_VALUE" and not nothing
 
-        return any(itertools.starmap(gives, itertools.pairwise(dis.get_instructions(self.fn))))
+        return any(itertools.starmap(gives, itertools.pairwise(dis.get_instructions(_plain(self.fn)))))
 
     def slots_of(self, role: str, settings: Mapping[str, Any] | None = None) -> Any:
         """How many calls of a role run side by side under these settings, by its declaration."""
@@ -340,6 +341,11 @@ def workflow(
     return wrap
 
 
+def _plain(function: Any) -> Any:
+    """The function whose code is played, behind `functools.partial`."""
+    return _plain(function.func) if isinstance(function, functools.partial) else function
+
+
 def _may_fork(function: Callable[..., Any], seen: set[Any]) -> bool:
     used = inspect.getclosurevars(function)
     values = [*used.globals.values(), *used.nonlocals.values()]
@@ -348,7 +354,7 @@ def _may_fork(function: Callable[..., Any], seen: set[Any]) -> bool:
     if any(value is Fork for value in (*values, *function.__globals__.values())):  # type: ignore[attr-defined]
         return True
     seen.add(function)
-    inner = [value.fn if isinstance(value, Workflow) else value for value in values]
+    inner = [_plain(value.fn if isinstance(value, Workflow) else value) for value in values]
     return any(_may_fork(one, seen) for one in inner if inspect.isgeneratorfunction(one) and one not in seen)
 
 

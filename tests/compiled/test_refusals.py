@@ -151,7 +151,7 @@ def test_a_slot_counts_from_the_last_below_0_and_one_that_is_not_there_has_no_pl
     assert said.at(jnp.array([-1, 0, 2, 3])).tolist() == [OUTSIDE, 2, 4, OUTSIDE]
 
 
-def test_a_step_is_the_same_program_where_jax_has_64_bits():
+def test_a_step_has_the_same_types_where_jax_has_64_bits():
     config = load_config("configs/micro.py:single-shared-xs-code", [("data.problems", "2")])
     words, tasks = next(batches(config))
     given = make_step(config), start(config), words, tasks

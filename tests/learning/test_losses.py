@@ -432,6 +432,10 @@ def summed(logp, ratio, advantages):
     return (-advantages * ratio).sum()
 
 
+def complex_one(logp, ratio, advantages):
+    return -advantages * ratio * 1j
+
+
 def raising(logp, ratio, advantages):
     raise KeyError("nothing")
 
@@ -440,6 +444,7 @@ def raising(logp, ratio, advantages):
     ("name", "reason"),
     [
         ("summed", r"loss '\w+:summed' returned .*; return an array \[5, 7\], one loss a token"),
+        ("complex_one", r"loss '\w+:complex_one' returned [^;]*; return an array \[5, 7\], one loss a token"),
         ("raising", r"loss '\w+:raising' raised KeyError: 'nothing' \(in raising, line"),
     ],
 )

@@ -1,3 +1,4 @@
+import functools
 import math
 import types
 
@@ -125,6 +126,16 @@ def test_a_fork_is_found_in_a_workflow_within_another():
     elsewhere = types.FunctionType(passed_on.fn.__code__, {"forks": forks})  # in a module without `Fork`
     assert workflow(roles=("speaker",))(elsewhere).may_fork and forks.designed.may_fork
     assert not voting.may_fork
+
+
+def test_a_function_with_some_of_its_arguments_is_looked_into():
+    globals_of = {"abstaining": functools.partial(forks.designed.fn, TASK)}
+    elsewhere = types.FunctionType(
+        (lambda task, prompts: (yield from abstaining(prompts))).__code__, globals_of
+    )
+    assert workflow(roles=("speaker",), name="elsewhere")(elsewhere).may_fork
+    bound = workflow(roles=("speaker",), name="bound")(functools.partial(counted.fn, times=1))
+    assert bound.answers and bound.may_fork  # this module has `Fork`
 
 
 @pytest.mark.parametrize(
