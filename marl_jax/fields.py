@@ -70,7 +70,7 @@ class Mismatch(ValueError):
 
 
 class Misbuilt(Mismatch):
-    """A value cannot become the dataclass of its field; the text is the dataclass's reason."""
+    """A value of the right kind cannot become that of its field; the text is the reason, within it."""
 
 
 class Refused(ValueError):
@@ -285,7 +285,7 @@ def _as(option: Any, value: Any) -> Any:
         if len(each) == len(value):
             return tuple(map(_cast, each, value))
     if _is_mapping(option) and isinstance(value, Mapping):
-        return {_cast(args[0], key): _cast(args[1], entry) for key, entry in value.items()}
+        return {_cast(args[0], key): _entry(args[1], key, entry) for key, entry in value.items()}
     if _is_tree(option) and isinstance(value, option):
         return value
     if _is_tree(option) and isinstance(value, Mapping):
@@ -300,6 +300,15 @@ def _as(option: Any, value: Any) -> Any:
         except (ValueError, TypeError) as error:
             raise Misbuilt(f"{option.__name__}(...) that holds: {error}") from None
     raise Mismatch
+
+
+def _entry(annotation: Any, key: Any, value: Any) -> Any:
+    try:
+        return _cast(annotation, value)
+    except Misbuilt:
+        raise
+    except Mismatch as error:
+        raise Misbuilt(f"a JSON object whose '{key}' is {error}") from None
 
 
 def _is_needed(field: dataclasses.Field[Any]) -> bool:
@@ -339,7 +348,9 @@ def _meant(option: Any, text: Text) -> Any:
         return [Text(part.strip(" '\"")) for part in inside.rstrip(", ").split(",")] if inside else []
     try:
         return option(text) if option in (int, float) else json.loads(text)
-    except ValueError:
+    except ValueError as error:
+        if text.startswith("{") and (_is_tree(option) or _is_mapping(option)):
+            raise Misbuilt(f"a JSON object that can be read: {error}") from None
         return str(text)
 
 

@@ -135,8 +135,11 @@ def _standing(config: RunConfig, sizes: Mapping[str, Model]) -> list[Part]:
 def _update(config: RunConfig, sizes: Mapping[str, Model], demand: Demand) -> tuple[list[Part], Shape]:
     """The gradient and the optimiser step of the policies that need most."""
     learning = [name for name, spec in config.policies.specs.items() if not spec.frozen]
-    kinds = dict.fromkeys((sizes[name], count_units(config, demand, name)) for name in learning)
-    each = [_update_of(config, model, units) for model, units in kinds]
+    kinds = dict.fromkeys(
+        (sizes[name], count_units(config, demand, name), _longest(config, sizes[name], demand, name))
+        for name in learning
+    )
+    each = [_update_of(config, *kind) for kind in kinds]
 
     def most(phase: Phase) -> tuple[list[Part], Shape]:
         of_phase = ([part for part in parts if part.phase == phase] for parts, _ in each)
@@ -147,10 +150,23 @@ def _update(config: RunConfig, sizes: Mapping[str, Model], demand: Demand) -> tu
     return [*gradient, *most("optimiser")[0]], largest
 
 
-def _update_of(config: RunConfig, model: Model, units: int) -> tuple[list[Part], Shape]:
+def _longest(config: RunConfig, model: Model, demand: Demand, policy: str) -> tuple[int, int]:
+    """Tokens of a policy's longest prompt and of its longest completion.
+
+    A host trains with the prompts that completions as long as they may be lead to. An accelerator, which ends where its
+    memory does, keeps room for every prompt that the engine takes.
+    """
+    calls = [call for call in (*demand.asked, *demand.longest) if call.policy == policy]
+    if model.platform == "cpu" and calls and not demand.failed:
+        return max(len(call.prompt) for call in calls), max(call.new for call in calls)
+    return config.engine.max_prompt, max(role.max_new_tokens for role in config.role_settings.values())
+
+
+def _update_of(
+    config: RunConfig, model: Model, units: int, longest: tuple[int, int]
+) -> tuple[list[Part], Shape]:
     """The update of a policy with so many parts of its gradient, at the micro-batch that needs most."""
     batch, chunk = config.learner.batch, config.learner.logprob_chunk
-    longest = max(role.max_new_tokens for role in config.role_settings.values())
     share, devices = weight_share(config, model), config.mesh.devices
     streams = stream_count(model.platform, devices, batch.streams)
     on_cpu = model.platform == "cpu"
@@ -158,7 +174,7 @@ def _update_of(config: RunConfig, model: Model, units: int) -> tuple[list[Part],
     spread = 1 if on_cpu else config.mesh.hosts * config.mesh.data
     shapes = [
         dataclasses.replace(s, rows=max(1, s.rows // spread))
-        for s in all_shapes(batch, config.engine.max_prompt, longest, model.platform)
+        for s in all_shapes(batch, *longest, model.platform)
     ]
     largest = max(shapes, key=lambda s: costs.kept(model, s) + costs.working(model, s, chunk))
     tree = 4 * model.trained

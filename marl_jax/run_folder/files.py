@@ -5,19 +5,19 @@ import errno
 import io
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from marl_jax.errors import UserError
 
 __all__ = ["DiskFull", "append", "disk_errors", "sync_directory", "write_atomically"]
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
+_FULL = {errno.ENOSPC: "No space left on device", errno.EDQUOT: "Disk quota exceeded"}
+_LARGE = {errno.EFBIG: "File too large"}
 
 
 class DiskFull(UserError, RuntimeError):
-    """There is no space left; files that were complete before are unchanged."""
+    """A file cannot grow; those that were complete before are unchanged."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -66,24 +66,27 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, DiskFull) or not _says_full(error):
+        if isinstance(error, DiskFull):
             raise
-        raise DiskFull(
-            f"the disk of '{path}' is full ({_free(path)} free): make room and start the same command again; "
-            "what was saved before is intact"
-        ) from error
+        if _says(error, _FULL):
+            what = f"the disk of '{path}' is full ({_free(path)} free): make room"
+        elif _says(error, _LARGE):
+            what = f"a file of '{path}' became larger than may be: raise the limit (ulimit -f)"
+        else:
+            raise
+        raise DiskFull(f"{what} and start the same command again; what was saved before is intact") from error
 
 
-def _says_full(error: BaseException | None) -> bool:
+def _says(error: BaseException | None, texts: Mapping[int, str]) -> bool:
     """Libraries wrap the error, or keep no more of it than its text."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, OSError) and error.errno in _FULL:
+        if isinstance(error, OSError) and error.errno in texts:
             return True
-        if any(text in str(error) for text in _FULL_TEXTS):
+        if any(text in str(error) for text in texts.values()):
             return True
-        if isinstance(error, BaseExceptionGroup) and any(map(_says_full, error.exceptions)):
+        if isinstance(error, BaseExceptionGroup) and any(_says(one, texts) for one in error.exceptions):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -182,6 +182,10 @@ def one_number(rewards, groups):
     return rewards.sum()
 
 
+def texts(rewards, groups):
+    return rewards.astype(str)
+
+
 def infinite(rewards, groups):
     return rewards / 0.0
 
@@ -194,6 +198,7 @@ def raising(rewards, groups):
     ("name", "reason"),
     [
         ("one_number", "for 8 rewards; return an array of as many"),
+        ("texts", "for 8 rewards; return an array of as many numbers"),
         ("infinite", "not finite"),
         ("raising", r"estimator '\w+:raising' raised KeyError: 'nothing' \(in raising, line"),
     ],

@@ -234,8 +234,10 @@ def test_every_tracked_role_or_slot_has_a_gradient_tree(cell, level, units):
     plan = plan_of(run, MODEL, HERE)
     tree = 4 * sum(leaf.size for leaf in jax.tree.leaves(abstract(MODEL)))
     assert size(plan, "gradient trees", phase="optimiser") == units * tree
-    # Two streams of micro-batches add up their own, and their sum is taken.
-    assert size(plan, "gradient trees", phase="gradient") == 2 * units * tree
+    # Two streams of micro-batches add up their own, and their sum is taken. Of isolated policies the aggregator's needs
+    # most, for its prompts are long; it has one part.
+    apart = 1 if "isolated" in cell else units
+    assert size(plan, "gradient trees", phase="gradient") == 2 * apart * tree
     assert count_units(run, demand_of(run), "p0") == units
 
 

@@ -363,3 +363,12 @@ def test_the_kernels_own_word_for_a_full_disk_is_understood_through_other_errors
         raise RuntimeError("RESOURCE_EXHAUSTED: write: No space left on device")
     with pytest.raises(KeyError), files.disk_errors(Path("/dev/full")):
         raise KeyError("other")
+
+
+def test_a_limit_of_a_files_size_is_told_as_such(tmp_path):
+    child = "import pathlib, sys\nfrom marl_jax.run_folder.files import write_atomically\n"
+    child += "write_atomically(pathlib.Path(sys.argv[1]), 'x' * 4096)"
+    limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "-", sys.executable, "-c", child, tmp_path / "f.json"]
+    done = subprocess.run(limited, capture_output=True, text=True)
+    assert "became larger than may be: raise the limit (ulimit -f) and start the same" in done.stderr
+    assert os.listdir(tmp_path) == []

@@ -234,6 +234,24 @@ def test_a_damaged_newest_checkpoint_falls_back_says_so_and_loses_nothing(saved,
     assert restore(saved, "latest", blank(trees()))[1] == {"step": 3}
 
 
+def test_a_checkpoint_that_its_run_removes_while_it_is_read_is_passed_over(saved, monkeypatch, caplog):
+    import orbax.checkpoint.experimental.v1 as ocp
+
+    load = ocp.load_checkpointables
+
+    def beside_its_run(place, wanted):
+        if place.name == "3":
+            shutil.rmtree(place)
+            raise FileNotFoundError(place)
+        return load(place, wanted)
+
+    monkeypatch.setattr(ocp, "load_checkpointables", beside_its_run)
+    restored, data = restore(saved, "latest", blank(trees()))
+    assert data["step"] == 2
+    assert_same(restored, trees(2))
+    assert "checkpoint 3 was removed by its run while it was read: going back to step 2" in caplog.text
+
+
 def test_a_seal_is_what_was_written_in_every_byte_and_one_without_a_digest_is_of_an_earlier_version(saved):
     place = saved / "2"
     content, whole = (place / "seal.json").read_bytes(), checkpoints._read_seal(place)

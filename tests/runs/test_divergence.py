@@ -16,7 +16,7 @@ from marl_jax.run_folder.checkpoints import steps
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.run_folder.metrics import read_lines
 from marl_jax.runs import loop
-from marl_jax.runs.divergence import Diverged
+from marl_jax.runs.divergence import Diverged, ways_out
 from marl_jax.sampling.engine import NotFinite
 
 RATE = "--config.learner.optimiser.schedule.learning_rate"
@@ -43,6 +43,13 @@ def config(base, rate, **changes):
 
 def train(config, workdir, **options):
     return loop.train(config, workdir, live=quiet(config.steps), **options)
+
+
+def test_a_learning_rate_of_a_policys_own_is_named_among_the_ways_out(base):
+    wild = config(base, 0.03)
+    own = dataclasses.replace(wild, learner=dataclasses.replace(wild.learner, learning_rates={"p1": 0.5}))
+    assert f"{RATE} (0.03) or" in ways_out(wild)
+    assert f"{RATE} (0.03, that of 'p1' 0.5 by --config.learner.learning_rates) or" in ways_out(own)
 
 
 def finite(workdir):

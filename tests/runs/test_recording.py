@@ -9,6 +9,7 @@ import pytest
 from marl_jax.config.run_config import load_config
 from marl_jax.rollouts import CallRecord, Episode, Table, read_episodes
 from marl_jax.rollouts.storage import read_extra
+from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.recording import record_evaluation, record_step
 from marl_jax.task import Task
 
@@ -52,6 +53,12 @@ def test_of_a_step_the_first_problems_are_there_with_the_trainers_numbers(tmp_pa
     extra = read_extra(path)
     assert extra["ends"] == [[1, 2, 3]] * 6 and extra["trainer_logprobs"][0] is None
     np.testing.assert_allclose(extra["trainer_logprobs"][4], [3.5] * 3)
+
+
+def test_a_file_where_the_folder_of_episodes_shall_be_is_told_in_a_line(tmp_path):
+    (tmp_path / "episodes").write_text("")
+    with pytest.raises(FolderError, match="episodes"):
+        record_step(tmp_path / "episodes", config_of(), 1, table_of(1, 1), decode, [None])
 
 
 def test_of_every_evaluation_the_same_problems_are_there(tmp_path):
