@@ -195,7 +195,7 @@ class SamplingSettings:
     """How a role samples. top_p 1 and top_k 0 are off; temperature 0 is greedy."""
 
     max_new_tokens: Count = 256  # longest completion
-    min_new_tokens: Whole = 0  # no stop token before so many
+    min_new_tokens: Whole = 0  # no stop token, and no end of a stop string, before so many
     temperature: NotNegative = 1.0  # 0 is greedy
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0  # nucleus; 1 is off
     top_k: Whole = 0  # 0 is off

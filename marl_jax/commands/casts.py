@@ -144,6 +144,7 @@ def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
         rewards=CreditConfig(),
         advantages=dataclasses.replace(config.advantages, group=AdvantageConfig().group),
         learner=dataclasses.replace(config.learner, interventions=InterventionConfig()),
+        evaluation=dataclasses.replace(config.evaluation, metric=None),
     )
     cast = Cast(alone, "single_transfer", {"role": role})
     only = {policy: parts.specs[policy]}

@@ -111,6 +111,8 @@ def learner_of(config: LearnerConfig, phase: Phase) -> LearnerConfig:
     settings = dict(phase.learner) | ({"loss.kind": phase.objective} if phase.objective else {})
     if not settings:
         return config
+    if phase.objective and "loss.kind" in phase.learner:
+        raise ValueError("objective and learner.loss.kind both name the loss: leave one of them out")
     for path in settings:
         if any(path == kept or path.startswith(f"{kept}.") for kept in KEPT):
             raise ValueError(f"learner.{path} is the whole run's, and cannot change from phase to phase")

@@ -1,5 +1,6 @@
 """Checks of the workflow of a configuration: its settings, its calls and limits, and the policies of its roles."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -119,6 +120,12 @@ def _slots(config: RunFields) -> Problems:
     for key in config.policies.map:
         if key not in answering:
             yield f"policies.map gives '{key}' a policy, and it never answers here: leave it out"
+    named = {f"phases[{number}].roles": phase.roles for number, phase in enumerate(config.phases)}
+    for where, names in {"policies.frozen_roles": config.policies.frozen_roles, **named}.items():
+        for name in names:
+            role, _, slot = name.rpartition("/")
+            if slot.isdecimal() and int(slot) >= counts.get(role, math.inf):
+                yield f"{where} names '{name}', and the slots of '{role}' here are 0 to {counts[role] - 1}"
 
 
 def _roles(config: RunFields) -> Problems:

@@ -285,21 +285,21 @@ def _load(place: Path, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], 
             raise Damaged(f"checkpoint {place.name} is damaged ({name} is missing)")
         if _digest(place / name) != digest:
             raise Damaged(f"checkpoint {place.name} is damaged ({name} is not what was written)")
-    wanted: dict[str, Any] = {}
-    for name, template in templates.items():
+    for name in templates:
         if name in seal.get("stripped", ()):
             raise Stripped(f"checkpoint {place.name} is kept without '{name}'")
         if name not in seal["numbers"]:
             there = ", ".join(seal["numbers"])
             raise CheckpointError(f"checkpoint {place.name} holds no '{name}'; there is: {there}")
-        arrays, _ = _flatten(template)
-        if arrays:
-            wanted[name] = jax.tree.map(_abstract, arrays)
     import orbax.checkpoint.experimental.v1 as ocp
 
+    wanted = _wanted(templates)
     try:
+        if other := misfit(place, templates):
+            raise CheckpointError(
+                f"checkpoint {place.name} does not fit: {other}; start the run as it was, or choose another --workdir"
+            )
         with _alone():
-            _check_shapes(place, wanted)
             loaded = ocp.load_checkpointables(place, wanted) if wanted else {}
     except Exception as error:
         if place.exists():
@@ -312,20 +312,29 @@ def _load(place: Path, templates: Mapping[str, Tree]) -> tuple[dict[str, Tree], 
     return trees, seal["data"]
 
 
-def _check_shapes(place: Path, wanted: Mapping[str, Mapping[str, Any]]) -> None:
-    """A tree of another shape is another run. Orbax takes numpy arrays of any shape and converts to any dtype."""
+def _wanted(templates: Mapping[str, Tree]) -> dict[str, dict[str, Any]]:
+    """The arrays of the trees that have some."""
+    flat = {name: _flatten(template)[0] for name, template in templates.items()}
+    return {name: jax.tree.map(_abstract, arrays) for name, arrays in flat.items() if arrays}
+
+
+def misfit(place: Path, templates: Mapping[str, Tree]) -> str:
+    """The first array of a checkpoint that has another shape than in these trees; "" where none has.
+
+    A tree of another shape is another run. Orbax takes numpy arrays of any shape and converts to any dtype.
+    """
     import orbax.checkpoint.experimental.v1 as ocp
 
-    metadata = ocp.checkpointables_metadata(place).metadata if wanted else {}
+    wanted = _wanted(templates)
+    with _alone():
+        metadata = ocp.checkpointables_metadata(place).metadata if wanted else {}
     for name, leaves in wanted.items():
         there = {key: (tuple(leaf.shape), np.dtype(leaf.dtype)) for key, leaf in metadata[name].items()}
         needed = {key: (tuple(leaf.shape), np.dtype(leaf.dtype)) for key, leaf in leaves.items()}
         for key in sorted(there.keys() | needed.keys()):
             if there.get(key) != needed.get(key):
-                raise CheckpointError(
-                    f"checkpoint {place.name} does not fit: '{name}' {key} is {there.get(key, 'nothing')} "
-                    f"there and {needed.get(key, 'nothing')} here; start the run as it was, or choose another --workdir"
-                )
+                return f"'{name}' {key} is {there.get(key, 'nothing')} there and {needed.get(key, 'nothing')} here"
+    return ""
 
 
 def _strip(place: Path, names: Sequence[str]) -> None:

@@ -61,17 +61,28 @@ class Collected:
             )
         return cls(files, rewarded=rewarded)
 
+    def check(self) -> None:
+        """Refuse a source whose first file cannot be learned from."""
+        self._read(self.files[0])
+
+    def _read(self, path: Path) -> Table:
+        try:
+            table = read_episodes(path)
+        except ValueError as error:
+            raise FolderError(f"the calls of a phase: {error}") from None
+        if self._rewarded and table.reward is None:
+            raise FolderError(
+                f"the calls in '{path}' have no rewards, such as those of an evaluation: take calls of training "
+                "steps, or set the phase's flatten, which learns from outcomes"
+            )
+        return table
+
     @functools.cached_property
     def _units(self) -> list[tuple[Table, list[int]]]:
         """(table of a file, its episodes of one task)."""
         units = []
         for path in self.files:
-            table = read_episodes(path)
-            if self._rewarded and table.reward is None:
-                raise FolderError(
-                    f"the calls in '{path}' have no rewards, such as those of an evaluation: take calls of training "
-                    "steps, or set the phase's flatten, which learns from outcomes"
-                )
+            table = self._read(path)
             by_task: dict[str, list[int]] = {}
             for number, bare in enumerate(table.bare_episodes):
                 by_task.setdefault(bare.task.id, []).append(number)

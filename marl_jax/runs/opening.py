@@ -280,6 +280,7 @@ def _first(config: RunConfig, parts: Parts, phases: Phases) -> State:
     """The state before the first step."""
     policies = parts.start(config.seed)
     trees = {name: policies[name] for name in parts.trained}
+    phases.check(trees)
     reference = phases.reference_at_start(trees)
     return State(0, trees, phases.init(trees), Position(seed=config.seed), reference=reference)
 

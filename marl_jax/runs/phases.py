@@ -24,7 +24,7 @@ from marl_jax.learning import Learner, LearnerConfig, LearnerState, Network
 from marl_jax.learning.objectives import NEED_REFERENCE
 from marl_jax.policies import Tree, is_frozen
 from marl_jax.rollouts import write_episodes
-from marl_jax.run_folder.checkpoints import restore, steps, tree_digest
+from marl_jax.run_folder.checkpoints import misfit, restore, steps, tree_digest
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.collected import Collected, collected_path, flattened, own_voices
@@ -70,6 +70,24 @@ class Phases:
     def init(self, trees: Mapping[str, Tree]) -> dict[str, LearnerState]:
         """Fresh states of the learner, which have one form in all phases."""
         return self.learner(self._list[0]).init(trees)
+
+    def check(self, trees: Mapping[str, Tree]) -> None:
+        """Refuse weights of other runs that are not of the shapes of these policies."""
+        for number, phase in enumerate(self._config.phases):
+            moving = phase.moves(self._config.policies.map, self._config.policies.frozen_roles)
+            for name, asked, policies in (
+                ("start", phase.start, moving),
+                ("reference", phase.reference, trees),
+            ):
+                if "@" not in asked:
+                    continue
+                directory, step = checkpoint_of(asked)
+                like = {policy: trees[policy] for policy in policies}
+                if other := misfit(directory / str(step), {"policies": like}):
+                    raise FolderError(
+                        f"phases[{number}].{name} '{asked}' does not fit the policies {', '.join(like)}: {other}; take "
+                        "a run with the same policies, or name those in the phase's policies"
+                    )
 
     def enter(self, at: Place, state: State) -> State:
         """The state as the phase begins with it; as it is, where the phase has begun."""
@@ -185,7 +203,9 @@ def phase_digests(config: RunConfig) -> dict[str, str]:
             directory, step = checkpoint_of(asked)
             digests[f"weights {asked}"] = tree_digest(directory / str(step), "policies")
         if phase.source.partition(":")[0] not in ("play", "collected"):
-            digests[f"calls {phase.source}"] = _digest(Collected.of_path(Path(phase.source)).files)
+            source = Collected.of_path(Path(phase.source), rewarded=not phase.flatten)
+            source.check()
+            digests[f"calls {phase.source}"] = _digest(source.files)
     return digests
 
 

@@ -341,10 +341,16 @@ class Engine:
         """The number of tokens after which a stop string is in the text; None if there is none yet."""
         to_text = self._to_text
         assert to_text is not None  # checked at submission
-        ends = lambda n: any(text in to_text(tokens[:n]) for text in request.stop_strings)
-        if len(tokens) < request.min_new_tokens or not ends(len(tokens)):
+        least = max(1, request.min_new_tokens)
+        before = len(to_text(tokens[: least - 1]))  # text in which none ends
+
+        def ends(n: int) -> bool:
+            text = to_text(tokens[:n])
+            return any(text.find(one, max(0, before - len(one) + 1)) >= 0 for one in request.stop_strings)
+
+        if len(tokens) < least or not ends(len(tokens)):
             return None
-        return next(filter(ends, range(max(1, request.min_new_tokens), len(tokens))), len(tokens))
+        return next(filter(ends, range(least, len(tokens))), len(tokens))
 
 
 def mesh_of(params: Any) -> Mesh | None:

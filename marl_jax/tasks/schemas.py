@@ -160,19 +160,33 @@ def generic(row: Row) -> Fields:
     """A question under any common name with either `tests` (code) or an answer (math).
 
     Of a worked solution, the answer is what stands after `####`, or else in the last box. `tests` are test code, a list
-    of it, or a list of tests in any form that `program_tests` reads (as JSON, too).
+    of it, or a list of tests in any form that `program_tests` reads (as JSON, too); and so are `public_tests`.
     """
     from marl_jax.rewards.math.boxed import extract_boxed
 
-    fields: Fields = {"question": text(row, *_QUESTION), "meta": _source_id(row, "id")}
-    if (tests := row.get("tests")) is not None:  # null in the math rows of a mixed parquet file
+    meta, level = row.get("meta"), row.get("level")
+    fields: Fields = {
+        "question": text(row, *_QUESTION),
+        "meta": (meta if isinstance(meta, dict) else {}) | _source_id(row, "id"),
+        "level": level if type(level) is int else 0,
+    }
+    if row.get("tests") is not None:  # null in the math rows of a mixed parquet file
+        public = _tests(row, "public_tests") if row.get("public_tests") else ()
+        return fields | {"family": "code", "tests": _tests(row, "tests"), "public_tests": public}
+    gold = text(row, *_ANSWER, number=True).rpartition("####")[2].strip()
+    return fields | {"family": "math", "gold": extract_boxed(gold) or gold}
+
+
+def _tests(row: Row, name: str) -> tuple[Test, ...]:
+    tests = row[name]
+    try:
         if isinstance(tests, str):
             tests = _from_json(tests, "field 'tests'") if tests.lstrip()[:1] in ("[", "{") else [tests]
         if isinstance(tests, list) and tests and all(isinstance(test, str) for test in tests):
-            return fields | {"family": "code", "tests": assertions(tests, setup=optional_text(row, "setup"))}
-        return fields | {"family": "code", "tests": program_tests(tests, None)}
-    gold = text(row, *_ANSWER, number=True).rpartition("####")[2].strip()
-    return fields | {"family": "math", "gold": extract_boxed(gold) or gold}
+            return assertions(tests, setup=optional_text(row, "setup"))
+        return program_tests(tests, None)
+    except RowError as error:
+        raise RowError(str(error).replace("field 'tests'", f"field '{name}'")) from None
 
 
 def program_tests(tests: Any, function: str | None) -> tuple[Test, ...]:

@@ -92,6 +92,11 @@ def test_who_trains():
         ({"steps": 5, "source": "collected"}, "any phase before it collects nothing"),
         ({"steps": 5, "flatten": "generator"}, "flatten is for calls from a source"),
         ({"steps": 5, "roles": ["generator"], "policies": ["p1"]}, "trains nothing"),
+        (
+            {"steps": 5, "roles": ["generator/3"]},
+            "phases[0].roles names 'generator/3', and the slots of 'generator' here are 0 to 2",
+        ),
+        ({"steps": 5, "objective": "dpo", "learner": {"loss.kind": "gspo"}}, "both name the loss"),
     ],
 )
 def test_a_phase_that_cannot_be_is_refused_with_the_way_out(phase, message):
@@ -119,6 +124,13 @@ def test_a_phase_of_frozen_roles_trains_nothing():
     lines = refused(("policies.frozen_roles", "aggregator"), phased({"steps": 5, "roles": ["aggregator"]}))
     assert lines == [
         "phases[0] trains nothing: name roles or policies that are not frozen, or leave the phase out"
+    ]
+
+
+def test_a_frozen_slot_that_never_answers_is_refused():
+    lines = refused(("policies.frozen_roles", "generator/2,generator/3"))
+    assert lines == [
+        "policies.frozen_roles names 'generator/3', and the slots of 'generator' here are 0 to 2"
     ]
 
 

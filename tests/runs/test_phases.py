@@ -188,6 +188,10 @@ def test_a_phase_may_begin_at_a_checkpoint_of_another_run_and_be_compared_with_o
     assert bits(stored(tmp_path / "run", 1, trees=("reference",))) == compared != before
     with pytest.raises(FolderError, match=r"must be RUN@STEP with a step of .* there is: 1, 2, 3, 4, 5"):
         phased(base, tmp_path / "other", Phase(1, start=f"{turns}@9"))
+    alone = dataclasses.replace(tiny_config(base).policies, map={"generator": "p0", "aggregator": "p0"})
+    misfit = rf"phases\[1\].start '{turns}@4' does not fit the policies p0: 'policies' p1.* nothing here; take a run"
+    with pytest.raises(FolderError, match=misfit):  # before the first phase
+        phased(base, tmp_path / "other", Phase(1), Phase(1, start=f"{turns}@4"), policies=alone)
     other = tmp_path / "turns"
     shutil.copytree(turns, other)
     phased(base, tmp_path / "third", Phase(1, start=f"{other}@4"), Phase(1))
@@ -212,6 +216,15 @@ def test_draws_go_through_all_tasks_before_one_comes_again(mixed):
     assert len(source.draw(0, 100, 7).bare_episodes) == 32  # all there are
     with pytest.raises(FolderError, match="is no file and no folder of episodes"):
         Collected.of_path(mixed / "nothing")
+
+
+def test_a_source_that_is_no_file_of_episodes_is_refused_before_the_first_phase(base, tmp_path):
+    source = tmp_path / "calls.parquet"
+    source.write_bytes(b"PAR1")
+    with pytest.raises(
+        FolderError, match=r"the calls of a phase: '.*calls.parquet' cannot be read as episodes"
+    ):
+        phased(base, tmp_path / "run", Phase(1), Phase(1, objective="sft", source=str(source)))
 
 
 def test_a_team_is_told_again_by_one_role(base, mixed, tmp_path):

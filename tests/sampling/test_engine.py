@@ -97,8 +97,13 @@ def test_a_stop_string_ends_the_text_where_it_is_complete(params):
         assert stopped.finish_reason == "stop"
         assert stopped.tokens == completion.tokens[:end]
         assert stopped.logprobs == completion.logprobs[:end]
-        least = serve(engine, [dataclasses.replace(request, min_new_tokens=20)])[0]
-        assert 20 <= len(least.tokens) <= 24
+        # Only one that ends with or after the first tokens that are asked for.
+        least = serve(engine, [dataclasses.replace(request, min_new_tokens=end)])[0]
+        assert least == stopped
+        later = text.find(wanted, end - 1)
+        later = later + 2 if later >= 0 else len(text)
+        least = serve(engine, [dataclasses.replace(request, min_new_tokens=end + 1)])[0]
+        assert least.tokens == completion.tokens[:later]
 
 
 def test_stop_strings_work_through_a_tokenizer(params):

@@ -244,6 +244,25 @@ def test_a_generic_file_may_mix_math_and_code(open_set):
     assert len(code) == 20 and code[0].tests[1] == {"call": "inc", "args": [5], "expected": 6}
 
 
+def test_a_generic_row_may_say_more(tmp_path, cache):
+    tests = {"tests": ["assert f(1) == 2"], "public_tests": ["assert f(2) == 3"]}
+    rows = [
+        {"question": "2?", "gold": "2", "level": 3, "meta": {"field": "algebra"}, "id": "x"},
+        {"question": "f?", "level": "hard", **tests},
+    ]
+    jsonl(tmp_path / "test.jsonl", rows)
+    code, math = sorted(load("jsonl", tmp_path, "test", cache=cache), key=lambda task: task.family)
+    assert (math.level, math.meta) == (3, {"field": "algebra", "source_id": "x"})
+    assert (code.level, code.tests, code.public_tests) == (
+        0,
+        ({"call": "f", "args": [1], "expected": 2},),
+        ({"call": "f", "args": [2], "expected": 3},),
+    )
+    jsonl(tmp_path / "test.jsonl", [{**rows[1], "public_tests": 3}])
+    with pytest.raises(DataError, match="field 'public_tests' is int, not a list of tests"):
+        load("jsonl", tmp_path, "test", cache=cache)
+
+
 def test_val_follows_the_seed_and_test_never_moves(open_set):
     ids = lambda split, **settings: [task.id for task in open_set("dapo_math", split, **settings)]
     assert ids("val", seed=1) == ids("val", seed=1) != ids("val", seed=2)
