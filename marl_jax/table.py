@@ -281,6 +281,12 @@ class Table:
         ragged = dict.fromkeys(("prompt", "tokens", "logprobs", "kept", "spoken"))
         return self.replace(**dict.fromkeys(TEXTS, ()), bare_episodes=(), **ragged)
 
+    def need(self, **columns: str) -> None:
+        """Refuse a table without these columns, {column: the function that adds it}."""
+        for column, adds in columns.items():
+            if getattr(self, column) is None:
+                raise ValueError(f"the table has no column {column!r}: {adds}() adds it")
+
     def need_episodes(self) -> None:
         """Refuse a table of `make`, whose calls belong to no episodes."""
         if len(self) and not self.bare_episodes:

@@ -93,6 +93,15 @@ def mean(values: Collection[float]) -> float:
 # ---------------------------------------------------------------- the conditions
 
 
+def _at_least(value: float, limit: float) -> bool:
+    """Whether a limit is reached: 0.3 - 0.1 is a rise of 0.2, whatever is left of rounding."""
+    return value >= limit - 1e-9 * abs(limit)
+
+
+def _at_most(value: float, limit: float) -> bool:
+    return _at_least(-value, -limit)
+
+
 def _one_choice(past: History, limits: Limits) -> Found:
     """The share of the commonest choice of a role's calls, and their balanced accuracy."""
     for role in past.names("choice/([^/]+)/commonest"):
@@ -104,7 +113,8 @@ def _one_choice(past: History, limits: Limits) -> Found:
         balanced = past.last(f"choice/{role}/balanced_accuracy")
         if balanced:
             evidence["balanced_accuracy"] = mean(balanced)
-        if share >= limits["share"] and evidence.get("balanced_accuracy", 1.0) <= limits["balanced"]:
+        balanced_low = _at_most(evidence.get("balanced_accuracy", 1.0), limits["balanced"])
+        if _at_least(share, limits["share"]) and balanced_low:
             yield role, evidence
 
 
@@ -112,7 +122,7 @@ def _calls(past: History, limits: Limits) -> Found:
     ends = [past.ends(key) for key in ("calls", "episodes")]
     if all(ends) and all(ends[1]):  # type: ignore[arg-type]
         before, now = (calls / episodes for calls, episodes in zip(*ends))  # type: ignore[arg-type]
-        if before and (now <= limits["low"] * before or now >= limits["high"] * before):
+        if before and (_at_most(now, limits["low"] * before) or _at_least(now, limits["high"] * before)):
             yield "", {"before": before, "now": now}
 
 
@@ -123,8 +133,8 @@ def _left(key: str) -> Callable[[History, Limits], Found]:
         for role, before, now in _by_role(past, key):
             if before == 0:  # it has no share and no multiple
                 continue
-            low = now <= limits["low"] * before and now <= limits.get("floor", math.inf)
-            if low or now >= limits["high"] * before:
+            low = _at_most(now, limits["low"] * before) and now <= limits.get("floor", math.inf)
+            if low or _at_least(now, limits["high"] * before):
                 yield role, {"before": before, "now": now}
 
     return find
@@ -135,7 +145,7 @@ def _risen(key: str) -> Callable[[History, Limits], Found]:
 
     def find(past: History, limits: Limits) -> Found:
         for role, before, now in _by_role(past, key):
-            if now - before >= limits["rise"]:
+            if _at_least(now - before, limits["rise"]):
                 yield role, {"before": before, "now": now}
 
     return find
@@ -145,7 +155,7 @@ def _copying(past: History, limits: Limits) -> Found:
     for role, before, now in _by_role(past, "copied/{}"):
         length = past.last(f"role/{role}/length")
         long = length and mean(length) >= limits["tokens"]
-        if long and now >= limits["share"] and now - before >= limits["rise"]:
+        if long and _at_least(now, limits["share"]) and _at_least(now - before, limits["rise"]):
             yield role, {"before": before, "now": now}
 
 
@@ -157,7 +167,7 @@ def _capture(past: History, limits: Limits) -> Found:
             if last and (share := mean(last)) > 0:  # a role that does not train here competes with nobody
                 shares[role] = share
         role = max(shares, key=lambda name: shares[name], default="")
-        if len(shares) > 1 and shares[role] >= limits["share"]:
+        if len(shares) > 1 and _at_least(shares[role], limits["share"]):
             yield policy, {"role": role, "share": shares[role]}
 
 
@@ -171,10 +181,11 @@ def _nothing_to_learn(past: History, limits: Limits) -> Found:
             past.last(f"groups/{role}/{name}") for name in ("groups", "singletons", "zero_variance")
         )
         reward = past.last("reward")
-        if not groups or not all(idle) or not sum(groups) or (reward and mean(reward) >= limits["solved"]):
+        solved = reward and _at_least(mean(reward), limits["solved"])
+        if not groups or not all(idle) or not sum(groups) or solved:
             continue
         share = sum(map(sum, idle)) / sum(groups)
-        if share >= limits["share"]:
+        if _at_least(share, limits["share"]):
             yield role, {"share": share, "groups": sum(groups)}
 
 
@@ -186,7 +197,7 @@ def _below_base(past: History, limits: Limits) -> Found:
 
 def _paid_for_less(past: History, limits: Limits) -> Found:
     fall = _change(past, "reward")
-    if fall is None or fall[0] > -limits["fall"] or fall[1] > -limits["errors"]:
+    if fall is None or not _at_most(fall[0], -limits["fall"]) or fall[1] > -limits["errors"]:
         return
     for role in past.names("reward/([^/]+)"):
         rise = _change(past, f"reward/{role}")
@@ -206,7 +217,7 @@ def _change(past: History, key: str) -> tuple[float, float] | None:
 
 def _apart(past: History, limits: Limits) -> Found:
     for role in past.names("role/([^/]+)/chi2"):
-        if (last := past.last(f"role/{role}/chi2")) and mean(last) >= limits["chi2"]:
+        if (last := past.last(f"role/{role}/chi2")) and _at_least(mean(last), limits["chi2"]):
             yield role, {"chi2": mean(last)}
 
 

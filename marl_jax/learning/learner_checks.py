@@ -45,6 +45,4 @@ def check_learnable(
         )
     if absent := sorted({*policies} - {*states}):
         raise ValueError(f"policies {absent} have no state: take it from `init`")
-    for column, adds in {"reward": "rewards.credit.with_rewards", "advantage": "with_advantages"}.items():
-        if getattr(rows, column) is None:
-            raise ValueError(f"the table has no column {column!r}: {adds}() adds it")
+    rows.need(reward="rewards.with_rewards", advantage="learning.with_advantages")

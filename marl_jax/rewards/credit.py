@@ -64,8 +64,13 @@ def with_rewards(table: Table, credit: Credit, leaves: str = "mean") -> Table:
     A credit sees paths, as episodes without forks. Where a call is on several, each of its components is a function of
     theirs (see `rewards.leaves`).
     """
+    function_of(leaves)  # a bad name is refused, whether there are forks or not
     flat, rows = table.paths()
     components = credit(flat)
+    if odd := [name for name, part in components.items() if np.shape(part) != (len(flat),)]:
+        raise CreditError(
+            f"component {odd[0]!r} of the credit is no array of {len(flat)} numbers, one for each call"
+        )
     if flat is not table:
         components = {name: over_leaves(part, rows, len(table), leaves) for name, part in components.items()}
     xp = namespace(table)
@@ -83,7 +88,7 @@ def namespace(table: Table) -> Any:
 
 def outcome(table: Table) -> Components:
     """The reward of every call is the grade of the workflow's answer."""
-    return {"outcome": _of_sound(table, table.outcome)}
+    return {"outcome": _of_sound(table, _outcome(table))}
 
 
 def voting_rubric(table: Table) -> Components:
@@ -111,7 +116,7 @@ def voting_rubric(table: Table) -> Components:
     pick = xp.where(picker, xp.where(known, 2 * value - 1, 0.0), xp.where(ruled, xp.nan, xp.inf))
     return {
         "own": of_voters(0.5 * right),
-        "final": of_voters(0.5 * (table.outcome >= RIGHT)),
+        "final": of_voters(0.5 * (_outcome(table) >= RIGHT)),
         "wrong": of_voters(-1.0 * (table.readable & ~right)),
         "pick": _of_sound(table, pick),
     }
@@ -130,7 +135,7 @@ def team_and_local(alpha: float) -> Credit:
     def credit(table: Table) -> Components:
         value, known = own_work(table)
         local = namespace(table).where(known, value, 0.0)
-        return {"team": _of_sound(table, alpha * table.outcome), "local": _of_sound(table, local)}
+        return {"team": _of_sound(table, alpha * _outcome(table)), "local": _of_sound(table, local)}
 
     return credit
 
@@ -208,7 +213,7 @@ def own_work(table: Table) -> tuple[Any, Any]:
 
     kinds = [table.kind == kind for kind in (SOLVER, JUDGE, PICKER, PLANNER, TEAM)]
     always = xp.ones_like(picked)
-    values = (table.grade, 1.0 * (table.choice == judged), 1.0 * picked, led, table.outcome)
+    values = (table.grade, 1.0 * (table.choice == judged), 1.0 * picked, led, _outcome(table))
     possible = (always, any_solved, right.any(axis=1), always, always)
     value, known = xp.zeros(len(table)), ~always
     # Not `select`: under jit its argmax of float64 programs cannot be lowered.
@@ -237,6 +242,7 @@ def shown(table: Table) -> tuple[Any, Any]:
 
 def _shown(table: Table) -> tuple[Any, Any, Any]:
     """The same behind their rows, of a table without forks."""
+    table.need(grade="rewards.grade")
     xp = namespace(table)
     if xp is np and table.bare_episodes:
         first = np.searchsorted(table.episode, table.episode)
@@ -291,7 +297,7 @@ def make_credit(config: CreditConfig) -> Credit:
     elif config.name in NAMED:
         parts = [NAMED[config.name]]
     elif is_own(config.name):
-        parts = [load_credit(config.name)]
+        parts = [load_credit(config.name, config.batch)]
     else:
         known = ", ".join([*NAMED, "team_and_local"])
         raise ValueError(f"credit {config.name!r} is unknown; use {known}, or your own as 'module:function'")
@@ -303,34 +309,51 @@ def make_credit(config: CreditConfig) -> Credit:
     return combine(*parts) if len(parts) > 1 else parts[0]
 
 
-def load_credit(name: str) -> Credit:
+def load_credit(name: str, batch: Literal["task", "step"] = "task") -> Credit:
     """A user's function, `module:function`, with its result checked.
 
-    It receives the graded episodes that ended without an error and returns, per episode, one number for all of its
-    calls, or one number or {component: number} per call. It may be slow: in a run it is called on a thread, see
-    `rewards.background_credit`.
+    It receives the graded episodes of a problem that ended without an error (with a batch of "step" those of all
+    problems) and returns, per episode, one number for all of its calls, or one number or {component: number} per call.
+    It may be slow: in a run it is called on a thread, see `rewards.background_credit`.
     """
-    return by_episodes(own_function(name, "credit"), f"credit {name!r}")
+    return by_episodes(own_function(name, "credit"), f"credit {name!r}", batch)
 
 
-def by_episodes(function: Callable[[list[Episode]], Any], who: str = "the credit function") -> Credit:
-    """A function of graded episodes as a credit; its errors become one line, with the place."""
+def by_episodes(
+    function: Callable[[list[Episode]], Any],
+    who: str = "the credit function",
+    batch: Literal["task", "step"] = "task",
+) -> Credit:
+    """A function of graded episodes as a credit, called for each problem, or with all episodes of a table at once.
+
+    Its errors become one line, with the place.
+    """
     given = functools.partial(called, function, who, CreditError)
 
-    def credit(table: Table) -> Components:
-        if table.forked:
-            raise CreditError("a credit sees paths, and this table has episodes that fork: use with_rewards")
-        sound = [one for one in table.episodes() if one.error is None]
+    def earned_by(sound: list[Episode]) -> list[list[dict[str, float]]]:
         handed = [*sound]
-        result = given(handed) if sound else []
+        result = given(handed)
         if [*map(id, handed)] != [*map(id, sound)]:
             raise CreditError(
                 f"{who} changed the list of episodes that it was given; sort or shorten a copy of it"
             )
-        earned = [parts for calls in _checked(result, sound, who) for parts in calls]
+        return _checked(result, sound, who)
+
+    def credit(table: Table) -> Components:
+        if table.forked:
+            raise CreditError("a credit sees paths, and this table has episodes that fork: use with_rewards")
+        together: dict[str, list[int]] = {}
+        sound = [one for one in table.episodes() if one.error is None]
+        for number, one in enumerate(sound):
+            together.setdefault(one.task.id if batch == "task" else "", []).append(number)
+        earned: dict[int, list[dict[str, float]]] = {}
+        for numbers in together.values():
+            earned.update(zip(numbers, earned_by([sound[number] for number in numbers])))
         rows = np.flatnonzero(table.sound)
         components: dict[str, np.ndarray] = {}
-        for row, parts in zip(rows, earned, strict=True):
+        for row, parts in zip(
+            rows, (parts for number in range(len(sound)) for parts in earned[number]), strict=True
+        ):
             for name, value in parts.items():
                 components.setdefault(name, np.full(len(table), np.nan))[row] = value
         return components
@@ -339,6 +362,11 @@ def by_episodes(function: Callable[[list[Episode]], Any], who: str = "the credit
 
 
 # --- details --------------------------------------------------------------------------------------------------
+
+
+def _outcome(table: Table) -> Any:
+    table.need(outcome="rewards.grade")
+    return table.outcome
 
 
 def _added(xp: Any, count: int, rows: Any, values: Any) -> Any:

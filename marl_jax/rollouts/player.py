@@ -10,7 +10,7 @@ A run makes its player of its configuration (`runs.loading.play`), a notebook ma
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ class Player:
 
     def play(
         self,
-        tasks: Sequence[Task],
+        tasks: Iterable[Task],
         *,
         samples: int = 1,
         step: int = 0,
@@ -95,7 +95,7 @@ class Player:
 
         `finished` is called with each episode as it ends, while others are still sampled: to begin with its grading.
         """
-        last = Progress(0)
+        tasks, last = list(tasks), Progress(0)
 
         def watch(done: Progress) -> None:
             nonlocal last
@@ -173,6 +173,8 @@ def player_for(
       dtype: of the weights that answer; None: as the base is stored. What learns is float32, see `Player.start`.
     """
     workflow = find(workflow) if isinstance(workflow, str) else workflow
+    if not isinstance(workflow, Workflow):
+        raise TypeError(f"workflow is {workflow!r:.80}: decorate its function with @workflow(roles=...)")
     policies = shared(workflow.roles) if policies is None else policies
     try:
         validate_map(policies, workflow.roles)

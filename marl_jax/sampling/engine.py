@@ -284,6 +284,10 @@ class Engine:
         return fed
 
     def _prefill(self, group: list[Feed], chunk: int) -> jax.Array:
+        if any(jax.tree.leaves(tree)[0].is_deleted() for tree in (self._params, self._adapters) if tree):
+            raise RuntimeError(
+                "an update took the memory of the weights that answer: hand the new ones to update()"
+            )
         size = self.settings.prefill_rows(chunk)
         rows, starts = np.full(size, NOWHERE, np.int32), np.zeros(size, np.int32)
         tokens, adapters = np.zeros((size, chunk), np.int32), np.full(size, -1, np.int32)

@@ -113,6 +113,21 @@ def test_times_are_never_read():
     assert past.names("(.*)") == ["step", "role/judge/entropy"]
 
 
+@pytest.mark.parametrize(
+    ("columns", "alarm"),
+    [
+        ({"role/judge/unreadable_share": [0.1, *[0.3] * 5]}, "readability"),
+        ({"role/judge/unreadable_share": [0.1, *[0.2999] * 5]}, None),
+        ({**FLAT, "reward": 0.9499}, "nothing to learn"),
+        ({**FLAT, "reward": 0.95}, None),
+        ({"reward": [*[0.6] * 3, *[0.5] * 3], "reward/judge": [*[0.1] * 3, *[0.2] * 3]}, "paid for less"),
+        ({"reward": [*[0.6] * 3, *[0.51] * 3], "reward/judge": [*[0.1] * 3, *[0.2] * 3]}, None),
+    ],
+)
+def test_a_limit_that_is_met_but_for_rounding_is_met(columns, alarm):
+    assert [name for name, *_ in told(judge(rows(6, **columns)))] == ([alarm] if alarm else [])
+
+
 def test_a_number_that_began_at_zero_has_no_multiple():
     assert told(judge(rows(6, **{"role/judge/entropy": 0.0, "role/judge/length": [0, 9, 9, 9, 9, 9]}))) == []
 

@@ -150,3 +150,8 @@ def test_a_penalty_of_before_is_not_paid_again():
     fresh, _ = with_advantages(TABLE, AdvantageConfig(estimator="dr_grpo"))
     assert paid.penalty.tolist() == [-1.0] * 6 and again.penalty is None
     assert again.advantage.tolist() == fresh.advantage.tolist()
+
+
+def test_a_table_without_rewards_is_told_what_adds_them():
+    with pytest.raises(ValueError, match=r"has no column 'reward': rewards.with_rewards\(\) adds it"):
+        with_advantages(TABLE.replace(reward=None), AdvantageConfig())

@@ -1,5 +1,6 @@
 """Credit by hand: what every role of every workflow earns for what happened in an episode."""
 
+import dataclasses
 import math
 import sys
 import types
@@ -434,6 +435,29 @@ def test_a_function_without_a_name_is_a_credit_too():
     assert earned(combine(credit, outcome), *TWO) == [[1.5] * 3, [0, 0]]
     with pytest.raises(CreditError, match="the credit function returned 0 items for 2 episodes"):
         earned(by_episodes(lambda graded: []), *TWO)
+
+
+def test_a_function_of_episodes_sees_a_problem_at_a_time_or_all_at_once():
+    other = dataclasses.replace(TASK, id="other")
+    episodes = [TWO[0], dataclasses.replace(TWO[1], task=other), dataclasses.replace(TWO[1], sample=1)]
+    most = lambda graded: [max(one.outcome for one in graded)] * len(graded)
+    size = lambda graded: [len(graded)] * len(graded)
+    assert earned(by_episodes(most), *episodes) == [[1.0] * 3, [0.0] * 2, [1.0] * 2]
+    assert earned(by_episodes(size), *episodes) == [[2.0] * 3, [1.0] * 2, [2.0] * 2]
+    assert earned(by_episodes(size, batch="step"), *episodes) == [[3.0] * 3, [3.0] * 2, [3.0] * 2]
+
+
+def test_a_table_that_lacks_something_is_told_what_adds_it():
+    bare = Table.of([*TWO])
+    for credit in (outcome, voting_rubric, own_correctness, team_and_local(1.0)):
+        with pytest.raises(ValueError, match=r"has no column '(grade|outcome)': rewards.grade\(\) adds it"):
+            with_rewards(bare, credit)
+    with pytest.raises(ValueError, match="leaves are 'median'"):
+        with_rewards(graded(*TWO), outcome, leaves="median")
+    with pytest.raises(
+        CreditError, match="component 'own' of the credit is no array of 5 numbers, one for each"
+    ):
+        with_rewards(graded(*TWO), lambda table: {"own": np.zeros(3)})
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import types
 
+import jax
 import numpy as np
 import pytest
 from fake_engine import TOKENIZER, FakeEngine
@@ -39,6 +40,17 @@ def sometimes(task, prompts, *, broken=("t1",)):
 @workflow(roles=("generator",), families=("math",))
 def mute(task, prompts):
     yield Call("generator", prompts.generator(question=task.question))
+
+
+def test_a_function_that_is_no_workflow_and_data_that_are_not_there_are_told():
+    with pytest.raises(
+        TypeError, match=r"workflow is <function .*: decorate its function with @workflow\(roles"
+    ):
+        player_for(lambda task, prompts: None, "configs/bases/micro-xs")
+    with pytest.raises(
+        ValueError, match="there is no procedural data 'micro_mth': did you mean 'micro_math'"
+    ):
+        next(micro.take("micro_mth", "train", 1))
 
 
 ALL = tuple(task.id for task in TASKS)
@@ -98,6 +110,15 @@ def test_one_call_builds_all_that_a_workflow_needs_and_new_weights_are_served(ba
     assert changed.text[:3] != first.text[:3]  # the generators' policy is another one
     with pytest.raises(ValueError, match="trees lacks the policy 'p1'; it has: p0"):
         playing.update({"p0": other["p0"]})
+
+
+def test_weights_that_an_update_took_are_told(base):
+    playing = player_for(voting, base, max_prompt=64, lanes=8)
+    trees, tasks = playing.start(), micro.take("micro_math", "train", 1, levels=(1,))
+    playing.update(trees)
+    jax.tree.map(lambda leaf: leaf.delete(), trees)  # as a donation does
+    with pytest.raises(RuntimeError, match=r"took the memory of the weights that answer: hand the new ones"):
+        playing.play(tasks)
 
 
 def test_weights_to_learn_from_are_fresh_at_every_call(base):

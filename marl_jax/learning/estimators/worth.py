@@ -100,11 +100,12 @@ def with_advantages(
     table: Table, config: AdvantageConfig, presets: Presets | None = None
 ) -> tuple[Table, dict[str, GroupCounts]]:
     """The table with its advantages, and per role the groups that cannot teach it; calls without tokens have none."""
+    if not len(table):
+        return table.replace(advantage=np.zeros(0), group=np.zeros(0, np.int32)), {}
+    table.need(reward="rewards.with_rewards")
     if not (table.length > 0).all():
         some, counts = with_advantages(table.take(table.length > 0), config, presets)
         return _spread(table, some), counts
-    if not len(table):
-        return table.replace(advantage=np.zeros(0), group=np.zeros(0, np.int32)), {}
     ids = group_column(table, config, presets)
     rewards, penalty = table.reward, None
     if config.overlong is not None:
