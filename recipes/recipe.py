@@ -33,7 +33,7 @@ from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.policies import SamplingSettings
 from marl_jax.rollouts import read_episodes
-from marl_jax.runs.evaluation import outcomes
+from marl_jax.runs.evaluation import outcomes, values
 from marl_jax.table import Table
 from marl_jax.task import Family
 
@@ -48,6 +48,7 @@ class Trained:
 
     table: Table  # graded episodes of the test problems
     samples: int = 1  # episodes of each
+    by_metric: bool = False  # whether outcomes are those of `evaluation.metric`
     base: Table | None = None  # the same by the policies as they began
     # The same in further evaluations, by name.
     also: Mapping[str, Table] = dataclasses.field(default_factory=dict)
@@ -179,8 +180,9 @@ def mean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def accuracy(trained: Trained) -> list[float]:
-    """The share of right answers to each problem; of episodes that fork, of right paths."""
-    return outcomes(trained.table, trained.samples).mean(axis=1).tolist()
+    """The share of right answers to each problem, or what the metric gives; of episodes that fork, of right paths."""
+    worth = values if trained.by_metric else outcomes
+    return worth(trained.table, trained.samples).mean(axis=1).tolist()
 
 
 def tokens(trained: Trained) -> float:

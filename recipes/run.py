@@ -4,8 +4,8 @@
 
 The runs are ROOT/NAME/seed-N/ARM; the same command goes on where it was stopped. All arms of a seed are compared at the
 tokens that the thriftiest of them sampled: of each, at its last checkpoint up to there. The numbers are in
-results/recipes/NAME.json, `python -m recipes.report` makes the tables of docs/recipes.md of them. With --arms they are
-printed and not kept, since arms are compared at the tokens of all.
+results/recipes/NAME.json, `python -m recipes.report` makes the tables of docs/recipes.md of them; those of one's own
+recipe are in ROOT/MODULE.json. With --arms they are printed and not kept, since arms are compared at the tokens of all.
 """
 
 import io
@@ -23,6 +23,7 @@ from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.errors import RunError
 from marl_jax.fields import nearest, to_json
 from marl_jax.rewards.grading import Grader, grade
+from marl_jax.rewards.own_metric import load_metric, with_metric
 from marl_jax.run_folder import folder as run_folder
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import write_atomically
@@ -33,7 +34,7 @@ from marl_jax.runs.loading.stored import policies_at
 from marl_jax.table import Table
 from marl_jax.terminal.live import Live
 from marl_jax.user_cache import machine
-from recipes.recipe import COMMON, Measure, Recipe, Trained, changed, find
+from recipes.recipe import COMMON, Measure, Recipe, Trained, changed, find, names
 
 RESULTS = Path(__file__).parents[1] / "results" / "recipes"
 SAMPLES = 2  # episodes of each test problem
@@ -75,7 +76,9 @@ def played(config: RunConfig, folder: Path, step: int) -> Table:
     table = player.play(
         tasks, samples=SAMPLES, step=EVALUATION_NOISE, seed=config.seed, finished=grader.start
     )
-    return grade(table, grader)
+    metric = config.evaluation.metric
+    graded = grade(table, grader)
+    return graded if metric is None else with_metric(graded, load_metric(metric))
 
 
 def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> dict[str, dict[str, Any]]:
@@ -92,6 +95,7 @@ def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> di
         one = Trained(
             table=table,
             samples=SAMPLES,
+            by_metric=asked.evaluation.metric is not None,
             base=base,
             also={name: played(changed(asked, more), root / arm, step) for name, more in recipe.also.items()},
             lines=lines[arm][:step],
@@ -102,7 +106,7 @@ def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> di
             "seconds": round(sum(line["time/wall"] for line in lines[arm]), 1),
             "sampled": int(spent[arm][step - 1]) if step else 0,
             "values": _measured({**COMMON, **recipe.measures}, one),
-            "base": _measured(COMMON, Trained(base, SAMPLES)),
+            "base": _measured(COMMON, Trained(base, SAMPLES, one.by_metric)),
         }
     return found
 
@@ -120,8 +124,9 @@ def of_arm(recipe: Recipe, arm: str, place: Path, seed: int) -> RunConfig:
 def run(
     name: str, seeds: int, root: Path, arms: Sequence[str] = (), results: Path = RESULTS
 ) -> dict[str, Any]:
-    """Train and compare, seed by seed; what is known after each is written."""
+    """Train and compare, seed by seed; what is known after each is written, of one's own recipe beside its runs."""
     recipe = find(name)
+    written = (results if name in names() else root) / f"{name}.json"
     for arm in arms:
         if arm not in recipe.arms:
             raise ConfigError([f"--arms: '{arm}' is no arm of {name}{nearest(arm, recipe.arms)}"])
@@ -145,8 +150,8 @@ def run(
         record["runs"].append(found)
         record["seconds"] = round(sum(one["seconds"] for run in record["runs"] for one in run.values()), 1)
         if not arms:
-            results.mkdir(parents=True, exist_ok=True)
-            write_atomically(results / f"{name.rpartition('.')[2]}.json", json.dumps(record) + "\n")
+            written.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(written, json.dumps(record) + "\n")
         shown = {
             arm: {n: v if v is None else round(float(np.mean(v)), 4) for n, v in one["values"].items()}
             for arm, one in found.items()

@@ -21,7 +21,7 @@ from marl_jax.rewards.own_metric import Metric, with_metric
 from marl_jax.study.intervals import bootstrap, paired_bootstrap, pass_at_k, wilson
 from marl_jax.table import KINDS, SOLVER, VERDICTS, Table
 
-__all__ = ["any_right", "by_role", "outcomes", "summary"]
+__all__ = ["any_right", "by_role", "outcomes", "summary", "values"]
 
 
 def outcomes(table: Table, samples: int) -> np.ndarray:
@@ -54,9 +54,8 @@ def summary(
     With a `metric` the accuracy is the mean of its values, and an episode of value 0.5 or more counts as right.
     """
     table = table if metric is None else with_metric(table, metric)
-    worth = right = outcomes(table, samples)
-    if metric is not None:
-        worth = np.array([bare.outcome for bare in table.bare_episodes]).reshape(right.shape)
+    right = outcomes(table, samples)
+    worth = right if metric is None else values(table, samples)
     binary = samples == 1 and not table.forked and np.isin(worth, (0, 1)).all()
     interval = wilson(int(worth.sum()), worth.size) if binary else bootstrap(worth)
     per_problem = worth.mean(axis=1)
@@ -76,6 +75,11 @@ def summary(
         "errors": sum(bare.error is not None for bare in table.bare_episodes),
         "per_problem": per_problem.tolist(),
     }
+
+
+def values(table: Table, samples: int) -> np.ndarray:
+    """Float[problems, samples]: what a metric has made of each episode."""
+    return np.array([bare.outcome for bare in table.bare_episodes]).reshape(-1, samples)
 
 
 def any_right(table: Table) -> np.ndarray:

@@ -23,6 +23,7 @@ from typing import Any, overload
 
 import numpy as np
 import tensorflow_datasets as tfds
+import tree
 from absl import logging
 from tensorflow_datasets.core import shuffle
 from tensorflow_datasets.core.download.util import DownloadError
@@ -32,6 +33,9 @@ from marl_jax.tasks.row_files import DataError
 from marl_jax.tasks.task_checks import mark
 
 __all__ = ["Download", "Rows", "TaskBuilder", "Tasks", "builder_class", "prepare", "read", "sizes"]
+
+if not hasattr(tree, "map_structure"):  # tensorflow_datasets fails at its first use
+    raise DataError(f"'{tree.__file__}' hides the package 'tree' (dm-tree) that reads data sets: rename it")
 
 VERSION = "1.0.0"
 Rows = Iterator[tuple[int, Task | DataError]]  # row number from 0, and its task, or why the row is skipped

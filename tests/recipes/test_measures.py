@@ -310,3 +310,11 @@ def test_accuracy_and_tokens_are_means_over_episodes():
     made = [episode(call("generator"), outcome=o, sample=i) for i, o in enumerate((1, 0, 1))]
     table = table_of(*made, episode(call("generator"), call("generator", tokens=9), outcome=1.0, sample=3))
     assert accuracy(Trained(table, samples=2)) == [0.5, 1.0] and tokens(Trained(table)) == 21 / 4
+
+
+def test_the_accuracy_of_a_recipe_is_by_its_metric_where_it_has_one():
+    made = table_of(*(episode(call("solver"), sample=i) for i in range(4)))
+    worth = [dataclasses.replace(one, outcome=x) for one, x in zip(made.bare_episodes, (0.0, 0.25, 0.5, 1.0))]
+    made = made.replace(bare_episodes=tuple(worth))
+    assert accuracy(Trained(made, 2)) == [0.0, 1.0]  # from a half on right
+    assert accuracy(Trained(made, 2, by_metric=True)) == [0.125, 0.75]

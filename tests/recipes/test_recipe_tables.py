@@ -9,6 +9,7 @@ import pytest
 from marl_jax import fields
 from marl_jax.config.run_config import ConfigError
 from recipes import report
+from recipes import run as runner
 from recipes.recipe import Claim, find, names
 from recipes.run import run
 
@@ -102,3 +103,13 @@ def test_an_arm_that_does_not_exist_is_refused_before_anything_is_trained(tmp_pa
     with pytest.raises(ConfigError, match="'agents' is no arm of dr_mas"):
         run("dr_mas", 1, tmp_path, ["agents"])
     assert not list(tmp_path.iterdir())
+
+
+def test_the_numbers_of_a_recipe_of_ones_own_are_beside_its_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "trained", lambda config, folder: None)
+    one = {"step": 1, "seconds": 1.0, "sampled": 1, "values": {}, "base": {}}
+    monkeypatch.setattr(runner, "compared", lambda recipe, configs, root: dict.fromkeys(configs, one))
+    run("examples.own_recipe", 1, tmp_path, results=tmp_path / "kept")
+    assert [path.name for path in tmp_path.iterdir()] == ["examples.own_recipe.json"]
+    run("dr_mas", 1, tmp_path, results=tmp_path / "kept")
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["dr_mas.json"]

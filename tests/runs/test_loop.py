@@ -157,7 +157,10 @@ def test_problems_of_val_that_are_learned_from_are_told(base, tmp_path):
     said = io.StringIO()
     with Live(0, ("generator", "aggregator"), said) as live:
         loop.train(own_data(base, sums, steps=0), tmp_path / "run", live=live)
-    assert "'test_loop:sums': 2 of the 4 problems of val are in train, too" in said.getvalue()
+    assert (
+        "'test_loop:sums': 2 of the 4 problems of val have a question that is in train, too"
+        in said.getvalue()
+    )
     assert "(the first is 'val/3')" in said.getvalue()
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import http.server
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -421,3 +422,16 @@ logging.warning("said by logging")
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
     )
     assert [line.split(":")[-1] for line in done.stderr.splitlines()] == ["said by absl", "said by logging"]
+
+
+def test_a_module_that_hides_a_package_of_the_data_sets_is_told(tmp_path):
+    (tmp_path / "tree.py").write_text("")
+    child = "from marl_jax.tasks import load\nload('micro_math', size=1)"
+    done = subprocess.run(
+        [sys.executable, "-c", child],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+    )
+    assert f"'{tmp_path}/tree.py' hides the package 'tree' (dm-tree)" in done.stderr

@@ -263,8 +263,8 @@ def shared_problems(config: DataConfig, split: str, tasks: Sequence[Task], train
     if not both:
         return ""
     return (
-        f"data set '{config.name}': {len(both)} of the {len(tasks)} problems of {split} are in train, too "
-        f"(the first is {tasks[both[0]].id!r}): accuracy on them is not that on new problems"
+        f"data set '{config.name}': {len(both)} of the {len(tasks)} problems of {split} have a question that is in "
+        f"train, too (the first is {tasks[both[0]].id!r}): accuracy on them is not that on new problems"
     )
 
 
