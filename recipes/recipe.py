@@ -39,6 +39,7 @@ from marl_jax.task import Family
 
 __all__ = ["Claim", "Recipe", "Trained", "changed", "find", "mean", "micro", "names", "over_problems", "part"]
 
+RESULTS = Path(__file__).parents[1] / "results" / "recipes"
 Values = float | Sequence[float]  # one number, or one for each test problem
 
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from marl_jax.commands import cli
 from marl_jax.study.intervals import Interval, over_runs, over_seeds
-from recipes.recipe import Claim, Recipe, find, names
-from recipes.run import RESULTS
+from recipes.recipe import RESULTS, Claim, Recipe, find, names
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {"recipes.md": ("Claims", "Runs", "Not run"), "recipe-arms.md": ("Arms",)}  # {page: its tables}

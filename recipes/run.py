@@ -34,9 +34,8 @@ from marl_jax.runs.loading.stored import policies_at
 from marl_jax.table import Table
 from marl_jax.terminal.live import Live
 from marl_jax.user_cache import machine
-from recipes.recipe import COMMON, Measure, Recipe, Trained, changed, find, names
+from recipes.recipe import COMMON, RESULTS, Measure, Recipe, Trained, changed, find, names
 
-RESULTS = Path(__file__).parents[1] / "results" / "recipes"
 SAMPLES = 2  # episodes of each test problem
 
 FLAGS = flags.FLAGS

@@ -32,8 +32,9 @@ class Stop:
     time to save: a third thread hears signals meanwhile.
     """
 
-    def __init__(self, patience: float | None = None) -> None:
-        self.asked = False
+    def __init__(self, patience: float | None = None, heard: Callable[[], object] = lambda: None) -> None:
+        """`heard` is called in the first signal's handler."""
+        self.asked, self._heard = False, heard
         self.farewell: Callable[[], None] = lambda: None
         self.patience = patience
         self._heeded = threading.Event()
@@ -97,6 +98,7 @@ class Stop:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
+        self._heard()
         hosts.tell_stop()
         self._give_back()
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import enum
 import fnmatch
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from marl_jax.runs.stopping import Stop
 
 __all__ = ["Job", "Kind", "State", "check", "end_running", "in_cells", "make_jobs", "state", "work"]
 
+MOST_RUNS = 100_000  # of a matrix; each is looked at before the first begins
 Texts = Sequence[tuple[str, str | None]]
 
 
@@ -121,6 +123,11 @@ def make_jobs(
                 wrong.setdefault(problem, []).append(name)
     if wrong:
         raise ConfigError([in_cells(problem, some, names) for problem, some in wrong.items()])
+    most = max(seeds, *(config.seeds for config in configs.values()))
+    if most * len(configs) > MOST_RUNS:
+        raise ConfigError(
+            [f"{len(configs)} cells and {most} seeds are more than {MOST_RUNS} runs: ask for fewer seeds"]
+        )
     return [
         Job(
             f"{file}:{name}",
@@ -129,7 +136,7 @@ def make_jobs(
             root / name / f"seed-{config.seed + more}",
             accept_changes,
         )
-        for more in range(max(seeds, *(config.seeds for config in configs.values())))
+        for more in range(most)
         for name, config in configs.items()
         if more < max(seeds, config.seeds)
     ]
@@ -260,13 +267,18 @@ def work(jobs: Sequence[Job], samples: int, say: Callable[[str], None]) -> list[
     `samples` episodes of every test problem are played by the final and the best policies; 0: none. A job that
     another process is at is left to it.
     """
-    trouble = []
-    with Stop() as stop:
-        for number, job in enumerate(jobs, 1):
+    trouble, busy = list[str](), list[tuple[int, Job]]()
+    with Stop(heard=_ask_running) as stop:
+        # Those that another process is at are looked at again when all others are done.
+        for number, job in itertools.chain(enumerate(jobs, 1), busy):
+            again = (number, job) in busy
             try:
                 with _taken(job) as mine:
                     found = state(job) if mine else State(Kind.IN_USE)
                     say(f"[{number}/{len(jobs)}] {job.name}: {found}")
+                    if found.kind is Kind.IN_USE and not again:
+                        busy.append((number, job))
+                        continue
                     trouble += [f"{job.name}: {text}" for text in _do(job, found, samples, stop)]
             except FolderError as error:
                 trouble.append(f"{job.name}: {error}")
@@ -308,13 +320,22 @@ def _taken(job: Job) -> Iterator[bool]:
         yield owner is None
 
 
-_running: list[subprocess.Popen[bytes]] = []  # the one under way
+_running: list[
+    subprocess.Popen[bytes]
+] = []  # the one under way, until it is asked to stop: a second time would end it
+
+
+def _ask_running() -> list[subprocess.Popen[bytes]]:
+    asked = []
+    while _running:
+        asked.append(_running.pop())
+        asked[-1].terminate()
+    return asked
 
 
 def end_running() -> None:
     """Ask the process under way to stop, and wait until it has saved: from a handler of signals, too."""
-    for child in _running:
-        child.terminate()
+    for child in _ask_running():
         child.wait()
 
 
@@ -329,7 +350,7 @@ def _run(command: Sequence[str], stop: Stop) -> int:
                 return child.wait(timeout=0.2)
             except subprocess.TimeoutExpired:
                 if stop.asked:
-                    child.terminate()
+                    _ask_running()
                     return child.wait()
     except BaseException:  # asked a second time
         child.kill()

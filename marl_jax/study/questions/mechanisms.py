@@ -40,8 +40,8 @@ def amplification(runs: Sequence[Run]) -> Finding:
     series: dict[str, dict[tuple[int, int], list[tuple[float, ...]]]] = {}
     for run in runs:
         alike = essential(run.config)
-        alike["workflow"] = {**alike.get("workflow", {}), "settings": None}
-        alike["learner"] = {**alike.get("learner", {}), "batch": None}
+        alike["workflow"] = {**(alike.get("workflow") or {}), "settings": None}
+        alike["learner"] = {**(alike.get("learner") or {}), "batch": None}
         for match in run.keys("gradient/([^/]+)/slots/([^/]+)/amplification"):
             keys = match[0], f"gradient/{match[1]}/norm/{match[2]}", f"policy/{match[1]}/update_norm"
             parts = [run.series(key[0]) for key in run.keys(f"gradient/{match[1]}/slots/{match[2]}/norm/.+")]

@@ -1,5 +1,6 @@
 """A matrix asks for the runs that it says, does what is left to do, and leaves alone what is not its own."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -8,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
 import script
@@ -269,12 +272,73 @@ def test_what_is_left_is_done_in_order_and_what_fails_does_not_hold_up_the_rest(
     ]
     assert trouble == [
         "voting-isolated-xs-math, seed 0: training ended with exit code 2 (–)",
-        "voting-shared-xs-math, seed 1: another process is at it",
         *["voting-isolated-xs-math, seed 1: the evaluation ended with exit code 1"] * 2,
+        "voting-shared-xs-math, seed 1: another process is at it",
     ]
-    assert said[0] == "[1/4] voting-shared-xs-math, seed 0: done" and len(said) == 4
+    assert said[0] == "[1/4] voting-shared-xs-math, seed 0: done"
+    assert said[2] == said[4] == "[3/4] voting-shared-xs-math, seed 1: in use"
     trouble, ran, _ = worked([shared_1], lambda job, module, stop: leave(job) or 0, samples=0)
     assert trouble == [] and len(ran) == 1
+
+
+def test_a_run_that_another_process_was_at_is_looked_at_again_at_the_end(jobs, worked):
+    other = contextlib.ExitStack()
+    other.enter_context(folder.open_folder(jobs[0].folder))
+
+    def does(job, module, stop):
+        leave(job)
+        if job is jobs[1]:  # meanwhile
+            leave(jobs[0])
+            other.close()
+        return 0
+
+    trouble, ran, said = worked(jobs[:2], does, samples=0)
+    assert trouble == [] and [name for _, name, _ in ran] == [jobs[1].cell]
+    assert said[-1] == f"[1/2] {jobs[0].name}: done"
+
+
+SAVER = """
+import pathlib, signal, sys, time
+here = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), (here / "saved").touch(), sys.exit()))
+(here / "ready").touch()
+time.sleep(60)
+"""
+PARENT = """
+import sys
+from marl_jax.runs.stopping import Stop
+from marl_jax.study.jobs import matrix
+with Stop(heard=matrix._ask_running) as stop:
+    matrix._run(("saves_slowly", sys.argv[1]), stop)
+"""
+
+
+def test_a_run_is_asked_to_save_however_fast_a_second_signal_ends_the_matrix(tmp_path):
+    (tmp_path / "saves_slowly.py").write_text(SAVER)
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, tmp_path], env={**os.environ, "PYTHONPATH": path}
+    )
+
+    def appears(name):
+        until = time.monotonic() + 60
+        while not (tmp_path / name).exists():
+            assert time.monotonic() < until, name
+            time.sleep(0.05)
+
+    appears("ready")
+    for _ in range(2):
+        parent.send_signal(signal.SIGTERM)
+        time.sleep(0.02)
+    assert parent.wait(60) == -signal.SIGTERM
+    appears("saved")
+
+
+def test_more_runs_than_can_be_looked_at_are_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match="2 cells and 1000000 seeds are more than 100000 runs: ask for fewer"
+    ):
+        make_jobs(MICRO, [], tmp_path, TWO, seeds=10**6)
 
 
 def test_folders_that_are_damaged_or_of_something_else_are_told_and_passed_over(jobs, worked):
