@@ -320,9 +320,8 @@ def _taken(job: Job) -> Iterator[bool]:
         yield owner is None
 
 
-_running: list[
-    subprocess.Popen[bytes]
-] = []  # the one under way, until it is asked to stop: a second time would end it
+# The one under way, until it is asked to stop: asked a second time, it would end without saving.
+_running: list[subprocess.Popen[bytes]] = []
 
 
 def _ask_running() -> list[subprocess.Popen[bytes]]:
