@@ -148,7 +148,7 @@ def _alone(config: RunConfig, parts: Parts, role: str) -> Stage:
     )
     cast = Cast(alone, "single_transfer", {"role": role})
     only = {policy: parts.specs[policy]}
-    return Stage(cast, cast, dataclasses.replace(parts, workflow=single, specs=only))
+    return Stage(cast, cast, dataclasses.replace(parts, workflow=single, specs=only, metric=None))
 
 
 def _transferred(evaluation: Evaluation, config: RunConfig, parts: Parts, accept_changes: bool) -> Stage:

@@ -99,7 +99,7 @@ def evaluate(
         if warning := _learned_from(config.data, split, drawn):
             logging.warning("%s", warning)
         noise = config.seed if evaluation.seed is None else evaluation.seed
-        metric = config.evaluation.metric
+        metric = stage.base.config.evaluation.metric
         made_of = {"data": now.pop(f"data {split}"), "of_problems": len(drawn)}
         made_of["made_with"] = folder.versions() | now
 
@@ -115,7 +115,7 @@ def evaluate(
                 finished=grader.start,
             )
             table = grade(table, grader)
-            results = summary(table, samples, base, parts.metric)
+            results = summary(table, samples, base, stage.parts.metric)
             about = {"split": split, "mode": cast.mode, "seed": noise, "checkpoint": of.name, **cast.about}
             about |= {"metric": metric} if metric else {}
             record = {**about, **results, **made_of}

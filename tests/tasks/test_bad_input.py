@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from published import dapo_row, deepcoder_row, helper_row, humaneval_row, jsonl, mbpp_row, parquet
 
@@ -550,3 +551,14 @@ def test_a_cache_that_cannot_be_written_is_told_with_the_way_to_another(tmp_path
     refuse(
         tmp_path, "micro_math", r"tasks cannot be prepared in '.*' \(Not a directory\).*MARL_JAX_CACHE=DIR"
     )
+
+
+def test_a_parquet_text_that_is_not_utf8_is_told(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    offsets = pa.py_buffer(np.array([0, 2], np.int32).tobytes())
+    broken = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xff\xfe")])
+    pq.write_table(pa.table({"question": broken, "answer": ["1"]}), tmp_path / "test.parquet")
+    with pytest.raises(DataError, match=r"not a readable parquet file .*ff"):
+        load("jsonl", tmp_path, "test", cache=tmp_path / "cache")
