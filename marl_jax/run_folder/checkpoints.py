@@ -40,6 +40,7 @@ __all__ = [
     "Which",
     "best_of",
     "is_sealed",
+    "misfit",
     "restore",
     "steps",
     "tree_digest",

@@ -284,7 +284,8 @@ class Engine:
         return fed
 
     def _prefill(self, group: list[Feed], chunk: int) -> jax.Array:
-        if any(jax.tree.leaves(tree)[0].is_deleted() for tree in (self._params, self._adapters) if tree):
+        first = [jax.tree.leaves(tree)[0] for tree in (self._params, self._adapters) if tree]
+        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in first):
             raise RuntimeError(
                 "an update took the memory of the weights that answer: hand the new ones to update()"
             )
