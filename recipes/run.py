@@ -23,7 +23,7 @@ from marl_jax.config.run_config import ConfigError, RunConfig
 from marl_jax.errors import RunError
 from marl_jax.fields import nearest, to_json
 from marl_jax.rewards.grading import Grader, grade
-from marl_jax.rewards.own_metric import load_metric, with_metric
+from marl_jax.rewards.own_metric import with_metric
 from marl_jax.run_folder import folder as run_folder
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import write_atomically
@@ -75,9 +75,8 @@ def played(config: RunConfig, folder: Path, step: int) -> Table:
     table = player.play(
         tasks, samples=SAMPLES, step=EVALUATION_NOISE, seed=config.seed, finished=grader.start
     )
-    metric = config.evaluation.metric
-    graded = grade(table, grader)
-    return graded if metric is None else with_metric(graded, load_metric(metric))
+    graded, metric = grade(table, grader), named.parts.metric
+    return graded if metric is None else with_metric(graded, metric)
 
 
 def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> dict[str, dict[str, Any]]:

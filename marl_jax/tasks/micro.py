@@ -25,9 +25,7 @@ _SPLITS = ("test", "val", *["train"] * 8)
 def stream(kind: str, split: str, *, seed: int = 0, levels: Sequence[int] = (1, 2, 3)) -> Iterator[Task]:
     """An endless stream of problems of one split, all levels equally often."""
     if kind not in KINDS:
-        raise DataError(
-            f"there is no procedural data {kind!r}{nearest(kind, KINDS)}; there is: {', '.join(KINDS)}"
-        )
+        raise DataError(f"there is no procedural data {kind!r}{nearest(kind, KINDS)}")
     module = KINDS[kind]
     if split not in _SPLITS:
         raise DataError(f"{kind} has the splits train, val and test, not {split!r}")

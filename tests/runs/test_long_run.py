@@ -58,7 +58,7 @@ def test_after_its_first_steps_a_run_compiles_nothing_and_opens_nothing(tmp_path
 
 @pytest.mark.campaign
 def test_five_hundred_steps_stay_flat(tmp_path):
-    # As many saves as by default: each leaves 0.1 MiB, which tensorstore does not free (see the build notes).
+    # As many saves as by default: each leaves something that tensorstore does not free (see the build notes).
     seen = watch(tmp_path, packed, steps=500, checkpoints=CheckpointConfig())
     settled, last = seen.memory[50], max(seen.memory[-20:])
     print(f"memory {settled / MIB:.0f} MiB after 50 steps, {last / MIB:.0f} MiB after 500")
