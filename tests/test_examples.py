@@ -198,7 +198,7 @@ def test_a_recipe_of_ones_own_is_trained_and_written_down(base, tmp_path, monkey
     made = dataclasses.replace(own_recipe.RECIPE, config=lambda: changed(own_recipe.config(), few))
     monkeypatch.setattr(own_recipe, "RECIPE", made)
     record = recipe_run.run("examples.own_recipe", 1, tmp_path / "runs", results=tmp_path)
-    assert json.loads((tmp_path / "own_recipe.json").read_text()) == record
+    assert json.loads((tmp_path / "runs" / "examples.own_recipe.json").read_text()) == record
     (found,) = record["runs"]
     assert set(found) == {"majority", "truth"} and len(found["truth"]["values"]["accuracy"]) == 2
     assert found["majority"]["sampled"] > 0 and 0 <= found["truth"]["values"]["unreadable"] <= 1
