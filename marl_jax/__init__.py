@@ -25,10 +25,12 @@ nothing and each part can be used alone:
     config      `run_config.load_config("micro:voting-isolated-s-math")`
 """
 
-import importlib
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+
+TYPE_CHECKING = False  # `typing` would double the time of this import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
 
 __all__ = ["BEGAN", "__version__", "late"]
 
@@ -36,13 +38,15 @@ __version__ = "0.1.0"
 BEGAN = time.time()  # before any other module is loaded
 
 
-def late(room: str, names: Mapping[str, Iterable[str]]) -> Callable[[str], Any]:
+def late(room: str, names: "Mapping[str, Iterable[str]]") -> "Callable[[str], Any]":
     """The `__getattr__` of a package whose names load from its modules when they are first used."""
     home = {name: module for module, offered in names.items() for name in offered}
 
-    def find(name: str) -> Any:
+    def find(name: str) -> "Any":
         if name not in home:
             raise AttributeError(f"module '{room}' has no attribute '{name}'")
+        import importlib
+
         return getattr(importlib.import_module(f"{room}.{home[name]}"), name)
 
     return find

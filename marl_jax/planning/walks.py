@@ -2,17 +2,19 @@
 
 import collections
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_jax.config.run_fields import RunFields
 from marl_jax.learning.estimators.groups import group_key
 from marl_jax.own import is_own
-from marl_jax.planning.dry_run import NO_VERDICT, Asked, Assumptions, Speller, play
 from marl_jax.planning.lengths import Lengths
 from marl_jax.policies import shared
 from marl_jax.rollouts import Limits
 from marl_jax.task import Task
 from marl_jax.workflows import find
+
+if TYPE_CHECKING:
+    from marl_jax.planning.dry_run import Asked
 
 __all__ = ["alone", "compared_by", "least_calls", "left_open"]
 
@@ -65,21 +67,27 @@ def least_calls(config: RunFields) -> int:
     return len(_episode(config, ACCEPTED))
 
 
-def _episode(config: RunFields, text: str = NO_VERDICT) -> list[Asked]:
-    """The calls of a built-in workflow where prompts are empty and completions, as long as they may be, say `text`."""
+def _episode(config: RunFields, text: str | None = None) -> "list[Asked]":
+    """The calls of a built-in workflow where prompts are empty and completions as long as they may be.
+
+    All say `text`; without one, what a dry run says where nothing is imposed.
+    """
+    from marl_jax.planning import dry_run  # late: no command's --help needs a scheduler
+
     workflow, settings = find(config.workflow.name), dict(config.workflow.settings)
     for kind in workflow.kinds.values():
         if kind.slots in settings:
             settings[kind.slots] = min(settings[kind.slots], COUNTED)
     if left_open(config):
         settings["tokens"] = 1  # the least that may yet be given
-    speller = Speller(Assumptions(Lengths(1.0, 0.0)), text)
+    assumptions = dry_run.Assumptions(Lengths(1.0, 0.0))
+    speller = dry_run.Speller(assumptions, dry_run.NO_VERDICT if text is None else text)
     sampling = {
         role: dataclasses.replace(own, max_new_tokens=min(own.max_new_tokens, LONGEST), min_new_tokens=0)
         for role, own in config.role_settings.items()
     }
     family: Any = config.data.family if config.data.family in workflow.families else workflow.families[0]
-    asked, _ = play(
+    asked, _ = dry_run.play(
         workflow.bind(**settings),
         [Task("0", family, "")],
         _Wordless(),

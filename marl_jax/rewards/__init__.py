@@ -1,22 +1,16 @@
 """Graders, the sandbox, and credit assignment.
 
-Names that need JAX load when first used: the workers of the graders do without.
+Names load when first used: the workers of the graders do without JAX, and a first page does without graders.
 """
 
 from typing import TYPE_CHECKING
 
 from marl_jax import late
-from marl_jax.rewards.asserts import assert_tests
-from marl_jax.rewards.code import parse_tests, run_program, submit_program
-from marl_jax.rewards.compare import same_output, same_value
-from marl_jax.rewards.fences import extract_program
-from marl_jax.rewards.math import equivalent, grade_math
-from marl_jax.rewards.math.boxed import extract_boxed
-from marl_jax.rewards.sandbox.pool import Pool
-from marl_jax.rewards.sandbox.verdicts import Verdict
-from marl_jax.rewards.sandbox.worker import SandboxUnavailable
 
 if TYPE_CHECKING:
+    from marl_jax.rewards.asserts import assert_tests
+    from marl_jax.rewards.code import parse_tests, run_program, submit_program
+    from marl_jax.rewards.compare import same_output, same_value
     from marl_jax.rewards.credit import (
         by_episodes,
         outcome,
@@ -25,7 +19,13 @@ if TYPE_CHECKING:
         voting_rubric,
         with_rewards,
     )
+    from marl_jax.rewards.fences import extract_program
     from marl_jax.rewards.grading import grade
+    from marl_jax.rewards.math import equivalent, grade_math
+    from marl_jax.rewards.math.boxed import extract_boxed
+    from marl_jax.rewards.sandbox.pool import Pool
+    from marl_jax.rewards.sandbox.verdicts import Verdict
+    from marl_jax.rewards.sandbox.worker import SandboxUnavailable
 
 __all__ = [
     "Pool",
@@ -53,6 +53,9 @@ __all__ = [
 __getattr__ = late(
     __name__,
     {
+        "asserts": ("assert_tests",),
+        "code": ("parse_tests", "run_program", "submit_program"),
+        "compare": ("same_output", "same_value"),
         "credit": (
             "by_episodes",
             "outcome",
@@ -61,6 +64,12 @@ __getattr__ = late(
             "voting_rubric",
             "with_rewards",
         ),
+        "fences": ("extract_program",),
         "grading": ("grade",),
+        "math": ("equivalent", "grade_math"),
+        "math.boxed": ("extract_boxed",),
+        "sandbox.pool": ("Pool",),
+        "sandbox.verdicts": ("Verdict",),
+        "sandbox.worker": ("SandboxUnavailable",),
     },
 )

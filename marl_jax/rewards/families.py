@@ -1,6 +1,8 @@
 """Families of tasks: how their answers are parsed and graded.
 
 response --parse--> answer (None where there is none) --grade_answer--> reward in [0, 1]
+
+The graders load with the first answer: what only describes a run does without them.
 """
 
 import contextlib
@@ -9,9 +11,7 @@ import io
 import tokenize
 from collections.abc import Callable
 
-from marl_jax.rewards.code import submit_program
 from marl_jax.rewards.fences import extract_program
-from marl_jax.rewards.math import start_equivalent
 from marl_jax.rewards.math.boxed import extract_boxed
 from marl_jax.task import Family, Task
 
@@ -82,6 +82,8 @@ def _future_lines(code: str) -> int:
 
 
 def _start_math(task: Task, answer: str) -> Callable[[], float]:
+    from marl_jax.rewards.math.equivalence import start_equivalent
+
     same = start_equivalent(answer, task.gold)
     return lambda: float(same())
 
@@ -89,6 +91,8 @@ def _start_math(task: Task, answer: str) -> Callable[[], float]:
 def _start_code(task: Task, answer: str) -> Callable[[], float]:
     if not task.tests:  # for rewards that need none
         return lambda: 0.0
+    from marl_jax.rewards.code import submit_program
+
     verdict = submit_program(_whole(task, answer), task.tests)
     return lambda: float(verdict.result().passed)
 

@@ -150,7 +150,7 @@ def test_a_grader_starts_each_distinct_answer_once_and_before_any_is_waited_for(
             return self
 
     monkeypatch.setattr(
-        "marl_jax.rewards.families.submit_program", lambda *asked: submitted.append(asked) or Verdict()
+        "marl_jax.rewards.code.submit_program", lambda *asked: submitted.append(asked) or Verdict()
     )
     task = Task("c", "code", "?", tests=({"stdin": "", "stdout": ""},), meta={"preamble": "import math"})
     first, second = voting(["1", "2", None], "1", "1", task=task), voting(["2", "3"], "2", "3", task=task)
@@ -161,7 +161,9 @@ def test_a_grader_starts_each_distinct_answer_once_and_before_any_is_waited_for(
 
 
 def test_an_episode_that_failed_has_nothing_to_grade(monkeypatch):
-    monkeypatch.setattr("marl_jax.rewards.families.start_equivalent", lambda *asked: pytest.fail("graded"))
+    monkeypatch.setattr(
+        "marl_jax.rewards.math.equivalence.start_equivalent", lambda *asked: pytest.fail("graded")
+    )
     (one,) = grade(Table.of([voting(["42"], "1", "42", error="lost")])).episodes()
     assert (one.outcome, one.answers) == (0.0, (0.0, None))
 
