@@ -16,7 +16,9 @@ flags.DEFINE_string("workdir", "", "folder of the run")
 flags.DEFINE_string("policy", "", "which of its policies")
 flags.DEFINE_string("out", "", "directory to write")
 flags.DEFINE_string("checkpoint", "latest", "latest, best, base or a step")
-flags.DEFINE_string("format", "hf", "hf or peft; atif: the recorded episodes instead of a policy")
+flags.DEFINE_enum(
+    "format", "hf", ["hf", "peft", "atif"], "atif writes the recorded episodes instead of a policy"
+)
 flags.DEFINE_string(
     "dtype",
     None,

@@ -55,10 +55,13 @@ def main(cells: Cells | None, _: list[str]) -> int:
     spec, texts = cells or (None, [])
     if spec is None:
         raise ConfigError(["--config is missing: give --config=FILE, such as configs/micro.py"])
-    root = run_matrix.checked_root(FLAGS.root)
+    root, options = (
+        run_matrix.checked_root(FLAGS.root),
+        run_matrix.options_of(FLAGS.launcher, FLAGS.launcher_options),
+    )
     jobs = make_jobs(spec, texts, root, FLAGS.cells, FLAGS.seeds, FLAGS.accept_changes)
     if not FLAGS.dry_run:
-        return run_matrix.run_matrix(jobs, root, FLAGS.test_samples, FLAGS.launcher, FLAGS.launcher_options)
+        return run_matrix.run_matrix(jobs, root, FLAGS.test_samples, FLAGS.launcher, options)
     print(run_matrix.overview(jobs, root))
     return 0
 

@@ -30,6 +30,13 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in LONG)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_a_file_go_with_it():
+    """A worker that kept the programs of every file would hold 6 GB at the end."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def cache_settings():
     """JAX's settings of its cache, which are set back behind a test."""

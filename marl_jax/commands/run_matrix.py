@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from marl_jax.config.run_config import ConfigError
@@ -24,7 +24,7 @@ from marl_jax.study.wording import Table
 from marl_jax.terminal.page import duration
 from marl_jax.terminal.tables import filled
 
-__all__ = ["checked_root", "overview", "run_matrix", "show_results"]
+__all__ = ["checked_root", "options_of", "overview", "run_matrix", "show_results"]
 
 
 def checked_root(root: str | os.PathLike[str]) -> Path:
@@ -61,19 +61,19 @@ def _plans(jobs: Sequence[Job]) -> dict[str, Plan | None]:
 
 
 def run_matrix(
-    jobs: Sequence[Job], root: Path, test_samples: int, launcher: str = "local", options: Sequence[str] = ()
+    jobs: Sequence[Job],
+    root: Path,
+    test_samples: int,
+    launcher: str = "local",
+    options: Mapping[str, int | str] | None = None,
 ) -> int:
     """Run the remaining jobs, here or by a launcher, and show their results; returns the exit code."""
     say = lambda text: print(text, file=sys.stderr, flush=True)
     matrix.check(jobs)
     if launcher == "local":
-        if options:
-            raise LauncherError(
-                "--launcher_options are of --launcher=submitit or ray: name one, or leave them out"
-            )
         trouble = matrix.work(jobs, test_samples, say)
     else:
-        trouble = launch(launcher, jobs, test_samples, root / "launcher", say, _options(options))
+        trouble = launch(launcher, jobs, test_samples, root / "launcher", say, options or {})
     if trouble is None:
         return 0  # stopped by the user
     show_results(jobs, root)
@@ -82,8 +82,12 @@ def run_matrix(
     return 1 if trouble else 0
 
 
-def _options(texts: Sequence[str]) -> dict[str, int | str]:
-    """The option of NAME=VALUE, as a number where it is one."""
+def options_of(launcher: str, texts: Sequence[str]) -> dict[str, int | str]:
+    """The launcher's options, each NAME=VALUE, as numbers where they are."""
+    if texts and launcher == "local":
+        raise LauncherError(
+            "--launcher_options are of --launcher=submitit or ray: name one, or leave them out"
+        )
     pairs = [text.partition("=") for text in texts]
     if wrong := [text for text, (name, sign, _) in zip(texts, pairs) if not (name and sign)]:
         raise LauncherError(f"--launcher_options has {wrong[0]!r}: give NAME=VALUE, with commas between")

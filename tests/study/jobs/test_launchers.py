@@ -191,18 +191,18 @@ def test_a_cluster_that_is_not_there_is_told_in_one_line(tmp_path):
         launch("submitit", jobs_of(tmp_path, 2), 0, tmp_path, print, {"cluster": "slurm"})
 
 
-def test_options_without_a_launcher_are_refused(tmp_path):
+def test_options_without_a_launcher_are_refused():
     with pytest.raises(LauncherError, match="name one, or leave them out"):
-        run_matrix.run_matrix(jobs_of(tmp_path, 2), tmp_path, 0, options=["cluster=local"])
+        run_matrix.options_of("local", ["cluster=local"])
 
 
 def test_options_are_numbers_where_they_are_and_refused_without_a_value():
-    assert run_matrix._options(["cluster=local", "gpus_per_node=2"]) == {
+    assert run_matrix.options_of("submitit", ["cluster=local", "gpus_per_node=2"]) == {
         "cluster": "local",
         "gpus_per_node": 2,
     }
     with pytest.raises(LauncherError, match="give NAME=VALUE"):
-        run_matrix._options(["fast"])
+        run_matrix.options_of("ray", ["fast"])
 
 
 def test_a_run_needs_the_memory_of_its_plan(tmp_path):
