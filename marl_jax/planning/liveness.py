@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.extend import core
 
-__all__ = ["arrays_bytes", "made_bytes"]
+__all__ = ["arrays_bytes", "count_equations", "made_bytes"]
 
 FUSED = ("broadcast_in_dim", "iota")
 APART = ("dot_general", "sort", "gather", "concatenate")  # these cannot write where they read
@@ -22,6 +22,11 @@ LOOPS = ("while", "scan")
 def arrays_bytes(variables: Sequence[Any]) -> int:
     """Bytes of the arrays that these variables of a program stand for."""
     return sum(map(_size, variables))
+
+
+def count_equations(program: core.Jaxpr) -> int:
+    """Of a traced program, those of its loops and branches among them."""
+    return sum(1 + sum(count_equations(inner) for inner, _ in _inner(eqn, set())) for eqn in program.eqns)
 
 
 def made_bytes(program: core.Jaxpr, given: Set[Any] = frozenset()) -> int:

@@ -16,13 +16,16 @@ from jax.extend import core
 
 from marl_jax.config.run_config import RunConfig
 from marl_jax.planning import memory
-from marl_jax.planning.liveness import arrays_bytes, made_bytes
+from marl_jax.planning.liveness import arrays_bytes, count_equations, made_bytes
 from marl_jax.planning.memory import Part
 from marl_jax.planning.plan import Plan
 
 __all__ = ["StepMemory", "in_one_program", "of_step", "seeds_that_fit"]
 
 HOSTED = ("gradient", "optimiser")  # phases that this road does not have
+# Measured (tests/planning/test_peak.py): what a first start takes of a host to compile a step, which programs and
+# libraries then keep: so much, and so much for each equation of its trace. A start that reads kept programs takes less.
+COMPILER_BYTES, EQUATION_BYTES = 1250 << 20, 76 << 10
 ENGINES = (memory.LANES, memory.PROMPTS, memory.SAMPLING, memory.SERVED)
 
 
@@ -34,6 +37,7 @@ class StepMemory:
     results: int
     scratch: int
     devices: int = 1
+    equations: int = 0  # of the traced step
 
     def needed(self, seeds: int, *, together: bool) -> int:
         """Of seeds in turn on all devices, which share one memory; or `together`, of a device with its share."""
@@ -56,7 +60,8 @@ def of_step(traced: core.ClosedJaxpr, devices: int) -> StepMemory:
     program = inner[0] if inner else program
     results = arrays_bytes(program.outvars)
     scratch = made_bytes(program) - results
-    return StepMemory(arrays_bytes(program.invars), results, max(0, scratch), devices)
+    given = arrays_bytes(program.invars)
+    return StepMemory(given, results, max(0, scratch), devices, count_equations(program))
 
 
 def in_one_program(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
@@ -72,8 +77,14 @@ def in_one_program(plan: Plan, config: RunConfig, step: StepMemory) -> Plan:
         at_once = made = -(-(seeds if seeds > 1 else at_once) // config.mesh.data)
         copies = 0
     new = {memory.COPIES: copies, memory.RESULTS: step.results * made, memory.SCRATCH: step.scratch * at_once}
+
+    def taken(part: Part) -> int:
+        if part.name == memory.PROGRAMS:
+            return COMPILER_BYTES + EQUATION_BYTES * step.equations
+        return part.bytes * (seeds if part.name in memory.OF_SEEDS else 1)
+
     parts = [
-        dataclasses.replace(part, bytes=part.bytes * seeds) if part.name in memory.OF_SEEDS else part
+        dataclasses.replace(part, bytes=taken(part))
         for part in plan.parts
         if part.phase not in HOSTED and (config.evaluation.every or part.name not in ENGINES)
     ]
