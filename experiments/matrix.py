@@ -55,10 +55,8 @@ def main(cells: Cells | None, _: list[str]) -> int:
     spec, texts = cells or (None, [])
     if spec is None:
         raise ConfigError(["--config is missing: give --config=FILE, such as configs/micro.py"])
-    root, options = (
-        run_matrix.checked_root(FLAGS.root),
-        run_matrix.options_of(FLAGS.launcher, FLAGS.launcher_options),
-    )
+    root = run_matrix.checked_root(FLAGS.root)
+    options = run_matrix.options_of(FLAGS.launcher, FLAGS.launcher_options)
     jobs = make_jobs(spec, texts, root, FLAGS.cells, FLAGS.seeds, FLAGS.accept_changes)
     if not FLAGS.dry_run:
         return run_matrix.run_matrix(jobs, root, FLAGS.test_samples, FLAGS.launcher, options)

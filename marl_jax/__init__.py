@@ -27,7 +27,7 @@ nothing and each part can be used alone:
 
 import time
 
-TYPE_CHECKING = False  # `typing` would double the time of this import
+TYPE_CHECKING = False  # for readers of types alone: `typing` would double the time of this import
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
@@ -45,7 +45,7 @@ def late(room: str, names: "Mapping[str, Iterable[str]]") -> "Callable[[str], An
     def find(name: str) -> "Any":
         if name not in home:
             raise AttributeError(f"module '{room}' has no attribute '{name}'")
-        import importlib
+        import importlib  # late, as above
 
         return getattr(importlib.import_module(f"{room}.{home[name]}"), name)
 

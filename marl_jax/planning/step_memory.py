@@ -25,7 +25,7 @@ __all__ = ["StepMemory", "in_one_program", "of_step", "seeds_that_fit"]
 HOSTED = ("gradient", "optimiser")  # phases that this road does not have
 # Measured (tests/planning/test_peak.py): what a first start takes of a host to compile a step, which programs and
 # libraries then keep: so much, and so much for each equation of its trace. A start that reads kept programs takes less.
-COMPILER_BYTES, EQUATION_BYTES = 1250 << 20, 76 << 10
+COMPILER_BYTES, EQUATION_BYTES = 950 << 20, 93 << 10
 ENGINES = (memory.LANES, memory.PROMPTS, memory.SAMPLING, memory.SERVED)
 
 

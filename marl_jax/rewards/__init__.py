@@ -1,6 +1,6 @@
 """Graders, the sandbox, and credit assignment.
 
-Names load when first used: the workers of the graders do without JAX, and a first page does without graders.
+Names load when first used: the workers of the graders do without JAX, and --help without graders.
 """
 
 from typing import TYPE_CHECKING

@@ -10,10 +10,10 @@ from test_plan import HERE, QUICK, with_memory
 from marl_jax.compiled import NoArrayForm
 from marl_jax.config.run_config import load_config
 from marl_jax.planning.account import needed
-from marl_jax.planning.liveness import made_bytes
+from marl_jax.planning.liveness import count_equations, made_bytes
 from marl_jax.planning.memory import OF_SEEDS
 from marl_jax.planning.plan import find_models, make_plan
-from marl_jax.planning.step_memory import StepMemory, in_one_program, seeds_that_fit
+from marl_jax.planning.step_memory import EQUATION_BYTES, StepMemory, in_one_program, seeds_that_fit
 from marl_jax.runs.opening import check_foreseen
 
 K = 1 << 10
@@ -57,6 +57,24 @@ def test_a_loop_holds_what_it_carries_once_and_a_switch_its_widest_branch():
     few, many = lambda x: x + 1, lambda x: jnp.outer(x, x) @ x
     assert made(lambda x: jax.lax.switch(0, [few, few], x), 64) < 1 * K
     assert 16 * K <= made(lambda i, x: jax.lax.switch(i.astype(int), [few, many], x), (), 64) < 33 * K
+
+
+def test_equations_of_loops_and_branches_are_counted_once():
+    count = lambda function: count_equations(jax.make_jaxpr(function)(jnp.zeros(3)).jaxpr)
+    assert count(lambda x: jnp.sin(x) + x) == 2
+    assert count(lambda x: jax.lax.fori_loop(0, 9, lambda _, y: jnp.sin(jnp.cos(y)), x)) == count(
+        lambda x: jax.lax.fori_loop(0, 900, lambda _, y: jnp.sin(jnp.cos(y)), x)
+    )
+    once = count(lambda x: jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x))
+    assert count(lambda x: jax.lax.cond(x[0] > 0, lambda y: jnp.sin(jnp.sin(y)), jnp.cos, x)) == once + 1
+
+
+def test_compiling_is_planned_by_the_equations_of_the_step(cell, road):
+    step, _ = road.planned()
+    hosted = make_plan(cell, find_models(cell)[0], HERE)
+    more = dataclasses.replace(step, equations=step.equations + 1000)
+    added = in_one_program(hosted, cell, more).total - in_one_program(hosted, cell, step).total
+    assert step.equations > 1000 and added == 1000 * EQUATION_BYTES
 
 
 def test_seeds_in_turn_keep_their_states_and_share_working_memory(cell):

@@ -436,7 +436,6 @@ def test_an_evaluation_is_by_the_metric_of_the_run(base, tmp_path):
     assert 0.75 < late["accuracy"] < 1  # three generators say 1, the aggregator 1 or 2
     assert evaluate(folder, samples=4, checkpoint="10")[0] == start  # found again
     alone = evaluate(folder, mode="single_transfer", samples=4)[-1]  # whose role is another
-    answers = [head.answer for head in read_episodes(folder / alone["episodes"]).bare_episodes]
-    tasks = [head.task.gold for head in read_episodes(folder / alone["episodes"]).bare_episodes]
+    heads = read_episodes(folder / alone["episodes"]).bare_episodes
     assert "metric" not in alone
-    assert alone["accuracy"] == np.mean([a == b for a, b in zip(answers, tasks)])
+    assert alone["accuracy"] == np.mean([head.answer == head.task.gold for head in heads])
