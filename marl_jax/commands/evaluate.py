@@ -68,6 +68,8 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Play the evaluation: one record per checkpoint, appended to `eval.jsonl` unless it is there.
 
+    What was played before, on the same problems and noise and with the same code and data, is not played again.
+
     With `out`, that file is in another folder, and nothing is written to the run's.
 
     The base comes first, and the others carry their difference to it. `accept_changes` evaluates although the base, the
@@ -125,10 +127,17 @@ def evaluate(
 
         same = {"split": split, "seed": noise, "samples": samples, "problems": len(tasks), **made_of}
         same["metric"] = metric
-        base = _recorded(path, before, stage.base, {**same, **stage.base.about})
+        base = _base_line(path, before, stage.base, {**same, **stage.base.about})
         base = base or played(stage.base, start, None)
+
+        def again(of: Stored) -> dict[str, Any] | None:
+            """The record of a checkpoint that was played before; never of one with a policy of another run."""
+            about = {**same, **stage.cast.about, "mode": stage.cast.mode, "checkpoint": of.name}
+            known = [] if evaluation.mode == "generator_transfer" else before
+            return next((line for line in known if _holds(line, about)), None)
+
         rest = itertools.chain(first, stored)
-        return [base, *(played(stage.cast, one, base["per_problem"]) for one in rest)]
+        return [base, *(again(one) or played(stage.cast, one, base["per_problem"]) for one in rest)]
 
 
 @contextlib.contextmanager
@@ -201,7 +210,7 @@ def _each(path: Path, config: RunConfig, parts: Parts, wanted: list[Asked]) -> I
             logging.warning("%s: it is left out", error)
 
 
-def _recorded(
+def _base_line(
     path: Path, before: Sequence[dict[str, Any]], base: Cast, about: Mapping[str, Any]
 ) -> dict[str, Any] | None:
     """The base on the same problems and noise, by the same code, if it was played before.
@@ -214,10 +223,13 @@ def _recorded(
     inputs = None if began.get("changes") else {name: of_run.get(name) for name in about["made_with"]}
     for line in before:
         record = line if "checkpoint" in line else {**line, "made_with": inputs}
-        same = all(record.get(name) == value for name, value in about.items())
-        if same and line["step"] == 0 and line.get("mode") in modes:
+        if _holds(record, about) and line["step"] == 0 and line.get("mode") in modes:
             return line
     return None
+
+
+def _holds(record: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
+    return all(record.get(name) == value for name, value in about.items())
 
 
 def _shapes(path: Path, config: RunConfig, parts: Parts) -> tuple[Shapes, bool]:

@@ -94,6 +94,7 @@ def check_settings(config: RunConfig) -> None:
         "stop strings": any(role.stop_strings for role in settings),
         "top-k and top-p": any(role.top_k or role.top_p < 1 for role in settings),
         "a sampler of one's own": config.engine.sampler is not None,
+        "a vLLM server (engine.kind)": config.engine.kind == "vllm",
         "a temperature of 0": any(role.temperature == 0 for role in settings),
         "several draws of problems (rollout.draws)": config.rollout.draws > 1,
         "prompts that are cut (rollout.limits.overlong=truncate)": config.rollout.limits.overlong != "refuse",

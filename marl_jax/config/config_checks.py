@@ -142,8 +142,8 @@ def _engine(config: RunFields) -> Problems:
             f"{', '.join(' and '.join(group) for group in groups)} (each policy that is trained in full has its own): "
             "give one for each, separated by commas, or have them started by engine.vllm.start=true"
         )
-    if config.road != "hosted":
-        yield f"road is {config.road}: a vLLM server plays on the hosted one alone, set road=hosted"
+    if config.road == "compiled":
+        yield "road is 'compiled': a vLLM server plays on the hosted one alone, set road=hosted"
     if config.seeds > 1:
         yield f"seeds is {config.seeds}: with engine.kind=vllm, start a run for each seed"
     for name in ("sampler", "budget_bytes", "steps"):

@@ -27,6 +27,10 @@ REFUSED = {
     "reinforce_pp_baseline": ("voting-isolated-xs-math", {"advantages.estimator": "reinforce_pp_baseline"}),
     "groups of several problems": ("voting-isolated-xs-math", {"advantages.group": "role,slot"}),
     "groups by path": ("voting-isolated-xs-math", {"advantages.group": "task,path"}),
+    "a vLLM server": (
+        "voting-shared-xs-math",
+        {"road": "auto", "engine.kind": "vllm", "engine.vllm.url": "http://127.0.0.1:8000"},
+    ),
     "learner.loss.kind=sft": ("voting-isolated-xs-math", {"learner.loss.kind": "sft"}),
     "mesh.model": ("voting-isolated-xs-math", {"mesh.model": "2"}),
     "buffer of tasks": ("voting-isolated-xs-math", {"data.buffer.capacity": "2"}),
