@@ -79,7 +79,8 @@ def evaluate(
     path, split, samples = path_of(workdir), evaluation.split, evaluation.samples
     wanted = _wanted(path, evaluation.checkpoint, evaluation.mode)
     with _opened(path, out) as lines, contextlib.ExitStack() as ends:
-        before = [line for file in {path / "eval.jsonl", lines.path} for line in read_lines(file)]
+        of_run = list(read_lines(path / "eval.jsonl"))
+        before = [*of_run, *(read_lines(lines.path) if out is not None else ())]
         config = on_these_devices(config_of(path))
         named = load_named(config, [split])
         parts, drawn, now = named.parts, named.splits[split], dict(named.digests)
@@ -131,9 +132,12 @@ def evaluate(
         base = base or played(stage.base, start, None)
 
         def again(of: Stored) -> dict[str, Any] | None:
-            """The record of a checkpoint that was played before; never of one with a policy of another run."""
+            """The run's record of a checkpoint that was played before; of one that another run is part of, none.
+
+            Records elsewhere may be of a checkpoint that was trained anew since; a run forgets those of its own.
+            """
             about = {**same, **stage.cast.about, "mode": stage.cast.mode, "checkpoint": of.name}
-            known = [] if evaluation.mode == "generator_transfer" else before
+            known = [] if evaluation.mode == "generator_transfer" else of_run
             return next((line for line in known if _holds(line, about)), None)
 
         rest = itertools.chain(first, stored)

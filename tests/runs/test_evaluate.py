@@ -146,7 +146,7 @@ def test_with_out_nothing_is_written_to_the_run(run, tmp_path):
     assert [line["checkpoint"] for line in read_lines(out / "eval.jsonl")] == ["base", "20"]
     assert all((out / line["episodes"]).exists() for line in records)
     names = []
-    assert evaluate(run, out=out, watch=names.append) == records and names == []
+    assert evaluate(run, out=out, watch=names.append) == records and names == ["20"]
     with pytest.raises(FolderError, match="lies in the run"):
         evaluate(run, out=run / "checkpoints")
     page = write_report(run, out)
