@@ -1,7 +1,7 @@
 """Workflows driven by hand: the calls that they make, where a test says what is answered."""
 
+from marl_jax.rewards.math.boxed import extract_boxed
 from marl_jax.workflows import Completion, Tool, ToolError
-from marl_jax.workflows.parse import boxed
 
 
 def drive(script, say, run_tool=None):
@@ -19,7 +19,7 @@ def drive(script, say, run_tool=None):
                     replies.append(run_tool(*item.args))
                     continue
                 text = say(item, len(calls))
-                answer, n = item.read(text) if item.read else boxed(text), len(text)
+                answer, n = item.read(text) if item.read else extract_boxed(text), len(text)
                 replies.append(Completion(text, (1,) * n, (0.0,) * n, "stop", answer, len(calls)))
                 calls.append(item)
             reply = replies if isinstance(asked, list) else replies[0]

@@ -1,22 +1,23 @@
 r"""Readers of the completions of supervising roles: a pick, a verdict, a list of strategies, a majority.
 
 Each reader returns a short canonical text, or None where nothing can be read, which the workflow
-handles. The last \boxed{...} of a text counts.
+handles. The last complete \boxed{...} of a text counts.
 """
 
 import collections
 import re
 from collections.abc import Sequence
 
-__all__ = ["STRATEGY", "boxed", "majority", "pick", "plan_of", "strategies", "verdict", "whole"]
+from marl_jax.rewards.math.boxed import extract_boxed
 
-BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+__all__ = ["STRATEGY", "majority", "pick", "plan_of", "strategies", "verdict", "whole"]
+
 STRATEGY = re.compile(r"^[ \t*#>-]*STRATEGY[ \t]*[0-9]+[ \t*]*:(.*)$", re.MULTILINE | re.IGNORECASE)
 
 
 def pick(text: str, n: int) -> str | None:
     """The chosen candidate, "1".."n": the boxed number, else the first digit 1..n anywhere in the text."""
-    number = _number(boxed(text) or "", n)
+    number = _number(extract_boxed(text) or "", n)
     if number:
         return number
     if n < 10:
@@ -26,7 +27,7 @@ def pick(text: str, n: int) -> str | None:
 
 def verdict(text: str) -> str | None:
     """The evaluator's boxed word: "Correct" or "Incorrect"."""
-    word = re.sub(r"\\(?:text|math|boxed)\w*|[^a-z]", "", (boxed(text) or "").lower())
+    word = re.sub(r"\\(?:text|math|boxed)\w*|[^a-z]", "", (extract_boxed(text) or "").lower())
     return {"correct": "Correct", "incorrect": "Incorrect"}.get(word)
 
 
@@ -50,12 +51,6 @@ def majority(answers: Sequence[str | None]) -> int:
 def whole(text: str) -> str | None:
     """The text itself, without the blanks around it."""
     return text.strip() or None
-
-
-def boxed(text: str) -> str | None:
-    """Content of the last box; None without a box."""
-    boxes = BOXED.findall(text)
-    return boxes[-1].strip() if boxes else None
 
 
 def _number(text: str, n: int) -> str | None:

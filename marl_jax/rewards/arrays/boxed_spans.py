@@ -1,8 +1,7 @@
-r"""The span of the last box of a text, as the two hosted readers find it; functions of one row, for `vmap`.
+r"""The span of the last box of a text, as `rewards.math.boxed.extract_boxed` finds it: functions of a row, for `vmap`.
 
-`answer_span` is `rewards.math.boxed.extract_boxed`, which reads solvers; `choice_span` is `workflows.parse.boxed`,
-which reads pickers and judges. Both give (start, end) of the stripped content, and whether there is a box at all.
-They agree with them on every text, except that an argument without braces may be longer than 200 pieces here.
+`answer_span` gives (start, end) of the stripped content, and whether there is a box at all. It agrees on every text,
+except that an argument without braces may be longer than 200 pieces here.
 The work grows with the number of boxes in the row that has most of them.
 """
 
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 from marl_jax.rewards.arrays.texts import among, following, next_place, place_before, starts
 from marl_jax.rewards.math.boxed import MAX_BOXES
 
-__all__ = ["Span", "answer_span", "choice_span", "is_blank", "is_digit", "is_letter", "is_word", "strip"]
+__all__ = ["Span", "answer_span", "is_blank", "is_digit", "is_letter", "is_word", "strip"]
 
 Span = tuple[jax.Array, jax.Array]
 _BLANKS_AFTER = 16  # at most so many between the command and its argument
@@ -132,32 +131,3 @@ def _best_box(all_chars: jax.Array, lo: jax.Array, hi: jax.Array) -> tuple:
     start, end = strip(chars, start, end, blank, blank)
     outer_end, _, _, whole = read(lo)
     return start, end, best >= 0, named[lo] & whole & (outer_end == hi)
-
-
-def choice_span(chars: jax.Array) -> Span:
-    """The content of the last box whose braces nest at most once more; it may be empty."""
-    width = len(chars)
-    place = jnp.arange(width, dtype=jnp.int32)
-    opens, closes = chars == ord("{"), chars == ord("}")
-    depth = jnp.cumsum(opens.astype(jnp.int32) - closes)
-    command = starts(chars, "\\boxed")
-    solid = next_place(~is_blank(chars))
-    argument = solid.at[place + 6].get(mode="fill", fill_value=width)
-    command &= chars.at[argument].get(mode="fill", fill_value=0) == ord("{")
-
-    def body(state: tuple) -> tuple:
-        start, span = state
-        at = argument[start]
-        floor = depth[at]
-        shut = jnp.min(jnp.where((place > at) & (depth < floor), place, width))
-        deepest = jnp.max(jnp.where((place > at) & (place < shut), depth, floor))
-        whole = (shut < width) & (deepest <= floor + 1)
-        span = (jnp.where(whole, at + 1, span[0]), jnp.where(whole, shut, span[1]))
-        free = jnp.where(whole, shut, start) + 1
-        return jnp.min(jnp.where(command & (place >= free), place, width)), span
-
-    zero = jnp.int32(0)
-    first = jnp.min(jnp.where(command, place, width))
-    _, span = jax.lax.while_loop(lambda state: state[0] < width, body, (first, (zero, zero)))
-    blank = is_blank(chars)
-    return strip(chars, *span, blank, blank)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from marl_jax.models.scatter import UNIQUE, distinct
-from marl_jax.rewards.arrays.boxed_spans import choice_span, is_digit, is_letter, is_word
+from marl_jax.rewards.arrays.boxed_spans import answer_span, is_digit, is_letter, is_word
 from marl_jax.rewards.arrays.texts import Text, among, following, next_place, part, place_before, starts
 from marl_jax.table import VERDICTS
 
@@ -22,7 +22,7 @@ _KEYWORD = "strategy"
 def pick(chars: jax.Array, n: int) -> jax.Array:
     """The chosen candidate 1..n, n below 10: the boxed number, else the first digit 1..n anywhere; -1 for none."""
     place = jnp.arange(len(chars), dtype=jnp.int32)
-    start, end = choice_span(chars)
+    (start, end), _ = answer_span(chars)
     inside = (place >= start) & (place < end)
     digit = is_digit(chars)
     figure = jnp.where(digit, chars.astype(jnp.int32) - ord("0"), 0)
@@ -42,7 +42,7 @@ def pick(chars: jax.Array, n: int) -> jax.Array:
 def verdict(chars: jax.Array) -> jax.Array:
     """As in `table.VERDICTS`, or -1: the word in the last box, with any characters around its letters."""
     place = jnp.arange(len(chars), dtype=jnp.int32)
-    start, end = choice_span(chars)
+    (start, end), _ = answer_span(chars)
     inside = (place >= start) & (place < end)
     chars = jnp.where(inside, chars, 0)
     letter = is_letter(chars)
