@@ -96,7 +96,11 @@ class Checkpoints:
             with path_errors(directory), disk_errors(directory):
                 directory.mkdir(parents=True, exist_ok=True)
             for rest in directory.glob(".*"):  # left by a killed process
-                _remove(rest)
+                whole = directory / rest.name.removeprefix(".saving-")
+                if whole.name.isdecimal() and is_sealed(rest) and not whole.exists():
+                    os.rename(rest, whole)  # its place was being cleared
+                else:
+                    _remove(rest)
         self._worker = Workers("checkpoints")
         logging.get_absl_logger().addFilter(_not_of_orbax)
         self._saving: Future[None] | None = None

@@ -35,7 +35,7 @@ from marl_jax.planning.walks import left_open
 from marl_jax.pretraining.taught import warning_of
 from marl_jax.rollouts.voices import Engines
 from marl_jax.run_folder.boards import Board, TensorBoard, Tracker
-from marl_jax.run_folder.checkpoints import Checkpoints, steps
+from marl_jax.run_folder.checkpoints import CheckpointError, Checkpoints, steps
 from marl_jax.run_folder.folder import (
     CONFIG,
     LOCK,
@@ -140,7 +140,8 @@ def open_runs(
             stack.callback(kept.close)
             checkpoints.append(kept)
         reached = hosts.from_first(lambda: min(recorded(folder / "metrics.jsonl") for folder in folders))
-        states = _resumed(states, checkpoints, math.inf if accept_changes else reached)
+        unsaved = math.inf if accept_changes else 2 * config.checkpoints.every
+        states = _resumed(states, checkpoints, math.inf if accept_changes else reached, unsaved)
     for folder in folders if hosts.is_first() else ():
         (folder / DIVERGED).unlink(missing_ok=True)
     stop.check_together()
@@ -285,11 +286,23 @@ def _first(config: RunConfig, parts: Parts, phases: Phases) -> State:
     return State(0, trees, phases.init(trees), Position(seed=config.seed), reference=reference)
 
 
-def _resumed(states: list[State], checkpoints: Sequence[Checkpoints], reached: float) -> list[State]:
-    """The states of the newest step that all have a whole checkpoint of; as they are, where there is none."""
+def _resumed(
+    states: list[State], checkpoints: Sequence[Checkpoints], reached: float, unsaved: float
+) -> list[State]:
+    """The states of the newest step that all have a whole checkpoint of; as they are, where there is none.
+
+    A run that was killed while its first checkpoint was saved has recorded `unsaved` steps at most. One that `reached`
+    more has lost its checkpoints, and would lose its records with its first step.
+    """
     while True:
-        # Killed while the first were saved.
-        if hosts.from_first(lambda: any(not steps(kept.directory) for kept in checkpoints)):
+        if lack := hosts.from_first(
+            lambda: [str(kept.directory) for kept in checkpoints if not steps(kept.directory)]
+        ):
+            if reached > unsaved:
+                raise CheckpointError(
+                    f"{reached} steps are recorded, and no checkpoint is in '{lack[0]}': restore it, train in another "
+                    "folder, or begin again here, without these records, by --accept_changes"
+                )
             for kept in checkpoints:
                 kept.set_aside()
             return states

@@ -183,6 +183,17 @@ def test_a_kill_while_giving_up_leaves_a_checkpoint_that_can_be_had(tmp_path, mo
     assert_same(restore(tmp_path, 4, {"policies": shapes})[0]["policies"], trees(4)["policies"])
 
 
+def test_a_kill_between_the_two_names_of_a_step_that_is_saved_again_loses_nothing(saved):
+    """The old one has given up its place, and the new one has not taken it."""
+    (saved / "2").rename(saved / ".deleting-2")
+    shutil.copytree(saved / "3", saved / ".saving-4")
+    unseal(saved / ".saving-4")
+    (saved / "3").rename(saved / ".saving-3")
+    Checkpoints(saved, latest=10).close()
+    assert sorted(path.name for path in saved.iterdir()) == ["1", "3"]
+    assert_same(restore(saved, 3, blank(trees()))[0], trees(3))
+
+
 def truncate(place):
     largest = max(checkpoints._files(place), key=lambda path: path.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)

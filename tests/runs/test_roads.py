@@ -118,6 +118,7 @@ def test_seeds_side_by_side_have_the_bits_of_each_alone(base, alone, tmp_path, m
     assert loop.train(both, tmp_path / "runs", live=view) == 5
     # As after a kill while the second seed saved.
     newest = tmp_path / "runs" / "seed-1" / "checkpoints" / "5"
+    (newest / "seal.json").unlink()
     newest.rename(newest.with_name(".saving-5"))
     assert loop.train(both, tmp_path / "runs", live=quiet()) == 8
     assert "seed 1: step 4: val accuracy" in view.said

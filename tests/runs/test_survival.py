@@ -214,6 +214,7 @@ def break_settled(path):
         ("eval.jsonl", lambda path: path.write_text("[1]\n"), "line that is no JSON object with a step"),
         *((name, in_the_way, "cannot be used") for name in ("metrics.jsonl", "eval.jsonl")),
         *((name, in_the_way, "cannot be used") for name in ("checkpoints", "tensorboard")),
+        ("checkpoints", shutil.rmtree, "8 steps are recorded, and no checkpoint is in"),
         ("config.json", Path.unlink, "holds what a run left, but no config.json"),
         ("config.json", lambda path: path.write_text("[]"), "its config.json is no run's"),
         ("config.json", break_settled, "broken settled.engine"),

@@ -240,7 +240,9 @@ def _state(job: Job) -> State:
     saved = checkpoints.steps(place / "checkpoints")
     if step == steps and not saved:
         return State(
-            Kind.LOST, step, ["every step is recorded, and no checkpoint is there: train it by hand"]
+            Kind.LOST,
+            step,
+            ["every step is recorded, and no checkpoint is there: restore it, or move the folder away"],
         )
     whole = saved and saved[-1] >= steps and checkpoints.is_sealed(place / "checkpoints" / str(saved[-1]))
     return State(Kind.DONE if step == steps and whole else Kind.BEGUN, step)
