@@ -19,12 +19,12 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Sequence[Any], dtype: Any) -> "Ragged":
-        """Equal neighbouring tuples (the prompts of a group) are stored once."""
+        """From rows of values; of equal neighbours (the prompts of a group), tuples and arrays are stored once."""
         parts: list[np.ndarray] = []
         starts, lengths = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         end, last = 0, None
         for i, row in enumerate(rows):
-            if row is not last and not (type(row) is type(last) is tuple and row == last):
+            if row is not last and not _equal(row, last):
                 parts.append(np.asarray(row, dtype))
                 end += len(parts[-1])
             lengths[i], starts[i], last = len(parts[-1]), end - len(parts[-1]), row
@@ -54,12 +54,21 @@ class Ragged:
     @staticmethod
     def concat(parts: Sequence["Ragged"]) -> "Ragged":
         """The rows of all parts, one after the other."""
-        offsets = np.cumsum([0, *(len(part.values) for part in parts)])
+        stored = {id(part.values): part.values for part in parts}  # rows taken of one column share its values
+        offsets = dict(zip(stored, np.cumsum([0, *map(len, stored.values())]).tolist()))
         return Ragged(
-            np.concatenate([part.values for part in parts]),
-            np.concatenate([part.starts + offset for part, offset in zip(parts, offsets)]),
+            np.concatenate([*stored.values()]),
+            np.concatenate([part.starts + offsets[id(part.values)] for part in parts]),
             np.concatenate([part.lengths for part in parts]),
         )
+
+
+def _equal(row: Any, other: Any) -> bool:
+    if type(row) is not type(other) or len(row) != len(other):
+        return False
+    return (
+        row == other if isinstance(row, tuple) else isinstance(row, np.ndarray) and np.array_equal(row, other)
+    )
 
 
 def dense(keys: Iterable[Any]) -> np.ndarray:

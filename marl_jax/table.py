@@ -490,6 +490,8 @@ def _concat_kept(tables: Sequence[Table]) -> Ragged | None:
     for table, width in zip(tables, widths):
         none = np.zeros(len(table), np.int64)
         kept = table.kept or Ragged(np.zeros((0, width), np.int32), none, none)
-        wide = np.pad(kept.values, ((0, 0), (0, max(widths) - width)), constant_values=-1)
-        parts.append(dataclasses.replace(kept, values=wide))
+        if width < max(widths):
+            wide = np.pad(kept.values, ((0, 0), (0, max(widths) - width)), constant_values=-1)
+            kept = dataclasses.replace(kept, values=wide)
+        parts.append(kept)
     return Ragged.concat(parts)

@@ -195,6 +195,13 @@ def test_tables_below_each_other_are_the_table_of_all_their_episodes(episodes, c
     assert (joined.roles, joined.policies) == (whole.roles, whole.policies)
 
 
+def test_parts_of_one_table_share_its_values_when_they_are_joined():
+    whole = Table.of(EPISODES)
+    joined = Table.concat([whole.of_episodes([number]) for number in range(len(EPISODES))])
+    assert joined.episodes() == whole.episodes()
+    assert len(joined.tokens.values) == len(whole.tokens.values)
+
+
 def test_one_name_in_two_tables_is_one_role_policy_and_task():
     """Whatever number it has in each of them."""
     first, second = Table.of([VOTED]), Table.of([BROKEN, DEBATED, VOTED])
@@ -276,7 +283,7 @@ def test_the_calls_of_a_group_share_their_prompt():
     samples = [dataclasses.replace(DEBATED, calls=(call(prompt_tokens=long),), sample=n) for n in range(8)]
     table = Table.of(samples)
     assert len(table.prompt.values) == 1000
-    assert len(Table.concat([table, table]).prompt.values) == 2000
+    assert len(Table.concat([table, Table.of(samples)]).prompt.values) == 2000
     assert all(one.calls[0].prompt_tokens == long for one in table.take([7, 0]).of_episodes([0]).episodes())
 
 

@@ -153,7 +153,7 @@ def worth(cast: Cast, columns: Columns) -> Columns:
         advantage = advantages_of(config, rewards, jnp.where(made, table.task, -1), table.role, group)
         single = lambda x: x.astype(jnp.float32)
         components = {name: single(values) for name, values in exact.components.items()}
-        reward, advantage = single(exact.reward), jnp.where(made, single(advantage), 0.0)
+        reward, advantage = single(exact.reward), jnp.where(made, advantage, 0.0)
     return columns.replace(
         table=table.replace(
             components=components, reward=reward, penalty=penalty, group=group, advantage=single(advantage)

@@ -32,7 +32,7 @@ class Rows(NamedTuple):
     logprobs: jax.Array  # [N, M]
     advantage: jax.Array  # [N]
     temperature: jax.Array  # [N]
-    anchor: jax.Array  # [N]
+    anchor: jax.Array  # [N], how strongly the row's role is held to the reference (kl_coef)
 
     @property
     def fed(self) -> jax.Array:

@@ -18,12 +18,12 @@ __all__ = ["by_width", "in_blocks", "ladder", "over_seeds"]
 T = TypeVar("T")
 
 
-def ladder(longest: int, step: int = 8) -> tuple[int, ...]:
-    """Half of the longest, in multiples of `step`, and the longest. Each width is a program.
+def ladder(longest: int) -> tuple[int, ...]:
+    """Half of the longest, in multiples of 8, and the longest. Each width is a program.
 
     Bounds add up the longest that every text may be, and most texts take a third to a half of theirs.
     """
-    half = -(-longest // (2 * step)) * step
+    half = -(-longest // 16) * 8
     return (half, longest) if half < longest else (longest,)
 
 

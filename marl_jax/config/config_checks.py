@@ -208,6 +208,13 @@ def _sampling(config: RunFields) -> Problems:
                 f"so give the most tokens to keep, such as role_sampling.{role}.top_k=64"
             )
     frozen = {*config.policies.frozen_roles, *config.learner.interventions.freeze}
+    for role, own in sampled.items() if config.steps else ():
+        if own.min_new_tokens and not own.top_k and role not in frozen:
+            yield (
+                f"role '{role}' has min_new_tokens {own.min_new_tokens}: its first tokens are sampled without those "
+                "that end a text, which training knows from kept sets alone; give the most tokens to keep, such as "
+                f"role_sampling.{role}.top_k=64, or leave it 0"
+            )
     for role, settings in config.role_settings.items():
         if config.steps and role not in frozen and settings.temperature == 0:
             yield (

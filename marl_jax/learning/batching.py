@@ -54,7 +54,7 @@ class BatchConfig:
     share_prompts: bool = True  # completions of one prompt are computed behind one copy of it
     # Longest tree, on accelerators; without a flash kernel, the scores of its branches exist at once.
     tree_limit: int = 8192
-    # Of a pack, that a CPU differentiates at a time; 0: as many as `token_budget`.
+    # On a CPU, tokens of a pack whose gradient is taken at a time; 0: as many as `token_budget`.
     slice_tokens: Whole = 1024
     streams: Count = 2  # micro-batches differentiated at a time on one CPU, see `streams`
 
@@ -359,9 +359,9 @@ def fill(
             arrays[name][here] = getattr(rows, name)[i]
         arrays["sampler_logp"][here] = rows.logprobs[i]
         arrays["temperature"][here] = rows.temperature[i]
-        if kept is not None:
-            width = min(kept.shape[2], rows.kept.values.shape[1])
-            kept[(*here, slice(width))] = rows.kept[i][:, :width]
+        if kept is not None and len(sets := rows.kept[i]):  # none: nothing was cut from its distribution
+            width = min(kept.shape[2], sets.shape[1])
+            kept[(*here, slice(width))] = sets[:, :width]
         placements.append(Placement(i, g, at, ends[g]))
     return Batch(unit, MicroBatch(**arrays, kept=kept, **layout), tuple(placements))
 
@@ -392,14 +392,8 @@ def _write(
 def _kept(rows: Table, members: Sequence[int], shape: tuple[int, int]) -> np.ndarray | None:
     if rows.kept is None:
         return None
-    widths = {int((rows.kept[i] >= 0).sum(axis=1).max(initial=0)) for i in members}
-    if widths == {0}:
-        return None
-    if 0 in widths:
-        raise ValueError(
-            "some rows record the kept set of top-k/top-p and some do not; record it for all or none"
-        )
-    return np.full((*shape, power_of_two(max(widths))), -1, np.int32)
+    width = max(int((rows.kept[i] >= 0).sum(axis=1).max(initial=0)) for i in members)
+    return np.full((*shape, power_of_two(width)), -1, np.int32) if width else None
 
 
 def check_rows(rows: Table, config: BatchConfig) -> None:

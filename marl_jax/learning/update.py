@@ -163,6 +163,11 @@ class Learner:
         reports: dict[str, dict[str, float]] = {}
         evidence = Evidence.of_nothing(len(rows))
         described: dict[str, dict[str, Any]] = {}
+        anchors = {  # a missing one is told before the first policy is given away
+            policy: self._reference(policy, references)
+            for policy in policies
+            if (rows.having(policy=policy) & trains).any()
+        }
         for policy in sorted(policies):  # with a shared clock, the order decides the learning rates
             rows_of = rows.having(policy=policy)
             mine = np.flatnonzero(rows_of & trains)
@@ -182,7 +187,7 @@ class Learner:
                 mine,
                 step=step,
                 frozen=(bases or {}).get(policy),
-                reference=self._reference(policy, references),
+                reference=anchors[policy],
                 aim=aim,
             )
             policies[policy], states[policy], reports[policy], described[policy] = self._update(

@@ -7,6 +7,7 @@ The graders load with the first answer: what only describes a run does without t
 
 import contextlib
 import dataclasses
+import functools
 import io
 import tokenize
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from marl_jax.rewards.math.boxed import extract_boxed
 from marl_jax.task import Family, Task
 
 __all__ = ["FAMILIES", "Grading", "grade", "grade_answer", "parse", "program", "start_answer"]
+
+TRIES = 3  # of a program whose sandbox fails
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +96,17 @@ def _start_code(task: Task, answer: str) -> Callable[[], float]:
         return lambda: 0.0
     from marl_jax.rewards.code import submit_program
 
-    verdict = submit_program(_whole(task, answer), task.tests)
-    return lambda: float(verdict.result().passed)
+    submit = functools.partial(submit_program, _whole(task, answer), task.tests)
+    first = submit()
+
+    def passed() -> float:
+        verdict = first.result()
+        for _ in range(TRIES - 1):
+            if verdict.lost:  # a sandbox that failed says nothing about the program
+                verdict = submit().result()
+        return float(verdict.passed)
+
+    return passed
 
 
 FAMILIES: dict[Family, Grading] = {

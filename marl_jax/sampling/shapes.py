@@ -321,11 +321,14 @@ def host_bytes() -> int:
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         host = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    with contextlib.suppress(OSError, ValueError):  # a container may be allowed less
-        group = Path("/sys/fs/cgroup")
-        host = min(
-            host, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+    with contextlib.suppress(OSError, ValueError, StopIteration):  # a container may be allowed less
+        read = lambda name: (Path("/sys/fs/cgroup") / name).read_text()
+        files = next(
+            int(line.split()[1]) for line in read("memory.stat").splitlines() if "inactive_file" in line
         )
+        host = min(
+            host, int(read("memory.max")) - int(read("memory.current")) + files
+        )  # cached files give way
     return max(host, 0)
 
 

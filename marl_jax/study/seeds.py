@@ -37,6 +37,7 @@ __all__ = [
 
 # What makes no other run: names, and what changes no number or follows from the other settings.
 ASIDE = ("schema", "seed", "seeds", "road", "cell", "engine", "alarms", "logging", "checkpoints")
+OF_ENGINE = ("kind", "max_prompt", "sampler")  # what of `engine` does make another run
 NAMED = 3  # fields in which a label says that cells differ
 TOKENS, CALLS = "tokens_per_episode", "calls_per_episode"  # what an episode spends
 
@@ -225,7 +226,9 @@ def _fields(cell: Cell) -> dict[str, Any]:
 
 def essential(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a configuration that make another run."""
-    return {name: value for name, value in config.items() if name not in ASIDE}
+    fields = {name: value for name, value in config.items() if name not in ASIDE}
+    engine = {name: value for name, value in (config.get("engine") or {}).items() if name in OF_ENGINE}
+    return fields | ({"engine": engine} if engine else {})
 
 
 def _leaves(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -390,6 +390,7 @@ def test_what_is_asked_in_vain_is_told_with_the_rest(monkeypatch):
         ),
         ([("engine.sampler", "json:nothing")], "engine.sampler: sampler 'json:nothing'"),
         ([("engine.sampler", "json:loads")], "has top_k 0 in a run that truncates"),
+        ([("sampling.min_new_tokens", "2")], "has min_new_tokens 2: its first tokens are sampled without"),
         ([("learner.loss.kind", "json:nothing")], "loss 'json:nothing': module 'json' has no 'nothing'"),
         (
             [("advantages.estimator", "json:nothing")],

@@ -167,10 +167,11 @@ def test_a_micro_batch_is_as_wide_as_its_own_kept_sets():
     np.testing.assert_array_equal(batches[0].arrays.kept[0, :2], [[3, -1], [4, 9]])
 
 
-def test_kept_sets_of_some_rows_alone_are_refused():
+def test_of_rows_without_kept_sets_all_tokens_are_kept():
     rows = [make_row(np.random.default_rng(0), (1, 2), 2) for _ in range(2)]
     rows[0] = dataclasses.replace(rows[0], kept=((3,), (4, 9, 2)))
-    with pytest.raises(ValueError, match="record it for all or none"):
-        make_batches(rows, ["generator"] * 2, BatchConfig((16,)))
+    (both,) = make_batches(rows, ["generator"] * 2, BatchConfig((16,)))
+    sizes = (np.asarray(both.arrays.kept) >= 0).sum(axis=-1)
+    assert sorted(sizes[sizes > 0]) == [1, 3]
     apart = make_batches(rows, ["generator", "judge"], BatchConfig((16,)))
     assert [batch.arrays.kept is None for batch in apart] == [False, True]

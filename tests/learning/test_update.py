@@ -292,6 +292,9 @@ def test_an_anchor_pulls_a_role_to_its_reference():
     reference, start = {"p1": qwen3.init(2, TINY)}, jax.tree.map(np.asarray, trees)
     with pytest.raises(ValueError, match="needs references"):
         learner.step(trees, learner.init(trees), rows)
+    assert not any(
+        leaf.is_deleted() for leaf in jax.tree.leaves(trees)
+    )  # told before any policy is given away
     after, states, before = learner.step(trees, learner.init(trees), rows, references=reference)
     jax.tree.map(np.testing.assert_array_equal, after["p0"], start["p0"])
     _, _, report = learner.step(after, states, rows, references=reference)

@@ -8,6 +8,9 @@ from pace import slowness
 
 from marl_jax.rewards import Pool, assert_tests, extract_program, parse_tests, run_program, submit_program
 from marl_jax.rewards.code import Computed, compute
+from marl_jax.rewards.families import grade_answer
+from marl_jax.rewards.sandbox.verdicts import Verdict, done
+from marl_jax.task import Task
 
 DOUBLE = "print(2 * int(input()))"
 
@@ -25,6 +28,14 @@ def script(source, stdin="", stdout="", pool=None, **limits):
 def call(source, name, args, expected, pool=None, **limits):
     tests = [{"call": name, "args": args, "expected": expected}]
     return run_program(textwrap.dedent(source), tests, pool=pool, **limits)
+
+
+@pytest.mark.parametrize(("lost", "reward"), [(1, 1.0), (2, 1.0), (3, 0.0)])
+def test_a_program_whose_sandbox_fails_is_graded_again(monkeypatch, lost, reward):
+    verdicts = iter([Verdict(False, "the sandbox was lost", lost=True)] * lost + [Verdict(True, "")])
+    monkeypatch.setattr("marl_jax.rewards.code.submit_program", lambda *_: done(next(verdicts)))
+    task = Task(id="t", family="code", question="?", tests=({"stdin": "2", "stdout": "4"},))
+    assert grade_answer(task, DOUBLE) == reward
 
 
 @pytest.mark.parametrize(

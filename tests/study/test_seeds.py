@@ -35,16 +35,20 @@ def test_runs_are_of_a_cell_where_they_are_equal_but_for_their_seed(tmp_path):
     ]
     runs.append(run(tmp_path / "e", 1, RISE, val="other problems"))
     runs.append(run(tmp_path / "f", None, RISE))  # no seed
+    runs.append(
+        run(tmp_path / "g", 2, RISE, cell="voting-shared-s-math", engine={"max_prompt": 99, "lanes": 4})
+    )
     cells = seeds.by_cell(runs)
     assert [(cell.label, cell.name, [run.folder.name for run in cell.runs]) for cell in cells] == [
         ("voting-isolated-s-math (rollout.samples 8, data val v)", "voting-isolated-s-math", ["b", "a"]),
         ("voting-isolated-s-math (rollout.samples 4)", "voting-isolated-s-math", ["c"]),
-        ("voting-shared-s-math", "voting-shared-s-math", ["d"]),
+        ("voting-shared-s-math (engine.max_prompt 512)", "voting-shared-s-math", ["d"]),
         (
             "voting-isolated-s-math (data val other proble, rollout.samples 8)",
             "voting-isolated-s-math",
             ["e"],
         ),
+        ("voting-shared-s-math (engine.max_prompt 99)", "voting-shared-s-math", ["g"]),
     ]
 
 

@@ -6,10 +6,11 @@ Exact arithmetic and floats at a few points decide nearly every pair in this pro
 floats cannot decide are settled by math-verify in a worker, which gets the trees and never the text. A
 response without a box earns 0: the prompt asks for a box.
 
-A grading ends within two seconds of the clock, waiting for others included, and half a second after the workers are
-up where their start alone takes 1.5 (`start` of `math_pool` does it ahead). Algebra is limited by the CPU time it
-takes; an answer that needs nearly all of it may be judged right on one machine and wrong on a slower one. Where the
-clock runs out first, or workers die, this grading is 0, and the next one of the same answer tries again.
+The algebra of one answer takes at most 1.5 seconds of the clock, and half a second after the workers are up where
+their start alone takes as long (`start` of `math_pool` does it ahead); answers of a batch wait for each other.
+Algebra is limited by the CPU time it takes; an answer that needs nearly all of it may be judged right on one machine
+and wrong on a slower one. Where the clock runs out first, or workers die, this grading is 0, and the next one of the
+same answer tries again.
 
 Equal and different forms of quantities (the last column is different):
 

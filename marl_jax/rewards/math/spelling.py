@@ -225,7 +225,7 @@ _RAISED_O = re.compile(r"(?<=\d)\s*\^\s*(?:\{\s*o\s*\}|o(?![A-Za-z]))")
 _ORDINAL = re.compile(r"^\s*(\d+)\s*(?:\^\s*)?(?:\{\s*)?(?:st|nd|rd|th)\s*\}?\s*\.?\s*$")
 _NOON = re.compile(r"(?<=\d)(?:\s*[ap]\.\s?m|\s+[ap]m|(?<=:\d\d)[ap]m)(?![A-Za-z])\.?", re.IGNORECASE)
 _ANSWER = re.compile(r"^(?:final )?answer ?: ?(?=[-+.\d\\({\[|¤]|[A-Za-z] ?=)", re.IGNORECASE)
-_ELLIPSIS = re.compile(r",\s*\.\.\.$")
+_ELLIPSIS = re.compile(r",\s*\.\.\.(?=\s*(?:,|$))")
 _LONE_DOLLAR = re.compile(r"\s*-?\s*\$")
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|sc|up|normal|md)?|math(?:rm|bf|it|sf|tt|normal)|[mhf]box|boxed|boldsymbol|bm|emph"

@@ -35,13 +35,14 @@ def amplification(runs: Sequence[Run]) -> Finding:
         "How does a role's gradient change with n parallel agents of it, and does Adam's update follow it?"
     )
     doubt = "Another power of n at a later stage of training, at larger scale, or where agents see different prompts."
-    # Of a role in runs that differ in the settings of their workflow, shapes of batches and the seed alone: {(agents,
+    # Of a role in runs that differ in the settings of their workflow, room for them and the seed alone: {(agents,
     # seed): of each run the amplification, the lengths of sum and update, and the amplification of independent agents}.
     series: dict[str, dict[tuple[int, int], list[tuple[float, ...]]]] = {}
     for run in runs:
         alike = essential(run.config)
         alike["workflow"] = {**(alike.get("workflow") or {}), "settings": None}
         alike["learner"] = {**(alike.get("learner") or {}), "batch": None}
+        alike["engine"] = {**(alike.get("engine") or {}), "max_prompt": None}
         for match in run.keys("gradient/([^/]+)/slots/([^/]+)/amplification"):
             keys = match[0], f"gradient/{match[1]}/norm/{match[2]}", f"policy/{match[1]}/update_norm"
             parts = [run.series(key[0]) for key in run.keys(f"gradient/{match[1]}/slots/{match[2]}/norm/.+")]
@@ -77,10 +78,10 @@ def amplification(runs: Sequence[Run]) -> Finding:
         f"and Adam's update {rows[-1][-1]} times."
     ) + (f" Left out: {len(several) - 1} smaller series of other cells or roles." if len(several) > 1 else "")
     how = (
-        "Amplification is |sum g| / mean |g| over the parallel agents, mean over the steps; the square root of their "
-        "number, where they are independent and their parts equally long, and with the lengths that were measured n to "
-        f"the power of {alone.mean:.3f}. The lengths of the sum and of Adam's update are relative to the fewest "
-        "agents. 95% t intervals over seeds."
+        "Amplification is |sum g| / mean |g| over the parallel agents, mean over the kept steps; the square root of "
+        "their number, where they are independent and their parts equally long, and with the lengths that were "
+        f"measured n to the power of {alone.mean:.3f}. The lengths of the sum and of Adam's update are relative to the "
+        "fewest agents. 95% t intervals over seeds."
     )
     table = Table(
         "Agents", rows, ("agents", "seeds", "amplification", "length of the sum", "of the update"), how
@@ -166,9 +167,9 @@ def capture(cells: Sequence[Cell]) -> Finding:
     )
     after = Table("Dominance and what follows", rows, ("", "cells", "runs", "correlation", "p"), how)
     how = (
-        "Of the lengths of all roles' parts of the gradient, mean over the steps, with 95% t intervals over seeds. In "
-        "each cell the role with the largest share is picked first, and then tested by the same numbers: it is above "
-        "an even share where its interval is. No p is corrected for either."
+        "Of the lengths of all roles' parts of the gradient, mean over the kept steps, with 95% t intervals over "
+        "seeds. In each cell the role with the largest share is picked first, and then tested by the same numbers: it "
+        "is above an even share where its interval is. No p is corrected for either."
     )
     head = ("", "role", "", "share", "an even one", "the others", "seeds")
     shares = Table("Shares of the gradient", held, head, how, words=3)
