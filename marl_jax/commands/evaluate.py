@@ -23,6 +23,7 @@ from marl_jax.own import is_own
 from marl_jax.planning.memory import Shapes
 from marl_jax.policies import decode_groups
 from marl_jax.rewards.grading import Grader, grade
+from marl_jax.rewards.warn import newly_ungraded
 from marl_jax.rollouts import Progress, progress_bar, write_episodes
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.checkpoints import CheckpointError, Damaged, steps
@@ -119,6 +120,7 @@ def evaluate(
             )
             table = grade(table, grader)
             results = summary(table, samples, base, stage.parts.metric)
+            results |= {"ungraded": lost} if (lost := newly_ungraded()) else {}
             about = {"split": split, "mode": cast.mode, "seed": noise, "checkpoint": of.name, **cast.about}
             about |= {"metric": metric} if metric else {}
             record = {**about, **results, **made_of}

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from marl_jax.rewards.fences import extract_program
 from marl_jax.rewards.math.boxed import extract_boxed
+from marl_jax.rewards.warn import ungraded
 from marl_jax.task import Family, Task
 
 __all__ = ["FAMILIES", "Grading", "grade", "grade_answer", "parse", "program", "start_answer"]
@@ -104,6 +105,8 @@ def _start_code(task: Task, answer: str) -> Callable[[], float]:
         for _ in range(TRIES - 1):
             if verdict.lost:  # a sandbox that failed says nothing about the program
                 verdict = submit().result()
+        if verdict.lost:
+            ungraded("a program could not be graded, and earns 0: %s", verdict.reason)
         return float(verdict.passed)
 
     return passed

@@ -1,14 +1,16 @@
-"""Warnings that may concern thousands of answers: each kind is logged at most once a minute."""
+"""Warnings that may concern thousands of answers: each kind is logged once a minute at most, and answers are counted."""
 
+import collections
 import logging
 import math
 import time
 
-__all__ = ["warn"]
+__all__ = ["newly_ungraded", "ungraded", "warn"]
 
 EVERY_S = 60.0
 
 _said: dict[str, float] = {}  # message -> when
+_ungraded: collections.deque[None] = collections.deque()  # one for each answer
 
 
 def warn(message: str, *details: object) -> None:
@@ -17,3 +19,17 @@ def warn(message: str, *details: object) -> None:
     if now - _said.get(message, -math.inf) >= EVERY_S:
         _said[message] = now
         logging.getLogger("marl_jax").warning(message, *details)
+
+
+def ungraded(message: str, *details: object) -> None:
+    """Warn of an answer that earns 0 because it could not be graded, and count it."""
+    _ungraded.append(None)
+    warn(message, *details)
+
+
+def newly_ungraded() -> int:
+    """How many answers could not be graded since this was last asked."""
+    count = len(_ungraded)
+    for _ in range(count):
+        _ungraded.popleft()
+    return count

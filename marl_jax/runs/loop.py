@@ -31,6 +31,7 @@ from marl_jax.hosts.gathering import gathered
 from marl_jax.hosts.layout import fingerprint
 from marl_jax.pretraining.pairs import unfamiliar
 from marl_jax.rewards.grading import Grader, grade
+from marl_jax.rewards.warn import newly_ungraded
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import disk_errors
@@ -223,6 +224,11 @@ def _tell(run: Run, number: int, made: Made, values: dict[str, Any]) -> None:
     tokenizers = parts.of_policies(parts.tokenizers)
     if number == 1 and (strange := unfamiliar(table, parts.pairs, tokenizers)):
         values["warnings"] = [*values.get("warnings", ()), *strange]
+    if lost := newly_ungraded():
+        values["warnings"] = [
+            *values.get("warnings", ()),
+            f"{lost} answers could not be graded, and earned 0",
+        ]
     if begun := run.watch.row(plain({"step": number, **values})):
         values["alarms"] = [alarm.to_json() for alarm in begun]
     run.metrics.write(number, values)
@@ -289,7 +295,8 @@ def _played(road: Road, run: Run, state: State, base: Mapping[str, Any] | None) 
     def writing() -> dict[str, Any]:
         decode = run.parts.decoders
         recording.record_evaluation(run.folder / "episodes", run.config, state.step, graded, decode)
-        line = summary(graded, samples, before, run.parts.metric)
+        lost = newly_ungraded()
+        line = summary(graded, samples, before, run.parts.metric) | ({"ungraded": lost} if lost else {})
         run.evaluations.write(state.step, run.about | line)
         for board in run.boards:
             board.write(state.step, {"eval": line})

@@ -10,6 +10,7 @@ from marl_jax.rewards import Pool, assert_tests, extract_program, parse_tests, r
 from marl_jax.rewards.code import Computed, compute
 from marl_jax.rewards.families import grade_answer
 from marl_jax.rewards.sandbox.verdicts import Verdict, done
+from marl_jax.rewards.warn import newly_ungraded
 from marl_jax.task import Task
 
 DOUBLE = "print(2 * int(input()))"
@@ -35,7 +36,8 @@ def test_a_program_whose_sandbox_fails_is_graded_again(monkeypatch, lost, reward
     verdicts = iter([Verdict(False, "the sandbox was lost", lost=True)] * lost + [Verdict(True, "")])
     monkeypatch.setattr("marl_jax.rewards.code.submit_program", lambda *_: done(next(verdicts)))
     task = Task(id="t", family="code", question="?", tests=({"stdin": "2", "stdout": "4"},))
-    assert grade_answer(task, DOUBLE) == reward
+    newly_ungraded()
+    assert (grade_answer(task, DOUBLE), newly_ungraded()) == (reward, 1 - reward)
 
 
 @pytest.mark.parametrize(

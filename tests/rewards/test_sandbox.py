@@ -315,7 +315,7 @@ def test_a_pool_without_descriptors_says_so_and_recovers(caplog):
         for verdict in verdicts:
             assert verdict.lost and not verdict.passed
             assert re.search("the sandbox was lost: .*Too many open files", verdict.reason), verdict.reason
-        assert [record.getMessage()[:24] for record in caplog.records] == ["a program was not graded"]
+        assert [record.getMessage()[:26] for record in caplog.records] == ["a program lost its sandbox"]
         again = [future.result(timeout=120) for future in submit([1, *range(2, 9)])]
         assert [verdict.passed for verdict in again] == [True, *[False] * 7]
         assert not any(verdict.lost for verdict in again)

@@ -19,6 +19,7 @@ from marl_jax.commands import evaluate as evaluation_of_runs
 from marl_jax.commands.casts import Evaluation
 from marl_jax.commands.export import export
 from marl_jax.models import init, load_hf
+from marl_jax.rewards.warn import ungraded
 from marl_jax.rollouts import read_episodes
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.checkpoints import CheckpointError
@@ -84,6 +85,12 @@ def test_all_checkpoints_are_one_paired_table(run):
     assert row[1] == "100.0%" and row[5].startswith("+") and row[8].endswith("*")
     words = " ".join(shown.split())
     assert "aggregator 20 picks a right one in 100.0% of 32 cases with one; unreadable 0.0%" in words
+
+
+def test_answers_that_could_not_be_graded_are_counted(run):
+    busy = lambda name: ungraded("no time") if name == "20" else None
+    base, late = evaluate(run, samples=2, watch=busy)
+    assert "ungraded" not in base and late["ungraded"] == 1
 
 
 def test_the_base_is_played_once_on_the_same_problems_and_noise(run):

@@ -50,7 +50,7 @@ from marl_jax.rewards.math.expressions import (
 from marl_jax.rewards.math.latex import parse
 from marl_jax.rewards.math.spelling import choice, clean, squeeze
 from marl_jax.rewards.math.units import agree
-from marl_jax.rewards.warn import warn
+from marl_jax.rewards.warn import ungraded
 
 __all__ = ["WALL_LIMIT_S", "equivalent", "grade_math", "start_equivalent"]
 
@@ -124,7 +124,7 @@ def _by_algebra(answer: str, gold: str) -> bool:
     same = _compared(answer, gold, compare)
     if compare.undecided and not same:
         # In the rewards alone, a busy machine looks like wrong answers.
-        warn("no time for the algebra of a math answer, which earns 0: %s", answer)
+        ungraded("no time for the algebra of a math answer, which earns 0: %s", answer)
         raise _Undecided
     return same
 

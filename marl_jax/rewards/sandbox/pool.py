@@ -164,7 +164,7 @@ class Pool:
         except (ZygoteLost, SandboxUnavailable) as error:
             seat.clear()
             # Logged, because from rewards alone a failing machine looks like failing programs.
-            warn("a program was not graded: %s", error)
+            warn("a program lost its sandbox: %s", error)
             return Verdict(False, f"test {program.at}: the sandbox was lost: {error}", lost=True)
         except BaseException as error:
             seat.clear()
