@@ -1,4 +1,4 @@
-"""Warnings that may concern thousands of answers: each kind is logged once a minute at most, and answers are counted."""
+"""Warnings that may concern thousands of answers: each kind is logged once a minute at most, and answers counted."""
 
 import collections
 import logging
