@@ -49,10 +49,7 @@ RECIPE = Recipe(
         "told": {**ALONE, "phases": [TOLD, {"steps": HALF, "name": "played"}]},
         "alone": {**ALONE, "phases": [], "steps": HALF},
     },
-    claims=(
-        Claim("accuracy", "told", "alone"),
-        Claim("accuracy", "told", "team"),
-    ),
+    claims=(Claim("accuracy", "told", "alone"),),
     measures={"tagged": tagged},
     hours=0.6,
 )

@@ -17,7 +17,7 @@ from marl_jax.rewards.math.boxed import extract_boxed
 from marl_jax.rewards.warn import ungraded
 from marl_jax.task import Family, Task
 
-__all__ = ["FAMILIES", "Grading", "grade", "grade_answer", "parse", "program", "start_answer"]
+__all__ = ["FAMILIES", "Grading", "grade", "grade_answer", "parse", "program", "start_answer", "written"]
 
 TRIES = 3  # of a program whose sandbox fails
 
@@ -28,11 +28,17 @@ class Grading:
 
     parse: Callable[[str], str | None]  # response -> answer
     start: Callable[[Task, str], Callable[[], float]]  # task, answer -> a function that waits for its reward
+    form: str  # of a response with this answer, which `parse` reads
 
 
 def parse(task: Task, response: str) -> str | None:
     """The answer of a response: the content of its last box, or its last fenced block of code."""
     return FAMILIES[task.family].parse(response)
+
+
+def written(task: Task, answer: str) -> str:
+    """The answer in the form that responses have; a text that has it already is left as it is."""
+    return answer if parse(task, answer) is not None else FAMILIES[task.family].form.format(answer)
 
 
 def grade(task: Task, response: str) -> float:
@@ -113,6 +119,6 @@ def _start_code(task: Task, answer: str) -> Callable[[], float]:
 
 
 FAMILIES: dict[Family, Grading] = {
-    "math": Grading(extract_boxed, _start_math),
-    "code": Grading(extract_program, _start_code),
+    "math": Grading(extract_boxed, _start_math, "\\boxed{{{}}}"),
+    "code": Grading(extract_program, _start_code, "```python\n{}\n```"),
 }

@@ -7,6 +7,7 @@ import pytest
 from tiny_run import tiny_config
 
 from marl_jax.episodes import CallRecord, Episode, Leaf
+from marl_jax.rewards.families import grade
 from marl_jax.rollouts import write_episodes
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.collected import Collected, flattened
@@ -45,6 +46,16 @@ def test_an_episode_without_calls_is_left_out_and_the_others_stay_themselves(tol
     assert "<generator>more</generator>" in table.text[0] and "three" in table.text[1]
     assert [table.task_of(row).id for row in range(2)] == ["t1", "t3"]
     assert len(told(episode(1), episode(2))) == 0
+
+
+@pytest.mark.parametrize(
+    ("family", "answer"), [("math", "1"), ("math", "so \\boxed{1}"), ("code", "print(1)")]
+)
+def test_a_row_of_a_right_episode_is_a_right_response(told, family, answer):
+    """Whatever its last call has in a box."""
+    task = Task("t", family, "0+1=?", gold="1", tests=({"stdin": "", "stdout": "1"},))
+    table = told(episode(1, said("I pick \\boxed{2}"), task=task, answer=answer))
+    assert grade(task, table.text[0].removesuffix("<|im_end|>")) == 1
 
 
 def test_a_row_is_of_the_problem_of_its_episode_whatever_its_calls_were_about(told):
