@@ -5,7 +5,8 @@ rule alone.
 
 The questioner writes a problem, three responders answer it, each answer gets three votes. The rule is silent about half
 of the problems, by their digits. A verifier earns 1 where its vote is the majority's, a responder the larger of rule
-and majority, the questioner exp(-(m - 1/2)^2 / (2 (1/6)^2)) of the mean m of its responders, -1 for what is no problem.
+and majority, the questioner exp(-(m - 1/2)^2 / (2 (1/6)^2)) of the mean m of its responders, -1 for what is no problem. The rule
+alone is played without verifiers.
 """
 
 import functools
@@ -34,6 +35,8 @@ def asked(task, prompts, *, rng, answers=3, votes=3, seats=9, given=False):
         return None
     ask = prompts.generator(question=made.question)
     said = yield [Call("responder", ask, slot=i, about=made) for i in range(answers)]
+    if not seats:
+        return said[0]
     looks = [prompts.evaluator(question=made.question, answer=answer) for answer in said]
     yield [
         Call("verifier", looks[i // votes], slot=i, reads=[said[i // votes]], read=verdict, about=made)
@@ -91,7 +94,7 @@ RECIPE = Recipe(
     config=config,
     arms={
         "rule and votes": {},
-        "rule": {"rewards.name": "recipes.spell:rule_alone"},
+        "rule": {"rewards.name": "recipes.spell:rule_alone", "workflow.settings.seats": 0},
         "votes": {"rewards.name": "recipes.spell:votes_alone"},
     },
     claims=(
@@ -99,7 +102,8 @@ RECIPE = Recipe(
         Claim("accuracy", "rule and votes", "votes"),
         Claim("accuracy", "rule and votes", "base"),
     ),
-    measures={"verifiers agree": part("role/verifier/reward")},  # 1 where all do, as always-yes does
+    # Verifiers that all say the same agree, too: what responders earn by votes alone is the share that they accept.
+    measures={"verifiers agree": part("reward/verifier"), "responders earn": part("reward/responder")},
     examined={"workflow.settings.given": True},
     hours=0.6,
 )

@@ -3,9 +3,10 @@
 Claim: the change from turn to turn teaches later turns more than the shared outcome.
 
 A coder writes a program, public tests are run on it, and it repairs what failed, up to three turns. The first turn
-earns its grade by the hidden tests, every other the change. The paper has a critic per model; here calls of one turn
-are one group, which gives each turn its own baseline. A role that can only keep a right program is never asked: public
-tests that pass end the episode. Planner and reflector of the paper are left out: the base has no words for them.
+earns its grade by the hidden tests, all or nothing where the paper has the share that pass, every other the change. The
+paper has a critic per model; here calls of one turn are one group, which gives each turn its own baseline. A role that
+can only keep a right program is never asked: public tests that pass end the episode. Planner and reflector of the paper
+are left out: the base has no words for them.
 """
 
 from marl_jax.rewards.peers import changes
