@@ -42,7 +42,8 @@ def keep_programs() -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-        _mend(folder)
+        if _setting("compilation_cache_max_size") != -1 or "JAX_COMPILATION_CACHE_MAX_SIZE" not in os.environ:
+            _mend(folder)  # without a limit JAX keeps no times
     except (OSError, filelock.Timeout) as error:
         why = getattr(error, "strerror", None) or "another process holds it"
         _tell(f"compiled programs are not kept: '{folder}' cannot be used ({why})")

@@ -5,13 +5,20 @@ one prompt that are compared with each other, for a quarter of the solver's call
 
 A hop is an operation: the proposer is shown a problem and asked for one with one or two. What it writes is executed,
 and refused where it is held out. Of n tries k are right: the proposer earns (n - k) / (n - 1) where 0 < k < n, else 0,
-and half of its form: a problem at all, of as many hops as asked for. All arms make as many solver's calls a step.
+and half of its form: a problem at all, of as many hops as asked for. All arms make as many solver's calls a step, but
+for proposals that are refused. Proposer and solver train in turn, five steps each; `frozen proposer` has the same
+turns, the proposer's at a learning rate of 0.
+
+Departs from the paper: there are no documents and no search. One hop or two are asked for, 2 : 1, there one to four,
+4 : 3 : 2 : 1. The answer is computed, there the proposer writes it. Form has two parts, there four. The solver learns
+from problems that are proposed in the same step, there from those written before its turn. The proposer's turns are of
+5 steps, there of 50.
 """
 
 import numpy as np
 
 from marl_jax.workflows import Call, solver, team, workflow
-from recipes.recipe import Claim, Recipe, Trained, micro, part
+from recipes.recipe import Claim, Recipe, Trained, micro, part, steps_of
 from recipes.sums import chained
 from recipes.words import MORE_BASE, ask_hops, user
 
@@ -60,8 +67,13 @@ def _paid(one):
     return [difficulty + form / 2, *one.answers[1:]]
 
 
+PROPOSER = {"steps": 5, "name": "proposer", "policies": ["p0"]}
+SOLVER = {"steps": 5, "name": "solver", "policies": ["p1"]}
+STILL = {"learner": {"optimiser.schedule.learning_rate": 0.0}}
+
+
 def config():
-    """Ten steps of the proposer, ten of the solver, and again."""
+    """Five steps of the proposer, five of the solver, four times."""
     return micro(
         "recipes.dr_zero:proposed",
         {"proposer": "p0", "solver": "p1"},
@@ -70,10 +82,7 @@ def config():
         samples=1,
         rewards__name="recipes.dr_zero:paid",
         advantages__group="role,call.peers",
-        phases=[
-            {"steps": 10, "name": "proposer", "policies": ["p0"]},
-            {"steps": 10, "name": "solver", "policies": ["p1"]},
-        ],
+        phases=[PROPOSER, SOLVER],
     )
 
 
@@ -95,7 +104,7 @@ RECIPE = Recipe(
         "by hops": {},
         "one group": {"workflow.settings.by_hops": False},
         "by prompt": {"data.problems": 4, "rollout.samples": 4, "advantages.group": "task,role"},
-        "frozen proposer": {"policies.frozen_roles": ["proposer"], "phases": []},
+        "frozen proposer": {"phases": [PROPOSER | STILL, SOLVER]},
     },
     claims=(
         Claim("accuracy", "by hops", "base"),
@@ -104,7 +113,11 @@ RECIPE = Recipe(
         Claim("accuracy", "by hops", "frozen proposer"),
         Claim("as asked", "by hops", "by prompt"),
     ),
-    measures={"as asked": as_asked, "late reward of proposers": part("role/proposer/reward")},
+    measures={
+        "as asked": as_asked,
+        "late reward of proposers": part("role/proposer/reward"),
+        "solver's steps": steps_of("solver"),
+    },
     examined={"workflow.settings.given": True},
     also={"proposing": {"workflow.settings.given": False, "workflow.settings.tries": 1}},
     hours=0.5,

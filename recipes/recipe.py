@@ -33,11 +33,24 @@ from marl_jax.learning.learner_config import LearnerConfig
 from marl_jax.learning.optimiser import OptimiserConfig, ScheduleConfig
 from marl_jax.policies import SamplingSettings
 from marl_jax.rollouts import read_episodes
+from marl_jax.runs.collected import collected_path
 from marl_jax.runs.evaluation import outcomes, values
 from marl_jax.table import Table
 from marl_jax.task import Family
 
-__all__ = ["Claim", "Recipe", "Trained", "changed", "find", "mean", "micro", "names", "over_problems", "part"]
+__all__ = [
+    "Claim",
+    "Recipe",
+    "Trained",
+    "changed",
+    "find",
+    "mean",
+    "micro",
+    "names",
+    "over_problems",
+    "part",
+    "steps_of",
+]
 
 RESULTS = Path(__file__).parents[1] / "results" / "recipes"
 Values = float | Sequence[float]  # one number, or one for each test problem
@@ -53,12 +66,13 @@ class Trained:
     base: Table | None = None  # the same by the policies as they began
     # The same in further evaluations, by name.
     also: Mapping[str, Table] = dataclasses.field(default_factory=dict)
-    lines: Sequence[Mapping[str, Any]] = ()  # of its metrics.jsonl
+    lines: Sequence[Mapping[str, Any]] = ()  # of its metrics.jsonl, up to that step
     folder: Path = Path()
 
     def collected(self) -> list[Table]:
-        """What phases that collect have kept."""
-        return [read_episodes(path) for path in sorted((self.folder / "collected").glob("*.parquet"))]
+        """What phases that collect have kept, up to the step that is compared, step by step."""
+        paths = [collected_path(self.folder, line["step"]) for line in self.lines]
+        return [read_episodes(path) for path in paths if path.exists()]
 
 
 Measure = Callable[[Trained], Values]
@@ -173,6 +187,11 @@ def part(metric: str, *, late: bool = True) -> Measure:
         return mean(values[-some:] if late else values[:some])
 
     return measure
+
+
+def steps_of(phase: str) -> Measure:
+    """How many steps of a phase there were."""
+    return lambda trained: float(sum(line.get("phase") == phase for line in trained.lines))
 
 
 def mean(values: Sequence[float] | np.ndarray) -> float:

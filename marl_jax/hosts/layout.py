@@ -101,14 +101,16 @@ def on_host(tree: Tree) -> Tree:
 
 
 def fingerprint(tree: Tree) -> int:
-    """A number that changes with any bit of the arrays, of which every process has a copy."""
-    return sum(int(_sum_of_bits(leaf)) for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+    """A number that changes with the bits of the arrays and with their places; every process has a copy of them."""
+    leaves = (leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array))
+    return sum((2 * place + 1) * int(_sum_of_bits(leaf)) for place, leaf in enumerate(leaves))
 
 
 @jax.jit
 def _sum_of_bits(leaf: jax.Array) -> jax.Array:
     """An integer sum, so that its order says nothing."""
-    words = jax.lax.bitcast_convert_type(leaf.astype(jnp.float32), jnp.uint32).ravel()
+    leaf = leaf if leaf.dtype.itemsize == 4 else leaf.astype(jnp.float32)
+    words = jax.lax.bitcast_convert_type(leaf, jnp.uint32).ravel()
     places = 2 * jax.lax.iota(jnp.uint32, words.size) + 1
     return jnp.sum((words ^ (words >> 16)) * places, dtype=jnp.uint32)
 

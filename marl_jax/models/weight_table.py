@@ -29,8 +29,7 @@ __all__ = [
 
 Tree = dict[str, Any]  # nested dictionaries of arrays, or of anything that stands for one
 
-# Which mesh axis each logical axis is laid over. Adding {"embed": "data"} also spreads the weights over the
-# data axis (FSDP): the memory of training falls, and every use of a weight gathers it first.
+# Which mesh axis each logical axis is laid over.
 RULES: Mapping[str, str] = {"vocab": "model", "heads": "model", "kv_heads": "model", "mlp": "model"}
 
 
@@ -115,19 +114,19 @@ def random(key: jax.Array, config: ModelConfig) -> Tree:
     return jax.tree.unflatten(treedef, arrays)
 
 
-def partition(weight: Weight, mesh: Mesh, rules: Mapping[str, str] = RULES) -> PartitionSpec:
+def partition(weight: Weight, mesh: Mesh) -> PartitionSpec:
     """Lay each axis over the mesh axis its rule names; one that the mesh does not divide stays whole."""
     spec: list[str | None] = []
     for size, axis in zip(weight.shape, weight.axes):
-        place = rules.get(axis)
+        place = RULES.get(axis)
         fits = place in mesh.shape and place not in spec and size % mesh.shape[place] == 0
         spec.append(place if fits else None)
     return PartitionSpec(*spec)
 
 
-def shardings(config: ModelConfig, mesh: Mesh, rules: Mapping[str, str] = RULES) -> Tree:
+def shardings(config: ModelConfig, mesh: Mesh) -> Tree:
     """A `NamedSharding` per weight, for a mesh with axes such as ("data", "model")."""
-    return jax.tree.map(lambda w: NamedSharding(mesh, partition(w, mesh, rules)), table(config))
+    return jax.tree.map(lambda w: NamedSharding(mesh, partition(w, mesh)), table(config))
 
 
 def abstract(config: ModelConfig) -> Tree:

@@ -61,7 +61,8 @@ def occupancy_at_length(
     episodes that are played.
     """
     first = np.cumsum([len(waves[0]) for waves in episodes] * times)
-    some = min(len(first), 1 + int(np.searchsorted(first, 3 * ahead // 2)))  # more than begin at once
+    at_once = 1 + int(np.searchsorted(first, ahead))
+    some = min(len(first), max(at_once + 1, 1 + int(np.searchsorted(first, 3 * ahead // 2))))
     played = copies(episodes, some)
     out, alike = _played(settings, played, ahead)
     if left := times * _tokens(episodes) - _tokens(played):

@@ -321,7 +321,7 @@ def _decoding(
     if config.engine.kind == "vllm":  # of devices that are not known here
         return ()
     share, specs = config.mesh.devices, config.policies.specs
-    prefill = decode = moved = 0.0
+    prefill = decode = moved = weights = 0.0
     for group in decode_groups(specs):
         sizes, engine = memory.model_of_group(config, models, group), engines[specs[group[0]].base]
         adapters = len(group) * sizes.trained if sizes.lora_rank else 0
@@ -335,19 +335,24 @@ def _decoding(
         # A step writes its logits and reads them twice.
         moved += 12 * sizes.config.vocab_size * sum(call.new for call in calls)
         if engine.lanes_at and calls:
-            read, again = _over_rungs(config, sizes, calls, engine, times)
+            cached, steps, again = _over_rungs(config, sizes, calls, engine, times)
             prefill += costs.serving_operations(sizes, again, engine.context / 2, adapters)
-            moved += read
         else:
-            moved += _over_one_cache(sizes, calls, engine, times)
+            cached, steps = _over_one_cache(sizes, calls, engine, times)
+        moved += cached
+        weights += steps * sizes.weights
+    # Lanes are spread over the devices of a process, and each of these reads its part of the weights at every step.
+    weights *= config.mesh.data / share
     return (
         Work("prefill", times * prefill / share, 0.0),
-        Work("decode", times * decode / share, times * moved / share),
+        Work("decode", times * decode / share, times * (moved / share + weights)),
     )
 
 
-def _over_one_cache(sizes: Model, calls: Sequence[Asked], engine: EngineSettings, times: float) -> float:
-    """Bytes of caches and weights that these calls read, where lanes are full: every lane reads what lies in it."""
+def _over_one_cache(
+    sizes: Model, calls: Sequence[Asked], engine: EngineSettings, times: float
+) -> tuple[float, float]:
+    """Bytes of caches that these calls read where lanes are full, every lane what lies in it; and decode steps."""
     in_turn: dict[int, int] = {}  # of the longest call of each wave
     for call in calls:
         in_turn[call.wave] = max(in_turn.get(call.wave, 0), call.new)
@@ -355,19 +360,19 @@ def _over_one_cache(sizes: Model, calls: Sequence[Asked], engine: EngineSettings
     filled = -(-times * sum(call.new for call in calls) // engine.widths[0])
     # Each bank reads the weights.
     steps = max(filled, engine.banks * sum(in_turn.values()))
-    return attended * cache_bytes(sizes.config, 1, 1) + steps * sizes.weights / times
+    return attended * cache_bytes(sizes.config, 1, 1), steps / times
 
 
 def _over_rungs(
     config: RunConfig, sizes: Model, calls: Sequence[Asked], engine: EngineSettings, times: float
-) -> tuple[float, float]:
-    """Bytes of caches and weights that a replay of these calls reads, and tokens that are fed once more."""
+) -> tuple[float, float, float]:
+    """Bytes of caches that a replay of these calls reads, its decode steps, and tokens that are fed once more."""
     most = tuple((role, own.max_new_tokens) for role, own in config.role_settings.items())
     ahead = memory.look_ahead(config, engine.lanes)
     counted = _replayed(tuple(calls), most, engine, math.ceil(times), ahead)
-    read = counted.dispatches * sizes.weights + counted.attended * cache_bytes(sizes.config, 1, 1)
     part = sum(call.new for call in calls) / counted.sampled
-    return part * engine.steps * read, part * counted.recomputed
+    steps, read = part * engine.steps, cache_bytes(sizes.config, 1, 1)
+    return steps * counted.attended * read, steps * counted.dispatches, part * counted.recomputed
 
 
 @functools.lru_cache(maxsize=8)  # kinds of device with as much memory have the same lanes
@@ -397,8 +402,11 @@ def _learning(
     """Reference pass, gradient and optimiser step of one training step, over all policies."""
     share, epochs = config.mesh.devices, config.learner.epochs
     anchors, times = config.learner.interventions.kl_coef, config.data.problems / demand.problems
-    reference = gradient = moved = 0.0
-    stepped = sum(2 * part.bytes for part in parts if part.name == memory.STATES)
+    reference = gradient = moved = added = 0.0
+    cut = config.mesh.model  # over so many devices each weight; the others hold copies, and do the same
+    # What `parts` count of them is of all seeds, and of one device.
+    seeds = 1 if config.road == "compiled" else config.seeds
+    stepped = sum(2 * part.bytes / seeds for part in parts if part.name == memory.STATES)
     for policy in (name for name, spec in config.policies.specs.items() if not spec.frozen):
         roles = roles_of(config.policies.map, policy)
         sizes = models[policy]
@@ -407,13 +415,14 @@ def _learning(
         for shape, count in batches_of(config, demand, policy, sizes.platform):
             gradient += count * costs.update_operations(sizes, shape)
             # Activations are written and read, the gradient is added to its tree.
-            moved += count * (2 * costs.kept(sizes, shape) + 12 * numbers)
+            moved += count * 2 * costs.kept(sizes, shape)
+            added += count * 12 * numbers
             reference += count * costs.forward_operations(sizes, shape) * passes
-        stepped += (8 * memory.count_units(config, demand, policy) + 12) * numbers
+        stepped += (8 * memory.count_units(config, demand, policy) + 12) * numbers / cut
     return (
         Work("reference", times * reference / share, 0.0),
-        Work("gradient", epochs * times * gradient / share, epochs * times * moved / share),
-        Work("optimiser", 0.0, epochs * stepped / share),
+        Work("gradient", epochs * times * gradient / share, epochs * times * (moved / share + added / cut)),
+        Work("optimiser", 0.0, epochs * stepped),
     )
 
 

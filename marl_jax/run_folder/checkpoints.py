@@ -16,6 +16,7 @@ import math
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -49,6 +50,7 @@ __all__ = [
 Tree = Any
 Which = Literal["latest", "best"] | int
 SEAL = "seal.json"
+POLL_S = 0.05  # between two looks for what process 0 does
 _SEALED = {"step", "score", "data", "numbers", "files"}  # keys of every seal
 
 
@@ -185,7 +187,10 @@ class Checkpoints:
         """In the background: seal what Orbax wrote, give it its name, prune."""
         step = seal["step"]
         if not hosts.is_first():
-            return response.result()
+            response.result()
+            while place.exists():  # ending before the seal, this process would have the others end, too
+                time.sleep(POLL_S)
+            return
         try:
             with disk_errors(self.directory):
                 response.result()

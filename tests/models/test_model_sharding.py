@@ -31,18 +31,17 @@ _SETTING = """
 """
 _CHECK = """
     save_hf(sys.argv[1], config, params)
-    for shape, rules in [((4, 2), weight_table.RULES), ((2, 4), {**weight_table.RULES, "embed": "data"})]:
+    for shape in [(4, 2), (2, 4)]:
         mesh = jax.make_mesh(shape, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-        _, spread = load_hf(sys.argv[1], shardings=lambda config: weight_table.shardings(config, mesh, rules))
+        _, spread = load_hf(sys.argv[1], shardings=lambda config: weight_table.shardings(config, mesh))
         rows = NamedSharding(mesh, P("data"))
         logits = run(spread, config, jax.device_put(tokens, rows), adapter_index=jax.device_put(index, rows))
         np.testing.assert_allclose(np.asarray(logits), plain, atol=2e-5, rtol=0)
 
         held = lambda leaf: leaf.addressable_shards[0].data.size / leaf.size
         layers, model = spread["layers"], shape[1]
-        across = shape[0] if "embed" in rules else 1
-        assert held(layers["gate"]) == held(layers["q"]) == held(spread["embed"]) == 1 / model / across
-        assert held(layers["k"]) == (1 / 2 if model == 2 else 1) / across  # two KV heads do not divide by four
+        assert held(layers["gate"]) == held(layers["q"]) == held(spread["embed"]) == 1 / model
+        assert held(layers["k"]) == (1 / 2 if model == 2 else 1)  # two KV heads do not divide by four
     save_hf(sys.argv[1] + "/again", config, spread)
     _, again = load_hf(sys.argv[1] + "/again")
     jax.tree.map(np.testing.assert_array_equal, params, again)

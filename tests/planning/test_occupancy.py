@@ -114,6 +114,14 @@ def test_many_episodes_are_counted_from_some(flagship):
     assert some.dispatches == pytest.approx(whole.dispatches, rel=0.1)
 
 
+@pytest.mark.parametrize("wave", [1, 3, 8, 16])
+def test_however_many_calls_begin_at_once_the_rest_is_counted_from_those_that_follow(wave):
+    """A wave may reach what is asked ahead and half as much again by itself."""
+    episodes = [[[Length((n, 1, 1), 4, 8)] * wave] for n in range(16)]
+    for ahead in range(1, 25):
+        assert occupancy_at_length(OVER_RUNGS, episodes, 8, ahead).sampled == 8 * 16 * wave * 4
+
+
 def test_a_plan_reads_all_rungs_and_all_weights_at_each_step(flagship):
     config, plan = flagship
     decode = next(work for work in plan.works if work.name == "decode")

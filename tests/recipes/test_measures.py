@@ -1,11 +1,16 @@
 """What recipes pay and measure, on episodes made by hand."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
 from by_hand import TASK, call, episode, kept, table_of
+from scipy.optimize import minimize
 
+from marl_jax.rollouts import write_episodes
+from marl_jax.runs.collected import collected_path
+from marl_jax.workflows import Completion, Fork, load_prompts
 from recipes import (
     afm,
     at_grpo,
@@ -21,7 +26,7 @@ from recipes import (
     unitymas_o,
 )
 from recipes import exit as exit_recipe
-from recipes.recipe import Trained, accuracy, part, tokens
+from recipes.recipe import Trained, accuracy, part, steps_of, tokens
 
 # ---------------------------------------------------------------- dr_mas
 
@@ -158,9 +163,21 @@ def test_early_and_late_rewards_are_those_of_the_first_and_the_last_quarter():
     assert part("role/solver/reward")(run) == pytest.approx(0.6)
     assert part("role/solver/reward", late=False)(run) == pytest.approx(0.1)
     assert np.isnan(part("role/evaluator/reward")(run))
+    assert comas.off_one_half(run) == pytest.approx(0.1)
 
 
 # ---------------------------------------------------------------- optima
+
+
+def test_what_was_collected_after_the_step_that_is_compared_is_left_out(tmp_path):
+    """Steps 2, 3 and 5 were kept, and step 4 is compared; of the phase that keeps there were two steps."""
+    for step in (2, 3, 5):
+        write_episodes(collected_path(tmp_path, step), table_of(episode(call("solver", f"step {step}"))))
+    phases = ("look", "keep", "keep", "look")
+    lines = [{"step": i, "phase": phase} for i, phase in enumerate(phases, 1)]
+    trained = Trained(table_of(episode(call("solver"))), lines=lines, folder=tmp_path)
+    assert [table.text for table in trained.collected()] == [("step 2",), ("step 3",)]
+    assert steps_of("keep")(trained) == 2 and steps_of("none")(trained) == 0
 
 
 def test_the_price_is_on_the_share_of_the_longest_conversation():
@@ -260,6 +277,25 @@ def test_a_reflection_earns_the_change_that_it_makes():
     assert retroformer.change(made) == [1, 0, -1]
     worse = table_of(*made, grades=[0, np.nan, 1, 1, np.nan, 1, 1, np.nan, 0])
     assert retroformer.trial(0, Trained(worse)) == retroformer.trial(1, Trained(worse)) == 2 / 3
+    right = episode(call("actor", kind="solver"), outcome=1.0, answers=(1.0,))
+    assert retroformer.change([right]) == [0]  # nobody has reflected
+    good = table_of(right, grades=[1.0])
+    assert retroformer.mended_by_base(Trained(good, base=worse)) == 2 / 3
+    assert np.isnan(retroformer.trial(1, Trained(good))) and np.isnan(
+        retroformer.mended_by_base(Trained(good))
+    )
+
+
+def test_only_a_trial_that_fails_is_reflected_on():
+    flow = retroformer.trials(TASK, load_prompts("math", "micro"))
+    assert next(flow).role == "actor"
+    with pytest.raises(StopIteration) as ended:
+        flow.send(Completion("\\boxed{2}", (1,), (0.0,), "stop", "2", 0))
+    assert ended.value.value.answer == "2"
+    flow = retroformer.trials(TASK, load_prompts("math", "micro"))
+    next(flow)
+    assert flow.send(Completion("\\boxed{3}", (1,), (0.0,), "stop", "3", 0)) == Fork(4)
+    assert flow.send(0).role == "reflector"
 
 
 def test_turns_earn_what_they_change_and_later_turns_are_told_apart():
@@ -276,12 +312,35 @@ def test_preferences_are_transitive_noisy_or_cyclic():
     right, *wrong = [said("2", 1.0, 0), said("3", 0.0, 1), said("4", 0.0, 2), said("5", 0.0, 3)]
     assert spo.sure([right, *wrong]) == pytest.approx([1, 1 / 3, 1 / 3, 1 / 3])
     assert spo.cyclic([right, *wrong]) == pytest.approx([1, 1 / 3, 1 / 3, 1 / 3])  # a cycle has no best one
+    best, *equal = spo.bt_cyclic([right, *wrong])
+    assert best > 1 and np.ptp(equal) < 1e-9
     assert spo.prefers(wrong[1], wrong[0], cyclic=True) and not spo.prefers(wrong[0], wrong[1], cyclic=True)
     turned = [spo.prefers(said("2", 1.0, i), said("3", 0.0, 1000 + i), noise=0.3) for i in range(1000)]
     assert 0.65 < np.mean(turned) < 0.75
     for i in range(50):  # a comparison that is turned over is so from both sides
         one, other = said("2", 1.0, i), said("3", 0.0, 1000 + i)
         assert spo.prefers(one, other, noise=0.3) != spo.prefers(other, one, noise=0.3)
+
+
+def test_scores_of_a_bradley_terry_model_are_the_likeliest():
+    """Of two answers, one better: s = -s' with 1 - sigmoid(2 s) = PRIOR s; of random preferences by a search."""
+    one, other = spo.strengths([1.0, 0.0])
+    assert one == -other and 1 / (1 + np.exp(2 * one)) == pytest.approx(spo.PRIOR * one)
+    assert spo.strengths([0.5]) == [0.0]
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        won = np.triu(rng.choice((0.0, 0.5, 1.0), (8, 8)), 1)
+        won += np.tril(1 - won.T, -1)
+
+        def unlikely(scores, won=won):
+            gaps = scores[:, None] - scores
+            return np.sum(won * np.logaddexp(0, -gaps)) + spo.PRIOR / 2 * np.sum(scores**2)
+
+        shares = won.sum(1) / 7
+        found = np.array(spo.strengths(shares.tolist()))
+        np.testing.assert_allclose(found, minimize(unlikely, np.zeros(8), tol=1e-9).x, atol=1e-4)
+        for i, j in itertools.permutations(range(8), 2):  # their order is that of the shares
+            assert (found[i] - found[j] > 1e-9) == (shares[i] - shares[j] > 1e-9)
 
 
 def test_the_contract_holds_whatever_is_said():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from pathlib import Path
 
 import driven
 import numpy as np
@@ -13,6 +14,7 @@ from marl_jax.task import Task
 from marl_jax.tasks import micro
 from recipes import absolute_zero, dr_zero, r_zero, self_play_repair, spell, sums
 from recipes.recipe import Trained
+from recipes.run import of_arm
 
 # ---------------------------------------------------------------- absolute_zero
 
@@ -205,12 +207,41 @@ def test_small_majorities_are_trusted_less_and_may_move_further():
     assert found["clip_high"] == pytest.approx([0.28, *[0.24] * 5, 0.28, *[0.2] * 5])
 
 
+def labelled(one, advantage):
+    """A table of one question, with the advantages of its answers."""
+    made = table_of(one, grades=[np.nan, *one.answers[1:]])
+    return made.replace(advantage=np.array([0.0, *advantage]))
+
+
 def test_labels_are_measured_against_the_truth():
-    good = asked("1+1", ["2", "2", "3"], right=(1.0, 1.0, 0.0))
-    drifted = asked("1+2", ["4", "4", "3"], 1, right=(0.0, 0.0, 1.0))
-    both = [table_of(one, grades=[np.nan, *one.answers[1:]]) for one in (good, drifted)]
-    assert r_zero.label_accuracy(both) == 0.5
-    assert r_zero.early(kept(*both)) == 1.0 and r_zero.late(kept(*both)) == 0.0
+    good = labelled(asked("1+1", ["2", "2", "3"], right=(1.0, 1.0, 0.0)), [0.5, 0.5, -1])
+    drifted = labelled(asked("1+2", ["4", "4", "3"], 1, right=(0.0, 0.0, 1.0)), [0.5, 0.5, -1])
+    assert r_zero.label_accuracy([good, drifted]) == 0.5
+    assert r_zero.early(kept(good, drifted)) == 1.0 and r_zero.late(kept(good, drifted)) == 0.0
+
+
+def test_labels_that_raise_no_answer_count_among_all_alone():
+    """One true label teaches; a false one is left out, another has the agreement of all."""
+    good = labelled(asked("1+1", ["2", "2", "3"], right=(1.0, 1.0, 0.0)), [0.5, 0.5, -1])
+    out = labelled(asked("1+2", ["4", "3", "5"], 1, right=(0.0, 1.0, 0.0)), [0, 0, 0])
+    beside = labelled(asked("1+2", ["4", "4", "4"], 2, right=(0.0, 0.0, 0.0)), [-0.5, -0.5, -0.5])
+    tables = [good, out, beside]
+    assert r_zero.label_accuracy(tables) == 1.0
+    assert r_zero.label_accuracy(tables, every=True) == pytest.approx(1 / 3)
+    assert np.isnan(r_zero.label_accuracy([out, beside]))
+
+
+@pytest.mark.parametrize("recipe, first", [(r_zero, "challenger"), (dr_zero, "proposer")])
+def test_the_solver_of_a_frozen_arm_has_the_same_turns(recipe, first):
+    """Every arm has two rounds within twenty steps; the frozen one learns nothing in the first turn of each."""
+    found = recipe.RECIPE
+    for arm in found.arms:
+        phases = of_arm(found, arm, Path(), 0).phases
+        assert [(phase.name, phase.steps, phase.policies) for phase in phases] == [
+            (first, 5, ("p0",)), ("solver", 5, ("p1",)),
+        ]  # fmt: skip
+        rate = phases[0].learner.get("optimiser.schedule.learning_rate")
+        assert rate == (0.0 if arm == f"frozen {first}" else None) and not phases[1].learner
 
 
 def verified(text, rights, votes):

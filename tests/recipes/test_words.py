@@ -16,21 +16,22 @@ from marl_jax.models.tokenizer import build_micro_tokenizer, load_tokenizer
 from marl_jax.pretraining.recipe import Recipe, batches
 from marl_jax.pretraining.roles import Skill
 from marl_jax.rewards.fences import extract_program
+from marl_jax.rewards.math.boxed import extract_boxed
 from marl_jax.rollouts import Chat
 from marl_jax.sampling import generate
 from marl_jax.tasks import micro
 from marl_jax.workflows import designs
-from marl_jax.workflows.parse import boxed, pick
+from marl_jax.workflows.parse import pick
 from recipes import words
 
 READERS = {
     "designer": designs.canonical,
     "scorer": functools.partial(pick, n=3),
     "teller": lambda text: re.search(r"\d", text),
-    "listener": boxed,
+    "listener": extract_boxed,
     "proposer": re.compile(r"\d{1,2}[+-]\d{1,2}").fullmatch,
-    "abduction": boxed,
-    "induction": boxed,
+    "abduction": extract_boxed,
+    "induction": extract_boxed,
     "hopper": re.compile(r"\d{1,2}([+-]\d{1,2}){1,2}").fullmatch,
     "injector": extract_program,
     "mender": extract_program,
