@@ -1,86 +1,122 @@
 """ExIt (arXiv 2509.04575): single steps of self-improvement, begun from partial histories that can still teach.
 
-Claim: single revisions that begin from stored histories, drawn by how much their outcomes vary, teach more than
-revisions of fresh drafts alone, and go on helping beyond the depth that was trained.
+Claim: single revisions that begin from stored histories of any depth, drawn by how much their outcomes vary, make late
+revisions better than training on first revisions alone, and better than histories that are drawn evenly.
 
 A history is a task of the buffer: its question, the messages so far, and the truth. A step on a problem of the data set
-is a draft; its revisions, four of each, are about the history behind it, which so enters the buffer. A step on a
-history is one revision. Divergence and the bonus for distance are left out.
+is a draft, a step on a history is one revision. The history with the new answer in it enters the buffer, with the four
+revisions whose grades say how likely it is drawn; so depth grows by itself. It ends at four answers, which are with
+their prompts below the 256 tokens that the base was trained on. "fix" asks for a revision, of right answers, too.
+
+`short` draws histories of one answer, which do not grow; `fresh` has no buffer. Both see first revisions alone.
+Departures: the paper's divergent steps and its bonus for distance are left out, and so are episodes of a fixed number
+of revisions, with which it compares. It goes on for 16 revisions, beyond those that were trained; here the third, the
+last that is measured, is also the last that is trained.
 """
 
-import functools
 import hashlib
+
+import numpy as np
 
 from marl_jax.task import Task
 from marl_jax.workflows import Call, Fork, solver, workflow
-from recipes.recipe import Claim, Recipe, Trained, micro
+from recipes.recipe import Claim, Recipe, Trained, mean, micro, over_problems
 
-AGAIN = "\\boxed{Incorrect}\nfix"  # the words after which the base answers again
+STEPS = 40
+MOST = 4  # answers to a question, one after another
+LONGEST = 48  # tokens of an answer; a right one has 28 or less
 
 
-def longer(task, messages, said):
-    """The history with another answer in it, as a task."""
-    history = [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": AGAIN}]
+def longer(task, messages, said, ask):
+    """The history with another answer in it and the request to revise it, as a task."""
+    history = [*messages, {"role": "assistant", "content": said}, *ask]
     name = hashlib.sha256("\n".join(m["content"] for m in history).encode()).hexdigest()[:12]
     return Task(f"made/{name}", "math", task.question, gold=task.gold, level=1, meta={"history": history})
 
 
-@workflow(roles={"generator": solver}, families=("math",), counts=("depth", "revisions"))
-def improved(task, prompts, *, depth=2, revisions=4):
-    """One revision of a history, or a draft and revisions up to a depth; four of the first."""
-    messages = task.meta.get("history")
-    if messages:
-        return (yield Call("generator", messages, about=task))
-    messages = prompts.generator(question=task.question)
+def answers_in(task):
+    """How many there are in a history; none in a problem of the data set."""
+    return sum(message["role"] == "assistant" for message in task.meta.get("history", ()))
+
+
+@workflow(roles={"generator": solver}, families=("math",), counts=("depth", "revisions", "most"))
+def improved(task, prompts, *, depth=2, revisions=4, most=MOST):
+    """The next answer to a problem or a history, and revisions of it: up to `depth` answers, `most` with the history.
+
+    The next answer is revised so many times (`revisions`), each of these once.
+    """
+    messages = task.meta.get("history") or prompts.generator(question=task.question)
+    left = most - answers_in(task)
     answer = yield Call("generator", messages)
-    for turn in range(1, depth):
+    for turn in range(1, min(depth, left)):
         if turn == 1 and revisions > 1:
             yield Fork(revisions)
-        task = longer(task, messages, answer.text)
+        task = longer(task, messages, answer.text, prompts.generator.revise())
         messages = task.meta["history"]
         answer = yield Call("generator", messages, about=task, reads=[answer])
     return answer
 
 
 def config():
-    """Half of the problems are histories."""
+    """Half of the problems are histories; all calls are kept, for `late_share`."""
     return micro(
         "recipes.exit:improved",
         {"generator": "p0"},
+        steps=STEPS,
         samples=4,
+        sampling__max_new_tokens=LONGEST,
         rewards__name="own_correctness",
         advantages__group="task,role",
         data__buffer__capacity=512,
         data__buffer__share=0.5,
         data__buffer__draw="learnability",
+        phases=[{"steps": STEPS, "name": "all", "collect": True}],
     )
 
 
-def at_depth(depth, trained: Trained) -> float:
-    """The share of right answers where so many are given one after another."""
-    table = trained.also.get(f"depth {depth}")
-    return float(table.outcome.mean()) if table is not None else float("nan")
+def graded(turn):
+    """A measure: whether the answers of this turn are right."""
+
+    @over_problems
+    def right(table):
+        return np.bincount(table.episode, table.grade * (table.turn == turn), len(table.bare_episodes))
+
+    return right
 
 
-DEPTHS = (1, 8)
+def late_share(trained: Trained) -> float:
+    """The share of the calls of training that are a second revision or a later one."""
+    tables = trained.collected()
+    return mean([answers_in(table.task_of(row)) > 1 for table in tables for row in range(len(table))])
+
 
 RECIPE = Recipe(
     system="ExIt, arXiv 2509.04575",
-    claim="Single revisions from stored histories, drawn by learnability, teach more than those of fresh drafts, and "
-    "help beyond the depth that was trained.",
+    claim="Single revisions from stored histories that grow, drawn by learnability, make late revisions better than "
+    "training on first revisions alone.",
     config=config,
     arms={
         "learnability": {},
         "uniform": {"data.buffer.draw": "uniform"},
+        "short": {"workflow.settings.most": 2},
         "fresh": {"data.buffer.capacity": 0},
     },
     claims=(
-        Claim("accuracy", "learnability", "uniform"),
-        Claim("accuracy", "learnability", "fresh"),
-        Claim("depth 8", "learnability", "=depth 1"),
+        Claim("after three revisions", "learnability", "short"),
+        Claim("after three revisions", "learnability", "fresh"),
+        Claim("after three revisions", "learnability", "uniform"),
+        Claim("after three revisions", "learnability", "=after one revision"),
     ),
-    measures={f"depth {depth}": functools.partial(at_depth, depth) for depth in DEPTHS},
-    examined={"workflow.settings.revisions": 1},
-    also={f"depth {depth}": {"workflow.settings.depth": depth} for depth in DEPTHS},
-    hours=0.6,
+    measures={
+        "one answer": graded(0),
+        "after one revision": graded(1),
+        "after three revisions": graded(3),
+        "late share": late_share,
+    },
+    examined={
+        "workflow.settings.revisions": 1,
+        "workflow.settings.depth": MOST,
+        "workflow.settings.most": MOST,
+    },
+    hours=0.8,
 )

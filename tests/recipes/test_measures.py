@@ -8,7 +8,8 @@ import pytest
 from by_hand import TASK, call, episode, kept, table_of
 from scipy.optimize import minimize
 
-from marl_jax.rollouts import write_episodes
+from marl_jax.models.tokenizer import build_micro_tokenizer
+from marl_jax.rollouts import Chat, write_episodes
 from marl_jax.runs.collected import collected_path
 from marl_jax.workflows import Completion, Fork, load_prompts
 from recipes import (
@@ -206,27 +207,36 @@ def answers_at(*problems):
     return table_of(*made, grades=graded, reward=np.array(graded) + 0.1)
 
 
-def test_the_balance_is_share_of_right_times_enough_different_ones():
-    """Of 8, three different right ones of four right: 3/4 x 3/8; none in the second problem."""
+def test_the_balance_is_share_of_right_times_enough_of_them():
+    """Of 4 different ones, 3 are right: 3/4 x 3/4; none in the second problem."""
     rights, wrong = [("a", 1), ("b", 1), ("c", 1), ("c", 1)], [("x", 0)] * 4
     one = answers_at({"warm": rights + wrong})
-    assert b_star.balance(one, np.ones(8, bool)) == 9 / 32
-    assert b_star.balance(one, one.grade > 0) == 9 / 16  # what is wrong is not chosen
+    every = b_star.different(one, np.ones(8, bool))
+    assert every.tolist() == [True, True, True, False, True, False, False, False]
+    assert b_star.balance(one, every) == 9 / 16
+    assert b_star.balance(one, every & (one.grade > 0)) == 3 / 4  # what is wrong is not chosen
     two = answers_at({"warm": rights + wrong}, {"warm": wrong})
-    assert b_star.balance(two, two.grade > 0) == 9 / 32
+    assert b_star.balance(two, b_star.different(two, two.grade > 0)) == 3 / 8
     assert b_star.balance(two, np.zeros(12, bool)) == 0.0
 
 
-def test_what_the_best_setting_chooses_is_learned_and_nothing_else():
+def test_what_the_best_setting_chooses_is_learned_once_and_nothing_else():
     """Different right ones: of the first problem cool 1, warm 4, hot 3, of the second 1, 2 and 2."""
     some = lambda texts, wrong: [*((text, 1) for text in texts), *[("x", 0)] * wrong]
     table = answers_at(
-        {"cool": some("aaaa", 4), "warm": some("abcd", 4), "hot": some("abc", 5)},
+        {"cool": some("aaaa", 4), "warm": some("abcda", 3), "hot": some("abc", 5)},
         {"cool": some("aaaa", 4), "warm": some("ab", 6), "hot": some("ab", 6)},
     )
-    learned = b_star.balanced(table)["weight"]
-    assert learned.tolist() == (table.having(role="warm") & (table.grade > 0)).tolist()
+    learned = np.flatnonzero(b_star.balanced(table)["weight"])
+    assert table.having(role="warm")[learned].all() and table.slot[learned].tolist() == [0, 1, 2, 3, 0, 1]
     assert not b_star.balanced(answers_at({"cool": [("x", 0)] * 8}))["weight"].any()
+
+
+def test_a_fixed_setting_learns_no_more_than_the_best_one_may_choose():
+    """Of 24 right answers the first eight, of which one is said twice."""
+    table = answers_at({"warm": [(text, 1) for text in "abcdefga" + "ijklmnopqrstuvwx"]})
+    assert np.flatnonzero(b_star.first_right(table)["weight"]).tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert not b_star.first_right(answers_at({"warm": [("x", 0)] * 8}))["weight"].any()
 
 
 def test_a_score_is_the_grade_and_a_fifth_of_the_confidence():
@@ -235,26 +245,95 @@ def test_a_score_is_the_grade_and_a_fifth_of_the_confidence():
     assert b_star.scored([episode(*made, answers=(1.0, 0.0))]) == [pytest.approx([1.1, 0.1])]
 
 
-def test_passes_and_different_answers_are_counted_by_problem():
-    calls = [call("warm", answer=answer, kind="solver", slot=i) for i, answer in enumerate("2334")]
-    same = [call("warm", answer="5", kind="solver", slot=i) for i in range(4)]
-    run = Trained(table_of(episode(*calls), episode(*same, sample=1), grades=[1, 0, 0, 0, 0, 0, 0, 0]))
-    assert b_star.pass_at_8(run) == [1, 0] and b_star.different(run) == [3 / 4, 1 / 4]
+def test_passes_and_different_right_answers_are_counted_by_episode():
+    """Right are a, b and b of four, then none; the same text in another episode is counted there."""
+    calls = lambda texts: [call("warm", text, kind="solver", slot=i) for i, text in enumerate(texts)]
+    made = table_of(
+        episode(*calls("abbc")), episode(*calls("aaaa"), sample=1), grades=[1, 1, 1, 0, 0, 0, 0, 0]
+    )
+    assert b_star.pass_at_8(Trained(made)) == [1, 0] and b_star.different_right(Trained(made)) == [1 / 2, 0]
+    again = table_of(episode(*calls("ab")), episode(*calls("ab"), sample=1), grades=[1, 1, 1, 0])
+    assert b_star.different_right(Trained(again, samples=2)) == [3 / 4]
 
 
 # ---------------------------------------------------------------- exit, afm
 
+FIX = [{"role": "user", "content": "fix"}]
+
 
 def test_a_history_is_a_problem_of_its_own():
     start = [{"role": "user", "content": "1+1=?"}]
-    one, same, other = (exit_recipe.longer(TASK, start, said) for said in ("3", "3", "4"))
+    one, same, other = (exit_recipe.longer(TASK, start, said, FIX) for said in ("3", "3", "4"))
     assert one == same and one.id != other.id and one.gold == "2"
     assert [m["role"] for m in one.meta["history"]] == ["user", "assistant", "user"]
-    twice = exit_recipe.longer(one, one.meta["history"], "5").meta["history"]
-    assert len(twice) == 5 and twice[:3] == one.meta["history"]
-    deep = table_of(episode(call("generator"), outcome=1.0), episode(call("generator"), sample=1))
-    assert exit_recipe.at_depth(8, Trained(deep, also={"depth 8": deep})) == 0.5
-    assert np.isnan(exit_recipe.at_depth(1, Trained(deep, also={"depth 8": deep})))
+    two = exit_recipe.longer(one, one.meta["history"], "5", FIX)
+    assert len(two.meta["history"]) == 5 and two.meta["history"][:3] == one.meta["history"]
+    assert [exit_recipe.answers_in(task) for task in (TASK, one, two)] == [0, 1, 2]
+
+
+def behind(*said):
+    """The history of these answers."""
+    task, messages = TASK, [{"role": "user", "content": "1+1=?"}]
+    for one in said:
+        task = exit_recipe.longer(task, messages, one, FIX)
+        messages = task.meta["history"]
+    return task
+
+
+def asked_on(task, **settings):
+    """(answers in its history, its prompt) of each call of a step, and the forks; what is said is the call's number."""
+    steps, asked, forks, sent = (
+        exit_recipe.improved(task, load_prompts("math", "micro"), **settings),
+        [],
+        [],
+        None,
+    )
+    while True:
+        try:
+            item = steps.send(sent)
+        except StopIteration:
+            return asked, forks
+        if isinstance(item, Fork):
+            forks.append(item.ways)
+            sent = 0
+        else:
+            shown = [message["content"] for message in item.messages]
+            asked.append((exit_recipe.answers_in(item.about or task), shown))
+            sent = Completion(str(len(asked)), (1,), (0.0,), "stop", None, len(asked) - 1)
+
+
+def test_a_step_on_a_history_makes_a_longer_one_until_it_is_full():
+    """Of four answers at most: behind two a third and a fourth, behind three the fourth alone."""
+    assert asked_on(TASK) == ([(0, ["1+1=?"]), (1, ["1+1=?", "1", "fix"])], [4])
+    said = ["1+1=?", "a", "fix", "b", "fix"]
+    assert asked_on(behind("a", "b")) == ([(2, said), (3, [*said, "1", "fix"])], [4])
+    assert asked_on(behind("a", "b", "c")) == ([(3, [*said, "c", "fix"])], [])
+    assert asked_on(behind("a"), most=2) == ([(1, said[:3])], [])  # without growth
+    asked, forks = asked_on(TASK, depth=4, revisions=1)
+    assert [answers for answers, _ in asked] == [0, 1, 2, 3] and not forks
+
+
+def test_four_answers_are_no_longer_than_the_rows_of_the_base():
+    """The longest question, three answers of all their tokens with requests, and a fourth."""
+    chat = Chat(build_micro_tokenizer())
+    question = [{"role": "user", "content": "99+99=?"}]
+    said = [{"role": "assistant", "content": "1" * exit_recipe.LONGEST}, *FIX]
+    prompt = chat.start([*question, *said * (exit_recipe.MOST - 1)])
+    assert len(prompt) + exit_recipe.LONGEST <= 256
+
+
+def test_answers_are_counted_turn_by_turn():
+    """Of two problems: right at first, in the end, or never."""
+    talk = lambda sample: episode(*(call("generator", turn=i) for i in range(4)), sample=sample)
+    run = Trained(table_of(talk(0), talk(1), grades=[1, 0, 0, 1, 1, 0, 0, 0]))
+    assert [exit_recipe.graded(turn)(run) for turn in (0, 1, 3)] == [[1, 1], [0, 0], [1, 0]]
+
+
+def test_late_revisions_are_those_behind_two_answers():
+    """Of four calls, about a problem and histories of one, two and three answers, two are late."""
+    tasks = (TASK, behind("a"), behind("a", "b"), behind("a", "b", "c"))
+    made = table_of(*(episode(call("generator"), task=task) for task in tasks))
+    assert exit_recipe.late_share(kept(made)) == 1 / 2 and np.isnan(exit_recipe.late_share(Trained(made)))
 
 
 def test_a_policy_that_was_told_a_teams_words_begins_as_one():
