@@ -2,10 +2,11 @@
 
 Claim: groups of candidates of one role in one turn from one state teach more than groups of calls whose prompts differ.
 
-At each turn four candidates answer one prompt, each is scored, and the next turn begins from the best (`best`) or
-from the first (`first`). Without the tree (`apart`), four times as many episodes are played, and calls of a role and
-turn are one group although their prompts differ. A reward is the outcome and the call's own work. Evaluated with one
-candidate.
+At each turn eight candidates answer one prompt, each is scored, and the next turn begins from the best (`best`) or
+from the first (`first`). Without the tree (`apart`), eight episodes of one candidate are played in place of one of
+eight, and the calls of a role and turn are one group although their prompts differ after the first turn. So all groups
+and all turns have up to eight calls; an approved draft ends the turns of all eight candidates, or of its own episode. A
+reward is the outcome and the call's own work. Evaluated with one candidate.
 """
 
 import functools
@@ -34,7 +35,7 @@ def says(wanted, look):
     families=("math",),
     counts=("candidates", "turns"),
 )
-def from_one_state(task, prompts, *, candidates=4, turns=2, best=True):
+def from_one_state(task, prompts, *, candidates=8, turns=2, best=True):
     """A draft, then criticism and revision by turns; without criticism where the draft is approved."""
     slots = range(candidates)
 
@@ -58,11 +59,11 @@ def from_one_state(task, prompts, *, candidates=4, turns=2, best=True):
 
 
 def config():
-    """Two episodes of four candidates for each problem."""
+    """One episode of eight candidates for each problem."""
     return micro(
         "recipes.at_grpo:from_one_state",
         ROLES,
-        samples=2,
+        samples=1,
         rewards__name="team_and_local",
         advantages__group="state",
     )

@@ -75,10 +75,10 @@ RECIPE = Recipe(
         "chosen": {},
         "auction": plays("recipes.speakers:auction", "speaker", "bidder"),
         "in turn": plays("recipes.speakers:in_turn", "speaker"),
-        **{f"majority of {tokens}": majority_of(tokens) for tokens in (30, 60)},
+        **{f"majority of {tokens}": majority_of(tokens) for tokens in (30, 50)},
     },
     claims=(
-        Claim("accuracy", "chosen", "majority of 60"),
+        Claim("accuracy", "chosen", "majority of 50"),
         Claim("accuracy", "auction", "majority of 30"),
         Claim("accuracy", "chosen", "in turn"),
     ),

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from marl_jax import fields
+from marl_jax.errors import UserError
 from marl_jax.fields import NotNegative, Positive, Whole
 from marl_jax.learning.losses import OBJECTIVES, LossConfig
 from marl_jax.table import Table, dense
@@ -25,6 +26,7 @@ __all__ = [
     "Aim",
     "PreferenceConfig",
     "Value",
+    "WinsError",
     "aim",
     "best_of_groups",
     "contrasts",
@@ -55,11 +57,16 @@ class PreferenceConfig:
     beta: Positive = 0.1  # dpo, kto, sppo: how much a log-ratio to the reference counts
     pairs: Literal["best_worst", "all"] = "best_worst"  # dpo: among the calls of a role with the same prompt
     gap: NotNegative = 0.0  # dpo: the values of a pair differ by more than this
+    wins: Literal["counted", "given"] = "counted"  # sppo: given: the values are the shares of wins themselves
     desirable: NotNegative = 1.0  # kto: weight of desirable calls
     undesirable: NotNegative = 1.0  # kto: weight of the others
 
     def __post_init__(self) -> None:
         fields.check(self)
+
+
+class WinsError(UserError, ValueError):
+    """Values that `preference.wins` says are shares of wins, and are none."""
 
 
 class Value(NamedTuple):
@@ -246,7 +253,7 @@ def aim(kind: str, rows: Table, config: PreferenceConfig) -> Aim:
         )
     chosen = (weight > 0) & ~np.isnan(values)
     usable = bool(chosen.any())
-    target = None
+    target: np.ndarray | None = None
     if kind == "sft":
         if config.above is not None:
             chosen &= values > config.above
@@ -257,6 +264,13 @@ def aim(kind: str, rows: Table, config: PreferenceConfig) -> Aim:
         assert config.above is not None
         target = values > config.above
         weight = weight * np.where(target, config.desirable, config.undesirable)
+    elif config.wins == "given":
+        target = values
+        if (none := values[chosen & ((values < 0) | (values > 1))]).size:
+            raise WinsError(
+                f"preference.wins is 'given', and a {config.by} is {none[0]:g}, which is no share of wins: "
+                "give shares from 0 to 1, or set it to counted"
+            )
     else:
         target = win_share(np.where(chosen, values, np.nan), groups())
     used = np.flatnonzero(chosen)

@@ -102,6 +102,20 @@ def test_what_has_no_value_or_no_weight_is_none_of_the_others():
     assert (found.rows.tolist(), found.target.tolist()) == ([0, 1], [1.0, 0.0])
 
 
+def test_shares_of_wins_that_are_given_are_not_counted_again():
+    rng = np.random.default_rng(0)
+    share = np.array([0.25, 1.0, 0.5, 0.25, np.nan, 0.75])
+    rows = as_table([make_row(rng, [1], 2) for _ in share]).replace(reward=share)
+    given = objectives.aim("sppo", rows, PreferenceConfig(wins="given"))
+    assert (given.rows.tolist(), given.target.tolist()) == ([0, 1, 2, 3, 5], [0.25, 1.0, 0.5, 0.25, 0.75])
+    counted = objectives.aim("sppo", rows, PreferenceConfig())
+    assert counted.target.tolist() == [0.125, 1.0, 0.5, 0.125, 0.75]
+    lower = rows.replace(reward=share - 0.75)
+    with pytest.raises(ValueError, match=r"a reward is -0\.5, which is no share of wins: .* to counted"):
+        objectives.aim("sppo", lower, PreferenceConfig(wins="given"))
+    assert objectives.aim("sppo", lower, PreferenceConfig()).target.tolist() == counted.target.tolist()
+
+
 def test_what_an_objective_lacks_is_named():
     rows = as_table(graded_rows())
     weightless = rows.replace(weight=np.zeros(len(rows)))

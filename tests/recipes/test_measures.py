@@ -164,7 +164,6 @@ def test_early_and_late_rewards_are_those_of_the_first_and_the_last_quarter():
     assert part("role/solver/reward")(run) == pytest.approx(0.6)
     assert part("role/solver/reward", late=False)(run) == pytest.approx(0.1)
     assert np.isnan(part("role/evaluator/reward")(run))
-    assert comas.off_one_half(run) == pytest.approx(0.1)
 
 
 # ---------------------------------------------------------------- optima
