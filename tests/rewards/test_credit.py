@@ -143,7 +143,7 @@ def test_a_grader_starts_each_distinct_answer_once_and_before_any_is_waited_for(
     submitted = []
 
     class Verdict:
-        passed = True
+        passed, lost = True, False
 
         def result(self):
             assert len(submitted) == 3
