@@ -319,14 +319,14 @@ def test_what_vllm_cannot_do_is_refused_by_name(base):
             policies=dataclasses.replace(tiny_config(base).policies, bases={"p1": "elsewhere"}),
             engine=EngineConfig("vllm", VllmConfig("localhost:8000"), sampler="math:sqrt", budget_bytes=1, steps=4),
             sampling=SamplingSettings(max_new_tokens=8, top_k=5, stop_strings=("x",)),
-            road="auto",
+            road="compiled",
             seeds=2,
         )  # fmt: skip
     for line in (
         "engine.vllm.url is 'localhost:8000'",
         "engine.vllm.url has 1 and the run needs 2, of servers for: p0, p1 (each policy that is trained in full",
         "engine.sampler is of", "engine.budget_bytes is of", "engine.steps is of", "role 'generator' truncates",
-        "role 'aggregator' has stop_strings", "road is auto", "seeds is 2",
+        "role 'aggregator' has stop_strings", "road is 'compiled'", "seeds is 2",
     ):  # fmt: skip
         assert any(line in problem for problem in told.value.problems), line
     with pytest.raises(ConfigError, match=r"engine.vllm is set and engine.kind is embedded"):
