@@ -24,7 +24,7 @@ if __name__ == "__main__":
     cli.train(
         "runs/forks",
         "--config=configs/micro.py:orch_workers-isolated-s-math",
-        "--config.workflow.name=examples.forks:designed",
+        "--config.workflow.name=__main__:designed",
         '--config.policies.map={"orchestrator": "p0", "worker": "p1"}',
         "--config.cell=designed",
         "--config.rollout.samples=4",  # designs of each problem

@@ -65,10 +65,10 @@ if __name__ == "__main__":
     cli.train(
         "runs/own_problems",
         "--config=configs/micro.py:single-shared-xs-math",
-        "--config.workflow.name=examples.own_problems:propose_and_solve",
+        "--config.workflow.name=__main__:propose_and_solve",
         '--config.policies.map={"proposer": "p0", "solver": "p1"}',
-        "--config.rewards.name=examples.own_problems:learnable",
-        "--config.evaluation.metric=examples.own_problems:solved",
+        "--config.rewards.name=__main__:learnable",
+        "--config.evaluation.metric=__main__:solved",
         "--config.advantages.group=role,task",
         "--config.cell=own_problems",
         "--config.steps=50",

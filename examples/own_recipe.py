@@ -1,4 +1,4 @@
-"""A recipe of one's own: does the majority of a group teach as much as the truth?
+"""A recipe of one's own, in a clone of the repository: does the majority of a group teach as much as the truth?
 
 python -m recipes.run examples.own_recipe --seeds=3 --root=runs/recipes
 """

@@ -21,7 +21,7 @@ if __name__ == "__main__":
     cli.train(
         "runs/own_reward",
         "--config=configs/micro.py:voting-isolated-s-math",
-        "--config.rewards.name=examples.own_reward:brief_voters",
+        "--config.rewards.name=__main__:brief_voters",
         "--config.cell=brief_voters",
         "--config.steps=50",
         "--config.data.problems=16",

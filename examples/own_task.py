@@ -21,7 +21,7 @@ if __name__ == "__main__":
     cli.train(
         "runs/own_task",
         "--config=configs/micro.py:single-shared-s-math",
-        "--config.data.name=examples.own_task:carries",
+        "--config.data.name=__main__:carries",
         "--config.cell=carries",
         "--config.steps=50",
         "--config.data.problems=16",

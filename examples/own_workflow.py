@@ -22,7 +22,7 @@ if __name__ == "__main__":
     cli.train(
         "runs/own_workflow",  # the command line may name another, and set what follows
         "--config=configs/micro.py:eval_opt-isolated-s-math",
-        "--config.workflow.name=examples.own_workflow:first_accepted",
+        "--config.workflow.name=__main__:first_accepted",
         "--config.cell=first_accepted",
         "--config.steps=50",
         "--config.data.problems=16",

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
@@ -219,6 +221,20 @@ def test_it_trains_every_role_it_names(trained):
 
 def test_it_ends_with_its_report(trained):
     assert {path.name for path in trained[1].glob("report.*")} == {"report.html", "report.png", "report.svg"}
+
+
+@pytest.mark.parametrize("name", ["own_workflow", "own_reward"])
+def test_a_copy_of_a_program_trains_what_is_in_the_copy(base, tmp_path, name):
+    copy, workdir = tmp_path / "mine.py", tmp_path / "run"
+    copy.write_text((ROOT / "examples" / f"{name}.py").read_text())
+    fields = [f"--config.{setting}" for setting in (*SMALL, f"policies.base={base}", "steps=1")]
+    done = subprocess.run(
+        [sys.executable, copy, workdir, *fields], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    config = json.loads((workdir / "config.json").read_text())["config"]
+    named = config["rewards"]["name"] if name == "own_reward" else config["workflow"]["name"]
+    assert named.partition(":")[0] == "mine"
 
 
 def test_a_resume_would_notice_that_the_program_changed(trained):

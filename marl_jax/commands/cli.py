@@ -11,6 +11,7 @@ import logging as python_logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from absl import app, flags, logging
@@ -125,10 +126,14 @@ def no_config(argv: Sequence[str]) -> NoReturn:
 def train(workdir: str, *defaults: str) -> None:
     """Train and report a configuration made of defaults and the command line, which takes precedence.
 
-    A word on the command line is the folder, in place of the default.
+    A word on the command line is the folder, in place of the default. `__main__:function` is one of the program that
+    runs: the configuration has it under the name that the program is imported by.
     """
     define_training()
-    sys.argv[1:1] = defaults
+    main_module = sys.modules["__main__"]
+    spec, file = main_module.__spec__, getattr(main_module, "__file__", None)
+    name = spec.name if spec else Path(file or "").stem
+    sys.argv[1:1] = [text.replace("=__main__:", f"={name}:") for text in defaults]
 
     def main(config: RunConfig, left: list[str]) -> None:
         from marl_jax.commands.train import train_and_report

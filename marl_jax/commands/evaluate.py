@@ -123,6 +123,7 @@ def evaluate(
             results |= {"ungraded": lost} if (lost := newly_ungraded()) else {}
             about = {"split": split, "mode": cast.mode, "seed": noise, "checkpoint": of.name, **cast.about}
             about |= {"metric": metric} if metric else {}
+            about |= {} if out is None else {"run": os.path.realpath(path)}
             record = {**about, **results, **made_of}
             record["episodes"] = _keep(lines.path.parent, of.step, table, record)
             lines.write(of.step, record)

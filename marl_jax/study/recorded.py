@@ -44,7 +44,9 @@ class Recorded:
 
 def recorded(run: Run, budget: int = BUDGET) -> Recorded:
     """All recorded episodes of a run that fit; of the first and the last file of a kind there is always something."""
-    there = (_about(path) for path in (run.folder / "episodes").glob("*") if NAMES.fullmatch(path.name))
+    about = {Path(str(one["episodes"])).name: one for one in run.evaluations if one.get("episodes")}
+    paths = (path for path in (run.folder / "episodes").glob("*") if NAMES.fullmatch(path.name))
+    there = (_about(path, about.get(path.name, {}), run.config.get("seed")) for path in paths)
     found = sorted(there, key=lambda one: (one[0] != TRAINING, *one))
     read, unread = [], []
     for kind, step, path in found:
@@ -111,13 +113,19 @@ def shortened(said: Any) -> str:
     return f"{text[:half]}\n\n[… {len(text) - 2 * half:,} characters left out …]\n\n{text[-half:]}"
 
 
-def _about(path: Path) -> tuple[str, int, Path]:
-    """(kind, step, path): of training, or of an evaluation on a split, in a mode where it was made by a command."""
+def _about(path: Path, record: Mapping[str, Any], seed: Any) -> tuple[str, int, Path]:
+    """(kind, step, path): of training, or of an evaluation on a split.
+
+    One that was made by a command, with this record, is of a kind with those of its mode, cast and noise alone.
+    """
     name = NAMES.fullmatch(path.name)
     assert name
     if name["step"]:
         return TRAINING, int(name["step"]), path
-    return " ".join(filter(None, (name["split"], name["mode"]))), int(name["at"]), path
+    source, noise = record.get("generator_from"), record.get("seed", seed)
+    words = [name["split"], name["mode"], record.get("role"), f"from {source}" if source else None]
+    words += [f"noise {noise}"] if noise != seed else []
+    return " ".join(map(str, filter(None, words))), int(name["at"]), path
 
 
 def _thinned(files: Sequence[Any]) -> Sequence[Any]:

@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from run_kit import quiet, records, run, same
 from tiny_run import letters, tiny_config
 
 from marl_jax.config.run_config import CheckpointConfig, DataConfig, EvaluationConfig, WorkflowConfig
+from marl_jax.errors import RunError
 from marl_jax.learning import AdvantageConfig
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.pretraining.pairs import write_pairs
@@ -395,10 +397,11 @@ def test_a_kl_anchor_is_to_each_policys_own_start(base, tmp_path):
 
 def test_dynamic_sampling_draws_again(base, tmp_path):
     config = tiny_config(base, steps=1)
-    rollout = dataclasses.replace(config.rollout, draws=3)
-    loop.train(dataclasses.replace(config, rollout=rollout), tmp_path / "run", live=quiet())
+    rollout, paid = dataclasses.replace(config.rollout, draws=3), CreditConfig(name="test_alarms:nothing")
+    config = dataclasses.replace(config, rollout=rollout, rewards=paid)  # every group is flat in every draw
+    loop.train(config, tmp_path / "run", live=quiet())
     line = records(tmp_path / "run")[0][0]
-    assert line["draws/draws"] in (1, 2, 3) and line["draws/problems"] == 4
+    assert [line[f"draws/{name}"] for name in ("draws", "problems", "flat", "rescued")] == [3, 4, 4, 0]
 
 
 credited = threading.Event()
@@ -432,3 +435,14 @@ def test_what_is_no_configuration_is_refused(config, tmp_path):
     with pytest.raises(TypeError, match="give a RunConfig, such as load_config makes"):
         loop.train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_weights_that_differ_between_processes_are_not_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop.hosts, "count", lambda: 2)
+    monkeypatch.setattr(loop.hosts, "together", lambda make: [make(), make() + 1])
+    kept = SimpleNamespace(directory=tmp_path, save=lambda *_: pytest.fail("saved"))
+    state = SimpleNamespace(step=3, trees={"p0": np.ones(2)}, learner={})
+    with pytest.raises(
+        RunError, match="step 3: process 1 has other weights than process 0, and nothing is saved"
+    ):
+        loop.save(SimpleNamespace(checkpoints=kept), state)

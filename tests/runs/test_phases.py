@@ -14,6 +14,7 @@ from tiny_run import KINDS, tiny_config
 from marl_jax.config.phase_fields import Phase
 from marl_jax.config.run_config import CheckpointConfig, EvaluationConfig, WorkflowConfig
 from marl_jax.policies import isolated
+from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes, write_episodes
 from marl_jax.run_folder import checkpoints
 from marl_jax.run_folder.checkpoints import restore
@@ -271,5 +272,9 @@ def test_marks_weights_and_clips_come_back_from_a_file(mixed, tmp_path):
 
 
 def test_a_phase_may_change_the_weight_decay(base, tmp_path):
-    none = {"optimiser.weight_decay": 0.0}
-    assert phased(base, tmp_path / "run", Phase(1), Phase(1, learner=none), Phase(1)) == 3
+    """Without a gradient, decay alone moves weights."""
+    none, flat = {"optimiser.weight_decay": 0.0}, CreditConfig(name="test_alarms:nothing")
+    workdir = tmp_path / "run"
+    assert phased(base, workdir, Phase(1), Phase(1, learner=none), Phase(1), rewards=flat) == 3
+    at = [stored(workdir, step, trees=("policies",)) for step in (1, 2, 3)]
+    assert (changed(at[0], at[1]), changed(at[1], at[2])) == (set(), {"p0", "p1"})

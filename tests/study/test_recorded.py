@@ -76,6 +76,21 @@ def test_evaluations_of_the_run_and_of_the_command_are_told_apart(tmp_path):
     assert kinds == [("training", 10), ("test trained", 10), ("val", 10)]
 
 
+def test_evaluations_by_other_noise_or_another_cast_are_of_other_kinds(tmp_path):
+    """The same step of one kind is the same problem again, and only the weights differ."""
+    records = {
+        "test-000010-trained-00000001": {"seed": 7},  # that of the run
+        "test-000010-trained-00000002": {"seed": 8},
+        "test-000010-single_transfer-00000003": {"seed": 7, "role": "voter"},
+    }
+    lines = [{"step": 10, "episodes": f"episodes/{name}.parquet", **told} for name, told in records.items()]
+    folder = write_run(tmp_path / "run", evaluations=lines)
+    for name in records:
+        write_episodes(folder / "episodes" / f"{name}.parquet", table_of([(episode(), RIGHT)]))
+    kinds = [file["kind"] for file in said(folder).files]
+    assert kinds == ["test single_transfer voter", "test trained", "test trained noise 8"]
+
+
 def test_of_what_does_not_fit_every_other_file_is_left_out_and_the_ends_stay(tmp_path):
     folder = write_run(tmp_path / "run", episodes={step: [(episode(), RIGHT)] for step in range(1, 11)})
     one = len(str(said(folder).episodes[0]))

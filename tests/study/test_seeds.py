@@ -80,6 +80,12 @@ def test_a_folder_that_is_called_more_than_its_cell_names_it_and_others_say_thei
     ]  # fmt: skip
 
 
+def test_a_run_that_was_evaluated_at_its_start_alone_has_no_gain_on_the_map(tmp_path):
+    assert (
+        cell_map({"0": run(tmp_path / "voting-isolated-s-math" / "seed-0", 0, {0: answers(1, 0)})}).rows == []
+    )
+
+
 def test_cells_of_one_name_say_their_steps_and_changes_at_a_resume_and_none_is_lost_from_the_map(tmp_path):
     rate = lambda peak: {"optimiser": {"schedule": {"peak": peak}}}
     place = tmp_path / "voting-isolated-s-math"

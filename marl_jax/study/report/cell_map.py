@@ -35,9 +35,8 @@ def cell_map(runs: Mapping[str, Run]) -> CellMap:
         parts = cell.name.split("-")
         if len(parts) != 4:
             continue
-        gains = [
-            trained(run)[-1]["accuracy"] - start["accuracy"] for run in cell.runs if (start := base(run))
-        ]
+        ends = [(trained(run)[-1], start) for run in cell.runs if (start := base(run))]
+        gains = [last["accuracy"] - start["accuracy"] for last, start in ends if last is not start]
         courses = [one for one in map(course, cell.runs) if one]
         if gains:
             row = " ".join(parts[:2]) + cell.label[len(cell.name) :].replace("+", " + ")

@@ -61,7 +61,7 @@ def panels(run: Run) -> list[Panel]:
             Line(
                 name,
                 one,
-                tones.get(name.split(" (")[0], len(tones) + place),
+                tones.get(name, len(tones) + place),  # of a role on several policies each has its own
                 count=run.series(f"role/{name}/rows") if calls else None,
                 of="calls",
             )

@@ -83,12 +83,12 @@ def bars(finding: Finding, path: Path) -> None:
         _save(figure, path.with_name(f"{path.name}.png"), Software=None)
 
 
-def legend(pictures: Sequence[Panel]) -> str:
+def legend(pictures: Sequence[Panel], numbers: str = "the number is where they end") -> str:
     """What holds for all pictures of steps; nothing where their lines are not smoothed."""
     widest = max((window(panel, line.series) for panel in pictures for line in panel.lines), default=1)
     if widest == 1:
         return ""
-    return f"Thin lines are single steps, thick ones the mean of the last {widest}; the number is where they end."
+    return f"Thin lines are single steps, thick ones the mean of the last {widest} at most; {numbers}."
 
 
 def draw(panel: Panel, axes: Any) -> None:
@@ -178,7 +178,7 @@ def _label_ends(ends: Sequence[tuple[float, str, str]], panel: Panel, axes: Any)
     height_of = lambda value: axes.transLimits.transform((0, axes.transScale.transform((0, value))[1]))[1]
     spread = _apart([height_of(value) for value, _, _ in ends], LABEL_GAP)
     for (value, name, colour), height in zip(ends, spread):
-        short = printable(name if len(name) <= 13 else name[:12] + "…")
+        short = printable(name if len(name) <= 13 else f"{name[:6]}…{name[-6:]}")
         number = f"{value:.1%}" if panel.percent else f"{value:.3g}"
         _write(
             axes, f"{short} {number}", (1, height), (5, 0), va="center", color=colour, annotation_clip=False

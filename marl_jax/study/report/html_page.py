@@ -50,7 +50,8 @@ def write_report(workdir: str | os.PathLike[str], out: str | os.PathLike[str] | 
     place = run.folder if out is None else outside(out)
     try:
         if out is not None:
-            more = tuple(read_lines(place / "eval.jsonl"))
+            here = os.path.realpath(run.folder)  # several runs may be evaluated into one folder
+            more = tuple(line for line in read_lines(place / "eval.jsonl") if line.get("run", here) == here)
             run = record.sound(dataclasses.replace(run, evaluations=run.evaluations + more))
         return _write_run(run, place)
     except ODD as error:

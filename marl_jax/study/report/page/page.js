@@ -127,6 +127,7 @@ function curve(figure, panel) {
     said(plot.cursor.idx ?? null);
   };
   const said = index => {
+    const held = [...legend.children].indexOf(document.activeElement);
     legend.replaceChildren(el("span", {}, index === null ? "last" : `step ${steps[index]}`));
     panel.lines.forEach(line => {
       const at = index === null ? line.values.length - 1 : line.steps.indexOf(steps[index]);
@@ -141,6 +142,7 @@ function curve(figure, panel) {
       if (index !== null && broken.step === steps[index])
         legend.append(el("span", {class: "bad"}, `${broken.number}: ${broken.title}`));
     });
+    if (held >= 0) legend.children[held].focus();  // the button that was pressed is another now
   };
   const holder = el("div", {class: "plot", tabindex: "0", role: "img",
     "aria-label": `${panel.title}: ${panel.lines.map(line => `${line.name} from ${show(line.values[0])} to ${show(line.values.at(-1))}`).join("; ")}. Arrow keys move along the steps.`});
@@ -162,18 +164,31 @@ function curve(figure, panel) {
   said(null);
   holder.addEventListener("keydown", event => {
     const move = {ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity}[event.key];
-    if (event.key === "Escape") plot.setScale("x", {min: steps[0], max: steps.at(-1)});
+    if (event.key === "Escape") plot.setData(values);  // with all scales as at first, also where there is one step
     if (move === undefined) return;
     event.preventDefault();
     const now = plot.cursor.idx ?? (move < 0 ? steps.length : -1);
     const next = Math.min(Math.max(now + move, 0), steps.length - 1);
     plot.setCursor({left: plot.valToPos(steps[next], "x"), top: 10});
   });
+  const picture = () => {  // on paper, under its title and the names of its lines
+    const from = plot.ctx.canvas, unit = 16 * devicePixelRatio;
+    const canvas = el("canvas", {width: from.width, height: from.height + unit * (2 + panel.lines.length)}), on = canvas.getContext("2d");
+    on.fillStyle = colour("--paper");
+    on.fillRect(0, 0, canvas.width, canvas.height);
+    on.drawImage(from, 0, canvas.height - from.height);
+    [[panel.title, null], ...panel.lines.map(line => [line.name, line.colour])].forEach(([text, place], row) => {
+      on.font = `${row ? "" : "bold "}${0.75 * unit}px sans-serif`;
+      on.fillStyle = painted(place);
+      on.fillText(text, unit / 2, unit * (row + 1.2));
+    });
+    return canvas;
+  };
   const rows = () => [["step", ...panel.lines.flatMap(line => [line.name, ...(line.low ? [`${line.name} low`, `${line.name} high`] : [])])],
     ...steps.map((step, index) => [step, ...panel.lines.flatMap(line =>
       [line.values, line.low, line.high].filter(Boolean).map(column => spread(line, column)[index]))])];
   figure.append(el("div", {class: "saves"},
-    button("PNG", () => plot.ctx.canvas.toBlob(blob => save(`${panel.title}.png`, blob)), {class: "save"}),
+    button("PNG", () => picture().toBlob(blob => save(`${panel.title}.png`, blob)), {class: "save"}),
     button("CSV", () => saveCsv(panel.title, rows()), {class: "save"}),
     el("span", {class: "muted small"}, "drag to zoom, double click to see all")));
   plots.push({plot, size});
@@ -192,7 +207,7 @@ if (!place || !data.said.episodes.length) return;
 const {files, tasks, episodes} = data.said;
 for (const one of episodes) for (const call of one.calls) call.x ??= "";  // what is empty is left out of the data
 const roles = [...new Set(episodes.flatMap(one => one.calls.map(call => call.r)))];
-const hue = role => `--tone: var(--c${Math.max(0, data.roles.indexOf(role)) % data.colours})`;
+const hue = role => `--tone: ${paint(Math.max(0, data.roles.indexOf(role)))}`;
 const where = one => files[one.f];
 const isRight = one => one.o === undefined ? null : one.o >= data.right;
 const verdict = one => ({true: ["right", "good"], false: ["wrong", "bad"], null: ["not graded", "muted"]})[isRight(one)];
@@ -250,8 +265,8 @@ const choice = (label, options, onchange) => {
 const grid = (head, rows) => el("div", {class: "scroll"}, el("table", {}, el("thead", {}, el("tr", {}, ...head.map(cell => el("th", {}, cell)))),
   el("tbody", {}, ...rows)));
 const cell = (children, attributes = {}) => el("td", attributes, ...[children].flat());
-const shown = el("div", {class: "shown"});
-const open = one => { shown.replaceChildren(transcript(one)); shown.scrollIntoView({block: "nearest"}); };
+const shown = el("div", {class: "shown", tabindex: "-1"});
+const open = one => { shown.replaceChildren(transcript(one)); shown.focus(); shown.scrollIntoView({block: "nearest"}); };
 const look = (one, text) => button(text, () => open(one), {class: "look"});
 
 // Every episode that fits the filters.
@@ -396,6 +411,7 @@ function show(name, wanted) {
   shown.replaceChildren();
   panel.replaceChildren(...views[name](wanted));
   panel.setAttribute("aria-label", name);
+  if (wanted?.lost) panel.focus();  // the number that led here is gone
 }
 for (const name of Object.keys(views)) tabs.append(button(name, () => show(name), {role: "tab", "aria-controls": "view"}));
 tabs.addEventListener("keydown", event => {
