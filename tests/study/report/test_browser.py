@@ -99,6 +99,24 @@ def study(tmp_path_factory):
     return write_overview(read_study(place / "results"), place / "page")[0]
 
 
+def test_escape_on_a_curve_of_one_step_leaves_the_page_alive(visit, tmp_path):
+    lines, played = [metrics(1)], [evaluation(0, 0.4)]
+    page = visit(write_report(write_run(tmp_path / "one", lines=lines, evaluations=played)))
+    curves = page.locator(".plot")
+    for number in range(curves.count()):
+        curves.nth(number).focus()
+        page.keyboard.press("Escape")
+    assert page.evaluate("1 + 1") == 2
+
+
+def test_a_line_is_hidden_and_shown_again_without_leaving_its_button(visit, whole):
+    page = visit(whole)
+    page.locator(".values button").first.focus()
+    for shown in ("false", "true"):
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.getAttribute('aria-pressed')") == shown
+
+
 def colours(page, figure):
     """How many different colours the canvas of a figure has."""
     return page.evaluate(
