@@ -18,7 +18,7 @@ from problems that are proposed in the same step, there from those written befor
 import numpy as np
 
 from marl_jax.workflows import Call, solver, team, workflow
-from recipes.recipe import Claim, Recipe, Trained, micro, part, steps_of
+from recipes.recipe import STILL, Claim, Recipe, Trained, micro, part, steps_of
 from recipes.sums import chained
 from recipes.words import MORE_BASE, ask_hops, user
 
@@ -69,7 +69,6 @@ def _paid(one):
 
 PROPOSER = {"steps": 5, "name": "proposer", "policies": ["p0"]}
 SOLVER = {"steps": 5, "name": "solver", "policies": ["p1"]}
-STILL = {"learner": {"optimiser.schedule.learning_rate": 0.0}}
 
 
 def config():

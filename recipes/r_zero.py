@@ -23,7 +23,7 @@ import numpy as np
 
 from marl_jax.rewards.peers import agreement, consensus, crowding
 from marl_jax.workflows import Call, solver, team, workflow
-from recipes.recipe import Claim, Recipe, Trained, mean, micro, steps_of
+from recipes.recipe import STILL, Claim, Recipe, Trained, mean, micro, steps_of
 from recipes.sums import asked_for
 from recipes.words import BASE
 
@@ -78,7 +78,6 @@ def adpo(table):
 
 CHALLENGER = {"steps": 5, "name": "challenger", "policies": ["p0"]}
 SOLVER = {"steps": 5, "name": "solver", "policies": ["p1"], "collect": True}
-STILL = {"learner": {"optimiser.schedule.learning_rate": 0.0}}
 
 
 def config():

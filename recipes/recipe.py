@@ -39,6 +39,7 @@ from marl_jax.table import Table
 from marl_jax.task import Family
 
 __all__ = [
+    "STILL",
     "Claim",
     "Recipe",
     "Trained",
@@ -53,6 +54,9 @@ __all__ = [
 ]
 
 RESULTS = Path(__file__).parents[1] / "results" / "recipes"
+STILL = {
+    "learner": {"optimiser.schedule.learning_rate": 0.0}
+}  # of a phase that plays as others, and trains nothing
 Values = float | Sequence[float]  # one number, or one for each test problem
 
 

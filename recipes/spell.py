@@ -6,8 +6,7 @@ rule alone.
 The questioner writes a problem, three responders answer it, each answer gets three votes. The rule is silent about half
 of the problems, by their digits. A verifier earns 1 where its vote is the majority's, a responder the larger of rule
 and majority, the questioner exp(-(m - 1/2)^2 / (2 (1/6)^2)) of the mean m of its responders, -1 for what is no problem.
-The rule
-alone is played without verifiers.
+The rule alone is played without verifiers.
 """
 
 import functools

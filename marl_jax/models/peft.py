@@ -40,9 +40,8 @@ def save_peft(
             stem = "base_model.model." + layers[module].hf.format(layer=layer).removesuffix("weight")
             matrices[stem + "lora_A.weight"] = np.ascontiguousarray(a.reshape(-1, rank).T)
             matrices[stem + "lora_B.weight"] = np.ascontiguousarray(b.reshape(rank, -1).T)
-    (directory / CONFIG).unlink(
-        missing_ok=True
-    )  # of an older adapter: killed before the end, this one is none
+    # That of an older adapter: killed before the end, this one is none.
+    (directory / CONFIG).unlink(missing_ok=True)
     save_tensors(directory / WEIGHTS, matrices)
     write_json(
         directory / CONFIG,

@@ -321,14 +321,11 @@ def host_bytes() -> int:
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         host = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    with contextlib.suppress(OSError, ValueError, StopIteration):  # a container may be allowed less
+    with contextlib.suppress(OSError, ValueError):  # a container may be allowed less
         read = lambda name: (Path("/sys/fs/cgroup") / name).read_text()
-        files = next(
-            int(line.split()[1]) for line in read("memory.stat").splitlines() if "inactive_file" in line
-        )
-        host = min(
-            host, int(read("memory.max")) - int(read("memory.current")) + files
-        )  # cached files give way
+        counted = dict(line.split() for line in read("memory.stat").splitlines())
+        cached = int(counted.get("inactive_file", 0))  # files, which give way
+        host = min(host, int(read("memory.max")) - int(read("memory.current")) + cached)
     return max(host, 0)
 
 

@@ -87,6 +87,7 @@ def test_a_fingerprint_of_weights_changes_with_any_bit_and_with_any_two_that_cha
                 for k, other in enumerate(leaves)
             ]
             assert fingerprint(list(map(jnp.asarray, others))) != known
+    assert fingerprint([jnp.arange(3), jnp.ones(3, int)]) != fingerprint([jnp.ones(3, int), jnp.arange(3)])
 
 
 # ---------------------------------------------------------------- processes

@@ -8,8 +8,9 @@ import pytest
 from test_plan import HERE, QUICK, with_memory
 
 from marl_jax.compiled import NoArrayForm
-from marl_jax.config.run_config import load_config
+from marl_jax.config.run_config import MeshConfig, load_config
 from marl_jax.planning.account import needed
+from marl_jax.planning.devices import KINDS
 from marl_jax.planning.liveness import count_equations, made_bytes
 from marl_jax.planning.memory import OF_SEEDS
 from marl_jax.planning.plan import find_models, make_plan
@@ -118,6 +119,19 @@ def test_seeds_on_the_hosted_road_take_their_states_and_their_time(cell):
         assert (other.operations, other.moved) == pytest.approx((3 * work.operations, 3 * work.moved)), (
             work.name
         )
+
+
+def test_devices_that_hold_copies_read_and_step_all_of_them(cell):
+    """Activations and operations are spread over them."""
+    plans = {}
+    for data in (1, 2):
+        one = dataclasses.replace(cell, road="hosted", mesh=MeshConfig(data=data))
+        works = make_plan(one, find_models(one)[0], KINDS[0]).works
+        plans[data] = {work.name: work for work in works}
+    assert plans[2]["optimiser"].moved == plans[1]["optimiser"].moved > 0
+    assert plans[2]["gradient"].operations == plans[1]["gradient"].operations / 2
+    for name in ("gradient", "decode"):
+        assert plans[1][name].moved / 2 < plans[2][name].moved < plans[1][name].moved
 
 
 def test_a_plan_refuses_settings_that_the_road_does_not_take():

@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from types import SimpleNamespace
 
 import flax.struct
 import jax
@@ -192,6 +194,17 @@ def test_a_kill_between_the_two_names_of_a_step_that_is_saved_again_loses_nothin
     Checkpoints(saved, latest=10).close()
     assert sorted(path.name for path in saved.iterdir()) == ["1", "3"]
     assert_same(restore(saved, 3, blank(trees()))[0], trees(3))
+
+
+def test_other_processes_wait_until_the_first_has_sealed_what_they_wrote(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints.hosts, "is_first", lambda: False)
+    place, written = tmp_path / ".saving-3", SimpleNamespace(result=lambda: None)
+    place.mkdir()
+    with ThreadPoolExecutor() as pool:
+        saving = pool.submit(Checkpoints._finish, None, written, place, {"step": 3})
+        assert wait([saving], timeout=3 * checkpoints.POLL_S).not_done
+        place.rename(tmp_path / "3")
+        saving.result(timeout=60)
 
 
 def truncate(place):

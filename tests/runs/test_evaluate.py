@@ -156,7 +156,11 @@ def test_with_out_nothing_is_written_to_the_run(run, tmp_path):
     assert evaluate(run, out=out, watch=names.append) == records and names == ["20"]
     with pytest.raises(FolderError, match="lies in the run"):
         evaluate(run, out=run / "checkpoints")
+    other = {**records[-1], "step": 77, "checkpoint": "77"}
+    with (out / "eval.jsonl").open("a") as file:
+        file.write(json.dumps({**other, "run": str(run.parent / "another")}) + "\n")
     page = write_report(run, out)
+    assert "step 20" in page.read_text() and "step 77" not in page.read_text()
     assert page == out / "report.html" and page.exists() and not (run / "report.html").exists()
 
 
