@@ -2,7 +2,8 @@
 
     python -m recipes.report
 
-A claim is shown where the 95% interval of the paired difference lies above 0, and the opposite is where it lies below.
+A claim is shown, or its opposite is, where the p of the paired difference is small after Holm's correction for the
+claims of its recipe. With fewer than three seeds nothing is.
 """
 
 import json
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from marl_jax.commands import cli
-from marl_jax.study.intervals import Interval, over_runs, over_seeds
+from marl_jax.study.intervals import Interval, holm, over_runs, over_seeds, p_value
+from marl_jax.study.wording import small
 from recipes.recipe import RESULTS, Claim, Recipe, find, names
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -23,6 +26,10 @@ BEGIN, END = "<!-- made by python -m recipes.report -->", "<!-- end -->"
 NONE = "–"
 Rows = list[list[str]]
 PER_CENT = ("accuracy",)  # measures that are shown as points
+SEEDS, LEVEL = (
+    3,
+    0.05,
+)  # the fewest that show anything; of the chance that any claim of a recipe is called by chance
 
 
 def interval(values: Sequence[Any], bounds: tuple[float, float] = (-1.0, 1.0)) -> Interval | None:
@@ -50,26 +57,38 @@ def sides(claim: Claim, record: Mapping[str, Any]) -> tuple[list[Any], list[Any]
     return [more[claim.measure] for more, _ in values], [less[measure] for _, less in values]
 
 
-def verdict(found: Interval | None, seeds: int) -> str:
-    """In words; one seed shows nothing."""
-    if found is None or seeds < 2:
+def chance(gaps: np.ndarray) -> float | None:  # [S, P] or [S]
+    """The p of a mean of zero: over seeds and problems as in the study, of single numbers over seeds."""
+    if np.isnan(gaps).any() or len(gaps) < 2 or not gaps.any():
+        return None
+    if gaps.ndim == 2:
+        return p_value(gaps)
+    with np.errstate(divide="ignore"):
+        t = gaps.mean() / (gaps.std(ddof=1) / math.sqrt(len(gaps)))
+    return float(2 * special.stdtr(len(gaps) - 1, -abs(t)))
+
+
+def verdict(mean: float, held: float | None, seeds: int) -> str:
+    """In words, by the corrected p."""
+    if held is None or held > LEVEL or seeds < SEEDS:
         return "not shown"
-    return "shown" if found.low > 0 else "the opposite is shown" if found.high < 0 else "not shown"
+    return "shown" if mean > 0 else "the opposite is shown"
 
 
 def claim_rows(name: str, recipe: Recipe, record: Mapping[str, Any]) -> Rows:
     """A line for each claim."""
+    known = [(claim, *both) for claim in recipe.claims if (both := sides(claim, record))]
+    gaps = [np.array(more, float) - np.array(less, float) for _, more, less in known]
+    chances = [chance(gap) for gap in gaps]
+    corrected = iter(holm([p for p in chances if p is not None]))
     rows = []
-    for claim in recipe.claims:
-        if (both := sides(claim, record)) is None:
-            continue
-        more, less = (np.array(side, float) for side in both)
-        found = interval((more - less).tolist())
+    for (claim, more, less), gap, p in zip(known, gaps, chances):
+        held = None if p is None else next(corrected)
         scale = 100 if claim.measure in PER_CENT else 1
-        values = f"{_shown(more.mean(), scale)} : {_shown(less.mean(), scale)}"
-        gap = _with_bounds(found, scale, "+")
+        values = f"{_shown(np.mean(more), scale)} : {_shown(np.mean(less), scale)}"
+        found = _with_bounds(interval(gap.tolist()), scale, "+")
         tested = f"{claim.measure}: {claim.more} > {claim.than.removeprefix('=')}"
-        rows.append([f"`{name}`", tested, values, gap, verdict(found, len(more))])
+        rows.append([f"`{name}`", tested, values, found, small(held), verdict(gap.mean(), held, len(gap))])
     return rows
 
 
@@ -115,7 +134,7 @@ def tables(titles: Sequence[str], results: Path = RESULTS) -> str:
         claims += claim_rows(name, recipe, record)
         arms += arm_rows(name, record)
     shown = (
-        ("Claims", "recipe|claim tested|values|difference, 95% interval|verdict", claims),
+        ("Claims", "recipe|claim tested|values|difference, 95% interval|p, corrected|verdict", claims),
         ("Arms", "recipe|arm|base, %|test, %|tokens an episode|sampled, 1000|seconds|measured besides", arms),
         ("Runs", "recipe|system|what its paper says|seeds|command|minutes|machine", made),
         ("Not run", "recipe|system|what its paper says|state|command|hours", missing),

@@ -1,10 +1,12 @@
 """What the tables say of constructed numbers."""
 
+import dataclasses
 import json
 import re
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from marl_jax import fields
 from marl_jax.config.run_config import ConfigError
@@ -33,16 +35,41 @@ WANTED = {"metaagent_x", "at_grpo", "core_code", "dr_mas", "absolute_zero", "com
 MADE = record(agent=([[1, 1], [1, 1]], 1.0), task=([[0, 0], [0, 1]], 0.5))
 
 
-def test_a_claim_is_shown_not_shown_or_its_opposite_is():
+def test_the_interval_of_a_claim_is_that_of_paired_differences():
     """Against the t interval by hand: of gaps 0.49 and 0.51 over two seeds, 0.5 +- 12.706 x 0.01."""
     more, less = report.sides(Claim("length", "agent", "task"), MADE)
     assert more == [1.0, 1.01] and less == [0.5, 0.51]
     found = report.interval([0.49, 0.51])
     assert np.allclose(found, [0.5, 0.5 - 12.7062 * 0.01, 0.5 + 12.7062 * 0.01], atol=1e-5)
-    assert report.verdict(found, 2) == "shown" and report.verdict(found, 1) == "not shown"
-    assert report.verdict(report.interval([-0.49, -0.51]), 2) == "the opposite is shown"
-    assert report.verdict(report.interval([0.5, -0.5]), 2) == "not shown"
-    assert report.verdict(report.interval([0.5, None]), 2) == "not shown"
+
+
+def test_a_claim_is_shown_not_shown_or_its_opposite_is():
+    assert (
+        report.verdict(0.5, 0.05, 3) == "shown" and report.verdict(-0.5, 0.05, 3) == "the opposite is shown"
+    )
+    assert {report.verdict(0.5, *of) for of in [(0.051, 3), (0.01, 2), (None, 3)]} == {"not shown"}
+
+
+@pytest.mark.parametrize("gaps", [[0.1, 0.2, 0.45], [-3.0, -3.5, -2.0, 1.0]])
+def test_the_p_of_single_numbers_is_that_of_the_t_test(gaps):
+    assert report.chance(np.array(gaps)) == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue, rel=1e-9)
+    assert report.chance(np.array([*gaps, np.nan])) is report.chance(np.zeros(3)) is None
+    assert report.chance(np.array([2.0, 2.0, 2.0])) == 0
+
+
+def test_claims_of_a_recipe_are_corrected_for_each_other():
+    """Three seeds, two claims: the p of the stronger counts twice, by hand from the t of 2 degrees of freedom."""
+    made = {
+        "arms": {"a": {}, "b": {}},
+        "runs": [
+            {"a": {"values": {"x": x, "y": y}}, "b": {"values": {"x": 0, "y": 0}}}
+            for x, y in [(9.0, 1.0), (10.0, -1.0), (11.0, 0.5)]
+        ],
+    }
+    two = dataclasses.replace(find("dr_mas"), claims=(Claim("x", "a", "b"), Claim("y", "a", "b")))
+    (*_, one, said), (*_, other, unsaid) = report.claim_rows("mine", two, made)
+    p = 2 * stats.t.sf(10 / np.sqrt(1 / 3), 2)
+    assert one == f"{2 * p:.2g}" and said == "shown" and float(other) > 0.5 and unsaid == "not shown"
 
 
 def test_the_interval_of_an_accuracy_ends_at_0_and_1():

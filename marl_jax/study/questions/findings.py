@@ -19,7 +19,7 @@ from marl_jax.study.intervals import Interval, holm, over_seeds, p_value
 from marl_jax.study.questions.bars import LEVEL, NOT_RUN, Bar, Finding
 from marl_jax.study.questions.mechanisms import amplification, capture, foretold
 from marl_jax.study.record import Run
-from marl_jax.study.seeds import CALLS, TOKENS, Cell, by_cell
+from marl_jax.study.seeds import CALLS, TOKENS, Cell, budget, by_cell
 from marl_jax.study.wording import NONE, Table, small
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "told",
 ]
 
+UNMATCHED = "not matched: "
 SEEDS = 3  # fewer make no claim: over two seeds that differ much, intervals hold the mean in 87% of the cases
 
 
@@ -106,7 +107,7 @@ QUESTIONS = {
         "A workflow, scale or task where the paired difference has the other sign.",
     ),
     5: (
-        "What do the two confounds of the original study do: its unclamped shared schedule, and its number of updates?",
+        "What do the two confounds of the original study do: its schedule, and its number of updates?",
         "A fall under the clean regime as large as that under the original's.",
     ),
     6: (
@@ -206,9 +207,9 @@ def _controls(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Table:
             rows.append((cell.label, by_calls, by_tokens, calls, tokens))
     how = (
         "Means of an episode where the terminal accuracy is measured. A single agent is a control of as many calls or "
-        "tokens where it spends the same within 10%; the nearest is shown, with how many times as much the workflow "
-        "spends; a dash where no single agent differs from it in the workflow alone. Other single agents that answer "
-        "several times are compared with nothing."
+        "tokens where it spends the same within 10% on average; the nearest is shown, with how many times as much the "
+        "workflow spends, over the seeds that both have; a dash where no single agent differs from it in the workflow "
+        "alone. Other single agents that answer several times are compared with nothing."
     )
     head = ("", "nearest in calls", "nearest in tokens", "calls", "tokens")
     return Table("What the workflows spend", rows, head, how, words=3)
@@ -216,13 +217,17 @@ def _controls(cells: Sequence[Cell], pairs: Sequence[Pair]) -> Table:
 
 def _nearest(cell: Cell, singles: Sequence[Cell], of: str) -> tuple[str, str]:
     """What an episode of a cell spends, and the single agent that is nearest to it."""
+    own = spent(cell, cell, of)
+    said = f"{own[0]:.3g}" if own else "not recorded"
     known = [(both, single) for single in singles if (both := spent(cell, single, of)) and min(both) > 0]
     if not known:
-        own = spent(cell, cell, of)
-        return (f"{own[0]:.3g}" if own else "not recorded"), NONE
+        return said, NONE
     (mine, its), near = min(known, key=lambda one: abs(log(one[0][0] / one[0][1])))
-    apart = "" if alike(mine, its) else f"\nnot matched: x{mine / its:.2g}"
-    return f"{mine:.3g}", near.label + apart
+    budgets = ((budget(run, of), budget(single, of)) for run, single in by_seed(cell, near))
+    each = [one / other for one, other in budgets if one and other]
+    least, mean, most = (f"{ratio:.2g}" for ratio in (min(each), mine / its, max(each)))
+    times = f"x{mean}" if least == most else f"x{mean}, by seed {least} to {most}"
+    return said, f"{near.label}\n{'' if alike(mine, its) else UNMATCHED}{times}"
 
 
 def _compared(number: int, judged: Sequence["Judged"], table: Table | None = None) -> Finding:
@@ -237,7 +242,9 @@ def _compared(number: int, judged: Sequence["Judged"], table: Table | None = Non
         verdicts = told([one for one in mine if one.test.against == against])
         said += f"{against}: {verdicts}. " if against else f"{verdicts[:1].upper()}{verdicts[1:]}. "
     if table and table.rows:
-        lacking = [row[0] for row in table.rows if any(near == NONE or "\n" in near for near in row[1:3])]
+        lacking = [
+            row[0] for row in table.rows if any(near == NONE or UNMATCHED in near for near in row[1:3])
+        ]
         said += f"A control in calls or in tokens is lacking for {', '.join(lacking)}. " if lacking else ""
     bars = [one.test.bar._replace(verdict=one.verdict) for one in mine]
     return Finding(question, said.rstrip(), doubt, bars, tables=[table] if table and table.rows else [])

@@ -19,7 +19,7 @@ from marl_jax.study.record import Run, Series
 from marl_jax.study.seeds import Cell, essential
 from marl_jax.study.wording import NONE, Table, small
 
-__all__ = ["ABOVE", "amplification", "capture", "foretold"]
+__all__ = ["ABOVE", "amplification", "capture", "foretold", "growth"]
 
 ABOVE = "above an even share"  # the largest role of a cell
 MOST = 9999  # orders of a permutation test
@@ -61,14 +61,14 @@ def amplification(runs: Sequence[Run]) -> Finding:
         return Finding(question, NOT_RUN, doubt)
     bars, rows = [], []
     for agents in counts:
-        growth, *lengths, _ = np.array([known[agents, seed] for seed in complete]).T
+        amplified, *lengths, _ = np.array([known[agents, seed] for seed in complete]).T
         fewest = np.array([known[counts[0], seed] for seed in complete]).T[1:-1]
         name = f"{agents} agent{'s' if agents > 1 else ''}"
-        bars.append(Bar(name, over_runs(growth), growth.tolist(), level=math.sqrt(agents)))
-        numbers = growth, *(length / first for length, first in zip(lengths, fewest))
+        bars.append(Bar(name, over_runs(amplified), amplified.tolist(), level=math.sqrt(agents)))
+        numbers = amplified, *(length / first for length, first in zip(lengths, fewest))
         rows.append((str(agents), str(len(complete)), *(_number(over_runs(one)) for one in numbers)))
     power, of_sum, alone = (
-        over_runs([_slope(counts, [known[agents, seed][k] for agents in counts]) for seed in complete])
+        growth(counts, [[known[agents, seed][k] for agents in counts] for seed in complete])
         for k in (0, 1, 3)
     )
     answer = (
@@ -185,7 +185,12 @@ def _half_way(run: Run) -> tuple[float, float] | None:
     middle = run.step / 2
     early = dominance[0].values[dominance[0].steps <= middle]
     near = min(range(len(end.steps)), key=lambda k: abs(end.steps[k] - middle))
-    return (float(early.mean()), float(end.terminal.mean() - end.right[near].mean())) if len(early) else None
+    # Equal counts of right answers are ties: rounding must not order them.
+    return (
+        (float(early.mean()), round(float(end.terminal.mean() - end.right[near].mean()), 9))
+        if len(early)
+        else None
+    )
 
 
 # ---------------------------------------------------------------- cliffs foretold
@@ -330,9 +335,9 @@ def _mean(series: Series) -> float:
     return float(series.known.values.mean()) if len(series.known.values) else math.nan
 
 
-def _slope(counts: Sequence[int], values: Sequence[float]) -> float:
-    """Of the logarithms: the power that the values grow with."""
-    return float(np.polyfit(np.log(counts), np.log(values), 1)[0])
+def growth(counts: Sequence[float], runs: Sequence[Sequence[float]]) -> Interval:
+    """The power of the count that the values of a run grow with: the slope of the logarithms, over runs."""
+    return over_runs([float(np.polyfit(np.log(counts), np.log(values), 1)[0]) for values in runs])
 
 
 def _ranks(groups: Sequence[np.ndarray]) -> tuple[float, float]:  # of each group [2, n]

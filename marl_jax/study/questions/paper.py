@@ -19,7 +19,7 @@ from marl_jax.study.questions.findings import (
     sharing_alone,
     told,
 )
-from marl_jax.study.questions.mechanisms import ABOVE
+from marl_jax.study.questions.mechanisms import ABOVE, growth
 from marl_jax.study.record import Run
 from marl_jax.study.seeds import Cell
 from marl_jax.study.wording import NONE, Table
@@ -106,17 +106,17 @@ def _failures(shared: Sequence[Cell], isolated: Sequence[Cell]) -> Verdict:
 
 
 def _amplified(said: Answered, isolated: Sequence[Cell]) -> Verdict:
-    """By whether the most agents amplify more than independent ones would, and isolated cells of several fell."""
-    if not said.findings[2].bars:
+    """By whether amplification grows faster than that of independent agents, and isolated cells of several fell."""
+    if not (bars := said.findings[2].bars):
         return NOT_RUN, ""
-    label, found, *_, level = said.findings[2].bars[-1]
+    found = growth([bar.level**2 for bar in bars], list(zip(*(bar.runs for bar in bars))))
     known = [fell for cell in isolated if _agents(cell) > 1 and (fell := _is_cliff(cell)) is not None]
     by = (
-        f"{label} amplify it {found.mean:.2f} times ({found.low:.2f} – {found.high:.2f}), tested against the "
-        f"{level:.2f} of independent ones; {sum(known)} of {len(known)} isolated cells fell"
+        f"n agents amplify it n to the power of {found.mean:.2f} ({found.low:.2f} – {found.high:.2f}), independent "
+        f"ones to that of 0.5; {sum(known)} of {len(known)} isolated cells fell"
     )
-    if found.low <= level:
-        return (DIFFERS if found.high < level else UNSURE), by
+    if found.low <= 0.5 + 1e-9:
+        return (DIFFERS if found.high < 0.5 - 1e-9 else UNSURE), by
     return (AGREES if any(known) else PARTLY if known else UNSURE), by
 
 

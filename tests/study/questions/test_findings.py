@@ -204,7 +204,7 @@ def test_a_control_is_of_as_many_calls_or_tokens_where_it_spends_as_many_whateve
     over((4.0, 0.0), (0.0, 97.0))  # nothing is matched by what spent nothing
     finding = over((4.0, None), (6.0, None))[1]
     (row,) = finding.tables[0].rows
-    assert row[1] == "single_matched-shared-s-math" and row[2] == "single-shared-s-math\nnot matched: x4"
+    assert row[1] == "single_matched-shared-s-math\nx1" and row[2] == "single-shared-s-math\nnot matched: x4"
 
 
 def test_runs_that_were_stopped_early_are_named_and_in_no_test(tmp_path):

@@ -85,8 +85,8 @@ def test_amplification_agrees_where_it_is_more_than_of_independent_agents_and_th
     row = agreement(findings.answers(runs)).rows[4]
     assert row[1:] == (
         expected,
-        f"4 agents amplify it {4**power:.2f} times ({4**power:.2f} – {4**power:.2f}), tested against the 2.00 of "
-        f"independent ones; {fell} isolated cells fell",
+        f"n agents amplify it n to the power of {power:.2f} ({power:.2f} – {power:.2f}), independent ones to that of "
+        f"0.5; {fell} isolated cells fell",
     )
 
 
