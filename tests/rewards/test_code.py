@@ -621,6 +621,20 @@ class Solution:
     assert run_program(source, tests, time_limit_s=5, memory_limit_mb=256).passed
 
 
+def test_answers_in_the_manner_of_leetcode_may_recurse_deeply():
+    """As with the preamble that graders of this data put before them, which imports sys, json and io, too."""
+    source = """
+class Solution:
+    def depth(self, text: str) -> int:
+        n = json.load(StringIO(text))
+        @cache
+        def down(i): return 0 if i == 0 else 1 + down(i - 1)
+        return min(down(n), sys.maxsize)
+"""
+    tests = [{"call": "depth", "args": ["5000"], "expected": 5000}]
+    assert run_program(source, tests, time_limit_s=5, memory_limit_mb=256).passed
+
+
 def test_names_that_are_lent_give_way_to_the_programs_own_and_to_pythons():
     source = "def sqrt(x): return 'mine'\ndef f(x): return [sqrt(x), pow(2, 3, 5), Counter is None]\nCounter = None"
     tests = [{"call": "f", "args": [4], "expected": ["mine", 3, True]}]

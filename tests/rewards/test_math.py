@@ -6,6 +6,50 @@ from marl_jax.rewards import equivalent, grade_math
 from marl_jax.rewards.math import equivalence as grader
 
 SAME = {
+    "forms of operators, degrees, labels and identities": [
+        (r"\int_0^1 \frac12 f", r"\int_0^1 \frac{1}{2} f"),
+        (r"\sum_{k=1}^{n} a_k", r"\sum_{k=1}^n a_{k}"),
+        ("Yes!", "yes"),
+        ("'monday'", "Monday"),
+        (r"\text{Monday}", "monday."),
+        ("No!", "no"),
+        (r"\int_{0}^{1} f(x)\,dx", r"\int_0^1 f(x) dx"),
+        (r"\tan\frac\alpha2", r"\frac{\sin\alpha}{1+\cos\alpha}"),
+        (r"\tan\frac\alpha2", r"\frac{1-\cos\alpha}{\sin\alpha}"),
+        (r"\tan 2x", r"\frac{2\tan x}{1-\tan^2x}"),
+        (r"\tan x+\cot x", r"\frac2{\sin2x}"),
+        (r"\cot x-\tan x", r"2\cot 2x"),
+        (r"\tan(45^\circ+\frac\alpha2)", r"\frac{1+\sin\alpha}{\cos\alpha}"),
+        (r"\operatorname{tg} x", r"\tan x"),
+        (r"\left\{x \,\middle|\, x>3\right\}", r"(3,\infty)"),
+        (r"(0,1)\bigcup(1,2)", r"(0,1)\cup(1,2)"),
+        (r"\nicefrac{1}{2}", "1/2"),
+        (r"\sfrac{1}{2}", "1/2"),
+        (r"\log 5", r"\lg 5"),
+        (r"\cot 2", r"\ctg 2"),
+        (r"\arctan 2", r"\arctg 2"),
+        (r"\bold{5}", "5"),
+        (r"90-\frac{A}{2}", r"90^\circ-\frac{A}{2}"),
+        (r"180-2\alpha", r"180^\circ-2\alpha"),
+        (r"\frac{\pi}{3}", r"60^\circ"),
+        (r"60^\circ", r"\frac{\pi}{3}"),
+        (r"\pi-2\alpha", r"180^\circ-2\alpha"),
+        (r"x=1 \text{ or } x=2", "x_{1}=1, x_{2}=2"),
+        ("x_1=1, x_2=2", "x=2,x=1"),
+        ("x_1=2,x_2=1", "1,2"),
+        ("x_1=1,x_2=2", "x_1=1,x_2=2"),
+        ("a-b=5", "5"),
+        (r"\mathbb{E}[X]=5", "5"),
+        ("E[X]=5", "5"),
+        (r"\mathbb{P}(A)=5/6", "5/6"),
+        ("f(g(2))=5", "5"),
+        (r"5\ ", "5"),
+        (r"5\text{ times}", "5"),
+        (r"10\div4", "10/4"),
+        (r"6\div3", "2"),
+        ("60", r"60^\circ"),
+        (r"\sin 30^\circ", "1/2"),
+    ],
     "a list of numbers with thousands": [
         ("1,000, 2,000", "2000,1000"),
         ("1,234, 5", "5, 1234"),
@@ -484,6 +528,23 @@ SAME = {
 }
 
 DIFFERENT = {
+    "formulas, degrees, labels and identities": [
+        (r"\int_0^1 2f", r"\int_0^{12} f"),
+        (r"\sum_{k=0}^n k", r"\sum_{k=0}^n k!"),
+        ("f''", "f'"),
+        (r"\sum_{k=1}^{N} a_k", r"\sum_{k=1}^{n} a_k"),
+        (r"\prod_{p} (1-P)", r"\prod_P (1-p)"),
+        ("x_1=2,x_2=1", "x_1=1,x_2=2"),
+        ("x=2,y=1", "x=1,y=2"),
+        (r"\sin 30", r"\sin 30^\circ"),
+        ("60", r"\frac{\pi}{3}"),
+        (r"50\%", r"50^\circ"),
+        (r"\tan 2x", r"\frac{2\tan x}{1+\tan^2x}"),
+        ("x-y=5", "x-y=6"),
+        ("5", "x-y=5"),
+        (r"61^\circ", r"\frac{\pi}{3}"),
+        (r"90-\frac{A}{3}", r"90^\circ-\frac{A}{2}"),
+    ],
     "a number with thousands is no list": [
         ("0,2", "2,000"),
         ("3,7", "7,003"),
@@ -889,6 +950,19 @@ def test_every_answer_is_the_same_as_itself(answer):
 )
 def test_the_box_decides(response, reward, why):
     assert grade_math(response, "5") == reward, why
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "reward"),
+    [
+        (r"\{x|1," * 38 + "2" + r"\}" * 38, "5", 0.0),
+        ("x>3 or (" * 38 + "x" + ")" * 38, "5", 0.0),
+        (r"\{" * 38 + "(x+1)^2,1" + r"\}" * 38, r"\{" * 38 + "x^2+2x+1,1" + r"\}" * 38, 1.0),
+    ],
+)
+def test_work_does_not_double_with_the_depth(answer, gold, reward):
+    """It would take years, where every level is read or compared twice."""
+    assert grade_math(rf"\boxed{{{answer}}}", gold) == reward
 
 
 def test_grading_is_a_float_of_zero_or_one():

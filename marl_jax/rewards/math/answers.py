@@ -8,6 +8,7 @@ is a plain tuple, so two answers that read the same have equal nodes:
     ("inequality", "<" | "<=", tree)              tree < 0
 """
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator
@@ -23,9 +24,9 @@ Node = tuple
 
 
 def readings(text: str) -> Iterator[Node]:
-    """Readings of a cleaned answer: 1,234, 5 is a list of two numbers, or else of three, but 1,034 is always one; 10 am
-    is 10:00 am, too; x = 1, y = 2 is a point, or two equations; the m of 5 m is a variable, too. Nested too deep, it is
-    mere text.
+    r"""Readings of a cleaned answer: 1,234, 5 is a list of two numbers, or else of three, but 1,034 is always one;
+    10 am is 10:00 am, too; 90^\circ - A is 90 - A, too; x = 1, y = 2 is a point, or two equations; the m of 5 m is a
+    variable, too. Nested too deep, it is mere text.
     """
     depths = itertools.accumulate(map(_step, _BRACKET.findall(text) if len(text) > MAX_DEPTH else ()))
     if max(depths, default=0) > MAX_DEPTH:
@@ -36,6 +37,8 @@ def readings(text: str) -> Iterator[Node]:
         text = joined
     elif joined != text and not any(map(text.count, "([{")):
         yield read(joined)
+    if _INNER_DEGREES.search(text) and not _NO_UNIT.search(text):
+        yield read(_DEGREES.sub("", text))
     if _HOUR.fullmatch(text):
         yield read(text.replace(" ", ":00 "))
     node = read(text)
@@ -48,6 +51,9 @@ def readings(text: str) -> Iterator[Node]:
             yield ("bracket", "(", ")", tuple(map(read, values)), "")
 
 
+@functools.lru_cache(
+    1 << 12
+)  # a text is read more than once, in each of the forms it may have, at every depth
 def read(text: str) -> Node:
     """The structure of a cleaned answer."""
     text = text.strip()
@@ -80,6 +86,13 @@ _SEPARATOR = re.compile(r"[,;]\s*(?:(?:and|or)(?![A-Za-z]))?|(?<![A-Za-z\\])(?:a
 _RELATION = re.compile(r"\\(?:le|ge|ne|in)(?![A-Za-z])|[=<>]")
 _BRACKET = re.compile(r"(\\begin|\\end|\\[{}]|[()\[\]{}])")
 _OPENING = {"(", "[", "{", "\\{", "\\begin"}
+_SINGLE = re.compile(r"\{\s*([A-Za-z\d])\s*\}")
+_EXCLAIMED = re.compile(r"(?<=[a-z]{2})[.,;:!?]+$")
+_NO_UNIT = re.compile(
+    r"\\(?:sin|cos|tan|cot|sec|csc|pi)(?![A-Za-z])|="
+)  # where degrees mean more than their number
+_DEGREES = re.compile(r"\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
+_INNER_DEGREES = re.compile(_DEGREES.pattern + r"\s*[-+]")
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")
 _NAME = r"(?:[A-Za-z]|\\[a-zA-Z]+)(?:_(?:\{[^{}]*\}|[A-Za-z\d]))?'*"
 _VARIABLE = re.compile(_NAME)
@@ -92,9 +105,12 @@ _LABEL = re.compile(
     rf"(?:{_NAME}|\{{?[A-Za-z ]+\}}?)(?:\([^()=]*\))?|\|[A-Z]{{1,3}}\||\([A-Za-z](?:,\s*[A-Za-z])+\)"
     r"|[A-Z]\^\{-1\}|[f-h]\^\{-1\}\([^()=]*\)"
 )
-# A sum of names, an area, a modulus, a probability, a function of an angle; |x| = 5 and \\sin x = 1 are to be solved.
+# A sum of names, an area, a modulus, a probability, a mean, f(g(2)), a function of an angle; |x| = 5 and \\sin x = 1
+# are to be solved.
 _ASKED = re.compile(
-    r"[A-Za-z](?:\s*\+\s*[A-Za-z])+|\[[A-Z]{3,6}\]|\|[zw]\||P\([^()]*\)"
+    r"[A-Za-z](?:\s*[+-]\s*[A-Za-z])+|\[[A-Z]{3,6}\]|\|[zw]\|"
+    r"|(?:[PE]|\\mathbb\s*\{\s*[PE]\s*\})\s*[(\[][^()\[\]]*[)\]]"
+    r"|[A-Za-z]\([A-Za-z]\([^()=]*\)\)"
     r"|\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\\angle\s*)?(?:\\(?:alpha|beta|gamma|theta|phi|varphi)|[A-Z]{1,3})"
 )
 
@@ -273,7 +289,11 @@ def _finished(node: Node) -> Node:
 
 
 def _text(text: str) -> Node:
-    return ("text", re.sub(r"[\s{}]+", "", text).casefold().strip(".,;:!?'\""))
+    """Words fold their case and lose their marks; in a formula braces, case, primes and factorials mean something."""
+    if "\\" in text:
+        return ("text", re.sub(r"\s+", "", _SINGLE.sub(r"\1", text)).strip('.,;:?"'))
+    bare = _EXCLAIMED.sub("", re.sub(r"[\s{}]+", "", text).casefold().strip('.,;:?"'))
+    return ("text", bare.strip("'") if bare.startswith("'") else bare)
 
 
 def is_label(text: str) -> bool:

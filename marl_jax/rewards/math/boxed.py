@@ -15,6 +15,7 @@ MAX_BOXES = 64  # how many boxes are looked at, from the end
 
 _COMMAND = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])[ \t\r\n]{0,16}")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_CONTROL_SPACE = re.compile(r"(?<!\\)((?:\\\\)*)\\\s+$")  # of which a strip would leave the backslash
 _BARE = re.compile(r"(?:[^\s${}\\]|\\[A-Za-z]+|\\[^A-Za-z\s]|\{[^{}$\n]*\}){1,200}")
 
 
@@ -27,7 +28,7 @@ def extract_boxed(text: str) -> str | None:
     if not boxes:
         return None
     _, content = max(boxes, key=operator.itemgetter(0))  # an earlier box that ends later holds the others
-    content = content.strip()
+    content = _CONTROL_SPACE.sub(r"\1", content).strip()
     inner = _COMMAND.match(content)
     if inner is not None and (box := _read(content, inner.end())) and box[0] == len(content):
         return extract_boxed(content)  # a box that holds nothing but a box

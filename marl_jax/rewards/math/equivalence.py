@@ -57,6 +57,7 @@ __all__ = ["WALL_LIMIT_S", "equivalent", "grade_math", "start_equivalent"]
 MAX_CHARS = 1000  # of an answer that is read; a longer one must be the gold answer's text
 MAX_ITEMS = 40  # of a list whose items are matched by meaning
 _ROUNDED = re.compile(r"\s*\$?(?P<exact>[^$]*[^$\s])\s*(?:\\approx|\\simeq|[≈≃])\s*-?\d*\.?\d+\s*\$?\.?\s*")
+_INDEX = re.compile(r"\s*_\s*(?:\d|\{\s*\d+\s*\})$")
 CPU_LIMIT_S = 0.7  # of algebra, for all comparisons of one answer
 WALL_LIMIT_S = 1.5  # the same by the clock, waiting for a worker included
 
@@ -159,6 +160,21 @@ def _gold(gold: str) -> tuple[str, tuple[Node, ...]]:
         return text, ()
 
 
+def _named_alike(a: tuple[Node, ...], g: tuple[Node, ...]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """Solutions x_1 = 1, x_2 = 2 as x = 1, x = 2 where the other side writes them so; else both as they are."""
+    bare = _unnumbered(a), _unnumbered(g)
+    names = [{item[1][0] for item in side if item[0] == "equation"} for side in bare]
+    numbered = [side != other for side, other in zip(bare, (a, g))]
+    return bare if names[0] == names[1] and len(names[0]) == 1 and sum(numbered) == 1 else (a, g)
+
+
+def _unnumbered(items: tuple[Node, ...]) -> tuple[Node, ...]:
+    return tuple(
+        ("equation", (_INDEX.sub("", item[1][0]), *item[1][1:])) if item[0] == "equation" else item
+        for item in items
+    )
+
+
 class _Comparison:
     """One comparison of an answer with a gold answer, and the time it may still spend on algebra."""
 
@@ -166,13 +182,21 @@ class _Comparison:
         self.cpu_s, self.wall_s = CPU_LIMIT_S, WALL_LIMIT_S
         self.algebra = algebra  # without it, what needs it is left undecided
         self.undecided = False
+        self.compared: dict[
+            tuple[Node, Node], bool
+        ] = {}  # nested sets are compared both ways round at every depth
 
     def same(self, a: Node, g: Node) -> bool:
+        if (a, g) not in self.compared:
+            self.compared[a, g] = self._same(a, g)
+        return self.compared[a, g]
+
+    def _same(self, a: Node, g: Node) -> bool:
         kinds = {a[0], g[0]}
         if "equation" in kinds:
             return self.same_equation(a, g)
         if kinds <= {"list", "set"}:
-            return self.same_items(a[1], g[1], distinct="set" in kinds)
+            return self.same_items(*_named_alike(a[1], g[1]), distinct="set" in kinds)
         if a[0] == "set":  # {5} for 5
             return len(a[1]) == 1 and self.same(a[1][0], g)
         if g[0] == "set":
@@ -258,6 +282,14 @@ class _Comparison:
             return False
         if self.same_tree(tree_a, tree_g):
             return True
+        if {unit_a, unit_g} == {"degree", ""}:  # \pi/3 for 60^\circ
+            turn = multiply([number(Fraction(1, 180)), ("c", "pi")])
+            return self.same_tree(
+                *(
+                    multiply([tree, turn]) if unit else tree
+                    for unit, tree in ((unit_a, tree_a), (unit_g, tree_g))
+                )
+            )
         if percent_a == percent_g:
             return False
         hundredth = number(Fraction(1, 100))

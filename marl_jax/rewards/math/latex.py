@@ -131,7 +131,7 @@ class _Parser:
                 sign *= self.sign()
                 ten = self.tokens[self.at : self.at + 2] == ["10", "^"]  # 3 * 10^8 is one number
                 factor = self.factor()
-                if factors[-1][0] == factor[0] == "n" and operator != "/" and not ten:
+                if factors[-1][0] == factor[0] == "n" and operator not in ("/", "\\div") and not ten:
                     self.unfinished = True
                 factors.append(
                     factor if operator in ("*", "\\cdot", "\\times") else power(factor, number(-1))

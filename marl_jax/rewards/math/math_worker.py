@@ -15,6 +15,7 @@ import os
 import resource
 import signal
 import sys
+from typing import Any
 
 __all__ = ["equal", "main"]
 
@@ -55,9 +56,20 @@ def equal(answer: list, gold: list) -> bool:
     difference = a - b
     if verify([sympy.Integer(0)], [difference], timeout_seconds=None):
         return True
+    if difference.has(sympy.sin, sympy.cos, sympy.tan, sympy.cot, sympy.sec, sympy.csc) and _vanishes(
+        difference
+    ):
+        return True
     if all(power.exp.is_Integer or not power.base.free_symbols for power in difference.atoms(sympy.Pow)):
         return False
     return sympy.factor(difference, deep=True) == 0  # the root of x^2 + 2x + 1 is |x + 1|
+
+
+def _vanishes(difference: Any) -> bool:
+    """Whether functions of angles cancel once they are written as exponentials."""
+    import sympy
+
+    return sympy.cancel(sympy.expand(sympy.together(difference.rewrite(sympy.exp)))) == 0
 
 
 def main() -> None:

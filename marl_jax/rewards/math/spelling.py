@@ -83,7 +83,8 @@ def _flat(text: str) -> str:
 
 def _rename(found: re.Match) -> str:
     if found["operator"]:
-        return "\\" + found["operator"] + " "
+        name = "\\" + found["operator"]
+        return _COMMANDS.get(name, name) + " "
     if found["reals"]:
         return "(-\\infty,\\infty)"
     return " " if found["styling"] else _COMMANDS.get(found.group(), found.group())
@@ -98,11 +99,15 @@ def _repeating(found: re.Match) -> str:
 # One spelling per line, then its variants.
 _COMMAND_TABLE = r"""
     SPACE            \, \; \: \> \quad \qquad \enspace \thinspace \space ~
-    NOTHING          \left. \right. \left \right \displaystyle \textstyle \limits \bf \rm \large \Large \huge
+    NOTHING          \left. \right. \left \middle \right \displaystyle \textstyle \limits \bf \rm \large \Large \huge
     NOTHING          \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \biggl \biggr \Biggl \Biggr
     AND              \land \wedge
     OR               \lor \vee
-    \frac            \dfrac \tfrac \cfrac
+    \frac            \dfrac \tfrac \cfrac \nicefrac \sfrac
+    \cup             \bigcup
+    \cap             \bigcap
+    \log             \lg
+    \cot             \ctg
     \binom           \dbinom \tbinom
     \le              \leq \leqslant
     \ge              \geq \geqslant
@@ -129,7 +134,7 @@ _COMMAND_TABLE = r"""
     ^\circ           \degree
     \arcsin          \asin
     \arccos          \acos
-    \arctan          \atan
+    \arctan          \atan \arctg
     \tan             \tg
     (-\infty,\infty) \R
     \ldots           \dots \cdots \dotsc \dotsb \hdots
@@ -228,7 +233,7 @@ _ANSWER = re.compile(r"^(?:final )?answer ?: ?(?=[-+.\d\\({\[|¤]|[A-Za-z] ?=)",
 _ELLIPSIS = re.compile(r",\s*\.\.\.(?=\s*(?:,|$))")
 _LONE_DOLLAR = re.compile(r"\s*-?\s*\$")
 _WRAPPER = re.compile(
-    r"\\(?:text(?:bf|it|rm|sf|tt|sc|up|normal|md)?|math(?:rm|bf|it|sf|tt|normal)|[mhf]box|boxed|boldsymbol|bm|emph"
+    r"\\(?:text(?:bf|it|rm|sf|tt|sc|up|normal|md)?|math(?:rm|bf|it|sf|tt|normal)|[mhf]box|boxed|bold(?:symbol)?|bm|emph"
     r"|underline)(?![A-Za-z])\s*\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"
 )
 _COMMAND = re.compile(

@@ -70,6 +70,8 @@ def _is_unit(words: list[str]) -> bool:
         words = words[1:]
         if not words:
             return True
+    if words == ["times"]:  # alone, not in 5 times more
+        return True
     if _NO_UNITS & {word.lower() for word in words} or words[0] == "of" or words[-1] in ("of", "per"):
         return False
     if _PLURAL.fullmatch(words[0]) and (

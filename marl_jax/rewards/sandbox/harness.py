@@ -27,10 +27,14 @@ __all__ = ["run"]
 RESULT, COMMANDS = 3, 4  # file descriptors, next to the standard three
 _TURN = threading.Lock()  # threads of test code ask one after the other
 _ERROR_CHARS = 500
+_DEEP = 50_000  # calls within calls
 _MANY = 1_000_000  # blocks of memory whose freeing would take long
 _Namespace = dict[str, Any]
 # Modules that answers to LeetCode's problems use without imports, with all their public names.
-_LENT = "typing collections math heapq bisect itertools functools operator string re random datetime copy statistics"
+_LENT = (
+    "typing collections math heapq bisect itertools functools operator string re random datetime copy statistics"
+    " sys json io"
+)
 
 
 def run(job: dict) -> None:
@@ -65,7 +69,10 @@ def run(job: dict) -> None:
 
 
 def _lend() -> None:
-    """Make these modules and names builtins; names of the program and of Python take precedence."""
+    """Make these modules and names builtins, which names of the program and of Python hide; let recursion go deep, as
+    graders of this data do: a plain recursive answer needs a call for each of its items.
+    """
+    sys.setrecursionlimit(_DEEP)
     for name in _LENT.split():
         module = importlib.import_module(name)
         public = getattr(module, "__all__", None) or [n for n in dir(module) if not n.startswith("_")]

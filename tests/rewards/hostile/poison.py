@@ -43,9 +43,9 @@ POISONS = [
     Poison("mask", "import os\nos.umask(0)\n", "__import__('os').umask(0)", 0o022),
     Poison(
         "recursion limit",
-        "import sys\nsys.setrecursionlimit(50_000)\n",
+        "import sys\nsys.setrecursionlimit(70_000)\n",
         "__import__('sys').getrecursionlimit()",
-        1000,
+        50_000,
     ),
     Poison(
         "signals",
