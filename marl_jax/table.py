@@ -241,7 +241,7 @@ class Table:
 
     @staticmethod
     def concat(tables: Sequence["Table"]) -> "Table":
-        """One table below the other, each with its episodes; roles, policies and tasks of one name are one."""
+        """One table below the other, each with its episodes and groups; roles, policies, tasks of one name are one."""
         first = tables[0]
         if len(tables) == 1:
             return first
@@ -258,6 +258,10 @@ class Table:
             joined |= {name: np.concatenate(codes), names: known}
         offsets = np.cumsum([0, *(len(table.bare_episodes) for table in tables)])
         joined["episode"] = np.concatenate([t.episode + k for t, k in zip(tables, offsets)]).astype(np.int32)
+        if all(table.group is not None for table in tables):
+            before = np.cumsum([0, *(table.group.max(initial=-1) + 1 for table in tables)])
+            groups = [np.where(t.group < 0, t.group, t.group + k) for t, k in zip(tables, before)]
+            joined["group"] = np.concatenate(groups).astype(first.group.dtype)
         every = tuple(bare for table in tables for bare in table.bare_episodes)
         if every:
             tasks = (table.task_of(row) for table in tables for row in range(len(table)))

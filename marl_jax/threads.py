@@ -85,14 +85,17 @@ class Workers:
 def side_by_side(name: str, call: Callable[..., _T], *items: Iterable[Any]) -> list[_T]:
     """The results of `call` for the items, each begun as soon as its item is there; for programs of JAX, too.
 
-    No call is under way any more when this returns, or raises the error of a call or of an item.
+    No call is under way any more when this returns, or raises the error of a call or an item; but for an interruption.
     """
-    workers = Workers(name, AT_ONCE, finish=True)
+    workers, wait = Workers(name, AT_ONCE, finish=True), None
     try:
         jobs = [workers.submit(call, *some) for some in zip(*items, strict=True)]
         return [job.result() for job in jobs]
+    except KeyboardInterrupt:  # whoever asks twice does not wait
+        wait = 0.0
+        raise
     finally:
-        workers.close(None)
+        workers.close(wait)
 
 
 class _Job(Future[Any]):

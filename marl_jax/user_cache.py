@@ -14,13 +14,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from marl_jax.errors import UserError
+
 __all__ = ["cores", "digest", "home", "load", "machine", "processor", "store"]
 
 
 def home(given: str | os.PathLike[str] | None = None) -> Path:
     """The folder; `given` takes precedence."""
     shared = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "marl_jax"
-    return Path(given or os.environ.get("MARL_JAX_CACHE") or shared).expanduser()
+    path = os.path.expanduser(given or os.environ.get("MARL_JAX_CACHE") or shared)
+    if path.startswith("~"):
+        raise UserError(f"there is no home directory for '{path}': set MARL_JAX_CACHE to a directory")
+    return Path(path)
 
 
 @functools.cache

@@ -107,6 +107,22 @@ class Recipe:
     also: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     hours: float = 0.5  # that three seeds of all arms take on two cores
 
+    def __post_init__(self) -> None:
+        """Refuse claims about arms and measures that there are not."""
+        measures = (*COMMON, *self.measures)
+        for claim in self.claims:
+            within = claim.than.startswith("=")
+            arms = [claim.more] + [claim.than] * (not within and claim.than != "base")
+            for kind, said, known in (
+                ("arm", arms, self.arms),
+                ("measure", [claim.measure] + [claim.than[1:]] * within, measures),
+            ):
+                for name in said:
+                    if name not in known:
+                        raise ConfigError(
+                            [f"claims: '{name}' is no {kind} of the recipe{nearest(name, known)}"]
+                        )
+
 
 def names() -> list[str]:
     """The modules of this folder that hold a recipe."""

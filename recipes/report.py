@@ -46,6 +46,8 @@ def sides(claim: Claim, record: Mapping[str, Any]) -> tuple[list[Any], list[Any]
     """What each run has on both sides of a claim; None where an arm was not run, or the measure is newer."""
     if claim.than == "base" and claim.more in record["arms"]:
         runs = [run[claim.more] for run in record["runs"]]
+        if any(claim.measure not in run["base"] for run in runs):
+            return None
         return [run["values"][claim.measure] for run in runs], [run["base"][claim.measure] for run in runs]
     within = claim.than.startswith("=")
     arm, measure = (claim.more, claim.than[1:]) if within else (claim.than, claim.measure)

@@ -35,6 +35,7 @@ from marl_jax.table import Table
 from marl_jax.terminal.live import Live
 from marl_jax.user_cache import machine
 from recipes.recipe import COMMON, RESULTS, Measure, Recipe, Trained, changed, find, names
+from recipes.report import claim_rows
 
 SAMPLES = 2  # episodes of each test problem
 
@@ -84,6 +85,8 @@ def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> di
     lines = {arm: list(read_lines(root / arm / "metrics.jsonl")) for arm in configs}
     spent = {arm: sampled(configs[arm], lines[arm]) for arm in configs}
     budget = min((int(tokens[-1]) for tokens in spent.values() if len(tokens)), default=0)
+    against_base = {claim.measure for claim in recipe.claims if claim.than == "base"}
+    of_base = {n: of for n, of in {**COMMON, **recipe.measures}.items() if n in COMMON or n in against_base}
     found = {}
     for arm, config in configs.items():
         saved = saved_steps(root / arm / "checkpoints") or [0]  # without training there is none
@@ -104,7 +107,7 @@ def compared(recipe: Recipe, configs: Mapping[str, RunConfig], root: Path) -> di
             "seconds": round(sum(line["time/wall"] for line in lines[arm]), 1),
             "sampled": int(spent[arm][step - 1]) if step else 0,
             "values": _measured({**COMMON, **recipe.measures}, one),
-            "base": _measured(COMMON, Trained(base, SAMPLES, one.by_metric)),
+            "base": _measured(of_base, Trained(base, SAMPLES, one.by_metric)),
         }
     return found
 
@@ -155,6 +158,8 @@ def run(
             for arm, one in found.items()
         }
         print(f"{name}, seed {seed}, {record['seconds']:.0f} s: {shown}", flush=True)
+    for row in claim_rows(name, recipe, record):
+        print(" | ".join(row))
     return record
 
 

@@ -213,6 +213,16 @@ def test_one_name_in_two_tables_is_one_role_policy_and_task():
     assert joined.episode.tolist() == [0] * 3 + [1] + [2] * 3 + [3] * 3
 
 
+def test_groups_of_two_tables_stay_apart():
+    """A loop that compares calls after it has joined the steps would compare those of different tasks."""
+    one, two = Table.of([VOTED]), Table.of([DEBATED])
+    one, two = (
+        one.replace(group=np.array([0, 0, 1], np.int32)),
+        two.replace(group=np.array([0, -1, 1], np.int32)),
+    )
+    assert Table.concat([one, two, two]).group.tolist() == [0, 0, 1, 2, -1, 3, 4, -1, 5]
+
+
 def test_kept_sets_of_different_width_are_joined_and_rows_without_them_have_none():
     wider = dataclasses.replace(VOTED, calls=(dataclasses.replace(PICKED, kept=((1,), (2, 3, 4, 5, 6))),))
     for order in ([VOTED, DEBATED, wider], [wider, VOTED, DEBATED], [DEBATED, wider, VOTED]):

@@ -44,6 +44,8 @@ class Evaluation:
     # they began.
     checkpoint: str | None = None
     split: str = "test"  # or val
+    data: str | None = None  # another data set; None: the run's
+    data_directory: str | None = None  # of its files; None: fetched from where it is published
     samples: int = 1  # episodes of each problem
     problems: int | None = None  # the first so many; None: all
     mode: str = "trained"  # one of MODES
@@ -63,6 +65,8 @@ class Evaluation:
         for name, known in (("mode", MODES), ("split", SPLITS)):
             if (text := getattr(self, name)) not in known:
                 raise FolderError(f"--{name}={text} is unknown{nearest(text, known)}")
+        if self.data_directory and not self.data:
+            raise FolderError("--data_directory belongs to --data=NAME: give both or neither")
         if self.role is not None and self.mode not in ("single_transfer", "generator_transfer"):
             raise FolderError(f"--role={self.role} means nothing to --mode={self.mode}: leave it out")
         if self.generator_checkpoint and not self.generator_from:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
-from marl_jax import compile_cache
+from marl_jax import compile_cache, threads
 from marl_jax.commands.console import to_a_reader
 from marl_jax.config.run_config import ConfigError, RunConfig, from_argv, split_argv
 from marl_jax.errors import RunError, UserError
@@ -82,7 +82,10 @@ def run(
         with to_a_reader() if prints else contextlib.nullcontext():
             _run(main, words, read, needs)
     except KeyboardInterrupt:  # which a training run handles itself, see runs/stopping.py
-        print("interrupted", file=sys.stderr)
+        print("interrupted", file=sys.stderr, flush=True)
+        if not threads.ended(0):  # the end of the process would wait for programs that are being compiled
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)
         sys.exit(INTERRUPTED)
 
 

@@ -6,21 +6,24 @@ Only this reads the test split. Who plays is a matter of the mode, see `casts`.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from absl import logging
 
 from marl_jax.commands.casts import Cast, Evaluation, make_stage
 from marl_jax.config.run_config import DataConfig, RunConfig
 from marl_jax.own import is_own
-from marl_jax.planning.memory import Shapes
+from marl_jax.planning.memory import Shapes, memories
 from marl_jax.policies import decode_groups
 from marl_jax.rewards.grading import Grader, grade
 from marl_jax.rewards.warn import newly_ungraded
@@ -79,14 +82,19 @@ def evaluate(
     """
     path, split, samples = path_of(workdir), evaluation.split, evaluation.samples
     wanted = _wanted(path, evaluation.checkpoint, evaluation.mode)
-    with _opened(path, out) as lines, contextlib.ExitStack() as ends:
+    with _opened(path, out) as place, contextlib.ExitStack() as ends:
         of_run = list(read_lines(path / "eval.jsonl"))
-        before = [*of_run, *(read_lines(lines.path) if out is not None else ())]
+        before = [*of_run, *(read_lines(place / "eval.jsonl") if out is not None else ())]
         config = on_these_devices(config_of(path))
+        if evaluation.data:
+            data = dataclasses.replace(config.data, name=evaluation.data, directory=evaluation.data_directory)
+            config = dataclasses.replace(config, data=data)
         named = load_named(config, [split])
         parts, drawn, now = named.parts, named.splits[split], dict(named.digests)
         if not accept_changes:
-            check_unchanged(path, now)
+            check_unchanged(
+                path, {name: of for name, of in now.items() if not (evaluation.data and "data" in name)}
+            )
         stored = _each(path, config, parts, wanted)
         first = list(itertools.islice(stored, 1))  # a missing one is reported before anything is played
         if wanted and not first:
@@ -96,7 +104,7 @@ def evaluate(
         start = policies_at(path, config, parts, "base")
         stage = make_stage(evaluation, config, parts, accept_changes)
         settings, measured = _shapes(path, config, stage.parts)
-        log = lines.path.parent / "vllm.log"
+        log = place / "vllm.log"
         service = make_service(config, stage.parts, start.trees, settings, measured=measured, log=log)
         ends.callback(service.close)
         tasks = list(drawn[: evaluation.problems])
@@ -105,6 +113,8 @@ def evaluate(
         noise = config.seed if evaluation.seed is None else evaluation.seed
         metric = stage.base.config.evaluation.metric
         made_of = {"data": now.pop(f"data {split}"), "of_problems": len(drawn)}
+        if evaluation.data:  # a name of its own, so that no record of the run's own problems is mixed with it
+            split = "-".join([re.sub(r"\W+", "_", evaluation.data), split])
         made_of["made_with"] = folder.versions() | now
 
         def played(cast: Cast, of: Stored, base: list[float] | None) -> dict[str, Any]:
@@ -125,8 +135,10 @@ def evaluate(
             about |= {"metric": metric} if metric else {}
             about |= {} if out is None else {"run": os.path.realpath(path)}
             record = {**about, **results, **made_of}
-            record["episodes"] = _keep(lines.path.parent, of.step, table, record)
-            lines.write(of.step, record)
+            record["episodes"] = _keep(place, of.step, table, record)
+            # Not before: another evaluation may end with nothing to write into the same folder.
+            with contextlib.closing(JsonLines(place / "eval.jsonl")) as lines:
+                lines.write(of.step, record)
             return {"step": of.step, **record}
 
         same = {"split": split, "seed": noise, "samples": samples, "problems": len(tasks), **made_of}
@@ -148,19 +160,13 @@ def evaluate(
 
 
 @contextlib.contextmanager
-def _opened(path: Path, out: str | os.PathLike[str] | None) -> Iterator[JsonLines]:
-    """The file that records go to: of the run, whose folder is locked meanwhile, or of another folder."""
-    if out is None:
-        elsewhere = "give --out=DIR to write elsewhere"
-        with open_folder(path, elsewhere), contextlib.closing(JsonLines(path / "eval.jsonl")) as lines:
-            yield lines
+def _opened(path: Path, out: str | os.PathLike[str] | None) -> Iterator[Path]:
+    """The folder that records go to: of the run, which is locked meanwhile, or another."""
+    if out is not None:
+        yield folder.outside(out)
         return
-    with contextlib.closing(JsonLines(folder.outside(out) / "eval.jsonl")) as lines:
-        try:
-            yield lines
-        finally:
-            if not lines.path.stat().st_size:  # left by an evaluation that was refused
-                lines.path.unlink()
+    with open_folder(path, "give --out=DIR to write elsewhere"):
+        yield path
 
 
 def announce(name: str) -> Callable[[Progress], None]:
@@ -248,7 +254,8 @@ def _shapes(path: Path, config: RunConfig, parts: Parts) -> tuple[Shapes, bool]:
     if shared := settled_shapes(settled, config):
         shapes = _by_base(shared, parts)
         bases = [parts.specs[group[0]].base for group in decode_groups(parts.specs)]
-        if sum(memory_bytes(parts.models[base], shapes[base]) for base in bases) <= free_bytes():
+        devices = memories(config, jax.default_backend())
+        if sum(memory_bytes(parts.models[base], shapes[base], 0, devices) for base in bases) <= free_bytes():
             return shapes, settled.get("measured", False)
     return _by_base(planned_engine(config, parts, training=False), parts), False
 

@@ -22,6 +22,7 @@ from marl_jax.models.tokenizer import FILES as TOKENIZER_FILES
 from marl_jax.models.tokenizer import save_tokenizer
 from marl_jax.packaged import located
 from marl_jax.policies import PolicySpec, policy_names
+from marl_jax.rollouts.history import Chat
 from marl_jax.run_folder.files import disk_errors
 from marl_jax.run_folder.folder import FolderError, run_around
 from marl_jax.runs.loading.parts import digests, load_parts
@@ -111,7 +112,12 @@ def export(
         with disk_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
             if format == "hf":
-                model = dataclasses.replace(parts.models[spec.base], dtype=dtype)
+                model = parts.models[spec.base]
+                # What ended its turns here ends them elsewhere; a base that never saw a chat does not list it.
+                end = Chat(parts.tokenizers[spec.base]).end_of_turn
+                if end not in model.stop_tokens:
+                    model = dataclasses.replace(model, eos_token_id=(end, *model.stop_tokens))
+                model = dataclasses.replace(model, dtype=dtype)
                 save_hf(directory, model, whole_weights(parts, policy, tree, dtype), spec.base)
             else:
                 adapter = jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
@@ -144,7 +150,7 @@ def _directory(out: str | os.PathLike[str], format: str, config: RunConfig, over
     """The output folder; not over a base, in a run, or for a model beside an adapter, which would load together."""
     if not os.fspath(out):
         raise FolderError("--out is missing: give the directory to write")
-    directory = Path(out).expanduser().absolute()
+    directory = Path(os.path.expanduser(out)).absolute()
     bases = [config.policies.base, *config.policies.bases.values()]
     if directory.resolve() in {located(base).resolve() for base in bases}:
         raise FolderError(f"'{directory}' is a base of the run: choose another --out")

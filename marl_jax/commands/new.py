@@ -18,7 +18,7 @@ def new_project(directory: str | os.PathLike[str]) -> str:
     """Write the project into a folder that is empty or not there yet; what to do with it, in words."""
     if not os.fspath(directory):
         raise ProjectError("the folder is missing: marl-jax new DIR")
-    path = Path(directory).expanduser()
+    path = Path(os.path.expanduser(directory))
     try:
         path.mkdir(parents=True, exist_ok=True)
         if present := sorted(entry.name for entry in path.iterdir()):

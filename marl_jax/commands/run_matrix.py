@@ -31,7 +31,7 @@ def checked_root(root: str | os.PathLike[str]) -> Path:
     """The directory that holds the runs."""
     if not os.fspath(root):
         raise FolderError("--root is missing: give the directory that holds the runs")
-    path = Path(root).expanduser().absolute()
+    path = Path(os.path.expanduser(root)).absolute()
     if path.exists() and not path.is_dir():
         raise FolderError(f"--root={root} is no directory")
     if around := folder.run_around(path):

@@ -46,7 +46,7 @@ class Columns(flax.struct.PyTreeNode):
     cues: tuple[Cue, ...] = flax.struct.field(pytree_node=False, default=())  # of the C calls
     # Of each, the most tokens of its prompt and of what it says.
     widths: tuple[tuple[int, int], ...] = flax.struct.field(pytree_node=False, default=())
-    # Of each, whether all episodes of a problem have the same prompt.
+    # Of each, whether all episodes of a problem, of which there are several, have the same prompt.
     shared: tuple[bool, ...] = flax.struct.field(pytree_node=False, default=())
 
 

@@ -95,8 +95,9 @@ def load(place: Path | None, devices: Sequence[jax.Device], check: Callable[[Any
             zlib.decompress(code), taken, given, backend=devices[0].client, execution_devices=devices
         )
 
-    with contextlib.suppress(Exception):  # XLA may refuse them
+    with contextlib.suppress(Exception):  # a cache that cannot be written is used, too
         _put(place)
+    with contextlib.suppress(Exception):  # XLA may refuse them
         return side_by_side("load", made, *zip(*programs))
     return None
 

@@ -51,7 +51,7 @@ class Line:
     made: Any  # Bool[E]
     reads: Any  # Int[E, R], places on the stage
     bound: int  # the most tokens of its prompt
-    by_task: bool = False  # all episodes of a problem have the same prompt
+    by_task: bool = False  # all episodes of a problem, of which there are several, have the same prompt
     prompt: Any = None  # Rows [E, P]
     cut: Any = None  # Int[E], tokens taken off its end so that it fits
     tokens: Any = None  # Int[E, M]

@@ -40,6 +40,7 @@ __all__ = [
     "make_halves",
     "make_step",
     "noise_words",
+    "problems",
     "start",
     "state_of",
     "tasks_of",
@@ -193,17 +194,21 @@ def noise_words(cast: Cast, tasks: Sequence[Task], *, seed: int, step: int) -> n
     return np.stack(words).reshape(len(tasks), cast.samples, calls, 2)
 
 
+def problems(config: RunConfig, *, seed: int | None = None) -> Iterator[Sequence[Task]]:
+    """The problems of step 1, 2, .. of the hosted run, such as `to_host` wants."""
+    train = load_tasks(config.data, "train")
+    if config.data.problems > len(train):  # one that is in a batch twice would have the same noise twice
+        raise DataError(f"data.problems is {config.data.problems} and the train split has {len(train)}")
+    yield from TaskIterator(train, config.data.problems, Position(seed=config.seed if seed is None else seed))
+
+
 def batches(
     config: RunConfig, *, parts: Parts | None = None, seed: int | None = None
 ) -> Iterator[tuple[np.ndarray, Tasks]]:
     """(key, tasks) of step 1, 2, ..: the problems and the noise of the hosted run."""
     cast, seed = cast_of(config, parts), config.seed if seed is None else seed
-    train = load_tasks(config.data, "train")
-    if config.data.problems > len(train):  # one that is in a batch twice would have the same noise twice
-        raise DataError(f"data.problems is {config.data.problems} and the train split has {len(train)}")
-    width = max(len(task.question) for task in train)
-    problems = TaskIterator(train, config.data.problems, Position(seed=seed))
-    for step, tasks in enumerate(problems, 1):
+    width = max(len(task.question) for task in load_tasks(config.data, "train"))
+    for step, tasks in enumerate(problems(config, seed=seed), 1):
         yield noise_words(cast, tasks, seed=seed, step=step), tasks_of(cast, tasks, width)
 
 

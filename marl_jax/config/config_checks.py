@@ -230,7 +230,8 @@ def _data(config: RunFields) -> Problems:
         yield from _ignored(config, *OF_FILES, *DRAWN, "seed", "cache", "val_size")
         return
     if data.name not in NAMES:
-        yield f"data.name is '{data.name}', which is no data set{fields.nearest(data.name, NAMES)}"
+        known = f"; there is: {', '.join(NAMES)}; files are 'jsonl' with data.directory, or your own 'module:function'"
+        yield f"data.name is '{data.name}', which is no data set{fields.nearest(data.name, NAMES, known)}"
         return
     procedural = data.name in KINDS
     if procedural and not (data.levels and set(data.levels) <= set(KINDS[data.name].LEVELS)):

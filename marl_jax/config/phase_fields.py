@@ -181,7 +181,9 @@ def problems(config: "RunFields") -> Iterator[str]:
                 f"{where}: learner.interventions.alternate and its roles or policies both say who trains when: leave "
                 "one of them out"
             )
-        for name in sorted({*phase.copies} - {*trained_policies(policy_map, frozen_roles)}):
+        for name in sorted(
+            {*phase.copies} & {*policy_map.values()} - {*trained_policies(policy_map, frozen_roles)}
+        ):
             yield f"{where}.copies names '{name}', whose roles are all in policies.frozen_roles: take one out"
         if phase.source == "collected" or phase.source.startswith("collected:"):
             wanted = phase.source.partition(":")[2]

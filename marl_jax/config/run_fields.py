@@ -94,7 +94,11 @@ class DataConfig:
     val_size: Annotated[int | None, Ge(0)] = None  # 0: none is carved, for runs without evaluation
     train_size: OptionalCount = None  # of procedural data, like the next two
     test_size: OptionalCount = None  # of procedural data
-    levels: tuple[int, ...] = (1, 2, 3)  # of procedural data, each as often as the others
+    levels: tuple[int, ...] = (
+        1,
+        2,
+        3,
+    )  # of procedural data, drawn in turn; one with few distinct problems has fewer
     bad_rows: Literal["refuse", "skip"] = "refuse"  # what to do with rows of files that cannot be used
     buffer: BufferConfig = dataclasses.field(default_factory=BufferConfig)  # of tasks that calls were about
 
@@ -122,7 +126,7 @@ class EngineConfig:
 
     kind: Literal["embedded", "vllm"] = "embedded"  # in this process, or a vLLM server, see docs/vllm.md
     vllm: VllmConfig = dataclasses.field(default_factory=VllmConfig)  # that server
-    max_prompt: Count = 512  # tokens, of any call
+    max_prompt: Count = 512  # tokens; roles with a shorter max_new_tokens may have the difference besides
     lanes: OptionalCount = None  # sequences decoded at once; None: as the memory allows, of vLLM 256
     # Memory of one engine, working memory included; None: free memory less the need of the update.
     budget_bytes: OptionalCount = None

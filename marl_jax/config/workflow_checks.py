@@ -73,10 +73,12 @@ def _misfit(value: Any, default: Any, counted: bool) -> str | None:
         return None if fits else "an integer from 1 on"
     if callable(default):
         return "left out: it is a function"
+    if isinstance(default, str) and not isinstance(value, str):
+        return f"a text: write '\"{value}\"'"
     if isinstance(default, bool | int | float | str):
         return fields.misfit(type(default), value)
     if isinstance(default, tuple | list):
-        return None if isinstance(value, tuple | list) else "values with commas between, in [ ]"
+        return None if isinstance(value, tuple | list) else 'a JSON list, such as ["a", "b"] or [1, 2]'
     return None if default is None or isinstance(value, type(default)) else f"a {type(default).__name__}"
 
 

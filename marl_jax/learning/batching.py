@@ -51,7 +51,7 @@ class BatchConfig:
     # Lengths that sequences are padded to on accelerators; no row may be longer than the last.
     buckets: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     token_budget: Count = 16384  # tokens of a micro-batch, padding included; a longer row is one by itself
-    share_prompts: bool = True  # completions of one prompt are computed behind one copy of it
+    share_prompts: bool = True  # completions of one prompt are computed behind one copy; compiled: always
     # Longest tree, on accelerators; without a flash kernel, the scores of its branches exist at once.
     tree_limit: int = 8192
     # On a CPU, tokens of a pack whose gradient is taken at a time; 0: as many as `token_budget`.
@@ -414,6 +414,12 @@ def check_rows(rows: Table, config: BatchConfig) -> None:
         bad = np.array([len(marked) != n or not marked.any() for marked, n in zip(marks, rows.length)], bool)
         refuse(
             bad, lambda i: f"{rows.length[i]} tokens; `spoken` must mark as many, at least one of them true"
+        )
+    if rows.kept is not None:
+        sets = np.array([len(rows.kept[i]) for i in range(len(rows))])
+        refuse(
+            (sets > 0) & (sets != rows.length),
+            lambda i: f"{rows.length[i]} tokens, and kept sets for {sets[i]}",
         )
     cold = ~(rows.temperature > 0)
     refuse(cold, lambda i: f"temperature {rows.temperature[i]}; only above 0 can be learned from")

@@ -81,8 +81,9 @@ class LearnerConfig:
 
     @property
     def step_settings(self) -> StepSettings:
-        """The static settings of an optimiser step."""
-        return StepSettings(self.optimiser, self.interventions.mixing, self.apart, self.layer_norms)
+        """The static settings of an optimiser step; the learning rate comes with each, whatever the schedule."""
+        optimiser = dataclasses.replace(self.optimiser, schedule=ScheduleConfig())
+        return StepSettings(optimiser, self.interventions.mixing, self.apart, self.layer_norms)
 
     def schedule_of(self, policy: str) -> ScheduleConfig:
         """The schedule, with the learning rate of the policy where one is set."""

@@ -38,8 +38,10 @@ class Qwen3:
 
     def hidden(self, trained: Tree, frozen: Tree, batch: MicroBatch) -> jax.Array:
         """Hidden states [G, S, H] of a micro-batch."""
-        trained = jax.tree.map(lambda x: x.astype(self.config.dtype), trained)
         alone = self.lora_scale is None
+        # The gradient of a looked-up row is a sum over its tokens, which takes the precision of the table.
+        table = {"embed": trained["embed"]} if alone else {}
+        trained = jax.tree.map(lambda x: x.astype(self.config.dtype), trained) | table
         params, adapter = (trained, None) if alone else (frozen, trained)
         return prefix.hidden_states(
             params,

@@ -40,6 +40,7 @@ __all__ = [
     "sigmoid",
     "sppo",
     "surrogate",
+    "token_share",
     "win_share",
 ]
 
@@ -295,12 +296,19 @@ def means(values: Sequence[Value]) -> dict[str, float]:
 
 
 def surrogate(loss: LossConfig) -> LossConfig:
-    """The policy gradient that has the objective's gradient, once the advantages are the slopes."""
-    if loss.kind not in OBJECTIVES:
-        return loss
-    if loss.kind == "sft":
-        return dataclasses.replace(loss, kind="pg")
-    return dataclasses.replace(loss, kind="pg", aggregation="sequence_mean_token_sum", max_length=None)
+    """The policy gradient that has the objective's gradient, once the advantages are its slopes over `token_share`."""
+    return dataclasses.replace(loss, kind="pg") if loss.kind in OBJECTIVES else loss
+
+
+def token_share(loss: LossConfig, lengths: np.ndarray) -> np.ndarray:  # int[n] -> Float64[n]
+    """What a token counts in the loss over sequences of these lengths."""
+    sequences, tokens = len(lengths), lengths.sum()
+    match loss.aggregation:
+        case "token_mean":
+            return np.full(sequences, 1 / tokens)
+        case "sequence_mean_token_mean":
+            return 1 / (sequences * lengths)
+    return np.full(sequences, 1 / (sequences * (loss.max_length or 1)))
 
 
 def log_ratios(logp: Sequence[np.ndarray], ref: Sequence[np.ndarray], rows: Table) -> np.ndarray:

@@ -64,7 +64,7 @@ class ScheduleConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimiserConfig:
-    """adamw, sgd (with momentum b1), or adafactor, which keeps factored second moments and no first moment."""
+    """adamw, sgd (with momentum b1), or adafactor: no first moment, second ones factored where both sides have 128."""
 
     kind: Literal["adamw", "sgd", "adafactor"] = "adamw"  # sgd has the momentum b1
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)  # of the learning rate

@@ -65,7 +65,7 @@ def hidden_states(
         x = x + qwen3.project_out(layer, flat(attended), lora)
         return x + qwen3.mlp(layer, config, x, lora), None
 
-    x = flat(qwen3.embed(params, batch.tokens))
+    x = flat(qwen3.embed(params, batch.tokens).astype(config.dtype))
     x = qwen3.through_layers(step, x, (params["layers"], adapter), config, remat)
     return apart(qwen3.rms_norm(x, params["final_norm"], config.rms_norm_eps))
 

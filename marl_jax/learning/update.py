@@ -63,7 +63,7 @@ class LearnerState(flax.struct.PyTreeNode):
 
     optimiser: Any
     damping: Any  # average of damped gradients, None where damping is off
-    steps: int = 0  # learner steps that updated it: the clock of its schedule
+    steps: int = 0  # learner steps that had rows for it: the clock of its schedule
     updates: int = 0  # optimiser steps taken
     skipped: int = 0  # optimiser steps left out for a non-finite gradient
     empty: int = 0  # learner steps without a row of it
@@ -378,7 +378,11 @@ class Learner:
             ratios = objectives.log_ratios(logp, [work.other_ref[i] for i in moved], other)
             divergence = max(0.0, float(ratios.sum()) / max(1, len(moved)))
         value = work.aim.value(members, scores, divergence)
-        write(batches, "advantages", (-len(members) * value.slope).tolist())
+        lengths = (
+            rows.length if rows.spoken is None else np.array([rows.spoken[i].sum() for i in range(len(rows))])
+        )
+        share = objectives.token_share(self.config.loss, lengths)
+        write(batches, "advantages", (-value.slope / share).tolist())
         return value
 
     def _record_evidence(

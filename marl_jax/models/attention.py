@@ -41,7 +41,11 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     group = heads // kv_heads
     # The small arrays are transposed to the order of the scores, so that the scores are not: the queries of one KV
     # head are all its heads of a position, then of the next.
-    queries = q.reshape(batch, length, kv_heads, group, dim).swapaxes(1, 2).reshape(batch, kv_heads, -1, dim)
+    queries = (
+        q.reshape(batch, length, kv_heads, group, dim)
+        .swapaxes(1, 2)
+        .reshape(batch, kv_heads, length * group, dim)
+    )
     keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
     scores = jnp.einsum("bkqd,bksd->bkqs", queries, keys, preferred_element_type=jnp.float32) * dim**-0.5
     # A finite floor: a row that may see nothing stays finite instead of becoming NaN.

@@ -63,7 +63,8 @@ def load_hf(
 def load_config(directory: str | os.PathLike[str], *, dtype: str | None = None) -> ModelConfig:
     """Read the `config.json` of a Qwen3 directory; end-of-text tokens also from its `generation_config.json`."""
     path, second = located(directory) / CONFIG, located(directory) / GENERATION
-    published = read_json(path, "is this the directory of a Qwen3 model?")
+    saved = "a checkpoint becomes a model by `export`" if (path.parent / "seal.json").exists() else ""
+    published = read_json(path, saved or "is this the directory of a Qwen3 model?")
     try:
         config = ModelConfig.from_hf(published, dtype=dtype)
     except ValueError as error:
@@ -119,7 +120,11 @@ def _write(directory: Path, config: ModelConfig, params: Tree, tokenizer: Any, m
     published = config.to_hf()
     write_json(directory / CONFIG, published)
     tokens = {name: published[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    write_json(directory / GENERATION, {k: v for k, v in tokens.items() if v is not None})
+    base = Path(tokenizer) / GENERATION if isinstance(tokenizer, str | os.PathLike) else None
+    defaults = (
+        read_json(base) if base is not None and base.is_file() else {}
+    )  # how the base is sampled elsewhere
+    write_json(directory / GENERATION, defaults | {k: v for k, v in tokens.items() if v is not None})
     if tokenizer is not None:
         save_tokenizer(directory, tokenizer)
 

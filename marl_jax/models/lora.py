@@ -63,7 +63,7 @@ def _fresh(key: jax.Array, config: ModelConfig, rank: int, num_adapters: int) ->
     noise = jnp.split(jax.random.normal(key, ends[-1:]), ends[:-1])
     adapters = {}
     for part, (name, (a, b)) in zip(noise, shapes.items()):
-        scale = math.prod(a[2:-1]) ** -0.5
+        scale = (3 * math.prod(a[2:-1])) ** -0.5  # the spread that PEFT starts with
         adapters[name] = {
             "a": (scale * part.reshape(a)).astype(config.dtype),
             "b": jnp.zeros(b, config.dtype),

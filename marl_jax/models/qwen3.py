@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
+from marl_jax.fields import is_whole
 from marl_jax.models import lora as lora_lib
 from marl_jax.models import weight_table
 from marl_jax.models.attention import deterministic_kernels, self_attention
@@ -75,7 +76,7 @@ def full_precision(fn: Callable) -> Callable:
 
 def init(key: jax.Array | int, config: ModelConfig) -> Tree:
     """Random parameters from a PRNG key or an integer seed."""
-    return _random(jax.random.key(key) if isinstance(key, int) else key, config)
+    return _random(jax.random.key(int(key)) if is_whole(key) else key, config)
 
 
 def forward(params: Tree, config: ModelConfig, tokens: ArrayLike, **kwargs: Any) -> jax.Array:

@@ -24,7 +24,7 @@ from marl_jax.planning.dry_run import Demand
 from marl_jax.planning.workload import Shape, all_shapes
 from marl_jax.policies import decode_groups, roles_of
 from marl_jax.rollouts.voices import load_of
-from marl_jax.sampling.shapes import EngineSettings, memory_bytes
+from marl_jax.sampling.shapes import EngineSettings, lane_bytes, memory_bytes, prefix_bytes
 from marl_jax.sampling.shapes import plan as plan_engine
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "count_units",
     "least_shapes",
     "look_ahead",
+    "memories",
     "model_of_group",
     "most_units",
     "room",
@@ -198,23 +199,22 @@ def sampling(config: RunConfig, sizes: Mapping[str, Model], engines: Shapes) -> 
     if config.engine.kind == "vllm":
         return []
     specs = config.policies.specs
+    devices = memories(config, next(iter(sizes.values())).platform)
     lanes = prompts = most = 0
     for group in decode_groups(specs):
         model, engine = model_of_group(config, sizes, group), engines[specs[group[0]].base]
-        own = cache_bytes(model.config, 1, engine.cells)
-        kept = cache_bytes(model.config, engine.prefixes, engine.context)
-        working = memory_bytes(model.config, engine) - own - kept
+        own, kept = (of(model.config, engine, devices) for of in (lane_bytes, prefix_bytes))
+        working = memory_bytes(model.config, engine, 0, devices) - own - kept
         # The budget of an engine allows for a copy of the embedding in every bank, too, which no program makes.
-        working -= engine.banks * (model.weights - size(abstract(model.config)["layers"]))
+        working -= engine.banks * (model.weights - size(abstract(model.config)["layers"])) // devices[1]
         working += 2 * (own + model.weights) if model.widened else 0
         lanes, prompts, most = lanes + own, prompts + kept, max(most, working)
-    on_cpu = next(iter(sizes.values())).platform == "cpu"
-    spread = 1 if on_cpu else config.mesh.data * config.mesh.model
-    return [
-        Part(LANES, lanes // spread, "always"),
-        Part(PROMPTS, prompts // spread, "always"),
-        Part(SAMPLING, most // spread, "sampling"),
-    ]
+    return [Part(LANES, lanes, "always"), Part(PROMPTS, prompts, "always"), Part(SAMPLING, most, "sampling")]
+
+
+def memories(config: RunConfig, platform: str) -> tuple[int, int]:
+    """How many devices share the rows of caches, and how many their heads; the processor's have one memory."""
+    return (1, 1) if platform == "cpu" else (config.mesh.data, config.mesh.model)
 
 
 def count_units(config: RunConfig, demand: Demand, policy: str) -> int:
@@ -290,7 +290,11 @@ def shapes(
     whose = {group: models[group[0]] for group in groups}
     if config.engine.kind == "vllm":
         return dict.fromkeys(by_base, _elsewhere(config, whose[groups[0]]))
-    lane = {one: memory_bytes(one, _least_engine(config, one, device.platform)) for one in whose.values()}
+    devices = memories(config, device.platform)
+    lane = {
+        one: memory_bytes(one, _least_engine(config, one, device.platform), 0, devices)
+        for one in whose.values()
+    }
     of = sum(lane[one] for one in whose.values())
     made = {}
     for one in lane:
@@ -325,7 +329,9 @@ def _engine_settings(
     calls = demand.lengths([name for group in own for name in group])
     planned, lanes = _shapes(config, model, room, platform, calls), config.engine.lanes
     bare = planned(lanes)
-    fitting = max(0, room.left - memory_bytes(model, bare)) // cache_bytes(model, 1, bare.context)
+    devices = memories(config, platform)
+    fitting = max(0, room.left - memory_bytes(model, bare, 0, devices)) // cache_bytes(model, 1, bare.context)
+    fitting *= devices[0]
     # Of the episodes that are under way at a time.
     each = max(map(demand.histories, own))
     training, evaluation = config.data.problems * config.rollout.samples, config.evaluation
@@ -381,6 +387,6 @@ def _shapes(
         beside_bytes=room.beside,
         steps=config.engine.steps,
         platform=platform,
-        rows=config.mesh.data,
+        devices=(config.mesh.data, config.mesh.model),
     )
     return lambda lanes, histories=0: planned(dataclasses.replace(load, histories=histories), lanes=lanes)

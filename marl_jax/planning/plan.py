@@ -225,8 +225,7 @@ def _check_tokens(config: RunConfig, models: Mapping[str, ModelConfig]) -> None:
         of = {name: f"role_sampling.{role}.{name}" for name in config.role_sampling.get(role, {})}
         if own.top_k > vocab:
             raise PlanError(
-                f"{of.get('top_k', 'sampling.top_k')} is {own.top_k}, and the model has {vocab} tokens: lower it, or 0 "
-                "to keep all"
+                f"{of.get('top_k', 'sampling.top_k')} is {own.top_k}, and the model has {vocab} tokens: lower it"
             )
         if own.stop_tokens and (largest := max(own.stop_tokens)) >= vocab:
             raise PlanError(
@@ -440,12 +439,13 @@ def _way_out(part: str, config: RunConfig) -> str:
     tokens = "lower --config.learner.batch.token_budget, on a CPU slice_tokens"
     problems = "lower --config.data.problems or --config.rollout.samples"
     seeds = [f"lower --config.seeds ({config.seeds})"] * (config.seeds > 1)
+    narrower = ["where it is float32, --config.policies.dtype=bfloat16"] * (policies.dtype != "bfloat16")
     lora = ["--config.policies.train=lora"]
     if "lora" in {policies.train, *policies.trains.values()}:
         lora = [f"lower --config.policies.lora_rank ({policies.lora_rank})"] * (policies.lora_rank > 1)
     ways = {
         **{part: [*fewer, shorter] for part in (memory.LANES, memory.PROMPTS, memory.SAMPLING)},
-        memory.BASES: [smaller, "--config.policies.dtype=bfloat16"],
+        memory.BASES: [smaller, *narrower],
         memory.GRADIENTS: [*off, *lora, smaller],
         memory.STATES: [*lora, *factored, smaller],
         memory.ACTIVATIONS: [*remat, tokens, shorter],

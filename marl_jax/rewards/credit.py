@@ -66,7 +66,14 @@ def with_rewards(table: Table, credit: Credit, leaves: str = "mean") -> Table:
     """
     function_of(leaves)  # a bad name is refused, whether there are forks or not
     flat, rows = table.paths()
-    components = credit(flat)
+    try:
+        components = credit(flat)
+    except TypeError as error:
+        if "'Table' object" not in str(error):
+            raise
+        raise CreditError(
+            f"the credit took a table for episodes ({error}): give rewards.by_episodes(...) of a reward of episodes"
+        ) from error
     if odd := [name for name, part in components.items() if np.shape(part) != (len(flat),)]:
         raise CreditError(
             f"component {odd[0]!r} of the credit is no array of {len(flat)} numbers, one for each call"

@@ -200,11 +200,13 @@ def player_for(
             f"max_prompt is {max_prompt}; the model has room for 1 to {room} tokens beside max_new_tokens={new}"
         )
     load = load_of(settings.values(), max_prompt or min(LONGEST, room), ends=len(model.stop_tokens))
-    shapes = plan(model, load, lanes=lanes)
+    shapes, limits = plan(model, load, lanes=lanes), Limits(context=load.max_prompt + new)
     specs = {name: PolicySpec(base) for name in policy_names(policies)}
     start = functools.partial(init_policies, specs, {base: params})
     service = Service(specs, start(), {base: params}, model, shapes, to_text=tokenizer.decode)
-    return Player(workflow, model, tokenizer, service, policies, settings, prompts, fresh=start)
+    return Player(
+        workflow, model, tokenizer, service, policies, settings, prompts, limits=limits, fresh=start
+    )
 
 
 def _settings(
@@ -222,6 +224,12 @@ def _settings(
             raise ValueError(
                 f"sampling of role '{role}' has top_k 0 where tokens are left out: training renormalises over what was "
                 "kept, so give the most tokens to keep, such as top_k=64"
+            )
+    for role, chosen in sampled.items():
+        if chosen.min_new_tokens and not chosen.top_k:
+            raise ValueError(
+                f"sampling of role '{role}' has min_new_tokens {chosen.min_new_tokens} and top_k 0: training cannot "
+                "know which tokens could not end the answer, so give the most tokens to keep, such as top_k=64"
             )
     return settings
 

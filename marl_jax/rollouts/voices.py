@@ -32,7 +32,7 @@ def load_of(
     features = Features(
         truncate=truncate,
         # The kept ids that the trainer renormalises over.
-        candidates=max(role.top_k for role in roles) if truncate else 0,
+        candidates=max((role.top_k for role in roles if role.temperature > 0), default=0) if truncate else 0,
         min_new=any(role.min_new_tokens > 0 for role in roles),
         sampler=sampler,
     )

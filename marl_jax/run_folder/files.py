@@ -5,12 +5,13 @@ import errno
 import io
 import os
 import shutil
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from marl_jax.errors import UserError
 
-__all__ = ["DiskFull", "append", "disk_errors", "sync_directory", "write_atomically"]
+__all__ = ["DiskFull", "append", "disk_errors", "sync_directory", "sync_file", "write_atomically"]
 
 _FULL = {errno.ENOSPC: "No space left on device", errno.EDQUOT: "Disk quota exceeded"}
 _LARGE = {errno.EFBIG: "File too large"}
@@ -20,9 +21,13 @@ class DiskFull(UserError, RuntimeError):
     """A file cannot grow; those that were complete before are unchanged."""
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file that holds the old content or the new one at every moment, even after a crash of the machine."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
+def write_atomically(path: Path, content: str | bytes, shared: bool = False) -> None:
+    """Write a file that holds the old content or the new one at every moment, even after a crash of the machine.
+
+    Of a `shared` one, that of any process that writes it at the same time.
+    """
+    own = f".{socket.gethostname()}-{os.getpid()}" if shared else ""
+    unfinished = path.with_name(f".{path.name}{own}.unfinished")
     with disk_errors(path):
         try:
             with open(unfinished, "wb") as file:
@@ -49,6 +54,12 @@ def append(file: io.RawIOBase, data: bytes, sync: bool = False) -> None:
         with contextlib.suppress(OSError):
             file.truncate(end)
         raise
+
+
+def sync_file(path: Path) -> None:
+    """A file that was written survives a crash from here on, under its name."""
+    sync_directory(path)
+    sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:

@@ -34,6 +34,7 @@ __all__ = [
     "LOCK",
     "FolderError",
     "begin",
+    "check_held",
     "differences",
     "digest_model",
     "digest_tokenizer",
@@ -72,6 +73,7 @@ _PACKAGES = (
 _FREE = ("versions.orbax-checkpoint", "config.alarms", "config.mesh.hosts")
 _LOGS = (".log", ".out", ".err")  # which may be opened in the folder before a run starts
 _NOTHING = object()
+_held: dict[Path, os.stat_result] = {}  # {path: the file} of the locks of this process
 
 
 class FolderError(UserError, RuntimeError):
@@ -84,7 +86,7 @@ def open_folder(workdir: str | os.PathLike[str], way_out: str = "choose another 
 
     A folder of something else is refused and left as it is.
     """
-    path = Path(workdir).expanduser().absolute()
+    path = Path(os.path.expanduser(workdir)).absolute()
     with contextlib.ExitStack() as stack:
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -108,10 +110,28 @@ def lock(path: Path) -> Iterator[str | None]:
     The kernel holds the lock, so it goes with the process, however that ends.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    own = os.fstat(descriptor)
     try:
-        yield _take(descriptor, path)
+        if (owner := _take(descriptor, path)) is None:
+            _held[path] = own
+        yield owner
     finally:
+        if _held.get(path) is own:
+            del _held[path]
         os.close(descriptor)
+
+
+def check_held(folder: Path) -> None:
+    """Refuse to write on into a folder that was moved or removed since it was opened, or another one in its place."""
+    if (held := _held.get(folder / LOCK)) is None:
+        return
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.stat(folder / LOCK), held):
+            return
+    raise FolderError(
+        f"'{folder}' is no longer the folder that this run began in: it was moved or removed; start the command again "
+        "where its folder lies now"
+    )
 
 
 def in_use(workdir: str | os.PathLike[str]) -> bool:
@@ -223,7 +243,7 @@ def outside(out: str | os.PathLike[str]) -> Path:
     """A folder that the user chose for output, created if needed; refused within a run."""
     if not os.fspath(out):
         raise FolderError("--out is empty: give a directory")
-    path = Path(out).expanduser().absolute()
+    path = Path(os.path.expanduser(out)).absolute()
     if around := run_around(path):
         raise FolderError(f"--out={out} lies in the run '{around}': choose another folder, or leave it out")
     try:

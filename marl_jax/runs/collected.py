@@ -7,6 +7,7 @@ units, then another one. Episodes of a task stay together, so that calls with on
 """
 
 import functools
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ class Collected:
     @classmethod
     def of_path(cls, path: Path, *, rewarded: bool = True) -> "Collected":
         """A file of episodes, or all in a folder except evaluations, which are no training data."""
-        path = path.expanduser()
+        path = Path(os.path.expanduser(path))
         files = [path] if path.is_file() else []
         if path.is_dir():
             files = sorted(file for file in path.glob("*.parquet") if not _EVALUATED.fullmatch(file.name))

@@ -35,6 +35,7 @@ from marl_jax.rewards.warn import newly_ungraded
 from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps as saved_steps
 from marl_jax.run_folder.files import disk_errors
+from marl_jax.run_folder.folder import check_held
 from marl_jax.run_folder.folder import read as read_record
 from marl_jax.run_folder.metrics import lacking, plain, read_lines
 from marl_jax.runs import measures, recording
@@ -310,6 +311,8 @@ def save(run: Run, state: State) -> None:
     """Begin to save; results of tools that no checkpoint can come back to are forgotten."""
     complete = saved_steps(run.checkpoints.directory)
     _check_replicas(run, state)
+    if hosts.is_first():
+        check_held(run.folder)
     run.checkpoints.save(state.step, state.arrays, state.numbers, state.accuracy)
     if not hosts.is_first():
         return

@@ -94,7 +94,7 @@ def folders_of(config: RunConfig, workdir: str | os.PathLike[str]) -> list[Path]
     """The folder of each seed: the directory itself, or DIR/seed-N where several train side by side."""
     if not os.fspath(workdir):
         raise FolderError("--workdir is missing: give the directory of the run")
-    path = Path(workdir).expanduser().absolute()
+    path = Path(os.path.expanduser(workdir)).absolute()
     return [path] if config.seeds == 1 else [path / f"seed-{one.seed}" for one in _each_seed(config)]
 
 
@@ -255,7 +255,7 @@ def _check_room(config: RunConfig) -> None:
 
 def _check_seeds(config: RunConfig, workdir: str | os.PathLike[str]) -> None:
     """Seeds that train side by side begin together, in folders that a run alone does not take."""
-    path = Path(workdir).expanduser().absolute()
+    path = Path(os.path.expanduser(workdir)).absolute()
     others = sorted(place.parent.name for place in path.glob(f"seed-*/{CONFIG}"))
     if config.seeds == 1 and others and not (path / CONFIG).exists():
         raise FolderError(

@@ -8,6 +8,7 @@ Nothing here is state: the weights at the start of a phase are in `State`, and s
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from marl_jax.learning.objectives import NEED_REFERENCE
 from marl_jax.policies import Tree, is_frozen
 from marl_jax.rollouts import write_episodes
 from marl_jax.run_folder.checkpoints import misfit, restore, steps, tree_digest
-from marl_jax.run_folder.files import disk_errors
+from marl_jax.run_folder.files import disk_errors, sync_file
 from marl_jax.run_folder.folder import FolderError
 from marl_jax.runs.collected import Collected, collected_path, flattened, own_voices
 from marl_jax.runs.loading.parts import Parts
@@ -155,7 +156,8 @@ class Phases:
         """Keep the calls of a step, if its phase is to."""
         if phase.collect and hosts.is_first():
             with disk_errors(self._folder):
-                write_episodes(collected_path(self._folder, step), table)
+                write_episodes(path := collected_path(self._folder, step), table)
+                sync_file(path)  # later phases need it as they need the checkpoint
 
     def about(self, at: Place) -> dict[str, Any]:
         """The entries of a step's line about its phase."""
@@ -186,7 +188,7 @@ class Phases:
 def checkpoint_of(asked: str) -> tuple[Path, int]:
     """(directory of checkpoints, step) of RUN@STEP, which has to be there."""
     run, _, step = asked.rpartition("@")
-    directory = Path(run).expanduser() / "checkpoints"
+    directory = Path(os.path.expanduser(run)) / "checkpoints"
     if not step.isdecimal() or int(step) not in steps(directory):
         there = ", ".join(map(str, steps(directory))) or "none"
         raise FolderError(

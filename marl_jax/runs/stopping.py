@@ -1,10 +1,12 @@
 """Requests to stop: SIGTERM (preemption), Ctrl-C and a terminal that goes away end a run with everything saved."""
 
+import math
 import os
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -18,6 +20,9 @@ __all__ = ["Stop", "Stopped"]
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+TOGETHER_S = 0.25  # between signals of one request
+
+
 class Stopped(Exception):
     """The step under way was abandoned because a stop was requested."""
 
@@ -25,7 +30,10 @@ class Stopped(Exception):
 
 
 class Stop:
-    """While open, the first signal sets `asked`; the second has its usual effect.
+    """While open, the first signal sets `asked`; a later one has its usual effect.
+
+    Whoever ends a process often asks twice at once: a shell and the kernel when a terminal closes, systemd by SIGTERM
+    and SIGHUP. What comes within TOGETHER_S of the first is the same request.
 
     The main thread cannot heed it while XLA compiles. With `patience`, that is waited for so many seconds; then
     `farewell` is called on another thread, and where it succeeds, the process ends with exit code 0. It may take its
@@ -39,6 +47,7 @@ class Stop:
         self.patience = patience
         self._heeded = threading.Event()
         self._leaving = threading.Lock()
+        self._began = math.inf  # when it was asked for
         self._before: dict[int, Any] = {}
         self._alarm: tuple[int, socket.socket] | None = None  # wake-up descriptor before, and now
 
@@ -97,10 +106,15 @@ class Stop:
         return progress
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._began < math.inf:
+            if time.monotonic() >= self._began + TOGETHER_S:
+                self._give_back()
+                signal.raise_signal(number)
+            return
+        self._began = time.monotonic()
         self.asked = True
         self._heard()
         hosts.tell_stop()
-        self._give_back()
 
     def _give_back(self) -> None:
         for number, handler in self._before.items():
@@ -120,11 +134,13 @@ class Stop:
         """Have the process end in the place of a main thread that does not end it."""
         with reader:
             heard, patience = _hear(reader, None), self.patience
+            began = time.monotonic()
             while heard != 0:
                 heard = _hear(reader, patience)
                 if self._heeded.is_set():
                     return
-                if heard and not self.asked:  # the second signal, before the former handlers are restored
+                # A later signal, which the main thread has not heard, as it has not the first.
+                if heard and not self.asked and time.monotonic() >= began + TOGETHER_S:
                     os._exit(128 + heard)
                 if heard is None:
                     self._workers.submit(self._leave)

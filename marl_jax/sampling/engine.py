@@ -325,8 +325,10 @@ class Engine:
         for lane in np.flatnonzero(bank.table.tickets != FREE).tolist():
             ticket = int(bank.table.tickets[lane])
             request = bank.requests[ticket].request
-            length = self._stop_string(bank.table.sampled(lane), request) if request.stop_strings else None
-            if length is None and bank.table.lanes.active[lane]:
+            length, active = None, bank.table.lanes.active[lane]
+            if request.stop_strings and (not active or self._is_near_stop(bank.table.sampled(lane), request)):
+                length = self._stop_string(bank.table.sampled(lane), request)
+            if length is None and active:
                 continue
             completion = bank.table.leave(lane, request, length)
             if self.settings.lanes_at:
@@ -341,6 +343,16 @@ class Engine:
             for part in self._parts(pairs):
                 self._prefix_cache = programs.copy_rows(bank.rungs[rung], self._prefix_cache, *part)
         return done
+
+    def _is_near_stop(self, tokens: list[int], request: Request) -> bool:
+        """Whether the text of the last dispatch has a stop string, by its end alone: whole texts take long to decode.
+
+        A character is four bytes at most and a token one at least. Whatever this overlooks, the end of the lane finds.
+        """
+        assert self._to_text is not None
+        span = self.settings.steps + 4 * max(map(len, request.stop_strings)) + 8
+        text = self._to_text(tokens[-span:])
+        return any(one in text for one in request.stop_strings)
 
     def _stop_string(self, tokens: list[int], request: Request) -> int | None:
         """The number of tokens after which a stop string is in the text; None if there is none yet."""

@@ -31,8 +31,10 @@ __all__ = [
     "Sizes",
     "free_bytes",
     "host_bytes",
+    "lane_bytes",
     "memory_bytes",
     "plan",
+    "prefix_bytes",
     "round_down",
     "round_up",
 ]
@@ -178,7 +180,7 @@ def plan(
     lanes: int | None = None,
     steps: int | None = None,
     platform: str | None = None,
-    rows: int = 1,
+    devices: tuple[int, int] = (1, 1),
 ) -> EngineSettings:
     """Settings for a load within a byte budget.
 
@@ -186,7 +188,8 @@ def plan(
     the budget. It covers caches and working memory, not the weights, and is half of the free memory by default. Where
     something else runs in turn with the engine, it may need `beside_bytes` of the budget while the caches stay.
     Histories get rows as far as memory is left. `platform` is that of the device (cpu, gpu, tpu), by default the one at
-    hand. Where so many devices share the `rows` of caches, the lanes of each rung are a multiple.
+    hand. The budget is that of one of `devices`, of which so many share the rows of caches and so many their heads: the
+    lanes of each rung, and prompts, are a multiple of the first. The processor's devices have one memory.
     """
     for name, value in (("lanes", lanes), ("budget_bytes", budget_bytes)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -201,6 +204,9 @@ def plan(
     sizes = CPU if (platform or jax.default_backend()) == "cpu" else ACCELERATOR
     context = -(-context // sizes.columns) * sizes.columns
     budget = free_bytes() // 2 if budget_bytes is None else budget_bytes
+    rows = devices[0]
+    apart = (1, 1) if sizes is CPU else devices
+    needed = lambda settings: memory_bytes(config, settings, beside_bytes, apart)
     most = min(load.requests or sizes.lanes, sizes.lanes)
     steps = sizes.steps if steps is None else steps
     first = min(context, load.min_prompt + 2 * steps)
@@ -231,27 +237,29 @@ def plan(
             ),
             chunks=chunks,
             prefill_tokens=max(chunks[-1], min(sizes.prefill_tokens, count * chunks[-1])),
-            prefixes=max(1, count // 2),
+            prefixes=_multiple(max(1, count // 2), rows),
             steps=steps,
             stops=load.stops,
-            features=load.features,
+            features=dataclasses.replace(
+                load.features, candidates=min(load.features.candidates, config.vocab_size)
+            ),
             banks=banks,
         )
 
     count = lanes or round_up(most)
-    if not (lanes or sizes.compacts) and memory_bytes(config, with_lanes(count), beside_bytes) > budget:
+    if not (lanes or sizes.compacts) and needed(with_lanes(count)) > budget:
         lengths, shares = best_lengths(
             load.calls or _assumed(load), context, multiple=sizes.columns, steps=steps, most=RUNGS
         )
         over_rungs = functools.partial(_over_rungs, with_lanes(1), lengths, shares, rows)
-        fits = lambda count: memory_bytes(config, over_rungs(count), beside_bytes) <= budget
+        fits = lambda count: needed(over_rungs(count)) <= budget
         # The first number that does not fit.
         count = bisect.bisect_left(range(1, most // rows + 1), True, key=lambda count: not fits(count))
         with_lanes = over_rungs if count else with_lanes
         count = max(1, count)
-    while memory_bytes(config, with_lanes(count), beside_bytes) > budget:
+    while needed(with_lanes(count)) > budget:
         if lanes or count == 1:
-            need = memory_bytes(config, with_lanes(count), beside_bytes)
+            need = needed(with_lanes(count))
             others = f", or {_gib(beside_bytes)} of what takes turns with it" if beside_bytes else ""
             raise ValueError(
                 f"{count} lane{'s' * (count > 1)} of {context} tokens need {_gib(need)} beside the weights, with "
@@ -260,8 +268,9 @@ def plan(
             )
         count = round_up(count // 2)
     settings = with_lanes(count)
-    room = (budget - memory_bytes(config, settings, beside_bytes)) // cache_bytes(config, 1, context)
-    return dataclasses.replace(settings, prefixes=settings.prefixes + min(load.histories, room))
+    room = (budget - needed(settings)) // _held(config, rows, context, apart)
+    more = min(_multiple(load.histories, rows), rows * room)
+    return dataclasses.replace(settings, prefixes=settings.prefixes + more)
 
 
 def _over_rungs(
@@ -272,7 +281,7 @@ def _over_rungs(
     lanes_at, lengths = zip(*at)
     cells = sum(lanes * length for lanes, length in at)
     # Prompts are kept in an eighth of the memory of the lanes.
-    prefixes = max(1, min(rows * count // 2, max(2, cells // (8 * settings.context))))
+    prefixes = _multiple(max(1, min(rows * count // 2, max(2, cells // (8 * settings.context)))), rows)
     return dataclasses.replace(
         settings, widths=(rows * count,), lengths=lengths, lanes_at=lanes_at, prefixes=prefixes
     )
@@ -285,26 +294,57 @@ def _assumed(load: Load) -> list[tuple[int, int]]:
     return [(prompt, max(1, load.max_new * part // 4)) for prompt in prompts for part in (1, 2, 3, 4)]
 
 
-def memory_bytes(config: ModelConfig, settings: EngineSettings, beside: int = 0) -> int:
-    """Memory of an engine besides the weights: lanes, prefixes, one array being reshaped, and working memory.
+def lane_bytes(config: ModelConfig, settings: EngineSettings, devices: tuple[int, int] = (1, 1)) -> int:
+    """What the lanes take on each of these devices."""
+    if settings.lanes_at:
+        return sum(_held(config, lanes, length, devices) for lanes, length in settings.rungs)
+    return settings.banks * _held(config, settings.widths[0], settings.context, devices)
+
+
+def prefix_bytes(config: ModelConfig, settings: EngineSettings, devices: tuple[int, int] = (1, 1)) -> int:
+    """What the prompts that are kept take on each of these devices."""
+    return _held(config, settings.prefixes, settings.context, devices)
+
+
+def memory_bytes(
+    config: ModelConfig, settings: EngineSettings, beside: int = 0, devices: tuple[int, int] = (1, 1)
+) -> int:
+    """Memory of an engine besides the weights, on each device: lanes, prefixes, one array being reshaped, and working
+    memory.
 
     While the engine rests, something else may take `beside` bytes; the larger of that and working memory counts.
     """
-    lanes = cache_bytes(config, 1, settings.cells)
-    prefixes = cache_bytes(config, settings.prefixes, settings.context)
+    over, heads = devices
+    lanes, prefixes = (of(config, settings, devices) for of in (lane_bytes, prefix_bytes))
     reshaped = lanes // settings.banks // (2 * config.num_hidden_layers)
     if settings.lanes_at:  # caches keep their shapes: the rows that a copy holds
         reshaped = cache_bytes(config, settings.copied, settings.context) // config.num_hidden_layers
-    logits = 4 * settings.lanes * config.vocab_size * 4  # raw, tempered, weights, padded, in float32
+    each = sum(lanes // _cut(lanes, over) for lanes, _ in settings.rungs) * settings.banks
+    logits = 4 * each * config.vocab_size * 4  # raw, tempered, weights, padded, in float32
     # A prefill holds its rows apart, and scores of one layer over the whole context.
     rows = settings.prefill_rows(settings.chunks[-1])
     scores = 2 * rows * config.num_attention_heads * settings.chunks[-1] * settings.context * 4
-    layers = num_parameters(config) * 4 if config.dtype == "float32" else num_parameters(config) * 2
+    layers = num_parameters(config) * (4 if config.dtype == "float32" else 2) // heads
     # A prefill runs while all banks but one decode; each program cuts out layers of its own.
     beside_prefill = logits * (settings.banks - 1) // settings.banks
     prefill = cache_bytes(config, rows, settings.context) + scores
     working = reshaped + max(logits, beside_prefill + prefill) + settings.banks * layers
     return lanes + prefixes + max(working, beside)
+
+
+def _held(config: ModelConfig, rows: int, length: int, devices: tuple[int, int]) -> int:
+    """What a cache takes on each device: rows and heads are cut where they divide, and else every device has all."""
+    over, heads = devices
+    shared = _cut(rows, over) * _cut(config.num_key_value_heads, heads)
+    return cache_bytes(config, rows, length) // shared
+
+
+def _cut(count: int, devices: int) -> int:
+    return devices if count % devices == 0 else 1
+
+
+def _multiple(count: int, of: int) -> int:
+    return -(-count // of) * of
 
 
 def free_bytes() -> int:

@@ -154,7 +154,7 @@ def once(function: Callable[[Run], Any]) -> Callable[[Run], Any]:
 
 def read_run(workdir: str | os.PathLike[str]) -> Run:
     """The run in a folder; only `config.json` has to be there."""
-    path = Path(workdir).expanduser().absolute()
+    path = Path(os.path.expanduser(workdir)).absolute()
     about = folder.read(path)
     lines = (tuple(read_lines(path / name)) for name in ("metrics.jsonl", "eval.jsonl"))
     try:

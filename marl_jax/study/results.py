@@ -49,7 +49,7 @@ def read_study(root: str | os.PathLike[str]) -> Study:
 
     None at all, and a directory that is itself a run, are refused.
     """
-    top, runs, unread = Path(root).expanduser().absolute(), dict[str, Run](), list[str]()
+    top, runs, unread = Path(os.path.expanduser(root)).absolute(), dict[str, Run](), list[str]()
     paths = [*find_runs(top, unread), *sorted(top.rglob(f"*{SUFFIX}"))]
     if not paths:
         why = f"there is no run in or below '{root}': give --root=DIR, the folder that holds run folders"
@@ -74,7 +74,7 @@ def collect(
     root: str | os.PathLike[str], out: str | os.PathLike[str], *, unfinished: bool = False
 ) -> tuple[list[Path], list[str]]:
     """Write the finished runs below a directory, each under its place there; the files, and why others have none."""
-    top, target = Path(root).expanduser().absolute(), outside(out)
+    top, target = Path(os.path.expanduser(root)).absolute(), outside(out)
     written, unread = list[Path](), list[str]()
     for folder in find_runs(top, unread):
         try:
@@ -92,7 +92,7 @@ def collect(
         path = place.with_name(place.name + SUFFIX)
         with path_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(held, separators=(",", ":")).encode())
+            write_atomically(path, json.dumps(held, separators=(",", ":")).encode(), shared=True)
         written.append(path)
     if not written and not unread:
         raise FolderError(f"there is no {'' if unfinished else 'finished '}run in or below '{root}'")

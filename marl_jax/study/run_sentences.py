@@ -137,6 +137,7 @@ def warnings(run: Run) -> list[str]:
         found.append(f"{where}: {seen[last]}")
     for key, name in (
         ("failed", "episodes ended by an error"),
+        ("tools_failed", "tools ended in an error or ran out of time"),
         ("prompts_cut", "prompts were shortened to fit"),
     ):
         if count := int(np.nansum(run.series(key).values)):

@@ -258,7 +258,7 @@ def _unread(source: Source, published: Collection[str], split: str) -> set[str]:
 
 def _split_files(source: Source, directory: Path) -> dict[str, list[Path]]:
     """{published split: its files in a directory}, by the split in their names (in none: train)."""
-    paths = list_files(directory.expanduser(), source.folder)
+    paths = list_files(Path(os.path.expanduser(directory)), source.folder)
     splits = [source.only or named_split(path) or "train" for path in paths]
     evaluation = "test" if {*splits} - {"eval"} else "train"  # a file alone is trained on
     files: dict[str, list[Path]] = {}

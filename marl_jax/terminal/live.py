@@ -53,8 +53,11 @@ class Live:
         self._steps, self._roles, self._clock = steps, tuple(roles), clock
         self._frozen = frozenset(frozen)  # roles that learn nothing, so that their reward means nothing
         self._stream: TextIO | None = sys.stderr if stream is None else stream
-        self._terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._terminal = (
+            self._stream is not None and self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        )
         self._step = 0
+        self._some_failed = False  # episodes, of which a note tells once
         self._metrics: Mapping[str, Any] = {}
         self._phase, self._progress = "starting", ""
         self._evaluations: list[Mapping[str, Any]] = []
@@ -116,10 +119,19 @@ class Live:
             self._line(f"{self._position(step)}: reward {self._rewards(', ')}, {self._pace()}")
 
     def failing(self, step: int, errors: Sequence[str | None]) -> None:
-        """After every training step, with the errors of its episodes: shown where all have one and it is a new one."""
-        before, self._failing = self._failing, errors[0] if errors and all(errors) else None
+        """After every training step, with the errors of its episodes: shown where all have one and it is a new one, and
+        once where some have.
+        """
+        failed = [error for error in errors if error]
+        before, self._failing = self._failing, failed[0] if failed and len(failed) == len(errors) else None
         if self._failing not in (None, before):
             self.note(f"step {step}: every episode ended in an error, the first in {self._failing}")
+        elif failed and self._failing is None and not self._some_failed:
+            self._some_failed = True
+            share = f"{len(failed)} of {len(errors)} episodes"
+            self.note(
+                f"step {step}: {share} ended in an error, the first in {failed[0]}; `failed` counts them"
+            )
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """After every evaluation, with the line that goes to `eval.jsonl`."""

@@ -57,7 +57,8 @@ def find(name: str) -> Workflow:
             )
         return own
     if name not in BUILT_IN:
-        raise ValueError(f"'{name}' is no workflow{nearest(name, BUILT_IN)}")
+        known = f"; there is: {', '.join(BUILT_IN)}, or your own as 'module:function'"
+        raise ValueError(f"'{name}' is no workflow{nearest(name, BUILT_IN, known)}")
     return BUILT_IN[name]
 
 

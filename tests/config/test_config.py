@@ -451,7 +451,7 @@ def test_settings_of_ones_own_workflow_are_of_the_types_of_their_defaults():
         ("keep", "half", "a finite number"),
         ("tries", "1.5", "an integer"),
         ("loud", "3", "true or false"),
-        ("words", "b", "values with commas between, in [ ]"),
+        ("words", "b", 'a JSON list, such as ["a", "b"] or [1, 2]'),
         ("rounds", "0", "an integer from 1 on"),
     ):
         with pytest.raises(ConfigError, match=rf"workflow\.settings\.{name} is .*; it must be") as refusal:

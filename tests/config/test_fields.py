@@ -87,9 +87,9 @@ def test_a_text_becomes_what_the_annotation_says(path, text, expected):
         ("on", "maybe", "true or false"),
         ("kind", "three", "'one' or 'two'"),
         ("limit", "low", "a finite number or none"),
-        ("sizes", "1,x", "any number of values with commas between, each an integer"),
+        ("sizes", "1,x", "any number of values with commas between (or a JSON list), each an integer"),
         ("sizes", "1.5", "each an integer"),
-        ("pair", "1,2,3", "2 values with commas between, each an integer or none"),
+        ("pair", "1,2,3", "2 values with commas between (or a JSON list), each an integer or none"),
         ("table", "a=1", "a JSON object"),
         ("table", '{"a": 1', "a JSON object that can be read: Expecting ',' delimiter: line 1 column 8"),
         ("table", '{"a": "x"}', "a JSON object whose 'a' is a finite number"),
@@ -184,7 +184,7 @@ def test_every_value_of_a_wrong_type_in_a_tree_built_in_python_is_told_by_its_pa
         "rate is '0.5'; it must be a finite number",
         "on is 1; it must be true or false",
         "kind is 'One'; it must be 'one' or 'two'",
-        "sizes is 3; it must be any number of values with commas between, each an integer",
+        "sizes is 3; it must be any number of values with commas between (or a JSON list), each an integer",
         "table has the key 2; it must be a text",
         "table.a is 'x'; it must be a finite number",
         'deep is None; it must be a JSON object such as {"role": ...}, or set entry by entry with .role=value',
@@ -253,7 +253,10 @@ def test_a_dataclass_that_checks_itself_holds_values_of_its_types():
     [
         ({"mode": "median"}, "mode is 'median'; it must be 'sum' or 'mean'"),
         ({"counts": (1, 0)}, "counts is 0; it must be at least 1"),
-        ({"counts": 3}, "counts is 3; it must be any number of values with commas between, each an integer"),
+        (
+            {"counts": 3},
+            "counts is 3; it must be any number of values with commas between (or a JSON list), each an integer",
+        ),
         ({"rates": {"a": 0.5, "b": 1}}, "rates.b is 1.0; it must be less than 1"),
         ({"rates": {"a": float("nan")}}, "rates.a is nan; it must be a finite number"),
         ({"words": ("a", "")}, "words is ''; it must not be empty"),
@@ -262,7 +265,7 @@ def test_a_dataclass_that_checks_itself_holds_values_of_its_types():
         (
             {"mode": 3, "words": 4},
             "mode is 3; it must be 'sum' or 'mean'; words is 4; it must be any number of "
-            "values with commas between, each a text",
+            "values with commas between (or a JSON list), each a text",
         ),
     ],
 )

@@ -1,18 +1,49 @@
 """The diagnostics of a Gram matrix, against the vectors it was made of."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import close
+from learning_rows import TINY, as_table, make_row
 
+from marl_jax.learning.batching import BatchConfig, make_batches
 from marl_jax.learning.by_role.gradients import all_cosines, describe, gram_matrix, layer_norms, role_matrix
+from marl_jax.learning.network import Qwen3
+from marl_jax.models import init
 
 RNG = np.random.default_rng(0)
 
 
 def gram(*vectors):
     return np.stack(vectors) @ np.stack(vectors).T
+
+
+def test_the_gradient_of_a_looked_up_row_is_summed_in_float32_under_bfloat16():
+    """A thousand times one token: as the sum, in float64, of tokens that look alike and have a row each."""
+    rows, half = 8, 64
+    model = dataclasses.replace(TINY, vocab_size=2 * rows * half + 1, dtype="bfloat16")
+    params = init(0, dataclasses.replace(model, dtype="float32"))
+    params["embed"] = jnp.broadcast_to(params["embed"][:1], params["embed"].shape)
+    network, apart = Qwen3(model), 1 + np.arange(2 * rows * half).reshape(rows, -1)
+
+    def gradient(tokens):
+        made = (make_row(RNG, prompt, half) for prompt in tokens[:, :half].tolist())
+        table = as_table([dataclasses.replace(r, tokens=t) for r, t in zip(made, tokens[:, half:].tolist())])
+        batches = make_batches(
+            table, ["generator"] * rows, BatchConfig(token_budget=4096, share_prompts=False)
+        )
+        arrays = [jax.tree.map(jnp.asarray, batch.arrays) for batch in batches]
+        noise = [
+            jax.random.normal(jax.random.key(1), network.hidden(params, None, one).shape) for one in arrays
+        ]
+        loss = lambda p: sum(jnp.sum(w * network.hidden(p, None, one)) for w, one in zip(noise, arrays))
+        return np.sum(jax.grad(loss)(params)["embed"], axis=0, dtype=np.float64)
+
+    want = gradient(apart)
+    assert np.linalg.norm(gradient(np.full_like(apart, 3)) - want) < 1e-4 * np.linalg.norm(want)
 
 
 def test_gram_matrix_of_trees():

@@ -245,6 +245,7 @@ def test_the_gap_to_the_sampler_is_told_whatever_the_ratio_is_taken_against(old,
     stats = report.roles["writer"]
     assert [stats["gap_max"], stats["gap_mean"]] == pytest.approx([gap, gap], abs=1e-6)
     assert stats["chi2"] == pytest.approx(np.exp(2 * gap) - 1, abs=1e-5)
+    assert stats["ppl_ratio"] == pytest.approx(np.exp(-gap), abs=1e-5)
     assert len(report.warnings) == 1
 
 

@@ -14,7 +14,7 @@ from test_update import BUCKETS, PARAMS, RATE, SHARED, config
 from marl_jax.learning import objectives
 from marl_jax.learning.batching import BatchConfig
 from marl_jax.learning.learner_config import LearnerConfig
-from marl_jax.learning.losses import LossConfig, policy_loss
+from marl_jax.learning.losses import AGGREGATIONS, LossConfig, policy_loss
 from marl_jax.learning.network import Qwen3
 from marl_jax.learning.objectives import PreferenceConfig, contrasts, win_share
 from marl_jax.learning.update import Learner
@@ -220,6 +220,21 @@ def test_an_objective_has_its_plain_gradient_however_the_batch_is_cut(kind, way)
     close_trees(got, want, roundings=32)  # the plain sums are over float32 sequences, ours over float64
     assert report.policies["p0"]["loss"] == pytest.approx(float(value), rel=1e-5)
     assert report.warnings == ()
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto", "sppo"])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_an_objective_is_the_same_however_the_terms_beside_it_are_aggregated(kind, aggregation):
+    """The entropy bonus counts tokens as `aggregation` says, as it does beside any other loss."""
+    longest = 8 if aggregation == "sequence_mean_token_sum_norm" else None
+    rows, how = graded_rows(samples=2), {"aggregation": aggregation, "max_length": longest}
+    alone, _ = gradient(rows, objective(kind, loss=LossConfig(kind, **how)))
+    close_trees(alone, plain(kind, rows)[1], roundings=32)
+    beside = {"entropy_coef": 0.1, **how}
+    with_bonus, _ = gradient(rows, objective(kind, loss=LossConfig(kind, **beside)))
+    nothing = np.zeros(len(rows))
+    bonus, _ = gradient(rows, config(loss=LossConfig("pg", **beside)), advantage=nothing)
+    close_trees(with_bonus, jax.tree.map(np.add, alone, bonus), roundings=32)
 
 
 def test_the_divergence_is_0_where_a_role_has_one_prompt():

@@ -47,6 +47,13 @@ def with_adapters(params, adapters, index, tokens=TOKENS):
     return forward(params, CONFIG, tokens, adapters=adapters, adapter_index=index, adapter_scale=SCALE)
 
 
+def test_a_fresh_adapter_has_the_spread_that_peft_starts_with():
+    """kaiming_uniform_(a=sqrt(5)) is even within 1/sqrt(n) of n inputs: a standard deviation of 1/sqrt(3 n)."""
+    fresh = lora.init_lora(0, CONFIG, 64, 8)
+    for name, inputs in (("q", CONFIG.hidden_size), ("down", CONFIG.intermediate_size)):
+        assert np.std(fresh[name]["a"]) * np.sqrt(3 * inputs) == pytest.approx(1, abs=0.02)
+
+
 def test_a_fresh_adapter_computes_the_base_model(params):
     fresh = lora.init_lora(1, CONFIG, RANK, ADAPTERS)
     plain = forward(params, CONFIG, TOKENS)

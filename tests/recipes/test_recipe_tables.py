@@ -66,7 +66,12 @@ def test_claims_of_a_recipe_are_corrected_for_each_other():
             for x, y in [(9.0, 1.0), (10.0, -1.0), (11.0, 0.5)]
         ],
     }
-    two = dataclasses.replace(find("dr_mas"), claims=(Claim("x", "a", "b"), Claim("y", "a", "b")))
+    two = dataclasses.replace(
+        find("dr_mas"),
+        arms={"a": {}, "b": {}},
+        measures={"x": None, "y": None},
+        claims=(Claim("x", "a", "b"), Claim("y", "a", "b")),
+    )
     (*_, one, said), (*_, other, unsaid) = report.claim_rows("mine", two, made)
     p = 2 * stats.t.sf(10 / np.sqrt(1 / 3), 2)
     assert one == f"{2 * p:.2g}" and said == "shown" and float(other) > 0.5 and unsaid == "not shown"
@@ -140,3 +145,17 @@ def test_the_numbers_of_a_recipe_of_ones_own_are_beside_its_runs(tmp_path, monke
     assert [path.name for path in tmp_path.iterdir()] == ["examples.own_recipe.json"]
     run("dr_mas", 1, tmp_path, results=tmp_path / "kept")
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["dr_mas.json"]
+
+
+@pytest.mark.parametrize(
+    ("claim", "told"),
+    [
+        (Claim("accuracy", "agnet", "task"), "'agnet' is no arm of the recipe: did you mean 'agent'"),
+        (Claim("accuracy", "agent", "tasks"), "'tasks' is no arm of the recipe: did you mean 'task'"),
+        (Claim("acuracy", "agent", "base"), "'acuracy' is no measure of the recipe: did you mean 'accuracy'"),
+        (Claim("accuracy", "agent", "=toks"), "'toks' is no measure of the recipe"),
+    ],
+)
+def test_a_claim_about_what_there_is_not_is_refused(claim, told):
+    with pytest.raises(ConfigError, match=told):
+        dataclasses.replace(find("dr_mas"), claims=(claim,))

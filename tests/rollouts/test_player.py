@@ -144,6 +144,10 @@ def test_weights_to_learn_from_are_fresh_at_every_call(base):
             {"sampling": SamplingSettings(top_p=0.9)},
             "sampling of role 'generator' has top_k 0 where tokens are left out",
         ),
+        (
+            {"sampling": SamplingSettings(min_new_tokens=4)},
+            "sampling of role 'generator' has min_new_tokens 4 and top_k 0: training cannot know",
+        ),
         ({"lanes": 0}, "^lanes is 0; it must be a whole number"),
         ({"workflow": "votin"}, "'votin' is no workflow: did you mean 'voting'"),
     ],
@@ -161,6 +165,19 @@ def test_tasks_of_two_families_have_no_common_words(base):
         ValueError, match=r"tasks are of math and code, .*: play them apart, or give prompts="
     ):
         playing.play(mixed)
+
+
+def test_the_longest_prompt_is_that_which_was_asked_for(base):
+    """Whatever the engine rounds its caches to."""
+    task, settings = (
+        dataclasses.replace(TASKS[0], question="1+" * 20 + "1=?"),
+        SamplingSettings(max_new_tokens=8),
+    )
+    play = lambda most: player_for(voting, base, max_prompt=most, sampling=settings, lanes=8).play([task])
+    longest = max(map(len, play(400).prompt))
+    assert max(map(len, play(longest).prompt)) == longest
+    with pytest.raises(EpisodesFailed, match="raise max_prompt"):
+        play(longest - 1)
 
 
 def test_a_prompt_that_is_too_long_is_told_in_words_of_the_arguments(base):

@@ -14,7 +14,7 @@ import pytest
 from marl_jax.config.run_config import load_config
 from marl_jax.run_folder import files, folder
 from marl_jax.run_folder.files import DiskFull, write_atomically
-from marl_jax.run_folder.folder import FolderError, begin, open_folder
+from marl_jax.run_folder.folder import LOCK, FolderError, begin, check_held, open_folder
 
 CONFIG = load_config("configs/micro.py:voting-isolated-xs-math")
 VERSIONS = folder.versions()
@@ -63,6 +63,31 @@ def test_the_same_process_cannot_open_it_twice_and_can_again_afterwards(tmp_path
             pass
     with open_folder(tmp_path / "deep" / "run"):
         pass
+
+
+def test_a_folder_that_was_moved_or_replaced_is_written_to_no_more(tmp_path):
+    """What a process saves by its name would get into whatever lies there now."""
+    place = tmp_path / "run"
+    with open_folder(place) as path:
+        with pytest.raises(FolderError, match="pid"), open_folder(place):
+            pass
+        check_held(path)
+        place.rename(tmp_path / "moved")
+        with pytest.raises(FolderError, match="no longer the folder that this run began in"):
+            check_held(path)
+        with open_folder(tmp_path / "moved2") as other:
+            check_held(other)
+        place.mkdir()
+        (place / LOCK).touch()
+        with pytest.raises(FolderError, match="no longer the folder"):
+            check_held(path)
+    check_held(path)  # it is nobody's any more
+
+
+def test_a_home_that_does_not_exist_is_a_name_like_others(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with open_folder("~nosuchuser/run") as path:
+        assert path == tmp_path / "~nosuchuser" / "run"
 
 
 @pytest.mark.parametrize("place", ["FILE", "FILE/below", "/proc/self", "/proc/none/run", ""])

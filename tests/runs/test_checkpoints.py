@@ -196,6 +196,32 @@ def test_a_kill_between_the_two_names_of_a_step_that_is_saved_again_loses_nothin
     assert_same(restore(saved, 3, blank(trees()))[0], trees(3))
 
 
+def test_an_error_between_the_two_names_puts_the_old_one_back(saved, monkeypatch):
+    rename = os.rename
+
+    def full(old, new):
+        if Path(old).name == ".saving-3":
+            raise OSError(28, "No space left on device")
+        rename(old, new)
+
+    store = Checkpoints(saved, latest=10)
+    monkeypatch.setattr(checkpoints.os, "rename", full)
+    with pytest.raises(DiskFull):
+        store.save(3, trees(7), {"step": 3})
+        store.close()
+    assert sorted(path.name for path in saved.iterdir()) == ["1", "2", "3"]
+    assert_same(restore(saved, 3, blank(trees()))[0], trees(3))
+
+
+def test_what_was_not_asked_for_may_go_while_a_checkpoint_is_read(saved):
+    """A run that goes on takes the states of the learner off its older checkpoints."""
+    shutil.rmtree(saved / "3" / "learner")
+    shapes = jax.eval_shape(lambda: trees()["policies"])
+    assert_same(restore(saved, 3, {"policies": shapes})[0], {"policies": trees(3)["policies"]})
+    with pytest.raises(CheckpointError, match="checkpoint 3 is damaged"):
+        restore(saved, 3, blank(trees()))
+
+
 def test_other_processes_wait_until_the_first_has_sealed_what_they_wrote(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints.hosts, "is_first", lambda: False)
     place, written = tmp_path / ".saving-3", SimpleNamespace(result=lambda: None)

@@ -18,6 +18,7 @@ from stored_run import MODEL, SIZES, make_base, make_run, says
 from marl_jax.commands import evaluate as evaluation_of_runs
 from marl_jax.commands.casts import Evaluation
 from marl_jax.commands.export import export
+from marl_jax.config.run_config import ConfigError
 from marl_jax.models import init, load_hf
 from marl_jax.rewards.warn import ungraded
 from marl_jax.rollouts import read_episodes
@@ -162,6 +163,34 @@ def test_with_out_nothing_is_written_to_the_run(run, tmp_path):
     page = write_report(run, out)
     assert "step 20" in page.read_text() and "step 77" not in page.read_text()
     assert page == out / "report.html" and page.exists() and not (run / "report.html").exists()
+
+
+def test_problems_of_another_data_set_are_recorded_under_its_name(run, tmp_path):
+    """They are no records of the run's own test split, whatever reads these."""
+    rows = [{"problem": f"{n}+1=?", "answer": str(n + 1), "id": f"other-{n}"} for n in range(3)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    start, late = evaluate(run, checkpoint="20", data="jsonl", data_directory=str(tmp_path))
+    assert (late["split"], late["problems"], late["of_problems"]) == ("jsonl-test", 3, 3)
+    assert start["data"] == late["data"] != evaluate(run, checkpoint="20")[-1]["data"]
+    assert {line["split"] for line in lines(run)} == {"jsonl-test", "test"}
+    with pytest.raises(FolderError, match="--data_directory belongs to --data=NAME"):
+        evaluate(run, data_directory=str(tmp_path))
+    with pytest.raises(ConfigError, match="'humaneval' is code"):
+        evaluate(run, data="humaneval")
+
+
+def test_an_evaluation_that_is_refused_leaves_the_file_of_another_alone(run, tmp_path, monkeypatch):
+    """Both write beside the run; one has begun, and has no record yet."""
+    out, play = tmp_path / "beside", evaluation_of_runs.player_of
+
+    def refused_meanwhile(*args):
+        with pytest.raises(CheckpointError):
+            evaluate(run, out=out, checkpoint="77")
+        return play(*args)
+
+    monkeypatch.setattr(evaluation_of_runs, "player_of", refused_meanwhile)
+    assert [line["checkpoint"] for line in evaluate(run, out=out)] == ["base", "20"]
+    assert [line["checkpoint"] for line in read_lines(out / "eval.jsonl")] == ["base", "20"]
 
 
 def test_latest_best_and_a_step(run):

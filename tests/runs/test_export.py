@@ -23,6 +23,7 @@ from marl_jax.runs.loading.parts import load_parts
 from marl_jax.sampling import generate
 
 RANK, ALPHA = 4, 6.0
+ENDS = (TOKENIZER.convert_tokens_to_ids("<|im_end|>"),)  # a base that lists no end has that of its chats
 FULL = init(1, MODEL)
 PROMPTS = [TOKENIZER.encode(text) for text in ("12+30=?", "a longer text, so that rows differ")]
 run_model = functools.partial(jax.jit, static_argnums=1)(forward)
@@ -73,7 +74,7 @@ def test_a_full_policy_comes_back_to_the_bit_with_its_tokenizer(full, tmp_path):
     done = export(full, "p1", tmp_path, checkpoint="best")
     assert (done.roles, done.step, done.dtype) == (("aggregator",), 3, "float32")
     config, params = load_hf(tmp_path)
-    assert config == MODEL
+    assert config == dataclasses.replace(MODEL, eos_token_id=ENDS)
     jax.tree.map(np.testing.assert_array_equal, params, FULL)
     assert load_tokenizer(tmp_path, config).encode("1+1=?") == TOKENIZER.encode("1+1=?")
 
@@ -118,13 +119,28 @@ def test_a_frozen_policy_is_its_base(base, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, load_hf(tmp_path / "out")[1], load_hf(base)[1])
 
 
+def test_an_export_ends_its_turns_elsewhere_as_it_did_here_and_is_sampled_like_its_base(tmp_path):
+    """A base that never saw a chat ends texts alone, and other programs follow what its files say."""
+    end = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
+    other = next(token for token in range(MODEL.vocab_size) if token != end)
+    plain = dataclasses.replace(MODEL, eos_token_id=other)
+    base = make_base(tmp_path / "base", init(0, plain), plain)
+    (base / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": other, "temperature": 0.6, "top_k": 20})
+    )
+    export(make_run(tmp_path / "run", base, {3: {"p0": FULL}}), "p0", tmp_path / "out")
+    told = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert (told["eos_token_id"], told["temperature"], told["top_k"]) == ([end, other], 0.6, 20)
+    assert load_hf(tmp_path / "out")[0].stop_tokens == (end, other)
+
+
 def test_tied_embeddings_stay_tied(tmp_path):
     tied = dataclasses.replace(MODEL, tie_word_embeddings=True)
     trained = init(1, tied)
     run = make_run(tmp_path / "run", make_base(tmp_path / "base", init(0, tied), tied), {3: {"p0": trained}})
     export(run, "p0", tmp_path / "out")
     config, params = load_hf(tmp_path / "out")
-    assert config == tied and "lm_head" not in params
+    assert config == dataclasses.replace(tied, eos_token_id=ENDS) and "lm_head" not in params
     assert "lm_head.weight" not in load_file(tmp_path / "out" / "model.safetensors")
     jax.tree.map(np.testing.assert_array_equal, params, trained)
 
@@ -140,7 +156,7 @@ def test_weights_that_were_trained_in_float32_stay_so_unless_they_are_asked_for_
         "\nThe weights were trained in float32 and are rounded to bfloat16, as it was asked for."
     )
     config, params = load_hf(tmp_path / "a")
-    assert config == half
+    assert config == dataclasses.replace(half, eos_token_id=ENDS)
     jax.tree.map(
         lambda ours, leaf: np.testing.assert_array_equal(ours, leaf.astype("bfloat16")), params, FULL
     )

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from marl_jax.runs.stopping import Stop, Stopped
+from marl_jax.runs import stopping
+from marl_jax.runs.stopping import TOGETHER_S, Stop, Stopped
 
 
 @pytest.fixture(params=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -27,10 +28,30 @@ def test_a_signal_asks_once_and_the_next_one_does_what_it_always_did(number):
         assert stop.asked and not heard
         with pytest.raises(Stopped):
             stop.check()
+        time.sleep(TOGETHER_S)
         os.kill(os.getpid(), number)
         assert heard == [number]
     os.kill(os.getpid(), number)
     assert heard == [number] * 2
+
+
+def test_signals_that_come_together_are_one_request(monkeypatch):
+    """As systemd's at the end of a login, or the shell's and the kernel's when a terminal closes."""
+    clock = iter([0.0, 0.9 * TOGETHER_S, 1.1 * TOGETHER_S])
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: next(clock))
+    before, heard = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}, []
+    try:
+        for number in before:
+            signal.signal(number, lambda number, frame: heard.append(number))
+        with Stop() as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.asked and not heard
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert heard == [signal.SIGHUP]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_who_was_told_to_outlive_its_terminal_does():

@@ -106,6 +106,24 @@ def test_a_stop_string_ends_the_text_where_it_is_complete(params):
         assert least.tokens == completion.tokens[:later]
 
 
+def test_looking_for_a_stop_string_decodes_the_end_of_a_long_text(params):
+    """All of it is decoded once it is there, or the text has ended, and not after every dispatch."""
+    decoded = []
+
+    def to_text(tokens):
+        decoded.append(len(tokens))
+        return Spelling().decode(tokens)
+
+    engine = Engine(params, CONFIG, SETTINGS, to_text=to_text)
+    (done,) = serve(engine, [ask(prompt(1), 1, new=40, stop_strings=("never seen",))])
+    assert len(done.tokens) == 40 and decoded.count(40) == 1
+    assert len(decoded) >= 40 / SETTINGS.steps
+    decoded.clear()
+    wanted = Spelling().decode(done.tokens[-6:-4])
+    (stopped,) = serve(engine, [ask(prompt(1), 1, new=40, stop_strings=(wanted,))])
+    assert Spelling().decode(stopped.tokens).find(wanted) == len(stopped.tokens) - 2
+
+
 def test_stop_strings_work_through_a_tokenizer(params):
     tokenizer = build_micro_tokenizer(words=("def ",), characters="".join(map(chr, range(33, 120))))
     options = {"max_new_tokens": 12, "seed": 2, "lanes": 8}

@@ -1,13 +1,15 @@
 """What `plan` makes of a device."""
 
 import dataclasses
+import math
 
 import pytest
 
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
 from marl_jax.sampling import EngineSettings, Load, plan
-from marl_jax.sampling.shapes import MAX_PROGRAMS, memory_bytes
+from marl_jax.sampling.programs import Features
+from marl_jax.sampling.shapes import MAX_PROGRAMS, lane_bytes, memory_bytes
 
 CONFIG = dataclasses.replace(ModelConfig.preset("xs"), max_position_embeddings=4096)
 
@@ -52,6 +54,28 @@ def test_an_accelerator_that_is_short_of_memory_has_lanes_over_rungs(platform):
     assert asked.widths == (2,) and not asked.lanes_at  # so many were asked for
     roomy = plan(CONFIG, Load(900, 500), budget_bytes=budget, platform=platform)
     assert not roomy.lanes_at  # nothing would be gained
+
+
+@pytest.mark.parametrize("budget", [20 << 30, 40 << 30])
+def test_devices_that_share_the_lanes_have_more_of_them(budget):
+    """Each holds its part of rows and heads, and no more than the budget of one."""
+    config = ModelConfig.preset("0.6b")
+    shapes = lambda devices, **more: plan(
+        config, Load(20480, 5120, **more), budget_bytes=budget, platform="gpu", devices=devices
+    )
+    alone = shapes((1, 1))
+    for devices in ((8, 1), (4, 2), (3, 1)):
+        mesh = shapes(devices, histories=50)
+        assert mesh.lanes > 0.8 * math.prod(devices) * alone.lanes or mesh.lanes == 512
+        assert memory_bytes(config, mesh, 0, devices) <= budget
+        assert all(count % devices[0] == 0 for count in (*mesh.lanes_at, mesh.prefixes))
+    held = lambda devices: lane_bytes(config, alone, devices)
+    assert held((1, 2)) * 2 == held((1, 1)) and held((1, 3)) == held((1, 1))  # 8 heads
+
+
+def test_kept_sets_are_no_larger_than_the_vocabulary():
+    features = Features(candidates=10**6)
+    assert plan(CONFIG, Load(20, 12, features=features)).features.candidates == CONFIG.vocab_size
 
 
 def _with_another_lane(settings):

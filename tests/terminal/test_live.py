@@ -381,8 +381,9 @@ def test_durations_are_read_at_a_glance(seconds, text):
 def test_steps_without_a_good_episode_are_told_where_their_error_is_a_new_one():
     stream = io.StringIO()
     view = Live(9, ("generator",), stream)
-    steps = (["a", "b"], ["a", "a"], ["a", None], ["a", "c"], ["c", "c"], [])
+    steps = (["a", "b"], ["a", "a"], [None, "a"], [None, "c"], ["c", "c"], [])
     for step, errors in enumerate(steps, 1):
         view.failing(step, errors)
     told = "step {}: every episode ended in an error, the first in {}\n".format
-    assert stream.getvalue() == told(1, "a") + told(4, "a") + told(5, "c")
+    some = "step 3: 1 of 2 episodes ended in an error, the first in a; `failed` counts them\n"
+    assert stream.getvalue() == told(1, "a") + some + told(5, "c")

@@ -117,6 +117,7 @@ def role_statistics(
         stats |= {
             # E_sampler[(p / q)^2] - 1, the chi-squared divergence of the trainer from the sampler
             "chi2": np.mean(np.exp(2 * np.clip(signed, -20, 20))) - 1,
+            "ppl_ratio": np.exp(-signed.mean()),
             "gap_mean": gap.mean(),
             **{f"gap_{name}": np.quantile(gap, q) for name, q in QUANTILES.items() if q >= 0.5},
             "gap_max": gap.max(),

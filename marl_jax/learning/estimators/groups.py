@@ -38,6 +38,7 @@ __all__ = [
 
 FIELDS = ("task", "role", "slot", "turn", "path", "parent", "branch")
 OWNERS = ("task.", "call.")  # of attributes
+LARGEST = 1e18  # reward: the sum of squares of a group is still a float32
 PRESETS = {
     "task": ("task",),  # all calls for a problem
     "role": ("task", "role"),  # Dr.MAS
@@ -107,7 +108,9 @@ def keys_of(groups: Groups) -> list[Hashable]:
 
 
 def as_rewards(rewards: Any) -> np.ndarray:
-    """Rewards in the precision of the device, so that the same are equal; non-finite ones are refused."""
+    """Rewards in the precision of the device, so that the same are equal. What is not finite there, or too large to be
+    squared, is refused.
+    """
     given = np.asarray(rewards)
     with np.errstate(over="ignore"):
         rewards = given.astype(precision(given.dtype))
@@ -115,6 +118,10 @@ def as_rewards(rewards: Any) -> np.ndarray:
     if bad.size:
         raise RewardError(
             f"reward {given.flat[bad[0]]} in row {bad[0]} is not finite in {rewards.dtype}; fix the reward"
+        )
+    if (large := np.flatnonzero(abs(rewards) > LARGEST)).size:
+        raise RewardError(
+            f"reward {given.flat[large[0]]} in row {large[0]} is beyond {LARGEST:g}; scale the reward"
         )
     return rewards
 

@@ -228,8 +228,10 @@ def player_of(config: RunConfig, parts: Parts, service: Engines) -> Player:
     one_each = {id(engine): parts.specs[name].base for name, engine in service.engines.items()}
     lanes = sum(shapes[base].lanes for base in one_each.values())
     needless = is_own(config.rewards.name) or config.rewards.name == "own_correctness"
-    longest, chosen = min(one.context for one in shapes.values()), config.rollout
-    context = min(chosen.limits.context or longest, longest)
+    chosen = config.rollout
+    # As asked for, where the engine's own context is rounded up, by so much as the kind of device has it.
+    longest = config.engine.max_prompt + max(role.max_new_tokens for role in config.role_settings.values())
+    context = min(chosen.limits.context or longest, longest, *(one.context for one in shapes.values()))
     return Player(
         parts.workflow,
         parts.of_policies(parts.models),

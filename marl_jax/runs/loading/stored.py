@@ -70,7 +70,7 @@ def path_of(workdir: str | os.PathLike[str]) -> Path:
     """The folder of a run that was started."""
     if not os.fspath(workdir):
         raise FolderError("--workdir is missing: give the directory of the run")
-    folder.read(path := Path(workdir).expanduser().absolute())
+    folder.read(path := Path(os.path.expanduser(workdir)).absolute())
     return path
 
 

@@ -119,7 +119,7 @@ def launch(
                 lacks = "" if found.kind is Kind.DONE else f"it ended with nothing done ({found})"
                 if not lacks and now[-1]:
                     lacks = f"evaluations of test are missing ({-now[-1]})"
-                if lacks and any(new > old for new, old in zip(now, began)):
+                if lacks and found.kind is not Kind.IN_USE and any(new > old for new, old in zip(now, began)):
                     send([place])
                 elif lacks and not lines:
                     trouble.append(f"{job.name}: {lacks}; see the logs in {folder}")

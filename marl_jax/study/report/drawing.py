@@ -207,7 +207,7 @@ def _write(axes: Any, text: str, at: Sequence[float], offset: tuple[float, float
 def _save(figure: Any, path: Path, **about: Any) -> None:
     image = io.BytesIO()
     figure.savefig(image, format=path.suffix[1:], metadata=about)
-    write_atomically(path, image.getvalue())
+    write_atomically(path, image.getvalue(), shared=True)
 
 
 @contextlib.contextmanager

@@ -62,8 +62,10 @@ def write_findings(study: Study, page: str | os.PathLike[str]) -> None:
     runs += ["\n".join(f"- Left out: {why}" for why in study.unread)] * bool(study.unread)
     with path_errors(path):
         made = "\n\n".join(parts)
-        write_atomically(path, f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}".encode())
-        write_atomically(beside, ("\n\n".join(runs) + "\n").encode())
+        write_atomically(
+            path, f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}".encode(), shared=True
+        )
+        write_atomically(beside, ("\n\n".join(runs) + "\n").encode(), shared=True)
 
 
 def markdown(table: Table, level: int = 2) -> str:

@@ -229,5 +229,5 @@ def _write_page(directory: Path, template: str, **values: Any) -> Path:
     page = _environment().get_template(template).render(values)
     with path_errors(directory, ELSEWHERE):
         # Half of a surrogate pair is no text.
-        write_atomically(directory / "report.html", page.encode("utf-8", "replace"))
+        write_atomically(directory / "report.html", page.encode("utf-8", "replace"), shared=True)
     return directory / "report.html"

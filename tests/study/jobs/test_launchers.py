@@ -108,6 +108,8 @@ BEGUN, DONE = (lambda step: State(Kind.BEGUN, step)), State(Kind.DONE, 20)
         ([(BEGUN(15), None, 10, 0), (BEGUN(12), None, 10, 0)], ["it ended with nothing done (step 12)"]),
         ([(DONE, None, 20, 2), (DONE, None, 20, 1), (DONE, [], 20, 0)], []),  # stopped while it evaluated
         ([(DONE, None, 20, 2), (DONE, None, 20, 2)], ["evaluations of test are missing (2)"]),
+        # Another process is at it and gets further: what this one submits has nothing to do.
+        ([(State(Kind.IN_USE, 15), None, 10, 0)], ["it ended with nothing done"]),
         ([(DONE, ["no memory"], 20, 1), (DONE, ["no memory"], 20, 1)], ["no memory"]),
     ],
 )

@@ -18,7 +18,7 @@ import script
 from marl_jax.config.run_config import ConfigError, from_argv
 from marl_jax.run_folder import folder
 from marl_jax.run_folder.files import write_atomically
-from marl_jax.runs.stopping import Stop
+from marl_jax.runs.stopping import TOGETHER_S, Stop
 from marl_jax.study.jobs import matrix
 from marl_jax.study.jobs.matrix import Kind, make_jobs
 
@@ -329,7 +329,7 @@ def test_a_run_is_asked_to_save_however_fast_a_second_signal_ends_the_matrix(tmp
     appears("ready")
     for _ in range(2):
         parent.send_signal(signal.SIGTERM)
-        time.sleep(0.02)
+        time.sleep(TOGETHER_S + 0.05)
     assert parent.wait(60) == -signal.SIGTERM
     appears("saved")
 
