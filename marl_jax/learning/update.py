@@ -38,6 +38,7 @@ from marl_jax.learning.by_role.step_report import (
     Report,
     gap_warnings,
     gradient_report,
+    loss_warnings,
     policy_report,
     role_reports,
     skip_warnings,
@@ -214,7 +215,8 @@ class Learner:
         role_stats = role_reports(rows, evidence, settings.loss, settings.sampler_weights)
         cosines = gradients.all_cosines(described, self.roles) if self.config.gradients != "off" else {}
         lost = {policy: state.skipped - skipped[policy] for policy, state in states.items()}
-        warnings = (*gap_warnings(role_stats, self.config.gap_tolerance), *skip_warnings(lost), *missing)
+        apart = gap_warnings(role_stats, self.config.gap_tolerance)
+        warnings = (*apart, *skip_warnings(lost), *loss_warnings(reports, lost), *missing)
         outcome = (
             policies,
             states,

@@ -96,6 +96,8 @@ class Player:
         `finished` is called with each episode as it ends, while others are still sampled: to begin with its grading.
         """
         tasks, last = list(tasks), Progress(0)
+        if odd := [task for task in tasks if not isinstance(task, Task)]:
+            raise TypeError(f"a task is {odd[0]!r:.60}: give Task(id=..., family='math', question=...)")
 
         def watch(done: Progress) -> None:
             nonlocal last

@@ -7,6 +7,7 @@ import pytest
 from learning_rows import Row, as_table
 
 from marl_jax.learning.by_role.role_statistics import Evidence, form_drift, role_statistics, row_statistics
+from marl_jax.learning.by_role.step_report import loss_warnings
 from marl_jax.learning.losses import LossConfig, kl_estimate
 
 ROW = Row("p0", "voter", "t", 0, 0, (1, 2), (3, 4), (-1.0, -2.0), reward=1.0)
@@ -112,3 +113,9 @@ def test_the_share_of_masked_tokens_is_told_where_the_loss_masks():
     assert told(LossConfig(mask_ratio=(0.5, 2.0))) == pytest.approx(2 / 6)
     assert told(LossConfig(mask_ratio=(0.5, 1.2))) == 1
     assert told(LossConfig()) is None
+
+
+def test_a_loss_that_is_no_number_is_told_where_its_gradient_was_taken():
+    reports = {"p0": {"loss": float("nan")}, "p1": {"loss": float("inf")}, "p2": {"loss": 1.0}, "p3": {}}
+    (told,) = loss_warnings(reports, {"p0": 1, "p1": 0, "p2": 0, "p3": 0})
+    assert told.startswith("policy 'p1': its loss is inf")

@@ -439,6 +439,12 @@ def test_a_function_without_a_name_is_a_credit_too():
         earned(by_episodes(lambda graded: []), *TWO)
 
 
+def test_a_function_of_episodes_in_the_place_of_a_credit_is_told():
+    table = Table.of(TWO)
+    with pytest.raises(CreditError, match=r"took a table for episodes .* give rewards.by_episodes"):
+        with_rewards(table, lambda graded: [one.outcome for one in graded])
+
+
 def test_a_function_of_episodes_sees_a_problem_at_a_time_or_all_at_once():
     other = dataclasses.replace(TASK, id="other")
     episodes = [TWO[0], dataclasses.replace(TWO[1], task=other), dataclasses.replace(TWO[1], sample=1)]

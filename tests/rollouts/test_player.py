@@ -158,6 +158,11 @@ def test_a_refusal_names_the_argument(base, wrong, told):
     assert "\n" not in str(error.value) and "engine." not in str(error.value)
 
 
+def test_a_question_alone_is_no_task(base):
+    with pytest.raises(TypeError, match=r"a task is '12\+7=\?': give Task\(id"):
+        player_for(voting, base, max_prompt=64, lanes=8).play(["12+7=?"])
+
+
 def test_tasks_of_two_families_have_no_common_words(base):
     playing = player_for(voting, base, max_prompt=64, lanes=8)
     mixed = [TASKS[0], dataclasses.replace(TASKS[1], family="code")]

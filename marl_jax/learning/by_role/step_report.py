@@ -12,7 +12,15 @@ from marl_jax.learning.by_role.role_statistics import Evidence, role_statistics,
 from marl_jax.learning.losses import Loss, LossConfig, Mean
 from marl_jax.table import Table
 
-__all__ = ["Report", "gap_warnings", "gradient_report", "policy_report", "role_reports", "skip_warnings"]
+__all__ = [
+    "Report",
+    "gap_warnings",
+    "gradient_report",
+    "loss_warnings",
+    "policy_report",
+    "role_reports",
+    "skip_warnings",
+]
 
 Unit = Any  # a role, or (role, slot)
 
@@ -109,6 +117,15 @@ def gap_warnings(roles: Mapping[str, Mapping[str, float]], tolerance: float) -> 
         f"(tolerance {tolerance:g})"
         for role, stats in roles.items()
         if not stats.get("gap_max", 0.0) <= tolerance
+    )
+
+
+def loss_warnings(reports: Mapping[str, Mapping[str, float]], lost: Mapping[str, int]) -> tuple[str, ...]:
+    """One line for every policy that was moved by a loss that is no number, as one of the user's own may be."""
+    return tuple(
+        f"policy {policy!r}: its loss is {report['loss']}, though its gradient is finite"
+        for policy, report in reports.items()
+        if not (lost[policy] or math.isfinite(report.get("loss", 0.0)))
     )
 
 
