@@ -121,14 +121,14 @@ def compute(
     verdict = (pool or default_pool()).submit([once, once]).result()
     if not verdict.passed:
         return Computed(reason=verdict.reason.partition(": ")[2] or verdict.reason)
-    first, second = map(plain.dumps, values)
+    odd = Computed(reason="it returns other things than text, numbers, booleans, None and lists of these")
+    try:
+        first, second = map(plain.dumps, values)
+    except (ValueError, RecursionError):  # an infinite number, or lists too deep, that a program wrote itself
+        return odd
     if first != second:
         return Computed(reason="two runs return different values")
-    if not _is_plain(values[0]):
-        return Computed(
-            reason="it returns other things than text, numbers, booleans, None and lists of these"
-        )
-    return Computed(values[0])
+    return Computed(values[0]) if _is_plain(values[0]) else odd
 
 
 def parse_tests(tests: Sequence[Mapping[str, Any]]) -> "tuple[Test, ...]":

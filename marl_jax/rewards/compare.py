@@ -15,6 +15,7 @@ from marl_jax.rewards.sandbox import plain
 __all__ = ["same_output", "same_packed", "same_value"]
 
 TOLERANCE = 1e-6
+FLOAT_DIGITS = 15  # of an int, which a float holds exactly
 SEARCH = 100_000  # most pairs of members compared for one value, where sorting alone does not pair them
 
 
@@ -35,6 +36,9 @@ def same_output(actual: str, expected: str) -> bool:
     """Whether two printed texts agree, line by line and word by word, whatever the spacing and the blank lines."""
     if actual == expected:
         return True
+    count = len(expected.split())
+    if len(actual.split(None, count + 1)) > count:  # before all words of a long text are made
+        return False
     ours, theirs = _words(actual), _words(expected)
     return len(ours) == len(theirs) and all(
         len(mine) == len(other) and all(map(_same_word, mine, other)) for mine, other in zip(ours, theirs)
@@ -193,6 +197,10 @@ def _same_word(a: str, b: str) -> bool:
     if mine[2] and other[2]:  # two ints, of any length: compared digit by digit
         return _digits(mine) == _digits(other)
     x, y = float(a), float(b)
+    if other[
+        2
+    ]:  # a float for an int: as exact as the int, since a relative tolerance would leave its last digits out
+        return len(_digits(other)[1]) <= FLOAT_DIGITS and abs(x - y) <= TOLERANCE
     return math.isfinite(x) and math.isfinite(y) and _close(x, y)
 
 

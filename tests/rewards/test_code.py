@@ -146,6 +146,10 @@ def test_what_a_program_returns_is_computed_twice(pool):
         assert of(f"def f(): return {other}").reason.startswith("it returns other things"), other
     assert of("import os\ndef f(): os._exit(0)").value is None
     assert of("def f(): return f").value is None
+    for forged in ('["ok",1e999]', '["ok",' + "[" * 500 + "]" * 500 + "]"):
+        frame = len(forged).to_bytes(4, "big") + forged.encode()
+        said = of(f"import os\ndef f():\n    os.write(3, {frame!r})\n    os._exit(0)")
+        assert said.reason.startswith("it returns other things"), forged[:20]
 
 
 def test_a_method_of_solution_is_called_on_a_fresh_one(pool):

@@ -230,6 +230,21 @@ def test_same_text(one, other):
     assert same_output(other, one)
 
 
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("1000000.5", "1000000", False),  # n / 2 for n // 2
+        ("1000000.0", "1000000", True),
+        ("101010100000000000000000.0", "101010101010101010101010", False),
+        ("1e24", "1" + "0" * 24, False),  # more digits than a float has: print an int
+        ("1000000", "1000000.5", True),  # a float is expected: relative
+        ("3.0000001", "3", True),
+    ],
+)
+def test_a_float_is_as_exact_as_the_int_that_is_expected(printed, expected, same):
+    assert same_output(printed, expected) is same
+
+
 @pytest.mark.parametrize("one, other", OTHER_TEXT, ids=lambda text: repr(text)[:20])
 def test_other_text(one, other):
     assert not same_output(one, other)

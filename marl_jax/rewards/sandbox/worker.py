@@ -199,13 +199,13 @@ class Process:
 
     def send(self, data: bytes) -> None:
         """Send a frame; a process that does not read it runs into its time limit."""
-        data = len(data).to_bytes(4, "big") + data
+        rest = memoryview(len(data).to_bytes(4, "big") + data)  # what is left is never copied
         poll = select.poll()
         poll.register(self._commands, select.POLLOUT)
-        while data and self._reply is None:
+        while rest and self._reply is None:
             poll.poll(50)
             try:
-                data = data[os.write(self._commands, data) :]
+                rest = rest[os.write(self._commands, rest) :]
             except BlockingIOError:
                 self._pump(wait_ms=0)
             except BrokenPipeError:
