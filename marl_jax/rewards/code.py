@@ -123,12 +123,12 @@ def compute(
         return Computed(reason=verdict.reason.partition(": ")[2] or verdict.reason)
     odd = Computed(reason="it returns other things than text, numbers, booleans, None and lists of these")
     try:
-        first, second = map(plain.dumps, values)
+        (first, second), known = map(plain.dumps, values), _is_plain(values[0])
     except (ValueError, RecursionError):  # an infinite number, or lists too deep, that a program wrote itself
         return odd
     if first != second:
         return Computed(reason="two runs return different values")
-    return Computed(values[0]) if _is_plain(values[0]) else odd
+    return Computed(values[0]) if known else odd
 
 
 def parse_tests(tests: Sequence[Mapping[str, Any]]) -> "tuple[Test, ...]":
