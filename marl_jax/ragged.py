@@ -51,16 +51,35 @@ class Ragged:
         """These rows, in this order; nothing is copied."""
         return Ragged(self.values, self.starts[rows], self.lengths[rows])
 
+    def _compact(self) -> "Ragged":
+        """The same rows with values of their own; rows that share a place share it."""
+        spans = sorted({*zip(self.starts.tolist(), (self.starts + self.lengths).tolist())})
+        merged: list[list[int]] = []
+        for start, end in spans:
+            if merged and start <= merged[-1][1]:
+                merged[-1][1] = max(merged[-1][1], end)
+            else:
+                merged.append([start, end])
+        begins = np.array([start for start, _ in merged], np.int64)
+        ahead = begins - np.cumsum([0, *(end - start for start, end in merged)])[:-1]
+        values = np.concatenate([self.values[start:end] for start, end in merged] or [self.values[:0]])
+        which = np.searchsorted(begins, self.starts, side="right") - 1
+        return Ragged(values, self.starts - ahead[which] if len(merged) else self.starts, self.lengths)
+
     @staticmethod
     def concat(parts: Sequence["Ragged"]) -> "Ragged":
-        """The rows of all parts, one after the other."""
-        stored = {id(part.values): part.values for part in parts}  # rows taken of one column share its values
-        offsets = dict(zip(stored, np.cumsum([0, *map(len, stored.values())]).tolist()))
-        return Ragged(
-            np.concatenate([*stored.values()]),
-            np.concatenate([part.starts + offsets[id(part.values)] for part in parts]),
-            np.concatenate([part.lengths for part in parts]),
-        )
+        """The rows of all parts, one after the other. Of values that few of these rows use, only those are copied."""
+        owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        kept = {id(part.values): part.values for part in parts}  # rows taken of one column share its values
+        values = list[np.ndarray]()
+        starts, lengths = (np.concatenate([getattr(p, n) for p in parts]) for n in ("starts", "lengths"))
+        for one, shared in kept.items():
+            rows = np.isin(owner, [number for number, part in enumerate(parts) if id(part.values) == one])
+            used = Ragged(shared, starts[rows], lengths[rows])
+            used = used._compact() if 2 * used.lengths.sum() < len(shared) else used
+            starts[rows] = used.starts + sum(map(len, values))
+            values.append(used.values)
+        return Ragged(np.concatenate(values), starts, lengths)
 
 
 def _equal(row: Any, other: Any) -> bool:

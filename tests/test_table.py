@@ -395,3 +395,19 @@ def test_rows_that_are_no_whole_episodes_have_no_credit():
     for rows in ([1, 3], [0, 3], [2, 3, 0, 1]):
         with pytest.raises(CreditError, match="select them with of_episodes"):
             own_work(table.take(rows))
+
+
+def test_values_that_few_rows_use_are_left_behind_when_tables_are_joined():
+    """A draw from collected calls takes a few problems of many files."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        values = rng.integers(0, 99, 400)
+        starts = rng.integers(0, 390, 12)
+        lengths = np.minimum(rng.integers(0, 12, 12), 400 - starts)
+        whole = Ragged(values, starts, lengths)
+        parts = [whole.take(rng.integers(0, 12, count)) for count in (3, 1, 0, 2)]
+        other = Ragged.of([[7, 8], [], [9]], np.int64)
+        joined = Ragged.concat([*parts, other])
+        want = [row.tolist() for part in (*parts, other) for row in (part[i] for i in range(len(part)))]
+        assert [joined[i].tolist() for i in range(len(joined))] == want
+        assert len(joined.values) <= sum(part.lengths.sum() for part in parts) + 3

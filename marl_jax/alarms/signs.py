@@ -65,11 +65,13 @@ def copied(table: Table, run: int = COPY) -> np.ndarray:
     prompts = table.prompt.take(long)
     # A prompt that several rows share is looked at once.
     keys = prompts.starts * (int(prompts.lengths.max()) + 1) + prompts.lengths
-    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
-    there, whose, _ = _windows(prompts.take(first), run)
-    hashes, row, place = _windows(table.tokens.take(long), run)
-    same = np.isin(_of(hashes, which[row]), _of(there, whose))
-    share[long] = _covered(place[same], table.length[long], run)
+    which = np.unique(keys, return_inverse=True)[1]
+    order, tokens = np.argsort(which, kind="stable"), table.tokens.take(long)
+    for rows in np.split(order, np.flatnonzero(np.diff(which[order])) + 1):
+        there, *_ = _windows(prompts.take(rows[:1]), run)
+        hashes, _, place = _windows(tokens.take(rows), run)
+        same = np.isin(hashes, there)
+        share[long[rows]] = _covered(place[same], tokens.lengths[rows], run)
     return share
 
 

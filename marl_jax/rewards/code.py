@@ -35,6 +35,7 @@ __all__ = [
 
 TIME_LIMIT_S = 6.0  # per test, as LiveCodeBench has it
 MEMORY_LIMIT_MB = 1024.0
+PARSED = 256  # problems whose tests are kept parsed
 _PASSED = b'["ok",null]'  # of test code that ran to its end
 _ERROR_BYTES = 1 << 13  # more than an error message of the harness can have
 _WORDLESS = "an error without words"
@@ -66,8 +67,12 @@ def submit_program(
     time_limit_s: float = TIME_LIMIT_S,
     memory_limit_mb: float = MEMORY_LIMIT_MB,
     pool: Pool | None = None,
+    digest: str | None = None,
 ) -> "Future[Verdict]":
-    """Start `run_program` and return its future, so that many can be submitted; equal submissions run once."""
+    """Start `run_program` and return its future, so that many can be submitted; equal submissions run once.
+
+    Tests with a `digest` are parsed once for all programs.
+    """
     if source is not None and not isinstance(source, str):
         raise TypeError(
             f"source is {type(source).__name__}, expected the program's text (or None: no program found)"
@@ -75,17 +80,33 @@ def submit_program(
     for name, value in (("time_limit_s", time_limit_s), ("memory_limit_mb", memory_limit_mb)):
         if isinstance(value, str) or not 0 < value <= 1e6:
             raise ValueError(f"{name}={value!r}: expected a positive number, at most a million")
-    prepared = parse_tests(tests)
+    prepared, known = _prepared(tests, digest)
     source = source and source.removeprefix("\ufeff")  # Python skips this mark in files only
     if source is None or not source.strip():
         return done(Verdict(False, "no program"))
     pool = default_pool() if pool is None else pool
     limits = Limits(time_limit_s, int(memory_limit_mb * 2**20))
-    said = repr((source, prepared, limits)).encode("utf-8", "surrogatepass")
+    said = repr((source, known, limits)).encode("utf-8", "surrogatepass")
     return pool.verdicts.get(
         hashlib.sha256(said).digest(),
         lambda: pool.submit([functools.partial(test.run, source, limits) for test in prepared]),
     )
+
+
+_parsed: "dict[str, tuple[tuple[Test, ...], bytes]]" = {}  # {digest of tests: what they are}
+
+
+def _prepared(tests: Sequence[Mapping[str, Any]], digest: str | None) -> "tuple[tuple[Test, ...], bytes]":
+    """The parsed tests and a digest of them; those of a task may be megabytes, and there are thousands of programs."""
+    if digest is not None and (found := _parsed.get(digest)):
+        return found
+    prepared = parse_tests(tests)
+    made = prepared, hashlib.sha256(repr(prepared).encode("utf-8", "surrogatepass")).digest()
+    if digest is not None:
+        while len(_parsed) >= PARSED:
+            _parsed.pop(next(iter(_parsed), ""), None)
+        _parsed[digest] = made
+    return made
 
 
 @dataclasses.dataclass(frozen=True)

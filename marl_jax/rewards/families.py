@@ -103,7 +103,7 @@ def _start_code(task: Task, answer: str) -> Callable[[], float]:
         return lambda: 0.0
     from marl_jax.rewards.code import submit_program
 
-    submit = functools.partial(submit_program, _whole(task, answer), task.tests)
+    submit = functools.partial(submit_program, _whole(task, answer), task.tests, digest=task.tests_digest)
     first = submit()
 
     def passed() -> float:

@@ -155,7 +155,7 @@ class Running:
             reads=tuple(read.call for read in call.reads),
             after=call.after.call if call.after else None,
             cut=ask.cut,
-            kept=None if kept is None else tuple(tuple(int(i) for i in row if i >= 0) for row in kept),
+            kept=None if kept is None else _kept_sets(np.asarray(kept)),
             kind=self.workflow.kind_of(call.role),
             about=call.about,
             path=ask.path,
@@ -348,3 +348,8 @@ def _result(record: ToolRecord) -> Any:
         return copy.deepcopy(record.result)
     failure = ToolTimeout if record.error == TIMEOUT else ToolError
     return failure(f"{record.name}: {record.error}")
+
+
+def _kept_sets(kept: np.ndarray) -> tuple[tuple[int, ...], ...]:  # int[tokens, width], -1 behind each set
+    counts = (kept >= 0).sum(axis=1).tolist()
+    return tuple(tuple(row[:count]) for row, count in zip(kept.tolist(), counts))

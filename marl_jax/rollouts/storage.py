@@ -107,7 +107,7 @@ def write_episodes(
     columns |= {name: values for name, values in plain.items() if values is not None}
     columns |= {f"component/{name}": values for name, values in table.components.items()}
     every = (*(bare.task for bare in table.bare_episodes), *filter(None, table.about))
-    tasks = {task.id: dataclasses.asdict(task) for task in every}
+    tasks = {name: dataclasses.asdict(task) for name, task in {task.id: task for task in every}.items()}
     facts = {
         "format": FORMAT,
         "tasks": list(tasks.values()),

@@ -10,6 +10,7 @@ Banks take turns, always in the same order: `step` waits for one while the other
 completions. A request that the caller then submits enters with the dispatch after that one.
 """
 
+import bisect
 import collections
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from marl_jax.models.lora import num_adapters
 from marl_jax.sampling import programs
 from marl_jax.sampling.admission import NOWHERE, Admission, Feed, Waiting
 from marl_jax.sampling.banks import Bank, Rungs
+from marl_jax.sampling.lanes import LaneTable
 from marl_jax.sampling.requests import Completion, Request, check
 from marl_jax.sampling.rungs import FREE, Swap
 from marl_jax.sampling.shapes import EngineSettings
@@ -326,7 +328,7 @@ class Engine:
             ticket = int(bank.table.tickets[lane])
             request = bank.requests[ticket].request
             length, active = None, bank.table.lanes.active[lane]
-            if request.stop_strings and (not active or self._is_near_stop(bank.table.sampled(lane), request)):
+            if request.stop_strings and (not active or self._is_near_stop(bank.table, lane, request)):
                 length = self._stop_string(bank.table.sampled(lane), request)
             if length is None and active:
                 continue
@@ -344,14 +346,14 @@ class Engine:
                 self._prefix_cache = programs.copy_rows(bank.rungs[rung], self._prefix_cache, *part)
         return done
 
-    def _is_near_stop(self, tokens: list[int], request: Request) -> bool:
+    def _is_near_stop(self, table: LaneTable, lane: int, request: Request) -> bool:
         """Whether the text of the last dispatch has a stop string, by its end alone: whole texts take long to decode.
 
         A character is four bytes at most and a token one at least. Whatever this overlooks, the end of the lane finds.
         """
         assert self._to_text is not None
         span = self.settings.steps + 4 * max(map(len, request.stop_strings)) + 8
-        text = self._to_text(tokens[-span:])
+        text = self._to_text(table.sampled(lane, last=span))
         return any(one in text for one in request.stop_strings)
 
     def _stop_string(self, tokens: list[int], request: Request) -> int | None:
@@ -367,7 +369,8 @@ class Engine:
 
         if len(tokens) < least or not ends(len(tokens)):
             return None
-        return next(filter(ends, range(least, len(tokens))), len(tokens))
+        # A text that has a stop string keeps it as it grows.
+        return bisect.bisect_left(range(len(tokens)), True, lo=least, key=ends)
 
 
 def mesh_of(params: Any) -> Mesh | None:

@@ -118,9 +118,10 @@ class LaneTable:
         self.lanes.active[:] = out.active | self.held
         return int(count.sum())
 
-    def sampled(self, lane: int) -> list[int]:
-        """The lane's samples so far."""
-        return self.tokens[lane, : self.lanes.generated[lane]].tolist()
+    def sampled(self, lane: int, last: int | None = None) -> list[int]:
+        """The lane's samples so far, or so many of the last."""
+        count = int(self.lanes.generated[lane])
+        return self.tokens[lane, 0 if last is None else max(0, count - last) : count].tolist()
 
     def leave(self, lane: int, request: Request, length: int | None) -> Completion:
         """Free the lane; its completion, cut to `length` tokens where a stop string ended it."""

@@ -34,7 +34,7 @@ def call(source, name, args, expected, pool=None, **limits):
 @pytest.mark.parametrize(("lost", "reward"), [(1, 1.0), (2, 1.0), (3, 0.0)])
 def test_a_program_whose_sandbox_fails_is_graded_again(monkeypatch, lost, reward):
     verdicts = iter([Verdict(False, "the sandbox was lost", lost=True)] * lost + [Verdict(True, "")])
-    monkeypatch.setattr("marl_jax.rewards.code.submit_program", lambda *_: done(next(verdicts)))
+    monkeypatch.setattr("marl_jax.rewards.code.submit_program", lambda *_, **__: done(next(verdicts)))
     task = Task(id="t", family="code", question="?", tests=({"stdin": "2", "stdout": "4"},))
     newly_ungraded()
     assert (grade_answer(task, DOUBLE), newly_ungraded()) == (reward, 1 - reward)

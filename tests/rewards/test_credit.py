@@ -150,7 +150,7 @@ def test_a_grader_starts_each_distinct_answer_once_and_before_any_is_waited_for(
             return self
 
     monkeypatch.setattr(
-        "marl_jax.rewards.code.submit_program", lambda *asked: submitted.append(asked) or Verdict()
+        "marl_jax.rewards.code.submit_program", lambda *asked, **_: submitted.append(asked) or Verdict()
     )
     task = Task("c", "code", "?", tests=({"stdin": "", "stdout": ""},), meta={"preamble": "import math"})
     first, second = voting(["1", "2", None], "1", "1", task=task), voting(["2", "3"], "2", "3", task=task)
