@@ -24,6 +24,7 @@ from marl_jax.planning import memory
 from marl_jax.planning.devices import Device
 from marl_jax.planning.plan import PlanError, check_fits, find_models, make_plan
 from marl_jax.rollouts import read_episodes
+from marl_jax.rollouts.history import Chat
 from marl_jax.rollouts.storage import read_extra
 from marl_jax.run_folder.folder import FolderError, digest_tokenizer
 from marl_jax.runs import loop
@@ -114,7 +115,8 @@ def test_each_policy_leaves_with_its_own_tokenizer(whole, base, tmp_path):
     for policy, directory, model in (("p0", base, MODEL), ("p1", other_base(base), OTHER)):
         export(whole, policy, tmp_path / policy, dtype="float32")
         config, params = load_hf(tmp_path / policy)
-        assert config == dataclasses.replace(model, dtype="float32")
+        assert Chat(load_tokenizer(directory, model)).end_of_turn in config.stop_tokens
+        assert config == dataclasses.replace(model, dtype="float32", eos_token_id=config.eos_token_id)
         assert digest_tokenizer(tmp_path / policy) == digest_tokenizer(directory)
         moved = jax.tree.map(lambda a, b: np.any(np.asarray(a) != b), params, load_hf(directory)[1])
         assert any(jax.tree.leaves(moved))

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 
+import jax.numpy as jnp
 import pytest
 from run_names import undocumented
 from tiny_run import make_base, tiny_config
@@ -11,7 +12,6 @@ from marl_jax import policies
 from marl_jax.config.run_config import CheckpointConfig, EvaluationConfig, LogConfig, WorkflowConfig
 from marl_jax.learning import InterventionConfig, LossConfig
 from marl_jax.learning.by_role.interventions import Mixing
-from marl_jax.rewards.credit import CreditConfig
 from marl_jax.rollouts import read_episodes
 from marl_jax.run_folder.checkpoints import steps
 from marl_jax.run_folder.metrics import read_lines
@@ -94,21 +94,19 @@ def test_whatever_a_run_is_asked_to_log_has_a_name_in_the_docs(base, tmp_path):
         assert undocumented("eval.jsonl", record) == []
 
 
-def broken(episodes):
-    """Rewards that are finite, and whose gradient is not."""
-    return [3e38 * (episode.sample % 2) for episode in episodes]
+def broken(logp, ratio, advantages):
+    """A loss that is finite, and whose gradient is not: the slope of a root at 0."""
+    return -advantages * ratio + jnp.sqrt(ratio - ratio)
 
 
 def test_gradients_that_are_not_finite_are_counted_and_end_the_run_at_the_limit(base, tmp_path):
-    advantages = dataclasses.replace(tiny_config(base).advantages, estimator="dr_grpo")
+    loss = LossConfig("test_learning_of_runs:broken")
     for last in (3, 6):  # what was good is saved, and the next start comes further
         with pytest.raises(Diverged, match=f"3 gradients were not finite.*step {last} is saved") as error:
             run(
                 base,
                 tmp_path / "run",
-                rewards=CreditConfig(name="test_learning_of_runs:broken"),
-                advantages=advantages,
-                learner=learner(base, max_skips=3),
+                learner=learner(base, max_skips=3, loss=loss),
             )
         assert "\n" not in str(error.value) and "learning_rate" in str(error.value)
         assert steps(tmp_path / "run" / "checkpoints")[-1] == last

@@ -179,7 +179,9 @@ def test_a_run_that_is_asked_to_stop_ends_its_server(base, tmp_path, monkeypatch
 
 def test_the_page_shows_the_command_that_runs():
     address = "http://127.0.0.1:8000"
-    assert f"    {NEEDED.shown(VllmConfig(), address)}\n" in PAGE.read_text()
+    # Beside a run that has the first GPU.
+    beside = lambda needed: f"    CUDA_VISIBLE_DEVICES=1 {needed.shown(VllmConfig(), address)}\n"
+    assert beside(NEEDED) in PAGE.read_text()
     chosen = VllmConfig(flags="--gpu-memory-utilization 0.8", environment={"CUDA_VISIBLE_DEVICES": "1"})
     shown = shlex.split(NEEDED.shown(chosen, address))
     assert shown[1] == "CUDA_VISIBLE_DEVICES=1" and shown[-2:] == ["--gpu-memory-utilization", "0.8"]
@@ -188,8 +190,9 @@ def test_the_page_shows_the_command_that_runs():
     small = dataclasses.replace(NEEDED, rank=4).shown(chosen, address)
     assert "--max-lora-rank 8 " in small
     assert "lora" not in dataclasses.replace(NEEDED, adapters=0, rank=0).command(chosen, address)
-    in_full = dataclasses.replace(NEEDED, adapters=0, rank=0, full=True).shown(VllmConfig(), address)
-    assert f"    {in_full}\n" in PAGE.read_text() and in_full.startswith("VLLM_SERVER_DEV_MODE=1 ")
+    in_full = dataclasses.replace(NEEDED, adapters=0, rank=0, full=True)
+    assert beside(in_full) in PAGE.read_text()
+    assert in_full.shown(VllmConfig(), address).startswith("VLLM_SERVER_DEV_MODE=1 ")
 
 
 def refused(tmp_path, match, **changes):
