@@ -60,7 +60,7 @@ PROGRAMS = "compiled programs and libraries"
 OF_SEEDS = (TRAINED, ADAPTERS, STATES)  # each seed has its own
 # Measured (tests/planning/test_peak.py): what programs and their compilation take of a host at a first start.
 # Those of adapters take more. A start that reads kept programs takes less.
-PROGRAM_BYTES, ADAPTED_PROGRAM_BYTES = 500 << 20, 750 << 20
+PROGRAM_BYTES, ADAPTED_PROGRAM_BYTES = 550 << 20, 800 << 20
 IN_FLIGHT = 256  # requests that a vLLM server is sent at a time, which is what it takes by default
 Phase = Literal["always", "sampling", "gradient", "optimiser", "step"]  # a step is of the compiled road
 Shapes = Mapping[str, EngineSettings]  # of the engines, by base
