@@ -26,10 +26,8 @@ BEGIN, END = "<!-- made by python -m recipes.report -->", "<!-- end -->"
 NONE = "–"
 Rows = list[list[str]]
 PER_CENT = ("accuracy",)  # measures that are shown as points
-SEEDS, LEVEL = (
-    3,
-    0.05,
-)  # the fewest that show anything; of the chance that any claim of a recipe is called by chance
+SEEDS = 3  # fewer show nothing
+LEVEL = 0.05  # of a p that is corrected for the claims of its recipe
 
 
 def interval(values: Sequence[Any], bounds: tuple[float, float] = (-1.0, 1.0)) -> Interval | None:

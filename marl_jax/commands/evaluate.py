@@ -86,15 +86,15 @@ def evaluate(
         of_run = list(read_lines(path / "eval.jsonl"))
         before = [*of_run, *(read_lines(place / "eval.jsonl") if out is not None else ())]
         config = on_these_devices(config_of(path))
+        trained_on = config.data
         if evaluation.data:
             data = dataclasses.replace(config.data, name=evaluation.data, directory=evaluation.data_directory)
             config = dataclasses.replace(config, data=data)
         named = load_named(config, [split])
         parts, drawn, now = named.parts, named.splits[split], dict(named.digests)
         if not accept_changes:
-            check_unchanged(
-                path, {name: of for name, of in now.items() if not (evaluation.data and "data" in name)}
-            )
+            other = evaluation.data is not None
+            check_unchanged(path, {name: of for name, of in now.items() if not (other and _of_data(name))})
         stored = _each(path, config, parts, wanted)
         first = list(itertools.islice(stored, 1))  # a missing one is reported before anything is played
         if wanted and not first:
@@ -108,7 +108,7 @@ def evaluate(
         service = make_service(config, stage.parts, start.trees, settings, measured=measured, log=log)
         ends.callback(service.close)
         tasks = list(drawn[: evaluation.problems])
-        if warning := _learned_from(config.data, split, drawn):
+        if warning := _learned_from(trained_on, config.data, split, drawn):
             logging.warning("%s", warning)
         noise = config.seed if evaluation.seed is None else evaluation.seed
         metric = stage.base.config.evaluation.metric
@@ -185,12 +185,17 @@ def _keep(path: Path, step: int, table: Table, record: Mapping[str, Any]) -> str
     return str(file.relative_to(path))
 
 
-def _learned_from(config: DataConfig, split: str, tasks: Sequence[Task]) -> str:
+def _of_data(name: str) -> bool:
+    """Whether a digest is of the problems, or of the function that makes them."""
+    return name.startswith("data ") or name == "code of data"
+
+
+def _learned_from(trained_on: DataConfig, config: DataConfig, split: str, tasks: Sequence[Task]) -> str:
     """A warning where the user's data has these problems in train, too; published data is not read for this."""
-    if not (is_own(config.name) or config.directory):
+    if not any(is_own(one.name) or one.directory for one in (trained_on, config)):
         return ""
     try:
-        train = load_tasks(config, "train")
+        train = load_tasks(trained_on, "train")
     except Exception:
         return ""  # train is not needed here and may be missing, and a user's function may raise anything
     return shared_problems(config, split, tasks, train)

@@ -94,11 +94,8 @@ class DataConfig:
     val_size: Annotated[int | None, Ge(0)] = None  # 0: none is carved, for runs without evaluation
     train_size: OptionalCount = None  # of procedural data, like the next two
     test_size: OptionalCount = None  # of procedural data
-    levels: tuple[int, ...] = (
-        1,
-        2,
-        3,
-    )  # of procedural data, drawn in turn; one with few distinct problems has fewer
+    # Of procedural data, drawn in turn; one with few distinct problems has fewer.
+    levels: tuple[int, ...] = (1, 2, 3)
     bad_rows: Literal["refuse", "skip"] = "refuse"  # what to do with rows of files that cannot be used
     buffer: BufferConfig = dataclasses.field(default_factory=BufferConfig)  # of tasks that calls were about
 

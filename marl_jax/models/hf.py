@@ -121,9 +121,8 @@ def _write(directory: Path, config: ModelConfig, params: Tree, tokenizer: Any, m
     write_json(directory / CONFIG, published)
     tokens = {name: published[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     base = Path(tokenizer) / GENERATION if isinstance(tokenizer, str | os.PathLike) else None
-    defaults = (
-        read_json(base) if base is not None and base.is_file() else {}
-    )  # how the base is sampled elsewhere
+    # How the base is sampled elsewhere.
+    defaults = read_json(base) if base is not None and base.is_file() else {}
     write_json(directory / GENERATION, defaults | {k: v for k, v in tokens.items() if v is not None})
     if tokenizer is not None:
         save_tokenizer(directory, tokenizer)

@@ -15,7 +15,6 @@ from marl_jax.learning.network import Qwen3
 from marl_jax.learning.streams import stream_count
 from marl_jax.learning.update import Learner
 from marl_jax.models import ModelConfig
-from marl_jax.models.decode import cache_bytes
 from marl_jax.models.weight_table import abstract
 from marl_jax.planning import costs
 from marl_jax.planning.costs import Model, size
@@ -330,8 +329,8 @@ def _engine_settings(
     planned, lanes = _shapes(config, model, room, platform, calls), config.engine.lanes
     bare = planned(lanes)
     devices = memories(config, platform)
-    fitting = max(0, room.left - memory_bytes(model, bare, 0, devices)) // cache_bytes(model, 1, bare.context)
-    fitting *= devices[0]
+    a_row_each = prefix_bytes(model, dataclasses.replace(bare, prefixes=devices[0]), devices)
+    fitting = devices[0] * (max(0, room.left - memory_bytes(model, bare, 0, devices)) // a_row_each)
     # Of the episodes that are under way at a time.
     each = max(map(demand.histories, own))
     training, evaluation = config.data.problems * config.rollout.samples, config.evaluation

@@ -197,9 +197,7 @@ def _same_word(a: str, b: str) -> bool:
     if mine[2] and other[2]:  # two ints, of any length: compared digit by digit
         return _digits(mine) == _digits(other)
     x, y = float(a), float(b)
-    if other[
-        2
-    ]:  # a float for an int: as exact as the int, since a relative tolerance would leave its last digits out
+    if other[2]:  # a float for an int: a relative tolerance would leave out its last digits
         return len(_digits(other)[1]) <= FLOAT_DIGITS and abs(x - y) <= TOLERANCE
     return math.isfinite(x) and math.isfinite(y) and _close(x, y)
 

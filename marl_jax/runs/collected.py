@@ -30,7 +30,7 @@ from marl_jax.tasks.iterator import Position, TaskIterator
 __all__ = ["Collected", "collected_path", "flattened", "own_voices"]
 
 
-_EVALUATED = re.compile(r"(train|val|test)-\d{6}(-.+)?\.parquet")
+_EVALUATED = re.compile(r"(.+-)?(train|val|test)-\d{6}(-.+)?\.parquet")
 
 
 def collected_path(folder: Path, step: int) -> Path:

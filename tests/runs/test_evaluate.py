@@ -26,6 +26,7 @@ from marl_jax.run_folder import folder
 from marl_jax.run_folder.checkpoints import CheckpointError
 from marl_jax.run_folder.folder import FolderError, open_folder
 from marl_jax.run_folder.metrics import read_lines
+from marl_jax.runs.collected import Collected
 from marl_jax.runs.loading.parts import PartsError
 from marl_jax.study.report.html_page import write_report
 from marl_jax.tasks import DataError
@@ -173,6 +174,8 @@ def test_problems_of_another_data_set_are_recorded_under_its_name(run, tmp_path)
     assert (late["split"], late["problems"], late["of_problems"]) == ("jsonl-test", 3, 3)
     assert start["data"] == late["data"] != evaluate(run, checkpoint="20")[-1]["data"]
     assert {line["split"] for line in lines(run)} == {"jsonl-test", "test"}
+    with pytest.raises(FolderError, match="no folder of episodes of training steps"):
+        Collected.of_path(run / "episodes")  # evaluations are no training data
     with pytest.raises(FolderError, match="--data_directory belongs to --data=NAME"):
         evaluate(run, data_directory=str(tmp_path))
     with pytest.raises(ConfigError, match="'humaneval' is code"):

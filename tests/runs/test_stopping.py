@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -38,7 +39,7 @@ def test_a_signal_asks_once_and_the_next_one_does_what_it_always_did(number):
 def test_signals_that_come_together_are_one_request(monkeypatch):
     """As systemd's at the end of a login, or the shell's and the kernel's when a terminal closes."""
     clock = iter([0.0, 0.9 * TOGETHER_S, 1.1 * TOGETHER_S])
-    monkeypatch.setattr(stopping.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(stopping, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
     before, heard = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}, []
     try:
         for number in before:

@@ -51,11 +51,9 @@ def readings(text: str) -> Iterator[Node]:
             yield ("bracket", "(", ")", tuple(map(read, values)), "")
 
 
-@functools.lru_cache(
-    1 << 12
-)  # a text is read more than once, in each of the forms it may have, at every depth
+@functools.lru_cache(1 << 12)
 def read(text: str) -> Node:
-    """The structure of a cleaned answer."""
+    """The structure of a cleaned answer. A part of it may be read once for each form that it may have."""
     text = text.strip()
     if _SET_OPERATOR.search(text) and len(parts := _split(text, _SET_OPERATOR)) > 1:
         sign, *others = {found.group() for found in _SET_OPERATOR.finditer(text)}
@@ -88,9 +86,8 @@ _BRACKET = re.compile(r"(\\begin|\\end|\\[{}]|[()\[\]{}])")
 _OPENING = {"(", "[", "{", "\\{", "\\begin"}
 _SINGLE = re.compile(r"\{\s*([A-Za-z\d])\s*\}")
 _EXCLAIMED = re.compile(r"(?<=[a-z]{2})[.,;:!?]+$")
-_NO_UNIT = re.compile(
-    r"\\(?:sin|cos|tan|cot|sec|csc|pi)(?![A-Za-z])|="
-)  # where degrees mean more than their number
+# Where degrees mean more than their number.
+_NO_UNIT = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|pi)(?![A-Za-z])|=")
 _DEGREES = re.compile(r"\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})")
 _INNER_DEGREES = re.compile(_DEGREES.pattern + r"\s*[-+]")
 _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![A-Za-z])")

@@ -182,9 +182,8 @@ class _Comparison:
         self.cpu_s, self.wall_s = CPU_LIMIT_S, WALL_LIMIT_S
         self.algebra = algebra  # without it, what needs it is left undecided
         self.undecided = False
-        self.compared: dict[
-            tuple[Node, Node], bool
-        ] = {}  # nested sets are compared both ways round at every depth
+        # Nested sets are compared both ways round, at every depth.
+        self.compared: dict[tuple[Node, Node], bool] = {}
 
     def same(self, a: Node, g: Node) -> bool:
         if (a, g) not in self.compared:
