@@ -69,12 +69,13 @@ class Ragged:
     @staticmethod
     def concat(parts: Sequence["Ragged"]) -> "Ragged":
         """The rows of all parts, one after the other. Of values that few of these rows use, only those are copied."""
-        owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
         kept = {id(part.values): part.values for part in parts}  # rows taken of one column share its values
+        order = {one: number for number, one in enumerate(kept)}
+        owner = np.repeat([order[id(part.values)] for part in parts], [len(part) for part in parts])
         values = list[np.ndarray]()
         starts, lengths = (np.concatenate([getattr(p, n) for p in parts]) for n in ("starts", "lengths"))
-        for one, shared in kept.items():
-            rows = np.isin(owner, [number for number, part in enumerate(parts) if id(part.values) == one])
+        for number, shared in enumerate(kept.values()):
+            rows = owner == number
             used = Ragged(shared, starts[rows], lengths[rows])
             used = used._compact() if 2 * used.lengths.sum() < len(shared) else used
             starts[rows] = used.starts + sum(map(len, values))

@@ -54,9 +54,8 @@ __all__ = [
 ]
 
 RESULTS = Path(__file__).parents[1] / "results" / "recipes"
-STILL = {
-    "learner": {"optimiser.schedule.learning_rate": 0.0}
-}  # of a phase that plays as others, and trains nothing
+# Of a phase that plays as others, and trains nothing.
+STILL = {"learner": {"optimiser.schedule.learning_rate": 0.0}}
 Values = float | Sequence[float]  # one number, or one for each test problem
 
 

@@ -17,6 +17,8 @@ from scipy import special
 
 from marl_jax.commands import cli
 from marl_jax.study.intervals import Interval, holm, over_runs, over_seeds, p_value
+from marl_jax.study.questions.bars import LEVEL
+from marl_jax.study.questions.findings import SEEDS
 from marl_jax.study.wording import small
 from recipes.recipe import RESULTS, Claim, Recipe, find, names
 
@@ -26,8 +28,6 @@ BEGIN, END = "<!-- made by python -m recipes.report -->", "<!-- end -->"
 NONE = "–"
 Rows = list[list[str]]
 PER_CENT = ("accuracy",)  # measures that are shown as points
-SEEDS = 3  # fewer show nothing
-LEVEL = 0.05  # of a p that is corrected for the claims of its recipe
 
 
 def interval(values: Sequence[Any], bounds: tuple[float, float] = (-1.0, 1.0)) -> Interval | None:
