@@ -108,6 +108,7 @@ def evaluate(
         service = make_service(config, stage.parts, start.trees, settings, measured=measured, log=log)
         ends.callback(service.close)
         tasks = list(drawn[: evaluation.problems])
+        newly_ungraded()  # what this process could not grade before is not of the first checkpoint
         if warning := _learned_from(trained_on, config.data, split, drawn):
             logging.warning("%s", warning)
         noise = config.seed if evaluation.seed is None else evaluation.seed

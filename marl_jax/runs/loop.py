@@ -80,6 +80,7 @@ def train(
     keep_programs()
     if config.road != "hosted":
         cpu_devices()
+    newly_ungraded()  # what this process could not grade before is not of the run
     with contextlib.ExitStack() as stack:
         # One of several processes cannot save and leave by itself: all stop at the next step or rollout.
         stop = Stop(patience if count == 1 else None)

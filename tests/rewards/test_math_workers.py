@@ -63,15 +63,20 @@ def children(pid: int) -> list[int]:
 
 
 def workers() -> list[int]:
-    return [
-        pid for pid in children(os.getpid()) if b"math_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    return [pid for pid in children(os.getpid()) if b"math_worker" in command_line(pid)]
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between opening and reading
+        return b""
 
 
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

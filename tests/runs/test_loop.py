@@ -20,6 +20,7 @@ from marl_jax.learning import AdvantageConfig
 from marl_jax.models.tokenizer import build_micro_tokenizer
 from marl_jax.pretraining.pairs import write_pairs
 from marl_jax.rewards.credit import CreditConfig, CreditError
+from marl_jax.rewards.warn import ungraded
 from marl_jax.rollouts import EpisodesFailed, read_episodes
 from marl_jax.run_folder.checkpoints import restore, steps
 from marl_jax.run_folder.folder import FolderError
@@ -78,6 +79,13 @@ def test_training_raises_what_it_is_paid_for(whole):
 def test_an_update_reaches_the_sampler_of_every_policy(whole):
     for episode in read_episodes(whole / "episodes" / "step-000008.parquet").episodes():
         assert {(call.policy, call.version) for call in episode.calls} == {("p0", 7), ("p1", 7)}
+
+
+def test_what_could_not_be_graded_before_a_run_is_not_counted_as_its_own(base, tmp_path):
+    ungraded("of something before")
+    assert run(base, tmp_path / "run", steps=1) == 1
+    evaluations = (tmp_path / "run" / "eval.jsonl").read_text()
+    assert '"step": 0' in evaluations and "ungraded" not in evaluations
 
 
 def test_another_seed_is_another_run_and_the_same_seed_the_same(base, whole, tmp_path):
