@@ -22,7 +22,7 @@ flags.DEFINE_string("workdir", "", "folder of the run")
 flags.DEFINE_string(
     "checkpoint",
     None,
-    "all, latest, best (of the saved ones, on val), base or a step; None: latest, for generator_transfer base",
+    "all, latest, best (of the saved ones, on val), base or a step; None: latest, or base where the mode needs it",
 )
 flags.DEFINE_string("split", "test", "test or val")
 flags.DEFINE_string("data", None, "another data set of the run's family, such as aime25; None: the run's")

@@ -3,8 +3,8 @@
 python -m experiments.plan --config=configs/qwen3.py:voting-isolated-0.6b-math [--config.steps=...]
     [--completion=mean:0.3,sigma:0.8 | --lengths=runs/mine] [--tokens_per_second=20000]
 
-Nothing is compiled; no weights and no files of data are read. With --config.road=compiled, the step is traced, with its
-bases, and its arrays are counted.
+Without --compile nothing is compiled; no weights and no files of data are read. With --config.road=compiled, the
+step is traced, with its bases, and its arrays are counted.
 """
 
 from absl import flags

@@ -16,6 +16,7 @@ from marl_jax.study.report.html_page import write_overview, write_report
 from marl_jax.study.results import read_study
 from marl_jax.study.seed_tables import in_terminal
 from marl_jax.study.wording import plain
+from marl_jax.terminal.tables import printable
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("workdir", None, "the folder of one run")
@@ -36,7 +37,7 @@ def main(_config: None, _: list[str]) -> None:
     if FLAGS.findings:
         write_findings(study, FLAGS.findings)
     for text in study.unread:
-        print(text, file=sys.stderr)
+        print(printable(text), file=sys.stderr)
     for table in in_terminal(study.runs):
         print(f"{plain(table)}\n")
     print(place)

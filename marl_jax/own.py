@@ -4,11 +4,21 @@ import hashlib
 import importlib
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["called", "digest_own", "home_of", "is_own", "load_own", "own_function", "say", "told"]
+__all__ = [
+    "as_static",
+    "called",
+    "digest_own",
+    "home_of",
+    "is_own",
+    "load_own",
+    "own_function",
+    "say",
+    "told",
+]
 
 
 def is_own(name: str) -> bool:
@@ -36,6 +46,12 @@ def own_function(name: str, what: str) -> Callable[..., Any]:
     if not callable(function):
         raise ValueError(f"{what} '{name}' is a {type(function).__name__}, not a function")
     return function
+
+
+def as_static(name: str | None, what: str) -> Callable[..., Any] | None:
+    """The function as a static argument of a program: another function under its name is another program."""
+    function = own_function(name, what) if name is not None and is_own(name) else None
+    return function if isinstance(function, Hashable) else None
 
 
 def digest_own(name: str) -> str:

@@ -1,6 +1,7 @@
 """Storage of columns: ragged rows end to end, short rows padded with -1, names as integers."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -124,9 +125,14 @@ def kept_sets(rows: Sequence[Any]) -> Ragged | None:
     """The sets of ids kept at each token, padded with -1; a row without sets has length 0."""
     if all(row is None for row in rows):
         return None
-    sets = [list(row) if row is not None else [] for row in rows]
-    flat = padded([[i for i in ids if i >= 0] for row in sets for ids in row])
-    counts = np.array([len(row) for row in sets], np.int64)
+    counts = np.array([0 if row is None else len(row) for row in rows], np.int64)
+    tokens = [ids for row in rows if row is not None for ids in row]
+    lengths = ints(map(len, tokens))
+    flat = np.full((len(tokens), lengths.max(initial=0)), -1, np.int32)
+    flat[np.arange(flat.shape[1]) < lengths[:, None]] = ints(itertools.chain.from_iterable(tokens))
+    # Ids first, then the padding that some were given with.
+    flat = np.take_along_axis(flat, np.argsort(flat < 0, axis=1, kind="stable"), axis=1)
+    flat = padded([()] * len(flat)) if not flat.size else flat[:, : max(1, (flat >= 0).sum(axis=1).max())]
     return Ragged(flat, np.cumsum(counts) - counts, counts)
 
 

@@ -25,6 +25,7 @@ from marl_jax.task import Task
 
 __all__ = [
     "COLUMNS",
+    "DTYPES",
     "KINDS",
     "META",
     "VERDICTS",
@@ -424,9 +425,9 @@ TEXTS = ("text", "answer", "about", "labels")
 META = ("roles", "policies", *TEXTS, "bare_episodes")
 COLUMNS = tuple(f.name for f in dataclasses.fields(Table) if f.name not in (*META, "components"))
 DTYPES = {
-    **dict.fromkeys(("truncated", "readable", "sound", "trains"), bool),
-    **dict.fromkeys(("temperature", "reward", "penalty", "advantage", "grade", "outcome"), np.float64),
+    **dict.fromkeys(("temperature", "grade", "outcome", "reward", "penalty", "advantage"), np.float64),
     **dict.fromkeys(("weight", "clip_low", "clip_high"), np.float64),
+    **dict.fromkeys(("truncated", "readable", "sound", "trains"), bool),
 }
 
 

@@ -10,13 +10,15 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from marl_jax.errors import UserError
 
-__all__ = ["cores", "digest", "home", "load", "machine", "processor", "store"]
+__all__ = ["as_usual", "cores", "digest", "home", "load", "machine", "memory_left", "processor", "store"]
+
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def home(given: str | os.PathLike[str] | None = None) -> Path:
@@ -36,8 +38,52 @@ def processor() -> str:
 
 
 def cores() -> int:
-    """How many the process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many the process may use: of a quota, as containers have, rounded up."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for folder in _cgroups("cpu"):
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            with contextlib.suppress(OSError, ValueError):  # "max", or no such file
+                quota, period = map(int, " ".join((folder / name).read_text() for name in names).split())
+                count = min(count, max(1, -(-quota // period))) if quota > 0 else count
+    return count
+
+
+def memory_left() -> int | None:
+    """Bytes that a container or a job of a cluster leaves this process; None without a limit."""
+    left = []
+    for folder in _cgroups("memory"):
+        for limit, used, files in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            with contextlib.suppress(OSError, ValueError):
+                read = lambda name, folder=folder: (folder / name).read_text()
+                counted = dict(line.split() for line in read("memory.stat").splitlines())
+                cached = int(counted.get(files, 0))  # of files, which give way
+                left.append(int(read(limit)) - int(read(used)) + cached)
+    return max(min(left), 0) if left else None
+
+
+def _cgroups(controller: str) -> Iterator[Path]:
+    """The folders with the limits of this process, its own first, then those around it."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = (PROC / "self/cgroup").read_text().splitlines()
+    for line in lines:
+        _, names, path = line.split(":", 2)
+        if not names or controller in names.split(","):  # version 2 has one tree for all
+            root = CGROUPS / (controller if names else "")
+            here = root / path.lstrip("/")
+            yield from (
+                folder for folder in (here, *here.parents) if folder == root or root in folder.parents
+            )
+
+
+def as_usual(path: Path, mode: int) -> None:
+    """Give what was made for its owner alone the rights of other files: `mode`, less what the user's umask takes."""
+    umask = os.umask(0o077)  # it can be read only by setting another
+    os.umask(umask)
+    path.chmod(mode & ~umask)
 
 
 def machine() -> str:

@@ -4,10 +4,11 @@ Claim: solvers get better on held-out problems without a single given one, and a
 further than one paid for any valid problem, one paid by difficulty alone, or one that does not learn; whitening by role
 and type beats one whitening of all.
 
-A proposer writes `a+b` or `a-b`. Deduction asks for its value, abduction for b where the value is shown, induction for
-its value where two pairs show what is done to a. The executor parses what is written, refuses what is out of range or
-held out, and computes the answer. Probes measure how often a problem is solved and are not trained on; solvers learn
-from problems of the buffer. The test problems are sums and differences of the test split, which are deductions.
+A proposer writes `a+b` or `a-b`. Deduction asks for its value, abduction for b where the value is shown, induction
+for its value where two pairs show what is done to a. The executor parses what is written, refuses what is out of
+range or held out, and computes the answer. Probes measure how often a problem is solved and are not trained on;
+solvers learn from problems of the buffer. One whitening of all is one of the probes' rewards, too. The test problems
+are sums and differences of the test split, which are deductions.
 """
 
 import functools

@@ -28,7 +28,7 @@ def config():
         "voting",
         {"generator": "p0", "aggregator": "p0"},
         steps=2 * HALF,
-        sampling__max_new_tokens=160,
+        sampling__max_new_tokens=208,  # a team's drafts and choice between their tags take up to 181
         engine__max_prompt=256,
         phases=[{"steps": HALF, "name": "team"}, {"steps": HALF, "name": "kept", "collect": True}],
     )

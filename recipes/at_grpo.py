@@ -6,7 +6,8 @@ At each turn eight candidates answer one prompt, each is scored, and the next tu
 from the first (`first`). Without the tree (`apart`), eight episodes of one candidate are played in place of one of
 eight, and the calls of a role and turn are one group although their prompts differ after the first turn. So all groups
 and all turns have up to eight calls; an approved draft ends the turns of all eight candidates, or of its own episode. A
-reward is the outcome and the call's own work. Evaluated with one candidate.
+reward is the call's own work alone: an outcome would be one for all candidates of a tree, and not of eight episodes, so
+that the control would learn from another reward. Evaluated with one candidate.
 """
 
 import functools
@@ -65,6 +66,7 @@ def config():
         ROLES,
         samples=1,
         rewards__name="team_and_local",
+        rewards__alpha=0.0,
         advantages__group="state",
     )
 

@@ -47,7 +47,7 @@ def obeyed(trained: Trained) -> float:
     for row, text in enumerate(table.text):
         number = int(table.episode[row])
         if table.role_of(row) == "planner":
-            plans[number] = [step.strip() for step in text.split(",")]
+            plans[number] = text.split(", ")
         else:
             lines = [line.strip() for line in (table.answer[row] or "").splitlines()[1:]]
             steps = [line.removeprefix("return ").removeprefix("x=") for line in lines]

@@ -3,10 +3,11 @@
 Claim: training executors and designer in stages reaches more than training them at once, and four designs with four
 executions each teach the designer more than sixteen designs with one.
 
-A design is a line in the language of `marl_jax.workflows.designs`, interpreted and bounded in calls; what cannot be
-read is worth nothing. An execution earns its outcome less a little for every call, the designer what its executions
-earn on average. Executors' calls are compared over all executions of a problem. The oracle takes for each level of
-problems the design that does best there on one half of the problems, and is measured on the other, both ways round.
+A design is a line in the language of `marl_jax.workflows.designs`, interpreted and bounded in calls. An execution
+earns its outcome less a little for every call (a cost of this recipe, not of the paper), the designer what its
+executions earn on average. What cannot be read earns less than any execution does, so that silence is never what pays
+best. Executors' calls are compared over all executions of a problem. The oracle takes for each level of problems the
+design that does best there on one half of the problems, and is measured on the other, both ways round.
 """
 
 import functools
@@ -44,8 +45,9 @@ def designed(task, prompts, *, executions=4, design=""):
 
 
 def worth(graded):
-    """The outcome, less what the calls cost."""
-    return [one.outcome - COST * (len(one.calls) - 1) for one in graded]
+    """The outcome, less what the calls cost; of a design that cannot be read, less than of any other."""
+    unread = lambda one: one.calls[0].role == "designer" and one.calls[0].answer is None
+    return [one.outcome - COST * (MOST + 1 if unread(one) else len(one.calls) - 1) for one in graded]
 
 
 def stages(length):

@@ -3,10 +3,12 @@
 Claim: the majority of a verifier's votes, taken together with a rule that sees only some answers, teaches more than the
 rule alone.
 
-The questioner writes a problem, three responders answer it, each answer gets three votes. The rule is silent about half
-of the problems, by their digits. A verifier earns 1 where its vote is the majority's, a responder the larger of rule
-and majority, the questioner exp(-(m - 1/2)^2 / (2 (1/6)^2)) of the mean m of its responders, -1 for what is no problem.
-The rule alone is played without verifiers.
+The questioner writes a problem, three responders answer it, each answer gets three votes. The rule is silent about
+half of the problems, by their digits. A verifier earns 1 where its vote is the majority's, a responder the larger of
+rule and majority, the questioner exp(-(m - 1/2)^2 / (2 (1/6)^2)) of the mean m of its responders, -1 for what is no
+problem. The rule alone is played without verifiers. Votes are compared with those on the same answer. SPELL's
+verifier compares an answer with the questioner's own; this one sees the problem and the answer alone, and has to
+judge by itself.
 """
 
 import functools
@@ -30,16 +32,23 @@ def asked(task, prompts, *, rng, answers=3, votes=3, seats=9, given=False):
     """A problem, its answers, and votes on each of them; `given` is the evaluation's."""
     if given:
         return (yield Call("responder", prompts.generator(question=task.question)))
-    made = yield from asked_for("questioner", rng)
+    made = yield from asked_for("questioner", rng, labels={"of": -1})
     if made is None:
         return None
     ask = prompts.generator(question=made.question)
-    said = yield [Call("responder", ask, slot=i, about=made) for i in range(answers)]
+    said = yield [Call("responder", ask, slot=i, about=made, labels={"of": -1}) for i in range(answers)]
     if not seats:
         return said[0]
     looks = [prompts.evaluator(question=made.question, answer=answer) for answer in said]
     yield [
-        Call("verifier", looks[i // votes], slot=i, reads=[said[i // votes]], read=verdict, about=made)
+        Call(
+            *("verifier", looks[i // votes]),
+            slot=i,
+            reads=[said[i // votes]],
+            read=verdict,
+            about=made,
+            labels={"of": i // votes},  # votes are compared with those on the same answer
+        )
         for i in range(min(answers * votes, seats))
     ]
     return said[0]
@@ -85,6 +94,7 @@ def config():
         problems=8,
         samples=4,
         rewards__name="recipes.spell:paid",
+        advantages__group="task,role,call.of",
     )
 
 

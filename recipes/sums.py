@@ -50,8 +50,8 @@ def valid(kind, text):
     return made and made.id
 
 
-def asked_for(role, rng, kind="deduction"):
+def asked_for(role, rng, kind="deduction", **more):
     """The problem that a role writes behind an example that is drawn."""
     ask = user(ask_proposer(f"{rng.integers(100)}+{rng.integers(100)}", kind))
-    written = yield Call(role, ask, read=functools.partial(valid, kind))
+    written = yield Call(role, ask, read=functools.partial(valid, kind), **more)
     return None if written.answer is None else executed(kind, written.text)

@@ -9,6 +9,9 @@ import jax
 import numpy as np
 
 EPS = float(np.finfo(np.float32).eps)
+ROUNDINGS = (
+    64 * EPS
+)  # of norms and cosines of gradients of some hundred terms an entry, relative to the norms
 
 
 def close(actual, expected, *, of, roundings=8, err_msg=""):

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 
 from marl_jax import compile_cache, threads
-from marl_jax.commands.console import to_a_reader
+from marl_jax.commands.console import show_all, to_a_reader
 from marl_jax.config.run_config import ConfigError, RunConfig, from_argv, split_argv
 from marl_jax.errors import RunError, UserError
 
@@ -78,6 +78,7 @@ def run(
     The command line may hold so many `words` that are no flags. `needs` is the form of a --config that has to be given.
     A command that only `prints`, or does so last, may be cut short by a reader that has enough.
     """
+    show_all()
     try:
         with to_a_reader() if prints else contextlib.nullcontext():
             _run(main, words, read, needs)

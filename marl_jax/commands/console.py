@@ -7,6 +7,7 @@ marl-jax COMMAND --helpshort
 import ast
 import contextlib
 import functools
+import io
 import os
 import runpy
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from marl_jax.fields import nearest
 from marl_jax.packaged import packaged
 
-__all__ = ["COMMANDS", "main", "to_a_reader"]
+__all__ = ["COMMANDS", "main", "show_all", "to_a_reader"]
 
 COMMANDS = [
     "list",
@@ -39,6 +40,7 @@ REFUSED = 2
 
 def main() -> int | None:
     """Run the main of the named command, which imports the rest."""
+    show_all()
     name, *_ = [*sys.argv[1:], "--help"]
     if name in ("--help", "-h", "--helpshort", "help"):
         with to_a_reader():
@@ -53,6 +55,12 @@ def main() -> int | None:
     sys.argv[1:2] = []
     runpy.run_path(str(file), run_name="__main__")
     return None
+
+
+def show_all() -> None:
+    """What a terminal cannot show becomes a question mark, instead of ending the command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 @contextlib.contextmanager

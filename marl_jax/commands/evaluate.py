@@ -2,7 +2,7 @@
 
     checkpoint ──► policies ──► the same problems, the same noise ──► lines of eval.jsonl, each paired with the base
 
-Only this reads the test split. Who plays is a matter of the mode, see `casts`.
+Only this and `recipes.run` read the test split. Who plays is a matter of the mode, see `casts`.
 """
 
 import contextlib

@@ -14,6 +14,7 @@ import jax
 
 from marl_jax.config.run_config import RunConfig
 from marl_jax.fields import nearest
+from marl_jax.models import ModelConfig
 from marl_jax.models.hf import CONFIG as MODEL_FILE
 from marl_jax.models.hf import load_config, save_hf
 from marl_jax.models.peft import CONFIG as ADAPTER_FILE
@@ -58,7 +59,7 @@ class Exported:
     step: int
     format: str
     dtype: str
-    note: str = ""  # on the type of its numbers, if there is one
+    note: str = ""  # on the type of its numbers and on how it is asked, if there is anything to say
 
     def __str__(self) -> str:
         roles = ", ".join(self.roles)
@@ -105,18 +106,19 @@ def export(
     stored = policies_at(path, config, parts, which)
     trained = not spec.frozen and stored.step > 0
     kept = "float32" if format == "peft" or (trained and not spec.lora) else load_config(spec.base).dtype
-    note = _note(dtype or kept, kept, spec, trained) if format == "hf" else ""
+    chat, model = Chat(parts.tokenizers[spec.base]), parts.models[spec.base]
+    note = "\n".join(
+        filter(None, [_note(dtype or kept, kept, spec, trained, format), *_served(chat, model, format)])
+    )
     dtype = dtype or kept
     tree = stored.trees[policy]
     try:
         with disk_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
             if format == "hf":
-                model = parts.models[spec.base]
                 # What ended its turns here ends them elsewhere; a base that never saw a chat does not list it.
-                end = Chat(parts.tokenizers[spec.base]).end_of_turn
-                if end not in model.stop_tokens:
-                    model = dataclasses.replace(model, eos_token_id=(end, *model.stop_tokens))
+                if chat.end_of_turn not in model.stop_tokens:
+                    model = dataclasses.replace(model, eos_token_id=(chat.end_of_turn, *model.stop_tokens))
                 model = dataclasses.replace(model, dtype=dtype)
                 save_hf(directory, model, whole_weights(parts, policy, tree, dtype), spec.base)
             else:
@@ -132,9 +134,23 @@ def export(
     return Exported(directory, policy, roles, stored.step, format, dtype, note)
 
 
-def _note(dtype: str, kept: str, spec: PolicySpec, trained: bool) -> str:
+def _served(chat: Chat, model: ModelConfig, format: str) -> list[str]:
+    """What a server must be asked, so that the policy answers as it did here."""
+    told = []
+    if "enable_thinking" in (getattr(chat.tokenizer, "chat_template", None) or ""):
+        told.append(
+            'It was trained with thinking off: ask with chat_template_kwargs {"enable_thinking": false}.'
+        )
+    if format == "peft" and chat.end_of_turn not in model.stop_tokens:
+        told.append(
+            f"Its turns end with token {chat.end_of_turn}, at which its base does not stop: ask for that."
+        )
+    return told
+
+
+def _note(dtype: str, kept: str, spec: PolicySpec, trained: bool, format: str) -> str:
     """Why the weights have this type, where they were of more bits once."""
-    if dtype == "float32":
+    if dtype == "float32" or format == "peft":
         return ""
     if kept == "float32":
         return f"The weights were trained in float32 and are rounded to {dtype}, as it was asked for."

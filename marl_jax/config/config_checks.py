@@ -155,6 +155,8 @@ def _engine(config: RunFields) -> Problems:
                 f"role '{role}' truncates (top_k {own.top_k}, top_p {own.top_p:g}): vLLM does not tell which tokens it "
                 "kept, which training renormalises over; set top_k=0 and top_p=1"
             )
+        if own.temperature > 2 or 0 < own.temperature < 0.01:
+            yield f"role '{role}' has temperature {own.temperature:g}: vLLM samples at 0 and from 0.01 to 2"
         if own.stop_strings:
             yield f"role '{role}' has stop_strings: with engine.kind=vllm, give stop_tokens"
 

@@ -5,7 +5,6 @@ share 0: tasks 0, 2, ..    share 1: tasks 1, 3, ..   ──whole──►   task
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -35,15 +34,7 @@ def whole(tables: Sequence[Table]) -> Table:
     ]  # fmt: skip
     rounds = itertools.zip_longest(*by_task, fillvalue=[])
     table = Table.concat(some).of_episodes([number for turn in rounds for task in turn for number in task])
-    named: dict[str, Any] = {}
-    for column, names in (("role", table.roles), ("policy", table.policies)):
-        codes = getattr(table, column)
-        order = list(dict.fromkeys(codes.tolist()))
-        place = np.zeros(len(names), np.int32)
-        place[order] = np.arange(len(order))
-        named |= {
-            column: place[codes],
-            "roles" if column == "role" else "policies": tuple(names[k] for k in order),
-        }
-    tasks = [table.task_of(row).id for row in range(len(table))]
-    return table.replace(**named, task=dense(tasks))
+    role, policy = dense(table.role.tolist()), dense(table.policy.tolist())
+    roles, policies = tuple(table.present("role")), tuple(table.present("policy"))
+    task = dense(table.task_of(row).id for row in range(len(table)))
+    return table.replace(role=role, roles=roles, policy=policy, policies=policies, task=task)

@@ -44,11 +44,17 @@ class HostsError(UserError, RuntimeError):
 
 @contextlib.contextmanager
 def joined(
-    hosts: int, coordinator: str | None = None, process: int | None = None, *, wait_s: float = WAIT_S
+    hosts: int,
+    coordinator: str | None = None,
+    process: int | None = None,
+    *,
+    devices: int = 1,
+    wait_s: float = WAIT_S,
 ) -> Iterator[None]:
     """This process is one of so many `hosts` while the context lasts; nothing where that is 1.
 
-    `coordinator` is HOST:PORT of process 0, and `process` the number of this one; both or neither are given.
+    `coordinator` is HOST:PORT of process 0, and `process` the number of this one; both or neither are given. `devices`
+    are those of this process.
     """
     if hosts == 1:
         if coordinator or process is not None:
@@ -67,7 +73,7 @@ def joined(
         companion = _Companion(process, hosts, host.strip("[]"), port, wait_s)
         address = f"{host}:{companion.ready()}"
     else:
-        _find(hosts, wait_s)
+        _find(hosts, devices, wait_s)
         companion = _met(hosts)
     try:
         if address:
@@ -137,10 +143,14 @@ def _begin(hosts: int, process: int | None, address: str) -> None:
         raise HostsError(f"JAX cannot join the processes: {' '.join(str(error).split())}") from error
 
 
-def _find(hosts: int, wait_s: float) -> None:
+def _find(hosts: int, devices: int, wait_s: float) -> None:
     """By what the cluster announces."""
+    # Under SLURM and Open MPI, JAX gives local process k the GPU k alone, which is wrong where those that this process
+    # can see are its own.
+    visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one.strip()]
     try:
         jax.distributed.initialize(
+            local_device_ids=range(devices) if len(visible) == devices else None,
             initialization_timeout=int(wait_s),
             heartbeat_timeout_seconds=HEARTBEAT_S,
             shutdown_timeout_seconds=END_S,

@@ -25,12 +25,13 @@ def token_logprobs(
     *,
     temperature: float | jax.Array = 1.0,  # [] or [B] or [B, T]
     kept: jax.Array | None = None,  # [B, T, K] token ids that were not cut by top-k or top-p, padded with -1
-    chunk: int = 4096,  # tokens whose logits exist at the same time
+    chunk: int = 4096,  # tokens whose logits exist at the same time, but one of each sequence at least
 ) -> tuple[jax.Array, jax.Array]:
     """(logp, entropy), both float32 [B, T], of the tempered distribution renormalised over the kept set.
 
     The head may be float32 while `hidden` is bfloat16: it is multiplied in the dtype of `hidden`, and its
-    gradient comes back in float32. A target outside its kept set has log-prob -inf.
+    gradient comes back in float32. A target outside its kept set has log-prob -inf. No gradient flows to the
+    temperature.
     """
     chex.assert_rank([hidden, head, targets], [3, 2, 2])
     chex.assert_equal_shape_prefix([hidden, targets], 2)
@@ -92,7 +93,7 @@ def _backward(saved, cotangents):  # type: ignore[no-untyped-def]
         hit = jax.nn.one_hot(target, head.shape[1], dtype=p.dtype)
         d_z = d_logp[..., None] * (hit - p) - d_entropy[..., None] * p * surprise
         d_z = (d_z / heat[..., None]).astype(h.dtype)
-        dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+        dot = functools.partial(jnp.einsum, preferred_element_type=jnp.float32, precision="highest")
         # One summed axis: with two, XLA on CPU has no such product of bfloat16 into a transposed float32.
         flat = lambda x: x.reshape(-1, x.shape[-1])
         head_grad = head_grad + dot("th,tv->hv", flat(h), flat(d_z))
@@ -115,7 +116,7 @@ _chunked.defvjp(_forward, _backward)
 
 def _logits(h: jax.Array, weights: jax.Array, kept: jax.Array | None) -> jax.Array:
     """float32 [B, t, V]; -inf outside the kept set."""
-    z = jnp.einsum("bth,hv->btv", h, weights, preferred_element_type=jnp.float32)
+    z = jnp.einsum("bth,hv->btv", h, weights, preferred_element_type=jnp.float32, precision="highest")
     if kept is None:
         return z
     rows = jnp.arange(kept.size // kept.shape[-1])[:, None]

@@ -186,7 +186,8 @@ def policy_loss(
 
     log_ratio = jnp.clip(logp - old_logp, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if kind == "gspo":
-        log_ratio = _sequence_log_ratio(logp, log_ratio, mask, sequences)
+        # Every token has its sequence's mean log-ratio as value and its own log-prob as gradient.
+        log_ratio = fixed(_sequence_mean(log_ratio, mask, sequences)) + logp - fixed(logp)
     ratio, bounds = jnp.exp(log_ratio), (clip_low, clip_high, dual_clip)
     if is_own(kind):  # whose loss may be infinite at masked positions
         loss = jnp.where(mask, _own_loss(kind, logp, ratio, advantages), 0.0)
@@ -377,14 +378,6 @@ def _own_loss(kind: str, logp: jax.Array, ratio: jax.Array, advantages: jax.Arra
             f"loss '{kind}' returned {loss!r:.60}; return an array {list(logp.shape)}, one loss a token"
         )
     return loss
-
-
-def _sequence_log_ratio(
-    logp: jax.Array, log_ratio: jax.Array, mask: jax.Array, sequences: jax.Array | None
-) -> jax.Array:
-    """GSPO: every token has its sequence's mean log-ratio as value and its own log-prob as gradient."""
-    mean = _sequence_mean(log_ratio, mask, sequences)
-    return jax.lax.stop_gradient(mean) + logp - jax.lax.stop_gradient(logp)
 
 
 def _sequence_mean(x: jax.Array, mask: jax.Array, sequences: jax.Array | None) -> jax.Array:

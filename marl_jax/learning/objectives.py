@@ -2,7 +2,8 @@
 
     s_i = sum_t (log p(t) - log ref(t)) of row i      L(s_1, .., s_n)      dL/dw = sum_i dL/ds_i sum_t d log p(t)/dw
 
-For any L, its gradient is that of a policy gradient whose advantages are -n dL/ds_i. So an objective is two numbers
+For any L, its gradient is that of a policy gradient whose advantages are -dL/ds_i, divided by what a token of row i
+counts in the mean (`token_share`). So an objective is two numbers
 per row, computed here in float64 from one more pass of log-probs, and the update stays the same: exact under any
 packing, with the roles' parts, their Gram matrix and all interventions. SFT needs no pass: its advantages are weights.
 """

@@ -102,4 +102,4 @@ def decay_mask(tree: Tree) -> Tree:
 
 def clip_factor(norm: jax.Array, limit: float | None) -> jax.Array:
     """The factor that reduces a gradient of this norm to the limit."""
-    return jnp.ones(()) if limit is None else jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-30))
+    return jnp.ones((), jnp.float32) if limit is None else jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-30))

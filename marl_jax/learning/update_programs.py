@@ -30,6 +30,7 @@ from marl_jax.learning.objectives import surrogate
 from marl_jax.learning.optimiser import clip_factor, transformation
 from marl_jax.models.qwen3 import full_precision
 from marl_jax.models.weight_table import Tree
+from marl_jax.own import as_static
 
 __all__ = ["Settings", "accumulate", "apply", "nothing", "score"]
 
@@ -40,16 +41,18 @@ class Settings:
 
     network: Network  # computes hidden states and logits
     loss: LossConfig  # which loss
-    chunk: int  # tokens whose logits exist at one time
+    chunk: int  # tokens whose logits exist at one time, but one of each sequence at least
     sampler_weights: bool  # weigh tokens by their probability for the trainer over that for the sampler
     mesh: Mesh | None = None  # over whose axis "data" the sequences of a micro-batch lie
+    own: Any = None  # the function of a custom loss, which `loss` has by its name
 
     @classmethod
     def of(cls, network: Network, config: LearnerConfig, mesh: Mesh | None = None) -> "Settings":
         """Those of a learner. An objective may learn from text that nobody sampled: then there is nothing to weigh."""
         loss = config.loss
         weighed = loss.kind not in OBJECTIVES and config.old_logprobs == "trainer" and loss.heeds_sampler
-        return cls(network, surrogate(loss), config.logprob_chunk, weighed, mesh)
+        own = as_static(loss.kind, "loss")
+        return cls(network, surrogate(loss), config.logprob_chunk, weighed, mesh, own)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -82,7 +85,7 @@ def nothing(
     lead = () if mesh is None else (mesh.shape["data"],)
     leaves, structure = jax.tree.flatten(tree)
     parts = [jnp.zeros((*lead, units, *leaf.shape), jnp.float32) for leaf in leaves]
-    denominator = jnp.zeros(lead)
+    denominator = jnp.zeros(lead, jnp.float32)
     if laid is not None:
         parts = list(map(jax.lax.with_sharding_constraint, parts, laid))
     if mesh is not None:
@@ -210,7 +213,7 @@ def apply(
     gradient = jax.tree.map(lambda x: x.sum(0), parts)
     if apart:
         done["gram"] = gram = gradients.gram_matrix(parts)
-        done["weight"] = weight = jnp.ones(gram.shape[0])
+        done["weight"] = weight = jnp.ones(gram.shape[0], jnp.float32)
     if roles is not None:
         by_role = roles.membership @ gram @ roles.membership.T
         weight = interventions.coefficients(mixing, by_role, roles) @ roles.membership

@@ -32,6 +32,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
+LENGTHS = ("max_new_tokens", "max_length", "min_new_tokens", "min_length")
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _UNFINISHED = ".unfinished"  # a model is written here first, and then moved to its place
 _TIED_HEAD = "lm_head.weight"  # some tied checkpoints repeat the embedding under this name
@@ -120,9 +121,10 @@ def _write(directory: Path, config: ModelConfig, params: Tree, tokenizer: Any, m
     published = config.to_hf()
     write_json(directory / CONFIG, published)
     tokens = {name: published[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    base = Path(tokenizer) / GENERATION if isinstance(tokenizer, str | os.PathLike) else None
-    # How the base is sampled elsewhere.
+    base = located(tokenizer) / GENERATION if isinstance(tokenizer, str | os.PathLike) else None
+    # How the base is sampled elsewhere, but for lengths: a server cuts all answers at those of a base.
     defaults = read_json(base) if base is not None and base.is_file() else {}
+    defaults = {name: value for name, value in defaults.items() if name not in LENGTHS}
     write_json(directory / GENERATION, defaults | {k: v for k, v in tokens.items() if v is not None})
     if tokenizer is not None:
         save_tokenizer(directory, tokenizer)

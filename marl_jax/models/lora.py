@@ -60,7 +60,7 @@ def _fresh(key: jax.Array, config: ModelConfig, rank: int, num_adapters: int) ->
         shapes[name] = (num_adapters, depth, *inner, rank), (num_adapters, depth, rank, *outer)
     # One draw for all: each separate one costs its own compilation.
     ends = list(itertools.accumulate(math.prod(a) for a, _ in shapes.values()))
-    noise = jnp.split(jax.random.normal(key, ends[-1:]), ends[:-1])
+    noise = jnp.split(jax.random.normal(key, ends[-1:], jnp.float32), ends[:-1])
     adapters = {}
     for part, (name, (a, b)) in zip(noise, shapes.items()):
         scale = (3 * math.prod(a[2:-1])) ** -0.5  # the spread that PEFT starts with

@@ -8,12 +8,13 @@ end; plain reads keep the peak at the model plus one piece.
 
 import dataclasses
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+
+from marl_jax import user_cache
 
 __all__ = ["Tensor", "save_tensors", "tensors"]
 
@@ -54,9 +55,7 @@ def save_tensors(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     save_file(
         dict(arrays), path, metadata={"format": "pt"}
     )  # which makes a file that only its owner may read
-    umask = os.umask(0o077)  # it can be read only by setting another
-    os.umask(umask)
-    path.chmod(0o666 & ~umask)
+    user_cache.as_usual(path, 0o666)
 
 
 def tensors(path: Path) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from marl_jax.planning.devices import Device
 from marl_jax.planning.dry_run import Demand
 from marl_jax.planning.workload import Shape, all_shapes
 from marl_jax.policies import decode_groups, roles_of
+from marl_jax.rollouts.vllm.vllm_config import IN_FLIGHT
 from marl_jax.rollouts.voices import load_of
 from marl_jax.sampling.shapes import EngineSettings, lane_bytes, memory_bytes, prefix_bytes
 from marl_jax.sampling.shapes import plan as plan_engine
@@ -60,7 +61,6 @@ OF_SEEDS = (TRAINED, ADAPTERS, STATES)  # each seed has its own
 # Measured (tests/planning/test_peak.py): what programs and their compilation take of a host at a first start.
 # Those of adapters take more. A start that reads kept programs takes less.
 PROGRAM_BYTES, ADAPTED_PROGRAM_BYTES = 550 << 20, 800 << 20
-IN_FLIGHT = 256  # requests that a vLLM server is sent at a time, which is what it takes by default
 Phase = Literal["always", "sampling", "gradient", "optimiser", "step"]  # a step is of the compiled road
 Shapes = Mapping[str, EngineSettings]  # of the engines, by base
 

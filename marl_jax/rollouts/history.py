@@ -23,6 +23,11 @@ REPLY = {"role": "assistant", "content": "a reply to take apart"}
 NEXT = {"role": "user", "content": "words that follow"}
 EARLIER = [{"role": "user", "content": "first words"}, {"role": "assistant", "content": "a first reply"}]
 
+_MARK = re.compile(
+    r"</?[a-z_]+>|<\|[^<>]*\|>"
+)  # Qwen3's for thoughts, tools and files are added, and not special
+_THOUGHT = "<think>", "</think>"
+
 LONGER = "raise max_prompt (and the limits' context, if set)"
 
 
@@ -35,13 +40,15 @@ class Chat:
 
     def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
-        added = tokenizer.added_tokens_decoder.values()
-        words = [token.content for token in added if token.special and len(token.content) > 1]
-        control = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+        added = [one for one in tokenizer.added_tokens_decoder.values() if len(one.content) > 1]
+        words = [token.content for token in added if token.special]
+        control = _any_of(
+            [token.content for token in added if token.special or _MARK.fullmatch(token.content)]
+        )
         self._inside_control = re.compile(f"(?=(?:{control}))(.)", re.DOTALL)
         self._starts = functools.lru_cache(4096)(self._start)  # the samples of a task begin alike
         tail = self._tail([NEXT])
-        match = re.match(control, tail) if words else None
+        match = re.match(_any_of(words), tail) if words else None
         if match is None:
             raise ValueError(
                 f"the chat template closes an assistant turn with {tail[:20]!r}, which is no control token: "
@@ -53,6 +60,12 @@ class Chat:
             raise ValueError(
                 "the chat template writes a later turn differently by what came before it: "
                 "histories cannot be continued token by token"
+            )
+        opened, closed = (self._render([OPENING]).rfind(mark) for mark in _THOUGHT)
+        if opened > closed:
+            raise ValueError(
+                "the chat template begins every answer with a thought, thinking off or not: use a model that can "
+                "answer without"
             )
 
     def start(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -105,6 +118,11 @@ class Chat:
             raise ValueError(
                 f"the chat template of the tokenizer '{name}' cannot be rendered: {error}"
             ) from None
+
+
+def _any_of(words: Sequence[str]) -> str:
+    """The expression that matches each of the words, the longest first."""
+    return "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
 
 
 class Chats:

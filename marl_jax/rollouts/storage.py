@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from marl_jax.episodes import Episode, Leaf, ToolRecord
 from marl_jax.rollouts.old_storage import DAMAGE, SUFFIX, read_old, unpack_task
 from marl_jax.rollouts.transcript import Decode, Decoders, decoder_of, prompts_of
-from marl_jax.table import KINDS, Ragged, Table, padded, path_tuples
+from marl_jax.table import DTYPES, KINDS, Ragged, Table, padded, path_tuples
 
 __all__ = ["read_episodes", "read_extra", "write_episodes"]
 
@@ -28,18 +28,6 @@ FORMAT = 2
 METADATA_KEY = b"marl_jax"
 LISTS = {"prompt": np.int32, "tokens": np.int32, "logprobs": np.float32}
 INTS = ("episode", "call", "slot", "turn", "version", "after", "cut", "choice", "group")
-FLOATS = (
-    "temperature",
-    "grade",
-    "outcome",
-    "reward",
-    "penalty",
-    "advantage",
-    "weight",
-    "clip_low",
-    "clip_high",
-)
-BOOLS = ("truncated", "readable", "sound", "trains")
 INT_LISTS = pa.list_(pa.int32())
 LONGEST = 4  # tokens of a character: it has no more bytes
 EXTRA = ("asked", "ends", "trainer_logprobs")
@@ -103,7 +91,7 @@ def write_episodes(
         columns["spoken"] = pa.array(
             [table.spoken[row].tolist() for row in range(len(table))], pa.list_(pa.bool_())
         )
-    plain = {name: getattr(table, name) for name in (*INTS, *FLOATS, *BOOLS)}
+    plain = {name: getattr(table, name) for name in (*INTS, *DTYPES)}
     columns |= {name: values for name, values in plain.items() if values is not None}
     columns |= {f"component/{name}": values for name, values in table.components.items()}
     every = (*(bare.task for bare in table.bare_episodes), *filter(None, table.about))
@@ -156,7 +144,7 @@ def _table(read: pa.Table, facts: dict[str, Any]) -> Table:
     about: list[str | None] = read["about"].to_pylist() if "about" in there else [None] * len(read)
     labels = read["labels"].to_pylist() if "labels" in there else [None] * len(read)
     columns: dict[str, Any] = {
-        name: read[name].to_numpy().copy() for name in (*INTS, *FLOATS, *BOOLS) if name in there
+        name: read[name].to_numpy().copy() for name in (*INTS, *DTYPES) if name in there
     }
     columns |= {name: _ragged(read[name], dtype) for name, dtype in LISTS.items()}
     table = Table.make(

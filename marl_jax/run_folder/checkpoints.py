@@ -50,6 +50,8 @@ __all__ = [
 Tree = Any
 Which = Literal["latest", "best"] | int
 SEAL = "seal.json"
+SAVE_S = 1200.0  # that Orbax may take for a save, and more for what is large
+SLOWEST = 10e6  # bytes a second of a disk that is waited for
 POLL_S = 0.05  # between two looks for what process 0 does
 _SEALED = {"step", "score", "data", "numbers", "files"}  # keys of every seal
 
@@ -127,7 +129,9 @@ class Checkpoints:
         place = self.directory / f".saving-{step}"
         if hosts.count() > 1:
             arrays = jax.tree.map(_of_first, arrays)
-        with disk_errors(self.directory):
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(arrays))
+        waits = ocp.options.AsyncOptions(timeout_secs=int(SAVE_S + size / SLOWEST))
+        with disk_errors(self.directory), ocp.Context(async_options=waits):
             response = ocp.save_checkpointables_async(place, arrays or {"none": {"empty": np.zeros(1)}})
         self._saving = self._worker.submit(self._finish, response, place, seal)
 

@@ -323,7 +323,7 @@ def versions() -> dict[str, str]:
     versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
     machine = {
         "python": ".".join(platform.python_version_tuple()[:2]),
-        "device": jax.devices()[0].device_kind,
+        "device": jax.local_devices()[0].device_kind,
     }
     return {"marl_jax": marl_jax.__version__, "code": code.hexdigest(), **versions, **machine}
 

@@ -186,10 +186,12 @@ def step(road: Road, runs: Sequence[Run], states: Sequence[State], clock: measur
         (times := clock.measures(sum(int(one.table.length.sum()) for one in made)))["time/step"]
     )
     with clock("log"):
+        lost = sum(hosts.together(newly_ungraded))
         for run, one, (state, values) in zip(runs, made, after):
             run.phases.collect(at.phase, state.step, one.table)
             if hosts.is_first():
-                _tell(run, state.step, one, values | times)
+                _tell(run, state.step, one, values | times, lost)
+            lost = 0  # of several seeds the first says it
     return [state for state, _ in after]
 
 
@@ -220,13 +222,13 @@ def _after(run: Run, at: Place, state: State, made: Made) -> tuple[State, dict[s
     return after, values | run.phases.about(at) | about_buffer
 
 
-def _tell(run: Run, number: int, made: Made, values: dict[str, Any]) -> None:
-    """What happened in a step, on the disk and to a person."""
+def _tell(run: Run, number: int, made: Made, values: dict[str, Any], lost: int) -> None:
+    """What happened in a step, on the disk and to a person; `lost` answers could not be graded."""
     config, parts, table = run.config, run.parts, made.table
     tokenizers = parts.of_policies(parts.tokenizers)
     if number == 1 and (strange := unfamiliar(table, parts.pairs, tokenizers)):
         values["warnings"] = [*values.get("warnings", ()), *strange]
-    if lost := newly_ungraded():
+    if lost:
         values["warnings"] = [
             *values.get("warnings", ()),
             f"{lost} answers could not be graded, and earned 0",
@@ -294,10 +296,11 @@ def _played(road: Road, run: Run, state: State, base: Mapping[str, Any] | None) 
         )
     graded, before = gathered(lambda: grade(table, grader)), base["per_problem"] if base else None
 
+    lost = sum(hosts.together(newly_ungraded))
+
     def writing() -> dict[str, Any]:
         decode = run.parts.decoders
         recording.record_evaluation(run.folder / "episodes", run.config, state.step, graded, decode)
-        lost = newly_ungraded()
         line = summary(graded, samples, before, run.parts.metric) | ({"ungraded": lost} if lost else {})
         run.evaluations.write(state.step, run.about | line)
         for board in run.boards:

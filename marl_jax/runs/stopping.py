@@ -108,6 +108,10 @@ class Stop:
             if time.monotonic() >= self._began + TOGETHER_S:
                 self._give_back()
                 signal.raise_signal(number)
+                if (
+                    signal.getsignal(number) is signal.SIG_DFL
+                ):  # the first process of a container does not die of it
+                    os._exit(128 + number)
             return
         self._began = time.monotonic()
         self.asked = True

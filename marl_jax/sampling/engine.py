@@ -24,6 +24,7 @@ from marl_jax.errors import UserError
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import Cache, empty_cache
 from marl_jax.models.lora import num_adapters
+from marl_jax.own import as_static
 from marl_jax.sampling import programs
 from marl_jax.sampling.admission import NOWHERE, Admission, Feed, Waiting
 from marl_jax.sampling.banks import Bank, Rungs
@@ -222,6 +223,7 @@ class Engine:
             features=self.settings.features,
             steps=self.settings.steps,
             scale=self._scale,
+            own=as_static(self.settings.features.sampler, "sampler"),
         )
 
     # -- admission ------------------------------------------------------------------------------------------

@@ -92,7 +92,9 @@ class Sampled:
     kept: Array | None  # [n,W,C] int32, -1 behind the end
 
 
-@functools.partial(jax.jit, static_argnames=("config", "features", "steps", "scale"), donate_argnames="rungs")
+@functools.partial(
+    jax.jit, static_argnames=("config", "features", "steps", "scale", "own"), donate_argnames="rungs"
+)
 def decode(
     params: Tree,
     adapters: Tree | None,
@@ -103,8 +105,11 @@ def decode(
     features: Features,
     steps: int,
     scale: float,
+    own: Any = None,
 ) -> tuple[tuple[Cache, ...], Sampled]:
     """Sample up to `steps` tokens in every active lane. Lanes that end on the way idle until the dispatch does.
+
+    `own` is the function of a custom `features.sampler`.
 
     The lanes are the rows of the caches, one cache behind the other; lanes behind the last are idle.
     """

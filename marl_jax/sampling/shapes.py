@@ -10,12 +10,14 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import numpy as np
 
+from marl_jax import user_cache
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import cache_bytes
 from marl_jax.models.weight_table import num_parameters
@@ -358,15 +360,13 @@ def free_bytes() -> int:
 def host_bytes() -> int:
     """Memory of the host that is free."""
     host = 8 << 30  # where the system does not say
+    with contextlib.suppress(OSError, ValueError):  # as on a Mac, which does not say what is free
+        host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         host = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    with contextlib.suppress(OSError, ValueError):  # a container may be allowed less
-        read = lambda name: (Path("/sys/fs/cgroup") / name).read_text()
-        counted = dict(line.split() for line in read("memory.stat").splitlines())
-        cached = int(counted.get("inactive_file", 0))  # files, which give way
-        host = min(host, int(read("memory.max")) - int(read("memory.current")) + cached)
-    return max(host, 0)
+    left = user_cache.memory_left()
+    return host if left is None else min(host, left)
 
 
 def round_up(n: int) -> int:

@@ -11,7 +11,7 @@ from marl_jax.alarms.watch import is_along
 from marl_jax.study.cliffs import course, is_cliff, lacks
 from marl_jax.study.record import Record, Run, base, best, final, held_out, trained
 from marl_jax.study.run_sentences import metric_of, warnings
-from marl_jax.study.wording import NONE, Table, gain, in_one_line, interval, percent, points
+from marl_jax.study.wording import NONE, Table, gain, in_one_line, interval, percent, points, short_number
 
 __all__ = ["evaluations", "own_work", "runs_table", "tables", "what_it_was"]
 
@@ -146,10 +146,10 @@ def _with_choice(said: Record) -> Record:
 
 def _roles(run: Run) -> Table:
     rows = {
-        title: _ends([run.series(f"role/{role}/{key}").values for role in run.roles], _form(key))
+        title: _shown([_at_ends(run, f"role/{role}/{key}") for role in run.roles], key)
         for key, title in ROLE_STATISTICS.items()
     }
-    rows["groups that teach nothing"] = _ends([_uninformative(run, role) for role in run.roles], "{:.1%}")
+    rows["groups that teach nothing"] = _shown([_uninformative(run, role) for role in run.roles], "_share")
     how = (
         "Single steps, so they are noisy. Perplexity and entropy are of sampled tokens; chi2 is 0 where the "
         "sampler and the trainer agree; clipped is the share of tokens whose ratio left the clip range; a group "
@@ -161,7 +161,7 @@ def _roles(run: Run) -> Table:
 def _policies(run: Run) -> Table:
     names = list(dict.fromkeys(match[1] for match in run.keys("policy/([^/]+)/.+")))
     rows = {
-        title: _ends([run.series(f"policy/{name}/{key}").values for name in names], _form(key))
+        title: _shown([_at_ends(run, f"policy/{name}/{key}") for name in names], key)
         for key, title in POLICY_STATISTICS.items()
     }
     how = (
@@ -183,22 +183,24 @@ def _end_lines(run: Run) -> list[Record]:
     return [run.metrics[0], run.metrics[-1]] if run.metrics else []
 
 
-def _form(key: str) -> str:
-    return "{:.1%}" if re.search("_share$|^clip_fraction", key) else "{:.3g}"
+def _at_ends(run: Run, key: str) -> np.ndarray:
+    """The number in the first and in the last step; NaN in one that does not have it."""
+    found = [line.get(key) for line in _end_lines(run)]
+    return np.array([np.nan if value is None else value for value in found], float)
 
 
-def _ends(columns: Iterable[np.ndarray], form: str) -> list[str]:
-    """The first and the last of each, as they were."""
-    ends = [value for values in columns for value in (values[[0, -1]] if len(values) else (np.nan, np.nan))]
-    return [form.format(value) if np.isfinite(value) else NONE for value in ends]
+def _shown(columns: Iterable[np.ndarray], key: str) -> list[str]:
+    form = "{:.1%}".format if re.search("_share$|^clip_fraction", key) else short_number
+    return [form(value) if np.isfinite(value) else NONE for values in columns for value in values]
 
 
 def _uninformative(run: Run, role: str) -> np.ndarray:
-    """Share of a role's groups in which all rewards are equal, by step."""
-    names = ("groups", "singletons", "zero_variance")
-    groups, alone, flat = (run.series(f"groups/{role}/{name}").values for name in names)
+    """Share of a role's groups in which all rewards are equal, at the ends."""
+    groups, alone, flat = (
+        _at_ends(run, f"groups/{role}/{name}") for name in ("groups", "singletons", "zero_variance")
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
-        return (alone + flat) / groups if len(groups) == len(alone) == len(flat) else np.array([])
+        return (alone + flat) / groups
 
 
 # ---------------------------------------------------------------- what it was

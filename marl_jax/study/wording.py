@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from marl_jax.study.intervals import Interval
 from marl_jax.study.record import Record
-from marl_jax.terminal.tables import aligned
+from marl_jax.terminal.tables import aligned, printable
 
 __all__ = [
     "NONE",
@@ -17,6 +17,7 @@ __all__ = [
     "plain",
     "points",
     "share",
+    "short_number",
     "small",
 ]
 
@@ -38,9 +39,9 @@ class Table:
 
 def plain(table: Table) -> str:
     """For a terminal."""
-    rows = [list(map(in_one_line, row)) for row in table.rows]
-    head = [[text.replace("\n", " ") for text in table.head]] if table.head else []
-    return f"{table.title}\n\n{aligned([*head, *rows], left=table.words)}"
+    rows = [[printable(in_one_line(text)) for text in row] for row in table.rows]
+    head = [[printable(text) for text in table.head]] if table.head else []
+    return f"{printable(table.title)}\n\n{aligned([*head, *rows], left=table.words)}"
 
 
 def in_one_line(text: str) -> str:
@@ -50,6 +51,11 @@ def in_one_line(text: str) -> str:
 
 
 # ---------------------------------------------------------------- numbers as words
+
+
+def short_number(value: float) -> str:
+    """Three digits, or a whole number."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def percent(value: float | None) -> str:

@@ -28,6 +28,7 @@ from absl import logging
 from tensorflow_datasets.core import shuffle
 from tensorflow_datasets.core.download.util import DownloadError
 
+from marl_jax import user_cache
 from marl_jax.task import Task
 from marl_jax.tasks.row_files import DataError
 from marl_jax.tasks.task_checks import mark
@@ -148,6 +149,7 @@ def prepare(name: str, key: str, splits: Splits, cache: Path) -> TaskBuilder:
         try:
             home.parent.mkdir(parents=True, exist_ok=True)
             work = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=home.parent))
+            user_cache.as_usual(work, 0o777)
         except OSError as error:
             raise DataError(
                 f"tasks cannot be prepared in '{home.parent}' ({error.strerror}): name another folder with "

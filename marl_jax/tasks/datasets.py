@@ -45,6 +45,9 @@ class Source:
     only: str = ""  # the split that all rows belong to, if there is only one
     split_of: Callable[[Row], str] | None = None  # where the row states its split, not the file's name
     study_rows: int = 0  # rows the study had; its splits follow from exactly this number
+    repeated: Callable[[Row], str | None] = lambda row: (
+        None
+    )  # what rows share of which the first alone counts
 
 
 SOURCES: dict[str, Source] = {
@@ -55,6 +58,7 @@ SOURCES: dict[str, Source] = {
         {"train": (_HUB.format("open-r1/DAPO-Math-17k-Processed", "en/train-00000-of-00001.parquet"),)},
         folder="en",
         study_rows=14116,
+        repeated=schemas.dapo_repeated,
     ),
     "deepcoder": Source(
         "code",
@@ -221,11 +225,15 @@ def _rows(
     name: str, source: Source, family: Family | None, split: str, paths: Sequence[Path], skip: bool
 ) -> "Rows":
     """Yields (row number in the split, task); a broken row that is skipped has its error in place of the task."""
-    index = 0
+    index, met = 0, set[str]()
     for path in paths:
         for number, row in read_rows(path):
             if source.split_of and _split_of(source, row) != split:
                 continue
+            if isinstance(row, dict) and (shared := source.repeated(row)) is not None:
+                if shared in met:
+                    continue
+                met.add(shared)
             row_or_error = row
             if not isinstance(row, DataError):
                 try:
@@ -259,6 +267,10 @@ def _unread(source: Source, published: Collection[str], split: str) -> set[str]:
 def _split_files(source: Source, directory: Path) -> dict[str, list[Path]]:
     """{published split: its files in a directory}, by the split in their names (in none: train)."""
     paths = list_files(Path(os.path.expanduser(directory)), source.folder)
+    if source.only:  # a clone of the repository may have examples beside the data
+        bare = lambda name: name.rpartition("/")[2].removesuffix(".gz")
+        names = {bare(url) for urls in source.urls.values() for url in urls}
+        paths = [path for path in paths if bare(path.name) in names] or paths
     splits = [source.only or named_split(path) or "train" for path in paths]
     evaluation = "test" if {*splits} - {"eval"} else "train"  # a file alone is trained on
     files: dict[str, list[Path]] = {}

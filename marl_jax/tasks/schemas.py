@@ -43,6 +43,12 @@ _QUESTION = ("question", "problem", "prompt", "text")
 _ANSWER = ("gold", "answer", "final_answer", "solution")  # beside a gold answer the others may be worked out
 
 
+def dapo_repeated(row: Row) -> str | None:
+    """The problem of a row of the original data set, which has each of them about a hundred times."""
+    prompt = row.get("prompt")
+    return json.dumps(prompt) if isinstance(prompt, list) else None
+
+
 def dapo_math(row: Row) -> Fields:
     """prompt, solution, data_source, source_prompt, ability, reward_model {ground_truth, style}, extra_info.
 
@@ -126,7 +132,7 @@ def mbpp(row: Row) -> Fields:
     imports = _strings(row, "test_imports") if row.get("test_imports") else ()
     setup = optional_text(row, "test_setup_code") or "\n".join(imports)
     question = f"{text(row, 'text', 'prompt')}\nYour code should satisfy this test:\n{asserts[0]}"
-    tests = assertions(asserts, setup=setup)
+    tests = assertions(asserts, setup=setup, solution=optional_text(row, "code"))
     return {
         "question": question,
         "tests": tests,
@@ -206,20 +212,23 @@ def program_tests(tests: Any, function: str | None) -> tuple[Test, ...]:
     return tuple(_program_test(number, test, function, wrapped) for number, test in enumerate(tests, start=1))
 
 
-def assertions(parts: Sequence[str], entry_point: str | None = None, setup: str = "") -> tuple[Test, ...]:
+def assertions(
+    parts: Sequence[str], entry_point: str | None = None, setup: str = "", solution: str = ""
+) -> tuple[Test, ...]:
     """Assert statements, or the code of a `check(candidate)`, as tests of `run_program`.
 
     A call test needs values that JSON holds exactly: a tuple among the arguments would come back as a list. (Among the
     results that makes no difference.) Other asserts stay test code. If an entry point is given, test code may use no
-    other function of the program.
+    other function of the program. What the published `solution` defines is the program's, be it named as a built-in.
     """
     from marl_jax.rewards.asserts import assert_tests, check_test, free_functions
 
     tests: list[Test] = []
+    own = set(re.findall(r"^def (\w+)", solution, re.MULTILINE))
     for number, part in enumerate(parts, start=1):
         try:
             made = assert_tests(part, entry_point, setup)
-            asked = set(free_functions(part, setup))
+            asked = {*free_functions(part, setup), *(own & {test.get("call") for test in made})}
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise RowError(f"test {number}: {error}") from None
         if "assert" not in part or not (entry_point or asked):

@@ -239,8 +239,8 @@ class Workflow:
         def gives(before: dis.Instruction, now: dis.Instruction) -> bool:
             if now.opname == "RETURN_CONST":  # in some versions of Python, for the two below
                 return now.argval is not None
-            nothing = before.opname == "LOAD_CONST" and before.argval is None and not now.is_jump_target
-            return now.opname == "RETURN_VALUE" and not nothing
+            none = before.opname in ("LOAD_CONST", "LOAD_COMMON_CONSTANT") and before.argrepr == "None"
+            return now.opname == "RETURN_VALUE" and (not none or now.is_jump_target)
 
         return any(itertools.starmap(gives, itertools.pairwise(dis.get_instructions(_plain(self.fn)))))
 

@@ -22,7 +22,7 @@ def single_in_arrays(stage):
 def single_matched(task, prompts, *, calls=4):
     """`calls` independent calls and their majority: matched in calls to a workflow of that many.
 
-    Programs rarely agree to the letter, so for code this is the first readable one.
+    For code, the answer is the text of the program: without two equal ones, the first readable one wins.
     """
     ask = prompts.generator(question=task.question)
     drafts = yield [Call("generator", ask, slot=i) for i in range(calls)]

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from hosts_kit import ended, free_port, play, said, start
 from marl_jax import hosts
 from marl_jax.config.run_config import ConfigError, MeshConfig, load_config
 from marl_jax.episodes import CallRecord, Episode
-from marl_jax.hosts import companion
+from marl_jax.hosts import companion, joining
 from marl_jax.hosts.gathering import whole
 from marl_jax.hosts.layout import fingerprint
 from marl_jax.runs import train
@@ -408,6 +409,26 @@ def test_hosts_that_nobody_announces_are_refused(tmp_path):
 def test_what_several_hosts_cannot_share_is_refused(change, told):
     with pytest.raises(ConfigError, match=told):
         load_config("configs/micro.py:voting-isolated-xs-math", [("mesh.hosts", "2"), *change.items()])
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices", "given"),
+    [
+        ("0", 1, [0]),  # --gpus-per-task=1: each task sees its own
+        ("0,1,2,3,4,5,6,7", 8, [*range(8)]),  # a task for each node
+        ("0,1,2,3", 1, None),  # the GPUs of a node for all its tasks: JAX gives each its own
+        (None, 1, None),
+    ],
+)
+def test_a_task_of_slurm_takes_the_gpus_that_it_alone_sees(visible, devices, given, monkeypatch):
+    asked = {}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **settings: asked.update(settings))
+    joining._find(1, devices, 1.0)
+    ids = asked["local_device_ids"]
+    assert (ids if ids is None else [*ids]) == given
 
 
 def test_a_model_split_within_processes_on_cpu_needs_threads_for_it(monkeypatch):

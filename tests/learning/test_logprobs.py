@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from closeness import close
+from traced import all_highest
 
 from marl_jax.learning.logprobs import token_logprobs
 
@@ -33,6 +34,12 @@ def value_and_grads(fn, *args, **kwargs):
         jnp.sum(w * x) for w, x in zip(WEIGHTS, fn(hidden, head, *args, **kwargs))
     )
     return fn(HIDDEN, HEAD, *args, **kwargs), jax.grad(total, argnums=(0, 1))(HIDDEN, HEAD)
+
+
+def test_every_product_asks_for_full_precision():
+    """Also where nobody around it does, as in a loop of one's own on an accelerator."""
+    total = lambda hidden, head: token_logprobs(hidden, head, TARGETS)[0].sum()
+    assert all_highest(jax.grad(total, (0, 1)), HIDDEN, HEAD, more_than=2)
 
 
 @pytest.mark.parametrize("chunk", [1, 12, 21, 4096])

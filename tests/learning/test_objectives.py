@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from closeness import close, close_trees
+from closeness import ROUNDINGS, close, close_trees
 from learning_rows import TINY, as_table, log_probs, make_row, make_rows, plain_loss
 from test_update import BUCKETS, PARAMS, RATE, SHARED, config
 
@@ -260,9 +260,9 @@ def test_the_roles_parts_of_an_objective_are_those_of_its_rows():
         parts[role] = np.concatenate([np.ravel(x).astype(np.float64) / 2 for x in jax.tree.leaves(tree)])
     norms = report.gradients["p0"]["norm"]
     a, b = parts["generator"], parts["judge"]
-    assert norms == pytest.approx({"generator": np.linalg.norm(a), "judge": np.linalg.norm(b)}, rel=1e-4)
+    assert norms == pytest.approx({"generator": np.linalg.norm(a), "judge": np.linalg.norm(b)}, rel=ROUNDINGS)
     cosine = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
-    assert report.gradients["p0"]["cosine"][("generator", "judge")] == pytest.approx(cosine, abs=1e-4)
+    assert report.gradients["p0"]["cosine"][("generator", "judge")] == pytest.approx(cosine, abs=ROUNDINGS)
 
 
 def test_rows_without_a_contrast_are_counted_and_left_out():

@@ -116,10 +116,12 @@ def test_designs_are_counted_by_level_and_the_oracle_takes_the_best_of_each():
     assert metaagent_x.value(Trained(played(1, 0, 1, 0))) == [1, 0, 1, 0]  # one call costs nothing
 
 
-def test_an_execution_pays_for_its_calls_and_a_design_that_cannot_be_read_for_none():
+def test_an_execution_pays_for_its_calls_and_a_design_that_cannot_be_read_for_more_than_it_may_have():
     three = episode(*[call("executor")] * 4, outcome=1.0)
     unread = episode(call("designer"), outcome=0.0)
-    assert metaagent_x.worth([three, unread]) == [pytest.approx(1 - 3 * 0.02), 0.0]
+    assert metaagent_x.worth([three, unread]) == pytest.approx([1 - 3 * 0.02, -9 * 0.02])
+    longest = episode(call("designer"), *[call("executor")] * metaagent_x.MOST, outcome=0.0)
+    assert metaagent_x.worth([unread])[0] < metaagent_x.worth([longest])[0]
 
 
 # ---------------------------------------------------------------- comas

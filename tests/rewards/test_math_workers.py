@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from pace import slowness
 
+from marl_jax import user_cache
 from marl_jax.rewards import grade_math
 from marl_jax.rewards.math import equivalence as grader
 from marl_jax.rewards.math import math_pool, start_equivalent
@@ -58,7 +59,8 @@ def nothing_collected():
 def children(pid: int) -> list[int]:
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread may end meanwhile
+            found += [int(child) for child in (task / "children").read_text().split()]
     return found
 
 
@@ -181,14 +183,23 @@ def test_the_text_of_an_answer_never_reaches_a_worker(monkeypatch):
     assert not any(word in text for text in seen for word in ("q", "Y", "Z"))
 
 
-def test_a_worker_killed_from_outside_is_replaced():
-    before = workers()
-    assert before
+@pytest.mark.parametrize("cores", [1, 4])
+def test_workers_killed_from_outside_are_replaced(cores, monkeypatch):
+    monkeypatch.setattr(user_cache, "cores", lambda: cores)
+    monkeypatch.setattr(math_pool, "_pool", math_pool._Pool())
+    earlier = set(workers())
+    math_pool.start()
+    until = time.monotonic() + AT_ONCE_S
+    while len(math_pool._pool.idle) < cores and time.monotonic() < until:
+        time.sleep(0.05)
+    before = sorted(set(workers()) - earlier)
+    assert len(before) == cores
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     assert ask("x + 1", "1 + x").same
-    assert workers()
+    assert set(workers()) - earlier
     assert not set(workers()) & set(before)
+    math_pool.close()
 
 
 def test_workers_that_hang_hold_nobody_up_and_are_killed_and_replaced(monkeypatch):
@@ -252,10 +263,7 @@ def side_by_side(pairs: list[tuple[str, str]]) -> tuple[list[float], list[float]
 
 
 # Two seconds are for a machine that has nothing else to do; tests that run beside others may wait for a core.
-QUIET = [pytest.param(2.0, marks=pytest.mark.campaign, id="alone"), pytest.param(5.0, id="in company")]
-
-
-@pytest.mark.parametrize("limit_s", QUIET)
+@pytest.mark.parametrize("limit_s", [pytest.param(2.0, marks=pytest.mark.campaign), 5.0])
 @pytest.mark.parametrize("pair", [BOMBS[0], BOMBS[-1]], ids=["smallest", "biggest"])
 def test_a_hostile_answer_that_is_the_first_of_a_process_earns_nothing_within_seconds(pair, limit_s):
     done = run(rf"""
@@ -293,7 +301,7 @@ def test_an_ordinary_first_answer_is_right_however_late_the_worker_is(cold, monk
     assert grade_math(r"\boxed{\ln 46}", r"\ln 2 + \ln 23") == 1.0
 
 
-@pytest.mark.parametrize("limit_s", QUIET)
+@pytest.mark.parametrize("limit_s", [pytest.param(2.0, marks=pytest.mark.campaign), 5.0])
 def test_a_dozen_hostile_answers_at_once_earn_nothing_each_within_seconds(limit_s, tmp_path):
     assert ask("x + 1", "1 + x").same
     injections = [(text.format(tmp_path / "ran"), "0") for text in INJECTIONS]
@@ -309,7 +317,7 @@ def test_a_dozen_hostile_answers_at_once_earn_nothing_each_within_seconds(limit_
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("limit_s", QUIET)
+@pytest.mark.parametrize("limit_s", [pytest.param(2.0, marks=pytest.mark.campaign), 5.0])
 def test_what_hostile_answers_crowded_out_is_right_when_asked_again(monkeypatch, limit_s):
     honest = [(rf"\ln {n} + \ln 31", rf"\ln {31 * n}") for n in range(2, 8)]
     _, seconds = side_by_side([*BOMBS, *honest])
@@ -336,14 +344,17 @@ def test_a_batch_hears_of_workers_that_cannot_start(monkeypatch):
 
 
 def test_a_comparison_may_not_take_the_memory():
-    begun = time.perf_counter()
+    """In the process that compares, which is a child of the worker."""
+    done = run("""
+        from marl_jax.rewards.math import math_worker
+        math_worker._limit(60.0, 60.0)
+        try:
+            bytearray(2 * math_worker.MEMORY_LIMIT)
+        except MemoryError:
+            print("refused")
+    """)
+    assert done.stdout == "refused\n", done.stderr
     assert not ask("10^{10^{9}}", "10^{10^{9}} + 1", 1.2).same
-    status = [
-        line.split() for pid in workers() for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-    ]
-    peak = max(int(line[1]) for line in status if line[0] == "VmHWM:")
-    assert peak < 1 << 20  # kB
-    assert time.perf_counter() - begun < AT_ONCE_S
 
 
 def test_any_thread_may_grade_and_all_agree(patient):

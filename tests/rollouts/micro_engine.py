@@ -24,4 +24,4 @@ def check_logprobs(episodes, weights):
         tokens[0, : len(call.prompt_tokens + call.tokens)] = call.prompt_tokens + call.tokens
         logp = np.asarray(_logprobs(weights[call.policy], tokens))
         at = len(call.prompt_tokens) - 1 + np.arange(len(call.tokens))
-        np.testing.assert_allclose(call.logprobs, logp[at, call.tokens], atol=1e-4)
+        np.testing.assert_allclose(call.logprobs, logp[at, call.tokens], atol=2e-5)

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from fake_engine import TOKENIZER
@@ -84,8 +85,11 @@ def test_what_was_learned_is_served_in_the_dtype_of_the_model():
     bases = {"base": init(0, config)}
     specs = {"a": FULL, "b": FULL, "c": FULL}
     service = Service(specs, init_policies(specs, bases), bases, config, SETTINGS)
+    served = lambda: {leaf.dtype for leaf in jax.tree.leaves([e._params for e in service.engines.values()])}
+    assert served() == {jnp.dtype("bfloat16")}
     before = talk(service)
     service.update(init_policies(specs, bases), dict.fromkeys(specs, 1))
+    assert served() == {jnp.dtype("bfloat16")}
     for one, other in zip(before, talk(service)):
         assert [call.tokens for call in one.calls] == [call.tokens for call in other.calls]
 

@@ -4,16 +4,6 @@ import pytest
 from run_kit import run
 from tiny_run import make_base
 
-from marl_jax.rewards.math import equivalence
-
-
-@pytest.fixture(scope="session", autouse=True)
-def patient():
-    """What an answer earns, and whether it could be graded, does not depend on how busy the machine is."""
-    before, equivalence.WALL_LIMIT_S = equivalence.WALL_LIMIT_S, 60.0
-    yield
-    equivalence.WALL_LIMIT_S = before
-
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory):

@@ -126,12 +126,26 @@ def test_an_export_ends_its_turns_elsewhere_as_it_did_here_and_is_sampled_like_i
     plain = dataclasses.replace(MODEL, eos_token_id=other)
     base = make_base(tmp_path / "base", init(0, plain), plain)
     (base / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": other, "temperature": 0.6, "top_k": 20})
+        json.dumps({"eos_token_id": other, "temperature": 0.6, "top_k": 20, "max_new_tokens": 2048})
     )
     export(make_run(tmp_path / "run", base, {3: {"p0": FULL}}), "p0", tmp_path / "out")
     told = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert (told["eos_token_id"], told["temperature"], told["top_k"]) == ([end, other], 0.6, 20)
+    assert "max_new_tokens" not in told  # a server would cut every answer there
     assert load_hf(tmp_path / "out")[0].stop_tokens == (end, other)
+
+
+def test_an_export_says_how_a_server_is_asked(tmp_path):
+    end = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
+    plain = dataclasses.replace(MODEL, eos_token_id=next(t for t in range(MODEL.vocab_size) if t != end))
+    base = make_base(tmp_path / "base", init(0, plain), plain)
+    switch = "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
+    (base / "chat_template.jinja").write_text(TOKENIZER.chat_template + switch)
+    lora = {"policies__train": "lora", "policies__lora_rank": RANK, "policies__lora_alpha": ALPHA}
+    run = make_run(tmp_path / "run", base, {3: {"p0": adapter(5), "p1": adapter(6)}}, **lora)
+    for format, ends in (("hf", False), ("peft", True)):
+        note = export(run, "p0", tmp_path / format, format=format).note
+        assert "enable_thinking" in note and (f"end with token {end}," in note) == ends
 
 
 def test_tied_embeddings_stay_tied(tmp_path):

@@ -42,10 +42,16 @@ def program(path, *lines):
 def starting(base, tmp_path, **environment):
     """A run that starts the stand-in, and the file in which its processes are listed."""
     own = f"PYTHONPATH={shlex.quote(os.environ.get('PYTHONPATH', ''))}"
-    python = program(tmp_path / "python", f'{own} exec {shlex.quote(sys.executable)} {FAKE} "$@"')
+    python = program(
+        tmp_path / "python", f'{own} exec {shlex.quote(sys.executable)} {shlex.quote(str(FAKE))} "$@"'
+    )
     seen = tmp_path / "seen"
     chosen = VllmConfig(
-        start=True, python=python, flags=f"--seen {seen}", environment=environment, timeout=60.0
+        start=True,
+        python=python,
+        flags=f"--seen {shlex.quote(str(seen))}",
+        environment=environment,
+        timeout=60.0,
     )
     return config_of(base, "", engine=EngineConfig("vllm", chosen, max_prompt=72, lanes=8)), seen
 
@@ -211,7 +217,7 @@ def test_a_server_that_does_not_start_is_told_in_one_line(tmp_path):
     what = r"ended at its start \(exit code 3\) and said 'ValueError: memory is short': see its log, '.*/log'"
     refused(tmp_path, what, python=broken)
     pid = tmp_path / "pid"
-    slow = program(tmp_path / "slow", f"echo $$ > {pid}; echo loading; exec sleep 600")
+    slow = program(tmp_path / "slow", f"echo $$ > {shlex.quote(str(pid))}; echo loading; exec sleep 600")
     refused(tmp_path, r"not ready within .*, 2 s, and said 'loading'", python=slow, start_timeout=2.0)
     assert ended(pid, 1)
     with socket.socket() as taken:
@@ -237,10 +243,11 @@ time.sleep(600)
 def test_a_server_and_its_children_end_with_a_run_that_is_killed(tmp_path):
     pids, health = tmp_path / "pids", tmp_path / "health"
     health.touch()
-    serve = f"{shlex.quote(sys.executable)} -m http.server --bind 127.0.0.1 --directory {health.parent}"
+    folder, listed = shlex.quote(str(tmp_path)), shlex.quote(str(pids))
+    serve = f"{shlex.quote(sys.executable)} -m http.server --bind 127.0.0.1 --directory {folder}"
     python = program(
         tmp_path / "python",
-        f"(trap '' TERM; exec sleep 600) & echo $! $$ > {pids}",
+        f"(trap '' TERM; exec sleep 600) & echo $! $$ > {listed}",
         'while [ "$1" != --port ]; do shift; done',
         f'exec {serve} "$2"',
     )

@@ -451,6 +451,16 @@ def test_a_sampler_of_ones_own_cuts_tokens_off_and_the_logged_distribution_is_wh
         assert {i for row in done.kept for i in row if i >= 0} <= set(range(0, CONFIG.vocab_size, 2))
 
 
+def test_a_sampler_that_is_written_anew_is_the_one_that_is_called(params, monkeypatch):
+    """As in a notebook: under the name of a program that was compiled."""
+    settings = dataclasses.replace(SETTINGS, features=Features(sampler=f"{__name__}:chosen"))
+    for rest in (0, 1):
+        keep = lambda logits, rest=rest: jnp.where(jnp.arange(logits.shape[-1]) % 2 == rest, logits, -jnp.inf)
+        monkeypatch.setitem(globals(), "chosen", keep)
+        (done,) = serve(Engine(params, CONFIG, settings), [ask(prompt(7, 0), 0, new=12)])
+        assert {token % 2 for token in done.tokens} == {rest}
+
+
 SAMPLERS = {
     "raising": (lambda logits: {}[0], "raised KeyError: 0"),
     "nothing": (lambda logits: None, "returned None; return logits [8, 96]"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from published import WRITERS, dapo_row, jsonl, mbpp_row
+from published import WRITERS, dapo_row, humaneval_row, jsonl, mbpp_row
 
 from marl_jax.task import Task
 from marl_jax.tasks import builders, datasets, micro, schemas
@@ -217,6 +217,36 @@ def test_mbpp_is_split_by_task_number_whatever_the_file(open_set):
         task.tests[1] == {"call": "add", "args": [1], "expected": 600} and task.public_tests == task.tests[:1]
     )
     assert task.question.endswith("assert add(0) == 599")
+
+
+def test_a_function_of_mbpp_may_have_the_name_of_a_built_in(tmp_path, cache):
+    """As task 126 has, whose solution is `def sum(a,b)`."""
+    row = mbpp_row(126) | {"code": "def sum(a,b):\r\n  return 6", "test_list": ["assert sum(10,15) == 6"]}
+    jsonl(tmp_path / "mbpp.jsonl", [row])
+    (task,) = load("mbpp", tmp_path, "test", cache=cache)
+    assert task.tests == ({"call": "sum", "args": [10, 15], "expected": 6},)
+    jsonl(tmp_path / "mbpp.jsonl", [row | {"code": "def total(a, b):\n  return 6"}])
+    with pytest.raises(DataError, match="asserts nothing of the program"):
+        load("mbpp", tmp_path, "test", cache=cache)
+
+
+def test_the_original_dapo_rows_count_once(tmp_path, cache):
+    """It has each problem about a hundred times: by rows, most of test and val would be train, too."""
+    raw = [{name: dapo_row(i % 40)[name] for name in ("reward_model", "extra_info")} for i in range(200)]
+    raw = [row | {"prompt": dapo_row(i % 40)["source_prompt"]} for i, row in enumerate(raw)]
+    jsonl(tmp_path / "dapo-math-17k.jsonl", raw)
+    splits = [load("dapo_math", tmp_path, split, cache=cache) for split in ("train", "val", "test")]
+    questions = [task.question for split in splits for task in split]
+    assert len(questions) == len({*questions}) == 40
+
+
+def test_a_clone_of_humaneval_may_hold_its_examples(tmp_path, cache):
+    jsonl(tmp_path / "data" / "HumanEval.jsonl.gz", [humaneval_row(i) for i in range(3)])
+    jsonl(tmp_path / "data" / "example_problem.jsonl", [humaneval_row(7)])
+    jsonl(tmp_path / "data" / "example_samples.jsonl", [{"task_id": "test/0", "completion": "x"}])
+    assert [task.meta["source_id"] for task in load("humaneval", tmp_path, "test", cache=cache)] == [
+        f"HumanEval/{i}" for i in range(3)
+    ]
 
 
 def test_asserts_whose_values_json_would_change_stay_code(tmp_path, cache):

@@ -28,7 +28,7 @@ def gram_matrix(parts: Tree) -> jax.Array:
         x = x.astype(jnp.float32)
         return jnp.sum(x[:, None] * x[None], axis=tuple(range(2, x.ndim + 1)))
 
-    return sum(jax.tree.leaves(jax.tree.map(products, parts)), jnp.zeros(()))
+    return sum(jax.tree.leaves(jax.tree.map(products, parts)), jnp.zeros((), jnp.float32))
 
 
 def layer_norms(parts: Tree) -> dict[str, jax.Array]:

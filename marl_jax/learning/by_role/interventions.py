@@ -1,9 +1,10 @@
-"""Interventions on the roles' gradients, each a choice of coefficients that depends only on their Gram matrix.
+"""Interventions on the roles' gradients: mostly coefficients that depend only on their Gram matrix.
 
     gradient = sum_i c_i g_i,    c = 1 for no intervention
 
 A projection of one part on another is a combination of parts too, so even conflict projection costs K x K
-numbers and not a pass over the weights. All functions are pure, jitted with the update, and applied in the
+numbers and not a pass over the weights. Damping alone reads a moving average of gradients; frozen roles have
+no rows. All functions are pure, jitted with the update, and applied in the
 order of this file, before clipping. The KL anchor (I1) is a term of the loss: `kl_coef` per role.
 """
 
@@ -122,7 +123,9 @@ class PerRole(NamedTuple):
 
 def coefficients(config: Mixing, gram: Array, roles: PerRole) -> jax.Array:
     """[R]: the weight of each role's part, given their Gram matrix [R, R]; all interventions but damping applied."""
-    mix = jnp.eye(gram.shape[0])  # row i: role i's new part as a combination of the original parts
+    mix = jnp.eye(
+        gram.shape[0], dtype=jnp.float32
+    )  # row i: role i's new part as a combination of the original parts
     if config.normalise_multiplicity:
         mix = mix / jnp.where(roles.mixed, roles.multiplicity, 1.0)[:, None]
     if config.balance != "off":
@@ -165,7 +168,7 @@ def project_conflicts(gram: Array) -> jax.Array:
     size = gram.shape[0]
     rows = []
     for i in range(size):
-        row = jnp.eye(size)[i]
+        row = jnp.eye(size, dtype=jnp.float32)[i]
         for j in range(size):
             if i != j:
                 along = (row @ gram[:, j]) / jnp.where(gram[j, j] > 0, gram[j, j], 1.0)
@@ -216,4 +219,4 @@ def _unit(tree: Tree) -> Tree:
 
 
 def _dot(a: Tree, b: Tree) -> jax.Array:
-    return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)), jnp.zeros(()))
+    return sum(jax.tree.leaves(jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)), jnp.zeros((), jnp.float32))

@@ -21,6 +21,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
+from marl_jax import user_cache
 from marl_jax.rewards.math.expressions import Tree
 from marl_jax.threads import Workers
 
@@ -125,7 +126,7 @@ class _Worker:
 
 class _Pool:
     def __init__(self) -> None:
-        self.size = min(MAX_WORKERS, os.cpu_count() or 1)
+        self.size = min(MAX_WORKERS, user_cache.cores())
         self.askers = Workers("math-answer", self.size)
         self.waiters = Workers("math-worker", self.size)  # one for each worker that starts, or is late
         self.changed = threading.Condition()
@@ -167,6 +168,11 @@ class _Pool:
         """A worker that is ready, None where none was free in time; and the seconds of the limit that are spent."""
         waited_s = 0.0
         with self.changed:
+            for worker in [
+                idle for idle in self.idle if idle.process.poll() is not None
+            ]:  # killed from outside
+                self.idle.remove(worker)
+                self._drop(worker)
             if not self.idle and len(self.all) < self.size:
                 self._start_one()
             while not self.idle:

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import os
 import queue
+import resource
 import socket
 import threading
 import warnings
@@ -68,6 +69,15 @@ class _Program:
     at: int = 0
 
 
+def _open_more(files: int) -> None:
+    """Raise the process's own limit of open files, as far as it may: a seat has ten, and some while it sends."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        most = soft + files if hard == resource.RLIM_INFINITY else min(soft + files, hard)
+        with contextlib.suppress(OSError, ValueError):  # a Mac has another limit besides
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 class Pool:
     """Worker threads with their zygotes, as many as there are cores; usable from any thread, closed at exit."""
 
@@ -75,6 +85,7 @@ class Pool:
         workers = user_cache.cores() if workers is None else workers
         if workers < 1:
             raise ValueError(f"workers={workers}: a pool needs at least one")
+        _open_more(16 * workers)
         self.verdicts = Verdicts()  # of all that was submitted
         self._isolated = True
         self._seats = [Seat(lambda: Zygote(self._isolated)) for _ in range(workers)]

@@ -75,8 +75,9 @@ def main() -> None:
             try:
                 job = _arrange(fds, box)
                 try:
-                    # The kernel counts threads by user, so there is no limit where the user is the caller's.
-                    threads = 128 if isolated else None
+                    # The kernel counts threads by user, so there is no limit where the user is the caller's: to a
+                    # kernel before 5.14 it is, in a namespace, too.
+                    threads = 128 if isolated and _kernel() >= (5, 14) else None
                     kernel.limit(own_bytes + memory_bytes, int(wall_s) + 2, file_bytes, threads)
                     if isolated:
                         kernel.drop_privileges()
@@ -180,6 +181,12 @@ def _preload() -> None:
             importlib.import_module(name)
     for name in ("exit", "quit"):  # what `site` would have added
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D"))
+
+
+def _kernel() -> tuple[int, ...]:
+    """Its version; (0,) where that is written in another way."""
+    numbers = os.uname().release.split(".")[:2]
+    return tuple(map(int, numbers)) if all(map(str.isdecimal, numbers)) else (0,)
 
 
 def _forget_environment() -> None:

@@ -10,7 +10,7 @@ run started is started again before that, and unanswered requests are sent again
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,8 @@ class Vllm:
         self._chosen, self._weights = server, Weights(specs, config, lora_scale, server.folder)
         base, full, lora = next(iter(specs.values())).base, self._weights.full, self._weights.lora
         rank = trees[lora[0]]["q"]["a"].shape[-1] if lora else 0
-        self._needed = Needed(base, str(config.dtype), settings.context, len(lora), rank, full is not None)
+        needs = (len(lora), rank, full is not None, settings.lanes)
+        self._needed = Needed(base, str(config.dtype), settings.context, *needs)
         log = log or self._weights.folder.with_suffix(".log")
         self._started = Started(server, self._needed, log) if server.start else None
         self._restarts = 0
@@ -111,20 +112,27 @@ class Vllm:
         wait(self._jobs.values(), LOOK_S, FIRST_COMPLETED)
         self._workers.give_up()
         done = [ticket for ticket, job in self._jobs.items() if job.done()]
+        answers, gone = list[tuple[int, Completion]](), list[EngineGone]()
+        for ticket in done:
+            try:
+                answers.append((ticket, self._result(self._jobs[ticket])))
+            except EngineGone as error:
+                gone.append(error)
         try:
-            answers = [(ticket, self._result(self._jobs[ticket])) for ticket in done]
+            if gone:
+                raise gone[0]
             last = len(done) == len(self._jobs)
             known = self._weights.known(self._server) if last else self._weights.salt
         except EngineGone as error:
+            self._forget(answers)
             self._start_again(error)
-            return []
+            return answers
         if known != self._weights.salt:
             raise self._server.gone(
                 f"has other weights than it was sent ({known!r:.80}): it was started anew, or another run uses it",
                 "give each run a server of its own; the same command loads its weights and makes the step again",
             )
-        for ticket in done:
-            del self._jobs[ticket], self._asked[ticket]
+        self._forget(answers)
         return answers
 
     def abandon(self) -> None:
@@ -150,6 +158,10 @@ class Vllm:
         self._jobs: dict[int, Future[Completion]] = {}
         self._asked: dict[int, tuple[Request, str, str | None]] = {}
         self._tickets = itertools.count()
+
+    def _forget(self, answers: Sequence[tuple[int, Completion]]) -> None:
+        for ticket, _ in answers:
+            del self._jobs[ticket], self._asked[ticket]
 
     def _send(self, ticket: int) -> None:
         call, limit = self._server.complete, self._chosen.timeout

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from marl_jax.packaged import located
 from marl_jax.rollouts.vllm import keeper
-from marl_jax.rollouts.vllm.vllm_config import LOCAL, RANKS, VllmConfig
+from marl_jax.rollouts.vllm.vllm_config import IN_FLIGHT, LOCAL, RANKS, VllmConfig
 from marl_jax.rollouts.vllm.wire import Server
 from marl_jax.rollouts.voices import EngineGone
 
@@ -27,7 +27,9 @@ __all__ = ["Needed", "Started"]
 LOOK_S, HEALTH_S = 0.2, 5.0
 _ADAPTERS = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}  # opens the routes by which they are loaded
 _WEIGHTS = {"VLLM_SERVER_DEV_MODE": "1"}
-_OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # which would have it import packages of this environment
+# Which would have it import packages of this environment, or ask for a key that a run does not send.
+_OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "VLLM_API_KEY")
+_HEAD = ("--hf-overrides", '{"head_dtype": "float32"}')  # logits in float32, as here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Needed:
     adapters: int
     rank: int
     full: bool = False  # all its weights are sent
+    lanes: int = IN_FLIGHT  # requests at a time
 
     @property
     def environment(self) -> dict[str, str]:
@@ -54,6 +57,7 @@ class Needed:
             *(chosen.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(located(self.base))),
             *("--host", at.hostname or LOCAL, "--port", str(at.port or 80), "--dtype", self.dtype),
             *("--max-model-len", str(self.longest), *(lora if self.adapters else ())),
+            *("--max-num-seqs", str(self.lanes), *(_HEAD if self.dtype == "bfloat16" else ())),
             *("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
             *shlex.split(chosen.flags),
         ]

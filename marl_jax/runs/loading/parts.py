@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from marl_jax.config.run_config import DataConfig, RunConfig
@@ -221,10 +222,10 @@ def make_mesh(config: RunConfig) -> Mesh | None:
         raise PartsError(
             f"mesh.data {data} x mesh.model {model} needs {data * model} devices{here}; there are {len(devices)}"
         )
-    axes = ("data", "model")
-    return jax.make_mesh(
-        (data, model), axes, axis_types=(AxisType.Auto,) * 2, devices=devices[: data * model]
-    )
+    axes, auto, devices = ("data", "model"), (AxisType.Auto,) * 2, devices[: data * model]
+    if config.mesh.hosts > 1:  # in the order of `hosts.mesh_of_all`; that of JAX differs on some TPUs
+        return Mesh(np.array(devices).reshape(data, model), axes, axis_types=auto)
+    return jax.make_mesh((data, model), axes, axis_types=auto, devices=devices)
 
 
 def load_tasks(config: DataConfig, split: str) -> Sequence[Task]:

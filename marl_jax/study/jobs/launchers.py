@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import jax
 from absl import logging
 
 from marl_jax.errors import UserError
@@ -31,6 +32,8 @@ __all__ = ["LAUNCHERS", "Handle", "LauncherError", "Work", "launch", "resources"
 
 LAUNCHERS = ("local", "submitit", "ray")
 POLL_S = 2.0
+AGAIN_S = 600.0  # that a scheduler may refuse a job which it took before, as where its controller restarts
+SAVE_S = 60.0  # for runs that were asked to end
 Options = Mapping[str, Any]
 Reached = tuple[int, int, int]  # the recorded step, that of the newest checkpoint, minus the evaluations left
 
@@ -41,9 +44,9 @@ class LauncherError(UserError, RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What is sent to a node: a job, as a function without arguments."""
+    """What is sent to a node, as a function: a job, or all of a cell whose seeds train side by side."""
 
-    job: Job
+    jobs: tuple[Job, ...]
     samples: int
     # Files of the configuration are named from here.
     place: str = dataclasses.field(default_factory=os.getcwd)
@@ -51,7 +54,7 @@ class Work:
     def __call__(self) -> list[str] | None:
         """Its trouble; None where it was asked to stop."""
         os.chdir(self.place)
-        return matrix.work([self.job], self.samples, lambda text: print(text, file=sys.stderr, flush=True))
+        return matrix.work(self.jobs, self.samples, lambda text: print(text, file=sys.stderr, flush=True))
 
     def checkpoint(self) -> Any:
         """submitit calls this where a node is wanted back: the run saves and ends, and is submitted as it was."""
@@ -88,25 +91,40 @@ def launch(
     """Do what is left of the jobs; why some could not be done, or None where this process was asked to stop."""
     with _told(f"{launcher} cannot be used"):
         submit = {"submitit": _submitit, "ray": _ray}[launcher](folder, options)
-    works = [Work(job, samples) for job in jobs]
-    pending: dict[int, tuple[Handle, Reached]] = {}  # place: what was submitted, and how far it was
-    trouble, told = list[str](), dict[int, str]()
+    groups = _side_by_side(jobs)
+    pending: dict[
+        int, tuple[Handle, list[Reached]]
+    ] = {}  # place: what was submitted, and how far its jobs were
+    refused: dict[int, float] = {}  # place: since when it is not taken again
+    trouble, told = list[str](), dict[str, str]()
 
     def send(places: Sequence[int]) -> None:
-        began = [_reached(jobs[place], samples) for place in places]
+        began = [[_reached(job, samples) for job in groups[place]] for place in places]
         with _told(f"{launcher} took no job"):
-            handles = submit([works[place] for place in places])
+            handles = submit([Work(groups[place], samples) for place in places])
         pending.update(zip(places, zip(handles, began)))
 
-    send(range(len(jobs)))
+    send(range(len(groups)))
     with Stop() as stop:
-        while pending and not stop.asked:
+        while (pending or refused) and not stop.asked:
+            for place, since in list(refused.items()):
+                try:
+                    send([place])
+                except LauncherError as error:
+                    if time.monotonic() - since > AGAIN_S:
+                        raise
+                    if told.get(launcher) != str(error):
+                        told[launcher] = str(error)
+                        say(f"{error}; asked again for {AGAIN_S / 60:.0f} minutes")
+                else:
+                    del refused[place]
             for place, (handle, began) in list(pending.items()):
-                job, over = jobs[place], handle.done()
-                found = matrix.state(job)
-                if told.get(place) != str(found):
-                    told[place] = str(found)
-                    say(f"[{place + 1}/{len(jobs)}] {job.name}: {found}")
+                over = handle.done()
+                found = [matrix.state(job) for job in groups[place]]
+                for job, state in zip(groups[place], found):
+                    if told.get(job.name) != str(state):
+                        told[job.name] = str(state)
+                        say(f"[{jobs.index(job) + 1}/{len(jobs)}] {job.name}: {state}")
                 if not over:
                     continue
                 del pending[place]
@@ -114,21 +132,42 @@ def launch(
                     lines = handle.result() or []
                 except Exception as error:
                     last = (str(error).strip().splitlines() or [""])[-1]
-                    lines = [f"{job.name}: {type(error).__name__}: {last}"]
-                now = _reached(job, samples)
-                lacks = "" if found.kind is Kind.DONE else f"it ended with nothing done ({found})"
-                if not lacks and now[-1]:
-                    lacks = f"evaluations of test are missing ({-now[-1]})"
-                if lacks and found.kind is not Kind.IN_USE and any(new > old for new, old in zip(now, began)):
-                    send([place])
+                    lines = [f"{groups[place][0].name}: {type(error).__name__}: {last}"]
+                now = [_reached(job, samples) for job in groups[place]]
+                lacks = [
+                    f"{job.name}: {what}"
+                    for job, state, reached in zip(groups[place], found, now)
+                    if (what := _lacking(state, reached))
+                ]
+                further = any(new > old for one, other in zip(now, began) for new, old in zip(one, other))
+                if lacks and further and all(state.kind is not Kind.IN_USE for state in found):
+                    refused[place] = time.monotonic()  # until it is taken, with the next round
                 elif lacks and not lines:
-                    trouble.append(f"{job.name}: {lacks}; see the logs in {folder}")
+                    trouble += [f"{what}; see the logs in {folder}" for what in lacks]
                 else:
                     trouble += lines
             time.sleep(POLL_S)
         for handle, _ in pending.values():
             handle.cancel()
+        until = time.monotonic() + SAVE_S  # what ends with this process may still be saving
+        while time.monotonic() < until and not all(handle.done() for handle, _ in pending.values()):
+            time.sleep(POLL_S)
     return None if stop.asked else trouble
+
+
+def _side_by_side(jobs: Sequence[Job]) -> list[tuple[Job, ...]]:
+    """Each job alone, but for seeds that one process trains."""
+    groups: dict[Path, list[Job]] = {}
+    for job in jobs:
+        groups.setdefault(job.folder if job.config.seeds == 1 else job.folder.parent, []).append(job)
+    return [tuple(some) for some in groups.values()]
+
+
+def _lacking(state: matrix.State, reached: Reached) -> str:
+    """What an ended job has not done."""
+    if state.kind is not Kind.DONE:
+        return f"it ended with nothing done ({state})"
+    return f"evaluations of test are missing ({-reached[-1]})" if reached[-1] else ""
 
 
 def _reached(job: Job, samples: int) -> Reached:
@@ -151,7 +190,12 @@ def _told(what: str) -> Iterator[None]:
 
 
 def resources(job: Job) -> dict[str, float]:
-    """What a run needs of a node by its plan: devices, and bytes of memory at the peak."""
+    """What a run needs of a node by its plan for this host: devices, and bytes of memory at the peak.
+
+    Of this host, since to look at a GPU is to take it from the runs.
+    """
+    with contextlib.suppress(RuntimeError):  # where JAX was begun before
+        jax.config.update("jax_platforms", "cpu")
     plan = make_plan(job.config, find_models(job.config)[0], devices.here())
     return {"devices": job.config.mesh.data * job.config.mesh.model, "memory": float(plan.total)}
 
@@ -169,8 +213,10 @@ def _submitit(folder: Path, options: Options) -> Submit:
     own = {name: value for name, value in options.items() if name != "cluster"}
 
     def submit(works: Sequence[Work]) -> Sequence[Handle]:
-        memory = max(resources(work.job)["memory"] for work in works)
-        defaults = {"name": "marl_jax", "timeout_min": 60 * 24, "mem_gb": 2 + 2 * memory / 2**30}
+        defaults = {"name": "marl_jax", "timeout_min": 60 * 24}
+        if not any("mem" in name for name in own):
+            memory = max(resources(work.jobs[0])["memory"] for work in works)
+            defaults["mem_gb"] = 2 + 2 * memory / 2**30
         executor.update_parameters(**{**defaults, **own})
         with executor.batch():
             return [executor.submit(work) for work in works]
@@ -188,7 +234,7 @@ def _ray(folder: Path, options: Options) -> Submit:
     def submit(works: Sequence[Work]) -> Sequence[Handle]:
         handles: list[Handle] = []
         for work in works:
-            needs = resources(work.job)
+            needs = resources(work.jobs[0])
             kind = "num_gpus" if ray.cluster_resources().get("GPU") else "num_cpus"
             wanted = {kind: needs["devices"], "memory": int(needs["memory"]), "max_retries": 0, **own}
             _warn_of_waiting(ray, wanted)

@@ -20,6 +20,7 @@ from marl_jax.run_folder.files import write_atomically
 from marl_jax.study.questions.bars import Finding
 from marl_jax.study.record import Series
 from marl_jax.study.report.curves import Panel
+from marl_jax.study.wording import short_number
 from marl_jax.terminal.tables import printable
 
 __all__ = ["COLOURS", "bars", "draw", "images", "legend", "running_mean", "window"]
@@ -179,7 +180,7 @@ def _label_ends(ends: Sequence[tuple[float, str, str]], panel: Panel, axes: Any)
     spread = _apart([height_of(value) for value, _, _ in ends], LABEL_GAP)
     for (value, name, colour), height in zip(ends, spread):
         short = printable(name if len(name) <= 13 else f"{name[:6]}…{name[-6:]}")
-        number = f"{value:.1%}" if panel.percent else f"{value:.3g}"
+        number = f"{value:.1%}" if panel.percent else short_number(value)
         _write(
             axes, f"{short} {number}", (1, height), (5, 0), va="center", color=colour, annotation_clip=False
         )

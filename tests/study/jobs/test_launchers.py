@@ -36,7 +36,7 @@ class Node:
         self.returns, self.cancelled = returns, False
 
     def done(self):
-        return self.returns != "busy"
+        return self.cancelled or self.returns != "busy"
 
     def result(self):
         if isinstance(self.returns, Exception):
@@ -55,15 +55,17 @@ def cluster(monkeypatch):
 
     def begin(courses):
         def submit(works):
-            submitted.append([work.job.name for work in works])
-            handles = []
-            for work in works:
-                state, returns, *files = courses[work.job.name].pop(0)
-                steps[work.job.name] = state
-                saved, left[work.job.name] = files or (0, 0)
-                (work.job.folder / "checkpoints" / str(saved)).mkdir(parents=True, exist_ok=True)
-                handles.append(Node(returns))
-            return handles
+            submitted.append([job.name for work in works for job in work.jobs])
+            return [Node([ended(job) for job in work.jobs][-1]) for work in works]
+
+        def ended(job):
+            state, returns, *files = courses[job.name].pop(0)
+            if state is None:
+                raise returns
+            steps[job.name] = state
+            saved, left[job.name] = files or (0, 0)
+            (job.folder / "checkpoints" / str(saved)).mkdir(parents=True, exist_ok=True)
+            return returns
 
         def states(job):  # before its submission a job is where the last one left it
             return steps.get(job.name, State(Kind.NEW))
@@ -119,6 +121,36 @@ def test_what_is_left_of_a_job_is_submitted_until_nothing_comes_of_it(tmp_path, 
     told = launch("submitit", [job], 4, tmp_path / "logs", lambda text: None, {})
     assert len(submitted) == len(course) and len(told) == len(trouble)
     assert all(part in line for part, line in zip(trouble, told))
+
+
+def test_seeds_that_train_side_by_side_are_one_job(tmp_path, cluster):
+    texts = (*SMALL, ("seeds", "2"))
+    jobs = [
+        job
+        for cell in ("single", "voting")
+        for job in jobs_of(tmp_path, 20, f"{cell}-shared-xs-math", 1, texts)
+    ]
+    submitted = cluster({job.name: [(DONE, [], 20, 0)] for job in jobs})
+    assert launch("submitit", jobs, 4, tmp_path / "logs", lambda text: None, {}) == []
+    assert submitted == [[job.name for job in jobs]]
+    assert [len(group) for group in launchers._side_by_side(jobs)] == [2, 2]
+
+
+def test_a_scheduler_that_is_away_for_a_while_is_asked_again(tmp_path, cluster, monkeypatch):
+    (job,) = jobs_of(tmp_path, 20)
+    away = (None, RuntimeError("Socket timed out"))
+    course = [(BEGUN(5), None, 5, 0), away, away, (DONE, [], 20, 0)]
+    submitted, told = cluster({job.name: [*course]}), []
+    assert launch("submitit", [job], 4, tmp_path / "logs", told.append, {}) == []
+    assert len(submitted) == 4
+    assert [line for line in told if "timed out" in line] == [
+        "submitit took no job: Socket timed out; asked again for 10 minutes"
+    ]
+    monkeypatch.setattr(launchers, "AGAIN_S", -1.0)
+    (other,) = jobs_of(tmp_path / "other", 20)
+    cluster({other.name: [course[0], away]})
+    with pytest.raises(LauncherError, match="Socket timed out"):
+        launch("submitit", [other], 4, tmp_path / "logs", told.append, {})
 
 
 @pytest.mark.parametrize("name", ["submitit", "ray"])
@@ -231,14 +263,14 @@ def test_a_preempted_job_saves_is_taken_up_again_and_ends_as_one_that_was_not(tm
     (job,), (whole,) = (jobs_of(tmp_path / name, 40) for name in ("preempted", "whole"))
     executor = submitit.AutoExecutor(folder=tmp_path / "logs", cluster="local")
     executor.update_parameters(timeout_min=30)
-    handle = executor.submit(Work(job, 0))
+    handle = executor.submit(Work((job,), 0))
     _reach(job, 3)
     controller = handle._process.pid  # SLURM signals the job itself; here it is the controller's child
     for task in Path(f"/proc/{controller}/task/{controller}/children").read_text().split():
         os.kill(int(task), signal.SIGUSR2)
     assert handle.result() == [] and matrix.state(job).kind is Kind.DONE
     assert "Calling checkpoint method" in "".join(p.read_text() for p in (tmp_path / "logs").glob("*_log.*"))
-    assert Work(whole, 0)() == []
+    assert Work((whole,), 0)() == []
     assert _numbers(job) == _numbers(whole)
 
 
@@ -265,7 +297,7 @@ def test_what_a_ray_refuses_or_cannot_place_is_told_in_one_line(tmp_path, ray, c
         LauncherError, match=r"^ray took no job: Invalid option keyword fast for remote functions"
     ):
         launch("ray", [job], 0, tmp_path, print, {"fast": 1})
-    (task,) = launchers._ray(tmp_path, {"num_gpus": 3})([Work(job, 0)])
+    (task,) = launchers._ray(tmp_path, {"num_gpus": 3})([Work((job,), 0)])
     told = r"no node of this Ray has CPU 1, GPU 3, memory [\d.]+ .iB: .* --launcher_options may ask for less"
     assert re.search(told, caplog.text)
     task.cancel()

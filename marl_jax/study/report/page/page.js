@@ -13,7 +13,7 @@ const el = (tag, attributes = {}, ...children) => {
   return node;
 };
 const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const paint = place => place === null ? "var(--ink)" : place < data.colours ? `var(--c${place})` : `hsl(${(place * 137.5) % 360} 60% 50%)`;
+const paint = place => place === null ? "var(--ink)" : place < data.colours ? `var(--c${place})` : `hsl(${(place * 137.5) % 360} 60% var(--tone-light))`;
 const probe = el("span", {hidden: true});
 document.body.append(probe);
 const painted = (place, share = 1) => {  // as a colour that a canvas takes
@@ -22,7 +22,7 @@ const painted = (place, share = 1) => {  // as a colour that a canvas takes
   return share === 1 ? rgb : rgb.replace(/^rgb\((.*)\)$/, `rgba($1, ${share})`);
 };
 const percent = value => value === null ? "–" : `${(100 * value).toFixed(1)}%`;
-const number = value => value === null ? "–" : String(+value.toPrecision(3));
+const number = value => value === null ? "–" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(3));
 const save = (name, blob) => {
   const link = el("a", {download: name, href: URL.createObjectURL(blob)});
   link.click();
@@ -54,9 +54,12 @@ const plots = [];
 const sync = window.uPlot && uPlot.sync("steps");
 
 function mean(values, window) {
-  return values.map((_, end) => {
-    const known = values.slice(Math.max(0, end + 1 - window), end + 1).filter(value => value !== null);
-    return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
+  let sum = 0, known = 0;
+  const add = (value, sign) => { if (value !== null) { sum += sign * value; known += sign; } };
+  return values.map((value, end) => {
+    add(value, 1);
+    if (end >= window) add(values[end - window], -1);
+    return known ? sum / known : null;
   });
 }
 
@@ -68,11 +71,15 @@ function columns(panel) {
     line.steps.forEach((step, index) => { column[place.get(step)] = values[index]; });
     return column;
   };
-  return {steps, spread};
+  const among = line => {  // the places of values that no line reaches
+    const alone = index => [-1, 0, 1].every(by => ((line.values[index + by] ?? null) !== null) === (by === 0));
+    return line.steps.flatMap((step, index) => alone(index) ? [place.get(step)] : []);
+  };
+  return {steps, spread, among};
 }
 
 function curve(figure, panel) {
-  const {steps, spread} = columns(panel);
+  const {steps, spread, among} = columns(panel);
   const show = panel.percent ? percent : value => number(value) + (value !== null && panel.unit ? ` ${panel.unit}` : "");
   const series = [{label: "step"}], values = [steps], bands = [];
   const add = (options, column) => { series.push(options); values.push(column); };
@@ -87,7 +94,9 @@ function curve(figure, panel) {
     const smooth = line.window > 1;
     if (smooth) add({label: `${line.name} (single steps)`, stroke: () => painted(line.colour, 0.28), width: 1,
                      points: {show: false}}, raw);
-    add({label: line.name, stroke, width: 2, spanGaps: panel.points, points: {show: panel.points || undefined, size: 5},
+    const lonely = line.window > 1 ? [] : among(line);
+    add({label: line.name, stroke, width: 2, spanGaps: panel.points,
+         points: {show: panel.points || lonely.length > 0, size: 5, ...(panel.points ? {} : {filter: () => lonely})},
          value: (_, value) => show(value)}, smooth ? spread(line, mean(line.values, line.window)) : raw);
   }
   const axis = {stroke: () => colour("--muted"), grid: {stroke: () => colour("--grid"), width: 1}, ticks: {show: false},
@@ -105,8 +114,10 @@ function curve(figure, panel) {
     };
     if (panel.level) {
       const y = plot.valToPos(panel.level[0], "y", true);
-      stroke("--muted", [box.left, y], [box.left + box.width, y]);
-      context.fillText(panel.level[1], box.left + 4, y - 4);
+      if (y >= box.top && y <= box.top + box.height) {
+        stroke("--muted", [box.left, y], [box.left + box.width, y]);
+        context.fillText(panel.level[1], box.left + 4, y - 4);
+      }
     }
     // Numbers that would overprint each other stand together behind the first of their lines.
     let label = null;
@@ -159,34 +170,40 @@ function curve(figure, panel) {
     cursor: {sync: {key: sync.key, setSeries: false}, points: {size: 7}, drag: {x: true, y: false}},
     scales: {x: {time: false}, y: panel.logarithmic ? {distr: 3} : {range}},
     axes: [{...axis, label: "step", size: 24},
-      {...axis, label: panel.unit || null, size: 56, values: (_, ticks) => ticks.map(tick => tick === null ? "" : (panel.percent ? percent : number)(tick))}],
+      {...axis, label: panel.unit || null, size: 56, values: (_, ticks) => ticks.map(tick => tick === null ? "" : panel.percent ? percent(tick) : (+tick.toPrecision(10)).toLocaleString("en", {maximumSignificantDigits: 10}))}],
   }, values, holder);
   said(null);
   holder.addEventListener("keydown", event => {
     const move = {ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity}[event.key];
-    if (event.key === "Escape") plot.setData(values);  // with all scales as at first, also where there is one step
+    // With all scales as at first, also where there is one step; of all curves, as a zoom is.
+    if (event.key === "Escape") plots.forEach(({plot}) => plot.setData(plot.data));
     if (move === undefined) return;
     event.preventDefault();
-    const now = plot.cursor.idx ?? (move < 0 ? steps.length : -1);
-    const next = Math.min(Math.max(now + move, 0), steps.length - 1);
-    plot.setCursor({left: plot.valToPos(steps[next], "x"), top: 10});
+    const {min, max} = plot.scales.x;
+    const first = Math.max(0, steps.findIndex(step => step >= min)), last = steps.findLastIndex(step => step <= max);
+    const now = plot.cursor.idx ?? (move < 0 ? last + 1 : first - 1);
+    const next = Math.min(Math.max(now + move, first), Math.max(first, last));
+    plot.setCursor({left: plot.valToPos(steps[next], "x"), top: 10}, true, true);
   });
+  const drawn = () => panel.lines.filter(line => plot.series.find(one => one.label === line.name).show);
   const picture = () => {  // on paper, under its title and the names of its lines
     const from = plot.ctx.canvas, unit = 16 * devicePixelRatio;
-    const canvas = el("canvas", {width: from.width, height: from.height + unit * (2 + panel.lines.length)}), on = canvas.getContext("2d");
+    const canvas = el("canvas", {width: from.width, height: from.height + unit * (2 + drawn().length)}), on = canvas.getContext("2d");
     on.fillStyle = colour("--paper");
     on.fillRect(0, 0, canvas.width, canvas.height);
     on.drawImage(from, 0, canvas.height - from.height);
-    [[panel.title, null], ...panel.lines.map(line => [line.name, line.colour])].forEach(([text, place], row) => {
+    [[panel.title, null], ...drawn().map(line => [line.name, line.colour])].forEach(([text, place], row) => {
       on.font = `${row ? "" : "bold "}${0.75 * unit}px sans-serif`;
       on.fillStyle = painted(place);
       on.fillText(text, unit / 2, unit * (row + 1.2));
     });
     return canvas;
   };
-  const rows = () => [["step", ...panel.lines.flatMap(line => [line.name, ...(line.low ? [`${line.name} low`, `${line.name} high`] : [])])],
-    ...steps.map((step, index) => [step, ...panel.lines.flatMap(line =>
-      [line.values, line.low, line.high].filter(Boolean).map(column => spread(line, column)[index]))])];
+  const rows = () => {
+    const named = drawn().flatMap(line => [["", line.values], [" low", line.low], [" high", line.high]].filter(([, column]) => column)
+      .map(([end, column]) => [`${line.name}${end}`, spread(line, column)]));
+    return [["step", ...named.map(([name]) => name)], ...steps.map((step, index) => [step, ...named.map(([, column]) => column[index])])];
+  };
   figure.append(el("div", {class: "saves"},
     button("PNG", () => picture().toBlob(blob => save(`${panel.title}.png`, blob)), {class: "save"}),
     button("CSV", () => saveCsv(panel.title, rows()), {class: "save"}),
@@ -197,7 +214,11 @@ function curve(figure, panel) {
 for (const figure of document.querySelectorAll("figure[data-panel]")) curve(figure, data.panels[figure.dataset.panel]);
 const resized = () => plots.forEach(({plot, size}) => plot.setSize(size()));
 addEventListener("resize", resized);
-addEventListener("beforeprint", resized);
+// On paper, curves have the colours of paper, too: a canvas is drawn before the styles of print hold.
+const dark = [...document.styleSheets].flatMap(sheet => [...sheet.cssRules]).find(rule => rule.media?.mediaText.includes("dark"));
+const onScreen = dark?.media.mediaText;
+for (const [event, media] of [["beforeprint", "not all"], ["afterprint", onScreen]])
+  addEventListener(event, () => { if (dark) dark.media.mediaText = media; resized(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => plots.forEach(({plot}) => plot.redraw(false)));
 
 // ------------------------------------------------------------------ what the roles said
@@ -227,7 +248,7 @@ function words(call) {
   let start = 0;
   return call.n.map((end, index) => {
     const piece = el("span", {title: `${shading} ${column[index]}`,
-      style: `background: color-mix(in srgb, var(--bad) ${Math.round(70 * strength(column[index] ?? 0))}%, transparent)`},
+      style: `background: color-mix(in srgb, var(--bad) calc(var(--fullest) * ${strength(column[index] ?? 0).toFixed(2)}), transparent)`},
       characters.slice(start, end).join(""));
     start = end;
     return piece;
@@ -248,14 +269,16 @@ function transcript(one) {
   const [ending, kind] = verdict(one), task = tasks[one.t];
   const tools = at => (one.tools ?? []).filter(tool => at(tool.at ?? 0)).map(tool =>
     el("div", {class: "call"}, el("header", {}, el("b", {}, `[tool] ${tool.r}`)), el("pre", {}, tool.x)));
+  const apart = text => el("bdi", {}, text);  // an answer may turn round the direction of what follows it
   const body = [...tools(at => at < 0)];
   one.calls.forEach((call, index) => body.push(callBlock(call, index), ...tools(at => at === index)));
   body.push(...tools(at => at >= one.calls.length));
   return el("article", {class: "episode"},
     el("h3", {}, `${named(where(one))}, `, el("span", {class: kind}, ending), one.lost ? `, lost by ${one.lost}` : ""),
-    el("p", {class: "muted small"}, `task ${task.id}, sample ${one.s ?? 0}${one.p ? `, path ${one.p}` : ""}${one.o === undefined ? "" : `, outcome ${number(one.o)}`}`),
+    el("p", {class: "muted small"}, "task ", apart(task.id), `, sample ${one.s ?? 0}${one.p ? `, path ${one.p}` : ""}${one.o === undefined ? "" : `, outcome ${number(one.o)}`}`),
     el("pre", {}, task.question), ...body,
-    el("p", {class: "small"}, `Answer: ${one.a ?? "none"}.${task.gold === null ? "" : ` Wanted: ${task.gold}.`}${one.e ? ` Ended by an error: ${one.e}.` : ""}`));
+    el("p", {class: "small"}, "Answer: ", apart(one.a ?? "none"), ".", ...(task.gold === null ? [] : [" Wanted: ", apart(task.gold), "."]),
+      ...(one.e ? [" Ended by an error: ", apart(one.e), "."] : [])));
 }
 
 const choice = (label, options, onchange) => {
@@ -298,10 +321,22 @@ function transcripts(wanted = {}) {
         calls.some(call => `${call.q ?? ""}\n${call.x}`.toLowerCase().includes(sought)));
   };
   const list = () => {
-    const some = episodes.filter(fits);
+    const some = episodes.filter(fits), shown = el("div", {class: "multiples"}, ...some.slice(0, count).map(transcript));
     told.textContent = `${some.length} of ${episodes.length} recorded episodes`;
-    found.replaceChildren(el("div", {class: "multiples"}, ...some.slice(0, count).map(transcript)),
-      some.length > count ? button(`show ${Math.min(FEW, some.length - count)} more`, () => { count += FEW; list(); }) : "");
+    const more = button("", () => {
+      const next = some.slice(count, count + FEW).map(transcript);
+      count += FEW;
+      shown.append(...next);
+      next[0].tabIndex = -1;
+      next[0].focus();
+      name();
+    });
+    const name = () => {
+      more.textContent = `show ${Math.min(FEW, some.length - count)} more`;
+      more.hidden = some.length <= count;
+    };
+    name();
+    found.replaceChildren(shown, more);
   };
   list();
   return [el("form", {class: "filters", onsubmit: event => event.preventDefault()}, ...Object.values(inputs).map(input => input.label),
