@@ -47,9 +47,8 @@ class LearnerConfig:
     epochs: Count = 1  # number of passes over the rows of a step
     old_logprobs: Literal["trainer", "sampler"] = "trainer"  # the log-probs that the ratio is taken against
     mask_truncated: bool = False  # leave out completions that were cut off
-    logprob_chunk: Count = (
-        4096  # tokens whose logits exist at the same time, but one of each sequence at least
-    )
+    # Tokens whose logits exist at the same time, but one of each sequence at least.
+    logprob_chunk: Count = 4096
     gap_tolerance: Positive = 1e-3  # sampler and trainer log-probs further apart than this are reported
     max_skips: Count = 10  # non-finite gradients of a policy before the run stops
     # {policy: learning rate}, in place of the schedule's.

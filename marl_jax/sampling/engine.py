@@ -24,7 +24,6 @@ from marl_jax.errors import UserError
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import Cache, empty_cache
 from marl_jax.models.lora import num_adapters
-from marl_jax.own import as_static
 from marl_jax.sampling import programs
 from marl_jax.sampling.admission import NOWHERE, Admission, Feed, Waiting
 from marl_jax.sampling.banks import Bank, Rungs
@@ -220,10 +219,9 @@ class Engine:
             rungs,
             lanes,
             config=self.config,
-            features=self.settings.features,
+            features=self.settings.features.resolved(),
             steps=self.settings.steps,
             scale=self._scale,
-            own=as_static(self.settings.features.sampler, "sampler"),
         )
 
     # -- admission ------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from marl_jax.models.decode import Cache
 from marl_jax.models.model_config import ModelConfig
 from marl_jax.models.scatter import UNIQUE, distinct
 from marl_jax.models.weight_table import Tree
-from marl_jax.own import called, own_function
+from marl_jax.own import as_static, called, own_function
 from marl_jax.sampling import methods
 
 __all__ = [
@@ -51,6 +51,11 @@ class Features:
     candidates: int = 0  # C > 0: record the kept set, of at most C tokens
     # A user's "module:function" that removes tokens after top-k and top-p.
     sampler: str | None = None
+    own: Any = None  # its function, by which programs differ
+
+    def resolved(self) -> "Features":
+        """With the function of the sampler: another one under its name is another program."""
+        return dataclasses.replace(self, own=as_static(self.sampler, "sampler"))
 
 
 @flax.struct.dataclass
@@ -92,9 +97,7 @@ class Sampled:
     kept: Array | None  # [n,W,C] int32, -1 behind the end
 
 
-@functools.partial(
-    jax.jit, static_argnames=("config", "features", "steps", "scale", "own"), donate_argnames="rungs"
-)
+@functools.partial(jax.jit, static_argnames=("config", "features", "steps", "scale"), donate_argnames="rungs")
 def decode(
     params: Tree,
     adapters: Tree | None,
@@ -105,11 +108,8 @@ def decode(
     features: Features,
     steps: int,
     scale: float,
-    own: Any = None,
 ) -> tuple[tuple[Cache, ...], Sampled]:
     """Sample up to `steps` tokens in every active lane. Lanes that end on the way idle until the dispatch does.
-
-    `own` is the function of a custom `features.sampler`.
 
     The lanes are the rows of the caches, one cache behind the other; lanes behind the last are idle.
     """

@@ -20,7 +20,6 @@ from jax.sharding import Mesh
 
 from marl_jax.models import ModelConfig
 from marl_jax.models.decode import Cache, empty_cache
-from marl_jax.own import as_static
 from marl_jax.sampling import programs
 from marl_jax.sampling.lanes import LaneTable
 from marl_jax.sampling.shapes import EngineSettings
@@ -110,10 +109,9 @@ def _outcome(
         (cache,),
         lanes,
         config=config,
-        features=settings.features,
+        features=settings.features.resolved(),
         steps=settings.steps,
         scale=scale,
-        own=as_static(settings.features.sampler, "sampler"),
     )
     # The cache of the last layer depends on the attention of all other layers.
     parts = (out.token.T, out.logprob.T, cache.keys[-1][..., :filled], cache.values[-1][:, :, :filled])

@@ -18,6 +18,7 @@ __all__ = [
     "assertions",
     "check_text",
     "dapo_math",
+    "dapo_repeated",
     "deepcoder",
     "generic",
     "gsm8k",
