@@ -274,6 +274,8 @@ def main(argv):
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], required=True)
     parser.add_argument("--max-model-len", type=int, required=True)
+    parser.add_argument("--max-num-seqs", type=int, required=True)
+    parser.add_argument("--hf-overrides", type=json.loads, default={})
     parser.add_argument("--enable-lora", action="store_true")
     parser.add_argument("--max-loras", type=int, default=1)
     parser.add_argument(
@@ -283,6 +285,8 @@ def main(argv):
     parser.add_argument("--generation-config", choices=["vllm"], required=True)
     parser.add_argument("--seen", help="a file that the process ids are written to")
     asked = parser.parse_args(argv)
+    if asked.hf_overrides != ({"head_dtype": "float32"} if asked.dtype == "bfloat16" else {}):
+        parser.error(f"--hf-overrides is {asked.hf_overrides}: logits are those of the trainer in float32")
     faults = {
         "raw": asked.logprobs_mode == "processed_logprobs",
         "no adapters": asked.enable_lora and os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING") == "True",

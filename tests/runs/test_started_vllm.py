@@ -9,12 +9,13 @@ import stat
 import subprocess
 import sys
 import time
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
 from fake_vllm import FakeVllm
 from run_kit import records
-from vllm_kit import answers, check, config_of, in_full, moved, service_of, train
+from vllm_kit import PROMPT, answers, check, config_of, in_full, moved, service_of, train
 
 from marl_jax.config.run_config import ConfigError, EngineConfig, VllmConfig
 from marl_jax.rollouts.vllm import client
@@ -24,6 +25,7 @@ from marl_jax.rollouts.voices import EngineGone
 from marl_jax.run_folder.checkpoints import steps
 from marl_jax.run_folder.folder import read
 from marl_jax.runs.loading.parts import load_parts
+from marl_jax.sampling import Request
 
 pytestmark = pytest.mark.long
 
@@ -133,6 +135,22 @@ def test_what_a_server_of_the_run_does_not_answer_a_new_one_does(base, monkeypat
     assert list(here.servers[2].adapters) == here.servers[2].loaded and len(here.servers[2].loaded) == 2
     service.close()
     assert not here.running
+
+
+def test_answers_that_are_at_hand_when_a_server_dies_are_not_asked_for_again(base, monkeypatch):
+    here, _, service = serving(base, monkeypatch)
+    engine, request = service.engines["p0"], Request(PROMPT, (0,), 8, policy="p0")
+    first = [engine.submit(dataclasses.replace(request, key=(n,))) for n in range(2)]
+    wait([engine._jobs[ticket] for ticket in first], timeout=60)
+    here.end()
+    last = engine.submit(dataclasses.replace(request, key=(2,)))
+    wait([engine._jobs[last]], timeout=60)
+    assert [ticket for ticket, _ in engine.step()] == first and len(here.servers) == 2
+    found = {}
+    while engine.pending:
+        found |= dict(engine.step())
+    assert list(found) == [last]
+    service.close()
 
 
 def test_a_new_server_is_sent_the_full_weights_that_the_one_before_had(base, monkeypatch):

@@ -163,7 +163,7 @@ def test_what_a_request_asks_for_is_what_is_sent(base):
 
 FAULTS = {
     "no adapters": "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True .*--enable-lora --max-loras 2 --max-lora-rank 8",
-    "no routes": "refused /weight_info .*VLLM_SERVER_DEV_MODE=1 .*--model .*--max-model-len 80 --logprobs",
+    "no routes": "refused /weight_info .*VLLM_SERVER_DEV_MODE=1 .*--max-model-len 80 --max-num-seqs 8 --logprobs",
     "reload": r"refused /collective_rpc \(500: No weights in .*engine.vllm.folder",
     "no ids": "return_token_ids",
     "no log-probs": "without a log-prob for every token",
