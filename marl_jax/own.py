@@ -49,7 +49,10 @@ def own_function(name: str, what: str) -> Callable[..., Any]:
 
 
 def as_static(name: str | None, what: str) -> Callable[..., Any] | None:
-    """The function as a static argument of a program: another function under its name is another program."""
+    """The function as a static argument of a program: another function under its name is another program.
+
+    None for one that has no hash: there, the first that was compiled stays.
+    """
     function = own_function(name, what) if name is not None and is_own(name) else None
     return function if isinstance(function, Hashable) else None
 

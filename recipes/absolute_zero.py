@@ -7,8 +7,8 @@ and type beats one whitening of all.
 A proposer writes `a+b` or `a-b`. Deduction asks for its value, abduction for b where the value is shown, induction
 for its value where two pairs show what is done to a. The executor parses what is written, refuses what is out of
 range or held out, and computes the answer. Probes measure how often a problem is solved and are not trained on;
-solvers learn from problems of the buffer. One whitening of all is one of the probes' rewards, too. The test problems
-are sums and differences of the test split, which are deductions.
+solvers learn from problems of the buffer. One whitening is of all calls that train. The test problems are sums and
+differences of the test split, which are deductions.
 """
 
 import functools
@@ -28,19 +28,23 @@ from recipes.words import BASE, TYPES, ask_proposer, user
 def self_play(task, prompts, *, rng, tries=4, given=False):
     """A problem of the buffer, or a given one, is solved; in place of any other one is proposed and probed."""
     if given or task.id.startswith("made/"):
-        labels = {"type": task.meta.get("type", "deduction")}
+        labels = {"type": task.meta.get("type", "deduction"), "over": "trained"}
         ask = prompts.generator(question=task.question)
         return (yield [Call("solver", ask, slot=i, labels=labels) for i in range(1 if given else tries)])[0]
     kind = TYPES[int(rng.integers(len(TYPES)))]
     shown = [example["question"] for example in task.meta.get("examples", ())]
     seen = ONE.search(" ".join(shown))
     ask = user(ask_proposer(seen[0] if seen else "1+1", kind))
-    written = yield Call("proposer", ask, read=functools.partial(valid, kind), labels={"type": kind})
+    written = yield Call(
+        "proposer", ask, read=functools.partial(valid, kind), labels={"type": kind, "over": "trained"}
+    )
     if written.answer is None:
         return None
     made = executed(kind, written.text)
     ask = prompts.generator(question=made.question)
-    probes = [Call("probe", ask, slot=i, about=made, labels={"type": kind}) for i in range(tries)]
+    probes = [
+        Call("probe", ask, slot=i, about=made, labels={"type": kind, "over": "probes"}) for i in range(tries)
+    ]
     return (yield probes)[0]
 
 
@@ -99,7 +103,7 @@ RECIPE = Recipe(
         "uniform": {"rewards.name": "recipes.absolute_zero:uniform"},
         "difficulty": {"rewards.name": "recipes.absolute_zero:difficulty"},
         "frozen proposer": {"policies.frozen_roles": ["probe", "proposer"]},
-        "one whitening": {"advantages.group": "branch"},
+        "one whitening": {"advantages.group": "call.over"},  # of all that train
     },
     claims=(
         Claim("accuracy", "learnability", "base"),

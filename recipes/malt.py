@@ -3,8 +3,8 @@
 Claim: supervised learning on calls of value above one half helps, and pairs of one parent for verifier and refiner add
 to it.
 
-The value of a call is the mean outcome of the paths below it. Pairs are two calls behind one prompt whose values are a
-third or more apart; both may be good, or bad. The
+The value of a call is the mean outcome of the paths below it. Pairs are a good and a bad call behind one prompt: of
+values in thirds, those more than a third apart. The
 twin on the policy's own samples (`grpo`) compares siblings by the same values, and is compared at the step at which it
 has sampled as much as the tree: whether pairs add anything to the tree. Evaluated in one pass.
 """
@@ -53,7 +53,7 @@ DPO = {
     "reference": "start",
     "optimiser": "fresh",
     "roles": ["verifier", "refiner"],
-    "learner": {"preference.beta": 0.2, "preference.gap": 0.3, "optimiser.schedule.learning_rate": 1e-4},
+    "learner": {"preference.beta": 0.2, "preference.gap": 0.34, "optimiser.schedule.learning_rate": 1e-4},
 }
 
 

@@ -139,11 +139,12 @@ def _served(chat: Chat, model: ModelConfig, format: str) -> list[str]:
     told = []
     if "enable_thinking" in (getattr(chat.tokenizer, "chat_template", None) or ""):
         told.append(
-            'It was trained with thinking off: ask with chat_template_kwargs {"enable_thinking": false}.'
+            'It was asked with thinking off: ask with chat_template_kwargs {"enable_thinking": false}.'
         )
     if format == "peft" and chat.end_of_turn not in model.stop_tokens:
+        end = chat.end_of_turn
         told.append(
-            f"Its turns end with token {chat.end_of_turn}, at which its base does not stop: ask for that."
+            f"Its turns end with token {end}, where its base does not stop: ask with stop_token_ids [{end}]."
         )
     return told
 

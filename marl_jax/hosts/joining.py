@@ -53,8 +53,8 @@ def joined(
 ) -> Iterator[None]:
     """This process is one of so many `hosts` while the context lasts; nothing where that is 1.
 
-    `coordinator` is HOST:PORT of process 0, and `process` the number of this one; both or neither are given. `devices`
-    are those of this process.
+    `coordinator` is HOST:PORT of process 0, and `process` the number of this one; both or neither are given. So many
+    `devices` are this process's own.
     """
     if hosts == 1:
         if coordinator or process is not None:

@@ -75,7 +75,7 @@ def train(
     if config.mesh.hosts != (count := hosts.count()):
         raise hosts.HostsError(
             f"mesh.hosts is {config.mesh.hosts}, and this process is one of {count}: give each process --coordinator "
-            "and --process, or call marl_jax.hosts.joined around train"
+            "and --process, or call marl_jax.hosts.joined (hosts, and devices=data * model) around train"
         )
     keep_programs()
     if config.road != "hosted":

@@ -51,11 +51,15 @@ class Features:
     candidates: int = 0  # C > 0: record the kept set, of at most C tokens
     # A user's "module:function" that removes tokens after top-k and top-p.
     sampler: str | None = None
-    own: Any = None  # its function, by which programs differ
 
     def resolved(self) -> "Features":
         """With the function of the sampler: another one under its name is another program."""
-        return dataclasses.replace(self, own=as_static(self.sampler, "sampler"))
+        return _Resolved(**vars(self), own=as_static(self.sampler, "sampler")) if self.sampler else self
+
+
+@dataclasses.dataclass(frozen=True)
+class _Resolved(Features):
+    own: Any = None
 
 
 @flax.struct.dataclass

@@ -55,7 +55,7 @@ def in_one_line(text: str) -> str:
 
 def short_number(value: float) -> str:
     """Three digits, or a whole number."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def percent(value: float | None) -> str:

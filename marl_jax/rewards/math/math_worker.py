@@ -2,10 +2,11 @@
 
 It loads math-verify once and forks a child for every pair, so a comparison that runs away, eats memory or
 crashes ends alone and leaves no trace in the next one. The child's exit status is the verdict, printed with the CPU
-seconds it took; a child that spent its CPU time means no; one ended by the clock or a signal, no verdict (?):
+seconds it took; a child that spent its CPU time means no; one ended by the clock or a signal, no verdict (?),
+nor has one whose limits could not be set (exit 2):
 
     parent --[tree, tree, cpu_s, wall_s]--> worker --fork--> child: verify(a, b)
-    parent <--"1", "0" or "?", seconds----- worker <--exit 0, 1 or a signal--
+    parent <--"1", "0" or "?", seconds----- worker <--exit 0, 1, 2 or a signal--
 """
 
 import gc

@@ -75,8 +75,8 @@ def main() -> None:
             try:
                 job = _arrange(fds, box)
                 try:
-                    # The kernel counts threads by user, so there is no limit where the user is the caller's: to a
-                    # kernel before 5.14 it is, in a namespace, too.
+                    # Threads are counted by user, so there is no limit where the user is the caller's. Linux before
+                    # 5.14 counts those of the caller in a user namespace, too.
                     threads = 128 if isolated and _kernel() >= (5, 14) else None
                     kernel.limit(own_bytes + memory_bytes, int(wall_s) + 2, file_bytes, threads)
                     if isolated:

@@ -54,7 +54,8 @@ class Vllm:
         lora_scale: float = 1.0,
         log: Path | None = None,
     ):
-        """`settings` has the longest request, and as its lanes how many are in flight; the server sets its lanes.
+        """`settings` has the longest request, and as its lanes how many are in flight; a server
+        that is started here decodes as many.
 
         `log` is where a server that is started here writes; None: among the temporary files, where it stays.
         """

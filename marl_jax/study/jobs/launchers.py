@@ -1,6 +1,7 @@
 """The jobs of a matrix on a cluster: submitit (SLURM) or Ray plays each on a node, and tells here how far it is.
 
     jobs ──► one Work each ──► submitit's job array | Ray's tasks ──► matrix.work on the node ──► ROOT/CELL/seed-N
+             (seeds side by side: one for all)
 
 All nodes see ROOT on one disk, which is the only memory: a job that is lost or was stopped is submitted again as long
 as it gets further, and the same command goes on where everything was stopped. Nothing here schedules.
@@ -95,7 +96,7 @@ def launch(
     pending: dict[
         int, tuple[Handle, list[Reached]]
     ] = {}  # place: what was submitted, and how far its jobs were
-    refused: dict[int, float] = {}  # place: since when it is not taken again
+    again: dict[int, float] = {}  # place: since when it waits to be submitted again
     trouble, told = list[str](), dict[str, str]()
 
     def send(places: Sequence[int]) -> None:
@@ -106,8 +107,10 @@ def launch(
 
     send(range(len(groups)))
     with Stop() as stop:
-        while (pending or refused) and not stop.asked:
-            for place, since in list(refused.items()):
+        while (pending or again) and not stop.asked:
+            for place, since in list(again.items()):
+                if stop.asked:
+                    break
                 try:
                     send([place])
                 except LauncherError as error:
@@ -117,7 +120,8 @@ def launch(
                         told[launcher] = str(error)
                         say(f"{error}; asked again for {AGAIN_S / 60:.0f} minutes")
                 else:
-                    del refused[place]
+                    del again[place]
+                    told.pop(launcher, None)
             for place, (handle, began) in list(pending.items()):
                 over = handle.done()
                 found = [matrix.state(job) for job in groups[place]]
@@ -132,7 +136,7 @@ def launch(
                     lines = handle.result() or []
                 except Exception as error:
                     last = (str(error).strip().splitlines() or [""])[-1]
-                    lines = [f"{groups[place][0].name}: {type(error).__name__}: {last}"]
+                    lines = [f"{job.name}: {type(error).__name__}: {last}" for job in groups[place]]
                 now = [_reached(job, samples) for job in groups[place]]
                 lacks = [
                     f"{job.name}: {what}"
@@ -141,7 +145,7 @@ def launch(
                 ]
                 further = any(new > old for one, other in zip(now, began) for new, old in zip(one, other))
                 if lacks and further and all(state.kind is not Kind.IN_USE for state in found):
-                    refused[place] = time.monotonic()  # until it is taken, with the next round
+                    again[place] = time.monotonic()
                 elif lacks and not lines:
                     trouble += [f"{what}; see the logs in {folder}" for what in lacks]
                 else:
@@ -194,8 +198,7 @@ def resources(job: Job) -> dict[str, float]:
 
     Of this host, since to look at a GPU is to take it from the runs.
     """
-    with contextlib.suppress(RuntimeError):  # where JAX was begun before
-        jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_platforms", "cpu")  # without effect where JAX was begun before
     plan = make_plan(job.config, find_models(job.config)[0], devices.here())
     return {"devices": job.config.mesh.data * job.config.mesh.model, "memory": float(plan.total)}
 

@@ -22,7 +22,7 @@ const painted = (place, share = 1) => {  // as a colour that a canvas takes
   return share === 1 ? rgb : rgb.replace(/^rgb\((.*)\)$/, `rgba($1, ${share})`);
 };
 const percent = value => value === null ? "–" : `${(100 * value).toFixed(1)}%`;
-const number = value => value === null ? "–" : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(3));
+const number = value => value === null ? "–" : Math.abs(value) >= 999.5 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(3));
 const save = (name, blob) => {
   const link = el("a", {download: name, href: URL.createObjectURL(blob)});
   link.click();
@@ -215,7 +215,7 @@ for (const figure of document.querySelectorAll("figure[data-panel]")) curve(figu
 const resized = () => plots.forEach(({plot, size}) => plot.setSize(size()));
 addEventListener("resize", resized);
 // On paper, curves have the colours of paper, too: a canvas is drawn before the styles of print hold.
-const dark = [...document.styleSheets].flatMap(sheet => [...sheet.cssRules]).find(rule => rule.media?.mediaText.includes("dark"));
+const dark = [...document.styleSheets].filter(sheet => !sheet.href).flatMap(sheet => [...sheet.cssRules]).find(rule => rule.media?.mediaText.includes("dark"));
 const onScreen = dark?.media.mediaText;
 for (const [event, media] of [["beforeprint", "not all"], ["afterprint", onScreen]])
   addEventListener(event, () => { if (dark) dark.media.mediaText = media; resized(); });
