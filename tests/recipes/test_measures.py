@@ -120,7 +120,7 @@ def test_an_execution_pays_for_its_calls_and_a_design_that_cannot_be_read_for_mo
     three = episode(*[call("executor")] * 4, outcome=1.0)
     unread = episode(call("designer"), outcome=0.0)
     assert metaagent_x.worth([three, unread]) == pytest.approx([1 - 3 * 0.02, -9 * 0.02])
-    longest = episode(call("designer"), *[call("executor")] * metaagent_x.MOST, outcome=0.0)
+    longest = episode(call("designer", answer="solve"), *[call("executor")] * metaagent_x.MOST, outcome=0.0)
     assert metaagent_x.worth([unread])[0] < metaagent_x.worth([longest])[0]
 
 
