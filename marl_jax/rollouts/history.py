@@ -23,9 +23,8 @@ REPLY = {"role": "assistant", "content": "a reply to take apart"}
 NEXT = {"role": "user", "content": "words that follow"}
 EARLIER = [{"role": "user", "content": "first words"}, {"role": "assistant", "content": "a first reply"}]
 
-_MARK = re.compile(
-    r"</?[a-z_]+>|<\|[^<>]*\|>"
-)  # Qwen3's for thoughts, tools and files are added, and not special
+# Qwen3's for thoughts, tools and files are added, and not special.
+_MARK = re.compile(r"</?[a-z_]+>|<\|[^<>]*\|>")
 _THOUGHT = "<think>", "</think>"
 
 LONGER = "raise max_prompt (and the limits' context, if set)"

@@ -108,9 +108,8 @@ class Stop:
             if time.monotonic() >= self._began + TOGETHER_S:
                 self._give_back()
                 signal.raise_signal(number)
-                if (
-                    signal.getsignal(number) is signal.SIG_DFL
-                ):  # the first process of a container does not die of it
+                # The first process of a container does not die of a signal without a handler.
+                if signal.getsignal(number) is signal.SIG_DFL:
                     os._exit(128 + number)
             return
         self._began = time.monotonic()

@@ -3,9 +3,9 @@
     gradient = sum_i c_i g_i,    c = 1 for no intervention
 
 A projection of one part on another is a combination of parts too, so even conflict projection costs K x K
-numbers and not a pass over the weights. Damping alone reads a moving average of gradients; frozen roles have
-no rows. All functions are pure, jitted with the update, and applied in the
-order of this file, before clipping. The KL anchor (I1) is a term of the loss: `kl_coef` per role.
+numbers and not a pass over the weights. Damping alone reads a moving average of gradients; frozen roles have no
+rows. All functions are pure, jitted with the update, and applied in the order of this file, before clipping.
+The KL anchor (I1) is a term of the loss: `kl_coef` per role.
 """
 
 import dataclasses
@@ -123,9 +123,8 @@ class PerRole(NamedTuple):
 
 def coefficients(config: Mixing, gram: Array, roles: PerRole) -> jax.Array:
     """[R]: the weight of each role's part, given their Gram matrix [R, R]; all interventions but damping applied."""
-    mix = jnp.eye(
-        gram.shape[0], dtype=jnp.float32
-    )  # row i: role i's new part as a combination of the original parts
+    # Row i: role i's new part as a combination of the original parts.
+    mix = jnp.eye(gram.shape[0], dtype=jnp.float32)
     if config.normalise_multiplicity:
         mix = mix / jnp.where(roles.mixed, roles.multiplicity, 1.0)[:, None]
     if config.balance != "off":

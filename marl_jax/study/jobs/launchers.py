@@ -93,10 +93,9 @@ def launch(
     with _told(f"{launcher} cannot be used"):
         submit = {"submitit": _submitit, "ray": _ray}[launcher](folder, options)
     groups = _side_by_side(jobs)
-    pending: dict[
-        int, tuple[Handle, list[Reached]]
-    ] = {}  # place: what was submitted, and how far its jobs were
-    again: dict[int, float] = {}  # place: since when it waits to be submitted again
+    # By place in `groups`: what was submitted, and how far its jobs were; since when one waits to be submitted again.
+    pending: dict[int, tuple[Handle, list[Reached]]] = {}
+    again: dict[int, float] = {}
     trouble, told = list[str](), dict[str, str]()
 
     def send(places: Sequence[int]) -> None:
