@@ -31,7 +31,8 @@ START_LIMIT_S = 120.0  # loading the library on a slow disk is no verdict about 
 AFTER_START_S = 0.5  # of its time that a question keeps while no worker is up
 MAX_WORKERS = 4
 LATE_LIMIT_S = 5.0  # a worker that is silent so much longer hangs; on a busy machine it may merely be late
-TRIES = 3  # of a question, where workers die
+# Of a question, where workers die: all idle ones may have been killed from outside, which is no word about it.
+TRIES = MAX_WORKERS + 2
 
 _WORKER = Path(__file__).with_name("math_worker.py")  # run by its path: the package around it loads much else
 
