@@ -89,6 +89,8 @@ def speak(
 ) -> Out:
     """The completions of all active lanes."""
     stacked = None if adapter is None else jax.tree.map(lambda leaf: leaf[None], adapter)
+    if adapter is None:
+        params = {**params, "layers": jax.vmap(qwen3.fused)(params["layers"])}
     weights = _Weights(params, unstack(params, voice.model), stacked)
     each = lanes.active.reshape(len(tokens), -1)
     wanted = jnp.where(each.any(axis=1), length - 1, 0)
@@ -111,17 +113,22 @@ def _prefill(voice: Voice, weights: _Weights, tokens: jax.Array, length: jax.Arr
             qwen3.embed(weights.params, fed),
             qwen3.rotation(config, jnp.broadcast_to(jnp.arange(width_here), fed.shape)),
         )
-        keys, values = [], []
-        for layer, lora in zip(weights.layers, weights.lora(len(rows), voice)):
+        room = ((0, 0), (0, 0), (0, 0), (0, width - width_here))
+
+        def step(x: jax.Array, one: tuple[Tree, LayerLora | None]) -> tuple[jax.Array, Any]:
+            layer, lora = one
             q, k, v = qwen3.project_qkv(layer, config, x, angles, lora)
             x = x + qwen3.project_out(layer, self_attention(q, k, v), lora)
             x = x + qwen3.mlp(layer, config, x, lora)
-            room = ((0, 0), (0, 0), (0, 0), (0, width - width_here))
-            keys.append(jnp.pad(jnp.transpose(k, (0, 2, 3, 1)), room))
-            values.append(jnp.pad(jnp.transpose(v, (0, 2, 1, 3)), (*room[:2], room[3], room[2])))
+            keys = jnp.pad(jnp.transpose(k, (0, 2, 3, 1)), room)
+            return x, (keys, jnp.pad(jnp.transpose(v, (0, 2, 1, 3)), (*room[:2], room[3], room[2])))
+
+        lora = jax.tree.map(lambda *of: jnp.stack(of), *weights.lora(len(rows), voice))
+        layers = weights.params["layers"], lora
+        keys, values = jax.lax.scan(step, x, layers, unroll=jax.default_backend() != "cpu")[1]
         return tuple(keys), tuple(values)
 
-    # Prefilling is little of a step: one width for a single block, two for many.
+    # Prefilling is little of a step: on a CPU one layer to compile, and one width for a single block, two for many.
     widths = ladder(width) if len(tokens) > BLOCK else (width,)
     blocks = in_blocks(length, BLOCK, widths, block, voice.seeds_axis)
     keys, values = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), blocks)

@@ -27,7 +27,7 @@ from marl_jax.models.weight_table import Tree
 from marl_jax.rewards.arrays import Tests, pack_tests
 from marl_jax.rollouts.scheduler import task_key
 from marl_jax.runs.loading.parts import Parts, load_parts, load_tasks
-from marl_jax.sampling.requests import noise_key
+from marl_jax.sampling.requests import noise_keys
 from marl_jax.task import Task
 from marl_jax.tasks import DataError, Position, TaskIterator
 
@@ -185,13 +185,13 @@ def tasks_of(cast: Cast, tasks: Sequence[Task], width: int) -> Tasks:
 def noise_words(cast: Cast, tasks: Sequence[Task], *, seed: int, step: int) -> np.ndarray:
     """uint32 [T, samples, calls, 2]: the keys of the noise of every call on the hosted road at this step, from 1 on."""
     calls = count_calls(cast)
-    words = [
-        noise_key((seed, step, key, sample, call))
+    words = noise_keys(
+        f"{seed},{step},{key},{sample},{call}"
         for key in map(task_key, tasks)
         for sample in range(cast.samples)
         for call in range(calls)
-    ]
-    return np.stack(words).reshape(len(tasks), cast.samples, calls, 2)
+    )
+    return words.reshape(len(tasks), cast.samples, calls, 2)
 
 
 def problems(config: RunConfig, *, seed: int | None = None) -> Iterator[Sequence[Task]]:

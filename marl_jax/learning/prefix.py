@@ -55,6 +55,10 @@ def hidden_states(
         if weights is not None:
             rank = weights["q"]["a"].shape[-1]
             lora = lora_lib.LayerLora(weights, jnp.full((trees * length, rank), adapter_scale, jnp.float32))
+        elif (
+            qwen3.unrolled(config, remat) > 1
+        ):  # a scan's body is compiled once, and would stack them for its gradient
+            layer = qwen3.fused(layer)
         q, k, v = map(apart, qwen3.project_qkv(layer, config, x, angles, lora))
         if batch.table is not None:
             attended = pack_attention(q, k, v, batch)

@@ -29,6 +29,7 @@ __all__ = [
     "embed",
     "forward",
     "full_precision",
+    "fused",
     "hidden_states",
     "init",
     "mlp",
@@ -217,12 +218,30 @@ def _swap_halves(x: jax.Array) -> jax.Array:
     return jnp.roll(x, half, axis=-1)
 
 
+def fused(layer: Tree) -> Tree:
+    """A layer's weights without an adapter, on a CPU those that read the same input in one array: a third less of
+    products to compile.
+    """
+    if jax.default_backend() != "cpu":
+        return layer
+    heads = lambda *names: jnp.concatenate([layer[name] for name in names], axis=1)
+    norms = [jnp.broadcast_to(layer[f"{name}_norm"], layer[name].shape[1:]) for name in "qk"]
+    new = {"qkv": heads("q", "k", "v"), "qk_norm": jnp.concatenate(norms), "gate_up": heads("gate", "up")}
+    return {name: layer[name] for name in ("attn_norm", "o", "mlp_norm", "down")} | new
+
+
 def project_qkv(
     layer: Tree, config: ModelConfig, x: jax.Array, rotation: Rotation, lora: LayerLora | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """x [B,...,H], rotated for its positions -> q [B,...,N,D], k and v [B,...,K,D], ready for attention."""
     eps = config.rms_norm_eps
     x = rms_norm(x, layer["attn_norm"], eps)
+    if "qkv" in layer:
+        assert lora is None, "an adapter is of the products apart"
+        y, heads = jnp.einsum("...h,hnd->...nd", x, layer["qkv"]), len(layer["qk_norm"])
+        qk = rope(rms_norm(y[..., :heads, :], layer["qk_norm"], eps), rotation)
+        q, k = jnp.split(qk, [config.num_attention_heads], axis=-2)
+        return q, k, y[..., heads:, :]
     q = rms_norm(_linear("q", layer, x, lora), layer["q_norm"], eps)
     k = rms_norm(_linear("k", layer, x, lora), layer["k_norm"], eps)
     return rope(q, rotation), rope(k, rotation), _linear("v", layer, x, lora)
@@ -236,7 +255,12 @@ def project_out(layer: Tree, attended: jax.Array, lora: LayerLora | None = None)
 def mlp(layer: Tree, config: ModelConfig, x: jax.Array, lora: LayerLora | None = None) -> jax.Array:
     """x [B,...,H] -> the output of the gated MLP, added to the residual stream, [B,...,H]."""
     x = rms_norm(x, layer["mlp_norm"], config.rms_norm_eps)
-    gated = jax.nn.silu(_linear("gate", layer, x, lora)) * _linear("up", layer, x, lora)
+    if "gate_up" in layer:
+        assert lora is None, "an adapter is of the products apart"
+        gate, up = jnp.split(jnp.einsum("...h,hf->...f", x, layer["gate_up"]), 2, axis=-1)
+    else:
+        gate, up = _linear("gate", layer, x, lora), _linear("up", layer, x, lora)
+    gated = jax.nn.silu(gate) * up
     return _linear("down", layer, gated, lora)
 
 

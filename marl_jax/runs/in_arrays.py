@@ -11,6 +11,7 @@ bits of a run alone on one device.
 import contextlib
 import dataclasses
 import functools
+import gc
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -177,7 +178,8 @@ class Compiled:
             self._fixed[place] = jax.device_put(fixed, layout.whole)
         placed = (jax.device_put(state.replace(**self._fixed[place]), layout.whole), *rest)
         if place not in self._programs:
-            self._programs[place] = self._made_or_kept(layout, placed)
+            with _no_collection():
+                self._programs[place] = self._made_or_kept(layout, placed)
         after, columns, metrics = take_step(self._programs[place], *placed)
         tell(jax.device_get(columns.replace(**dict.fromkeys(evidence(columns)))))
         return after, *jax.device_get((columns, metrics))
@@ -308,6 +310,18 @@ def _devices(config: RunConfig, settled: int | None) -> list[jax.Device]:
     if config.seeds == 1 and config.data.problems % wanted:
         raise NoArrayForm(f"{config.data.problems} problems that {wanted} devices (mesh.data) do not divide")
     return there[:wanted]
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without Python's garbage collection: it looks through all that a trace has made so far, again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _together(given: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:

@@ -17,7 +17,17 @@ from marl_jax.fields import is_whole
 from marl_jax.models import ModelConfig
 from marl_jax.sampling.shapes import EngineSettings
 
-__all__ = ["Completion", "Request", "Said", "check", "check_range", "check_whole", "noise_key", "token_ids"]
+__all__ = [
+    "Completion",
+    "Request",
+    "Said",
+    "check",
+    "check_range",
+    "check_whole",
+    "noise_key",
+    "noise_keys",
+    "token_ids",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,8 +134,13 @@ def check(
 
 def noise_key(key: Sequence[int]) -> np.ndarray:
     """Any tuple of integers -> the two 32-bit words that seed a request's noise."""
-    text = ",".join(str(int(part)) for part in key).encode()
-    return np.frombuffer(hashlib.blake2b(text, digest_size=8).digest(), np.uint32)
+    return noise_keys([",".join(str(int(part)) for part in key)])[0]
+
+
+def noise_keys(texts: Iterable[str]) -> np.ndarray:
+    """uint32 [N, 2]: of tuples whose integers are written with commas between them."""
+    words = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    return np.frombuffer(words, np.uint32).reshape(-1, 2)
 
 
 def token_ids(what: str, tokens: Any) -> tuple[int, ...]:
