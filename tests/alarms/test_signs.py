@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from marl_jax.alarms import signs as signs_of_tables
 from marl_jax.alarms.signs import choices, copied, repeated, signs
 from marl_jax.episodes import CallRecord, Episode, Leaf
 from marl_jax.rewards.grading import grade
@@ -162,7 +163,9 @@ def test_tokens_in_long_stretches_of_the_prompt_are_copied():
     assert np.isnan(copied(table.take([3]), 3)).all()
 
 
-def test_copies_are_those_that_a_plain_search_finds():
+@pytest.mark.parametrize("at_once", [60, 1 << 20])
+def test_copies_are_those_that_a_plain_search_finds(at_once, monkeypatch):
+    monkeypatch.setattr(signs_of_tables, "AT_ONCE", at_once)
     chance = np.random.default_rng(0)
     draw = lambda low, high: tuple(chance.integers(0, 3, chance.integers(low, high)).tolist())
     prompts = [draw(0, 12) for _ in range(20)]
