@@ -67,7 +67,6 @@ def train_and_report(
     devices = config.mesh.data * config.mesh.model
     with hosts.joined(config.mesh.hosts, coordinator, process, devices=devices):
         step = train(config, workdir, accept_changes=accept_changes, patience=PATIENCE)
-        hosts.any_of(False)  # process 0 may still upload, and JAX waits at the end for half a minute alone
         report = report and hosts.is_first()
     if step < config.steps or not report:
         return

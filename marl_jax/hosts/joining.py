@@ -81,6 +81,7 @@ def joined(
         _check_devices()
         _companion = companion
         yield
+        talk.any_of(False)  # one may still write files, and JAX waits at the end for half a minute alone
     except BaseException:
         companion.say("failed")
         time.sleep(REASON_S)  # which ends this process where another was killed: that is the reason, then
