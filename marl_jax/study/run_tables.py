@@ -93,12 +93,20 @@ OWN_WORK = {
     "mean": "outcome of what it planned",
     "unreadable": "unreadable",
 }
+OWN_COUNTS = {
+    "calls": "calls",
+    "possible": "picks with a right one among them",
+    "asked": "calls with right and wrong ones to choose from",
+    "said_correct": "accepted answers",
+    "was_correct": "right answers",
+}
 CLIPPED = {
     "clip_fraction_low": "clipped low",
     "clip_fraction_high": "clipped high",
     "clip_fraction_dual": "clipped dual",
 }
 ROLE_STATISTICS = {
+    "rows": "calls",
     "reward": "mean reward",
     "entropy": "entropy, nats",
     "perplexity": "perplexity",
@@ -126,11 +134,11 @@ def own_work(run: Run) -> Table:
     along = [record for record in trained(run) if record.get("roles")]
     ends = [*along[:1], *along[1:][-1:]]
     roles = [role for role in run.roles if any(role in record["roles"] for record in ends)]
-    rows = {
-        title: [
-            percent(_with_choice(record["roles"].get(role, {})).get(key)) for role in roles for record in ends
-        ]
-        for key, title in OWN_WORK.items()
+    said = [_with_choice(record["roles"].get(role, {})) for role in roles for record in ends]
+    rows = {title: [percent(one.get(key)) for one in said] for key, title in OWN_WORK.items()}
+    rows |= {
+        title: [NONE if (count := one.get(key)) is None else f"{count:,}" for one in said]
+        for key, title in OWN_COUNTS.items()
     }
     how = (
         "Of each role's calls on validation problems, whatever became of the episode. Balanced accuracy is 50% for a "

@@ -63,6 +63,7 @@ class Live:
         self._evaluations: list[Mapping[str, Any]] = []
         self._durations: list[float] = []  # of all steps; the first holds the compilation
         self._holding: Sequence[Alarm] = ()
+        self._others: dict[str, Live] = {}  # that train side by side, by name
         self._failing: str | None = None  # the error of a step without any other episode
         self._step_began = self._last_line = clock()
         self._next_draw = 0.0
@@ -166,6 +167,7 @@ class Live:
     def beside(self, name: str) -> "Live":
         """The view of another run that trains side by side: its lasting lines are shown here, under its name."""
         other = Live(self._steps, self._roles, io.StringIO())
+        self._others[name] = other
         other.note = lambda text: self.note(f"{name}: {text}")  # type: ignore[method-assign]
         other.close()
         return other
@@ -196,8 +198,9 @@ class Live:
                 lines += [f"curve     {curve}"]
         if self._metrics:
             lines += [f"reward    {self._rewards('   ')}", f"time      {self._pace()}"]
-        if self._holding:
-            lines += ["alarms    " + ", ".join(f"{one.title} since step {one.step}" for one in self._holding)]
+        for name, view in {"": self, **self._others}.items():
+            held = ", ".join(f"{one.title} since step {one.step}" for one in view._holding)
+            lines += [f"alarms    {name}{': ' if name else ''}{held}"] if held else []
         return lines
 
     def _rewards(self, separator: str) -> str:

@@ -93,6 +93,8 @@ def test_each_role_is_shown_by_its_own_work_at_the_first_and_the_last_evaluation
         ("own answer or verdict right", "30.0%", "45.0%", "–", "–"),
         ("right pick where there was one", "–", "–", "–", "80.0%"),
         ("unreadable", "25.0%", "25.0%", "–", "–"),
+        ("calls", "9", "9", "–", "–"),
+        ("picks with a right one among them", "–", "–", "4", "4"),
     ]
     assert (
         run_tables.own_work(

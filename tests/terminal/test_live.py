@@ -135,7 +135,15 @@ def test_an_alarm_is_told_when_it_begins_and_stands_there_while_it_holds():
     assert stream.screen()[0].startswith("ALARM at step 3: nothing to learn (aggregator): 100% of 12 groups")
     assert stream.screen()[-1] == "alarms    nothing to learn (aggregator) since step 3"
     view.alarms([], [])
+    others = [view.beside(f"seed {seed}") for seed in (1, 2, 3)]
+    for other in others:
+        other.alarms(watch.alarms, watch.holding)
     run(view, clock, (5,))
+    told = "nothing to learn (aggregator) since step 3"
+    assert stream.screen()[-3:] == [f"alarms    seed {seed}: {told}" for seed in (1, 2, 3)]
+    for other in others:
+        other.alarms([], [])
+    run(view, clock, (6,))
     assert stream.screen()[-1].startswith("time")
 
 

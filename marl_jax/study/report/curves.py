@@ -169,11 +169,12 @@ def overlay(runs: Mapping[str, Run], title: str) -> Panel:
         cells = by_cell([runs[name] for name in found])
         places = {id(runs[name]): name for name in found}
         groups = {cell.label: [places[id(run)] for run in cell.runs] for cell in cells}
-        what = f"cell, the mean of its {spread(map(len, groups.values()))} runs"
+        seeds = spread(map(len, groups.values()))
+        what = f"cell, the mean of its {seeds} runs with a band from the least to the greatest,"
         counts = [line.count.known.values for line in firsts.values() if line.count]
         each = f" of {known} {next(iter(firsts.values())).of} each" if (known := spread(*counts)) else ""
     lines = [
-        Line(name, _mean([firsts[one].series for one in group]), place)
+        _of_cell(name, [firsts[one].series for one in group], place)
         if many
         else dataclasses.replace(firsts[name], name=name, colour=place, band=None)
         for place, (name, group) in enumerate(groups.items())
@@ -196,10 +197,11 @@ def spread(*numbers: Iterable[float]) -> str:
     return " to ".join(f"{end:,.0f}" for end in dict.fromkeys([*ends[:1], *ends[-1:]]))
 
 
-def _mean(series: Sequence[Series]) -> Series:
-    """At the steps that all of them have."""
+def _of_cell(name: str, series: Sequence[Series], colour: int) -> Line:
+    """The mean of its runs at the steps that all of them have, the least and the greatest as its band."""
     steps = functools.reduce(np.intersect1d, [one.steps for one in series])
-    return Series(steps, np.mean([one.values[np.isin(one.steps, steps)] for one in series], axis=0))
+    values = np.array([one.values[np.isin(one.steps, steps)] for one in series])
+    return Line(name, Series(steps, values.mean(axis=0)), colour, (values.min(axis=0), values.max(axis=0)))
 
 
 def _spread_widely(norms: Mapping[str, Series]) -> bool:

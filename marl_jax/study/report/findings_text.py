@@ -17,7 +17,7 @@ from marl_jax.config.run_config import config_module, sets_of
 from marl_jax.packaged import located
 from marl_jax.run_folder.files import write_atomically
 from marl_jax.run_folder.folder import FolderError, path_errors
-from marl_jax.study.cliffs import fell, form_of
+from marl_jax.study.cliffs import CLIFF, fell, form_of
 from marl_jax.study.contrasts import machine_of
 from marl_jax.study.questions import findings
 from marl_jax.study.questions.bars import Finding
@@ -33,6 +33,7 @@ __all__ = ["markdown", "write_findings"]
 BEGIN, END = "<!-- made by make page -->", "<!-- end -->"
 PARTS = "configs/findings.py"  # what was meant to be run
 REST = "the map, in no part"  # of the study's cells, those that no part has
+REGIME = "the map under the original's regime, in no part"
 MOST = 8  # rows of a table below a figure; a longer one stands beside the tests
 COMMAND = f"python -m experiments.matrix --config={PARTS} --cells=agents --seeds={findings.SEEDS} --root=DIR"
 
@@ -127,11 +128,12 @@ def _made(cells: Sequence[Cell]) -> Table:
         words = (form_of(cell.runs), "; ".join(machines), ", ".join(code), seeds, ", ".join(steps))
         rows.append((cell.label, *words, f"{hours:.2f}", _pace(cell.runs), fallen))
     how = (
-        f"Each is made by `{COMMAND}`, with its part, a set of that file, for `agents`, by code of the digest that "
+        f"Each is made by `{COMMAND}`, with its part, a set of that file, for `agents`, as many seeds as stand here, "
+        "and `--config.seeds=3` on an H200 or H100, by code of the digest that "
         "`versions.code` of its config.json begins with, and kept by `python -m experiments.collect`. Hours and "
         "seconds are of the steps with their evaluations, with whatever else ran on the machine at that time. Form is "
         "what the roles' texts lost from the first recorded step to the last ones, of readability, endings, length, or "
-        "by repeating themselves."
+        f"by repeating themselves. Fell: how many ended in a cliff. {CLIFF}"
     )
     head = ("", "form", "machine", "code", "seeds", "steps", "hours", "seconds a step", "fell")
     return Table("Runs", rows, head, how, words=4)
@@ -169,8 +171,8 @@ def _lacking(cells: Sequence[Cell]) -> Table:
     how = (
         f"Runs that a claim of {findings.SEEDS} seeds still needs. Hours are their steps by the mean seconds of a step "
         f"of runs of the same workflow, scale and task on {usual}, whatever follows the plus signs: more agents or "
-        "rounds take longer. A run is not timed where there is no such run. Of the map under the original's regime "
-        "the parts have the cells with '+regime' alone; the others are not run, and not listed."
+        "rounds take longer. A run is not timed where there is no such run; a few steps of most cells of the map, not "
+        "under the regime, were timed apart: [the two roads](measured.md#the-two-roads)."
     )
     return Table("Not run", rows, ("part", "cells", "runs", "hours", "of them not timed"), how, words=2)
 
@@ -179,7 +181,9 @@ def _parts() -> dict[str, Sequence[str]]:
     """The parts of the study, and what they leave of its map."""
     parts = dict(sets_of(str(located(PARTS))))
     planned = {name for names in parts.values() for name in names}
-    return parts | {REST: [name for name in _module().micro.SETS["study"] if name not in planned]}
+    left = {REST: _module().micro.SETS["study"]}
+    left[REGIME] = [f"{name}+regime" for name in left[REST]]
+    return parts | {part: [name for name in names if name not in planned] for part, names in left.items()}
 
 
 @functools.cache

@@ -417,13 +417,18 @@ def test_many_runs_have_a_curve_for_each_cell_and_titles_that_tell_them_apart(tm
             along = [evaluation(step, height + 0.1 * seed) for step in (0, 1, *([2] if seed else []))]
             write_run(tmp_path / cell / f"seed-{seed}", about=about, lines=[metrics(2)], evaluations=along)
     page = Page(write_overview(read_study(tmp_path))[0])
-    assert "A line for each cell, the mean of its 5 runs of 128 problems each;" in page.words
+    assert (
+        "A line for each cell, the mean of its 5 runs with a band from the least to the greatest, of 128 problems"
+        in page.words
+    )
     assert "on 128 validation problems" in page.words
     panel = page.data["panels"][0]
     assert [(line["name"], line["steps"]) for line in panel["lines"]] == [
         ("voting-isolated-s-math", [0, 1]), ("voting-isolated-s-math+votes6", [0, 1]),
     ]  # fmt: skip
     assert [line["values"][0] for line in panel["lines"]] == pytest.approx([0.4, 0.6])
+    assert [line["low"][0] for line in panel["lines"]] == pytest.approx([0.2, 0.4])
+    assert [line["high"][0] for line in panel["lines"]] == pytest.approx([0.6, 0.8])
     own = (tmp_path / "voting-isolated-s-math+votes6/seed-3/report.html").read_text()
     assert "<title>voting-isolated-s-math+votes6, seed 3</title>" in own
 
