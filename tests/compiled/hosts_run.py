@@ -21,7 +21,8 @@ WHOLE, CUT = PartitionSpec(), PartitionSpec("data")
 
 
 def main():
-    config = small("single-shared-xs-math", **{"data.problems": "8", "sampling.max_new_tokens": "24"})
+    changes = {"data.problems": "8", "sampling.max_new_tokens": "24", "workflow.settings.rounds": "2"}
+    config = small("eval_opt-shared-xs-math", **changes)
     parts = load_parts(config)
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     step = jax.jit(

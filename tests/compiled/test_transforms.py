@@ -26,5 +26,7 @@ def test_without_any_it_leaves_the_state_that_it_was_given():
 
 
 @pytest.mark.campaign
-def test_scan_over_steps_vmap_over_seeds_and_shard_map_and_pmap_over_devices():
-    assert "pmap agrees" in eight_devices.run(HERE / "transforms_run.py", folder=HERE, seconds=3000)
+def test_scan_over_steps_vmap_over_seeds_shard_map_and_pmap_over_devices_and_weights_that_are_cut():
+    assert "weights cut over devices agree" in eight_devices.run(
+        HERE / "transforms_run.py", folder=HERE, seconds=3000
+    )

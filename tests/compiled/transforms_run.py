@@ -1,4 +1,4 @@
-"""Run by test_transforms.py in a process with eight virtual devices: the step under scan, vmap, shard_map and pmap."""
+"""Run by test_transforms.py on eight virtual devices: the step under scan, vmap, shard_map and pmap, and cut by XLA."""
 
 import functools
 
@@ -9,9 +9,16 @@ from both_roads import distance, moments, norm, small
 from jax.sharding import PartitionSpec
 
 from marl_jax import compiled
+from marl_jax.models.weight_table import shardings
 from marl_jax.runs.loading.parts import load_parts
 
-CONFIG = small("single-shared-xs-math", **{"data.problems": "8", "sampling.max_new_tokens": "24"})
+CHANGES = {
+    "data.problems": "8",
+    "sampling.max_new_tokens": "24",
+    "workflow.settings.rounds": "2",
+    "learner.interventions.mixing.normalise_multiplicity": "true",
+}
+CONFIG = small("eval_opt-shared-xs-math", **CHANGES)  # two roles, and episodes that end early
 PARTS = load_parts(CONFIG)
 
 
@@ -91,6 +98,24 @@ def main():
         assert all(replica.tobytes() == np.asarray(mine[0]).tobytes() for replica in np.asarray(mine))
         np.testing.assert_allclose(mine[0], theirs, rtol=1e-6, atol=1e-6)
     print("pmap agrees")
+
+    # Cut by XLA: the problems over `data`, every weight and its moments over `model` where it divides.
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    parts = shardings(PARTS.model, mesh)
+    place = lambda tree, like: jax.device_put(tree, like)
+    own = START.learner["p0"]
+    moment = own.optimiser[0]
+    moment = moment._replace(mu=place(moment.mu, parts), nu=place(moment.nu, parts))
+    given = START.replace(
+        trees={"p0": place(START.trees["p0"], parts)},
+        learner={"p0": own.replace(optimiser=(moment, *own.optimiser[1:]))},
+    )
+    cut_tasks = jax.device_put(AT(TASKS, 0), jax.sharding.NamedSharding(mesh, cut))
+    assert any(not leaf.is_fully_replicated for leaf in jax.tree.leaves(given.trees))
+    state, table, _ = plain(given, KEYS[0], cut_tasks)
+    near(state, one)
+    np.testing.assert_array_equal(table.table.tokens, first_table.table.tokens)
+    print("weights cut over devices agree")
 
 
 if __name__ == "__main__":
