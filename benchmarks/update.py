@@ -7,6 +7,7 @@ Prints one JSON object on the last line. Tokens are those of the padded rectangl
 ratios are medians over rounds in which the contenders take turns. `mfu` = operations of the matrix products that the
 tokens need (a shared prompt counts once, padding, recomputation and what a causal mask hides not at all) / time / the
 device's peak. `mfu_unmasked` counts attention as if nothing were hidden, as the usual 6 N + 12 L H Q T a token does.
+`cost_of_a_live_token_if_ragged` is that of rows with completions of 4 tokens up to all, over that of full ones.
 """
 
 import dataclasses
@@ -61,6 +62,7 @@ def main(_: list[str]) -> None:
     contenders = {
         "update": our_step(model, state, one, "off", share=True),
         "without_sharing": our_step(model, state, one, "off", share=False),
+        "ragged": our_step(model, state, ragged(one), "off", share=True),
     }
     if FLAGS.diagnostics:
         contenders["two_roles_off"] = our_step(model, state, rows, "off", share=True)
@@ -84,6 +86,9 @@ def main(_: list[str]) -> None:
         "tokens_computed": sum(batch.size for batch in batches),
         "padding_share": round(padding_share(batches), 4),
         "gain_from_shared_prompts": paired(taken, "without_sharing", "update"),
+        "cost_of_a_live_token_if_ragged": round(
+            paired(taken, "ragged", "update") * live(one) / live(ragged(one)), 3
+        ),
     }
     if FLAGS.diagnostics:
         report["diagnostics_overhead"] = round(paired(taken, "two_roles", "two_roles_off") - 1, 4)
@@ -121,6 +126,29 @@ def make_rows(model: ModelConfig, prompts: int, samples: int, prompt: int, compl
         task=tasks,
         advantage=rng.normal(size=len(tasks)),
     )
+
+
+def ragged(rows: Table) -> Table:
+    """The rows with completions of 4 tokens up to all."""
+    longest = int(rows.length.max())
+    lengths = np.random.default_rng(1).integers(min(4, longest), longest + 1, len(rows))
+    cut = {
+        name: [getattr(rows, name)[row][:size] for row, size in enumerate(lengths)]
+        for name in ("tokens", "logprobs")
+    }
+    return Table.make(
+        role=[rows.role_of(row) for row in range(len(rows))],
+        policy=["p0"] * len(rows),
+        prompt=[rows.prompt[row] for row in range(len(rows))],
+        task=rows.task,
+        advantage=rows.advantage,
+        **cut,
+    )
+
+
+def live(rows: Table) -> int:
+    """Tokens that are read where each prompt counts once; the last of a row is predicted, never read."""
+    return FLAGS.prompts * FLAGS.prompt + int((rows.length - 1).sum())
 
 
 def our_step(model: ModelConfig, state: dict[str, Any], rows: Table, level: Any, *, share: bool) -> Step:
