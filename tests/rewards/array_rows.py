@@ -6,9 +6,13 @@ import jax
 import numpy as np
 
 from marl_jax.compiled.alphabet import alphabet_of, spell
-from marl_jax.models.tokenizer import build_micro_tokenizer
+from marl_jax.models import load_hf
+from marl_jax.models.tokenizer import build_micro_tokenizer, load_tokenizer
 from marl_jax.rewards import arrays
 from marl_jax.rewards.math import grade_math
+from marl_jax.rollouts import Chat
+from marl_jax.sampling import generate
+from marl_jax.tasks import micro
 
 TOKENIZER = build_micro_tokenizer()
 ALPHABET = alphabet_of(TOKENIZER, len(TOKENIZER) + 64)  # a model may have more ids than its tokenizer
@@ -62,3 +66,24 @@ def graded(responses, golds, block=1024, width=None):
 
 def by_text(responses, golds):
     return np.array([grade_math(response, str(gold)) == 1 for response, gold in zip(responses, golds)])
+
+
+def said_by_a_base(family, times, count):
+    """(texts, tasks) that many times: what micro-xs says to tasks of a family, sampled hot."""
+    config, params = load_hf("configs/bases/micro-xs")
+    tokenizer = load_tokenizer("configs/bases/micro-xs", config)
+    tasks = list(micro.take(family, "train", count, levels=(1, 2, 3, 4, 5)))
+    prompts = [Chat(tokenizer).start([{"role": "user", "content": task.question}]) for task in tasks]
+    for seed in range(times):
+        said = generate(
+            params,
+            config,
+            prompts,
+            max_new_tokens=64,
+            temperature=1.0 + seed % 3 / 4,
+            top_p=1.0,
+            top_k=0,
+            seed=seed,
+            stop_tokens=[tokenizer.eos_token_id],
+        )
+        yield [tokenizer.decode(each.tokens, skip_special_tokens=True) for each in said], tasks

@@ -7,17 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from array_rows import GRADE, READ, by_text, graded, rows, spelled, strings, text_of
+from array_rows import GRADE, READ, by_text, graded, rows, said_by_a_base, spelled, strings, text_of
 
 from marl_jax.learning.estimators.advantages import group_advantages
-from marl_jax.models import load_hf
-from marl_jax.models.tokenizer import load_tokenizer
 from marl_jax.rewards import arrays
 from marl_jax.rewards.arrays.clean_texts import ALPHABET
 from marl_jax.rewards.math import grade_math
 from marl_jax.rewards.math.boxed import extract_boxed
-from marl_jax.rollouts import Chat
-from marl_jax.sampling import generate
 from marl_jax.tasks import micro
 
 
@@ -163,25 +159,8 @@ def test_a_hundred_thousand_soups():
 @pytest.mark.campaign
 def test_a_hundred_thousand_answers_of_a_micro_base(count=100_000, block=2000):
     """Sampled hot, so that they go astray; few are beyond the arrays, and of those hardly any is right elsewhere."""
-    config, params = load_hf("configs/bases/micro-xs")
-    tokenizer = load_tokenizer("configs/bases/micro-xs", config)
-    tasks = list(micro.take("micro_math", "train", block, levels=(1, 2, 3, 4, 5)))
-    asks = [[{"role": "user", "content": task.question}] for task in tasks]
-    prompts, lost = list(map(Chat(tokenizer).start, asks)), 0
-    for seed in range(count // block):
-        hot = 1.0 + seed % 3 / 4
-        said = generate(
-            params,
-            config,
-            prompts,
-            max_new_tokens=64,
-            temperature=hot,
-            top_p=1.0,
-            top_k=0,
-            seed=seed,
-            stop_tokens=[tokenizer.eos_token_id],
-        )
-        texts = [tokenizer.decode(each.tokens, skip_special_tokens=True) for each in said]
+    lost = 0
+    for texts, tasks in said_by_a_base("micro_math", count // block, block):
         expected, beyond = agree(texts, [int(task.gold) for task in tasks], beyond_at_most=0.2)
         lost += int((expected & beyond).sum())
     assert lost <= count / 10_000

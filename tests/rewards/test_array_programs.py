@@ -7,15 +7,11 @@ import random
 import jax
 import numpy as np
 import pytest
-from array_rows import spelled
+from array_rows import said_by_a_base, spelled
 
-from marl_jax.models import load_hf
-from marl_jax.models.tokenizer import load_tokenizer
 from marl_jax.rewards import arrays, run_program
 from marl_jax.rewards.compare import same_value
 from marl_jax.rewards.families import program
-from marl_jax.rollouts import Chat
-from marl_jax.sampling import generate
 from marl_jax.task import Task
 from marl_jax.tasks import micro, micro_code
 
@@ -248,11 +244,11 @@ def test_every_short_program_gets_the_verdict_of_python_and_a_sample_that_of_the
 def test_chains_over_all_their_constants_are_inside_the_language():
     steps = lambda table: [(name, c) for name, (_, _, range_) in table.items() for c in range_ or (None,)]
     rng, shapes = random.Random(0), [shape for level in micro_code._CHAINS.values() for shape in level]
-    chains = [(step,) for step in steps(TABLE)]
-    chains += [tuple(rng.choice(steps(table)) for table in rng.choice(shapes)) for _ in range(50_000)]
+    drawn = [(step,) for step in steps(TABLE)]
+    drawn += [tuple(rng.choice(steps(table)) for table in rng.choice(shapes)) for _ in range(50_000)]
     made = {
         micro_code._program(chain, strategy): micro_code._kind(chain)
-        for chain in chains
+        for chain in drawn
         for strategy in micro_code.STRATEGIES
     }
     made = {response: kind for response, kind in made.items() if len(response) < 110}
@@ -265,24 +261,8 @@ def test_chains_over_all_their_constants_are_inside_the_language():
 @pytest.mark.campaign
 def test_thousands_of_programs_of_a_micro_base_get_the_verdict_of_the_sandbox(count=6000, block=1000):
     """Sampled hot, so that they go astray; of those that are right in the sandbox hardly any is beyond the arrays."""
-    config, params = load_hf("configs/bases/micro-xs")
-    tokenizer = load_tokenizer("configs/bases/micro-xs", config)
-    tasks = list(micro.take("micro_code", "train", block, levels=(1, 2, 3, 4, 5)))
-    asks = [[{"role": "user", "content": task.question}] for task in tasks]
-    prompts, right, lost = list(map(Chat(tokenizer).start, asks)), 0, 0
-    for seed in range(count // block):
-        said = generate(
-            params,
-            config,
-            prompts,
-            max_new_tokens=64,
-            temperature=1.0 + seed % 3 / 4,
-            top_p=1.0,
-            top_k=0,
-            seed=seed,
-            stop_tokens=[tokenizer.eos_token_id],
-        )
-        texts = [tokenizer.decode(each.tokens, skip_special_tokens=True) for each in said]
+    right, lost = 0, 0
+    for texts, tasks in said_by_a_base("micro_code", count // block, block):
         expected, beyond = agree(texts, tasks, sandboxed)
         right, lost = right + int(expected.sum()), lost + int((expected & beyond).sum())
     print(f"{right} of {count} are right in the sandbox, {lost} of them beyond the arrays")
